@@ -1,0 +1,58 @@
+"""Every error this package raises, as one tree under `OxillamaError`.
+
+A message names the thing, the value found and the value wanted, on one line:
+`blk.3.attn_q.weight: file has (4096, 4096), qwen3 needs (2048, 4096)`.
+Classes that replace a builtin also derive from it, so `except ValueError` written by a caller keeps working.
+"""
+
+
+class OxillamaError(Exception):
+    """The root: catching it catches everything this package raises on purpose."""
+
+
+class ConfigError(OxillamaError, ValueError):
+    """A configuration field or argument has a value that cannot be honoured."""
+
+
+class GgufError(OxillamaError, ValueError):
+    """A GGUF file is malformed: truncated, hostile, or of an unknown version or type."""
+
+
+class ModelError(OxillamaError, ValueError):
+    """A well-formed file does not describe a model that can run (architecture, hyper-parameter, tensor)."""
+
+
+class QuantError(OxillamaError, ValueError):
+    """Quantised data or a quantisation request does not fit its format."""
+
+
+class TokenizerError(OxillamaError, ValueError):
+    """A vocabulary is inconsistent or of a kind that is not known."""
+
+
+class TemplateError(OxillamaError, ValueError):
+    """A chat template is malformed, was refused by the sandbox, or raised on these messages."""
+
+
+class GrammarError(OxillamaError, ValueError):
+    """A grammar or schema is malformed, or asks for what cannot be enforced."""
+
+
+class SamplingError(OxillamaError, RuntimeError):
+    """No token can be sampled (everything is banned or masked), or a sampler setting is impossible."""
+
+
+class PoolError(OxillamaError, RuntimeError):
+    """A page or state pool was exhausted or handed an index it does not own."""
+
+
+class ContextError(OxillamaError, ValueError):
+    """A prompt or position does not fit the context."""
+
+
+class EngineError(OxillamaError, RuntimeError):
+    """The engine cannot serve: closed, failed, forked, or without a model."""
+
+
+class Cancelled(OxillamaError):
+    """The caller cancelled the work while it was running."""

@@ -1,0 +1,43 @@
+"""Builds the compiled floor: every `oxillama/_core/*.pyx` is one extension, `kernels` alone links the C microkernels.
+
+`OXILLAMA_BUILD_ONLY=sampler,trie` rebuilds just those modules while working on them.
+"""
+import os
+import sys
+from glob import glob
+
+import numpy
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+only = {name for name in os.environ.get("OXILLAMA_BUILD_ONLY", "").split(",") if name}
+headers = sorted(glob("csrc/**/*.h", recursive=True) + glob("csrc/**/*.inc", recursive=True) + glob("csrc/**/*.def", recursive=True))
+
+# -ffp-contract=off and no -ffast-math: a float result must not depend on the compiler's mood ("the same bits, always").
+flags = ["-O3", "-std=c11", "-ffp-contract=off", "-fno-math-errno", "-fopenmp", "-fvisibility=hidden", "-Wno-unused-function"]
+link = ["-fopenmp"]
+if sys.platform == "darwin":
+    flags[flags.index("-fopenmp")] = "-Xpreprocessor"
+    flags.insert(flags.index("-Xpreprocessor") + 1, "-fopenmp")
+    link = ["-lomp"]
+
+extensions = []
+for path in sorted(glob("oxillama/_core/*.pyx")):
+    name = os.path.splitext(os.path.basename(path))[0]
+    if only and name not in only:
+        continue
+    extensions.append(Extension(
+        f"oxillama._core.{name}",
+        [path] + (sorted(glob("csrc/**/*.c", recursive=True)) if name == "kernels" else []),
+        include_dirs=["csrc", numpy.get_include()],
+        depends=headers,
+        extra_compile_args=flags,
+        extra_link_args=link,
+        define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"), ("_GNU_SOURCE", None)],
+    ))
+
+setup(ext_modules=cythonize(
+    extensions, include_path=["."],
+    compiler_directives={"language_level": 3, "boundscheck": False, "wraparound": False, "cdivision": True,
+                         "initializedcheck": False, "embedsignature": True, "binding": True},
+))

@@ -1,0 +1,14 @@
+"""Shared fixtures: where the cases made by other programs lie, when this checkout has them beside it."""
+from pathlib import Path
+
+import pytest
+
+CASES = Path(__file__).resolve().parents[2] / "shared" / "cases"
+
+
+@pytest.fixture(scope="session")
+def cases():
+    """The folder of facts made by other programs; a test that asks for it is skipped where a user has none."""
+    if not CASES.is_dir():
+        pytest.skip("no cases")
+    return CASES
