@@ -1,0 +1,24 @@
+/* Q4_0: 32 numbers in 18 bytes, x = d (q - 8).
+ *
+ *   offset 0    2    d, half
+ *          2   16    nibbles[j]: low = q[j], high = q[16 + j] */
+#ifndef OX_FORMATS_Q4_0_H
+#define OX_FORMATS_Q4_0_H
+
+#include "bits.h"
+
+typedef struct {
+    uint8_t d[2];
+    uint8_t nibbles[16];
+} ox_q4_0;
+
+static void ox_unpack_Q4_0(float *dst, const void *src, int64_t columns) {
+    const ox_q4_0 *b = src;
+    for (int64_t i = 0; i < columns; i += 32, b++, dst += 32) {
+        float d = ox_half(b->d);
+        for (int j = 0; j < 16; j++) dst[j] = d * (float)((b->nibbles[j] & 15) - 8);
+        for (int j = 0; j < 16; j++) dst[16 + j] = d * (float)((b->nibbles[j] >> 4) - 8);
+    }
+}
+
+#endif

@@ -1,0 +1,25 @@
+/* Q4_1: 32 numbers in 20 bytes, x = d q + m.
+ *
+ *   offset 0    2    d, half
+ *          2    2    m, half
+ *          4   16    nibbles[j]: low = q[j], high = q[16 + j] */
+#ifndef OX_FORMATS_Q4_1_H
+#define OX_FORMATS_Q4_1_H
+
+#include "bits.h"
+
+typedef struct {
+    uint8_t d[2], m[2];
+    uint8_t nibbles[16];
+} ox_q4_1;
+
+static void ox_unpack_Q4_1(float *dst, const void *src, int64_t columns) {
+    const ox_q4_1 *b = src;
+    for (int64_t i = 0; i < columns; i += 32, b++, dst += 32) {
+        float d = ox_half(b->d), m = ox_half(b->m);
+        for (int j = 0; j < 16; j++) dst[j] = d * (float)(b->nibbles[j] & 15) + m;
+        for (int j = 0; j < 16; j++) dst[16 + j] = d * (float)(b->nibbles[j] >> 4) + m;
+    }
+}
+
+#endif

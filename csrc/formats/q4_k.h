@@ -1,0 +1,34 @@
+/* Q4_K: 256 numbers in 144 bytes, 8 sub-blocks of 32, x = (d scale[s]) q - (dmin min[s]).
+ *
+ *   offset 0    2    d, half
+ *          2    2    dmin, half
+ *          4   12    scales6: 8 six-bit scales and 8 six-bit minima (see ox_get_scales6)
+ *         16  128    nibbles[32 p + j]: low = q[64 p + j] (sub-block 2 p), high = q[64 p + 32 + j] (sub-block 2 p + 1) */
+#ifndef OX_FORMATS_Q4_K_H
+#define OX_FORMATS_Q4_K_H
+
+#include "bits.h"
+
+typedef struct {
+    uint8_t d[2], dmin[2];
+    uint8_t scales6[12];
+    uint8_t nibbles[128];
+} ox_q4_k;
+
+static void ox_unpack_Q4_K(float *dst, const void *src, int64_t columns) {
+    const ox_q4_k *b = src;
+    for (int64_t i = 0; i < columns; i += 256, b++) {
+        uint8_t scale[8], min[8];
+        float d = ox_half(b->d), dmin = ox_half(b->dmin);
+        ox_get_scales6(b->scales6, scale, min);
+        for (int s = 0; s < 8; s += 2) {
+            const uint8_t *nibbles = b->nibbles + 16 * s;
+            float d0 = d * scale[s], m0 = dmin * min[s], d1 = d * scale[s + 1], m1 = dmin * min[s + 1];
+            for (int j = 0; j < 32; j++) dst[j] = d0 * (float)(nibbles[j] & 15) - m0;
+            for (int j = 0; j < 32; j++) dst[32 + j] = d1 * (float)(nibbles[j] >> 4) - m1;
+            dst += 64;
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,33 @@
+/* Q6_K: 256 numbers in 210 bytes, 16 sub-blocks of 16, x = (d scale[s]) (q - 32).
+ *
+ *   offset 0  128    low[64 h + j], j < 64: low nibble = bits 0..3 of q[128 h + j], high nibble = those of q[128 h + 64 + j]
+ *        128   64    high[32 h + j], j < 32: bits 2 k, 2 k + 1 = bits 4, 5 of q[128 h + 32 k + j]
+ *        192   16    scale[0..15], signed bytes
+ *        208    2    d, half */
+#ifndef OX_FORMATS_Q6_K_H
+#define OX_FORMATS_Q6_K_H
+
+#include "bits.h"
+
+typedef struct {
+    uint8_t low[128];
+    uint8_t high[64];
+    int8_t scale[16];
+    uint8_t d[2];
+} ox_q6_k;
+
+static void ox_unpack_Q6_K(float *dst, const void *src, int64_t columns) {
+    const ox_q6_k *b = src;
+    for (int64_t i = 0; i < columns; i += 256, b++) {
+        float d = ox_half(b->d);
+        for (int s = 0; s < 16; s++, dst += 16) { /* sub-block s: half h, quarter k of it, columns c .. c + 15 of that quarter */
+            int h = s >> 3, k = s >> 1 & 3, c = (s & 1) * 16;
+            const uint8_t *low = b->low + 64 * h + 32 * (k & 1) + c, *high = b->high + 32 * h + c;
+            float ds = d * b->scale[s];
+            int up = k >> 1 << 2;
+            for (int j = 0; j < 16; j++) dst[j] = ds * (float)(((low[j] >> up & 15) | (high[j] >> 2 * k & 3) << 4) - 32);
+        }
+    }
+}
+
+#endif
