@@ -1,4 +1,4 @@
-"""Builds the compiled floor: every `oxillama/_core/*.pyx` is one extension, `kernels` alone links the C microkernels.
+"""Builds the compiled floor: every `oxillama/_core/*.pyx` is one extension; `sources` says which C files each of them links.
 
 `OXILLAMA_BUILD_ONLY=sampler,trie` rebuilds just those modules while working on them.
 """
@@ -21,6 +21,13 @@ if sys.platform == "darwin":
     flags.insert(flags.index("-Xpreprocessor") + 1, "-fopenmp")
     link = ["-lomp"]
 
+codecs = ["csrc/codecs.c"]
+sources = {
+    "codecs": codecs,
+    "kernels": codecs + sorted({*glob("csrc/*.c"), *glob("csrc/isa/*.c"), *glob("csrc/lanes/*.c")} - {*codecs}),
+    "vectors": sorted(glob("csrc/vec/*.c")),
+}
+
 extensions = []
 for path in sorted(glob("oxillama/_core/*.pyx")):
     name = os.path.splitext(os.path.basename(path))[0]
@@ -28,7 +35,7 @@ for path in sorted(glob("oxillama/_core/*.pyx")):
         continue
     extensions.append(Extension(
         f"oxillama._core.{name}",
-        [path] + (sorted(glob("csrc/**/*.c", recursive=True)) if name == "kernels" else []),
+        [path] + sources.get(name, []),
         include_dirs=["csrc", numpy.get_include()],
         depends=headers,
         extra_compile_args=flags,
