@@ -1,0 +1,102 @@
+/* The workers of one step: a barrier that spins first and sleeps last, and the chunk counter they share.
+ *
+ * One OpenMP region runs a whole step. Between ops its workers meet at `ox_team_barrier`; inside an op they take
+ * chunks with `ox_team_take` until it hands out one past the end, so a worker that lost its core holds up one chunk only.
+ *
+ *     for (int c = ox_team_take(team); c < chunks; c = ox_team_take(team)) work(c);
+ *     ox_team_barrier(team, nth);          // the last to arrive sets the counter back to 0 for the next op
+ *
+ * `nth` is what omp_get_num_threads() says inside the region, never the number that was asked for.
+ * Everything a worker wrote before the barrier is visible to every worker after it.
+ */
+#ifndef OX_TEAM_H
+#define OX_TEAM_H
+
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <time.h>
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+/* Spinning for about 20 us covers the difference between workers on cores of their own. After that somebody's core was
+ * taken away: yield, then sleep, so that the scheduler may move the late worker to this core. */
+enum { OX_TEAM_SPINS = 1500, OX_TEAM_YIELDS = 16 };
+
+typedef struct {
+    _Alignas(64) _Atomic uint32_t arrived;  /* workers at the barrier of this phase; alone in its cache line */
+    _Alignas(64) _Atomic uint32_t phase;    /* grows by one a barrier; what the waiting workers watch */
+    _Atomic uint32_t sleepers;              /* workers asleep on `phase`: 0 unless cores are short */
+    _Alignas(64) _Atomic int32_t next;      /* the next chunk of the op */
+    _Alignas(64) _Atomic int32_t stop;      /* set by whoever saw the cancel flag: every worker leaves at the same barrier */
+} ox_team;
+
+static inline void ox_team_init(ox_team *team) {
+    atomic_init(&team->arrived, 0);
+    atomic_init(&team->phase, 0);
+    atomic_init(&team->sleepers, 0);
+    atomic_init(&team->next, 0);
+    atomic_init(&team->stop, 0);
+}
+
+/* The index of the next chunk nobody has taken; the caller compares it with its count. */
+static inline int ox_team_take(ox_team *team) {
+    return (int)atomic_fetch_add_explicit(&team->next, 1, memory_order_relaxed);
+}
+
+static inline void ox_team_pause(void) {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb" ::: "memory"); /* `yield` is free on most cores, too short to be kind to a neighbour */
+#else
+    atomic_signal_fence(memory_order_seq_cst);
+#endif
+}
+
+/* Sleeps until the phase is no longer `phase`, or a millisecond has gone. */
+static inline void ox_team_sleep(ox_team *team, uint32_t phase) {
+#ifdef __linux__
+    struct timespec limit = {0, 1000000};
+    atomic_fetch_add_explicit(&team->sleepers, 1, memory_order_seq_cst);
+    syscall(SYS_futex, (uint32_t *)&team->phase, FUTEX_WAIT_PRIVATE, phase, &limit, 0, 0);
+    atomic_fetch_sub_explicit(&team->sleepers, 1, memory_order_relaxed);
+#else
+    struct timespec pause = {0, 50000};
+    (void)team, (void)phase;
+    nanosleep(&pause, 0);
+#endif
+}
+
+/* Returns when all `nth` workers have called it. */
+static inline void ox_team_barrier(ox_team *team, int nth) {
+    if (nth <= 1) {
+        atomic_store_explicit(&team->next, 0, memory_order_relaxed);
+        return;
+    }
+    uint32_t phase = atomic_load_explicit(&team->phase, memory_order_relaxed);
+    if (atomic_fetch_add_explicit(&team->arrived, 1, memory_order_acq_rel) + 1 == (uint32_t)nth) {
+        atomic_store_explicit(&team->next, 0, memory_order_relaxed);
+        atomic_store_explicit(&team->arrived, 0, memory_order_relaxed);
+        atomic_store_explicit(&team->phase, phase + 1, memory_order_seq_cst);
+#ifdef __linux__
+        if (atomic_load_explicit(&team->sleepers, memory_order_seq_cst))
+            syscall(SYS_futex, (uint32_t *)&team->phase, FUTEX_WAKE_PRIVATE, INT32_MAX, 0, 0, 0);
+#endif
+        return;
+    }
+    for (int i = 0; i < OX_TEAM_SPINS; i++) {
+        if (atomic_load_explicit(&team->phase, memory_order_acquire) != phase) return;
+        ox_team_pause();
+    }
+    for (int i = 0; i < OX_TEAM_YIELDS; i++) {
+        if (atomic_load_explicit(&team->phase, memory_order_acquire) != phase) return;
+        sched_yield();
+    }
+    while (atomic_load_explicit(&team->phase, memory_order_acquire) == phase) ox_team_sleep(team, phase);
+}
+
+#endif
