@@ -1,0 +1,24 @@
+/* Q8_1: 32 numbers in 40 bytes, x = d q; s = d (q[0] + .. + q[31]) is kept for dot products. An activation format, as files could hold it.
+ *
+ *   offset 0    4    d, f32
+ *          4    4    s, f32
+ *          8   32    q[0..31], signed bytes */
+#ifndef OX_FORMATS_Q8_1_H
+#define OX_FORMATS_Q8_1_H
+
+#include "bits.h"
+
+typedef struct {
+    uint8_t d[4], s[4];
+    int8_t q[32];
+} ox_q8_1;
+
+static void ox_unpack_Q8_1(float *dst, const void *src, int64_t columns) {
+    const ox_q8_1 *b = src;
+    for (int64_t i = 0; i < columns; i += 32, b++, dst += 32) {
+        float d = ox_as_float(ox_load32(b->d));
+        for (int j = 0; j < 32; j++) dst[j] = d * (float)b->q[j];
+    }
+}
+
+#endif
