@@ -1,0 +1,10 @@
+"""The GGUF container: reading, writing, and typed access to what its keys say.
+
+`reader` opens files, `writer` makes them, `keys` asks for hyper-parameters with bounds, `types` is the table of tensor types,
+`source` finds the bytes, `values` and `layout` are the format itself.
+"""
+from oxillama.gguf.layout import TensorInfo
+from oxillama.gguf.reader import GgufReader, Metadata
+from oxillama.gguf.types import TENSOR_TYPES, TensorType, type_by_id, type_by_name
+
+__all__ = ["TENSOR_TYPES", "GgufReader", "Metadata", "TensorInfo", "TensorType", "type_by_id", "type_by_name"]
