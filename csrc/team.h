@@ -47,6 +47,10 @@ static inline int ox_team_take(ox_team *team) {
     return (int)atomic_fetch_add_explicit(&team->next, 1, memory_order_relaxed);
 }
 
+/* Any worker may ask all to leave; they look after a barrier, so all see the same answer there. */
+static inline void ox_team_stop(ox_team *team) { atomic_store_explicit(&team->stop, 1, memory_order_relaxed); }
+static inline int ox_team_stopped(ox_team *team) { return atomic_load_explicit(&team->stop, memory_order_relaxed); }
+
 static inline void ox_team_pause(void) {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();

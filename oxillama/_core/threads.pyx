@@ -1,0 +1,166 @@
+"""The one module that knows about cores: how many workers a step gets, and what their barrier costs.
+
+`default_threads()` counts the cores this process may use: its CPU affinity, its cgroup's CPU quota, and one worker per physical core.
+`worker_count(n)` turns a caller's `num_threads` (0 = the default) into a number and refuses what cannot be honoured.
+`barrier_seconds` and `op_seconds` measure `csrc/team.h` for the benchmarks and the tests.
+"""
+import os
+from pathlib import Path
+
+from cython.parallel cimport parallel
+from libc.stdlib cimport free
+from openmp cimport omp_get_num_threads, omp_get_thread_num, omp_get_wtime
+
+from oxillama.errors import ConfigError, EngineError
+
+cdef extern from *:
+    """
+    #include <stdlib.h>
+    #include <string.h>
+    #include "team.h"
+    static ox_team *ox_team_new(void) {
+        ox_team *team = NULL;
+        if (posix_memalign((void **)&team, 64, sizeof(ox_team))) return NULL;
+        ox_team_init(team);
+        return team;
+    }
+    """
+    ox_team *ox_team_new() nogil
+
+MAX_THREADS = 1024
+
+cdef bint regions_opened = False
+cdef bint forked = False
+
+
+def _after_fork():
+    global forked
+    forked = regions_opened
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+cdef int open_region() except -1:
+    """Called before every parallel region: a child of a process that had one must not open another (libgomp's workers are gone there)."""
+    global regions_opened
+    if forked:
+        raise EngineError("this process was forked after its parent had started workers: load the model in the child, or use spawn")
+    regions_opened = True
+    return 0
+
+
+def _quota(folder: Path) -> float | None:
+    """CPUs that one cgroup folder allows (v2 `cpu.max`, v1 `cpu.cfs_quota_us`), None when it sets no limit."""
+    try:
+        limit, period = (folder / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        try:
+            limit = (folder / "cpu.cfs_quota_us").read_text().strip()
+            period = (folder / "cpu.cfs_period_us").read_text().strip()
+        except OSError:
+            return None
+    if limit == "max" or int(limit) <= 0 or int(period) <= 0:
+        return None
+    return int(limit) / int(period)
+
+
+def cgroup_cpus(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> float | None:
+    """The tightest CPU quota above this process in CPUs, None when there is none or the system has no cgroups."""
+    try:
+        lines = Path(proc).read_text().splitlines()
+    except OSError:
+        return None
+    quotas = []
+    for line in lines:
+        hierarchy, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if hierarchy != "0" and "cpu" not in controllers.split(","):
+            continue
+        base = Path(root) if hierarchy == "0" else Path(root) / controllers
+        folder = base / path.lstrip("/")
+        for one in (folder, *folder.parents):
+            if one == base.parent:
+                break
+            quotas.append(_quota(one))
+    found = [quota for quota in quotas if quota is not None]
+    return min(found) if found else None
+
+
+def physical_cores(cpus, sysfs: str = "/sys/devices/system/cpu") -> int:
+    """How many physical cores the given logical CPUs belong to; a CPU whose topology is unknown counts as its own core."""
+    cores = set()
+    for cpu in cpus:
+        topology = Path(sysfs) / f"cpu{cpu}" / "topology"
+        for name in ("core_cpus_list", "thread_siblings_list"):
+            try:
+                cores.add((topology / name).read_text().strip())
+                break
+            except OSError:
+                continue
+        else:
+            cores.add(cpu)
+    return len(cores)
+
+
+def default_threads() -> int:
+    """Workers used when nobody says: physical cores within the CPU affinity, no more than the cgroup quota, at least 1."""
+    if hasattr(os, "sched_getaffinity"):
+        count = physical_cores(os.sched_getaffinity(0))
+    else:
+        count = os.cpu_count() or 1
+    quota = cgroup_cpus()
+    if quota is not None:
+        count = min(count, int(quota))
+    return max(1, min(count, MAX_THREADS))
+
+
+cpdef int worker_count(object num_threads) except -1:
+    """The number of workers for a caller's `num_threads`: 0 means `default_threads()`; ConfigError outside 0..1024."""
+    if isinstance(num_threads, bool) or not isinstance(num_threads, int):
+        raise ConfigError(f"num_threads: got {num_threads!r}, wanted an int from 0 to {MAX_THREADS}")
+    if num_threads < 0 or num_threads > MAX_THREADS:
+        raise ConfigError(f"num_threads: got {num_threads}, wanted 0 to {MAX_THREADS} (0 = all cores this process may use)")
+    return num_threads or default_threads()
+
+
+def barrier_seconds(int barriers, *, num_threads=0) -> float:
+    """Seconds per barrier over `barriers` of them in one parallel region."""
+    return _measure(barriers, 0, worker_count(num_threads))
+
+
+def op_seconds(int ops, int chunks, *, num_threads=0) -> float:
+    """Seconds per empty op of `chunks` chunks: what the tape costs where the work is nothing."""
+    return _measure(ops, chunks, worker_count(num_threads))
+
+
+cdef double _measure(int ops, int chunks, int workers) except -1:
+    if ops < 1 or chunks < 0:
+        raise ConfigError(f"ops, chunks: got {ops}, {chunks}, wanted at least 1 and 0")
+    open_region()
+    cdef ox_team *team = ox_team_new()
+    if team == NULL:
+        raise MemoryError
+    cdef int nth, i
+    cdef double start = omp_get_wtime()
+    with nogil, parallel(num_threads=workers):
+        nth = omp_get_num_threads()
+        for i in range(ops):
+            while ox_team_take(team) < chunks:
+                pass
+            ox_team_barrier(team, nth)
+    cdef double seconds = (omp_get_wtime() - start) / ops
+    free(team)
+    return seconds
+
+
+def team_size(*, num_threads=0) -> int:
+    """How many workers OpenMP really gives a region that asks for `num_threads`."""
+    cdef int workers = worker_count(num_threads)
+    cdef int size = 0
+    cdef int *shared = &size  # a plain name assigned inside the region would be one worker's own
+    open_region()
+    with nogil, parallel(num_threads=workers):
+        if omp_get_thread_num() == 0:
+            shared[0] = omp_get_num_threads()
+    return size
