@@ -1,0 +1,203 @@
+"""Typed, bounded access to a model's hyper-parameters: each question names the key, the kind and the range it will accept.
+
+`Keys(metadata)` prefixes what it is asked with the file's architecture (`attention.head_count` is looked up as
+`llama.attention.head_count`); `keys.root` asks for whole names (`general.name`). A value that is missing, of another kind, not
+finite or out of range raises ModelError naming the key, the value found and the value wanted.
+"""
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from oxillama.errors import ModelError
+
+_ARCHITECTURE = re.compile(r"[a-z0-9_.-]+")
+_INT32_MAX = 2**31 - 1
+
+
+class _Required:
+    """The default of a key that has none."""
+
+    def __repr__(self) -> str:
+        return "REQUIRED"
+
+
+REQUIRED: Any = _Required()
+
+
+def architecture(metadata: Mapping[str, Any]) -> str:
+    """The file's `general.architecture`; raises ModelError unless it is a plain name of `a-z 0-9 _ . -`."""
+    name = metadata.get("general.architecture")
+    if name is None:
+        raise ModelError("general.architecture: missing, wanted the name of an architecture")
+    return checked_architecture(name)
+
+
+def checked_architecture(name: Any) -> str:
+    """`name` itself; raises ModelError unless it is a plain name of `a-z 0-9 _ . -`."""
+    if not isinstance(name, str) or not _ARCHITECTURE.fullmatch(name) or ".." in name:
+        raise ModelError(f"general.architecture: found {_shown(name)}, wanted a name of a-z, 0-9, '_', '.' and '-'")
+    return name
+
+
+class Keys:
+    """A view of `metadata` under the prefix of one architecture (`arch`, else the file's own; "" for whole names).
+
+    Every method takes a key without the prefix and a `default` that is given back, unchecked, where the file lacks the key;
+    without a default a missing key raises ModelError.
+    """
+
+    __slots__ = ("arch", "metadata")
+
+    def __init__(self, metadata: Mapping[str, Any], arch: str | None = None):
+        self.metadata = metadata
+        self.arch = architecture(metadata) if arch is None else checked_architecture(arch) if arch else ""
+
+    @property
+    def root(self) -> "Keys":
+        """The same metadata, asked by whole names."""
+        return Keys(self.metadata, "")
+
+    def name(self, key: str) -> str:
+        """The whole name that `key` is looked up by."""
+        return f"{self.arch}.{key}" if self.arch else key
+
+    def __contains__(self, key: str) -> bool:
+        return self.name(key) in self.metadata
+
+    def integer(self, key: str, *, minimum: int = 0, maximum: int = _INT32_MAX, default: Any = REQUIRED) -> int:
+        """An integer from `minimum` to `maximum`, both included."""
+        value = self._get(key, default, f"an integer from {minimum} to {maximum}")
+        return value if value is default else self._integer(key, value, minimum, maximum)
+
+    def number(self, key: str, *, minimum: float = -math.inf, maximum: float = math.inf, default: Any = REQUIRED) -> float:
+        """A finite number from `minimum` to `maximum`, both included; an integer in the file counts as one."""
+        value = self._get(key, default, _range("a finite number", minimum, maximum))
+        return value if value is default else self._number(key, value, minimum, maximum)
+
+    def flag(self, key: str, *, default: Any = REQUIRED) -> bool:
+        """A boolean."""
+        value = self._get(key, default, "a boolean")
+        if value is not default and not isinstance(value, (bool, np.bool_)):
+            raise self._wrong(key, value, "a boolean")
+        return value if value is default else bool(value)
+
+    def text(self, key: str, *, choices: Sequence[str] | None = None, default: Any = REQUIRED) -> str:
+        """A string, one of `choices` where they are given."""
+        wanted = "a string" if choices is None else f"one of {', '.join(choices)}"
+        value = self._get(key, default, wanted)
+        if value is not default and (not isinstance(value, str) or (choices is not None and value not in choices)):
+            raise self._wrong(key, value, wanted)
+        return value
+
+    def integers(
+        self, key: str, *, count: int | None = None, minimum: int = 0, maximum: int = _INT32_MAX, default: Any = REQUIRED
+    ) -> tuple[int, ...]:
+        """An array of `count` (any number where it is None) integers from `minimum` to `maximum`."""
+        items = self._items(key, count, "integers", default)
+        return items if items is default else tuple(self._integer(key, item, minimum, maximum) for item in items)
+
+    def numbers(
+        self, key: str, *, count: int | None = None, minimum: float = -math.inf, maximum: float = math.inf, default: Any = REQUIRED
+    ) -> tuple[float, ...]:
+        """An array of `count` (any number where it is None) finite numbers from `minimum` to `maximum`."""
+        items = self._items(key, count, "numbers", default)
+        return items if items is default else tuple(self._number(key, item, minimum, maximum) for item in items)
+
+    def flags(self, key: str, *, count: int | None = None, default: Any = REQUIRED) -> tuple[bool, ...]:
+        """An array of `count` (any number where it is None) booleans."""
+        items = self._items(key, count, "booleans", default)
+        if items is not default and not all(isinstance(item, bool) for item in items):
+            raise self._wrong(key, items, "an array of booleans")
+        return items if items is default else tuple(items)
+
+    def texts(self, key: str, *, count: int | None = None, default: Any = REQUIRED) -> tuple[str, ...]:
+        """An array of `count` (any number where it is None) strings."""
+        items = self._items(key, count, "strings", default)
+        if items is not default and not all(isinstance(item, str) for item in items):
+            raise self._wrong(key, items, "an array of strings")
+        return items if items is default else tuple(items)
+
+    def per_layer(
+        self, key: str, layers: int, *, minimum: int = 0, maximum: int = _INT32_MAX, default: Any = REQUIRED
+    ) -> tuple[int, ...]:
+        """One integer for each of `layers`: the file's array of that length, or its single value (or `default`) for every layer."""
+        value = self._get(key, default, f"an integer, or an array of {layers}")
+        if value is default and not _is_array(value):
+            return (value,) * layers
+        if not _is_array(value):
+            return (self._integer(key, value, minimum, maximum),) * layers
+        return self.integers(key, count=layers, minimum=minimum, maximum=maximum, default=default)
+
+    def per_layer_number(
+        self, key: str, layers: int, *, minimum: float = -math.inf, maximum: float = math.inf, default: Any = REQUIRED
+    ) -> tuple[float, ...]:
+        """One finite number for each of `layers`, from an array or a single value as in `per_layer`."""
+        value = self._get(key, default, f"a number, or an array of {layers}")
+        if value is default and not _is_array(value):
+            return (value,) * layers
+        if not _is_array(value):
+            return (self._number(key, value, minimum, maximum),) * layers
+        return self.numbers(key, count=layers, minimum=minimum, maximum=maximum, default=default)
+
+    def per_layer_flag(self, key: str, layers: int, *, default: Any = REQUIRED) -> tuple[bool, ...]:
+        """One boolean for each of `layers`, from an array or a single value as in `per_layer`."""
+        value = self._get(key, default, f"a boolean, or an array of {layers}")
+        if value is default and not _is_array(value):
+            return (value,) * layers
+        if not _is_array(value):
+            return (self.flag(key),) * layers
+        return self.flags(key, count=layers, default=default)
+
+    def _get(self, key: str, default: Any, wanted: str) -> Any:
+        name = self.name(key)
+        if name in self.metadata:
+            return self.metadata[name]
+        if default is REQUIRED:
+            raise ModelError(f"{name}: missing, wanted {wanted}")
+        return default
+
+    def _items(self, key: str, count: int | None, what: str, default: Any) -> Any:
+        wanted = f"an array of {what}" if count is None else f"an array of {count} {what}"
+        value = self._get(key, default, wanted)
+        if value is default:
+            return value
+        if not _is_array(value):
+            raise self._wrong(key, value, wanted)
+        if count is not None and len(value) != count:
+            raise ModelError(f"{self.name(key)}: found an array of {len(value)}, wanted {wanted}")
+        return value.tolist() if isinstance(value, np.ndarray) else value
+
+    def _integer(self, key: str, value: Any, minimum: int, maximum: int) -> int:
+        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not minimum <= value <= maximum:
+            raise self._wrong(key, value, f"an integer from {minimum} to {maximum}")
+        return int(value)
+
+    def _number(self, key: str, value: Any, minimum: float, maximum: float) -> float:
+        real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+        if not real or not math.isfinite(value) or not minimum <= value <= maximum:
+            raise self._wrong(key, value, _range("a finite number", minimum, maximum))
+        return float(value)
+
+    def _wrong(self, key: str, value: Any, wanted: str) -> ModelError:
+        return ModelError(f"{self.name(key)}: found {_shown(value)}, wanted {wanted}")
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (list, tuple, np.ndarray))
+
+
+def _range(what: str, minimum: float, maximum: float) -> str:
+    low = "" if minimum == -math.inf else f" at least {minimum:g}"
+    high = "" if maximum == math.inf else f" at most {maximum:g}"
+    return f"{what}{low}{' and' if low and high else ''}{high}"
+
+
+def _shown(value: Any) -> str:
+    """`value` on one short line."""
+    if _is_array(value):
+        return f"an array of {len(value)}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
