@@ -1,0 +1,43 @@
+"""Page memory for the compiled rooms: where the keys and values of (layer, page) lie."""
+
+cdef enum KvType:
+    KV_F16 = 0
+    KV_F32 = 1
+
+
+ctypedef struct KvLayer:
+    int heads
+    int k_dim
+    int v_dim
+    size_t region          # first byte of this layer inside a slab
+    size_t page_bytes      # one page of this layer: K, then V
+    size_t v_offset        # V's first byte inside it
+    size_t k_group_bytes   # 16 keys of one head: [k_dim][16]
+    size_t k_head_bytes    # page_size keys of one head
+    size_t v_row_bytes     # one token of one head
+    size_t v_head_bytes
+
+
+cdef class Arena:
+    """One block of zeroed memory that takes real memory only as it is touched."""
+    cdef char *data
+    cdef readonly size_t nbytes
+
+
+cdef class PageMemory:
+    cdef char **slabs
+    cdef int n_slabs
+    cdef int shift         # log2 of the pages of a slab
+    cdef size_t slab_bytes
+    cdef KvLayer *layers
+    cdef readonly int n_layers
+    cdef readonly int page_size
+    cdef readonly int capacity
+    cdef readonly size_t page_bytes
+    cdef KvType kind
+    cdef int steps         # steps running on this memory now
+    cdef int _check(self, int page) except -1
+
+
+cdef inline char *page_of(char **slabs, int shift, const KvLayer *layer, int page) noexcept nogil:
+    return slabs[page >> shift] + layer.region + <size_t>(page & ((1 << shift) - 1)) * layer.page_bytes
