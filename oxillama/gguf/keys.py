@@ -69,26 +69,27 @@ class Keys:
 
     def integer(self, key: str, *, minimum: int = 0, maximum: int = _INT32_MAX, default: Any = REQUIRED) -> int:
         """An integer from `minimum` to `maximum`, both included."""
-        value = self._get(key, default, f"an integer from {minimum} to {maximum}")
-        return value if value is default else self._integer(key, value, minimum, maximum)
+        if self._absent(key, default, f"an integer from {minimum} to {maximum}"):
+            return default
+        return self._integer(key, self._value(key), minimum, maximum)
 
     def number(self, key: str, *, minimum: float = -math.inf, maximum: float = math.inf, default: Any = REQUIRED) -> float:
         """A finite number from `minimum` to `maximum`, both included; an integer in the file counts as one."""
-        value = self._get(key, default, _range("a finite number", minimum, maximum))
-        return value if value is default else self._number(key, value, minimum, maximum)
+        if self._absent(key, default, _range("a finite number", minimum, maximum)):
+            return default
+        return self._number(key, self._value(key), minimum, maximum)
 
     def flag(self, key: str, *, default: Any = REQUIRED) -> bool:
         """A boolean."""
-        value = self._get(key, default, "a boolean")
-        if value is not default and not isinstance(value, (bool, np.bool_)):
-            raise self._wrong(key, value, "a boolean")
-        return value if value is default else bool(value)
+        return default if self._absent(key, default, "a boolean") else self._flag(key, self._value(key))
 
     def text(self, key: str, *, choices: Sequence[str] | None = None, default: Any = REQUIRED) -> str:
         """A string, one of `choices` where they are given."""
         wanted = "a string" if choices is None else f"one of {', '.join(choices)}"
-        value = self._get(key, default, wanted)
-        if value is not default and (not isinstance(value, str) or (choices is not None and value not in choices)):
+        if self._absent(key, default, wanted):
+            return default
+        value = self._value(key)
+        if not isinstance(value, str) or (choices is not None and value not in choices):
             raise self._wrong(key, value, wanted)
         return value
 
@@ -96,79 +97,80 @@ class Keys:
         self, key: str, *, count: int | None = None, minimum: int = 0, maximum: int = _INT32_MAX, default: Any = REQUIRED
     ) -> tuple[int, ...]:
         """An array of `count` (any number where it is None) integers from `minimum` to `maximum`."""
-        items = self._items(key, count, "integers", default)
-        return items if items is default else tuple(self._integer(key, item, minimum, maximum) for item in items)
+        if self._absent(key, default, _array_of("integers", count)):
+            return default
+        return tuple(self._integer(key, item, minimum, maximum) for item in self._items(key, "integers", count))
 
     def numbers(
         self, key: str, *, count: int | None = None, minimum: float = -math.inf, maximum: float = math.inf, default: Any = REQUIRED
     ) -> tuple[float, ...]:
         """An array of `count` (any number where it is None) finite numbers from `minimum` to `maximum`."""
-        items = self._items(key, count, "numbers", default)
-        return items if items is default else tuple(self._number(key, item, minimum, maximum) for item in items)
+        if self._absent(key, default, _array_of("numbers", count)):
+            return default
+        return tuple(self._number(key, item, minimum, maximum) for item in self._items(key, "numbers", count))
 
     def flags(self, key: str, *, count: int | None = None, default: Any = REQUIRED) -> tuple[bool, ...]:
         """An array of `count` (any number where it is None) booleans."""
-        items = self._items(key, count, "booleans", default)
-        if items is not default and not all(isinstance(item, bool) for item in items):
-            raise self._wrong(key, items, "an array of booleans")
-        return items if items is default else tuple(items)
+        if self._absent(key, default, _array_of("booleans", count)):
+            return default
+        return tuple(self._flag(key, item) for item in self._items(key, "booleans", count))
 
     def texts(self, key: str, *, count: int | None = None, default: Any = REQUIRED) -> tuple[str, ...]:
         """An array of `count` (any number where it is None) strings."""
-        items = self._items(key, count, "strings", default)
-        if items is not default and not all(isinstance(item, str) for item in items):
-            raise self._wrong(key, items, "an array of strings")
-        return items if items is default else tuple(items)
+        wanted = _array_of("strings", count)
+        if self._absent(key, default, wanted):
+            return default
+        items = self._items(key, "strings", count)
+        if not all(isinstance(item, str) for item in items):
+            raise self._wrong(key, items, wanted)
+        return tuple(items)
 
     def per_layer(
         self, key: str, layers: int, *, minimum: int = 0, maximum: int = _INT32_MAX, default: Any = REQUIRED
     ) -> tuple[int, ...]:
         """One integer for each of `layers`: the file's array of that length, or its single value (or `default`) for every layer."""
-        value = self._get(key, default, f"an integer, or an array of {layers}")
-        if value is default and not _is_array(value):
-            return (value,) * layers
-        if not _is_array(value):
-            return (self._integer(key, value, minimum, maximum),) * layers
-        return self.integers(key, count=layers, minimum=minimum, maximum=maximum, default=default)
+        if self._absent(key, default, f"an integer, or an array of {layers}"):
+            return (default,) * layers
+        if _is_array(self._value(key)):
+            return self.integers(key, count=layers, minimum=minimum, maximum=maximum)
+        return (self.integer(key, minimum=minimum, maximum=maximum),) * layers
 
     def per_layer_number(
         self, key: str, layers: int, *, minimum: float = -math.inf, maximum: float = math.inf, default: Any = REQUIRED
     ) -> tuple[float, ...]:
         """One finite number for each of `layers`, from an array or a single value as in `per_layer`."""
-        value = self._get(key, default, f"a number, or an array of {layers}")
-        if value is default and not _is_array(value):
-            return (value,) * layers
-        if not _is_array(value):
-            return (self._number(key, value, minimum, maximum),) * layers
-        return self.numbers(key, count=layers, minimum=minimum, maximum=maximum, default=default)
+        if self._absent(key, default, f"a number, or an array of {layers}"):
+            return (default,) * layers
+        if _is_array(self._value(key)):
+            return self.numbers(key, count=layers, minimum=minimum, maximum=maximum)
+        return (self.number(key, minimum=minimum, maximum=maximum),) * layers
 
     def per_layer_flag(self, key: str, layers: int, *, default: Any = REQUIRED) -> tuple[bool, ...]:
         """One boolean for each of `layers`, from an array or a single value as in `per_layer`."""
-        value = self._get(key, default, f"a boolean, or an array of {layers}")
-        if value is default and not _is_array(value):
-            return (value,) * layers
-        if not _is_array(value):
-            return (self.flag(key),) * layers
-        return self.flags(key, count=layers, default=default)
+        if self._absent(key, default, f"a boolean, or an array of {layers}"):
+            return (default,) * layers
+        return self.flags(key, count=layers) if _is_array(self._value(key)) else (self.flag(key),) * layers
 
-    def _get(self, key: str, default: Any, wanted: str) -> Any:
-        name = self.name(key)
-        if name in self.metadata:
-            return self.metadata[name]
-        if default is REQUIRED:
-            raise ModelError(f"{name}: missing, wanted {wanted}")
-        return default
+    def _absent(self, key: str, default: Any, wanted: str) -> bool:
+        """Whether the file lacks `key`; raises ModelError where it has no default either."""
+        absent = key not in self
+        if absent and default is REQUIRED:
+            raise ModelError(f"{self.name(key)}: missing, wanted {wanted}")
+        return absent
 
-    def _items(self, key: str, count: int | None, what: str, default: Any) -> Any:
-        wanted = f"an array of {what}" if count is None else f"an array of {count} {what}"
-        value = self._get(key, default, wanted)
-        if value is default:
-            return value
-        if not _is_array(value):
-            raise self._wrong(key, value, wanted)
-        if count is not None and len(value) != count:
-            raise ModelError(f"{self.name(key)}: found an array of {len(value)}, wanted {wanted}")
+    def _value(self, key: str) -> Any:
+        return self.metadata[self.name(key)]
+
+    def _items(self, key: str, what: str, count: int | None) -> Sequence[Any]:
+        value = self._value(key)
+        if not _is_array(value) or (count is not None and len(value) != count):
+            raise self._wrong(key, value, _array_of(what, count))
         return value.tolist() if isinstance(value, np.ndarray) else value
+
+    def _flag(self, key: str, value: Any) -> bool:
+        if not isinstance(value, (bool, np.bool_)):
+            raise self._wrong(key, value, "a boolean")
+        return bool(value)
 
     def _integer(self, key: str, value: Any, minimum: int, maximum: int) -> int:
         if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not minimum <= value <= maximum:
@@ -187,6 +189,10 @@ class Keys:
 
 def _is_array(value: Any) -> bool:
     return isinstance(value, (list, tuple, np.ndarray))
+
+
+def _array_of(what: str, count: int | None) -> str:
+    return f"an array of {what}" if count is None else f"an array of {count} {what}"
 
 
 def _range(what: str, minimum: float, maximum: float) -> str:
