@@ -1,0 +1,137 @@
+/* Which instruction sets may run here: CPUID says what the processor has, XCR0 what the operating system saves. */
+#include "ox.h"
+#include <stdlib.h>
+
+static const char *const names[OX_ISA_COUNT] = { "scalar", "avx2", "avx512", "neon" };
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <cpuid.h>
+
+static unsigned long long xcr0(void)
+{
+    unsigned lo, hi;
+    __asm__ volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
+    return ((unsigned long long)hi << 32) | lo;
+}
+
+unsigned ox_cpu_features(void)
+{
+    unsigned a, b, c, d, b7, c7, d7, a71 = 0, has = 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !((c >> 27) & 1))            /* OSXSAVE */
+        return 0;
+    unsigned long long saved = xcr0();
+    int ymm = (saved & 0x6) == 0x6, zmm = (saved & 0xe6) == 0xe6;
+    int fma = (c >> 12) & 1, f16c = (c >> 29) & 1, avx = (c >> 28) & 1;
+    if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7))
+        return 0;
+    if (a >= 1) {
+        unsigned eb, ec, ed;
+        __get_cpuid_count(7, 1, &a71, &eb, &ec, &ed);
+    }
+    if (!(ymm && avx && fma && f16c && ((b7 >> 5) & 1)))
+        return 0;
+    has = OX_HAS_AVX2;
+    if ((a71 >> 4) & 1)
+        has |= OX_HAS_AVX_VNNI;
+    unsigned base = (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31);   /* F, DQ, BW, VL */
+    if (zmm && (b7 & base) == base && ((c7 >> 11) & 1)) {
+        has |= OX_HAS_AVX512;
+        if ((a71 >> 5) & 1)
+            has |= OX_HAS_AVX512_BF16;
+        if ((c7 >> 1) & 1)
+            has |= OX_HAS_AVX512_VBMI;
+    }
+    return has;
+}
+
+int ox_cpu_model(char *out, int size)
+{
+    unsigned r[12], top, b, c, d;
+    int n = 0;
+    if (size > 0)
+        out[0] = 0;
+    if (!__get_cpuid(0x80000000u, &top, &b, &c, &d) || top < 0x80000004u || size < 1)
+        return 0;
+    for (unsigned i = 0; i < 3; i++)
+        __get_cpuid(0x80000002u + i, r + 4 * i, r + 4 * i + 1, r + 4 * i + 2, r + 4 * i + 3);
+    const char *s = (const char *)r;
+    int end = 48, start = 0;
+    while (start < end && s[start] == ' ')
+        start++;
+    for (int i = start; i < end && s[i] && n + 1 < size; i++)
+        out[n++] = s[i];
+    while (n > 0 && out[n - 1] == ' ')
+        n--;
+    out[n] = 0;
+    return n;
+}
+
+#elif defined(__aarch64__)
+#if defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
+unsigned ox_cpu_features(void)
+{
+    unsigned has = OX_HAS_NEON;
+#if defined(__linux__)
+    if ((getauxval(AT_HWCAP) >> 20) & 1)        /* HWCAP_ASIMDDP */
+        has |= OX_HAS_DOTPROD;
+#elif defined(__APPLE__)
+    has |= OX_HAS_DOTPROD;
+#endif
+    return has;
+}
+
+int ox_cpu_model(char *out, int size)
+{
+    if (size > 0)
+        out[0] = 0;
+    return 0;
+}
+
+#else
+unsigned ox_cpu_features(void) { return 0; }
+int ox_cpu_model(char *out, int size)
+{
+    if (size > 0)
+        out[0] = 0;
+    return 0;
+}
+#endif
+
+unsigned ox_isa_available(void)
+{
+    unsigned has = ox_cpu_features(), isa = 1u << OX_ISA_SCALAR;
+    if (has & OX_HAS_AVX2)
+        isa |= 1u << OX_ISA_AVX2;
+    if (has & OX_HAS_AVX512)
+        isa |= 1u << OX_ISA_AVX512;
+    if (has & OX_HAS_NEON)
+        isa |= 1u << OX_ISA_NEON;
+    return isa;
+}
+
+const char *ox_isa_name(int isa) { return isa >= 0 && isa < OX_ISA_COUNT ? names[isa] : NULL; }
+
+int ox_isa_from_name(const char *name)
+{
+    for (int i = 0; i < OX_ISA_COUNT; i++)
+        if (strcmp(name, names[i]) == 0)
+            return i;
+    return -1;
+}
+
+int ox_isa_active(void)
+{
+    unsigned can = ox_isa_available();
+    const char *forced = getenv("OXILLAMA_ISA");
+    if (forced && forced[0]) {
+        int isa = ox_isa_from_name(forced);
+        return isa < 0 ? -1 : (can >> isa) & 1 ? isa : -2;
+    }
+    for (int isa = OX_ISA_COUNT - 1; isa > 0; isa--)
+        if ((can >> isa) & 1)
+            return isa;
+    return OX_ISA_SCALAR;
+}

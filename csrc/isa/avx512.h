@@ -1,0 +1,73 @@
+/* The vocabulary on AVX-512 (F, BW, DQ, VL, VNNI). Include after `#pragma GCC target`; see isa/scalar.h for what each word means. */
+#ifndef OX_ISA_AVX512_H
+#define OX_ISA_AVX512_H
+#include "ox.h"
+#include <immintrin.h>
+
+#define OX_ISA_NAME avx512
+#define OX_ISA_INDEX OX_ISA_AVX512
+
+typedef __m512 ox_f32x16;
+typedef __m512i ox_i32x16;
+typedef __m512i ox_u8x64;
+
+/* floats */
+OX_INLINE ox_f32x16 f32_load(const float *p) { return _mm512_loadu_ps(p); }
+OX_INLINE void f32_store(float *p, ox_f32x16 a) { _mm512_storeu_ps(p, a); }
+OX_INLINE ox_f32x16 f32_set1(float x) { return _mm512_set1_ps(x); }
+OX_INLINE ox_f32x16 f32_zero(void) { return _mm512_setzero_ps(); }
+OX_INLINE ox_f32x16 f32_add(ox_f32x16 a, ox_f32x16 b) { return _mm512_add_ps(a, b); }
+OX_INLINE ox_f32x16 f32_sub(ox_f32x16 a, ox_f32x16 b) { return _mm512_sub_ps(a, b); }
+OX_INLINE ox_f32x16 f32_mul(ox_f32x16 a, ox_f32x16 b) { return _mm512_mul_ps(a, b); }
+OX_INLINE ox_f32x16 f32_div(ox_f32x16 a, ox_f32x16 b) { return _mm512_div_ps(a, b); }
+OX_INLINE ox_f32x16 f32_fma(ox_f32x16 a, ox_f32x16 b, ox_f32x16 c) { return _mm512_fmadd_ps(a, b, c); }
+OX_INLINE ox_f32x16 f32_fnma(ox_f32x16 a, ox_f32x16 b, ox_f32x16 c) { return _mm512_fnmadd_ps(a, b, c); }
+OX_INLINE ox_f32x16 f32_max(ox_f32x16 a, ox_f32x16 b) { return _mm512_max_ps(a, b); }
+OX_INLINE ox_f32x16 f32_min(ox_f32x16 a, ox_f32x16 b) { return _mm512_min_ps(a, b); }
+OX_INLINE ox_f32x16 f32_sqrt(ox_f32x16 a) { return _mm512_sqrt_ps(a); }
+OX_INLINE ox_f32x16 f32_abs(ox_f32x16 a) { return _mm512_abs_ps(a); }
+OX_INLINE ox_f32x16 f32_neg(ox_f32x16 a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
+OX_INLINE ox_f32x16 f32_select_lt(ox_f32x16 a, ox_f32x16 b, ox_f32x16 x, ox_f32x16 y)
+{ return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x); }
+OX_INLINE __mmask16 ox_first(int n) { return (__mmask16)(n >= 16 ? 0xffffu : (1u << n) - 1u); }
+OX_INLINE ox_f32x16 f32_load_n(const float *p, int n) { return _mm512_maskz_loadu_ps(ox_first(n), p); }
+OX_INLINE void f32_store_n(float *p, ox_f32x16 a, int n) { _mm512_mask_storeu_ps(p, ox_first(n), a); }
+OX_INLINE ox_f32x16 f32_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+OX_INLINE void f32_store_f16(uint16_t *p, ox_f32x16 a)
+{ _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
+OX_INLINE ox_f32x16 f32_load_bf16(const uint16_t *p)
+{ return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16)); }
+OX_INLINE float f32_hsum(ox_f32x16 a)
+{
+    __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 c = _mm_add_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    c = _mm_add_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
+}
+OX_INLINE float f32_hmax(ox_f32x16 a)
+{
+    __m256 b = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    c = _mm_max_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
+}
+
+/* ints */
+OX_INLINE ox_i32x16 i32_load(const int32_t *p) { return _mm512_loadu_si512(p); }
+OX_INLINE void i32_store(int32_t *p, ox_i32x16 a) { _mm512_storeu_si512(p, a); }
+OX_INLINE ox_i32x16 i32_set1(int32_t x) { return _mm512_set1_epi32(x); }
+OX_INLINE ox_i32x16 i32_zero(void) { return _mm512_setzero_si512(); }
+OX_INLINE ox_i32x16 i32_add(ox_i32x16 a, ox_i32x16 b) { return _mm512_add_epi32(a, b); }
+OX_INLINE ox_i32x16 i32_sub(ox_i32x16 a, ox_i32x16 b) { return _mm512_sub_epi32(a, b); }
+OX_INLINE ox_i32x16 i32_mul(ox_i32x16 a, ox_i32x16 b) { return _mm512_mullo_epi32(a, b); }
+OX_INLINE ox_i32x16 i32_and(ox_i32x16 a, ox_i32x16 b) { return _mm512_and_si512(a, b); }
+OX_INLINE ox_i32x16 i32_or(ox_i32x16 a, ox_i32x16 b) { return _mm512_or_si512(a, b); }
+OX_INLINE ox_i32x16 i32_shl(ox_i32x16 a, int n) { return _mm512_slli_epi32(a, (unsigned)n); }
+OX_INLINE ox_i32x16 i32_shr(ox_i32x16 a, int n) { return _mm512_srai_epi32(a, (unsigned)n); }
+OX_INLINE ox_f32x16 i32_to_f32(ox_i32x16 a) { return _mm512_cvtepi32_ps(a); }
+OX_INLINE ox_i32x16 f32_to_i32(ox_f32x16 a) { return _mm512_cvtps_epi32(a); }
+OX_INLINE ox_f32x16 i32_as_f32(ox_i32x16 a) { return _mm512_castsi512_ps(a); }
+OX_INLINE ox_i32x16 f32_as_i32(ox_f32x16 a) { return _mm512_castps_si512(a); }
+OX_INLINE void i32_store_i8(int8_t *p, ox_i32x16 a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a)); }
+
+#endif
