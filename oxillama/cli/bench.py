@@ -1,0 +1,71 @@
+"""`oxillama bench`: prompt and generation speed of a model on this machine, through the loop that serves requests."""
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import sys
+import time
+
+import oxillama
+from oxillama.cli.loading import add_model, load
+
+
+def add_commands(commands) -> None:
+    """Add `bench`."""
+    command = commands.add_parser("bench", help="measure prompt and generation speed")
+    add_model(command)
+    command.add_argument("-p", type=int, default=512, metavar="TOKENS", help="prompt tokens (default: %(default)s)")
+    command.add_argument("-n", type=int, default=64, metavar="TOKENS", help="generated tokens (default: %(default)s)")
+    command.add_argument("-d", type=int, default=0, metavar="DEPTH", help="tokens already in the context when generation starts (default: %(default)s)")
+    command.add_argument("-b", type=int, default=1, metavar="BATCH", help="sequences generated together (default: %(default)s)")
+    command.add_argument("-r", type=int, default=3, metavar="RUNS", help="runs whose median counts (default: %(default)s)")
+    command.add_argument("--json", action="store_true", help="print one JSON object")
+    command.set_defaults(function=_bench)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    for name, least in (("p", 1), ("n", 1), ("d", 0), ("b", 1), ("r", 1)):
+        if getattr(arguments, name) < least:
+            raise oxillama.ConfigError(f"-{name}: found {getattr(arguments, name)}, wanted {least} or more")
+    start = time.perf_counter()
+    with load(arguments) as engine:
+        load_seconds = time.perf_counter() - start
+        result = measure(engine, prompt=arguments.p, generate=arguments.n, depth=arguments.d, batch=arguments.b, runs=arguments.r)
+    result = {"model": str(arguments.model or "embedded"), **result, "load_s": load_seconds, "peak_rss_mb": peak_rss_mb()}
+    if arguments.json:
+        print(json.dumps(result))
+    else:
+        for key, value in result.items():
+            print(f"{key:<14} {value:,.2f}" if isinstance(value, float) else f"{key:<14} {value}")
+    return 0
+
+
+def measure(engine: oxillama.InferenceEngine, *, prompt: int, generate: int, depth: int, batch: int, runs: int) -> dict:
+    """Median tokens/s of `runs` runs after one that warms up; generation counts the tokens of all sequences."""
+    vocab = engine.config.vocab_size
+    prompt_rates, generation_rates = [], []
+    for _ in range(runs + 1):
+        with engine.raw_loop() as loop:
+            ids = [(7 * j + 11) % vocab for j in range(prompt)]
+            start = time.perf_counter()
+            loop.prefill(0, ids)
+            prompt_rates.append(prompt / (time.perf_counter() - start))
+        with engine.raw_loop() as loop:
+            filled = max(depth, 1)
+            for sequence in range(batch):
+                loop.prefill(sequence, [(7 * j + 11) % vocab for j in range(filled)])
+            start = time.perf_counter()
+            for i in range(generate):
+                loop.decode([(13 * i + sequence + 5) % vocab for sequence in range(batch)])
+            generation_rates.append(generate * batch / (time.perf_counter() - start))
+    return {"engine": "oxillama", "isa": oxillama.cpu_info()["isa"], "threads": engine.num_threads, "model_bytes": engine.model_bytes,
+            "pp": prompt, "pp_tps": statistics.median(prompt_rates[1:]), "n": generate, "depth": depth, "batch": batch,
+            "tg_tps": statistics.median(generation_rates[1:])}
+
+
+def peak_rss_mb() -> float:
+    """The most memory this process has held, in MB (2^20 bytes)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)

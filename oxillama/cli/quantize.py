@@ -1,0 +1,46 @@
+"""`oxillama quantize`: writes a GGUF file again in another format."""
+from __future__ import annotations
+
+import argparse
+import sys
+
+from oxillama.errors import ConfigError
+from oxillama.quant import quantize_file, read_imatrix
+
+
+def add_commands(commands) -> None:
+    """Add `quantize`."""
+    command = commands.add_parser("quantize", help="write a GGUF file in another format")
+    command.add_argument("source", metavar="IN.gguf")
+    command.add_argument("target", metavar="OUT.gguf")
+    command.add_argument("type", metavar="TYPE", help="a recipe: Q4_0, Q8_0, Q4_K_M, Q5_K_S, Q6_K, IQ4_XS, F16, ...")
+    command.add_argument("--tensor-type", action="append", default=[], metavar="REGEX=TYPE", help="a format for the tensors whose name matches")
+    command.add_argument("--imatrix", metavar="FILE", help="importance matrix, GGUF or legacy")
+    command.add_argument("--pure", action="store_true", help="one format for every matrix, no mixture")
+    command.add_argument("-t", "--threads", type=int, default=0, help="worker threads (default: the cores this process may use)")
+    command.add_argument("--dry-run", action="store_true", help="print the sizes and write nothing")
+    command.set_defaults(function=_quantize)
+
+
+def _quantize(arguments: argparse.Namespace) -> int:
+    overrides = {}
+    for item in arguments.tensor_type:
+        pattern, equals, kind = item.rpartition("=")
+        if not equals:
+            raise ConfigError(f"--tensor-type: found {item!r}, wanted REGEX=TYPE")
+        overrides[pattern] = kind
+    imatrix = read_imatrix(arguments.imatrix) if arguments.imatrix else None
+    options = dict(overrides=overrides, imatrix=imatrix, pure=arguments.pure, num_threads=arguments.threads or None, dry_run=arguments.dry_run)
+    if sys.stderr.isatty() and not arguments.dry_run:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("quantizing", total=None)
+
+            def progress(done: int, total: int, name: str) -> None:
+                bar.update(task, completed=done, total=total, description=name)
+            report = quantize_file(arguments.source, arguments.target, arguments.type, progress=progress, **options)
+    else:
+        report = quantize_file(arguments.source, arguments.target, arguments.type, **options)
+    print(report)
+    return 0

@@ -1,0 +1,126 @@
+"""`oxillama run`, `oxillama chat` and `oxillama tokenize`: text in, text out, streamed."""
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+
+import oxillama
+from oxillama.cli.loading import add_model, load
+
+
+def add_commands(commands) -> None:
+    """Add `run`, `chat` and `tokenize`."""
+    run = commands.add_parser("run", help="continue a prompt, streaming")
+    add_model(run)
+    run.add_argument("-p", "--prompt", default="Once upon a time", help="the text to continue (default: %(default)r); '-' reads standard input")
+    _add_sampling(run)
+    run.set_defaults(function=_run)
+
+    chat = commands.add_parser("chat", help="talk with a model through its own chat template")
+    add_model(chat)
+    chat.add_argument("--system", default=None, help="the system message")
+    _add_sampling(chat)
+    chat.set_defaults(function=_chat)
+
+    tokenize = commands.add_parser("tokenize", help="show the tokens of a text")
+    tokenize.add_argument("model", nargs="?", metavar="MODEL", help="a GGUF file (vocabulary-only files too); the embedded model when left out")
+    tokenize.add_argument("-p", "--prompt", default="-", help="the text; '-' reads standard input (default)")
+    tokenize.add_argument("--no-special", action="store_true", help="add no special tokens and parse none in the text")
+    tokenize.add_argument("--json", action="store_true", help="print the ids as one JSON array")
+    tokenize.set_defaults(function=_tokenize)
+
+
+def _add_sampling(command: argparse.ArgumentParser) -> None:
+    default = oxillama.SamplerConfig()
+    command.add_argument("--temp", type=float, default=default.temperature, help="temperature; 0 is greedy (default: %(default)s)")
+    command.add_argument("--top-k", type=int, default=default.top_k, help="keep the k likeliest tokens; 0 is off (default: %(default)s)")
+    command.add_argument("--top-p", type=float, default=default.top_p, help="keep the likeliest tokens of this mass (default: %(default)s)")
+    command.add_argument("--min-p", type=float, default=default.min_p, help="drop tokens under this share of the likeliest (default: %(default)s)")
+    command.add_argument("--repeat-penalty", type=float, default=default.repetition_penalty, help="1 is off (default: %(default)s)")
+    command.add_argument("--seed", type=int, default=None, help="the same seed gives the same text (default: a fresh one)")
+    command.add_argument("-n", "--max-tokens", type=int, default=None, help="stop after so many tokens (default: the end of the context)")
+    command.add_argument("--stop", action="append", default=[], help="stop before this text; may be given more than once")
+    command.add_argument("--grammar-file", default=None, help="a GBNF grammar that the text must follow")
+    command.add_argument("--json-schema", default=None, help="a JSON schema that the text must follow: JSON, or @FILE")
+
+
+def _generation(arguments: argparse.Namespace) -> dict:
+    """The keyword arguments of `stream` that the sampling options ask for."""
+    options: dict = {
+        "max_tokens": arguments.max_tokens, "stop": arguments.stop,
+        "sampler": oxillama.SamplerConfig(temperature=arguments.temp, top_k=arguments.top_k, top_p=arguments.top_p, min_p=arguments.min_p,
+                                          repetition_penalty=arguments.repeat_penalty, seed=arguments.seed),
+    }
+    if arguments.grammar_file is not None:
+        options["grammar"] = _read(arguments.grammar_file)
+    if arguments.json_schema is not None:
+        text = arguments.json_schema
+        options["json_schema"] = _read(text[1:]) if text.startswith("@") else text
+    return options
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError as error:
+        raise oxillama.ConfigError(f"{path}: {error.strerror}, wanted a readable file") from error
+
+
+def _text(given: str) -> str:
+    return sys.stdin.read() if given == "-" else given
+
+
+def _print(pieces: Iterable) -> str:
+    """Print pieces as they come and return the whole text."""
+    parts = []
+    for piece in pieces:
+        print(piece.text, end="", flush=True)
+        parts.append(piece.text)
+    print()
+    return "".join(parts)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    prompt = _text(arguments.prompt)
+    options = _generation(arguments)
+    with load(arguments) as engine:
+        print(prompt, end="", flush=True)
+        _print(engine.stream(prompt, **options))
+    return 0
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    messages = [{"role": "system", "content": arguments.system}] if arguments.system else []
+    options = _generation(arguments)
+    with load(arguments) as engine:
+        while True:
+            try:
+                line = input("> " if sys.stdin.isatty() else "")
+            except EOFError:
+                return 0
+            if not line.strip():
+                continue
+            messages.append({"role": "user", "content": line})
+            try:
+                reply = _print(engine.chat(messages, stream=True, **options))
+            except KeyboardInterrupt:
+                print()
+                messages.pop()
+                continue
+            messages.append({"role": "assistant", "content": reply})
+
+
+def _tokenize(arguments: argparse.Namespace) -> int:
+    from oxillama.embedded import embedded_path
+    bridge = oxillama.TokenizerBridge.from_gguf(arguments.model or embedded_path())
+    special = not arguments.no_special
+    ids = bridge.encode(_text(arguments.prompt), add_special=special, parse_special=special)
+    if arguments.json:
+        print(json.dumps(ids))
+    else:
+        for token in ids:
+            print(f"{token:>8}  {bridge.token_bytes(token).decode('utf-8', 'backslashreplace')!r}")
+    return 0

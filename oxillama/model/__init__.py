@@ -1,0 +1,9 @@
+"""From a file to a Program: what is needed of a GGUF file is read, named, checked, lowered to a tape and packed.
+
+`builder` records what an architecture asks for, `blocks` holds what architectures share, `arch/` has one file each,
+`lower` fuses and assigns slots, `ops` says in numpy what every op of the tape means, `reference` runs that meaning,
+`load` ties them together. Nothing here knows about requests or sessions.
+"""
+from .load import Model, ModelConfig, architectures, load_model
+
+__all__ = ["Model", "ModelConfig", "architectures", "load_model"]

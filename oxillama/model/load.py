@@ -1,0 +1,132 @@
+"""Ties the room together: an open GGUF file becomes a `Model`, which is a Program and what the engine must know of it."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from oxillama._core.matmul import PackedMatrix, act_bytes
+from oxillama._core.tape import EmbeddingTable, PageMemory, Program
+from oxillama.errors import ModelError
+from oxillama.gguf import GgufReader
+from oxillama.model import arch as _arch  # noqa: F401  (importing it registers every architecture)
+from oxillama.model.builder import Builder, Tensor, recorders
+from oxillama.model.lower import Tape, lower
+from oxillama.model.reference import Reference
+
+Progress = Callable[[int, int], None]      # bytes packed so far, bytes in all
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What the floors above need to know of a model: sizes only, no tensors."""
+
+    architecture: str
+    name: str
+    context_length: int
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    kv_layers: tuple[tuple[int, int, int], ...]
+
+
+@dataclass(slots=True)
+class Model:
+    """A loaded model; `program` runs it, `tape` shows it, `reader` stays open for the rows of its embedding."""
+
+    config: ModelConfig
+    tape: Tape
+    program: Program
+    reader: GgufReader = field(repr=False)
+
+    def page_memory(self, *, kv_type: str = "f16", page_size: int = 16) -> PageMemory:
+        """Memory for the pages of this model's keys and values; grows as it is used."""
+        return PageMemory(list(self.config.kv_layers), kv_type, page_size)
+
+    def reference(self) -> Reference:
+        """The numpy interpreter of the same tape."""
+        return Reference(self.tape, self.reader)
+
+
+def architectures() -> list[str]:
+    """Names of every `general.architecture` that can be loaded."""
+    return sorted(recorders())
+
+
+def record(reader: GgufReader) -> tuple[ModelConfig, Tape]:
+    """Read the keys, record the architecture and lower it; touches no weight of two dimensions."""
+    name = reader.metadata.get("general.architecture")
+    if not isinstance(name, str):
+        raise ModelError(f"general.architecture: found {name!r}, wanted the name of an architecture")
+    if name not in recorders():
+        raise ModelError(f"general.architecture: found {name!r}, wanted one of {', '.join(architectures())}")
+    b = Builder(reader, name)
+    context = b.keys.integer("context_length", minimum=1, maximum=(1 << 32) - 1)
+    result = recorders()[name](b)
+    unused = b.unused()
+    if unused:
+        raise ModelError(f"{unused[0]}: {name} has no use for this tensor ({len(unused)} such in the file)")
+    tape = lower(b, result, act_of, lambda act, columns: -(-act_bytes(act, columns) // 4))
+    label = reader.metadata.get("general.name", "")
+    return ModelConfig(name, label if isinstance(label, str) else "", context, b.vocab_size, b.hidden, b.n_layers, tuple(b.kv_layers)), tape
+
+
+def load_model(reader: GgufReader, *, num_threads: int = 0, max_rows: int = 512, progress: Progress | None = None) -> Model:
+    """Record, lower, pack every weight and build the Program; `progress(done, total)` is told of bytes packed."""
+    config, tape = record(reader)
+    packer = _Packer(reader, num_threads, progress, sum(_file_bytes(reader, op.params) for op in tape.ops))
+    ops = [(op.name, packer.params(op.params)) for op in tape.ops]
+    program = Program(ops, list(tape.slots), kv_layers=list(config.kv_layers), vocab_size=config.vocab_size,
+                      hidden_size=config.hidden_size, max_rows=max_rows, num_threads=num_threads)
+    return Model(config, tape, program, reader)
+
+
+def _rows(reader: GgufReader, tensor: Tensor) -> np.ndarray:
+    """The raw blocks of a tensor's rows, a view of the file."""
+    blocks = reader.data(tensor.name).reshape(reader.tensors[tensor.name].shape[0], -1)
+    return blocks[tensor.start:tensor.start + tensor.shape[0]].reshape(-1)
+
+
+def _file_bytes(reader: GgufReader, params: dict) -> int:
+    return sum(len(_rows(reader, tensor)) for tensor in params.get("weights", ()))
+
+
+@dataclass(slots=True)
+class _Packer:
+    """Turns the Tensors of an op's parameters into what the Program runs, each weight once."""
+
+    reader: GgufReader
+    num_threads: int
+    progress: Progress | None
+    total: int
+    done: int = 0
+    packed: dict[tuple, PackedMatrix] = field(default_factory=dict)
+
+    def params(self, params: dict) -> dict:
+        ready = dict(params)
+        if "table" in params:
+            table = params["table"]
+            ready["table"] = EmbeddingTable(_rows(self.reader, table), table.format, *table.shape)
+        if "weights" in params:
+            ready["weights"] = [self._pack(tensor) for tensor in params["weights"]]
+        return ready
+
+    def _pack(self, tensor: Tensor) -> PackedMatrix:
+        if tensor.key not in self.packed:
+            raw = _rows(self.reader, tensor)
+            self.packed[tensor.key] = PackedMatrix(raw, tensor.format, *tensor.shape, num_threads=self.num_threads)
+            self.done += len(raw)
+            self.reader.release(tensor.name)      # its file pages have been read once; the packed copy is what stays
+            if self.progress is not None:
+                self.progress(self.done, self.total)
+        return self.packed[tensor.key]
+
+
+def act_of(weight_format: str) -> str:
+    """The activation format that a weight format is multiplied with."""
+    from oxillama._core.matmul import formats
+    found = formats().get(weight_format)
+    if found is None:
+        raise ModelError(f"weight format {weight_format}: no kernel multiplies it, wanted one of {', '.join(sorted(formats()))}")
+    return found

@@ -1,0 +1,85 @@
+"""Runs a tape by its numpy meaning, and finds the first op where the compiled tape says something else.
+
+Slow and plain on purpose: it is what `oxillama doctor` and the tests hold the compiled tape against.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from oxillama._core.codecs import dequantize
+from oxillama.gguf import GgufReader
+from oxillama.model.builder import Tensor
+from oxillama.model.lower import Op, Tape
+from oxillama.model.ops import OPS, OUTPUT, Frame
+
+
+class Reference:
+    """The numpy interpreter of one tape over one file; holds every weight it has used as float32."""
+
+    def __init__(self, tape: Tape, reader: GgufReader, *, kv_dtype: type = np.float16) -> None:
+        self.tape = tape
+        self.reader = reader
+        self.kv_dtype = kv_dtype
+        self._held: dict[tuple, np.ndarray] = {}
+
+    def weight(self, tensor: Tensor) -> np.ndarray:
+        """Rows of a tensor as float32 (rows, columns)."""
+        if tensor.key not in self._held:
+            self._held[tensor.key] = dequantized(self.reader, tensor)
+        return self._held[tensor.key]
+
+    def frame(self, tokens: Sequence[int], *, wanted: Sequence[int] | None = None) -> Frame:
+        """A fresh frame over a whole sequence from position 0; every row's output is wanted unless said."""
+        ids = np.asarray(tokens, np.int32)
+        asked = np.arange(len(ids)) if wanted is None else np.asarray(wanted)
+        return Frame(ids, np.arange(len(ids)), asked, self.weight, self.kv_dtype)
+
+    def steps(self, frame: Frame) -> Iterator[Op]:
+        """Run op by op; after each the frame holds what the op wrote."""
+        for op in self.tape.ops:
+            OPS[op.name].meaning(frame, **op.params)
+            yield op
+
+    def logits(self, tokens: Sequence[int]) -> np.ndarray:
+        """Output rows float32 (len(tokens), vocabulary)."""
+        frame = self.frame(tokens)
+        for _ in self.steps(frame):
+            pass
+        return frame.slots[OUTPUT]
+
+
+def dequantized(reader: GgufReader, tensor: Tensor) -> np.ndarray:
+    """The float32 (rows, columns) that a tensor's blocks stand for."""
+    blocks = reader.data(tensor.name).reshape(reader.tensors[tensor.name].shape[0], -1)
+    return dequantize(blocks[tensor.start:tensor.start + tensor.shape[0]], tensor.format)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What one op of the compiled tape says against its meaning; `error` is relative to the largest magnitude."""
+
+    index: int
+    op: str
+    error: float
+    agrees: bool
+
+
+def compare(reference: Reference, tokens: Sequence[int], compiled: Callable[[int], dict[int, np.ndarray]], *,
+            tolerance: float = 2e-2) -> Iterator[Difference]:
+    """Hold each op's float32 results against `compiled(op_index) -> {slot: rows}` of the same tokens, in order.
+
+    Errors of quantised activations add up along the tape, so `tolerance` bounds the whole path, not one op.
+    """
+    frame = reference.frame(tokens)
+    for index, op in enumerate(reference.steps(frame)):
+        worst = 0.0
+        for slot, rows in compiled(index).items():
+            wanted = frame.slots[slot]
+            found = rows[:, :wanted.shape[1]]
+            scale = float(np.abs(wanted).max()) or 1.0
+            error = float(np.abs(found - wanted).max()) / scale
+            worst = max(worst, error) if np.isfinite(error) else float("inf")
+        yield Difference(index, op.name, worst, worst <= tolerance)

@@ -1,0 +1,59 @@
+"""The law of the floors: a module imports from its own package or from lower floors, and from nowhere else in the house."""
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1] / "oxillama"
+FLOORS = {"errors": 0, "_core": 1, "gguf": 2, "tokenizer": 2, "model": 3, "quant": 3, "sampling": 4, "grammar": 4, "engine": 5,
+          "__init__": 6, "api": 6, "embedded": 6, "server": 7, "cli": 8}
+# A bridge can be asked for by file name alone, so this one function of the tokenizer opens the container (tokenizer.bridge.from_gguf).
+DOORS = {("tokenizer", "gguf")}
+
+
+def room(path: Path) -> str:
+    """The first name below `oxillama`: a package, or a module at the top."""
+    return path.relative_to(ROOT).parts[0].removesuffix(".py").removesuffix(".pyx")
+
+
+def imported(path: Path) -> set[str]:
+    """Rooms of this house that the file imports, wherever in the file the import stands."""
+    rooms = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            package = path.relative_to(ROOT.parent).with_suffix("").parts[:-node.level] if node.level else ()
+            base = ".".join((*package, node.module) if node.module else package)
+            names = [base] if base != "oxillama" else [f"oxillama.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "oxillama":
+                rooms.add(parts[1] if len(parts) > 1 and parts[1] in FLOORS else "__init__")
+    return rooms
+
+
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_modules_import_only_from_their_own_room_or_from_lower_floors(path):
+    mine = room(path)
+    assert mine in FLOORS, f"{mine} stands on no floor"
+    for other in imported(path) - {mine}:
+        if (mine, other) not in DOORS:
+            assert FLOORS[other] < FLOORS[mine] or (FLOORS[mine] == FLOORS[other] == 6), f"{path} imports {other}"
+
+
+def test_c_sources_know_nothing_of_python_memory_or_threads():
+    for path in sorted((ROOT.parent / "csrc").rglob("*.[ch]")):
+        text = path.read_text()
+        for word in ("Python.h", "malloc(", "omp.h", "#pragma omp"):
+            assert word not in text, f"{path}: {word}"
+
+
+def test_no_room_has_a_name_that_says_nothing():
+    empty = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "base"}
+    assert not [path for path in ROOT.rglob("*") if path.stem in empty]
