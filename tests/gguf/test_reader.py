@@ -1,0 +1,250 @@
+"""The reader gives what the file says, without a copy, and refuses every file whose header lies."""
+import json
+import random
+import struct
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from oxillama.errors import GgufError, OxillamaError
+from oxillama.gguf import GgufReader, TensorInfo
+
+# A small file is built byte by byte from the format's specification, so that the reader is not judged by our own writer.
+U32, STRING, ARRAY = 4, 8, 9
+
+
+def string(text):
+    """A length and its UTF-8 bytes."""
+    data = text if isinstance(text, bytes) else text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def key(name, kind, payload):
+    """One key with its kind number and stored bytes."""
+    return string(name) + struct.pack("<I", kind) + payload
+
+
+def info(name, dims, kind, offset):
+    """One tensor info; `dims` innermost first."""
+    return string(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, kind, offset)
+
+
+def file(keys=(), infos=(), data=b"", *, version=3, alignment=32, counts=None, magic=b"GGUF"):
+    """A whole file of the given parts."""
+    tensors, kvs = counts or (len(infos), len(keys))
+    head = magic + struct.pack("<IQQ", version, tensors, kvs) + b"".join(keys) + b"".join(infos)
+    return head + (b"\0" * (-len(head) % alignment) + data if infos else b"")
+
+
+ARCH = key("general.architecture", STRING, string("llama"))
+
+
+@pytest.fixture
+def small():
+    """(bytes, length of the header): two tensors, and a key of every shape."""
+    keys = [
+        ARCH,
+        key("a.int", U32, struct.pack("<I", 7)),
+        key("a.names", ARRAY, struct.pack("<IQ", STRING, 3) + string("x") + string("") + string("é")),
+        key("a.numbers", ARRAY, struct.pack("<IQ3f", 6, 3, 1.0, 2.0, 3.0)),
+        key("a.nested", ARRAY, struct.pack("<IQ", ARRAY, 2) + struct.pack("<IQ2B", 0, 2, 1, 2) + struct.pack("<IQ", STRING, 1) + string("z")),
+    ]
+    data = struct.pack("<6f", *range(6)).ljust(32, b"\0") + bytes(range(34))
+    raw = file(keys, [info("one", (3, 2), 0, 0), info("two", (32,), 8, 32)], data)
+    return raw, len(raw) - len(data)
+
+
+# Malformed below the container: a model or a tokenizer refuses these, for a reader they are well-formed files.
+WELL_FORMED = {"arch_missing", "arch_traversal", "shape_transposed", "tok_merges_nospace", "tok_scores_short"}
+
+
+def test_a_small_file_is_read_as_written(small):
+    raw, head = small
+    reader = GgufReader(raw)
+    assert (reader.version, reader.alignment, reader.size, reader.path) == (3, 32, len(raw), None)
+    assert list(reader.metadata) == ["general.architecture", "a.int", "a.names", "a.numbers", "a.nested"]
+    assert reader.metadata["a.int"] == 7
+    assert reader.metadata["a.names"] == ["x", "", "é"]
+    assert reader.metadata["a.numbers"].tolist() == [1.0, 2.0, 3.0] and reader.metadata["a.numbers"].dtype == np.float32
+    assert reader.metadata["a.nested"][0].tolist() == [1, 2] and reader.metadata["a.nested"][1] == ["z"]
+    assert list(reader.kv_types.values()) == ["string", "uint32", "array[string]", "array[float32]", "array[array]"]
+    assert list(reader.tensors.values()) == [
+        TensorInfo("one", (2, 3), 0, "F32", head, 24),
+        TensorInfo("two", (32,), 8, "Q8_0", head + 32, 34),
+    ]
+    assert reader.data("one").view(np.float32).tolist() == [0, 1, 2, 3, 4, 5]
+    assert reader.data("two").tobytes() == bytes(range(34))
+
+
+def test_tensor_bytes_are_the_file_itself_and_outlive_the_reader(small, tmp_path):
+    buffer = bytearray(small[0])
+    data = GgufReader.from_bytes(buffer).data("two")
+    buffer[-1] = 99
+    assert data[-1] == 99 and not data.flags.writeable
+    (tmp_path / "a.gguf").write_bytes(small[0])
+    with GgufReader(tmp_path / "a.gguf") as reader:
+        data, numbers = reader.data("two"), reader.metadata
+    assert data.tobytes() == bytes(range(34)) and numbers["a.names"] == ["x", "", "é"]
+    with pytest.raises(GgufError, match="a.gguf is closed"):
+        reader.data("two")
+    with pytest.raises(GgufError, match="'three' is not in a.gguf"):
+        GgufReader(tmp_path / "a.gguf").data("three")
+
+
+def test_versions_2_and_3_are_the_same_layout(small):
+    raw = bytearray(small[0])
+    raw[4] = 2
+    assert GgufReader(raw).tensors == GgufReader(small[0]).tensors
+    assert GgufReader(raw).version == 2
+
+
+def test_the_gguf_package_reads_the_same(cases):
+    gguf = pytest.importorskip("gguf")
+    for path in [cases / "bad_gguf/ok_base.gguf", cases / "bad_gguf/align_8.gguf", cases / "arch/gemma3/q8_0.gguf", cases / "arch/mixtral/f32.gguf"]:
+        theirs, ours = gguf.GGUFReader(path), GgufReader(path)
+        fields = {name: field for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
+        assert list(ours.metadata) == list(fields)
+        for name, field in fields.items():
+            kinds = [kind.name.lower() for kind in field.types]
+            assert ours.kv_types[name] == (f"array[{kinds[1]}]" if kinds[0] == "array" else kinds[0])
+            value = ours.metadata[name]
+            assert (value.tolist() if isinstance(value, np.ndarray) else value) == field.contents(), name
+        assert list(ours.tensors) == [tensor.name for tensor in theirs.tensors]
+        for tensor in theirs.tensors:
+            one = ours.tensors[tensor.name]
+            found = (one.shape[::-1], one.type_name, one.offset, one.nbytes)
+            assert found == (tuple(tensor.shape), tensor.tensor_type.name, tensor.data_offset, tensor.n_bytes)
+            assert ours.data(tensor.name).tobytes() == tensor.data.tobytes()
+
+
+def test_bad_files_are_judged_as_the_manifest_says(cases):
+    manifest = json.loads((cases / "bad_gguf/manifest.json").read_text())
+    for name, entry in manifest.items():
+        start = time.perf_counter()
+        try:
+            reader = GgufReader(cases / f"bad_gguf/{name}.gguf")
+            loaded = [reader.metadata[key] is not None for key in reader.metadata] != []
+        except GgufError as error:
+            assert "\n" not in str(error)
+            loaded = False
+        assert time.perf_counter() - start < 2, name
+        if entry["expect"] == "accept":
+            assert loaded, name
+        elif entry["expect"] == "reject":
+            assert loaded == (name in WELL_FORMED or name.startswith("hp_")), name
+
+
+def test_every_truncation_of_the_header_and_the_data_is_refused(small):
+    raw, _ = small
+    for length in range(len(raw)):
+        with pytest.raises(GgufError):
+            GgufReader(raw[:length])
+
+
+def test_flipped_bytes_load_or_raise_one_line(small):
+    raw, head = small
+    rng = random.Random(7)
+    for _ in range(4000):
+        flipped = bytearray(raw)
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            flipped[rng.randrange(head)] = rng.choice((0, 1, 127, 128, 255, rng.randrange(256)))
+        try:
+            reader = GgufReader(flipped)
+            assert all(reader.data(name).nbytes == one.nbytes for name, one in reader.tensors.items())
+            dict(reader.metadata)
+        except OxillamaError as error:
+            assert "\n" not in str(error)
+
+
+def nested(depth):
+    """A key of arrays within arrays."""
+    return key("deep", ARRAY, struct.pack("<IQ", ARRAY, 1) * (depth - 1) + struct.pack("<IQB", 0, 1, 5))
+
+
+F32, Q8 = 0, 8
+BAD = {
+    "magic": (file(magic=b"ggjt"), "starts with b'ggjt', wanted b'GGUF'"),
+    "version 1": (file(version=1), "version 1, wanted 2 or 3"),
+    "big-endian": (file(version=3 << 24), "big-endian"),
+    "key count": (file([ARCH], counts=(0, 1 << 40)), "counts 1099511627776 keys, at most 3 fit"),
+    "one key too many": (file([ARCH], counts=(0, 2)), "key 1 of 2 needs 8 bytes"),
+    "tensor count": (file([ARCH], counts=(1 << 63, 1)), "tensors, at most"),
+    "key twice": (file([ARCH, ARCH]), "key general.architecture appears twice"),
+    "empty key": (file([key("", U32, b"1234")]), "wanted 1 to 65535"),
+    "key not UTF-8": (file([key(b"\xff\xfe", U32, b"1234")]), "not UTF-8"),
+    "key with a line break": (file([key("a\nb", U32, b"1234")]), "unprintable"),
+    "boolean of 2": (file([key("a", 7, b"\2" + bytes(8))]), "a: boolean byte 2, wanted 0 or 1"),
+    "string not UTF-8": (file([key("a", STRING, string(b"ab\xff"))]), "a: not UTF-8 at byte 2 of 3"),
+    "arrays too deep": (file([nested(5)]), "deep: arrays nested deeper than 4"),
+    "string overrun in an array": (file([key("a", ARRAY, struct.pack("<IQQQ", STRING, 2, 0, 1 << 63))]), "a string runs past the end"),
+    "alignment 0": (file([key("general.alignment", U32, bytes(4))]), "general.alignment: found 0, wanted a power of two"),
+    "alignment 24": (file([key("general.alignment", U32, b"\x18\0\0\0")]), "found 24, wanted a power of two"),
+    "alignment a float": (file([key("general.alignment", 6, struct.pack("<f", 32))]), "found 32.0, wanted a power of two"),
+    "alignment an array": (file([key("general.alignment", ARRAY, struct.pack("<IQI", 4, 1, 32))]), r"found 'array\[uint32\]'"),
+    "tensor twice": (file([], [info("t", (1,), F32, 0), info("t", (1,), F32, 32)], bytes(64)), "tensor t appears twice"),
+    "tensor without a name": (file([], [info("", (1,), F32, 0)], bytes(32)), "wanted 1 to 64"),
+    "tensor name of 65 bytes": (file([], [info("t" * 65, (1,), F32, 0)], bytes(32)), "name of 65 bytes, wanted 1 to 64"),
+    "five dims": (file([], [info("t", (1,) * 5, F32, 0)], bytes(32)), "5 dims, wanted 0 to 4"),
+    "size 0": (file([], [info("t", (4, 0), F32, 0)], bytes(32)), r"shape \(0, 4\), wanted sizes from 1"),
+    "size negative": (file([], [info("t", (2**64 - 1,), F32, 0)], bytes(32)), "wanted sizes from 1"),
+    "size overflows": (file([], [info("t", (1 << 32, 1 << 32), F32, 0)], bytes(32)), "the file holds 32"),
+    "withdrawn type": (file([], [info("t", (32,), 4, 0)], bytes(64)), "tensor t: unknown tensor type 4"),
+    "half a block": (file([], [info("t", (48,), Q8, 0)], bytes(64)), "tensor t: row of 48 values, Q8_0 needs a multiple of 32"),
+    "scalar of blocks": (file([], [info("t", (), Q8, 0)], bytes(64)), "row of 1 values"),
+    "offset off the grid": (file([], [info("t", (1,), F32, 16)], bytes(64)), "offset 16, wanted a multiple of 32"),
+    "offset past the end": (file([], [info("t", (1,), F32, 64)], bytes(64)), "bytes 64 to 68 of the data, the file holds 64"),
+    "offset wraps": (file([], [info("t", (16,), F32, 2**64 - 32)], bytes(64)), "the file holds 64"),
+    "overlap": (file([], [info("a", (16,), F32, 0), info("b", (1,), F32, 32)], bytes(96)), "b: offset 32 overlaps a, which ends at 64"),
+    "no bytes": (b"", "starts with b''"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_lying_header_is_refused_by_name(name):
+    raw, message = BAD[name]
+    with pytest.raises(GgufError, match=message):
+        dict(GgufReader(raw).metadata)
+
+
+def test_what_is_unusual_but_true_is_accepted():
+    assert GgufReader(file()).tensors == {}
+    assert GgufReader(file([], [info("s", (), F32, 0)], bytes(32))).tensors["s"].shape == ()
+    assert GgufReader(file([], [info("t" * 64, (1,), F32, 0)], bytes(4))).data("t" * 64).nbytes == 4
+    eight = key("general.alignment", U32, b"\x08\0\0\0")
+    assert GgufReader(file([eight], [info("t", (1,), F32, 8)], bytes(16), alignment=8)).alignment == 8
+    assert GgufReader(file([nested(4)])).metadata["deep"][0][0][0].tolist() == [5]
+    swapped = GgufReader(file([], [info("b", (1,), F32, 32), info("a", (1,), F32, 0)], bytes(64)))
+    assert list(swapped.tensors) == ["b", "a"]
+
+
+def test_a_hostile_header_costs_no_more_than_a_fixed_bound():
+    lies = [BAD[name][0] for name in ("key count", "tensor count", "size overflows", "string overrun in an array")]
+    lies.append(file([key("a", ARRAY, struct.pack("<IQ", 12, 1 << 40))]))
+    lies.append(file([b"".join(key(f"k{i:05x}", 0, b"\0") for i in range(65537))], counts=(0, 65537)))  # one key too many
+    full = file([b"".join(key(f"k{i:05x}", 0, b"\0") for i in range(65536))], counts=(0, 65536))
+    many = file([], [b"".join(info(f"t{i:05x}", (1,), 24, 0) for i in range(65536))], counts=(65536, 0))
+    for raw in [*lies, full, many]:
+        tracemalloc.start()
+        try:
+            GgufReader(raw)
+        except GgufError:
+            pass
+        finally:
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+        assert peak < 64 << 20, raw[:64]
+
+
+def test_a_large_vocabulary_opens_without_decoding_it():
+    count = 150_000
+    tokens = b"".join(string(f"token{index}") for index in range(count))
+    raw = file([ARCH, key("tokens", ARRAY, struct.pack("<IQ", STRING, count) + tokens)])
+    tracemalloc.start()
+    reader = GgufReader(raw)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
+    assert reader.metadata["tokens"][-1] == "token149999"
+    assert reader.metadata["tokens"] is reader.metadata["tokens"]
