@@ -18,18 +18,14 @@ static inline unsigned ox_even_signs(unsigned seven) {
 
 /* 8 coordinates of 2 bits, times d, signs by the bits of `signs` (set = minus). */
 static inline void ox_put_point8(float *dst, unsigned point, const float *levels, unsigned signs, float d) {
-    for (int j = 0; j < 8; j++) {
-        float v = d * levels[point >> 2 * j & 3];
-        dst[j] = signs >> j & 1 ? -v : v;
-    }
+    for (int j = 0; j < 8; j++)
+        dst[j] = d * levels[point >> 2 * j & 3] * (1.0f - 2.0f * (float)(signs >> j & 1));
 }
 
 /* 4 coordinates of 3 bits, the same way. */
 static inline void ox_put_point4(float *dst, unsigned point, const float *levels, unsigned signs, float d) {
-    for (int j = 0; j < 4; j++) {
-        float v = d * levels[point >> 3 * j & 7];
-        dst[j] = signs >> j & 1 ? -v : v;
-    }
+    for (int j = 0; j < 4; j++)
+        dst[j] = d * levels[point >> 3 * j & 7] * (1.0f - 2.0f * (float)(signs >> j & 1));
 }
 
 #endif

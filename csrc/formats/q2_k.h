@@ -7,7 +7,7 @@
 #ifndef OX_FORMATS_Q2_K_H
 #define OX_FORMATS_Q2_K_H
 
-#include "bits.h"
+#include "fit_k.h"
 
 typedef struct {
     uint8_t scales[16];
@@ -25,6 +25,23 @@ static void ox_unpack_Q2_K(float *dst, const void *src, int64_t columns) {
             float ds = d * (float)(b->scales[s] & 15), ms = dmin * (float)(b->scales[s] >> 4);
             for (int j = 0; j < 16; j++) dst[j] = ds * (float)(pairs[j] >> shift & 3) - ms;
         }
+    }
+}
+
+static void ox_quantise_Q2_K(void *dst, const float *src, const float *weights, int64_t columns) {
+    static const ox_k_affine_kind kind = {.width = 16, .top = 3.0f, .top_scale = 15.0f, .over = 2.0f, .steps = 19};
+    ox_q2_k *b = dst;
+    for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
+        float cost[256];
+        uint8_t q[256];
+        ox_costs(cost, weights ? weights + i : NULL, 256);
+        ox_k_affine fit = ox_fit_k_affine(src, cost, &kind);
+        ox_store16(b->d, ox_float_to_half(fit.d));
+        ox_store16(b->dmin, ox_float_to_half(fit.dmin));
+        for (int s = 0; s < 16; s++) b->scales[s] = (uint8_t)(fit.scale[s] | fit.min[s] << 4);
+        ox_round_k_affine(q, src, &kind, &fit);
+        memset(b->pairs, 0, 64);
+        for (int j = 0; j < 256; j++) b->pairs[j / 128 * 32 + j % 32] |= (uint8_t)(q[j] << 2 * (j / 32 % 4));
     }
 }
 

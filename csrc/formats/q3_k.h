@@ -8,7 +8,7 @@
 #ifndef OX_FORMATS_Q3_K_H
 #define OX_FORMATS_Q3_K_H
 
-#include "bits.h"
+#include "fit_k.h"
 
 typedef struct {
     uint8_t high[32];
@@ -34,6 +34,28 @@ static void ox_unpack_Q3_K(float *dst, const void *src, int64_t columns) {
             int shift = 2 * (s >> 1 & 3), bit = s >> 1;
             float ds = d * (float)scale[s];
             for (int j = 0; j < 16; j++) dst[j] = ds * (float)(((pairs[j] >> shift & 3) | (high[j] >> bit & 1) << 2) - 4);
+        }
+    }
+}
+
+static void ox_quantise_Q3_K(void *dst, const float *src, const float *weights, int64_t columns) {
+    static const ox_k_scaled_kind kind = {.lo = -4.0f, .hi = 3.0f, .scale_lo = -32.0f, .scale_hi = 31.0f, .from = 1.8f, .to = 4.6f, .steps = 16};
+    ox_q3_k *b = dst;
+    for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
+        float cost[256];
+        int8_t q[256];
+        ox_costs(cost, weights ? weights + i : NULL, 256);
+        ox_k_scaled fit = ox_fit_k_scaled(src, cost, &kind);
+        memset(b, 0, sizeof *b);
+        ox_store16(b->d, ox_float_to_half(fit.d));
+        for (int s = 0; s < 16; s++) {
+            b->scales[s % 8] |= (uint8_t)(((fit.scale[s] + 32) & 15) << s / 8 * 4);
+            b->scales[8 + s % 4] |= (uint8_t)((fit.scale[s] + 32) >> 4 << s / 4 * 2);
+        }
+        for (int s = 0; s < 16; s++) ox_round_all(q + 16 * s, src + 16 * s, 16, fit.d * (float)fit.scale[s], kind.lo, kind.hi);
+        for (int j = 0; j < 256; j++) {
+            b->pairs[j / 128 * 32 + j % 32] |= (uint8_t)(((q[j] + 4) & 3) << 2 * (j / 32 % 4));
+            b->high[j % 32] |= (uint8_t)((q[j] + 4) >> 2 << j / 32);
         }
     }
 }

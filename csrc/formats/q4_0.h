@@ -5,7 +5,7 @@
 #ifndef OX_FORMATS_Q4_0_H
 #define OX_FORMATS_Q4_0_H
 
-#include "bits.h"
+#include "fit.h"
 
 typedef struct {
     uint8_t d[2];
@@ -18,6 +18,18 @@ static void ox_unpack_Q4_0(float *dst, const void *src, int64_t columns) {
         float d = ox_half(b->d);
         for (int j = 0; j < 16; j++) dst[j] = d * (float)((b->nibbles[j] & 15) - 8);
         for (int j = 0; j < 16; j++) dst[16 + j] = d * (float)((b->nibbles[j] >> 4) - 8);
+    }
+}
+
+static void ox_quantise_Q4_0(void *dst, const float *src, const float *weights, int64_t columns) {
+    ox_q4_0 *b = dst;
+    for (int64_t i = 0; i < columns; i += 32, b++, src += 32) {
+        int8_t q[32];
+        float cost[32];
+        ox_costs(cost, weights ? weights + i : NULL, 32);
+        float d = ox_fit_scaled(src, cost, 32, -8.0f, 7.0f, 5.5f, 8.5f, 16);
+        ox_round_all(q, src, 32, ox_put_scale(b->d, d), -8.0f, 7.0f);
+        for (int j = 0; j < 16; j++) b->nibbles[j] = (uint8_t)((q[j] + 8) | (q[16 + j] + 8) << 4);
     }
 }
 

@@ -6,7 +6,7 @@
 #ifndef OX_FORMATS_Q4_1_H
 #define OX_FORMATS_Q4_1_H
 
-#include "bits.h"
+#include "fit.h"
 
 typedef struct {
     uint8_t d[2], m[2];
@@ -19,6 +19,19 @@ static void ox_unpack_Q4_1(float *dst, const void *src, int64_t columns) {
         float d = ox_half(b->d), m = ox_half(b->m);
         for (int j = 0; j < 16; j++) dst[j] = d * (float)(b->nibbles[j] & 15) + m;
         for (int j = 0; j < 16; j++) dst[16 + j] = d * (float)(b->nibbles[j] >> 4) + m;
+    }
+}
+
+static void ox_quantise_Q4_1(void *dst, const float *src, const float *weights, int64_t columns) {
+    ox_q4_1 *b = dst;
+    for (int64_t i = 0; i < columns; i += 32, b++, src += 32) {
+        uint8_t q[32];
+        float cost[32];
+        ox_costs(cost, weights ? weights + i : NULL, 32);
+        ox_affine fit = ox_fit_affine(src, cost, 32, 15.0f, 0, 3.0f, 13);
+        float d = ox_put_scale(b->d, fit.d), m = ox_put_scale(b->m, fit.m);
+        ox_round_affine(q, src, 32, 15.0f, d, m);
+        for (int j = 0; j < 16; j++) b->nibbles[j] = (uint8_t)(q[j] | q[16 + j] << 4);
     }
 }
 

@@ -6,7 +6,7 @@
 #ifndef OX_FORMATS_Q5_0_H
 #define OX_FORMATS_Q5_0_H
 
-#include "bits.h"
+#include "fit.h"
 
 typedef struct {
     uint8_t d[2];
@@ -21,6 +21,21 @@ static void ox_unpack_Q5_0(float *dst, const void *src, int64_t columns) {
         uint32_t high = ox_load32(b->high);
         for (int j = 0; j < 16; j++) dst[j] = d * (float)((int)((b->nibbles[j] & 15) | (high >> j & 1) << 4) - 16);
         for (int j = 0; j < 16; j++) dst[16 + j] = d * (float)((int)(b->nibbles[j] >> 4 | (high >> (16 + j) & 1) << 4) - 16);
+    }
+}
+
+static void ox_quantise_Q5_0(void *dst, const float *src, const float *weights, int64_t columns) {
+    ox_q5_0 *b = dst;
+    for (int64_t i = 0; i < columns; i += 32, b++, src += 32) {
+        int8_t q[32];
+        float cost[32];
+        ox_costs(cost, weights ? weights + i : NULL, 32);
+        uint32_t high = 0;
+        float d = ox_fit_scaled(src, cost, 32, -16.0f, 15.0f, 13.0f, 16.5f, 16);
+        ox_round_all(q, src, 32, ox_put_scale(b->d, d), -16.0f, 15.0f);
+        for (int j = 0; j < 32; j++) high |= (uint32_t)(q[j] + 16) >> 4 << j;
+        for (int j = 0; j < 16; j++) b->nibbles[j] = (uint8_t)(((q[j] + 16) & 15) | ((q[16 + j] + 16) & 15) << 4);
+        ox_store32(b->high, high);
     }
 }
 

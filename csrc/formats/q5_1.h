@@ -7,7 +7,7 @@
 #ifndef OX_FORMATS_Q5_1_H
 #define OX_FORMATS_Q5_1_H
 
-#include "bits.h"
+#include "fit.h"
 
 typedef struct {
     uint8_t d[2], m[2];
@@ -22,6 +22,22 @@ static void ox_unpack_Q5_1(float *dst, const void *src, int64_t columns) {
         uint32_t high = ox_load32(b->high);
         for (int j = 0; j < 16; j++) dst[j] = d * (float)((b->nibbles[j] & 15) | (high >> j & 1) << 4) + m;
         for (int j = 0; j < 16; j++) dst[16 + j] = d * (float)(b->nibbles[j] >> 4 | (high >> (16 + j) & 1) << 4) + m;
+    }
+}
+
+static void ox_quantise_Q5_1(void *dst, const float *src, const float *weights, int64_t columns) {
+    ox_q5_1 *b = dst;
+    for (int64_t i = 0; i < columns; i += 32, b++, src += 32) {
+        uint8_t q[32];
+        float cost[32];
+        ox_costs(cost, weights ? weights + i : NULL, 32);
+        uint32_t high = 0;
+        ox_affine fit = ox_fit_affine(src, cost, 32, 31.0f, 0, 3.0f, 13);
+        float d = ox_put_scale(b->d, fit.d), m = ox_put_scale(b->m, fit.m);
+        ox_round_affine(q, src, 32, 31.0f, d, m);
+        for (int j = 0; j < 32; j++) high |= (uint32_t)(q[j] >> 4) << j;
+        for (int j = 0; j < 16; j++) b->nibbles[j] = (uint8_t)((q[j] & 15) | (q[16 + j] & 15) << 4);
+        ox_store32(b->high, high);
     }
 }
 

@@ -5,7 +5,7 @@
 #ifndef OX_FORMATS_Q8_0_H
 #define OX_FORMATS_Q8_0_H
 
-#include "bits.h"
+#include "fit.h"
 
 typedef struct {
     uint8_t d[2];
@@ -18,6 +18,14 @@ static void ox_unpack_Q8_0(float *dst, const void *src, int64_t columns) {
         float d = ox_half(b->d);
         for (int j = 0; j < 32; j++) dst[j] = d * (float)b->q[j];
     }
+}
+
+/* The scale follows the largest number; at 8 bits no other choice pays, so the weights have no say. */
+static void ox_quantise_Q8_0(void *dst, const float *src, const float *weights, int64_t columns) {
+    ox_q8_0 *b = dst;
+    (void)weights;
+    for (int64_t i = 0; i < columns; i += 32, b++, src += 32)
+        ox_round_all(b->q, src, 32, ox_put_scale(b->d, ox_max_abs(src, 32) / 127.0f), -127.0f, 127.0f);
 }
 
 #endif

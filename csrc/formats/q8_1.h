@@ -6,7 +6,7 @@
 #ifndef OX_FORMATS_Q8_1_H
 #define OX_FORMATS_Q8_1_H
 
-#include "bits.h"
+#include "fit.h"
 
 typedef struct {
     uint8_t d[4], s[4];
@@ -18,6 +18,19 @@ static void ox_unpack_Q8_1(float *dst, const void *src, int64_t columns) {
     for (int64_t i = 0; i < columns; i += 32, b++, dst += 32) {
         float d = ox_as_float(ox_load32(b->d));
         for (int j = 0; j < 32; j++) dst[j] = d * (float)b->q[j];
+    }
+}
+
+static void ox_quantise_Q8_1(void *dst, const float *src, const float *weights, int64_t columns) {
+    ox_q8_1 *b = dst;
+    (void)weights;
+    for (int64_t i = 0; i < columns; i += 32, b++, src += 32) {
+        float d = ox_max_abs(src, 32) / 127.0f;
+        int sum = 0;
+        ox_round_all(b->q, src, 32, d, -127.0f, 127.0f);
+        for (int j = 0; j < 32; j++) sum += b->q[j];
+        ox_store32(b->d, ox_as_bits(d));
+        ox_store32(b->s, ox_as_bits(d * (float)sum));
     }
 }
 
