@@ -1,0 +1,87 @@
+"""The pushdown machine's compiled face, for the token trie that walks it."""
+from libc.stdint cimport int32_t, int64_t, uint8_t
+
+
+cdef struct Ints:
+    int32_t *data
+    Py_ssize_t n
+    Py_ssize_t cap
+
+
+cdef struct Sequences:
+    Ints pool            # all sequences, end to end
+    Ints start           # count + 1 offsets into pool
+    int32_t *slots       # open addressing, -1 = free
+    Py_ssize_t mask
+    Py_ssize_t count
+
+
+cdef class Machine:
+    # the rule networks (fixed after construction)
+    cdef Ints eps, byte_edges, call_edges, reps, rule_start, rule_final
+    cdef Ints eps_at, byte_at, call_at
+    cdef Py_ssize_t nfa_states
+    cdef int32_t *stamp
+    cdef uint8_t *final_state
+    cdef uint8_t *important
+    cdef int32_t stamp_now
+    cdef object bodies, weights, utf8_cache
+    cdef Py_ssize_t max_states, max_configs, max_items
+    cdef int32_t max_depth
+    cdef readonly int symbols
+    cdef readonly int width
+    # the lazily built automaton (rebuilt by collect)
+    cdef Sequences dstates, frames, stacks, configs, unions
+    cdef Ints d_accept, d_segs, d_seg_at, d_calls, d_call_at, d_pure, s_depth, u_result, c_flags, start_of
+    cdef Ints d_cover
+    cdef int32_t **rows
+    cdef Py_ssize_t rows_cap
+    cdef Ints roots, free_roots
+    cdef Ints work, items, scratch, set_work, bounds
+    cdef int64_t *seen_keys
+    cdef int32_t *seen_gen
+    cdef uint8_t *seen_flags
+    cdef Py_ssize_t seen_mask, seen_used
+    cdef int32_t gen
+    cdef readonly bint too_deep
+    cdef readonly int64_t epoch, serial
+
+    cdef int32_t *row(self, int32_t config) except NULL
+    cdef int32_t cover(self, int32_t config, int u8) except -1
+    cdef int32_t union_configs(self, int32_t a, int32_t b) except -1
+    cdef int32_t start_config(self) except -1
+    cdef int accepts(self, int32_t config) noexcept
+    cdef int has_symbols(self, int32_t config) except -1
+    cdef int room(self) except -1
+
+    cdef int32_t _state(self) except -1
+    cdef int _eps(self, int32_t a, int32_t b) except -1
+    cdef int _bytes(self, int32_t a, int32_t low, int32_t high, int32_t b) except -1
+    cdef int _call(self, int32_t a, int32_t rule, int32_t rep, int32_t b) except -1
+    cdef Py_ssize_t _weigh(self, node, int depth) except -1
+    cdef int _emit(self, node, int32_t a, int32_t b, int depth) except -1
+    cdef int _emit_class(self, ranges, int32_t a, int32_t b) except -1
+    cdef int _emit_repeat(self, body, Py_ssize_t least, Py_ssize_t most, int32_t a, int32_t b, int depth) except -1
+    cdef void _free_automaton(self) noexcept
+    cdef int _reset(self) except -1
+    cdef int _close(self) except -1
+    cdef int32_t _dstate(self) except -1
+    cdef int32_t _start(self, int32_t rule) except -1
+    cdef int _segments(self, int32_t d) except -1
+    cdef int _calls(self, int32_t d) except -1
+    cdef int32_t _push(self, int32_t frame, int32_t stack) except -2
+    cdef int32_t _union(self, int32_t a, int32_t b) except -1
+    cdef int _visit(self, int32_t d, int32_t stack, int fresh) except -1
+    cdef int _grow_seen(self) except -1
+    cdef int _begin(self) noexcept
+    cdef int32_t _finish(self) except -1
+    cdef int32_t _intern_config(self, int32_t accept) except -1
+    cdef int _explore(self, int32_t d, int u8, int loop) except -1
+    cdef int _covers(self, int32_t d, int u8) except -1
+
+cdef class Cursor:
+    cdef readonly Machine machine
+    cdef Py_ssize_t slot
+    cdef int32_t config(self) noexcept
+    cdef void place(self, int32_t config) noexcept
+    cdef int32_t _walk(self, const uint8_t[::1] data, int symbol) except -1

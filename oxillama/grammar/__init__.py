@@ -1,0 +1,14 @@
+"""Constrained decoding: grammars, where one stands in them, and which tokens may come next.
+
+  nodes        the tree every notation is turned into
+  gbnf         reads and writes GBNF text
+  regex        ECMA regular expressions -> nodes and automata
+  regular      finite automata over code points: intersection, complement, difference
+  automaton    Grammar, GrammarState
+  mask         TokenMasker: state -> bitset of allowed tokens
+  json_schema  JSON Schema -> Grammar
+"""
+from oxillama.grammar.automaton import Grammar, GrammarLimits, GrammarState
+from oxillama.grammar.mask import TokenMasker, apply_grammar_mask
+
+__all__ = ["Grammar", "GrammarLimits", "GrammarState", "TokenMasker", "apply_grammar_mask"]

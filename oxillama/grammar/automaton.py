@@ -1,0 +1,270 @@
+"""`Grammar` and `GrammarState`: what may be said, and where in it one is.
+
+A grammar is compiled once into a lazily determinised pushdown machine over bytes (`_core.pushdown`); a state is a cursor in it. Equal
+positions have equal ids whatever way led there, so masks are shared between states, and code points may straddle calls of `advance`.
+"""
+import base64
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from oxillama._core.pushdown import Cursor, Machine
+from oxillama.errors import GrammarError
+from oxillama.grammar import gbnf
+from oxillama.grammar.nodes import choice, literal
+
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarLimits:
+    """What a grammar may cost; every limit is checked, and passing one raises `GrammarError` naming it.
+
+    max_source: characters of text; max_repetition: bounds inside `{m,n}`; max_nesting: groups inside groups; max_states: network states
+    after expansion; max_depth: calls open at once (deeper nesting of the constrained text is not entered); max_items: alternatives
+    followed at once; max_configs: positions remembered before unused ones are dropped (bounds memory: about 1.2 KiB each).
+    """
+
+    max_source: int = 1 << 22
+    max_repetition: int = 2000
+    max_nesting: int = 200
+    max_states: int = 2_000_000
+    max_depth: int = 1000
+    max_items: int = 20_000
+    max_configs: int = 1 << 15
+
+    def __post_init__(self):
+        for name, value in asdict(self).items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise GrammarError(f"GrammarLimits.{name}: {value!r} found, a positive integer wanted")
+
+
+class Grammar:
+    """A context-free language of byte strings, ready to constrain generation.
+
+    Make one with `parse` (GBNF), `from_json_schema`, `from_regex` or `from_choices`. Immutable; safe to share between states.
+    """
+
+    __slots__ = ("names", "rules", "tokens", "limits", "warnings", "_source", "_machine", "_symbols")
+
+    def __init__(self, names: Sequence[str], rules: Sequence[tuple], *, tokens: Sequence[int | str] = (),
+                 limits: GrammarLimits | None = None, source: str | None = None, warnings: Sequence[str] = (),
+                 places: Sequence[tuple[int, int]] = ()):
+        self.names, self.rules, self.tokens = tuple(names), tuple(rules), tuple(tokens)
+        self.limits = limits or GrammarLimits()
+        self.warnings = tuple(warnings)
+        self._source = source
+        self._symbols = {key: i + 1 for i, key in enumerate(self.tokens)}
+        lim = self.limits
+        try:
+            self._machine = Machine(list(self.rules), symbols=len(self.tokens) + 1 if self.tokens else 0, names=list(self.names),
+                                    max_states=lim.max_states, max_depth=lim.max_depth, max_items=lim.max_items,
+                                    max_configs=lim.max_configs)
+        except GrammarError as error:
+            number = getattr(error, "rule", None)
+            if number is None or number >= len(places):
+                raise
+            line, column = places[number]
+            raise GrammarError(f"grammar: line {line}, column {column}: left recursion through rule {self.names[number]!r}") from None
+
+    @classmethod
+    def parse(cls, source: str, *, limits: GrammarLimits | None = None) -> "Grammar":
+        """Reads GBNF. Raises `GrammarError` with line and column: bad syntax, undefined rules, left recursion, exceeded limits."""
+        limits = limits or GrammarLimits()
+        if isinstance(source, str) and len(source) > limits.max_source:
+            raise GrammarError(f"grammar: {len(source)} characters long, at most {limits.max_source} wanted (max_source)")
+        parsed = gbnf.parse(source, max_repetition=limits.max_repetition, max_nesting=limits.max_nesting)
+        return cls(parsed.names, parsed.rules, tokens=parsed.tokens, limits=limits, source=source, places=parsed.places)
+
+    @classmethod
+    def from_choices(cls, choices: Iterable[str | bytes], *, limits: GrammarLimits | None = None) -> "Grammar":
+        """Exactly one of the given texts."""
+        if isinstance(choices, (str, bytes)):
+            raise GrammarError("choices: one text found, a list of texts wanted")
+        texts = list(choices)
+        if not texts:
+            raise GrammarError("choices: none found, at least one wanted")
+        for text in texts:
+            if not isinstance(text, (str, bytes)):
+                raise GrammarError(f"choices: {type(text).__name__} found, text wanted")
+            if isinstance(text, bytes):
+                try:
+                    text.decode("utf-8")
+                except UnicodeDecodeError:
+                    raise GrammarError(f"choices: {text!r} is not UTF-8") from None
+        return cls(["root"], [choice(*(literal(text) for text in texts))], limits=limits)
+
+    @classmethod
+    def from_regex(cls, pattern: str, *, limits: GrammarLimits | None = None) -> "Grammar":
+        """Texts that match an ECMA-262 regular expression (u flag) as a whole, as far as it is regular; else `GrammarError`."""
+        from oxillama.grammar.regex import parse_regex
+        return cls(["root"], [parse_regex(pattern).whole()], limits=limits)
+
+    @classmethod
+    def from_json_schema(cls, schema, **options) -> "Grammar":
+        """JSON texts that are valid under a schema; options as `JsonSchemaCompiler.compile`'s and its constructor's."""
+        from oxillama.grammar.json_schema import JsonSchemaCompiler
+        strict = options.pop("strict", True)
+        return JsonSchemaCompiler(**options).compile(schema, strict=strict)
+
+    @property
+    def source(self) -> str:
+        """The grammar as GBNF text; `Grammar.parse` of it gives the same language."""
+        if self._source is None:
+            self._source = gbnf.render(self.names, self.rules, self.tokens)
+        return self._source
+
+    def resolve(self, ids: Mapping[str, int]) -> "Grammar":
+        """The same grammar with token terminals such as `<think>` replaced by their ids; raises for one that has none."""
+        if not any(isinstance(key, str) for key in self.tokens):
+            return self
+        missing = [key for key in self.tokens if isinstance(key, str) and key not in ids]
+        if missing:
+            raise GrammarError(f"grammar: token {missing[0]} is not in the vocabulary")
+        other = object.__new__(Grammar)
+        for name in Grammar.__slots__:
+            setattr(other, name, getattr(self, name))
+        other._symbols = {(ids[key] if isinstance(key, str) else key): i + 1 for i, key in enumerate(self.tokens)}
+        return other
+
+    def state(self, masker=None) -> "GrammarState":
+        """A state at the beginning; with a `TokenMasker` it can also give masks."""
+        return GrammarState(self, masker=masker)
+
+    def matches(self, text: bytes | str | Sequence[bytes | str | int]) -> bool:
+        """Whether the whole text belongs to the language; a sequence mixes texts with token ids (for token terminals)."""
+        state = GrammarState(self)
+        for piece in (text,) if isinstance(text, (bytes, bytearray, str)) else text:
+            if isinstance(piece, int):
+                ok = state._cursor.advance(b"", self.symbol(piece))
+            else:
+                data = piece.encode("utf-8") if isinstance(piece, str) else piece
+                ok = not data or state._cursor.advance(data, self.symbol(None))
+            if not ok:
+                self._refuse_depth()
+                return False
+        return state.is_complete()
+
+    def symbol(self, token: int | None) -> int:
+        """The machine's number of a token: -1 without token terminals, 0 for a token the grammar does not name."""
+        if not self.tokens:
+            return -1
+        return self._symbols.get(token, 0)
+
+    def _refuse_depth(self):
+        if self._machine.too_deep:
+            raise GrammarError(f"grammar: the text nests deeper than {self.limits.max_depth} open rules (max_depth)")
+
+    def __repr__(self):
+        return f"<Grammar of {len(self.rules)} rules>"
+
+
+class GrammarState:
+    """A position in a grammar: which bytes may come next, and whether it may end.
+
+    Any bytes can be fed in any split; `fork` is cheap; `serialise` keeps the grammar's text and everything consumed, so that `restore`
+    finds the same position in any later version.
+    """
+
+    __slots__ = ("grammar", "masker", "_cursor", "_history", "_steps")
+
+    def __init__(self, grammar: Grammar, *, masker=None):
+        self.grammar = masker.resolve(grammar) if masker is not None else grammar
+        self.masker = masker
+        self._cursor = Cursor(self.grammar._machine)
+        self._history = bytearray()
+        self._steps: list[tuple[int, int]] = []      # (length, token or -1) of each step; only with token terminals
+
+    def allows_token(self, data: bytes, token: int | None = None) -> bool:
+        """Whether these bytes may come next; with token terminals in the grammar, `token` is the id that is asked about."""
+        if not data and token is None:
+            return True
+        return self._cursor.allows(data, self.grammar.symbol(token))
+
+    def advance(self, data: bytes, token: int | None = None) -> None:
+        """Consumes bytes (one token's, or any run where the grammar names no tokens). Raises `GrammarError`, unmoved, if not allowed."""
+        if not data and token is None:
+            return
+        if not self._cursor.advance(data, self.grammar.symbol(token)):
+            self.grammar._refuse_depth()
+            raise GrammarError(f"grammar: {bytes(data[:40])!r} is not allowed after {bytes(self._history[-40:])!r}")
+        self._history += data
+        if self.grammar.tokens:
+            self._steps.append((len(data), -1 if token is None else token))
+
+    def is_complete(self) -> bool:
+        """Whether the text so far is a whole match, so that generation may end here."""
+        return self._cursor.complete
+
+    def forced(self, limit: int = 4096) -> bytes:
+        """The bytes that every continuation starts with: they need no sampling. Empty where the grammar may end here."""
+        return self._cursor.forced(limit)
+
+    def only_end(self) -> bool:
+        """Whether nothing but the end of generation may follow."""
+        return self._cursor.complete and not self._cursor.next_bytes().count(1) and not (
+            self.grammar.tokens and any(self._cursor.allows(b"", s) for s in range(len(self.grammar.tokens) + 1)))
+
+    @property
+    def consumed(self) -> bytes:
+        """Everything consumed so far."""
+        return bytes(self._history)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Equal keys of states of one grammar mean equal futures."""
+        return self._cursor.key
+
+    def mask(self):
+        """The bitset of allowed tokens: read-only uint32 of ceil(vocabulary / 32) words (needs a `TokenMasker`)."""
+        if self.masker is None:
+            raise GrammarError("grammar state: has no vocabulary, make it with TokenMasker.state or Grammar.state(masker)")
+        return self.masker.mask(self)
+
+    def fork(self) -> "GrammarState":
+        """An independent state at the same position."""
+        other = object.__new__(GrammarState)
+        other.grammar, other.masker = self.grammar, self.masker
+        other._cursor = self._cursor.fork()
+        other._history = bytearray(self._history)
+        other._steps = list(self._steps)
+        return other
+
+    def serialise(self) -> bytes:
+        """Grammar text and position as bytes for `restore`."""
+        return json.dumps({
+            "version": VERSION, "grammar": self.grammar.source, "limits": asdict(self.grammar.limits),
+            "consumed": base64.b64encode(self._history).decode("ascii"), "steps": self._steps,
+        }, separators=(",", ":")).encode("ascii")
+
+    @classmethod
+    def restore(cls, data: bytes, *, masker=None, grammar: Grammar | None = None) -> "GrammarState":
+        """The state that `serialise` saved; a `grammar` with the same source may be given to share its compiled form."""
+        try:
+            saved = json.loads(data)
+            version, source = saved["version"], saved["grammar"]
+            limits, consumed, steps = saved["limits"], base64.b64decode(saved["consumed"], validate=True), saved["steps"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise GrammarError(f"grammar state: malformed ({error})") from None
+        if version != VERSION:
+            raise GrammarError(f"grammar state: version {version!r} found, {VERSION} wanted")
+        if grammar is None:
+            try:
+                limits = GrammarLimits(**limits)
+            except TypeError as error:
+                raise GrammarError(f"grammar state: malformed limits ({error})") from None
+            grammar = Grammar.parse(source, limits=limits)
+        elif grammar.source != source:
+            raise GrammarError("grammar state: was saved under another grammar than the one given")
+        state = cls(grammar, masker=masker)
+        if not grammar.tokens:
+            state.advance(consumed)
+            return state
+        at = 0
+        for length, token in steps:
+            state.advance(consumed[at:at + length], None if token < 0 else token)
+            at += length
+        return state
+
+    def __repr__(self):
+        return f"<GrammarState after {len(self._history)} bytes{', complete' if self.is_complete() else ''}>"

@@ -1,0 +1,125 @@
+"""Grammar nodes: the one tree that GBNF text, regular expressions and JSON Schemas are all turned into.
+
+A node is a plain tuple whose first item is its kind (the numbers are those of the compiled machine):
+  (LITERAL, bytes)                  exactly these bytes
+  (CLASS, ((low, high), ...))       one code point out of sorted, disjoint ranges
+  (SEQUENCE, (node, ...))           one after the other
+  (CHOICE, (node, ...))             any of them
+  (REPEAT, node, least, most)       most -1: no upper bound
+  (RULE, index)                     another rule
+  (SYMBOL, ((low, high), ...))      one token out of ranges of token symbols, numbered from 256
+  (NETWORK, start, ((accept, ((node, target), ...)), ...))   a finite automaton whose edges are nodes
+"""
+from oxillama._core.pushdown import CHOICE, CLASS, LITERAL, NETWORK, REPEAT, RULE, SEQUENCE, SYMBOL
+
+__all__ = ["CHOICE", "CLASS", "EMPTY", "LITERAL", "NETWORK", "NEVER", "REPEAT", "RULE", "SEQUENCE", "SYMBOL", "ANY", "choice", "cls",
+           "complement", "intersect", "literal", "merge", "repeat", "rule", "seq", "subtract"]
+
+Ranges = tuple[tuple[int, int], ...]
+LAST = 0x10FFFF
+
+EMPTY = (LITERAL, b"")
+NEVER = (CLASS, ())
+
+
+def merge(ranges) -> Ranges:
+    """Sorts ranges of code points and joins those that touch; surrogates are dropped, they have no UTF-8."""
+    out: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if low > high:
+            continue
+        if out and low <= out[-1][1] + 1:
+            if high > out[-1][1]:
+                out[-1] = (out[-1][0], high)
+        else:
+            out.append((low, high))
+    if any(low <= 0xDFFF and high >= 0xD800 for low, high in out):
+        out = [part for low, high in out for part in ((low, min(high, 0xD7FF)), (max(low, 0xE000), high)) if part[0] <= part[1]]
+    return tuple(out)
+
+
+def complement(ranges: Ranges) -> Ranges:
+    """Every code point that is in none of the ranges (surrogates never are)."""
+    out, at = [], 0
+    for low, high in ranges:
+        if low > at:
+            out.append((at, low - 1))
+        at = high + 1
+    if at <= LAST:
+        out.append((at, LAST))
+    return merge(out)
+
+
+def intersect(a: Ranges, b: Ranges) -> Ranges:
+    """The code points in both."""
+    out, i, j = [], 0, 0
+    while i < len(a) and j < len(b):
+        low, high = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
+        if low <= high:
+            out.append((low, high))
+        if a[i][1] < b[j][1]:
+            i += 1
+        else:
+            j += 1
+    return tuple(out)
+
+
+def subtract(a: Ranges, b: Ranges) -> Ranges:
+    """The code points in a that are not in b."""
+    return intersect(a, complement(b))
+
+
+ANY = complement(())
+
+
+def literal(text: str | bytes) -> tuple:
+    """Exactly this text."""
+    return (LITERAL, text.encode("utf-8") if isinstance(text, str) else bytes(text))
+
+
+def cls(*ranges) -> tuple:
+    """One code point out of ranges, given as (low, high) numbers or as strings such as "az" (a to z) or "-" (one character)."""
+    return (CLASS, merge((ord(r[0]), ord(r[-1])) if isinstance(r, str) else r for r in ranges))
+
+
+def seq(*nodes) -> tuple:
+    """One after the other; neighbouring literals are joined."""
+    out: list[tuple] = []
+    for node in nodes:
+        if node == EMPTY:
+            continue
+        if node == NEVER:
+            return NEVER
+        parts = node[1] if node[0] == SEQUENCE else (node,)
+        for part in parts:
+            if out and part[0] == LITERAL and out[-1][0] == LITERAL:
+                out[-1] = (LITERAL, out[-1][1] + part[1])
+            else:
+                out.append(part)
+    if not out:
+        return EMPTY
+    return out[0] if len(out) == 1 else (SEQUENCE, tuple(out))
+
+
+def choice(*nodes) -> tuple:
+    """Any of them; equal alternatives are kept once."""
+    out = list(dict.fromkeys(node for node in nodes if node != NEVER))
+    if not out:
+        return NEVER
+    return out[0] if len(out) == 1 else (CHOICE, tuple(out))
+
+
+def repeat(node: tuple, least: int = 0, most: int | None = None) -> tuple:
+    """The node from `least` to `most` times (None: no upper bound)."""
+    if most == 0 or node == EMPTY or (node == NEVER and least == 0):
+        return EMPTY
+    if node == NEVER:
+        return NEVER
+    if least == 1 and most == 1:
+        return node
+    return (REPEAT, node, least, -1 if most is None else most)
+
+
+def rule(index: int) -> tuple:
+    """Another rule of the same grammar, by its number."""
+    return (RULE, index)
