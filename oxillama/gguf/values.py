@@ -15,6 +15,7 @@ import numpy as np
 
 from oxillama.errors import GgufError
 from oxillama.gguf.layout import MAX_DEPTH
+from oxillama.gguf.strings import decode_strings, string_starts, strings_end
 
 STRING, ARRAY, BOOL = 8, 9, 7
 _DTYPES = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
@@ -84,17 +85,10 @@ def _array_head(cursor: Cursor, what: str, depth: int) -> tuple[int, int]:
     return item, count
 
 
-def _walk_strings(cursor: Cursor, count: int, what: str) -> None:
-    """Move over `count` strings; the one loop that runs once per vocabulary entry while a file opens."""
-    unpack, buffer, position = _U64.unpack_from, cursor.buffer, cursor.position
-    try:
-        for _ in range(count):
-            position += 8 + unpack(buffer, position)[0]
-    except (struct.error, OverflowError, IndexError):
-        position = len(buffer) + 1
-    if position > len(buffer):
+def _strings_within(cursor: Cursor, end: int, what: str) -> int:
+    if end < 0:
         raise GgufError(f"{cursor.label}: {what}: a string runs past the end of the file")
-    cursor.position = position
+    return end
 
 
 def skip_value(cursor: Cursor, kind: int, what: str, depth: int = 1) -> str:
@@ -104,7 +98,7 @@ def skip_value(cursor: Cursor, kind: int, what: str, depth: int = 1) -> str:
     elif kind == ARRAY:
         item, count = _array_head(cursor, what, depth)
         if item == STRING:
-            _walk_strings(cursor, count, what)
+            cursor.position = _strings_within(cursor, strings_end(cursor.buffer, cursor.position, count), what)
         elif item == ARRAY:
             for _ in range(count):
                 skip_value(cursor, ARRAY, what, depth + 1)
@@ -146,18 +140,13 @@ def read_value(cursor: Cursor, kind: int, what: str, depth: int = 1) -> Any:
 
 
 def _read_strings(cursor: Cursor, count: int, what: str) -> list[str]:
-    start = cursor.position
-    _walk_strings(cursor, count, what)
-    blob = bytes(cursor.buffer[start : cursor.position])  # slices of bytes are cheaper than slices of a memoryview
-    unpack, position, out = _U64.unpack_from, 0, []
+    starts, end = string_starts(cursor.buffer, cursor.position, count)
+    cursor.position = _strings_within(cursor, end, what)
     try:
-        for _ in range(count):
-            first = position + 8
-            position = first + unpack(blob, position)[0]
-            out.append(blob[first:position].decode())
-    except UnicodeDecodeError:
-        raise GgufError(f"{cursor.label}: {what}: item {len(out)} is not UTF-8: {blob[first:position][:40]!r}") from None
-    return out
+        return decode_strings(cursor.buffer, starts, end)
+    except UnicodeDecodeError as error:
+        near = error.object[error.start : error.start + 8]
+        raise GgufError(f"{cursor.label}: {what}: a string of the array is not UTF-8, from {near!r} on") from None
 
 
 # Writing
