@@ -64,7 +64,7 @@ _Static_assert(sizeof(ox_tq1_0) == 54, "block layout");
 _Static_assert(sizeof(ox_tq2_0) == 66, "block layout");
 
 const ox_codec ox_codecs[] = {
-#define OX_FORMAT(name, id, block, bytes) {#name, id, block, bytes, ox_unpack_##name, NULL},
+#define OX_FORMAT(name, id, block, bytes) {#name, id, block, bytes, ox_unpack_##name, ox_quantise_##name},
 #include "formats.def"
 #undef OX_FORMAT
 };

@@ -9,19 +9,20 @@ from gguf import quants
 
 OUT = Path(__file__).resolve().parent.parent / "csrc" / "formats" / "grids.h"
 
-GRIDS = [  # (C name, class that holds it, bits per coordinate, what the coordinates mean)
-    ("ox_grid_iq2_xxs", quants.IQ2_XXS, 2, "8 coordinates: 0, 1, 2 stand for the magnitudes 8, 25, 43"),
-    ("ox_grid_iq2_xs", quants.IQ2_XS, 2, "8 coordinates: 0, 1, 2 stand for the magnitudes 8, 25, 43"),
-    ("ox_grid_iq2_s", quants.IQ2_S, 2, "8 coordinates: 0, 1, 2 stand for the magnitudes 8, 25, 43"),
-    ("ox_grid_iq3_xxs", quants.IQ3_XXS, 3, "4 coordinates: 0 .. 7 stand for the magnitudes 4, 12, 20, 28, 36, 44, 52, 62"),
-    ("ox_grid_iq3_s", quants.IQ3_S, 3, "4 coordinates: 0 .. 7 stand for the magnitudes 1, 3, 5, .. 15"),
-    ("ox_grid_iq1", quants.IQ1_S, 2, "8 coordinates: 0, 1, 2 stand for -1, 0, 1"),
+GRIDS = [  # (name, class that holds it, bits per coordinate, what the coordinates mean)
+    ("iq2_xxs", quants.IQ2_XXS, 2, "8 coordinates: 0, 1, 2 stand for the magnitudes 8, 25, 43"),
+    ("iq2_xs", quants.IQ2_XS, 2, "8 coordinates: 0, 1, 2 stand for the magnitudes 8, 25, 43"),
+    ("iq2_s", quants.IQ2_S, 2, "8 coordinates: 0, 1, 2 stand for the magnitudes 8, 25, 43"),
+    ("iq3_xxs", quants.IQ3_XXS, 3, "4 coordinates: 0 .. 7 stand for the magnitudes 4, 12, 20, 28, 36, 44, 52, 62"),
+    ("iq3_s", quants.IQ3_S, 3, "4 coordinates: 0 .. 7 stand for the magnitudes 1, 3, 5, .. 15"),
+    ("iq1", quants.IQ1_S, 2, "8 coordinates: 0, 1, 2 stand for -1, 0, 1"),
 ]
 
 HEAD = """\
 /* The lattices that the IQ formats choose their points from: tables of published numbers, written by tools/make_grids.py.
  *
- * One number is one point; coordinate j sits in bits 2 j, 2 j + 1 (8 coordinates) or 3 j .. 3 j + 2 (4 coordinates). */
+ * One number is one point; coordinate j sits in bits 2 j, 2 j + 1 (8 coordinates) or 3 j .. 3 j + 2 (4 coordinates). Numbers ascend, so
+ * points with the same upper half of coordinates stand together: ox_runs_* says where each such run starts, and where the last ends. */
 #ifndef OX_FORMATS_GRIDS_H
 #define OX_FORMATS_GRIDS_H
 
@@ -34,7 +35,16 @@ def codes(cls: type, bits: int) -> list[int]:
     cls.init_grid()
     points = np.asarray(cls.grid).reshape(cls.grid_shape)
     levels = {value: index for index, value in enumerate(cls.grid_map)}
-    return [sum(levels[int(v)] << bits * j for j, v in enumerate(point)) for point in points]
+    numbers = [sum(levels[int(v)] << bits * j for j, v in enumerate(point)) for point in points]
+    if numbers != sorted(set(numbers)):
+        raise SystemExit(f"{cls.__name__}: the points do not ascend")
+    return numbers
+
+
+def array(name: str, numbers: list[str]) -> str:
+    """A C array of numbers, 16 a line."""
+    lines = ["    " + ", ".join(numbers[start:start + 16]) + ",\n" for start in range(0, len(numbers), 16)]
+    return f"static const uint16_t {name}[{len(numbers)}] = {{\n{''.join(lines)}}};\n"
 
 
 def main() -> None:
@@ -42,10 +52,11 @@ def main() -> None:
     for name, cls, bits, meaning in GRIDS:
         numbers = codes(cls, bits)
         digits = 4 if bits == 2 else 3
-        text.append(f"\n/* {meaning} */\nstatic const uint16_t {name}[{len(numbers)}] = {{\n")
-        for start in range(0, len(numbers), 16):
-            text.append("    " + ", ".join(f"0x{n:0{digits}x}" for n in numbers[start:start + 16]) + ",\n")
-        text.append("};\n")
+        upper = [n >> (8 if bits == 2 else 6) for n in numbers]
+        runs = [i for i, u in enumerate(upper) if i == 0 or u != upper[i - 1]] + [len(numbers)]
+        text.append(f"\n/* {meaning} */\n")
+        text.append(array(f"ox_grid_{name}", [f"0x{n:0{digits}x}" for n in numbers]))
+        text.append(array(f"ox_runs_{name}", [str(n) for n in runs]))
     text.append("\n#endif\n")
     OUT.write_text("".join(text))
 

@@ -10,7 +10,11 @@
 
 #include "bits.h"
 
-enum { OX_FIT_MAX = 256 }; /* the longest run of numbers that is fitted at once */
+#if defined(__GNUC__)
+#define OX_INLINE static inline __attribute__((always_inline))
+#else
+#define OX_INLINE static inline
+#endif
 
 static inline float ox_sum8(const float *p) {
     return ((p[0] + p[4]) + (p[2] + p[6])) + ((p[1] + p[5]) + (p[3] + p[7]));
@@ -74,10 +78,17 @@ static inline float ox_inverse(float d) {
     return ox_abs(d) > 0x1p-120f ? 1.0f / d : 0.0f;
 }
 
-/* Writes round(x / d), clipped to lo..hi. */
-static inline void ox_round_all(int8_t *q, const float *x, int n, float d, float lo, float hi) {
+/* What a number becomes when it is measured in units of the scale. Searches take one as an argument and are inlined around it. */
+typedef float (*ox_snap)(float v);
+
+static inline float ox_snap_byte(float v) {
+    return ox_round(ox_clip(v, -127.0f, 127.0f));
+}
+
+/* Writes snap(x / d) as small integers. */
+OX_INLINE void ox_snap_all(int8_t *q, const float *x, int n, float d, ox_snap snap) {
     float inverse = ox_inverse(d);
-    for (int i = 0; i < n; i++) q[i] = (int8_t)ox_round(ox_clip(x[i] * inverse, lo, hi));
+    for (int i = 0; i < n; i++) q[i] = (int8_t)snap(x[i] * inverse);
 }
 
 /* Writes round((x - m) / d), clipped to 0..top. */
@@ -86,38 +97,49 @@ static inline void ox_round_affine(uint8_t *q, const float *x, int n, float top,
     for (int i = 0; i < n; i++) q[i] = (uint8_t)ox_round(ox_clip((x[i] - m) * inverse, 0.0f, top));
 }
 
-/* ---- x ~ d q, q in lo..hi ---- */
+/* ---- x ~ d snapped ---- */
 
 typedef struct {
     float xq, qq; /* sum w x q, sum w q q */
 } ox_moments;
 
-static inline ox_moments ox_scaled_moments(const float *x, const float *w, int n, float inverse, float lo, float hi) {
+OX_INLINE ox_moments ox_scaled_moments(const float *x, const float *w, int n, float inverse, ox_snap snap) {
     float xq[8] = {0}, qq[8] = {0};
     for (int i = 0; i < n; i += 8)
         for (int j = 0; j < 8; j++) {
-            float q = ox_round(ox_clip(x[i + j] * inverse, lo, hi)), wq = w[i + j] * q;
+            float q = snap(x[i + j] * inverse), wq = w[i + j] * q;
             xq[j] += wq * x[i + j];
             qq[j] += wq * q;
         }
     return (ox_moments){ox_sum8(xq), ox_sum8(qq)};
 }
 
-/* The best d. `steps` candidates send the largest |x| to `from` .. `to` (in units of q), and to the negative of that when lo != -hi. */
-static inline float ox_fit_scaled(const float *x, const float *w, int n, float lo, float hi, float from, float to, int steps) {
+/* sum w (x - d snapped)^2. */
+OX_INLINE float ox_scaled_error(const float *x, const float *w, int n, float d, ox_snap snap) {
+    float p[8] = {0}, inverse = ox_inverse(d);
+    for (int i = 0; i < n; i += 8)
+        for (int j = 0; j < 8; j++) {
+            float e = x[i + j] - d * snap(x[i + j] * inverse);
+            p[j] += w[i + j] * e * e;
+        }
+    return ox_sum8(p);
+}
+
+/* The best d. `steps` candidates send the largest |x| to `from` .. `to`; the negative of that is tried too unless snap is odd. */
+OX_INLINE float ox_fit_scaled(const float *x, const float *w, int n, ox_snap snap, int odd, float from, float to, int steps) {
     float top = ox_max_abs(x, n), best_d = 0.0f, best = 0.0f;
     if (top < 0x1p-100f) return 0.0f;
-    for (int side = 0; side < (lo == -hi ? 1 : 2); side++)
+    for (int side = 0; side < (odd ? 1 : 2); side++)
         for (int k = 0; k < steps; k++) {
             float reach = (from + (to - from) * (float)k / (float)(steps - 1)) / top;
-            ox_moments m = ox_scaled_moments(x, w, n, side ? -reach : reach, lo, hi);
+            ox_moments m = ox_scaled_moments(x, w, n, side ? -reach : reach, snap);
             if (m.qq > 0.0f && m.xq * m.xq > best * m.qq) {
                 best = m.xq * m.xq / m.qq;
                 best_d = m.xq / m.qq;
             }
         }
     for (int k = 0; k < 8 && best_d != 0.0f; k++) {
-        ox_moments m = ox_scaled_moments(x, w, n, 1.0f / best_d, lo, hi);
+        ox_moments m = ox_scaled_moments(x, w, n, 1.0f / best_d, snap);
         if (!(m.qq > 0.0f) || !(m.xq * m.xq > best * m.qq)) break;
         best = m.xq * m.xq / m.qq;
         best_d = m.xq / m.qq;

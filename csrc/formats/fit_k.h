@@ -108,10 +108,10 @@ static inline void ox_round_k_affine(uint8_t *q, const float *x, const ox_k_affi
         ox_round_affine(q + i, x + i, kind->width, kind->top, fit->d * fit->scale[s], -(fit->dmin * fit->min[s]));
 }
 
-/* ---- x ~ (d scale) q, q in lo..hi: Q3_K, Q6_K; sub-blocks of 16 ---- */
+/* ---- x ~ (d scale) snapped: Q3_K, Q6_K, IQ4_XS ---- */
 
 typedef struct {
-    float lo, hi;             /* range of q */
+    int width;                /* columns per sub-block */
     float scale_lo, scale_hi; /* range of scale */
     float from, to;           /* where the first roundings send the largest number */
     int steps;
@@ -122,24 +122,14 @@ typedef struct {
     int8_t scale[16];
 } ox_k_scaled;
 
-static inline float ox_scaled_error(const float *x, const float *cost, int n, float lo, float hi, float a) {
-    float p[8] = {0}, inverse = ox_inverse(a);
-    for (int i = 0; i < n; i += 8)
-        for (int j = 0; j < 8; j++) {
-            float e = x[i + j] - a * ox_round(ox_clip(x[i + j] * inverse, lo, hi));
-            p[j] += cost[i + j] * e * e;
-        }
-    return ox_sum8(p);
-}
-
-static inline void ox_pick_k_scaled(ox_k_scaled *fit, const float *x, const float *cost, const ox_k_scaled_kind *kind, const float *own) {
+OX_INLINE void ox_pick_k_scaled(ox_k_scaled *fit, const float *x, const float *cost, const ox_k_scaled_kind *kind, ox_snap snap, const float *own) {
     float to_scale = ox_inverse(fit->d);
     fit->error = 0.0f;
-    for (int s = 0; s < 16; s++) {
+    for (int s = 0; s * kind->width < 256; s++) {
         float near = ox_round(ox_clip(own[s] * to_scale, kind->scale_lo, kind->scale_hi)), best = 3.4e38f;
         for (float scale = near - 1.0f; scale <= near + 1.0f; scale += 1.0f) {
             if (scale < kind->scale_lo || scale > kind->scale_hi) continue;
-            float error = ox_scaled_error(x + 16 * s, cost + 16 * s, 16, kind->lo, kind->hi, fit->d * scale);
+            float error = ox_scaled_error(x + kind->width * s, cost + kind->width * s, kind->width, fit->d * scale, snap);
             if (error < best) {
                 best = error;
                 fit->scale[s] = (int8_t)scale;
@@ -149,31 +139,31 @@ static inline void ox_pick_k_scaled(ox_k_scaled *fit, const float *x, const floa
     }
 }
 
-static inline void ox_refit_k_scaled(ox_k_scaled *fit, const float *x, const float *cost, const ox_k_scaled_kind *kind) {
+/* The half that fits all picks best. */
+OX_INLINE void ox_refit_k_scaled(ox_k_scaled *fit, const float *x, const float *cost, const ox_k_scaled_kind *kind, ox_snap snap) {
     double aa = 0, ax = 0;
-    for (int i = 0; i < 256; i++) {
-        float a = fit->d * fit->scale[i / 16];
-        double q = fit->scale[i / 16] * ox_round(ox_clip(x[i] * ox_inverse(a), kind->lo, kind->hi));
-        aa += cost[i] * q * q;
-        ax += cost[i] * q * x[i];
+    for (int s = 0; s * kind->width < 256; s++) {
+        ox_moments m = ox_scaled_moments(x + kind->width * s, cost + kind->width * s, kind->width, ox_inverse(fit->d * fit->scale[s]), snap);
+        aa += (double)m.qq * fit->scale[s] * fit->scale[s];
+        ax += (double)m.xq * fit->scale[s];
     }
     if (aa > 0) fit->d = ox_half_of((float)(ax / aa));
 }
 
-static inline ox_k_scaled ox_fit_k_scaled(const float *x, const float *cost, const ox_k_scaled_kind *kind) {
+OX_INLINE ox_k_scaled ox_fit_k_scaled(const float *x, const float *cost, const ox_k_scaled_kind *kind, ox_snap snap) {
     float own[16], top = 0.0f;
-    for (int s = 0; s < 16; s++) {
-        own[s] = ox_fit_scaled(x + 16 * s, cost + 16 * s, 16, kind->lo, kind->hi, kind->from, kind->to, kind->steps);
+    for (int s = 0; s * kind->width < 256; s++) {
+        own[s] = ox_fit_scaled(x + kind->width * s, cost + kind->width * s, kind->width, snap, 0, kind->from, kind->to, kind->steps);
         top = ox_abs(own[s]) > ox_abs(top) ? own[s] : top;
     }
     ox_k_scaled best = {.error = 3.4e38f};
     for (int side = 0; side < 2; side++) { /* the largest scale may become the lowest or the highest integer */
         ox_k_scaled fit = {.d = ox_half_of(top / (side ? kind->scale_hi : kind->scale_lo))};
         for (int k = 0; k < OX_K_ROUNDS; k++) {
-            ox_pick_k_scaled(&fit, x, cost, kind, own);
+            ox_pick_k_scaled(&fit, x, cost, kind, snap, own);
             if (fit.error < best.error) best = fit;
             else if (k) break;
-            ox_refit_k_scaled(&fit, x, cost, kind);
+            ox_refit_k_scaled(&fit, x, cost, kind, snap);
         }
     }
     return best;

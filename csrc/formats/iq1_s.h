@@ -7,7 +7,7 @@
 #ifndef OX_FORMATS_IQ1_S_H
 #define OX_FORMATS_IQ1_S_H
 
-#include "lattice.h"
+#include "fit_lattice.h"
 
 typedef struct {
     uint8_t d[2];
@@ -29,6 +29,26 @@ static void ox_unpack_IQ1_S(float *dst, const void *src, int64_t columns) {
             float ds = d * (float)(2 * (word >> 12 & 7) + 1), shift = word >> 15 ? -0.125f : 0.125f;
             for (int k = 0; k < 4; k++, dst += 8)
                 ox_put_ternary(dst, ox_grid_iq1[b->low[4 * s + k] | (word >> 3 * k & 7) << 8], shift, ds);
+        }
+    }
+}
+
+static void ox_quantise_IQ1_S(void *dst, const float *src, const float *weights, int64_t columns) {
+    static const ox_lattice_kind kind = {
+        .points = ox_grid_iq1, .runs = ox_runs_iq1, .run_count = sizeof ox_runs_iq1 / sizeof ox_runs_iq1[0] - 1, .coordinates = 8,
+        .levels = ox_iq1_levels, .signs = 0, .shifts = 1, .width = 32, .codes = 8, .unit = 1.0f, .from = 0.9f, .to = 3.2f, .steps = 14,
+    };
+    ox_iq1_s *b = dst;
+    for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
+        ox_lattice_fit fit;
+        ox_fit_lattice(&kind, src, weights ? weights + i : NULL, &fit);
+        memset(b, 0, sizeof *b);
+        ox_store16(b->d, ox_float_to_half(fit.d));
+        for (int p = 0; p < 32; p++) b->low[p] = (uint8_t)fit.point[p];
+        for (int s = 0; s < 8; s++) {
+            unsigned word = (unsigned)fit.scale[s] << 12 | (unsigned)fit.shift[4 * s] << 15;
+            for (int k = 0; k < 4; k++) word |= (unsigned)(fit.point[4 * s + k] >> 8) << 3 * k;
+            ox_store16(b->high[s], word);
         }
     }
 }

@@ -8,7 +8,7 @@
 #ifndef OX_FORMATS_IQ2_S_H
 #define OX_FORMATS_IQ2_S_H
 
-#include "lattice.h"
+#include "fit_lattice.h"
 
 typedef struct {
     uint8_t d[2];
@@ -27,6 +27,26 @@ static void ox_unpack_IQ2_S(float *dst, const void *src, int64_t columns) {
             float ds = d * (0.5f + (float)(b->scales[p >> 2] >> 4 * (p >> 1 & 1) & 15)) * 0.25f;
             ox_put_point8(dst, ox_grid_iq2_s[point], ox_iq2_levels, b->signs[p], ds);
         }
+    }
+}
+
+static void ox_quantise_IQ2_S(void *dst, const float *src, const float *weights, int64_t columns) {
+    static const ox_lattice_kind kind = {
+        .points = ox_grid_iq2_s, .runs = ox_runs_iq2_s, .run_count = sizeof ox_runs_iq2_s / sizeof ox_runs_iq2_s[0] - 1, .coordinates = 8,
+        .levels = ox_iq2_levels, .signs = 1, .shifts = 0, .width = 16, .codes = 16, .unit = 0.125f, .from = 24.0f, .to = 56.0f, .steps = 12,
+    };
+    ox_iq2_s *b = dst;
+    for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
+        ox_lattice_fit fit;
+        ox_fit_lattice(&kind, src, weights ? weights + i : NULL, &fit);
+        memset(b, 0, sizeof *b);
+        ox_store16(b->d, ox_float_to_half(fit.d));
+        memcpy(b->signs, fit.signs, 32);
+        for (int p = 0; p < 32; p++) {
+            b->low[p] = (uint8_t)fit.point[p];
+            b->high[p / 4] |= (uint8_t)(fit.point[p] >> 8 << p % 4 * 2);
+        }
+        for (int s = 0; s < 16; s++) b->scales[s / 2] |= (uint8_t)(fit.scale[s] << s % 2 * 4);
     }
 }
 

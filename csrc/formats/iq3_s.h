@@ -8,7 +8,7 @@
 #ifndef OX_FORMATS_IQ3_S_H
 #define OX_FORMATS_IQ3_S_H
 
-#include "lattice.h"
+#include "fit_lattice.h"
 
 typedef struct {
     uint8_t d[2];
@@ -28,6 +28,26 @@ static void ox_unpack_IQ3_S(float *dst, const void *src, int64_t columns) {
             float ds = d * (float)(1 + 2 * (b->scales[s >> 1] >> 4 * (s & 1) & 15));
             ox_put_point4(dst, ox_grid_iq3_s[point], ox_iq3_s_levels, b->signs[p >> 1] >> 4 * (p & 1), ds);
         }
+    }
+}
+
+static void ox_quantise_IQ3_S(void *dst, const float *src, const float *weights, int64_t columns) {
+    static const ox_lattice_kind kind = {
+        .points = ox_grid_iq3_s, .runs = ox_runs_iq3_s, .run_count = sizeof ox_runs_iq3_s / sizeof ox_runs_iq3_s[0] - 1, .coordinates = 4,
+        .levels = ox_iq3_s_levels, .signs = 1, .shifts = 0, .width = 32, .codes = 16, .unit = 1.0f, .from = 10.0f, .to = 17.0f, .steps = 12,
+    };
+    ox_iq3_s *b = dst;
+    for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
+        ox_lattice_fit fit;
+        ox_fit_lattice(&kind, src, weights ? weights + i : NULL, &fit);
+        memset(b, 0, sizeof *b);
+        ox_store16(b->d, ox_float_to_half(fit.d));
+        memcpy(b->signs, fit.signs, 32);
+        for (int p = 0; p < 64; p++) {
+            b->low[p] = (uint8_t)fit.point[p];
+            b->high[p / 8] |= (uint8_t)(fit.point[p] >> 8 << p % 8);
+        }
+        for (int s = 0; s < 8; s++) b->scales[s / 2] |= (uint8_t)(fit.scale[s] << s % 2 * 4);
     }
 }
 

@@ -7,7 +7,7 @@
 #ifndef OX_FORMATS_IQ3_XXS_H
 #define OX_FORMATS_IQ3_XXS_H
 
-#include "lattice.h"
+#include "fit_lattice.h"
 
 typedef struct {
     uint8_t d[2];
@@ -28,6 +28,26 @@ static void ox_unpack_IQ3_XXS(float *dst, const void *src, int64_t columns) {
                 ox_put_point4(dst, ox_grid_iq3_xxs[point[0]], ox_iq3_xxs_levels, signs, ds);
                 ox_put_point4(dst + 4, ox_grid_iq3_xxs[point[1]], ox_iq3_xxs_levels, signs >> 4, ds);
             }
+        }
+    }
+}
+
+static void ox_quantise_IQ3_XXS(void *dst, const float *src, const float *weights, int64_t columns) {
+    static const ox_lattice_kind kind = {
+        .points = ox_grid_iq3_xxs, .runs = ox_runs_iq3_xxs, .run_count = sizeof ox_runs_iq3_xxs / sizeof ox_runs_iq3_xxs[0] - 1, .coordinates = 4,
+        .levels = ox_iq3_xxs_levels, .signs = 2, .shifts = 0, .width = 32, .codes = 16, .unit = 0.25f, .from = 44.0f, .to = 72.0f, .steps = 12,
+    };
+    ox_iq3_xxs *b = dst;
+    for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
+        ox_lattice_fit fit;
+        ox_fit_lattice(&kind, src, weights ? weights + i : NULL, &fit);
+        memset(b, 0, sizeof *b);
+        ox_store16(b->d, ox_float_to_half(fit.d));
+        for (int p = 0; p < 64; p++) b->point[p] = (uint8_t)fit.point[p];
+        for (int s = 0; s < 8; s++) {
+            uint32_t word = (uint32_t)fit.scale[s] << 28;
+            for (int k = 0; k < 4; k++) word |= (uint32_t)(fit.signs[4 * s + k] & 127) << 7 * k;
+            ox_store32(b->signs_scale[s], word);
         }
     }
 }

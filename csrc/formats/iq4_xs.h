@@ -7,6 +7,7 @@
 #ifndef OX_FORMATS_IQ4_XS_H
 #define OX_FORMATS_IQ4_XS_H
 
+#include "fit_k.h"
 #include "iq4_nl.h"
 
 typedef struct {
@@ -31,6 +32,27 @@ static void ox_unpack_IQ4_XS(float *dst, const void *src, int64_t columns) {
             for (int j = 0; j < 16; j++) dst[j] = ds * (float)ox_iq4_levels[nibbles[j] & 15];
             for (int j = 0; j < 16; j++) dst[16 + j] = ds * (float)ox_iq4_levels[nibbles[j] >> 4];
         }
+    }
+}
+
+static void ox_quantise_IQ4_XS(void *dst, const float *src, const float *weights, int64_t columns) {
+    static const ox_k_scaled_kind kind = {.width = 32, .scale_lo = -32.0f, .scale_hi = 31.0f, .from = 90.0f, .to = 132.0f, .steps = 15};
+    ox_iq4_xs *b = dst;
+    for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
+        float cost[256];
+        unsigned high = 0;
+        ox_costs(cost, weights ? weights + i : NULL, 256);
+        ox_k_scaled fit = ox_fit_k_scaled(src, cost, &kind, ox_snap_iq4);
+        memset(b, 0, sizeof *b);
+        ox_store16(b->d, ox_float_to_half(fit.d));
+        for (int s = 0; s < 8; s++) {
+            float inverse = ox_inverse(fit.d * (float)fit.scale[s]);
+            high |= (unsigned)(fit.scale[s] + 32) >> 4 << 2 * s;
+            b->low[s / 2] |= (uint8_t)(((fit.scale[s] + 32) & 15) << s % 2 * 4);
+            for (int j = 0; j < 16; j++)
+                b->nibbles[16 * s + j] = (uint8_t)(ox_iq4_code(src[32 * s + j] * inverse) | ox_iq4_code(src[32 * s + 16 + j] * inverse) << 4);
+        }
+        ox_store16(b->high, high);
     }
 }
 

@@ -6,6 +6,7 @@
 #include "grids.h"
 
 static const float ox_iq2_levels[4] = {8, 25, 43, 0};
+static const float ox_iq1_levels[4] = {-1, 0, 1, 0};
 static const float ox_iq3_xxs_levels[8] = {4, 12, 20, 28, 36, 44, 52, 62};
 static const float ox_iq3_s_levels[8] = {1, 3, 5, 7, 9, 11, 13, 15};
 

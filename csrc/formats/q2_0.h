@@ -5,7 +5,7 @@
 #ifndef OX_FORMATS_Q2_0_H
 #define OX_FORMATS_Q2_0_H
 
-#include "bits.h"
+#include "fit.h"
 
 typedef struct {
     uint8_t d[2];
@@ -17,6 +17,23 @@ static void ox_unpack_Q2_0(float *dst, const void *src, int64_t columns) {
     for (int64_t i = 0; i < columns; i += 64, b++, dst += 64) {
         float d = ox_half(b->d);
         for (int j = 0; j < 64; j++) dst[j] = d * (float)((b->pairs[j >> 2] >> 2 * (j & 3) & 3) - 1);
+    }
+}
+
+static inline float ox_snap_Q2_0(float v) {
+    return ox_round(ox_clip(v, -1.0f, 2.0f));
+}
+
+static void ox_quantise_Q2_0(void *dst, const float *src, const float *weights, int64_t columns) {
+    ox_q2_0 *b = dst;
+    for (int64_t i = 0; i < columns; i += 64, b++, src += 64) {
+        float cost[64];
+        int8_t q[64];
+        ox_costs(cost, weights ? weights + i : NULL, 64);
+        float d = ox_put_scale(b->d, ox_fit_scaled(src, cost, 64, ox_snap_Q2_0, 0, 0.8f, 4.0f, 33));
+        ox_snap_all(q, src, 64, d, ox_snap_Q2_0);
+        memset(b->pairs, 0, 16);
+        for (int j = 0; j < 64; j++) b->pairs[j / 4] |= (uint8_t)((q[j] + 1) << j % 4 * 2);
     }
 }
 

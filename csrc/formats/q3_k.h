@@ -38,21 +38,25 @@ static void ox_unpack_Q3_K(float *dst, const void *src, int64_t columns) {
     }
 }
 
+static inline float ox_snap_Q3_K(float v) {
+    return ox_round(ox_clip(v, -4.0f, 3.0f));
+}
+
 static void ox_quantise_Q3_K(void *dst, const float *src, const float *weights, int64_t columns) {
-    static const ox_k_scaled_kind kind = {.lo = -4.0f, .hi = 3.0f, .scale_lo = -32.0f, .scale_hi = 31.0f, .from = 1.8f, .to = 4.6f, .steps = 16};
+    static const ox_k_scaled_kind kind = {.width = 16, .scale_lo = -32.0f, .scale_hi = 31.0f, .from = 1.8f, .to = 4.6f, .steps = 16};
     ox_q3_k *b = dst;
     for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
         float cost[256];
         int8_t q[256];
         ox_costs(cost, weights ? weights + i : NULL, 256);
-        ox_k_scaled fit = ox_fit_k_scaled(src, cost, &kind);
+        ox_k_scaled fit = ox_fit_k_scaled(src, cost, &kind, ox_snap_Q3_K);
         memset(b, 0, sizeof *b);
         ox_store16(b->d, ox_float_to_half(fit.d));
         for (int s = 0; s < 16; s++) {
             b->scales[s % 8] |= (uint8_t)(((fit.scale[s] + 32) & 15) << s / 8 * 4);
             b->scales[8 + s % 4] |= (uint8_t)((fit.scale[s] + 32) >> 4 << s / 4 * 2);
         }
-        for (int s = 0; s < 16; s++) ox_round_all(q + 16 * s, src + 16 * s, 16, fit.d * (float)fit.scale[s], kind.lo, kind.hi);
+        for (int s = 0; s < 16; s++) ox_snap_all(q + 16 * s, src + 16 * s, 16, fit.d * (float)fit.scale[s], ox_snap_Q3_K);
         for (int j = 0; j < 256; j++) {
             b->pairs[j / 128 * 32 + j % 32] |= (uint8_t)(((q[j] + 4) & 3) << 2 * (j / 32 % 4));
             b->high[j % 32] |= (uint8_t)((q[j] + 4) >> 2 << j / 32);

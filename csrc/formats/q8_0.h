@@ -25,7 +25,7 @@ static void ox_quantise_Q8_0(void *dst, const float *src, const float *weights, 
     ox_q8_0 *b = dst;
     (void)weights;
     for (int64_t i = 0; i < columns; i += 32, b++, src += 32)
-        ox_round_all(b->q, src, 32, ox_put_scale(b->d, ox_max_abs(src, 32) / 127.0f), -127.0f, 127.0f);
+        ox_snap_all(b->q, src, 32, ox_put_scale(b->d, ox_max_abs(src, 32) / 127.0f), ox_snap_byte);
 }
 
 #endif

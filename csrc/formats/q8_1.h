@@ -27,7 +27,7 @@ static void ox_quantise_Q8_1(void *dst, const float *src, const float *weights, 
     for (int64_t i = 0; i < columns; i += 32, b++, src += 32) {
         float d = ox_max_abs(src, 32) / 127.0f;
         int sum = 0;
-        ox_round_all(b->q, src, 32, d, -127.0f, 127.0f);
+        ox_snap_all(b->q, src, 32, d, ox_snap_byte);
         for (int j = 0; j < 32; j++) sum += b->q[j];
         ox_store32(b->d, ox_as_bits(d));
         ox_store32(b->s, ox_as_bits(d * (float)sum));

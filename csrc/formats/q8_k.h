@@ -27,7 +27,7 @@ static void ox_quantise_Q8_K(void *dst, const float *src, const float *weights, 
     (void)weights;
     for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
         float d = ox_max_abs(src, 256) / 127.0f;
-        ox_round_all(b->q, src, 256, d, -127.0f, 127.0f);
+        ox_snap_all(b->q, src, 256, d, ox_snap_byte);
         ox_store32(b->d, ox_as_bits(d));
         for (int s = 0; s < 16; s++) {
             int sum = 0;

@@ -9,7 +9,7 @@
 #ifndef OX_FORMATS_TQ1_0_H
 #define OX_FORMATS_TQ1_0_H
 
-#include "bits.h"
+#include "tq2_0.h"
 
 typedef struct {
     uint8_t fives[48];
@@ -34,6 +34,24 @@ static void ox_unpack_TQ1_0(float *dst, const void *src, int64_t columns) {
         for (int k = 0; k < 5; k++) ox_tq1_0_digits(dst + 32 * k, b->fives, 32, k, d);
         for (int k = 0; k < 5; k++) ox_tq1_0_digits(dst + 160 + 16 * k, b->fives + 32, 16, k, d);
         for (int k = 0; k < 4; k++) ox_tq1_0_digits(dst + 240 + 4 * k, b->fours, 4, k, d);
+    }
+}
+
+/* Five digits as a byte: the smallest fraction of 256 that holds them. */
+static inline uint8_t ox_pack_digits(const int8_t *q, int stride, int count) {
+    unsigned number = 0;
+    for (int k = 0; k < 5; k++) number = 3 * number + (unsigned)(k < count ? q[k * stride] + 1 : 0);
+    return (uint8_t)((number * 256 + 242) / 243);
+}
+
+static void ox_quantise_TQ1_0(void *dst, const float *src, const float *weights, int64_t columns) {
+    ox_tq1_0 *b = dst;
+    for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
+        int8_t q[256];
+        ox_fit_ternary(q, src, weights ? weights + i : NULL, b->d);
+        for (int j = 0; j < 32; j++) b->fives[j] = ox_pack_digits(q + j, 32, 5);
+        for (int j = 0; j < 16; j++) b->fives[32 + j] = ox_pack_digits(q + 160 + j, 16, 5);
+        for (int j = 0; j < 4; j++) b->fours[j] = ox_pack_digits(q + 240 + j, 4, 4);
     }
 }
 

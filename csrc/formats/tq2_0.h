@@ -5,7 +5,7 @@
 #ifndef OX_FORMATS_TQ2_0_H
 #define OX_FORMATS_TQ2_0_H
 
-#include "bits.h"
+#include "fit.h"
 
 typedef struct {
     uint8_t pairs[64];
@@ -20,6 +20,29 @@ static void ox_unpack_TQ2_0(float *dst, const void *src, int64_t columns) {
             const uint8_t *pairs = b->pairs + 32 * (k >> 2);
             for (int j = 0; j < 32; j++) dst[j] = d * (float)((pairs[j] >> 2 * (k & 3) & 3) - 1);
         }
+    }
+}
+
+static inline float ox_snap_ternary(float v) {
+    return ox_round(ox_clip(v, -1.0f, 1.0f));
+}
+
+/* The best ternary fit of one block: its d, and q of -1, 0, 1. */
+static inline float ox_fit_ternary(int8_t *q, const float *src, const float *weights, uint8_t *d) {
+    float cost[256];
+    ox_costs(cost, weights, 256);
+    float stored = ox_put_scale(d, ox_fit_scaled(src, cost, 256, ox_snap_ternary, 1, 0.6f, 4.0f, 35));
+    ox_snap_all(q, src, 256, stored, ox_snap_ternary);
+    return stored;
+}
+
+static void ox_quantise_TQ2_0(void *dst, const float *src, const float *weights, int64_t columns) {
+    ox_tq2_0 *b = dst;
+    for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
+        int8_t q[256];
+        ox_fit_ternary(q, src, weights ? weights + i : NULL, b->d);
+        memset(b->pairs, 0, 64);
+        for (int j = 0; j < 256; j++) b->pairs[j / 128 * 32 + j % 32] |= (uint8_t)((q[j] + 1) << j / 32 % 4 * 2);
     }
 }
 
