@@ -1,0 +1,46 @@
+"""One draw through the compiled core, with errors that name why no token was left."""
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from oxillama._core.sampler import SamplerCore
+from oxillama.errors import SamplingError
+
+BAD_LOGITS, NOTHING_LEFT = -1, -2
+
+
+def draw(core: SamplerCore, row: np.ndarray, mask: np.ndarray | None, top: int, lists: Callable[[], Mapping[str, Any]]) -> int:
+    """A token id from (vocab,) float32 `row`; `lists` gives the bans and allowed tokens for the message of an error."""
+    try:
+        token = core.sample(row, mask, top)
+    except (TypeError, ValueError) as error:
+        raise SamplingError(f"sample: {error}; wanted logits (vocab,) float32 and a mask (ceil(vocab/32),) uint32") from error
+    if token >= 0:
+        return token
+    if token == BAD_LOGITS:
+        where = int(np.flatnonzero(~(row <= np.finfo(np.float32).max))[0])
+        raise SamplingError(f"logits[{where}]: found {row[where]}, wanted finite numbers or -inf")
+    raise SamplingError(why_nothing(row, mask, lists()))
+
+
+def why_nothing(row: np.ndarray, mask: np.ndarray | None, lists: Mapping[str, Any]) -> str:
+    """Says how each reason narrowed the vocabulary until no token was left."""
+    alive = np.isfinite(row)
+    story = [f"{int(alive.sum())} of {row.size} logits are finite"]
+    if lists.get("allow") is not None:
+        allowed = np.zeros(row.size, bool)
+        allowed[list(lists["allow"])] = True
+        alive &= allowed
+        story.append(f"allowed_tokens leave {int(alive.sum())}")
+    if mask is not None:
+        alive &= np.unpackbits(mask.view(np.uint8), bitorder="little")[: row.size].astype(bool)
+        story.append(f"the mask leaves {int(alive.sum())}")
+    banned = [*lists.get("bans", ()), *(token for token, bias in dict(lists.get("bias") or {}).items() if bias == -np.inf)]
+    if banned:
+        alive[list(banned)] = False
+        story.append(f"banned tokens leave {int(alive.sum())}")
+    if lists.get("late"):
+        alive[list(lists["late"])] = False
+        story.append(f"min_tokens bans end of generation, leaving {int(alive.sum())}")
+    return "no token left to sample: " + ", ".join(story) + "; wanted at least 1"

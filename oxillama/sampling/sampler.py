@@ -1,0 +1,207 @@
+"""The sampler of one request: `Sampler` draws tokens, remembers what penalties need, forks, and saves its state exactly.
+
+`Logprobs` reports a draw. `token_logprobs` reads raw rows without a sampler (prompt log-probabilities).
+"""
+import hashlib
+import json
+import secrets
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from oxillama._core.sampler import SamplerCore, Xorshift64, logprobs
+from oxillama.errors import ConfigError, SamplingError
+from oxillama.sampling.chain import compile_stages, stages_of
+from oxillama.sampling.config import SamplerConfig
+from oxillama.sampling.draw import draw
+from oxillama.sampling.stages import SamplerStage
+
+Processor = Callable[[np.ndarray, np.ndarray], np.ndarray | None]
+
+_STATE = struct.Struct("<4sHHI16sQQdqq")    # magic, version, 0, vocabulary, chain digest, seed, stream, mu, generated, history
+_MAGIC, _VERSION = b"OXSM", 1
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Log-probabilities (natural) of one drawn token and of the likeliest, before any stage (raw) and after all (final)."""
+
+    token: int
+    raw: float
+    final: float
+    raw_ids: tuple[int, ...]
+    raw_values: tuple[float, ...]
+    final_ids: tuple[int, ...]
+    final_values: tuple[float, ...]
+
+
+def token_logprobs(row: np.ndarray, token: int, *, top: int = 0) -> tuple[float, list[int], list[float]]:
+    """Log-softmax of a raw (vocab,) row: (log-probability of `token`, ids of the `top` likeliest, their log-probabilities)."""
+    return logprobs(np.ascontiguousarray(row, dtype=np.float32), token, top)
+
+
+class Sampler:
+    """Draws the tokens of one request.
+
+    `special_ids` are never removed by XTC; `eog_ids` end a generation (banned by ignore_eos and, with stop_token_ids, until
+    min_tokens were accepted). `dry_breakers` are the sequence breakers as token ids (`breaker_sequences` makes them from the
+    config's text): DRY with breakers in text and no `dry_breakers` raises ConfigError. `seed` overrides the config's.
+    `processors` are Python functions (tokens so far (n,) int32, logits (vocab,) float32) -> logits or None (changed in place),
+    run before all stages, and `stages` are Python stages run before the temperature: both slow, neither can revive a banned
+    or masked token. With `logprobs=k`, each draw is reported in `.logprobs`.
+
+    Not for two threads at once; forks are independent.
+    """
+
+    __slots__ = ("config", "vocab_size", "seed", "processors", "_core", "_lists", "_top", "_logprobs", "_digest", "_tokens")
+
+    def __init__(self, config: SamplerConfig, vocab_size: int, *, special_ids: Iterable[int] = (), eog_ids: Iterable[int] = (),
+                 dry_breakers: Iterable[Sequence[int]] | None = None, seed: int | None = None, processors: Sequence[Processor] = (),
+                 stages: Sequence[SamplerStage] = (), logprobs: int | None = None) -> None:
+        if not isinstance(config, SamplerConfig):
+            raise ConfigError(f"config: found {type(config).__name__}, wanted SamplerConfig")
+        if isinstance(vocab_size, bool) or not isinstance(vocab_size, (int, np.integer)) or not 0 < vocab_size < 2**28:
+            raise ConfigError(f"vocab_size: found {vocab_size!r}, wanted an integer in [1, 2^28)")
+        if logprobs is not None and not 0 <= logprobs <= vocab_size:
+            raise ConfigError(f"logprobs: found {logprobs!r}, wanted None or 0 to the vocabulary size {vocab_size}")
+        self.config = config
+        self.vocab_size = int(vocab_size)
+        self.processors = tuple(processors)
+        eog = tuple(int(t) for t in eog_ids)
+        self._lists = {
+            "bans": (*config.banned_tokens, *(eog if config.ignore_eos else ())),
+            "late": tuple(dict.fromkeys((*eog, *config.stop_token_ids))) if config.min_tokens else (),
+            "min_tokens": config.min_tokens,
+            "bias": config.logit_bias,
+            "allow": config.allowed_tokens,
+            "special": tuple(int(t) for t in special_ids),
+            "breakers": _breaker_ids(config, dry_breakers),
+        }
+        chain = compile_stages(_with_own(stages_of(config), stages), self.vocab_size, **self._lists)
+        drawn = config.seed if seed is None else seed
+        self.seed = secrets.randbits(64) if drawn is None else drawn
+        self._core = SamplerCore(chain, Xorshift64(self.seed).raw_state())
+        self._top = -1 if logprobs is None else int(logprobs)
+        self._logprobs: Logprobs | None = None
+        self._tokens: list[int] = []
+        self._digest = _digest(config, self.vocab_size, self._lists, chain.names)
+
+    def sample(self, logits: np.ndarray, mask: np.ndarray | None = None) -> int:
+        """Draws a token id from (vocab,) float32 logits, which are left as they are.
+
+        `mask` is a bitset, (ceil(vocab/32),) uint32, a set bit allowing a token. Raises SamplingError for NaN or +inf, and, saying
+        why, when no token is left. The token counts as seen once `accept` is told.
+        """
+        row = np.ascontiguousarray(logits, dtype=np.float32)
+        raw = row
+        for processor in self.processors:
+            row = row.copy() if row is raw else row
+            out = processor(np.asarray(self._tokens, dtype=np.int32), row)
+            row = row if out is None else np.ascontiguousarray(out, dtype=np.float32)
+        token = draw(self._core, row, mask, self._top, self._reasons)
+        if self._top >= 0:
+            own, ids, values = logprobs(raw, token, self._top)
+            _, final, final_ids, final_values = self._core.last
+            self._logprobs = Logprobs(token, own, final, tuple(ids), tuple(values), tuple(final_ids), tuple(final_values))
+        return token
+
+    def accept(self, token: int) -> None:
+        """Tells the sampler that `token` is now part of the text; it counts towards min_tokens."""
+        self._core.accept(token)
+        if self.processors:
+            self._tokens.append(int(token))
+
+    def accept_prompt(self, ids: Sequence[int] | np.ndarray) -> None:
+        """Tells the sampler the tokens of the prompt: penalties and DRY see them, min_tokens does not."""
+        self._core.accept_prompt(np.ascontiguousarray(ids, dtype=np.int32).reshape(-1))
+        if self.processors:
+            self._tokens.extend(int(t) for t in ids)
+
+    @property
+    def logprobs(self) -> Logprobs | None:
+        """The report of the last draw, when the sampler was made with `logprobs=k`."""
+        return self._logprobs
+
+    @property
+    def stage_names(self) -> tuple[str, ...]:
+        """Names of the stages that run, in order."""
+        return self._core.chain.names
+
+    @property
+    def generated(self) -> int:
+        """How many tokens were accepted after the prompt."""
+        return self._core.generated
+
+    @property
+    def rng(self) -> Xorshift64:
+        """A copy of the random stream where it stands."""
+        return Xorshift64.from_raw_state(self._core.rng)
+
+    def fork(self) -> "Sampler":
+        """An independent sampler that stands where this one does and would draw the same tokens."""
+        twin = object.__new__(Sampler)
+        for name in Sampler.__slots__:
+            setattr(twin, name, getattr(self, name))
+        twin._core = self._core.fork()
+        twin._tokens = list(self._tokens)
+        return twin
+
+    def state(self) -> bytes:
+        """Everything the next draws depend on beside the config: seed, random stream, mirostat, counts and history."""
+        core = self._core
+        history = np.asarray(self._tokens, dtype="<i4") if self.processors else core.recent().astype("<i4")
+        head = _STATE.pack(_MAGIC, _VERSION, 0, self.vocab_size, self._digest, self.seed, core.rng, core.mu, core.generated, len(history))
+        body = head + history.tobytes()
+        return body + struct.pack("<I", zlib.crc32(body))
+
+    def restore(self, state: bytes) -> None:
+        """Continues exactly from `state()` of a sampler of the same config, vocabulary and token lists; else SamplingError."""
+        if len(state) < _STATE.size + 4 or state[:4] != _MAGIC:
+            raise SamplingError(f"sampler state: found {bytes(state[:4])!r} and {len(state)} bytes, wanted {_MAGIC!r} and at least {_STATE.size + 4}")
+        if zlib.crc32(state[:-4]) != struct.unpack("<I", state[-4:])[0]:
+            raise SamplingError("sampler state: found a wrong checksum, wanted the bytes as they were written")
+        _, version, zero, vocab, digest, seed, rng, mu, generated, length = _STATE.unpack_from(state)
+        if version != _VERSION or zero != 0:
+            raise SamplingError(f"sampler state: found version {version}, wanted {_VERSION}")
+        if vocab != self.vocab_size or digest != self._digest:
+            raise SamplingError(f"sampler state: found another config or vocabulary ({vocab} tokens), wanted those of this sampler ({self.vocab_size})")
+        if length < 0 or len(state) != _STATE.size + 4 * length + 4 or rng == 0 or generated < 0 or not np.isfinite(mu):
+            raise SamplingError(f"sampler state: found {length} tokens in {len(state)} bytes, wanted them to agree")
+        history = np.frombuffer(state, "<i4", length, _STATE.size).astype(np.int32)
+        self._core.load(rng, mu, generated, history)
+        self.seed = seed
+        self._tokens = history.tolist() if self.processors else []
+        self._logprobs = None
+
+    def _reasons(self) -> dict[str, Any]:
+        """The token lists as they stand, for the message when nothing is left."""
+        return {**self._lists, "late": self._lists["late"] if self._core.generated < self.config.min_tokens else ()}
+
+
+def _with_own(built_in: tuple[SamplerStage, ...], own: Sequence[SamplerStage]) -> tuple[SamplerStage, ...]:
+    """Own stages go before the temperature (and mirostat), or last when there is none."""
+    at = next((i for i, stage in enumerate(built_in) if stage.name in ("temperature", "mirostat")), len(built_in))
+    return (*built_in[:at], *own, *built_in[at:])
+
+
+def _breaker_ids(config: SamplerConfig, given: Iterable[Sequence[int]] | None) -> tuple[tuple[int, ...], ...]:
+    if config.dry_multiplier == 0:
+        return ()
+    ids = [b for b in config.dry_sequence_breakers if isinstance(b, tuple)]
+    if given is None and len(ids) < len(config.dry_sequence_breakers):
+        raise ConfigError("dry_sequence_breakers: found text and no dry_breakers, wanted token ids (see breaker_sequences) or ()")
+    out = dict.fromkeys((*ids, *(tuple(int(t) for t in b) for b in given or ())))
+    if () in out:
+        raise ConfigError("dry_breakers: found an empty sequence, wanted at least one token id")
+    return tuple(out)
+
+
+def _digest(config: SamplerConfig, vocab_size: int, lists: dict[str, Any], names: Sequence[str]) -> bytes:
+    """16 bytes that differ when a restored state would not mean the same."""
+    fields = {**config.to_dict(), "seed": None}
+    text = json.dumps([fields, vocab_size, {k: v for k, v in lists.items() if k != "bias"}, list(names)], sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
