@@ -185,6 +185,7 @@ def infer_kind(value: Any, what: str) -> str:
 def _infer_items(items: Sequence[Any], what: str) -> str:
     if not items:
         raise GgufError(f"{what}: an empty list has no kind of its own; name one, as in array[int32]")
+    items = [item.item() if isinstance(item, np.generic) else item for item in items]
     if all(isinstance(item, bool) for item in items):
         return "array[bool]"
     if all(isinstance(item, int) and not isinstance(item, bool) for item in items):

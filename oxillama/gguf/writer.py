@@ -39,7 +39,7 @@ class GgufWriter:
 
     `path` is where it will stand, replacing what is there; `arch` is written as `general.architecture`, and `alignment` as
     `general.alignment` where it is not 32. As a context manager it finishes on leaving, or removes what it wrote if an error leaves.
-    Every method raises GgufError for what a reader would refuse.
+    Every method raises GgufError for what a reader would refuse, and the constructor ModelError for a name that is no architecture's.
     """
 
     __slots__ = ("_data", "_end", "_file", "_infos", "_keys", "_start", "_state", "_temporary", "_written", "alignment", "path")

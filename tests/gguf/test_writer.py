@@ -62,6 +62,7 @@ def test_every_kind_of_value_comes_back_as_it_was(tmp_path, values):
         ([1, 2.5], "array[float32]"),
         ([True], "array[bool]"),
         (["a", ""], "array[string]"),
+        ([np.int64(1), 2], "array[int32]"),
         ([["a"], [1, 2]], "array[array]"),
         (np.arange(3, dtype=np.int16), "array[int16]"),
         (np.arange(3, dtype=">i4"), "array[int32]"),
