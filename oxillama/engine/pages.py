@@ -1,0 +1,195 @@
+"""Which page holds which token: reference-counted pages of one pool, and the block table of each sequence.
+
+    sequence A   tokens 0..15   16..31   32..40        table [3, 7, 8]    length 41
+    sequence B   forked at 35                          table [3, 7, 8]    length 35
+                                                              page 8 has two owners: whoever writes first gets a copy
+Memory itself is `_core.pool.PageMemory`; this module counts, in integers only.
+
+Invariants (tests cite them by number):
+
+1. A page is either free (count 0, on the free list once) or owned (count = number of tables that name it).
+2. A table of length n names exactly ceil(n / page_size) pages, or more only between `reserve` and the `commit` that fills them.
+3. A page whose count is above 1 is never written: `reserve` replaces it by a copy of its filled part first.
+4. A position, once committed, is written again only after `truncate` below it.
+5. Fork, truncate and release change counts only; no token is copied until it would be written.
+6. When every table is released, `pages_used` is 0.
+"""
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from oxillama.errors import PoolError
+
+
+class Memory(Protocol):
+    """What the pool asks of page memory (`_core.pool.PageMemory`, or a stand-in that only counts)."""
+
+    capacity: int
+    memory_bytes: int
+    page_bytes: int
+
+    def ensure(self, n_pages: int) -> None: ...
+    def copy(self, src: int, dst: int, tokens: int) -> None: ...
+    def release(self, keep_pages: int) -> None: ...
+
+
+class KvCachePool:
+    """Pages of `page_size` tokens with an owner count each; at most `max_pages` (None: as many as memory allows)."""
+
+    __slots__ = ("_counts", "_free", "max_pages", "memory", "page_size")
+
+    def __init__(self, memory: Memory, *, page_size: int = 16, max_pages: int | None = None) -> None:
+        if page_size < 16 or page_size % 16:
+            raise PoolError(f"page_size: found {page_size}, wanted a multiple of 16")
+        if max_pages is not None and max_pages < 1:
+            raise PoolError(f"max_pages: found {max_pages}, wanted 1 or more")
+        self.memory = memory
+        self.page_size = page_size
+        self.max_pages = max_pages
+        self._counts: list[int] = []        # owners of every page ever made
+        self._free: list[int] = []          # free pages, last freed on top: its memory is the likeliest to be in cache
+
+    @property
+    def pages_used(self) -> int:
+        """Pages that somebody owns."""
+        return len(self._counts) - len(self._free)
+
+    @property
+    def pages_free(self) -> int | None:
+        """Pages that can still be had, None where only memory is the limit."""
+        return None if self.max_pages is None else self.max_pages - self.pages_used
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held for pages, free ones included."""
+        return self.memory.memory_bytes
+
+    def alloc(self) -> int:
+        """A free page, now owned once; raises PoolError when there is none."""
+        if self._free:
+            page = self._free.pop()
+            self._counts[page] = 1
+            return page
+        page = len(self._counts)
+        if self.max_pages is not None and page >= self.max_pages:
+            raise PoolError(f"page pool exhausted: all {self.max_pages} pages of {self.page_size} tokens are owned")
+        self.memory.ensure(page + 1)
+        self._counts.append(1)
+        return page
+
+    def share(self, page: int) -> None:
+        """One more owner of a page."""
+        self._owned(page)
+        self._counts[page] += 1
+
+    def free(self, page: int) -> None:
+        """One owner less; the last one gives the page back. Freeing a free page raises PoolError."""
+        self._owned(page)
+        self._counts[page] -= 1
+        if not self._counts[page]:
+            self._free.append(page)
+
+    def owners(self, page: int) -> int:
+        """How many tables name the page."""
+        return self._counts[page] if 0 <= page < len(self._counts) else 0
+
+    def shrink_to_fit(self) -> None:
+        """Give the memory above the highest owned page back to the system."""
+        keep = len(self._counts)
+        while keep and not self._counts[keep - 1]:
+            keep -= 1
+        if keep < len(self._counts):
+            del self._counts[keep:]
+            self._free = [page for page in self._free if page < keep]
+            self.memory.release(keep)
+
+    def _owned(self, page: int) -> None:
+        if not 0 <= page < len(self._counts) or not self._counts[page]:
+            raise PoolError(f"page {page}: nobody owns it, wanted an owned page (0 to {len(self._counts) - 1})")
+
+
+class PagedKvCache:
+    """The block table of one sequence: `table[p // page_size]` is the page of position p, and `length` positions are filled."""
+
+    __slots__ = ("_table", "length", "pages", "pool")
+
+    def __init__(self, pool: KvCachePool) -> None:
+        self.pool = pool
+        self.length = 0
+        self.pages: list[int] = []
+        self._table: np.ndarray | None = None
+
+    @property
+    def table(self) -> np.ndarray:
+        """The pages as int32, what a step is handed; kept until the pages change."""
+        if self._table is None:
+            self._table = np.array(self.pages, np.int32)
+        return self._table
+
+    def missing_pages(self, length: int) -> int:
+        """Pages that `reserve(length)` would take from the pool, the copy of a shared page included."""
+        size = self.pool.page_size
+        extra = max(0, -(-length // size) - len(self.pages))
+        if length > self.length and self.length % size and self.pool.owners(self.pages[self.length // size]) > 1:
+            extra += 1
+        return extra
+
+    def reserve(self, length: int) -> None:
+        """Make positions `self.length` to `length - 1` writable; all or nothing: on PoolError the table is as it was."""
+        size, taken = self.pool.page_size, []
+        index, filled = divmod(self.length, size)
+        shared = length > self.length and filled and self.pool.owners(self.pages[index]) > 1
+        try:
+            for _ in range(self.missing_pages(length)):
+                taken.append(self.pool.alloc())
+        except PoolError:
+            for page in taken:
+                self.pool.free(page)
+            raise
+        if shared:                                        # invariant 3
+            own = taken.pop(0)
+            self.pool.memory.copy(self.pages[index], own, filled)
+            self.pool.free(self.pages[index])
+            self.pages[index] = own
+            self._table = None
+        if taken:
+            self.pages.extend(taken)
+            self._table = None
+
+    def commit(self, length: int) -> None:
+        """Say that positions up to `length - 1` have been written."""
+        if not self.length <= length <= len(self.pages) * self.pool.page_size:
+            raise PoolError(f"commit: found length {length}, wanted {self.length} to {len(self.pages) * self.pool.page_size}")
+        self.length = length
+
+    def truncate(self, length: int) -> None:
+        """Forget positions from `length` on; their pages go back."""
+        if not 0 <= length <= self.length:
+            raise PoolError(f"truncate: found length {length}, wanted 0 to {self.length}")
+        self.length = length
+        keep = -(-length // self.pool.page_size)
+        if keep < len(self.pages):
+            for page in self.pages[keep:]:
+                self.pool.free(page)
+            del self.pages[keep:]
+            self._table = None
+
+    def fork(self, length: int | None = None) -> PagedKvCache:
+        """Another sequence that shares the first `length` (default: all) positions; costs a count per page."""
+        length = self.length if length is None else length
+        if not 0 <= length <= self.length:
+            raise PoolError(f"fork: found length {length}, wanted 0 to {self.length}")
+        twin = PagedKvCache(self.pool)
+        twin.length = length
+        twin.pages = self.pages[:-(-length // self.pool.page_size)]
+        for page in twin.pages:
+            self.pool.share(page)
+        return twin
+
+    def release(self) -> None:
+        """Give every page back; the sequence is empty and may be used again."""
+        for page in self.pages:
+            self.pool.free(page)
+        self.pages, self.length, self._table = [], 0, None
