@@ -1,0 +1,86 @@
+"""The doors to the codecs of `csrc/codecs.c`: whole arrays of rows, all cores, the GIL released.
+
+`codec_table` lists the formats, `unpack_rows` and `quantise_rows` convert, `first_beyond` finds a number that no block can hold.
+`oxillama.quant` is the public face; what is checked here is what keeps memory safe.
+"""
+from cython.parallel cimport prange
+from libc.stdint cimport int64_t
+
+from oxillama._core.threads cimport open_region, worker_count
+
+from oxillama.errors import QuantError
+
+
+def codec_table():
+    """One (name, type number in GGUF files, columns per block, bytes per block) per format."""
+    return tuple((ox_codecs[i].name.decode(), ox_codecs[i].id, ox_codecs[i].block, ox_codecs[i].bytes) for i in range(ox_codec_count))
+
+
+cdef const ox_codec *_codec(str name, Py_ssize_t columns, Py_ssize_t row_bytes) except NULL:
+    cdef const ox_codec *codec = ox_codec_by_name(name.encode())
+    if codec == NULL:
+        raise QuantError(f"unknown format {name!r}")
+    if columns <= 0 or columns % codec.block or columns // codec.block * codec.bytes != row_bytes:
+        raise QuantError(f"{name}: rows of {columns} columns and {row_bytes} bytes, {codec.block} columns take {codec.bytes} bytes")
+    return codec
+
+
+def unpack_rows(const unsigned char[:, ::1] blocks, str name, float[:, ::1] out, num_threads=0):
+    """Unpack every row of `blocks` (rows, row bytes) into `out` (rows, columns); raises QuantError where the sizes do not fit `name`."""
+    cdef Py_ssize_t i, rows = blocks.shape[0], columns = out.shape[1], row_bytes = blocks.shape[1]
+    cdef const ox_codec *codec = _codec(name, columns, row_bytes)
+    cdef int workers = worker_count(num_threads)
+    if out.shape[0] != rows:
+        raise QuantError(f"{name}: {rows} rows of blocks, room for {out.shape[0]}")
+    if rows == 0:
+        return
+    if workers == 1 or rows == 1:
+        with nogil:
+            for i in range(rows):
+                codec.unpack(&out[i, 0], &blocks[i, 0], columns)
+        return
+    open_region()
+    for i in prange(rows, nogil=True, schedule="dynamic", chunksize=8, num_threads=workers):
+        codec.unpack(&out[i, 0], &blocks[i, 0], columns)
+
+
+def quantise_rows(const float[:, ::1] rows, str name, const float[::1] weights, unsigned char[:, ::1] out, num_threads=0):
+    """Quantise every row of `rows` (rows, columns) into `out` (rows, row bytes); `weights` (columns,) or None says what errors cost."""
+    cdef Py_ssize_t i, count = rows.shape[0], columns = rows.shape[1], row_bytes = out.shape[1]
+    cdef const ox_codec *codec = _codec(name, columns, row_bytes)
+    cdef const float *importance = NULL
+    cdef int workers = worker_count(num_threads)
+    if out.shape[0] != count:
+        raise QuantError(f"{name}: {count} rows, room for {out.shape[0]}")
+    if weights is not None:
+        if weights.shape[0] != columns:
+            raise QuantError(f"{name}: {weights.shape[0]} importances, rows have {columns} columns")
+        importance = &weights[0]
+    if count == 0:
+        return
+    if workers == 1 or count == 1:
+        with nogil:
+            for i in range(count):
+                codec.quantise(&out[i, 0], &rows[i, 0], importance, columns)
+        return
+    open_region()
+    for i in prange(count, nogil=True, schedule="dynamic", chunksize=1, num_threads=workers):
+        codec.quantise(&out[i, 0], &rows[i, 0], importance, columns)
+
+
+def first_beyond(const float[:, ::1] rows, float limit):
+    """(row, column) of the first number that is NaN, infinite, or beyond `limit` in magnitude; None when all are within."""
+    cdef Py_ssize_t i, j, k, columns = rows.shape[1]
+    cdef float v
+    cdef int bad
+    for i in range(rows.shape[0]):
+        with nogil:
+            bad = 0
+            for j in range(columns):
+                v = rows[i, j]
+                bad |= not (-limit <= v <= limit)
+        if bad:
+            for k in range(columns):
+                if not (-limit <= rows[i, k] <= limit):
+                    return i, k
+    return None
