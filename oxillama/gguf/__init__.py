@@ -1,7 +1,7 @@
 """The GGUF container: reading, writing, and typed access to what its keys say.
 
 `reader` opens files, `writer` makes them, `keys` asks for hyper-parameters with bounds, `types` is the table of tensor types,
-`source` finds the bytes, `values` and `layout` are the format itself.
+`source` finds the bytes, `values` (with `strings`, its large part) and `layout` are the format itself.
 """
 from oxillama.gguf.keys import REQUIRED, Keys, architecture
 from oxillama.gguf.layout import TensorInfo

@@ -82,7 +82,10 @@ def test_a_default_stands_for_a_missing_key_only(keys):
         (lambda k: k.number("rope.freq_base", maximum=1), "llama.rope.freq_base: found 10000.0, wanted a finite number at most 1"),
         (lambda k: k.text("kind", choices=("none", "linear")), "llama.kind: found 'yarn', wanted one of none, linear"),
         (lambda k: k.integers("scales"), "llama.scales: found 0.5, wanted an integer from 0 to 2147483647"),
-        (lambda k: k.per_layer("attention.head_count_kv", 4), "llama.attention.head_count_kv: found an array of 3, wanted an array of 4 integers"),
+        (
+            lambda k: k.per_layer("attention.head_count_kv", 4),
+            "llama.attention.head_count_kv: found an array of 3, wanted an array of 4 integers",
+        ),
         (lambda k: k.texts("scales"), "llama.scales: found an array of 3, wanted an array of strings"),
         (lambda k: k.flags("names"), "llama.names: found 'a', wanted a boolean"),
     ],

@@ -45,12 +45,13 @@ ARCH = key("general.architecture", STRING, string("llama"))
 @pytest.fixture
 def small():
     """(bytes, length of the header): two tensors, and a key of every shape."""
+    bytes_array = struct.pack("<IQ2B", 0, 2, 1, 2)
     keys = [
         ARCH,
         key("a.int", U32, struct.pack("<I", 7)),
         key("a.names", ARRAY, struct.pack("<IQ", STRING, 3) + string("x") + string("") + string("é")),
         key("a.numbers", ARRAY, struct.pack("<IQ3f", 6, 3, 1.0, 2.0, 3.0)),
-        key("a.nested", ARRAY, struct.pack("<IQ", ARRAY, 2) + struct.pack("<IQ2B", 0, 2, 1, 2) + struct.pack("<IQ", STRING, 1) + string("z")),
+        key("a.nested", ARRAY, struct.pack("<IQ", ARRAY, 2) + bytes_array + struct.pack("<IQ", STRING, 1) + string("z")),
     ]
     data = struct.pack("<6f", *range(6)).ljust(32, b"\0") + bytes(range(34))
     raw = file(keys, [info("one", (3, 2), 0, 0), info("two", (32,), 8, 32)], data)
@@ -103,7 +104,8 @@ def test_versions_2_and_3_are_the_same_layout(small):
 
 def test_the_gguf_package_reads_the_same(cases):
     gguf = pytest.importorskip("gguf")
-    for path in [cases / "bad_gguf/ok_base.gguf", cases / "bad_gguf/align_8.gguf", cases / "arch/gemma3/q8_0.gguf", cases / "arch/mixtral/f32.gguf"]:
+    for file_name in ("bad_gguf/ok_base.gguf", "bad_gguf/align_8.gguf", "arch/gemma3/q8_0.gguf", "arch/mixtral/f32.gguf"):
+        path = cases / file_name
         theirs, ours = gguf.GGUFReader(path), GgufReader(path)
         fields = {name: field for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
         assert list(ours.metadata) == list(fields)

@@ -8,7 +8,8 @@ from hypothesis.extra.numpy import arrays
 from oxillama.errors import GgufError, ModelError
 from oxillama.gguf import TENSOR_TYPES, GgufReader, GgufWriter
 
-INTEGERS = {f"{sign}int{bits}": (0 if sign else -(2 ** (bits - 1)), 2 ** (bits - (not sign)) - 1) for sign in ("u", "") for bits in (8, 16, 32, 64)}
+INTEGERS = {f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)}
+INTEGERS |= {f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)}
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 SCALARS = st.one_of(
     st.tuples(st.just("string"), TEXT),
@@ -182,7 +183,7 @@ BAD_TENSORS = [
     ({"name": "t", "data": "abcd", "type_name": "F32", "shape": (1,)}, "a str, wanted a numpy array or"),
     ({"name": "t", "data": np.zeros(4, np.float32), "type_name": "F16"}, "numpy float32, F16 is stored from float16"),
     ({"name": "t", "data": np.zeros(256, np.float32), "type_name": "Q4_K"}, "numpy float32, Q4_K is stored from its blocks as uint8"),
-    ({"name": "t", "data": np.zeros((2, 3), np.float32), "type_name": "F32", "shape": (3, 2)}, r"data of shape \(2, 3\), declared \(3, 2\)"),
+    ({"name": "t", "data": np.zeros((2, 3), np.float32), "shape": (3, 2)}, r"data of shape \(2, 3\), declared \(3, 2\)"),
     ({"name": "t", "data": bytes(5), "type_name": "F32", "shape": (1,)}, r"data of 5 bytes, F32 of shape \(1,\) needs 4"),
     ({"name": "t", "data": bytes(34), "type_name": "Q8_0", "shape": (33,)}, "row of 33 values"),
     ({"name": "t", "data": bytes(34), "type_name": "Q9", "shape": (32,)}, "unknown tensor type 'Q9'"),
