@@ -25,7 +25,7 @@ codecs = ["csrc/codecs.c"]
 sources = {
     "codecs": codecs,
     "kernels": codecs + sorted({*glob("csrc/*.c"), *glob("csrc/isa/*.c"), *glob("csrc/lanes/*.c")} - {*codecs}),
-    "vectors": sorted(glob("csrc/vec/*.c")),
+    "vectors": ["csrc/dispatch.c"] + sorted(glob("csrc/vec/*.c")),
 }
 
 extensions = []

@@ -31,25 +31,33 @@ typedef struct {
     _Alignas(64) _Atomic uint32_t phase;    /* grows by one a barrier; what the waiting workers watch */
     _Atomic uint32_t sleepers;              /* workers asleep on `phase`: 0 unless cores are short */
     _Alignas(64) _Atomic int32_t next;      /* the next chunk of the op */
-    _Alignas(64) _Atomic int32_t stop;      /* set by whoever saw the cancel flag: every worker leaves at the same barrier */
+    _Alignas(64) const int32_t *cancel;     /* not 0: the caller wants out. Read only here, written by another thread */
+    int32_t never;                          /* what `cancel` points to when nobody can cancel */
+    int32_t stopped;                        /* what the last barrier found there: all workers see the same answer */
 } ox_team;
 
-static inline void ox_team_init(ox_team *team) {
+/* Before each region; `cancel` may be NULL. */
+static inline void ox_team_init(ox_team *team, const int32_t *cancel) {
     atomic_init(&team->arrived, 0);
     atomic_init(&team->phase, 0);
     atomic_init(&team->sleepers, 0);
     atomic_init(&team->next, 0);
-    atomic_init(&team->stop, 0);
+    team->never = 0;
+    team->stopped = 0;
+    team->cancel = cancel ? cancel : &team->never;
 }
 
-/* The index of the next chunk nobody has taken; the caller compares it with its count. */
+static inline int ox_team_cancelled(const ox_team *team) { return __atomic_load_n(team->cancel, __ATOMIC_RELAXED); }
+
+/* The index of the next chunk nobody has taken; the caller compares it with its count. Once the caller of the step has cancelled it,
+ * that is past every end: the op's result is then worthless, and its workers meet at the next barrier within a chunk's time. */
 static inline int ox_team_take(ox_team *team) {
+    if (ox_team_cancelled(team)) return INT32_MAX;
     return (int)atomic_fetch_add_explicit(&team->next, 1, memory_order_relaxed);
 }
 
-/* Any worker may ask all to leave; they look after a barrier, so all see the same answer there. */
-static inline void ox_team_stop(ox_team *team) { atomic_store_explicit(&team->stop, 1, memory_order_relaxed); }
-static inline int ox_team_stopped(ox_team *team) { return atomic_load_explicit(&team->stop, memory_order_relaxed); }
+/* Whether the step was cancelled, as seen at the last barrier: the same answer for every worker. */
+static inline int ox_team_stopped(const ox_team *team) { return team->stopped; }
 
 static inline void ox_team_pause(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -78,11 +86,13 @@ static inline void ox_team_sleep(ox_team *team, uint32_t phase) {
 /* Returns when all `nth` workers have called it. */
 static inline void ox_team_barrier(ox_team *team, int nth) {
     if (nth <= 1) {
+        team->stopped = ox_team_cancelled(team);
         atomic_store_explicit(&team->next, 0, memory_order_relaxed);
         return;
     }
     uint32_t phase = atomic_load_explicit(&team->phase, memory_order_relaxed);
     if (atomic_fetch_add_explicit(&team->arrived, 1, memory_order_acq_rel) + 1 == (uint32_t)nth) {
+        team->stopped = ox_team_cancelled(team);
         atomic_store_explicit(&team->next, 0, memory_order_relaxed);
         atomic_store_explicit(&team->arrived, 0, memory_order_relaxed);
         atomic_store_explicit(&team->phase, phase + 1, memory_order_seq_cst);

@@ -21,7 +21,7 @@ cdef extern from *:
     static ox_team *ox_team_new(void) {
         ox_team *team = NULL;
         if (posix_memalign((void **)&team, 64, sizeof(ox_team))) return NULL;
-        ox_team_init(team);
+        ox_team_init(team, NULL);
         return team;
     }
     """

@@ -1,0 +1,289 @@
+/* Attention over one split of keys: scores, softmax, values, and the merge of splits (see vec/table.h for the shapes).
+ *
+ * The online softmax of Milakov and Gimelshein (2018) and the tiling of Dao et al. ("FlashAttention", 2022), with one change:
+ * splits of 256 keys lie at absolute positions and are folded in ascending order by one formula, wherever they were computed.
+ *
+ * Orders, the same for every tile: a score is one fma chain over k_dim ascending; a value is one fma chain over the visible keys of
+ * the split ascending; the sum of a split adds its groups of 16 ascending, lane by lane, then the tree of f32_hsum.
+ *
+ * OX_TILE_Q queries x OX_TILE_G vectors is the register tile; the instruction set's file sets both.
+ */
+#ifndef OX_VEC_ATTEND_H
+#define OX_VEC_ATTEND_H
+
+#define OX_UNROLL _Pragma("GCC unroll 8")
+#define OX_BLOCK_GROUPS 4 /* groups converted to floats at a time */
+
+/* scores of MQ queries against OX_TILE_G groups; step: floats or halves between the rows of two dims = 16 */
+OX_INLINE void score_tile(int mq, int halves, const float *const *q, const void *const *k, int k_dim, float *scores)
+{
+    ox_f32x16 s[OX_TILE_Q][OX_TILE_G];
+    OX_UNROLL for (int i = 0; i < mq; i++)
+        OX_UNROLL for (int j = 0; j < OX_TILE_G; j++)
+            s[i][j] = f32_zero();
+    for (int d = 0; d < k_dim; d++) {
+        ox_f32x16 key[OX_TILE_G];
+        OX_UNROLL for (int j = 0; j < OX_TILE_G; j++)
+            key[j] = halves ? f32_load_f16((const uint16_t *)k[j] + 16 * d) : f32_load((const float *)k[j] + 16 * d);
+        OX_UNROLL for (int i = 0; i < mq; i++) {
+            ox_f32x16 x = f32_set1(q[i][d]);
+            OX_UNROLL for (int j = 0; j < OX_TILE_G; j++)
+                s[i][j] = f32_fma(x, key[j], s[i][j]);
+        }
+    }
+    OX_UNROLL for (int i = 0; i < mq; i++)
+        OX_UNROLL for (int j = 0; j < OX_TILE_G; j++)
+            f32_store(scores + OX_SPLIT_KEYS * i + 16 * j, s[i][j]);
+}
+
+/* acc[i] += sum over `keys` rows of v of p[i][key] * v[key], NV vectors wide; v rows are `ldv` values apart */
+OX_INLINE void value_tile(int mq, int nv, int halves, const float *p, const void *v, int ldv, int keys, float *acc, int width)
+{
+    ox_f32x16 a[OX_TILE_Q][OX_TILE_G];
+    OX_UNROLL for (int i = 0; i < mq; i++)
+        OX_UNROLL for (int j = 0; j < nv; j++)
+            a[i][j] = f32_load(acc + (int64_t)width * i + 16 * j);
+    for (int t = 0; t < keys; t++) {
+        ox_f32x16 value[OX_TILE_G];
+        OX_UNROLL for (int j = 0; j < nv; j++)
+            value[j] = halves ? f32_load_f16((const uint16_t *)v + (int64_t)ldv * t + 16 * j)
+                              : f32_load((const float *)v + (int64_t)ldv * t + 16 * j);
+        OX_UNROLL for (int i = 0; i < mq; i++) {
+            ox_f32x16 x = f32_set1(p[OX_SPLIT_KEYS * i + t]);
+            OX_UNROLL for (int j = 0; j < nv; j++)
+                a[i][j] = f32_fma(x, value[j], a[i][j]);
+        }
+    }
+    OX_UNROLL for (int i = 0; i < mq; i++)
+        OX_UNROLL for (int j = 0; j < nv; j++)
+            f32_store(acc + (int64_t)width * i + 16 * j, a[i][j]);
+}
+
+/* One function per number of queries, so that every tile lives in registers. */
+#define OX_EACH_TILE(X) X(1) X(2) X(3) X(4) X(5) X(6)
+
+#define OX_SCORES(MQ)                                                                                                              \
+    static OX_NOINLINE void scores_##MQ##_f16(const float *const *q, const void *const *k, int k_dim, float *scores)               \
+    { score_tile(MQ <= OX_TILE_Q ? MQ : 1, 1, q, k, k_dim, scores); }                                                              \
+    static OX_NOINLINE void scores_##MQ##_f32(const float *const *q, const void *const *k, int k_dim, float *scores)               \
+    { score_tile(MQ <= OX_TILE_Q ? MQ : 1, 0, q, k, k_dim, scores); }
+OX_EACH_TILE(OX_SCORES)
+
+/* v_dim in strips of OX_TILE_G vectors, then single ones */
+OX_INLINE void value_strips(int mq, int halves, const float *p, const void *v, int ldv, int keys, float *acc, int width)
+{
+    int c = 0, size = halves ? 2 : 4;
+    for (; c + 16 * OX_TILE_G <= width; c += 16 * OX_TILE_G)
+        value_tile(mq, OX_TILE_G, halves, p, (const char *)v + c * size, ldv, keys, acc + c, width);
+    for (; c < width; c += 16)
+        value_tile(mq, 1, halves, p, (const char *)v + c * size, ldv, keys, acc + c, width);
+}
+
+#define OX_VALUES(MQ)                                                                                                              \
+    static OX_NOINLINE void values_##MQ##_f16(const float *p, const void *v, int ldv, int keys, float *acc, int width)             \
+    { value_strips(MQ <= OX_TILE_Q ? MQ : 1, 1, p, v, ldv, keys, acc, width); }                                                    \
+    static OX_NOINLINE void values_##MQ##_f32(const float *p, const void *v, int ldv, int keys, float *acc, int width)             \
+    { value_strips(MQ <= OX_TILE_Q ? MQ : 1, 0, p, v, ldv, keys, acc, width); }
+OX_EACH_TILE(OX_VALUES)
+
+typedef void scores_fn(const float *const *q, const void *const *k, int k_dim, float *scores);
+typedef void values_fn(const float *p, const void *v, int ldv, int keys, float *acc, int width);
+#define OX_NAME_SCORES(MQ) { scores_##MQ##_f32, scores_##MQ##_f16 },
+#define OX_NAME_VALUES(MQ) { values_##MQ##_f32, values_##MQ##_f16 },
+static scores_fn *const score_tiles[][2] = { { NULL, NULL }, OX_EACH_TILE(OX_NAME_SCORES) };
+static values_fn *const value_tiles[][2] = { { NULL, NULL }, OX_EACH_TILE(OX_NAME_VALUES) };
+
+/* Queries i0 to the return value make the next tile: the rest shared out evenly. */
+OX_INLINE int tile_end(int i0, int queries)
+{
+    int left = queries - i0, tiles = (left + OX_TILE_Q - 1) / OX_TILE_Q;
+    return i0 + (left + tiles - 1) / tiles;
+}
+
+OX_INLINE void bounds(const ox_split *s, int i0, int i1, int *first, int *last)
+{
+    *first = OX_SPLIT_KEYS, *last = 0;
+    for (int i = i0; i < i1; i++)
+        if (s->first[i] < s->last[i]) {
+            *first = s->first[i] < *first ? s->first[i] : *first;
+            *last = s->last[i] > *last ? s->last[i] : *last;
+        }
+}
+
+/* Scores of every query that sees something of the groups g0 to g0 + 3. */
+OX_INLINE void score_block(ox_split *s, int g0, int lo, int hi)
+{
+    const void *k[OX_BLOCK_GROUPS];
+    const void *any = s->k[lo / 16 > g0 ? lo / 16 : g0];
+    int halves = s->halves;
+    for (int j = 0; j < OX_BLOCK_GROUPS; j++)   /* a group nobody sees stands in for itself: its scores are never looked at */
+        k[j] = 16 * (g0 + j) < hi && 16 * (g0 + j + 1) > lo ? s->k[g0 + j] : any;
+    if (halves && s->queries > 2 * OX_TILE_Q) { /* enough queries to convert once for all */
+        for (int j = 0; j < OX_BLOCK_GROUPS; j++) {
+            float *to = s->block + (int64_t)16 * s->k_dim * j;
+            for (int d = 0; d < s->k_dim; d++)
+                f32_store(to + 16 * d, f32_load_f16((const uint16_t *)k[j] + 16 * d));
+            k[j] = to;
+        }
+        halves = 0;
+    }
+    for (int i0 = 0, i1; i0 < s->queries; i0 = i1) {
+        int first, last;
+        i1 = tile_end(i0, s->queries);
+        bounds(s, i0, i1, &first, &last);
+        for (int j = 0; j < OX_BLOCK_GROUPS; j += OX_TILE_G)
+            if (16 * (g0 + j) < last && 16 * (g0 + j + OX_TILE_G) > first)
+                score_tiles[i1 - i0][halves](s->q + i0, k + j, s->k_dim, s->scores + OX_SPLIT_KEYS * i0 + 16 * (g0 + j));
+    }
+}
+
+/* Scores of query i into exp(score - m); sets m and l, clears its row of acc. */
+OX_INLINE void soften(ox_split *s, int i)
+{
+    int first = s->first[i], last = s->last[i], g0 = first / 16, g1 = (last + 15) / 16;
+    float *p = s->scores + OX_SPLIT_KEYS * i;
+    const ox_f32x16 cap = f32_set1(s->softcap);
+    for (int t = 16 * g0; t < first; t++) p[t] = -INFINITY;
+    for (int t = last; t < 16 * g1; t++) p[t] = -INFINITY;
+    ox_f32x16 top = f32_set1(-INFINITY), sum = f32_zero();
+    for (int g = g0; g < g1; g++) {
+        ox_f32x16 v = f32_load(p + 16 * g);
+        if (s->softcap != 0.0f) {
+            v = f32_select_lt(f32_set1(-INFINITY), v, vec_softcap(v, cap), v);
+            f32_store(p + 16 * g, v);
+        }
+        top = f32_max(top, v);
+    }
+    float m = f32_hmax(top);
+    top = f32_set1(m);
+    for (int g = g0; g < g1; g++) {
+        ox_f32x16 v = vec_exp(f32_sub(f32_load(p + 16 * g), top));
+        f32_store(p + 16 * g, v);
+        sum = f32_add(sum, v);
+    }
+    s->m[i] = m;
+    s->l[i] = f32_hsum(sum);
+    for (int c = 0; c < s->width; c += 16)
+        f32_store(s->acc + (int64_t)s->width * i + c, f32_zero());
+}
+
+/* The values of keys t0 <= key < t1, all within rows of one block or group starting at `base`, for one tile of queries. Each query adds
+ * exactly the keys it sees, ascending: those all of them see together, those at the ends one query at a time. */
+OX_INLINE void mix_tile(ox_split *s, int i0, int i1, const void *rows, int halves, int ldv, int base, int t0, int t1)
+{
+    int lo[OX_TILE_Q], hi[OX_TILE_Q], all = 1, from = t0, to = t1, size = halves ? 2 : 4;
+    for (int i = i0; i < i1; i++) {
+        int j = i - i0;
+        lo[j] = s->first[i] > t0 ? s->first[i] : t0;
+        hi[j] = s->last[i] < t1 ? s->last[i] : t1;
+        all &= lo[j] < hi[j];
+        from = lo[j] > from ? lo[j] : from;
+        to = hi[j] < to ? hi[j] : to;
+    }
+    all &= from < to;
+    for (int i = i0; i < i1; i++) {
+        int end = all ? from : hi[i - i0], begin = lo[i - i0];
+        if (begin < end)
+            value_tiles[1][halves](s->scores + OX_SPLIT_KEYS * i + begin, (const char *)rows + (int64_t)(begin - base) * ldv * size, ldv,
+                                   end - begin, s->acc + (int64_t)s->width * i, s->width);
+    }
+    if (!all) return;
+    value_tiles[i1 - i0][halves](s->scores + OX_SPLIT_KEYS * i0 + from, (const char *)rows + (int64_t)(from - base) * ldv * size, ldv,
+                                 to - from, s->acc + (int64_t)s->width * i0, s->width);
+    for (int i = i0; i < i1; i++)
+        if (to < hi[i - i0])
+            value_tiles[1][halves](s->scores + OX_SPLIT_KEYS * i + to, (const char *)rows + (int64_t)(to - base) * ldv * size, ldv,
+                                   hi[i - i0] - to, s->acc + (int64_t)s->width * i, s->width);
+}
+
+/* Rows of V from halves or floats into rows of `width` floats, zeros past v_dim. */
+OX_INLINE void widen_rows(float *to, const void *v, int halves, int rows, int v_dim, int width)
+{
+    for (int t = 0; t < rows; t++, to += width) {
+        int c = 0;
+        if (halves) {
+            const uint16_t *from = (const uint16_t *)v + (int64_t)v_dim * t;
+            for (; c + 16 <= v_dim; c += 16) f32_store(to + c, f32_load_f16(from + c));
+            for (; c < v_dim; c++) to[c] = ox_f16_to_f32(from[c]);
+        } else {
+            const float *from = (const float *)v + (int64_t)v_dim * t;
+            for (; c + 16 <= v_dim; c += 16) f32_store(to + c, f32_load(from + c));
+            for (; c < v_dim; c++) to[c] = from[c];
+        }
+        for (; c < width; c++) to[c] = 0.0f;
+    }
+}
+
+OX_INLINE void mix_block(ox_split *s, int g0, int lo, int hi)
+{
+    int widen = (s->halves && s->queries > 2 * OX_TILE_Q) || s->v_dim != s->width;
+    int t0 = 16 * g0 > lo ? 16 * g0 : lo, t1 = 16 * (g0 + OX_BLOCK_GROUPS) < hi ? 16 * (g0 + OX_BLOCK_GROUPS) : hi;
+    if (t0 >= t1) return;
+    if (widen)
+        for (int t = t0; t < t1; ) {
+            int g = t / 16, end = 16 * (g + 1) < t1 ? 16 * (g + 1) : t1;
+            int size = s->halves ? 2 : 4;
+            widen_rows(s->block + (int64_t)s->width * (t - 16 * g0), (const char *)s->v[g] + (int64_t)(t - 16 * g) * s->v_dim * size,
+                       s->halves, end - t, s->v_dim, s->width);
+            t = end;
+        }
+    for (int i0 = 0, i1; i0 < s->queries; i0 = i1) {
+        i1 = tile_end(i0, s->queries);
+        if (widen) {
+            mix_tile(s, i0, i1, s->block, 0, s->width, 16 * g0, t0, t1);
+            continue;
+        }
+        for (int t = t0; t < t1; ) {
+            int g = t / 16, end = 16 * (g + 1) < t1 ? 16 * (g + 1) : t1;
+            mix_tile(s, i0, i1, s->v[g], s->halves, s->v_dim, 16 * g, t, end);
+            t = end;
+        }
+    }
+}
+
+static void split(ox_split *s)
+{
+    int lo, hi;
+    bounds(s, 0, s->queries, &lo, &hi);
+    if (lo >= hi) return;
+    int block = 16 * OX_BLOCK_GROUPS, b0 = lo / block, b1 = (hi + block - 1) / block;
+    for (int b = b0; b < b1; b++) score_block(s, b * OX_BLOCK_GROUPS, lo, hi);
+    for (int i = 0; i < s->queries; i++)
+        if (s->first[i] < s->last[i]) soften(s, i);
+    for (int b = b0; b < b1; b++) mix_block(s, b * OX_BLOCK_GROUPS, lo, hi);
+}
+
+/* exp of one float by the vector word, so that it has the same bits */
+OX_INLINE float one_exp(float x)
+{
+    float lanes[16];
+    f32_store(lanes, vec_exp(f32_set1(x)));
+    return lanes[0];
+}
+
+static void merge(float *M, float *L, float *ACC, float m, float l, const float *acc, int n)
+{
+    float top = *M > m ? *M : m, a = one_exp(*M - top), b = one_exp(m - top);
+    ox_f32x16 va = f32_set1(a), vb = f32_set1(b);
+    *M = top;
+    *L = fmaf(*L, a, l * b);
+    for (int c = 0; c < n; c += 16)
+        f32_store(ACC + c, f32_fma(f32_load(ACC + c), va, f32_mul(f32_load(acc + c), vb)));
+}
+
+static void finish(float *out, float M, float L, const float *ACC, const float *sink, int n)
+{
+    float scale = 1.0f;
+    if (sink) {
+        float top = M > *sink ? M : *sink;
+        scale = one_exp(M - top);
+        L = fmaf(L, scale, one_exp(*sink - top));
+    }
+    ox_f32x16 k = f32_set1(scale / L);
+    for (int c = 0; c < n; c += 16) {
+        int left = n - c < 16 ? n - c : 16;
+        f32_store_n(out + c, f32_mul(f32_load(ACC + c), k), left);
+    }
+}
+
+#endif

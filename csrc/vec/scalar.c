@@ -1,0 +1,6 @@
+/* The table in plain C: what the other instruction sets must equal bit for bit. */
+#include "isa/scalar.h"
+#define OX_TILE_Q 2
+#define OX_TILE_G 1
+#define OX_VEC_NAME ox_vec_scalar
+#include "vec/kernels.inc"

@@ -1,0 +1,67 @@
+/* The table of one instruction set: rows of floats and one split of attention. Pointers and counts in, nothing out, nothing fails.
+ *
+ * Every entry gives the same bits on every instruction set, and one row's bits never depend on the rows beside it.
+ */
+#ifndef OX_VEC_TABLE_H
+#define OX_VEC_TABLE_H
+#include "ox.h"
+#include "vec/acts.h"
+
+enum {
+    OX_SPLIT_KEYS = 256,   /* keys of a split: a softmax is computed within splits at fixed absolute positions, then merged in order */
+    OX_SPLIT_GROUPS = 16,  /* groups of 16 keys in a split */
+    OX_MAX_QUERIES = 64    /* queries of a tile */
+};
+
+/* One split of keys for a tile of queries that share one KV head.
+ *
+ *   K group g: [k_dim][16 keys]      a lane = a key        (halves or floats)
+ *   V group g: [16 keys][v_dim]      a lane = an output    (rows of v_dim halves or floats)
+ *
+ * Query i sees the keys first[i] <= key < last[i] of this split (0 to 256, counted from the split's start); a query with
+ * first >= last sees none of it: its m, l and row of acc are left alone. Groups no query sees are never read.
+ * A query's result is its own: neither its tile nor the other lanes of a group (unwritten keys) can change a bit of it.
+ */
+typedef struct {
+    int queries, k_dim, v_dim, halves; /* halves: K and V are f16, else f32 */
+    float softcap;                     /* 0: none */
+    const float *q[OX_MAX_QUERIES];    /* k_dim floats each, already scaled */
+    int first[OX_MAX_QUERIES], last[OX_MAX_QUERIES];
+    const void *k[OX_SPLIT_GROUPS], *v[OX_SPLIT_GROUPS];
+    float *m, *l;                      /* per query: largest score, sum of exp(score - m) */
+    float *acc;                        /* per query: sum of exp(score - m) v, rows of `width` floats */
+    int width;                         /* v_dim rounded up to 16 */
+    float *scores;                     /* scratch: queries x 256 */
+    float *block;                      /* scratch: 64 keys of K or V as floats, 64 x max(k_dim, width) */
+} ox_split;
+
+typedef struct {
+    void (*rms_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n);
+    void (*layer_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n);
+    void (*add)(float *out, const float *x, const float *y, int64_t n);
+    void (*mul)(float *out, const float *x, const float *y, int64_t n);
+    void (*scale)(float *out, const float *x, float factor, int64_t n);
+    void (*softcap)(float *out, const float *x, float cap, int64_t n);
+    void (*activate)(float *out, const float *x, int kind, int64_t n);
+    void (*exp)(float *out, const float *x, int64_t n);
+    void (*halves)(uint16_t *out, const float *x, int64_t n);
+    void (*rope_halves)(float *x, const float *cosines, const float *sines, int half);
+    void (*rope_pairs)(float *x, const float *cosines, const float *sines, int half);
+    void (*split)(ox_split *s);
+    /* Folds partial (m, l, acc) into the running (M, L, ACC), splits ascending; then the sink and the division. */
+    void (*merge)(float *M, float *L, float *ACC, float m, float l, const float *acc, int n);
+    void (*finish)(float *out, float M, float L, const float *ACC, const float *sink, int n);
+    int tile_queries;                  /* queries that one register tile takes: tiles of a multiple waste nothing */
+} ox_vec;
+
+extern const ox_vec ox_vec_scalar;
+extern const ox_vec ox_vec_avx2;
+extern const ox_vec ox_vec_avx512;
+extern const ox_vec ox_vec_neon;
+
+const ox_vec *ox_vec_table(int isa); /* NULL when this build has none for it */
+
+/* out = [cos(position * f[i]) * scale ..., sin(position * f[i]) * scale ...]; angles in double, the same bits on every machine */
+void ox_angles(float *out, const float *f, int n, double position, double scale);
+
+#endif

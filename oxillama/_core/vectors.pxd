@@ -1,0 +1,44 @@
+"""The float tables of `csrc/vec`, one per instruction set: norms, rope, activations, one split of attention."""
+from libc.stdint cimport int64_t, uint16_t
+
+cdef extern from "vec/table.h" nogil:
+    enum:
+        OX_SPLIT_KEYS
+        OX_SPLIT_GROUPS
+        OX_MAX_QUERIES
+        OX_ACT_NONE
+        OX_ACT_COUNT
+    ctypedef struct ox_split:
+        int queries, k_dim, v_dim, halves
+        float softcap
+        const float *q[64]
+        int first[64]
+        int last[64]
+        const void *k[16]
+        const void *v[16]
+        float *m
+        float *l
+        float *acc
+        int width
+        float *scores
+        float *block
+    ctypedef struct ox_vec:
+        void (*rms_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n) noexcept
+        void (*layer_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n) noexcept
+        void (*add)(float *out, const float *x, const float *y, int64_t n) noexcept
+        void (*mul)(float *out, const float *x, const float *y, int64_t n) noexcept
+        void (*scale)(float *out, const float *x, float factor, int64_t n) noexcept
+        void (*softcap)(float *out, const float *x, float cap, int64_t n) noexcept
+        void (*activate)(float *out, const float *x, int kind, int64_t n) noexcept
+        void (*exp)(float *out, const float *x, int64_t n) noexcept
+        void (*halves)(uint16_t *out, const float *x, int64_t n) noexcept
+        void (*rope_halves)(float *x, const float *cosines, const float *sines, int half) noexcept
+        void (*rope_pairs)(float *x, const float *cosines, const float *sines, int half) noexcept
+        void (*split)(ox_split *s) noexcept
+        void (*merge)(float *M, float *L, float *ACC, float m, float l, const float *acc, int n) noexcept
+        void (*finish)(float *out, float M, float L, const float *ACC, const float *sink, int n) noexcept
+        int tile_queries
+
+cdef const ox_vec *vec_table(object isa) except NULL
+cdef void angles(float *out, const float *f, int n, double position, double scale) noexcept nogil
+cpdef int activation(object kind) except -1
