@@ -1130,7 +1130,8 @@ cdef class Machine:
     # ------------------------------------------------------------------ plain-character cover
 
     cdef int _explore(self, int32_t d, int u8, int loop) except -1:
-        """1 if every plain string (loop) or every single plain character (not loop) stays inside this rule's network from d."""
+        """1 if from d every plain string stays inside this rule's network (loop 1), or every single plain character finishes the
+        rule (loop 0) and leaves nothing else to follow in it (loop 2)."""
         cdef int32_t[96][2] seen
         cdef int n = 1, i = 0, e, k, j
         cdef int32_t low, high, need, target
@@ -1159,8 +1160,8 @@ cdef class Machine:
                         return 0
                     target = self.d_segs.data[at + 3 + 3 * k]
                     need = self.d_segs.data[at + 2 + 3 * k] + 1
-                    if j == 0 and not loop:
-                        if not self.d_accept.data[target]:
+                    if j == 0 and loop != 1:
+                        if not (self.d_accept.data[target] if loop == 0 else self.d_pure.data[target]):
                             return 0
                     else:
                         for u in range(n):
@@ -1184,6 +1185,49 @@ cdef class Machine:
             flags = 1 | (2 * self._explore(d, u8, 0)) | (4 * self._explore(d, u8, 1))
             self.d_cover.data[8 * <Py_ssize_t>d + u8] = flags
         return flags
+
+    cdef int32_t exact_cover(self, int32_t config) except -2:
+        """The number n such that of all plain strings exactly those of up to n characters are allowed from here; -1 if not proved.
+
+        Holds where the config is a bounded repeat of single characters, about to read one, and whatever may follow the repeat does
+        not begin with a plain character.
+        """
+        cdef Py_ssize_t i, k, n
+        cdef int32_t d, stack, frame, ret, rep, count, most, parent = 0, body = -1, left = -1, beyond
+        cdef int32_t *row
+        n = seq_len(&self.configs, config)
+        for i in range(1, n, 2):
+            d, stack = seq_at(&self.configs, config)[i], seq_at(&self.configs, config)[i + 1]
+            if seq_at(&self.stacks, stack)[0] or seq_len(&self.stacks, stack) != 3:
+                continue
+            frame, parent = seq_at(&self.stacks, stack)[1], seq_at(&self.stacks, stack)[2]
+            ret, rep, count = seq_at(&self.frames, frame)[0], seq_at(&self.frames, frame)[1], seq_at(&self.frames, frame)[2]
+            if rep < 0:
+                continue
+            most = self.reps.data[3 * rep + 2]
+            if most < 0 or d != self._start(self.reps.data[3 * rep]) or not self._explore(d, 0, 2):
+                continue
+            body, left = d, most - count + 1
+            break
+        if body < 0:
+            return -1
+        self._begin()
+        self._visit(ret, parent, 0)
+        beyond = self._finish()
+        for i in range(1, n, 2):
+            d, stack = seq_at(&self.configs, config)[i], seq_at(&self.configs, config)[i + 1]
+            if d == body:
+                continue
+            for k in range(1, seq_len(&self.configs, beyond), 2):
+                if seq_at(&self.configs, beyond)[k] == d and seq_at(&self.configs, beyond)[k + 1] == stack:
+                    break
+            else:
+                return -1
+        row = self.row(beyond)
+        for i in range(0x20, 0x100):
+            if row[i] and i != 0x22 and i != 0x5C:
+                return -1
+        return left
 
     cdef int32_t cover(self, int32_t config, int u8) except -1:
         """How many plain characters may surely be started from here (INFINITE: any number); u8 is the plain automaton's state."""

@@ -18,6 +18,10 @@ from oxillama._core.pushdown import plain_step
 from oxillama.errors import GrammarError
 
 
+cdef enum:
+    COUNTED = 48           # up to this many characters left, a bounded string's plain tokens come from a table
+
+
 cdef void drop_tree(Tree *t) noexcept:
     free(t.byte)
     free(t.u8)
@@ -106,7 +110,7 @@ cdef class TokenTrie:
     """A vocabulary's tokens as tries: `vocab_bytes[id]` are a token's bytes, None (or empty) for one that no text reaches."""
 
     def __cinit__(self, list vocab_bytes not None):
-        cdef Py_ssize_t i
+        cdef Py_ssize_t i, k, chars
         cdef uint8_t state
         cdef const uint8_t[::1] data
         cdef uint8_t[:, ::1] steps
@@ -119,7 +123,8 @@ cdef class TokenTrie:
         steps = table
         self.vocab = len(vocab_bytes)
         self.words = (self.vocab + 31) // 32
-        self.plain_mask = <uint32_t *>calloc(self.words + 1, sizeof(uint32_t))
+        # the plain tokens, then those of at most 1, 2, ... COUNTED characters
+        self.plain_mask = <uint32_t *>calloc((COUNTED + 1) * self.words + 1, sizeof(uint32_t))
         if self.plain_mask == NULL:
             raise MemoryError()
         plain, rest = [], []
@@ -130,7 +135,9 @@ cdef class TokenTrie:
             data = piece
             self.longest = max(self.longest, len(piece))
             state = 0
+            chars = 0
             for k in range(data.shape[0]):
+                chars += state == 0
                 state = steps[state, data[k]]
                 if state == 255:
                     break
@@ -139,6 +146,8 @@ cdef class TokenTrie:
             else:
                 plain.append((piece, i))
                 set_bit(self.plain_mask, <int32_t>i)
+                for k in range(chars, COUNTED + 1):
+                    set_bit(self.plain_mask + k * self.words, <int32_t>i)
         plain.sort()
         rest.sort()
         grow_tree(&self.plain, plain, steps)
@@ -156,7 +165,8 @@ cdef class TokenTrie:
         free(self.path_rows)
 
     cdef int _choose(self, Machine machine, int32_t config) except -1:
-        """0: walk the plain trie setting bits; 1: walk it clearing them (most of it is covered); 2: it is covered whole."""
+        """0: walk the plain trie setting bits; 1: walk it clearing them (most of it is covered); 2: it is covered whole;
+        2 + n: exactly its tokens of up to n characters are allowed."""
         cdef int32_t cover = machine.cover(config, 0)
         cdef int32_t *row
         cdef int32_t follow
@@ -168,6 +178,10 @@ cdef class TokenTrie:
             node = t.skip[node]
         if cover >= deepest:
             return 2
+        if 0 < cover <= COUNTED:
+            cover = machine.exact_cover(config)
+            if 0 < cover <= COUNTED:
+                return 2 + cover
         row = machine.row(config)
         node = 0
         while node < t.nodes:
@@ -231,8 +245,8 @@ cdef class TokenTrie:
             return
         how = self._choose(machine, config) if self.plain.nodes else 0
         if how:
-            memcpy(&mask[0], self.plain_mask, self.words * sizeof(uint32_t))
-        if how != 2:
+            memcpy(&mask[0], self.plain_mask + max(how - 2, 0) * self.words, self.words * sizeof(uint32_t))
+        if how < 2:
             self._walk(&self.plain, machine, config, &mask[0], True, how == 1)
         self._walk(&self.rest, machine, config, &mask[0], False, False)
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from oxillama._core.pushdown import Cursor, Machine
+
 from oxillama.errors import GrammarError
 from oxillama.grammar import gbnf
 from oxillama.grammar.nodes import choice, literal

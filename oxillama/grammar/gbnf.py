@@ -339,7 +339,7 @@ class _Writer:
         if kind == CLASS:
             return _class(node[1])
         if kind == SEQUENCE:
-            text = " ".join(self.node(part, True if part[0] == CHOICE else False) for part in node[1])
+            text = " ".join(self.node(part, part[0] == CHOICE) for part in node[1])
             return f"({text})" if tight else text
         if kind == CHOICE:
             text = " | ".join(self.node(part, False) for part in node[1])
