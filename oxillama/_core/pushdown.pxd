@@ -33,15 +33,12 @@ cdef class Machine:
     # the lazily built automaton (rebuilt by collect)
     cdef Sequences dstates, frames, stacks, configs, unions
     cdef Ints d_accept, d_segs, d_seg_at, d_calls, d_call_at, d_pure, s_depth, u_result, c_flags, start_of
+    cdef Ints d_gen, d_expand, d_return, d_pending
     cdef Ints d_cover
     cdef int32_t **rows
     cdef Py_ssize_t rows_cap
     cdef Ints roots, free_roots
-    cdef Ints work, items, scratch, set_work, bounds
-    cdef int64_t *seen_keys
-    cdef int32_t *seen_gen
-    cdef uint8_t *seen_flags
-    cdef Py_ssize_t seen_mask, seen_used
+    cdef Ints work, items, scratch, set_work, bounds, touched
     cdef int32_t gen
     cdef readonly bint too_deep
     cdef readonly int64_t epoch, serial
@@ -73,7 +70,6 @@ cdef class Machine:
     cdef int32_t _push(self, int32_t frame, int32_t stack) except -2
     cdef int32_t _union(self, int32_t a, int32_t b) except -1
     cdef int _visit(self, int32_t d, int32_t stack, int fresh) except -1
-    cdef int _grow_seen(self) except -1
     cdef int _begin(self) noexcept
     cdef int32_t _finish(self) except -1
     cdef int32_t _intern_config(self, int32_t accept) except -1

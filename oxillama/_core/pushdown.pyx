@@ -246,12 +246,6 @@ cdef class Machine:
         global machines
         self.serial = machines
         machines += 1
-        self.seen_mask = 255
-        self.seen_keys = <int64_t *>malloc(256 * sizeof(int64_t))
-        self.seen_gen = <int32_t *>calloc(256, sizeof(int32_t))
-        self.seen_flags = <uint8_t *>malloc(256)
-        if self.seen_keys == NULL or self.seen_gen == NULL or self.seen_flags == NULL:
-            raise MemoryError()
         self._reset()
 
     def __dealloc__(self):
@@ -260,13 +254,10 @@ cdef class Machine:
             drop(&self.eps); drop(&self.byte_edges); drop(&self.call_edges); drop(&self.reps); drop(&self.rule_start)
             drop(&self.rule_final); drop(&self.eps_at); drop(&self.byte_at); drop(&self.call_at)
             drop(&self.roots); drop(&self.free_roots); drop(&self.work); drop(&self.items); drop(&self.scratch)
-            drop(&self.set_work); drop(&self.bounds)
+            drop(&self.set_work); drop(&self.bounds); drop(&self.touched)
         free(self.stamp)
         free(self.final_state)
         free(self.important)
-        free(self.seen_keys)
-        free(self.seen_gen)
-        free(self.seen_flags)
 
     # ------------------------------------------------------------------ rule networks
 
@@ -674,6 +665,7 @@ cdef class Machine:
         close_sequences(&self.unions)
         drop(&self.d_accept); drop(&self.d_segs); drop(&self.d_seg_at); drop(&self.d_calls); drop(&self.d_call_at)
         drop(&self.d_pure); drop(&self.s_depth); drop(&self.u_result); drop(&self.c_flags); drop(&self.start_of); drop(&self.d_cover)
+        drop(&self.d_gen); drop(&self.d_expand); drop(&self.d_return); drop(&self.d_pending)
         for i in range(self.rows_cap):
             free(self.rows[i])
         free(self.rows)
@@ -741,6 +733,10 @@ cdef class Machine:
             put(&self.d_pure, accept and pure)
             put(&self.d_seg_at, -1)
             put(&self.d_call_at, -1)
+            put(&self.d_gen, 0)
+            put(&self.d_expand, -1)
+            put(&self.d_return, -1)
+            put(&self.d_pending, 0)
             for i in range(8):
                 put(&self.d_cover, 0)
         return d
@@ -910,88 +906,67 @@ cdef class Machine:
     # ------------------------------------------------------------------ configs
 
     cdef int _visit(self, int32_t d, int32_t stack, int fresh) except -1:
-        """Queues (d, stack) unless it was queued before; one seen fresh is queued once more when it may also return."""
-        cdef int64_t key = (<int64_t>d << 32) | stack
-        cdef Py_ssize_t at
-        cdef int want = 1 if fresh else 3
+        """Adds (d, stack) to the closure: stacks of one dstate are united, and what grew is queued (again)."""
+        cdef int32_t grown, pending
         if stack < 0:
             return 0
-        if 2 * self.seen_used > self.seen_mask:
-            self._grow_seen()
-        at = <Py_ssize_t>((<uint64_t>key * <uint64_t>0x9E3779B97F4A7C15) >> 20) & self.seen_mask
-        while self.seen_gen[at] == self.gen:
-            if self.seen_keys[at] == key:
-                if (self.seen_flags[at] & want) == want:
-                    return 0
-                self.seen_flags[at] |= want
-                put(&self.work, d)
-                put(&self.work, stack)
-                return put(&self.work, 2)     # only the return is new
-            at = (at + 1) & self.seen_mask
-        self.seen_gen[at] = self.gen
-        self.seen_keys[at] = key
-        self.seen_flags[at] = want
-        self.seen_used += 1
-        put(&self.work, d)
-        put(&self.work, stack)
-        put(&self.work, want)
-        if self.seen_used > self.max_items:
-            raise GrammarError(f"grammar: more than {self.max_items} alternatives at once (max_items)")
-        return 0
-
-    cdef int _grow_seen(self) except -1:
-        cdef Py_ssize_t i, at, size = 4 * (self.seen_mask + 1)
-        cdef int64_t *keys = <int64_t *>malloc(size * sizeof(int64_t))
-        cdef int32_t *gens = <int32_t *>calloc(size, sizeof(int32_t))
-        cdef uint8_t *flags = <uint8_t *>malloc(size)
-        if keys == NULL or gens == NULL or flags == NULL:
-            free(keys); free(gens); free(flags)
-            raise MemoryError()
-        for i in range(self.seen_mask + 1):
-            if self.seen_gen[i] == self.gen:
-                at = <Py_ssize_t>((<uint64_t>self.seen_keys[i] * <uint64_t>0x9E3779B97F4A7C15) >> 20) & (size - 1)
-                while gens[at] == self.gen:
-                    at = (at + 1) & (size - 1)
-                keys[at], gens[at], flags[at] = self.seen_keys[i], self.gen, self.seen_flags[i]
-        free(self.seen_keys); free(self.seen_gen); free(self.seen_flags)
-        self.seen_keys, self.seen_gen, self.seen_flags, self.seen_mask = keys, gens, flags, size - 1
+        if self.d_gen.data[d] != self.gen:
+            self.d_gen.data[d] = self.gen
+            self.d_expand.data[d] = self.d_return.data[d] = -1
+            self.d_pending.data[d] = 0
+            put(&self.touched, d)
+            if self.touched.n > self.max_items:
+                raise GrammarError(f"grammar: more than {self.max_items} alternatives at once (max_items)")
+        pending = self.d_pending.data[d]
+        grown = stack if self.d_expand.data[d] < 0 else self._union(self.d_expand.data[d], stack)
+        if grown != self.d_expand.data[d]:
+            self.d_expand.data[d] = grown
+            self.d_pending.data[d] |= 1
+        if not fresh:
+            grown = stack if self.d_return.data[d] < 0 else self._union(self.d_return.data[d], stack)
+            if grown != self.d_return.data[d]:
+                self.d_return.data[d] = grown
+                self.d_pending.data[d] |= 2
+        if pending == 0 and self.d_pending.data[d]:
+            put(&self.work, d)
+            if self.work.n > 64 * self.max_items:
+                raise GrammarError(f"grammar: more than {64 * self.max_items} steps for one byte (max_items)")
         return 0
 
     cdef int _begin(self) noexcept:
         self.gen += 1
-        self.seen_used = 0
         self.work.n = 0
+        self.touched.n = 0
         return 0
 
     cdef int32_t _finish(self) except -1:
         """Runs the queued closure to its end and interns the config it makes."""
-        cdef Py_ssize_t i, k, n, at, before
-        cdef int32_t d, stack, flags, accept = 0, frame, parent, rule, rep, count, most, pushed
+        cdef Py_ssize_t i, k, n, at
+        cdef int32_t d, stack, pending, accept = 0, frame, parent, rule, rep, count, most, pushed
         cdef int32_t[3] next_frame
-        cdef int32_t *f
-        self.items.n = 0
         i = 0
         while i < self.work.n:
-            d, stack, flags = self.work.data[i], self.work.data[i + 1], self.work.data[i + 2]
-            i += 3
-            if flags & 1:
+            d = self.work.data[i]
+            i += 1
+            pending = self.d_pending.data[d]
+            self.d_pending.data[d] = 0
+            if pending & 1:
+                stack = self.d_expand.data[d]
                 self._segments(d)
-                if self.d_segs.data[self.d_seg_at.data[d]]:
-                    put(&self.items, d)
-                    put(&self.items, stack)
                 self._calls(d)
                 at = self.d_call_at.data[d]
                 for k in range(self.d_calls.data[at]):
                     rule, frame = self.d_calls.data[at + 1 + 3 * k], self.d_calls.data[at + 2 + 3 * k]
                     pushed = stack if self.d_calls.data[at + 3 + 3 * k] else self._push(frame, stack)
                     self._visit(self._start(rule), pushed, 1)
-            if flags & 2 and self.d_accept.data[d]:
+            if pending & 2 and self.d_accept.data[d]:
+                stack = self.d_return.data[d]
                 n = seq_len(&self.stacks, stack)
                 accept |= seq_at(&self.stacks, stack)[0]
                 for k in range(1, n, 2):
                     frame, parent = seq_at(&self.stacks, stack)[k], seq_at(&self.stacks, stack)[k + 1]
-                    f = seq_at(&self.frames, frame)
-                    d, rep, count = f[0], f[1], f[2]
+                    d = seq_at(&self.frames, frame)[0]
+                    rep, count = seq_at(&self.frames, frame)[1], seq_at(&self.frames, frame)[2]
                     if rep < 0:
                         self._visit(d, parent, 0)
                         continue
@@ -1003,6 +978,12 @@ cdef class Machine:
                         next_frame[2] = count + 1 if most >= 0 or count < self.reps.data[3 * rep + 1] else count
                         pushed = self._push(intern(&self.frames, next_frame, 3), parent)
                         self._visit(self._start(self.reps.data[3 * rep]), pushed, 1)
+        self.items.n = 0
+        for i in range(self.touched.n):
+            d = self.touched.data[i]
+            if self.d_segs.data[self.d_seg_at.data[d]]:
+                put(&self.items, d)
+                put(&self.items, self.d_expand.data[d])
         return self._intern_config(accept)
 
     cdef int32_t _intern_config(self, int32_t accept) except -1:
