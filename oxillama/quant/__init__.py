@@ -1,0 +1,24 @@
+"""Quantisation: rows of numbers to blocks and back, importance matrices, and whole files from any format to any other.
+
+`rows` has `formats`, `dequantize` and `quantize`; `recipes` says which tensor of a model gets which format; `convert` applies a recipe to a
+file; `imatrix` reads and writes importance matrices.
+"""
+from oxillama.quant.convert import Conversion, TensorPlan, quantize_file
+from oxillama.quant.imatrix import read_imatrix, write_imatrix
+from oxillama.quant.recipes import RECIPES, Recipe
+from oxillama.quant.rows import Format, dequantize, format_named, formats, quantize
+
+__all__ = [
+    "RECIPES",
+    "Conversion",
+    "Format",
+    "Recipe",
+    "TensorPlan",
+    "dequantize",
+    "format_named",
+    "formats",
+    "quantize",
+    "quantize_file",
+    "read_imatrix",
+    "write_imatrix",
+]

@@ -1,0 +1,234 @@
+"""Files from any format to any other: `quantize_file` plans a format for every tensor, then streams the tensors through the codecs.
+
+`_plan` decides (recipe, overrides, importances); `_convert` turns one tensor's bytes into another format's, a slab of rows at a time, so that
+no more than one stored tensor and one slab of floats is held. `Conversion` tells what was, or with `dry_run` would be, done.
+"""
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oxillama.errors import ConfigError, QuantError
+from oxillama.gguf import GgufReader, GgufWriter, TensorInfo, architecture
+from oxillama.quant.imatrix import read_imatrix
+from oxillama.quant.recipes import Place, choose, is_kept, layer_of, recipe_named
+from oxillama.quant.rows import dequantize, format_named, formats, quantize
+
+QUANTIZATION_VERSION = 2  # of the block layouts, as general.quantization_version tells other programs
+_SLAB = 1 << 24  # numbers unpacked at a time
+_WEIGHTLESS = ("F32", "F16", "BF16", "Q8_0", "Q8_1", "Q8_K")  # each number to its nearest: importances change nothing
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlan:
+    """What happens to one tensor: its format and size before and after, and why it is so."""
+
+    name: str
+    shape: tuple[int, ...]
+    source: str
+    target: str
+    bytes_before: int
+    bytes_after: int
+    reason: str  # "recipe", "override", "kept", or "fallback": its rows do not fill the blocks of the wanted format
+    importance: bool  # whether the importance matrix has a say
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What a conversion did, or a dry run would do."""
+
+    recipe: str
+    tensors: tuple[TensorPlan, ...]
+    path: Path | None  # the file written, None after a dry run
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes of all tensors in the source file."""
+        return sum(plan.bytes_before for plan in self.tensors)
+
+    @property
+    def bytes_after(self) -> int:
+        """Bytes of all tensors in the new file."""
+        return sum(plan.bytes_after for plan in self.tensors)
+
+    @property
+    def bits(self) -> float:
+        """Bits per number in the new file."""
+        return 8 * self.bytes_after / max(1, sum(int(np.prod(plan.shape)) for plan in self.tensors))
+
+
+def quantize_file(
+    src: Any,
+    dst: str | os.PathLike[str] | None,
+    recipe: str,
+    *,
+    overrides: Mapping[str, str] | None = None,
+    imatrix: str | os.PathLike[str] | Mapping[str, np.ndarray] | None = None,
+    pure: bool = False,
+    num_threads: int | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+    dry_run: bool = False,
+) -> Conversion:
+    """Write `src` (a path, or whatever GgufReader takes) as `dst` with the formats of `recipe`; gives what was done to each tensor.
+
+    `overrides`: regular expression to format, searched in tensor names, the first that is found decides; it must fit the rows.
+    `imatrix`: a file, or what `read_imatrix` gives. `pure`: the recipe's base format everywhere. `progress(done, total, name)` is called with
+    bytes of `src` done after each tensor. `dry_run` plans and checks but writes nothing (`dst` may be None).
+    Norms, vectors and other small tensors stay as they are. Raises QuantError for a request that cannot be kept: an unknown recipe or
+    format, a pattern or an importance that meets no tensor, rows that do not fit, numbers that are not finite.
+    """
+    chosen = recipe_named(recipe)
+    if num_threads is None:
+        num_threads = 0
+    importances = read_imatrix(imatrix) if isinstance(imatrix, (str, os.PathLike)) else dict(imatrix or {})
+    with GgufReader(src) as reader:
+        plans = _plan(reader, recipe, overrides or {}, importances if imatrix is not None else None, pure)
+        if dry_run:
+            return Conversion(recipe, plans, None)
+        if dst is None:
+            raise ConfigError("dst: None, wanted a path (only a dry run writes nothing)")
+        if any(Path(dst).exists() and path.samefile(dst) for path in reader.paths):
+            raise QuantError(f"{dst}: is the source itself, wanted another file")
+        writer = GgufWriter(dst, architecture(reader.metadata), alignment=reader.alignment)
+        with writer:
+            _copy_keys(reader, writer, chosen.file_type, imatrix, sum(plan.importance for plan in plans))
+            for plan in plans:
+                writer.declare(plan.name, plan.target, plan.shape)
+            done, total = 0, sum(plan.bytes_before for plan in plans)
+            for plan in plans:
+                weights = importances.get(plan.name) if plan.importance else None
+                writer.write(plan.name, _convert(reader.data(plan.name), plan, weights, num_threads))
+                done += plan.bytes_before
+                if progress is not None:
+                    progress(done, total, plan.name)
+    return Conversion(recipe, plans, Path(dst))
+
+
+def _plan(
+    reader: GgufReader, recipe: str, overrides: Mapping[str, str], importances: Mapping[str, np.ndarray] | None, pure: bool
+) -> tuple[TensorPlan, ...]:
+    patterns = _patterns(overrides)
+    met: set[str] = set()
+    plans = []
+    for info, place in _places(reader, importances is not None):
+        target, reason = _target(info, recipe, patterns, place, pure, met)
+        weighed = importances is not None and info.name in importances and target not in (*_WEIGHTLESS, info.type_name)
+        if weighed:
+            _matrices(importances[info.name], info)
+        after = info.nbytes if target == info.type_name else int(np.prod(info.shape[:-1])) * format_named(target).row_bytes(info.shape[-1])
+        plans.append(TensorPlan(info.name, info.shape, info.type_name, target, info.nbytes, after, reason, weighed))
+    unmet = [pattern for pattern in overrides if pattern not in met]
+    if unmet:
+        raise QuantError(f"override {unmet[0]!r}: meets no tensor that can change")
+    if importances is not None and not any(info.name in importances for info in reader.tensors.values()):
+        raise QuantError(f"imatrix: none of its {len(importances)} tensors is in the file: it was made for another model")
+    return tuple(plans)
+
+
+def _target(
+    info: TensorInfo, recipe: str, patterns: list[tuple[str, re.Pattern[str], str]], place: Place, pure: bool, met: set[str]
+) -> tuple[str, str]:
+    """The format of one tensor, and why."""
+    chosen = recipe_named(recipe)
+    if info.type_name not in formats():
+        return info.type_name, "kept"  # integers and doubles are no weights
+    for pattern, regex, target in patterns if len(info.shape) >= 2 else ():
+        if regex.search(info.name):
+            met.add(pattern)
+            if info.shape[-1] % format_named(target).columns:
+                wanted = format_named(target).columns
+                raise QuantError(f"{info.name}: rows of {info.shape[-1]} columns, override {pattern!r} to {target} needs a multiple of {wanted}")
+            return target, "override"
+    if chosen.base == "F32":
+        return "F32", "recipe"
+    if is_kept(info.name, info.shape):
+        return info.type_name, "kept"
+    target = choose(info.name, info.shape[-1], chosen, place, pure=pure)
+    wanted = choose(info.name, 0, chosen, place, pure=pure)  # 0 columns fill any block
+    return target, "recipe" if target == wanted else "fallback"
+
+
+def _patterns(overrides: Mapping[str, str]) -> list[tuple[str, re.Pattern[str], str]]:
+    compiled = []
+    for pattern, target in overrides.items():
+        try:
+            compiled.append((pattern, re.compile(pattern), format_named(target).name))
+        except re.error as error:
+            raise QuantError(f"override {pattern!r}: no regular expression: {error}") from None
+    return compiled
+
+
+def _places(reader: GgufReader, has_imatrix: bool) -> list[tuple[TensorInfo, Place]]:
+    """Every tensor with its place in the model, as far as the file's keys tell."""
+    arch = reader.metadata.get("general.architecture", "")
+    numbered = [layer_of(name) for name in reader.tensors]
+    layers = 1 + max((layer for layer in numbered if layer is not None), default=0)
+    heads, key_heads = (_largest(reader.metadata.get(f"{arch}.attention.{key}")) for key in ("head_count", "head_count_kv"))
+    grouping = heads // key_heads if heads and key_heads else 1
+    experts = _largest(reader.metadata.get(f"{arch}.expert_count"))
+    tied = "output.weight" not in reader.tensors
+    places = []
+    for info, layer in zip(reader.tensors.values(), numbered):
+        places.append((info, Place(layer or 0, layers, grouping, experts, has_imatrix, tied)))
+    return places
+
+
+def _largest(value: Any) -> int:
+    """A key's number, the largest of an array of them, 0 where there is none."""
+    numbers = np.asarray(0 if value is None else value)
+    return int(numbers.max()) if numbers.size and numbers.dtype.kind in "iu" else 0
+
+
+def _matrices(values: np.ndarray, info: TensorInfo) -> np.ndarray:
+    """A tensor's importances as (matrices, columns); raises QuantError where they do not fit it."""
+    columns, matrices = info.shape[-1], int(np.prod(info.shape[:-2]))
+    flat = np.asarray(values, np.float32)
+    if flat.size not in (columns, columns * matrices):
+        raise QuantError(f"{info.name}: imatrix has {flat.size} values, wanted {columns} or {columns} for each of {matrices} matrices")
+    return flat.reshape(-1, columns)
+
+
+def _convert(stored: np.ndarray, plan: TensorPlan, weights: np.ndarray | None, num_threads: int) -> np.ndarray:
+    """One tensor's bytes in its new format."""
+    if plan.source == plan.target:
+        return stored
+    columns = plan.shape[-1] if plan.shape else 1
+    before, after = format_named(plan.source), format_named(plan.target)
+    rows = stored.reshape(-1, before.row_bytes(columns))
+    out = np.empty((len(rows), after.row_bytes(columns)), np.uint8)
+    per_matrix = plan.shape[-2] if len(plan.shape) > 1 else 1
+    importances = None if weights is None else np.asarray(weights, np.float32).reshape(-1, columns)
+    shared = importances is None or len(importances) == 1
+    span = len(rows) if shared else per_matrix  # rows that the same importances speak of
+    for start in range(0, len(rows), span):
+        importance = None if importances is None else importances[0 if shared else start // per_matrix]
+        step = max(1, _SLAB // columns)
+        for first in range(start, start + span, step):
+            slab = slice(first, min(first + step, start + span))
+            numbers = dequantize(rows[slab], before.name, num_threads=num_threads)
+            try:
+                out[slab] = quantize(numbers, after.name, importance, num_threads=num_threads)
+            except QuantError as error:
+                raise QuantError(f"{plan.name}: from row {first} on: {error}") from None
+    return out
+
+
+def _copy_keys(reader: GgufReader, writer: GgufWriter, file_type: int, imatrix: Any, entries: int) -> None:
+    """All keys but those of the container, then what this conversion changes."""
+    changed = {
+        "general.file_type": (file_type, "uint32"),
+        "general.quantization_version": (QUANTIZATION_VERSION, "uint32"),
+    }
+    if imatrix is not None:
+        changed["quantize.imatrix.entries_count"] = (entries, "int32")
+        if isinstance(imatrix, (str, os.PathLike)):
+            changed["quantize.imatrix.file"] = (Path(imatrix).name, "string")
+    for key, value in reader.metadata.items():
+        if key not in changed and key not in ("general.architecture", "general.alignment") and not key.startswith("split."):
+            writer.add(key, value, reader.kv_types[key])
+    for key, (value, kind) in changed.items():
+        writer.add(key, value, kind)

@@ -1,0 +1,133 @@
+"""Importance matrices: how strongly a model's text excites each column of each weight tensor.
+
+An importance is the mean, over the tokens of a sample, of the square of the input that meets a column. Two kinds of file carry them: GGUF
+files with `NAME.in_sum2` (sums of squares) and `NAME.counts` (tokens summed) for every tensor NAME, and the older `.dat` files, little-endian:
+
+    int32 entries, then per entry: int32 length, name, int32 calls, int32 values, float32[values]   (sum / tokens * calls)
+    and, where the file goes on: int32 chunks, int32 length, name of the sample
+
+Both are read by `read_imatrix`; `write_imatrix` writes the first.
+"""
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oxillama.errors import QuantError
+from oxillama.gguf import GgufReader, GgufWriter
+
+_SUMS, _COUNTS = ".in_sum2", ".counts"
+_MAX_NAME = 4096
+
+
+def read_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """Tensor name to its importances, float32: (columns,), or (experts, columns) where a tensor holds several matrices.
+
+    Older files do not say how many matrices a tensor holds, so all their columns stand in one row. A matrix that no token met has
+    importances of 1. Raises QuantError for a file that is neither kind or is malformed.
+    """
+    path = Path(path)
+    try:
+        with open(path, "rb") as file:
+            magic = file.read(4)
+            if magic != b"GGUF":
+                return _legacy(magic + file.read(), path.name)
+    except OSError as error:
+        raise QuantError(f"{path}: cannot be read: {error.strerror or error}") from error
+    with GgufReader(path) as reader:
+        return _modern(reader, path.name)
+
+
+def _modern(reader: GgufReader, label: str) -> dict[str, np.ndarray]:
+    if reader.metadata.get("general.type") != "imatrix":
+        raise QuantError(f"{label}: general.type is {reader.metadata.get('general.type')!r}, wanted 'imatrix'")
+    found = {}
+    for name, info in reader.tensors.items():
+        if not name.endswith(_SUMS):
+            continue
+        tensor = name.removesuffix(_SUMS)
+        counts = reader.tensors.get(tensor + _COUNTS)
+        if info.type_name != "F32" or counts is None or counts.type_name != "F32" or len(info.shape) not in (1, 2):
+            raise QuantError(f"{label}: {name}: {info.type_name} {info.shape}, wanted F32 (matrices, columns) and F32 {tensor}{_COUNTS}")
+        sums = reader.data(name).view(np.float32).reshape(-1, info.shape[-1])
+        tokens = reader.data(counts.name).view(np.float32).reshape(-1, 1)
+        if len(tokens) != len(sums):
+            raise QuantError(f"{label}: {counts.name}: {len(tokens)} counts, {name} has {len(sums)} matrices")
+        means = np.divide(sums, tokens, out=np.ones_like(sums), where=tokens > 0)
+        found[tensor] = _checked(means[0].copy() if len(means) == 1 else means, f"{label}: {tensor}")
+    if not found:
+        raise QuantError(f"{label}: no tensor named *{_SUMS}, wanted at least one")
+    return found
+
+
+def _legacy(data: bytes, label: str) -> dict[str, np.ndarray]:
+    position = 0
+
+    def take(count: int, what: str) -> bytes:
+        nonlocal position
+        if count < 0 or count > len(data) - position:
+            raise QuantError(f"{label}: {what} of {count} bytes at {position}, the file ends at {len(data)}: no imatrix, or truncated")
+        position += count
+        return data[position - count : position]
+
+    def integer(what: str) -> int:
+        return struct.unpack("<i", take(4, what))[0]
+
+    found = {}
+    entries = integer("entry count")
+    if not 0 < entries <= len(data) // 16:
+        raise QuantError(f"{label}: {entries} entries, wanted 1 to {len(data) // 16}: not an imatrix file")
+    for index in range(entries):
+        length = integer(f"name length of entry {index}")
+        if not 0 < length <= _MAX_NAME:
+            raise QuantError(f"{label}: entry {index}: name of {length} bytes, wanted 1 to {_MAX_NAME}")
+        try:
+            name = take(length, f"name of entry {index}").decode()
+        except UnicodeDecodeError:
+            raise QuantError(f"{label}: entry {index}: its name is no UTF-8") from None
+        calls, count = integer(f"calls of {name}"), integer(f"value count of {name}")
+        if count < 1 or name in found:
+            raise QuantError(f"{label}: {name}: {'appears twice' if name in found else f'{count} values, wanted at least 1'}")
+        sums = np.frombuffer(take(4 * count, f"values of {name}"), "<f4").astype(np.float32)
+        found[name] = _checked(sums / np.float32(calls) if calls > 0 else np.ones_like(sums), f"{label}: {name}")
+    return found
+
+
+def _checked(values: np.ndarray, label: str) -> np.ndarray:
+    bad = np.argwhere(~(np.isfinite(values) & (values >= 0)))
+    if len(bad):
+        where = tuple(int(i) for i in bad[0])
+        raise QuantError(f"{label}: importance {where} is {values[where]:g}, wanted a finite number of at least 0")
+    return values
+
+
+def write_imatrix(
+    path: str | os.PathLike[str],
+    sums: Mapping[str, np.ndarray],
+    counts: Mapping[str, Any],
+    *,
+    chunk_count: int = 0,
+    chunk_size: int = 0,
+    datasets: Sequence[str] = (),
+) -> Path:
+    """Write sums of squares and the numbers of tokens they were summed over as a GGUF file; gives its path.
+
+    `sums`: tensor name to float32 (columns,) or (experts, columns). `counts`: tensor name to one number, or (experts,) of them.
+    `chunk_count` chunks of `chunk_size` tokens of `datasets` were seen. Raises QuantError for sums or counts that are not finite and >= 0.
+    """
+    with GgufWriter(path, "imatrix") as writer:
+        writer.add("general.type", "imatrix")
+        writer.add("imatrix.datasets", list(datasets), "array[string]")
+        writer.add("imatrix.chunk_count", chunk_count, "uint32")
+        writer.add("imatrix.chunk_size", chunk_size, "uint32")
+        for name, values in sums.items():
+            rows = np.atleast_2d(np.asarray(values, np.float32))
+            tokens = np.asarray(counts.get(name, ()), np.float32).reshape(-1, 1)
+            if rows.ndim != 2 or len(tokens) != len(rows):
+                raise QuantError(f"{name}: {tokens.size} counts for sums of shape {rows.shape}, wanted one count per matrix")
+            writer.add_tensor(name + _SUMS, _checked(rows, f"{name}: sums"))
+            writer.add_tensor(name + _COUNTS, _checked(tokens, f"{name}: counts"))
+    return Path(path)

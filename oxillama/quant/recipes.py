@@ -1,0 +1,246 @@
+"""Recipes: which tensor of a model gets which format when a file is made `Q4_K_M`, `IQ3_XS` and so on.
+
+A recipe has a base format and rules for the roles that suffer most from few bits: the values of attention, the way down of the feed-forward
+net, the attention output, the embedding and the output matrix, above all in the first and last layers. `RECIPES` is the table of them,
+`choose` applies one to a tensor. The mixtures are those that users of GGUF files know by these names; where a row is no whole number of
+blocks, `FALLBACKS` leads to the next format up that fits.
+"""
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from oxillama.errors import QuantError
+from oxillama.quant.rows import format_named
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tensor stands in its model: layer number and count, query heads per key head, experts, and what else is known."""
+
+    layer: int
+    layers: int
+    grouping: int
+    experts: int
+    has_imatrix: bool
+    tied: bool  # the embedding is the output matrix too
+
+
+Condition = Callable[[Place], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Tensors of `role` get `format` where `when` holds; the first rule that fits decides."""
+
+    role: str
+    format: str
+    when: Condition = lambda place: True
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """`file_type` is the number that `general.file_type` tells other programs; `base` is for all that no rule names."""
+
+    file_type: int
+    base: str
+    rules: tuple[Rule, ...] = ()
+    output: str = "Q6_K"  # format of the output matrix, and of an embedding that is one
+    embedding: str | None = None  # of any other embedding; None: as `base`
+
+
+def _sensitive(place: Place) -> bool:
+    """The first and the last eighth of the layers, and every third between."""
+    eighth = place.layers // 8
+    return place.layer < eighth or place.layer >= 7 * place.layers // 8 or (place.layer - eighth) % 3 == 2
+
+
+def _first(part: int) -> Condition:
+    return lambda place: place.layer < place.layers // part
+
+
+def _below(layer: int) -> Condition:
+    return lambda place: place.layer < layer
+
+
+def _grouped(place: Place) -> bool:
+    """Few value heads serve many queries: their matrix is small, and each error in it counts often."""
+    return place.grouping >= 4
+
+
+def _grouped_or_experts(place: Place) -> bool:
+    return place.grouping >= 4 or place.experts >= 4
+
+
+def _eight_experts(place: Place) -> bool:
+    return place.experts == 8
+
+
+def _no_imatrix(place: Place) -> bool:
+    return not place.has_imatrix
+
+
+def _both(one: Condition, other: Condition) -> Condition:
+    return lambda place: one(place) and other(place)
+
+
+# With eight experts attention is a small part of the file, so it may cost more bits.
+_ATTENTION_OF_EXPERTS = (Rule("attn_v", "Q8_0", _eight_experts), Rule("attn_k", "Q8_0", _eight_experts))
+_ATTENTION_OUT_OF_EXPERTS = (*_ATTENTION_OF_EXPERTS, Rule("attn_output", "Q5_K", _eight_experts))
+
+
+def _tiny(file_type: int, base: str, better: str, embedding: str, attn_output: str | None) -> Recipe:
+    """Recipes of about two bits and less: `better` for the values and the first layers' way down."""
+    rules = (
+        Rule("attn_v", "Q4_K", _grouped_or_experts),
+        Rule("attn_v", better),
+        Rule("attn_k", "Q4_K", _eight_experts),
+        Rule("ffn_down", better, _first(8)),
+        Rule("attn_output", "Q5_K", _eight_experts),
+    )
+    if attn_output is not None:
+        rules += (Rule("attn_output", attn_output),)
+    return Recipe(file_type, base, rules, output="Q5_K", embedding=embedding)
+
+
+RECIPES: dict[str, Recipe] = {
+    "F32": Recipe(0, "F32", output="F32"),
+    "F16": Recipe(1, "F16", output="F16"),
+    "BF16": Recipe(32, "BF16", output="BF16"),
+    "Q4_0": Recipe(2, "Q4_0", (*_ATTENTION_OF_EXPERTS, Rule("ffn_down", "Q4_1", _both(_first(8), lambda place: place.has_imatrix)))),
+    "Q4_1": Recipe(3, "Q4_1", _ATTENTION_OF_EXPERTS),
+    "Q5_0": Recipe(8, "Q5_0", (*_ATTENTION_OF_EXPERTS, Rule("ffn_down", "Q5_1", _both(_first(8), lambda place: place.has_imatrix)))),
+    "Q5_1": Recipe(9, "Q5_1", _ATTENTION_OF_EXPERTS),
+    "Q8_0": Recipe(7, "Q8_0", output="Q8_0"),
+    "Q2_K": Recipe(10, "Q2_K", (
+        *_ATTENTION_OUT_OF_EXPERTS,
+        Rule("attn_v", "Q4_K", _grouped), Rule("attn_v", "Q3_K"), Rule("ffn_down", "Q3_K"), Rule("attn_output", "Q3_K"),
+    )),
+    "Q2_K_S": Recipe(21, "Q2_K", (
+        *_ATTENTION_OF_EXPERTS, Rule("attn_v", "Q4_K", _grouped), Rule("ffn_down", "Q4_K", _first(8)),
+    )),
+    "Q3_K_S": Recipe(11, "Q3_K", _ATTENTION_OUT_OF_EXPERTS),
+    "Q3_K_M": Recipe(12, "Q3_K", (
+        *_ATTENTION_OUT_OF_EXPERTS,
+        Rule("attn_v", "Q5_K", _below(2)), Rule("attn_v", "Q4_K"), Rule("attn_qkv", "Q4_K"),
+        Rule("ffn_down", "Q5_K", _first(16)), Rule("ffn_down", "Q4_K"), Rule("attn_output", "Q4_K"),
+    )),
+    "Q3_K_L": Recipe(13, "Q3_K", (
+        *_ATTENTION_OF_EXPERTS,
+        Rule("attn_v", "Q5_K"), Rule("attn_qkv", "Q4_K"), Rule("ffn_down", "Q5_K"), Rule("attn_output", "Q5_K"),
+    )),
+    "Q4_K_S": Recipe(14, "Q4_K", (*_ATTENTION_OUT_OF_EXPERTS, Rule("attn_v", "Q5_K", _below(4)), Rule("ffn_down", "Q5_K", _first(8)))),
+    "Q4_K_M": Recipe(15, "Q4_K", (
+        *_ATTENTION_OUT_OF_EXPERTS, Rule("attn_v", "Q6_K", _sensitive), Rule("attn_qkv", "Q5_K"), Rule("ffn_down", "Q6_K", _sensitive),
+    )),
+    "Q5_K_S": Recipe(16, "Q5_K", _ATTENTION_OF_EXPERTS),
+    "Q5_K_M": Recipe(17, "Q5_K", (
+        *_ATTENTION_OF_EXPERTS, Rule("attn_v", "Q6_K", _sensitive), Rule("attn_qkv", "Q6_K"), Rule("ffn_down", "Q6_K", _sensitive),
+    )),
+    "Q6_K": Recipe(18, "Q6_K", _ATTENTION_OF_EXPERTS),
+    "IQ1_S": _tiny(24, "IQ1_S", "Q2_K", "Q2_K", "IQ2_XXS"),
+    "IQ1_M": _tiny(31, "IQ1_M", "Q2_K", "Q2_K", "IQ2_XXS"),
+    "IQ2_XXS": _tiny(19, "IQ2_XXS", "Q2_K", "Q2_K", None),
+    "IQ2_XS": _tiny(20, "IQ2_XS", "Q2_K", "Q2_K", None),
+    "IQ2_S": _tiny(28, "IQ2_XS", "IQ3_S", "IQ3_S", "IQ3_S"),
+    "IQ2_M": _tiny(29, "IQ2_S", "IQ3_S", "IQ3_S", "IQ3_S"),
+    "IQ3_XXS": Recipe(23, "IQ3_XXS", (
+        *_ATTENTION_OUT_OF_EXPERTS,
+        Rule("attn_v", "Q4_K", _grouped), Rule("attn_v", "IQ3_S", _no_imatrix), Rule("attn_k", "IQ2_S"), Rule("attn_q", "IQ2_S"),
+        Rule("ffn_down", "Q4_K", _both(_no_imatrix, _first(8))), Rule("ffn_down", "Q3_K", _no_imatrix), Rule("attn_output", "IQ3_S"),
+    ), output="Q5_K", embedding="IQ3_S"),
+    "IQ3_XS": Recipe(22, "IQ3_S", (
+        *_ATTENTION_OUT_OF_EXPERTS,
+        Rule("attn_v", "Q4_K", _grouped), Rule("attn_k", "IQ3_XXS"), Rule("attn_q", "IQ3_XXS"),
+        *(Rule(role, "IQ3_XXS", lambda place: place.layers // 8 <= place.layer < 7 * place.layers // 8) for role in ("ffn_gate", "ffn_up")),
+    )),
+    "IQ3_S": Recipe(26, "IQ3_S", (*_ATTENTION_OUT_OF_EXPERTS, Rule("attn_v", "Q4_K", _grouped))),
+    "IQ3_M": Recipe(27, "IQ3_S", (
+        *_ATTENTION_OUT_OF_EXPERTS,
+        Rule("attn_v", "Q4_K"), Rule("attn_qkv", "Q4_K"), Rule("ffn_down", "Q4_K", _first(8)),
+        Rule("ffn_down", "Q4_K", _both(_eight_experts, _sensitive)), Rule("attn_output", "Q4_K"),
+    )),
+    "IQ4_NL": Recipe(25, "IQ4_NL", (
+        *_ATTENTION_OUT_OF_EXPERTS, Rule("attn_v", "Q5_K", _grouped), Rule("ffn_down", "Q5_K", _both(_no_imatrix, _first(8))),
+    )),
+    "IQ4_XS": Recipe(30, "IQ4_XS", (
+        *_ATTENTION_OUT_OF_EXPERTS, Rule("attn_v", "Q5_K", _grouped), Rule("ffn_down", "Q5_K", _both(_no_imatrix, _first(8))),
+    )),
+    "TQ1_0": Recipe(36, "TQ1_0", embedding="Q4_K"),
+    "TQ2_0": Recipe(37, "TQ2_0", embedding="Q4_K"),
+    "MXFP4": Recipe(38, "MXFP4", output="Q8_0", embedding="Q8_0"),
+    "MXFP4_MOE": Recipe(38, "Q8_0", (Rule("experts", "MXFP4"),), output="Q8_0"),
+    "NVFP4": Recipe(39, "NVFP4", output="Q8_0", embedding="Q8_0"),
+    "Q1_0": Recipe(40, "Q1_0", embedding="Q4_K"),
+    "Q2_0": Recipe(41, "Q2_0", embedding="Q4_K"),
+}
+_ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "Q1_0_G128": "Q1_0"}
+
+# Where a row is no whole number of blocks: the format that is tried next. What is not named here goes to F16.
+FALLBACKS: dict[str, str] = {
+    **dict.fromkeys(("Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
+    **dict.fromkeys(("TQ1_0", "TQ2_0", "Q1_0", "Q2_0", "NVFP4"), "Q4_0"),
+    "Q4_K": "Q5_0",
+    "Q5_K": "Q5_1",
+    "Q6_K": "Q8_0",
+}
+
+_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
+_ROLES = {
+    "output.weight": "output", "token_embd.weight": "embedding", "attn_v.weight": "attn_v", "attn_kv_b.weight": "attn_v",
+    "attn_v_b.weight": "attn_v", "attn_k.weight": "attn_k", "attn_q.weight": "attn_q", "attn_qkv.weight": "attn_qkv",
+    "attn_output.weight": "attn_output",
+}  # fmt: skip
+_KEPT = re.compile(
+    r"_norm\.weight$|ffn_gate_inp|ssm_conv1d|shortconv\.conv|position_embd|token_types|time_mix_|attn_rel_b|altup|laurel|per_layer_model_proj"
+)
+_SMALLEST_ROW = 32
+
+
+def recipe_named(name: str) -> Recipe:
+    """The recipe called `name`; raises QuantError for an unknown one."""
+    found = RECIPES.get(_ALIASES.get(name, name)) if isinstance(name, str) else None
+    if found is None:
+        raise QuantError(f"unknown recipe {name!r}, wanted one of {', '.join((*RECIPES, *_ALIASES))}")
+    return found
+
+
+def layer_of(name: str) -> int | None:
+    """The layer number in a tensor's name, None where it has none."""
+    match = _LAYER.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def roles_of(name: str) -> tuple[str, ...]:
+    """What a tensor is, the most telling role first; empty for one that no rule speaks of."""
+    match = _LAYER.fullmatch(name)
+    rest = match[2] if match else name
+    if rest in _ROLES:
+        return (_ROLES[rest],)
+    roles = ("experts",) if rest.endswith("_exps.weight") else ()
+    return roles + tuple(role for role in ("ffn_down", "ffn_gate", "ffn_up") if rest.startswith(role))
+
+
+def is_kept(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor stays as it is in every recipe: vectors, norms, routers, convolutions and the like."""
+    return len(shape) < 2 or shape[-1] < _SMALLEST_ROW or not name.endswith(".weight") or _KEPT.search(name) is not None
+
+
+def choose(name: str, columns: int, recipe: Recipe, place: Place, *, pure: bool = False) -> str:
+    """The format of a tensor that is not kept; `pure` leaves the rules out and uses the base format everywhere."""
+    roles = roles_of(name)
+    wanted = recipe.base
+    if not pure:
+        if "output" in roles or ("embedding" in roles and place.tied):
+            wanted = recipe.output
+        elif "embedding" in roles:
+            wanted = recipe.embedding or recipe.base
+        else:
+            wanted = next((rule.format for rule in recipe.rules if rule.role in roles and rule.when(place)), recipe.base)
+    return fitting(wanted, columns)
+
+
+def fitting(wanted: str, columns: int) -> str:
+    """`wanted`, or the first of its fallbacks whose blocks fill rows of `columns` exactly."""
+    while columns % format_named(wanted).columns:
+        wanted = FALLBACKS.get(wanted, "F16")
+    return wanted
