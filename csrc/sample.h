@@ -19,19 +19,6 @@
 #define OXS_LN2_LOW 0x1.a39ef35793c76p-33
 #define OXS_ROUND 0x1.8p52        /* adding it leaves the nearest integer in the low bits */
 
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wpsabi"
-#endif
-typedef float oxs_f32x16 __attribute__((vector_size(64)));
-typedef int32_t oxs_i32x16 __attribute__((vector_size(64)));
-typedef double oxs_f64x8 __attribute__((vector_size(64)));
-typedef int64_t oxs_i64x8 __attribute__((vector_size(64)));
-typedef float oxs_f32x16u __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t oxs_i32x16u __attribute__((vector_size(64), aligned(4), may_alias));
-typedef float oxs_f32x8u __attribute__((vector_size(32), aligned(4), may_alias));
-typedef double oxs_f64x8u __attribute__((vector_size(64), aligned(8), may_alias));
-
 /* Near-minimax polynomial of degree 11 for exp on |r| <= ln(2)/2, relative error 3e-18. */
 static const double oxs_exp_terms[12] = {
     1.0, 1.0, 0x1.0000000000011p-1, 0x1.555555555555ap-3, 0x1.555555554f0bap-5, 0x1.111111110f21ep-7,
@@ -51,25 +38,27 @@ typedef struct {
 
 #define OXS_NAME(x) x##_scalar
 #define OXS_TARGET
+#define OXS_WIDTH 16
 #include "sample.inc"
 #undef OXS_NAME
 #undef OXS_TARGET
+#undef OXS_WIDTH
 #if defined(__x86_64__)
 #define OXS_NAME(x) x##_avx2
 #define OXS_TARGET __attribute__((target("avx2")))
+#define OXS_WIDTH 32
 #include "sample.inc"
 #undef OXS_NAME
 #undef OXS_TARGET
+#undef OXS_WIDTH
 #define OXS_NAME(x) x##_avx512
 #define OXS_TARGET __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl")))
+#define OXS_WIDTH 64
 #include "sample.inc"
 #undef OXS_NAME
 #undef OXS_TARGET
+#undef OXS_WIDTH
 #endif
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif
-
 /* Every instruction set this processor has, the plainest first; `scalar` is the compiler's own baseline. */
 static inline int oxs_available(const oxs_kernels **out) {
     static const oxs_kernels tables[] = {

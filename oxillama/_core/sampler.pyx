@@ -467,9 +467,11 @@ cdef void stage_top_n_sigma(View *v, const Op *op, const Facts *f, Memory *m) no
     else:
         v.weighed = False
         weigh(v)
-        for i in range(v.count, (v.count + 7) & ~7):
+        n = (v.count + 15) & ~15
+        for i in range(v.count, n):
             v.logit[i] = NONE
-        v.k.spread(v.logit, v.count, v.ref, out)
+        v.k.spread(v.logit, n, v.ref, out)
+        n = 0
     mean = out[1] / out[0]
     variance = out[2] / out[0] - mean * mean
     bound = v.ref - op.a * (sqrt(variance) if variance > 0 else 0)

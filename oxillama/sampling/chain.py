@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-
 from oxillama._core.sampler import Chain, SamplerCore, Xorshift64
+
 from oxillama.errors import ConfigError
 from oxillama.sampling.config import SamplerConfig
 from oxillama.sampling.draw import draw

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
 from oxillama._core.sampler import SamplerCore, Xorshift64, logprobs
+
 from oxillama.errors import ConfigError, SamplingError
 from oxillama.sampling.chain import compile_stages, stages_of
 from oxillama.sampling.config import SamplerConfig

@@ -1,0 +1,49 @@
+"""The random stream is xorshift64, bit for bit, and can be continued from its raw state."""
+import numpy as np
+import pytest
+
+from oxillama.errors import ConfigError
+from oxillama.sampling import Xorshift64
+from tests.reference.sampling_oracle import Xorshift
+
+GOLDEN_1 = [0x40822041, 0x100041060C011441, 0x9B1E842F6E862629]
+
+
+def test_first_outputs_of_seed_1_are_golden():
+    rng = Xorshift64(1)
+    assert [rng.next_u64() for _ in range(3)] == GOLDEN_1
+
+
+@pytest.mark.parametrize("seed", [0, 1, 42, 2**63, 2**64 - 1, 0x517CC1B727220A95])
+def test_stream_equals_integer_arithmetic(seed):
+    ours, theirs = Xorshift64(seed), Xorshift(seed)
+    for i in range(500):
+        if i % 3:
+            assert ours.next_u64() == theirs.u64()
+        else:
+            value = ours.next_f32()
+            assert value == theirs.f32() == np.float32(value) and 0 <= value < 1
+
+
+def test_seed_zero_stands_for_the_golden_constant():
+    a, b = Xorshift64(0), Xorshift64(0x517CC1B727220A95)
+    assert [a.next_u64() for _ in range(8)] == [b.next_u64() for _ in range(8)]
+
+
+def test_raw_state_continues_the_stream():
+    a = Xorshift64(7)
+    for _ in range(100):
+        a.next_u64()
+    b = Xorshift64.from_raw_state(a.raw_state())
+    assert [a.next_u64() for _ in range(50)] == [b.next_u64() for _ in range(50)]
+
+
+@pytest.mark.parametrize("bad", [-1, 2**64, 1.5, "1", None, True])
+def test_bad_seeds_raise(bad):
+    with pytest.raises(ConfigError, match="seed: found"):
+        Xorshift64(bad)
+
+
+def test_zero_is_no_raw_state():
+    with pytest.raises(ConfigError, match="raw state: found 0"):
+        Xorshift64.from_raw_state(0)

@@ -1,0 +1,277 @@
+"""The sampler of one request: seeds repeat, forks and restored states continue exactly, reports and Python hooks tell the truth."""
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oxillama.errors import ConfigError, SamplingError
+from oxillama.sampling import Sampler, SamplerChain, SamplerConfig, SamplerStage, breaker_sequences, token_logprobs
+
+VOCAB = 300
+
+
+def rows(n, seed=0):
+    return (np.random.default_rng(seed).standard_normal((n, VOCAB)) * 2).astype(np.float32)
+
+
+def follow(sampler, logits):
+    out = []
+    for row in logits:
+        out.append(sampler.sample(row))
+        sampler.accept(out[-1])
+    return out
+
+
+CONFIGS = [
+    SamplerConfig(seed=5), SamplerConfig.greedy(), SamplerConfig.mirostat_v2(3.0, seed=1), SamplerConfig(seed=2, mirostat=1, top_k=0, top_p=1),
+    SamplerConfig(seed=3, dry_multiplier=0.8, dry_sequence_breakers=((1,), (2, 3)), xtc_probability=0.5, top_k=0),
+    SamplerConfig(seed=4, repetition_window=-1, frequency_penalty=0.2, presence_penalty=0.1, temperature=2.0),
+    SamplerConfig(seed=6, repetition_window=3, typical_p=0.8, min_tokens=20, stop_token_ids=(7,)),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_same_seed_same_tokens_and_logits_are_untouched(config):
+    logits = rows(40)
+    kept = logits.copy()
+    a, b = Sampler(config, VOCAB), Sampler(config, VOCAB)
+    assert follow(a, logits) == follow(b, logits)
+    assert np.array_equal(logits, kept)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("prompt", [0, 5, 700])
+def test_restored_and_forked_samplers_continue_exactly(config, prompt):
+    logits = rows(60, 1)
+    s = Sampler(config, VOCAB, eog_ids=[9])
+    s.accept_prompt(np.arange(prompt) % 50)
+    follow(s, logits[:20])
+    state = s.state()
+    fork = s.fork()
+    fresh = Sampler(config, VOCAB, eog_ids=[9], seed=123)
+    fresh.accept_prompt([1, 2, 3])
+    fresh.restore(state)
+    assert fresh.state() == state == fork.state()
+    assert fresh.seed == s.seed and fresh.generated == 20
+    follow(Sampler(config, VOCAB), logits)      # another request in between changes nothing
+    want = follow(s, logits[20:])
+    assert follow(fresh, logits[20:]) == want == follow(fork, logits[20:])
+    assert fresh.state() == s.state()
+
+
+def test_state_is_bounded_by_what_stages_look_at():
+    s = Sampler(SamplerConfig(seed=1), VOCAB)
+    s.accept_prompt(np.arange(100000) % VOCAB)
+    assert len(s.state()) < 500
+
+
+def test_long_histories_count_the_window_only():
+    a, b = Sampler(SamplerConfig(seed=1, temperature=0), VOCAB), Sampler(SamplerConfig(seed=1, temperature=0), VOCAB)
+    history = np.random.default_rng(1).integers(0, VOCAB, 5000)
+    a.accept_prompt(history)
+    b.accept_prompt(history[-64:])
+    for row in rows(20, 2):
+        assert a.sample(row) == b.sample(row)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_damaged_states_raise_and_change_nothing(data):
+    s = Sampler(SamplerConfig(seed=5), VOCAB)
+    s.accept_prompt([1, 2, 3])
+    good = s.state()
+    bad = bytearray(good)
+    kind = data.draw(st.sampled_from(["flip", "cut", "grow"]))
+    if kind == "flip":
+        bad[data.draw(st.integers(0, len(bad) - 1))] ^= data.draw(st.integers(1, 255))
+    elif kind == "cut":
+        del bad[data.draw(st.integers(0, len(bad) - 1)):]
+    else:
+        bad += b"\0" * data.draw(st.integers(1, 9))
+    with pytest.raises(SamplingError, match="^sampler state: "):
+        s.restore(bytes(bad))
+    assert s.state() == good
+
+
+def test_states_of_other_configs_are_refused():
+    state = Sampler(SamplerConfig(seed=5), VOCAB).state()
+    for other in (Sampler(SamplerConfig(seed=5, top_k=39), VOCAB), Sampler(SamplerConfig(seed=5), VOCAB + 1), Sampler(SamplerConfig(), VOCAB, eog_ids=[3], special_ids=[4])):
+        with pytest.raises(SamplingError, match="another config"):
+            other.restore(state)
+    Sampler(SamplerConfig(seed=6), VOCAB).restore(state)      # the seed is part of the state
+
+
+def test_seed_none_is_drawn_and_reported():
+    a = Sampler(SamplerConfig(), VOCAB)
+    b = Sampler(SamplerConfig(), VOCAB)
+    assert a.seed != b.seed
+    again = Sampler(SamplerConfig(), VOCAB, seed=a.seed)
+    assert follow(again, rows(30)) == follow(a, rows(30))
+    with pytest.raises(ConfigError, match="seed: found -1"):
+        Sampler(SamplerConfig(), VOCAB, seed=-1)
+
+
+def test_golden_tokens_of_the_default_chain():
+    """Pinned: a change here changes the text of everyone's seeds."""
+    logits = (np.arange(12 * 50).reshape(12, 50) * 7919 % 101 / 12).astype(np.float32)
+    s = Sampler(SamplerConfig(seed=42), 50)
+    out = []
+    for row in logits:
+        out.append(s.sample(row))
+        s.accept(out[-1])
+    assert out == GOLDEN
+
+
+GOLDEN = [32, 4, 23, 15, 29, 43, 20, 44, 21, 13, 37, 36]
+
+
+def test_logprobs_raw_and_final():
+    row = rows(1)[0]
+    s = Sampler(SamplerConfig(seed=8, top_k=5, top_p=1, temperature=0.5), VOCAB, logprobs=7)
+    s.accept_prompt([3])
+    token = s.sample(row)
+    report = s.logprobs
+    x = row.astype(np.float64)
+    raw = x - x.max() - np.log(np.exp(x - x.max()).sum())
+    assert report.token == token and report.raw == pytest.approx(raw[token], abs=1e-12)
+    assert list(report.raw_ids) == np.argsort(-x, kind="stable")[:7].tolist()
+    np.testing.assert_allclose(report.raw_values, np.sort(raw)[::-1][:7], atol=1e-12)
+    assert len(report.final_ids) == 5 and np.exp(report.final_values).sum() == pytest.approx(1, abs=1e-12)
+    assert report.final == report.final_values[report.final_ids.index(token)]
+    assert Sampler(SamplerConfig(), VOCAB).logprobs is None
+    own, ids, values = token_logprobs(row, token, top=7)
+    assert (own, tuple(ids), tuple(values)) == (report.raw, report.raw_ids, report.raw_values)
+
+
+def test_greedy_reports_certainty():
+    s = Sampler(SamplerConfig.greedy(), VOCAB, logprobs=0)
+    s.sample(rows(1)[0])
+    assert s.logprobs.final == 0.0 and s.logprobs.raw < 0
+
+
+def test_logprobs_of_banned_tokens_are_minus_infinity():
+    row = np.array([0, -np.inf, 1], np.float32)
+    assert token_logprobs(row, 1)[0] == -np.inf
+    with pytest.raises(SamplingError, match="found token 3"):
+        token_logprobs(row, 3)
+
+
+def test_processors_see_the_tokens_and_cannot_revive_a_ban():
+    seen = []
+
+    def push(tokens, logits):
+        seen.append(tokens.tolist())
+        logits[7] = logits[8] = 1e9
+        return logits
+
+    s = Sampler(SamplerConfig.greedy(banned_tokens=[7]), VOCAB, processors=[push])
+    s.accept_prompt([1, 2])
+    row = rows(1)[0]
+    kept = row.copy()
+    assert s.sample(row) == 8 and np.array_equal(row, kept)
+    s.accept(8)
+    mask = np.full((VOCAB + 31) // 32, 0xFFFFFFFF, np.uint32)
+    mask[0] &= ~np.uint32(1 << 8)
+    assert s.sample(row, mask) not in (7, 8)
+    assert seen == [[1, 2], [1, 2, 8]]
+
+
+def test_own_stages_see_survivors_and_cannot_revive_them():
+    seen = {}
+
+    def mine(ids, logits):
+        seen["ids"] = ids.tolist()
+        ids[:] = 299                       # its own copy: changes nothing
+        return np.where(logits == logits.max(), -np.inf, logits)
+
+    s = Sampler(SamplerConfig(seed=1, top_k=2, top_p=1, repetition_penalty=1), VOCAB, stages=[SamplerStage.python("mine", mine)])
+    row = rows(1)[0]
+    first, second = np.argsort(-row)[:2]
+    assert s.stage_names == ("bias", "mask", "top_k", "mine", "temperature")
+    assert s.sample(row) == second and seen["ids"] == [first, second]
+    bad = [(lambda i, x: x[:1], "shape"), (lambda i, x: x * np.nan, "nan"), (lambda i, x: x - np.inf, "removed every candidate")]
+    for fn, message in bad:
+        with pytest.raises(SamplingError, match=f"stage odd: .*{message}"):
+            Sampler(SamplerConfig(), VOCAB, stages=[SamplerStage.python("odd", fn)]).sample(row)
+
+
+def test_errors_in_python_stages_pass_through():
+    def broken(ids, logits):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        Sampler(SamplerConfig(), VOCAB, stages=[SamplerStage.python("broken", broken)]).sample(rows(1)[0])
+
+
+def test_samplers_list_selects_and_orders():
+    c = SamplerConfig(samplers=("temperature", "min_p", "top_k"), min_p=0.1)
+    assert Sampler(c, VOCAB).stage_names == ("bias", "mask", "temperature", "min_p", "top_k")
+    everything = SamplerConfig(min_p=0.1, typical_p=0.9, top_a=0.1, eta_cutoff=1e-3, epsilon_cutoff=1e-3, top_n_sigma=2.0, xtc_probability=0.1,
+                               dry_multiplier=1.0, mirostat=2)
+    assert Sampler(everything, VOCAB, dry_breakers=[]).stage_names == (
+        "bias", "mask", "penalties", "dry", "top_n_sigma", "top_k", "typical", "top_a", "eta", "epsilon", "top_p", "min_p", "xtc", "temperature",
+        "mirostat")
+
+
+def test_chain_from_config_draws_like_the_sampler():
+    config = SamplerConfig(seed=77, banned_tokens=[5], logit_bias={3: 1.0})
+    chain, sampler = SamplerChain.from_config(config), Sampler(config, VOCAB)
+    history = []
+    for row in rows(30, 4):
+        token = chain.sample(row, history)
+        assert token == sampler.sample(row)
+        sampler.accept(token)
+        history.append(token)
+
+
+def test_chain_push_keeps_the_stream_and_with_seed_starts_it_anew():
+    row = rows(1)[0]
+    chain = SamplerChain(seed=9)
+    first = [chain.sample(row) for _ in range(5)]
+    assert [chain.with_seed(9).sample(row)] + [chain.sample(row) for _ in range(4)] == first
+    plain = SamplerChain(seed=9)
+    for _ in range(3):
+        plain.sample(row)
+    grown = SamplerChain(seed=9)
+    for _ in range(3):
+        grown.sample(row)
+    grown.push(SamplerStage.of("top_k", k=VOCAB))
+    assert grown.sample(row) == plain.sample(row)
+
+
+def test_chain_mistakes_raise():
+    with pytest.raises(ConfigError, match="wanted one of"):
+        SamplerStage.of("nope")
+    with pytest.raises(ConfigError, match="found parameter 'q'"):
+        SamplerStage.of("top_p", q=1)
+    with pytest.raises(ConfigError, match="found no p"):
+        SamplerStage.of("top_p")
+    with pytest.raises(ConfigError, match="p: found 2"):
+        SamplerStage.of("top_p", p=2)
+    with pytest.raises(ConfigError, match="wanted an integer"):
+        SamplerStage.of("top_k", k=1.5)
+    with pytest.raises(ConfigError, match="'dry' twice"):
+        SamplerChain([SamplerStage.of("dry", multiplier=1.0)] * 2, seed=1).sample(rows(1)[0])
+    with pytest.raises(ConfigError, match="wanted it last"):
+        SamplerChain([SamplerStage.of("mirostat", version=2), SamplerStage.of("top_k", k=1)], seed=1).sample(rows(1)[0])
+    with pytest.raises(ConfigError, match="wanted a SamplerStage"):
+        SamplerChain().push("top_k")
+    with pytest.raises(ConfigError, match="found text"):
+        Sampler(SamplerConfig(dry_multiplier=1.0), VOCAB)
+
+
+def test_breakers_from_text():
+    pieces = [b"\n", b"a", b":\n", b"b*", b"*c", b"x**", b"", b"\xe2\x82", b"\xac"]
+    assert breaker_sequences(["\n"], pieces) == [(0,), (2,)]
+    single = {b"*c": [4], b"*": [3]}
+    assert breaker_sequences(["**"], pieces, lambda text: single[text]) == [(3, 3), (5,)]
+    assert breaker_sequences([(4, 5), "\u20ac"], pieces, lambda text: [8]) == [(4, 5), (7, 8)]
+
+
+def test_samplers_in_threads_do_not_disturb_each_other():
+    from concurrent.futures import ThreadPoolExecutor
+
+    logits = rows(200, 3)
+    with ThreadPoolExecutor(4) as pool:
+        out = list(pool.map(lambda seed: follow(Sampler(SamplerConfig(seed=seed % 2), VOCAB), logits), range(8)))
+    assert out[0::2] == [out[0]] * 4 and out[1::2] == [out[1]] * 4 and out[0] != out[1]
