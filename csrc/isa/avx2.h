@@ -98,4 +98,102 @@ OX_INLINE void i32_store_i8(int8_t *p, ox_i32x16 x)
     _mm_storeu_si128((__m128i *)p, _mm_packs_epi16(_mm256_castsi256_si128(w), _mm256_extracti128_si256(w, 1)));
 }
 
+/* code bytes and tiles. Without a u8 x s8 dot, maddubs adds two products into 16 bits; it never saturates here: codes up to 15, 31, 63
+ * let 8, 4, 2 of its results be summed in 16 bits first. Codes of 8 bits are centred (code - 128) and lend their sign to x:
+ * |code - 128| <= 128, |x| <= 127, two products <= 32,512. */
+#define OX_DOT8_CENTRE 128
+
+OX_INLINE ox_u8x64 u8_load(const void *p)
+{ return (ox_u8x64){ _mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)p + 1) }; }
+OX_INLINE void u8_store(void *p, ox_u8x64 v) { _mm256_storeu_si256((__m256i *)p, v.a); _mm256_storeu_si256((__m256i *)p + 1, v.b); }
+OX_INLINE ox_u8x64 u8_low4(ox_u8x64 v)
+{ __m256i k = _mm256_set1_epi8(15); return (ox_u8x64){ _mm256_and_si256(v.a, k), _mm256_and_si256(v.b, k) }; }
+OX_INLINE ox_u8x64 u8_field(ox_u8x64 v, int from, int mask)
+{
+    __m256i k = _mm256_set1_epi8((char)mask);
+    return (ox_u8x64){ _mm256_and_si256(_mm256_srli_epi16(v.a, from), k), _mm256_and_si256(_mm256_srli_epi16(v.b, from), k) };
+}
+OX_INLINE ox_u8x64 u8_high4(ox_u8x64 v) { return u8_field(v, 4, 15); }
+OX_INLINE __m256i ox_put32(__m256i a, __m256i h, int from, int to, __m256i k)
+{ return _mm256_or_si256(a, _mm256_and_si256(from >= to ? _mm256_srli_epi16(h, from - to) : _mm256_slli_epi16(h, to - from), k)); }
+OX_INLINE ox_u8x64 u8_put(ox_u8x64 v, ox_u8x64 h, int from, int to, int mask)
+{ __m256i k = _mm256_set1_epi8((char)mask); return (ox_u8x64){ ox_put32(v.a, h.a, from, to, k), ox_put32(v.b, h.b, from, to, k) }; }
+OX_INLINE ox_u8x64 u8_table(const uint8_t *t16)
+{ __m256i t = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)t16)); return (ox_u8x64){ t, t }; }
+OX_INLINE ox_u8x64 u8_lookup(ox_u8x64 table, ox_u8x64 v)
+{ return (ox_u8x64){ _mm256_shuffle_epi8(table.a, v.a), _mm256_shuffle_epi8(table.b, v.b) }; }
+
+OX_INLINE ox_i32x16 i32_load_u8(const uint8_t *p)
+{ return OX_I2(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)), _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))); }
+OX_INLINE ox_i32x16 i32_max(ox_i32x16 x, ox_i32x16 y) { return OX_I2(_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)); }
+OX_INLINE int32_t i32_hmax(ox_i32x16 x)
+{
+    __m256i v = _mm256_max_epi32(x.a, x.b);
+    __m128i h = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    h = _mm_max_epi32(h, _mm_shuffle_epi32(h, 0x4e));
+    return _mm_cvtsi128_si32(_mm_max_epi32(h, _mm_shuffle_epi32(h, 0xb1)));
+}
+OX_INLINE int32_t i32_hsum(ox_i32x16 x)
+{
+    __m256i v = _mm256_add_epi32(x.a, x.b);
+    __m128i h = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    h = _mm_add_epi32(h, _mm_shuffle_epi32(h, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(h, _mm_shuffle_epi32(h, 0xb1)));
+}
+
+OX_INLINE ox_i32x16 pairs_even(ox_u8x64 v)
+{ return OX_I2(_mm256_srai_epi16(_mm256_slli_epi16(v.a, 8), 8), _mm256_srai_epi16(_mm256_slli_epi16(v.b, 8), 8)); }
+OX_INLINE ox_i32x16 pairs_odd(ox_u8x64 v) { return OX_I2(_mm256_srai_epi16(v.a, 8), _mm256_srai_epi16(v.b, 8)); }
+OX_INLINE ox_i32x16 i32_dot_pairs(ox_i32x16 c, ox_i32x16 x, ox_i32x16 y)
+{ return OX_I2(_mm256_add_epi32(c.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(c.b, _mm256_madd_epi16(x.b, y.b))); }
+OX_INLINE ox_i32x16 pairs_less(ox_i32x16 x, int n)
+{ __m256i k = _mm256_set1_epi16((short)n); return OX_I2(_mm256_sub_epi16(x.a, k), _mm256_sub_epi16(x.b, k)); }
+OX_INLINE ox_i32x16 pairs_odd_numbers(ox_i32x16 x)
+{
+    __m256i k = _mm256_set1_epi16(1);
+    return OX_I2(_mm256_add_epi16(_mm256_add_epi16(x.a, x.a), k), _mm256_add_epi16(_mm256_add_epi16(x.b, x.b), k));
+}
+
+typedef ox_i32x16 ox_scale;                                     /* the scale twice, as a pair: madd_epi16 widens and scales at once */
+OX_INLINE __m256i ox_twice(__m256i v) { return _mm256_or_si256(_mm256_and_si256(v, _mm256_set1_epi32(0xffff)), _mm256_slli_epi32(v, 16)); }
+OX_INLINE ox_scale scale_low(ox_i32x16 pairs) { return OX_I2(ox_twice(pairs.a), ox_twice(pairs.b)); }
+OX_INLINE ox_scale scale_high(ox_i32x16 pairs)
+{ return OX_I2(ox_twice(_mm256_srli_epi32(pairs.a, 16)), ox_twice(_mm256_srli_epi32(pairs.b, 16))); }
+
+OX_INLINE __m256i ox_x4(const int8_t *x) { int32_t v; memcpy(&v, x, 4); return _mm256_set1_epi32(v); }
+/* One half (8 rows) of 16 columns: the sum of products times the pair `s` (1, 1 or a scale twice), added to c. */
+OX_INLINE __m256i ox_half16(__m256i c, __m256i w0, __m256i w1, __m256i w2, __m256i w3, __m256i x0, __m256i x1, __m256i x2, __m256i x3,
+                            int bits, __m256i s)
+{
+    if (bits == 8) {
+        __m256i k = _mm256_set1_epi8((char)0x80);
+        w0 = _mm256_xor_si256(w0, k), w1 = _mm256_xor_si256(w1, k), w2 = _mm256_xor_si256(w2, k), w3 = _mm256_xor_si256(w3, k);
+        x0 = _mm256_sign_epi8(x0, w0), x1 = _mm256_sign_epi8(x1, w1), x2 = _mm256_sign_epi8(x2, w2), x3 = _mm256_sign_epi8(x3, w3);
+        w0 = _mm256_abs_epi8(w0), w1 = _mm256_abs_epi8(w1), w2 = _mm256_abs_epi8(w2), w3 = _mm256_abs_epi8(w3);
+    }
+    __m256i p0 = _mm256_maddubs_epi16(w0, x0), p1 = _mm256_maddubs_epi16(w1, x1);
+    __m256i p2 = _mm256_maddubs_epi16(w2, x2), p3 = _mm256_maddubs_epi16(w3, x3);
+    if (bits <= 5) {
+        p0 = _mm256_add_epi16(_mm256_add_epi16(p0, p1), _mm256_add_epi16(p2, p3));
+        return _mm256_add_epi32(c, _mm256_madd_epi16(p0, s));
+    }
+    if (bits == 6) {
+        p0 = _mm256_add_epi16(p0, p1), p2 = _mm256_add_epi16(p2, p3);
+        return _mm256_add_epi32(c, _mm256_add_epi32(_mm256_madd_epi16(p0, s), _mm256_madd_epi16(p2, s)));
+    }
+    p0 = _mm256_add_epi32(_mm256_madd_epi16(p0, s), _mm256_madd_epi16(p1, s));
+    p2 = _mm256_add_epi32(_mm256_madd_epi16(p2, s), _mm256_madd_epi16(p3, s));
+    return _mm256_add_epi32(c, _mm256_add_epi32(p0, p2));
+}
+OX_INLINE ox_i32x16 i32_dot16_scaled(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits, ox_scale s)
+{
+    __m256i x0 = ox_x4(x), x1 = ox_x4(x + 4), x2 = ox_x4(x + 8), x3 = ox_x4(x + 12);
+    return OX_I2(ox_half16(c.a, w[0].a, w[1].a, w[2].a, w[3].a, x0, x1, x2, x3, bits, s.a),
+                 ox_half16(c.b, w[0].b, w[1].b, w[2].b, w[3].b, x0, x1, x2, x3, bits, s.b));
+}
+OX_INLINE ox_i32x16 i32_dot16(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits)
+{ __m256i one = _mm256_set1_epi16(1); return i32_dot16_scaled(c, w, x, bits, OX_I2(one, one)); }
+OX_INLINE ox_i32x16 i32_dot32_scaled(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits, ox_scale s)
+{ return i32_dot16_scaled(i32_dot16_scaled(c, w, x, bits, s), w + 4, x + 16, bits, s); }
+
 #endif

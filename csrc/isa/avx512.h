@@ -70,4 +70,50 @@ OX_INLINE ox_f32x16 i32_as_f32(ox_i32x16 a) { return _mm512_castsi512_ps(a); }
 OX_INLINE ox_i32x16 f32_as_i32(ox_f32x16 a) { return _mm512_castps_si512(a); }
 OX_INLINE void i32_store_i8(int8_t *p, ox_i32x16 a) { _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(a)); }
 
+/* code bytes and tiles */
+#define OX_DOT8_CENTRE 0
+
+OX_INLINE ox_u8x64 u8_load(const void *p) { return _mm512_loadu_si512(p); }
+OX_INLINE void u8_store(void *p, ox_u8x64 a) { _mm512_storeu_si512(p, a); }
+OX_INLINE ox_u8x64 u8_low4(ox_u8x64 a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
+OX_INLINE ox_u8x64 u8_high4(ox_u8x64 a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
+OX_INLINE ox_u8x64 u8_field(ox_u8x64 a, int from, int mask)
+{ return _mm512_and_si512(from ? _mm512_srli_epi16(a, (unsigned)from) : a, _mm512_set1_epi8((char)mask)); }
+OX_INLINE ox_u8x64 u8_put(ox_u8x64 a, ox_u8x64 h, int from, int to, int mask)
+{
+    ox_u8x64 v = from == to ? h : from > to ? _mm512_srli_epi16(h, (unsigned)(from - to)) : _mm512_slli_epi16(h, (unsigned)(to - from));
+    return _mm512_ternarylogic_epi32(a, v, _mm512_set1_epi8((char)mask), 0xf8);      /* a | (v & mask) */
+}
+OX_INLINE ox_u8x64 u8_table(const uint8_t *t16) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)t16)); }
+OX_INLINE ox_u8x64 u8_lookup(ox_u8x64 table, ox_u8x64 a) { return _mm512_shuffle_epi8(table, a); }
+
+OX_INLINE ox_i32x16 i32_load_u8(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+OX_INLINE ox_i32x16 i32_max(ox_i32x16 a, ox_i32x16 b) { return _mm512_max_epi32(a, b); }
+OX_INLINE int32_t i32_hmax(ox_i32x16 a) { return _mm512_reduce_max_epi32(a); }
+OX_INLINE int32_t i32_hsum(ox_i32x16 a) { return _mm512_reduce_add_epi32(a); }
+
+OX_INLINE ox_i32x16 pairs_even(ox_u8x64 a) { return _mm512_srai_epi16(_mm512_slli_epi16(a, 8), 8); }
+OX_INLINE ox_i32x16 pairs_odd(ox_u8x64 a) { return _mm512_srai_epi16(a, 8); }
+OX_INLINE ox_i32x16 i32_dot_pairs(ox_i32x16 c, ox_i32x16 a, ox_i32x16 b) { return _mm512_dpwssd_epi32(c, a, b); }
+OX_INLINE ox_i32x16 pairs_less(ox_i32x16 a, int n) { return _mm512_sub_epi16(a, _mm512_set1_epi16((short)n)); }
+OX_INLINE ox_i32x16 pairs_odd_numbers(ox_i32x16 a) { return _mm512_add_epi16(_mm512_add_epi16(a, a), _mm512_set1_epi16(1)); }
+
+typedef __m512i ox_scale;                                       /* the scale as a 32-bit number */
+OX_INLINE ox_scale scale_low(ox_i32x16 pairs) { return _mm512_srai_epi32(_mm512_slli_epi32(pairs, 16), 16); }
+OX_INLINE ox_scale scale_high(ox_i32x16 pairs) { return _mm512_srai_epi32(pairs, 16); }
+
+OX_INLINE int32_t ox_word(const int8_t *x) { int32_t v; memcpy(&v, x, 4); return v; }
+OX_INLINE ox_i32x16 i32_dot16(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits)
+{
+    (void)bits;
+    c = _mm512_dpbusd_epi32(c, w[0], _mm512_set1_epi32(ox_word(x)));
+    c = _mm512_dpbusd_epi32(c, w[1], _mm512_set1_epi32(ox_word(x + 4)));
+    c = _mm512_dpbusd_epi32(c, w[2], _mm512_set1_epi32(ox_word(x + 8)));
+    return _mm512_dpbusd_epi32(c, w[3], _mm512_set1_epi32(ox_word(x + 12)));
+}
+OX_INLINE ox_i32x16 i32_dot16_scaled(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits, ox_scale s)
+{ return i32_add(c, i32_mul(i32_dot16(i32_zero(), w, x, bits), s)); }
+OX_INLINE ox_i32x16 i32_dot32_scaled(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits, ox_scale s)
+{ return i32_add(c, i32_mul(i32_dot16(i32_dot16(i32_zero(), w, x, bits), w + 4, x + 16, bits), s)); }
+
 #endif

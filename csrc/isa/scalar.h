@@ -65,4 +65,53 @@ OX_INLINE ox_f32x16 i32_as_f32(ox_i32x16 a) { ox_f32x16 r; memcpy(&r, &a, 64); r
 OX_INLINE ox_i32x16 f32_as_i32(ox_f32x16 a) { ox_i32x16 r; memcpy(&r, &a, 64); return r; }
 OX_INLINE void i32_store_i8(int8_t *p, ox_i32x16 a) { OX_EACH p[i] = (int8_t)a.v[i]; }                               /* values already in range */
 
+/* code bytes and tiles. A vector of codes holds 4 columns of 16 rows: byte 4 r + k = column k of row r, unsigned.
+ * `bits` says how large codes can be (4: <= 15, 5: <= 31, 6: <= 63, 8: <= 255) and is always a literal: instruction sets without a
+ * u8 x s8 dot pick the cheapest exact way by it. Where codes are 8 bits, OX_DOT8_CENTRE is what the dot itself takes off every code. */
+#define OX_DOT8_CENTRE 0
+
+OX_INLINE ox_u8x64 u8_load(const void *p) { ox_u8x64 r; memcpy(&r, p, 64); return r; }
+OX_INLINE void u8_store(void *p, ox_u8x64 a) { memcpy(p, &a, 64); }
+OX_INLINE ox_u8x64 u8_low4(ox_u8x64 a) { for (int i = 0; i < 64; i++) a.v[i] &= 15; return a; }
+OX_INLINE ox_u8x64 u8_high4(ox_u8x64 a) { for (int i = 0; i < 64; i++) a.v[i] >>= 4; return a; }
+OX_INLINE ox_u8x64 u8_field(ox_u8x64 a, int from, int mask)                 /* bits of a from `from` up, under mask */
+{ for (int i = 0; i < 64; i++) a.v[i] = (uint8_t)((a.v[i] >> from) & mask); return a; }
+OX_INLINE ox_u8x64 u8_put(ox_u8x64 a, ox_u8x64 h, int from, int to, int mask)     /* a | bits of h moved from `from` to `to`, under mask */
+{ for (int i = 0; i < 64; i++) a.v[i] |= (uint8_t)((from >= to ? h.v[i] >> (from - to) : h.v[i] << (to - from)) & mask); return a; }
+OX_INLINE ox_u8x64 u8_table(const uint8_t *t16) { ox_u8x64 r; for (int i = 0; i < 64; i++) r.v[i] = t16[i & 15]; return r; }
+OX_INLINE ox_u8x64 u8_lookup(ox_u8x64 table, ox_u8x64 a) { for (int i = 0; i < 64; i++) a.v[i] = table.v[a.v[i] & 15]; return a; }
+
+OX_INLINE ox_i32x16 i32_load_u8(const uint8_t *p) { ox_i32x16 r; OX_EACH r.v[i] = p[i]; return r; }
+OX_INLINE ox_i32x16 i32_max(ox_i32x16 a, ox_i32x16 b) { OX_EACH a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return a; }
+OX_INLINE int32_t i32_hmax(ox_i32x16 a) { int32_t m = a.v[0]; OX_EACH m = a.v[i] > m ? a.v[i] : m; return m; }
+OX_INLINE int32_t i32_hsum(ox_i32x16 a) { uint32_t s = 0; OX_EACH s += (uint32_t)a.v[i]; return (int32_t)s; }
+
+/* Pairs: a 32-bit lane as two signed 16-bit numbers. */
+OX_INLINE ox_i32x16 pairs_even(ox_u8x64 a)                                  /* bytes 0 and 2 of each lane, as signed */
+{ ox_i32x16 r; OX_EACH r.v[i] = (int32_t)((uint16_t)(int8_t)a.v[4 * i] | (uint32_t)(uint16_t)(int8_t)a.v[4 * i + 2] << 16); return r; }
+OX_INLINE ox_i32x16 pairs_odd(ox_u8x64 a)                                   /* bytes 1 and 3 */
+{ ox_i32x16 r; OX_EACH r.v[i] = (int32_t)((uint16_t)(int8_t)a.v[4 * i + 1] | (uint32_t)(uint16_t)(int8_t)a.v[4 * i + 3] << 16); return r; }
+OX_INLINE ox_i32x16 i32_dot_pairs(ox_i32x16 c, ox_i32x16 a, ox_i32x16 b)    /* c + low a * low b + high a * high b */
+{ OX_EACH c.v[i] += (int16_t)a.v[i] * (int16_t)b.v[i] + (a.v[i] >> 16) * (b.v[i] >> 16); return c; }
+OX_INLINE ox_i32x16 pairs_less(ox_i32x16 a, int n)                          /* both halves - n */
+{ OX_EACH a.v[i] = (int32_t)((uint16_t)((int16_t)a.v[i] - n) | (uint32_t)((a.v[i] >> 16) - n) << 16); return a; }
+OX_INLINE ox_i32x16 pairs_odd_numbers(ox_i32x16 a)                          /* both halves 2 n + 1 */
+{ OX_EACH a.v[i] = (int32_t)((uint16_t)(2 * (int16_t)a.v[i] + 1) | (uint32_t)(2 * (a.v[i] >> 16) + 1) << 16); return a; }
+
+/* A sub-block's integer scale per row, in the shape that i32_dot16_scaled likes. */
+typedef ox_i32x16 ox_scale;
+OX_INLINE ox_scale scale_low(ox_i32x16 pairs) { OX_EACH pairs.v[i] = (int16_t)pairs.v[i]; return pairs; }
+OX_INLINE ox_scale scale_high(ox_i32x16 pairs) { OX_EACH pairs.v[i] = pairs.v[i] >> 16; return pairs; }
+
+OX_INLINE ox_i32x16 i32_dot16(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits)    /* c + 16 columns of codes * x */
+{
+    (void)bits;
+    for (int g = 0; g < 4; g++) OX_EACH for (int k = 0; k < 4; k++) c.v[i] += w[g].v[4 * i + k] * x[4 * g + k];
+    return c;
+}
+OX_INLINE ox_i32x16 i32_dot16_scaled(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits, ox_scale s)
+{ return i32_add(c, i32_mul(i32_dot16(i32_zero(), w, x, bits), s)); }
+OX_INLINE ox_i32x16 i32_dot32_scaled(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits, ox_scale s)
+{ return i32_add(c, i32_mul(i32_dot16(i32_dot16(i32_zero(), w, x, bits), w + 4, x + 16, bits), s)); }
+
 #endif

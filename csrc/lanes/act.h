@@ -1,0 +1,75 @@
+/* Floats to activation rows: int8 codes under one float scale per 32 or 256 columns, and the sums the tiles need (layout: panel.h).
+ *
+ * A block's scale is its largest magnitude / 127 and code = round(x * (127 / largest)), to nearest even: |code| <= 127, so that no dot
+ * leaves 32 bits. A block whose largest magnitude is below 2^-100 is zero. A block holding an infinity or a NaN gets the scale NaN and
+ * codes 0: it is seen in every result it enters, the same on every instruction set. */
+#ifndef OX_LANES_ACT_H
+#define OX_LANES_ACT_H
+#include "lanes/panel.h"
+
+/* The largest magnitude's bits order as integers do, and every NaN is above infinity. */
+OX_INLINE ox_i32x16 act_magnitude(ox_f32x16 x) { return i32_and(f32_as_i32(x), i32_set1(0x7fffffff)); }
+
+OX_INLINE float act_scale(int32_t largest_bits, float *inverse)
+{
+    float largest = ox_bits_to_f32((uint32_t)largest_bits);
+    if (largest_bits >= 0x7f800000) {
+        *inverse = 0.0f;
+        return ox_bits_to_f32(0x7fc00000u);
+    }
+    if (largest < 0x1p-100f) {
+        *inverse = 0.0f;
+        return 0.0f;
+    }
+    *inverse = 127.0f / largest;
+    return largest / 127.0f;
+}
+
+/* Codes of 16 columns. Of a block without finite scale only the zeros matter: NaN * 0 must not reach the conversion. */
+OX_INLINE ox_i32x16 act_codes(const float *x, ox_f32x16 inverse) { return f32_to_i32(f32_mul(f32_load(x), inverse)); }
+
+static void act_q8_32(uint8_t *out, const float *x, int64_t cols)
+{
+    for (int64_t b = 0; b < cols / 32; b++, out += ACT32_BYTES, x += 32) {
+        float inverse, d = act_scale(i32_hmax(i32_max(act_magnitude(f32_load(x)), act_magnitude(f32_load(x + 16)))), &inverse), dsum;
+        ox_i32x16 a = i32_zero(), z = i32_zero();
+        if (inverse != 0.0f)
+            a = act_codes(x, f32_set1(inverse)), z = act_codes(x + 16, f32_set1(inverse));
+        i32_store_i8((int8_t *)out, a);
+        i32_store_i8((int8_t *)out + 16, z);
+        int32_t s0 = i32_hsum(a), s1 = i32_hsum(z), sum = s0 + s1;
+        int16_t halves[2] = { (int16_t)s0, (int16_t)s1 };
+        dsum = d * (float)sum;
+        memcpy(out + ACT32_D, &d, 4);
+        memcpy(out + ACT32_SUM, &sum, 4);
+        memcpy(out + ACT32_DSUM, &dsum, 4);
+        memcpy(out + ACT32_HALVES, halves, 4);
+    }
+}
+
+static void act_q8_256(uint8_t *out, const float *x, int64_t cols)
+{
+    for (int64_t b = 0; b < cols / 256; b++, out += ACT256_BYTES, x += 256) {
+        ox_i32x16 most = i32_zero();
+        for (int k = 0; k < 16; k++)
+            most = i32_max(most, act_magnitude(f32_load(x + 16 * k)));
+        float inverse, d = act_scale(i32_hmax(most), &inverse);
+        int16_t sum16[16], sum32[8];
+        ox_f32x16 by = f32_set1(inverse);
+        for (int k = 0; k < 16; k++) {
+            ox_i32x16 a = inverse != 0.0f ? act_codes(x + 16 * k, by) : i32_zero();
+            i32_store_i8((int8_t *)out + 16 * k, a);
+            sum16[k] = (int16_t)i32_hsum(a);
+        }
+        for (int k = 0; k < 8; k++)
+            sum32[k] = (int16_t)(sum16[2 * k] + sum16[2 * k + 1]);
+        memset(out + ACT256_D, 0, ACT256_SUM16 - ACT256_D);
+        memcpy(out + ACT256_D, &d, 4);
+        memcpy(out + ACT256_SUM16, sum16, 32);
+        memcpy(out + ACT256_SUM32, sum32, 16);
+    }
+}
+
+static void act_f32_copy(uint8_t *out, const float *x, int64_t cols) { memcpy(out, x, (size_t)cols * 4); }
+
+#endif

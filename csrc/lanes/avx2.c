@@ -1,0 +1,9 @@
+/* The lanes on AVX2 with FMA and F16C. */
+#if defined(__x86_64__)
+#pragma GCC target("avx2,fma,f16c")
+#include "isa/avx2.h"
+#define OX_TILE_ROWS 4
+#define OX_LANES_NAME "avx2"
+#define OX_LANES_TABLE ox_lanes_avx2
+#include "lanes/table.inc"
+#endif

@@ -1,0 +1,99 @@
+/* The panel: 16 rows of a weight matrix, all columns, one row per lane, the same bytes on every instruction set.
+ *
+ *   panel = [ side stream, rounded up to 64 bytes ][ code stream ]
+ *   side  = per file block: the float scales of 16 rows side by side
+ *   code  = per 256 columns (OX_FORM256): [ head ] then 8 units; otherwise units only
+ *   unit  = 32 columns x 16 rows as planes of 64-byte vectors. A vector's byte 4 r + k belongs to row r, column 4 g + k of group g:
+ *             8 bits   8 vectors, one group each
+ *             4 bits   4 vectors: low nibble group 2 i, high nibble group 2 i + 1
+ *             2 bits   2 vectors: bits 2 q, 2 q + 1 = group 4 i + q
+ *             1 bit    1 vector: bit g = group g
+ *             5 = 4 + 1 bits, 6 = 4 + 2 bits, 3 = 2 + 1 bits: the low plane first
+ *   head  = integer scales of the 16 rows; dword r = 4 values of row r in the order 0, 2, 1, 3 (so that even and odd bytes make pairs)
+ */
+#ifndef OX_LANES_PANEL_H
+#define OX_LANES_PANEL_H
+#include "ox.h"
+
+enum { ACT_F32 = 0, ACT_Q8_32 = 1, ACT_Q8_256 = 2, ACT_COUNT = 3 };
+
+enum { FAMILY_FLOAT, FAMILY_32, FAMILY_256 };
+
+/* Side streams: `count` numbers of `size` bytes per row and file block; number k of row r lies at (16 k + r) size. */
+enum {
+    SIDE_NONE,
+    SIDE_F16,          /* d */
+    SIDE_F16_MIN,      /* d, then the minimum (added in 32s, subtracted in 256s) */
+    SIDE_F32,          /* d */
+    SIDE_E8M0,         /* d = 2^(e - 128) */
+    SIDE_UE4M3         /* four scales of 16 columns, halved */
+};
+
+enum {
+    HEAD_NONE,         /* one scale of 1 */
+    HEAD_8X6_MIN,      /* 8 scales and 8 minima of 6 bits: 2 vectors of low nibbles, 1 of the four pairs of high bits */
+    HEAD_16X6,         /* 16 scales of 6 bits, less 32: the same */
+    HEAD_16X8,         /* 16 signed bytes: 4 vectors */
+    HEAD_8X8,          /* 8 signed bytes: 2 vectors */
+    HEAD_16X4,         /* 16 scales 2 s + 1 of 4 bits: 2 vectors */
+    HEAD_16X4_MIN      /* 16 scales (low nibble) and 16 minima (high nibble): 4 vectors */
+};
+
+#define OX_HEAD_BYTES(h) \
+    ((h) == HEAD_NONE ? 0 : (h) == HEAD_8X6_MIN || (h) == HEAD_16X6 ? 192 : (h) == HEAD_8X8 || (h) == HEAD_16X4 ? 128 : 256)
+#define OX_HEAD_SUB(h) ((h) == HEAD_NONE ? 256 : (h) == HEAD_8X6_MIN || (h) == HEAD_8X8 ? 32 : 16)     /* columns under one integer scale */
+#define OX_HEAD_MIN(h) ((h) == HEAD_8X6_MIN || (h) == HEAD_16X4_MIN)
+#define OX_SIDE_SIZE(s) ((s) == SIDE_F32 ? 4 : (s) == SIDE_E8M0 || (s) == SIDE_UE4M3 ? 1 : 2)
+#define OX_SIDE_COUNT(s) ((s) == SIDE_NONE ? 0 : (s) == SIDE_F16_MIN ? 2 : (s) == SIDE_UE4M3 ? 4 : 1)
+#define OX_SIDE_BYTES(s) (16 * OX_SIDE_SIZE(s) * OX_SIDE_COUNT(s))
+#define OX_UNIT_BYTES(store) (64 * (store))             /* 32 columns x 16 rows x store bits */
+#define OX_ROUND64(n) (((n) + 63) & ~(int64_t)63)
+
+/* Activation rows, block after block:
+ *   q8_32   48 bytes per 32 columns:    codes int8[32], d float, sum int32, d * sum float, sums of 16 int16[2]
+ *   q8_256  320 bytes per 256 columns:  codes int8[256], d float, 12 zero bytes, sums of 16 int16[16], sums of 32 int16[8] */
+enum { ACT32_D = 32, ACT32_SUM = 36, ACT32_DSUM = 40, ACT32_HALVES = 44, ACT32_BYTES = 48 };
+enum { ACT256_D = 256, ACT256_SUM16 = 272, ACT256_SUM32 = 304, ACT256_BYTES = 320 };
+
+enum {
+#define OX_FLOAT(name, bytes) FORM_##name,
+#define OX_FORM32(name, store, bits, off, side) FORM_##name,
+#define OX_FORM256(name, store, bits, off, head, side) FORM_##name,
+#include "lanes/forms.def"
+#undef OX_FLOAT
+#undef OX_FORM32
+#undef OX_FORM256
+    FORM_COUNT
+};
+
+typedef struct {
+    const char *name;      /* the GGUF format */
+    int block, bytes;      /* of the file */
+    int family, act, store, side, head;
+} ox_form;
+
+extern const ox_form ox_forms[FORM_COUNT];
+
+int ox_form_from_name(const char *name);                              /* index, or -1 */
+int64_t ox_act_bytes(int act, int64_t cols);                          /* bytes of an activation row, a multiple of 64 */
+int64_t ox_panel_bytes(const ox_form *form, int64_t cols);            /* a multiple of 64 */
+/* Writes panels [first, end) of a matrix whose file rows start at src, `row_bytes` apart. Rows past the end become zeros. */
+void ox_pack(const ox_form *form, uint8_t *panels, const uint8_t *src, int64_t row_bytes, int64_t rows, int64_t cols, int64_t first, int64_t end);
+
+/* The kernels of one instruction set. Pointers and counts in, nothing out. */
+typedef struct {
+    const char *name;
+    /* c[t ldc + r] = row r of the panel . activation row t, for t < m, r < 16: the whole panel, all columns */
+    void (*tile[FORM_COUNT])(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *x, int64_t ldx, int64_t cols, int m);
+    /* one row of floats to an activation row (or a range of whole blocks of it, both pointers moved) */
+    void (*act_quantise[ACT_COUNT])(uint8_t *out, const float *x, int64_t cols);
+    /* out[t ldout + r] = c[t ldc + r] (+ bias[r]) for r < n; n <= 16 */
+    void (*finish)(float *out, int64_t ldout, const float *c, int64_t ldc, const float *bias, int m, int n);
+    /* out = act(g (+ bias_g)) * (u (+ bias_u)); kind as in vec/acts.h */
+    void (*gate)(float *out, int64_t ldout, const float *g, const float *u, int64_t ldc, const float *bias_g, const float *bias_u, int kind, int m, int n);
+} ox_lanes;
+
+enum { LANES_SCALAR = 0, LANES_AVX2 = 1, LANES_AVX512 = 2, LANES_NEON = 3, LANES_COUNT = 4 };
+const ox_lanes *ox_lanes_table(int index);          /* NULL when this CPU cannot run it */
+
+#endif

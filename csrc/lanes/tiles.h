@@ -1,0 +1,264 @@
+/* The tiles: one panel against a few activation rows, straight from the packed bytes. Written once over the vocabulary.
+ *
+ * Everything here is inlined into functions whose arguments are literals, so each format and row count is a loop of its own.
+ * A format's arithmetic is one fixed formula per output, blocks ascending, and any m gives the same bits (docs/kernels.md):
+ *   32s    acc = fma(float(sum (code - off) x), d dx, acc); with a minimum then acc = fma(dmin, dx sum x, acc)
+ *   256s   acc = fma(float(sum of scale (code - off) x), d dx, acc); with minima then acc = acc - float(sum of min x) (dmin dx)
+ *   floats acc = fma(w, x, acc) column by column
+ */
+#ifndef OX_LANES_TILES_H
+#define OX_LANES_TILES_H
+#include "lanes/panel.h"
+#include "lanes/tables.h"
+
+#ifndef OX_UNROLL
+#define OX_UNROLL _Pragma("GCC unroll 16")
+#endif
+
+OX_INLINE float act_f32(const uint8_t *p) { float v; memcpy(&v, p, 4); return v; }
+OX_INLINE int32_t act_i32(const uint8_t *p) { int32_t v; memcpy(&v, p, 4); return v; }
+
+/* The 8 groups of a unit as codes of at most `store` bits. */
+OX_INLINE void load_unit(ox_u8x64 *w, const uint8_t *p, int store)
+{
+    if (store == 8) {
+        OX_UNROLL for (int g = 0; g < 8; g++)
+            w[g] = u8_load(p + 64 * g);
+        return;
+    }
+    if (store >= 4) {
+        OX_UNROLL for (int i = 0; i < 4; i++) {
+            ox_u8x64 v = u8_load(p + 64 * i);
+            w[2 * i] = u8_low4(v);
+            w[2 * i + 1] = u8_high4(v);
+        }
+        p += 256;
+    } else if (store >= 2) {
+        OX_UNROLL for (int i = 0; i < 2; i++) {
+            ox_u8x64 v = u8_load(p + 64 * i);
+            OX_UNROLL for (int q = 0; q < 4; q++)
+                w[4 * i + q] = u8_field(v, 2 * q, 3);
+        }
+        p += 128;
+    }
+    if (store == 6) {
+        OX_UNROLL for (int i = 0; i < 2; i++) {
+            ox_u8x64 v = u8_load(p + 64 * i);
+            OX_UNROLL for (int q = 0; q < 4; q++)
+                w[4 * i + q] = u8_put(w[4 * i + q], v, 2 * q, 4, 0x30);
+        }
+    } else if (store == 1) {
+        ox_u8x64 v = u8_load(p);
+        OX_UNROLL for (int g = 0; g < 8; g++)
+            w[g] = u8_field(v, g, 1);
+    } else if (store & 1) {
+        ox_u8x64 v = u8_load(p);
+        OX_UNROLL for (int g = 0; g < 8; g++)
+            w[g] = u8_put(w[g], v, g, store - 1, 1 << (store - 1));
+    }
+}
+
+/* d (and the minimum) of 16 rows. `half` chooses among the 16-column scales of SIDE_UE4M3. */
+OX_INLINE ox_f32x16 side_d(const uint8_t *p, int side)
+{
+    return side == SIDE_F32 ? f32_load((const float *)p) : f32_load_f16((const uint16_t *)p);
+}
+
+OX_INLINE void tile_32(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *x, int64_t ldx, int64_t cols, int m,
+                       int store, int bits, int off, int side, const uint8_t *lut, int block)
+{
+    const uint8_t *s = panel, *p = panel + OX_ROUND64(cols / block * OX_SIDE_BYTES(side));
+    const int less = off - (bits == 8 ? OX_DOT8_CENTRE : 0), units = block / 32;
+    ox_u8x64 table = u8_table(lut ? lut : (const uint8_t *)panel);
+    ox_f32x16 acc[8];
+    OX_UNROLL for (int t = 0; t < m; t++)
+        acc[t] = f32_zero();
+    for (int64_t b = 0; b < cols / 32; b++, p += OX_UNIT_BYTES(store), x += ACT32_BYTES) {
+        ox_u8x64 w[8];
+        load_unit(w, p, store);
+        if (lut) {
+            OX_UNROLL for (int g = 0; g < 8; g++)
+                w[g] = u8_lookup(table, w[g]);
+        }
+        ox_f32x16 d = side_d(s, side);
+        OX_UNROLL for (int t = 0; t < m; t++) {
+            const uint8_t *xt = x + t * ldx;
+            ox_i32x16 dot = less ? i32_set1(-less * act_i32(xt + ACT32_SUM)) : i32_zero();
+            dot = i32_dot16(dot, w, (const int8_t *)xt, bits);
+            dot = i32_dot16(dot, w + 4, (const int8_t *)xt + 16, bits);
+            acc[t] = f32_fma(i32_to_f32(dot), f32_mul(d, f32_set1(act_f32(xt + ACT32_D))), acc[t]);
+        }
+        if (side == SIDE_F16_MIN) {
+            ox_f32x16 least = side_d(s + 32, side);
+            OX_UNROLL for (int t = 0; t < m; t++)
+                acc[t] = f32_fma(least, f32_set1(act_f32(x + t * ldx + ACT32_DSUM)), acc[t]);
+        }
+        if (units == 1 || b % units == units - 1)
+            s += OX_SIDE_BYTES(side);
+    }
+    OX_UNROLL for (int t = 0; t < m; t++)
+        f32_store(c + t * ldc, acc[t]);
+}
+
+/* Integer scales (and minima) of a superblock, as pairs of neighbours: sp[k] = (scale[2 k], scale[2 k + 1]). */
+OX_INLINE void load_head(ox_i32x16 *sp, ox_i32x16 *mp, const uint8_t *p, int head)
+{
+    if (head == HEAD_NONE)
+        return;
+    int n = head == HEAD_8X8 ? 2 : 4;
+    ox_u8x64 v[4];
+    if (head == HEAD_8X6_MIN || head == HEAD_16X6) {
+        ox_u8x64 a = u8_load(p), b = u8_load(p + 64), h = u8_load(p + 128);
+        v[0] = u8_put(u8_low4(a), h, 0, 4, 0x30);
+        v[1] = u8_put(u8_high4(a), h, 2, 4, 0x30);
+        v[2] = u8_put(u8_low4(b), h, 4, 4, 0x30);
+        v[3] = u8_put(u8_high4(b), h, 6, 4, 0x30);
+    } else if (head == HEAD_16X4) {
+        ox_u8x64 a = u8_load(p), b = u8_load(p + 64);
+        v[0] = u8_low4(a), v[1] = u8_high4(a), v[2] = u8_low4(b), v[3] = u8_high4(b);
+    } else {
+        OX_UNROLL for (int q = 0; q < n; q++)
+            v[q] = u8_load(p + 64 * q);
+    }
+    if (head == HEAD_16X4_MIN) {
+        OX_UNROLL for (int q = 0; q < 4; q++) {
+            ox_u8x64 most = u8_high4(v[q]);
+            mp[2 * q] = pairs_even(most), mp[2 * q + 1] = pairs_odd(most);
+            v[q] = u8_low4(v[q]);
+        }
+    }
+    OX_UNROLL for (int q = 0; q < n; q++) {
+        ox_i32x16 *to = head == HEAD_8X6_MIN && q >= 2 ? mp - 4 : sp;
+        to[2 * q] = pairs_even(v[q]), to[2 * q + 1] = pairs_odd(v[q]);
+    }
+    if (head == HEAD_16X6) {
+        OX_UNROLL for (int k = 0; k < 8; k++)
+            sp[k] = pairs_less(sp[k], 32);
+    }
+    if (head == HEAD_16X4) {
+        OX_UNROLL for (int k = 0; k < 8; k++)
+            sp[k] = pairs_odd_numbers(sp[k]);
+    }
+}
+
+OX_INLINE void tile_256(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *x, int64_t ldx, int64_t cols, int m,
+                        int store, int bits, int off, int head, int side, const uint8_t *lut)
+{
+    const uint8_t *s = panel, *p = panel + OX_ROUND64(cols / 256 * OX_SIDE_BYTES(side));
+    const int less = off - (bits == 8 ? OX_DOT8_CENTRE : 0), sub = OX_HEAD_SUB(head);
+    ox_u8x64 table = u8_table(lut ? lut : (const uint8_t *)panel);
+    ox_f32x16 acc[8];
+    OX_UNROLL for (int t = 0; t < m; t++)
+        acc[t] = f32_zero();
+    for (int64_t b = 0; b < cols / 256; b++, x += ACT256_BYTES, s += OX_SIDE_BYTES(side)) {
+        ox_i32x16 sp[8], mp[8], sum[8], least[8];
+        load_head(sp, mp, p, head);
+        p += OX_HEAD_BYTES(head);
+        OX_UNROLL for (int t = 0; t < m; t++) {
+            const uint8_t *sums = x + t * ldx + (sub == 32 ? ACT256_SUM32 : ACT256_SUM16);
+            ox_i32x16 a = i32_zero(), z = i32_zero();
+            if (head == HEAD_NONE) {
+                int32_t all = 0;
+                for (int k = 0; k < 8; k++) { int16_t v; memcpy(&v, x + t * ldx + ACT256_SUM32 + 2 * k, 2); all += v; }
+                a = i32_set1(-less * all);
+            } else if (less) {
+                OX_UNROLL for (int k = 0; k < 128 / sub; k++)
+                    a = i32_dot_pairs(a, sp[k], i32_set1(act_i32(sums + 4 * k)));
+                a = less == 128 ? i32_shl(a, 7) : less == 32 ? i32_shl(a, 5) : i32_mul(a, i32_set1(less));
+                a = i32_sub(z, a);
+            }
+            if (OX_HEAD_MIN(head)) {
+                OX_UNROLL for (int k = 0; k < 128 / sub; k++)
+                    z = i32_dot_pairs(z, mp[k], i32_set1(act_i32(sums + 4 * k)));
+                least[t] = z;
+            }
+            sum[t] = a;
+        }
+        for (int u = 0; u < 8; u += 2) {
+            OX_UNROLL for (int v = 0; v < 2; v++, p += OX_UNIT_BYTES(store)) {
+                ox_u8x64 w[8];
+                load_unit(w, p, store);
+                if (lut) {
+                    OX_UNROLL for (int g = 0; g < 8; g++)
+                        w[g] = u8_lookup(table, w[g]);
+                }
+                const int8_t *xu = (const int8_t *)x + 32 * (u + v);
+                if (sub == 256) {
+                    OX_UNROLL for (int t = 0; t < m; t++)
+                        sum[t] = i32_dot16(i32_dot16(sum[t], w, xu + t * ldx, bits), w + 4, xu + t * ldx + 16, bits);
+                } else if (sub == 32) {
+                    ox_scale k = v ? scale_high(sp[u / 2]) : scale_low(sp[u / 2]);
+                    OX_UNROLL for (int t = 0; t < m; t++)
+                        sum[t] = i32_dot32_scaled(sum[t], w, xu + t * ldx, bits, k);
+                } else {
+                    ox_scale k0 = scale_low(sp[u + v]), k1 = scale_high(sp[u + v]);
+                    OX_UNROLL for (int t = 0; t < m; t++) {
+                        sum[t] = i32_dot16_scaled(sum[t], w, xu + t * ldx, bits, k0);
+                        sum[t] = i32_dot16_scaled(sum[t], w + 4, xu + t * ldx + 16, bits, k1);
+                    }
+                }
+            }
+        }
+        ox_f32x16 d = side_d(s, side);
+        OX_UNROLL for (int t = 0; t < m; t++) {
+            ox_f32x16 dx = f32_set1(act_f32(x + t * ldx + ACT256_D));
+            acc[t] = f32_fma(i32_to_f32(sum[t]), f32_mul(d, dx), acc[t]);
+            if (OX_HEAD_MIN(head))
+                acc[t] = f32_fnma(i32_to_f32(least[t]), f32_mul(side_d(s + 32, side), dx), acc[t]);
+        }
+    }
+    OX_UNROLL for (int t = 0; t < m; t++)
+        f32_store(c + t * ldc, acc[t]);
+}
+
+OX_INLINE ox_f32x16 load_weights(const uint8_t *p, int form)
+{
+    return form == FORM_F32 ? f32_load((const float *)p) : form == FORM_F16 ? f32_load_f16((const uint16_t *)p)
+                                                                              : f32_load_bf16((const uint16_t *)p);
+}
+
+OX_INLINE void tile_float(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *x, int64_t ldx, int64_t cols, int m, int form, int bytes)
+{
+    ox_f32x16 acc[8];
+    OX_UNROLL for (int t = 0; t < m; t++)
+        acc[t] = f32_zero();
+    for (int64_t k = 0; k < cols; k++, panel += 16 * bytes) {
+        ox_f32x16 w = load_weights(panel, form);
+        OX_UNROLL for (int t = 0; t < m; t++)
+            acc[t] = f32_fma(w, f32_set1(act_f32(x + t * ldx + 4 * k)), acc[t]);
+    }
+    OX_UNROLL for (int t = 0; t < m; t++)
+        f32_store(c + t * ldc, acc[t]);
+}
+
+/* Splits m into the row counts that this instruction set's registers hold; `call` is compiled once for each as M. */
+#define OX_TILES(call)                                                                            \
+    if (OX_TILE_ROWS >= 8)                                                                        \
+        for (; m >= 8; m -= 8, c += 8 * ldc, x += 8 * ldx) { enum { M = 8 }; call; }              \
+    for (; m >= 4; m -= 4, c += 4 * ldc, x += 4 * ldx) { enum { M = 4 }; call; }                  \
+    if (m == 3) { enum { M = 3 }; call; }                                                         \
+    if (m == 2) { enum { M = 2 }; call; }                                                         \
+    if (m == 1) { enum { M = 1 }; call; }
+
+#define OX_TILE_ARGS float *c, int64_t ldc, const uint8_t *panel, const uint8_t *x, int64_t ldx, int64_t cols, int m
+
+enum {
+#define OX_FORMAT(name, id, block, bytes) BLOCK_##name = block,
+#include "formats.def"
+#undef OX_FORMAT
+};
+
+#define OX_FLOAT(name, bytes) \
+    static void tile_##name(OX_TILE_ARGS) { OX_TILES(tile_float(c, ldc, panel, x, ldx, cols, M, FORM_##name, bytes)) }
+#define OX_FORM32(name, store, bits, off, side) \
+    static void tile_##name(OX_TILE_ARGS) \
+    { OX_TILES(tile_32(c, ldc, panel, x, ldx, cols, M, store, bits, off, side, lut_##name, BLOCK_##name)) }
+#define OX_FORM256(name, store, bits, off, head, side) \
+    static void tile_##name(OX_TILE_ARGS) \
+    { OX_TILES(tile_256(c, ldc, panel, x, ldx, cols, M, store, bits, off, head, side, lut_##name)) }
+#include "lanes/forms.def"
+#undef OX_FLOAT
+#undef OX_FORM32
+#undef OX_FORM256
+
+#endif

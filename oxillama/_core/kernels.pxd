@@ -1,0 +1,30 @@
+"""The kernel tables of `csrc/lanes`, one per instruction set, and the forms weights take in panels."""
+from libc.stdint cimport int64_t, uint8_t
+
+cdef extern from "lanes/panel.h" nogil:
+    enum:
+        ACT_F32
+        ACT_Q8_32
+        ACT_Q8_256
+        ACT_COUNT
+        FORM_COUNT
+    ctypedef struct ox_form:
+        const char *name
+        int block, bytes
+        int family, act, store, side, head
+    ctypedef struct ox_lanes:
+        const char *name
+        void (*tile[64])(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *x, int64_t ldx, int64_t cols, int m) noexcept nogil
+        void (*act_quantise[3])(uint8_t *out, const float *x, int64_t cols) noexcept nogil
+        void (*finish)(float *out, int64_t ldout, const float *c, int64_t ldc, const float *bias, int m, int n) noexcept nogil
+        void (*gate)(float *out, int64_t ldout, const float *g, const float *u, int64_t ldc, const float *bias_g, const float *bias_u,
+                     int kind, int m, int n) noexcept nogil
+
+cdef const ox_lanes *lanes_table(object isa) except NULL
+cdef int form_index(str name) except -1
+cdef int act_index(str name) except -1
+cdef const ox_form *form_at(int index) noexcept nogil
+cdef int64_t act_row_bytes(int act, int64_t cols) noexcept nogil
+cdef int64_t panel_bytes(const ox_form *form, int64_t cols) noexcept nogil
+cdef void pack_panels(int form, uint8_t *panels, const uint8_t *src, int64_t row_bytes, int64_t rows, int64_t cols,
+                      int64_t first, int64_t end) noexcept nogil

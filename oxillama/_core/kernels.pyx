@@ -1,0 +1,128 @@
+"""The one extension that links the lanes of `csrc`: which instruction sets run here, and their tables for the other compiled rooms.
+
+`lanes_table(isa)` hands out the kernels of one instruction set (None = the active one, `OXILLAMA_ISA` decides); `cpu_info()` says what
+was found on this machine; `packable_formats()` lists the GGUF formats that `oxillama._core.matmul` can hold in panels.
+"""
+import os
+
+from oxillama._core.threads import cgroup_cpus, default_threads, physical_cores
+
+from oxillama.errors import ConfigError, QuantError
+
+cdef extern from "ox.h" nogil:
+    enum:
+        OX_HAS_AVX2
+        OX_HAS_AVX_VNNI
+        OX_HAS_AVX512
+        OX_HAS_AVX512_BF16
+        OX_HAS_AVX512_VBMI
+        OX_HAS_NEON
+        OX_HAS_DOTPROD
+        OX_ISA_COUNT
+    unsigned ox_cpu_features()
+    int ox_cpu_model(char *out, int size)
+    unsigned ox_isa_available()
+    const char *ox_isa_name(int isa)
+    int ox_isa_active()
+
+cdef extern from "lanes/panel.h" nogil:
+    enum:
+        LANES_COUNT
+    const ox_form ox_forms[64]
+    int ox_form_from_name(const char *name)
+    int64_t ox_act_bytes(int act, int64_t cols)
+    int64_t ox_panel_bytes(const ox_form *form, int64_t cols)
+    void ox_pack(const ox_form *form, uint8_t *panels, const uint8_t *src, int64_t row_bytes, int64_t rows, int64_t cols,
+                 int64_t first, int64_t end)
+    const ox_lanes *ox_lanes_table(int index)
+
+ACTS = ("f32", "q8_32", "q8_256")
+FEATURES = ((OX_HAS_AVX2, "avx2"), (OX_HAS_AVX_VNNI, "avx_vnni"), (OX_HAS_AVX512, "avx512_vnni"), (OX_HAS_AVX512_BF16, "avx512_bf16"),
+            (OX_HAS_AVX512_VBMI, "avx512_vbmi"), (OX_HAS_NEON, "neon"), (OX_HAS_DOTPROD, "dotprod"))
+
+
+def isa_available() -> tuple:
+    """The instruction sets this processor and operating system can run, plainest first."""
+    cdef unsigned can = ox_isa_available()
+    return tuple(ox_isa_name(i).decode() for i in range(OX_ISA_COUNT) if (can >> i) & 1)
+
+
+def isa_active() -> str:
+    """The instruction set in use: the one `OXILLAMA_ISA` names, else the best; ConfigError if that one cannot run here."""
+    cdef int isa = ox_isa_active()
+    if isa < 0:
+        raise ConfigError(f"OXILLAMA_ISA: got {os.environ.get('OXILLAMA_ISA')!r}, this machine runs {', '.join(isa_available())}")
+    return ox_isa_name(isa).decode()
+
+
+def lanes_available() -> tuple:
+    """The names that `isa=` takes in `oxillama._core.matmul`: one per table of kernels that can run here."""
+    return tuple(ox_lanes_table(i).name.decode() for i in range(LANES_COUNT) if ox_lanes_table(i) != NULL)
+
+
+def packable_formats() -> tuple:
+    """One (GGUF format, columns per block, bytes per block, activation format) per format that can be packed into panels."""
+    return tuple((ox_forms[i].name.decode(), ox_forms[i].block, ox_forms[i].bytes, ACTS[ox_forms[i].act]) for i in range(FORM_COUNT))
+
+
+def cpu_info() -> dict:
+    """What runs here: `isa` (active), `isa_available`, `features`, `model`, `physical_cores`, `allowed_cpus`, `cgroup_cpus`, `default_threads`.
+
+    `allowed_cpus` counts the CPUs of this process's affinity, `cgroup_cpus` is the quota (None = no limit) and `default_threads` what a
+    `num_threads` of 0 means. Raises ConfigError when `OXILLAMA_ISA` names an instruction set that cannot run here.
+    """
+    cdef unsigned has = ox_cpu_features()
+    cdef char name[64]
+    cdef int length = ox_cpu_model(name, 64)
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    return {
+        "isa": isa_active(),
+        "isa_available": isa_available(),
+        "features": tuple(word for bit, word in FEATURES if has & <unsigned>bit),
+        "model": name[:length].decode("ascii", "replace") or os.uname().machine,
+        "physical_cores": physical_cores(cpus),
+        "allowed_cpus": len(cpus),
+        "cgroup_cpus": cgroup_cpus(),
+        "default_threads": default_threads(),
+    }
+
+
+cdef const ox_lanes *lanes_table(object isa) except NULL:
+    """The kernels of an instruction set by name, None for the active one; ConfigError when it cannot run here."""
+    name = isa_active() if isa is None else isa
+    cdef int i
+    for i in range(LANES_COUNT):
+        if ox_lanes_table(i) != NULL and ox_lanes_table(i).name.decode() == name:
+            return ox_lanes_table(i)
+    raise ConfigError(f"isa: got {name!r}, wanted one of {', '.join(lanes_available())}")
+
+
+cdef int form_index(str name) except -1:
+    """The form of a GGUF format; QuantError when it cannot be packed."""
+    cdef int index = ox_form_from_name(name.encode())
+    if index < 0:
+        raise QuantError(f"weights of format {name!r} cannot be packed, wanted one of {', '.join(row[0] for row in packable_formats())}")
+    return index
+
+
+cdef int act_index(str name) except -1:
+    if name not in ACTS:
+        raise QuantError(f"activation format {name!r} is not known, wanted one of {', '.join(ACTS)}")
+    return ACTS.index(name)
+
+
+cdef const ox_form *form_at(int index) noexcept nogil:
+    return &ox_forms[index]
+
+
+cdef int64_t act_row_bytes(int act, int64_t cols) noexcept nogil:
+    return ox_act_bytes(act, cols)
+
+
+cdef int64_t panel_bytes(const ox_form *form, int64_t cols) noexcept nogil:
+    return ox_panel_bytes(form, cols)
+
+
+cdef void pack_panels(int form, uint8_t *panels, const uint8_t *src, int64_t row_bytes, int64_t rows, int64_t cols,
+                      int64_t first, int64_t end) noexcept nogil:
+    ox_pack(&ox_forms[form], panels, src, row_bytes, rows, cols, first, end)

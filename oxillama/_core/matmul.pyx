@@ -1,0 +1,246 @@
+"""Packed weights and the product that runs over them.
+
+`PackedMatrix` holds a GGUF tensor in panels of 16 rows (csrc/lanes/panel.h), packed by all workers. `matmul_part` is one worker's
+share of a product: the tape calls it from the step's region, `matmul` from a region of its own over numpy arrays.
+
+The work is cut into chunks (a group of panels x a range of rows) that workers take from the team's counter. Which worker computes a
+chunk, how large chunks are and how many rows share a tile never change a bit of the result: every output is one chain of its own.
+"""
+import numpy as np
+
+from cython.parallel cimport parallel, prange
+from libc.stdint cimport int64_t, uint8_t
+from libc.stdlib cimport free
+from openmp cimport omp_get_num_threads, omp_get_thread_num
+
+from oxillama._core.kernels cimport (
+    ACT_F32, ACT_Q8_32, act_index, act_row_bytes, form_at, form_index, lanes_table, ox_form, ox_lanes, pack_panels, panel_bytes,
+)
+from oxillama._core.threads cimport open_region, ox_team, ox_team_init, ox_team_take, worker_count
+from oxillama._core.vectors cimport activation
+
+from oxillama._core.kernels import ACTS
+from oxillama.errors import QuantError
+
+cdef extern from *:
+    """
+    #include <stdlib.h>
+    #ifdef __linux__
+    #include <sys/mman.h>
+    #endif
+    #define OX_HUGE ((size_t)2 << 20)
+    static void *ox_block_new(size_t size) {
+        void *block = NULL;
+        int big = size >= 2 * OX_HUGE;
+        size_t unit = big ? OX_HUGE : 64;
+        if (posix_memalign(&block, unit, (size + unit - 1) / unit * unit)) return NULL;
+    #if defined(__linux__) && defined(MADV_HUGEPAGE)
+        if (big) madvise(block, (size + unit - 1) / unit * unit, MADV_HUGEPAGE);
+    #endif
+        return block;
+    }
+    enum { OX_RANGE = 128 };
+    """
+    void *ox_block_new(size_t size) nogil
+    enum:
+        OX_RANGE        # most rows of x that one chunk covers
+
+
+cdef class PackedMatrix:
+    """The weights of one matrix (rows, cols) in lane panels, 64-byte aligned; `act` says which activation rows it multiplies.
+
+    `raw` holds the GGUF blocks of all rows, row after row; it is only read while packing. Raises QuantError when `format` cannot be
+    packed or the sizes do not fit it, MemoryError when the panels find no room.
+    """
+
+    def __init__(self, raw, str format, int64_t rows, int64_t cols, num_threads=0):
+        cdef int form = form_index(format)
+        cdef const ox_form *shape = form_at(form)
+        cdef const uint8_t[::1] view = memoryview(raw).cast("B")
+        if rows < 1 or cols < 1 or cols % shape.block:
+            raise QuantError(f"{format}: ({rows}, {cols}) cannot be packed, wanted at least one row and a multiple of {shape.block} columns")
+        if rows > (<int64_t>1 << 40) // cols:
+            raise QuantError(f"{format}: ({rows}, {cols}) is more than any matrix holds")
+        cdef int64_t row_bytes = cols // shape.block * shape.bytes
+        if view.shape[0] != rows * row_bytes:
+            raise QuantError(f"{format}: ({rows}, {cols}) takes {rows * row_bytes} bytes, found {view.shape[0]}")
+        cdef int workers = worker_count(num_threads)
+        cdef int64_t panels = (rows + 15) // 16, step, chunk, chunks
+        self.rows, self.cols, self.format, self.act = rows, cols, format, ACTS[shape.act]
+        self.segment.form, self.segment.rows, self.segment.panel_bytes = form, rows, panel_bytes(shape, cols)
+        self.nbytes = panels * self.segment.panel_bytes
+        free(self.block)
+        self.block = ox_block_new(self.nbytes)
+        if self.block == NULL:
+            raise MemoryError(f"{self.nbytes} bytes for packed weights")
+        self.segment.panels = <const uint8_t *>self.block
+        cdef uint8_t *to = <uint8_t *>self.block
+        cdef const uint8_t *src = &view[0]
+        step = max(1, (1 << 18) // self.segment.panel_bytes)
+        chunks = (panels + step - 1) // step
+        if workers == 1 or chunks == 1:
+            with nogil:
+                pack_panels(form, to, src, row_bytes, rows, cols, 0, panels)
+            return
+        open_region()
+        for chunk in prange(chunks, nogil=True, num_threads=workers, schedule="dynamic", chunksize=1):
+            pack_panels(form, to, src, row_bytes, rows, cols, chunk * step, min(panels, (chunk + 1) * step))
+
+    def __dealloc__(self):
+        free(self.block)
+
+    def panels(self):
+        """The packed bytes, (panels, bytes per panel): a read-only copy for tests and tools."""
+        cdef int64_t count = self.nbytes // self.segment.panel_bytes
+        cdef const uint8_t[:, ::1] view = <const uint8_t[:count, :self.segment.panel_bytes]>self.segment.panels
+        out = np.array(view)
+        out.flags.writeable = False
+        return out
+
+
+cdef void _panel(const MatmulArgs *a, const MatmulSegment *seg, int64_t p, int64_t column, int64_t row, int m) noexcept nogil:
+    """One panel of one segment against rows [row, row + m) of x."""
+    cdef float c[OX_RANGE * 16]
+    cdef int live = <int>min(<int64_t>16, seg.rows - 16 * p)
+    a.lanes.tile[seg.form](c, 16, seg.panels + p * seg.panel_bytes, a.x + row * a.ldx, a.ldx, a.cols, m)
+    a.lanes.finish(a.out + row * a.ldout + column, a.ldout, c, 16, a.bias + column if a.bias != NULL else NULL, m, live)
+
+
+cdef void _gated_panel(const MatmulArgs *a, int64_t p, int64_t row, int m) noexcept nogil:
+    """One panel of gate and up against rows [row, row + m) of x."""
+    cdef float g[OX_RANGE * 16]
+    cdef float u[OX_RANGE * 16]
+    cdef const MatmulSegment *gate = a.segments
+    cdef const MatmulSegment *up = a.segments + 1
+    cdef int live = <int>min(<int64_t>16, gate.rows - 16 * p)
+    cdef const float *bias_g = NULL
+    cdef const float *bias_u = NULL
+    if a.bias != NULL:
+        bias_g = a.bias + 16 * p
+        bias_u = a.bias + gate.rows + 16 * p
+    a.lanes.tile[gate.form](g, 16, gate.panels + p * gate.panel_bytes, a.x + row * a.ldx, a.ldx, a.cols, m)
+    a.lanes.tile[up.form](u, 16, up.panels + p * up.panel_bytes, a.x + row * a.ldx, a.ldx, a.cols, m)
+    a.lanes.gate(a.out + row * a.ldout + 16 * p, a.ldout, g, u, 16, bias_g, bias_u, a.gate, m, live)
+
+
+cdef void matmul_part(const MatmulArgs *a, ox_team *team, int ith, int nth) noexcept nogil:
+    """Takes chunks until none is left. The caller puts the barrier after it."""
+    cdef int64_t total = 0, bytes = 0, group, groups, ranges, chunk, p, first, column, row, at
+    cdef int i, m, segments = 1 if a.gate else a.n_segments
+    for i in range(segments):
+        total += (a.segments[i].rows + 15) // 16
+    for i in range(a.n_segments):
+        bytes = max(bytes, a.segments[i].panel_bytes)
+    if a.gate:
+        bytes *= 2
+    ranges = (a.m + OX_RANGE - 1) // OX_RANGE
+    group = max(<int64_t>1, 32768 // (bytes * max(<int64_t>1, min(a.m, <int64_t>OX_RANGE) // 8)))
+    groups = (total + group - 1) // group
+    while True:
+        chunk = ox_team_take(team)
+        if chunk >= groups * ranges:
+            return
+        row = chunk // groups * OX_RANGE
+        m = <int>min(<int64_t>OX_RANGE, a.m - row)
+        first = chunk % groups * group
+        for at in range(first, min(total, first + group)):
+            if a.gate:
+                _gated_panel(a, at, row, m)
+                continue
+            p = at
+            column = 0
+            i = 0
+            while p >= (a.segments[i].rows + 15) // 16:
+                p -= (a.segments[i].rows + 15) // 16
+                column += a.segments[i].rows
+                i += 1
+            _panel(a, &a.segments[i], p, column + 16 * p, row, m)
+
+
+def act_bytes(str act, int64_t cols) -> int:
+    """Bytes of one activation row of `cols` columns in the format `act` ("f32", "q8_32", "q8_256"); QuantError if it does not fit."""
+    cdef int index = act_index(act)
+    cdef int64_t block = 1 if index == ACT_F32 else 32 if index == ACT_Q8_32 else 256
+    if cols < 1 or cols % block or cols > <int64_t>1 << 32:
+        raise QuantError(f"{act}: rows of {cols} columns, wanted a multiple of {block}")
+    return act_row_bytes(index, cols)
+
+
+def quantise_rows(const float[:, ::1] x, str act, isa=None):
+    """Activation rows, uint8 (m, act_bytes): `x` float32 (m, cols) in the format `act`."""
+    cdef const ox_lanes *lanes = lanes_table(isa)
+    cdef int index = act_index(act)
+    cdef int64_t i, size = act_bytes(act, x.shape[1])
+    cdef uint8_t[:, ::1] out = np.zeros((x.shape[0], size), np.uint8)
+    with nogil:
+        for i in range(x.shape[0]):
+            lanes.act_quantise[index](&out[i, 0], &x[i, 0], x.shape[1])
+    return np.asarray(out)
+
+
+def matmul(weights, const float[:, ::1] x, *, num_threads=1, isa=None, bias=None, gate=None):
+    """out (m, rows) = x (m, cols) . weights^T in float32: x is quantised to the weights' activation format, then tiled.
+
+    `weights` is a PackedMatrix or a list of them with one activation format, whose rows follow each other in `out`. `gate` (an
+    activation's name) takes two of equal rows and gives act(first) * second. `bias` has one number per row of all segments.
+    Raises QuantError where shapes disagree, ConfigError for an instruction set that cannot run here.
+    """
+    segments = [weights] if isinstance(weights, PackedMatrix) else list(weights)
+    _check(segments, x.shape[1], bias, gate)
+    acts = quantise_rows(x, segments[0].act, isa)
+    return matmul_acts(segments, acts, num_threads=num_threads, isa=isa, bias=bias, gate=gate)
+
+
+def _check(list segments, int64_t cols, bias, gate):
+    if not segments or len(segments) > 16 or not all(isinstance(w, PackedMatrix) for w in segments):
+        raise QuantError(f"matmul: got {len(segments)} weights, wanted 1 to 16 PackedMatrix")
+    rows = sum(w.rows for w in segments)
+    for w in segments:
+        if w.cols != cols or w.act != segments[0].act:
+            raise QuantError(f"matmul: {w.format} weights of ({w.rows}, {w.cols}) beside x of {cols} columns in {segments[0].act}")
+    if gate is not None and (len(segments) != 2 or segments[0].rows != segments[1].rows):
+        raise QuantError(f"matmul: gate {gate!r} wants two matrices of equal rows, got {[w.rows for w in segments]}")
+    if bias is not None and np.shape(bias) != (rows,):
+        raise QuantError(f"matmul: bias of shape {np.shape(bias)}, wanted ({rows},)")
+
+
+def matmul_acts(list segments, const uint8_t[:, ::1] acts, *, num_threads=1, isa=None, bias=None, gate=None, out=None):
+    """The same product from rows that `quantise_rows` made; `out` (m, rows) float32 may be given to be written."""
+    cdef MatmulSegment table[16]
+    cdef MatmulArgs args
+    cdef int i, workers = worker_count(num_threads), kind = activation(gate)
+    cdef const float[::1] shift = None if bias is None else np.ascontiguousarray(bias, np.float32)
+    _check(segments, segments[0].cols, bias, gate)
+    if acts.shape[1] != act_bytes(segments[0].act, segments[0].cols):
+        raise QuantError(f"matmul: activation rows of {acts.shape[1]} bytes, wanted {act_bytes(segments[0].act, segments[0].cols)}")
+    for i in range(len(segments)):
+        table[i] = (<PackedMatrix>segments[i]).segment
+    width = segments[0].rows if kind else sum(w.rows for w in segments)
+    cdef float[:, ::1] result = np.empty((acts.shape[0], width), np.float32) if out is None else out
+    if result.shape[0] != acts.shape[0] or result.shape[1] != width:
+        raise QuantError(f"matmul: out is ({result.shape[0]}, {result.shape[1]}), wanted ({acts.shape[0]}, {width})")
+    if acts.shape[0] == 0:
+        return np.asarray(result)
+    args.lanes, args.segments, args.n_segments = lanes_table(isa), table, len(segments)
+    args.gate, args.cols, args.m = kind, segments[0].cols, acts.shape[0]
+    args.bias = NULL if shift is None else &shift[0]
+    args.x, args.ldx = &acts[0, 0], acts.shape[1]
+    args.out, args.ldout = &result[0, 0], width
+    _run(&args, workers)
+    return np.asarray(result)
+
+
+cdef int _run(const MatmulArgs *args, int workers) except -1:
+    cdef ox_team *team = <ox_team *>ox_block_new(sizeof(ox_team))
+    if team == NULL:
+        raise MemoryError
+    ox_team_init(team, NULL)
+    if workers == 1:
+        with nogil:
+            matmul_part(args, team, 0, 1)
+    else:
+        open_region()
+        with nogil, parallel(num_threads=workers):
+            matmul_part(args, team, omp_get_thread_num(), omp_get_num_threads())
+    free(team)
+    return 0
