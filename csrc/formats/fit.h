@@ -42,14 +42,14 @@ static inline float ox_max_abs(const float *x, int n) {
     return p[0];
 }
 
-/* What an error in each number of a block costs: 1 without importances. Else the importance plus 0.3 of the block's mean importance:
+/* What an error in each number of a block costs, 1 on average: 1 without importances, else the importance plus 0.3 of the block's mean:
  * importances are estimates from a sample, and a number that the sample hardly used must not be given up. n is a multiple of 8. */
 static inline void ox_costs(float *cost, const float *weights, int n) {
     float p[8] = {0};
     for (int i = 0; weights && i < n; i += 8)
         for (int j = 0; j < 8; j++) p[j] += weights[i + j];
     float mean = ox_sum8(p) / (float)n;
-    for (int i = 0; i < n; i++) cost[i] = mean > 0x1p-60f ? weights[i] + 0.3f * mean : 1.0f;
+    for (int i = 0; i < n; i++) cost[i] = mean > 0x1p-60f ? (weights[i] / mean + 0.3f) / (1.0f + 0.3f) : 1.0f;
 }
 
 static inline void ox_range(const float *x, int n, float *lo, float *hi) {

@@ -1,0 +1,124 @@
+"""Quantised rows are at least as near to the original as ggml's, with and without importances, and always finite."""
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from oxillama.quant import dequantize, formats, quantize
+
+BLOCKS = [name for name in formats() if name not in ("F32", "F16", "BF16")]
+GOLDEN = [name for name in BLOCKS if name not in ("Q8_1", "Q8_K")]
+SEARCHED = [name for name in GOLDEN if name not in ("Q8_0", "Q1_0")]
+SLACK = 1.02
+
+# Largest rms error of a block as a part of its largest number: what a plain grid over -max..max reaches.
+COARSEST = {
+    "Q8_0": 0.004, "Q8_1": 0.004, "Q8_K": 0.004, "Q6_K": 0.03, "Q5_0": 0.06, "Q5_1": 0.06, "Q5_K": 0.06, "Q4_0": 0.12, "Q4_1": 0.12,
+    "Q4_K": 0.12, "IQ4_NL": 0.13, "IQ4_XS": 0.13, "MXFP4": 0.2, "Q3_K": 0.25, "Q2_K": 0.5,
+}  # fmt: skip
+
+
+def rms(error, weights=1.0):
+    return float(np.sqrt(np.mean(weights * error.astype(np.float64) ** 2)))
+
+
+def trip(rows, name, imatrix=None):
+    return dequantize(quantize(rows, name, imatrix), name)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_no_worse_than_ggml(cases, name):
+    golden = np.load(cases / "quants" / f"{name}.npz")
+    x, weights, theirs = golden["x"], golden["imatrix"], golden["deq"] - golden["x"]
+    plain, weighted = trip(x, name) - x, trip(x, name, weights) - x
+    assert rms(plain) <= SLACK * rms(theirs)
+    assert rms(weighted) <= SLACK * rms(theirs)
+    assert rms(weighted, weights) <= SLACK * rms(theirs, weights)
+    for row in range(len(x)):
+        assert rms(plain[row]) <= SLACK * rms(theirs[row]), f"row {row}"
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_importances_lower_the_weighted_error(name):
+    rng = np.random.default_rng(11)
+    x, weights = rng.standard_normal((8, 512)).astype(np.float32), rng.choice(np.float32([0.01, 1.0, 30.0]), 512)
+    assert rms(trip(x, name, weights) - x, weights) < rms(trip(x, name) - x, weights)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_only_the_ratios_of_importances_matter(name):
+    rng = np.random.default_rng(12)
+    x, weights = rng.standard_normal((2, 256)).astype(np.float32), rng.uniform(0.1, 4, 256).astype(np.float32)
+    assert np.array_equal(quantize(x, name, weights), quantize(x, name, weights * np.float32(2.0**40)))
+    assert np.array_equal(quantize(x, name, np.zeros(256)), quantize(x, name))
+    assert np.array_equal(quantize(x, name, np.ones(256)), quantize(x, name))
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_zeros_stay_zeros_and_threads_change_no_bit(name):
+    x = np.random.default_rng(13).standard_normal((5, 512)).astype(np.float32)
+    x[2] = 0
+    once = quantize(x, name, num_threads=1)
+    assert np.array_equal(quantize(x, name, num_threads=3), once)
+    assert np.array_equal(quantize(x[3], name), once[3])
+    assert not dequantize(once[2], name).any()
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_any_row_comes_back_finite_and_nearer_than_nothing(name, data):
+    columns = 256
+    scale = data.draw(st.sampled_from([1e-3, 1.0, 60000.0 if name != "NVFP4" else 2000.0]))
+    x = data.draw(arrays(np.float32, columns, elements=st.floats(-1, 1, width=32))) * np.float32(scale)
+    weights = data.draw(st.none() | arrays(np.float32, columns, elements=st.floats(0, 1000, width=32)))
+    back = trip(x, name, weights)
+    assert np.isfinite(back).all()
+    if weights is not None:
+        return
+    floor = 2.0**-10 * scale if name in ("NVFP4", "Q1_0") or name.startswith("IQ") else 2.0**-20 * scale  # what the scales can tell apart
+    size = min(columns, formats()[name].columns)
+    for block, stored in zip(x.reshape(-1, size), back.reshape(-1, size)):
+        assert rms(stored - block) <= 1.01 * rms(block) + floor
+        if name in COARSEST:
+            assert rms(stored - block) <= COARSEST[name] * np.abs(block).max() + floor
+
+
+@pytest.mark.parametrize("name, step", [("F16", 2.0**-11), ("BF16", 2.0**-8)])
+def test_short_floats_round_to_the_nearest(name, step):
+    x = np.random.default_rng(14).standard_normal(4096).astype(np.float32)
+    assert (np.abs(trip(x, name) - x) <= np.abs(x) * step + 2.0**-25).all()
+    if name == "F16":
+        halves = np.float32([65504, -65504, 2**-24, 2**-25, 1.5 * 2**-24, 2.5 * 2**-24, 1 + 2**-11, 1 + 3 * 2**-11, 0, -0.0])
+        assert np.array_equal(quantize(halves, name).view(np.uint16), halves.astype(np.float16).view(np.uint16))
+        assert np.array_equal(quantize(x, name).view(np.uint16), x.astype(np.float16).view(np.uint16))
+
+
+@pytest.mark.parametrize("name", ["F32", "Q8_0", "TQ1_0", "TQ2_0", "Q1_0", "Q2_0", "Q4_0", "IQ4_NL"])
+def test_numbers_that_a_format_can_say_are_said_exactly(name):
+    rng = np.random.default_rng(15)
+    levels = {
+        "F32": rng.standard_normal(8).astype(np.float32), "Q8_0": np.arange(-127, 128), "TQ1_0": [-1, 0, 1], "TQ2_0": [-1, 0, 1],
+        "Q1_0": [-1, 1], "Q2_0": [-1, 0, 1, 2], "Q4_0": np.arange(-8, 8),
+        "IQ4_NL": [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
+    }[name]  # fmt: skip
+    x = rng.choice(np.float32(levels), (4, 256)) * np.float32(0.125)
+    x[:, ::16] = np.float32(levels)[0] * np.float32(0.125)  # every block has its extreme
+    assert np.array_equal(trip(x, name), x)
+
+
+def test_sums_of_the_activation_formats_are_stored():
+    x = np.random.default_rng(16).standard_normal((3, 256)).astype(np.float32)
+    one = quantize(x, "Q8_1").reshape(3, 8, 40)
+    d, s, q = one[..., :4].copy().view(np.float32)[..., 0], one[..., 4:8].copy().view(np.float32)[..., 0], one[..., 8:].view(np.int8)
+    assert np.array_equal(s, d * q.sum(-1, dtype=np.int32).astype(np.float32))
+    other = quantize(x, "Q8_K")
+    q, sums = other[:, 4:260].view(np.int8), other[:, 260:].copy().view(np.int16)
+    assert np.array_equal(sums, q.reshape(3, 16, 16).sum(-1, dtype=np.int16))
+
+
+def test_float64_and_float16_rows_are_taken_as_float32():
+    x = np.random.default_rng(17).standard_normal((2, 64)).astype(np.float16)
+    assert np.array_equal(quantize(x, "Q4_0"), quantize(x.astype(np.float32), "Q4_0"))
+    assert np.array_equal(quantize(x.astype(np.float64), "Q4_0"), quantize(x.astype(np.float32), "Q4_0"))
