@@ -23,7 +23,6 @@ cdef extern from "ox.h" nogil:
     int ox_cpu_model(char *out, int size)
     unsigned ox_isa_available()
     const char *ox_isa_name(int isa)
-    int ox_isa_active()
 
 cdef extern from "lanes/panel.h" nogil:
     enum:
@@ -37,27 +36,34 @@ cdef extern from "lanes/panel.h" nogil:
     const ox_lanes *ox_lanes_table(int index)
 
 ACTS = ("f32", "q8_32", "q8_256")
+
+# CPUID is slow in a virtual machine: asked once, at import.
+cdef const ox_lanes *tables[LANES_COUNT]
+cdef int _i
+for _i in range(LANES_COUNT):
+    tables[_i] = ox_lanes_table(_i)
+LANES = {tables[i].name.decode(): i for i in range(LANES_COUNT) if tables[i] != NULL}
+AVAILABLE = tuple(ox_isa_name(i).decode() for i in range(OX_ISA_COUNT) if (ox_isa_available() >> i) & 1)
 FEATURES = ((OX_HAS_AVX2, "avx2"), (OX_HAS_AVX_VNNI, "avx_vnni"), (OX_HAS_AVX512, "avx512_vnni"), (OX_HAS_AVX512_BF16, "avx512_bf16"),
             (OX_HAS_AVX512_VBMI, "avx512_vbmi"), (OX_HAS_NEON, "neon"), (OX_HAS_DOTPROD, "dotprod"))
 
 
 def isa_available() -> tuple:
     """The instruction sets this processor and operating system can run, plainest first."""
-    cdef unsigned can = ox_isa_available()
-    return tuple(ox_isa_name(i).decode() for i in range(OX_ISA_COUNT) if (can >> i) & 1)
+    return AVAILABLE
 
 
 def isa_active() -> str:
     """The instruction set in use: the one `OXILLAMA_ISA` names, else the best; ConfigError if that one cannot run here."""
-    cdef int isa = ox_isa_active()
-    if isa < 0:
-        raise ConfigError(f"OXILLAMA_ISA: got {os.environ.get('OXILLAMA_ISA')!r}, this machine runs {', '.join(isa_available())}")
-    return ox_isa_name(isa).decode()
+    forced = os.environ.get("OXILLAMA_ISA")
+    if forced and forced not in AVAILABLE:
+        raise ConfigError(f"OXILLAMA_ISA: got {forced!r}, this machine runs {', '.join(AVAILABLE)}")
+    return forced or AVAILABLE[len(AVAILABLE) - 1]
 
 
 def lanes_available() -> tuple:
     """The names that `isa=` takes in `oxillama._core.matmul`: one per table of kernels that can run here."""
-    return tuple(ox_lanes_table(i).name.decode() for i in range(LANES_COUNT) if ox_lanes_table(i) != NULL)
+    return tuple(LANES)
 
 
 def packable_formats() -> tuple:
@@ -89,12 +95,10 @@ def cpu_info() -> dict:
 
 cdef const ox_lanes *lanes_table(object isa) except NULL:
     """The kernels of an instruction set by name, None for the active one; ConfigError when it cannot run here."""
-    name = isa_active() if isa is None else isa
-    cdef int i
-    for i in range(LANES_COUNT):
-        if ox_lanes_table(i) != NULL and ox_lanes_table(i).name.decode() == name:
-            return ox_lanes_table(i)
-    raise ConfigError(f"isa: got {name!r}, wanted one of {', '.join(lanes_available())}")
+    index = LANES.get(isa_active() if isa is None else isa)
+    if index is None:
+        raise ConfigError(f"isa: got {isa!r}, wanted one of {', '.join(LANES)}")
+    return tables[<int>index]
 
 
 cdef int form_index(str name) except -1:
