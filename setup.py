@@ -24,6 +24,7 @@ if sys.platform == "darwin":
 codecs = ["csrc/codecs.c"]
 sources = {
     "codecs": codecs,
+    "elementwise": codecs,
     "kernels": codecs + sorted({*glob("csrc/*.c"), *glob("csrc/isa/*.c"), *glob("csrc/lanes/*.c")} - {*codecs}),
     "vectors": ["csrc/dispatch.c"] + sorted(glob("csrc/vec/*.c")),
 }

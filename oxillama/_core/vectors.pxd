@@ -23,20 +23,20 @@ cdef extern from "vec/table.h" nogil:
         float *scores
         float *block
     ctypedef struct ox_vec:
-        void (*rms_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n) noexcept
-        void (*layer_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n) noexcept
-        void (*add)(float *out, const float *x, const float *y, int64_t n) noexcept
-        void (*mul)(float *out, const float *x, const float *y, int64_t n) noexcept
-        void (*scale)(float *out, const float *x, float factor, int64_t n) noexcept
-        void (*softcap)(float *out, const float *x, float cap, int64_t n) noexcept
-        void (*activate)(float *out, const float *x, int kind, int64_t n) noexcept
-        void (*exp)(float *out, const float *x, int64_t n) noexcept
-        void (*halves)(uint16_t *out, const float *x, int64_t n) noexcept
-        void (*rope_halves)(float *x, const float *cosines, const float *sines, int half) noexcept
-        void (*rope_pairs)(float *x, const float *cosines, const float *sines, int half) noexcept
-        void (*split)(ox_split *s) noexcept
-        void (*merge)(float *M, float *L, float *ACC, float m, float l, const float *acc, int n) noexcept
-        void (*finish)(float *out, float M, float L, const float *ACC, const float *sink, int n) noexcept
+        void (*rms_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n) noexcept nogil
+        void (*layer_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n) noexcept nogil
+        void (*add)(float *out, const float *x, const float *y, int64_t n) noexcept nogil
+        void (*mul)(float *out, const float *x, const float *y, int64_t n) noexcept nogil
+        void (*scale)(float *out, const float *x, float factor, int64_t n) noexcept nogil
+        void (*softcap)(float *out, const float *x, float cap, int64_t n) noexcept nogil
+        void (*activate)(float *out, const float *x, int kind, int64_t n) noexcept nogil
+        void (*exp)(float *out, const float *x, int64_t n) noexcept nogil
+        void (*halves)(uint16_t *out, const float *x, int64_t n) noexcept nogil
+        void (*rope_halves)(float *x, const float *cosines, const float *sines, int half) noexcept nogil
+        void (*rope_pairs)(float *x, const float *cosines, const float *sines, int half) noexcept nogil
+        void (*split)(ox_split *s) noexcept nogil
+        void (*merge)(float *M, float *L, float *ACC, float m, float l, const float *acc, int n) noexcept nogil
+        void (*finish)(float *out, float M, float L, const float *ACC, const float *sink, int n) noexcept nogil
         int tile_queries
 
 cdef const ox_vec *vec_table(object isa) except NULL

@@ -1,0 +1,11 @@
+"""The embedding table's C side."""
+from libc.stdint cimport int64_t
+
+
+cdef class EmbeddingTable:
+    cdef const unsigned char[::1] raw
+    cdef readonly str format
+    cdef readonly int rows
+    cdef readonly int cols
+    cdef size_t row_bytes
+    cdef void (*unpack)(float *dst, const void *src, int64_t columns) noexcept nogil

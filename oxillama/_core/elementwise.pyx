@@ -1,0 +1,328 @@
+"""Ops that work on rows one by one: embedding, angles, norms, quantising, sums, products, activations, taking rows.
+
+Each op is an argument struct, a `_part` every worker of the step calls, and a class that checks parameters and fills the struct.
+`OPS` is this room's share of the tape's dispatch table. With many rows a chunk is some rows; with few, a range of columns.
+"""
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.string cimport memcpy
+
+from oxillama._core.codecs cimport ox_codec, ox_codec_by_name
+from oxillama._core.step cimport (ACTS, OUTPUT, Common, Op, Plan, Step, act_number, act_row_bytes, row_of, rows_of)
+from oxillama._core.threads cimport ox_team, ox_team_take
+from oxillama._core.vectors cimport activation, angles
+
+import numpy as np
+
+from oxillama.errors import ModelError
+
+cdef enum:
+    COLUMNS = 4096        # columns of a chunk where a row is cut; a multiple of every activation block
+
+
+cdef class EmbeddingTable:
+    """A matrix as the file holds it, whose rows are unpacked one at a time when asked.
+
+    raw: `rows` packed rows of `format`, `cols` columns each; kept alive, never copied. ModelError when sizes do not fit.
+    """
+
+    def __init__(self, raw, str format, int rows, int cols):
+        cdef const ox_codec *codec = ox_codec_by_name(format.encode())
+        if codec == NULL:
+            raise ModelError(f"embedding: unknown format {format!r}")
+        if rows < 1 or cols < 1 or cols % codec.block:
+            raise ModelError(f"embedding: ({rows}, {cols}) of {format}, wanted at least one row and blocks of {codec.block} columns")
+        self.raw = memoryview(raw).cast("B")
+        self.format, self.rows, self.cols = format, rows, cols
+        self.row_bytes = <size_t>(cols // codec.block) * <size_t>codec.bytes
+        self.unpack = codec.unpack
+        if <size_t>self.raw.shape[0] != self.row_bytes * <size_t>rows:
+            raise ModelError(f"embedding: {self.raw.shape[0]} bytes, ({rows}, {cols}) of {format} takes {self.row_bytes * rows}")
+
+    def row(self, int index):
+        """Row `index` as float32 (cols,)."""
+        if index < 0 or index >= self.rows:
+            raise ModelError(f"embedding: row {index}, wanted 0 to {self.rows - 1}")
+        cdef float[::1] out = np.empty(self.cols, np.float32)
+        self.unpack(&out[0], &self.raw[index * self.row_bytes], self.cols)
+        return np.asarray(out)
+
+
+# ---- embed -----------------------------------------------------------------------------------------------------------
+
+ctypedef struct EmbedArgs:
+    Common common
+    int out
+    const uint8_t *raw
+    size_t row_bytes
+    int64_t columns
+    void (*unpack)(float *dst, const void *src, int64_t columns) noexcept nogil
+    float scale
+
+
+cdef void embed_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef const EmbedArgs *a = <const EmbedArgs *>args
+    cdef const Step *step = a.common.step
+    cdef int rows = rows_of(&a.common), r
+    cdef float *out
+    r = ox_team_take(team)
+    while r < rows:
+        out = <float *>row_of(step, a.out, r)
+        a.unpack(out, a.raw + <size_t>step.tokens[r] * a.row_bytes, a.columns)
+        if a.scale != 1.0:
+            step.vec.scale(out, out, a.scale, a.columns)
+        r = ox_team_take(team)
+
+
+cdef class EmbedOp(Op):
+    cdef EmbedArgs a
+
+    def __init__(self, Plan plan, params):
+        p = plan.keys(params, "out", "table", scale=1.0)
+        table = p["table"]
+        if not isinstance(table, EmbeddingTable):
+            raise plan.fail(f"table is a {type(table).__name__}, wanted an EmbeddingTable")
+        cdef EmbeddingTable rows = table
+        if rows.rows < plan.vocab_size:
+            raise plan.fail(f"table has {rows.rows} rows, the vocabulary {plan.vocab_size}")
+        self.a.out = plan.writes(p["out"], rows.cols)
+        self.a.raw, self.a.row_bytes, self.a.columns = &rows.raw[0], rows.row_bytes, rows.cols
+        self.a.unpack, self.a.scale = rows.unpack, plan.real(p, "scale", -1e30, 1e30)
+        self.begin(plan, &self.a.common, "embed", embed_part, p)
+
+
+# ---- rope_table ------------------------------------------------------------------------------------------------------
+
+ctypedef struct RopeTableArgs:
+    Common common
+    int out
+    int n
+    const float *inv_freq
+    double mscale
+
+
+cdef void rope_table_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef const RopeTableArgs *a = <const RopeTableArgs *>args
+    cdef const Step *step = a.common.step
+    cdef int rows = rows_of(&a.common), r
+    r = ox_team_take(team)
+    while r < rows:
+        angles(<float *>row_of(step, a.out, r), a.inv_freq, a.n, step.positions[r], a.mscale)
+        r = ox_team_take(team)
+
+
+cdef class RopeTableOp(Op):
+    cdef RopeTableArgs a
+    cdef const float[::1] inv_freq
+
+    def __init__(self, Plan plan, params):
+        p = plan.keys(params, "out", "inv_freq", mscale=1.0)
+        n = int(np.size(p["inv_freq"]))
+        self.inv_freq = plan.floats(p["inv_freq"], "inv_freq", max(1, n))
+        self.a.out = plan.writes(p["out"], 2 * n)
+        self.a.inv_freq, self.a.n, self.a.mscale = &self.inv_freq[0], n, plan.real(p, "mscale", -1e30, 1e30)
+        self.begin(plan, &self.a.common, "rope_table", rope_table_part, p)
+
+
+# ---- norm and quantise -----------------------------------------------------------------------------------------------
+
+ctypedef struct NormArgs:
+    Common common
+    int x, add, out
+    int layer                 # 0: rms, 1: layer norm
+    int acts[ACTS]            # slot per activation format, -1 none
+    int64_t columns
+    const float *weight
+    const float *bias
+    float eps
+
+
+cdef void norm_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef const NormArgs *a = <const NormArgs *>args
+    cdef const Step *step = a.common.step
+    cdef int rows = rows_of(&a.common), r, k
+    cdef float *x
+    cdef float *n
+    r = ox_team_take(team)
+    while r < rows:
+        x = <float *>row_of(step, a.x, r)
+        if a.add >= 0:
+            step.vec.add(x, x, <const float *>row_of(step, a.add, r), a.columns)
+        n = <float *>(row_of(step, a.out, r) if a.out >= 0 else step.scratch + <size_t>ith * step.scratch_stride)
+        if a.layer:
+            step.vec.layer_norm(n, x, a.weight, a.bias, a.eps, a.columns)
+        else:
+            step.vec.rms_norm(n, x, a.weight, a.bias, a.eps, a.columns)
+        for k in range(ACTS):
+            if a.acts[k] >= 0:
+                step.quantise[k](<uint8_t *>row_of(step, a.acts[k], r), n, a.columns)
+        r = ox_team_take(team)
+
+
+cdef int fill_acts(Plan plan, object acts, int *slots, int64_t columns) except -1:
+    """Notes the slot of each asked activation format; -1 where none is asked."""
+    cdef int k
+    for k in range(ACTS):
+        slots[k] = -1
+    if not isinstance(acts, dict):
+        raise plan.fail(f"acts is {acts!r}, wanted a dict of slots by activation format")
+    for act, slot in acts.items():
+        slots[act_number(act)] = plan.writes(slot, columns, act)
+    return 0
+
+
+cdef class NormOp(Op):
+    cdef NormArgs a
+    cdef const float[::1] weight
+    cdef const float[::1] bias
+
+    def __init__(self, Plan plan, params):
+        p = plan.keys(params, "x", "kind", "eps", add=None, weight=None, bias=None, out=None, acts={})
+        columns = plan.reads(p["x"])
+        self.a.x, self.a.columns, self.a.add, self.a.out = p["x"], columns, -1, -1
+        if p["add"] is not None:
+            plan.reads(p["add"], columns=columns)
+            self.a.add = p["add"]
+        if p["kind"] not in ("rms", "layer"):
+            raise plan.fail(f"kind is {p['kind']!r}, wanted 'rms' or 'layer'")
+        self.a.layer = p["kind"] == "layer"
+        self.a.eps = plan.real(p, "eps", 0.0, 1.0)
+        self.weight, self.bias = plan.floats(p["weight"], "weight", columns), plan.floats(p["bias"], "bias", columns)
+        self.a.weight = NULL if self.weight is None else &self.weight[0]
+        self.a.bias = NULL if self.bias is None else &self.bias[0]
+        if p["out"] is not None:
+            self.a.out = plan.writes(p["out"], columns)
+        fill_acts(plan, p["acts"], self.a.acts, columns)
+        plan.need_scratch(self, 4 * <size_t>columns)
+        self.begin(plan, &self.a.common, "norm", norm_part, p)
+
+
+ctypedef struct QuantiseArgs:
+    Common common
+    int x
+    int acts[ACTS]
+    int64_t columns
+
+
+cdef void quantise_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef const QuantiseArgs *a = <const QuantiseArgs *>args
+    cdef const Step *step = a.common.step
+    cdef int blocks = <int>((a.columns + COLUMNS - 1) // COLUMNS), items = rows_of(&a.common) * blocks, c, r, k
+    cdef int64_t first, n
+    c = ox_team_take(team)
+    while c < items:
+        r = c // blocks
+        first = <int64_t>(c % blocks) * COLUMNS
+        n = min(<int64_t>COLUMNS, a.columns - first)
+        for k in range(ACTS):
+            if a.acts[k] >= 0:
+                step.quantise[k](<uint8_t *>row_of(step, a.acts[k], r) + act_row_bytes(k, first),
+                                 <const float *>row_of(step, a.x, r) + first, n)
+        c = ox_team_take(team)
+
+
+cdef class QuantiseOp(Op):
+    cdef QuantiseArgs a
+
+    def __init__(self, Plan plan, params):
+        p = plan.keys(params, "x", "acts")
+        self.a.columns, self.a.x = plan.reads(p["x"]), p["x"]
+        fill_acts(plan, p["acts"], self.a.acts, self.a.columns)
+        self.begin(plan, &self.a.common, "quantise", quantise_part, p)
+
+
+# ---- add, mul, scale, softcap, activate ------------------------------------------------------------------------------
+
+cdef enum Kind:
+    ADD, MUL, SCALE, SOFTCAP, ACTIVATE
+
+ctypedef struct ElementwiseArgs:
+    Common common
+    Kind kind
+    int x, y, out, act
+    int64_t columns
+    float value
+
+
+cdef void elementwise_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef const ElementwiseArgs *a = <const ElementwiseArgs *>args
+    cdef const Step *step = a.common.step
+    cdef int blocks = <int>((a.columns + COLUMNS - 1) // COLUMNS), items = rows_of(&a.common) * blocks, c, r
+    cdef int64_t first, n
+    cdef const float *x
+    cdef float *out
+    c = ox_team_take(team)
+    while c < items:
+        r = c // blocks
+        first = <int64_t>(c % blocks) * COLUMNS
+        n = min(<int64_t>COLUMNS, a.columns - first)
+        x = <const float *>row_of(step, a.x, r) + first
+        out = <float *>row_of(step, a.out, r) + first
+        if a.kind == ADD:
+            step.vec.add(out, x, <const float *>row_of(step, a.y, r) + first, n)
+        elif a.kind == MUL:
+            step.vec.mul(out, x, <const float *>row_of(step, a.y, r) + first, n)
+        elif a.kind == SCALE:
+            step.vec.scale(out, x, a.value, n)
+        elif a.kind == SOFTCAP:
+            step.vec.softcap(out, x, a.value, n)
+        else:
+            step.vec.activate(out, x, a.act, n)
+        c = ox_team_take(team)
+
+
+cdef class ElementwiseOp(Op):
+    cdef ElementwiseArgs a
+
+    def __init__(self, Plan plan, params):
+        name = plan.op
+        extra = {"add": "y", "mul": "y", "scale": "factor", "softcap": "cap", "activate": "kind"}[name]
+        p = plan.keys(params, "x", extra, "out")
+        self.a.kind = {"add": ADD, "mul": MUL, "scale": SCALE, "softcap": SOFTCAP, "activate": ACTIVATE}[name]
+        self.a.columns, self.a.x = plan.reads(p["x"], output=True), p["x"]
+        if extra == "y":
+            plan.reads(p["y"], columns=self.a.columns, output=True)
+            self.a.y = p["y"]
+        elif extra == "kind":
+            self.a.act = activation(p["kind"])
+        else:
+            self.a.value = plan.real(p, extra, -1e30, 1e30)
+            if extra == "cap" and not self.a.value > 0.0:
+                raise plan.fail(f"cap is {self.a.value}, wanted more than 0")
+        self.a.out = plan.writes(p["out"], self.a.columns, output=True)
+        self.output = self.a.out == OUTPUT
+        self.begin(plan, &self.a.common, name, elementwise_part, p)
+
+
+# ---- take_rows -------------------------------------------------------------------------------------------------------
+
+ctypedef struct TakeArgs:
+    Common common
+    int x, out
+    size_t row_bytes
+
+
+cdef void take_rows_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef const TakeArgs *a = <const TakeArgs *>args
+    cdef const Step *step = a.common.step
+    cdef int r = ox_team_take(team)
+    while r < step.wanted:
+        memcpy(row_of(step, a.out, r), row_of(step, a.x, step.wanted_rows[r]), a.row_bytes)
+        r = ox_team_take(team)
+
+
+cdef class TakeRowsOp(Op):
+    cdef TakeArgs a
+
+    def __init__(self, Plan plan, params):
+        p = plan.keys(params, "x", "out")
+        columns = plan.reads(p["x"], full=True)
+        if p["x"] == p["out"]:
+            raise plan.fail(f"x and out are both slot {p['x']}")
+        self.a.x, self.a.row_bytes = p["x"], 4 * <size_t>columns
+        plan.take()
+        self.a.out = plan.writes(p["out"], columns)
+        self.begin(plan, &self.a.common, "take_rows", take_rows_part, p)
+
+
+OPS = {"embed": EmbedOp, "rope_table": RopeTableOp, "norm": NormOp, "quantise": QuantiseOp, "take_rows": TakeRowsOp,
+       **dict.fromkeys(("add", "mul", "scale", "softcap", "activate"), ElementwiseOp)}

@@ -1,0 +1,81 @@
+"""The tape's matmul op: rows of a slot times packed weights, by the kernels of `matmul.pyx`."""
+from libc.stdint cimport int64_t, uint8_t
+from libc.stdlib cimport calloc, free
+
+from oxillama._core.kernels cimport lanes_table, ox_lanes
+from oxillama._core.matmul cimport MatmulArgs, MatmulSegment, PackedMatrix, matmul_part
+from oxillama._core.step cimport ACTS, OUTPUT, Common, Op, Plan, Step, row_of, rows_of
+from oxillama._core.threads cimport ox_team
+from oxillama._core.vectors cimport activation
+
+MAX_SEGMENTS = 64
+
+ctypedef struct LinearArgs:
+    Common common
+    MatmulArgs matmul        # rows, slots and strides are filled in at each step
+    int x, out
+    int64_t offset           # first float of the out row
+
+
+cdef int fill_quantise(Step *step, object isa) except -1:
+    """The activation quantisers of an instruction set, for norm and quantise ops."""
+    cdef const ox_lanes *lanes = lanes_table(isa)
+    cdef int k
+    for k in range(ACTS):
+        step.quantise[k] = lanes.act_quantise[k]
+    return 0
+
+
+cdef void linear_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef const LinearArgs *a = <const LinearArgs *>args
+    cdef const Step *step = a.common.step
+    cdef MatmulArgs m = a.matmul
+    m.m = rows_of(&a.common)
+    m.x, m.ldx = <const uint8_t *>row_of(step, a.x, 0), step.strides[a.x]
+    m.out = <float *>row_of(step, a.out, 0) + a.offset
+    m.ldout = <int64_t>(step.out_stride if a.out == OUTPUT else step.strides[a.out]) // 4
+    matmul_part(&m, team, ith, nth)
+
+
+cdef class MatmulOp(Op):
+    cdef LinearArgs a
+    cdef MatmulSegment *segments
+    cdef const float[::1] bias
+
+    def __init__(self, Plan plan, params):
+        p = plan.keys(params, "x", "act", "weights", "out", bias=None, gate=None, offset=0)
+        cdef MatmulArgs *m = &self.a.matmul
+        cdef int i
+        weights = list(p["weights"])
+        if not 1 <= len(weights) <= MAX_SEGMENTS or not all(isinstance(w, PackedMatrix) for w in weights):
+            raise plan.fail(f"weights: {len(weights)} of them, wanted 1 to {MAX_SEGMENTS} PackedMatrix")
+        self.a.x = p["x"]
+        columns = plan.reads(p["x"], p["act"])
+        for w in weights:
+            if w.cols != columns or w.act != p["act"]:
+                raise plan.fail(f"a weight of {w.format} has {w.cols} columns and takes {w.act}, slot {p['x']} holds {columns} of {p['act']}")
+        rows = sum(w.rows for w in weights)
+        m.gate, m.cols = activation(p["gate"]), columns
+        if m.gate and (len(weights) != 2 or weights[0].rows != weights[1].rows):
+            raise plan.fail(f"gate {p['gate']!r} wants two matrices of equal rows, got {[w.rows for w in weights]}")
+        self.bias = plan.floats(p["bias"], "bias", rows)
+        m.bias = NULL if self.bias is None else &self.bias[0]
+        self.a.offset = plan.number(p, "offset", 0, 1 << 30)
+        self.a.out = plan.writes(p["out"], weights[0].rows if m.gate else rows, output=True, offset=p["offset"])
+        if self.a.out == self.a.x:
+            raise plan.fail(f"x and out are both slot {self.a.x}")
+        self.segments = <MatmulSegment *>calloc(len(weights), sizeof(MatmulSegment))
+        if self.segments == NULL:
+            raise MemoryError
+        for i in range(len(weights)):
+            self.segments[i] = (<PackedMatrix>weights[i]).segment
+        m.segments, m.n_segments, m.lanes = self.segments, len(weights), lanes_table(plan.isa)
+        self.output = self.a.out == OUTPUT
+        self.begin(plan, &self.a.common, "matmul", linear_part, p)
+        self.held.append(weights)
+
+    def __dealloc__(self):
+        free(self.segments)
+
+
+OPS = {"matmul": MatmulOp}

@@ -1,0 +1,101 @@
+"""What the tape hands to every part of a step: its rows, slots, pages and worker scratch; and what every op is."""
+from libc.stdint cimport int32_t, int64_t, uint8_t
+
+from oxillama._core.pool cimport KvLayer
+from oxillama._core.threads cimport ox_team
+from oxillama._core.vectors cimport ox_vec
+
+ctypedef void (*QuantiseFn)(uint8_t *out, const float *x, int64_t columns) noexcept nogil
+
+cdef enum:
+    ACTS = 3          # activation formats: f32, q8_32, q8_256
+    OUTPUT = -1       # the slot number of the program's output rows
+
+
+ctypedef struct Tiles:
+    # Rows cut into tiles of one sequence: consecutive positions, at most `rows` of them; tile t is rows first[t] to first[t + 1] - 1.
+    int rows
+    int count
+    int *first
+
+
+ctypedef struct Step:
+    int rows
+    int wanted
+    const int32_t *tokens
+    const int32_t *positions
+    const int32_t *row_table
+    const int32_t *wanted_rows
+    const int32_t **tables       # page ids of each table
+    char **slots
+    size_t *strides              # bytes between the rows of a slot
+    float *out
+    size_t out_stride            # bytes
+    char **slabs
+    int shift
+    int page_size
+    int halves
+    const KvLayer *layers
+    const ox_vec *vec
+    QuantiseFn quantise[ACTS]
+    char *scratch                # of all workers
+    size_t scratch_stride
+    Tiles *tiles
+    float *partials              # attention: results of single splits
+    int32_t *done                # attention: splits finished per item
+    size_t partial_floats
+    int done_items
+
+
+ctypedef struct Common:
+    # The head of every op's arguments.
+    const Step *step
+    int wanted                   # 1: the op runs over the wanted rows only
+
+
+ctypedef void (*PartFn)(const void *args, ox_team *team, int ith, int nth) noexcept nogil
+
+
+cdef class Op:
+    """One op of a program: a part, its arguments, and the Python objects that keep them alive."""
+    cdef PartFn part
+    cdef void *args
+    cdef readonly str name
+    cdef readonly bint wanted
+    cdef readonly bint output    # writes the program's output rows
+    cdef size_t scratch          # bytes of scratch each worker needs
+    cdef list held
+    cdef int begin(self, Plan plan, Common *common, str name, PartFn part, dict params) except -1
+
+
+cdef class Plan:
+    """What is known while a program is built: slot widths, what each slot holds so far, layers, threads."""
+    cdef Step *step
+    cdef readonly list widths
+    cdef readonly list kv_layers
+    cdef readonly int vocab_size
+    cdef readonly int num_threads
+    cdef readonly int index      # of the op being built
+    cdef readonly str op
+    cdef readonly object isa
+    cdef dict content            # slot -> (act name, columns, wanted)
+    cdef readonly list tile_rows # one entry per Tiles
+    cdef readonly list reaches   # windows of the attention ops
+    cdef bint wanted             # of the op being built, known after its first read
+    cdef bint known
+    cdef int need_scratch(self, Op op, size_t nbytes) except -1
+
+
+cdef inline int rows_of(const Common *c) noexcept nogil:
+    return c.step.wanted if c.wanted else c.step.rows
+
+
+cdef inline char *row_of(const Step *step, int slot, int row) noexcept nogil:
+    """The first byte of a row of a slot, or of the output."""
+    if slot == OUTPUT:
+        return <char *>step.out + <size_t>row * step.out_stride
+    return step.slots[slot] + <size_t>row * step.strides[slot]
+
+
+cdef int act_number(object act) except -1
+cdef size_t act_row_bytes(int act, int64_t columns) noexcept nogil

@@ -1,0 +1,449 @@
+"""The tape: an op list checked once, then run for every step without the GIL in one OpenMP region.
+
+`Program` turns lowered ops into an array of (part, arguments); `step` runs it over a `Batch` of rows from any number of sequences,
+with keys and values in a `PageMemory`. Every worker walks the whole array: inside an op workers share chunks, between ops they meet
+at the barrier (`csrc/team.h`). Nothing in there allocates or can fail: what a step needs is checked and sized at its door.
+
+Adding an op: an argument struct, a `_part`, a class that fills the struct (see `elementwise.pyx`), a row in its module's `OPS`.
+"""
+import numpy as np
+
+from cython.parallel cimport parallel
+from libc.stdint cimport int32_t, int64_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memset
+from openmp cimport omp_get_num_threads, omp_get_thread_num, omp_get_wtime
+
+from oxillama._core.attention cimport cut_tiles, done_items_wanted, partial_floats_wanted
+from oxillama._core.linear cimport fill_quantise
+from oxillama._core.pool cimport KV_F16, Arena, PageMemory
+from oxillama._core.step cimport OUTPUT, Op, PartFn, Plan, Step, Tiles
+from oxillama._core.threads cimport open_region, ox_team, ox_team_barrier, ox_team_init, ox_team_stopped, worker_count
+from oxillama._core.vectors cimport vec_table
+
+from oxillama._core import attention, elementwise, linear
+from oxillama._core.elementwise import EmbeddingTable
+from oxillama._core import pool
+from oxillama.errors import Cancelled, ConfigError, ContextError, EngineError, ModelError
+
+__all__ = ["OPS", "Batch", "CancelFlag", "EmbeddingTable", "PageMemory", "Program"]
+
+# The dispatch table: op name -> the class that checks its parameters and holds its arguments.
+OPS = {**elementwise.OPS, **attention.OPS, **linear.OPS}
+
+globals()["PageMemory"] = pool.PageMemory
+
+MAX_ROWS = 1 << 20
+
+cdef extern from *:
+    """
+    #include "team.h"
+    static void ox_flag_set(int32_t *flag, int32_t value) { __atomic_store_n(flag, value, __ATOMIC_RELAXED); }
+    """
+    void ox_flag_set(int32_t *flag, int32_t value) noexcept nogil
+
+
+cdef class CancelFlag:
+    """A flag another thread may set to stop a running step; the step then raises Cancelled within a few milliseconds."""
+    cdef int32_t flag
+
+    def set(self) -> None:
+        """Ask the step to stop."""
+        ox_flag_set(&self.flag, 1)
+
+    def clear(self) -> None:
+        """Allow steps again."""
+        ox_flag_set(&self.flag, 0)
+
+    def __bool__(self):
+        return self.flag != 0
+
+
+cdef object int32s(object values, str name):
+    """values as a contiguous int32 array of one dimension, refusing whatever would lose something on the way."""
+    array = np.asarray(values)
+    if array.ndim != 1:
+        raise ConfigError(f"{name}: got {array.ndim} dimensions, wanted 1")
+    if array.dtype == np.int32 and array.flags.c_contiguous:
+        return array
+    if array.size == 0:
+        return np.empty(0, np.int32)
+    if array.dtype.kind not in "iu":
+        raise ConfigError(f"{name}: got {array.dtype}, wanted int32")
+    if array.min() < -(1 << 31) or array.max() >= 1 << 31:
+        raise ConfigError(f"{name}: a value does not fit in 32 bits")
+    return np.ascontiguousarray(array, np.int32)
+
+
+cdef class Batch:
+    """The rows of one step, from any number of sequences.
+
+    tokens, positions: int32 (rows,); tables: one int32 array of page ids per sequence (its block table, page of position 0 first);
+    row_table: int32 (rows,), which table a row belongs to; wanted: ascending row numbers whose output is asked, may be empty.
+    The rows of one table are contiguous and ascend in position. ConfigError for anything else.
+    """
+    cdef readonly int rows
+    cdef readonly int wanted_rows
+    cdef int n_tables
+    cdef const int32_t[::1] tokens
+    cdef const int32_t[::1] positions
+    cdef const int32_t[::1] row_table
+    cdef const int32_t[::1] wanted
+    cdef list tables
+    cdef const int32_t **pages
+    cdef int *lengths
+
+    def __cinit__(self, tokens, positions, tables, row_table, wanted):
+        cdef const int32_t[::1] one
+        cdef int i
+        self.tokens, self.positions = int32s(tokens, "tokens"), int32s(positions, "positions")
+        self.row_table, self.wanted = int32s(row_table, "row_table"), int32s(wanted, "wanted")
+        if self.tokens.shape[0] > MAX_ROWS or self.tokens.shape[0] == 0:
+            raise ConfigError(f"batch: {self.tokens.shape[0]} rows, wanted 1 to {MAX_ROWS}")
+        self.rows, self.wanted_rows, self.n_tables = self.tokens.shape[0], self.wanted.shape[0], len(tables)
+        if self.positions.shape[0] != self.rows or self.row_table.shape[0] != self.rows:
+            raise ConfigError(f"batch: {self.rows} tokens, {self.positions.shape[0]} positions and {self.row_table.shape[0]} row tables")
+        self.pages = <const int32_t **>calloc(max(1, self.n_tables), sizeof(int32_t *))
+        self.lengths = <int *>calloc(max(1, self.n_tables), sizeof(int))
+        if self.pages == NULL or self.lengths == NULL:
+            raise MemoryError
+        self.tables = [int32s(table, "table") for table in tables]
+        for i in range(self.n_tables):
+            one = self.tables[i]
+            self.lengths[i] = one.shape[0]
+            if self.lengths[i]:
+                self.pages[i] = &one[0]
+        self._check_rows()
+
+    def __dealloc__(self):
+        free(self.pages)
+        free(self.lengths)
+
+    cdef int _check_rows(self) except -1:
+        cdef int r, table
+        cdef char *seen = <char *>calloc(max(1, self.n_tables), 1)
+        if seen == NULL:
+            raise MemoryError
+        try:
+            for r in range(self.rows):
+                table = self.row_table[r]
+                if table < 0 or table >= self.n_tables:
+                    raise ConfigError(f"row {r}: table {table}, wanted 0 to {self.n_tables - 1}")
+                if self.positions[r] < 0:
+                    raise ConfigError(f"row {r}: position {self.positions[r]}, wanted at least 0")
+                if r and table == self.row_table[r - 1]:
+                    if self.positions[r] <= self.positions[r - 1]:
+                        raise ConfigError(f"row {r}: position {self.positions[r]} after {self.positions[r - 1]}, wanted ascending positions")
+                elif seen[table]:
+                    raise ConfigError(f"row {r}: table {table} again, wanted the rows of a table side by side")
+                seen[table] = 1
+            for r in range(self.wanted_rows):
+                if self.wanted[r] < 0 or self.wanted[r] >= self.rows or (r and self.wanted[r] <= self.wanted[r - 1]):
+                    raise ConfigError(f"wanted: {self.wanted[r]} at {r}, wanted ascending rows below {self.rows}")
+        finally:
+            free(seen)
+        return 0
+
+
+ctypedef struct Entry:
+    PartFn part
+    const void *args
+    int wanted               # runs over the wanted rows: skipped when there are none
+    int is_attend
+
+
+cdef class Program:
+    """A lowered model, ready to step.
+
+    ops: (name, parameters) as `model/lower.py` makes them; slots: the width of each slot in float32s; kv_layers: (kv_heads, k_dim,
+    v_dim) per attention layer; max_rows: most rows of a step; num_threads: workers (0 = all cores this process may use);
+    isa: instruction set of the float kernels (None = the active one). ModelError or ConfigError for whatever cannot run.
+    """
+    cdef Step step_
+    cdef Entry *entries
+    cdef int n_ops
+    cdef int first_output        # first op that writes the output rows
+    cdef int hidden_slot
+    cdef list ops
+    cdef list widths
+    cdef list arenas
+    cdef Arena scratch
+    cdef ox_team *team
+    cdef size_t partials_capacity
+    cdef int done_capacity
+    cdef float[:, ::1] logits
+    cdef bint busy
+    cdef int reach               # most keys an attention layer looks back, 0 = all
+    cdef double *clock
+    cdef readonly int n_tiles
+    cdef readonly int max_rows
+    cdef readonly int num_threads
+    cdef readonly int vocab_size
+    cdef readonly int hidden_size
+    cdef readonly list kv_layers
+
+    def __cinit__(self):
+        self.team = new_team()
+        if self.team == NULL:
+            raise MemoryError
+
+    def __init__(self, ops, slots, *, kv_layers, vocab_size, hidden_size, max_rows=512, num_threads=0, isa=None):
+        for name, value, most in (("vocab_size", vocab_size, 1 << 30), ("hidden_size", hidden_size, 1 << 24), ("max_rows", max_rows, MAX_ROWS)):
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                raise ConfigError(f"{name}: got {value!r}, wanted an int from 1 to {most}")
+        self.num_threads = worker_count(num_threads)
+        self.max_rows, self.vocab_size, self.hidden_size = max_rows, vocab_size, hidden_size
+        self.kv_layers = [tuple(layer) for layer in kv_layers]
+        self.step_.vec = vec_table(isa)
+        fill_quantise(&self.step_, isa)
+        plan = self._build(ops, list(slots), isa)
+        self._allocate(plan)
+
+    def _build(self, ops, slots, isa):
+        """Every op checked and its arguments filled; a norm before the output gets a slot for `output="hidden"`."""
+        cdef Plan plan
+        cdef Op op
+        cdef int i
+        if not ops:
+            raise ModelError("program: no ops")
+        ops = [(name, dict(params)) for name, params in ops]
+        writers = [i for i, (_, params) in enumerate(ops) if params.get("out") == OUTPUT]
+        self.first_output = writers[0] if writers else len(ops)
+        norms = [i for i, (name, _) in enumerate(ops[:self.first_output]) if name == "norm"]
+        self.hidden_slot = -1
+        if norms:
+            if ops[norms[-1]][1].get("out") is None:
+                ops[norms[-1]][1]["out"] = len(slots)
+                slots.append(self.hidden_size)
+            self.hidden_slot = ops[norms[-1]][1]["out"]
+        plan = Plan(slots, self.kv_layers, self.vocab_size, self.num_threads, isa)
+        plan.step = &self.step_
+        self.ops, self.widths = [], plan.widths
+        for i, (name, params) in enumerate(ops):
+            plan.start(i, name)
+            if name not in OPS:
+                raise plan.fail(f"unknown op, wanted one of {', '.join(OPS)}")
+            op = OPS[name](plan, params)
+            self.ops.append(op)
+        self.n_ops = len(self.ops)
+        self.entries = <Entry *>calloc(self.n_ops, sizeof(Entry))
+        if self.entries == NULL:
+            raise MemoryError
+        for i in range(self.n_ops):
+            op = self.ops[i]
+            self.entries[i] = Entry(op.part, op.args, op.wanted, op.name == "attend")
+        self.reach = 0 if 0 in plan.reaches else max(plan.reaches, default=0)
+        return plan
+
+    def _allocate(self, Plan plan):
+        """Slots, worker scratch and tile lists: address space now, memory when touched."""
+        cdef Step *step = &self.step_
+        cdef int n = len(self.widths), i
+        cdef size_t scratch = 64
+        cdef Arena arena
+        cdef Op op
+        step.slots = <char **>calloc(max(1, n), sizeof(char *))
+        step.strides = <size_t *>calloc(max(1, n), sizeof(size_t))
+        self.n_tiles = len(plan.tile_rows)
+        step.tiles = <Tiles *>calloc(max(1, self.n_tiles), sizeof(Tiles))
+        if step.slots == NULL or step.strides == NULL or step.tiles == NULL:
+            raise MemoryError
+        self.arenas = []
+        for i in range(n):
+            step.strides[i] = (4 * <size_t>self.widths[i] + 63) // 64 * 64
+            arena = Arena(step.strides[i] * <size_t>self.max_rows)
+            self.arenas.append(arena)
+            step.slots[i] = arena.data
+        for i in range(self.n_tiles):
+            step.tiles[i].rows = plan.tile_rows[i]
+            step.tiles[i].first = <int *>calloc(self.max_rows + 1, sizeof(int))
+            if step.tiles[i].first == NULL:
+                raise MemoryError
+        for op in self.ops:
+            scratch = max(scratch, op.scratch)
+        step.scratch_stride = (scratch + 4095) // 4096 * 4096
+        self.scratch = Arena(step.scratch_stride * <size_t>self.num_threads)
+        step.scratch = self.scratch.data
+        self.logits = np.empty((1, self.vocab_size), np.float32)
+        step.out_stride = 4 * <size_t>self.vocab_size
+
+    def __dealloc__(self):
+        cdef int i
+        if self.step_.tiles != NULL:
+            for i in range(self.n_tiles):
+                free(self.step_.tiles[i].first)
+        free(self.step_.tiles)
+        free(self.step_.slots)
+        free(self.step_.strides)
+        free(self.step_.partials)
+        free(self.step_.done)
+        free(self.entries)
+        free(self.team)
+
+    def __len__(self):
+        return self.n_ops
+
+    # ---- the door of a step ------------------------------------------------------------------------------------------
+
+    cdef int _check_pages(self, Batch batch, PageMemory memory) except -1:
+        """Every page a row reads or writes exists."""
+        cdef int r, table, first, last, p
+        if memory.kv_layers != self.kv_layers:
+            raise ConfigError(f"memory: layers {memory.kv_layers}, this program has {self.kv_layers}")
+        for r in range(batch.rows):
+            table = batch.row_table[r]
+            if r + 1 < batch.rows and batch.row_table[r + 1] == table:
+                if r and batch.row_table[r - 1] == table:
+                    continue
+            last = batch.positions[r] // memory.page_size
+            if last >= batch.lengths[table]:
+                raise ContextError(f"row {r}: position {batch.positions[r]} is beyond its table of {batch.lengths[table]} pages")
+            first = max(0, batch.positions[r] - self.reach + 1) // memory.page_size if self.reach else 0
+            if r and batch.row_table[r - 1] == table:
+                first = batch.positions[r - 1] // memory.page_size     # the first row of the table looked at those before
+            for p in range(first, last + 1):
+                if batch.pages[table][p] < 0 or batch.pages[table][p] >= memory.capacity:
+                    raise ContextError(f"row {r}: page {batch.pages[table][p]} of its table, wanted 0 to {memory.capacity - 1}")
+        return 0
+
+    cdef int _open(self, Batch batch, PageMemory memory) except -1:
+        """Checks the batch, points the step at it, and sizes what attention needs."""
+        cdef Step *step = &self.step_
+        cdef int r, i, done = 0
+        cdef size_t partials = 0
+        cdef void *grown
+        if batch.rows > self.max_rows:
+            raise ConfigError(f"batch: {batch.rows} rows, this program takes {self.max_rows}")
+        for r in range(batch.rows):
+            if batch.tokens[r] < 0 or batch.tokens[r] >= self.vocab_size:
+                raise ConfigError(f"row {r}: token {batch.tokens[r]}, wanted 0 to {self.vocab_size - 1}")
+        self._check_pages(batch, memory)
+        step.rows, step.wanted = batch.rows, batch.wanted_rows
+        step.tokens, step.positions, step.row_table = &batch.tokens[0], &batch.positions[0], &batch.row_table[0]
+        step.wanted_rows = &batch.wanted[0] if batch.wanted_rows else NULL
+        step.tables = batch.pages
+        step.slabs, step.shift, step.page_size = memory.slabs, memory.shift, memory.page_size
+        step.halves, step.layers = memory.kind == KV_F16, memory.layers
+        for i in range(self.n_tiles):
+            cut_tiles(step, &step.tiles[i])
+        for i in range(self.n_ops):
+            if self.entries[i].is_attend:
+                partials = max(partials, partial_floats_wanted(self.entries[i].args, step, self.num_threads))
+                done = max(done, done_items_wanted(self.entries[i].args, step))
+        if partials > self.partials_capacity:
+            grown = realloc(step.partials, 4 * (partials + partials // 2))
+            if grown == NULL:
+                raise MemoryError
+            step.partials, self.partials_capacity = <float *>grown, partials + partials // 2
+        if done > self.done_capacity:
+            grown = realloc(step.done, done * sizeof(int32_t))
+            if grown == NULL:
+                raise MemoryError
+            step.done, self.done_capacity = <int32_t *>grown, done
+        if done:
+            memset(step.done, 0, done * sizeof(int32_t))
+        if self.logits.shape[0] < batch.wanted_rows:
+            self.logits = np.empty((batch.wanted_rows, self.vocab_size), np.float32)
+        step.out = &self.logits[0, 0]
+        return 0
+
+    cdef int _run(self, Batch batch, PageMemory memory, int last, CancelFlag cancel) except -1:
+        """Ops 0 to last - 1 over the batch, in one region."""
+        if self.busy:
+            raise EngineError("step: another thread is in a step of this program")
+        open_region()
+        self.busy = True
+        memory.steps += 1
+        cdef Entry *entries = self.entries
+        cdef ox_team *team = self.team
+        cdef int wanted = batch.wanted_rows, workers = self.num_threads, nth, ith, i
+        cdef double *clock = self.clock
+        try:
+            self._open(batch, memory)
+            ox_team_init(team, NULL if cancel is None else &cancel.flag)
+            with nogil, parallel(num_threads=workers):
+                nth = omp_get_num_threads()
+                ith = omp_get_thread_num()
+                for i in range(last):
+                    if entries[i].wanted and wanted == 0:
+                        continue
+                    entries[i].part(entries[i].args, team, ith, nth)
+                    ox_team_barrier(team, nth)
+                    if ox_team_stopped(team):
+                        break
+                    if clock != NULL and ith == 0:
+                        clock[i + 1] = omp_get_wtime()
+        finally:
+            self.busy = False
+            memory.steps -= 1
+        if ox_team_stopped(team):
+            raise Cancelled("step: cancelled by its caller")
+        return 0
+
+    def step(self, Batch batch not None, PageMemory memory not None, *, output="logits", CancelFlag cancel=None):
+        """Runs the batch; returns float32 (wanted rows, vocab_size), or (wanted rows, hidden_size) for output="hidden".
+
+        hidden: the last norm's rows, before the output matmul. The array is a view that the next step overwrites.
+        Raises Cancelled when `cancel` was set (pages of the batch's positions then hold anything), ConfigError or ContextError
+        for a batch that does not fit the program or the memory.
+        """
+        if output == "logits":
+            if self.first_output == self.n_ops:
+                raise ConfigError("output: this program has no logits, wanted 'hidden'")
+            self._run(batch, memory, self.n_ops, cancel)
+            return np.asarray(self.logits)[:batch.wanted_rows]
+        if output != "hidden" or self.hidden_slot < 0:
+            raise ConfigError(f"output: got {output!r}, wanted 'logits' or 'hidden'")
+        self._run(batch, memory, self.first_output, cancel)
+        return self._rows(self.hidden_slot, batch.wanted_rows, self.hidden_size)
+
+    # ---- for the doctor, the tests and the benchmarks ----------------------------------------------------------------
+
+    cdef _rows(self, int slot, int rows, int columns):
+        cdef size_t stride = self.step_.strides[slot] // 4
+        cdef float[::1] flat = <float[:stride * <size_t>self.max_rows]>(<float *>self.step_.slots[slot])
+        return np.asarray(flat).reshape(self.max_rows, -1)[:rows, :columns]
+
+    def run_until(self, Batch batch not None, PageMemory memory not None, int op_index, *, CancelFlag cancel=None):
+        """Runs ops 0 to op_index (included) over the batch; `slot` then shows what they left."""
+        if op_index < 0 or op_index >= self.n_ops:
+            raise ConfigError(f"op_index: got {op_index}, wanted 0 to {self.n_ops - 1}")
+        self._run(batch, memory, op_index + 1, cancel)
+
+    def slot(self, int index, int rows):
+        """A copy of the first rows of a slot as float32 (rows, width); -1 = the output rows. Activation slots show their raw bits."""
+        if index < OUTPUT or index >= len(self.widths) or rows < 0 or rows > self.max_rows:
+            raise ConfigError(f"slot: got {index} with {rows} rows, wanted -1 to {len(self.widths) - 1} and 0 to {self.max_rows}")
+        if index == OUTPUT:
+            return np.array(np.asarray(self.logits)[:rows])
+        return np.array(self._rows(index, rows, self.widths[index]))
+
+    def profile(self, Batch batch not None, PageMemory memory not None, *, repeat=1):
+        """Runs the batch and returns (op name, microseconds) per op, the least of `repeat` runs each."""
+        cdef double[::1] clock = np.zeros(self.n_ops + 1)
+        best = None
+        try:
+            for _ in range(repeat):
+                clock[:] = 0.0
+                self.clock = &clock[0]
+                clock[0] = omp_get_wtime()
+                self._run(batch, memory, self.n_ops, None)
+                times = np.array(clock)
+                for i in range(1, self.n_ops + 1):      # an op that was skipped took no time
+                    times[i] = times[i] or times[i - 1]
+                spent = np.diff(times) * 1e6
+                best = spent if best is None else np.minimum(best, spent)
+        finally:
+            self.clock = NULL
+        return [(op.name, float(us)) for op, us in zip(self.ops, best)]
+
+
+cdef extern from *:
+    """
+    #include <stdlib.h>
+    static ox_team *ox_new_team(void) {
+        ox_team *team = NULL;
+        return posix_memalign((void **)&team, 64, sizeof(ox_team)) ? NULL : team;
+    }
+    """
+    ox_team *new_team "ox_new_team"()
