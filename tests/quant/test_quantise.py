@@ -66,7 +66,7 @@ def test_zeros_stay_zeros_and_threads_change_no_bit(name):
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_row_comes_back_finite_and_nearer_than_nothing(name, data):
     columns = 256
@@ -77,7 +77,8 @@ def test_any_row_comes_back_finite_and_nearer_than_nothing(name, data):
     assert np.isfinite(back).all()
     if weights is not None:
         return
-    floor = 2.0**-10 * scale if name in ("NVFP4", "Q1_0") or name.startswith("IQ") else 2.0**-20 * scale  # what the scales can tell apart
+    # what the scales can tell apart: halves are multiples of 2^-24, and their products with small integers are coarser still
+    floor = 2.0**-18 + (2.0**-10 * scale if name in ("NVFP4", "Q1_0") or name.startswith("IQ") else 0.0)
     size = min(columns, formats()[name].columns)
     for block, stored in zip(x.reshape(-1, size), back.reshape(-1, size)):
         assert rms(stored - block) <= 1.01 * rms(block) + floor

@@ -7,10 +7,10 @@ from gguf import quants as reference
 
 from oxillama.quant import dequantize, formats
 
-GOLDEN = (
-    "IQ1_M IQ1_S IQ2_S IQ2_XS IQ2_XXS IQ3_S IQ3_XXS IQ4_NL IQ4_XS MXFP4 NVFP4 Q1_0 Q2_0 Q2_K Q3_K Q4_0 Q4_1 Q4_K Q5_0 Q5_1 Q5_K Q6_K Q8_0"
-    " TQ1_0 TQ2_0"
-).split()
+GOLDEN = [
+    "IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4", "Q1_0",
+    "Q2_0", "Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0", "TQ1_0", "TQ2_0",
+]
 NUMBERED = [kind for kind in GGMLQuantizationType if kind.name not in ("I8", "I16", "I32", "I64", "F64")]
 
 

@@ -1,0 +1,195 @@
+"""Converting a file changes the formats that were asked for and nothing else."""
+import numpy as np
+import pytest
+
+from oxillama.errors import ConfigError, GgufError, QuantError
+from oxillama.gguf import GgufReader, GgufWriter
+from oxillama.quant import dequantize, quantize, quantize_file, write_imatrix
+
+RNG = np.random.default_rng(21)
+TENSORS = {
+    "token_embd.weight": RNG.standard_normal((40, 256)),
+    "blk.0.attn_norm.weight": RNG.standard_normal(256),
+    "blk.0.attn_v.weight": RNG.standard_normal((64, 256)),
+    "blk.0.ffn_up_exps.weight": RNG.standard_normal((3, 8, 256)),
+    "blk.0.ffn_gate_inp.weight": RNG.standard_normal((3, 256)),
+    "blk.1.ffn_down.weight": RNG.standard_normal((256, 96)),
+    "output.weight": RNG.standard_normal((40, 256)),
+}
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "model.gguf"
+    with GgufWriter(path, "llama", alignment=64) as writer:
+        writer.add("general.file_type", 0, "uint32")
+        writer.add("llama.attention.head_count", 8, "uint32")
+        writer.add("llama.attention.head_count_kv", 2, "uint32")
+        writer.add("llama.rope.freq_base", 10000.0, "float32")
+        writer.add("tokenizer.ggml.tokens", ["a", "b", "ä"], "array[string]")
+        writer.add("tokenizer.ggml.scores", [0.5, 1, 2], "array[float32]")
+        writer.add("split.count", 1, "uint16")
+        for name, values in TENSORS.items():
+            writer.add_tensor(name, values.astype(np.float32))
+    return path
+
+
+def stored(path):
+    with GgufReader(path) as reader:
+        return {name: (info.type_name, info.shape, bytes(reader.data(name))) for name, info in reader.tensors.items()}
+
+
+def test_each_tensor_is_what_quantize_makes_of_its_rows(model, tmp_path):
+    done = quantize_file(model, tmp_path / "new.gguf", "Q4_K_M")
+    found = stored(done.path)
+    assert list(found) == list(TENSORS)
+    wanted = {"token_embd.weight": "Q4_K", "blk.0.attn_norm.weight": "F32", "blk.0.attn_v.weight": "Q4_K", "blk.0.ffn_up_exps.weight": "Q4_K",
+              "blk.0.ffn_gate_inp.weight": "F32", "blk.1.ffn_down.weight": "Q8_0", "output.weight": "Q6_K"}  # fmt: skip
+    assert {name: kind for name, (kind, _, _) in found.items()} == wanted
+    for plan in done.tensors:
+        kind, shape, data = found[plan.name]
+        assert (plan.target, plan.shape, plan.bytes_after) == (kind, shape, len(data))
+        assert data == quantize(TENSORS[plan.name].astype(np.float32), kind).tobytes(), plan.name
+    assert {plan.name: plan.reason for plan in done.tensors if plan.reason != "recipe"} == {
+        "blk.0.attn_norm.weight": "kept", "blk.0.ffn_gate_inp.weight": "kept", "blk.1.ffn_down.weight": "fallback",
+    }  # fmt: skip
+
+
+def test_keys_are_copied_with_their_kinds_and_the_new_ones_set(model, tmp_path):
+    quantize_file(model, tmp_path / "new.gguf", "Q5_K_S")
+    with GgufReader(model) as before, GgufReader(tmp_path / "new.gguf") as after:
+        assert after.alignment == 64
+        assert after.metadata["general.file_type"] == 16
+        assert after.metadata["general.quantization_version"] == 2
+        changed = {"general.file_type", "general.quantization_version", "split.count"}
+        assert set(before.metadata) - changed == set(after.metadata) - changed
+        assert "split.count" not in after.metadata
+        for key in set(before.metadata) - changed:
+            assert after.kv_types[key] == before.kv_types[key]
+            assert np.array_equal(after.metadata[key], before.metadata[key]), key
+
+
+def test_a_dry_run_writes_nothing_and_tells_the_sizes(model, tmp_path):
+    plan = quantize_file(model, None, "IQ4_XS", dry_run=True)
+    assert plan.path is None
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+    done = quantize_file(model, tmp_path / "new.gguf", "IQ4_XS")
+    assert (plan.tensors, plan.bytes_before, plan.bytes_after) == (done.tensors, done.bytes_before, done.bytes_after)
+    assert done.bytes_after == sum(len(data) for _, _, data in stored(done.path).values())
+    assert done.bits == 8 * done.bytes_after / sum(values.size for values in TENSORS.values())
+
+
+def test_overrides_decide_and_the_first_match_wins(model, tmp_path):
+    rules = {r"blk\.0\..*exps": "Q2_K", r"blk\.": "Q8_0", "token_embd": "F32"}
+    done = quantize_file(model, tmp_path / "new.gguf", "Q4_0", overrides=rules)
+    found = {plan.name: (plan.target, plan.reason) for plan in done.tensors}
+    assert found["blk.0.ffn_up_exps.weight"] == ("Q2_K", "override")
+    assert found["blk.0.attn_v.weight"] == found["blk.0.ffn_gate_inp.weight"] == ("Q8_0", "override")
+    assert found["token_embd.weight"] == ("F32", "override")
+    assert found["blk.0.attn_norm.weight"] == ("F32", "kept")
+    assert found["output.weight"] == ("Q6_K", "recipe")
+
+
+@pytest.mark.parametrize("rules, why", [
+    ({"nothing": "Q8_0"}, "override 'nothing': meets no tensor"),
+    ({"attn_norm": "Q8_0"}, "override 'attn_norm': meets no tensor"),
+    ({"(": "Q8_0"}, "no regular expression"),
+    ({"output": "Q9"}, "unknown format 'Q9'"),
+    ({"ffn_down": "Q4_K"}, "blk.1.ffn_down.weight: rows of 96 columns, override 'ffn_down' to Q4_K needs a multiple of 256"),
+])
+def test_an_override_that_cannot_be_kept_is_refused(model, tmp_path, rules, why):
+    with pytest.raises(QuantError, match=why.replace("(", "\\(")):
+        quantize_file(model, tmp_path / "new.gguf", "Q4_0", overrides=rules)
+    assert not (tmp_path / "new.gguf").exists()
+
+
+def test_pure_uses_the_base_format_everywhere(model):
+    plan = quantize_file(model, None, "Q6_K", pure=True, dry_run=True)
+    assert {one.target for one in plan.tensors if one.reason == "recipe"} == {"Q6_K"}
+
+
+def test_importances_reach_the_rows_of_their_matrix(model, tmp_path):
+    one, each = RNG.uniform(0.1, 4, 256).astype(np.float32), RNG.uniform(0.1, 4, (3, 256)).astype(np.float32)
+    path = write_imatrix(tmp_path / "i.gguf", {"blk.0.attn_v.weight": one, "blk.0.ffn_up_exps.weight": each},
+                         {"blk.0.attn_v.weight": 1, "blk.0.ffn_up_exps.weight": [1, 1, 1]})  # fmt: skip
+    done = quantize_file(model, tmp_path / "new.gguf", "Q4_K_S", imatrix=path)
+    found = stored(done.path)
+    values = TENSORS["blk.0.attn_v.weight"].astype(np.float32)
+    assert found["blk.0.attn_v.weight"][0] == "Q5_K"
+    assert found["blk.0.attn_v.weight"][2] == quantize(values, "Q5_K", one).tobytes()
+    experts = TENSORS["blk.0.ffn_up_exps.weight"].astype(np.float32)
+    wanted = b"".join(quantize(rows, "Q4_K", weights).tobytes() for rows, weights in zip(experts, each))
+    assert found["blk.0.ffn_up_exps.weight"][2] == wanted
+    assert [plan.name for plan in done.tensors if plan.importance] == ["blk.0.attn_v.weight", "blk.0.ffn_up_exps.weight"]
+    with GgufReader(done.path) as reader:
+        assert reader.metadata["quantize.imatrix.file"] == "i.gguf"
+        assert reader.metadata["quantize.imatrix.entries_count"] == 2
+    flat = {"blk.0.attn_v.weight": one, "blk.0.ffn_up_exps.weight": each.reshape(-1)}  # as older files have it
+    again = quantize_file(model, tmp_path / "again.gguf", "Q4_K_S", imatrix=flat)
+    assert stored(again.path) == found
+
+
+def test_importances_that_fit_nothing_are_refused(model):
+    with pytest.raises(QuantError, match="none of its 1 tensors is in the file"):
+        quantize_file(model, None, "Q4_K_S", imatrix={"blk.9.attn_v.weight": np.ones(256)}, dry_run=True)
+    with pytest.raises(QuantError, match="none of its 0 tensors"):
+        quantize_file(model, None, "Q4_K_S", imatrix={}, dry_run=True)
+    with pytest.raises(QuantError, match="blk.0.attn_v.weight: imatrix has 255 values, wanted 256"):
+        quantize_file(model, None, "Q4_K_S", imatrix={"blk.0.attn_v.weight": np.ones(255)}, dry_run=True)
+
+
+@pytest.mark.parametrize("middle", ["Q8_0", "F16", "BF16", "Q6_K"])
+def test_any_format_converts_to_any_other(model, tmp_path, middle):
+    first = quantize_file(model, tmp_path / "middle.gguf", middle, pure=True)
+    second = quantize_file(first.path, tmp_path / "new.gguf", "Q4_0", pure=True)
+    kind, shape, data = stored(first.path)["blk.0.attn_v.weight"]
+    rows = dequantize(np.frombuffer(data, np.uint8).reshape(shape[0], -1), kind)
+    assert stored(second.path)["blk.0.attn_v.weight"][2] == quantize(rows, "Q4_0").tobytes()
+    back = quantize_file(first.path, tmp_path / "same.gguf", middle, pure=True)
+    assert stored(back.path) == stored(first.path)  # nothing to change: byte for byte
+    wide = quantize_file(first.path, tmp_path / "wide.gguf", "F32")
+    assert stored(wide.path)["blk.0.attn_v.weight"] == ("F32", shape, rows.tobytes())
+
+
+def test_progress_counts_bytes_to_the_end(model, tmp_path):
+    calls = []
+    done = quantize_file(model, tmp_path / "new.gguf", "Q8_0", progress=lambda *args: calls.append(args), num_threads=2)
+    assert [name for _, _, name in calls] == list(TENSORS)
+    assert calls[-1][:2] == (done.bytes_before, done.bytes_before)
+    assert [count for count, _, _ in calls] == sorted(count for count, _, _ in calls)
+
+
+def test_numbers_that_are_none_stop_the_conversion_and_leave_no_file(tmp_path):
+    values = np.ones((4, 64), np.float32)
+    values[2, 5] = np.nan
+    with GgufWriter(tmp_path / "model.gguf", "llama") as writer:
+        writer.add_tensor("output.weight", values)
+    with pytest.raises(QuantError, match=r"output.weight: from row 0 on: .*rows\[2, 5\] is nan"):
+        quantize_file(tmp_path / "model.gguf", tmp_path / "new.gguf", "Q4_0")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def test_impossible_requests_are_refused(model, tmp_path):
+    with pytest.raises(QuantError, match="unknown recipe"):
+        quantize_file(model, tmp_path / "new.gguf", "Q4_K_XL")
+    with pytest.raises(QuantError, match="is the source itself"):
+        quantize_file(model, model, "Q4_0")
+    with pytest.raises(ConfigError, match="dst: None"):
+        quantize_file(model, None, "Q4_0")
+    with pytest.raises(GgufError):
+        quantize_file(tmp_path / "none.gguf", tmp_path / "new.gguf", "Q4_0")
+    with pytest.raises(ConfigError, match="num_threads"):
+        quantize_file(model, tmp_path / "new.gguf", "Q4_0", num_threads=-1)
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral", "mamba2", "deepseek_v2", "gpt_oss", "lfm2"])
+@pytest.mark.parametrize("recipe", ["Q4_K_M", "Q8_0", "IQ2_XS", "TQ2_0"])
+def test_models_of_every_kind_convert(cases, tmp_path, name, recipe):
+    source = cases / "arch" / name / "f32.gguf"
+    done = quantize_file(source, tmp_path / "new.gguf", recipe)
+    found = stored(done.path)
+    for tensor, (kind, shape, data) in stored(source).items():
+        assert found[tensor][1] == shape
+        if found[tensor][0] == kind:
+            assert found[tensor][2] == data
+    assert done.bytes_after < 0.4 * done.bytes_before

@@ -1,0 +1,102 @@
+"""Importance matrices are read from both kinds of file, written in the newer one, and refused when malformed."""
+import struct
+
+import numpy as np
+import pytest
+
+from oxillama.errors import QuantError
+from oxillama.gguf import GgufReader, GgufWriter
+from oxillama.quant import read_imatrix, write_imatrix
+
+SUMS = {"blk.0.attn_q.weight": np.float32([1, 4, 9, 16]), "blk.0.ffn_up_exps.weight": np.float32([[2, 4], [8, 6], [5, 5]])}
+COUNTS = {"blk.0.attn_q.weight": 2, "blk.0.ffn_up_exps.weight": [2, 4, 0]}
+
+
+def legacy(entries, tail=b""):
+    data = struct.pack("<i", len(entries))
+    for name, calls, values in entries:
+        data += struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", calls, len(values)) + np.float32(values).tobytes()
+    return data + tail
+
+
+def test_written_sums_come_back_as_means(tmp_path):
+    path = write_imatrix(tmp_path / "a.gguf", SUMS, COUNTS, chunk_count=3, chunk_size=512, datasets=["story.txt"])
+    found = read_imatrix(path)
+    assert list(found) == list(SUMS)
+    assert np.array_equal(found["blk.0.attn_q.weight"], np.float32([0.5, 2, 4.5, 8]))
+    assert np.array_equal(found["blk.0.ffn_up_exps.weight"], np.float32([[1, 2], [2, 1.5], [1, 1]]))  # no token met the third
+    with GgufReader(path) as reader:
+        keys = {key: reader.metadata[key] for key in reader.metadata}
+    assert keys["general.type"] == "imatrix"
+    assert list(keys["imatrix.datasets"]) == ["story.txt"]
+    assert (keys["imatrix.chunk_count"], keys["imatrix.chunk_size"]) == (3, 512)
+
+
+@pytest.mark.parametrize("tail", [b"", struct.pack("<ii", 7, 5) + b"story"])
+def test_older_files_hold_sums_over_calls(tmp_path, tail):
+    path = tmp_path / "a.dat"
+    path.write_bytes(legacy([("one", 4, [4, 8, 2]), ("two", 0, [3, 3])], tail))
+    found = read_imatrix(path)
+    assert np.array_equal(found["one"], np.float32([1, 2, 0.5]))
+    assert np.array_equal(found["two"], np.float32([1, 1]))
+
+
+@pytest.mark.parametrize("cut", range(0, 41, 3))
+def test_a_truncated_older_file_is_refused(tmp_path, cut):
+    path = tmp_path / "a.dat"
+    path.write_bytes(legacy([("one", 4, [4, 8, 2]), ("two", 1, [3, 3])])[:cut])
+    with pytest.raises(QuantError, match="a.dat: "):
+        read_imatrix(path)
+
+
+@pytest.mark.parametrize("entries, why", [
+    ([("one", 1, [1]), ("one", 1, [1])], "one: appears twice"),
+    ([("one", 1, [])], "one: 0 values"),
+    ([("one", 1, [1, np.nan])], r"one: importance \(1,\) is nan"),
+    ([("one", 1, [-1, 1])], r"one: importance \(0,\) is -1"),
+])
+def test_a_malformed_older_file_is_refused(tmp_path, entries, why):
+    path = tmp_path / "a.dat"
+    path.write_bytes(legacy(entries) + b"\0" * 16)
+    with pytest.raises(QuantError, match=why):
+        read_imatrix(path)
+
+
+def test_other_files_are_refused(tmp_path):
+    with pytest.raises(QuantError, match="cannot be read"):
+        read_imatrix(tmp_path / "none.dat")
+    noise = tmp_path / "noise.dat"
+    noise.write_bytes(b"\xff" * 64)
+    with pytest.raises(QuantError, match="not an imatrix file"):
+        read_imatrix(noise)
+    with GgufWriter(tmp_path / "model.gguf", "llama") as writer:
+        writer.add_tensor("x.in_sum2", np.ones(4, np.float32))
+    with pytest.raises(QuantError, match="general.type is None, wanted 'imatrix'"):
+        read_imatrix(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize("tensors, why", [
+    ({}, "no tensor named"),
+    ({"a.in_sum2": np.ones((1, 4), np.float32)}, "wanted F32"),
+    ({"a.in_sum2": np.ones((1, 4), np.float16), "a.counts": np.ones((1, 1), np.float32)}, "F16"),
+    ({"a.in_sum2": np.ones((2, 4), np.float32), "a.counts": np.ones((3, 1), np.float32)}, "3 counts, a.in_sum2 has 2 matrices"),
+    ({"a.in_sum2": np.float32([[1, -2]]), "a.counts": np.ones((1, 1), np.float32)}, r"a: importance \(1,\) is -2"),
+])
+def test_a_malformed_newer_file_is_refused(tmp_path, tensors, why):
+    with GgufWriter(tmp_path / "a.gguf", "imatrix") as writer:
+        writer.add("general.type", "imatrix")
+        for name, values in tensors.items():
+            writer.add_tensor(name, values)
+    with pytest.raises(QuantError, match=why):
+        read_imatrix(tmp_path / "a.gguf")
+
+
+def test_only_whole_finite_sums_are_written(tmp_path):
+    path = tmp_path / "a.gguf"
+    for sums, counts in [
+        ({"a": np.float32([1, np.inf])}, {"a": 1}), ({"a": np.float32([1, -1])}, {"a": 1}), ({"a": np.float32([1, 1])}, {"a": -1}),
+        ({"a": np.ones((2, 4))}, {"a": [1, 2, 3]}), ({"a": np.ones(4)}, {}),
+    ]:  # fmt: skip
+        with pytest.raises(QuantError, match="^a: "):
+            write_imatrix(path, sums, counts)
+        assert not list(tmp_path.iterdir())
