@@ -209,13 +209,14 @@ cdef class Program:
         ops = [(name, dict(params)) for name, params in ops]
         writers = [i for i, (_, params) in enumerate(ops) if params.get("out") == OUTPUT]
         self.first_output = writers[0] if writers else len(ops)
-        norms = [i for i, (name, _) in enumerate(ops[:self.first_output]) if name == "norm"]
         self.hidden_slot = -1
-        if norms:
-            if ops[norms[-1]][1].get("out") is None:
-                ops[norms[-1]][1]["out"] = len(slots)
-                slots.append(self.hidden_size)
-            self.hidden_slot = ops[norms[-1]][1]["out"]
+        for name, params in reversed(ops[:self.first_output]):
+            if name == "norm":
+                if params.get("out") is None:
+                    params["out"] = len(slots)
+                    slots.append(self.hidden_size)
+                self.hidden_slot = params["out"]
+                break
         plan = Plan(slots, self.kv_layers, self.vocab_size, self.num_threads, isa)
         plan.step = &self.step_
         self.ops, self.widths = [], plan.widths
