@@ -3,6 +3,7 @@
 `GgufReader` is the door. Every count, length, offset and type is checked against the bytes that remain before anything is
 made of it, so a hostile file costs no more than its own size. `read_shard` parses one file, `_merged` joins a set.
 """
+import mmap
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -264,6 +265,16 @@ class GgufReader:
         if self._buffers is None:
             raise GgufError(f"tensor {name}: {self._label()} is closed")
         return np.frombuffer(self._buffers[info.shard], np.uint8, info.nbytes, info.offset)
+
+    def release(self, name: str) -> None:
+        """Tell the system that the file's pages of tensor `name` need not stay in memory; they are read again when next asked for."""
+        data = self.data(name)
+        mapping = self._buffers[self.tensors[name].shard].obj
+        if isinstance(mapping, mmap.mmap) and hasattr(mapping, "madvise"):
+            start = -(-self.tensors[name].offset // mmap.PAGESIZE) * mmap.PAGESIZE      # pages shared with a neighbour stay
+            length = (self.tensors[name].offset + len(data)) // mmap.PAGESIZE * mmap.PAGESIZE - start
+            if length > 0:
+                mapping.madvise(mmap.MADV_DONTNEED, start, length)
 
     def close(self) -> None:
         """Let go of the files; metadata and tensor places stay readable, and so do the arrays already handed out."""

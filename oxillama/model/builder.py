@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from oxillama._core.codecs import dequantize
+from oxillama._core.codecs import unpack_rows
 from oxillama.errors import ModelError
 from oxillama.gguf import GgufReader
 from oxillama.gguf.keys import Keys
@@ -47,6 +47,16 @@ class Tensor:
     def key(self) -> tuple[str, int, int]:
         """What makes two uses the same weight."""
         return self.name, self.start, self.shape[0]
+
+
+def unpacked(reader: GgufReader, tensor: Tensor) -> np.ndarray:
+    """The float32 (rows, columns) that a tensor's blocks stand for."""
+    blocks = reader.data(tensor.name)
+    shape = reader.tensors[tensor.name].shape
+    blocks = blocks.reshape(shape[0] if len(shape) == 2 else 1, -1)[tensor.start:tensor.start + tensor.shape[0]]
+    out = np.empty(tensor.shape, np.float32)
+    unpack_rows(blocks, tensor.format, out)
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +142,7 @@ class Builder:
         info = self._info(name)
         if tuple(info.shape) != (size,):
             raise ModelError(f"{name}: file has {tuple(info.shape)}, {self.arch} needs {(size,)}")
-        return dequantize(self.reader.data(name), info.type_name).reshape(size)
+        return unpacked(self.reader, Tensor(name, info.type_name, (1, size)))[0]
 
     def optional_vector(self, name: str, size: int) -> np.ndarray | None:
         """The weight of that name as float32 (size,), or None when the file has none."""

@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from oxillama._core.elementwise import EmbeddingTable
+from oxillama._core.kernels import packable_formats
 from oxillama._core.matmul import PackedMatrix, act_bytes
-from oxillama._core.tape import EmbeddingTable, PageMemory, Program
+from oxillama._core.pool import PageMemory
+from oxillama._core.tape import Program
 from oxillama.errors import ModelError
 from oxillama.gguf import GgufReader
 from oxillama.model import arch as _arch  # noqa: F401  (importing it registers every architecture)
@@ -15,6 +18,7 @@ from oxillama.model.builder import Builder, Tensor, recorders
 from oxillama.model.lower import Tape, lower
 from oxillama.model.reference import Reference
 
+_ACTS = {name: act for name, _, _, act in packable_formats()}
 Progress = Callable[[int, int], None]      # bytes packed so far, bytes in all
 
 
@@ -125,8 +129,6 @@ class _Packer:
 
 def act_of(weight_format: str) -> str:
     """The activation format that a weight format is multiplied with."""
-    from oxillama._core.matmul import formats
-    found = formats().get(weight_format)
-    if found is None:
-        raise ModelError(f"weight format {weight_format}: no kernel multiplies it, wanted one of {', '.join(sorted(formats()))}")
-    return found
+    if weight_format not in _ACTS:
+        raise ModelError(f"weight format {weight_format}: no kernel multiplies it, wanted one of {', '.join(sorted(_ACTS))}")
+    return _ACTS[weight_format]

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from oxillama._core.codecs import dequantize
 from oxillama.gguf import GgufReader
-from oxillama.model.builder import Tensor
+from oxillama.model.builder import Tensor, unpacked
 from oxillama.model.lower import Op, Tape
 from oxillama.model.ops import OPS, OUTPUT, Frame
 
@@ -28,7 +27,7 @@ class Reference:
     def weight(self, tensor: Tensor) -> np.ndarray:
         """Rows of a tensor as float32 (rows, columns)."""
         if tensor.key not in self._held:
-            self._held[tensor.key] = dequantized(self.reader, tensor)
+            self._held[tensor.key] = unpacked(self.reader, tensor)
         return self._held[tensor.key]
 
     def frame(self, tokens: Sequence[int], *, wanted: Sequence[int] | None = None) -> Frame:
@@ -49,12 +48,6 @@ class Reference:
         for _ in self.steps(frame):
             pass
         return frame.slots[OUTPUT]
-
-
-def dequantized(reader: GgufReader, tensor: Tensor) -> np.ndarray:
-    """The float32 (rows, columns) that a tensor's blocks stand for."""
-    blocks = reader.data(tensor.name).reshape(reader.tensors[tensor.name].shape[0], -1)
-    return dequantize(blocks[tensor.start:tensor.start + tensor.shape[0]], tensor.format)
 
 
 @dataclass(frozen=True, slots=True)
