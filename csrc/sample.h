@@ -26,15 +26,28 @@ static const double oxs_exp_terms[12] = {
     0x1.28b4101c77212p-22, 0x1.af632a0f7e2cep-26,
 };
 
+/* The polynomial in pairs (Estrin): a short chain of dependent operations; r, r^2 and r^4 are given. */
+#define OXS_EXP_SUM(p, type, r, r2, r4)                                                                                     \
+    do {                                                                                                                    \
+        const double *c_ = oxs_exp_terms;                                                                                   \
+        type low_ = (c_[0] + c_[1] * (r)) + (c_[2] + c_[3] * (r)) * (r2), mid_ = (c_[4] + c_[5] * (r)) + (c_[6] + c_[7] * (r)) * (r2); \
+        type high_ = (c_[8] + c_[9] * (r)) + (c_[10] + c_[11] * (r)) * (r2);                                                \
+        p = low_ + (mid_ + high_ * (r4)) * (r4);                                                                            \
+    } while (0)
+
 typedef struct {
     const char *isa;
     int (*load)(float *work, float *peak, const float *logits, int vocab, const uint32_t *mask);
     void (*mass)(const float *work, const float *peak, int supers, double ref, double scale, double *out);
     void (*weigh)(const float *logit, double *w, int count, double ref, double scale);
     void (*spread)(const float *logit, int count, double ref, double *out);
+    int (*drop)(float *work, float *peak, int supers, float least);
+    void (*bucket)(const float *logit, int32_t *bucket, int count, float ref, float inverse);
+    float (*lowest)(const float *logit, int count, float best);
 } oxs_kernels;
 
-#define OXS_TABLE(suffix) {#suffix, load_##suffix, mass_##suffix, weigh_##suffix, spread_##suffix}
+#define OXS_TABLE(suffix) \
+    {#suffix, load_##suffix, mass_##suffix, weigh_##suffix, spread_##suffix, drop_##suffix, bucket_##suffix, lowest_##suffix}
 
 #define OXS_NAME(x) x##_scalar
 #define OXS_TARGET
@@ -86,8 +99,8 @@ static inline double oxs_exp(double x) {
     if (x > 709.0) x = 709.0;
     double shifted = x * OXS_LOG2E + OXS_ROUND, n = shifted - OXS_ROUND;
     double r = (x - n * OXS_LN2_HIGH) - n * OXS_LN2_LOW;
-    double p = r * oxs_exp_terms[11] + oxs_exp_terms[10];
-    for (int i = 9; i >= 0; i--) p = p * r + oxs_exp_terms[i];
+    double p, r2 = r * r;
+    OXS_EXP_SUM(p, double, r, r2, r2 * r2);
     int64_t half = (int64_t)n / 2, rest = (int64_t)n - half; /* in two steps: 2^1023 * p may be reached by neither alone */
     uint64_t a = (uint64_t)(half + 1023) << 52, b = (uint64_t)(rest + 1023) << 52;
     double fa, fb;
@@ -174,6 +187,7 @@ static inline uint64_t oxs_cut(const uint64_t *key, const double *w, int n, doub
         low = key[i] < low ? key[i] : low;
         high = key[i] > high ? key[i] : high;
     }
+    if (!(need > 0)) return high;
     double done = 0;
     while (n > 48) { /* keys are distinct, so low != high, and every round fixes at least one more bit */
         double hist[2048];
@@ -219,6 +233,12 @@ static inline uint64_t oxs_cut(const uint64_t *key, const double *w, int n, doub
 }
 
 /* ---- the row and its blocks ---- */
+
+static inline float oxs_highest(const float *peak, int n) {
+    float best = peak[0];
+    for (int i = 1; i < n; i++) best = peak[i] > best ? peak[i] : best;
+    return best;
+}
 
 /* The k-th largest of n peaks (k <= n), by a min-heap of k floats. */
 static inline float oxs_kth_peak(const float *peak, int n, int k, float *heap) {
@@ -271,10 +291,55 @@ static inline void oxs_set(float *work, float *peak, int id, float value) {
     }
 }
 
-static inline float oxs_highest(const float *peak, int n) {
-    float best = peak[0];
-    for (int i = 1; i < n; i++) best = peak[i] > best ? peak[i] : best;
-    return best;
+/* One element of the vector loop `bucket`, with the same bits. */
+static inline int oxs_step(float logit, float ref, float inverse) {
+    float t = (ref - logit) * inverse;
+    return t < 2047.0f ? (int)t : 2047;
+}
+
+/* `oxs_cut` over the finite logits of a whole row, where a weight is exp((logit - ref)*scale), or 1 each with scale 0.
+ *
+ * Weights are added up in 2048 even steps of the logit from `ref` (the largest) down to `span` below; only the step in which the
+ * mass is reached is looked at closer. Scratch: keys tk and tk2, weights w and tw, floats f, all as long as the padded row. */
+static inline uint64_t oxs_row_cut(const oxs_kernels *k, const float *work, const float *peak, int supers, double ref, double scale,
+                                   double need, uint64_t *tk, uint64_t *tk2, double *w, double *tw, float *f) {
+    double hist[2][2048], chunk[OXS_SUPER], done = 0; /* two histograms: neighbours that share a step need not wait */
+    int32_t *step = (int32_t *)tk2;
+    float low = k->lowest(work, supers * OXS_SUPER, (float)ref), range = (float)ref - low;
+    float span = scale > 0 && 48 / scale < range ? (float)(48 / scale) : range; /* what lies deeper weighs next to nothing */
+    float inverse = 2047 / (span > 1e-30f ? span : 1e-30f);
+    int b = 0, last, n = 0;
+    if (!(inverse >= 1e-35f)) inverse = 1e-35f; /* an infinite range: one step may hold all */
+    memset(hist, 0, sizeof hist);
+    for (int s = 0; s < supers; s++) {
+        int32_t *at = step + s * OXS_SUPER;
+        if (!(oxs_highest(peak + 16 * s, 16) >= -OXS_LARGEST)) continue;
+        if (scale > 0) {
+            k->weigh(work + s * OXS_SUPER, chunk, OXS_SUPER, ref, scale);
+        } else {
+            for (int i = 0; i < OXS_SUPER; i++) chunk[i] = work[s * OXS_SUPER + i] >= -OXS_LARGEST ? 1 : 0;
+        }
+        k->bucket(work + s * OXS_SUPER, at, OXS_SUPER, (float)ref, inverse);
+        for (int i = 0; i < OXS_SUPER; i += 2) {
+            hist[0][at[i]] += chunk[i];
+            hist[1][at[i + 1]] += chunk[i + 1];
+        }
+    }
+    last = oxs_step(low, (float)ref, inverse);
+    for (; b < last && done + (hist[0][b] + hist[1][b]) < need; b++) done += hist[0][b] + hist[1][b];
+    for (int i = 0; i < 16 * supers; i++) {
+        if (!(peak[i] >= -OXS_LARGEST)) continue;
+        int base = i / 16 * OXS_SUPER + i % 16;
+        for (int r = 0; r < OXS_SUPER; r += 16) {
+            float x = work[base + r];
+            if (step[base + r] != b || !(x >= -OXS_LARGEST)) continue;
+            f[n] = x;
+            tk[n++] = oxs_key(x, (uint32_t)(base + r));
+        }
+    }
+    for (int i = n; i < ((n + 7) & ~7); i++) f[i] = low;
+    if (scale > 0) k->weigh(f, w, n, ref, scale);
+    return oxs_cut(tk, scale > 0 ? w : 0, n, need - done, tk2, tw);
 }
 
 /* xorshift64: the state after the step is the output. */

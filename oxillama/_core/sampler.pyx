@@ -28,6 +28,8 @@ cdef extern from "sample.h" nogil:
     float oxs_logit(uint64_t key)
     void oxs_sort(uint64_t *a, int n, uint64_t *spare)
     uint64_t oxs_cut(const uint64_t *key, const double *w, int n, double need, uint64_t *tk, double *tw)
+    uint64_t oxs_row_cut(const oxs_kernels *k, const float *work, const float *peak, int supers, double ref, double scale, double need,
+                         uint64_t *tk, uint64_t *tk2, double *w, double *tw, float *f)
     float oxs_kth_peak(const float *peak, int n, int k, float *heap)
     int oxs_gather(const float *work, const float *peak, int supers, float least, uint64_t *out)
     void oxs_set(float *work, float *peak, int id, float value)
@@ -219,57 +221,96 @@ cdef int gather_top(View *v, int k) noexcept nogil:
     return n
 
 
+cdef uint64_t row_cut(View *v, double scale, double need) noexcept nogil:
+    """Of a dense view with a valid ref: the smallest key of the shortest descending run with mass (count at scale 0) >= need."""
+    return oxs_row_cut(v.k, v.work, v.peak, v.supers, v.ref, scale, need, v.key, v.spare, v.w, v.spare_w, v.logit)
+
+
+cdef void keep_row_from(View *v, uint64_t least) noexcept nogil:
+    """Keeps the keys >= least of a dense view; it stays dense while many are left."""
+    cdef float bound = oxs_logit(least)
+    cdef int i, left = drop_below(v, bound)
+    for i in range(<int>oxs_id(least) + 1, v.supers * OXS_SUPER):     # equal logits of higher ids
+        if v.work[i] == bound:
+            oxs_set(v.work, v.peak, i, NONE)
+            left -= 1
+    if 4 * left <= v.vocab or left <= SORT_LIMIT:
+        materialise(v)
+
+
+cdef int drop_below(View *v, float bound) noexcept nogil:
+    v.weighed = False
+    return v.k.drop(v.work, v.peak, v.supers, bound)
+
+
 cdef void keep_top(View *v, int k) noexcept nogil:
     """Keeps the k largest candidates."""
     cdef int n
+    if v.dense and k <= PEAK_LIMIT:
+        n = gather_top(v, k)
+        if n >= 0:
+            v.dense = False
+            v.sorted = True
+            v.weighed = False
+            v.count = n if n < k else k
+            return
     if v.dense:
-        if k <= PEAK_LIMIT:
-            n = gather_top(v, k)
-            if n >= 0:
-                v.dense = False
-                v.sorted = True
-                v.weighed = False
-                v.count = n if n < k else k
-                return
-        materialise(v)
-    if k >= v.count:
-        return
-    if v.sorted:
-        shrink(v, k)
-    else:
-        v.weighed = False
-        keep_from(v, oxs_cut(v.key, NULL, v.count, k, v.spare, v.spare_w))
+        v.ref = oxs_highest(v.peak, 16 * v.supers)
+        keep_row_from(v, row_cut(v, 0, k))
+    elif k < v.count:
+        if v.sorted:
+            shrink(v, k)
+        else:
+            v.weighed = False
+            keep_from(v, oxs_cut(v.key, NULL, v.count, k, v.spare, v.spare_w))
 
 
-cdef void keep_heavy(View *v, double least) noexcept nogil:
-    """Keeps candidates whose weight (1 for the most likely) is at least `least`; the most likely always stay."""
+cdef void keep_above(View *v, double bound) noexcept nogil:
+    """Keeps candidates whose row logit is at least `bound`, which lies at or below the largest."""
+    cdef float least
     cdef int i, n = 0
-    cdef double bound
-    if not least > 0:
+    if not bound > -OXS_LARGEST:
         return
-    if least > 1:
-        least = 1
-    least *= SLACK
+    least = <float>bound
+    if least < bound:
+        least = nextafterf(least, OXS_LARGEST)
     if v.dense:
-        if not v.weighed:
-            v.ref = oxs_highest(v.peak, 16 * v.supers)
-        bound = v.ref + oxs_log(least) / v.scale - 1e-6 / v.scale
-        become_list(v, oxs_gather(v.work, v.peak, v.supers, nextafterf(<float>bound, -OXS_LARGEST) if bound > -OXS_LARGEST else -OXS_LARGEST,
-                                  v.key))
-    weigh(v)
+        for i in range(16 * v.supers):
+            n += v.peak[i] >= least
+        if n > PEAK_LIMIT:
+            n = drop_below(v, least)
+            if 4 * n > v.vocab and n > SORT_LIMIT:
+                return
+        become_list(v, oxs_gather(v.work, v.peak, v.supers, least, v.key))
+        return
     for i in range(v.count):
-        if v.w[i] >= least:
+        if oxs_logit(v.key[i]) >= least:
             v.key[n] = v.key[i]
             v.w[n] = v.w[i]
             n += 1
     shrink(v, n)
 
 
+cdef void keep_heavy(View *v, double least) noexcept nogil:
+    """Keeps candidates whose weight (1 for the most likely) is at least `least`; the most likely always stay."""
+    if not least > 0:
+        return
+    if not v.weighed:       # the largest logit is all that is needed
+        if v.dense:
+            v.ref = oxs_highest(v.peak, 16 * v.supers)
+        else:
+            weigh(v)
+    keep_above(v, v.ref + oxs_log((least if least < 1 else 1) * SLACK) / v.scale)
+
+
 cdef int grow_to_mass(View *v, double need) noexcept nogil:
     """On a dense, weighed view: the length of the shortest sorted prefix in `key` with mass >= need, or -1 when it is long."""
-    cdef int i, n, k = 32
+    cdef int i, n, k = 40
     cdef double done
     while k <= PEAK_LIMIT:
+        if 2 * k < need:          # no weight is above 1: so few tokens can hardly reach it
+            k *= 6
+            continue
         n = gather_top(v, k)
         if n < 0:
             return -1
@@ -285,7 +326,7 @@ cdef int grow_to_mass(View *v, double need) noexcept nogil:
                 return i + 1
         if n < k:
             return n      # all candidates: the rest is rounding
-        k *= 4
+        k *= 6
     return -1
 
 
@@ -460,7 +501,7 @@ cdef void stage_top_n_sigma(View *v, const Op *op, const Facts *f, Memory *m) no
     """a: keeps logits within a standard deviations of the largest."""
     cdef double out[3]
     cdef double mean, variance, bound
-    cdef int i, n = 0
+    cdef int i, n
     if v.dense:
         v.ref = oxs_highest(v.peak, 16 * v.supers)
         v.k.spread(v.work, v.supers * OXS_SUPER, v.ref, out)
@@ -471,19 +512,10 @@ cdef void stage_top_n_sigma(View *v, const Op *op, const Facts *f, Memory *m) no
         for i in range(v.count, n):
             v.logit[i] = NONE
         v.k.spread(v.logit, n, v.ref, out)
-        n = 0
     mean = out[1] / out[0]
     variance = out[2] / out[0] - mean * mean
     bound = v.ref - op.a * (sqrt(variance) if variance > 0 else 0)
-    if v.dense:
-        become_list(v, oxs_gather(v.work, v.peak, v.supers, nextafterf(<float>bound, -OXS_LARGEST) if bound > -OXS_LARGEST else -OXS_LARGEST,
-                                  v.key))
-    for i in range(v.count):
-        if oxs_logit(v.key[i]) >= bound:
-            v.key[n] = v.key[i]
-            n += 1
-    v.weighed = False
-    shrink(v, n)
+    keep_above(v, bound)
 
 
 cdef void stage_top_k(View *v, const Op *op, const Facts *f, Memory *m) noexcept nogil:
@@ -546,10 +578,9 @@ cdef void stage_top_p(View *v, const Op *op, const Facts *f, Memory *m) noexcept
             v.sorted = True
             v.count = n
             total(v)
-            return
-        materialise(v)
-        weigh(v)
-    if v.sorted:
+        else:
+            keep_row_from(v, row_cut(v, v.scale, need))
+    elif v.sorted:
         for i in range(v.count):
             done += v.w[i]
             if done >= need:
@@ -564,6 +595,25 @@ cdef void stage_min_p(View *v, const Op *op, const Facts *f, Memory *m) noexcept
     keep_heavy(v, op.a)
 
 
+cdef void exclude_from_row(View *v, double bound, const Facts *f) noexcept nogil:
+    """Removes from a dense view the logits of at least `bound`, but for the least of them and special tokens."""
+    cdef int i, n
+    cdef uint64_t least = ~<uint64_t>0
+    cdef float lowest = -OXS_LARGEST
+    if bound > lowest:
+        lowest = <float>bound
+        if lowest < bound:
+            lowest = nextafterf(lowest, OXS_LARGEST)
+    n = oxs_gather(v.work, v.peak, v.supers, lowest, v.key)
+    for i in range(n):
+        if v.key[i] < least:
+            least = v.key[i]
+    for i in range(n):
+        if v.key[i] > least and not has(f.special, oxs_id(v.key[i])):
+            oxs_set(v.work, v.peak, <int>oxs_id(v.key[i]), NONE)
+    v.weighed = False
+
+
 cdef void stage_xtc(View *v, const Op *op, const Facts *f, Memory *m) noexcept nogil:
     """a probability, b threshold: of the tokens that reach the threshold, removes all but the least likely."""
     cdef double bound
@@ -573,10 +623,11 @@ cdef void stage_xtc(View *v, const Op *op, const Facts *f, Memory *m) noexcept n
         return
     weigh(v)
     if v.dense:
-        if op.b * SLACK * v.mass > 1:       # not even the most likely token reaches the threshold
+        bound = op.b * SLACK * v.mass
+        if bound > 1:                       # not even the most likely token reaches the threshold
             return
-        materialise(v)
-        weigh(v)
+        exclude_from_row(v, v.ref + oxs_log(bound) / v.scale, f)
+        return
     bound = op.b * v.mass * SLACK
     for i in range(v.count):
         if v.w[i] >= bound:
@@ -596,7 +647,8 @@ cdef void stage_xtc(View *v, const Op *op, const Facts *f, Memory *m) noexcept n
 
 cdef void stage_temperature(View *v, const Op *op, const Facts *f, Memory *m) noexcept nogil:
     """a temperature, b range and c exponent of the dynamic temperature: divides the logits; 0 keeps the first alone."""
-    cdef double t = op.a, low, share, count, out[3]
+    cdef double t = op.a, low, share, count
+    cdef double out[3]
     if op.b > 0:
         share = entropy(v)
         count = v.count
@@ -816,8 +868,8 @@ cdef int run_ops(View *v, const Op *ops, int count, const Facts *f, Memory *m) n
         if ops[i].code >= PYTHON:
             return i
         STAGES[ops[i].code].run(v, &ops[i], f, m)
-        if v.dense and not oxs_highest(v.peak, 16 * v.supers) >= -OXS_LARGEST:
-            return NOTHING_LEFT
+        if ops[i].code == 0 and not oxs_highest(v.peak, 16 * v.supers) >= -OXS_LARGEST:
+            return NOTHING_LEFT                 # after bans and mask; no later stage removes the last one
     return count
 
 
@@ -834,21 +886,16 @@ cdef uint64_t finish(View *v, Memory *m, int mirostat, double tau, double eta) n
     target = nextafter(oxs_uniform(&m.rng) * v.mass, 1e300)     # the first token whose cumulative mass is above u * mass
     if v.dense:
         n = grow_to_mass(v, target)
-        if n > 0:
-            key = v.key[n - 1]
-        else:
-            materialise(v)
-            weigh(v)
-    if not v.dense:
-        if v.sorted:
-            key = v.key[v.count - 1]
-            for i in range(v.count):
-                done += v.w[i]
-                if done >= target:
-                    key = v.key[i]
-                    break
-        else:
-            key = oxs_cut(v.key, v.w, v.count, target, v.spare, v.spare_w)
+        key = v.key[n - 1] if n > 0 else row_cut(v, v.scale, target)
+    elif v.sorted:
+        key = v.key[v.count - 1]
+        for i in range(v.count):
+            done += v.w[i]
+            if done >= target:
+                key = v.key[i]
+                break
+    else:
+        key = oxs_cut(v.key, v.w, v.count, target, v.spare, v.spare_w)
     if mirostat:
         m.mu -= eta * ((oxs_log(v.mass) - log_weight(v, key)) / LN2 - tau)
     return key
@@ -863,6 +910,7 @@ cdef tuple top_values(View *v, int k):
     cdef double log_mass = oxs_log(v.mass), ref = v.ref
     cdef int i
     keep_top(v, k)
+    materialise(v)
     if not v.sorted:
         oxs_sort(v.key, v.count, v.spare)
     v.ref = ref
