@@ -46,12 +46,24 @@ class PoolError(OxillamaError, RuntimeError):
     """A page or state pool was exhausted or handed an index it does not own."""
 
 
+class Exhausted(PoolError):
+    """A pool has nothing left to hand out."""
+
+
+class InvalidSlot(PoolError):
+    """A slot that nobody owns was used or released."""
+
+
 class ContextError(OxillamaError, ValueError):
     """A prompt or position does not fit the context."""
 
 
 class EngineError(OxillamaError, RuntimeError):
     """The engine cannot serve: closed, failed, forked, or without a model."""
+
+
+class EmptySequence(OxillamaError, ValueError):
+    """Nothing was given where at least one token is needed."""
 
 
 class Cancelled(OxillamaError):

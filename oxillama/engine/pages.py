@@ -31,7 +31,7 @@ class Memory(Protocol):
     page_bytes: int
 
     def ensure(self, n_pages: int) -> None: ...
-    def copy(self, src: int, dst: int, tokens: int) -> None: ...
+    def copy(self, src: int, dst: int, *, tokens: int) -> None: ...
     def release(self, keep_pages: int) -> None: ...
 
 
@@ -113,12 +113,13 @@ class KvCachePool:
 class PagedKvCache:
     """The block table of one sequence: `table[p // page_size]` is the page of position p, and `length` positions are filled."""
 
-    __slots__ = ("_table", "length", "pages", "pool")
+    __slots__ = ("_table", "length", "pages", "pool", "writable")
 
     def __init__(self, pool: KvCachePool) -> None:
         self.pool = pool
         self.length = 0
         self.pages: list[int] = []
+        self.writable = 0                   # positions from `length` to here may be written without asking again
         self._table: np.ndarray | None = None
 
     @property
@@ -138,6 +139,8 @@ class PagedKvCache:
 
     def reserve(self, length: int) -> None:
         """Make positions `self.length` to `length - 1` writable; all or nothing: on PoolError the table is as it was."""
+        if length <= self.writable:
+            return
         size, taken = self.pool.page_size, []
         index, filled = divmod(self.length, size)
         shared = length > self.length and filled and self.pool.owners(self.pages[index]) > 1
@@ -150,13 +153,14 @@ class PagedKvCache:
             raise
         if shared:                                        # invariant 3
             own = taken.pop(0)
-            self.pool.memory.copy(self.pages[index], own, filled)
+            self.pool.memory.copy(self.pages[index], own, tokens=filled)
             self.pool.free(self.pages[index])
             self.pages[index] = own
             self._table = None
         if taken:
             self.pages.extend(taken)
             self._table = None
+        self.writable = len(self.pages) * size
 
     def commit(self, length: int) -> None:
         """Say that positions up to `length - 1` have been written."""
@@ -175,6 +179,18 @@ class PagedKvCache:
                 self.pool.free(page)
             del self.pages[keep:]
             self._table = None
+        self.writable = 0                                 # what is left may be shared
+
+    def lend(self) -> list[int]:
+        """The pages, for somebody who takes shares of them; the next `reserve` looks at owners again."""
+        self.writable = 0
+        return self.pages
+
+    def adopt(self, pages: list[int], length: int) -> None:
+        """Begin with `length` positions in pages whose shares are this sequence's from now on; it must be empty."""
+        if self.pages or len(pages) != -(-length // self.pool.page_size):
+            raise PoolError(f"adopt: found {len(self.pages)} pages and {len(pages)} for {length} positions, wanted an empty sequence and just enough")
+        self.pages, self.length, self._table, self.writable = list(pages), length, None, 0
 
     def fork(self, length: int | None = None) -> PagedKvCache:
         """Another sequence that shares the first `length` (default: all) positions; costs a count per page."""
@@ -183,7 +199,7 @@ class PagedKvCache:
             raise PoolError(f"fork: found length {length}, wanted 0 to {self.length}")
         twin = PagedKvCache(self.pool)
         twin.length = length
-        twin.pages = self.pages[:-(-length // self.pool.page_size)]
+        twin.pages = self.lend()[:-(-length // self.pool.page_size)]
         for page in twin.pages:
             self.pool.share(page)
         return twin
@@ -192,4 +208,4 @@ class PagedKvCache:
         """Give every page back; the sequence is empty and may be used again."""
         for page in self.pages:
             self.pool.free(page)
-        self.pages, self.length, self._table = [], 0, None
+        self.pages, self.length, self._table, self.writable = [], 0, None, 0

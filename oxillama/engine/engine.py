@@ -1,0 +1,569 @@
+"""The step loop: `schedule -> step -> sample -> postprocess`, in one thread that starts on demand and sleeps when idle.
+
+    callers --submit, cancel--> inbox --+                     +--> Request.push, Request.end --> callers
+                                        |                     |
+                                   [ schedule -> step -> sample -> postprocess ]      thread "oxillama engine"
+
+`EngineCore` knows integers: tokens, pages, positions. It is given a program (anything with `step`), page memory, and requests whose sessions
+carry what turns logits into tokens and tokens into text. Callers never touch what the loop owns but under `lock`, which the loop
+does not hold during a step.
+
+Errors: what one request does wrong (nothing left to sample, a page pool too small for it) ends that request. Whatever else is raised in the
+loop fails every request in flight with that cause, and every door afterwards says so.
+"""
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from oxillama.engine.metrics import EngineMetrics, MetricsSnapshot
+from oxillama.engine.pages import KvCachePool, PagedKvCache
+from oxillama.engine.prefix import PrefixKvCache
+from oxillama.engine.request import Request
+from oxillama.engine.scheduler import Scheduler, SchedulerConfig, State, Ticket
+from oxillama.engine.session import Session
+from oxillama.errors import Cancelled, ContextError, EngineError, PoolError
+
+_CLOSE = object()
+
+
+class EngineCore:
+    """Runs requests over one program. `batch` makes what `program.step` is given; `flag` stops a running step (`set`, `clear`).
+
+    context_size: most tokens of a session. eog_ids: tokens that end generation. prefix: limits of the prefix cache as keyword arguments of
+    `PrefixKvCache`, None for no cache.
+    """
+
+    def __init__(self, program: Any, memory: Any, *, batch: Callable, flag: Any, context_size: int, eog_ids: Iterable[int] = (),
+                 scheduler: SchedulerConfig | None = None, page_size: int = 16, max_pages: int | None = None, prefix: dict | None = None) -> None:
+        self.program, self.memory = program, memory
+        self.context_size = context_size
+        self.eog_ids = frozenset(eog_ids)
+        self.pool = KvCachePool(memory, page_size=page_size, max_pages=max_pages)
+        self.prefix = PrefixKvCache(self.pool, **(prefix or {})) if prefix is not None else None
+        self.lock = threading.RLock()              # pages, sessions, requests; the loop lets go of it during a step
+        self.step_lock = threading.Lock()          # the program: one step at a time
+        self.counters = EngineMetrics()
+        self._batch, self._flag = batch, flag
+        self._scheduler = Scheduler(scheduler or SchedulerConfig(), admit=self._admit, reserve=self._reserve, release=self._release)
+        self._inbox: SimpleQueue = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._failure: EngineError | None = None
+        self._in_flight: set[Request] = set()
+        self._sessions: set[Session] = set()       # idle ones that keep their pages
+        self._plan: list[tuple[Ticket, int]] = []
+        self._closed = False
+        self._pid = os.getpid()
+        rows = self._scheduler.config.max_batch_tokens
+        self._tokens, self._positions, self._row_table = (np.zeros(rows, np.int32) for _ in range(3))
+        self._count = np.arange(max(context_size, 1) if context_size < 1 << 22 else 1 << 22, dtype=np.int32)
+        self._first = np.zeros(1, np.int32)
+
+    # ---- doors: any thread ---------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise EngineError when the engine cannot serve: closed, failed, or in a process that was forked off."""
+        if os.getpid() != self._pid:
+            raise EngineError(f"engine: belongs to process {self._pid}, this is process {os.getpid()}; load a model of its own after a fork")
+        if self._failure is not None:
+            raise EngineError(str(self._failure)) from self._failure.__cause__
+        if self._closed:
+            raise EngineError("engine: is closed")
+
+    def new_session(self, tokens: Sequence[int] = (), *, adapters: tuple = ()) -> Session:
+        """A session that holds tokens and no pages yet."""
+        session = Session(PagedKvCache(self.pool), adapters=adapters)
+        session.tokens = list(tokens)
+        session.start = len(session.tokens)
+        return session
+
+    def request(self, session: Session, *, kind: str = "generate") -> Request:
+        """A request to be filled in and handed to `submit`."""
+        return Request(session, kind=kind, cancel=self._cancel)
+
+    def submit(self, request: Request) -> Request:
+        """Give a request to the loop; its session is busy until the request ends."""
+        self.check()
+        session = request.session
+        with self.lock:
+            if session.busy:
+                raise EngineError("session: a request is running on it, wanted an idle session")
+            if not session.tokens:
+                raise ContextError("prompt: found no tokens, wanted 1 or more")
+            if len(session.tokens) > self.context_size:
+                raise ContextError(f"prompt: {len(session.tokens)} tokens, the context holds {self.context_size}")
+            session.busy = True
+            self._in_flight.add(request)
+            request.submitted_at = time.perf_counter()
+            self.counters.started += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name="oxillama engine", daemon=True)
+                self._thread.start()
+        self._inbox.put(partial(self._begin, request))
+        if self._failure is not None or self._closed:      # the loop may have ended between the check and the inbox
+            self._abandon()
+        return request
+
+    def keep(self, session: Session) -> Session:
+        """Count a session among those that may keep pages while idle."""
+        with self.lock:
+            self._sessions.add(session)
+        return session
+
+    def drop(self, session: Session) -> None:
+        """Free a session's pages; it must be idle."""
+        with self.lock:
+            self._sessions.discard(session)
+            self._free(session)
+
+    def change(self, session: Session) -> threading.RLock:
+        """The lock under which an idle session may be forked or truncated; EngineError while a request runs on it."""
+        self.check()
+        if session.busy:
+            raise EngineError("session: a request is running on it, wanted an idle session")
+        return self.lock
+
+    def metrics(self) -> MetricsSnapshot:
+        """The counters as they are now."""
+        with self.lock:
+            prefix, scheduler = self.prefix, self._scheduler
+            owned = {page for request in self._in_flight for page in request.session.kv.pages}
+            owned.update(page for session in self._sessions for page in session.kv.pages)
+            if prefix is not None:
+                owned.update(prefix.shares)
+            return self.counters.freeze(
+                requests_preempted_total=scheduler.preemptions, requests_waiting=len(scheduler.waiting), requests_running=scheduler.running,
+                kv_hits_total=prefix.hits if prefix else 0, kv_misses_total=prefix.misses if prefix else 0,
+                kv_tokens_saved_total=prefix.tokens_saved if prefix else 0, kv_evictions_total=prefix.evictions if prefix else 0,
+                pages_used=self.pool.pages_used, pages_cached=prefix.pages_used if prefix else 0,
+                pages_leaked=self.pool.pages_used - len(owned), page_memory_bytes=self.pool.memory_bytes)
+
+    def clear_cache(self) -> None:
+        """Forget every stored prefix and give free memory back to the system where no step is running."""
+        with self.step_lock, self.lock:            # in the loop's own order
+            if self.prefix is not None:
+                self.prefix.clear()
+            self.pool.shrink_to_fit()
+
+    def close(self) -> None:
+        """End the loop; requests in flight end as cancelled. Safe to call twice, from any thread, in a forked child too."""
+        if self._closed or os.getpid() != self._pid:
+            self._closed = True
+            return
+        self._closed = True
+        self._flag.set()
+        self._inbox.put(_CLOSE)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+        self._abandon()
+        with self.lock:
+            for session in list(self._sessions):
+                self.drop(session)
+            if self.prefix is not None:
+                self.prefix.clear()
+
+    # ---- the loop --------------------------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        inbox, scheduler = self._inbox, self._scheduler
+        try:
+            while True:
+                while scheduler.idle or not inbox.empty():
+                    command = inbox.get()
+                    if command is _CLOSE:
+                        return
+                    with self.lock:
+                        command()
+                self._tick()
+        except BaseException as error:      # the loop must never end without everybody being told
+            self._fail(error)
+        finally:
+            self._abandon()
+
+    def _tick(self) -> None:
+        """One step, from the plan to the callers."""
+        with self.lock:
+            plan = self._scheduler.schedule()
+            if not plan:
+                self._starved()
+                return
+            batch, hidden = self._batch_of(plan)
+            self._flag.clear()
+            self._plan = plan
+            if self._closed or any(ticket.owner.cancelled for ticket, _ in plan):
+                self._plan = []
+                self._drop_cancelled()
+                return
+        start = time.perf_counter()
+        try:
+            with self.step_lock:
+                out = self.program.step(batch, self.memory, output="hidden" if hidden else "logits", cancel=self._flag)
+                now = time.perf_counter()
+                with self.lock:
+                    self._plan = []
+                    self._after(plan, out, start, now)
+        except Cancelled:
+            with self.lock:
+                self._plan = []
+                self._drop_cancelled()
+
+    def _batch_of(self, plan: list[tuple[Ticket, int]]) -> tuple[Any, bool]:
+        """(what the program is given, whether the step is for hidden rows)."""
+        tokens, positions, row_table = self._tokens, self._positions, self._row_table
+        if len(plan) == 1 and plan[0][1] == 1:
+            ticket = plan[0][0]
+            session = ticket.owner.session
+            tokens[0], positions[0], row_table[0] = session.tokens[ticket.done], ticket.done, 0
+            return self._batch(tokens[:1], positions[:1], (session.kv.table,), row_table[:1], self._first), ticket.hidden
+        at, tables, wanted, hidden = 0, [], [], False
+        for ticket, rows in plan:
+            request, start = ticket.owner, ticket.done
+            session, end = request.session, at + rows
+            tokens[at:end] = session.tokens[start:start + rows]
+            positions[at:end] = self._count[start:start + rows]
+            row_table[at:end] = len(tables)
+            tables.append(session.kv.table)
+            if ticket.every_row:
+                wanted.extend(range(at + max(0, request.delivered - start), end))
+                hidden |= ticket.hidden
+            elif start + rows == ticket.length:
+                wanted.append(end - 1)
+                hidden |= ticket.hidden
+            at = end
+        return self._batch(tokens[:at], positions[:at], tables, row_table[:at], np.array(wanted, np.int32)), hidden
+
+    def _after(self, plan: list[tuple[Ticket, int]], out: np.ndarray, start: float, now: float) -> None:
+        """Commit what the step wrote, then sample and tell."""
+        counters, at, prefilled = self.counters, 0, 0
+        for ticket, rows in plan:
+            request, first = ticket.owner, ticket.done
+            ticket.done = done = first + rows
+            request.session.kv.length = done
+            if ticket.state is not State.DECODING:
+                prefilled += rows
+            take = 0
+            if ticket.every_row:
+                take = done - max(first, request.delivered)
+            elif done == ticket.length:
+                take = 1
+            try:
+                self._serve(request, out[at:at + take], now)
+            except Exception as error:      # this request's own doing: its companions go on
+                self._end(request, None, error)
+            at += take
+        counters.steps += 1
+        counters.prefilled += prefilled
+        total = prefilled + sum(ticket.state is State.DECODING for ticket, _ in plan) or 1
+        counters.prefill_seconds += (now - start) * min(1.0, prefilled / total)
+        counters.decode_seconds += (now - start) * max(0.0, 1 - prefilled / total)
+        self._scheduler.observe(prefill_rows=prefilled, seconds=now - start)
+
+    def _serve(self, request: Request, rows: np.ndarray, now: float) -> None:
+        """What one request gets out of a step: none, some or all of its rows."""
+        ticket = request.ticket
+        if request.cancelled:
+            self._end(request, "cancelled")
+            return
+        if ticket.state is not State.DECODING:
+            if len(rows) and ticket.every_row:
+                request.on_rows(ticket.done - len(rows), rows)
+                request.delivered = ticket.done
+            if ticket.done < ticket.length:
+                self._store(request, whole_pages=True)
+                return
+            if request.kind == "rows":
+                self._end(request, "stop")
+                return
+            if request.kind == "extend":
+                request.session.pending = request.value = rows[-1].copy()
+                self._end(request, "stop")
+                return
+            ticket.every_row = False
+            self._store(request, whole_pages=True)
+        self._sample(request, rows[-1], now)
+
+    def _sample(self, request: Request, row: np.ndarray, now: float) -> None:
+        """Draw the next token of a request and do all that follows from it."""
+        session, ticket = request.session, request.ticket
+        if not request.token_at:
+            self.counters.first_token.observe(now - request.submitted_at)
+        else:
+            self.counters.inter_token.observe(now - request.token_at)
+        request.token_at = now
+        if request.max_tokens == 0:
+            session.pending = row.copy()
+            self._end(request, "length")
+            return
+        token = session.sampler.sample(row, None if session.grammar is None else session.grammar.mask())
+        if token in request.stop_ids:
+            session.pending = row.copy()
+            self._say(request, "" if session.text is None else session.text.finish(), last=True)
+            self._end(request, "stop")
+            return
+        session.sampler.accept(token)
+        session.tokens.append(token)
+        request.generated.append(token)
+        self.counters.generated += 1
+        if session.sampler.logprobs is not None:
+            request.logprobs.append(session.sampler.logprobs)
+        if session.grammar is not None:
+            request.masker.advance(session.grammar, token)
+        if session.text is not None and self._say(request, session.text.push(token)):
+            self._end(request, "stop")
+        elif session.grammar is not None and session.grammar.only_end():
+            self._say(request, "" if session.text is None else session.text.finish(), last=True)
+            self._end(request, "stop")
+        elif len(request.generated) == request.max_tokens or (len(session.tokens) >= self.context_size and not self._shift(request)):
+            self._say(request, "", last=True)
+            self._end(request, "length")
+        else:
+            ticket.length = len(session.tokens)
+            if session.kv.length < ticket.done:            # the context was shifted: evaluate what moved
+                self._restart(request)
+            else:
+                self._scheduler.decodes(ticket)
+
+    def _say(self, request: Request, text: str, *, last: bool = False) -> bool:
+        """Pass text through the stop filter to the callers; True when a stop string was completed."""
+        stops = request.session.stops
+        stopped = False
+        if stops is not None and stops.stops:
+            if len(request.generated) >= request.min_tokens:
+                text, stopped = stops.feed(text)
+            if last and not stopped:
+                text += stops.flush()
+        if text:
+            request.push(text)
+        elif request.session.text is None and not last:
+            request.push("")
+        return stopped
+
+    def _shift(self, request: Request) -> bool:
+        """Make room at the end of the context: keep the first tokens, forget the older half of the rest. False where it was not asked for."""
+        keep = request.shift_keep
+        if keep is None:
+            return False
+        session = request.session
+        drop = max(1, (len(session.tokens) - keep) // 2)
+        del session.tokens[keep:keep + drop]
+        session.start = max(keep, session.start - drop)
+        session.kv.truncate(min(keep, session.kv.length))
+        request.shifts += 1
+        return True
+
+    def _restart(self, request: Request) -> None:
+        """Send a running ticket back to prefill what its pages lack."""
+        ticket = request.ticket
+        self._scheduler.finish(ticket)
+        ticket.done = request.session.kv.length
+        self._scheduler.add(ticket)
+
+    # ---- what the scheduler asks ---------------------------------------------------------------------------------------
+
+    def _admit(self, ticket: Ticket) -> bool | None:
+        """Look for a stored prefix; wait for one that is being computed right now (False), or for pages (None)."""
+        request = ticket.owner
+        session = request.session
+        if request.follows is not None:
+            leader, shared = request.follows
+            if leader.state is State.PREFILLING and leader.done < shared:
+                return False
+            request.follows = None
+        if ticket.done == 0 and request.cache and self.prefix is not None and not ticket.every_row:
+            if self._follow(request):
+                return False
+        if self._scheduler.running and not self._fits(ticket):
+            return None
+        if ticket.done == 0 and request.cache and self.prefix is not None and not ticket.every_row:
+            hit = self.prefix.lookup(session.tokens, key=session.adapters)
+            if hit.length:
+                session.kv.adopt(hit.pages, hit.length)
+                ticket.done = hit.length
+            if not request.admitted_at:
+                request.cached = hit.length
+        if not request.admitted_at:
+            request.admitted_at = time.perf_counter()
+            self.counters.queue.observe(request.admitted_at - request.submitted_at)
+        return True
+
+    def _follow(self, request: Request) -> bool:
+        """Whether another request is computing a beginning of this one's tokens that is worth waiting for."""
+        session, size = request.session, self.pool.page_size
+        if not self._scheduler.prefilling:
+            return False
+        stored = self.prefix.match(session.tokens, key=session.adapters)
+        for leader in self._scheduler.prefilling:
+            other = leader.owner
+            if not other.cache or leader.every_row or other.session.adapters != session.adapters:
+                continue
+            limit = min(len(session.tokens) - 1, len(other.session.tokens))
+            if limit - stored < size:
+                continue
+            shared = common_prefix(session.tokens, other.session.tokens, limit) // size * size
+            if shared > max(stored, leader.done):
+                request.follows = (leader, shared)
+                return True
+        return False
+
+    def _fits(self, ticket: Ticket) -> bool:
+        """Whether the pool has pages for a ticket's tokens and one more for everybody who runs."""
+        free = self.pool.pages_free
+        if free is None:
+            return True
+        need = -(-(ticket.length + 1) // self.pool.page_size) - len(ticket.owner.session.kv.pages) + self._scheduler.running
+        return need <= free or need <= free + (self.prefix.freeable() if self.prefix is not None else 0)
+
+    def _reserve(self, ticket: Ticket, length: int) -> bool:
+        """Room for positions below `length`: free pages, then stored prefixes, then pages of idle sessions."""
+        kv = ticket.owner.session.kv
+        if length <= kv.writable:
+            return True
+        while True:
+            try:
+                kv.reserve(length)
+                return True
+            except PoolError:
+                need = kv.missing_pages(length)
+            if self.prefix is not None and self.prefix.free_pages(need):
+                continue
+            idle = next((each for each in self._sessions if not each.busy and each.kv.pages), None)
+            if idle is None:
+                return False
+            idle.release()
+
+    def _release(self, ticket: Ticket) -> None:
+        ticket.owner.session.kv.release()
+
+    # ---- beginnings and ends ---------------------------------------------------------------------------------------------
+
+    def _begin(self, request: Request) -> None:
+        """Make a ticket of a submitted request and queue it."""
+        session = request.session
+        if request.cancelled or request.done:
+            self._end(request, "cancelled")
+            return
+        tokens, kv = session.tokens, session.kv
+        pending = session.pending if request.kind == "generate" and kv.length == len(tokens) else None
+        if pending is None and kv.length >= len(tokens):
+            kv.truncate(len(tokens) - 1)                       # the last token again, for its logits
+        session.pending = None
+        ticket = Ticket(len(tokens), done=kv.length, owner=request)
+        request.ticket = ticket
+        if request.on_rows is not None:
+            ticket.every_row = True
+            ticket.hidden = request.hidden
+            request.delivered = ticket.done
+            ticket.row_limit = max(1, (32 << 20) // (4 * max(1, self.program.vocab_size)))
+        self._scheduler.add(ticket)
+        if pending is not None:
+            self._first_from(request, pending)
+
+    def _first_from(self, request: Request, pending: np.ndarray) -> None:
+        """The first token of a session that goes on from logits it already has."""
+        request.admitted_at = time.perf_counter()
+        try:
+            self._sample(request, pending, request.admitted_at)
+        except Exception as error:
+            self._end(request, None, error)
+
+    def _store(self, request: Request, *, whole_pages: bool) -> None:
+        """Put what is evaluated so far into the prefix cache; of a running session whole pages only, so that it goes on without a copy."""
+        if self.prefix is None or not request.cache or request.kind == "rows":
+            return
+        session, size = request.session, self.pool.page_size
+        length = session.kv.length // size * size if whole_pages else session.kv.length
+        pages = session.kv.pages if whole_pages else session.kv.lend()
+        if length:
+            self.prefix.insert(session.tokens[:length], pages[:-(-length // size)], key=session.adapters)
+
+    def _end(self, request: Request, reason: str | None, error: BaseException | None = None) -> None:
+        """Take a request out of the engine and tell its callers."""
+        if request not in self._in_flight:
+            return
+        self._in_flight.discard(request)
+        session, counters = request.session, self.counters
+        if request.ticket is not None:
+            self._scheduler.finish(request.ticket)
+        if error is None:
+            self._store(request, whole_pages=False)
+        if not request.keep:
+            self._free(session)
+        session.busy = False
+        if error is not None:
+            counters.failed += 1
+        elif reason == "cancelled":
+            counters.cancelled += 1
+        else:
+            counters.completed += 1
+        if request.on_finish is not None:
+            request.on_finish(request)
+        request.end(reason, error)
+
+    def _free(self, session: Session) -> None:
+        session.kv.release()
+
+    def _starved(self) -> None:
+        """A request that is alone and cannot be given its pages will never be."""
+        ticket = self._scheduler.starved
+        if ticket is not None:
+            need = -(-ticket.length // self.pool.page_size)
+            self._end(ticket.owner, None, PoolError(
+                f"page pool: {ticket.length} tokens need {need} pages, {self.pool.max_pages or self.pool.memory.capacity} is all there is, "
+                f"{self.pool.pages_used} of them owned"))
+
+    def _cancel(self, request: Request) -> None:
+        """From any thread: the request ends within a few milliseconds; a step that is mostly its own is stopped."""
+        request.cancelled = True
+        plan = self._plan
+        own = sum(rows for ticket, rows in plan if ticket.owner is request)
+        if 2 * own >= sum(rows for _, rows in plan) > 0:
+            self._flag.set()
+        self._inbox.put(partial(self._end, request, "cancelled"))
+
+    def _drop_cancelled(self) -> None:
+        for request in [each for each in self._in_flight if each.cancelled]:
+            self._end(request, "cancelled")
+
+    def _fail(self, error: BaseException) -> None:
+        """The loop broke: everybody in flight learns why, and so does whoever comes later."""
+        failure = EngineError(f"engine: failed in its step loop, {type(error).__name__}: {error}")
+        failure.__cause__ = error
+        self._failure = failure
+        for request in list(self._in_flight):
+            told = EngineError(str(failure))
+            told.__cause__ = error
+            try:
+                self._end(request, None, told)
+            except Exception:                                  # the ledger itself may be what broke
+                request.end(None, told)
+
+    def _abandon(self) -> None:
+        """Requests that the loop will not come to any more."""
+        with self.lock:
+            for request in list(self._in_flight):
+                if self._failure is not None:
+                    told = EngineError(str(self._failure))
+                    told.__cause__ = self._failure.__cause__
+                    self._end(request, None, told)
+                elif self._closed and (self._thread is None or not self._thread.is_alive() or self._thread is threading.current_thread()):
+                    self._end(request, "cancelled")
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:
+    """How many of the first `limit` tokens of two sequences are equal."""
+    low, high = 0, limit
+    while low < high:                                          # equal up to low; halve what is not known
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,117 @@
+"""What the engine counts while it runs: integers and a few fixed histograms, cheap enough to be always on."""
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, fields
+
+BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)      # seconds
+
+
+class Histogram:
+    """Counts of durations by upper bound (seconds), the last one open."""
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS) + 1)
+        self.total = 0.0
+
+    def observe(self, seconds: float) -> None:
+        """Count one duration."""
+        self.counts[bisect_left(BOUNDS, seconds)] += 1
+        self.total += seconds
+
+    def freeze(self) -> HistogramSnapshot:
+        """The counts as they are now."""
+        return HistogramSnapshot(tuple(self.counts), self.total)
+
+
+@dataclass(frozen=True, slots=True)
+class HistogramSnapshot:
+    """Counts per bound of `BOUNDS` (seconds; one more for longer ones) and the sum of all durations."""
+
+    counts: tuple[int, ...]
+    sum: float
+
+    @property
+    def count(self) -> int:
+        """How many durations were counted."""
+        return sum(self.counts)
+
+    def quantile(self, share: float) -> float:
+        """An upper bound (seconds) of the shortest `share` of the durations; 0 when none was counted."""
+        wanted, seen = share * self.count, 0
+        for bound, count in zip((*BOUNDS, float("inf")), self.counts):
+            seen += count
+            if seen and seen >= wanted:
+                return bound
+        return 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricsSnapshot:
+    """The engine's counters at one moment; `*_total` only grow. Rates are over the time spent in steps of that kind."""
+
+    requests_started_total: int = 0
+    requests_completed_total: int = 0
+    requests_cancelled_total: int = 0
+    requests_failed_total: int = 0
+    requests_preempted_total: int = 0
+    tokens_prefilled_total: int = 0
+    tokens_generated_total: int = 0
+    steps_total: int = 0
+    prompt_tokens_per_second: float = 0.0
+    decode_tokens_per_second: float = 0.0
+    kv_hits_total: int = 0
+    kv_misses_total: int = 0
+    kv_tokens_saved_total: int = 0
+    kv_evictions_total: int = 0
+    requests_waiting: int = 0
+    requests_running: int = 0
+    pages_used: int = 0
+    pages_cached: int = 0
+    pages_leaked: int = 0            # owned by nobody who is known: always 0
+    page_memory_bytes: int = 0
+    queue_seconds: HistogramSnapshot = HistogramSnapshot((0,) * (len(BOUNDS) + 1), 0.0)
+    first_token_seconds: HistogramSnapshot = HistogramSnapshot((0,) * (len(BOUNDS) + 1), 0.0)
+    inter_token_seconds: HistogramSnapshot = HistogramSnapshot((0,) * (len(BOUNDS) + 1), 0.0)
+
+    def to_prometheus(self, *, prefix: str = "oxillama") -> str:
+        """The snapshot in Prometheus' text exposition format 0.0.4."""
+        lines: list[str] = []
+        for field in fields(self):
+            value, name = getattr(self, field.name), f"{prefix}_{field.name}"
+            if isinstance(value, HistogramSnapshot):
+                lines.append(f"# TYPE {name} histogram")
+                seen = 0
+                for bound, count in zip((*BOUNDS, "+Inf"), value.counts):
+                    seen += count
+                    lines.append(f'{name}_bucket{{le="{bound}"}} {seen}')
+                lines += [f"{name}_sum {value.sum!r}", f"{name}_count {seen}"]
+            else:
+                lines += [f"# TYPE {name} {'counter' if field.name.endswith('_total') else 'gauge'}", f"{name} {value!r}"]
+        return "\n".join(lines) + "\n"
+
+
+class EngineMetrics:
+    """The live counters; the loop writes them, `EngineCore.metrics` freezes them."""
+
+    __slots__ = ("cancelled", "completed", "decode_seconds", "failed", "first_token", "generated", "inter_token", "prefill_seconds", "prefilled",
+                 "queue", "started", "steps")
+
+    def __init__(self) -> None:
+        self.started = self.completed = self.cancelled = self.failed = 0
+        self.prefilled = self.generated = self.steps = 0
+        self.prefill_seconds = self.decode_seconds = 0.0
+        self.queue, self.first_token, self.inter_token = Histogram(), Histogram(), Histogram()
+
+    def freeze(self, **gauges: int) -> MetricsSnapshot:
+        """A snapshot with the gauges that the engine knows."""
+        return MetricsSnapshot(
+            requests_started_total=self.started, requests_completed_total=self.completed, requests_cancelled_total=self.cancelled,
+            requests_failed_total=self.failed, tokens_prefilled_total=self.prefilled, tokens_generated_total=self.generated,
+            steps_total=self.steps,
+            prompt_tokens_per_second=self.prefilled / self.prefill_seconds if self.prefill_seconds else 0.0,
+            decode_tokens_per_second=self.generated / self.decode_seconds if self.decode_seconds else 0.0,
+            queue_seconds=self.queue.freeze(), first_token_seconds=self.first_token.freeze(), inter_token_seconds=self.inter_token.freeze(),
+            **gauges)

@@ -1,0 +1,249 @@
+"""Prompts that begin alike pay for their beginning once: a radix tree over tokens whose nodes own pages.
+
+    root --"You are a helpful ..." (2000 tokens, pages 3..127)--+--"Hello" ... (leaf, pages 127' 128)
+                                                                +--"What is" ... (leaf, pages 127'' 129 130)
+
+A node covers positions `start` to `start + len(tokens) - 1` and owns a share of every page those positions touch. Where an edge begins inside a
+page, the child's first page holds the whole page (its parent's tail as well), so that the pages along a path, the deeper node's first,
+are a block table. Hits are token-granular: whoever continues inside a page gets a copy of its filled part when it writes
+(invariant 3 of `pages`).
+
+Invariants (tests cite them by number):
+
+1. Two children of a node never begin with the same token.
+2. Each node holds exactly one share of each page its positions touch.
+3. `pages_used` counts distinct pages, and `pages_used * page_bytes <= max_memory_bytes`, `entries <= max_entries`, after every call.
+4. A hit never covers the whole prompt: its last token is evaluated again, so that there are logits.
+5. Keys separate: nothing stored under one key is found under another.
+"""
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from oxillama.engine.pages import KvCachePool
+from oxillama.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What a lookup found: `length` tokens in `pages` (shares of them are the caller's now), and a checkpoint of recurrent state."""
+
+    length: int
+    pages: list[int]
+    checkpoint: Any = None
+
+
+class _Node:
+    __slots__ = ("checkpoints", "children", "pages", "parent", "start", "tokens", "used")
+
+    def __init__(self, parent: _Node | None, start: int, tokens: Sequence[int], pages: list[int]) -> None:
+        self.parent = parent
+        self.start = start
+        self.tokens = tokens
+        self.pages = pages
+        self.children: dict[Hashable, _Node] = {}
+        self.checkpoints: dict[int, Any] = {}       # position -> state
+        self.used = 0
+
+
+class PrefixKvCache:
+    """Shares of pages by token prefix, the least recently used leaf evicted first, before anything is taken.
+
+    With `stateful=True` a prefix counts only up to a position that has a checkpoint of recurrent state.
+    """
+
+    def __init__(self, pool: KvCachePool, *, min_prefix_len: int = 4, max_entries: int = 256, max_memory_bytes: int = 512 << 20,
+                 stateful: bool = False) -> None:
+        for name, value, least in (("min_prefix_len", min_prefix_len, 1), ("max_entries", max_entries, 0), ("max_memory_bytes", max_memory_bytes, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"{name}: found {value!r}, wanted an integer of {least} or more")
+        self.pool = pool
+        self.min_prefix_len, self.max_entries, self.stateful = min_prefix_len, max_entries, stateful
+        self.max_pages = max_memory_bytes // max(1, pool.memory.page_bytes)
+        self.hits = self.misses = self.tokens_saved = self.evictions = 0
+        self._roots: dict[Hashable, _Node] = {}
+        self._shares: dict[int, int] = {}            # page -> nodes that hold it
+        self._leaves: dict[_Node, None] = {}         # in no order that matters
+        self._clock = 0
+
+    @property
+    def entries(self) -> int:
+        """Stored sequences: leaves of the tree."""
+        return len(self._leaves)
+
+    @property
+    def pages_used(self) -> int:
+        """Distinct pages the tree has a share in."""
+        return len(self._shares)
+
+    @property
+    def shares(self) -> Collection[int]:
+        """The pages the tree has a share in."""
+        return self._shares.keys()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of those pages."""
+        return len(self._shares) * self.pool.memory.page_bytes
+
+    def match(self, tokens: Sequence[int], *, key: Hashable = None) -> int:
+        """How many of the tokens, all but the last at most, are stored; counts as no use."""
+        length, path = self._walk(tokens, len(tokens) - 1, key)
+        return self._usable(length, path)[0]
+
+    def lookup(self, tokens: Sequence[int], *, key: Hashable = None) -> Hit:
+        """The longest stored prefix (length 0 when under `min_prefix_len`) with a share of each of its pages."""
+        length, path = self._walk(tokens, len(tokens) - 1, key)
+        length, checkpoint = self._usable(length, path)
+        if not length:
+            self.misses += 1
+            return Hit(0, [])
+        size = self.pool.page_size
+        pages: list[int] = []
+        self._clock += 1
+        for node in path:
+            node.used = self._clock
+            if node.start < length:
+                del pages[node.start // size:]
+                pages.extend(node.pages)
+        pages = pages[:-(-length // size)]
+        for page in pages:
+            self.pool.share(page)
+        self.hits += 1
+        self.tokens_saved += length
+        return Hit(length, pages, checkpoint)
+
+    def insert(self, tokens: Sequence[int], pages: Sequence[int], *, key: Hashable = None, checkpoints: Mapping[int, Any] | None = None) -> int:
+        """Store the tokens with their pages (a share of each new page is taken); returns how many tokens are stored of them.
+
+        Leaves are evicted first to stay within the limits; what cannot be stored within them is left out.
+        """
+        size = self.pool.page_size
+        tokens = tuple(tokens[:len(pages) * size])
+        if len(tokens) < self.min_prefix_len or not self.max_entries:
+            return 0
+        length, path = self._walk(tokens, len(tokens), key)
+        self._clock += 1
+        for node in path:
+            node.used = self._clock
+        if length < len(tokens):
+            first = length // size
+            new = sum(page not in self._shares for page in pages[first:-(-len(tokens) // size)])
+            keep = path[-1] if path else None
+            grows = keep is None or bool(keep.children) or length < keep.start + len(keep.tokens)      # a leaf more
+            if not self._evict(self.max_pages - new, self.max_entries - grows, spare=keep):
+                return length
+            parent = self._split(path[-1], length) if path else self._root(key)
+            leaf = _Node(parent, length, tokens[length:], list(pages[first:-(-len(tokens) // size)]))
+            leaf.used = self._clock
+            self._hold(leaf.pages)
+            parent.children[leaf.tokens[0]] = leaf
+            self._leaves.pop(parent, None)
+            self._leaves[leaf] = None
+            path = [*path[:-1], parent, leaf] if path else [leaf]
+        for position, state in (checkpoints or {}).items():
+            for node in path:
+                if node.start < position <= node.start + len(node.tokens):
+                    node.checkpoints[position] = state
+        return len(tokens)
+
+    def free_pages(self, count: int) -> int:
+        """Evict until `count` pages went back to the pool or nothing is left; returns how many did."""
+        before = self.pool.pages_used
+        while self._leaves and before - self.pool.pages_used < count:
+            self._drop(min(self._leaves, key=lambda leaf: leaf.used))
+        return before - self.pool.pages_used
+
+    def freeable(self) -> int:
+        """Pages that would go back to the pool if everything were evicted."""
+        return sum(self.pool.owners(page) == shares for page, shares in self._shares.items())
+
+    def clear(self) -> None:
+        """Forget everything."""
+        while self._leaves:
+            self._drop(next(iter(self._leaves)))
+
+    def _root(self, key: Hashable) -> _Node:
+        if key not in self._roots:
+            self._roots[key] = _Node(None, 0, (), [])
+        return self._roots[key]
+
+    def _walk(self, tokens: Sequence[int], limit: int, key: Hashable) -> tuple[int, list[_Node]]:
+        """(tokens matched, at most `limit`; nodes along the match)."""
+        node, at, path = self._roots.get(key), 0, []
+        while node is not None and at < limit:
+            child = node.children.get(tokens[at])
+            if child is None:
+                break
+            run = child.tokens
+            whole = min(len(run), limit - at)
+            same = whole if tuple(tokens[at:at + whole]) == run[:whole] else next(i for i in range(whole) if tokens[at + i] != run[i])
+            path.append(child)
+            at += same
+            if same < len(run):
+                break
+            node = child
+        return at, path
+
+    def _usable(self, length: int, path: list[_Node]) -> tuple[int, Any]:
+        """The part of a match that may be used, and its checkpoint."""
+        checkpoint = None
+        if self.stateful:
+            found = [(position, node) for node in path for position in node.checkpoints if position <= length]
+            if not found:
+                return 0, None
+            length, node = max(found, key=lambda pair: pair[0])
+            checkpoint = node.checkpoints[length]
+        return (length, checkpoint) if length >= self.min_prefix_len else (0, None)
+
+    def _split(self, node: _Node, length: int) -> _Node:
+        """The node that ends exactly at `length`, `node` or the upper part of it."""
+        cut = length - node.start
+        if cut == len(node.tokens):
+            return node
+        size, base = self.pool.page_size, node.start // self.pool.page_size
+        upper = _Node(node.parent, node.start, node.tokens[:cut], node.pages[:-(-length // size) - base])
+        upper.used = node.used
+        node.parent.children[upper.tokens[0]] = upper
+        lower_pages = node.pages[length // size - base:]
+        both = len(upper.pages) + len(lower_pages) - len(node.pages)      # a page that the cut runs through has two holders now
+        if both:
+            self._hold(lower_pages[:1])
+        node.parent, node.start, node.tokens, node.pages = upper, length, node.tokens[cut:], lower_pages
+        upper.children[node.tokens[0]] = node
+        for position in [p for p in node.checkpoints if p <= length]:
+            upper.checkpoints[position] = node.checkpoints.pop(position)
+        return upper
+
+    def _hold(self, pages: Sequence[int]) -> None:
+        for page in pages:
+            self.pool.share(page)
+            self._shares[page] = self._shares.get(page, 0) + 1
+
+    def _evict(self, max_pages: int, max_entries: int, *, spare: _Node | None) -> bool:
+        """Drop the least recently used leaves until the limits hold; False when `spare` alone stands in the way."""
+        while len(self._shares) > max_pages or len(self._leaves) > max_entries:
+            candidates = [leaf for leaf in self._leaves if leaf is not spare]
+            if not candidates or max_pages < 0 or max_entries < 0:
+                return False
+            self._drop(min(candidates, key=lambda leaf: leaf.used))
+        return True
+
+    def _drop(self, leaf: _Node) -> None:
+        """Remove a leaf; a parent left without children becomes a leaf, a root without children goes."""
+        self.evictions += 1
+        del self._leaves[leaf]
+        for page in leaf.pages:
+            self._shares[page] -= 1
+            if not self._shares[page]:
+                del self._shares[page]
+            self.pool.free(page)
+        parent = leaf.parent
+        del parent.children[leaf.tokens[0]]
+        if not parent.children:
+            if parent.parent is not None:
+                self._leaves[parent] = None
+            else:
+                self._roots = {key: root for key, root in self._roots.items() if root is not parent}

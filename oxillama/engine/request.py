@@ -1,0 +1,283 @@
+"""What a caller holds while the engine works: `Request`, its `Stream` of `Piece`s, and the `Completion` it ends in.
+
+The engine's loop appends to a request and tells its listeners; callers read from any thread, or from an event loop, and wait for nobody
+else's lock. Nothing is lost between looking and listening: a listener is registered first and looks afterwards.
+"""
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from oxillama.errors import EngineError
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a request: of the prompt, of it found in the prefix cache, generated; and how often the context was shifted."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+    truncated_tokens: int = 0        # left out of the prompt because truncation was asked for
+    context_shifts: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and generated together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of a stream: whole UTF-8 text, the ids it came from, and on the last piece why the stream ended."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: str | None = None
+    logprobs: tuple = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished request. finish_reason: "stop", "length" (of max_tokens or the context) or "cancelled"; seed: what the sampler started from."""
+
+    text: str
+    tokens: tuple[int, ...]
+    finish_reason: str
+    usage: Usage
+    seed: int | None = None
+    logprobs: tuple = ()             # one `Logprobs` per token, where they were asked for
+    prompt_logprobs: tuple = ()      # one (log-probability, ids, log-probabilities) per prompt token after the first, where asked for
+
+
+class Request:
+    """Work that the engine was given; make one with the engine's doors. `result()` waits, iteration streams, `cancel()` stops it.
+
+    Attributes the loop owns are for reading. `session` is what it runs on.
+    """
+
+    __slots__ = ("_cancel", "_done", "_listeners", "_lock", "_pid", "admitted_at", "cache", "cached", "cancelled", "delivered", "error",
+                 "finish_reason", "follows", "generated", "hidden", "keep", "kind", "logprobs", "masker", "max_tokens", "min_tokens", "on_finish", "on_rows",
+                 "pieces", "prompt_logprobs", "prompt_tokens", "session", "shift_keep", "shifts", "stop_ids", "submitted_at", "text_from",
+                 "ticket", "token_at", "truncated", "value")
+
+    def __init__(self, session: Any, *, kind: str = "generate", cancel: Callable[[Request], None]) -> None:
+        self.session = session
+        self.kind = kind                            # "generate", "extend" (logits of the last token) or "rows" (outputs of every token)
+        self.max_tokens: int | None = None
+        self.min_tokens = 0
+        self.stop_ids: frozenset[int] = frozenset()
+        self.masker: Any = None                     # consumes tokens for the session's grammar
+        self.cache = True                           # may use and fill the prefix cache
+        self.hidden = False                         # rows are hidden states, not logits
+        self.keep = False                           # the session keeps its pages afterwards
+        self.shift_keep: int | None = None          # context shift: first tokens that stay, None: no shift
+        self.on_rows: Callable[[int, Any], None] | None = None      # (first position, rows) of kind "rows" and of prompt_logprobs
+        self.on_finish: Callable[[Request], None] | None = None     # in the loop's thread, before anybody is told
+        self.prompt_tokens = self.cached = self.truncated = self.shifts = self.delivered = 0
+        self.generated: list[int] = []
+        self.pieces: list[tuple[str, int]] = []     # (text, tokens generated when it came)
+        self.text_from = 0
+        self.logprobs: list = []
+        self.prompt_logprobs: list = []
+        self.value: Any = None                      # what kinds other than "generate" produce
+        self.finish_reason: str | None = None
+        self.error: BaseException | None = None
+        self.cancelled = False
+        self.ticket: Any = None
+        self.follows: tuple | None = None
+        self.submitted_at = self.admitted_at = self.token_at = 0.0
+        self._cancel = cancel
+        self._done = threading.Event()
+        self._listeners: tuple[Callable[[], None], ...] = ()
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    @property
+    def done(self) -> bool:
+        """Whether the request has ended, in whatever way."""
+        return self._done.is_set()
+
+    def cancel(self) -> None:
+        """Stop the request; safe from any thread, at any time, more than once."""
+        if not self._done.is_set():
+            self._cancel(self)
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the end; the `Completion` (or the value of other kinds). Raises what made the request fail, TimeoutError after `timeout` seconds."""
+        if self._pid != os.getpid():
+            raise EngineError(f"request: belongs to process {self._pid}, this is process {os.getpid()}; make an engine of its own after a fork")
+        if not self._done.wait(timeout):
+            raise TimeoutError(f"request: not finished within {timeout} s")
+        return self._outcome()
+
+    def __iter__(self) -> Iterator[Piece]:
+        return Stream(self, owner=False)
+
+    def __await__(self):
+        return self._wait().__await__()
+
+    def __aiter__(self) -> AsyncIterator[Piece]:
+        return self._astream()
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Call `listener()` from the loop's thread after every piece and at the end; it must be quick."""
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+
+    def unlisten(self, listener: Callable[[], None]) -> None:
+        """No longer call `listener`."""
+        with self._lock:
+            self._listeners = tuple(each for each in self._listeners if each != listener)
+
+    def push(self, text: str) -> None:
+        """A piece of text, from the loop."""
+        self.pieces.append((text, len(self.generated)))
+        for listener in self._listeners:
+            listener()
+
+    def end(self, reason: str | None, error: BaseException | None = None) -> None:
+        """The end, from the loop; the first one counts."""
+        if self._done.is_set():
+            return
+        self.finish_reason, self.error = reason, error
+        self._done.set()
+        for listener in self._listeners:
+            listener()
+
+    def piece(self, index: int) -> Piece:
+        """Piece number `index` of those pushed so far."""
+        text, upto = self.pieces[index]
+        start = self.pieces[index - 1][1] if index else 0
+        return Piece(text, tuple(self.generated[start:upto]), None, tuple(self.logprobs[start:upto]))
+
+    def last_piece(self) -> Piece:
+        """The piece that ends a stream: no text, the tokens that made none, and the reason."""
+        start = self.pieces[-1][1] if self.pieces else 0
+        return Piece("", tuple(self.generated[start:]), self.finish_reason, tuple(self.logprobs[start:]))
+
+    def _outcome(self) -> Any:
+        if self.error is not None:
+            raise self.error
+        if self.kind != "generate":
+            return self.value
+        usage = Usage(self.prompt_tokens, len(self.generated), self.cached, self.truncated, self.shifts)
+        sampler = self.session.sampler
+        return Completion("".join(text for text, _ in self.pieces), tuple(self.generated), self.finish_reason or "cancelled", usage,
+                          None if sampler is None else sampler.seed, tuple(self.logprobs), tuple(self.prompt_logprobs))
+
+    async def _wait(self) -> Any:
+        loop, event = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            if self._done.is_set():
+                _tell(loop, event.set)
+        self.listen(wake)
+        try:
+            if not self._done.is_set():
+                await event.wait()
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+        finally:
+            self.unlisten(wake)
+        return self._outcome()
+
+    async def _astream(self) -> AsyncIterator[Piece]:
+        loop, event, at = asyncio.get_running_loop(), asyncio.Event(), 0
+
+        def wake() -> None:
+            _tell(loop, event.set)
+        self.listen(wake)
+        try:
+            while True:
+                event.clear()
+                while at < len(self.pieces):
+                    yield self.piece(at)
+                    at += 1
+                if self._done.is_set() and at == len(self.pieces):
+                    break
+                await event.wait()
+            self._outcome()
+            yield self.last_piece()
+        finally:
+            self.unlisten(wake)
+            self.cancel()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+    """Run `call` in the loop's thread; a loop that has closed meanwhile listens no more."""
+    try:
+        loop.call_soon_threadsafe(call)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+
+
+class Stream:
+    """An iterator over the pieces of a request. One that owns its request cancels it when it is closed or forgotten."""
+
+    __slots__ = ("_at", "_ended", "_owner", "_queue", "request")
+
+    def __init__(self, request: Request, *, owner: bool = True) -> None:
+        self.request = request
+        self._at = 0
+        self._ended = False
+        self._owner = owner
+        self._queue: SimpleQueue = SimpleQueue()
+        request.listen(self._wake)
+
+    def _wake(self) -> None:
+        self._queue.put(None)
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Piece:
+        request = self.request
+        while not self._ended:
+            if self._at < len(request.pieces):
+                self._at += 1
+                return request.piece(self._at - 1)
+            if request.done:
+                if self._at < len(request.pieces):
+                    continue
+                self._end()
+                request.result()
+                return request.last_piece()
+            try:
+                self._queue.get()
+            except BaseException:
+                self.close()
+                raise
+        raise StopIteration
+
+    def close(self) -> None:
+        """Stop: the engine leaves the request within a few milliseconds."""
+        self._end()
+        if self._owner:
+            self.request.cancel()
+
+    @property
+    def completion(self) -> Completion:
+        """The finished request; waits for its end."""
+        return self.request.result()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not self._ended:
+            self.close()
+
+    def _end(self) -> None:
+        self._ended = True
+        self.request.unlisten(self._wake)

@@ -1,0 +1,264 @@
+"""Who runs in the next step, and for how many rows: a scheduler over integers only, which a null tape is enough to test.
+
+    submit -> WAITING -> PREFILLING -> DECODING -> FINISHED
+                 ^           |             |
+                 +------ PREEMPTED <-------+          its pages were taken; it comes back before all that wait
+
+A ticket has `length` tokens, of which the first `done` are in its pages; `length - done` rows are still to run. A decoding
+ticket has one. Rules:
+
+- Decoding tickets come first, at most `max_batch_sequences` a step, in rotation.
+- Prefill rows fill the step: `prefill_chunk` when nobody decodes, else at most `max_prefill_tokens`, and fewer when measured steps
+  say that the decoders would wait longer than `max_decode_wait_ms`. Half of them go to the oldest prompt (so none starves), the
+  rest to the prompts that need the fewest (so short ones do not queue behind long ones).
+- When pages run out, the youngest ticket gives up its own. The oldest always goes on, so there is no livelock.
+- A step yields logits or hidden rows; when both are asked for, the kinds take turns.
+"""
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from enum import Enum
+
+from oxillama.errors import ConfigError
+
+PREFILL_CHUNK = 512             # rows
+MAX_DECODE_WAIT_MS = 100
+SMALLEST_CHUNK = 16             # rows: below this a step is all overhead
+
+
+class State(Enum):
+    """Where a ticket is in its life."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Bounds of a step and of how many sequences run: all in tokens (rows) or sequences, the wait in milliseconds."""
+
+    max_sequences: int = 32             # admitted at once
+    max_batch_tokens: int = 512         # rows of a step
+    max_batch_sequences: int = 8        # sequences that decode in one step
+    max_prefill_tokens: int = 256       # prefill rows of a step in which others decode
+    prefill_chunk: int = PREFILL_CHUNK  # prefill rows of a step in which nobody decodes
+    max_decode_wait_ms: int = MAX_DECODE_WAIT_MS
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{field.name}: found {value!r}, wanted an integer of 1 or more")
+        if self.max_batch_tokens < min(self.max_batch_sequences, self.max_sequences):
+            raise ConfigError(f"max_batch_tokens: found {self.max_batch_tokens}, wanted at least max_batch_sequences ({self.max_batch_sequences})")
+
+
+class Ticket:
+    """What the scheduler knows of a request: counts and a state. `owner` is the caller's and never looked at."""
+
+    __slots__ = ("arrival", "done", "every_row", "hidden", "length", "owner", "row_limit", "state")
+
+    def __init__(self, length: int, *, done: int = 0, hidden: bool = False, every_row: bool = False, row_limit: int = 0, owner: object = None) -> None:
+        self.length = length            # tokens known
+        self.done = done                # tokens whose keys and values are in pages
+        self.hidden = hidden            # wants hidden rows, not logits
+        self.every_row = every_row      # wants the output of every row, not of the last alone
+        self.row_limit = row_limit      # most rows a step, 0: as many as the chunk
+        self.owner = owner
+        self.state = State.WAITING
+        self.arrival = 0
+
+    @property
+    def wants_output(self) -> bool:
+        """Whether any step of this ticket must be of its own kind of output."""
+        return self.every_row or self.length - self.done <= 1
+
+
+class Scheduler:
+    """Plans steps. The three callables are the engine's: they own pages, this class owns order.
+
+    admit(ticket) -> bool | None: set up `done` (a prefix hit) and say whether it may start now; False lets others pass it (what it waits
+    for is on its way), None does not (it waits for pages).
+    reserve(ticket, length) -> bool: make room for positions below `length`, False when no page is left.
+    release(ticket): take all pages of a ticket away (`done` is set to 0 here).
+    """
+
+    def __init__(self, config: SchedulerConfig, *, admit: Callable[[Ticket], bool | None], reserve: Callable[[Ticket, int], bool],
+                 release: Callable[[Ticket], None]) -> None:
+        self.config = config
+        self.waiting: deque[Ticket] = deque()
+        self.prefilling: list[Ticket] = []
+        self.decoding: deque[Ticket] = deque()
+        self.preemptions = 0
+        self._admit, self._reserve, self._release = admit, reserve, release
+        self._arrivals = 0
+        self._row_seconds = 0.0          # running estimate of what a prefill row costs
+        self._base_seconds = 0.0         # and of a step that only decodes
+        self._hidden_turn = False
+        self.starved: Ticket | None = None      # alone, and still without the pages it needs
+
+    def add(self, ticket: Ticket) -> None:
+        """Queue a new ticket."""
+        self._arrivals += 1
+        ticket.arrival, ticket.state = self._arrivals, State.WAITING
+        self.waiting.append(ticket)
+
+    def finish(self, ticket: Ticket) -> None:
+        """Forget a ticket, wherever it stands; its pages are the caller's to free."""
+        if ticket.state is State.DECODING:
+            self.decoding.remove(ticket)
+        elif ticket.state is State.PREFILLING:
+            self.prefilling.remove(ticket)
+        elif ticket.state is not State.FINISHED:
+            self.waiting.remove(ticket)
+        ticket.state = State.FINISHED
+
+    @property
+    def running(self) -> int:
+        """Tickets that hold pages."""
+        return len(self.prefilling) + len(self.decoding)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to plan."""
+        return not (self.waiting or self.prefilling or self.decoding)
+
+    def schedule(self) -> list[tuple[Ticket, int]]:
+        """(ticket, rows) of the next step, each with room reserved; tickets in order of admission class, decoders first.
+
+        Empty when idle, or when `starved` names a ticket that is alone and cannot be given its pages.
+        """
+        self.starved = None
+        if len(self.decoding) == 1 and not self.waiting and not self.prefilling:      # the common case, kept short
+            ticket = self.decoding[0]
+            if self._reserve(ticket, ticket.length):
+                return [(ticket, 1)]
+            self.starved = ticket
+            return []
+        if self.waiting:
+            self._admissions()
+        hidden = self._kind()
+        plan: list[tuple[Ticket, int]] = []
+        turn = [] if hidden else list(self.decoding)[:min(len(self.decoding), self.config.max_batch_sequences, self.config.max_batch_tokens)]
+        self.decoding.rotate(-len(turn))
+        for ticket in sorted(turn, key=lambda each: each.arrival):
+            if ticket.state is State.DECODING and self._make_room(ticket, ticket.length, plan):
+                plan.append((ticket, 1))
+        self._plan_prefill(plan, hidden)
+        if not plan and self.running:
+            self._rescue(plan, hidden)
+        return plan
+
+    def observe(self, *, prefill_rows: int, seconds: float) -> None:
+        """Learn from a finished step what rows cost, so that the next chunks keep the decoders' wait short."""
+        if not prefill_rows:
+            self._base_seconds += (seconds - self._base_seconds) * (0.2 if self._base_seconds else 1.0)
+            return
+        if prefill_rows >= SMALLEST_CHUNK:
+            cost = max(seconds - (self._base_seconds if self.decoding else 0.0), 0.1 * seconds) / prefill_rows
+            self._row_seconds += (cost - self._row_seconds) * (0.3 if self._row_seconds else 1.0)
+
+    def chunk(self) -> int:
+        """Prefill rows that the next step may hold."""
+        config = self.config
+        if not self.decoding:
+            return min(config.prefill_chunk, config.max_batch_tokens)
+        room = min(config.max_prefill_tokens, config.max_batch_tokens)
+        if self._row_seconds:
+            turns = -(-len(self.decoding) // config.max_batch_sequences)      # steps until a decoder has its turn again
+            budget = config.max_decode_wait_ms / 1000 / turns - self._base_seconds
+            room = min(room, max(SMALLEST_CHUNK, int(budget / self._row_seconds)))
+        return room
+
+    def advanced(self, ticket: Ticket, rows: int) -> None:
+        """Say that `rows` more tokens of a ticket are in its pages."""
+        ticket.done += rows
+
+    def decodes(self, ticket: Ticket) -> None:
+        """Say that a ticket has its prompt behind it and got a token."""
+        if ticket.state is State.PREFILLING:
+            self.prefilling.remove(ticket)
+            self.decoding.append(ticket)
+            ticket.state = State.DECODING
+
+    def _admissions(self) -> None:
+        kept: list[Ticket] = []
+        while self.waiting and self.running < self.config.max_sequences:
+            ticket = self.waiting.popleft()
+            admitted = self._admit(ticket)
+            if not admitted:
+                kept.append(ticket)
+                if admitted is None:
+                    break
+                continue
+            ticket.state = State.PREFILLING
+            self.prefilling.append(ticket)
+        self.waiting.extendleft(reversed(kept))
+
+    def _kind(self) -> bool:
+        """Whether this step yields hidden rows: when both kinds are waited for, they take turns."""
+        hidden = any(ticket.hidden for ticket in self.prefilling)
+        if not hidden:
+            return False
+        if not self.decoding and all(ticket.hidden for ticket in self.prefilling):
+            return True
+        self._hidden_turn = not self._hidden_turn
+        return self._hidden_turn
+
+    def _plan_prefill(self, plan: list[tuple[Ticket, int]], hidden: bool) -> None:
+        ready = [ticket for ticket in self.prefilling if ticket.hidden == hidden or not ticket.wants_output]
+        if not ready:
+            return
+        left = min(self.chunk(), self.config.max_batch_tokens - len(plan))
+        oldest = min(ready, key=lambda each: each.arrival)
+        others = sorted((ticket for ticket in ready if ticket is not oldest), key=lambda each: (each.length - each.done, each.arrival))
+        need = sum(ticket.length - ticket.done for ticket in others)
+        for share, ticket in ((max(left - need, -(-left // 2)), oldest), *((left, each) for each in others)):
+            rows = min(share, left, ticket.length - ticket.done, ticket.row_limit or left)
+            if ticket.hidden != hidden:
+                rows = min(rows, ticket.length - ticket.done - 1)      # all but the row whose output is of the other kind
+            if rows > 0 and ticket.state is State.PREFILLING and self._make_room(ticket, ticket.done + rows, plan):
+                plan.append((ticket, rows))
+                left -= rows
+            if left <= 0:
+                return
+
+    def _make_room(self, ticket: Ticket, length: int, plan: list[tuple[Ticket, int]]) -> bool:
+        """Reserve pages, taking them from younger tickets that are not in the plan when there is no other way."""
+        while not self._reserve(ticket, length):
+            planned = {each for each, _ in plan}
+            younger = [each for each in (*self.prefilling, *self.decoding) if each.arrival > ticket.arrival and each not in planned]
+            if younger:
+                self._preempt(max(younger, key=lambda each: each.arrival))
+            elif ticket.state is State.DECODING and self.running > 1:
+                self._preempt(ticket)
+                return False
+            else:
+                return False
+        return True
+
+    def _rescue(self, plan: list[tuple[Ticket, int]], hidden: bool) -> None:
+        """Nothing fitted: the oldest takes from all others, row by row if need be; alone and still without room it is `starved`."""
+        oldest = min((*self.prefilling, *self.decoding), key=lambda each: each.arrival)
+        if oldest.hidden != hidden and oldest.wants_output:
+            return                                              # its turn is the next
+        rows = min(oldest.length - oldest.done, SMALLEST_CHUNK)
+        if self._make_room(oldest, oldest.done + rows, plan):
+            plan.append((oldest, rows))
+        elif self.running <= 1:
+            self.starved = oldest
+
+    def _preempt(self, ticket: Ticket) -> None:
+        (self.prefilling if ticket.state is State.PREFILLING else self.decoding).remove(ticket)
+        self._release(ticket)
+        ticket.done, ticket.state = 0, State.PREEMPTED
+        self.preemptions += 1
+        at = 0                                                  # the preempted come before the rest, the older first
+        while at < len(self.waiting) and self.waiting[at].arrival < ticket.arrival:
+            at += 1
+        self.waiting.insert(at, ticket)

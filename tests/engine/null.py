@@ -1,0 +1,129 @@
+"""A program without a model: its logits are a hash of the tokens it reads back out of the pages, so a wrong page is a wrong answer."""
+from __future__ import annotations
+
+import threading
+import time
+from collections import namedtuple
+
+import numpy as np
+
+from oxillama.engine.engine import EngineCore
+from oxillama.engine.request import Request
+from oxillama.errors import Cancelled, PoolError
+from oxillama.sampling import Sampler, SamplerConfig
+
+VOCAB = 61
+HIDDEN = 8
+NullBatch = namedtuple("NullBatch", "tokens positions tables row_table wanted")
+
+
+class NullMemory:
+    """Pages that hold the tokens themselves; refuses more than `limit` pages, as memory would."""
+
+    def __init__(self, page_size: int = 16, limit: int = 1 << 20) -> None:
+        self.page_size, self.limit = page_size, limit
+        self.pages: list[np.ndarray] = []
+        self.page_bytes = 1024
+        self.copied = 0
+
+    @property
+    def capacity(self) -> int:
+        return len(self.pages)
+
+    @property
+    def memory_bytes(self) -> int:
+        return len(self.pages) * self.page_bytes
+
+    def ensure(self, n_pages: int) -> None:
+        if n_pages > self.limit:
+            raise PoolError("null memory: full")
+        while len(self.pages) < n_pages:
+            self.pages.append(np.full(self.page_size, -1, np.int64))
+
+    def copy(self, src: int, dst: int, *, tokens: int) -> None:
+        self.copied += tokens
+        self.pages[dst][:tokens] = self.pages[src][:tokens]
+        self.pages[dst][tokens:] = -1
+
+    def release(self, keep_pages: int) -> None:
+        del self.pages[keep_pages:]
+
+
+class Flag:
+    """A cancel flag."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+
+    def set(self) -> None:
+        self.event.set()
+
+    def clear(self) -> None:
+        self.event.clear()
+
+
+def hashed(tokens, width: int) -> np.ndarray:
+    """Float32 (width,), a function of the whole token sequence."""
+    seed = 1469598103934665603
+    for token in tokens:
+        seed = ((seed ^ (int(token) + 1)) * 1099511628211) & ((1 << 64) - 1)
+    return np.random.Generator(np.random.PCG64(seed)).standard_normal(width, np.float32)
+
+
+class NullProgram:
+    """Writes tokens into pages, reads each wanted row's whole past back through its block table, and hashes it."""
+
+    vocab_size, hidden_size, max_rows = VOCAB, HIDDEN, 512
+
+    def __init__(self, seconds_per_row: float = 0.0) -> None:
+        self.seconds_per_row = seconds_per_row
+        self.rows: list[int] = []
+        self.evaluated = 0
+        self.fail: BaseException | None = None
+
+    def step(self, batch, memory, *, output="logits", cancel=None) -> np.ndarray:
+        if self.fail is not None:
+            raise self.fail
+        size = memory.page_size
+        until = time.perf_counter() + self.seconds_per_row * len(batch.tokens)
+        for token, position, table in zip(batch.tokens, batch.positions, batch.row_table):
+            memory.pages[batch.tables[table][position // size]][position % size] = token
+        while time.perf_counter() < until:
+            if cancel is not None and cancel.event.wait(0.0005):
+                raise Cancelled("step: cancelled by its caller")
+        self.rows.append(len(batch.tokens))
+        self.evaluated += len(batch.tokens)
+        out = []
+        for row in batch.wanted:
+            table, position = batch.tables[batch.row_table[row]], int(batch.positions[row])
+            past = np.concatenate([memory.pages[page] for page in table[:position // size + 1]])[:position + 1]
+            assert (past >= 0).all(), "a position that nobody wrote"
+            out.append(hashed(past, VOCAB if output == "logits" else HIDDEN))
+        return np.array(out, np.float32).reshape(len(out), VOCAB if output == "logits" else HIDDEN)
+
+
+def core(*, program=None, memory=None, context_size=400, prefix=None, **more) -> EngineCore:
+    """An engine over a null program; `prefix=False` is without a prefix cache."""
+    return EngineCore(program or NullProgram(), memory or NullMemory(more.get("page_size", 16)), batch=NullBatch, flag=Flag(), context_size=context_size,
+                      prefix=None if prefix is False else dict(prefix or {}), **more)
+
+
+def request(engine: EngineCore, prompt, *, max_tokens: int = 8, sampler: SamplerConfig | None = None, session=None, **attributes) -> Request:
+    """A generation over token ids, not yet submitted."""
+    session = session or engine.new_session(prompt)
+    session.sampler = session.sampler or Sampler(sampler or SamplerConfig.greedy(), VOCAB)
+    made = engine.request(session)
+    made.prompt_tokens, made.max_tokens = len(session.tokens), max_tokens
+    for name, value in attributes.items():
+        setattr(made, name, value)
+    return made
+
+
+def solo(prompt, max_tokens: int = 8, sampler: SamplerConfig | None = None) -> list[int]:
+    """What a request must give whoever else is there: sampling over hashes, no engine at all."""
+    tokens, draw = list(prompt), Sampler(sampler or SamplerConfig.greedy(), VOCAB)
+    for _ in range(max_tokens):
+        token = draw.sample(hashed(tokens, VOCAB))
+        draw.accept(token)
+        tokens.append(token)
+    return tokens[len(prompt):]
