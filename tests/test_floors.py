@@ -50,7 +50,7 @@ def test_modules_import_only_from_their_own_room_or_from_lower_floors(path):
 def test_c_sources_know_nothing_of_python_memory_or_threads():
     for path in sorted((ROOT.parent / "csrc").rglob("*.[ch]")):
         text = path.read_text()
-        for word in ("Python.h", "malloc(", "omp.h", "#pragma omp"):
+        for word in ("#include <Python.h>", "malloc(", "omp.h>", "#pragma omp"):
             assert word not in text, f"{path}: {word}"
 
 
