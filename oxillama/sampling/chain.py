@@ -3,6 +3,7 @@
 A chain is an ordered list of `SamplerStage`. Bans, biases and masks are not in it: they always run first, so that nothing
 later can revive a token. `compile` turns the list into the one compiled form.
 """
+import math
 import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from oxillama._core.sampler import Chain, SamplerCore, Xorshift64
 
 from oxillama.errors import ConfigError
-from oxillama.sampling.config import SamplerConfig
+from oxillama.sampling.config import SamplerConfig, token_sequence
 from oxillama.sampling.draw import draw
 from oxillama.sampling.stages import NAMES, REORDERABLE, SamplerStage
 
@@ -50,6 +51,26 @@ def stages_of(config: SamplerConfig) -> tuple[SamplerStage, ...]:
     return tuple(out)
 
 
+def token_lists(config: SamplerConfig, breakers: Sequence[Sequence[int]]) -> dict[str, Any]:
+    """The token lists of a config for `compile_stages`; a bias of -inf is a ban."""
+    return {
+        "bans": (*config.banned_tokens, *(token for token, bias in config.logit_bias.items() if bias == -math.inf)),
+        "bias": {token: bias for token, bias in config.logit_bias.items() if bias != -math.inf},
+        "allow": config.allowed_tokens,
+        "breakers": tuple(breakers),
+    }
+
+
+def breaker_ids(config: SamplerConfig, given: Iterable[Sequence[int]] | None) -> tuple[tuple[int, ...], ...]:
+    """DRY's breakers as token ids: those the config has, and `given` for its text; text alone raises ConfigError."""
+    if config.dry_multiplier == 0:
+        return ()
+    ids = [b for b in config.dry_sequence_breakers if isinstance(b, tuple)]
+    if given is None and len(ids) < len(config.dry_sequence_breakers):
+        raise ConfigError("dry_sequence_breakers: found text and no dry_breakers, wanted token ids (see breaker_sequences) or ()")
+    return tuple(dict.fromkeys((*ids, *(token_sequence("dry_breakers", b) for b in given or ()))))
+
+
 def compile_stages(stages: Sequence[SamplerStage], vocab_size: int, **lists: Any) -> Chain:
     """The compiled chain of the stages, behind bans, biases and the mask; `lists` are the token lists of `Chain`."""
     for name in ("penalties", "dry", "mirostat"):
@@ -86,10 +107,7 @@ class SamplerChain:
     def from_config(cls, config: SamplerConfig, *, vocab_size: int | None = None) -> "SamplerChain":
         """The chain a config describes, its bans, biases and allowed tokens included."""
         chain = cls(stages_of(config), vocab_size=vocab_size, seed=config.seed)
-        breakers = [b for b in config.dry_sequence_breakers if isinstance(b, tuple)]
-        if config.dry_multiplier > 0 and len(breakers) < len(config.dry_sequence_breakers):
-            raise ConfigError("dry_sequence_breakers: found text, wanted token ids (see breaker_sequences) or () for a chain without a tokenizer")
-        chain._lists = {"bans": config.banned_tokens, "bias": config.logit_bias, "allow": config.allowed_tokens, "breakers": breakers}
+        chain._lists = token_lists(config, breaker_ids(config, None))
         return chain
 
     def push(self, stage: SamplerStage) -> "SamplerChain":

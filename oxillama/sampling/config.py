@@ -74,9 +74,9 @@ class SamplerConfig:
         if not isinstance(self.ignore_eos, bool):
             raise ConfigError(f"ignore_eos: found {self.ignore_eos!r}, wanted True or False")
         for name in ("banned_tokens", "stop_token_ids"):
-            object.__setattr__(self, name, _ids(name, getattr(self, name)))
+            object.__setattr__(self, name, token_ids(name, getattr(self, name)))
         if self.allowed_tokens is not None:
-            object.__setattr__(self, "allowed_tokens", _ids("allowed_tokens", self.allowed_tokens))
+            object.__setattr__(self, "allowed_tokens", token_ids("allowed_tokens", self.allowed_tokens))
             if not self.allowed_tokens:
                 raise ConfigError("allowed_tokens: found an empty list, wanted None or at least one token id")
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
@@ -179,7 +179,8 @@ def _number(name: str, value: Any, low: float, high: float, kind: type) -> Any:
     return kind(plain)
 
 
-def _ids(name: str, values: Any) -> tuple[int, ...]:
+def token_ids(name: str, values: Any) -> tuple[int, ...]:
+    """The ids, each once, in their order; ConfigError under `name` for anything else."""
     if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
         raise ConfigError(f"{name}: found {values!r}, wanted a list of token ids")
     return tuple(dict.fromkeys(_number(f"{name}[{i}]", v, 0, 2**31 - 1, int) for i, v in enumerate(values)))
@@ -210,16 +211,17 @@ def _breakers(values: Any) -> tuple[str | bytes | tuple[int, ...], ...]:
     out = []
     for value in values:
         if not isinstance(value, (str, bytes)):
-            value = _ids_in_order("dry_sequence_breakers", value)
+            value = token_sequence("dry_sequence_breakers", value)
         if not value:
             raise ConfigError("dry_sequence_breakers: found an empty breaker, wanted at least one character or token")
         out.append(value)
     return tuple(out)
 
 
-def _ids_in_order(name: str, values: Any) -> tuple[int, ...]:
-    if not isinstance(values, (list, tuple)):
-        raise ConfigError(f"{name}: found {values!r}, wanted strings, bytes or lists of token ids")
+def token_sequence(name: str, values: Any) -> tuple[int, ...]:
+    """The ids in their order, repeats kept, at least one; ConfigError under `name` for anything else."""
+    if not isinstance(values, (list, tuple)) or not values:
+        raise ConfigError(f"{name}: found {values!r}, wanted a list of at least one token id")
     return tuple(_number(name, v, 0, 2**31 - 1, int) for v in values)
 
 

@@ -36,9 +36,8 @@ def why_nothing(row: np.ndarray, mask: np.ndarray | None, lists: Mapping[str, An
     if mask is not None:
         alive &= np.unpackbits(mask.view(np.uint8), bitorder="little")[: row.size].astype(bool)
         story.append(f"the mask leaves {int(alive.sum())}")
-    banned = [*lists.get("bans", ()), *(token for token, bias in dict(lists.get("bias") or {}).items() if bias == -np.inf)]
-    if banned:
-        alive[list(banned)] = False
+    if lists.get("bans"):
+        alive[list(lists["bans"])] = False
         story.append(f"banned tokens leave {int(alive.sum())}")
     if lists.get("late"):
         alive[list(lists["late"])] = False

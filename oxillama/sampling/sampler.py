@@ -15,8 +15,8 @@ import numpy as np
 from oxillama._core.sampler import SamplerCore, Xorshift64, logprobs
 
 from oxillama.errors import ConfigError, SamplingError
-from oxillama.sampling.chain import compile_stages, stages_of
-from oxillama.sampling.config import SamplerConfig
+from oxillama.sampling.chain import breaker_ids, compile_stages, stages_of, token_lists
+from oxillama.sampling.config import SamplerConfig, token_ids
 from oxillama.sampling.draw import draw
 from oxillama.sampling.stages import SamplerStage
 
@@ -71,15 +71,14 @@ class Sampler:
         self.config = config
         self.vocab_size = int(vocab_size)
         self.processors = tuple(processors)
-        eog = tuple(int(t) for t in eog_ids)
+        eog = token_ids("eog_ids", eog_ids)
+        lists = token_lists(config, breaker_ids(config, dry_breakers))
         self._lists = {
-            "bans": (*config.banned_tokens, *(eog if config.ignore_eos else ())),
-            "late": tuple(dict.fromkeys((*eog, *config.stop_token_ids))) if config.min_tokens else (),
+            **lists,
+            "bans": (*lists["bans"], *(eog if config.ignore_eos else ())),
+            "late": (*eog, *config.stop_token_ids) if config.min_tokens else (),
             "min_tokens": config.min_tokens,
-            "bias": config.logit_bias,
-            "allow": config.allowed_tokens,
-            "special": tuple(int(t) for t in special_ids),
-            "breakers": _breaker_ids(config, dry_breakers),
+            "special": token_ids("special_ids", special_ids),
         }
         chain = compile_stages(_with_own(stages_of(config), stages), self.vocab_size, **self._lists)
         drawn = config.seed if seed is None else seed
@@ -186,18 +185,6 @@ def _with_own(built_in: tuple[SamplerStage, ...], own: Sequence[SamplerStage]) -
     """Own stages go before the temperature (and mirostat), or last when there is none."""
     at = next((i for i, stage in enumerate(built_in) if stage.name in ("temperature", "mirostat")), len(built_in))
     return (*built_in[:at], *own, *built_in[at:])
-
-
-def _breaker_ids(config: SamplerConfig, given: Iterable[Sequence[int]] | None) -> tuple[tuple[int, ...], ...]:
-    if config.dry_multiplier == 0:
-        return ()
-    ids = [b for b in config.dry_sequence_breakers if isinstance(b, tuple)]
-    if given is None and len(ids) < len(config.dry_sequence_breakers):
-        raise ConfigError("dry_sequence_breakers: found text and no dry_breakers, wanted token ids (see breaker_sequences) or ()")
-    out = dict.fromkeys((*ids, *(tuple(int(t) for t in b) for b in given or ())))
-    if () in out:
-        raise ConfigError("dry_breakers: found an empty sequence, wanted at least one token id")
-    return tuple(out)
 
 
 def _digest(config: SamplerConfig, vocab_size: int, lists: dict[str, Any], names: Sequence[str]) -> bytes:

@@ -81,6 +81,14 @@ def test_bias_wins_and_a_ban_beats_it():
     assert s.sample(row(10, 1, 2)) == 2
 
 
+def test_a_bias_of_minus_infinity_is_a_ban():
+    s = Sampler(SamplerConfig(logit_bias={0: -math.inf, 1: -math.inf}, top_k=0, top_p=1, temperature=1e30, seed=1), 3, logprobs=3)
+    s.sample(row(10, 1, 2))
+    assert s.logprobs.final_ids == (2,)
+    with pytest.raises(SamplingError, match="banned tokens leave 0"):
+        Sampler(SamplerConfig(logit_bias={0: -math.inf}), 1).sample(row(1))
+
+
 def test_a_bias_that_overflows_stays_finite():
     s = Sampler(SamplerConfig.greedy(logit_bias={1: 3e38, 2: -3e38}), 3)
     assert s.sample(row(1, 3e38, -3e38)) == 1
