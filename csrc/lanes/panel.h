@@ -83,8 +83,9 @@ void ox_pack(const ox_form *form, uint8_t *panels, const uint8_t *src, int64_t r
 /* The kernels of one instruction set. Pointers and counts in, nothing out. */
 typedef struct {
     const char *name;
-    /* c[t ldc + r] = row r of the panel . activation row t, for t < m, r < 16: the whole panel, all columns */
-    void (*tile[FORM_COUNT])(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *x, int64_t ldx, int64_t cols, int m);
+    /* c[t ldc + r] = row r of the panel . activation row t, for t < m, r < 16: the whole panel, all columns. `then` is the panel that
+     * this worker reads next, fetched in good time; NULL if none. */
+    void (*tile[FORM_COUNT])(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols, int m);
     /* one row of floats to an activation row (or a range of whole blocks of it, both pointers moved) */
     void (*act_quantise[ACT_COUNT])(uint8_t *out, const float *x, int64_t cols);
     /* out[t ldout + r] = c[t ldc + r] (+ bias[r]) for r < n; n <= 16 */

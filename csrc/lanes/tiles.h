@@ -4,7 +4,7 @@
  * A format's arithmetic is one fixed formula per output, blocks ascending, and any m gives the same bits (docs/kernels.md):
  *   32s    acc = fma(float(sum (code - off) x), d dx, acc); with a minimum then acc = fma(dmin, dx sum x, acc)
  *   256s   acc = fma(float(sum of scale (code - off) x), d dx, acc); with minima then acc = acc - float(sum of min x) (dmin dx)
- *   floats acc = fma(w, x, acc) column by column
+ *   floats acc = fma(w, x, acc) column by column, even and odd columns in a chain each, added at the end
  */
 #ifndef OX_LANES_TILES_H
 #define OX_LANES_TILES_H
@@ -17,6 +17,33 @@
 
 OX_INLINE float act_f32(const uint8_t *p) { float v; memcpy(&v, p, 4); return v; }
 OX_INLINE int32_t act_i32(const uint8_t *p) { int32_t v; memcpy(&v, p, 4); return v; }
+
+/* The bytes that 32 columns take in a panel, all streams together. */
+#define OX_STEP32(store, side, block) (OX_UNIT_BYTES(store) + OX_SIDE_BYTES(side) * 32 / (block))
+#define OX_STEP256(store, head, side) (OX_UNIT_BYTES(store) + (OX_HEAD_BYTES(head) + OX_SIDE_BYTES(side)) / 8)
+
+/* Weights come from memory once per panel. The first tile over a panel asks for what its worker reads OX_AHEAD bytes later, scales of the
+ * next panel included, in the order of memory: the hardware's own prefetch stops at pages and loses the second stream. Measured on Zen 5,
+ * one thread, m = 1 / m = 4 from memory read at 42 GB/s: Q4_0 23 / 11 GB/s without, 39 / 38 with; Q4_K 24 / 12 without, 43 / 39 with. */
+enum { OX_AHEAD = 8192 };
+
+typedef struct {
+    const uint8_t *at, *end, *then;     /* position, end of this panel, the panel that this worker reads next (NULL: ask for nothing) */
+} ox_ahead;
+
+OX_INLINE ox_ahead ahead_of(const uint8_t *panel, int64_t bytes, const uint8_t *then)
+{ return (ox_ahead){ panel + OX_AHEAD, panel + bytes, then }; }
+
+OX_INLINE void ahead(ox_ahead *a, int step)
+{
+    if (a->then) {
+        if (a->at >= a->end)
+            a->at = a->then + (a->at - a->end), a->end = (const uint8_t *)UINTPTR_MAX;
+        OX_UNROLL for (int i = 0; i < step; i += 64)
+            OX_PREFETCH(a->at + i);
+        a->at += step;
+    }
+}
 
 /* The 8 groups of a unit as codes of at most `store` bits. */
 OX_INLINE void load_unit(ox_u8x64 *w, const uint8_t *p, int store)
@@ -64,17 +91,19 @@ OX_INLINE ox_f32x16 side_d(const uint8_t *p, int side)
     return side == SIDE_F32 ? f32_load((const float *)p) : f32_load_f16((const uint16_t *)p);
 }
 
-OX_INLINE void tile_32(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *x, int64_t ldx, int64_t cols, int m,
+OX_INLINE void tile_32(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols, int m,
                        int store, int bits, int off, int side, const uint8_t *lut, int block)
 {
     const uint8_t *s = panel, *p = panel + OX_ROUND64(cols / block * OX_SIDE_BYTES(side));
     const int less = off - (bits == 8 ? OX_DOT8_CENTRE : 0), units = block / 32;
     ox_u8x64 table = u8_table(lut ? lut : (const uint8_t *)panel);
+    ox_ahead next = ahead_of(panel, OX_ROUND64(cols / block * OX_SIDE_BYTES(side)) + cols / 32 * OX_UNIT_BYTES(store), then);
     ox_f32x16 acc[8];
     OX_UNROLL for (int t = 0; t < m; t++)
         acc[t] = f32_zero();
     for (int64_t b = 0; b < cols / 32; b++, p += OX_UNIT_BYTES(store), x += ACT32_BYTES) {
         ox_u8x64 w[8];
+        ahead(&next, OX_STEP32(store, side, block));
         load_unit(w, p, store);
         if (lut) {
             OX_UNROLL for (int g = 0; g < 8; g++)
@@ -141,12 +170,13 @@ OX_INLINE void load_head(ox_i32x16 *sp, ox_i32x16 *mp, const uint8_t *p, int hea
     }
 }
 
-OX_INLINE void tile_256(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *x, int64_t ldx, int64_t cols, int m,
+OX_INLINE void tile_256(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols, int m,
                         int store, int bits, int off, int head, int side, const uint8_t *lut)
 {
     const uint8_t *s = panel, *p = panel + OX_ROUND64(cols / 256 * OX_SIDE_BYTES(side));
     const int less = off - (bits == 8 ? OX_DOT8_CENTRE : 0), sub = OX_HEAD_SUB(head);
     ox_u8x64 table = u8_table(lut ? lut : (const uint8_t *)panel);
+    ox_ahead next = ahead_of(panel, p - panel + cols / 256 * (OX_HEAD_BYTES(head) + 8 * OX_UNIT_BYTES(store)), then);
     ox_f32x16 acc[8];
     OX_UNROLL for (int t = 0; t < m; t++)
         acc[t] = f32_zero();
@@ -177,6 +207,7 @@ OX_INLINE void tile_256(float *c, int64_t ldc, const uint8_t *panel, const uint8
         for (int u = 0; u < 8; u += 2) {
             OX_UNROLL for (int v = 0; v < 2; v++, p += OX_UNIT_BYTES(store)) {
                 ox_u8x64 w[8];
+                ahead(&next, OX_STEP256(store, head, side));
                 load_unit(w, p, store);
                 if (lut) {
                     OX_UNROLL for (int g = 0; g < 8; g++)
@@ -217,30 +248,42 @@ OX_INLINE ox_f32x16 load_weights(const uint8_t *p, int form)
                                                                               : f32_load_bf16((const uint16_t *)p);
 }
 
-OX_INLINE void tile_float(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *x, int64_t ldx, int64_t cols, int m, int form, int bytes)
+/* Two chains per output, even and odd columns: one alone would wait for its own fma (4 cycles for 32 bytes of F16). */
+OX_INLINE void tile_float(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols, int m,
+                          int form, int bytes)
 {
-    ox_f32x16 acc[8];
+    ox_ahead next = ahead_of(panel, OX_ROUND64(cols * 16 * bytes), then);
+    ox_f32x16 even[8], odd[8];
     OX_UNROLL for (int t = 0; t < m; t++)
-        acc[t] = f32_zero();
-    for (int64_t k = 0; k < cols; k++, panel += 16 * bytes) {
-        ox_f32x16 w = load_weights(panel, form);
+        even[t] = odd[t] = f32_zero();
+    int64_t k = 0;
+    for (; k + 2 <= cols; k += 2, panel += 32 * bytes) {
+        ahead(&next, 32 * bytes);
+        ox_f32x16 w0 = load_weights(panel, form), w1 = load_weights(panel + 16 * bytes, form);
+        OX_UNROLL for (int t = 0; t < m; t++) {
+            even[t] = f32_fma(w0, f32_set1(act_f32(x + t * ldx + 4 * k)), even[t]);
+            odd[t] = f32_fma(w1, f32_set1(act_f32(x + t * ldx + 4 * k + 4)), odd[t]);
+        }
+    }
+    if (k < cols) {
+        ox_f32x16 w0 = load_weights(panel, form);
         OX_UNROLL for (int t = 0; t < m; t++)
-            acc[t] = f32_fma(w, f32_set1(act_f32(x + t * ldx + 4 * k)), acc[t]);
+            even[t] = f32_fma(w0, f32_set1(act_f32(x + t * ldx + 4 * k)), even[t]);
     }
     OX_UNROLL for (int t = 0; t < m; t++)
-        f32_store(c + t * ldc, acc[t]);
+        f32_store(c + t * ldc, f32_add(even[t], odd[t]));
 }
 
 /* Splits m into the row counts that this instruction set's registers hold; `call` is compiled once for each as M. */
 #define OX_TILES(call)                                                                            \
     if (OX_TILE_ROWS >= 8)                                                                        \
-        for (; m >= 8; m -= 8, c += 8 * ldc, x += 8 * ldx) { enum { M = 8 }; call; }              \
-    for (; m >= 4; m -= 4, c += 4 * ldc, x += 4 * ldx) { enum { M = 4 }; call; }                  \
+        for (; m >= 8; m -= 8, c += 8 * ldc, x += 8 * ldx, then = 0) { enum { M = 8 }; call; }    \
+    for (; m >= 4; m -= 4, c += 4 * ldc, x += 4 * ldx, then = 0) { enum { M = 4 }; call; }        \
     if (m == 3) { enum { M = 3 }; call; }                                                         \
     if (m == 2) { enum { M = 2 }; call; }                                                         \
     if (m == 1) { enum { M = 1 }; call; }
 
-#define OX_TILE_ARGS float *c, int64_t ldc, const uint8_t *panel, const uint8_t *x, int64_t ldx, int64_t cols, int m
+#define OX_TILE_ARGS float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols, int m
 
 enum {
 #define OX_FORMAT(name, id, block, bytes) BLOCK_##name = block,
@@ -249,13 +292,13 @@ enum {
 };
 
 #define OX_FLOAT(name, bytes) \
-    static void tile_##name(OX_TILE_ARGS) { OX_TILES(tile_float(c, ldc, panel, x, ldx, cols, M, FORM_##name, bytes)) }
+    static void tile_##name(OX_TILE_ARGS) { OX_TILES(tile_float(c, ldc, panel, then, x, ldx, cols, M, FORM_##name, bytes)) }
 #define OX_FORM32(name, store, bits, off, side) \
     static void tile_##name(OX_TILE_ARGS) \
-    { OX_TILES(tile_32(c, ldc, panel, x, ldx, cols, M, store, bits, off, side, lut_##name, BLOCK_##name)) }
+    { OX_TILES(tile_32(c, ldc, panel, then, x, ldx, cols, M, store, bits, off, side, lut_##name, BLOCK_##name)) }
 #define OX_FORM256(name, store, bits, off, head, side) \
     static void tile_##name(OX_TILE_ARGS) \
-    { OX_TILES(tile_256(c, ldc, panel, x, ldx, cols, M, store, bits, off, head, side, lut_##name)) }
+    { OX_TILES(tile_256(c, ldc, panel, then, x, ldx, cols, M, store, bits, off, head, side, lut_##name)) }
 #include "lanes/forms.def"
 #undef OX_FLOAT
 #undef OX_FORM32

@@ -98,63 +98,86 @@ cdef class PackedMatrix:
         return out
 
 
-cdef void _panel(const MatmulArgs *a, const MatmulSegment *seg, int64_t p, int64_t column, int64_t row, int m) noexcept nogil:
-    """One panel of one segment against rows [row, row + m) of x."""
+# How one product is cut: `groups` of `group` panels, times ranges of `rows` rows of x.
+cdef struct Cut:
+    int64_t panels, group, groups, rows, chunks
+
+
+cdef inline const uint8_t *_find(const MatmulArgs *a, int64_t p, int *segment, int64_t *local, int64_t *column) noexcept nogil:
+    """Panel p of all segments' panels in a row: its address, its segment, its number and first column there."""
+    cdef int i = 0
+    column[0] = 0
+    if not a.gate:
+        while p >= (a.segments[i].rows + 15) // 16:
+            p -= (a.segments[i].rows + 15) // 16
+            column[0] += a.segments[i].rows
+            i += 1
+    column[0] += 16 * p
+    segment[0] = i
+    local[0] = p
+    return a.segments[i].panels + p * a.segments[i].panel_bytes
+
+
+cdef void _panel(const MatmulArgs *a, int64_t p, int64_t after, int64_t row, int m) noexcept nogil:
+    """One panel (of gate and up if gated) against rows [row, row + m) of x; `after` is the panel that is likely next, -1 if none."""
     cdef float c[OX_RANGE * 16]
-    cdef int live = <int>min(<int64_t>16, seg.rows - 16 * p)
-    a.lanes.tile[seg.form](c, 16, seg.panels + p * seg.panel_bytes, a.x + row * a.ldx, a.ldx, a.cols, m)
-    a.lanes.finish(a.out + row * a.ldout + column, a.ldout, c, 16, a.bias + column if a.bias != NULL else NULL, m, live)
-
-
-cdef void _gated_panel(const MatmulArgs *a, int64_t p, int64_t row, int m) noexcept nogil:
-    """One panel of gate and up against rows [row, row + m) of x."""
-    cdef float g[OX_RANGE * 16]
     cdef float u[OX_RANGE * 16]
-    cdef const MatmulSegment *gate = a.segments
+    cdef int i, j
+    cdef int64_t local, column, k, other
+    cdef const uint8_t *panel = _find(a, p, &i, &local, &column)
+    cdef const uint8_t *then = _find(a, after, &j, &k, &other) if after >= 0 else NULL
+    cdef const MatmulSegment *seg = a.segments + i
     cdef const MatmulSegment *up = a.segments + 1
-    cdef int live = <int>min(<int64_t>16, gate.rows - 16 * p)
-    cdef const float *bias_g = NULL
-    cdef const float *bias_u = NULL
-    if a.bias != NULL:
-        bias_g = a.bias + 16 * p
-        bias_u = a.bias + gate.rows + 16 * p
-    a.lanes.tile[gate.form](g, 16, gate.panels + p * gate.panel_bytes, a.x + row * a.ldx, a.ldx, a.cols, m)
-    a.lanes.tile[up.form](u, 16, up.panels + p * up.panel_bytes, a.x + row * a.ldx, a.ldx, a.cols, m)
-    a.lanes.gate(a.out + row * a.ldout + 16 * p, a.ldout, g, u, 16, bias_g, bias_u, a.gate, m, live)
+    cdef const uint8_t *x = a.x + row * a.ldx
+    cdef float *out = a.out + row * a.ldout + column
+    cdef const float *bias = a.bias + column if a.bias != NULL else NULL
+    cdef int live = <int>min(<int64_t>16, seg.rows - 16 * local)
+    if not a.gate:
+        a.lanes.tile[seg.form](c, 16, panel, then, x, a.ldx, a.cols, m)
+        a.lanes.finish(out, a.ldout, c, 16, bias, m, live)
+        return
+    a.lanes.tile[seg.form](c, 16, panel, up.panels + p * up.panel_bytes, x, a.ldx, a.cols, m)
+    a.lanes.tile[up.form](u, 16, up.panels + p * up.panel_bytes, then, x, a.ldx, a.cols, m)
+    a.lanes.gate(out, a.ldout, c, u, 16, bias, bias + seg.rows if bias != NULL else NULL, a.gate, m, live)
+
+
+cdef Cut _cut(const MatmulArgs *a, int nth) noexcept nogil:
+    """Chunks of about 48 KB of weights (a microsecond), more than workers; ranges of x that stay in a worker's second cache."""
+    cdef Cut cut
+    cdef int i
+    cdef int64_t bytes = 0
+    cut.panels = 0
+    for i in range(a.n_segments):
+        bytes = max(bytes, a.segments[i].panel_bytes)
+        if i == 0 or not a.gate:
+            cut.panels += (a.segments[i].rows + 15) // 16
+    bytes *= 2 if a.gate else 1
+    cut.rows = max(<int64_t>16, min(<int64_t>OX_RANGE, (<int64_t>512 << 10) // a.ldx // 8 * 8))
+    cut.group = max(<int64_t>1, min(49152 // bytes, cut.panels // (4 * nth)))
+    if a.m > 8:
+        cut.group = max(<int64_t>1, cut.group * 8 // min(a.m, cut.rows))
+    cut.groups = (cut.panels + cut.group - 1) // cut.group
+    cut.chunks = cut.groups * ((a.m + cut.rows - 1) // cut.rows)
+    return cut
 
 
 cdef void matmul_part(const MatmulArgs *a, ox_team *team, int ith, int nth) noexcept nogil:
     """Takes chunks until none is left. The caller puts the barrier after it."""
-    cdef int64_t total = 0, bytes = 0, group, groups, ranges, chunk, p, first, column, row, at
-    cdef int i, m, segments = 1 if a.gate else a.n_segments
-    for i in range(segments):
-        total += (a.segments[i].rows + 15) // 16
-    for i in range(a.n_segments):
-        bytes = max(bytes, a.segments[i].panel_bytes)
-    if a.gate:
-        bytes *= 2
-    ranges = (a.m + OX_RANGE - 1) // OX_RANGE
-    group = max(<int64_t>1, 32768 // (bytes * max(<int64_t>1, min(a.m, <int64_t>OX_RANGE) // 8)))
-    groups = (total + group - 1) // group
+    cdef Cut cut = _cut(a, nth)
+    cdef int64_t chunk, p, end, row, after
+    cdef int m
     while True:
         chunk = ox_team_take(team)
-        if chunk >= groups * ranges:
+        if chunk >= cut.chunks:
             return
-        row = chunk // groups * OX_RANGE
-        m = <int>min(<int64_t>OX_RANGE, a.m - row)
-        first = chunk % groups * group
-        for at in range(first, min(total, first + group)):
-            if a.gate:
-                _gated_panel(a, at, row, m)
-                continue
-            p = at
-            column = 0
-            i = 0
-            while p >= (a.segments[i].rows + 15) // 16:
-                p -= (a.segments[i].rows + 15) // 16
-                column += a.segments[i].rows
-                i += 1
-            _panel(a, &a.segments[i], p, column + 16 * p, row, m)
+        row = chunk // cut.groups * cut.rows
+        m = <int>min(cut.rows, a.m - row)
+        p = chunk % cut.groups * cut.group
+        end = min(cut.panels, p + cut.group)
+        after = (chunk + nth) % cut.groups * cut.group if chunk + nth < cut.chunks else -1
+        while p < end:
+            _panel(a, p, p + 1 if p + 1 < end else after, row, m)
+            p += 1
 
 
 def act_bytes(str act, int64_t cols) -> int:
