@@ -22,7 +22,8 @@ HEAD = """\
 /* The lattices that the IQ formats choose their points from: tables of published numbers, written by tools/make_grids.py.
  *
  * One number is one point; coordinate j sits in bits 2 j, 2 j + 1 (8 coordinates) or 3 j .. 3 j + 2 (4 coordinates). Numbers ascend, so
- * points with the same upper half of coordinates stand together: ox_runs_* says where each such run starts, and where the last ends. */
+ * points with the same upper half of coordinates stand together: ox_runs_* says where each such run starts, and where the last ends,
+ * ox_uppers_* what its upper half is. */
 #ifndef OX_FORMATS_GRIDS_H
 #define OX_FORMATS_GRIDS_H
 
@@ -53,10 +54,11 @@ def main() -> None:
         numbers = codes(cls, bits)
         digits = 4 if bits == 2 else 3
         upper = [n >> (8 if bits == 2 else 6) for n in numbers]
-        runs = [i for i, u in enumerate(upper) if i == 0 or u != upper[i - 1]] + [len(numbers)]
+        starts = [i for i, u in enumerate(upper) if i == 0 or u != upper[i - 1]]
         text.append(f"\n/* {meaning} */\n")
         text.append(array(f"ox_grid_{name}", [f"0x{n:0{digits}x}" for n in numbers]))
-        text.append(array(f"ox_runs_{name}", [str(n) for n in runs]))
+        text.append(array(f"ox_runs_{name}", [str(n) for n in (*starts, len(numbers))]))
+        text.append(array(f"ox_uppers_{name}", [str(upper[n]) for n in starts]))
     text.append("\n#endif\n")
     OUT.write_text("".join(text))
 

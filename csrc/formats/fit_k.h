@@ -139,6 +139,10 @@ OX_INLINE void ox_pick_k_scaled(ox_k_scaled *fit, const float *x, const float *c
     }
 }
 
+static inline float ox_snap_scale6(float v) {
+    return ox_round(ox_clip(v, -32.0f, 31.0f));
+}
+
 /* The half that fits all picks best. */
 OX_INLINE void ox_refit_k_scaled(ox_k_scaled *fit, const float *x, const float *cost, const ox_k_scaled_kind *kind, ox_snap snap) {
     double aa = 0, ax = 0;
@@ -150,15 +154,20 @@ OX_INLINE void ox_refit_k_scaled(ox_k_scaled *fit, const float *x, const float *
     if (aa > 0) fit->d = ox_half_of((float)(ax / aa));
 }
 
-OX_INLINE ox_k_scaled ox_fit_k_scaled(const float *x, const float *cost, const ox_k_scaled_kind *kind, ox_snap snap) {
-    float own[16], top = 0.0f;
+/* snap is for numbers, snap_scale for scales. */
+OX_INLINE ox_k_scaled ox_fit_k_scaled(const float *x, const float *cost, const ox_k_scaled_kind *kind, ox_snap snap, ox_snap snap_scale) {
+    float own[16] = {0}, matters[16] = {0}, top = 0.0f;
     for (int s = 0; s * kind->width < 256; s++) {
         own[s] = ox_fit_scaled(x + kind->width * s, cost + kind->width * s, kind->width, snap, 0, kind->from, kind->to, kind->steps);
+        matters[s] = ox_scaled_moments(x + kind->width * s, cost + kind->width * s, kind->width, ox_inverse(own[s]), snap).qq;
         top = ox_abs(own[s]) > ox_abs(top) ? own[s] : top;
     }
+    /* Three starts: the largest scale becomes the lowest or the highest integer, or the integers fit all scales best by what they cost. */
+    float starts[3] = {top / kind->scale_lo, top / kind->scale_hi};
+    starts[2] = ox_fit_scaled(own, matters, 256 / kind->width, snap_scale, 0, -0.7f * kind->scale_lo, -1.1f * kind->scale_lo, 24);
     ox_k_scaled best = {.error = 3.4e38f};
-    for (int side = 0; side < 2; side++) { /* the largest scale may become the lowest or the highest integer */
-        ox_k_scaled fit = {.d = ox_half_of(top / (side ? kind->scale_hi : kind->scale_lo))};
+    for (int start = 0; start < 3; start++) {
+        ox_k_scaled fit = {.d = ox_half_of(starts[start])};
         for (int k = 0; k < OX_K_ROUNDS; k++) {
             ox_pick_k_scaled(&fit, x, cost, kind, snap, own);
             if (fit.error < best.error) best = fit;

@@ -34,8 +34,9 @@ static void ox_unpack_IQ1_M(float *dst, const void *src, int64_t columns) {
 
 static void ox_quantise_IQ1_M(void *dst, const float *src, const float *weights, int64_t columns) {
     static const ox_lattice_kind kind = {
-        .points = ox_grid_iq1, .runs = ox_runs_iq1, .run_count = sizeof ox_runs_iq1 / sizeof ox_runs_iq1[0] - 1, .coordinates = 8,
-        .levels = ox_iq1_levels, .signs = 0, .shifts = 2, .width = 16, .codes = 8, .unit = 1.0f, .from = 0.9f, .to = 3.2f, .steps = 14,
+        .points = ox_grid_iq1, .runs = ox_runs_iq1, .uppers = ox_uppers_iq1,
+        .run_count = sizeof ox_uppers_iq1 / sizeof ox_uppers_iq1[0], .coordinates = 8,
+        .levels = ox_iq1_levels, .signs = 0, .shifts = 2, .width = 16, .codes = 8, .unit = 1.0f, .from = 0.9f, .to = 3.2f, .steps = 6,
     };
     ox_iq1_m *b = dst;
     for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {

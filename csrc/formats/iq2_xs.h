@@ -28,8 +28,9 @@ static void ox_unpack_IQ2_XS(float *dst, const void *src, int64_t columns) {
 
 static void ox_quantise_IQ2_XS(void *dst, const float *src, const float *weights, int64_t columns) {
     static const ox_lattice_kind kind = {
-        .points = ox_grid_iq2_xs, .runs = ox_runs_iq2_xs, .run_count = sizeof ox_runs_iq2_xs / sizeof ox_runs_iq2_xs[0] - 1, .coordinates = 8,
-        .levels = ox_iq2_levels, .signs = 2, .shifts = 0, .width = 16, .codes = 16, .unit = 0.125f, .from = 24.0f, .to = 56.0f, .steps = 12,
+        .points = ox_grid_iq2_xs, .runs = ox_runs_iq2_xs, .uppers = ox_uppers_iq2_xs,
+        .run_count = sizeof ox_uppers_iq2_xs / sizeof ox_uppers_iq2_xs[0], .coordinates = 8,
+        .levels = ox_iq2_levels, .signs = 2, .shifts = 0, .width = 16, .codes = 16, .unit = 0.125f, .from = 24.0f, .to = 56.0f, .steps = 5,
     };
     ox_iq2_xs *b = dst;
     for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {

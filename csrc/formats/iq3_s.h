@@ -33,8 +33,9 @@ static void ox_unpack_IQ3_S(float *dst, const void *src, int64_t columns) {
 
 static void ox_quantise_IQ3_S(void *dst, const float *src, const float *weights, int64_t columns) {
     static const ox_lattice_kind kind = {
-        .points = ox_grid_iq3_s, .runs = ox_runs_iq3_s, .run_count = sizeof ox_runs_iq3_s / sizeof ox_runs_iq3_s[0] - 1, .coordinates = 4,
-        .levels = ox_iq3_s_levels, .signs = 1, .shifts = 0, .width = 32, .codes = 16, .unit = 1.0f, .from = 10.0f, .to = 17.0f, .steps = 12,
+        .points = ox_grid_iq3_s, .runs = ox_runs_iq3_s, .uppers = ox_uppers_iq3_s,
+        .run_count = sizeof ox_uppers_iq3_s / sizeof ox_uppers_iq3_s[0], .coordinates = 4,
+        .levels = ox_iq3_s_levels, .signs = 1, .shifts = 0, .width = 32, .codes = 16, .unit = 1.0f, .from = 10.0f, .to = 17.0f, .steps = 5,
     };
     ox_iq3_s *b = dst;
     for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {

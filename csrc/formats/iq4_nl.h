@@ -47,7 +47,7 @@ static void ox_quantise_IQ4_NL(void *dst, const float *src, const float *weights
     for (int64_t i = 0; i < columns; i += 32, b++, src += 32) {
         float cost[32];
         ox_costs(cost, weights ? weights + i : NULL, 32);
-        float inverse = ox_inverse(ox_put_scale(b->d, ox_fit_scaled(src, cost, 32, ox_snap_iq4, 0, 90.0f, 132.0f, 15)));
+        float inverse = ox_inverse(ox_put_scale(b->d, ox_fit_scaled(src, cost, 32, ox_snap_iq4, 0, 90.0f, 132.0f, 9)));
         for (int j = 0; j < 16; j++)
             b->nibbles[j] = (uint8_t)(ox_iq4_code(src[j] * inverse) | ox_iq4_code(src[16 + j] * inverse) << 4);
     }

@@ -36,13 +36,13 @@ static void ox_unpack_IQ4_XS(float *dst, const void *src, int64_t columns) {
 }
 
 static void ox_quantise_IQ4_XS(void *dst, const float *src, const float *weights, int64_t columns) {
-    static const ox_k_scaled_kind kind = {.width = 32, .scale_lo = -32.0f, .scale_hi = 31.0f, .from = 90.0f, .to = 132.0f, .steps = 15};
+    static const ox_k_scaled_kind kind = {.width = 32, .scale_lo = -32.0f, .scale_hi = 31.0f, .from = 90.0f, .to = 132.0f, .steps = 9};
     ox_iq4_xs *b = dst;
     for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
         float cost[256];
         unsigned high = 0;
         ox_costs(cost, weights ? weights + i : NULL, 256);
-        ox_k_scaled fit = ox_fit_k_scaled(src, cost, &kind, ox_snap_iq4);
+        ox_k_scaled fit = ox_fit_k_scaled(src, cost, &kind, ox_snap_iq4, ox_snap_scale6);
         memset(b, 0, sizeof *b);
         ox_store16(b->d, ox_float_to_half(fit.d));
         for (int s = 0; s < 8; s++) {

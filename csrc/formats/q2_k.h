@@ -29,7 +29,7 @@ static void ox_unpack_Q2_K(float *dst, const void *src, int64_t columns) {
 }
 
 static void ox_quantise_Q2_K(void *dst, const float *src, const float *weights, int64_t columns) {
-    static const ox_k_affine_kind kind = {.width = 16, .top = 3.0f, .top_scale = 15.0f, .over = 2.0f, .steps = 19};
+    static const ox_k_affine_kind kind = {.width = 16, .top = 3.0f, .top_scale = 15.0f, .over = 2.0f, .steps = 10};
     ox_q2_k *b = dst;
     for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
         float cost[256];

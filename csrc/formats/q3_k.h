@@ -43,13 +43,13 @@ static inline float ox_snap_Q3_K(float v) {
 }
 
 static void ox_quantise_Q3_K(void *dst, const float *src, const float *weights, int64_t columns) {
-    static const ox_k_scaled_kind kind = {.width = 16, .scale_lo = -32.0f, .scale_hi = 31.0f, .from = 1.8f, .to = 4.6f, .steps = 16};
+    static const ox_k_scaled_kind kind = {.width = 16, .scale_lo = -32.0f, .scale_hi = 31.0f, .from = 1.8f, .to = 4.6f, .steps = 9};
     ox_q3_k *b = dst;
     for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
         float cost[256];
         int8_t q[256];
         ox_costs(cost, weights ? weights + i : NULL, 256);
-        ox_k_scaled fit = ox_fit_k_scaled(src, cost, &kind, ox_snap_Q3_K);
+        ox_k_scaled fit = ox_fit_k_scaled(src, cost, &kind, ox_snap_Q3_K, ox_snap_scale6);
         memset(b, 0, sizeof *b);
         ox_store16(b->d, ox_float_to_half(fit.d));
         for (int s = 0; s < 16; s++) {

@@ -31,7 +31,7 @@ static void ox_quantise_Q4_0(void *dst, const float *src, const float *weights, 
         int8_t q[32];
         float cost[32];
         ox_costs(cost, weights ? weights + i : NULL, 32);
-        float d = ox_fit_scaled(src, cost, 32, ox_snap_Q4_0, 0, 5.5f, 8.5f, 16);
+        float d = ox_fit_scaled(src, cost, 32, ox_snap_Q4_0, 0, 5.5f, 8.5f, 9);
         ox_snap_all(q, src, 32, ox_put_scale(b->d, d), ox_snap_Q4_0);
         for (int j = 0; j < 16; j++) b->nibbles[j] = (uint8_t)((q[j] + 8) | (q[16 + j] + 8) << 4);
     }

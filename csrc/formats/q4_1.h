@@ -28,7 +28,7 @@ static void ox_quantise_Q4_1(void *dst, const float *src, const float *weights, 
         uint8_t q[32];
         float cost[32];
         ox_costs(cost, weights ? weights + i : NULL, 32);
-        ox_affine fit = ox_fit_affine(src, cost, 32, 15.0f, 0, 3.0f, 13);
+        ox_affine fit = ox_fit_affine(src, cost, 32, 15.0f, 0, 3.0f, 7);
         float d = ox_put_scale(b->d, fit.d), m = ox_put_scale(b->m, fit.m);
         ox_round_affine(q, src, 32, 15.0f, d, m);
         for (int j = 0; j < 16; j++) b->nibbles[j] = (uint8_t)(q[j] | q[16 + j] << 4);

@@ -35,7 +35,7 @@ static void ox_quantise_Q5_0(void *dst, const float *src, const float *weights, 
         float cost[32];
         ox_costs(cost, weights ? weights + i : NULL, 32);
         uint32_t high = 0;
-        float d = ox_fit_scaled(src, cost, 32, ox_snap_Q5_0, 0, 13.0f, 16.5f, 16);
+        float d = ox_fit_scaled(src, cost, 32, ox_snap_Q5_0, 0, 13.0f, 16.5f, 9);
         ox_snap_all(q, src, 32, ox_put_scale(b->d, d), ox_snap_Q5_0);
         for (int j = 0; j < 32; j++) high |= (uint32_t)(q[j] + 16) >> 4 << j;
         for (int j = 0; j < 16; j++) b->nibbles[j] = (uint8_t)(((q[j] + 16) & 15) | ((q[16 + j] + 16) & 15) << 4);

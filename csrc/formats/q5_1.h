@@ -32,7 +32,7 @@ static void ox_quantise_Q5_1(void *dst, const float *src, const float *weights, 
         float cost[32];
         ox_costs(cost, weights ? weights + i : NULL, 32);
         uint32_t high = 0;
-        ox_affine fit = ox_fit_affine(src, cost, 32, 31.0f, 0, 3.0f, 13);
+        ox_affine fit = ox_fit_affine(src, cost, 32, 31.0f, 0, 3.0f, 7);
         float d = ox_put_scale(b->d, fit.d), m = ox_put_scale(b->m, fit.m);
         ox_round_affine(q, src, 32, 31.0f, d, m);
         for (int j = 0; j < 32; j++) high |= (uint32_t)(q[j] >> 4) << j;

@@ -34,7 +34,7 @@ static void ox_unpack_Q5_K(float *dst, const void *src, int64_t columns) {
 }
 
 static void ox_quantise_Q5_K(void *dst, const float *src, const float *weights, int64_t columns) {
-    static const ox_k_affine_kind kind = {.width = 32, .top = 31.0f, .top_scale = 63.0f, .over = 3.0f, .steps = 13};
+    static const ox_k_affine_kind kind = {.width = 32, .top = 31.0f, .top_scale = 63.0f, .over = 3.0f, .steps = 7};
     ox_q5_k *b = dst;
     for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
         float cost[256];

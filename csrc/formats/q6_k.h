@@ -35,13 +35,13 @@ static inline float ox_snap_Q6_K(float v) {
 }
 
 static void ox_quantise_Q6_K(void *dst, const float *src, const float *weights, int64_t columns) {
-    static const ox_k_scaled_kind kind = {.width = 16, .scale_lo = -128.0f, .scale_hi = 127.0f, .from = 29.0f, .to = 32.5f, .steps = 15};
+    static const ox_k_scaled_kind kind = {.width = 16, .scale_lo = -128.0f, .scale_hi = 127.0f, .from = 29.0f, .to = 32.5f, .steps = 9};
     ox_q6_k *b = dst;
     for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
         float cost[256];
         int8_t q[256];
         ox_costs(cost, weights ? weights + i : NULL, 256);
-        ox_k_scaled fit = ox_fit_k_scaled(src, cost, &kind, ox_snap_Q6_K);
+        ox_k_scaled fit = ox_fit_k_scaled(src, cost, &kind, ox_snap_Q6_K, ox_snap_byte);
         memset(b, 0, sizeof *b);
         ox_store16(b->d, ox_float_to_half(fit.d));
         memcpy(b->scale, fit.scale, 16);
