@@ -41,13 +41,14 @@ typedef struct {
     void (*mass)(const float *work, const float *peak, int supers, double ref, double scale, double *out);
     void (*weigh)(const float *logit, double *w, int count, double ref, double scale);
     void (*spread)(const float *logit, int count, double ref, double *out);
-    int (*drop)(float *work, float *peak, int supers, float least);
+    int (*sift)(float *work, float *peak, const float *order, int supers, float least);
+    void (*nearness)(const float *logit, float *order, int count, double ref, double scale, double center);
     void (*bucket)(const float *logit, int32_t *bucket, int count, float ref, float inverse);
     float (*lowest)(const float *logit, int count, float best);
 } oxs_kernels;
 
 #define OXS_TABLE(suffix) \
-    {#suffix, load_##suffix, mass_##suffix, weigh_##suffix, spread_##suffix, drop_##suffix, bucket_##suffix, lowest_##suffix}
+    {#suffix, load_##suffix, mass_##suffix, weigh_##suffix, spread_##suffix, sift_##suffix, nearness_##suffix, bucket_##suffix, lowest_##suffix}
 
 #define OXS_NAME(x) x##_scalar
 #define OXS_TARGET
@@ -297,16 +298,18 @@ static inline int oxs_step(float logit, float ref, float inverse) {
     return t < 2047.0f ? (int)t : 2047;
 }
 
-/* `oxs_cut` over the finite logits of a whole row, where a weight is exp((logit - ref)*scale), or 1 each with scale 0.
+/* `oxs_cut` over the finite logits of a whole row, in descending `order` (the row itself, or an array beside it that is -inf
+ * where the row is), where a weight is exp((logit - ref)*scale), or 1 each with scale 0.
  *
- * Weights are added up in 2048 even steps of the logit from `ref` (the largest) down to `span` below; only the step in which the
+ * Weights are added up in 2048 even steps of the order from `top` (its largest) down to `depth` below; only the step in which the
  * mass is reached is looked at closer. Scratch: keys tk and tk2, weights w and tw, floats f, all as long as the padded row. */
 static inline uint64_t oxs_row_cut(const oxs_kernels *k, const float *work, const float *peak, int supers, double ref, double scale,
-                                   double need, uint64_t *tk, uint64_t *tk2, double *w, double *tw, float *f) {
+                                   const float *order, float top, double depth, double need,
+                                   uint64_t *tk, uint64_t *tk2, double *w, double *tw, float *f) {
     double hist[2][2048], chunk[OXS_SUPER], done = 0; /* two histograms: neighbours that share a step need not wait */
     int32_t *step = (int32_t *)tk2;
-    float low = k->lowest(work, supers * OXS_SUPER, (float)ref), range = (float)ref - low;
-    float span = scale > 0 && 48 / scale < range ? (float)(48 / scale) : range; /* what lies deeper weighs next to nothing */
+    float low = k->lowest(order, supers * OXS_SUPER, top), range = top - low;
+    float span = depth < range ? (float)depth : range;
     float inverse = 2047 / (span > 1e-30f ? span : 1e-30f);
     int b = 0, last, n = 0;
     if (!(inverse >= 1e-35f)) inverse = 1e-35f; /* an infinite range: one step may hold all */
@@ -319,25 +322,24 @@ static inline uint64_t oxs_row_cut(const oxs_kernels *k, const float *work, cons
         } else {
             for (int i = 0; i < OXS_SUPER; i++) chunk[i] = work[s * OXS_SUPER + i] >= -OXS_LARGEST ? 1 : 0;
         }
-        k->bucket(work + s * OXS_SUPER, at, OXS_SUPER, (float)ref, inverse);
+        k->bucket(order + s * OXS_SUPER, at, OXS_SUPER, top, inverse);
         for (int i = 0; i < OXS_SUPER; i += 2) {
             hist[0][at[i]] += chunk[i];
             hist[1][at[i + 1]] += chunk[i + 1];
         }
     }
-    last = oxs_step(low, (float)ref, inverse);
+    last = oxs_step(low, top, inverse);
     for (; b < last && done + (hist[0][b] + hist[1][b]) < need; b++) done += hist[0][b] + hist[1][b];
     for (int i = 0; i < 16 * supers; i++) {
         if (!(peak[i] >= -OXS_LARGEST)) continue;
         int base = i / 16 * OXS_SUPER + i % 16;
         for (int r = 0; r < OXS_SUPER; r += 16) {
-            float x = work[base + r];
-            if (step[base + r] != b || !(x >= -OXS_LARGEST)) continue;
-            f[n] = x;
-            tk[n++] = oxs_key(x, (uint32_t)(base + r));
+            if (step[base + r] != b || !(work[base + r] >= -OXS_LARGEST)) continue;
+            f[n] = work[base + r];
+            tk[n++] = oxs_key(order[base + r], (uint32_t)(base + r));
         }
     }
-    for (int i = n; i < ((n + 7) & ~7); i++) f[i] = low;
+    for (int i = n; i < ((n + 7) & ~7); i++) f[i] = (float)ref;
     if (scale > 0) k->weigh(f, w, n, ref, scale);
     return oxs_cut(tk, scale > 0 ? w : 0, n, need - done, tk2, tw);
 }

@@ -9,7 +9,8 @@ cdef extern from "sample.h" nogil:
         void (*mass)(const float *work, const float *peak, int supers, double ref, double scale, double *out) noexcept nogil
         void (*weigh)(const float *logit, double *w, int count, double ref, double scale) noexcept nogil
         void (*spread)(const float *logit, int count, double ref, double *out) noexcept nogil
-        int (*drop)(float *work, float *peak, int supers, float least) noexcept nogil
+        int (*sift)(float *work, float *peak, const float *order, int supers, float least) noexcept nogil
+        void (*nearness)(const float *logit, float *order, int count, double ref, double scale, double center) noexcept nogil
         void (*bucket)(const float *logit, int32_t *bucket, int count, float ref, float inverse) noexcept nogil
         float (*lowest)(const float *logit, int count, float best) noexcept nogil
 

@@ -26,8 +26,8 @@ cdef extern from "sample.h" nogil:
     float oxs_logit(uint64_t key)
     void oxs_sort(uint64_t *a, int n, uint64_t *spare)
     uint64_t oxs_cut(const uint64_t *key, const double *w, int n, double need, uint64_t *tk, double *tw)
-    uint64_t oxs_row_cut(const oxs_kernels *k, const float *work, const float *peak, int supers, double ref, double scale, double need,
-                         uint64_t *tk, uint64_t *tk2, double *w, double *tw, float *f)
+    uint64_t oxs_row_cut(const oxs_kernels *k, const float *work, const float *peak, int supers, double ref, double scale,
+                         const float *order, float top, double depth, double need, uint64_t *tk, uint64_t *tk2, double *w, double *tw, float *f)
     float oxs_kth_peak(const float *peak, int n, int k, float *heap)
     int oxs_gather(const float *work, const float *peak, int supers, float least, uint64_t *out)
     void oxs_set(float *work, float *peak, int id, float value)
@@ -46,6 +46,7 @@ cdef uint64_t GOLDEN_SEED = 0x517cc1b727220a95ULL
 cdef float NONE = float("-inf")
 cdef double LN2 = 0.6931471805599453
 cdef double SLACK = 1 - 2.0 ** -22    # a mass or weight within float32 rounding of its bound counts as having reached it
+cdef double LOW_WEIGHT = 48           # exp(-48) and below: weighs next to nothing beside the largest
 cdef enum:
     SORT_LIMIT = 1024                 # lists up to this length are kept sorted
     PEAK_LIMIT = 512                  # up to this many candidates are selected by the peaks of blocks

@@ -215,16 +215,27 @@ cdef void stage_top_k(View *v, const Op *op, const Facts *f, Memory *m) noexcept
 
 cdef void stage_typical(View *v, const Op *op, const Facts *f, Memory *m) noexcept nogil:
     """a: keeps the tokens whose surprise is nearest to the entropy, up to mass a."""
-    cdef double h, log_mass, d
+    cdef double center = -entropy(v)        # plus log(mass): the log-weight of a token whose surprise is the entropy
+    cdef double need
+    cdef float *order = <float *>v.other
+    cdef float top = NONE
     cdef uint64_t least
     cdef int i, n = 0
-    materialise(v)
-    h = entropy(v)
-    log_mass = oxs_log(v.mass)
+    center += oxs_log(v.mass)
+    need = op.a * v.mass * SLACK
+    if v.dense:
+        v.k.nearness(v.work, order, v.supers * OXS_SUPER, v.ref, v.scale, center)
+        for i in range(v.supers * OXS_SUPER):
+            top = order[i] if order[i] > top else top
+        least = oxs_row_cut(v.k, v.work, v.peak, v.supers, v.ref, v.scale, order, top, LOW_WEIGHT, need, v.key, v.spare, v.w, v.spare_w, v.logit)
+        keep_row_from(v, order, least)
+        return
+    for i in range((v.count + 7) & ~7):
+        v.logit[i] = oxs_logit(v.key[i]) if i < v.count else NONE
+    v.k.nearness(v.logit, order, (v.count + 7) & ~7, v.ref, v.scale, center)
     for i in range(v.count):
-        d = log_mass - ((<double>oxs_logit(v.key[i]) - v.ref) * v.scale) - h
-        v.spare[i] = oxs_key(-<float>(d if d > 0 else -d), oxs_id(v.key[i]))
-    least = oxs_cut(v.spare, v.w, v.count, op.a * v.mass * SLACK, v.other, v.spare_w)
+        v.spare[i] = oxs_key(order[i], oxs_id(v.key[i]))
+    least = oxs_cut(v.spare, v.w, v.count, need, v.other, v.spare_w)
     for i in range(v.count):
         if v.spare[i] >= least:
             v.key[n] = v.key[i]
@@ -268,7 +279,7 @@ cdef void stage_top_p(View *v, const Op *op, const Facts *f, Memory *m) noexcept
             v.count = n
             total(v)
         else:
-            keep_row_from(v, row_cut(v, v.scale, need))
+            keep_row_from(v, v.work, row_cut(v, v.scale, need))
     elif v.sorted:
         for i in range(v.count):
             done += v.w[i]

@@ -110,24 +110,21 @@ cdef int gather_top(View *v, int k) noexcept nogil:
 
 cdef uint64_t row_cut(View *v, double scale, double need) noexcept nogil:
     """Of a dense view with a valid ref: the smallest key of the shortest descending run with mass (count at scale 0) >= need."""
-    return oxs_row_cut(v.k, v.work, v.peak, v.supers, v.ref, scale, need, v.key, v.spare, v.w, v.spare_w, v.logit)
+    cdef double depth = LOW_WEIGHT / scale if scale > 0 else OXS_LARGEST
+    return oxs_row_cut(v.k, v.work, v.peak, v.supers, v.ref, scale, v.work, <float>v.ref, depth, need, v.key, v.spare, v.w, v.spare_w, v.logit)
 
 
-cdef void keep_row_from(View *v, uint64_t least) noexcept nogil:
-    """Keeps the keys >= least of a dense view; it stays dense while many are left."""
+cdef void keep_row_from(View *v, const float *order, uint64_t least) noexcept nogil:
+    """Keeps of a dense view the tokens whose key by `order` is >= least; it stays dense while many are left."""
     cdef float bound = oxs_logit(least)
-    cdef int i, left = drop_below(v, bound)
-    for i in range(<int>oxs_id(least) + 1, v.supers * OXS_SUPER):     # equal logits of higher ids
-        if v.work[i] == bound:
+    cdef int i, left = v.k.sift(v.work, v.peak, order, v.supers, bound)
+    v.weighed = False
+    for i in range(<int>oxs_id(least) + 1, v.supers * OXS_SUPER):     # equals of higher ids
+        if order[i] == bound and v.work[i] >= -OXS_LARGEST:
             oxs_set(v.work, v.peak, i, NONE)
             left -= 1
     if 4 * left <= v.vocab or left <= SORT_LIMIT:
         materialise(v)
-
-
-cdef int drop_below(View *v, float bound) noexcept nogil:
-    v.weighed = False
-    return v.k.drop(v.work, v.peak, v.supers, bound)
 
 
 cdef void keep_top(View *v, int k) noexcept nogil:
@@ -143,7 +140,7 @@ cdef void keep_top(View *v, int k) noexcept nogil:
             return
     if v.dense:
         v.ref = oxs_highest(v.peak, 16 * v.supers)
-        keep_row_from(v, row_cut(v, 0, k))
+        keep_row_from(v, v.work, row_cut(v, 0, k))
     elif k < v.count:
         if v.sorted:
             shrink(v, k)
@@ -165,7 +162,8 @@ cdef void keep_above(View *v, double bound) noexcept nogil:
         for i in range(16 * v.supers):
             n += v.peak[i] >= least
         if n > PEAK_LIMIT:
-            n = drop_below(v, least)
+            n = v.k.sift(v.work, v.peak, v.work, v.supers, least)
+            v.weighed = False
             if 4 * n > v.vocab and n > SORT_LIMIT:
                 return
         become_list(v, oxs_gather(v.work, v.peak, v.supers, least, v.key))

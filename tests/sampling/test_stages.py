@@ -186,6 +186,13 @@ def test_large_vocabulary_survivors_equal_the_definition(shape):
         same(run([SamplerStage(name, numbers)], logits), want, name)
 
 
+@pytest.mark.parametrize("name, numbers, survivors", [("top_k", (k,), k) for k in (1, 5, 511, 512, 513, 700, 1025, 4000, 4999)] + [
+    ("top_p", (0.5,), 2500), ("top_p", (0.9,), 4500), ("top_p", (0.01,), 50), ("typical", (0.25,), 1250), ("min_p", (1.0,), 5000)])
+def test_equal_logits_go_to_the_lowest_ids(name, numbers, survivors):
+    _, _, ids, _ = run([SamplerStage(name, numbers)], np.full(5000, 0.5, np.float32))
+    assert ids.tolist() == list(range(survivors))
+
+
 @pytest.mark.parametrize("shape", ["flat", "usual", "peaked", "ties", "holes", "wide"])
 def test_every_instruction_set_gives_the_same_bits(shape):
     chains = [[SamplerStage.of("top_k", k=40), SamplerStage.of("top_p", p=0.9), SamplerStage.of("temperature", t=0.7)],
