@@ -26,14 +26,14 @@ CHAT_TEMPLATE = (
 )
 
 
-def documents(seed: int, count: int) -> Iterator[str | list[tuple[str, str]]]:
-    """Yields `count` documents of the world: a string is a story or a portrait, a list a conversation."""
+def documents(seed: int, count: int, *, talk: float = 0.54) -> Iterator[str | list[tuple[str, str]]]:
+    """Yields `count` documents of the world: a string is a story or a portrait, a list a conversation; `talk` is the latter's share."""
     rng = random.Random(seed)
     for _ in range(count):
         draw = rng.random()
-        if draw < 0.44:
+        if draw < (1 - talk) * 0.93:
             yield tell(rng, hero=visitor(rng) if rng.random() < 0.3 else None, short=rng.random() < 0.06).text
-        elif draw < 0.46:
+        elif draw < 1 - talk:
             yield about(rng.choice(PEOPLE))
         else:
             yield conversation(rng)
@@ -70,12 +70,12 @@ def encode_document(tokenizer: Tokenizer, doc: str | list[tuple[str, str]], rng:
     return ids, said
 
 
-def packed_rows(tokenizer: Tokenizer, *, seed: int, count: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+def packed_rows(tokenizer: Tokenizer, *, seed: int, count: int, length: int, talk: float) -> tuple[np.ndarray, np.ndarray]:
     """Rows of `length` + 1 ids and labels (uint16, int16), each row starting with a document; longer documents are cut."""
     rng = random.Random(seed + 1)
     rows: list[tuple[list[int], list[int]]] = []
     room: list[tuple[list[int], list[int]]] = []
-    for doc in documents(seed, count):
+    for doc in documents(seed, count, talk=talk):
         ids, said = encode_document(tokenizer, doc, rng)
         ids = ids[: length + 1]
         labels = [i if s else IGNORED for i, s in zip(ids, said)]

@@ -37,7 +37,7 @@ CLOSE = ("The end.", "And they lived happily in Willow Valley.", "That night, {N
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """One kind of story: what it is about, which skills its helper may have, the hero's own words for the trouble, the lesson, the beats, the questions."""
+    """One kind of story: what it is about, which skills its helper has, the hero's words for the trouble, lesson, beats and questions."""
 
     themes: tuple[str, ...]
     skills: tuple[str, ...] | None

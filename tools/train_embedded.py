@@ -148,12 +148,14 @@ def pace(step: int, steps: int) -> float:
 
 
 def train(work: Path, steps: int, tokens_per_step: int) -> None:
-    """Trains for `steps` steps: most of them with rows of 512 tokens, the last with rows of 1024, where whole conversations fit."""
+    """Trains for `steps` steps: half with stories and talk mixed, then with more talk, the last tenth in rows of 1024 tokens."""
     console = Console()
     torch.manual_seed(SEED)
     work.mkdir(parents=True, exist_ok=True)
-    tokenizer = train_tokenizer(SEED)
-    tokenizer.save(str(work / "tokenizer.json"))
+    vocabulary = work / "tokenizer.json"
+    if not vocabulary.exists():
+        train_tokenizer(SEED).save(str(vocabulary))
+    tokenizer = Tokenizer.from_file(str(vocabulary))
     net = Llama(Shape())
     model = torch.compile(net, dynamic=False)
     opts = optimisers(net)
@@ -165,19 +167,19 @@ def train(work: Path, steps: int, tokens_per_step: int) -> None:
         for opt, state in zip(opts, saved["opts"]):
             opt.load_state_dict(state)
         first = saved["step"]
-    long_from = steps * 17 // 20
-    phases = [(512, first, long_from), (1024, max(first, long_from), steps)]
+    phases = ((512, 0.54, 0, steps // 2), (512, 0.8, steps // 2, steps * 9 // 10), (1024, 0.8, steps * 9 // 10, steps))
     console.print(f"{sum(p.numel() for p in net.parameters()):,} parameters, {steps} steps of {tokens_per_step} tokens, from step {first}")
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeRemainingColumn())
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("training", total=steps, completed=first)
-        for length, begin, end in phases:
+        for index, (length, talk, start, end) in enumerate(phases):
+            begin = max(first, start)
             if begin >= end:
                 continue
-            batch = tokens_per_step // length
-            ids, labels = (torch.from_numpy(a.astype("int64")) for a in packed_rows(tokenizer, seed=SEED + length,
-                count=int((steps * tokens_per_step) * (0.85 if length == 512 else 0.15) / 225), length=length))
-            start, clock = (0 if length == 512 else long_from), time.time()
+            batch, clock = tokens_per_step // length, time.time()
+            count = (end - start) * tokens_per_step // 200
+            arrays = packed_rows(tokenizer, seed=SEED + 2 + 2 * index, count=count, length=length, talk=talk)
+            ids, labels = (torch.from_numpy(a.astype("int64")) for a in arrays)
             for step in range(begin, end):
                 at = torch.arange((step - start) * batch, (step - start + 1) * batch) % len(ids)
                 loss = loss_of(model, net, ids[at], labels[at])
@@ -204,7 +206,7 @@ def train(work: Path, steps: int, tokens_per_step: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder for tokenizer, checkpoints and result")
-    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--tokens-per-step", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
