@@ -5,7 +5,6 @@ chain.py: from a config to a compiled chain; `SamplerChain` for composing by han
 breakers.py: DRY's breakers from text to tokens. draw.py: one draw and its errors. All arithmetic is in `oxillama._core.sampler`.
 """
 from oxillama._core.sampler import Xorshift64
-
 from oxillama.sampling.breakers import breaker_sequences
 from oxillama.sampling.chain import SamplerChain, stages_of
 from oxillama.sampling.config import DRY_BREAKERS, SamplerConfig

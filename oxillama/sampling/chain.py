@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from oxillama._core.sampler import Chain, SamplerCore, Xorshift64
 
+from oxillama._core.sampler import Chain, SamplerCore, Xorshift64
 from oxillama.errors import ConfigError
 from oxillama.sampling.config import SamplerConfig, token_sequence
 from oxillama.sampling.draw import draw

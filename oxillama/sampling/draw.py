@@ -3,8 +3,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from oxillama._core.sampler import SamplerCore
 
+from oxillama._core.sampler import SamplerCore
 from oxillama.errors import SamplingError
 
 BAD_LOGITS, NOTHING_LEFT = -1, -2

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from oxillama._core.sampler import SamplerCore
 
+from oxillama._core.sampler import SamplerCore
 from oxillama.errors import ConfigError, SamplingError
 from oxillama.sampling import Sampler, SamplerChain, SamplerConfig, SamplerStage
 from oxillama.sampling.chain import compile_stages

@@ -3,8 +3,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oxillama._core.sampler import SamplerCore, Xorshift64, instruction_sets, stage_table, use_instruction_set
 
+from oxillama._core.sampler import SamplerCore, Xorshift64, instruction_sets, stage_table, use_instruction_set
 from oxillama.sampling import REORDERABLE, STAGES, SamplerStage
 from oxillama.sampling.chain import compile_stages
 from tests.reference import sampling_oracle as oracle
