@@ -13,9 +13,10 @@
 
 #define OX_UNROLL _Pragma("GCC unroll 8")
 #define OX_BLOCK_GROUPS 4 /* groups converted to floats at a time */
+#define OX_FETCH(p) __builtin_prefetch((p), 0, 2)
 
-/* scores of MQ queries against OX_TILE_G groups; step: floats or halves between the rows of two dims = 16 */
-OX_INLINE void score_tile(int mq, int halves, const float *const *q, const void *const *k, int k_dim, float *scores)
+/* scores of mq queries against OX_TILE_G groups; meanwhile the groups at `next` (NULL: none) come nearer */
+OX_INLINE void score_tile(int mq, int halves, const float *const *q, const void *const *k, const void *const *next, int k_dim, float *scores)
 {
     ox_f32x16 s[OX_TILE_Q][OX_TILE_G];
     OX_UNROLL for (int i = 0; i < mq; i++)
@@ -25,6 +26,9 @@ OX_INLINE void score_tile(int mq, int halves, const float *const *q, const void 
         ox_f32x16 key[OX_TILE_G];
         OX_UNROLL for (int j = 0; j < OX_TILE_G; j++)
             key[j] = halves ? f32_load_f16((const uint16_t *)k[j] + 16 * d) : f32_load((const float *)k[j] + 16 * d);
+        if (halves && next)
+            OX_UNROLL for (int j = 0; j < OX_TILE_G; j++)
+                OX_FETCH((const uint16_t *)next[j] + 16 * d);
         OX_UNROLL for (int i = 0; i < mq; i++) {
             ox_f32x16 x = f32_set1(q[i][d]);
             OX_UNROLL for (int j = 0; j < OX_TILE_G; j++)
@@ -36,22 +40,29 @@ OX_INLINE void score_tile(int mq, int halves, const float *const *q, const void 
             f32_store(scores + OX_SPLIT_KEYS * i + 16 * j, s[i][j]);
 }
 
-/* acc[i] += sum over `keys` rows of v of p[i][key] * v[key], NV vectors wide; v rows are `ldv` values apart */
-OX_INLINE void value_tile(int mq, int nv, int halves, const float *p, const void *v, int ldv, int keys, float *acc, int width)
+/* acc[i] += sum over keys from <= t < to of p[i][t] * v[t / 16][t % 16], nv vectors wide; rows of v are `ldv` values apart */
+OX_INLINE void value_tile(int mq, int nv, int halves, const float *p, const void *const *v, const void *const *next, int column, int ldv,
+                          int from, int to, float *acc, int width)
 {
     ox_f32x16 a[OX_TILE_Q][OX_TILE_G];
     OX_UNROLL for (int i = 0; i < mq; i++)
         OX_UNROLL for (int j = 0; j < nv; j++)
             a[i][j] = f32_load(acc + (int64_t)width * i + 16 * j);
-    for (int t = 0; t < keys; t++) {
-        ox_f32x16 value[OX_TILE_G];
-        OX_UNROLL for (int j = 0; j < nv; j++)
-            value[j] = halves ? f32_load_f16((const uint16_t *)v + (int64_t)ldv * t + 16 * j)
-                              : f32_load((const float *)v + (int64_t)ldv * t + 16 * j);
-        OX_UNROLL for (int i = 0; i < mq; i++) {
-            ox_f32x16 x = f32_set1(p[OX_SPLIT_KEYS * i + t]);
+    for (int t = from; t < to;) {
+        int g = t / 16, end = 16 * (g + 1) < to ? 16 * (g + 1) : to;
+        int64_t at = (int64_t)ldv * (t - 16 * g) + column;
+        for (; t < end; t++, at += ldv) {
+            ox_f32x16 value[OX_TILE_G];
             OX_UNROLL for (int j = 0; j < nv; j++)
-                a[i][j] = f32_fma(x, value[j], a[i][j]);
+                value[j] = halves ? f32_load_f16((const uint16_t *)v[g] + at + 16 * j) : f32_load((const float *)v[g] + at + 16 * j);
+            if (halves && next)
+                OX_UNROLL for (int j = 0; j < nv; j += 2)
+                    OX_FETCH((const uint16_t *)next[g] + at + 16 * j);
+            OX_UNROLL for (int i = 0; i < mq; i++) {
+                ox_f32x16 x = f32_set1(p[OX_SPLIT_KEYS * i + t]);
+                OX_UNROLL for (int j = 0; j < nv; j++)
+                    a[i][j] = f32_fma(x, value[j], a[i][j]);
+            }
         }
     }
     OX_UNROLL for (int i = 0; i < mq; i++)
@@ -62,32 +73,44 @@ OX_INLINE void value_tile(int mq, int nv, int halves, const float *p, const void
 /* One function per number of queries, so that every tile lives in registers. */
 #define OX_EACH_TILE(X) X(1) X(2) X(3) X(4) X(5) X(6)
 
+typedef void scores_fn(const float *const *q, const void *const *k, const void *const *next, int k_dim, float *scores);
+typedef void values_fn(const float *p, const void *const *v, const void *const *next, int ldv, int from, int to, float *acc, int width);
+
 #define OX_SCORES(MQ)                                                                                                              \
-    static OX_NOINLINE void scores_##MQ##_f16(const float *const *q, const void *const *k, int k_dim, float *scores)               \
-    { score_tile(MQ <= OX_TILE_Q ? MQ : 1, 1, q, k, k_dim, scores); }                                                              \
-    static OX_NOINLINE void scores_##MQ##_f32(const float *const *q, const void *const *k, int k_dim, float *scores)               \
-    { score_tile(MQ <= OX_TILE_Q ? MQ : 1, 0, q, k, k_dim, scores); }
+    static OX_NOINLINE void scores_##MQ##_f16(const float *const *q, const void *const *k, const void *const *next, int k_dim,     \
+                                              float *scores)                                                                       \
+    {                                                                                                                              \
+        if (next) score_tile(MQ <= OX_TILE_Q ? MQ : 1, 1, q, k, next, k_dim, scores);                                              \
+        else score_tile(MQ <= OX_TILE_Q ? MQ : 1, 1, q, k, NULL, k_dim, scores);                                                   \
+    }                                                                                                                              \
+    static OX_NOINLINE void scores_##MQ##_f32(const float *const *q, const void *const *k, const void *const *next, int k_dim,     \
+                                              float *scores)                                                                       \
+    { (void)next; score_tile(MQ <= OX_TILE_Q ? MQ : 1, 0, q, k, NULL, k_dim, scores); }
 OX_EACH_TILE(OX_SCORES)
 
 /* v_dim in strips of OX_TILE_G vectors, then single ones */
-OX_INLINE void value_strips(int mq, int halves, const float *p, const void *v, int ldv, int keys, float *acc, int width)
+OX_INLINE void value_strips(int mq, int halves, const float *p, const void *const *v, const void *const *next, int ldv, int from, int to,
+                            float *acc, int width)
 {
-    int c = 0, size = halves ? 2 : 4;
+    int c = 0;
     for (; c + 16 * OX_TILE_G <= width; c += 16 * OX_TILE_G)
-        value_tile(mq, OX_TILE_G, halves, p, (const char *)v + c * size, ldv, keys, acc + c, width);
+        value_tile(mq, OX_TILE_G, halves, p, v, next, c, ldv, from, to, acc + c, width);
     for (; c < width; c += 16)
-        value_tile(mq, 1, halves, p, (const char *)v + c * size, ldv, keys, acc + c, width);
+        value_tile(mq, 1, halves, p, v, next, c, ldv, from, to, acc + c, width);
 }
 
 #define OX_VALUES(MQ)                                                                                                              \
-    static OX_NOINLINE void values_##MQ##_f16(const float *p, const void *v, int ldv, int keys, float *acc, int width)             \
-    { value_strips(MQ <= OX_TILE_Q ? MQ : 1, 1, p, v, ldv, keys, acc, width); }                                                    \
-    static OX_NOINLINE void values_##MQ##_f32(const float *p, const void *v, int ldv, int keys, float *acc, int width)             \
-    { value_strips(MQ <= OX_TILE_Q ? MQ : 1, 0, p, v, ldv, keys, acc, width); }
+    static OX_NOINLINE void values_##MQ##_f16(const float *p, const void *const *v, const void *const *next, int ldv, int from,    \
+                                              int to, float *acc, int width)                                                       \
+    {                                                                                                                              \
+        if (next) value_strips(MQ <= OX_TILE_Q ? MQ : 1, 1, p, v, next, ldv, from, to, acc, width);                                \
+        else value_strips(MQ <= OX_TILE_Q ? MQ : 1, 1, p, v, NULL, ldv, from, to, acc, width);                                     \
+    }                                                                                                                              \
+    static OX_NOINLINE void values_##MQ##_f32(const float *p, const void *const *v, const void *const *next, int ldv, int from,    \
+                                              int to, float *acc, int width)                                                       \
+    { (void)next; value_strips(MQ <= OX_TILE_Q ? MQ : 1, 0, p, v, NULL, ldv, from, to, acc, width); }
 OX_EACH_TILE(OX_VALUES)
 
-typedef void scores_fn(const float *const *q, const void *const *k, int k_dim, float *scores);
-typedef void values_fn(const float *p, const void *v, int ldv, int keys, float *acc, int width);
 #define OX_NAME_SCORES(MQ) { scores_##MQ##_f32, scores_##MQ##_f16 },
 #define OX_NAME_VALUES(MQ) { values_##MQ##_f32, values_##MQ##_f16 },
 static scores_fn *const score_tiles[][2] = { { NULL, NULL }, OX_EACH_TILE(OX_NAME_SCORES) };
@@ -116,6 +139,7 @@ OX_INLINE void score_block(ox_split *s, int g0, int lo, int hi)
     const void *k[OX_BLOCK_GROUPS];
     const void *any = s->k[lo / 16 > g0 ? lo / 16 : g0];
     int halves = s->halves;
+    const void *const *next = s->ahead ? s->next_k + g0 : NULL;
     for (int j = 0; j < OX_BLOCK_GROUPS; j++)   /* a group nobody sees stands in for itself: its scores are never looked at */
         k[j] = 16 * (g0 + j) < hi && 16 * (g0 + j + 1) > lo ? s->k[g0 + j] : any;
     if (halves && s->queries > 2 * OX_TILE_Q) { /* enough queries to convert once for all */
@@ -133,7 +157,7 @@ OX_INLINE void score_block(ox_split *s, int g0, int lo, int hi)
         bounds(s, i0, i1, &first, &last);
         for (int j = 0; j < OX_BLOCK_GROUPS; j += OX_TILE_G)
             if (16 * (g0 + j) < last && 16 * (g0 + j + OX_TILE_G) > first)
-                score_tiles[i1 - i0][halves](s->q + i0, k + j, s->k_dim, s->scores + OX_SPLIT_KEYS * i0 + 16 * (g0 + j));
+                score_tiles[i1 - i0][halves](s->q + i0, k + j, next && i0 == 0 ? next + j : NULL, s->k_dim, s->scores + OX_SPLIT_KEYS * i0 + 16 * (g0 + j));
     }
 }
 
@@ -167,11 +191,11 @@ OX_INLINE void soften(ox_split *s, int i)
         f32_store(s->acc + (int64_t)s->width * i + c, f32_zero());
 }
 
-/* The values of keys t0 <= key < t1, all within rows of one block or group starting at `base`, for one tile of queries. Each query adds
- * exactly the keys it sees, ascending: those all of them see together, those at the ends one query at a time. */
-OX_INLINE void mix_tile(ox_split *s, int i0, int i1, const void *rows, int halves, int ldv, int base, int t0, int t1)
+/* The values of keys t0 <= key < t1 for one tile of queries. Each query adds exactly the keys it sees, ascending: those all of them see
+ * together, those at the ends one query at a time. */
+OX_INLINE void mix_tile(ox_split *s, int i0, int i1, const void *const *v, const void *const *next, int halves, int ldv, int t0, int t1)
 {
-    int lo[OX_TILE_Q], hi[OX_TILE_Q], all = 1, from = t0, to = t1, size = halves ? 2 : 4;
+    int lo[OX_TILE_Q], hi[OX_TILE_Q], all = 1, from = t0, to = t1;
     for (int i = i0; i < i1; i++) {
         int j = i - i0;
         lo[j] = s->first[i] > t0 ? s->first[i] : t0;
@@ -182,18 +206,15 @@ OX_INLINE void mix_tile(ox_split *s, int i0, int i1, const void *rows, int halve
     }
     all &= from < to;
     for (int i = i0; i < i1; i++) {
-        int end = all ? from : hi[i - i0], begin = lo[i - i0];
-        if (begin < end)
-            value_tiles[1][halves](s->scores + OX_SPLIT_KEYS * i + begin, (const char *)rows + (int64_t)(begin - base) * ldv * size, ldv,
-                                   end - begin, s->acc + (int64_t)s->width * i, s->width);
+        int end = all ? from : hi[i - i0];
+        if (lo[i - i0] < end)
+            value_tiles[1][halves](s->scores + OX_SPLIT_KEYS * i, v, NULL, ldv, lo[i - i0], end, s->acc + (int64_t)s->width * i, s->width);
     }
     if (!all) return;
-    value_tiles[i1 - i0][halves](s->scores + OX_SPLIT_KEYS * i0 + from, (const char *)rows + (int64_t)(from - base) * ldv * size, ldv,
-                                 to - from, s->acc + (int64_t)s->width * i0, s->width);
+    value_tiles[i1 - i0][halves](s->scores + OX_SPLIT_KEYS * i0, v, next, ldv, from, to, s->acc + (int64_t)s->width * i0, s->width);
     for (int i = i0; i < i1; i++)
         if (to < hi[i - i0])
-            value_tiles[1][halves](s->scores + OX_SPLIT_KEYS * i + to, (const char *)rows + (int64_t)(to - base) * ldv * size, ldv,
-                                   hi[i - i0] - to, s->acc + (int64_t)s->width * i, s->width);
+            value_tiles[1][halves](s->scores + OX_SPLIT_KEYS * i, v, NULL, ldv, to, hi[i - i0], s->acc + (int64_t)s->width * i, s->width);
 }
 
 /* Rows of V from halves or floats into rows of `width` floats, zeros past v_dim. */
@@ -214,30 +235,21 @@ OX_INLINE void widen_rows(float *to, const void *v, int halves, int rows, int v_
     }
 }
 
-OX_INLINE void mix_block(ox_split *s, int g0, int lo, int hi)
+/* The keys of four groups, their rows widened to floats once for all queries. */
+OX_INLINE void mix_wide(ox_split *s, int g0, int lo, int hi)
 {
-    int widen = (s->halves && s->queries > 2 * OX_TILE_Q) || s->v_dim != s->width;
-    int t0 = 16 * g0 > lo ? 16 * g0 : lo, t1 = 16 * (g0 + OX_BLOCK_GROUPS) < hi ? 16 * (g0 + OX_BLOCK_GROUPS) : hi;
-    if (t0 >= t1) return;
-    if (widen)
-        for (int t = t0; t < t1; ) {
-            int g = t / 16, end = 16 * (g + 1) < t1 ? 16 * (g + 1) : t1;
-            int size = s->halves ? 2 : 4;
-            widen_rows(s->block + (int64_t)s->width * (t - 16 * g0), (const char *)s->v[g] + (int64_t)(t - 16 * g) * s->v_dim * size,
-                       s->halves, end - t, s->v_dim, s->width);
-            t = end;
-        }
+    int t0 = 16 * g0 > lo ? 16 * g0 : lo, t1 = 16 * (g0 + OX_BLOCK_GROUPS) < hi ? 16 * (g0 + OX_BLOCK_GROUPS) : hi, size = s->halves ? 2 : 4;
+    const void *v[OX_SPLIT_GROUPS];
+    for (int g = t0 / 16; 16 * g < t1; g++) {
+        int t = 16 * g > t0 ? 16 * g : t0, end = 16 * (g + 1) < t1 ? 16 * (g + 1) : t1;
+        float *to = s->block + (int64_t)s->width * 16 * (g - g0);
+        widen_rows(to + (int64_t)s->width * (t - 16 * g), (const char *)s->v[g] + (int64_t)(t - 16 * g) * s->v_dim * size, s->halves, end - t,
+                   s->v_dim, s->width);
+        v[g] = to;
+    }
     for (int i0 = 0, i1; i0 < s->queries; i0 = i1) {
         i1 = tile_end(i0, s->queries);
-        if (widen) {
-            mix_tile(s, i0, i1, s->block, 0, s->width, 16 * g0, t0, t1);
-            continue;
-        }
-        for (int t = t0; t < t1; ) {
-            int g = t / 16, end = 16 * (g + 1) < t1 ? 16 * (g + 1) : t1;
-            mix_tile(s, i0, i1, s->v[g], s->halves, s->v_dim, 16 * g, t, end);
-            t = end;
-        }
+        mix_tile(s, i0, i1, v, NULL, 0, s->width, t0, t1);
     }
 }
 
@@ -250,7 +262,14 @@ static void split(ox_split *s)
     for (int b = b0; b < b1; b++) score_block(s, b * OX_BLOCK_GROUPS, lo, hi);
     for (int i = 0; i < s->queries; i++)
         if (s->first[i] < s->last[i]) soften(s, i);
-    for (int b = b0; b < b1; b++) mix_block(s, b * OX_BLOCK_GROUPS, lo, hi);
+    if ((s->halves && s->queries > 2 * OX_TILE_Q) || s->v_dim != s->width) {
+        for (int b = b0; b < b1; b++) mix_wide(s, b * OX_BLOCK_GROUPS, lo, hi);
+        return;
+    }
+    for (int i0 = 0, i1; i0 < s->queries; i0 = i1) {
+        i1 = tile_end(i0, s->queries);
+        mix_tile(s, i0, i1, s->v, s->ahead && i0 == 0 ? s->next_v : NULL, s->halves, s->v_dim, lo, hi);
+    }
 }
 
 /* exp of one float by the vector word, so that it has the same bits */

@@ -28,6 +28,8 @@ typedef struct {
     const float *q[OX_MAX_QUERIES];    /* k_dim floats each, already scaled */
     int first[OX_MAX_QUERIES], last[OX_MAX_QUERIES];
     const void *k[OX_SPLIT_GROUPS], *v[OX_SPLIT_GROUPS];
+    int ahead;                         /* whether next_k and next_v say where the caller's next split lies: any readable addresses */
+    const void *next_k[OX_SPLIT_GROUPS], *next_v[OX_SPLIT_GROUPS];
     float *m, *l;                      /* per query: largest score, sum of exp(score - m) */
     float *acc;                        /* per query: sum of exp(score - m) v, rows of `width` floats */
     int width;                         /* v_dim rounded up to 16 */

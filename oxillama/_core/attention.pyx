@@ -16,7 +16,7 @@ from libc.string cimport memcpy
 from oxillama._core.pool cimport KvLayer, page_of
 from oxillama._core.step cimport Common, Op, Plan, Step, Tiles, row_of, rows_of
 from oxillama._core.threads cimport ox_team, ox_team_take
-from oxillama._core.vectors cimport OX_MAX_QUERIES, OX_SPLIT_KEYS, ox_split, ox_vec
+from oxillama._core.vectors cimport OX_MAX_QUERIES, OX_SPLIT_GROUPS, OX_SPLIT_KEYS, ox_split, ox_vec
 
 cdef extern from *:
     """
@@ -31,6 +31,8 @@ cdef enum:
     ROWS = 16                        # rows of a rope_store chunk
     PARTIAL_LIMIT = 16 << 20         # floats: beyond this a tile's splits are folded by one worker
     ITEMS_PER_WORKER = 4             # fewer items than this a worker: go by splits
+    CHUNKS_PER_WORKER = 16           # aimed at when going by splits: heads of one split share a chunk where there are more
+    FETCH_QUERIES = 12               # most queries of a tile that waits for memory, not for arithmetic
 
 
 # ---- rope_store ------------------------------------------------------------------------------------------------------
@@ -227,22 +229,43 @@ cdef void mark(const AttendArgs *a, const Step *step, const Tiles *tiles, int ti
             s.last[i] = min(<int>OX_SPLIT_KEYS, step.positions[r] + 1 - base)
 
 
-cdef void run_split(const AttendArgs *a, const Step *step, const Tiles *tiles, int tile, int head, int split, ox_split *s) noexcept nogil:
-    """Runs the kernel on one split of the tile `aim` chose."""
-    cdef int base = split * OX_SPLIT_KEYS, low = OX_SPLIT_KEYS, high = 0, i, g, token
-    cdef const int32_t *pages = step.tables[step.row_table[tiles.first[tile]]]
+cdef void find(const AttendArgs *a, const Step *step, const int32_t *pages, int head, int split, int low, int high,
+               const void **k, const void **v) noexcept nogil:
+    """Where the groups of keys low to high - 1 of a split lie for one KV head; groups outside stand at the first one."""
     cdef const KvLayer *layer = &step.layers[a.layer]
     cdef const char *page
-    mark(a, step, tiles, tile, split, s)
-    for i in range(s.queries):
-        if s.first[i] < s.last[i]:
-            low, high = min(low, s.first[i]), max(high, s.last[i])
+    cdef int g, token
     for g in range(low // 16, (high + 15) // 16):
-        token = base + 16 * g
+        token = split * OX_SPLIT_KEYS + 16 * g
         page = page_of(step.slabs, step.shift, layer, pages[token // step.page_size])
         token = token % step.page_size
-        s.k[g] = page + head * layer.k_head_bytes + (token // 16) * layer.k_group_bytes
-        s.v[g] = page + layer.v_offset + head * layer.v_head_bytes + token * layer.v_row_bytes
+        k[g] = page + head * layer.k_head_bytes + (token // 16) * layer.k_group_bytes
+        v[g] = page + layer.v_offset + head * layer.v_head_bytes + token * layer.v_row_bytes
+    for g in range(low // 16):
+        k[g], v[g] = k[low // 16], v[low // 16]
+    for g in range((high + 15) // 16, OX_SPLIT_GROUPS):
+        k[g], v[g] = k[low // 16], v[low // 16]
+
+
+cdef void seen_range(const ox_split *s, int *low, int *high) noexcept nogil:
+    """The keys of the split that any query sees."""
+    cdef int i
+    low[0], high[0] = OX_SPLIT_KEYS, 0
+    for i in range(s.queries):
+        if s.first[i] < s.last[i]:
+            low[0], high[0] = min(low[0], s.first[i]), max(high[0], s.last[i])
+
+
+cdef void run_split(const AttendArgs *a, const Step *step, const Tiles *tiles, int tile, int head, int split, int last, ox_split *s) noexcept nogil:
+    """Runs the kernel on one split of the tile `aim` chose; with few queries it fetches the split after it meanwhile, up to `last`."""
+    cdef const int32_t *pages = step.tables[step.row_table[tiles.first[tile]]]
+    cdef int low, high, pos = step.positions[tiles.first[tile + 1] - 1]
+    mark(a, step, tiles, tile, split, s)
+    seen_range(s, &low, &high)
+    find(a, step, pages, head, split, low, high, s.k, s.v)
+    s.ahead = split < last and s.queries <= FETCH_QUERIES
+    if s.ahead:
+        find(a, step, pages, head, split + 1, 0, min(<int>OX_SPLIT_KEYS, pos + 1 - (split + 1) * OX_SPLIT_KEYS), s.next_k, s.next_v)
     step.vec.split(s)
 
 
@@ -280,12 +303,13 @@ cdef void clear(Worker *w) noexcept nogil:
 cdef void whole_item(const AttendArgs *a, const Step *step, const Tiles *tiles, int item, Worker *w) noexcept nogil:
     """All splits of one (KV head, tile), folded as they come. Late tiles, which see the most keys, go first."""
     cdef int per_head = tiles.count * a.parts, head = item // per_head, rest = per_head - 1 - item % per_head
-    cdef int tile = rest // a.parts, part = rest % a.parts, split
+    cdef int tile = rest // a.parts, part = rest % a.parts, split, last
     aim(a, step, tiles, tile, head, part, &w.split)
     clear(w)
     w.split.m, w.split.l, w.split.acc = w.part_m, w.part_l, w.part
-    for split in range(first_split(a, step, tiles, tile), last_split(a, step, tiles, tile) + 1):
-        run_split(a, step, tiles, tile, head, split, &w.split)
+    last = last_split(a, step, tiles, tile)
+    for split in range(first_split(a, step, tiles, tile), last + 1):
+        run_split(a, step, tiles, tile, head, split, last, &w.split)
         fold(a, step, w, w.part_m, w.part_l, w.part)
     deliver(a, step, tiles, tile, head, part, w)
 
@@ -295,39 +319,62 @@ cdef inline size_t partial_size(const AttendArgs *a, const Tiles *tiles) noexcep
     return <size_t>(tiles.rows * a.share) * <size_t>(a.width + 2)
 
 
-cdef void split_item(const AttendArgs *a, const Step *step, const Tiles *tiles, int item, Worker *w) noexcept nogil:
-    """One split of one (tile, KV head); the last of a tile and head to be finished folds them all."""
-    cdef int heads = a.kv_heads * a.parts, tile = 0, before = 0, first, splits, split, head, part, k, rows
-    cdef size_t size = partial_size(a, tiles)
-    cdef float *base
-    cdef float *mine
+cdef void split_chunk(const AttendArgs *a, const Step *step, const Tiles *tiles, int chunk, int share, Worker *w) noexcept nogil:
+    """One split of `share` neighbouring (KV head, part) of one tile; the last split of a tile and head to be finished folds them all."""
+    cdef int heads = a.kv_heads * a.parts, chunks = (heads + share - 1) // share, tile = 0, before = 0, first, splits, split, h
     while True:
         first = first_split(a, step, tiles, tile)
         splits = last_split(a, step, tiles, tile) - first + 1
-        if item < (before + splits) * heads:
+        if chunk < (before + splits) * chunks:
             break
         before += splits
         tile += 1
-    item -= before * heads
-    split, head, part = item // heads, item % heads // a.parts, item % a.parts
-    base = step.partials + (<size_t>before * heads + <size_t>(item % heads)) * size   # splits of one head lie `heads` partials apart
-    mine = base + <size_t>split * heads * size
-    aim(a, step, tiles, tile, head, part, &w.split)
-    w.split.m, w.split.l, w.split.acc = mine, mine + w.split.queries, mine + 2 * w.split.queries
-    run_split(a, step, tiles, tile, head, first + split, &w.split)
-    if ox_count_up(&step.done[tile * heads + item % heads]) < splits:
-        return
-    step.done[tile * heads + item % heads] = 0
+    chunk -= before * chunks
+    split = chunk // chunks
+    for h in range(chunk % chunks * share, min(heads, (chunk % chunks + 1) * share)):
+        split_head(a, step, tiles, tile, first, splits, split, h, before * heads, w)
+        if ox_count_up(&step.done[tile * heads + h]) == splits:
+            step.done[tile * heads + h] = 0
+            fold_head(a, step, tiles, tile, first, splits, h, before * heads, w)
+
+
+cdef void split_head(const AttendArgs *a, const Step *step, const Tiles *tiles, int tile, int first, int splits, int split, int h, int base,
+                     Worker *w) noexcept nogil:
+    """Computes partial `base + split * heads + h`, and fetches the next head's keys (or the next split's, after the last) meanwhile."""
+    cdef int heads = a.kv_heads * a.parts, head = h // a.parts, low, high, next = h + 1, after = split
+    cdef const int32_t *pages = step.tables[step.row_table[tiles.first[tile]]]
+    cdef float *mine = step.partials + <size_t>(base + split * heads + h) * partial_size(a, tiles)
+    cdef ox_split *s = &w.split
+    aim(a, step, tiles, tile, head, h % a.parts, s)
+    s.m, s.l, s.acc = mine, mine + s.queries, mine + 2 * s.queries
+    mark(a, step, tiles, tile, first + split, s)
+    seen_range(s, &low, &high)
+    find(a, step, pages, head, first + split, low, high, s.k, s.v)
+    if next == heads:
+        next, after, low = 0, split + 1, 0
+        high = min(<int>OX_SPLIT_KEYS, step.positions[tiles.first[tile + 1] - 1] + 1 - (first + after) * OX_SPLIT_KEYS)
+    s.ahead = after < splits and s.queries <= FETCH_QUERIES
+    if s.ahead:
+        find(a, step, pages, next // a.parts, first + after, low, high, s.next_k, s.next_v)
+    step.vec.split(s)
+
+
+cdef void fold_head(const AttendArgs *a, const Step *step, const Tiles *tiles, int tile, int first, int splits, int h, int base,
+                    Worker *w) noexcept nogil:
+    """Folds all splits of one head of a tile, ascending, and delivers."""
+    cdef int heads = a.kv_heads * a.parts, k
+    cdef const float *partial
+    aim(a, step, tiles, tile, h // a.parts, h % a.parts, &w.split)
     clear(w)
     for k in range(splits):
-        mine = base + <size_t>k * heads * size
+        partial = step.partials + <size_t>(base + k * heads + h) * partial_size(a, tiles)
         mark(a, step, tiles, tile, first + k, &w.split)
-        fold(a, step, w, mine, mine + w.split.queries, mine + 2 * w.split.queries)
-    deliver(a, step, tiles, tile, head, part, w)
+        fold(a, step, w, partial, partial + w.split.queries, partial + 2 * w.split.queries)
+    deliver(a, step, tiles, tile, h // a.parts, h % a.parts, w)
 
 
-cdef int split_items(const AttendArgs *a, const Step *step, const Tiles *tiles, int nth) noexcept nogil:
-    """Items when the op goes by splits, 0 when it goes by whole tiles."""
+cdef int split_count(const AttendArgs *a, const Step *step, const Tiles *tiles, int nth) noexcept nogil:
+    """Splits of all tiles when the op goes by splits, 0 when it goes by whole tiles."""
     cdef int heads = a.kv_heads * a.parts, tile, splits = 0
     if nth == 1 or tiles.count * heads >= ITEMS_PER_WORKER * nth:
         return 0
@@ -335,14 +382,14 @@ cdef int split_items(const AttendArgs *a, const Step *step, const Tiles *tiles, 
         splits += last_split(a, step, tiles, tile) - first_split(a, step, tiles, tile) + 1
     if splits == tiles.count or <size_t>splits * heads * partial_size(a, tiles) > PARTIAL_LIMIT:
         return 0
-    return splits * heads
+    return splits
 
 
 cdef size_t partial_floats_wanted(const void *args, const Step *step, int nth) noexcept nogil:
     """Floats of `partials` an attend op may use in this step."""
     cdef const AttendArgs *a = <const AttendArgs *>args
     cdef const Tiles *tiles = &step.tiles[a.tiles]
-    return <size_t>split_items(a, step, tiles, nth) * partial_size(a, tiles)
+    return <size_t>split_count(a, step, tiles, nth) * <size_t>(a.kv_heads * a.parts) * partial_size(a, tiles)
 
 
 cdef int done_items_wanted(const void *args, const Step *step) noexcept nogil:
@@ -368,17 +415,16 @@ cdef void attend_part(const void *args, ox_team *team, int ith, int nth) noexcep
     cdef const Step *step = a.common.step
     cdef const Tiles *tiles = &step.tiles[a.tiles]
     cdef Worker *w = open_worker(a, step, ith)
-    cdef int items = split_items(a, step, tiles, nth), c
-    if items:
-        c = ox_team_take(team)
-        while c < items:
-            split_item(a, step, tiles, c, w)
-            c = ox_team_take(team)
-        return
-    items = tiles.count * a.kv_heads * a.parts
+    cdef int splits = split_count(a, step, tiles, nth), heads = a.kv_heads * a.parts, items = tiles.count * heads, share, c
+    if splits:
+        share = max(1, min(heads, splits * heads // (CHUNKS_PER_WORKER * nth)))
+        items = splits * ((heads + share - 1) // share)
     c = ox_team_take(team)
     while c < items:
-        whole_item(a, step, tiles, c, w)
+        if splits:
+            split_chunk(a, step, tiles, c, share, w)
+        else:
+            whole_item(a, step, tiles, c, w)
         c = ox_team_take(team)
 
 

@@ -16,6 +16,9 @@ cdef extern from "vec/table.h" nogil:
         int last[64]
         const void *k[16]
         const void *v[16]
+        int ahead
+        const void *next_k[16]
+        const void *next_v[16]
         float *m
         float *l
         float *acc
