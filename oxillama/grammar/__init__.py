@@ -9,6 +9,7 @@
   json_schema  JSON Schema -> Grammar
 """
 from oxillama.grammar.automaton import Grammar, GrammarLimits, GrammarState
+from oxillama.grammar.json_schema import GrammarWarning, JsonSchemaCompiler
 from oxillama.grammar.mask import TokenMasker, apply_grammar_mask
 
-__all__ = ["Grammar", "GrammarLimits", "GrammarState", "TokenMasker", "apply_grammar_mask"]
+__all__ = ["Grammar", "GrammarLimits", "GrammarState", "GrammarWarning", "JsonSchemaCompiler", "TokenMasker", "apply_grammar_mask"]

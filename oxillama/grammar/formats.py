@@ -1,0 +1,75 @@
+"""The string formats that are enforced, each as a regular expression over the whole string.
+
+Sources: RFC 3339 (dates, times, durations), RFC 4122 (UUID), RFC 5321 (mail addresses: dot-string local parts), RFC 1123 (host names),
+RFC 2673 and 4291 (addresses), RFC 3986 (URIs), RFC 6901 (JSON pointers). Where a rule is not worth an exact automaton the expression
+accepts less, never more: leap seconds are left out, and a host name's 253-character limit is kept by allowing fewer labels the longer
+they are. Formats not listed here are annotations, as the standard says.
+"""
+import functools
+
+from oxillama.grammar.regex import parse_regex
+from oxillama.grammar.regular import Dfa
+
+DAYS = (r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|1\d|2[0-8]))")
+LEAP_YEAR = r"(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
+DATE = rf"(?:\d{{4}}-{DAYS}|{LEAP_YEAR}-02-29)"
+TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,12})?(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
+CLOCK = r"(?:\d+H(?:\d+M(?:\d+S)?)?|\d+M(?:\d+S)?|\d+S)"
+DURATION = rf"P(?:(?:\d+D|\d+M(?:\d+D)?|\d+Y(?:\d+M(?:\d+D)?)?)(?:T{CLOCK})?|T{CLOCK}|\d+W)"
+UUID = r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
+
+
+def _labels(longest: int, most: int) -> str:
+    """Up to `most` host name labels of up to `longest` characters."""
+    label = f"[A-Za-z0-9](?:[A-Za-z0-9-]{{0,{longest - 2}}}[A-Za-z0-9])?"
+    return rf"{label}(?:\.{label}){{0,{most - 1}}}"
+
+
+HOSTNAME = "(?:" + "|".join(_labels(longest, most) for longest, most in ((63, 3), (31, 7), (14, 16))) + ")"
+DOT_ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(?:\.[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*"
+LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,40}[A-Za-z0-9])?"
+EMAIL = rf"{DOT_ATOM}@{LABEL}(?:\.{LABEL}){{0,4}}"
+OCTET = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+IPV4 = rf"{OCTET}(?:\.{OCTET}){{3}}"
+H16 = r"[0-9A-Fa-f]{1,4}"
+LS32 = rf"(?:{H16}:{H16}|{IPV4})"
+IPV6 = "(?:" + "|".join([
+    rf"(?:{H16}:){{6}}{LS32}", rf"::(?:{H16}:){{5}}{LS32}", rf"(?:{H16})?::(?:{H16}:){{4}}{LS32}",
+    rf"(?:(?:{H16}:){{0,1}}{H16})?::(?:{H16}:){{3}}{LS32}", rf"(?:(?:{H16}:){{0,2}}{H16})?::(?:{H16}:){{2}}{LS32}",
+    rf"(?:(?:{H16}:){{0,3}}{H16})?::{H16}:{LS32}", rf"(?:(?:{H16}:){{0,4}}{H16})?::{LS32}",
+    rf"(?:(?:{H16}:){{0,5}}{H16})?::{H16}", rf"(?:(?:{H16}:){{0,6}}{H16})?::"]) + ")"
+UNRESERVED = r"A-Za-z0-9._~"
+ESCAPED = r"%[0-9A-Fa-f]{2}"
+PCHAR = rf"(?:[{UNRESERVED}!$&'()*+,;=:@-]|{ESCAPED})"
+HOST = rf"(?:\[(?:{IPV6}|[vV][0-9A-Fa-f]+\.[{UNRESERVED}!$&'()*+,;=:-]+)\]|(?:[{UNRESERVED}!$&'()*+,;=-]|{ESCAPED})*)"
+AUTHORITY = rf"(?:(?:[{UNRESERVED}!$&'()*+,;=:-]|{ESCAPED})*@)?{HOST}(?::\d*)?"
+TAIL = rf"(?:\?(?:{PCHAR}|[/?])*)?(?:#(?:{PCHAR}|[/?])*)?"
+HIER = rf"(?://{AUTHORITY}(?:/{PCHAR}*)*|/(?:{PCHAR}+(?:/{PCHAR}*)*)?|{PCHAR}+(?:/{PCHAR}*)*|)"
+URI = rf"[A-Za-z][A-Za-z0-9+.-]*:{HIER}{TAIL}"
+NO_COLON = rf"(?:[{UNRESERVED}!$&'()*+,;=@-]|{ESCAPED})+"
+RELATIVE = rf"(?://{AUTHORITY}(?:/{PCHAR}*)*|/(?:{PCHAR}+(?:/{PCHAR}*)*)?|{NO_COLON}(?:/{PCHAR}*)*|){TAIL}"
+POINTER = r"(?:/(?:[^~/]|~[01])*)*"
+# Expressions with one level of groups: simple atoms, classes, escapes and quantifiers (a sound part of ECMA-262's grammar).
+ATOM = r"(?:[^\\^$.*+?()\[\]{}|]|\.|\\[dDwWsStnrfv^$\\.*+?()\[\]{}|/-]|\[\^?(?:[^\\\]\[^-]|\\[dDwWsS\]\\^-])+\])"
+QUANTIFIED = rf"{ATOM}(?:[*+?]\??|\{{\d{{1,3}}\}})?"
+BRANCH = rf"\^?(?:{QUANTIFIED})*\$?"
+GROUPED = rf"(?:{QUANTIFIED}|\((?:\?:)?(?:{QUANTIFIED})*(?:\|(?:{QUANTIFIED})*)*\)[*+?]?)*"
+REGEX = rf"(?:{BRANCH}(?:\|{BRANCH})*|\^?{GROUPED}\$?)"
+
+FORMATS: dict[str, str] = {
+    "date": DATE, "time": TIME, "date-time": rf"{DATE}[Tt]{TIME}", "duration": DURATION, "uuid": UUID, "email": EMAIL,
+    "hostname": HOSTNAME, "ipv4": IPV4, "ipv6": IPV6, "uri": URI, "uri-reference": f"(?:{URI}|{RELATIVE})",
+    "json-pointer": POINTER, "relative-json-pointer": rf"(?:0|[1-9]\d*)(?:#|{POINTER})", "regex": REGEX,
+}
+
+
+def format_pattern(name: str) -> str | None:
+    """The anchored expression of a format, or None for one that is an annotation."""
+    body = FORMATS.get(name)
+    return None if body is None else f"^(?:{body})$"
+
+
+@functools.lru_cache(maxsize=32)
+def format_automaton(name: str) -> Dfa:
+    """The automaton of an enforced format."""
+    return parse_regex(FORMATS[name]).automaton(search=False)

@@ -1,0 +1,768 @@
+"""What a conjunction of schemas demands, as a list of cases without any logic left in them.
+
+`Expander.cases(literals)` turns a set of literals (schema nodes that must or must not hold) into a disjunction of `Facts`. Conjunctions
+add facts to a case; `anyOf`, `oneOf`, `if`, `dependent*` and the negation of any keyword split it; contradictions drop it. Sub-schemas of
+items and properties stay literals, so recursion needs no unrolling: a grammar rule is a set of literals, and there are finitely many.
+"""
+import math
+from collections.abc import Callable
+from fractions import Fraction
+
+from oxillama.errors import GrammarError
+from oxillama.grammar.formats import FORMATS
+from oxillama.grammar.regex import parse_regex, search_automaton
+from oxillama.grammar.schema_document import FALSE, TRUE, TYPES, Document, canonical, escape, exact, kind_of
+
+MAX_CASES = 1500
+ANNOTATIONS = {"title", "description", "default", "examples", "$comment", "$schema", "$id", "id", "$anchor", "$defs", "definitions",
+               "deprecated", "readOnly", "writeOnly", "contentEncoding", "contentMediaType", "contentSchema", "$vocabulary",
+               "$dynamicAnchor", "$recursiveAnchor"}
+
+
+class Facts:
+    """One case: all of it must hold at once."""
+
+    __slots__ = ("types", "integer", "fraction", "low", "low_strict", "high", "high_strict", "multiples", "values", "banned",
+                 "min_length", "max_length", "patterns", "formats", "arrays", "min_items", "max_items", "contains", "unique",
+                 "objects", "required", "forbidden", "names", "min_properties", "max_properties", "extras", "todo", "done",
+                 "splits", "dead")
+
+    def __init__(self):
+        self.types = set(TYPES)
+        self.integer = self.fraction = self.unique = self.dead = False
+        self.low = self.high = None
+        self.low_strict = self.high_strict = False
+        self.values = self.max_length = self.max_items = self.max_properties = None
+        self.min_length = self.min_items = self.min_properties = 0
+        self.multiples, self.banned, self.patterns, self.formats = [], [], [], []
+        self.arrays, self.contains, self.objects, self.required, self.names, self.extras = [], [], [], [], [], []
+        self.forbidden: set[str] = set()
+        self.todo, self.done, self.splits = [], set(), []
+
+    def copy(self) -> "Facts":
+        other = object.__new__(Facts)
+        for name in Facts.__slots__:
+            value = getattr(self, name)
+            setattr(other, name, value.copy() if isinstance(value, (list, set)) else value)
+        return other
+
+    def only(self, *types: str) -> None:
+        self.types &= set(types)
+        if not self.types:
+            self.dead = True
+
+    def drop(self, kind: str) -> None:
+        """This type has become impossible."""
+        self.types.discard(kind)
+        if not self.types:
+            self.dead = True
+
+    def at_least(self, value: Fraction, strict: bool) -> None:
+        if self.low is None or value > self.low or (value == self.low and strict):
+            self.low, self.low_strict = value, strict
+        self._check_bounds()
+
+    def at_most(self, value: Fraction, strict: bool) -> None:
+        if self.high is None or value < self.high or (value == self.high and strict):
+            self.high, self.high_strict = value, strict
+        self._check_bounds()
+
+    def _check_bounds(self) -> None:
+        if self.low is not None and self.high is not None and (
+                self.low > self.high or (self.low == self.high and (self.low_strict or self.high_strict))):
+            self.drop("number")
+
+    def length(self, least: int = 0, most: int | None = None) -> None:
+        self.min_length = max(self.min_length, least)
+        self.max_length = _least(self.max_length, most)
+        if self.max_length is not None and self.min_length > self.max_length:
+            self.drop("string")
+
+    def items(self, least: int = 0, most: int | None = None) -> None:
+        self.min_items = max(self.min_items, least)
+        self.max_items = _least(self.max_items, most)
+        if self.max_items is not None and self.min_items > self.max_items:
+            self.drop("array")
+
+    def properties(self, least: int = 0, most: int | None = None) -> None:
+        self.min_properties = max(self.min_properties, least)
+        self.max_properties = _least(self.max_properties, most)
+        if self.max_properties is not None and max(self.min_properties, len(self.required)) > self.max_properties:
+            self.drop("object")
+
+    def require(self, name: str) -> None:
+        if name not in self.required:
+            self.required.append(name)
+        if name in self.forbidden:
+            self.drop("object")
+        self.properties()
+
+    def forbid(self, name: str) -> None:
+        self.forbidden.add(name)
+        if name in self.required:
+            self.drop("object")
+
+    def allow(self, values: list) -> None:
+        """One of these values."""
+        if self.values is None:
+            self.values = values
+        else:
+            keys = {canonical(v) for v in values}
+            self.values = [v for v in self.values if canonical(v) in keys]
+        self.only(*{kind_of(v) for v in self.values})
+
+
+def _least(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)
+
+
+Action = Callable[[Facts], None]
+
+
+def demand(literal) -> Action:
+    """The action that adds a literal."""
+    def act(facts: Facts) -> None:
+        if literal == FALSE:
+            facts.dead = True
+        elif literal != TRUE:
+            facts.todo.append(literal)
+    return act
+
+
+class Expander:
+    """Expands literals of one document. `refuse(pointer, keyword, why)` is called for what cannot be enforced (it raises, or warns)."""
+
+    def __init__(self, document: Document, refuse: Callable[[str, str, str], None]):
+        self.document, self.refuse = document, refuse
+        self.memo: dict[frozenset, list[Facts]] = {}
+        self.working: set[frozenset] = set()
+
+    def cases(self, literals: frozenset) -> list[Facts]:
+        """The cases of a conjunction; no cases: nothing satisfies it."""
+        known = self.memo.get(literals)
+        if known is None:
+            if literals in self.working:
+                raise GrammarError(f"schema {self.where(next(iter(literals))[0])}: depends on itself without consuming anything")
+            self.working.add(literals)
+            try:
+                known = self.memo[literals] = self._expand(literals)
+            finally:
+                self.working.discard(literals)
+        return known
+
+    def where(self, node: int) -> str:
+        return self.document.pointers[node] or "/"
+
+    def _expand(self, literals: frozenset) -> list[Facts]:
+        start = Facts()
+        values = self._values_of(literals)
+        if values is not None:
+            start.allow([v for v in values if all(self.document.holds(literal, v) for literal in literals)])
+            return [] if start.dead else [start]
+        for literal in sorted(literals):
+            demand(literal)(start)
+        out, stack = [], [start]
+        while stack:
+            facts = stack.pop()
+            self._settle(facts)
+            if facts.dead:
+                continue
+            if facts.values is not None:
+                # the rest of the case is about concrete values: ask the validator, all of the conjunction at once
+                facts.values = [v for v in facts.values if all(self.document.holds(literal, v) for literal in literals)]
+                facts.splits = []
+                if not facts.values:
+                    continue
+            if not facts.splits:
+                out.append(facts)
+                if len(out) > MAX_CASES:
+                    raise GrammarError(f"schema {self.where(min(literals)[0])}: expands to more than {MAX_CASES} cases")
+                continue
+            branches = facts.splits.pop(0)
+            if callable(branches):
+                branches = branches(facts)
+            for actions in reversed(branches):
+                other = facts.copy()
+                for act in actions:
+                    act(other)
+                    if other.dead:
+                        break
+                else:
+                    stack.append(other)
+            if len(stack) > MAX_CASES:
+                raise GrammarError(f"schema {self.where(min(literals)[0])}: expands to more than {MAX_CASES} cases")
+        return out
+
+    def _values_of(self, literals) -> list | None:
+        """The values of a plain `enum` or `const` among the literals: everything else then only filters them."""
+        for node, sign in literals:
+            if sign and node:
+                schema = self.document.keywords(node)
+                for _ in range(8):
+                    if "$ref" not in schema:
+                        break
+                    target, truth = self.document.resolve(node, schema["$ref"])
+                    if not (truth and target):
+                        break
+                    node, schema = target, self.document.keywords(target)
+                if "const" in schema:
+                    return [schema["const"]]
+                if isinstance(schema.get("enum"), list):
+                    return list({canonical(v): v for v in schema["enum"]}.values())
+        return None
+
+    def _settle(self, facts: Facts) -> None:
+        """Applies pending literals until only splits are left."""
+        while facts.todo and not facts.dead:
+            literal = facts.todo.pop()
+            node, sign = literal
+            if literal in facts.done:
+                continue
+            facts.done.add(literal)
+            if (node, not sign) in facts.done:
+                facts.dead = True
+                return
+            schema = self.document.keywords(node)
+            if sign:
+                for keyword, value in schema.items():
+                    self._apply(facts, node, schema, keyword, value)
+                    if facts.dead:
+                        return
+            else:
+                branches = self._negate(node, schema)
+                if len(branches) == 1:
+                    for act in branches[0]:
+                        act(facts)
+                elif not branches:
+                    facts.dead = True
+                else:
+                    facts.splits.append(branches)
+
+    # ------------------------------------------------------------------ keywords that must hold
+
+    def _apply(self, facts: Facts, node: int, schema: dict, keyword: str, value) -> None:
+        handler = APPLY.get(keyword)
+        if handler is not None:
+            try:
+                handler(self, facts, node, schema, value)
+            except GrammarError as error:
+                if str(error).startswith("schema "):
+                    raise
+                self.refuse(self.where(node), keyword, str(error))
+            except (TypeError, ValueError, AttributeError):
+                raise GrammarError(f"schema {self.where(node)}: keyword {keyword!r}: malformed value {str(value)[:80]!r}") from None
+
+    def literal(self, schema, sign: bool = True):
+        return self.document.literal(schema, sign)
+
+    def _type(self, facts, node, schema, value):
+        names = value if isinstance(value, list) else [value]
+        if not names:
+            facts.dead = True
+            return
+        for name in names:
+            if name not in TYPES and name != "integer":
+                raise GrammarError(f"schema {self.where(node)}: keyword 'type': {name!r} is no type")
+        facts.only(*("number" if name == "integer" else name for name in names))
+        if "number" in facts.types and "number" not in names:
+            facts.integer = True
+            if facts.fraction:
+                facts.drop("number")
+
+    def _fraction(self, facts, node, schema, value):
+        facts.fraction = True
+        if facts.integer:
+            facts.drop("number")
+
+    def _enum(self, facts, node, schema, value):
+        if not isinstance(value, list):
+            raise TypeError
+        facts.allow(value)
+
+    def _banned(self, facts, node, schema, value):
+        for item in value:
+            kind = kind_of(item)
+            if kind == "null":
+                facts.drop("null")
+            elif kind == "array":
+                facts.todo.append((self.document.synthetic({
+                    "type": "array", "prefixItems": [{"const": v} for v in item], "minItems": len(item), "maxItems": len(item)},
+                    self.where(node)), False))
+            elif kind == "object":
+                facts.todo.append((self.document.synthetic({
+                    "type": "object", "properties": {k: {"const": v} for k, v in item.items()}, "required": list(item),
+                    "additionalProperties": False}, self.where(node)), False))
+            else:
+                facts.banned.append(item)
+        if True in [b for b in facts.banned if b is True] and False in [b for b in facts.banned if b is False]:
+            facts.drop("boolean")
+
+    def _minimum(self, facts, node, schema, value):
+        facts.at_least(exact(value), schema.get("exclusiveMinimum") is True)
+
+    def _maximum(self, facts, node, schema, value):
+        facts.at_most(exact(value), schema.get("exclusiveMaximum") is True)
+
+    def _exclusive_minimum(self, facts, node, schema, value):
+        if not isinstance(value, bool):
+            facts.at_least(exact(value), True)
+
+    def _exclusive_maximum(self, facts, node, schema, value):
+        if not isinstance(value, bool):
+            facts.at_most(exact(value), True)
+
+    def _multiple(self, facts, node, schema, value):
+        if exact(value) <= 0:
+            raise ValueError
+        facts.multiples.append(exact(value))
+
+    def _pattern(self, facts, node, schema, value):
+        parse_regex(value)
+        facts.patterns.append((value, True))
+
+    def _not_pattern(self, facts, node, schema, value):
+        facts.patterns.append((value, False))
+
+    def _format(self, facts, node, schema, value):
+        if value in FORMATS and (value, True) not in facts.formats:
+            facts.formats.append((value, True))
+
+    def _not_format(self, facts, node, schema, value):
+        facts.formats.append((value, False))
+
+    def _arrays(self, facts, node, schema, value):
+        """`items`, `prefixItems` and `additionalItems` together, when the first of them is met."""
+        first = next(k for k in schema if k in ("prefixItems", "items", "additionalItems", "unevaluatedItems"))
+        if schema[first] is not value:
+            return
+        prefix, rest = self.document_array(node, schema)
+        facts.arrays.append((tuple(self.literal(s) for s in prefix), self.literal(rest)))
+
+    def document_array(self, node, schema) -> tuple[list, object]:
+        """Prefix schemas and the schema of the rest."""
+        items = schema.get("items", True)
+        if "prefixItems" in schema:
+            rest = items if not isinstance(items, list) else schema.get("additionalItems", True)
+            prefix = schema["prefixItems"]
+        elif isinstance(items, list):
+            prefix, rest = items, schema.get("additionalItems", True)
+        else:
+            prefix, rest = [], items
+        if "unevaluatedItems" in schema and schema["unevaluatedItems"] is not True:
+            if self._in_place(schema) or "contains" in schema:
+                self.refuse(self.where(node), "unevaluatedItems", "beside keywords that evaluate items in other places")
+            elif "items" not in schema or isinstance(items, list) and "additionalItems" not in schema:
+                rest = schema["unevaluatedItems"]
+        return prefix, rest
+
+    @staticmethod
+    def _in_place(schema) -> bool:
+        return any(k in schema for k in ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "dependentSchemas",
+                                         "$dynamicRef", "$recursiveRef"))
+
+    def _contains(self, facts, node, schema, value):
+        least, most = schema.get("minContains", 1), schema.get("maxContains")
+        if least == 0 and most is None:
+            return
+        facts.contains.append((self.literal(value), int(least), None if most is None else int(most), 0))
+
+    def _objects(self, facts, node, schema, value):
+        """`properties`, `patternProperties` and `additionalProperties` together, when the first of them is met."""
+        first = next(k for k in schema if k in ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties"))
+        if schema[first] is not value:
+            return
+        rest = schema.get("additionalProperties", True)
+        if "additionalProperties" not in schema and schema.get("unevaluatedProperties", True) is not True:
+            if self._in_place(schema):
+                self.refuse(self.where(node), "unevaluatedProperties", "beside keywords that evaluate properties in other places")
+            else:
+                rest = schema["unevaluatedProperties"]
+        properties = {name: self.literal(sub) for name, sub in schema.get("properties", {}).items()}
+        patterns = []
+        for source, sub in schema.get("patternProperties", {}).items():
+            try:
+                parse_regex(source)
+            except GrammarError as error:
+                self.refuse(f"{self.where(node)}/patternProperties/{escape(source)}", "patternProperties", str(error))
+                continue
+            patterns.append((source, self.literal(sub)))
+        facts.objects.append((properties, tuple(patterns), self.literal(rest)))
+
+    def _required(self, facts, node, schema, value):
+        if isinstance(value, bool):               # draft 3 leftovers have no meaning
+            return
+        for name in value:
+            facts.require(name)
+
+    def _forbidden(self, facts, node, schema, value):
+        for name in value:
+            facts.forbid(name)
+
+    def _names(self, facts, node, schema, value):
+        literal = self.literal(value)
+        if literal == FALSE:
+            facts.properties(0, 0)
+        elif literal != TRUE:
+            facts.names.append(literal)
+
+    def _reference(self, facts, node, schema, value):
+        demand(self.document.resolve(node, value))(facts)
+
+    def _dynamic(self, facts, node, schema, value):
+        anchor = value.partition("#")[2]
+        if self.document.dynamic.get(anchor, 0) == -1:
+            self.refuse(self.where(node), "$dynamicRef", f"several schemas are called {anchor!r}")
+            return
+        self._reference(facts, node, schema, value)
+
+    def _recursive(self, facts, node, schema, value):
+        if any(isinstance(s, dict) and s.get("$recursiveAnchor") for s in self.document.schemas) and len(self.document.roots) > 2:
+            self.refuse(self.where(node), "$recursiveRef", "several schemas may be meant")
+            return
+        self._reference(facts, node, schema, value)
+
+    def _all_of(self, facts, node, schema, value):
+        for sub in value:
+            demand(self.literal(sub))(facts)
+
+    def _any_of(self, facts, node, schema, value):
+        facts.splits.append([[demand(self.literal(sub))] for sub in value])
+
+    def _one_of(self, facts, node, schema, value):
+        literals = [self.literal(sub) for sub in value]
+        if len(literals) == 1:
+            demand(literals[0])(facts)
+            return
+        facts.splits.append(lambda context: self._one_branches(context, literals))
+
+    def _one_branches(self, context: Facts, literals) -> list[list[Action]]:
+        """For each branch: it holds, and no branch that could hold with it does."""
+        summaries = [self._summary(literal, context) for literal in literals]
+        out = []
+        for i, literal in enumerate(literals):
+            actions = [demand(literal)]
+            for j, other in enumerate(literals):
+                if j != i and not _apart(summaries[i], summaries[j]) and not self._disjoint(literal, other):
+                    actions.append(demand((other[0], not other[1])))
+            out.append(actions)
+        return out
+
+    def _summary(self, literal, context: Facts):
+        """Per case of a branch: types, values, and the values that required properties may have. None if it is not known cheaply."""
+        if literal in (TRUE, FALSE):
+            return [] if literal == FALSE else None
+        try:
+            cases = self.cases(frozenset([literal]))
+        except GrammarError:
+            return None
+        out = []
+        for facts in cases[:64]:
+            values = None if facts.values is None else {canonical(v) for v in facts.values}
+            tags = {}
+            for name in facts.required:
+                child = self.property_literals(facts, name)
+                found = None if child is None else self._values_of(child)
+                if found is not None:
+                    tags[name] = {canonical(v) for v in found}
+            out.append((facts.types & context.types, values, tags, set(facts.required), facts))
+        return out if len(cases) <= 64 else None
+
+    def _disjoint(self, a, b) -> bool:
+        """Whether two literals provably have no value in common."""
+        try:
+            return not [facts for facts in self.cases(frozenset([a, b])) if not self.hopeless(facts, 2)]
+        except GrammarError as error:
+            if "depends on itself" in str(error) or "cases" in str(error):
+                return False
+            raise
+
+    def hopeless(self, facts: Facts, depth: int) -> bool:
+        """Whether a case with only the type object demands a property that nothing can satisfy (looked at `depth` levels deep)."""
+        if depth == 0 or facts.values is not None or facts.types != {"object"}:
+            return False
+        for name in facts.required:
+            child = self.property_literals(facts, name)
+            if child is None:
+                return True
+            if child and all(self.hopeless(f, depth - 1) for f in self.cases(child)):
+                return True
+        return False
+
+    def property_literals(self, facts: Facts, name: str) -> frozenset | None:
+        """What a property of this name must satisfy; None where it cannot be there."""
+        if name in facts.forbidden or not all(self.document.holds(literal, name) for literal in facts.names):
+            return None
+        out = set()
+        for properties, patterns, rest in facts.objects:
+            matched = [properties[name]] if name in properties else []
+            matched += [literal for source, literal in patterns if search_automaton(source).accepts_text(name)]
+            out.update(matched or [rest])
+        if FALSE in out or any((node, not sign) in out for node, sign in out):
+            return None
+        return frozenset(out - {TRUE})
+
+    def _not(self, facts, node, schema, value):
+        demand(self.literal(value, False))(facts)
+
+    def _if(self, facts, node, schema, value):
+        then, otherwise = schema.get("then", True), schema.get("else", True)
+        if then is True and otherwise is True:
+            return
+        facts.splits.append([[demand(self.literal(value)), demand(self.literal(then))],
+                             [demand(self.literal(value, False)), demand(self.literal(otherwise))]])
+
+    def _dependencies(self, facts, node, schema, value):
+        for name, wanted in value.items():
+            def split(context, name=name, wanted=wanted):
+                if isinstance(wanted, str):
+                    wanted = [wanted]
+                consequence = [lambda f, n=n: f.require(n) for n in wanted] if isinstance(wanted, list) else [demand(
+                    self.literal(wanted))]
+                present = [lambda f: f.require(name), *consequence]
+                if "object" not in context.types or name in context.forbidden:
+                    return [[]]
+                if name in context.required and context.types == {"object"}:
+                    return [consequence]
+                return [[lambda f: f.forbid(name)], [lambda f: f.only("object"), *present]]
+            facts.splits.append(split)
+
+    # ------------------------------------------------------------------ schemas that must not hold
+
+    def _negate(self, node: int, schema: dict) -> list[list[Action]]:
+        """The ways in which a schema can fail to hold, one per keyword that can fail."""
+        out: list[list[Action]] = []
+        for keyword, value in schema.items():
+            if keyword in ANNOTATIONS or keyword not in APPLY:
+                continue
+            handler = NEGATE.get(keyword)
+            if handler is None:
+                raise GrammarError(f"schema {self.where(node)}: keyword {keyword!r} cannot be enforced under 'not' (or in an 'else',"
+                                   " or to tell the branches of a 'oneOf' apart)")
+            out.extend(handler(self, node, schema, value))
+        return out
+
+    def positive(self, node: int, schema: dict) -> list[Action]:
+        """The action that applies a made-up schema."""
+        return [demand((self.document.synthetic(schema, self.where(node)), True))]
+
+    def _no_type(self, node, schema, value):
+        names = set(value if isinstance(value, list) else [value])
+        others = [t for t in TYPES if t not in names and not (t == "number" and "integer" in names)]
+        out = [self.positive(node, {"type": others})] if others else []
+        if "integer" in names and "number" not in names:
+            out.append(self.positive(node, {"type": "number", "$fraction": True}))
+        return out
+
+    def _no_enum(self, node, schema, value):
+        return [self.positive(node, {"$banned": value})]
+
+    def _no_const(self, node, schema, value):
+        return [self.positive(node, {"$banned": [value]})]
+
+    def _no_minimum(self, node, schema, value):
+        strict = schema.get("exclusiveMinimum") is True
+        return [self.positive(node, {"type": "number", "maximum" if strict else "exclusiveMaximum": value})]
+
+    def _no_maximum(self, node, schema, value):
+        strict = schema.get("exclusiveMaximum") is True
+        return [self.positive(node, {"type": "number", "minimum" if strict else "exclusiveMinimum": value})]
+
+    def _no_exclusive_minimum(self, node, schema, value):
+        return [] if isinstance(value, bool) else [self.positive(node, {"type": "number", "maximum": value})]
+
+    def _no_exclusive_maximum(self, node, schema, value):
+        return [] if isinstance(value, bool) else [self.positive(node, {"type": "number", "minimum": value})]
+
+    def _no_bound(kind: str, keyword: str, opposite: str, step: int):
+        def handler(self, node, schema, value):
+            bound = int(value) + step
+            return [] if bound < 0 else [self.positive(node, {"type": kind, opposite: bound})]
+        return handler
+
+    def _no_multiple(self, node, schema, value):
+        if exact(value) == 1:
+            return [self.positive(node, {"type": "number", "$fraction": True})]
+        raise GrammarError(f"schema {self.where(node)}: keyword 'multipleOf' cannot be enforced under 'not'")
+
+    def _no_pattern(self, node, schema, value):
+        parse_regex(value)
+        return [self.positive(node, {"type": "string", "$notPattern": value})]
+
+    def _no_format(self, node, schema, value):
+        return [self.positive(node, {"type": "string", "$notFormat": value})] if value in FORMATS else []
+
+    def _no_arrays(self, node, schema, value):
+        first = next(k for k in schema if k in ("prefixItems", "items", "additionalItems", "unevaluatedItems"))
+        if schema[first] is not value:
+            return []
+        prefix, rest = self.document_array(node, schema)
+        out = []
+        for i, sub in enumerate(prefix):
+            literals = (TRUE,) * i + (self.literal(sub, False),)
+            if literals[i] != FALSE:
+                out.append([lambda f: f.only("array"), lambda f, n=i: f.items(n + 1),
+                            lambda f, literals=literals: f.arrays.append((literals, TRUE))])
+        broken = self.literal(rest, False)
+        if broken != FALSE:
+            out.append([lambda f: f.only("array"), lambda f: f.contains.append((broken, 1, None, len(prefix)))])
+        return out
+
+    def _no_contains(self, node, schema, value):
+        least, most = int(schema.get("minContains", 1)), schema.get("maxContains")
+        literal, out = self.literal(value), []
+        if least == 1:
+            out.append([lambda f: f.only("array"), lambda f: f.arrays.append(((), (literal[0], not literal[1])))])
+        elif least > 1:
+            out.append([lambda f: f.only("array"), lambda f: f.contains.append((literal, 0, least - 1, 0))])
+        if most is not None:
+            out.append([lambda f: f.only("array"), lambda f: f.contains.append((literal, int(most) + 1, None, 0))])
+        return out
+
+    def _no_objects(self, node, schema, value):
+        first = next(k for k in schema if k in ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties"))
+        if schema[first] is not value:
+            return []
+        if schema.get("unevaluatedProperties", True) is not True:
+            raise GrammarError(f"schema {self.where(node)}: keyword 'unevaluatedProperties' cannot be enforced under 'not'")
+        out = []
+        for name, sub in schema.get("properties", {}).items():
+            literal = self.literal(sub, False)
+            if literal != FALSE:
+                out.append([lambda f: f.only("object"), lambda f, n=name: f.require(n),
+                            lambda f, n=name, literal=literal: f.objects.append(({n: literal}, (), TRUE))])
+        patterns = tuple(schema.get("patternProperties", {}))
+        for source in patterns:
+            literal = self.literal(schema["patternProperties"][source], False)
+            if literal != FALSE:
+                out.append([lambda f: f.only("object"),
+                            lambda f, s=source, literal=literal: f.extras.append((frozenset(), (s,), (), literal))])
+        literal = self.literal(schema.get("additionalProperties", True), False)
+        if literal != FALSE:
+            declared = frozenset(schema.get("properties", {}))
+            out.append([lambda f: f.only("object"), lambda f: f.extras.append((declared, (), patterns, literal))])
+        return out
+
+    def _no_names(self, node, schema, value):
+        literal = self.literal(value)
+        if literal == TRUE:
+            return []
+        if literal == FALSE:
+            return [self.positive(node, {"type": "object", "minProperties": 1})]
+        raise GrammarError(f"schema {self.where(node)}: keyword 'propertyNames' cannot be enforced under 'not'")
+
+    def _no_required(self, node, schema, value):
+        names = [] if isinstance(value, bool) else value
+        return [self.positive(node, {"type": "object", "$forbidden": [name]}) for name in names]
+
+    def _no_reference(self, node, schema, value):
+        target, sign = self.document.resolve(node, value)
+        return [[demand((target, not sign))]]
+
+    def _no_all(self, node, schema, value):
+        return [[demand(self.literal(sub, False))] for sub in value]
+
+    def _no_any(self, node, schema, value):
+        return [[demand(self.literal(sub, False)) for sub in value]]
+
+    def _no_one(self, node, schema, value):
+        out = [[demand(self.literal(sub, False)) for sub in value]]
+        for i in range(len(value)):
+            out += [[demand(self.literal(value[i])), demand(self.literal(value[j]))] for j in range(i + 1, len(value))]
+        return out
+
+    def _no_not(self, node, schema, value):
+        return [[demand(self.literal(value))]]
+
+    def _no_if(self, node, schema, value):
+        then, otherwise = schema.get("then", True), schema.get("else", True)
+        return [[demand(self.literal(value)), demand(self.literal(then, False))],
+                [demand(self.literal(value, False)), demand(self.literal(otherwise, False))]]
+
+    def _no_dependencies(self, node, schema, value):
+        out = []
+        for name, wanted in value.items():
+            here = [lambda f: f.only("object"), lambda f, n=name: f.require(n)]
+            if isinstance(wanted, list):
+                out += [[*here, lambda f, n=n: f.forbid(n)] for n in wanted]
+            else:
+                out.append([*here, demand(self.literal(wanted, False))])
+        return out
+
+    _short = _no_bound("string", "minLength", "maxLength", -1)
+    _long = _no_bound("string", "maxLength", "minLength", 1)
+    _few = _no_bound("array", "minItems", "maxItems", -1)
+    _many = _no_bound("array", "maxItems", "minItems", 1)
+    _poor = _no_bound("object", "minProperties", "maxProperties", -1)
+    _rich = _no_bound("object", "maxProperties", "minProperties", 1)
+
+
+def _whole(value) -> int:
+    number = exact(value)
+    if isinstance(value, bool) or number.denominator != 1 or number < 0:
+        raise ValueError
+    return int(number)
+
+
+def _unique(self, facts, node, schema, value):
+    facts.unique = facts.unique or value is True
+
+
+E = Expander
+APPLY = {
+    "type": E._type, "enum": E._enum, "const": lambda self, f, n, s, v: f.allow([v]), "$banned": E._banned, "$fraction": E._fraction,
+    "minimum": E._minimum, "maximum": E._maximum, "exclusiveMinimum": E._exclusive_minimum, "exclusiveMaximum": E._exclusive_maximum,
+    "multipleOf": E._multiple, "minLength": lambda self, f, n, s, v: f.length(_whole(v)),
+    "maxLength": lambda self, f, n, s, v: f.length(0, _whole(v)), "pattern": E._pattern, "$notPattern": E._not_pattern,
+    "format": E._format, "$notFormat": E._not_format, "prefixItems": E._arrays, "items": E._arrays, "additionalItems": E._arrays,
+    "unevaluatedItems": E._arrays, "minItems": lambda self, f, n, s, v: f.items(_whole(v)),
+    "maxItems": lambda self, f, n, s, v: f.items(0, _whole(v)), "contains": E._contains, "uniqueItems": _unique,
+    "properties": E._objects, "patternProperties": E._objects, "additionalProperties": E._objects, "unevaluatedProperties": E._objects,
+    "required": E._required, "$forbidden": E._forbidden, "propertyNames": E._names,
+    "minProperties": lambda self, f, n, s, v: f.properties(_whole(v)),
+    "maxProperties": lambda self, f, n, s, v: f.properties(0, _whole(v)), "$ref": E._reference, "$dynamicRef": E._dynamic,
+    "$recursiveRef": E._recursive, "allOf": E._all_of, "anyOf": E._any_of, "oneOf": E._one_of, "not": E._not, "if": E._if,
+    "dependencies": E._dependencies, "dependentRequired": E._dependencies, "dependentSchemas": E._dependencies,
+}
+NEGATE = {
+    "type": E._no_type, "enum": E._no_enum, "const": E._no_const, "minimum": E._no_minimum, "maximum": E._no_maximum,
+    "exclusiveMinimum": E._no_exclusive_minimum, "exclusiveMaximum": E._no_exclusive_maximum, "multipleOf": E._no_multiple,
+    "minLength": E._short, "maxLength": E._long, "pattern": E._no_pattern, "format": E._no_format, "prefixItems": E._no_arrays,
+    "items": E._no_arrays, "additionalItems": E._no_arrays, "minItems": E._few, "maxItems": E._many, "contains": E._no_contains,
+    "uniqueItems": lambda self, node, schema, value: [] if value is not True else _refuse_unique(self, node),
+    "properties": E._no_objects, "patternProperties": E._no_objects, "additionalProperties": E._no_objects,
+    "propertyNames": E._no_names, "required": E._no_required, "minProperties": E._poor, "maxProperties": E._rich, "$ref": E._no_reference,
+    "allOf": E._no_all, "anyOf": E._no_any, "oneOf": E._no_one, "not": E._no_not, "if": E._no_if,
+    "dependencies": E._no_dependencies, "dependentRequired": E._no_dependencies, "dependentSchemas": E._no_dependencies,
+}
+
+
+def _refuse_unique(self, node):
+    raise GrammarError(f"schema {self.where(node)}: keyword 'uniqueItems' cannot be enforced under 'not'")
+
+
+def _apart(a, b) -> bool:
+    """Whether two summaries show that no value fits both branches."""
+    if a is None or b is None:
+        return False
+    for types, values, tags, required, facts in a:
+        for other_types, other_values, other_tags, other_required, other in b:
+            shared = types & other_types
+            if not shared:
+                continue
+            if values is not None and other_values is not None and not values & other_values:
+                continue
+            if shared <= {"object"} and (any(not tags[name] & other_tags[name] for name in tags if name in other_tags)
+                                         or required & other.forbidden or other_required & facts.forbidden):
+                continue
+            if shared <= {"number"} and _no_number(facts, other):
+                continue
+            return False
+    return True
+
+
+def _no_number(a: Facts, b: Facts) -> bool:
+    if a.integer and b.fraction or a.fraction and b.integer:
+        return True
+    low, high = max((f.low for f in (a, b) if f.low is not None), default=-math.inf), min(
+        (f.high for f in (a, b) if f.high is not None), default=math.inf)
+    return low > high
