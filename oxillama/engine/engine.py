@@ -130,6 +130,13 @@ class EngineCore:
             raise EngineError("session: a request is running on it, wanted an idle session")
         return self.lock
 
+    def undo(self, request: Request, length: int) -> None:
+        """Take back the tokens that a request which did not succeed had put on its session."""
+        request.cancel()
+        request.wait()
+        with self.lock:
+            request.session.truncate(length)
+
     def metrics(self) -> MetricsSnapshot:
         """The counters as they are now."""
         with self.lock:
@@ -169,6 +176,13 @@ class EngineCore:
                 self.drop(session)
             if self.prefix is not None:
                 self.prefix.clear()
+
+    def stop(self) -> None:
+        """Ask the loop to end, and wait for nothing: for whoever may not wait (a finaliser)."""
+        if not self._closed and os.getpid() == self._pid:
+            self._closed = True
+            self._flag.set()
+            self._inbox.put(_CLOSE)
 
     # ---- the loop --------------------------------------------------------------------------------------------------------
 
@@ -336,7 +350,7 @@ class EngineCore:
         stops = request.session.stops
         stopped = False
         if stops is not None and stops.stops:
-            if len(request.generated) >= request.min_tokens:
+            if request.session.sampler.generated >= request.min_tokens:
                 text, stopped = stops.feed(text)
             if last and not stopped:
                 text += stops.flush()
@@ -493,7 +507,7 @@ class EngineCore:
         if request.ticket is not None:
             self._scheduler.finish(request.ticket)
         if error is None:
-            self._store(request, whole_pages=False)
+            self._store(request, whole_pages=request.keep)
         if not request.keep:
             self._free(session)
         session.busy = False

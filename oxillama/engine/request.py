@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from oxillama.errors import EngineError
+from oxillama.errors import Cancelled, EngineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,11 @@ class Request:
             raise TimeoutError(f"request: not finished within {timeout} s")
         return self._outcome()
 
+    def wait(self) -> None:
+        """Wait for the end, whatever it is; at once for a request that was never submitted."""
+        if self.submitted_at:
+            self._done.wait()
+
     def __iter__(self) -> Iterator[Piece]:
         return Stream(self, owner=False)
 
@@ -165,6 +170,8 @@ class Request:
         if self.error is not None:
             raise self.error
         if self.kind != "generate":
+            if self.finish_reason == "cancelled":
+                raise Cancelled("request: was cancelled before it had its result")
             return self.value
         usage = Usage(self.prompt_tokens, len(self.generated), self.cached, self.truncated, self.shifts)
         sampler = self.session.sampler

@@ -1,0 +1,54 @@
+"""oxillama: a fast and exact CPU engine for GGUF language models.
+
+    import oxillama
+    engine = oxillama.load("model.gguf")            # oxillama.load() is the embedded model
+    engine.generate("Once upon a time").text
+
+Names are imported when they are first used, so that `import oxillama` costs next to nothing.
+"""
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "oxillama.api": ("EngineConfig", "InferenceEngine", "cpu_info", "load", "load_model_from_bytes"),
+    "oxillama.embedded": ("embedded_path",),
+    "oxillama.engine.asynchronous": ("AsyncEngine",),
+    "oxillama.engine.embedding": ("PoolingMode",),
+    "oxillama.engine.metrics": ("EngineMetrics", "MetricsSnapshot"),
+    "oxillama.engine.pages": ("KvCachePool", "PagedKvCache"),
+    "oxillama.engine.prefix": ("PrefixKvCache",),
+    "oxillama.engine.request": ("Completion", "Piece", "Request", "Stream", "Usage"),
+    "oxillama.engine.scheduler": ("MAX_DECODE_WAIT_MS", "PREFILL_CHUNK", "SchedulerConfig"),
+    "oxillama.engine.session": ("Session",),
+    "oxillama.engine.states": ("SequencePool", "SsmStatePool"),
+    "oxillama.engine.views": ("BatchedKvView", "KvCache", "KvSlot"),
+    "oxillama.errors": ("Cancelled", "ConfigError", "ContextError", "EmptySequence", "EngineError", "Exhausted", "GgufError", "GrammarError",
+                        "InvalidSlot", "ModelError", "OxillamaError", "PoolError", "QuantError", "SamplingError", "TemplateError", "TokenizerError"),
+    "oxillama.grammar": ("Grammar", "GrammarState", "apply_grammar_mask"),
+    "oxillama.sampling": ("Sampler", "SamplerChain", "SamplerConfig", "SamplerStage"),
+    "oxillama.tokenizer": ("ChatTemplate", "TokenizerBridge"),
+}
+_ROOMS = ("api", "embedded", "engine", "errors", "gguf", "grammar", "model", "quant", "sampling", "tokenizer")
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted([*_HOME, *_ROOMS, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is not None:
+        value = getattr(importlib.import_module(home), name)
+    elif name in _ROOMS:
+        value = importlib.import_module(f"oxillama.{name}")
+    else:
+        raise AttributeError(f"module 'oxillama' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,456 @@
+"""The public face: `load` a GGUF file, then generate, stream, chat, embed, or ask for logits. Every method may be called from any thread.
+
+`InferenceEngine(EngineConfig(...)).load_model()` and `oxillama.load(...)` make the same object. Work runs in the engine's own thread, many
+requests in one step, each with the tokens it would have had alone; the caller waits, so Ctrl-C and `stream.close()` act at once.
+"""
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oxillama._core.kernels import cpu_info
+from oxillama._core.tape import Batch, CancelFlag
+from oxillama.embedded import embedded_path
+from oxillama.engine.embedding import Pooler, PoolingMode
+from oxillama.engine.engine import EngineCore
+from oxillama.engine.generation import Options, Vocabulary, make_request
+from oxillama.engine.metrics import MetricsSnapshot
+from oxillama.engine.raw import RawLoop, diagnose
+from oxillama.engine.request import Completion, Request, Stream
+from oxillama.engine.scheduler import PREFILL_CHUNK, SchedulerConfig
+from oxillama.engine.session import Session
+from oxillama.errors import ConfigError, ContextError, EmptySequence, EngineError, TemplateError
+from oxillama.gguf import GgufReader
+from oxillama.model.load import Model, ModelConfig, load_model
+from oxillama.sampling import SamplerConfig
+from oxillama.tokenizer import ChatTemplate, TokenizerBridge
+
+__all__ = ["EngineConfig", "InferenceEngine", "cpu_info", "load", "load_model_from_bytes"]
+
+Prompt = str | Sequence[int]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How a model is loaded and served; the fields are keyword arguments of `load` too.
+
+    model_path: a GGUF file (any shard of a set), None for the embedded model. tokenizer_path: a tokenizer.json instead of the file's own vocabulary.
+    context_size: most tokens of a session, None for the model's own; costs nothing until used. num_threads: None for the cores this process
+    may use. prefill_chunk_size: most prompt tokens of a step. kv_type: "f16" or "f32". max_pages: pages of `page_size` tokens in all, None for as many
+    as memory allows. prefix_cache: keep the pages of what was evaluated, within `prefix_max_entries` and `prefix_max_bytes`, for prompts that begin
+    alike in at least `prefix_min_tokens`.
+    """
+
+    model_path: str | Path | None = None
+    tokenizer_path: str | Path | None = None
+    context_size: int | None = None
+    num_threads: int | None = None
+    sampler: SamplerConfig = SamplerConfig()
+    prefill_chunk_size: int = PREFILL_CHUNK
+    kv_type: str = "f16"
+    page_size: int = 16
+    max_pages: int | None = None
+    scheduler: SchedulerConfig | None = None
+    prefix_cache: bool = True
+    prefix_min_tokens: int = 4
+    prefix_max_entries: int = 256
+    prefix_max_bytes: int = 512 << 20
+
+    def __post_init__(self) -> None:
+        for name in ("context_size", "num_threads", "prefill_chunk_size", "max_pages"):
+            value = getattr(self, name)
+            if value is None and name != "prefill_chunk_size":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name}: found {value!r}, wanted an integer of 1 or more")
+        if self.kv_type not in ("f16", "f32"):
+            raise ConfigError(f"kv_type: found {self.kv_type!r}, wanted 'f16' or 'f32'")
+        if not isinstance(self.sampler, SamplerConfig):
+            raise ConfigError(f"sampler: found {type(self.sampler).__name__}, wanted a SamplerConfig")
+        if self.scheduler is not None and not isinstance(self.scheduler, SchedulerConfig):
+            raise ConfigError(f"scheduler: found {type(self.scheduler).__name__}, wanted a SchedulerConfig")
+        self.scheduling()
+
+    def scheduling(self) -> SchedulerConfig:
+        """The scheduler's config with `prefill_chunk_size` in it."""
+        chunk = self.prefill_chunk_size
+        if self.scheduler is None:
+            return SchedulerConfig(prefill_chunk=chunk, max_batch_tokens=max(SchedulerConfig().max_batch_tokens, chunk))
+        if chunk > self.scheduler.max_batch_tokens:
+            raise ConfigError(f"prefill_chunk_size: found {chunk}, the scheduler's max_batch_tokens is {self.scheduler.max_batch_tokens}")
+        return replace(self.scheduler, prefill_chunk=chunk)
+
+
+def load(model_path: str | Path | None = None, *, progress: Progress | None = None, **config: Any) -> InferenceEngine:
+    """An engine with a model loaded: the embedded one without a path. Keyword arguments are the fields of `EngineConfig`.
+
+    `progress(done, total)` is told of the bytes of weights prepared.
+    """
+    known = {field.name for field in fields(EngineConfig)}
+    for name in config:
+        if name not in known:
+            raise ConfigError(f"{name}: is no argument of load, wanted one of {', '.join(sorted(known))}")
+    engine = InferenceEngine(EngineConfig(model_path=model_path, **config))
+    engine.load_model(progress=progress)
+    return engine
+
+
+def load_model_from_bytes(gguf_bytes: bytes, tokenizer_json: str | bytes | None = None, **config: Any) -> InferenceEngine:
+    """An engine over a GGUF file held in memory; `tokenizer_json` replaces the file's own vocabulary."""
+    engine = InferenceEngine(EngineConfig(**config))
+    engine.load_model_from_bytes(gguf_bytes, tokenizer_json)
+    return engine
+
+
+class InferenceEngine:
+    """One model, served to any number of threads; see `EngineConfig` for how and `Options` (engine.generation) for what a request may ask."""
+
+    def __init__(self, config: EngineConfig | None = None) -> None:
+        self.engine_config = config or EngineConfig()
+        self._model: Model | None = None
+        self._core: EngineCore | None = None
+        self._vocabulary: Vocabulary | None = None
+        self._template: ChatTemplate | None = None
+        self._live: Session | None = None          # of prefill and forward_one
+        self._recent: Session | None = None        # what generate(None) goes on with
+        self._lock = threading.RLock()
+
+    # ---- loading -------------------------------------------------------------------------------------------------------
+
+    def load_model(self, model_path: str | Path | None = None, *, progress: Progress | None = None) -> InferenceEngine:
+        """Load the config's model, or another one; returns the engine."""
+        path = model_path if model_path is not None else self.engine_config.model_path
+        return self._load(path if path is not None else embedded_path(), None, progress)
+
+    def load_model_from_bytes(self, gguf_bytes: bytes, tokenizer_json: str | bytes | None = None) -> InferenceEngine:
+        """Load a model from the bytes of a GGUF file; returns the engine."""
+        return self._load(gguf_bytes, tokenizer_json, None)
+
+    def _load(self, source: Any, tokenizer_json: str | bytes | None, progress: Progress | None) -> InferenceEngine:
+        config = self.engine_config
+        scheduler = config.scheduling()
+        reader = GgufReader(source)
+        bridge = _bridge(reader, config.tokenizer_path, tokenizer_json)
+        model = load_model(reader, num_threads=config.num_threads or 0, max_rows=scheduler.max_batch_tokens, progress=progress)
+        prefix = dict(min_prefix_len=config.prefix_min_tokens, max_entries=config.prefix_max_entries, max_memory_bytes=config.prefix_max_bytes)
+        core = EngineCore(model.program, model.page_memory(kv_type=config.kv_type, page_size=config.page_size), batch=Batch, flag=CancelFlag(),
+                          context_size=config.context_size or model.config.context_length, eog_ids=bridge.eog_ids if bridge else (),
+                          scheduler=scheduler, page_size=config.page_size, max_pages=config.max_pages, prefix=prefix if config.prefix_cache else None)
+        with self._lock:
+            before, self._core = self._core, core
+            self._model, self._vocabulary, self._template = model, Vocabulary(bridge) if bridge else None, None
+            self._live = self._recent = None
+        if before is not None:
+            before.close()
+        return self
+
+    @property
+    def config(self) -> ModelConfig:
+        """Sizes of the loaded model."""
+        return self._loaded().config
+
+    @property
+    def num_threads(self) -> int:
+        """Workers of a step."""
+        return self._loaded().program.num_threads
+
+    @property
+    def context_size(self) -> int:
+        """Most tokens of a session."""
+        return self._ready().context_size
+
+    @property
+    def model_bytes(self) -> int:
+        """Bytes of the model's tensors in its file."""
+        return sum(tensor.nbytes for tensor in self._loaded().reader.tensors.values())
+
+    @property
+    def tokenizer(self) -> TokenizerBridge:
+        """The vocabulary; EngineError for a file without one."""
+        return self._words().bridge
+
+    # ---- text ------------------------------------------------------------------------------------------------------------
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids of a text; with the vocabulary's own special tokens around it, and those spelled in it recognised, unless told otherwise."""
+        return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+
+    def detokenize(self, ids: Iterable[int]) -> str:
+        """The text of token ids."""
+        return self.tokenizer.decode(list(ids))
+
+    def is_eos(self, token: int) -> bool:
+        """Whether a token ends generation."""
+        return token in self._ready().eog_ids
+
+    # ---- generation --------------------------------------------------------------------------------------------------------
+
+    def submit(self, prompt: Prompt | None, **options: Any) -> Request:
+        """Start a generation and return at once; `result()`, iteration, `await`, `cancel()` are the request's."""
+        core = self._ready()
+        wanted = Options.of(options)
+        if prompt is None:
+            return core.submit(self._continued(core, wanted))
+        return core.submit(make_request(core, self._vocabulary, wanted, default=self.engine_config.sampler, prompt=self._ids(prompt)))
+
+    def generate(self, prompt: Prompt | Sequence[Prompt] | None, **options: Any) -> Completion | list[Completion]:
+        """The completion of a prompt (text or token ids), or of each of a list of prompts, batched; options as `Options` lists them.
+
+        None goes on with the session used last: that of `prefill`, or of the last `generate` or `stream` of a single prompt.
+        """
+        if self.is_many(prompt):
+            requests: list[Request] = []
+            try:
+                for one in prompt:
+                    requests.append(self.submit(one, **options))
+                return [request.result() for request in requests]
+            except BaseException:
+                for request in requests:
+                    request.cancel()
+                raise
+        request = self.submit(prompt, **options)
+        self._recent = request.session
+        return _finished(request)
+
+    def stream(self, prompt: Prompt | None, **options: Any) -> Stream:
+        """The completion as it comes: an iterator of pieces whose `.text` is whole UTF-8. Closing or forgetting it stops the work."""
+        request = self.submit(prompt, **options)
+        self._recent = request.session
+        return Stream(request)
+
+    def chat(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, stream: bool = False, template: dict | None = None,
+             **options: Any) -> Completion | Stream:
+        """The reply to a conversation, through the model's own chat template; `template` holds more variables for it."""
+        request = self.submit_chat(messages, tools=tools, template=template, **options)
+        self._recent = request.session
+        return Stream(request) if stream else _finished(request)
+
+    def submit_chat(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, template: dict | None = None, **options: Any) -> Request:
+        """Start a reply and return at once."""
+        text = self.render_chat(messages, tools=tools, **(template or {}))
+        return self.submit(self.tokenize(text, add_special=False), **options)
+
+    def render_chat(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, add_generation_prompt: bool = True, **variables: Any) -> str:
+        """The text that the model's chat template makes of a conversation."""
+        if self._template is None:
+            source = self._loaded().reader.metadata.get("tokenizer.chat_template")
+            if not isinstance(source, str):
+                raise TemplateError("tokenizer.chat_template: the file has none, wanted one to chat with")
+            self._template = ChatTemplate(source)
+        bridge = self.tokenizer
+        special = {name: bridge.token_text(token) for name, token in (("bos_token", bridge.bos_id), ("eos_token", bridge.eos_id)) if token is not None}
+        return self._template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **{**special, **variables})
+
+    @staticmethod
+    def is_many(prompt: Any) -> bool:
+        """Whether a prompt is a list of prompts: a list whose first item is a text or itself a list."""
+        return isinstance(prompt, (list, tuple)) and bool(prompt) and not isinstance(prompt[0], (int, np.integer))
+
+    # ---- logits and the live session ----------------------------------------------------------------------------------------
+
+    def logits(self, ids: Sequence[int]) -> np.ndarray:
+        """float32 (len(ids), vocabulary): row i predicts token i + 1, through the same compiled path as `generate`."""
+        core = self._ready()
+        ids = self._ids(ids)
+        out = np.empty((len(ids), core.program.vocab_size), np.float32)
+
+        def rows(first: int, values: np.ndarray) -> None:
+            out[first:first + len(values)] = values
+        request = core.request(core.new_session(ids), kind="rows")
+        request.on_rows, request.value, request.cache = rows, out, False
+        return _finished(core.submit(request))
+
+    def prefill(self, ids: Prompt) -> np.ndarray:
+        """Append tokens to the live session; returns the logits after them, float32 (vocabulary,)."""
+        with self._lock:
+            core, session = self._ready(), self._session()
+            ids = self._ids(ids)
+            if not ids:
+                raise ContextError("prefill: found no tokens, wanted 1 or more")
+            before = len(session)
+            if before + len(ids) > core.context_size:
+                raise ContextError(f"prefill: {before} tokens and {len(ids)} more, the context holds {core.context_size}")
+            with core.change(session):
+                session.tokens.extend(ids)
+                session.start = len(session.tokens)
+                session.pending = session.sampler = session.grammar = session.text = session.stops = None
+            request = core.request(session, kind="extend")
+            request.keep, self._recent = True, session
+            try:
+                return _finished(core.submit(request))
+            except BaseException:
+                core.undo(request, before)
+                raise
+
+    def forward_one(self, token: int) -> np.ndarray:
+        """Append one token to the live session; returns the logits after it, float32 (vocabulary,)."""
+        return self.prefill([token])
+
+    def truncate(self, length: int) -> None:
+        """Forget the live session's tokens from `length` on."""
+        with self._lock:
+            session = self._session()
+            with self._ready().change(session):
+                session.truncate(length)
+
+    def reset(self) -> None:
+        """Forget the live session."""
+        with self._lock:
+            core, session = self._ready(), self._session()
+            with core.change(session):
+                core.drop(session)
+            if self._recent is session:
+                self._recent = None
+            self._live = None
+
+    def kv_cache_seq_len(self) -> int:
+        """Tokens of the live session."""
+        return len(self._session())
+
+    def _session(self) -> Session:
+        with self._lock:
+            if self._live is None:
+                core = self._ready()
+                self._live = core.keep(core.new_session())
+            return self._live
+
+    def _continued(self, core: EngineCore, wanted: Options) -> Request:
+        session = self._recent
+        if session is None:
+            raise EngineError("generate(None): there is no session to go on with, wanted a prompt first")
+        with core.change(session):
+            request = make_request(core, self._vocabulary, wanted, default=self.engine_config.sampler, session=session)
+        request.keep = session is self._live
+        return request
+
+    # ---- embeddings --------------------------------------------------------------------------------------------------------
+
+    def embed(self, text: Prompt, *, normalize: bool = True) -> np.ndarray:
+        """The vector of a text: the mean of its hidden rows, float32 (hidden,), of length 1 unless told otherwise."""
+        return self.embed_with(text, PoolingMode.MEAN, normalize=normalize)
+
+    def embed_with(self, text: Prompt, mode: PoolingMode | str, *, normalize: bool = True) -> np.ndarray:
+        """The vector of a text pooled as asked, float32 (hidden,); (tokens, hidden) for PoolingMode.NONE."""
+        request, pooler = self.submit_embedding(text, mode=mode, normalize=normalize)
+        _finished(request)
+        return pooler.result()
+
+    def embed_batch(self, texts: Sequence[Prompt], *, mode: PoolingMode | str = PoolingMode.MEAN, normalize: bool = True) -> np.ndarray | list[np.ndarray]:
+        """The vectors of many texts, float32 (texts, hidden), packed into shared steps without padding; a list for PoolingMode.NONE."""
+        if not len(texts):
+            raise EmptySequence("embed_batch: found no texts, wanted 1 or more")
+        work = [self.submit_embedding(text, mode=mode, normalize=normalize) for text in texts]
+        for request, _ in work:
+            _finished(request)
+        vectors = [pooler.result() for _, pooler in work]
+        return vectors if PoolingMode(mode) is PoolingMode.NONE else np.stack(vectors)
+
+    def submit_embedding(self, text: Prompt, *, mode: PoolingMode | str = PoolingMode.MEAN, normalize: bool = True) -> tuple[Request, Pooler]:
+        """Start an embedding and return at once: the request, and the pooler that has the vector when it is done."""
+        core = self._ready()
+        try:
+            pooler = Pooler(PoolingMode(mode), normalize=normalize)
+        except ValueError:
+            raise ConfigError(f"mode: found {mode!r}, wanted one of {', '.join(each.value for each in PoolingMode)}") from None
+        ids = self._ids(text)
+        if not ids or (isinstance(text, str) and not text):
+            raise EmptySequence("embed: found no tokens, wanted 1 or more")
+        request = core.request(core.new_session(ids), kind="rows")
+        request.on_rows, request.hidden, request.cache = pooler.add, True, False
+        return core.submit(request), pooler
+
+    # ---- looking inside -----------------------------------------------------------------------------------------------------
+
+    def metrics(self) -> MetricsSnapshot:
+        """The engine's counters as they are now."""
+        return self._ready().metrics()
+
+    def clear_cache(self) -> None:
+        """Forget stored prefixes and give their memory back."""
+        self._ready().clear_cache()
+
+    def raw_loop(self) -> RawLoop:
+        """A bare step loop over the program, to measure against; requests wait while it is open."""
+        config = self.engine_config
+        return RawLoop(self._ready(), self._loaded(), kv_type=config.kv_type, page_size=config.page_size, chunk=config.prefill_chunk_size)
+
+    def diagnose(self, ids: Sequence[int]) -> Iterator:
+        """Each op of the compiled tape against its numpy meaning (model.reference.Difference), in order."""
+        return diagnose(self._ready(), self._loaded(), self._ids(ids))
+
+    def dump(self) -> str:
+        """The model's tape as text."""
+        return self._loaded().tape.dump()
+
+    def close(self) -> None:
+        """Stop all work and free the model; safe to call twice."""
+        core = self._core
+        if core is not None:
+            core.close()
+
+    def __enter__(self) -> InferenceEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        core = getattr(self, "_core", None)
+        if core is not None:
+            core.stop()
+
+    def _loaded(self) -> Model:
+        if self._model is None:
+            raise EngineError("engine: has no model, call load_model first")
+        return self._model
+
+    def _ready(self) -> EngineCore:
+        core = self._core
+        if core is None:
+            raise EngineError("engine: has no model, call load_model first")
+        core.check()
+        return core
+
+    def _words(self) -> Vocabulary:
+        self._loaded()
+        if self._vocabulary is None:
+            raise EngineError("tokenizer: the file has no vocabulary, wanted tokenizer_path or token ids")
+        return self._vocabulary
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt, each within the vocabulary."""
+        if isinstance(prompt, str):
+            return self.tokenize(prompt)
+        try:
+            ids = [int(token) for token in prompt]
+        except (TypeError, ValueError):
+            raise ConfigError(f"prompt: found {type(prompt).__name__}, wanted a string or token ids") from None
+        vocab = self._loaded().config.vocab_size
+        for index, token in enumerate(ids):
+            if not 0 <= token < vocab:
+                raise ConfigError(f"prompt[{index}]: found token {token}, wanted 0 to {vocab - 1}")
+        return ids
+
+
+def _finished(request: Request) -> Any:
+    """The request's result; whatever interrupts the wait (Ctrl-C) cancels it."""
+    try:
+        return request.result()
+    except BaseException:
+        request.cancel()
+        raise
+
+
+def _bridge(reader: GgufReader, path: str | Path | None, tokenizer_json: str | bytes | None) -> TokenizerBridge | None:
+    """The vocabulary asked for: tokenizer.json's, else the file's own; None where the file has none."""
+    if path is not None or tokenizer_json is not None:
+        return TokenizerBridge.from_tokenizer_json(tokenizer_json if tokenizer_json is not None else Path(path), reader.metadata)
+    if "tokenizer.ggml.model" not in reader.metadata:
+        return None
+    return TokenizerBridge.from_metadata(reader.metadata)

@@ -1,0 +1,47 @@
+"""`AsyncEngine`: the engine for `asyncio`, without a thread per request: the loop's thread tells the event loop what came."""
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from oxillama.engine.request import Completion, Piece, Request
+
+
+class AsyncEngine:
+    """Awaitable doors of an engine; options are those of `generate`. A cancelled task cancels its request."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+
+    def submit(self, prompt: Any, **options: Any) -> Request:
+        """A request: `await` it for its completion, `async for` it for its pieces."""
+        return self.engine.submit(prompt, **options)
+
+    async def generate(self, prompt: Any, **options: Any) -> Completion | list[Completion]:
+        """The completion of a prompt, or of each prompt of a list."""
+        if self.engine.is_many(prompt):
+            requests = [self.engine.submit(one, **options) for one in prompt]
+            return list(await asyncio.gather(*requests))
+        return await self.engine.submit(prompt, **options)
+
+    async def stream(self, prompt: Any, **options: Any) -> AsyncIterator[Piece]:
+        """The pieces of a completion as they come."""
+        async for piece in self.engine.submit(prompt, **options):
+            yield piece
+
+    async def chat(self, messages: Any, **options: Any) -> Completion:
+        """The reply to a conversation."""
+        return await self.engine.submit_chat(messages, **options)
+
+    async def embed(self, text: Any, **options: Any) -> Any:
+        """The vector of a text or of token ids."""
+        request, pooler = self.engine.submit_embedding(text, **options)
+        await request
+        return pooler.result()
+
+    async def __aenter__(self) -> AsyncEngine:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.get_running_loop().run_in_executor(None, self.engine.close)

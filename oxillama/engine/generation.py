@@ -1,0 +1,207 @@
+"""From what a caller asks for (text and options) to a request the loop can run (token ids, sampler, grammar state, stops).
+
+`Options` holds and checks everything `generate` and its kin accept; `Vocabulary` keeps what a tokenizer and its grammars share between
+requests; `make_request` puts a session together.
+"""
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from oxillama.engine.engine import EngineCore
+from oxillama.engine.request import Request
+from oxillama.engine.session import Session
+from oxillama.engine.stops import StopText
+from oxillama.errors import ConfigError, ContextError
+from oxillama.grammar import Grammar, TokenMasker
+from oxillama.sampling import Sampler, SamplerConfig, breaker_sequences, token_logprobs
+from oxillama.tokenizer import TextStream, TokenizerBridge
+
+_GRAMMARS_KEPT = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What one request asks for.
+
+    max_tokens: None is to the end of the context. sampler: a SamplerConfig, None for the engine's. stop, stop_token_ids and seed
+    come on top of the sampler's own. cache_prompt: share pages with prompts that begin alike. truncate_prompt: leave out the middle of a prompt that
+    is too long (its first token stays) where it would raise. context_shift: at the end of the context forget the older half of what follows the
+    first `keep` tokens, and evaluate the rest anew. logprobs, prompt_logprobs: report so many likeliest tokens of each draw, or each token of the
+    prompt. One of grammar (GBNF or Grammar), json_schema, regex and choices constrains the text. processors: Python functions over logits (slow).
+    """
+
+    max_tokens: int | None = None
+    sampler: SamplerConfig | None = None
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    seed: int | None = None
+    cache_prompt: bool = True
+    truncate_prompt: bool = False
+    context_shift: bool = False
+    keep: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    grammar: str | Grammar | None = None
+    json_schema: Any = None
+    regex: str | None = None
+    choices: Sequence[str] | None = None
+    processors: Sequence[Callable] = ()
+    adapters: tuple = ()
+
+    def __post_init__(self) -> None:
+        for name, least in (("max_tokens", 0), ("keep", 0), ("logprobs", 0), ("prompt_logprobs", 0)):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+                raise ConfigError(f"{name}: found {value!r}, wanted an integer of {least} or more")
+        if self.sampler is not None and not isinstance(self.sampler, SamplerConfig):
+            raise ConfigError(f"sampler: found {type(self.sampler).__name__}, wanted a SamplerConfig")
+        given = [name for name in ("grammar", "json_schema", "regex", "choices") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"{given[1]}: found beside {given[0]}, wanted one constraint")
+        if self.keep and not self.context_shift:
+            raise ConfigError(f"keep: found {self.keep} without context_shift, wanted both or neither")
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Options:
+        """Options from keyword arguments; ConfigError names an unknown one."""
+        known = {field.name for field in fields(cls)}
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"{name}: is no option of generate, wanted one of {', '.join(sorted(known))}")
+        return cls(**given)
+
+    def sampling(self, default: SamplerConfig) -> SamplerConfig:
+        """The sampler's config with the stops of these options."""
+        config = self.sampler or default
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if stop or self.stop_token_ids:
+            config = config.replace(stop=(*config.stop, *stop), stop_token_ids=(*config.stop_token_ids, *self.stop_token_ids))
+        return config
+
+
+class Vocabulary:
+    """A tokenizer with what requests share: end-of-generation ids, the token masker, compiled grammars, DRY's breakers."""
+
+    def __init__(self, bridge: TokenizerBridge) -> None:
+        self.bridge = bridge
+        self.eog_ids = frozenset(bridge.eog_ids)
+        self._lock = threading.Lock()
+        self._masker: TokenMasker | None = None
+        self._breakers: dict[tuple, list[tuple[int, ...]]] = {}
+        self._grammars: OrderedDict[tuple, Grammar] = OrderedDict()
+
+    @property
+    def masker(self) -> TokenMasker:
+        """The vocabulary prepared for grammar masks; made when the first grammar comes."""
+        with self._lock:
+            if self._masker is None:
+                bridge = self.bridge
+                self._masker = TokenMasker(bridge.vocab_bytes(), control_ids=bridge.control_ids, eog_ids=self.eog_ids)
+            return self._masker
+
+    def breakers(self, config: SamplerConfig) -> list[tuple[int, ...]] | None:
+        """DRY's sequence breakers as token ids, None where DRY is off."""
+        if not config.dry_multiplier:
+            return None
+        key = tuple(config.dry_sequence_breakers)
+        if key not in self._breakers:
+            self._breakers[key] = breaker_sequences(key, self.bridge.vocab_bytes(), self._encode_bytes)
+        return self._breakers[key]
+
+    def grammar(self, options: Options) -> Grammar | None:
+        """The compiled constraint of the options; the last ones are kept."""
+        if isinstance(options.grammar, Grammar):
+            return options.grammar
+        for make, value in ((Grammar.parse, options.grammar), (Grammar.from_json_schema, options.json_schema), (Grammar.from_regex, options.regex),
+                            (Grammar.from_choices, None if options.choices is None else tuple(options.choices))):
+            if value is None:
+                continue
+            key = (make.__name__, repr(value))
+            with self._lock:
+                if key in self._grammars:
+                    self._grammars.move_to_end(key)
+                    return self._grammars[key]
+            made = make(value)
+            with self._lock:
+                self._grammars[key] = made
+                while len(self._grammars) > _GRAMMARS_KEPT:
+                    self._grammars.popitem(last=False)
+            return made
+        return None
+
+    def _encode_bytes(self, text: bytes) -> Sequence[int]:
+        return self.bridge.encode(text.decode("utf-8", "ignore"), add_special=False, parse_special=False)
+
+
+def make_request(core: EngineCore, vocabulary: Vocabulary | None, options: Options, *, default: SamplerConfig, prompt: Sequence[int] | None = None,
+                 session: Session | None = None) -> Request:
+    """A request over a prompt, or one that goes on with a session; not yet submitted."""
+    truncated = 0
+    if session is None:
+        ids, truncated = fitted(prompt, options, core.context_size)
+        session = core.new_session(ids, adapters=tuple(options.adapters))
+    elif len(session.tokens) >= core.context_size and not options.context_shift:
+        raise ContextError(f"session: {len(session.tokens)} tokens, the context of {core.context_size} has no room for one more")
+    fresh = session.sampler is None or options.sampler is not None or options.seed is not None
+    if fresh:
+        _equip(session, vocabulary, options, options.sampling(default), core.program.vocab_size)
+    config = session.sampler.config
+    request = core.request(session)
+    request.prompt_tokens, request.truncated = len(session.tokens), truncated
+    request.max_tokens, request.min_tokens = options.max_tokens, config.min_tokens
+    request.stop_ids = frozenset(config.stop_token_ids) | (core.eog_ids if not config.ignore_eos else frozenset())
+    request.cache = options.cache_prompt
+    request.masker = vocabulary.masker if session.grammar is not None else None
+    if options.context_shift:
+        if options.keep >= core.context_size - 1:
+            raise ConfigError(f"keep: found {options.keep}, wanted less than the context of {core.context_size} tokens")
+        request.shift_keep = options.keep
+    if options.prompt_logprobs is not None:
+        _want_prompt_logprobs(request, options.prompt_logprobs)
+    return request
+
+
+def fitted(prompt: Sequence[int], options: Options, context: int) -> tuple[list[int], int]:
+    """(the prompt as it will run, tokens left out): one that leaves no room for a token raises ContextError unless truncation was asked for."""
+    ids = list(prompt)
+    limit = context if options.max_tokens == 0 else context - 1
+    if len(ids) <= limit:
+        return ids, 0
+    if not options.truncate_prompt:
+        raise ContextError(f"prompt: {len(ids)} tokens, a context of {context} has room for {limit}; truncate_prompt=True leaves out its middle")
+    room = context - min(max(1, options.max_tokens if options.max_tokens is not None else context // 4), max(1, context // 2))
+    return [ids[0], *ids[len(ids) - room + 1:]] if room > 1 else ids[-1:], len(ids) - max(room, 1)
+
+
+def _equip(session: Session, vocabulary: Vocabulary | None, options: Options, config: SamplerConfig, vocab_size: int) -> None:
+    """Give a session its sampler, grammar state, text decoder and stop filter, from where it stands."""
+    bridge = None if vocabulary is None else vocabulary.bridge
+    session.sampler = Sampler(config, vocab_size, special_ids=() if bridge is None else bridge.control_ids,
+                              eog_ids=() if vocabulary is None else vocabulary.eog_ids,
+                              dry_breakers=None if vocabulary is None else vocabulary.breakers(config), seed=options.seed,
+                              processors=options.processors, logprobs=options.logprobs)
+    session.sampler.accept_prompt(np.array(session.tokens, np.int32))
+    session.start = len(session.tokens)
+    session.stops = StopText(config.stop)
+    if vocabulary is None:
+        return
+    grammar = vocabulary.grammar(options)
+    session.grammar = None if grammar is None else vocabulary.masker.state(grammar)
+    session.text = TextStream(bridge)
+
+
+def _want_prompt_logprobs(request: Request, top: int) -> None:
+    """Have the loop report the log-probability of every prompt token after the first."""
+    tokens, out = request.session.tokens, request.prompt_logprobs
+
+    def rows(first: int, values: np.ndarray) -> None:
+        for position, row in enumerate(values, first):
+            if position + 1 < request.prompt_tokens and len(out) <= position:
+                out.append(token_logprobs(row, tokens[position + 1], top=top))
+    request.on_rows = rows

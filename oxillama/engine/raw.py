@@ -1,0 +1,96 @@
+"""The program without the engine: a bare step loop to measure against, and the walk that holds each op against its meaning."""
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from oxillama._core.tape import Batch
+from oxillama.engine.engine import EngineCore
+from oxillama.errors import ContextError
+from oxillama.model.load import Model
+from oxillama.model.reference import Difference, compare
+
+
+class RawLoop:
+    """Steps of the program over sequences of its own pages; the engine waits while it is open. Use it in a `with` block.
+
+    `prefill(sequence, ids)` appends tokens to a sequence, `decode(tokens)` one token to each of sequences 0, 1, ...; both return logits,
+    a view that the next step overwrites.
+    """
+
+    def __init__(self, core: EngineCore, model: Model, *, kv_type: str, page_size: int, chunk: int) -> None:
+        self._core, self._program = core, model.program
+        self._memory = model.page_memory(kv_type=kv_type, page_size=page_size)
+        self._size, self._chunk = page_size, chunk
+        self._tables: dict[int, list[int]] = {}
+        self._arrays: dict[int, np.ndarray] = {}
+        self._lengths: dict[int, int] = {}
+        self._pages = 0
+
+    def __enter__(self) -> RawLoop:
+        self._core.check()
+        self._core.step_lock.acquire()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._core.step_lock.release()
+
+    def prefill(self, sequence: int, ids: Sequence[int]) -> np.ndarray:
+        """Logits (1, vocab) after the last of the ids."""
+        ids = np.asarray(ids, np.int32)
+        if not len(ids):
+            raise ContextError("prefill: found no tokens, wanted 1 or more")
+        for at in range(0, len(ids), self._chunk):
+            part = ids[at:at + self._chunk]
+            start, rows = self._grow(sequence, len(part)), len(part)
+            wanted = np.array([rows - 1] if at + rows == len(ids) else [], np.int32)
+            out = self._program.step(Batch(part, np.arange(start, start + rows, dtype=np.int32), [self._arrays[sequence]],
+                                           np.zeros(rows, np.int32), wanted), self._memory)
+        return out
+
+    def decode(self, tokens: Sequence[int]) -> np.ndarray:
+        """Logits (sequences, vocab) after one more token of each sequence."""
+        rows = np.arange(len(tokens), dtype=np.int32)
+        positions = np.array([self._grow(sequence, 1) for sequence in range(len(tokens))], np.int32)
+        tables = [self._arrays[sequence] for sequence in range(len(tokens))]
+        return self._program.step(Batch(np.asarray(tokens, np.int32), positions, tables, rows, rows), self._memory)
+
+    def _grow(self, sequence: int, rows: int) -> int:
+        """The first of `rows` new positions of a sequence, with pages for all of them."""
+        start = self._lengths.get(sequence, 0)
+        table = self._tables.setdefault(sequence, [])
+        missing = -(-(start + rows) // self._size) - len(table)
+        if missing > 0:
+            table.extend(range(self._pages, self._pages + missing))
+            self._pages += missing
+            self._memory.ensure(self._pages)
+            self._arrays[sequence] = np.array(table, np.int32)
+        self._lengths[sequence] = start + rows
+        return start
+
+
+def diagnose(core: EngineCore, model: Model, ids: Sequence[int], *, page_size: int = 16) -> Iterator[Difference]:
+    """Each op of the compiled tape against its numpy meaning, over the ids as one sequence from position 0, float32 pages."""
+    core.check()
+    rows = min(len(ids), model.program.max_rows)
+    if not rows:
+        raise ContextError("diagnose: found no tokens, wanted 1 or more")
+    ids = np.asarray(ids[:rows], np.int32)
+    memory = model.page_memory(kv_type="f32", page_size=page_size)
+    pages = -(-rows // page_size)
+    memory.ensure(pages)
+    every = np.arange(rows, dtype=np.int32)
+    batch = Batch(ids, every, [np.arange(pages, dtype=np.int32)], np.zeros(rows, np.int32), every)
+    reference = model.reference()
+    reference.kv_dtype = np.float32
+
+    def compiled(index: int) -> dict[int, np.ndarray]:
+        op = model.tape.ops[index]
+        out = op.params.get("out")
+        if out is None:
+            return {}
+        with core.step_lock:
+            model.program.run_until(batch, memory, index)
+            return {out: model.program.slot(out, rows)}
+    return compare(reference, ids, compiled)
