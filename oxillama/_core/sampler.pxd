@@ -91,10 +91,11 @@ cdef class Chain:
     cdef Op *ops
     cdef int n_ops
     cdef int64_t window     # of the penalties stage; -1 = everything
-    cdef int64_t keep       # tokens of history that any stage reads; -1 = everything
+    cdef readonly int64_t keep      # tokens of history that any stage reads; -1 = everything
     cdef int mirostat
     cdef double tau
     cdef double eta
+    cdef readonly int vocab
     cdef readonly tuple names
     cdef readonly tuple callables
 

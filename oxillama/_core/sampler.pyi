@@ -14,6 +14,8 @@ class Xorshift64:
     def next_f32(self) -> float: ...
 
 class Chain:
+    vocab: int
+    keep: int
     names: tuple[str, ...]
     callables: tuple[tuple[str, Callable[..., Any]], ...]
     def __init__(

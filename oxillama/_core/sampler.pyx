@@ -270,7 +270,7 @@ cdef class Chain:
             raise ConfigError(f"vocab_size: found {vocab}, wanted 1 to 2^28")
         ops = list(ops)
         table = stage_table()
-        f.vocab = vocab
+        f.vocab = self.vocab = vocab
         f.bans = _copy_ids(bans, vocab, "banned_tokens")
         f.n_bans = len(bans)
         f.late = _copy_ids(late, vocab, "eog_ids")

@@ -13,7 +13,7 @@ import numpy as np
 from oxillama._core.sampler import Chain, SamplerCore, Xorshift64
 from oxillama.errors import ConfigError
 from oxillama.sampling.config import SamplerConfig, token_sequence
-from oxillama.sampling.draw import draw
+from oxillama.sampling.draw import draw, token_array
 from oxillama.sampling.stages import NAMES, REORDERABLE, SamplerStage
 
 
@@ -149,5 +149,5 @@ class SamplerChain:
             self._vocab = self._vocab or row.size
             self._core = SamplerCore(compile_stages(self._stages, self._vocab, **self._lists), self._seed_state)
         core = self._core
-        core.load(core.rng, core.mu, 0, np.asarray(recent, dtype=np.int32).reshape(-1))
+        core.load(core.rng, core.mu, 0, token_array("recent", recent, core.chain.vocab))
         return draw(core, row, mask, -1, lambda: self._lists)

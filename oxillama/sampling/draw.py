@@ -1,5 +1,5 @@
-"""One draw through the compiled core, with errors that name why no token was left."""
-from collections.abc import Callable, Mapping
+"""One draw through the compiled core, with errors that name why no token was left; and token ids as the core takes them."""
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,22 @@ def draw(core: SamplerCore, row: np.ndarray, mask: np.ndarray | None, top: int, 
         where = int(np.flatnonzero(~(row <= np.finfo(np.float32).max))[0])
         raise SamplingError(f"logits[{where}]: found {row[where]}, wanted finite numbers or -inf")
     raise SamplingError(why_nothing(row, mask, lists()))
+
+
+def token_array(name: str, ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
+    """The ids as (n,) int32; SamplingError under `name` unless all are integers below the vocabulary size."""
+    try:
+        array = np.asarray(ids)
+    except (TypeError, ValueError, OverflowError):
+        array = np.empty(1)
+    if array.size == 0:
+        return np.empty(0, np.int32)
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise SamplingError(f"{name}: found {str(ids)[:80]!r}, wanted a list of token ids")
+    bad = (array < 0) | (array >= vocab_size)
+    if bad.any():
+        raise SamplingError(f"{name}: found token {array[bad][0]}, wanted ids below the vocabulary size {vocab_size}")
+    return np.ascontiguousarray(array, dtype=np.int32)
 
 
 def why_nothing(row: np.ndarray, mask: np.ndarray | None, lists: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from oxillama._core.sampler import SamplerCore, Xorshift64, logprobs
 from oxillama.errors import ConfigError, SamplingError
 from oxillama.sampling.chain import breaker_ids, compile_stages, stages_of, token_lists
 from oxillama.sampling.config import SamplerConfig, token_ids
-from oxillama.sampling.draw import draw
+from oxillama.sampling.draw import draw, token_array
 from oxillama.sampling.stages import SamplerStage
 
 Processor = Callable[[np.ndarray, np.ndarray], np.ndarray | None]
@@ -116,9 +116,23 @@ class Sampler:
 
     def accept_prompt(self, ids: Sequence[int] | np.ndarray) -> None:
         """Tells the sampler the tokens of the prompt: penalties and DRY see them, min_tokens does not."""
-        self._core.accept_prompt(np.ascontiguousarray(ids, dtype=np.int32).reshape(-1))
+        tokens = token_array("accept_prompt", ids, self.vocab_size)
+        self._core.accept_prompt(tokens)
         if self.processors:
-            self._tokens.extend(int(t) for t in ids)
+            self._tokens.extend(tokens.tolist())
+
+    def set_history(self, ids: Sequence[int] | np.ndarray, *, generated: int) -> None:
+        """Makes `ids` (prompt and generated, oldest first) all that was ever seen, the last `generated` of them generated.
+
+        For a session that was truncated: the random stream and mirostat's mu stay where they are (to go back in them as well,
+        keep a `fork` or a `state`).
+        """
+        tokens = token_array("set_history", ids, self.vocab_size)
+        if not 0 <= generated <= len(tokens):
+            raise SamplingError(f"set_history: found generated {generated}, wanted 0 to {len(tokens)}, the number of tokens")
+        keep = self._core.chain.keep
+        self._core.load(self._core.rng, self._core.mu, generated, tokens if keep < 0 else tokens[len(tokens) - min(keep, len(tokens)):])
+        self._tokens = tokens.tolist() if self.processors else []
 
     @property
     def logprobs(self) -> Logprobs | None:

@@ -203,6 +203,33 @@ def test_errors_in_python_stages_pass_through():
         Sampler(SamplerConfig(), VOCAB, stages=[SamplerStage.python("broken", broken)]).sample(rows(1)[0])
 
 
+@pytest.mark.parametrize("config", CONFIGS)
+def test_set_history_equals_having_seen_just_that(config):
+    a, b = Sampler(config, VOCAB, eog_ids=[9], seed=4), Sampler(config, VOCAB, eog_ids=[9], seed=4)
+    history = np.random.default_rng(3).integers(0, 40, 200)
+    a.accept_prompt([1, 1, 1, 5])
+    a.accept(7)
+    a.set_history(history, generated=3)
+    b.accept_prompt(history[:-3])
+    for token in history[-3:]:
+        b.accept(token)
+    assert a.state() == b.state()
+    logits = rows(20, 5)
+    assert follow(a, logits) == follow(b, logits)
+
+
+def test_token_ids_are_never_rounded_or_wrapped():
+    s = Sampler(SamplerConfig(), VOCAB)
+    for bad in ([2**32 + 1], [1.0], np.array([2**40]), ["a"], [[1]], [VOCAB], 5, [None]):
+        with pytest.raises(SamplingError, match="accept_prompt: found"):
+            s.accept_prompt(bad)
+        with pytest.raises(SamplingError, match="recent: found"):
+            SamplerChain(seed=1).sample(rows(1)[0], bad)
+    s.accept_prompt([])
+    with pytest.raises(SamplingError, match="set_history: found generated 3"):
+        s.set_history([1, 2], generated=3)
+
+
 def test_samplers_list_selects_and_orders():
     c = SamplerConfig(samplers=("temperature", "min_p", "top_k"), min_p=0.1)
     assert Sampler(c, VOCAB).stage_names == ("bias", "mask", "temperature", "min_p", "top_k")
