@@ -7,7 +7,7 @@
 
 #include "fit.h"
 
-enum { OX_K_ROUNDS = 4 };
+enum { OX_K_ROUNDS = 2 };
 
 static inline float ox_half_of(float f) {
     return ox_half_to_float(ox_float_to_half(ox_clip(f, -65504.0f, 65504.0f)));
