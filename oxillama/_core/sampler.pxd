@@ -77,7 +77,8 @@ cdef struct Facts:
     uint32_t *allow         # bitset or NULL
     uint32_t *special       # bitset or NULL: XTC never removes these
     uint32_t *single        # bitset or NULL: DRY breakers of one token
-    int32_t *breakers       # DRY breakers of several tokens: length, tokens, length, tokens ...
+    uint32_t *heads         # bitset or NULL: first tokens of the DRY breakers of several tokens
+    int32_t *breakers       # those breakers: length, tokens, length, tokens ...
     int n_breakers          # ints in `breakers`
 
 

@@ -286,9 +286,9 @@ cdef class Chain:
         f.special = _bitset(special, vocab, "special_ids") if len(special) else NULL
         single = [b[0] for b in breakers if len(b) == 1]
         f.single = _bitset(single, vocab, "dry_breakers") if single else NULL
+        f.heads = _bitset([b[0] for b in breakers if len(b) > 1], vocab, "dry_breakers") if len(single) < len(breakers) else NULL
+        free(_copy_ids([x for b in breakers for x in b], vocab, "dry_breakers"))       # the check alone
         longer = [x for b in breakers if len(b) > 1 for x in (len(b), *b)]
-        for b in breakers:
-            free(_copy_ids(b, vocab, "dry_breakers"))       # the check alone
         f.breakers = <int32_t *>malloc((len(longer) + 1) * 4)
         f.n_breakers = len(longer)
         self.ops = <Op *>calloc(len(ops) + 1, sizeof(Op))
@@ -325,6 +325,7 @@ cdef class Chain:
         free(f.allow)
         free(f.special)
         free(f.single)
+        free(f.heads)
         free(f.breakers)
         free(self.ops)
 

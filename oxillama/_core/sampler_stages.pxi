@@ -80,14 +80,22 @@ cdef void stage_penalties(View *v, const Op *op, const Facts *f, Memory *m) noex
     cdef int64_t s
     cdef int i, n
     cdef int32_t id
+    cdef float x
     if m.used == 0:
         return
     fold_scale(v)
     if v.dense:
         for s in range(m.slots):
             id = m.slot_token[s]
-            if id >= 0 and m.slot_count[s] > 0 and v.work[id] >= -OXS_LARGEST:
-                oxs_set(v.work, v.peak, id, penalised(v.work[id], op, m.slot_count[s]))
+            if id < 0 or m.slot_count[s] == 0 or not v.work[id] >= -OXS_LARGEST:
+                continue
+            x = penalised(v.work[id], op, m.slot_count[s])
+            if m.used < v.supers:
+                oxs_set(v.work, v.peak, id, x)
+            else:
+                v.work[id] = x
+        if m.used >= v.supers:          # so many edits: one pass over the row renews all peaks
+            v.k.sift(v.work, v.peak, v.work, v.supers, -OXS_LARGEST)
     else:
         for i in range(v.count):
             n = window_count(m, <int32_t>oxs_id(v.key[i]))
@@ -104,7 +112,7 @@ cdef int64_t dry_limit(const Facts *f, const int32_t *last, int64_t n) noexcept 
     cdef int at, size, best
     for i in range(n):
         best = 1 if has(f.single, last[-i]) else 0
-        at = 0
+        at = 0 if has(f.heads, last[-i]) else f.n_breakers
         while at < f.n_breakers:
             size = f.breakers[at]
             if size > best and size <= i + 1:

@@ -183,7 +183,10 @@ def token_ids(name: str, values: Any) -> tuple[int, ...]:
     """The ids, each once, in their order; ConfigError under `name` for anything else."""
     if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
         raise ConfigError(f"{name}: found {values!r}, wanted a list of token ids")
-    return tuple(dict.fromkeys(_number(f"{name}[{i}]", v, 0, 2**31 - 1, int) for i, v in enumerate(values)))
+    values = tuple(values)
+    if not all(type(v) is int and 0 <= v < 2**31 for v in values):      # plain ids, as vocabularies have them, need no closer look
+        values = tuple(_number(f"{name}[{i}]", v, 0, 2**31 - 1, int) for i, v in enumerate(values))
+    return tuple(dict.fromkeys(values))
 
 
 def _biases(values: Any) -> dict[int, float]:
@@ -222,6 +225,8 @@ def token_sequence(name: str, values: Any) -> tuple[int, ...]:
     """The ids in their order, repeats kept, at least one; ConfigError under `name` for anything else."""
     if not isinstance(values, (list, tuple)) or not values:
         raise ConfigError(f"{name}: found {values!r}, wanted a list of at least one token id")
+    if all(type(v) is int and 0 <= v < 2**31 for v in values):
+        return tuple(values)
     return tuple(_number(name, v, 0, 2**31 - 1, int) for v in values)
 
 

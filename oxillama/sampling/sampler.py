@@ -87,7 +87,7 @@ class Sampler:
         self._top = -1 if logprobs is None else int(logprobs)
         self._logprobs: Logprobs | None = None
         self._tokens: list[int] = []
-        self._digest = _digest(config, self.vocab_size, self._lists, chain.names)
+        self._digest = b""
 
     def sample(self, logits: np.ndarray, mask: np.ndarray | None = None) -> int:
         """Draws a token id from (vocab,) float32 logits, which are left as they are.
@@ -167,7 +167,7 @@ class Sampler:
         """Everything the next draws depend on beside the config: seed, random stream, mirostat, counts and history."""
         core = self._core
         history = np.asarray(self._tokens, dtype="<i4") if self.processors else core.recent().astype("<i4")
-        head = _STATE.pack(_MAGIC, _VERSION, 0, self.vocab_size, self._digest, self.seed, core.rng, core.mu, core.generated, len(history))
+        head = _STATE.pack(_MAGIC, _VERSION, 0, self.vocab_size, self._identity(), self.seed, core.rng, core.mu, core.generated, len(history))
         body = head + history.tobytes()
         return body + struct.pack("<I", zlib.crc32(body))
 
@@ -180,7 +180,7 @@ class Sampler:
         _, version, zero, vocab, digest, seed, rng, mu, generated, length = _STATE.unpack_from(state)
         if version != _VERSION or zero != 0:
             raise SamplingError(f"sampler state: found version {version}, wanted {_VERSION}")
-        if vocab != self.vocab_size or digest != self._digest:
+        if vocab != self.vocab_size or digest != self._identity():
             raise SamplingError(f"sampler state: found another config or vocabulary ({vocab} tokens), wanted those of this sampler ({self.vocab_size})")
         if length < 0 or len(state) != _STATE.size + 4 * length + 4 or rng == 0 or generated < 0 or not np.isfinite(mu):
             raise SamplingError(f"sampler state: found {length} tokens in {len(state)} bytes, wanted them to agree")
@@ -189,6 +189,14 @@ class Sampler:
         self.seed = seed
         self._tokens = history.tolist() if self.processors else []
         self._logprobs = None
+
+    def _identity(self) -> bytes:
+        """16 bytes that differ when a restored state would not mean the same; made when first asked for."""
+        if not self._digest:
+            lists = {name: values for name, values in self._lists.items() if name != "bias"}
+            facts = [{**self.config.to_dict(), "seed": None}, self.vocab_size, lists, self.stage_names]
+            self._digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).digest()
+        return self._digest
 
     def _reasons(self) -> dict[str, Any]:
         """The token lists as they stand, for the message when nothing is left."""
@@ -199,10 +207,3 @@ def _with_own(built_in: tuple[SamplerStage, ...], own: Sequence[SamplerStage]) -
     """Own stages go before the temperature (and mirostat), or last when there is none."""
     at = next((i for i, stage in enumerate(built_in) if stage.name in ("temperature", "mirostat")), len(built_in))
     return (*built_in[:at], *own, *built_in[at:])
-
-
-def _digest(config: SamplerConfig, vocab_size: int, lists: dict[str, Any], names: Sequence[str]) -> bytes:
-    """16 bytes that differ when a restored state would not mean the same."""
-    fields = {**config.to_dict(), "seed": None}
-    text = json.dumps([fields, vocab_size, {k: v for k, v in lists.items() if k != "bias"}, list(names)], sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).digest()

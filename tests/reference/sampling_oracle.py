@@ -40,9 +40,10 @@ def entropy(d):
 def penalties(d, history, repetition, frequency, presence, window):
     recent = history if window < 0 else history[len(history) - min(window, len(history)):]
     ids, x = d[0], d[1].copy()
-    for i, token in enumerate(ids):
-        n = recent.count(token)
-        if n:
+    at = {int(token): i for i, token in enumerate(ids)}
+    for token in set(recent):
+        if token in at:
+            i, n = at[token], recent.count(token)
             y = x[i] * repetition if x[i] <= 0 else x[i] / repetition
             x[i] = np.clip(y - (n * frequency + presence), -3.4028234663852886e38, 3.4028234663852886e38)
     return order(ids, x.astype(np.float32).astype(np.float64))
