@@ -1,0 +1,190 @@
+"""The door to a file's vocabulary: text to ids and back, and the exact bytes of every token."""
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+from oxillama.errors import TokenizerError
+from oxillama.tokenizer.bpe import CHAR_TO_BYTE, BpeEncoder
+from oxillama.tokenizer.spm import MARK, SpmEncoder, byte_value
+from oxillama.tokenizer.stream import TextStream
+from oxillama.tokenizer.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary, read_vocabulary
+
+
+class TokenizerBridge:
+    """A vocabulary ready for use.
+
+    Special tokens (control, user-defined, unknown) are found in the text before anything else, longest first; with
+    `parse_special=False` only user-defined ones are. What lies between them is encoded by the vocabulary's own model.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, encoder: Any) -> None:
+        self.vocabulary = vocabulary
+        self._encoder = encoder
+        self.eog_ids = vocabulary.end_ids()
+        kinds = vocabulary.kinds
+        self._kinds = kinds.tolist()
+        by_text = {vocabulary.tokens[i]: i for i in reversed(range(len(kinds))) if self._kinds[i] in (CONTROL, USER_DEFINED, UNKNOWN)}
+        by_text.pop("", None)
+        self._special_ids = by_text
+        self._special = _any_of(by_text)
+        self._user_defined = _any_of(text for text, token in by_text.items() if self._kinds[token] == USER_DEFINED)
+        self._bytes: list[bytes] | None = None
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any], *, allow_unknown_pre: bool = False) -> TokenizerBridge:
+        """From the `tokenizer.*` keys of a file; an unknown pre-tokenizer raises unless `allow_unknown_pre` takes the default one."""
+        vocabulary = read_vocabulary(metadata)
+        if vocabulary.model == "llama":
+            return cls(vocabulary, SpmEncoder(vocabulary))
+        if vocabulary.model == "gpt2":
+            return cls(vocabulary, BpeEncoder(vocabulary, allow_unknown_pre=allow_unknown_pre))
+        raise TokenizerError(f"tokenizer.ggml.model: found {vocabulary.model!r}, wanted 'llama' or 'gpt2'")
+
+    @classmethod
+    def from_gguf(cls, path: str | PathLike, *, allow_unknown_pre: bool = False) -> TokenizerBridge:
+        """From a GGUF file, one that holds nothing but a vocabulary too."""
+        from oxillama.gguf import GgufReader
+        with GgufReader(path) as reader:
+            return cls.from_metadata(reader.metadata, allow_unknown_pre=allow_unknown_pre)
+
+    @classmethod
+    def from_tokenizer_json(cls, source: str | PathLike, *, metadata: Mapping[str, Any] | None = None) -> TokenizerBridge:
+        """From a `tokenizer.json` (its text, or a path to it); special ids and flags come from `metadata` where it has them."""
+        from oxillama.tokenizer.json_file import read_tokenizer_json
+        return cls(*read_tokenizer_json(source, metadata or {}))
+
+    # ---- sizes and ids -------------------------------------------------------------------------------------------
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens in the vocabulary."""
+        return len(self.vocabulary)
+
+    @property
+    def bos_id(self) -> int | None:
+        """The token that begins a text, None where the vocabulary has none."""
+        return self.vocabulary.special.get("bos")
+
+    @property
+    def eos_id(self) -> int | None:
+        """The token that ends a text, None where the vocabulary has none."""
+        return self.vocabulary.special.get("eos")
+
+    @property
+    def eot_id(self) -> int | None:
+        """The token that ends a turn, None where the file names none."""
+        return self.vocabulary.special.get("eot")
+
+    @property
+    def add_bos(self) -> bool:
+        """Whether `add_special` puts the first token before a text."""
+        return self.vocabulary.add_bos
+
+    @property
+    def add_eos(self) -> bool:
+        """Whether `add_special` puts the last token after a text."""
+        return self.vocabulary.add_eos
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids of control and unknown tokens: they are no text."""
+        return frozenset(i for i, kind in enumerate(self._kinds) if kind in (CONTROL, UNKNOWN))
+
+    def is_special(self, token: int) -> bool:
+        """Whether the token is a control or unknown token, which contributes no text."""
+        return self._kinds[self._checked(token)] in (CONTROL, UNKNOWN)
+
+    def token_text(self, token: int) -> str:
+        """How the file writes the token."""
+        return self.vocabulary.tokens[self._checked(token)]
+
+    def token_to_id(self, text: str) -> int | None:
+        """The id of the special token written so, None where there is none."""
+        return self._special_ids.get(text)
+
+    # ---- text to ids ---------------------------------------------------------------------------------------------
+
+    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """The ids of `text`; `add_special` adds what the file says begins and ends a text, `parse_special` reads control tokens in it."""
+        if not isinstance(text, str):
+            raise TokenizerError(f"text: found {type(text).__name__}, wanted str")
+        v = self.vocabulary
+        ids = [v.special["bos"]] if add_special and v.add_bos else []
+        pattern = self._special if parse_special else self._user_defined
+        prefix = v.add_space_prefix and not self._encoder.adds_prefix
+        first = True
+        for i, piece in enumerate(pattern.split(text) if pattern else (text,)):
+            if i % 2:
+                ids.append(self._special_ids[piece])
+                first = True
+            elif piece:
+                ids.extend(self._encoder.encode(" " + piece if first and prefix else piece))
+                first = False
+        if add_special and v.add_eos:
+            ids.append(v.special["eos"])
+        return ids
+
+    # ---- ids to text ---------------------------------------------------------------------------------------------
+
+    def token_bytes(self, token: int) -> bytes:
+        """The exact bytes that the token contributes to a text; none for control, unknown and unused tokens."""
+        return self._table()[self._checked(token)]
+
+    def vocab_bytes(self) -> list[bytes]:
+        """`token_bytes` of every id, in order."""
+        return list(self._table())
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of `ids`; the space that `encode` puts before a text is taken away again. `skip_special=False` writes control tokens out."""
+        table, parts, start = self._table(), [], True
+        for token in ids:
+            special = self.is_special(token)
+            if special and not skip_special:
+                parts.append(self.vocabulary.tokens[token].encode())
+            data = table[token]
+            if start and not special and self.vocabulary.add_space_prefix and data.startswith(b" "):
+                data = data[1:]
+            start = start and special
+            parts.append(data)
+        return b"".join(parts).decode("utf-8", "replace")
+
+    def stream(self) -> TextStream:
+        """A stream over this vocabulary, for tokens that continue a text."""
+        return TextStream(self._table().__getitem__)
+
+    def _table(self) -> Sequence[bytes]:
+        if self._bytes is None:
+            spell = _spm_bytes if self.vocabulary.model == "llama" else _bpe_bytes
+            self._bytes = [spell(text, kind, token) for token, (text, kind) in enumerate(zip(self.vocabulary.tokens, self._kinds))]
+        return self._bytes
+
+    def _checked(self, token: int) -> int:
+        if not 0 <= token < len(self._kinds):
+            raise TokenizerError(f"token id: found {token}, wanted 0 to {len(self._kinds) - 1}")
+        return token
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
+    """A pattern whose split gives text and special tokens in turn; the longest special token wins."""
+    ordered = sorted(texts, key=lambda text: (-len(text), text))
+    return re.compile("(" + "|".join(map(re.escape, ordered)) + ")") if ordered else None
+
+
+def _spm_bytes(text: str, kind: int, token: int) -> bytes:
+    if kind == NORMAL:
+        return text.replace(MARK, " ").encode()
+    if kind == BYTE:
+        return bytes([byte_value(text, token)])
+    return text.encode() if kind == USER_DEFINED else b""
+
+
+def _bpe_bytes(text: str, kind: int, token: int) -> bytes:
+    if kind in (NORMAL, BYTE):
+        try:
+            return bytes([CHAR_TO_BYTE[char] for char in text])
+        except KeyError:
+            return text.encode()                # written as it is: the vocabulary's author left the byte alphabet
+    return text.encode() if kind == USER_DEFINED else b""
