@@ -99,7 +99,7 @@ OX_INLINE void i32_store_i8(int8_t *p, ox_i32x16 x)
 }
 
 /* code bytes and tiles. Without a u8 x s8 dot, maddubs adds two products into 16 bits; it never saturates here: codes up to 15, 31, 63
- * let 8, 4, 2 of its results be summed in 16 bits first. Codes of 8 bits are centred (code - 128) and lend their sign to x:
+ * let 8, 4, 2 of its results be summed in 16 bits first, codes up to 127 stand alone. Codes of 8 bits are centred (code - 128) and lend their sign to x:
  * |code - 128| <= 128, |x| <= 127, two products <= 32,512. */
 #define OX_DOT8_CENTRE 128
 

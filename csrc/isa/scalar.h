@@ -66,7 +66,7 @@ OX_INLINE ox_i32x16 f32_as_i32(ox_f32x16 a) { ox_i32x16 r; memcpy(&r, &a, 64); r
 OX_INLINE void i32_store_i8(int8_t *p, ox_i32x16 a) { OX_EACH p[i] = (int8_t)a.v[i]; }                               /* values already in range */
 
 /* code bytes and tiles. A vector of codes holds 4 columns of 16 rows: byte 4 r + k = column k of row r, unsigned.
- * `bits` says how large codes can be (4: <= 15, 5: <= 31, 6: <= 63, 8: <= 255) and is always a literal: instruction sets without a
+ * `bits` says how large codes can be (4: <= 15, 5: <= 31, 6: <= 63, 7: <= 127, 8: <= 255) and is always a literal: instruction sets without a
  * u8 x s8 dot pick the cheapest exact way by it. Where codes are 8 bits, OX_DOT8_CENTRE is what the dot itself takes off every code. */
 #define OX_DOT8_CENTRE 0
 

@@ -26,7 +26,7 @@ enum {
     SIDE_F16_MIN,      /* d, then the minimum (added in 32s, subtracted in 256s) */
     SIDE_F32,          /* d */
     SIDE_E8M0,         /* d = 2^(e - 128) */
-    SIDE_UE4M3         /* four scales of 16 columns, halved */
+    SIDE_UE4M3         /* four scales of 16 columns, unsigned e4m3, to be halved */
 };
 
 enum {
@@ -35,13 +35,14 @@ enum {
     HEAD_16X6,         /* 16 scales of 6 bits, less 32: the same */
     HEAD_16X8,         /* 16 signed bytes: 4 vectors */
     HEAD_8X8,          /* 8 signed bytes: 2 vectors */
+    HEAD_8X4,          /* 8 scales 2 s + 1 of 4 bits: 1 vector */
     HEAD_16X4,         /* 16 scales 2 s + 1 of 4 bits: 2 vectors */
     HEAD_16X4_MIN      /* 16 scales (low nibble) and 16 minima (high nibble): 4 vectors */
 };
 
 #define OX_HEAD_BYTES(h) \
-    ((h) == HEAD_NONE ? 0 : (h) == HEAD_8X6_MIN || (h) == HEAD_16X6 ? 192 : (h) == HEAD_8X8 || (h) == HEAD_16X4 ? 128 : 256)
-#define OX_HEAD_SUB(h) ((h) == HEAD_NONE ? 256 : (h) == HEAD_8X6_MIN || (h) == HEAD_8X8 ? 32 : 16)     /* columns under one integer scale */
+    ((h) == HEAD_NONE ? 0 : (h) == HEAD_8X4 ? 64 : (h) == HEAD_8X6_MIN || (h) == HEAD_16X6 ? 192 : (h) == HEAD_8X8 || (h) == HEAD_16X4 ? 128 : 256)
+#define OX_HEAD_SUB(h) ((h) == HEAD_NONE ? 256 : (h) == HEAD_8X6_MIN || (h) == HEAD_8X8 || (h) == HEAD_8X4 ? 32 : 16)     /* columns under one integer scale */
 #define OX_HEAD_MIN(h) ((h) == HEAD_8X6_MIN || (h) == HEAD_16X4_MIN)
 #define OX_SIDE_SIZE(s) ((s) == SIDE_F32 ? 4 : (s) == SIDE_E8M0 || (s) == SIDE_UE4M3 ? 1 : 2)
 #define OX_SIDE_COUNT(s) ((s) == SIDE_NONE ? 0 : (s) == SIDE_F16_MIN ? 2 : (s) == SIDE_UE4M3 ? 4 : 1)
@@ -58,7 +59,7 @@ enum { ACT256_D = 256, ACT256_SUM16 = 272, ACT256_SUM32 = 304, ACT256_BYTES = 32
 enum {
 #define OX_FLOAT(name, bytes) FORM_##name,
 #define OX_FORM32(name, store, bits, off, side) FORM_##name,
-#define OX_FORM256(name, store, bits, off, head, side) FORM_##name,
+#define OX_FORM256(name, store, bits, off, head, side, unit) FORM_##name,
 #include "lanes/forms.def"
 #undef OX_FLOAT
 #undef OX_FORM32

@@ -85,10 +85,19 @@ OX_INLINE void load_unit(ox_u8x64 *w, const uint8_t *p, int store)
     }
 }
 
-/* d (and the minimum) of 16 rows. `half` chooses among the 16-column scales of SIDE_UE4M3. */
+/* 16 float scales of the side stream. E8M0: 2^(e - 128), where the two least are subnormal. UE4M3: the bits moved into place are
+ * (1 + m / 8) 2^(e - 127), or subnormal for e = 0 just the same: times 2^119 is half of the number. */
 OX_INLINE ox_f32x16 side_d(const uint8_t *p, int side)
 {
-    return side == SIDE_F32 ? f32_load((const float *)p) : f32_load_f16((const uint16_t *)p);
+    if (side == SIDE_F32)
+        return f32_load((const float *)p);
+    if (side == SIDE_E8M0) {
+        ox_i32x16 e = i32_load_u8(p);
+        return i32_as_f32(i32_max(i32_shl(i32_sub(e, i32_set1(1)), 23), i32_shl(i32_add(e, i32_set1(1)), 21)));
+    }
+    if (side == SIDE_UE4M3)
+        return f32_mul(i32_as_f32(i32_shl(i32_load_u8(p), 20)), f32_set1(0x1p119f));
+    return f32_load_f16((const uint16_t *)p);
 }
 
 OX_INLINE void tile_32(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols, int m,
@@ -108,6 +117,20 @@ OX_INLINE void tile_32(float *c, int64_t ldc, const uint8_t *panel, const uint8_
         if (lut) {
             OX_UNROLL for (int g = 0; g < 8; g++)
                 w[g] = u8_lookup(table, w[g]);
+        }
+        if (side == SIDE_UE4M3) {
+            ox_f32x16 d0 = side_d(s + 32 * (b & 1), side), d1 = side_d(s + 32 * (b & 1) + 16, side);
+            OX_UNROLL for (int t = 0; t < m; t++) {
+                const uint8_t *xt = x + t * ldx;
+                int16_t sums[2];
+                memcpy(sums, xt + ACT32_HALVES, 4);
+                ox_i32x16 dot = i32_dot16(i32_set1(-less * sums[0]), w, (const int8_t *)xt, bits);
+                acc[t] = f32_fma(i32_to_f32(dot), f32_mul(d0, f32_set1(act_f32(xt + ACT32_D))), acc[t]);
+                dot = i32_dot16(i32_set1(-less * sums[1]), w + 4, (const int8_t *)xt + 16, bits);
+                acc[t] = f32_fma(i32_to_f32(dot), f32_mul(d1, f32_set1(act_f32(xt + ACT32_D))), acc[t]);
+            }
+            s += b & 1 ? OX_SIDE_BYTES(side) : 0;
+            continue;
         }
         ox_f32x16 d = side_d(s, side);
         OX_UNROLL for (int t = 0; t < m; t++) {
@@ -134,7 +157,7 @@ OX_INLINE void load_head(ox_i32x16 *sp, ox_i32x16 *mp, const uint8_t *p, int hea
 {
     if (head == HEAD_NONE)
         return;
-    int n = head == HEAD_8X8 ? 2 : 4;
+    int n = head == HEAD_8X8 || head == HEAD_8X4 ? 2 : 4;
     ox_u8x64 v[4];
     if (head == HEAD_8X6_MIN || head == HEAD_16X6) {
         ox_u8x64 a = u8_load(p), b = u8_load(p + 64), h = u8_load(p + 128);
@@ -142,6 +165,9 @@ OX_INLINE void load_head(ox_i32x16 *sp, ox_i32x16 *mp, const uint8_t *p, int hea
         v[1] = u8_put(u8_high4(a), h, 2, 4, 0x30);
         v[2] = u8_put(u8_low4(b), h, 4, 4, 0x30);
         v[3] = u8_put(u8_high4(b), h, 6, 4, 0x30);
+    } else if (head == HEAD_8X4) {
+        ox_u8x64 a = u8_load(p);
+        v[0] = u8_low4(a), v[1] = u8_high4(a);
     } else if (head == HEAD_16X4) {
         ox_u8x64 a = u8_load(p), b = u8_load(p + 64);
         v[0] = u8_low4(a), v[1] = u8_high4(a), v[2] = u8_low4(b), v[3] = u8_high4(b);
@@ -164,14 +190,14 @@ OX_INLINE void load_head(ox_i32x16 *sp, ox_i32x16 *mp, const uint8_t *p, int hea
         OX_UNROLL for (int k = 0; k < 8; k++)
             sp[k] = pairs_less(sp[k], 32);
     }
-    if (head == HEAD_16X4) {
-        OX_UNROLL for (int k = 0; k < 8; k++)
+    if (head == HEAD_8X4 || head == HEAD_16X4) {
+        OX_UNROLL for (int k = 0; k < 2 * n; k++)
             sp[k] = pairs_odd_numbers(sp[k]);
     }
 }
 
 OX_INLINE void tile_256(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols, int m,
-                        int store, int bits, int off, int head, int side, const uint8_t *lut)
+                        int store, int bits, int off, int head, int side, float unit, const uint8_t *lut)
 {
     const uint8_t *s = panel, *p = panel + OX_ROUND64(cols / 256 * OX_SIDE_BYTES(side));
     const int less = off - (bits == 8 ? OX_DOT8_CENTRE : 0), sub = OX_HEAD_SUB(head);
@@ -231,6 +257,8 @@ OX_INLINE void tile_256(float *c, int64_t ldc, const uint8_t *panel, const uint8
             }
         }
         ox_f32x16 d = side_d(s, side);
+        if (unit != 1.0f)
+            d = f32_mul(d, f32_set1(unit));
         OX_UNROLL for (int t = 0; t < m; t++) {
             ox_f32x16 dx = f32_set1(act_f32(x + t * ldx + ACT256_D));
             acc[t] = f32_fma(i32_to_f32(sum[t]), f32_mul(d, dx), acc[t]);
@@ -296,9 +324,9 @@ enum {
 #define OX_FORM32(name, store, bits, off, side) \
     static void tile_##name(OX_TILE_ARGS) \
     { OX_TILES(tile_32(c, ldc, panel, then, x, ldx, cols, M, store, bits, off, side, lut_##name, BLOCK_##name)) }
-#define OX_FORM256(name, store, bits, off, head, side) \
+#define OX_FORM256(name, store, bits, off, head, side, unit) \
     static void tile_##name(OX_TILE_ARGS) \
-    { OX_TILES(tile_256(c, ldc, panel, then, x, ldx, cols, M, store, bits, off, head, side, lut_##name)) }
+    { OX_TILES(tile_256(c, ldc, panel, then, x, ldx, cols, M, store, bits, off, head, side, unit, lut_##name)) }
 #include "lanes/forms.def"
 #undef OX_FLOAT
 #undef OX_FORM32
