@@ -23,7 +23,7 @@ static inline void ox_q3_k_scales(const ox_q3_k *b, int8_t *scale) {
         scale[s] = (int8_t)(((b->scales[s & 7] >> (s >> 3 << 2) & 15) | (b->scales[8 + (s & 3)] >> 2 * (s >> 2) & 3) << 4) - 32);
 }
 
-static void ox_unpack_Q3_K(float *dst, const void *src, int64_t columns) {
+static void ox_unpack_Q3_K(float *restrict dst, const void *restrict src, int64_t columns) {
     const ox_q3_k *b = src;
     for (int64_t i = 0; i < columns; i += 256, b++) {
         int8_t scale[16];

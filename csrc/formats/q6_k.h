@@ -16,7 +16,7 @@ typedef struct {
     uint8_t d[2];
 } ox_q6_k;
 
-static void ox_unpack_Q6_K(float *dst, const void *src, int64_t columns) {
+static void ox_unpack_Q6_K(float *restrict dst, const void *restrict src, int64_t columns) {
     const ox_q6_k *b = src;
     for (int64_t i = 0; i < columns; i += 256, b++) {
         float d = ox_half(b->d);

@@ -27,7 +27,7 @@ static inline void ox_tq1_0_digits(float *dst, const uint8_t *bytes, int count, 
     }
 }
 
-static void ox_unpack_TQ1_0(float *dst, const void *src, int64_t columns) {
+static void ox_unpack_TQ1_0(float *restrict dst, const void *restrict src, int64_t columns) {
     const ox_tq1_0 *b = src;
     for (int64_t i = 0; i < columns; i += 256, b++, dst += 256) {
         float d = ox_half(b->d);
