@@ -60,6 +60,19 @@ class Conversion:
         """Bits per number in the new file."""
         return 8 * self.bytes_after / max(1, sum(int(np.prod(plan.shape)) for plan in self.tensors))
 
+    def __str__(self) -> str:
+        """A line per tensor, then the sums."""
+        rows = [
+            (plan.name, "x".join(map(str, plan.shape)), f"{plan.source} -> {plan.target}", f"{plan.bytes_after:,}", plan.reason)
+            for plan in self.tensors
+        ]
+        widths = [max(map(len, column)) for column in zip(*rows)]
+        name, shape, change, size, _ = widths or (0,) * 5
+        lines = [f"{row[0]:{name}}  {row[1]:>{shape}}  {row[2]:{change}}  {row[3]:>{size}}  {row[4]}" for row in rows]
+        mebi = 1 << 20
+        total = f"{self.bytes_before / mebi:,.2f} MiB -> {self.bytes_after / mebi:,.2f} MiB, {self.bits:.2f} bits per number"
+        return "\n".join((*lines, f"{self.recipe}: {total}" + ("" if self.path is None else f", in {self.path}")))
+
 
 def quantize_file(
     src: Any,
@@ -119,7 +132,8 @@ def _plan(
         weighed = importances is not None and info.name in importances and target not in (*_WEIGHTLESS, info.type_name)
         if weighed:
             _matrices(importances[info.name], info)
-        after = info.nbytes if target == info.type_name else int(np.prod(info.shape[:-1])) * format_named(target).row_bytes(info.shape[-1])
+        rows, columns = int(np.prod(info.shape[:-1])), info.shape[-1] if info.shape else 1
+        after = info.nbytes if target == info.type_name else rows * format_named(target).row_bytes(columns)
         plans.append(TensorPlan(info.name, info.shape, info.type_name, target, info.nbytes, after, reason, weighed))
     unmet = [pattern for pattern in overrides if pattern not in met]
     if unmet:

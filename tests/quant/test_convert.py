@@ -76,6 +76,10 @@ def test_a_dry_run_writes_nothing_and_tells_the_sizes(model, tmp_path):
     done = quantize_file(model, tmp_path / "new.gguf", "IQ4_XS")
     assert (plan.tensors, plan.bytes_before, plan.bytes_after) == (done.tensors, done.bytes_before, done.bytes_after)
     assert done.bytes_after == sum(len(data) for _, _, data in stored(done.path).values())
+    lines = str(plan).splitlines()
+    assert len(lines) == len(TENSORS) + 1
+    assert lines[2].split() == ["blk.0.attn_v.weight", "64x256", "F32", "->", "Q5_K", "11,264", "recipe"]
+    assert lines[-1].startswith("IQ4_XS: 0.24 MiB -> 0.0")
     assert done.bits == 8 * done.bytes_after / sum(values.size for values in TENSORS.values())
 
 
@@ -180,6 +184,19 @@ def test_impossible_requests_are_refused(model, tmp_path):
         quantize_file(tmp_path / "none.gguf", tmp_path / "new.gguf", "Q4_0")
     with pytest.raises(ConfigError, match="num_threads"):
         quantize_file(model, tmp_path / "new.gguf", "Q4_0", num_threads=-1)
+
+
+def test_scalars_vectors_and_integers_survive(tmp_path):
+    with GgufWriter(tmp_path / "model.gguf", "llama") as writer:
+        writer.add_tensor("scalar", np.array(1.5, np.float16))
+        writer.add_tensor("vector.weight", np.arange(7, dtype=np.float16))
+        writer.add_tensor("ids.weight", np.arange(64, dtype=np.int32).reshape(2, 32))
+    before = stored(tmp_path / "model.gguf")
+    assert stored(quantize_file(tmp_path / "model.gguf", tmp_path / "new.gguf", "Q8_0").path) == before
+    wide = stored(quantize_file(tmp_path / "model.gguf", tmp_path / "wide.gguf", "F32").path)
+    assert wide["scalar"] == ("F32", (), np.float32(1.5).tobytes())
+    assert wide["vector.weight"] == ("F32", (7,), np.arange(7, dtype=np.float32).tobytes())
+    assert wide["ids.weight"] == before["ids.weight"]
 
 
 @pytest.mark.parametrize("name", ["llama", "mixtral", "mamba2", "deepseek_v2", "gpt_oss", "lfm2"])
