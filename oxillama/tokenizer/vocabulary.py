@@ -4,6 +4,7 @@ Sources: the GGUF specification's `tokenizer.ggml.*` keys; the numbers of token 
 """
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,9 +69,10 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     for name, key in SPECIAL_KEYS.items():
         found = _value(metadata, key, int, None)
         if found is not None and found != ABSENT:
-            if not 0 <= found < n:
-                raise TokenizerError(f"tokenizer.ggml.{key}: found {found}, wanted an id below {n}")
-            special[name] = found
+            if 0 <= found < n:
+                special[name] = found
+            else:                       # such files exist (a vocabulary was cut): the model runs, and its user is told
+                warnings.warn(f"tokenizer.ggml.{key}: found {found}, wanted an id below {n}; taken as no such token", stacklevel=4)
     spm = model == "llama"
     if spm:
         for name, default in (("bos", 1), ("eos", 2), ("unk", 0)):        # the ids SentencePiece gives when the file says nothing

@@ -104,17 +104,23 @@ def test_specials_are_added_and_parsed_only_when_asked():
 
 
 @pytest.mark.parametrize(("keys", "word"), [
-    ({"eos_token_id": 9999}, "eos_token_id: found 9999"),
+    ({"eos_token_id": 9999, "add_eos_token": True}, "names no eos token"),
     ({"add_bos_token": "yes"}, "add_bos_token: found 'yes'"),
     ({"token_type": np.zeros(3, np.int32)}, "token_type: found int32 of shape (3,)"),
     ({"scores": np.full(260, np.nan, np.float32)}, "no finite score"),
     ({"tokens": []}, "tokenizer.ggml.tokens"),
     ({"model": "unheard"}, "'unheard'"),
 ])
+@pytest.mark.filterwarnings("ignore:tokenizer.ggml.eos_token_id")
 def test_an_inconsistent_vocabulary_is_refused_by_name(keys, word):
     with pytest.raises(TokenizerError) as caught:
         spm({"a": 0.0}, **keys)
     assert word in str(caught.value)
+
+
+def test_a_special_id_outside_the_vocabulary_is_no_token_and_said_so():
+    with pytest.warns(UserWarning, match="eos_token_id: found 9999"):
+        assert spm({"a": 0.0}, eos_token_id=9999).eos_id is None
 
 
 def test_an_unknown_pre_tokenizer_is_refused_by_name_unless_allowed():
@@ -142,6 +148,7 @@ def test_ids_outside_the_vocabulary_are_refused():
             bridge.token_bytes(bad)
 
 
+@pytest.mark.filterwarnings("ignore:tokenizer.ggml")
 def test_bad_vocabularies_are_refused_or_taken_as_their_manifest_says(cases):
     manifest = json.loads((cases / "bad_gguf" / "manifest.json").read_text())
     for name, entry in manifest.items():
