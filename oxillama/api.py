@@ -144,7 +144,7 @@ class InferenceEngine:
                           scheduler=scheduler, page_size=config.page_size, max_pages=config.max_pages, prefix=prefix if config.prefix_cache else None)
         with self._lock:
             before, self._core = self._core, core
-            self._model, self._vocabulary, self._template = model, Vocabulary(bridge) if bridge else None, None
+            self._model, self._vocabulary, self._template = model, Vocabulary(bridge, model.config.vocab_size) if bridge else None, None
             self._live = self._recent = None
         if before is not None:
             before.close()
@@ -449,8 +449,10 @@ def _finished(request: Request) -> Any:
 
 def _bridge(reader: GgufReader, path: str | Path | None, tokenizer_json: str | bytes | None) -> TokenizerBridge | None:
     """The vocabulary asked for: tokenizer.json's, else the file's own; None where the file has none."""
-    if path is not None or tokenizer_json is not None:
-        return TokenizerBridge.from_tokenizer_json(tokenizer_json if tokenizer_json is not None else Path(path), reader.metadata)
+    if isinstance(tokenizer_json, (bytes, bytearray, memoryview)):
+        tokenizer_json = bytes(tokenizer_json).decode("utf-8", "replace")
+    if tokenizer_json is not None or path is not None:
+        return TokenizerBridge.from_tokenizer_json(path if tokenizer_json is None else tokenizer_json, metadata=reader.metadata)
     if "tokenizer.ggml.model" not in reader.metadata:
         return None
     return TokenizerBridge.from_metadata(reader.metadata)

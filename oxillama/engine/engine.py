@@ -25,8 +25,10 @@ import numpy as np
 
 from oxillama.engine.metrics import EngineMetrics, MetricsSnapshot
 from oxillama.engine.pages import KvCachePool, PagedKvCache
+from oxillama.engine.postprocess import advance
 from oxillama.engine.prefix import PrefixKvCache
 from oxillama.engine.request import Request
+from oxillama.engine.room import Room
 from oxillama.engine.scheduler import Scheduler, SchedulerConfig, State, Ticket
 from oxillama.engine.session import Session
 from oxillama.errors import Cancelled, ContextError, EngineError, PoolError
@@ -46,24 +48,24 @@ class EngineCore:
         self.program, self.memory = program, memory
         self.context_size = context_size
         self.eog_ids = frozenset(eog_ids)
+        self.counters = EngineMetrics()
         self.pool = KvCachePool(memory, page_size=page_size, max_pages=max_pages)
-        self.prefix = PrefixKvCache(self.pool, **(prefix or {})) if prefix is not None else None
+        self.prefix = PrefixKvCache(self.pool, **prefix) if prefix is not None else None
+        self.room = Room(self.pool, self.prefix, self.counters.queue)
         self.lock = threading.RLock()              # pages, sessions, requests; the loop lets go of it during a step
         self.step_lock = threading.Lock()          # the program: one step at a time
-        self.counters = EngineMetrics()
         self._batch, self._flag = batch, flag
-        self._scheduler = Scheduler(scheduler or SchedulerConfig(), admit=self._admit, reserve=self._reserve, release=self._release)
+        self._scheduler = Scheduler(scheduler or SchedulerConfig(), admit=self.room.admit, reserve=self.room.reserve, release=self.room.release)
+        self.room.scheduler = self._scheduler
         self._inbox: SimpleQueue = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._failure: EngineError | None = None
         self._in_flight: set[Request] = set()
-        self._sessions: set[Session] = set()       # idle ones that keep their pages
         self._plan: list[tuple[Ticket, int]] = []
         self._closed = False
         self._pid = os.getpid()
         rows = self._scheduler.config.max_batch_tokens
         self._tokens, self._positions, self._row_table = (np.zeros(rows, np.int32) for _ in range(3))
-        self._count = np.arange(max(context_size, 1) if context_size < 1 << 22 else 1 << 22, dtype=np.int32)
         self._first = np.zeros(1, np.int32)
 
     # ---- doors: any thread ---------------------------------------------------------------------------------------------
@@ -114,14 +116,14 @@ class EngineCore:
     def keep(self, session: Session) -> Session:
         """Count a session among those that may keep pages while idle."""
         with self.lock:
-            self._sessions.add(session)
+            self.room.sessions.add(session)
         return session
 
     def drop(self, session: Session) -> None:
         """Free a session's pages; it must be idle."""
         with self.lock:
-            self._sessions.discard(session)
-            self._free(session)
+            self.room.sessions.discard(session)
+            session.release()
 
     def change(self, session: Session) -> threading.RLock:
         """The lock under which an idle session may be forked or truncated; EngineError while a request runs on it."""
@@ -141,16 +143,12 @@ class EngineCore:
         """The counters as they are now."""
         with self.lock:
             prefix, scheduler = self.prefix, self._scheduler
-            owned = {page for request in self._in_flight for page in request.session.kv.pages}
-            owned.update(page for session in self._sessions for page in session.kv.pages)
-            if prefix is not None:
-                owned.update(prefix.shares)
             return self.counters.freeze(
                 requests_preempted_total=scheduler.preemptions, requests_waiting=len(scheduler.waiting), requests_running=scheduler.running,
                 kv_hits_total=prefix.hits if prefix else 0, kv_misses_total=prefix.misses if prefix else 0,
                 kv_tokens_saved_total=prefix.tokens_saved if prefix else 0, kv_evictions_total=prefix.evictions if prefix else 0,
                 pages_used=self.pool.pages_used, pages_cached=prefix.pages_used if prefix else 0,
-                pages_leaked=self.pool.pages_used - len(owned), page_memory_bytes=self.pool.memory_bytes)
+                pages_leaked=self.room.leaked(self._in_flight), page_memory_bytes=self.pool.memory_bytes)
 
     def clear_cache(self) -> None:
         """Forget every stored prefix and give free memory back to the system where no step is running."""
@@ -172,7 +170,7 @@ class EngineCore:
             thread.join()
         self._abandon()
         with self.lock:
-            for session in list(self._sessions):
+            for session in list(self.room.sessions):
                 self.drop(session)
             if self.prefix is not None:
                 self.prefix.clear()
@@ -242,7 +240,7 @@ class EngineCore:
             request, start = ticket.owner, ticket.done
             session, end = request.session, at + rows
             tokens[at:end] = session.tokens[start:start + rows]
-            positions[at:end] = self._count[start:start + rows]
+            positions[at:end] = range(start, start + rows) if rows < 8 else np.arange(start, start + rows)
             row_table[at:end] = len(tables)
             tables.append(session.kv.table)
             if ticket.every_row:
@@ -256,18 +254,16 @@ class EngineCore:
 
     def _after(self, plan: list[tuple[Ticket, int]], out: np.ndarray, start: float, now: float) -> None:
         """Commit what the step wrote, then sample and tell."""
-        counters, at, prefilled = self.counters, 0, 0
+        counters, at, prefilled, decoded = self.counters, 0, 0, 0
         for ticket, rows in plan:
             request, first = ticket.owner, ticket.done
             ticket.done = done = first + rows
             request.session.kv.length = done
-            if ticket.state is not State.DECODING:
+            if ticket.state is State.DECODING:
+                decoded += 1
+            else:
                 prefilled += rows
-            take = 0
-            if ticket.every_row:
-                take = done - max(first, request.delivered)
-            elif done == ticket.length:
-                take = 1
+            take = max(0, done - max(first, request.delivered)) if ticket.every_row else int(done == ticket.length)
             try:
                 self._serve(request, out[at:at + take], now)
             except Exception as error:      # this request's own doing: its companions go on
@@ -275,9 +271,9 @@ class EngineCore:
             at += take
         counters.steps += 1
         counters.prefilled += prefilled
-        total = prefilled + sum(ticket.state is State.DECODING for ticket, _ in plan) or 1
-        counters.prefill_seconds += (now - start) * min(1.0, prefilled / total)
-        counters.decode_seconds += (now - start) * max(0.0, 1 - prefilled / total)
+        share = prefilled / (prefilled + decoded)
+        counters.prefill_seconds += (now - start) * share
+        counters.decode_seconds += (now - start) * (1 - share)
         self._scheduler.observe(prefill_rows=prefilled, seconds=now - start)
 
     def _serve(self, request: Request, rows: np.ndarray, now: float) -> None:
@@ -289,9 +285,9 @@ class EngineCore:
         if ticket.state is not State.DECODING:
             if len(rows) and ticket.every_row:
                 request.on_rows(ticket.done - len(rows), rows)
-                request.delivered = ticket.done
+                request.delivered = max(request.delivered, ticket.done)
             if ticket.done < ticket.length:
-                self._store(request, whole_pages=True)
+                self.room.store(request, whole_pages=True)
                 return
             if request.kind == "rows":
                 self._end(request, "stop")
@@ -301,77 +297,25 @@ class EngineCore:
                 self._end(request, "stop")
                 return
             ticket.every_row = False
-            self._store(request, whole_pages=True)
+            self.room.store(request, whole_pages=True)
         self._sample(request, rows[-1], now)
 
     def _sample(self, request: Request, row: np.ndarray, now: float) -> None:
         """Draw the next token of a request and do all that follows from it."""
         session, ticket = request.session, request.ticket
-        if not request.token_at:
-            self.counters.first_token.observe(now - request.submitted_at)
-        else:
-            self.counters.inter_token.observe(now - request.token_at)
+        (self.counters.inter_token if request.token_at else self.counters.first_token).observe(now - (request.token_at or request.submitted_at))
         request.token_at = now
-        if request.max_tokens == 0:
-            session.pending = row.copy()
-            self._end(request, "length")
+        before = len(request.generated)
+        reason = advance(request, row, self.context_size)
+        self.counters.generated += len(request.generated) - before
+        if reason is not None:
+            self._end(request, reason)
             return
-        token = session.sampler.sample(row, None if session.grammar is None else session.grammar.mask())
-        if token in request.stop_ids:
-            session.pending = row.copy()
-            self._say(request, "" if session.text is None else session.text.finish(), last=True)
-            self._end(request, "stop")
-            return
-        session.sampler.accept(token)
-        session.tokens.append(token)
-        request.generated.append(token)
-        self.counters.generated += 1
-        if session.sampler.logprobs is not None:
-            request.logprobs.append(session.sampler.logprobs)
-        if session.grammar is not None:
-            request.masker.advance(session.grammar, token)
-        if session.text is not None and self._say(request, session.text.push(token)):
-            self._end(request, "stop")
-        elif session.grammar is not None and session.grammar.only_end():
-            self._say(request, "" if session.text is None else session.text.finish(), last=True)
-            self._end(request, "stop")
-        elif len(request.generated) == request.max_tokens or (len(session.tokens) >= self.context_size and not self._shift(request)):
-            self._say(request, "", last=True)
-            self._end(request, "length")
+        ticket.length = len(session.tokens)
+        if session.kv.length < ticket.done:            # the context was shifted: evaluate what moved
+            self._restart(request)
         else:
-            ticket.length = len(session.tokens)
-            if session.kv.length < ticket.done:            # the context was shifted: evaluate what moved
-                self._restart(request)
-            else:
-                self._scheduler.decodes(ticket)
-
-    def _say(self, request: Request, text: str, *, last: bool = False) -> bool:
-        """Pass text through the stop filter to the callers; True when a stop string was completed."""
-        stops = request.session.stops
-        stopped = False
-        if stops is not None and stops.stops:
-            if request.session.sampler.generated >= request.min_tokens:
-                text, stopped = stops.feed(text)
-            if last and not stopped:
-                text += stops.flush()
-        if text:
-            request.push(text)
-        elif request.session.text is None and not last:
-            request.push("")
-        return stopped
-
-    def _shift(self, request: Request) -> bool:
-        """Make room at the end of the context: keep the first tokens, forget the older half of the rest. False where it was not asked for."""
-        keep = request.shift_keep
-        if keep is None:
-            return False
-        session = request.session
-        drop = max(1, (len(session.tokens) - keep) // 2)
-        del session.tokens[keep:keep + drop]
-        session.start = max(keep, session.start - drop)
-        session.kv.truncate(min(keep, session.kv.length))
-        request.shifts += 1
-        return True
+            self._scheduler.decodes(ticket)
 
     def _restart(self, request: Request) -> None:
         """Send a running ticket back to prefill what its pages lack."""
@@ -379,82 +323,6 @@ class EngineCore:
         self._scheduler.finish(ticket)
         ticket.done = request.session.kv.length
         self._scheduler.add(ticket)
-
-    # ---- what the scheduler asks ---------------------------------------------------------------------------------------
-
-    def _admit(self, ticket: Ticket) -> bool | None:
-        """Look for a stored prefix; wait for one that is being computed right now (False), or for pages (None)."""
-        request = ticket.owner
-        session = request.session
-        if request.follows is not None:
-            leader, shared = request.follows
-            if leader.state is State.PREFILLING and leader.done < shared:
-                return False
-            request.follows = None
-        if ticket.done == 0 and request.cache and self.prefix is not None and not ticket.every_row:
-            if self._follow(request):
-                return False
-        if self._scheduler.running and not self._fits(ticket):
-            return None
-        if ticket.done == 0 and request.cache and self.prefix is not None and not ticket.every_row:
-            hit = self.prefix.lookup(session.tokens, key=session.adapters)
-            if hit.length:
-                session.kv.adopt(hit.pages, hit.length)
-                ticket.done = hit.length
-            if not request.admitted_at:
-                request.cached = hit.length
-        if not request.admitted_at:
-            request.admitted_at = time.perf_counter()
-            self.counters.queue.observe(request.admitted_at - request.submitted_at)
-        return True
-
-    def _follow(self, request: Request) -> bool:
-        """Whether another request is computing a beginning of this one's tokens that is worth waiting for."""
-        session, size = request.session, self.pool.page_size
-        if not self._scheduler.prefilling:
-            return False
-        stored = self.prefix.match(session.tokens, key=session.adapters)
-        for leader in self._scheduler.prefilling:
-            other = leader.owner
-            if not other.cache or leader.every_row or other.session.adapters != session.adapters:
-                continue
-            limit = min(len(session.tokens) - 1, len(other.session.tokens))
-            if limit - stored < size:
-                continue
-            shared = common_prefix(session.tokens, other.session.tokens, limit) // size * size
-            if shared > max(stored, leader.done):
-                request.follows = (leader, shared)
-                return True
-        return False
-
-    def _fits(self, ticket: Ticket) -> bool:
-        """Whether the pool has pages for a ticket's tokens and one more for everybody who runs."""
-        free = self.pool.pages_free
-        if free is None:
-            return True
-        need = -(-(ticket.length + 1) // self.pool.page_size) - len(ticket.owner.session.kv.pages) + self._scheduler.running
-        return need <= free or need <= free + (self.prefix.freeable() if self.prefix is not None else 0)
-
-    def _reserve(self, ticket: Ticket, length: int) -> bool:
-        """Room for positions below `length`: free pages, then stored prefixes, then pages of idle sessions."""
-        kv = ticket.owner.session.kv
-        if length <= kv.writable:
-            return True
-        while True:
-            try:
-                kv.reserve(length)
-                return True
-            except PoolError:
-                need = kv.missing_pages(length)
-            if self.prefix is not None and self.prefix.free_pages(need):
-                continue
-            idle = next((each for each in self._sessions if not each.busy and each.kv.pages), None)
-            if idle is None:
-                return False
-            idle.release()
-
-    def _release(self, ticket: Ticket) -> None:
-        ticket.owner.session.kv.release()
 
     # ---- beginnings and ends ---------------------------------------------------------------------------------------------
 
@@ -488,16 +356,6 @@ class EngineCore:
         except Exception as error:
             self._end(request, None, error)
 
-    def _store(self, request: Request, *, whole_pages: bool) -> None:
-        """Put what is evaluated so far into the prefix cache; of a running session whole pages only, so that it goes on without a copy."""
-        if self.prefix is None or not request.cache or request.kind == "rows":
-            return
-        session, size = request.session, self.pool.page_size
-        length = session.kv.length // size * size if whole_pages else session.kv.length
-        pages = session.kv.pages if whole_pages else session.kv.lend()
-        if length:
-            self.prefix.insert(session.tokens[:length], pages[:-(-length // size)], key=session.adapters)
-
     def _end(self, request: Request, reason: str | None, error: BaseException | None = None) -> None:
         """Take a request out of the engine and tell its callers."""
         if request not in self._in_flight:
@@ -507,9 +365,9 @@ class EngineCore:
         if request.ticket is not None:
             self._scheduler.finish(request.ticket)
         if error is None:
-            self._store(request, whole_pages=request.keep)
+            self.room.store(request, whole_pages=request.keep)
         if not request.keep:
-            self._free(session)
+            session.release()
         session.busy = False
         if error is not None:
             counters.failed += 1
@@ -520,9 +378,6 @@ class EngineCore:
         if request.on_finish is not None:
             request.on_finish(request)
         request.end(reason, error)
-
-    def _free(self, session: Session) -> None:
-        session.kv.release()
 
     def _starved(self) -> None:
         """A request that is alone and cannot be given its pages will never be."""
@@ -570,14 +425,3 @@ class EngineCore:
                 elif self._closed and (self._thread is None or not self._thread.is_alive() or self._thread is threading.current_thread()):
                     self._end(request, "cancelled")
 
-
-def common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:
-    """How many of the first `limit` tokens of two sequences are equal."""
-    low, high = 0, limit
-    while low < high:                                          # equal up to low; halve what is not known
-        middle = (low + high + 1) // 2
-        if a[low:middle] == b[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -20,7 +20,7 @@ from oxillama.engine.stops import StopText
 from oxillama.errors import ConfigError, ContextError
 from oxillama.grammar import Grammar, TokenMasker
 from oxillama.sampling import Sampler, SamplerConfig, breaker_sequences, token_logprobs
-from oxillama.tokenizer import TextStream, TokenizerBridge
+from oxillama.tokenizer import TokenizerBridge
 
 _GRAMMARS_KEPT = 64
 
@@ -88,9 +88,11 @@ class Options:
 class Vocabulary:
     """A tokenizer with what requests share: end-of-generation ids, the token masker, compiled grammars, DRY's breakers."""
 
-    def __init__(self, bridge: TokenizerBridge) -> None:
+    def __init__(self, bridge: TokenizerBridge, vocab_size: int) -> None:
         self.bridge = bridge
+        self.vocab_size = vocab_size          # rows of the output, which some models pad beyond their vocabulary
         self.eog_ids = frozenset(bridge.eog_ids)
+        self.special_ids = bridge.special_ids
         self._lock = threading.Lock()
         self._masker: TokenMasker | None = None
         self._breakers: dict[tuple, list[tuple[int, ...]]] = {}
@@ -102,7 +104,9 @@ class Vocabulary:
         with self._lock:
             if self._masker is None:
                 bridge = self.bridge
-                self._masker = TokenMasker(bridge.vocab_bytes(), control_ids=bridge.control_ids, eog_ids=self.eog_ids)
+                pieces = bridge.vocab_bytes()
+                pieces += [b""] * (self.vocab_size - len(pieces))
+                self._masker = TokenMasker(pieces, control_ids=bridge.special_ids, eog_ids=self.eog_ids)
             return self._masker
 
     def breakers(self, config: SamplerConfig) -> list[tuple[int, ...]] | None:
@@ -135,6 +139,10 @@ class Vocabulary:
             return made
         return None
 
+    def begins_text(self, tokens: Sequence[int]) -> bool:
+        """Whether the next token is the first of its text, in a vocabulary that puts a space before a text."""
+        return self.bridge.vocabulary.add_space_prefix and all(token in self.special_ids for token in tokens)
+
     def _encode_bytes(self, text: bytes) -> Sequence[int]:
         return self.bridge.encode(text.decode("utf-8", "ignore"), add_special=False, parse_special=False)
 
@@ -157,6 +165,7 @@ def make_request(core: EngineCore, vocabulary: Vocabulary | None, options: Optio
     request.max_tokens, request.min_tokens = options.max_tokens, config.min_tokens
     request.stop_ids = frozenset(config.stop_token_ids) | (core.eog_ids if not config.ignore_eos else frozenset())
     request.cache = options.cache_prompt
+    request.at_start = vocabulary is not None and vocabulary.begins_text(session.tokens)
     request.masker = vocabulary.masker if session.grammar is not None else None
     if options.context_shift:
         if options.keep >= core.context_size - 1:
@@ -182,7 +191,9 @@ def fitted(prompt: Sequence[int], options: Options, context: int) -> tuple[list[
 def _equip(session: Session, vocabulary: Vocabulary | None, options: Options, config: SamplerConfig, vocab_size: int) -> None:
     """Give a session its sampler, grammar state, text decoder and stop filter, from where it stands."""
     bridge = None if vocabulary is None else vocabulary.bridge
-    session.sampler = Sampler(config, vocab_size, special_ids=() if bridge is None else bridge.control_ids,
+    if bridge is not None and bridge.vocab_size < vocab_size:
+        config = config.replace(banned_tokens=(*config.banned_tokens, *range(bridge.vocab_size, vocab_size)))
+    session.sampler = Sampler(config, vocab_size, special_ids=() if bridge is None else vocabulary.special_ids,
                               eog_ids=() if vocabulary is None else vocabulary.eog_ids,
                               dry_breakers=None if vocabulary is None else vocabulary.breakers(config), seed=options.seed,
                               processors=options.processors, logprobs=options.logprobs)
@@ -193,7 +204,7 @@ def _equip(session: Session, vocabulary: Vocabulary | None, options: Options, co
         return
     grammar = vocabulary.grammar(options)
     session.grammar = None if grammar is None else vocabulary.masker.state(grammar)
-    session.text = TextStream(bridge)
+    session.text = bridge.stream()
 
 
 def _want_prompt_logprobs(request: Request, top: int) -> None:

@@ -61,9 +61,9 @@ class Request:
     Attributes the loop owns are for reading. `session` is what it runs on.
     """
 
-    __slots__ = ("_cancel", "_done", "_listeners", "_lock", "_pid", "admitted_at", "cache", "cached", "cancelled", "delivered", "error",
+    __slots__ = ("_cancel", "_done", "_listeners", "_lock", "_pid", "admitted_at", "at_start", "cache", "cached", "cancelled", "delivered", "error",
                  "finish_reason", "follows", "generated", "hidden", "keep", "kind", "logprobs", "masker", "max_tokens", "min_tokens", "on_finish", "on_rows",
-                 "pieces", "prompt_logprobs", "prompt_tokens", "session", "shift_keep", "shifts", "stop_ids", "submitted_at", "text_from",
+                 "pieces", "prompt_logprobs", "prompt_tokens", "session", "shift_keep", "shifts", "stop_ids", "submitted_at",
                  "ticket", "token_at", "truncated", "value")
 
     def __init__(self, session: Any, *, kind: str = "generate", cancel: Callable[[Request], None]) -> None:
@@ -82,7 +82,7 @@ class Request:
         self.prompt_tokens = self.cached = self.truncated = self.shifts = self.delivered = 0
         self.generated: list[int] = []
         self.pieces: list[tuple[str, int]] = []     # (text, tokens generated when it came)
-        self.text_from = 0
+        self.at_start = False                       # the next text is the first: without the vocabulary's leading space
         self.logprobs: list = []
         self.prompt_logprobs: list = []
         self.value: Any = None                      # what kinds other than "generate" produce

@@ -1,0 +1,132 @@
+"""Whose pages are whose: the room that running requests, stored prefixes and idle sessions share.
+
+The scheduler asks here: may a ticket start (`admit`), is there room for its next rows (`reserve`), take its pages away (`release`). Room is made in
+this order: free pages, stored prefixes (least recently used first), pages of idle sessions; what an idle session loses is evaluated again,
+with the same bits, when it goes on.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from oxillama.engine.metrics import Histogram
+from oxillama.engine.pages import KvCachePool
+from oxillama.engine.prefix import PrefixKvCache
+from oxillama.engine.request import Request
+from oxillama.engine.scheduler import Scheduler, State, Ticket
+from oxillama.engine.session import Session
+from oxillama.errors import PoolError
+
+
+class Room:
+    """The pool, the prefix tree over it (None: none), and the idle sessions that keep pages."""
+
+    def __init__(self, pool: KvCachePool, prefix: PrefixKvCache | None, queue_times: Histogram) -> None:
+        self.pool, self.prefix = pool, prefix
+        self.sessions: set[Session] = set()
+        self.scheduler: Scheduler | None = None         # set once it exists: each asks the other
+        self._queue_times = queue_times
+
+    def admit(self, ticket: Ticket) -> bool | None:
+        """Look for a stored prefix; wait for one that is being computed right now (False), or for pages (None)."""
+        request = ticket.owner
+        if request.follows is not None:
+            leader, shared = request.follows
+            if leader.state is State.PREFILLING and leader.done < shared:
+                return False
+            request.follows = None
+        cached = ticket.done == 0 and request.cache and self.prefix is not None and not ticket.every_row
+        if cached and self._follow(request):
+            return False
+        if self.scheduler.running and not self._fits(ticket):
+            return None
+        if cached:
+            hit = self.prefix.lookup(request.session.tokens, key=request.session.adapters)
+            if hit.length:
+                request.session.kv.adopt(hit.pages, hit.length)
+                ticket.done = hit.length
+            if not request.admitted_at:
+                request.cached = hit.length
+        if not request.admitted_at:
+            request.admitted_at = time.perf_counter()
+            self._queue_times.observe(request.admitted_at - request.submitted_at)
+        return True
+
+    def reserve(self, ticket: Ticket, length: int) -> bool:
+        """Make positions below `length` writable; False when there is no page left to take."""
+        kv = ticket.owner.session.kv
+        if length <= kv.writable:
+            return True
+        while True:
+            try:
+                kv.reserve(length)
+                return True
+            except PoolError:
+                need = kv.missing_pages(length)
+            if self.prefix is not None and self.prefix.free_pages(need):
+                continue
+            idle = next((each for each in self.sessions if not each.busy and each.kv.pages), None)
+            if idle is None:
+                return False
+            idle.release()
+
+    def release(self, ticket: Ticket) -> None:
+        """Take a ticket's pages away."""
+        ticket.owner.session.release()
+
+    def store(self, request: Request, *, whole_pages: bool) -> None:
+        """Put what is evaluated so far into the prefix tree; of a session that goes on whole pages only, so that it need not copy one."""
+        if self.prefix is None or not request.cache or request.kind == "rows":
+            return
+        session, size = request.session, self.pool.page_size
+        length = session.kv.length // size * size if whole_pages else session.kv.length
+        pages = session.kv.pages if whole_pages else session.kv.lend()
+        if length:
+            self.prefix.insert(session.tokens[:length], pages[:-(-length // size)], key=session.adapters)
+
+    def leaked(self, requests: set[Request]) -> int:
+        """Owned pages that no request, session or stored prefix names."""
+        known = {page for request in requests for page in request.session.kv.pages}
+        known.update(page for session in self.sessions for page in session.kv.pages)
+        if self.prefix is not None:
+            known.update(self.prefix.shares)
+        return self.pool.pages_used - len(known)
+
+    def _follow(self, request: Request) -> bool:
+        """Whether another request is computing a beginning of this one's tokens that is worth waiting for."""
+        session, size = request.session, self.pool.page_size
+        if not self.scheduler.prefilling:
+            return False
+        stored = self.prefix.match(session.tokens, key=session.adapters)
+        for leader in self.scheduler.prefilling:
+            other = leader.owner
+            if not other.cache or leader.every_row or other.session.adapters != session.adapters:
+                continue
+            limit = min(len(session.tokens) - 1, len(other.session.tokens))
+            if limit - stored < size:
+                continue
+            shared = common_prefix(session.tokens, other.session.tokens, limit) // size * size
+            if shared > max(stored, leader.done):
+                request.follows = (leader, shared)
+                return True
+        return False
+
+    def _fits(self, ticket: Ticket) -> bool:
+        """Whether the pool has pages for a ticket's tokens and one more for everybody who runs."""
+        free = self.pool.pages_free
+        if free is None:
+            return True
+        need = -(-(ticket.length + 1) // self.pool.page_size) - len(ticket.owner.session.kv.pages) + self.scheduler.running
+        return need <= free or need <= free + (self.prefix.freeable() if self.prefix is not None else 0)
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:
+    """How many of the first `limit` tokens of two sequences are equal."""
+    low, high = 0, limit
+    while low < high:                                          # equal up to low; halve what is not known
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
