@@ -79,7 +79,7 @@ def test_a_dry_run_writes_nothing_and_tells_the_sizes(model, tmp_path):
     lines = str(plan).splitlines()
     assert len(lines) == len(TENSORS) + 1
     assert lines[2].split() == ["blk.0.attn_v.weight", "64x256", "F32", "->", "Q5_K", "11,264", "recipe"]
-    assert lines[-1].startswith("IQ4_XS: 0.24 MiB -> 0.0")
+    assert lines[-1] == "IQ4_XS: 0.26 MiB -> 0.04 MiB, 5.40 bits per number"
     assert done.bits == 8 * done.bytes_after / sum(values.size for values in TENSORS.values())
 
 
