@@ -353,8 +353,8 @@ def ask_about_story(c: Conversation) -> None:
 
 
 MOVES: tuple[tuple[Callable[[Conversation], object], float], ...] = (
-    (greet, 0.8), (small_talk, 1.4), (user_name, 0.9), (strange, 1.0), (valley_fact, 4.0), (skill_fact, 0.4), (nobody, 0.6),
-     (user_tale, 0.8), (ask_story, 2.2), (ask_about_story, 2.4))
+    (greet, 0.8), (small_talk, 1.4), (user_name, 1.5), (strange, 1.0), (valley_fact, 4.0), (skill_fact, 0.4), (nobody, 0.6),
+     (user_tale, 1.6), (ask_story, 2.2), (ask_about_story, 3.0))
 
 
 def conversation(rng: random.Random) -> list[Turn]:
