@@ -40,7 +40,8 @@ static inline float ox_affine_error(const float *x, const float *cost, int n, fl
 }
 
 /* Picks scale and min of every sub-block under fit->d and fit->dmin, near the sub-block's own (d, m). */
-static inline void ox_pick_k_affine(ox_k_affine *fit, const float *x, const float *cost, const ox_k_affine_kind *kind, const ox_affine *own) {
+static inline void ox_pick_k_affine(ox_k_affine *fit, const float *x, const float *cost, const ox_k_affine_kind *kind,
+                                    const ox_affine *own) {
     float to_scale = ox_inverse(fit->d), to_min = ox_inverse(fit->dmin);
     fit->error = 0.0f;
     for (int s = 0; s * kind->width < 256; s++) {
@@ -49,7 +50,8 @@ static inline void ox_pick_k_affine(ox_k_affine *fit, const float *x, const floa
         for (float scale = near_scale - 1.0f; scale <= near_scale + 1.0f; scale += 1.0f)
             for (float min = near_min - 1.0f; min <= near_min + 1.0f; min += 1.0f) {
                 if (scale < 0.0f || min < 0.0f || scale > kind->top_scale || min > kind->top_scale) continue;
-                float error = ox_affine_error(x + s * kind->width, cost + s * kind->width, kind->width, kind->top, fit->d * scale, fit->dmin * min);
+                int at = s * kind->width;
+                float error = ox_affine_error(x + at, cost + at, kind->width, kind->top, fit->d * scale, fit->dmin * min);
                 if (error < best) {
                     best = error;
                     fit->scale[s] = (uint8_t)scale;
@@ -122,7 +124,8 @@ typedef struct {
     int8_t scale[16];
 } ox_k_scaled;
 
-OX_INLINE void ox_pick_k_scaled(ox_k_scaled *fit, const float *x, const float *cost, const ox_k_scaled_kind *kind, ox_snap snap, const float *own) {
+OX_INLINE void ox_pick_k_scaled(ox_k_scaled *fit, const float *x, const float *cost, const ox_k_scaled_kind *kind, ox_snap snap,
+                                const float *own) {
     float to_scale = ox_inverse(fit->d);
     fit->error = 0.0f;
     for (int s = 0; s * kind->width < 256; s++) {
@@ -147,7 +150,8 @@ static inline float ox_snap_scale6(float v) {
 OX_INLINE void ox_refit_k_scaled(ox_k_scaled *fit, const float *x, const float *cost, const ox_k_scaled_kind *kind, ox_snap snap) {
     double aa = 0, ax = 0;
     for (int s = 0; s * kind->width < 256; s++) {
-        ox_moments m = ox_scaled_moments(x + kind->width * s, cost + kind->width * s, kind->width, ox_inverse(fit->d * fit->scale[s]), snap);
+        float inverse = ox_inverse(fit->d * fit->scale[s]);
+        ox_moments m = ox_scaled_moments(x + kind->width * s, cost + kind->width * s, kind->width, inverse, snap);
         aa += (double)m.qq * fit->scale[s] * fit->scale[s];
         ax += (double)m.xq * fit->scale[s];
     }

@@ -35,7 +35,7 @@ typedef struct {
     uint8_t shift[32]; /* per 8 columns: 1 = -1/8 */
 } ox_lattice_fit;
 
-/* Number of the cheapest point; lower[i], upper[i]: cost of the lower or upper half of the coordinates being i; least: of any lower half. */
+/* Number of the cheapest point; lower[i], upper[i]: what it costs that the lower or upper half of the coordinates is i; least: of lower. */
 static inline int ox_nearest_point(const ox_lattice_kind *kind, const float *lower, float least, const float *upper, float *cost) {
     int mask = kind->coordinates == 8 ? 255 : 63, first = 0, nearest = 0;
     float above[OX_MOST_RUNS], lane[8], best = 3.4e38f;
@@ -64,8 +64,9 @@ static inline int ox_nearest_point(const ox_lattice_kind *kind, const float *low
     return nearest;
 }
 
-/* Costs of both halves of a point for numbers x (signs removed), weights w and scale a, leaving out sum w x x; gives the least lower one. */
-static inline float ox_half_costs(const ox_lattice_kind *kind, const float *x, const float *w, float a, float shift, float *lower, float *upper) {
+/* Costs of both halves of a point for numbers x (signs removed), weights w and scale a, without sum w x x; gives the least lower one. */
+static inline float ox_half_costs(const ox_lattice_kind *kind, const float *x, const float *w, float a, float shift, float *lower,
+                                  float *upper) {
     int eight = kind->coordinates == 8;
     float one[8][8], least = 0.0f;
     for (int j = 0; j < kind->coordinates; j++)
@@ -96,7 +97,8 @@ static inline float ox_half_costs(const ox_lattice_kind *kind, const float *x, c
 }
 
 /* One group of 8 columns under scale a: the best points, in `point`; adds to the moments of what was chosen, gives the cost. */
-static inline float ox_try_group(const ox_lattice_kind *kind, const float *x, const float *w, float a, float shift, uint16_t *point, ox_moments *m) {
+static inline float ox_try_group(const ox_lattice_kind *kind, const float *x, const float *w, float a, float shift, uint16_t *point,
+                                 ox_moments *m) {
     float total = 0.0f;
     for (int c = 0, p = 0; c < 8; c += kind->coordinates, p++) {
         float lower[256], upper[256], cost;
@@ -129,7 +131,8 @@ static inline uint8_t ox_take_signs(const ox_lattice_kind *kind, const float *x,
 }
 
 /* One sub-block under scale a, written to `fit` at sub-block s; gives the cost, leaving out sum w x x, and the moments. */
-static inline float ox_try_lattice(const ox_lattice_kind *kind, const float *x, const float *w, float a, int s, ox_lattice_fit *fit, ox_moments *m) {
+static inline float ox_try_lattice(const ox_lattice_kind *kind, const float *x, const float *w, float a, int s, ox_lattice_fit *fit,
+                                   ox_moments *m) {
     int groups = kind->width / 8, per_group = 8 / kind->coordinates, g0 = s * groups;
     float best_all = 3.4e38f;
     uint16_t keep[16] = {0};

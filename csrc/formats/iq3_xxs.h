@@ -36,7 +36,8 @@ static void ox_quantise_IQ3_XXS(void *dst, const float *src, const float *weight
     static const ox_lattice_kind kind = {
         .points = ox_grid_iq3_xxs, .runs = ox_runs_iq3_xxs, .uppers = ox_uppers_iq3_xxs,
         .run_count = sizeof ox_uppers_iq3_xxs / sizeof ox_uppers_iq3_xxs[0], .coordinates = 4,
-        .levels = ox_iq3_xxs_levels, .signs = 2, .shifts = 0, .width = 32, .codes = 16, .unit = 0.25f, .from = 44.0f, .to = 72.0f, .steps = 5,
+        .levels = ox_iq3_xxs_levels, .signs = 2, .shifts = 0, .width = 32, .codes = 16, .unit = 0.25f,
+        .from = 44.0f, .to = 72.0f, .steps = 5,
     };
     ox_iq3_xxs *b = dst;
     for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {

@@ -23,7 +23,8 @@ static void ox_unpack_IQ4_NL(float *dst, const void *src, int64_t columns) {
     }
 }
 
-static const float ox_iq4_middles[15] = {-115.5f, -93.5f, -74.0f, -57.0f, -42.0f, -28.5f, -16.0f, -4.5f, 7.0f, 19.0f, 31.5f, 45.5f, 61.0f, 79.0f, 101.0f};
+static const float ox_iq4_middles[15] = {-115.5f, -93.5f, -74.0f, -57.0f, -42.0f, -28.5f, -16.0f, -4.5f,
+                                             7.0f, 19.0f, 31.5f, 45.5f, 61.0f, 79.0f, 101.0f};
 
 static inline int ox_iq4_code(float v) {
     int code = 0;

@@ -49,8 +49,9 @@ static void ox_quantise_IQ4_XS(void *dst, const float *src, const float *weights
             float inverse = ox_inverse(fit.d * (float)fit.scale[s]);
             high |= (unsigned)(fit.scale[s] + 32) >> 4 << 2 * s;
             b->low[s / 2] |= (uint8_t)(((fit.scale[s] + 32) & 15) << s % 2 * 4);
+            const float *x = src + 32 * s;
             for (int j = 0; j < 16; j++)
-                b->nibbles[16 * s + j] = (uint8_t)(ox_iq4_code(src[32 * s + j] * inverse) | ox_iq4_code(src[32 * s + 16 + j] * inverse) << 4);
+                b->nibbles[16 * s + j] = (uint8_t)(ox_iq4_code(x[j] * inverse) | ox_iq4_code(x[16 + j] * inverse) << 4);
         }
         ox_store16(b->high, high);
     }

@@ -1,7 +1,7 @@
 """Files from any format to any other: `quantize_file` plans a format for every tensor, then streams the tensors through the codecs.
 
-`_plan` decides (recipe, overrides, importances); `_convert` turns one tensor's bytes into another format's, a slab of rows at a time, so that
-no more than one stored tensor and one slab of floats is held. `Conversion` tells what was, or with `dry_run` would be, done.
+`_plan` decides (recipe, overrides, importances); `_convert` turns one tensor's bytes into another format's, a slab of rows at a time, so
+that no more than one stored tensor and one slab of floats is held. `Conversion` tells what was, or with `dry_run` would be, done.
 """
 import os
 import re
@@ -89,8 +89,8 @@ def quantize_file(
     """Write `src` (a path, or whatever GgufReader takes) as `dst` with the formats of `recipe`; gives what was done to each tensor.
 
     `overrides`: regular expression to format, searched in tensor names, the first that is found decides; it must fit the rows.
-    `imatrix`: a file, or what `read_imatrix` gives. `pure`: the recipe's base format everywhere. `progress(done, total, name)` is called with
-    bytes of `src` done after each tensor. `dry_run` plans and checks but writes nothing (`dst` may be None).
+    `imatrix`: a file, or what `read_imatrix` gives. `pure`: the recipe's base format everywhere. `progress(done, total, name)` is called
+    after each tensor, with bytes of `src`. `dry_run` plans and checks but writes nothing (`dst` may be None).
     Norms, vectors and other small tensors stay as they are. Raises QuantError for a request that cannot be kept: an unknown recipe or
     format, a pattern or an importance that meets no tensor, rows that do not fit, numbers that are not finite.
     """
@@ -154,8 +154,8 @@ def _target(
         if regex.search(info.name):
             met.add(pattern)
             if info.shape[-1] % format_named(target).columns:
-                wanted = format_named(target).columns
-                raise QuantError(f"{info.name}: rows of {info.shape[-1]} columns, override {pattern!r} to {target} needs a multiple of {wanted}")
+                wanted = f"override {pattern!r} to {target} needs a multiple of {format_named(target).columns}"
+                raise QuantError(f"{info.name}: rows of {info.shape[-1]} columns, {wanted}")
             return target, "override"
     if chosen.base == "F32":
         return "F32", "recipe"

@@ -1,7 +1,8 @@
 """Importance matrices: how strongly a model's text excites each column of each weight tensor.
 
 An importance is the mean, over the tokens of a sample, of the square of the input that meets a column. Two kinds of file carry them: GGUF
-files with `NAME.in_sum2` (sums of squares) and `NAME.counts` (tokens summed) for every tensor NAME, and the older `.dat` files, little-endian:
+files with `NAME.in_sum2` (sums of squares) and `NAME.counts` (tokens summed) for every tensor NAME, and the older `.dat` files,
+little-endian:
 
     int32 entries, then per entry: int32 length, name, int32 calls, int32 values, float32[values]   (sum / tokens * calls)
     and, where the file goes on: int32 chunks, int32 length, name of the sample

@@ -191,7 +191,8 @@ _ROLES = {
     "attn_output.weight": "attn_output",
 }  # fmt: skip
 _KEPT = re.compile(
-    r"_norm\.weight$|ffn_gate_inp|ssm_conv1d|shortconv\.conv|position_embd|token_types|time_mix_|attn_rel_b|altup|laurel|per_layer_model_proj"
+    r"_norm\.weight$|ffn_gate_inp|ssm_conv1d|shortconv\.conv|position_embd|token_types|time_mix_|attn_rel_b"
+    r"|altup|laurel|per_layer_model_proj"
 )
 _SMALLEST_ROW = 32
 

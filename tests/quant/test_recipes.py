@@ -86,7 +86,8 @@ def test_pure_leaves_the_rules_out():
 
 @pytest.mark.parametrize("wanted, columns, found", [
     ("Q4_K", 512, "Q4_K"), ("Q4_K", 320, "Q5_0"), ("Q5_K", 320, "Q5_1"), ("Q6_K", 320, "Q8_0"), ("Q2_K", 320, "IQ4_NL"),
-    ("IQ4_XS", 96, "IQ4_NL"), ("TQ1_0", 96, "Q4_0"), ("Q1_0", 192, "Q4_0"), ("NVFP4", 96, "Q4_0"), ("Q4_K", 48, "F16"), ("MXFP4", 48, "F16"),
+    ("IQ4_XS", 96, "IQ4_NL"), ("TQ1_0", 96, "Q4_0"), ("Q1_0", 192, "Q4_0"), ("NVFP4", 96, "Q4_0"), ("Q4_K", 48, "F16"),
+    ("MXFP4", 48, "F16"),
     ("Q8_0", 33, "F16"), ("F32", 33, "F32"), ("BF16", 33, "BF16"),
 ])
 def test_rows_that_fill_no_blocks_fall_back(wanted, columns, found):

@@ -53,7 +53,8 @@ def test_activation_formats_are_scale_times_byte(name, columns, head):
     rng = np.random.default_rng(5)
     d, q = rng.standard_normal(3).astype(np.float32), rng.integers(-128, 128, (3, columns), np.int8)
     tail = formats()[name].block_bytes - head - columns
-    rows = np.concatenate([d[:, None].view(np.uint8), np.zeros((3, head - 4), np.uint8), q.view(np.uint8), np.zeros((3, tail), np.uint8)], 1)
+    gaps = np.zeros((3, head - 4), np.uint8), np.zeros((3, tail), np.uint8)
+    rows = np.concatenate([d[:, None].view(np.uint8), gaps[0], q.view(np.uint8), gaps[1]], 1)
     assert np.array_equal(dequantize(rows, name), d[:, None] * q.astype(np.float32))
 
 
