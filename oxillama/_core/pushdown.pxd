@@ -25,7 +25,7 @@ cdef class Machine:
     cdef uint8_t *final_state
     cdef uint8_t *important
     cdef int32_t stamp_now
-    cdef object bodies, weights, utf8_cache
+    cdef object bodies, bodies_seen, weights, utf8_cache, uses
     cdef Py_ssize_t max_states, max_configs, max_items
     cdef int32_t max_depth
     cdef readonly int symbols
@@ -56,6 +56,7 @@ cdef class Machine:
     cdef int _eps(self, int32_t a, int32_t b) except -1
     cdef int _bytes(self, int32_t a, int32_t low, int32_t high, int32_t b) except -1
     cdef int _call(self, int32_t a, int32_t rule, int32_t rep, int32_t b) except -1
+    cdef Py_ssize_t _most(self, rule) except -1
     cdef Py_ssize_t _weigh(self, node, int depth) except -1
     cdef int _emit(self, node, int32_t a, int32_t b, int depth) except -1
     cdef int _emit_class(self, ranges, int32_t a, int32_t b) except -1

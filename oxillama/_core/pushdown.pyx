@@ -23,8 +23,9 @@ from oxillama.errors import GrammarError
 LITERAL, CLASS, SEQUENCE, CHOICE, REPEAT, RULE, SYMBOL, NETWORK = range(8)
 
 cdef enum:
-    INLINE_WEIGHT = 48      # rules up to this size are copied into their callers (fewer frames, better determinism)
-    UNROLL_WEIGHT = 96      # repetitions up to this size are copied instead of counted
+    INLINE_WEIGHT = 12      # rules up to this size are copied into their callers (fewer frames, better determinism)
+    ONCE_WEIGHT = 400       # rules that only one place calls: up to this size
+    UNROLL_WEIGHT = 24      # repetitions up to this size are copied instead of counted
     INFINITE = 1 << 30
 
 # ---------------------------------------------------------------------------------------------- arrays and interning
@@ -242,6 +243,8 @@ cdef class Machine:
         self.bodies = list(rules)
         self.weights = {}
         self.utf8_cache = {}
+        self.bodies_seen = {}
+        self._count_uses()
         self._emit_all(names)
         global machines
         self.serial = machines
@@ -283,6 +286,28 @@ cdef class Machine:
         put(&self.call_edges, rep)
         return put(&self.call_edges, b)
 
+    cdef Py_ssize_t _most(self, rule) except -1:
+        """The size up to which a rule is copied into its callers."""
+        return ONCE_WEIGHT if self.uses.get(rule, 0) == 1 else INLINE_WEIGHT
+
+    def _count_uses(self):
+        """How many places call each rule."""
+        self.uses = {0: 2}
+        todo = list(self.bodies)
+        while todo:
+            node = todo.pop()
+            if node[0] == 5:
+                self.uses[node[1]] = self.uses.get(node[1], 0) + 1
+            elif node[0] == 2 or node[0] == 3:
+                todo.extend(node[1])
+            elif node[0] == 4:
+                todo.append(node[1])
+                if node[2] > 1 or node[3] > 1:        # copies
+                    todo.append(node[1])
+            elif node[0] == 7:
+                for _, edges in node[2]:
+                    todo.extend([part for part, _ in edges])
+
     cdef Py_ssize_t _weigh(self, node, int depth) except -1:
         """About how many states a node takes; a rule met while it is being weighed is recursive and weighs as a call."""
         cdef int kind = node[0]
@@ -310,11 +335,11 @@ cdef class Machine:
                 if self.weights[node[1]] == -2:      # met again below: recursive
                     total = INFINITE
                 self.weights[node[1]] = total
-                return total if total <= INLINE_WEIGHT else 1
+                return total if total <= self._most(node[1]) else 1
             if known < 0:
                 self.weights[node[1]] = -2
                 return 1
-            return known if known <= INLINE_WEIGHT else 1
+            return known if known <= self._most(node[1]) else 1
         if kind == 6:
             return 1
         for accept, edges in node[2]:
@@ -362,7 +387,8 @@ cdef class Machine:
         elif kind == 4:
             self._emit_repeat(node[1], node[2], node[3], a, b, depth)
         elif kind == 5:
-            if self._weigh(node, 0) <= INLINE_WEIGHT and 0 <= self.weights[node[1]] <= INLINE_WEIGHT:
+            self._weigh(node, 0)
+            if 0 <= self.weights[node[1]] <= self._most(node[1]):
                 s, t = self._state(), self._state()
                 self._eps(a, s)
                 self._emit(self.bodies[node[1]], s, t, depth + 1)
@@ -416,8 +442,17 @@ cdef class Machine:
         copies = most if most > 0 else least + 1
         weight = self._weigh(body, 0)
         if copies > 1 and (weight + 1) * copies > UNROLL_WEIGHT and not (least <= 1 and most < 0):
-            self.bodies.append(body)
-            rule = <int32_t>(len(self.bodies) - 1)
+            key = (body[1] if body[0] == 5 else body if body[0] == 1 else id(body))
+            known = self.bodies_seen.get(key)
+            if body[0] == 5:
+                rule = body[1]
+                self.weights[rule] = INFINITE          # called by number from here on: it needs its own network
+            elif known is None:
+                self.bodies.append(body)
+                rule = <int32_t>(len(self.bodies) - 1)
+                self.bodies_seen[key] = rule
+            else:
+                rule = known
             put(&self.reps, rule)
             put(&self.reps, <int32_t>least)
             put(&self.reps, <int32_t>most)
@@ -450,13 +485,21 @@ cdef class Machine:
         """Emits every rule that the root reaches, then settles nullability, productivity and left recursion."""
         cdef Py_ssize_t i, rule
         cdef int32_t s, t
+        emitted = []
         rule = 0
         while rule < len(self.bodies):        # repeats append bodies while we go
             s, t = self._state(), self._state()
             put(&self.rule_start, s)
             put(&self.rule_final, t)
-            self._emit(self.bodies[rule], s, t, 0)
+            emitted.append(rule == 0 or rule not in self.weights or not 0 <= self.weights[rule] <= self._most(rule))
+            if emitted[rule]:
+                self._emit(self.bodies[rule], s, t, 0)
             rule += 1
+        for rule in range(0, self.call_edges.n, 4):       # a rule thought to be copied everywhere may still be called
+            i = self.call_edges.data[rule + 1]
+            if not emitted[i]:
+                emitted[i] = True
+                self._emit(self.bodies[i], self.rule_start.data[i], self.rule_final.data[i], 0)
         self.stamp = <int32_t *>calloc(self.nfa_states + 1, sizeof(int32_t))
         self.final_state = <uint8_t *>calloc(self.nfa_states + 1, 1)
         self.important = <uint8_t *>calloc(self.nfa_states + 1, 1)
@@ -473,7 +516,7 @@ cdef class Machine:
             self.important[i] = (self.final_state[i] or self.byte_at.data[i + 1] > self.byte_at.data[i]
                                  or self.call_at.data[i + 1] > self.call_at.data[i])
         self._refuse_left_recursion(names)
-        self.bodies = self.weights = self.utf8_cache = None
+        self.bodies = self.weights = self.utf8_cache = self.uses = self.bodies_seen = None
 
     def _prune(self):
         """Drops edges that cannot lead to a finished match (calls of rules that never finish among them)."""

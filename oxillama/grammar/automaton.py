@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from oxillama._core.pushdown import Cursor, Machine
-
 from oxillama.errors import GrammarError
 from oxillama.grammar import gbnf
 from oxillama.grammar.nodes import choice, literal

@@ -14,7 +14,6 @@ from oxillama.grammar.automaton import Grammar, GrammarLimits
 from oxillama.grammar.schema_document import FALSE, TRUE, Document, load
 from oxillama.grammar.schema_emit import Emitter
 from oxillama.grammar.schema_facts import Expander
-from oxillama.grammar.spelling import Spelling
 
 ORDERS = ("declared", "free")
 WHITESPACE = ("compact", "flexible")
@@ -61,7 +60,7 @@ class JsonSchemaCompiler:
         try:
             document = Document(load(schema_of(schema)), self.resources)
             expander = Expander(document, refuse)
-            emitter = Emitter(document, expander, spelling=Spelling(self.whitespace == "flexible"), free_order=self.order == "free",
+            emitter = Emitter(document, expander, flexible=self.whitespace == "flexible", free_order=self.order == "free",
                               refuse=refuse)
             root = (document.root, True)
             if root == FALSE or document.schemas[document.root] is False:

@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
-from oxillama._core.trie import TokenTrie, apply_bits
 
+from oxillama._core.trie import TokenTrie, apply_bits
 from oxillama.errors import GrammarError
 from oxillama.grammar.automaton import Grammar, GrammarState
 

@@ -102,8 +102,16 @@ def seq(*nodes) -> tuple:
 
 
 def choice(*nodes) -> tuple:
-    """Any of them; equal alternatives are kept once."""
-    out = list(dict.fromkeys(node for node in nodes if node != NEVER))
+    """Any of them; equal literals and rules are kept once (larger nodes are not compared: hashing them would cost more than it saves)."""
+    out, seen = [], set()
+    for node in nodes:
+        if node[0] == CLASS and not node[1]:
+            continue
+        if node[0] == LITERAL or node[0] == RULE:
+            if node in seen:
+                continue
+            seen.add(node)
+        out.append(node)
     if not out:
         return NEVER
     return out[0] if len(out) == 1 else (CHOICE, tuple(out))

@@ -9,7 +9,7 @@ from math import ceil, floor, gcd, lcm
 from oxillama.errors import GrammarError
 from oxillama.grammar import spelling as sp
 from oxillama.grammar.formats import FORMATS, format_pattern
-from oxillama.grammar.nodes import ANY, EMPTY, NETWORK, NEVER, choice, cls, complement, literal, merge, repeat, rule, seq
+from oxillama.grammar.nodes import ANY, CLASS, EMPTY, NETWORK, NEVER, choice, cls, complement, intersect, literal, merge, repeat, rule, seq
 from oxillama.grammar.regex import parse_regex, search_automaton
 from oxillama.grammar.regular import MAX_STATES, Dfa
 from oxillama.grammar.schema_document import FALSE, TRUE, Document, canonical, exact
@@ -17,6 +17,7 @@ from oxillama.grammar.schema_facts import Expander, Facts
 
 MAX_ENUMERATED = 4096          # multiples listed one by one
 MAX_NETWORK = 20_000           # states of one array's, object's or number's network
+MAX_LOOSE = 6                  # members that are required but not declared: more come in the order of `required`
 MAX_FREE = 9                   # properties in free order: a state per subset
 VALUE = frozenset()            # no literals: any JSON value
 
@@ -24,9 +25,9 @@ VALUE = frozenset()            # no literals: any JSON value
 class Emitter:
     """Builds the rules of one grammar."""
 
-    def __init__(self, document: Document, expander: Expander, *, spelling: sp.Spelling, free_order: bool, refuse):
-        self.document, self.expander, self.spelling = document, expander, spelling
-        self.free_order, self.refuse = free_order, refuse
+    def __init__(self, document: Document, expander: Expander, *, flexible: bool, free_order: bool, refuse):
+        self.document, self.expander = document, expander
+        self.flexible, self.free_order, self.refuse = flexible, free_order, refuse
         self.names: list[str] = []
         self.rules: list[tuple] = []
         self.numbers: dict = {}
@@ -36,6 +37,7 @@ class Emitter:
     def run(self, root: frozenset) -> None:
         """Writes the root's rule and all it needs."""
         self.number(root, "root")
+        self.spelling = sp.Spelling(self.flexible, self.block("ws") if self.flexible else EMPTY)
         while self.todo:
             key, index = self.todo.pop()
             self.rules[index] = self.body(key)
@@ -54,6 +56,8 @@ class Emitter:
         """A readable rule name: the end of a literal's pointer."""
         if isinstance(key, str):
             return key
+        if isinstance(key, tuple):
+            return f"{key[0]}-{index}"
         node = min((n for n, _ in key), default=0)
         tail = self.document.pointers[node].rpartition("/")[2] if node else "value"
         clean = "".join(c if c.isascii() and c.isalnum() else "-" for c in tail)[:24].strip("-")
@@ -67,11 +71,20 @@ class Emitter:
         """The node of a building block: string, number, integer, char."""
         return rule(self.number(name))
 
+    def spell(self, ranges) -> tuple:
+        """One character out of ranges; what is not written raw is a rule of its own, shared by all that need the same."""
+        plain, rest = intersect(ranges, sp.PLAIN), intersect(ranges, self.spelling.escaped)
+        return choice(*([(CLASS, plain)] if plain else []), *([rule(self.number(("escape", rest)))] if rest else []))
+
     def body(self, key) -> tuple:
+        if isinstance(key, tuple):
+            return self.spelling.escape(key[1]) if key[0] == "escape" else self.names_but(key[1])
         if key == "char":
             return self.spelling.char
+        if key == "ws":
+            return sp.whitespace()
         if key == "key-char":
-            return self.spelling.spell(ANY)
+            return self.spell(ANY)
         if key == "string":
             return seq(literal('"'), repeat(self.block("char")), literal('"'))
         if key == "integer":
@@ -126,24 +139,24 @@ class Emitter:
             if node is not None:
                 return seq(quote, node, quote)
         dfa = self.language(facts, banned)
-        return NEVER if dfa.empty else seq(quote, dfa.minimal().node(self.spelling.spell), quote)
+        return NEVER if dfa.empty else seq(quote, dfa.minimal().node(self.spell), quote)
 
     def direct(self, source: str, least: int, most: int | None) -> tuple | None:
         """A lone pattern without an automaton, where its lengths are within the bounds anyway or are those of a run of one class."""
         regex = parse_regex(source)
         anything = repeat(self.block("char"))
         if least == 0 and most is None:
-            return regex.search_node(self.spelling.spell, anything)
+            return regex.search_node(self.spell, anything)
         low, high = regex.lengths()
         if low >= least and (most is None or (high is not None and high <= most)):
-            return regex.search_node(self.spelling.spell, anything)
+            return regex.search_node(self.spell, anything)
         run = regex.run()
         if run is None:
             return None
         ranges, low, high = run
         low = max(low, least)
         high = most if high is None else high if most is None else min(high, most)
-        return NEVER if high is not None and low > high else repeat(self.spelling.spell(ranges), low, high)
+        return NEVER if high is not None and low > high else repeat(self.spell(ranges), low, high)
 
     def language(self, facts: Facts, banned: list[str]) -> Dfa:
         """The automaton of a string's content."""
@@ -343,7 +356,7 @@ class Emitter:
         """Items where some must be counted (`contains`): a network over (index, counts)."""
         kinds = facts.contains
         caps = [least if most is None else most + 1 for _, least, most, _ in kinds]
-        last = max(head, facts.min_items, max((start for *_, start in kinds), default=0))
+        last = max(1, head, facts.min_items, max(start for *_, start in kinds))
         if facts.max_items is not None:
             last = max(last, facts.max_items)
         total = last + 2
@@ -455,7 +468,7 @@ class Emitter:
         """One or more members with their commas."""
         declared = list(dict.fromkeys([name for properties, _, _ in facts.objects for name in properties] + facts.required))
         known = set(declared) | facts.forbidden
-        named = []
+        named, loose = [], []                       # loose: demanded, but not declared: these come last, in any order
         for name in declared:
             literals = self.expander.property_literals(facts, name)
             if literals is None or (name in facts.forbidden):
@@ -463,7 +476,14 @@ class Emitter:
                     return NEVER
                 continue
             key = self.spelling.text(name)
-            named.append((seq(key, self.colon, self.ref(literals)), name in facts.required))
+            entry = seq(key, self.colon, self.ref(literals))
+            if any(name in properties for properties, _, _ in facts.objects):
+                named.append((entry, name in facts.required))
+            else:
+                loose.append(entry)
+        if len(loose) > MAX_LOOSE or facts.max_properties is not None or facts.min_properties > 1 or facts.extras:
+            named += [(entry, True) for entry in loose]
+            loose = []
         extra = self.guard("additionalProperties", lambda: self.further(facts, known, ()), NEVER)
         owed = [self.guard("not", lambda e=e: self.further(facts, known | e[0], e[1], e[2], e[3], named_too=e), NEVER)
                 for e in facts.extras]
@@ -471,8 +491,8 @@ class Emitter:
             return NEVER
         most, least = facts.max_properties, facts.min_properties
         if self.free_order and len(named) > 1:
-            return self.shuffled(facts, named, extra, owed)
-        return self.ordered(named, extra, owed, least, most)
+            return self.shuffled(facts, named + [(entry, True) for entry in loose], extra, owed)
+        return self.ordered(named, extra, owed, least, most, loose)
 
     @property
     def colon(self) -> tuple:
@@ -482,7 +502,7 @@ class Emitter:
     def comma(self) -> tuple:
         return seq(self.spelling.space, literal(","), self.spelling.space)
 
-    def ordered(self, named, extra, owed, least: int, most: int | None) -> tuple:
+    def ordered(self, named, extra, owed, least: int, most: int | None, loose) -> tuple:
         """Members in declared order, then further ones: a network over (index, members so far up to what must be counted)."""
         required = sum(needed for _, needed in named)
         if most is not None and extra == NEVER and not owed and len(named) <= most:
@@ -511,14 +531,16 @@ class Emitter:
                 if not needed:
                     edges.append((EMPTY, state(index + 1, count)))
             elif index == len(named):
-                edges.append((self.tail(extra, owed, count, least, most), state(index + 1, count)))
+                edges.append((self.tail(extra, owed, count, least, most, loose), state(index + 1, count)))
             else:
                 accept = True
             out.append((accept, tuple((node, target) for node, target in edges if node != NEVER)))
         return (NETWORK, 0, tuple(out))
 
-    def tail(self, extra, owed, count: int, least: int, most: int | None) -> tuple:
+    def tail(self, extra, owed, count: int, least: int, most: int | None, loose) -> tuple:
         """What may follow the declared members when `count` of them are there: nothing only if that is enough and not nothing at all."""
+        if loose:
+            return self.subset([(entry, True) for entry in loose], extra, bool(count))
         missing = max(least - count, 0)
         room = None if most is None else most - count
         if owed:
@@ -543,18 +565,21 @@ class Emitter:
             raise GrammarError(f"schema {self.where}: {len(named)} properties in free order, at most {MAX_FREE} are supported")
         if owed or facts.max_properties is not None or facts.min_properties > max(1, sum(needed for _, needed in named)):
             raise GrammarError(f"schema {self.where}: keyword 'minProperties' or 'maxProperties' in free order is not supported")
+        return self.subset(named, extra, False)
+
+    def subset(self, named, extra, started: bool) -> tuple:
+        """Members in any order, further ones between: a network over the set of members written so far (`started`: a comma is due)."""
         full = 1 << len(named)
         needed = sum(1 << i for i, (_, must) in enumerate(named) if must)
         states = []
-        # 0: nothing yet; 1 + set: something written
-        for state in range(full + 1):
+        for state in range(full + 1):                # 0: nothing yet; 1 + set: something written
             used = max(state - 1, 0)
             edges = []
             for i, (node, _) in enumerate(named):
                 if not used >> i & 1:
-                    edges.append((seq(self.comma, node) if state else node, 1 + (used | 1 << i)))
+                    edges.append((seq(self.comma, node) if state or started else node, 1 + (used | 1 << i)))
             if extra != NEVER:
-                edges.append((seq(self.comma, extra) if state else extra, 1 + used))
+                edges.append((seq(self.comma, extra) if state or started else extra, 1 + used))
             states.append((bool(state) and used & needed == needed, tuple(edges)))
         return (NETWORK, 0, tuple(states))
 
@@ -588,10 +613,10 @@ class Emitter:
         if not sources and not constrained:
             if any(rest == FALSE for _, _, rest in facts.objects):
                 return []
-            return [(frozenset(), lambda: seq(quote, self.names_but(known), quote))]
+            return [(frozenset(), lambda: seq(quote, rule(self.number(("names", frozenset(known)))), quote))]
         if len(sources) == 1 and not constrained and (only_false or any(rest == FALSE for _, _, rest in facts.objects)):
             if not any(search_automaton(sources[0]).accepts_text(name) for name in known) if known else True:
-                node = parse_regex(sources[0]).search_node(self.spelling.spell, repeat(self.block("key-char")))
+                node = parse_regex(sources[0]).search_node(self.spell, repeat(self.block("key-char")))
                 if node is not None:
                     return [(frozenset(sources), seq(quote, node, quote))]
         start = Dfa.words(known).inverse() if known else Dfa.everything()
@@ -609,7 +634,7 @@ class Emitter:
             classes = split
             if len(classes) > 64:
                 raise GrammarError("more than 64 kinds of names")
-        return [(matched, lambda names=names: seq(quote, names.minimal().node(self.spelling.spell), quote)) for matched, names in classes]
+        return [(matched, lambda names=names: seq(quote, names.minimal().node(self.spell), quote)) for matched, names in classes]
 
     def names_language(self, literals: frozenset) -> Dfa:
         """The names a `propertyNames` allows."""
@@ -621,7 +646,7 @@ class Emitter:
                 out = out.either(self.language(facts, [v for v in facts.banned if isinstance(v, str)]))
         return out
 
-    def names_but(self, known: set[str]) -> tuple:
+    def names_but(self, known: frozenset[str]) -> tuple:
         """Any name that is not known, as a network along the known names' letters."""
         free = repeat(self.block("key-char"))
         if not known:
@@ -639,9 +664,9 @@ class Emitter:
         states = []
         last = len(children)
         for at, follow in enumerate(children):
-            edges = [(self.spelling.spell(((ord(c), ord(c)),)), target) for c, target in follow.items()
+            edges = [(self.spell(((ord(c), ord(c)),)), target) for c, target in follow.items()
                      if not 0xD800 <= ord(c) <= 0xDFFF]
-            edges.append((seq(self.spelling.spell(complement(merge((ord(c), ord(c)) for c in follow))), free), last))
+            edges.append((seq(self.spell(complement(merge((ord(c), ord(c)) for c in follow))), free), last))
             states.append((not ends.get(at, False), tuple(edges)))
         states.append((True, ()))
         return (NETWORK, 0, tuple(states))

@@ -214,7 +214,7 @@ class Expander:
     def _settle(self, facts: Facts) -> None:
         """Applies pending literals until only splits are left."""
         while facts.todo and not facts.dead:
-            literal = facts.todo.pop()
+            literal = facts.todo.pop(0)
             node, sign = literal
             if literal in facts.done:
                 continue

@@ -1,8 +1,9 @@
 """How JSON values are written: characters of strings, literals, whitespace, and numbers within bounds, as grammar nodes.
 
 `Spelling(flexible)` is either compact (what `json.dumps` with the tightest separators and raw UTF-8 writes) or flexible (whitespace
-around punctuation, every escape a character may have). Numbers are decimals without exponent wherever they are constrained, because
-comparing across exponents is not regular; digits are bounded (`MAX_INTEGER` before the point, `MAX_FRACTION` after it).
+around punctuation, short escapes, and \\uXXXX for controls and all beyond ASCII). Unconstrained strings take every escape in both.
+Numbers are decimals without exponent wherever they are constrained, because comparing across exponents is not regular; digits are
+bounded (`MAX_INTEGER` before the point, `MAX_FRACTION` after it).
 """
 import functools
 import json
@@ -27,6 +28,8 @@ from oxillama.grammar.nodes import (
 MAX_INTEGER = 20
 MAX_FRACTION = 32
 SHORT = {0x22: '\\"', 0x5C: "\\\\", 8: "\\b", 12: "\\f", 10: "\\n", 13: "\\r", 9: "\\t"}
+# What may be written as \uXXXX where a text is constrained: escaped ASCII letters would only hide what is forced.
+CODED: Ranges = merge([(0, 0x1F), (0x7F, 0x10FFFF)])
 PLAIN: Ranges = complement(merge([(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)]))
 DIGIT = cls("09")
 HEX = cls("09", "af", "AF")
@@ -65,32 +68,46 @@ def _hex_class(low: int, high: int) -> tuple:
     return (CLASS, merge(ranges))
 
 
-@functools.lru_cache(maxsize=4096)
-def spell_compact(ranges: Ranges) -> tuple:
-    """One character out of ranges as `json.dumps(ensure_ascii=False)` writes it."""
-    parts = [(CLASS, plain)] if (plain := intersect(ranges, PLAIN)) else []
-    for low, high in intersect(ranges, complement(PLAIN)):
+@functools.lru_cache(maxsize=1024)
+def escape_compact(ranges: Ranges) -> tuple:
+    """One character out of ranges that cannot stand raw, as `json.dumps` escapes it."""
+    parts = []
+    for low, high in ranges:
         for code in range(low, high + 1):
             parts.append(literal(SHORT[code]) if code in SHORT else seq(literal("\\u00"), hex_digits(code, code, 2)))
     return choice(*parts)
 
 
-@functools.lru_cache(maxsize=4096)
-def spell_any(ranges: Ranges) -> tuple:
-    """One character out of ranges in every way JSON allows: raw where it may be, short escapes, \\uXXXX, surrogate pairs."""
-    parts = [(CLASS, plain)] if (plain := intersect(ranges, PLAIN)) else []
-    escapes = [cls(short[1]) for code, short in SHORT.items() if any(low <= code <= high for low, high in ranges)]
+@functools.lru_cache(maxsize=1024)
+def escape_any(ranges: Ranges) -> tuple:
+    """One character out of ranges as a short escape, or (controls and all beyond ASCII) as \\uXXXX."""
+    short = [cls(text[1]) for code, text in SHORT.items() if any(low <= code <= high for low, high in ranges)]
     if any(low <= 0x2F <= high for low, high in ranges):
-        escapes.append(cls("/"))
-    if escapes:
-        parts.append(seq(literal("\\"), (CLASS, merge(r for node in escapes for r in node[1]))))
+        short.append(cls("/"))
+    parts = [seq(literal("\\"), (CLASS, merge(r for node in short for r in node[1])))] if short else []
+    coded = intersect(ranges, CODED)
+    return choice(*parts, *([_coded(coded)] if coded else []))
+
+
+@functools.lru_cache(maxsize=1024)
+def _coded(ranges: Ranges) -> tuple:
+    """One character out of ranges as \\uXXXX, or as a pair of them."""
     units = [hex_digits(low, min(high, 0xFFFF), 4) for low, high in ranges if low <= 0xFFFF]
     for low, high in ranges:
         low = max(low, 0x10000)
         if low <= high:
             units.extend(_surrogates(low - 0x10000, high - 0x10000))
-    parts.append(seq(literal("\\u"), choice(*units)))
-    return choice(*parts)
+    return seq(literal("\\u"), choice(*units))
+
+
+def whitespace() -> tuple:
+    """llama.cpp's convention: no space, one space, or one or two line breaks with an indentation."""
+    return choice(EMPTY, literal(" "), seq(repeat(literal("\n"), 1, 2), repeat(cls(" ", "\t"), 0, 20)))
+
+
+def any_character() -> tuple:
+    """Any character of an unconstrained string, in every way JSON allows."""
+    return choice((CLASS, PLAIN), seq(literal("\\"), cls('"', "\\", "/", "b", "f", "n", "r", "t")), _coded(ANY))
 
 
 def _surrogates(low: int, high: int) -> list[tuple]:
@@ -117,14 +134,14 @@ def _surrogates(low: int, high: int) -> list[tuple]:
 class Spelling:
     """The writing conventions of one grammar."""
 
-    __slots__ = ("flexible", "char", "key_char", "spell", "space")
+    __slots__ = ("flexible", "char", "escape", "escaped", "space")
 
-    def __init__(self, flexible: bool):
+    def __init__(self, flexible: bool, space: tuple):
         self.flexible = flexible
-        self.spell = spell_any if flexible else spell_compact
-        self.char = spell_any(ANY)                              # any character of an unconstrained string
-        # llama.cpp's convention: no space, one space, or a line break with an indentation
-        self.space = choice(EMPTY, literal(" "), seq(repeat(literal("\n"), 1, 2), repeat(cls(" ", "\t"), 0, 20))) if flexible else EMPTY
+        self.escaped = merge([*CODED, (0x22, 0x22), (0x2F, 0x2F), (0x5C, 0x5C)]) if flexible else complement(PLAIN)
+        self.escape = escape_any if flexible else escape_compact
+        self.char = any_character()
+        self.space = space                                      # the node between tokens: EMPTY, or a rule of `whitespace()`
 
     def text(self, value: str) -> tuple:
         """A string literal, quotes included; lone surrogates cannot be written and match nothing."""
@@ -135,7 +152,12 @@ class Spelling:
                 return NEVER
         if any(0xD800 <= ord(c) <= 0xDFFF for c in value):
             return NEVER
-        return seq(literal('"'), *(spell_any(((ord(c), ord(c)),)) for c in value), literal('"'))
+        parts = []
+        for c in value:
+            code = ((ord(c), ord(c)),)
+            raw = [literal(c)] if intersect(code, PLAIN) else []
+            parts.append(choice(*raw, *([escape_any(code)] if intersect(code, self.escaped) else [])))
+        return seq(literal('"'), *parts, literal('"'))
 
     def value(self, value) -> tuple:
         """A JSON value: scalars as they are, members in their order; a number may be written as an integer or as given."""

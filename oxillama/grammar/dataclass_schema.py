@@ -1,0 +1,71 @@
+"""The JSON Schema of a dataclass: fields as properties, those without a default required, nothing else allowed."""
+import dataclasses
+import datetime
+import enum
+import types
+import typing
+import uuid
+
+from oxillama.errors import GrammarError
+
+SCALARS = {str: {"type": "string"}, bool: {"type": "boolean"}, int: {"type": "integer"}, float: {"type": "number"},
+           type(None): {"type": "null"}, datetime.date: {"type": "string", "format": "date"},
+           datetime.datetime: {"type": "string", "format": "date-time"}, datetime.time: {"type": "string", "format": "time"},
+           uuid.UUID: {"type": "string", "format": "uuid"}, dict: {"type": "object"}, list: {"type": "array"}, typing.Any: {},
+           object: {}}
+
+
+def dataclass_schema(cls: type) -> dict:
+    """The schema of a dataclass and of all dataclasses it mentions. Raises `GrammarError` for a type that has no JSON form."""
+    definitions: dict[str, dict] = {}
+    root = _schema(cls, definitions, cls.__name__)
+    return {**root, "$defs": definitions}
+
+
+def _schema(kind, definitions: dict, where: str) -> dict:
+    """The schema of one type annotation."""
+    if kind in SCALARS:
+        return SCALARS[kind]
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return _reference(kind, definitions)
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return {"enum": [member.value for member in kind]}
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return _schema(args[0], definitions, where)
+    if origin in (typing.Union, types.UnionType):
+        return {"anyOf": [_schema(arg, definitions, where) for arg in args]}
+    if origin is typing.Literal:
+        return {"enum": list(args)}
+    if origin in (list, typing.Sequence) or getattr(origin, "__name__", "") in ("Sequence", "Iterable"):
+        return {"type": "array", "items": _schema(args[0], definitions, where)}
+    if origin in (set, frozenset):
+        return {"type": "array", "items": _schema(args[0], definitions, where), "uniqueItems": True}
+    if origin is tuple:
+        if len(args) == 2 and args[1] is Ellipsis:
+            return {"type": "array", "items": _schema(args[0], definitions, where)}
+        items = [_schema(arg, definitions, where) for arg in args]
+        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+    if origin is dict or getattr(origin, "__name__", "") == "Mapping":
+        if args[0] is not str:
+            raise GrammarError(f"{where}: a mapping with {args[0]} keys has no JSON form, str keys wanted")
+        return {"type": "object", "additionalProperties": _schema(args[1], definitions, where)}
+    raise GrammarError(f"{where}: type {kind!r} has no JSON form")
+
+
+def _reference(kind: type, definitions: dict) -> dict:
+    """A reference to a dataclass's definition, made on first use (so that recursion ends)."""
+    name = f"{kind.__module__}.{kind.__qualname__}".replace("/", "_").replace("~", "_")
+    if name not in definitions:
+        definitions[name] = {}
+        try:
+            hints = typing.get_type_hints(kind, include_extras=True)
+        except NameError as error:
+            raise GrammarError(f"{kind.__qualname__}: {error}") from None
+        properties, required = {}, []
+        for field in dataclasses.fields(kind):
+            properties[field.name] = _schema(hints[field.name], definitions, f"{kind.__qualname__}.{field.name}")
+            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+                required.append(field.name)
+        definitions[name].update({"type": "object", "properties": properties, "required": required, "additionalProperties": False})
+    return {"$ref": f"#/$defs/{name}"}
