@@ -43,8 +43,10 @@ def test_each_tensor_is_what_quantize_makes_of_its_rows(model, tmp_path):
     done = quantize_file(model, tmp_path / "new.gguf", "Q4_K_M")
     found = stored(done.path)
     assert list(found) == list(TENSORS)
-    wanted = {"token_embd.weight": "Q4_K", "blk.0.attn_norm.weight": "F32", "blk.0.attn_v.weight": "Q4_K",
-              "blk.0.ffn_up_exps.weight": "Q4_K", "blk.0.ffn_gate_inp.weight": "F32", "blk.1.ffn_down.weight": "Q8_0", "output.weight": "Q6_K"}  # fmt: skip
+    wanted = {
+        "token_embd.weight": "Q4_K", "blk.0.attn_norm.weight": "F32", "blk.0.attn_v.weight": "Q4_K", "blk.0.ffn_up_exps.weight": "Q4_K",
+        "blk.0.ffn_gate_inp.weight": "F32", "blk.1.ffn_down.weight": "Q8_0", "output.weight": "Q6_K",
+    }  # fmt: skip
     assert {name: kind for name, (kind, _, _) in found.items()} == wanted
     for plan in done.tensors:
         kind, shape, data = found[plan.name]
