@@ -1,0 +1,52 @@
+"""Stop strings: never shown, not even their beginning, however the text is cut."""
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oxillama.engine.stops import StopText
+
+
+def run(stops, pieces):
+    """(all text shown, whether it stopped)."""
+    stop, out = StopText(stops), []
+    for piece in pieces:
+        shown, stopped = stop.feed(piece)
+        out.append(shown)
+        if stopped:
+            return "".join(out), True
+    return "".join(out) + stop.flush(), False
+
+
+def test_a_beginning_is_held_back_until_it_cannot_be():
+    stop = StopText(["END"])
+    assert stop.feed("abE") == ("ab", False)
+    assert stop.feed("N") == ("", False)
+    assert stop.feed("x") == ("ENx", False)
+    assert stop.feed("yEN") == ("y", False)
+    assert stop.feed("D more") == ("", True)
+
+
+def test_text_flushed_still_begins_a_stop():
+    stop = StopText(["END"])
+    assert stop.feed("xEN") == ("x", False)
+    assert stop.flush() == "EN"
+    assert stop.feed("D") == ("", True)
+
+
+def test_forks_go_their_own_ways():
+    stop = StopText(["END"])
+    stop.feed("E")
+    twin = stop.fork()
+    assert stop.feed("ND") == ("", True) and twin.feed("x") == ("Ex", False)
+
+
+@given(st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3), st.lists(st.text("ab", max_size=3), max_size=12))
+def test_however_cut_the_text_ends_where_the_earliest_stop_begins(stops, pieces):
+    shown, stopped = run(stops, pieces)
+    whole = ""
+    for piece in pieces:                                  # the earliest of the stops that are complete first
+        whole += piece
+        found = [whole.find(stop) for stop in stops if stop in whole]
+        if found:
+            assert stopped and shown == whole[:min(found)]
+            return
+    assert not stopped and shown == whole
