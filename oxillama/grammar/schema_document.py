@@ -229,9 +229,45 @@ class Document:
             return _valid_number(schema, exact(value))
         if kind == "string":
             return _valid_string(schema, value)
-        if kind == "array":
-            return self._valid_array(schema, value, holds)
-        return kind != "object" or self._valid_object(schema, value, holds)
+        if kind not in ("array", "object"):
+            return True
+        if not (self._valid_array if kind == "array" else self._valid_object)(schema, value, holds):
+            return False
+        keyword = "unevaluatedItems" if kind == "array" else "unevaluatedProperties"
+        if schema.get(keyword, True) is True:
+            return True
+        seen = self.evaluated(node, value, depth, keyword)
+        return all(holds(schema[keyword], value[key]) for key in (range(len(value)) if kind == "array" else value) if key not in seen)
+
+    def evaluated(self, node: int, value, depth: int, skip: str = "") -> set:
+        """The property names or item indices that a schema which holds evaluates (2020-12 core, section 11); `skip` is left out."""
+        if node == 0 or depth > 200:
+            return set()
+        schema = self.keywords(node)
+        subs = [schema["if"]] if "if" in schema else []
+        subs += [*schema.get("allOf", []), *schema.get("anyOf", []), *schema.get("oneOf", [])]
+        if "if" in schema:
+            subs.append(schema.get("then" if self.holds(self.literal(schema["if"]), value, depth + 1) else "else", True))
+        subs += [sub for name, sub in schema.get("dependentSchemas", {}).items() if isinstance(value, dict) and name in value]
+        literals = [self.literal(sub) for sub in subs] + ([self.resolve(node, schema["$ref"])] if "$ref" in schema else [])
+        out: set = set()
+        for literal in literals:
+            if literal[1] and self.holds(literal, value, depth + 1):
+                out |= self.evaluated(literal[0], value, depth + 1)
+        if isinstance(value, list):
+            items = schema.get("items")
+            prefix = schema.get("prefixItems", items if isinstance(items, list) else [])
+            whole = ("items" in schema and not isinstance(items, list)) or "additionalItems" in schema or (
+                "unevaluatedItems" in schema and skip != "unevaluatedItems")
+            out |= set(range(len(value) if whole else min(len(prefix), len(value))))
+            if "contains" in schema and self.draft >= 2020:
+                out |= {i for i, item in enumerate(value) if self.holds(self.literal(schema["contains"]), item, depth + 1)}
+        elif isinstance(value, dict):
+            if "additionalProperties" in schema or ("unevaluatedProperties" in schema and skip != "unevaluatedProperties"):
+                return set(value)
+            out |= {name for name in value if name in schema.get("properties", {}) or any(
+                search_automaton(source).accepts_text(name) for source in schema.get("patternProperties", {}))}
+        return out
 
     @staticmethod
     def _valid_array(schema, value, holds) -> bool:

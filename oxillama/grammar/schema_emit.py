@@ -186,8 +186,9 @@ class Emitter:
         if facts.fraction:
             if facts.low is not None or facts.high is not None or facts.multiples:
                 raise GrammarError("a non-integer number within bounds is not supported")
-            tail = seq(sp.digits(0, sp.MAX_FRACTION - 1), cls("19"))
-            return seq(sp.any_integer(), literal("."), tail)
+            # 15 digits at most: a double keeps them apart from every integer
+            whole = choice(literal("0"), seq(cls("19"), sp.digits(0, 8)))
+            return seq(repeat(literal("-"), 0, 1), whole, literal("."), sp.digits(0, 5), cls("19"))
         step = _common([*facts.multiples, *([Fraction(1)] if facts.integer else [])])
         places = sp.MAX_FRACTION
         if step is not None:

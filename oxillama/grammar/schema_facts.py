@@ -14,6 +14,8 @@ from oxillama.grammar.regex import parse_regex, search_automaton
 from oxillama.grammar.schema_document import FALSE, TRUE, TYPES, Document, canonical, escape, exact, kind_of
 
 MAX_CASES = 1500
+MAX_SUBSETS = 5          # an `anyOf` of up to this many branches is split into all its subsets where `unevaluated*` looks at it
+INFINITE = 1 << 60
 ANNOTATIONS = {"title", "description", "default", "examples", "$comment", "$schema", "$id", "id", "$anchor", "$defs", "definitions",
                "deprecated", "readOnly", "writeOnly", "contentEncoding", "contentMediaType", "contentSchema", "$vocabulary",
                "$dynamicAnchor", "$recursiveAnchor"}
@@ -25,7 +27,7 @@ class Facts:
     __slots__ = ("types", "integer", "fraction", "low", "low_strict", "high", "high_strict", "multiples", "values", "banned",
                  "min_length", "max_length", "patterns", "formats", "arrays", "min_items", "max_items", "contains", "unique",
                  "objects", "required", "forbidden", "names", "min_properties", "max_properties", "extras", "todo", "done",
-                 "splits", "dead")
+                 "splits", "dead", "scope", "seen", "spans", "unevaluated")
 
     def __init__(self):
         self.types = set(TYPES)
@@ -38,6 +40,9 @@ class Facts:
         self.arrays, self.contains, self.objects, self.required, self.names, self.extras = [], [], [], [], [], []
         self.forbidden: set[str] = set()
         self.todo, self.done, self.splits = [], set(), []
+        # For `unevaluated*`: the scopes (numbers of schemas that hold such a keyword) being worked in, and what each scope evaluated.
+        self.scope: frozenset[int] = frozenset()
+        self.seen, self.spans, self.unevaluated = [], [], []
 
     def copy(self) -> "Facts":
         other = object.__new__(Facts)
@@ -45,6 +50,10 @@ class Facts:
             value = getattr(self, name)
             setattr(other, name, value.copy() if isinstance(value, (list, set)) else value)
         return other
+
+    def split(self, branches) -> None:
+        """Goes on as one of these lists of actions each (or of those that a function of the case makes)."""
+        self.splits.append((self.scope, branches))
 
     def only(self, *types: str) -> None:
         self.types &= set(types)
@@ -125,7 +134,7 @@ def demand(literal) -> Action:
         if literal == FALSE:
             facts.dead = True
         elif literal != TRUE:
-            facts.todo.append(literal)
+            facts.todo.append((literal, facts.scope))
     return act
 
 
@@ -136,6 +145,7 @@ class Expander:
         self.document, self.refuse = document, refuse
         self.memo: dict[frozenset, list[Facts]] = {}
         self.working: set[frozenset] = set()
+        self.scopes = 0
 
     def cases(self, literals: frozenset) -> list[Facts]:
         """The cases of a conjunction; no cases: nothing satisfies it."""
@@ -174,15 +184,17 @@ class Expander:
                 if not facts.values:
                     continue
             if not facts.splits:
+                self._judge_unevaluated(facts)
                 out.append(facts)
                 if len(out) > MAX_CASES:
                     raise GrammarError(f"schema {self.where(min(literals)[0])}: expands to more than {MAX_CASES} cases")
                 continue
-            branches = facts.splits.pop(0)
+            scope, branches = facts.splits.pop(0)
             if callable(branches):
                 branches = branches(facts)
             for actions in reversed(branches):
                 other = facts.copy()
+                other.scope = scope
                 for act in actions:
                     act(other)
                     if other.dead:
@@ -214,21 +226,24 @@ class Expander:
     def _settle(self, facts: Facts) -> None:
         """Applies pending literals until only splits are left."""
         while facts.todo and not facts.dead:
-            literal = facts.todo.pop(0)
+            literal, scope = facts.todo.pop(0)
             node, sign = literal
-            if literal in facts.done:
+            if (literal, scope) in facts.done:
                 continue
-            facts.done.add(literal)
+            facts.done |= {(literal, scope), literal}
             if (node, not sign) in facts.done:
                 facts.dead = True
                 return
             schema = self.document.keywords(node)
             if sign:
+                facts.scope = scope
+                self._open_scopes(facts, node, schema, scope)
                 for keyword, value in schema.items():
                     self._apply(facts, node, schema, keyword, value)
                     if facts.dead:
                         return
             else:
+                facts.scope = frozenset()             # what fails evaluates nothing
                 branches = self._negate(node, schema)
                 if len(branches) == 1:
                     for act in branches[0]:
@@ -236,7 +251,37 @@ class Expander:
                 elif not branches:
                     facts.dead = True
                 else:
-                    facts.splits.append(branches)
+                    facts.split(branches)
+
+    def _open_scopes(self, facts: Facts, node: int, schema: dict, scope) -> None:
+        """Starts to note what is evaluated where a schema restricts what is not."""
+        if not self._in_place(schema):
+            return
+        for keyword in ("unevaluatedProperties", "unevaluatedItems"):
+            if schema.get(keyword, True) is not True:
+                self.scopes += 1
+                facts.scope = facts.scope | {self.scopes}
+                facts.unevaluated.append((self.scopes, keyword, self.literal(schema[keyword]), scope, node))
+
+    def _judge_unevaluated(self, facts: Facts) -> None:
+        """Once a case is settled, what is left unevaluated in it is known: a constraint like `additionalProperties` or `items`."""
+        for number, keyword, literal, _, node in facts.unevaluated:
+            nested = any(number in outer and other == keyword for _, other, _, outer, _ in facts.unevaluated)
+            if keyword == "unevaluatedProperties":
+                seen = [entry for entry in facts.seen if number in entry[0]]
+                if nested or any(everything for *_, everything in seen):
+                    continue
+                names = {name: TRUE for _, declared, _, _ in seen for name in declared}
+                patterns = dict.fromkeys(source for _, _, sources, _ in seen for source in sources)
+                facts.objects.append((names, tuple((source, TRUE) for source in patterns), literal))
+            else:
+                spans = [span for scopes, span in facts.spans if number in scopes]
+                if nested or INFINITE in spans:
+                    continue
+                if -1 in spans:
+                    self.refuse(self.where(node), keyword, "beside 'contains'")
+                    continue
+                facts.arrays.append(((TRUE,) * max(spans, default=0), literal))
 
     # ------------------------------------------------------------------ keywords that must hold
 
@@ -285,13 +330,13 @@ class Expander:
             if kind == "null":
                 facts.drop("null")
             elif kind == "array":
-                facts.todo.append((self.document.synthetic({
+                demand((self.document.synthetic({
                     "type": "array", "prefixItems": [{"const": v} for v in item], "minItems": len(item), "maxItems": len(item)},
-                    self.where(node)), False))
+                    self.where(node)), False))(facts)
             elif kind == "object":
-                facts.todo.append((self.document.synthetic({
+                demand((self.document.synthetic({
                     "type": "object", "properties": {k: {"const": v} for k, v in item.items()}, "required": list(item),
-                    "additionalProperties": False}, self.where(node)), False))
+                    "additionalProperties": False}, self.where(node)), False))(facts)
             else:
                 facts.banned.append(item)
         if True in [b for b in facts.banned if b is True] and False in [b for b in facts.banned if b is False]:
@@ -337,6 +382,8 @@ class Expander:
             return
         prefix, rest = self.document_array(node, schema)
         facts.arrays.append((tuple(self.literal(s) for s in prefix), self.literal(rest)))
+        whole = "items" in schema and not isinstance(schema["items"], list) or "additionalItems" in schema
+        facts.spans.append((facts.scope, INFINITE if whole else len(prefix)))
 
     def document_array(self, node, schema) -> tuple[list, object]:
         """Prefix schemas and the schema of the rest."""
@@ -349,8 +396,10 @@ class Expander:
         else:
             prefix, rest = [], items
         if "unevaluatedItems" in schema and schema["unevaluatedItems"] is not True:
-            if self._in_place(schema) or "contains" in schema:
-                self.refuse(self.where(node), "unevaluatedItems", "beside keywords that evaluate items in other places")
+            if self._in_place(schema):
+                pass                                  # judged when the case is settled
+            elif "contains" in schema:
+                self.refuse(self.where(node), "unevaluatedItems", "beside 'contains'")
             elif "items" not in schema or isinstance(items, list) and "additionalItems" not in schema:
                 rest = schema["unevaluatedItems"]
         return prefix, rest
@@ -362,6 +411,7 @@ class Expander:
 
     def _contains(self, facts, node, schema, value):
         least, most = schema.get("minContains", 1), schema.get("maxContains")
+        facts.spans.append((facts.scope, -1 if self.document.draft >= 2020 else 0))
         if least == 0 and most is None:
             return
         facts.contains.append((self.literal(value), int(least), None if most is None else int(most), 0))
@@ -372,11 +422,8 @@ class Expander:
         if schema[first] is not value:
             return
         rest = schema.get("additionalProperties", True)
-        if "additionalProperties" not in schema and schema.get("unevaluatedProperties", True) is not True:
-            if self._in_place(schema):
-                self.refuse(self.where(node), "unevaluatedProperties", "beside keywords that evaluate properties in other places")
-            else:
-                rest = schema["unevaluatedProperties"]
+        if "additionalProperties" not in schema and not self._in_place(schema):
+            rest = schema.get("unevaluatedProperties", True)
         properties = {name: self.literal(sub) for name, sub in schema.get("properties", {}).items()}
         patterns = []
         for source, sub in schema.get("patternProperties", {}).items():
@@ -387,6 +434,8 @@ class Expander:
                 continue
             patterns.append((source, self.literal(sub)))
         facts.objects.append((properties, tuple(patterns), self.literal(rest)))
+        facts.seen.append((facts.scope, frozenset(properties), tuple(source for source, _ in patterns),
+                           "additionalProperties" in schema or "unevaluatedProperties" in schema and not self._in_place(schema)))
 
     def _required(self, facts, node, schema, value):
         if isinstance(value, bool):               # draft 3 leftovers have no meaning
@@ -426,14 +475,18 @@ class Expander:
             demand(self.literal(sub))(facts)
 
     def _any_of(self, facts, node, schema, value):
-        facts.splits.append([[demand(self.literal(sub))] for sub in value])
+        acts = [demand(self.literal(sub)) for sub in value]
+        if facts.scope and 1 < len(value) <= MAX_SUBSETS:
+            facts.split([[act for i, act in enumerate(acts) if chosen >> i & 1] for chosen in range(1, 1 << len(acts))])
+        else:
+            facts.split([[act] for act in acts])
 
     def _one_of(self, facts, node, schema, value):
         literals = [self.literal(sub) for sub in value]
         if len(literals) == 1:
             demand(literals[0])(facts)
             return
-        facts.splits.append(lambda context: self._one_branches(context, literals))
+        facts.split(lambda context: self._one_branches(context, literals))
 
     def _one_branches(self, context: Facts, literals) -> list[list[Action]]:
         """For each branch: it holds, and no branch that could hold with it does."""
@@ -506,10 +559,10 @@ class Expander:
 
     def _if(self, facts, node, schema, value):
         then, otherwise = schema.get("then", True), schema.get("else", True)
-        if then is True and otherwise is True:
+        if then is True and otherwise is True and not facts.scope:
             return
-        facts.splits.append([[demand(self.literal(value)), demand(self.literal(then))],
-                             [demand(self.literal(value, False)), demand(self.literal(otherwise))]])
+        facts.split([[demand(self.literal(value)), demand(self.literal(then))],
+                     [demand(self.literal(value, False)), demand(self.literal(otherwise))]])
 
     def _dependencies(self, facts, node, schema, value):
         for name, wanted in value.items():
@@ -524,7 +577,7 @@ class Expander:
                 if name in context.required and context.types == {"object"}:
                     return [consequence]
                 return [[lambda f: f.forbid(name)], [lambda f: f.only("object"), *present]]
-            facts.splits.append(split)
+            facts.split(split)
 
     # ------------------------------------------------------------------ schemas that must not hold
 
