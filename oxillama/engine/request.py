@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
@@ -229,7 +230,7 @@ def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
 class Stream:
     """An iterator over the pieces of a request. One that owns its request cancels it when it is closed or forgotten."""
 
-    __slots__ = ("_at", "_ended", "_owner", "_queue", "request")
+    __slots__ = ("_at", "_ended", "_owner", "_queue", "_wake", "request")
 
     def __init__(self, request: Request, *, owner: bool = True) -> None:
         self.request = request
@@ -237,10 +238,8 @@ class Stream:
         self._ended = False
         self._owner = owner
         self._queue: SimpleQueue = SimpleQueue()
+        self._wake = partial(self._queue.put, None)      # knows the queue alone, so that a forgotten stream can go
         request.listen(self._wake)
-
-    def _wake(self) -> None:
-        self._queue.put(None)
 
     def __iter__(self) -> Stream:
         return self

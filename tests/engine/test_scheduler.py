@@ -1,0 +1,216 @@
+"""The scheduler on integers alone: bounds of a step, fairness, and pages that run out."""
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from oxillama.engine.scheduler import MAX_DECODE_WAIT_MS, PREFILL_CHUNK, SMALLEST_CHUNK, Scheduler, SchedulerConfig, State, Ticket
+from oxillama.errors import ConfigError
+
+
+class Pages:
+    """So many pages of 16 tokens, counted per ticket."""
+
+    def __init__(self, pages=1 << 30):
+        self.left, self.held = pages, {}
+
+    def reserve(self, ticket, length):
+        need = -(-length // 16) - self.held.get(ticket, 0)
+        if need > self.left:
+            return False
+        if need > 0:
+            self.held[ticket] = self.held.get(ticket, 0) + need
+            self.left -= need
+        return True
+
+    def release(self, ticket):
+        self.left += self.held.pop(ticket, 0)
+
+
+def scheduler(pages=None, admit=None, **config):
+    room = pages or Pages()
+    return Scheduler(SchedulerConfig(**config), admit=admit or (lambda ticket: True), reserve=room.reserve, release=room.release)
+
+
+def play(plan, sched, pages=None, ends=()):
+    """Do what a step does: rows are in pages, whoever is through gets a token; a ticket whose total is reached finishes."""
+    for ticket, rows in plan:
+        sched.advanced(ticket, rows)
+        if ticket.done == ticket.length:
+            if ticket.owner is not None and ticket.length >= ticket.owner:
+                sched.finish(ticket)
+                if pages:
+                    pages.release(ticket)
+            else:
+                ticket.length += 1
+                sched.decodes(ticket)
+
+
+def decoders(sched, count):
+    """`count` tickets that decode."""
+    tickets = [Ticket(1) for _ in range(count)]
+    for ticket in tickets:
+        sched.add(ticket)
+    while any(ticket.state is not State.DECODING for ticket in tickets):
+        play([pair for pair in sched.schedule() if pair[0].state is not State.DECODING], sched)
+    return tickets
+
+
+def test_the_defaults_are_the_documented_ones():
+    config = SchedulerConfig()
+    assert (config.max_sequences, config.max_batch_tokens, config.max_batch_sequences, config.max_prefill_tokens) == (32, 512, 8, 256)
+    assert (PREFILL_CHUNK, MAX_DECODE_WAIT_MS) == (512, 100)
+
+
+@pytest.mark.parametrize(("field", "value"), (("max_sequences", 0), ("max_batch_tokens", True), ("max_prefill_tokens", 1.5), ("max_batch_tokens", 3)))
+def test_impossible_bounds_raise(field, value):
+    with pytest.raises(ConfigError, match=field):
+        SchedulerConfig(**{field: value})
+
+
+def test_a_lone_prompt_fills_the_chunk():
+    sched = scheduler()
+    ticket = Ticket(1200)
+    sched.add(ticket)
+    rows = []
+    while ticket.state is not State.DECODING:
+        plan = sched.schedule()
+        rows.append([count for _, count in plan])
+        play(plan, sched)
+    assert rows == [[512], [512], [176]]
+
+
+def test_prefill_and_decode_rows_share_a_step():
+    sched = scheduler()
+    waiting = decoders(sched, 3)
+    sched.add(Ticket(32_000))
+    for _ in range(20):
+        plan = dict(sched.schedule())
+        assert all(plan[ticket] == 1 for ticket in waiting)             # nobody waits for more than one chunk
+        assert sum(plan.values()) == 3 + 256
+        play(plan.items(), sched)
+
+
+def test_the_chunk_shrinks_until_the_wait_is_short_enough():
+    sched = scheduler()
+    decoders(sched, 2)
+    sched.add(Ticket(100_000))
+    play(sched.schedule(), sched)
+    sched.observe(prefill_rows=0, seconds=0.020)
+    for _ in range(30):
+        sched.observe(prefill_rows=64, seconds=0.020 + 64 * 0.001)      # a millisecond a row
+    assert 60 <= sched.chunk() <= 80                                    # (100 - 20) rows
+    for _ in range(30):
+        sched.observe(prefill_rows=64, seconds=0.020 + 64 * 0.1)
+    assert sched.chunk() == SMALLEST_CHUNK
+    for _ in range(60):
+        sched.observe(prefill_rows=64, seconds=0.020 + 64 * 0.00001)
+    assert sched.chunk() == 256
+
+
+def test_decoding_rotates_beyond_the_sequences_of_a_step():
+    sched = scheduler(max_batch_sequences=4)
+    tickets = decoders(sched, 10)
+    turns = dict.fromkeys(tickets, 0)
+    for _ in range(10):
+        plan = sched.schedule()
+        assert len(plan) == 4
+        for ticket, _ in plan:
+            turns[ticket] += 1
+        play(plan, sched)
+    assert set(turns.values()) == {4}
+
+
+def test_short_prompts_do_not_queue_behind_a_long_one_which_goes_on():
+    sched = scheduler(max_prefill_tokens=64, prefill_chunk=64)
+    long = Ticket(10_000)
+    sched.add(long)
+    play(sched.schedule(), sched)
+    shorts = [Ticket(20) for _ in range(3)]
+    for ticket in shorts:
+        sched.add(ticket)
+    before = long.done
+    for _ in range(3):
+        play(sched.schedule(), sched)
+    assert all(ticket.state is State.DECODING for ticket in shorts) and long.done >= before + 3 * 30
+
+
+def test_the_youngest_gives_way_and_comes_back_first():
+    pages = Pages(4)
+    sched = scheduler(pages)
+    old, young, later = Ticket(30), Ticket(30), Ticket(5)
+    sched.add(old)
+    sched.add(young)
+    play(sched.schedule(), sched)
+    old.length = old.done + 1
+    for _ in range(6):
+        play(sched.schedule(), sched)
+    sched.add(later)
+    assert young.state in (State.PREEMPTED, State.PREFILLING) and old.state is State.DECODING and sched.preemptions >= 1
+    sched.finish(old)
+    pages.release(old)
+    plan = sched.schedule()
+    assert young in dict(plan)
+
+
+def test_a_ticket_alone_without_room_is_starved():
+    sched = scheduler(Pages(2))
+    ticket = Ticket(100, owner=200)
+    sched.add(ticket)
+    for _ in range(10):
+        plan = sched.schedule()
+        if not plan:
+            break
+        play(plan, sched)
+    assert sched.starved is ticket
+
+
+def test_waiting_for_pages_blocks_those_behind_and_waiting_for_a_prefix_does_not():
+    answers = {}
+    sched = scheduler(admit=lambda ticket: answers.get(ticket, True))
+    first, second = Ticket(10), Ticket(10)
+    sched.add(first)
+    sched.add(second)
+    answers[first] = None
+    assert sched.schedule() == [] and second.state is State.WAITING
+    answers[first] = False
+    assert [ticket for ticket, _ in sched.schedule()] == [second]
+    assert list(sched.waiting) == [first]
+
+
+def test_hidden_rows_and_logits_take_turns():
+    sched = scheduler()
+    words = decoders(sched, 1)[0]
+    vectors = Ticket(2000, hidden=True, every_row=True)
+    sched.add(vectors)
+    kinds = []
+    while vectors.done < vectors.length:
+        plan = sched.schedule()
+        kinds.append({ticket.hidden for ticket, _ in plan})
+        for ticket, rows in plan:
+            sched.advanced(ticket, rows)
+            if ticket is words:
+                ticket.length += 1
+    assert all(len(kind) == 1 for kind in kinds) and {False} in kinds and {True} in kinds
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 120), st.integers(1, 30)), min_size=1, max_size=12), st.integers(9, 40), st.integers(1, 6), st.integers(1, 64),
+       st.integers(1, 8))
+def test_everybody_finishes_within_the_bounds_of_every_step(jobs, pages, batch, chunk, running):
+    room = Pages(pages)
+    config = dict(max_batch_sequences=batch, max_batch_tokens=64, prefill_chunk=chunk, max_prefill_tokens=chunk, max_sequences=running)
+    sched = scheduler(room, **config)
+    tickets = [Ticket(length, owner=min(length + more, 16 * pages)) for length, more in jobs]
+    for ticket in tickets:
+        sched.add(ticket)
+    for _ in range(20_000):
+        if sched.idle:
+            break
+        plan = sched.schedule()
+        assert len({ticket for ticket, _ in plan}) == len(plan) and all(rows >= 1 for _, rows in plan)
+        assert sum(rows for _, rows in plan) <= 64 and sched.running <= running
+        assert sum(ticket.state is State.DECODING for ticket, _ in plan) <= batch
+        assert plan or sched.starved is None
+        play(plan, sched, room)
+    assert all(ticket.state is State.FINISHED for ticket in tickets)
+    assert room.left == pages

@@ -1,0 +1,318 @@
+"""The public face, as a user writes it."""
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import oxillama
+from oxillama import SamplerConfig
+
+GREEDY = SamplerConfig.greedy()
+
+
+@pytest.fixture(scope="module")
+def stories(cases):
+    """The path of a real trained model."""
+    return cases / "stories260K" / "stories260K-f32.gguf"
+
+
+@pytest.fixture(scope="module")
+def engine(stories):
+    with oxillama.load(stories, kv_type="f32") as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def golden(cases):
+    return json.loads((cases / "stories260K" / "stories260K-golden.json").read_text())["expected_run_c"]
+
+
+@pytest.mark.parametrize("kind", ("f32", "f16"))
+@pytest.mark.parametrize("kv_type", ("f32", "f16"))
+def test_the_story_equals_the_golden_text(cases, golden, kind, kv_type):
+    with oxillama.load(cases / "stories260K" / f"stories260K-{kind}.gguf", kv_type=kv_type) as engine:
+        done = engine.generate("", max_tokens=256, sampler=GREEDY)
+        assert done.text[:len(golden)] == golden
+        assert done.finish_reason in ("stop", "length") and done.usage.completion_tokens == len(done.tokens)
+
+
+def test_long_form_and_short_form_are_the_same_object(stories):
+    engine = oxillama.InferenceEngine(oxillama.EngineConfig(model_path=stories, context_size=100, num_threads=1))
+    engine.load_model()
+    assert type(engine) is type(oxillama.load(stories, context_size=100, num_threads=1))
+    assert engine.context_size == 100 and engine.num_threads == 1
+    engine.close()
+
+
+def test_bytes_load_as_a_file_does(stories, engine):
+    with oxillama.load_model_from_bytes(stories.read_bytes(), kv_type="f32") as other:
+        assert np.array_equal(other.logits([1, 5, 9]), engine.logits([1, 5, 9]))
+
+
+@pytest.mark.parametrize("name", ("llama", "llama_bias", "llama_linear", "llama_bpe_tied_rope3", "mistral", "qwen2", "qwen2_yarn", "qwen3", "gemma3"))
+def test_logits_equal_what_others_compute(cases, name):
+    facts = np.load(cases / "arch" / name / "logits.npz")
+    with oxillama.load(cases / "arch" / name / "f32.gguf", kv_type="f32") as engine:
+        for i in range(4):
+            wanted, found = facts[f"hf_{i}"], engine.logits(facts[f"tokens_{i}"])
+            assert found.shape == wanted.shape and found.dtype == np.float32
+            assert np.abs(found - wanted).max() <= 1e-4 * np.abs(wanted).max()
+
+
+def test_logits_are_those_that_generate_draws_from(engine):
+    ids = engine.tokenize("Once upon a time")
+    done = engine.generate(ids, max_tokens=10, sampler=GREEDY)
+    rows = engine.logits([*ids, *done.tokens])
+    assert rows[len(ids) - 1:-1].argmax(1).tolist() == list(done.tokens)
+
+
+def test_the_live_session_is_untouched_by_generate(engine):
+    engine.reset()
+    ids = engine.tokenize("The cat sat on the mat.")
+    rows = engine.logits(ids)
+    engine.prefill(ids[:3])
+    engine.generate("Something else", max_tokens=5)
+    assert engine.kv_cache_seq_len() == 3
+    assert np.array_equal(engine.forward_one(ids[3]), rows[3])
+    engine.truncate(2)
+    assert np.array_equal(engine.prefill(ids[2:]), rows[-1])
+    engine.reset()
+    assert engine.kv_cache_seq_len() == 0
+
+
+def test_generate_none_goes_on_with_the_last_session(engine):
+    whole = engine.generate("Lily and Tom", max_tokens=30, sampler=SamplerConfig(seed=4))
+    first = engine.generate("Lily and Tom", max_tokens=11, sampler=SamplerConfig(seed=4))
+    rest = engine.generate(None, max_tokens=19)
+    assert first.tokens + rest.tokens == whole.tokens and first.text + rest.text == whole.text
+    engine.reset()
+    engine.prefill(engine.tokenize("Lily and Tom"))
+    assert engine.generate(None, max_tokens=30, sampler=SamplerConfig(seed=4)).tokens == whole.tokens
+    engine.reset()
+
+
+def test_streams_are_the_completion_in_pieces(engine):
+    whole = engine.generate("Once upon", max_tokens=40, sampler=GREEDY)
+    stream = engine.stream("Once upon", max_tokens=40, sampler=GREEDY)
+    pieces = list(stream)
+    assert "".join(piece.text for piece in pieces) == whole.text
+    assert sum((piece.tokens for piece in pieces), ()) == whole.tokens
+    assert pieces[-1].finish_reason == "length" and stream.completion.tokens == whole.tokens
+
+
+def test_pieces_are_whole_characters(engine):
+    text = "naïve café — 北京 🙂"
+    choices = engine.stream("x", choices=[text], max_tokens=200, sampler=GREEDY)
+    pieces = [piece.text for piece in choices]
+    assert "".join(pieces) == text and not any("\ufffd" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("stop", ("little girl", "girl", " there was"))
+def test_a_stop_string_is_never_shown(engine, stop):
+    whole = engine.generate("Once upon a time", max_tokens=40, sampler=GREEDY).text
+    pieces = list(engine.stream("Once upon a time", max_tokens=40, sampler=GREEDY, stop=stop))
+    assert "".join(piece.text for piece in pieces) == whole[:whole.index(stop)] and pieces[-1].finish_reason == "stop"
+
+
+def test_stop_ids_and_min_tokens(engine):
+    ids = engine.generate("Once upon a time", max_tokens=20, sampler=GREEDY).tokens
+    done = engine.generate("Once upon a time", max_tokens=20, sampler=GREEDY, stop_token_ids=[ids[6]])
+    assert done.tokens == ids[:ids.index(ids[6])] and done.finish_reason == "stop"
+    late = engine.generate("Once upon a time", max_tokens=20, sampler=GREEDY.replace(min_tokens=12), stop_token_ids=[ids[6]])
+    assert len(late.tokens) >= 12
+
+
+def test_every_end_token_of_the_file_stops(engine):
+    for token in engine.tokenizer.eog_ids:
+        assert engine.is_eos(token)
+        done = engine.generate("Once", max_tokens=5, sampler=GREEDY.replace(allowed_tokens=(token,)))
+        assert done.tokens == () and done.finish_reason == "stop"
+
+
+def test_a_list_of_prompts_gives_each_its_own(engine):
+    prompts = ["Once", engine.tokenize("Tom"), "The dog"]
+    found = [done.tokens for done in engine.generate(prompts, max_tokens=8, sampler=GREEDY)]
+    assert found == [engine.generate(prompt, max_tokens=8, sampler=GREEDY).tokens for prompt in prompts]
+
+
+def test_the_seed_is_reported_and_repeats(engine):
+    first = engine.generate("Once", max_tokens=20)
+    again = engine.generate("Once", max_tokens=20, seed=first.seed)
+    assert first.tokens == again.tokens and again.seed == first.seed
+
+
+def test_logprobs_are_of_the_rows_drawn_from(engine):
+    ids = engine.tokenize("Once upon a time")
+    done = engine.generate(ids, max_tokens=4, sampler=GREEDY, logprobs=3, prompt_logprobs=2)
+    rows = engine.logits([*ids, *done.tokens]).astype(np.float64)
+    table = rows - np.log(np.exp(rows - rows.max(1, keepdims=True)).sum(1, keepdims=True)) - rows.max(1, keepdims=True)
+    for i, report in enumerate(done.logprobs):
+        assert report.token == done.tokens[i] and abs(report.raw - table[len(ids) - 1 + i, report.token]) < 1e-4 and len(report.raw_ids) == 3
+    assert len(done.prompt_logprobs) == len(ids) - 1
+    for i, (own, top, _) in enumerate(done.prompt_logprobs):
+        assert abs(own - table[i, ids[i + 1]]) < 1e-4 and len(top) == 2
+
+
+@pytest.mark.parametrize(("name", "value"), (("choices", ["yes", "no", "maybe so"]), ("regex", "[ab]{3,5}"), ("grammar", 'root ::= "x" [0-9]+ "y"')))
+def test_constrained_text_belongs_to_its_language(engine, name, value):
+    grammar = {"choices": oxillama.Grammar.from_choices, "regex": oxillama.Grammar.from_regex, "grammar": oxillama.Grammar.parse}[name](value)
+    for seed in range(4):
+        done = engine.generate("Once", max_tokens=60, sampler=SamplerConfig(seed=seed), **{name: value})
+        assert done.finish_reason == "length" or grammar.matches(done.text)
+        assert done.finish_reason == "stop" or name == "grammar"
+
+
+def test_a_json_schema_is_followed(engine):
+    schema = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["age"], "additionalProperties": False}
+    done = engine.generate("Once", max_tokens=40, json_schema=schema, seed=1)
+    assert done.finish_reason == "stop" and 1 <= json.loads(done.text)["age"] <= 9
+
+
+def test_long_prompts_raise_unless_truncation_is_asked_for(stories):
+    with oxillama.load(stories, context_size=40) as engine:
+        ids = [1, *range(300, 360)]
+        with pytest.raises(oxillama.ContextError, match="61 tokens, a context of 40"):
+            engine.generate(ids)
+        done = engine.generate(ids, truncate_prompt=True, max_tokens=10, sampler=GREEDY)
+        assert done.usage.prompt_tokens == 30 and done.usage.truncated_tokens == 31
+        assert done.tokens == engine.generate([1, *ids[-29:]], max_tokens=10, sampler=GREEDY).tokens
+        with pytest.raises(oxillama.ContextError):
+            engine.logits(ids)
+        assert engine.generate([1], sampler=GREEDY).usage.completion_tokens <= 39
+
+
+def test_the_context_can_be_shifted(stories):
+    with oxillama.load(stories, context_size=48) as engine:
+        done = engine.generate("Once upon a time", max_tokens=120, sampler=GREEDY.replace(ignore_eos=True), context_shift=True, keep=4)
+        assert len(done.tokens) == 120 and done.usage.context_shifts >= 2
+
+
+@pytest.mark.parametrize("bad", (
+    dict(max_tokens=-1), dict(sampler="greedy"), dict(grammar="root ::= [a]", regex="a"), dict(temperature=0.5), dict(keep=3), dict(logprobs=1.5)))
+def test_options_that_cannot_be_honoured_raise(engine, bad):
+    with pytest.raises(oxillama.ConfigError):
+        engine.generate("Once", **bad)
+
+
+def test_prompts_that_are_none_raise(engine):
+    with pytest.raises(oxillama.ConfigError, match="token 999999"):
+        engine.generate([1, 999999])
+    with pytest.raises(oxillama.ContextError):
+        engine.generate([])
+    with pytest.raises(oxillama.ConfigError):
+        oxillama.load("x.gguf", colour="red")
+    with pytest.raises(oxillama.EngineError, match="load_model"):
+        oxillama.InferenceEngine().generate("x")
+
+
+def test_many_threads_share_one_engine(engine):
+    prompts = [f"Once upon a time number {i}" for i in range(12)]
+    wanted = [engine.generate(p, max_tokens=12, sampler=GREEDY, cache_prompt=False).tokens for p in prompts]
+    found = {}
+
+    def work(index):
+        found[index] = engine.generate(prompts[index], max_tokens=12, sampler=GREEDY).tokens
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [found[i] for i in range(len(prompts))] == wanted
+
+
+def test_closing_a_stream_stops_the_work(engine):
+    stream = engine.stream("Once", sampler=SamplerConfig(ignore_eos=True))
+    next(stream)
+    stream.close()
+    start = time.monotonic()
+    assert stream.completion.finish_reason == "cancelled" and time.monotonic() - start < 1
+    assert list(stream) == []
+
+
+def test_a_forgotten_stream_stops_the_work(engine):
+    stream = engine.stream("Once", sampler=SamplerConfig(ignore_eos=True))
+    next(stream)
+    request = stream.request
+    del stream
+    assert request.result(5).finish_reason == "cancelled"
+
+
+def test_ctrl_c_reaches_a_caller_that_waits(engine):
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    start = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        while True:
+            engine.generate("Once", sampler=SamplerConfig(ignore_eos=True))
+    assert time.monotonic() - start < 2
+
+
+def test_asyncio_streams_and_gathers(engine):
+    wanted = [engine.generate(p, max_tokens=9, sampler=GREEDY).text for p in ("Once", "Tom")]
+
+    async def main():
+        many = oxillama.AsyncEngine(engine)
+        texts = await many.generate(["Once", "Tom"], max_tokens=9, sampler=GREEDY)
+        streamed = [piece.text async for piece in many.stream("Once", max_tokens=9, sampler=GREEDY)]
+        one = await many.generate("Tom", max_tokens=9, sampler=GREEDY)
+        vector = await many.embed("Once upon")
+        return [done.text for done in texts], "".join(streamed), one.text, vector
+
+    texts, streamed, one, vector = asyncio.run(main())
+    assert texts == wanted and streamed == wanted[0] and one == wanted[1]
+    assert np.array_equal(vector, engine.embed("Once upon"))
+
+
+def test_a_cancelled_task_cancels_its_request(engine):
+    async def main():
+        request = oxillama.AsyncEngine(engine).submit("Once", sampler=SamplerConfig(ignore_eos=True))
+        task = asyncio.ensure_future(request._wait())
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return request
+
+    assert asyncio.run(main()).result(5).finish_reason == "cancelled"
+
+
+def test_embeddings_have_length_one_and_need_text(engine):
+    vector = engine.embed("Once upon a time")
+    assert vector.shape == (engine.config.hidden_size,) and abs(np.linalg.norm(vector) - 1) < 1e-6
+    ids = engine.tokenize("Once upon a time")
+    assert engine.embed_with("Once upon a time", "none").shape == (len(ids), engine.config.hidden_size)
+    assert engine.embed_batch(["Once", "Tom and Lily"]).shape == (2, engine.config.hidden_size)
+    for nothing in ("", []):
+        with pytest.raises(oxillama.EmptySequence):
+            engine.embed(nothing)
+    with pytest.raises(oxillama.ConfigError, match="sum"):
+        engine.embed_with("x", "sum")
+
+
+def test_text_goes_to_ids_and_back(engine):
+    ids = engine.tokenize("Once upon a time", add_special=True, parse_special=True)
+    assert ids[0] == engine.tokenizer.bos_id and engine.detokenize(ids) == "Once upon a time"
+
+
+def test_the_compiled_tape_agrees_with_its_meaning(engine):
+    found = list(engine.diagnose(engine.tokenize("Once upon a time")))
+    assert found and all(difference.agrees for difference in found)
+    assert "attend" in engine.dump()
+
+
+def test_a_file_without_a_template_says_so(engine):
+    with pytest.raises(oxillama.TemplateError, match="chat_template"):
+        engine.chat([{"role": "user", "content": "hi"}])
+
+
+def test_every_public_name_is_there():
+    for name in oxillama.__all__:
+        assert getattr(oxillama, name) is not None
+    with pytest.raises(AttributeError):
+        oxillama.nothing_of_the_kind  # noqa: B018
