@@ -50,6 +50,11 @@ def test_hostile_templates_of_the_cases_end_soon_in_little_memory(cases, tmp_pat
     "{% set ns = namespace(s='AB') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s }}",
     "{% set ns = namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l = ns.l + ns.l %}{% endfor %}{{ ns.l }}", "{{ [1] | batch(10 ** 10, 0) | list }}",
     "{{ '%0999999999d' % 1 }}", "{{ '{:>999999999}'.format(1) }}", "{{ 'x' | indent(10 ** 9) }}", "{{ messages | tojson(indent=10 ** 9) }}",
+    "{% set ns = namespace(s=[]) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}",
+    "{% set ns = namespace(s=[], t=[]) %}{% for i in range(60) %}{% set ns.s = ns.s + [ns.s] %}{% set ns.t = ns.t + [ns.t] %}{% endfor %}{{ ns.s == ns.t }}",
+    "{% set s = 'a' * 100000 %}{% for i in range(90000) %}{% set t = s[1:] %}{% endfor %}", "{{ ('a,' * 3000000).split(',') }}",
+    "{{ ('a' * 1000).translate({97: 'b' * 100000}) }}", "{{ [['a' * 100000] * 10000] | tojson }}", "{{ '{:{}}'.format(1, 10 ** 9) }}",
+    "{{ '%*d' % (10 ** 9, 1) }}", "{{ ([[0] * 1000] * 1000) | sum(start=[]) }}", "{% set a = 1 %}" * 8500, "{{ " + "~".join(["a"] * 40000) + " }}",
     "{% include 'other' %}", "{{ lipsum(1000) }}", "{{ undefined.attribute }}", "{% if %}",
 ])
 def test_what_a_template_may_not_do_is_a_template_error(source):
@@ -65,10 +70,18 @@ def test_templates_are_set_up_as_their_authors_expect():
     assert ChatTemplate("{% for i in range(5) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}").render(HI) == "01"
     assert ChatTemplate("{% generation %}{{ messages[0].content }}{% endgeneration %}").render(HI) == "hi"
     assert ChatTemplate("{{ bos_token }}{{ x }}{{ add_generation_prompt }}").render(HI, bos_token="<s>", x=1) == "<s>1True"
+    assert ChatTemplate("{{ '%02d|%s' % (7, 'x') }}{{ '{:>3}{}'.format(1, 'y') }}{{ '%s' | format('z') }}").render(HI) == "07|x  1yz"
+    assert ChatTemplate("{% for i in [1, 2] %}{{ loop.length }}{{ loop.last }}{{ loop.revindex }} {% endfor %}").render(HI) == "2False2 2True1 "
     assert ChatTemplate("{{ 'a' ~ 1 ~ none }}").render(HI) == "a1None"
     assert ChatTemplate("{{ messages | map(attribute='role') | join('-') }}").render(HI + HI) == "user-user"
     with pytest.raises(TemplateError, match="only users here"):
         ChatTemplate("{{ raise_exception('only users here') }}").render(HI)
+
+
+def test_a_long_conversation_has_a_budget_of_its_own_length():
+    source = "{% for m in messages %}{% if 'x' in m.content %}{{ m.content | trim | replace('a', 'b') ~ '\n' }}{% endif %}{% endfor %}"
+    messages = [{"role": "user", "content": "xa" * 10000}] * 500
+    assert len(ChatTemplate(source).render(messages)) == 500 * 20001
 
 
 def test_a_template_that_is_no_text_is_refused():
