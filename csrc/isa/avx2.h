@@ -125,6 +125,11 @@ OX_INLINE ox_u8x64 u8_lookup(ox_u8x64 table, ox_u8x64 v)
 
 OX_INLINE ox_i32x16 i32_load_u8(const uint8_t *p)
 { return OX_I2(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)), _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))); }
+OX_INLINE ox_i32x16 i32_load_i16(const void *p)
+{
+    const __m128i *q = (const __m128i *)p;
+    return OX_I2(_mm256_cvtepi16_epi32(_mm_loadu_si128(q)), _mm256_cvtepi16_epi32(_mm_loadu_si128(q + 1)));
+}
 OX_INLINE ox_i32x16 i32_max(ox_i32x16 x, ox_i32x16 y) { return OX_I2(_mm256_max_epi32(x.a, y.a), _mm256_max_epi32(x.b, y.b)); }
 OX_INLINE int32_t i32_hmax(ox_i32x16 x)
 {

@@ -87,6 +87,9 @@ typedef struct {
     /* c[t ldc + r] = row r of the panel . activation row t, for t < m, r < 16: the whole panel, all columns. `then` is the panel that
      * this worker reads next, fetched in good time; NULL if none. */
     void (*tile[FORM_COUNT])(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols, int m);
+    /* the same for two panels, `stride` bytes apart, side by side in c (columns 0-15, 16-31), for many rows; `later` bytes on lies the pair
+     * that is read next (0: none). NULL: use tile */
+    void (*wide[FORM_COUNT])(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, int64_t cols, int m);
     /* one row of floats to an activation row (or a range of whole blocks of it, both pointers moved) */
     void (*act_quantise[ACT_COUNT])(uint8_t *out, const float *x, int64_t cols);
     /* out[t ldout + r] = c[t ldc + r] (+ bias[r]) for r < n; n <= 16 */

@@ -16,6 +16,8 @@ cdef extern from "lanes/panel.h" nogil:
         const char *name
         void (*tile[64])(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols,
                          int m) noexcept nogil
+        void (*wide[64])(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx,
+                         int64_t cols, int m) noexcept nogil
         void (*act_quantise[3])(uint8_t *out, const float *x, int64_t cols) noexcept nogil
         void (*finish)(float *out, int64_t ldout, const float *c, int64_t ldc, const float *bias, int m, int n) noexcept nogil
         void (*gate)(float *out, int64_t ldout, const float *g, const float *u, int64_t ldc, const float *bias_g, const float *bias_u,

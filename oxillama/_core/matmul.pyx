@@ -39,11 +39,12 @@ cdef extern from *:
     #endif
         return block;
     }
-    enum { OX_RANGE = 128 };
+    enum { OX_RANGE = 128, OX_WIDE_ROWS = 12 };
     """
     void *ox_block_new(size_t size) nogil
     enum:
         OX_RANGE        # most rows of x that one chunk covers
+        OX_WIDE_ROWS    # from so many rows on two panels share a tile
 
 
 cdef class PackedMatrix:
@@ -118,6 +119,40 @@ cdef inline const uint8_t *_find(const MatmulArgs *a, int64_t p, int *segment, i
     return a.segments[i].panels + p * a.segments[i].panel_bytes
 
 
+cdef void _pair(const MatmulArgs *a, int64_t p, int64_t end, int64_t row, int m) noexcept nogil:
+    """Two neighbouring panels of one segment (of gate and up if gated) against many rows of x."""
+    cdef float c[OX_RANGE * 32]
+    cdef float u[OX_RANGE * 32]
+    cdef int i, h, live
+    cdef int64_t local, column
+    cdef const uint8_t *panel = _find(a, p, &i, &local, &column)
+    cdef const MatmulSegment *seg = a.segments + i
+    cdef const MatmulSegment *up = a.segments + 1
+    cdef const uint8_t *x = a.x + row * a.ldx
+    cdef float *out = a.out + row * a.ldout + column
+    cdef const float *bias = a.bias + column if a.bias != NULL else NULL
+    cdef int64_t later = 2 if p + 2 < end else 0
+    a.lanes.wide[seg.form](c, 32, panel, seg.panel_bytes, later * seg.panel_bytes, x, a.ldx, a.cols, m)
+    if a.gate:
+        a.lanes.wide[up.form](u, 32, up.panels + p * up.panel_bytes, up.panel_bytes, later * up.panel_bytes, x, a.ldx, a.cols, m)
+    for h in range(2):
+        live = <int>min(<int64_t>16, seg.rows - 16 * (local + h))
+        if a.gate:
+            a.lanes.gate(out + 16 * h, a.ldout, c + 16 * h, u + 16 * h, 32, bias, bias + seg.rows if bias != NULL else NULL, a.gate, m, live)
+        else:
+            a.lanes.finish(out + 16 * h, a.ldout, c + 16 * h, 32, bias, m, live)
+        bias = bias + 16 if bias != NULL else NULL
+
+
+cdef inline bint _pairs(const MatmulArgs *a, int64_t p) noexcept nogil:
+    """Whether panels p and p + 1 belong to one segment that has a wide kernel."""
+    cdef int i
+    cdef int64_t local, column
+    _find(a, p, &i, &local, &column)
+    return (16 * (local + 1) < a.segments[i].rows and a.lanes.wide[a.segments[i].form] != NULL
+            and (not a.gate or a.lanes.wide[a.segments[1].form] != NULL))
+
+
 cdef void _panel(const MatmulArgs *a, int64_t p, int64_t after, int64_t row, int m) noexcept nogil:
     """One panel (of gate and up if gated) against rows [row, row + m) of x; `after` is the panel that is likely next, -1 if none."""
     cdef float c[OX_RANGE * 16]
@@ -155,7 +190,7 @@ cdef Cut _cut(const MatmulArgs *a, int nth) noexcept nogil:
     cut.rows = max(<int64_t>16, min(<int64_t>OX_RANGE, (<int64_t>512 << 10) // a.ldx // 8 * 8))
     cut.group = max(<int64_t>1, min(49152 // bytes, cut.panels // (4 * nth)))
     if a.m > 8:
-        cut.group = max(<int64_t>1, cut.group * 8 // min(a.m, cut.rows))
+        cut.group = max(<int64_t>2, cut.group * 8 // min(a.m, cut.rows) // 2 * 2)
     cut.groups = (cut.panels + cut.group - 1) // cut.group
     cut.chunks = cut.groups * ((a.m + cut.rows - 1) // cut.rows)
     return cut
@@ -176,6 +211,10 @@ cdef void matmul_part(const MatmulArgs *a, ox_team *team, int ith, int nth) noex
         end = min(cut.panels, p + cut.group)
         after = (chunk + nth) % cut.groups * cut.group if chunk + nth < cut.chunks else -1
         while p < end:
+            if m >= OX_WIDE_ROWS and p + 1 < end and _pairs(a, p):
+                _pair(a, p, end, row, m)
+                p += 2
+                continue
             _panel(a, p, p + 1 if p + 1 < end else after, row, m)
             p += 1
 

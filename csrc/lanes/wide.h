@@ -1,0 +1,200 @@
+/* Wide tiles: two panels against OX_WIDE rows of x, for prompts and large batches. A broadcast of x serves both panels, so the loads
+ * (two a cycle) no longer limit the dots (two a cycle). The arithmetic per output is that of tiles.h, bit for bit. */
+#ifndef OX_LANES_WIDE_H
+#define OX_LANES_WIDE_H
+#include "lanes/tiles.h"
+
+/* The first tile over a pair asks for the pair that comes `later` bytes on: 2 units of it for each pair of units used. */
+OX_INLINE void ahead_pair(const uint8_t *p, int64_t stride, int64_t later, int step)
+{
+    if (later) {
+        OX_UNROLL for (int i = 0; i < step; i += 64) {
+            OX_PREFETCH_L2(p + later + i);
+            OX_PREFETCH_L2(p + later + stride + i);
+        }
+    }
+}
+
+/* Groups 2 i and 2 i + 1 of a unit. */
+OX_INLINE void load_two(ox_u8x64 *w, const uint8_t *p, int i, int store, const uint8_t *lut, ox_u8x64 table)
+{
+    if (store == 8) {
+        w[0] = u8_load(p + 128 * i);
+        w[1] = u8_load(p + 128 * i + 64);
+    } else if (store >= 4) {
+        ox_u8x64 v = u8_load(p + 64 * i);
+        w[0] = u8_low4(v);
+        w[1] = u8_high4(v);
+        p += 256;
+    } else if (store >= 2) {
+        ox_u8x64 v = u8_load(p + 64 * (i / 2));
+        w[0] = u8_field(v, i & 1 ? 4 : 0, 3);
+        w[1] = u8_field(v, i & 1 ? 6 : 2, 3);
+        p += 128;
+    }
+    if (store == 6) {
+        ox_u8x64 v = u8_load(p + 64 * (i / 2));
+        w[0] = u8_put(w[0], v, i & 1 ? 4 : 0, 4, 0x30);
+        w[1] = u8_put(w[1], v, i & 1 ? 6 : 2, 4, 0x30);
+    } else if (store == 1) {
+        ox_u8x64 v = u8_load(p);
+        w[0] = u8_field(v, 2 * i, 1);
+        w[1] = u8_field(v, 2 * i + 1, 1);
+    } else if (store & 1) {
+        ox_u8x64 v = u8_load(p);
+        w[0] = u8_put(w[0], v, 2 * i, store - 1, 1 << (store - 1));
+        w[1] = u8_put(w[1], v, 2 * i + 1, store - 1, 1 << (store - 1));
+    }
+    if (lut)
+        w[0] = u8_lookup(table, w[0]), w[1] = u8_lookup(table, w[1]);
+}
+
+OX_INLINE void wide_32(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, int64_t cols, int m,
+                       int store, int bits, int off, int side, const uint8_t *lut, int block)
+{
+    const uint8_t *s = panel, *p = panel + OX_ROUND64(cols / block * OX_SIDE_BYTES(side));
+    const int less = off, units = block / 32;
+    ox_u8x64 table = u8_table(lut ? lut : (const uint8_t *)panel);
+    ox_f32x16 acc[2][OX_WIDE];
+    OX_UNROLL for (int t = 0; t < m; t++)
+        acc[0][t] = acc[1][t] = f32_zero();
+    for (int64_t b = 0; b < cols / 32; b++, p += OX_UNIT_BYTES(store), x += ACT32_BYTES) {
+        ox_i32x16 dot[2][OX_WIDE];
+        ahead_pair(p, stride, later, OX_STEP32(store, side, block));
+        OX_UNROLL for (int t = 0; t < m; t++)
+            dot[0][t] = dot[1][t] = less ? i32_set1(-less * act_i32(x + t * ldx + ACT32_SUM)) : i32_zero();
+        OX_UNROLL for (int i = 0; i < 4; i++) {
+            ox_u8x64 w[2][2];
+            load_two(w[0], p, i, store, lut, table);
+            load_two(w[1], p + stride, i, store, lut, table);
+            OX_UNROLL for (int g = 0; g < 2; g++)
+                OX_UNROLL for (int t = 0; t < m; t++) {
+                    ox_i32x16 v = i32_set1(act_i32(x + t * ldx + 8 * i + 4 * g));
+                    dot[0][t] = i32_dot4(dot[0][t], w[0][g], v);
+                    dot[1][t] = i32_dot4(dot[1][t], w[1][g], v);
+                }
+        }
+        ox_f32x16 d0 = side_d(s, side), d1 = side_d(s + stride, side);
+        OX_UNROLL for (int t = 0; t < m; t++) {
+            ox_f32x16 dx = f32_set1(act_f32(x + t * ldx + ACT32_D));
+            acc[0][t] = f32_fma(i32_to_f32(dot[0][t]), f32_mul(d0, dx), acc[0][t]);
+            acc[1][t] = f32_fma(i32_to_f32(dot[1][t]), f32_mul(d1, dx), acc[1][t]);
+        }
+        if (side == SIDE_F16_MIN) {
+            d0 = side_d(s + 32, side), d1 = side_d(s + stride + 32, side);
+            OX_UNROLL for (int t = 0; t < m; t++) {
+                ox_f32x16 sum = f32_set1(act_f32(x + t * ldx + ACT32_DSUM));
+                acc[0][t] = f32_fma(d0, sum, acc[0][t]);
+                acc[1][t] = f32_fma(d1, sum, acc[1][t]);
+            }
+        }
+        if (units == 1 || b % units == units - 1)
+            s += OX_SIDE_BYTES(side);
+    }
+    OX_UNROLL for (int t = 0; t < m; t++) {
+        f32_store(c + t * ldc, acc[0][t]);
+        f32_store(c + t * ldc + 16, acc[1][t]);
+    }
+}
+
+OX_INLINE void wide_256(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, int64_t cols, int m,
+                        int store, int bits, int off, int head, int side, float unit, const uint8_t *lut)
+{
+    const uint8_t *s = panel, *p = panel + OX_ROUND64(cols / 256 * OX_SIDE_BYTES(side));
+    const int less = off, sub = OX_HEAD_SUB(head);
+    ox_u8x64 table = u8_table(lut ? lut : (const uint8_t *)panel);
+    OX_ALIGN(64) ox_f32x16 acc[2][OX_WIDE];
+    for (int t = 0; t < m; t++)
+        acc[0][t] = acc[1][t] = f32_zero();
+    for (int64_t b = 0; b < cols / 256; b++, x += ACT256_BYTES, s += OX_SIDE_BYTES(side)) {
+        ox_i32x16 sp[2][8], mp[2][8], sum[2][OX_WIDE], least[2][OX_WIDE];
+        OX_ALIGN(64) int32_t start[OX_WIDE][16];        /* what a sub-block's dot starts from: the offset of its codes, taken off */
+        load_head(sp[0], mp[0], p, head);
+        load_head(sp[1], mp[1], p + stride, head);
+        p += OX_HEAD_BYTES(head);
+        OX_UNROLL for (int t = 0; t < m; t++) {
+            const uint8_t *sums = x + t * ldx + (sub == 32 ? ACT256_SUM32 : ACT256_SUM16);
+            ox_i32x16 z[2] = { i32_zero(), i32_zero() };
+            if (OX_HEAD_MIN(head)) {
+                OX_UNROLL for (int k = 0; k < 128 / sub; k++) {
+                    ox_i32x16 v = i32_set1(act_i32(sums + 4 * k));
+                    z[0] = i32_dot_pairs(z[0], mp[0][k], v);
+                    z[1] = i32_dot_pairs(z[1], mp[1][k], v);
+                }
+                least[0][t] = z[0], least[1][t] = z[1];
+            }
+            sum[0][t] = sum[1][t] = i32_zero();
+            if (less)
+                i32_store(start[t], i32_mul(i32_load_i16(x + t * ldx + (sub == 16 ? ACT256_SUM16 : ACT256_SUM32 - 16)), i32_set1(-less)));
+        }
+        for (int u = 0; u < 8; u++, p += OX_UNIT_BYTES(store)) {
+            ahead_pair(p, stride, later, OX_STEP256(store, head, side));
+            /* pairs of scales: both of this unit (sub 16), or this unit's moved to the low half (sub 32) */
+            ox_i32x16 k0 = sp[0][sub == 32 ? u / 2 : u], k1 = sp[1][sub == 32 ? u / 2 : u];
+            if (sub == 32 && (u & 1))
+                k0 = i32_shr(k0, 16), k1 = i32_shr(k1, 16);
+            const int halves = sub == 16 ? 2 : 1, per = 4 / halves;
+            for (int h = 0; h < halves; h++) {
+                ox_i32x16 dot[2][OX_WIDE];
+                OX_UNROLL for (int t = 0; t < m; t++)
+                    dot[0][t] = dot[1][t] = less ? i32_set1(start[t][sub == 16 ? 2 * u + h : 8 + u]) : i32_zero();
+                OX_UNROLL for (int i = 0; i < per; i++) {
+                    ox_u8x64 w[2][2];
+                    load_two(w[0], p, h * per + i, store, lut, table);
+                    load_two(w[1], p + stride, h * per + i, store, lut, table);
+                    OX_UNROLL for (int g = 0; g < 2; g++)
+                        OX_UNROLL for (int t = 0; t < m; t++) {
+                            ox_i32x16 v = i32_set1(act_i32(x + t * ldx + 32 * u + 8 * (h * per + i) + 4 * g));
+                            dot[0][t] = i32_dot4(dot[0][t], w[0][g], v);
+                            dot[1][t] = i32_dot4(dot[1][t], w[1][g], v);
+                        }
+                }
+                ox_scale s0 = h ? scale_high(k0) : scale_low(k0), s1 = h ? scale_high(k1) : scale_low(k1);
+                OX_UNROLL for (int t = 0; t < m; t++) {
+                    sum[0][t] = i32_add(sum[0][t], sub == 256 ? dot[0][t] : i32_mul(dot[0][t], s0));
+                    sum[1][t] = i32_add(sum[1][t], sub == 256 ? dot[1][t] : i32_mul(dot[1][t], s1));
+                }
+            }
+        }
+        OX_UNROLL for (int q = 0; q < 2; q++) {
+            ox_f32x16 d = side_d(s + q * stride, side);
+            if (unit != 1.0f)
+                d = f32_mul(d, f32_set1(unit));
+            OX_UNROLL for (int t = 0; t < m; t++) {
+                ox_f32x16 dx = f32_set1(act_f32(x + t * ldx + ACT256_D));
+                acc[q][t] = f32_fma(i32_to_f32(sum[q][t]), f32_mul(d, dx), acc[q][t]);
+                if (OX_HEAD_MIN(head))
+                    acc[q][t] = f32_fnma(i32_to_f32(least[q][t]), f32_mul(side_d(s + q * stride + 32, side), dx), acc[q][t]);
+            }
+        }
+    }
+    OX_UNROLL for (int t = 0; t < m; t++) {
+        f32_store(c + t * ldc, acc[0][t]);
+        f32_store(c + t * ldc + 16, acc[1][t]);
+    }
+}
+
+#define OX_WIDE_ARGS float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, int64_t cols, int m
+#define OX_FLOAT(name, bytes)
+#define OX_FORM32(name, store, bits, off, side)                                                                              \
+    static void wide_##name(OX_WIDE_ARGS)                                                                                    \
+    {                                                                                                                        \
+        for (; side != SIDE_UE4M3 && m >= OX_WIDE; m -= OX_WIDE, c += OX_WIDE * ldc, x += OX_WIDE * ldx, later = 0)          \
+            wide_32(c, ldc, panel, stride, later, x, ldx, cols, OX_WIDE, store, bits, off, side, lut_##name, BLOCK_##name);         \
+        tile_##name(c, ldc, panel, NULL, x, ldx, cols, m);                                                                   \
+        tile_##name(c + 16, ldc, panel + stride, NULL, x, ldx, cols, m);                                                     \
+    }
+#define OX_FORM256(name, store, bits, off, head, side, unit)                                                                 \
+    static void wide_##name(OX_WIDE_ARGS)                                                                                    \
+    {                                                                                                                        \
+        for (; m >= OX_WIDE; m -= OX_WIDE, c += OX_WIDE * ldc, x += OX_WIDE * ldx, later = 0)                                \
+            wide_256(c, ldc, panel, stride, later, x, ldx, cols, OX_WIDE, store, bits, off, head, side, unit, lut_##name);          \
+        tile_##name(c, ldc, panel, NULL, x, ldx, cols, m);                                                                   \
+        tile_##name(c + 16, ldc, panel + stride, NULL, x, ldx, cols, m);                                                     \
+    }
+#include "lanes/forms.def"
+#undef OX_FLOAT
+#undef OX_FORM32
+#undef OX_FORM256
+
+#endif
