@@ -50,7 +50,8 @@ NO_COLON = rf"(?:[{UNRESERVED}!$&'()*+,;=@-]|{ESCAPED})+"
 RELATIVE = rf"(?://{AUTHORITY}(?:/{PCHAR}*)*|/(?:{PCHAR}+(?:/{PCHAR}*)*)?|{NO_COLON}(?:/{PCHAR}*)*|){TAIL}"
 POINTER = r"(?:/(?:[^~/]|~[01])*)*"
 # Expressions with one level of groups: simple atoms, classes, escapes and quantifiers (a sound part of ECMA-262's grammar).
-ATOM = r"(?:[^\\^$.*+?()\[\]{}|]|\.|\\[dDwWsStnrfv^$\\.*+?()\[\]{}|/-]|\[\^?(?:[^\\\]\[^-]|\\[dDwWsS\]\\^-])+\])"
+ATOM = (r"(?:[^\\^$.*+?()\[\]{}|]|\.|\\[dDwWsStnrfv^$\\.*+?()\[\]{}|/-]"
+        r"|\[\^?(?:a-z|A-Z|0-9|1-9|a-f|A-F|[^\\\]\[^-]|\\[dDwWsS\]\\^-])+\])")
 QUANTIFIED = rf"{ATOM}(?:[*+?]\??|\{{\d{{1,3}}\}})?"
 BRANCH = rf"\^?(?:{QUANTIFIED})*\$?"
 GROUPED = rf"(?:{QUANTIFIED}|\((?:\?:)?(?:{QUANTIFIED})*(?:\|(?:{QUANTIFIED})*)*\)[*+?]?)*"

@@ -59,6 +59,7 @@ class JsonSchemaCompiler:
 
         try:
             document = Document(load(schema_of(schema)), self.resources)
+            document.refuse_loops()
             expander = Expander(document, refuse)
             emitter = Emitter(document, expander, flexible=self.whitespace == "flexible", free_order=self.order == "free",
                               refuse=refuse)

@@ -2,6 +2,7 @@
 
 Node 0 is the schema `true`. A *literal* is (node, sign): the node must hold, or must not. Numbers of the schema are exact (int or Decimal).
 """
+import contextlib
 import json
 from decimal import Decimal
 from fractions import Fraction
@@ -186,6 +187,39 @@ class Document:
         if id(at) not in self.numbers:
             self._index(at, fragment, base)
         return (self.numbers[id(at)], True)
+
+    def refuse_loops(self) -> None:
+        """Raises if a schema refers to itself at the same place of the value: nothing would ever be decided."""
+        colour = [0] * len(self.schemas)
+        for first in range(1, len(self.schemas)):
+            path = [(first, None)] if colour[first] == 0 else []
+            while path:
+                node, rest = path.pop()
+                if rest is None:
+                    colour[node] = 1
+                    rest = self._beside(node)
+                for target in rest:
+                    if target < len(colour) and colour[target] == 1:
+                        raise GrammarError(f"schema {self.pointers[target] or '/'}: refers to itself without end")
+                    if target < len(colour) and colour[target] == 0:
+                        path += [(node, rest), (target, None)]
+                        break
+                else:
+                    colour[node] = 2
+
+    def _beside(self, node: int):
+        """The nodes that apply to the same value as this one does."""
+        schema = self.keywords(node)
+        subs = [schema[k] for k in ("not", "if", "then", "else") if k in schema]
+        for keyword in ("allOf", "anyOf", "oneOf"):
+            subs += schema[keyword] if isinstance(schema.get(keyword), list) else []
+        for keyword in ("dependentSchemas", "dependencies"):
+            subs += [s for s in schema[keyword].values() if not isinstance(s, list)] if isinstance(schema.get(keyword), dict) else []
+        targets = [self.number(sub) for sub in subs if isinstance(sub, dict)]
+        if isinstance(schema.get("$ref"), str):
+            with contextlib.suppress(GrammarError):   # raised where the reference is used, if it is
+                targets.append(self.resolve(node, schema["$ref"])[0])
+        return iter([target for target in targets if target])
 
     # ------------------------------------------------------------------ concrete values
 

@@ -8,8 +8,8 @@ from math import ceil, floor, gcd, lcm
 
 from oxillama.errors import GrammarError
 from oxillama.grammar import spelling as sp
-from oxillama.grammar.formats import FORMATS, format_pattern
-from oxillama.grammar.nodes import ANY, CLASS, EMPTY, NETWORK, NEVER, choice, cls, complement, intersect, literal, merge, repeat, rule, seq
+from oxillama.grammar.formats import format_automaton, format_pattern
+from oxillama.grammar.nodes import ANY, CLASS, EMPTY, NETWORK, NEVER, choice, complement, intersect, literal, merge, repeat, rule, seq
 from oxillama.grammar.regex import parse_regex, search_automaton
 from oxillama.grammar.regular import MAX_STATES, Dfa
 from oxillama.grammar.schema_document import FALSE, TRUE, Document, canonical, exact
@@ -32,6 +32,10 @@ class Emitter:
         self.rules: list[tuple] = []
         self.numbers: dict = {}
         self.todo: list = []
+        self.spelled: dict = {}
+        self.classes: dict = {}
+        self.languages: list[Dfa] = []
+        self.strings: dict = {}
         self.where = "/"
 
     def run(self, root: frozenset) -> None:
@@ -73,11 +77,17 @@ class Emitter:
 
     def spell(self, ranges) -> tuple:
         """One character out of ranges; what is not written raw is a rule of its own, shared by all that need the same."""
-        plain, rest = intersect(ranges, sp.PLAIN), intersect(ranges, self.spelling.escaped)
-        return choice(*([(CLASS, plain)] if plain else []), *([rule(self.number(("escape", rest)))] if rest else []))
+        known = self.spelled.get(ranges)
+        if known is None:
+            plain, rest = intersect(ranges, sp.PLAIN), intersect(ranges, self.spelling.escaped)
+            known = self.spelled[ranges] = choice(
+                *([(CLASS, plain)] if plain else []), *([rule(self.number(("escape", rest)))] if rest else []))
+        return known
 
     def body(self, key) -> tuple:
         if isinstance(key, tuple):
+            if key[0] == "language":
+                return seq(literal('"'), self.languages[key[1]].minimal().node(self.spell), literal('"'))
             return self.spelling.escape(key[1]) if key[0] == "escape" else self.names_but(key[1])
         if key == "char":
             return self.spelling.char
@@ -138,8 +148,11 @@ class Emitter:
             node = self.direct(sources[0][0], facts.min_length, facts.max_length)
             if node is not None:
                 return seq(quote, node, quote)
-        dfa = self.language(facts, banned)
-        return NEVER if dfa.empty else seq(quote, dfa.minimal().node(self.spell), quote)
+        key = (tuple(facts.patterns), tuple(facts.formats), facts.min_length, facts.max_length, tuple(sorted(banned)))
+        if key not in self.strings:
+            dfa = self.language(facts, banned)
+            self.strings[key] = NEVER if dfa.empty else self.language_block(dfa)
+        return self.strings[key]
 
     def direct(self, source: str, least: int, most: int | None) -> tuple | None:
         """A lone pattern without an automaton, where its lengths are within the bounds anyway or are those of a run of one class."""
@@ -164,7 +177,7 @@ class Emitter:
         for source, sign in facts.patterns:
             dfa = _meet(dfa, search_automaton(source), sign)
         for name, sign in facts.formats:
-            dfa = _meet(dfa, parse_regex(FORMATS[name]).automaton(search=False), sign)
+            dfa = _meet(dfa, format_automaton(name), sign)
         if facts.min_length or facts.max_length is not None:
             dfa = _meet(dfa, Dfa.lengths(facts.min_length, facts.max_length), True)
         if banned:
@@ -184,11 +197,13 @@ class Emitter:
 
     def bounded(self, facts: Facts, banned: list[Fraction]) -> tuple:
         if facts.fraction:
-            if facts.low is not None or facts.high is not None or facts.multiples:
-                raise GrammarError("a non-integer number within bounds is not supported")
+            if facts.multiples:
+                raise GrammarError("a non-integer number beside 'multipleOf' is not supported")
             # 15 digits at most: a double keeps them apart from every integer
-            whole = choice(literal("0"), seq(cls("19"), sp.digits(0, 8)))
-            return seq(repeat(literal("-"), 0, 1), whole, literal("."), sp.digits(0, 5), cls("19"))
+            edge = Fraction(10**9)
+            low, low_strict = (facts.low, facts.low_strict) if facts.low is not None and facts.low > -edge else (-edge, True)
+            high, high_strict = (facts.high, facts.high_strict) if facts.high is not None and facts.high < edge else (edge, True)
+            return self.interval(low, low_strict, high, high_strict, 6, broken=True) if low < high else NEVER
         step = _common([*facts.multiples, *([Fraction(1)] if facts.integer else [])])
         places = sp.MAX_FRACTION
         if step is not None:
@@ -205,7 +220,7 @@ class Emitter:
         return choice(*parts)
 
     @staticmethod
-    def interval(low, low_strict, high, high_strict, places: int) -> tuple:
+    def interval(low, low_strict, high, high_strict, places: int, *, broken: bool = False) -> tuple:
         """An interval; a strict bound of fractional numbers moves by one unit of the 15th digit, so that doubles keep it strict."""
         if places == 0:
             low = None if low is None else Fraction(floor(low) + 1 if low_strict else ceil(low))
@@ -225,7 +240,7 @@ class Emitter:
                 high = -_round_up(-high, places)
             if low is not None and high is not None and low > high:
                 return NEVER
-        return sp.interval(low, low_strict, high, high_strict, places)
+        return sp.interval(low, low_strict, high, high_strict, places, broken=broken)
 
     def multiples(self, facts: Facts, step: Fraction, banned: set[Fraction]) -> tuple:
         """Multiples of a step that is no power of ten: listed, or by a network of remainders."""
@@ -598,7 +613,7 @@ class Emitter:
                 child.update(hits or [rest])
             if FALSE in child or any((node, not sign) in child for node, sign in child if node):
                 continue
-            out.append(seq(names() if callable(names) else names, self.colon, self.ref(frozenset(child - {TRUE}))))
+            out.append(seq(names, self.colon, self.ref(frozenset(child - {TRUE}))))
         if named_too is not None:
             # an owed member may also be a declared one that the demand does not exclude
             for name in {n for properties, _, _ in facts.objects for n in properties} - set(named_too[0]):
@@ -610,18 +625,29 @@ class Emitter:
     def name_classes(self, facts: Facts, known: set[str], sources: list[str], constrained: bool):
         """Pairs of (patterns matched, node of the quoted names) that split all names but the known ones."""
         quote = literal('"')
-        only_false = all(rest == FALSE for _, _, rest in facts.objects) if facts.objects else False
         if not sources and not constrained:
             if any(rest == FALSE for _, _, rest in facts.objects):
                 return []
-            return [(frozenset(), lambda: seq(quote, rule(self.number(("names", frozenset(known)))), quote))]
-        if len(sources) == 1 and not constrained and (only_false or any(rest == FALSE for _, _, rest in facts.objects)):
-            if not any(search_automaton(sources[0]).accepts_text(name) for name in known) if known else True:
-                node = parse_regex(sources[0]).search_node(self.spell, repeat(self.block("key-char")))
-                if node is not None:
-                    return [(frozenset(sources), seq(quote, node, quote))]
+            return [(frozenset(), seq(quote, rule(self.number(("names", frozenset(known)))), quote))]
+        closed = any(rest == FALSE for _, _, rest in facts.objects)
+        if len(sources) == 1 and not constrained and closed and not any(search_automaton(sources[0]).accepts_text(n) for n in known):
+            node = parse_regex(sources[0]).search_node(self.spell, repeat(self.block("key-char")))
+            if node is not None:
+                return [(frozenset(sources), seq(quote, node, quote))]
+        key = (frozenset(known), tuple(sources), frozenset(facts.names))
+        if key not in self.classes:
+            self.classes[key] = [(matched, self.language_block(names)) for matched, names in self.split_names(facts, known, sources)]
+        return self.classes[key]
+
+    def language_block(self, dfa: Dfa) -> tuple:
+        """A rule for the quoted texts of an automaton."""
+        self.languages.append(dfa)
+        return rule(self.number(("language", len(self.languages) - 1)))
+
+    def split_names(self, facts: Facts, known: set[str], sources: list[str]) -> list[tuple[frozenset, Dfa]]:
+        """All names but the known ones, split by the patterns they match."""
         start = Dfa.words(known).inverse() if known else Dfa.everything()
-        if constrained:
+        if facts.names:
             start = start.both(self.names_language(frozenset(facts.names)))
         classes = [(frozenset(), start)]
         for source in sources:
@@ -635,7 +661,7 @@ class Emitter:
             classes = split
             if len(classes) > 64:
                 raise GrammarError("more than 64 kinds of names")
-        return [(matched, lambda names=names: seq(quote, names.minimal().node(self.spell), quote)) for matched, names in classes]
+        return classes
 
     def names_language(self, literals: frozenset) -> Dfa:
         """The names a `propertyNames` allows."""
@@ -662,12 +688,15 @@ class Emitter:
                     children.append({})
                 at = children[at][c]
             ends[at] = True
-        states = []
+        states, others = [], {}
         last = len(children)
         for at, follow in enumerate(children):
             edges = [(self.spell(((ord(c), ord(c)),)), target) for c, target in follow.items()
                      if not 0xD800 <= ord(c) <= 0xDFFF]
-            edges.append((seq(self.spell(complement(merge((ord(c), ord(c)) for c in follow))), free), last))
+            letters = tuple(sorted(follow))
+            if letters not in others:
+                others[letters] = seq(self.spell(complement(merge((ord(c), ord(c)) for c in letters))), free)
+            edges.append((others[letters], last))
             states.append((not ends.get(at, False), tuple(edges)))
         states.append((True, ()))
         return (NETWORK, 0, tuple(states))

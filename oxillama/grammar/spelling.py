@@ -7,6 +7,7 @@ bounded (`MAX_INTEGER` before the point, `MAX_FRACTION` after it).
 """
 import functools
 import json
+import re
 from fractions import Fraction
 
 from oxillama.grammar.nodes import (
@@ -31,6 +32,8 @@ SHORT = {0x22: '\\"', 0x5C: "\\\\", 8: "\\b", 12: "\\f", 10: "\\n", 13: "\\r", 9
 # What may be written as \uXXXX where a text is constrained: escaped ASCII letters would only hide what is forced.
 CODED: Ranges = merge([(0, 0x1F), (0x7F, 0x10FFFF)])
 PLAIN: Ranges = complement(merge([(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)]))
+UNSAFE = re.compile(r'[^ !#-.0-\[\]-~]')                # characters that flexible texts may write in more than one way
+RUNS = re.compile(r'[ !#-.0-\[\]-~]+|[^ !#-.0-\[\]-~]')
 DIGIT = cls("09")
 HEX = cls("09", "af", "AF")
 
@@ -152,12 +155,14 @@ class Spelling:
                 return NEVER
         if any(0xD800 <= ord(c) <= 0xDFFF for c in value):
             return NEVER
-        parts = []
-        for c in value:
-            code = ((ord(c), ord(c)),)
-            raw = [literal(c)] if intersect(code, PLAIN) else []
-            parts.append(choice(*raw, *([escape_any(code)] if intersect(code, self.escaped) else [])))
-        return seq(literal('"'), *parts, literal('"'))
+        parts = [literal('"')]
+        for run in RUNS.findall(value):
+            if len(run) > 1 or not UNSAFE.match(run):
+                parts.append(literal(run))
+            else:
+                code = ((ord(run), ord(run)),)
+                parts.append(choice(*([literal(run)] if intersect(code, PLAIN) else []), escape_any(code)))
+        return seq(*parts, literal('"'))
 
     def value(self, value) -> tuple:
         """A JSON value: scalars as they are, members in their order; a number may be written as an integer or as given."""
@@ -361,36 +366,39 @@ def _split(value: Fraction) -> tuple[int, str]:
     return int(whole), fraction.rstrip("0")
 
 
-def magnitudes(low: Fraction, low_strict: bool, high: Fraction | None, high_strict: bool, places: int) -> tuple:
-    """Decimals of at least low (>= 0) and at most high, with at most `places` fraction digits (0: integers)."""
+def magnitudes(low: Fraction, low_strict: bool, high: Fraction | None, high_strict: bool, places: int, *, broken: bool = False) -> tuple:
+    """Decimals of at least low (>= 0) and at most high, with at most `places` fraction digits (0: integers; broken: no integers)."""
     whole_low, part_low = _split(low)
     whole_high, part_high = _split(high) if high is not None else (None, "")
     if high is not None and (low > high or (low == high and (low_strict or high_strict))):
         return NEVER
+    from_low = low_strict or (broken and not part_low)
     if whole_high == whole_low:
-        zero = not part_low and not low_strict and not (high_strict and not part_high)
-        return seq(literal(str(whole_low)), _with_point(_between(part_low, low_strict, part_high, high_strict, places), places, zero))
-    parts = [seq(literal(str(whole_low)), _with_point(_above(part_low, low_strict, places), places, not part_low and not low_strict))]
+        zero = not part_low and not from_low and not (high_strict and not part_high)
+        return seq(literal(str(whole_low)), _with_point(_between(part_low, from_low, part_high, high_strict, places), places, zero))
+    parts = [seq(literal(str(whole_low)), _with_point(_above(part_low, from_low, places), places, not part_low and not from_low))]
     if whole_high is None or whole_high - whole_low > 1:
-        parts.append(seq(naturals(whole_low + 1, None if whole_high is None else whole_high - 1),
-                         _with_point(digits(0, places), places, True)))
-    if whole_high is not None and (part_high or not high_strict):
-        parts.append(seq(literal(str(whole_high)), _with_point(_below(part_high, high_strict, places), places, True)))
+        between = _with_point(_above("", broken, places), places, not broken)
+        parts.append(seq(naturals(whole_low + 1, None if whole_high is None else whole_high - 1), between))
+    if whole_high is not None and (part_high or not (high_strict or broken)):
+        tail = _between("", True, part_high, high_strict, places) if broken else _below(part_high, high_strict, places)
+        parts.append(seq(literal(str(whole_high)), _with_point(tail, places, not broken)))
     return choice(*parts)
 
 
-def interval(low: Fraction | None, low_strict: bool, high: Fraction | None, high_strict: bool, places: int) -> tuple:
-    """Decimals between two bounds (None: unbounded), with at most `places` fraction digits."""
+def interval(low: Fraction | None, low_strict: bool, high: Fraction | None, high_strict: bool, places: int, *,
+             broken: bool = False) -> tuple:
+    """Decimals between two bounds (None: unbounded), with at most `places` fraction digits (broken: no integers)."""
     parts = []
     zero = Fraction(0)
     if low is None or low < 0:
         # the negative side, by magnitude; -0 is written only where it is a plain member
         top = -low if low is not None else None
         if high is not None and high < 0:
-            parts.append(seq(literal("-"), magnitudes(-high, high_strict, top, low_strict, places)))
+            parts.append(seq(literal("-"), magnitudes(-high, high_strict, top, low_strict, places, broken=broken)))
         else:
-            parts.append(seq(literal("-"), magnitudes(zero, high == 0 and high_strict, top, low_strict, places)))
+            parts.append(seq(literal("-"), magnitudes(zero, high == 0 and high_strict, top, low_strict, places, broken=broken)))
     if high is None or high > 0 or (high == 0 and not high_strict):
         start, strict = (zero, False) if low is None or low < 0 else (low, low_strict)
-        parts.append(magnitudes(start, strict, high, high_strict, places))
+        parts.append(magnitudes(start, strict, high, high_strict, places, broken=broken))
     return choice(*parts)
