@@ -323,7 +323,7 @@ class Emitter:
     def array(self, facts: Facts) -> tuple:
         space = self.spelling.space
         inner = self.elements(facts)
-        return choice(*([seq(literal("["), space, literal("]"))] if self.may_be_empty(facts) else []),
+        return choice(*([seq(literal("["), space, space, literal("]"))] if self.may_be_empty(facts) else []),
                       seq(literal("["), space, inner, space, literal("]")) if inner != NEVER else NEVER)
 
     @staticmethod
@@ -475,7 +475,7 @@ class Emitter:
         inner = self.members(facts)
         parts = []
         if not facts.required and facts.min_properties == 0 and not facts.extras:
-            parts.append(seq(literal("{"), space, literal("}")))
+            parts.append(seq(literal("{"), space, space, literal("}")))
         if inner != NEVER:
             parts.append(seq(literal("{"), space, inner, space, literal("}")))
         return choice(*parts)
