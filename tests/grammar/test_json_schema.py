@@ -62,7 +62,11 @@ def test_schemas_equal_their_reference_grammars_on_texts_of_both(cases):
                 text = random_walk(rng, source)
                 if text is None:
                     continue
-                valid = validator.is_valid(json.loads(text))
+                try:
+                    valid = validator.is_valid(json.loads(text))
+                except ValueError:        # the reference lets control characters into strings
+                    assert source is reference
+                    valid = False
                 assert not ours.matches(text) or valid, (case["name"], text)
                 if source is reference and valid and case["name"] not in weaker:
                     assert ours.matches(text) or b"-0" in text or b"." in text or b"e" in text.lower(), (case["name"], text)
