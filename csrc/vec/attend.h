@@ -12,10 +12,9 @@
 #define OX_VEC_ATTEND_H
 
 #define OX_UNROLL _Pragma("GCC unroll 8")
-#define OX_BLOCK_GROUPS 4 /* groups converted to floats at a time */
 #define OX_FETCH(p) __builtin_prefetch((p), 0, 2)
 
-/* scores of mq queries against OX_TILE_G groups; meanwhile the groups at `next` (NULL: none) come nearer */
+/* scores of mq queries against OX_TILE_G groups; groups at `next` (NULL: none) are fetched meanwhile */
 OX_INLINE void score_tile(int mq, int halves, const float *const *q, const void *const *k, const void *const *next, int k_dim, float *scores)
 {
     ox_f32x16 s[OX_TILE_Q][OX_TILE_G];
@@ -26,7 +25,7 @@ OX_INLINE void score_tile(int mq, int halves, const float *const *q, const void 
         ox_f32x16 key[OX_TILE_G];
         OX_UNROLL for (int j = 0; j < OX_TILE_G; j++)
             key[j] = halves ? f32_load_f16((const uint16_t *)k[j] + 16 * d) : f32_load((const float *)k[j] + 16 * d);
-        if (halves && next)
+        if (next && d % 2 == 0)     /* a line is two dims */
             OX_UNROLL for (int j = 0; j < OX_TILE_G; j++)
                 OX_FETCH((const uint16_t *)next[j] + 16 * d);
         OX_UNROLL for (int i = 0; i < mq; i++) {
@@ -55,9 +54,9 @@ OX_INLINE void value_tile(int mq, int nv, int halves, const float *p, const void
             ox_f32x16 value[OX_TILE_G];
             OX_UNROLL for (int j = 0; j < nv; j++)
                 value[j] = halves ? f32_load_f16((const uint16_t *)v[g] + at + 16 * j) : f32_load((const float *)v[g] + at + 16 * j);
-            if (halves && next)
+            if (next)
                 OX_UNROLL for (int j = 0; j < nv; j += 2)
-                    OX_FETCH((const uint16_t *)next[g] + at + 16 * j);
+                    OX_FETCH((const uint16_t *)next[g % OX_BLOCK_GROUPS] + at + 16 * j);
             OX_UNROLL for (int i = 0; i < mq; i++) {
                 ox_f32x16 x = f32_set1(p[OX_SPLIT_KEYS * i + t]);
                 OX_UNROLL for (int j = 0; j < nv; j++)
@@ -133,16 +132,46 @@ OX_INLINE void bounds(const ox_split *s, int i0, int i1, int *first, int *last)
         }
 }
 
-/* Scores of every query that sees something of the groups g0 to g0 + 3. */
-OX_INLINE void score_block(ox_split *s, int g0, int lo, int hi)
+/* A block is four groups of one head. Blocks are walked all heads of four groups, then the next four, so that memory is read in the order
+ * it lies; the block two steps on is fetched while one is computed. */
+typedef struct {
+    ox_split *s;
+    int lo, hi, g0, blocks; /* keys anyone sees; the first block's first group; how many fours of groups */
+} walk;
+
+/* The groups of block `n` of K or V; a seen group stands in for one nobody sees. */
+OX_INLINE void place(const walk *w, const void *const *groups, int64_t stride, int n, const void **out)
 {
-    const void *k[OX_BLOCK_GROUPS];
-    const void *any = s->k[lo / 16 > g0 ? lo / 16 : g0];
-    int halves = s->halves;
-    const void *const *next = s->ahead ? s->next_k + g0 : NULL;
-    for (int j = 0; j < OX_BLOCK_GROUPS; j++)   /* a group nobody sees stands in for itself: its scores are never looked at */
-        k[j] = 16 * (g0 + j) < hi && 16 * (g0 + j + 1) > lo ? s->k[g0 + j] : any;
-    if (halves && s->queries > 2 * OX_TILE_Q) { /* enough queries to convert once for all */
+    int g = w->g0 + OX_BLOCK_GROUPS * (n / w->s->heads), first = w->lo / 16, last = (w->hi - 1) / 16;
+    for (int j = 0; j < OX_BLOCK_GROUPS; j++) {
+        int at = g + j < first ? first : g + j > last ? last : g + j;
+        out[j] = (const char *)groups[at] + stride * (n % w->s->heads);
+    }
+}
+
+/* Where the block two steps after number n of K's then V's blocks lies: NULL when it is not known. */
+OX_INLINE const void *const *upcoming(const walk *w, int n, const void **out)
+{
+    const ox_split *s = w->s;
+    int count = w->blocks * s->heads;
+    n += 2;
+    if (n < count) place(w, s->k, s->k_stride, n, out);
+    else if (n < 2 * count) place(w, s->v, s->v_stride, n - count, out);
+    else if (s->ahead && n - 2 * count < s->heads)
+        for (int j = 0; j < OX_BLOCK_GROUPS; j++) out[j] = (const char *)s->next_k[j] + s->k_stride * (n - 2 * count);
+    else return NULL;
+    return out;
+}
+
+/* Scores of one head's queries against one block. */
+OX_INLINE void score_block(const walk *w, int n)
+{
+    ox_split *s = w->s;
+    const void *k[OX_BLOCK_GROUPS], *then[OX_BLOCK_GROUPS];
+    int halves = s->halves, queries = s->queries / s->heads, q0 = queries * (n % s->heads), g0 = w->g0 + OX_BLOCK_GROUPS * (n / s->heads);
+    const void *const *next = NULL;
+    place(w, s->k, s->k_stride, n, k);
+    if (halves && queries > 2 * OX_TILE_Q) {    /* enough queries to convert once for all */
         for (int j = 0; j < OX_BLOCK_GROUPS; j++) {
             float *to = s->block + (int64_t)16 * s->k_dim * j;
             for (int d = 0; d < s->k_dim; d++)
@@ -150,14 +179,17 @@ OX_INLINE void score_block(ox_split *s, int g0, int lo, int hi)
             k[j] = to;
         }
         halves = 0;
+    } else {
+        next = upcoming(w, n, then);
     }
-    for (int i0 = 0, i1; i0 < s->queries; i0 = i1) {
+    for (int i0 = q0, i1; i0 < q0 + queries; i0 = i1) {
         int first, last;
-        i1 = tile_end(i0, s->queries);
+        i1 = tile_end(i0, q0 + queries);
         bounds(s, i0, i1, &first, &last);
         for (int j = 0; j < OX_BLOCK_GROUPS; j += OX_TILE_G)
             if (16 * (g0 + j) < last && 16 * (g0 + j + OX_TILE_G) > first)
-                score_tiles[i1 - i0][halves](s->q + i0, k + j, next && i0 == 0 ? next + j : NULL, s->k_dim, s->scores + OX_SPLIT_KEYS * i0 + 16 * (g0 + j));
+                score_tiles[i1 - i0][halves](s->q + i0, k + j, next && i0 == q0 ? next + j : NULL, s->k_dim,
+                                             s->scores + OX_SPLIT_KEYS * i0 + 16 * (g0 + j));
     }
 }
 
@@ -193,7 +225,8 @@ OX_INLINE void soften(ox_split *s, int i)
 
 /* The values of keys t0 <= key < t1 for one tile of queries. Each query adds exactly the keys it sees, ascending: those all of them see
  * together, those at the ends one query at a time. */
-OX_INLINE void mix_tile(ox_split *s, int i0, int i1, const void *const *v, const void *const *next, int halves, int ldv, int t0, int t1)
+OX_INLINE void mix_tile(ox_split *s, int i0, int i1, const void *const *v, const void *const *next, int halves, int ldv,
+                        int t0, int t1)
 {
     int lo[OX_TILE_Q], hi[OX_TILE_Q], all = 1, from = t0, to = t1;
     for (int i = i0; i < i1; i++) {
@@ -235,73 +268,98 @@ OX_INLINE void widen_rows(float *to, const void *v, int halves, int rows, int v_
     }
 }
 
-/* The keys of four groups, their rows widened to floats once for all queries. */
-OX_INLINE void mix_wide(ox_split *s, int g0, int lo, int hi)
+/* The values of one head's queries over one block; for many queries its rows are widened to floats once. */
+OX_INLINE void mix_block(const walk *w, int n)
 {
-    int t0 = 16 * g0 > lo ? 16 * g0 : lo, t1 = 16 * (g0 + OX_BLOCK_GROUPS) < hi ? 16 * (g0 + OX_BLOCK_GROUPS) : hi, size = s->halves ? 2 : 4;
-    const void *v[OX_SPLIT_GROUPS];
-    for (int g = t0 / 16; 16 * g < t1; g++) {
-        int t = 16 * g > t0 ? 16 * g : t0, end = 16 * (g + 1) < t1 ? 16 * (g + 1) : t1;
-        float *to = s->block + (int64_t)s->width * 16 * (g - g0);
-        widen_rows(to + (int64_t)s->width * (t - 16 * g), (const char *)s->v[g] + (int64_t)(t - 16 * g) * s->v_dim * size, s->halves, end - t,
-                   s->v_dim, s->width);
-        v[g] = to;
-    }
-    for (int i0 = 0, i1; i0 < s->queries; i0 = i1) {
-        i1 = tile_end(i0, s->queries);
-        mix_tile(s, i0, i1, v, NULL, 0, s->width, t0, t1);
+    ox_split *s = w->s;
+    const void *v[OX_SPLIT_GROUPS], *then[OX_BLOCK_GROUPS];
+    const void *const *next = NULL;
+    int queries = s->queries / s->heads, q0 = queries * (n % s->heads), g0 = w->g0 + OX_BLOCK_GROUPS * (n / s->heads);
+    int t0 = 16 * g0 > w->lo ? 16 * g0 : w->lo, t1 = 16 * (g0 + OX_BLOCK_GROUPS) < w->hi ? 16 * (g0 + OX_BLOCK_GROUPS) : w->hi;
+    int widen = (s->halves && queries > 2 * OX_TILE_Q) || s->v_dim != s->width, size = s->halves ? 2 : 4;
+    place(w, s->v, s->v_stride, n, v + g0);
+    if (widen)
+        for (int g = t0 / 16; 16 * g < t1; g++) {
+            int t = 16 * g > t0 ? 16 * g : t0, end = 16 * (g + 1) < t1 ? 16 * (g + 1) : t1;
+            float *to = s->block + (int64_t)s->width * 16 * (g - g0);
+            widen_rows(to + (int64_t)s->width * (t - 16 * g), (const char *)v[g] + (int64_t)(t - 16 * g) * s->v_dim * size, s->halves, end - t,
+                       s->v_dim, s->width);
+            v[g] = to;
+        }
+    else if (s->halves)
+        next = upcoming(w, n + w->blocks * s->heads, then);
+    for (int i0 = q0, i1; i0 < q0 + queries; i0 = i1) {
+        i1 = tile_end(i0, q0 + queries);
+        mix_tile(s, i0, i1, v, i0 == q0 ? next : NULL, s->halves && !widen, s->width, t0, t1);
     }
 }
 
 static void split(ox_split *s)
 {
-    int lo, hi;
-    bounds(s, 0, s->queries, &lo, &hi);
-    if (lo >= hi) return;
-    int block = 16 * OX_BLOCK_GROUPS, b0 = lo / block, b1 = (hi + block - 1) / block;
-    for (int b = b0; b < b1; b++) score_block(s, b * OX_BLOCK_GROUPS, lo, hi);
+    walk w = { .s = s };
+    bounds(s, 0, s->queries, &w.lo, &w.hi);
+    if (w.lo >= w.hi) return;
+    w.g0 = w.lo / 16 / OX_BLOCK_GROUPS * OX_BLOCK_GROUPS;
+    w.blocks = ((w.hi + 15) / 16 - w.g0 + OX_BLOCK_GROUPS - 1) / OX_BLOCK_GROUPS;
+    for (int n = 0; n < w.blocks * s->heads; n++) score_block(&w, n);
     for (int i = 0; i < s->queries; i++)
         if (s->first[i] < s->last[i]) soften(s, i);
-    if ((s->halves && s->queries > 2 * OX_TILE_Q) || s->v_dim != s->width) {
-        for (int b = b0; b < b1; b++) mix_wide(s, b * OX_BLOCK_GROUPS, lo, hi);
-        return;
-    }
-    for (int i0 = 0, i1; i0 < s->queries; i0 = i1) {
-        i1 = tile_end(i0, s->queries);
-        mix_tile(s, i0, i1, s->v, s->ahead && i0 == 0 ? s->next_v : NULL, s->halves, s->v_dim, lo, hi);
-    }
+    for (int n = 0; n < w.blocks * s->heads; n++) mix_block(&w, n);
 }
 
-/* exp of one float by the vector word, so that it has the same bits */
-OX_INLINE float one_exp(float x)
+/* exp of up to 16 differences at once */
+OX_INLINE void exp_of(float *out, const float *x, const float *top)
 {
-    float lanes[16];
-    f32_store(lanes, vec_exp(f32_set1(x)));
-    return lanes[0];
+    f32_store(out, vec_exp(f32_sub(f32_load(x), f32_load(top))));
 }
 
-static void merge(float *M, float *L, float *ACC, float m, float l, const float *acc, int n)
+/* The one formula that puts two splits together: top = max(M, m); L = L e^(M - top) + l e^(m - top), and ACC likewise. */
+static void fold(ox_split *s, float *M, float *L, float *ACC, int *seen)
 {
-    float top = *M > m ? *M : m, a = one_exp(*M - top), b = one_exp(m - top);
-    ox_f32x16 va = f32_set1(a), vb = f32_set1(b);
-    *M = top;
-    *L = fmaf(*L, a, l * b);
-    for (int c = 0; c < n; c += 16)
-        f32_store(ACC + c, f32_fma(f32_load(ACC + c), va, f32_mul(f32_load(acc + c), vb)));
+    for (int i0 = 0; i0 < s->queries; i0 += 16) {
+        float top[16], m[16], a[16], b[16], old[16];
+        int n = s->queries - i0 < 16 ? s->queries - i0 : 16;
+        for (int i = 0; i < 16; i++) {
+            int both = i < n && seen[i0 + i] && s->first[i0 + i] < s->last[i0 + i];
+            old[i] = both ? M[i0 + i] : 0.0f;
+            m[i] = both ? s->m[i0 + i] : 0.0f;
+            top[i] = old[i] > m[i] ? old[i] : m[i];
+        }
+        exp_of(a, old, top);
+        exp_of(b, m, top);
+        for (int i = 0; i < n; i++) {
+            const float *from = s->acc + (int64_t)s->width * (i0 + i);
+            float *to = ACC + (int64_t)s->width * (i0 + i);
+            int q = i0 + i;
+            if (s->first[q] >= s->last[q]) continue;
+            if (!seen[q]) {
+                seen[q] = 1, M[q] = s->m[q], L[q] = s->l[q];
+                memcpy(to, from, (size_t)s->width * sizeof *to);
+                continue;
+            }
+            M[q] = top[i];
+            L[q] = fmaf(L[q], a[i], s->l[q] * b[i]);
+            ox_f32x16 va = f32_set1(a[i]), vb = f32_set1(b[i]);
+            for (int c = 0; c < s->width; c += 16)
+                f32_store(to + c, f32_fma(f32_load(to + c), va, f32_mul(f32_load(from + c), vb)));
+        }
+    }
 }
 
 static void finish(float *out, float M, float L, const float *ACC, const float *sink, int n)
 {
     float scale = 1.0f;
     if (sink) {
-        float top = M > *sink ? M : *sink;
-        scale = one_exp(M - top);
-        L = fmaf(L, scale, one_exp(*sink - top));
+        float x[16] = { M, *sink }, top[16] = { M > *sink ? M : *sink, M > *sink ? M : *sink }, e[16];
+        exp_of(e, x, top);
+        scale = e[0];
+        L = fmaf(L, scale, e[1]);
     }
     ox_f32x16 k = f32_set1(scale / L);
     for (int c = 0; c < n; c += 16) {
         int left = n - c < 16 ? n - c : 16;
-        f32_store_n(out + c, f32_mul(f32_load(ACC + c), k), left);
+        if (left == 16) f32_store(out + c, f32_mul(f32_load(ACC + c), k));
+        else f32_store_n(out + c, f32_mul(f32_load(ACC + c), k), left);
     }
 }
 

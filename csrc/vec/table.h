@@ -10,10 +10,11 @@
 enum {
     OX_SPLIT_KEYS = 256,   /* keys of a split: a softmax is computed within splits at fixed absolute positions, then merged in order */
     OX_SPLIT_GROUPS = 16,  /* groups of 16 keys in a split */
+    OX_BLOCK_GROUPS = 4,   /* groups worked on together */
     OX_MAX_QUERIES = 64    /* queries of a tile */
 };
 
-/* One split of keys for a tile of queries that share one KV head.
+/* One split of keys for a tile of queries: `heads` neighbouring KV heads, queries / heads queries each, head after head.
  *
  *   K group g: [k_dim][16 keys]      a lane = a key        (halves or floats)
  *   V group g: [16 keys][v_dim]      a lane = an output    (rows of v_dim halves or floats)
@@ -23,13 +24,15 @@ enum {
  * A query's result is its own: neither its tile nor the other lanes of a group (unwritten keys) can change a bit of it.
  */
 typedef struct {
-    int queries, k_dim, v_dim, halves; /* halves: K and V are f16, else f32 */
+    int queries, heads, k_dim, v_dim;
+    int halves;                        /* K and V are f16, else f32 */
     float softcap;                     /* 0: none */
     const float *q[OX_MAX_QUERIES];    /* k_dim floats each, already scaled */
     int first[OX_MAX_QUERIES], last[OX_MAX_QUERIES];
-    const void *k[OX_SPLIT_GROUPS], *v[OX_SPLIT_GROUPS];
-    int ahead;                         /* whether next_k and next_v say where the caller's next split lies: any readable addresses */
-    const void *next_k[OX_SPLIT_GROUPS], *next_v[OX_SPLIT_GROUPS];
+    const void *k[OX_SPLIT_GROUPS], *v[OX_SPLIT_GROUPS];   /* of the first head */
+    int64_t k_stride, v_stride;        /* bytes from one head's groups to the next head's */
+    int ahead;                         /* whether next_k says where the caller's next split begins, to be fetched in time */
+    const void *next_k[OX_BLOCK_GROUPS];
     float *m, *l;                      /* per query: largest score, sum of exp(score - m) */
     float *acc;                        /* per query: sum of exp(score - m) v, rows of `width` floats */
     int width;                         /* v_dim rounded up to 16 */
@@ -50,8 +53,9 @@ typedef struct {
     void (*rope_halves)(float *x, const float *cosines, const float *sines, int half);
     void (*rope_pairs)(float *x, const float *cosines, const float *sines, int half);
     void (*split)(ox_split *s);
-    /* Folds partial (m, l, acc) into the running (M, L, ACC), splits ascending; then the sink and the division. */
-    void (*merge)(float *M, float *L, float *ACC, float m, float l, const float *acc, int n);
+    /* Folds the split's m, l and acc into the running M, L and ACC of its queries, splits ascending; seen[i]: query i has begun.
+     * Then the sink (or NULL) and the division, one query at a time. */
+    void (*fold)(ox_split *s, float *M, float *L, float *ACC, int *seen);
     void (*finish)(float *out, float M, float L, const float *ACC, const float *sink, int n);
     int tile_queries;                  /* queries that one register tile takes: tiles of a multiple waste nothing */
 } ox_vec;

@@ -10,13 +10,13 @@ one formula. Who computes a split and when never changes a bit, so the schedule 
 
 Queries of a tile are its rows times the query heads that share the KV head, so K and V are read once for all of them.
 """
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t
+from libc.stdint cimport int32_t, uint16_t
 from libc.string cimport memcpy
 
 from oxillama._core.pool cimport KvLayer, page_of
 from oxillama._core.step cimport Common, Op, Plan, Step, Tiles, row_of, rows_of
 from oxillama._core.threads cimport ox_team, ox_team_take
-from oxillama._core.vectors cimport OX_MAX_QUERIES, OX_SPLIT_GROUPS, OX_SPLIT_KEYS, ox_split, ox_vec
+from oxillama._core.vectors cimport OX_BLOCK_GROUPS, OX_MAX_QUERIES, OX_SPLIT_KEYS, ox_split
 
 cdef extern from *:
     """
@@ -31,8 +31,7 @@ cdef enum:
     ROWS = 16                        # rows of a rope_store chunk
     PARTIAL_LIMIT = 16 << 20         # floats: beyond this a tile's splits are folded by one worker
     ITEMS_PER_WORKER = 4             # fewer items than this a worker: go by splits
-    CHUNKS_PER_WORKER = 16           # aimed at when going by splits: heads of one split share a chunk where there are more
-    FETCH_QUERIES = 12               # most queries of a tile that waits for memory, not for arithmetic
+    CHUNKS_PER_WORKER = 8            # aimed at: heads go together where there are more
 
 
 # ---- rope_store ------------------------------------------------------------------------------------------------------
@@ -164,34 +163,39 @@ ctypedef struct AttendArgs:
     const float *sinks
 
 
+ctypedef struct Item:
+    # What one call of the kernel covers: a tile of rows, and KV heads head to head + heads - 1 (`part` of their query heads).
+    int tile, head, heads, part
+
+
 ctypedef struct Worker:
     # One worker's scratch: the kernel's arguments, then its buffers.
     ox_split split
     float m[OX_MAX_QUERIES]
     float l[OX_MAX_QUERIES]
-    float *scores
-    float *block
-    float *part               # acc of the split just computed
-    float *total              # acc folded so far
+    int seen[OX_MAX_QUERIES]  # whether any split was folded yet
     float part_m[OX_MAX_QUERIES]
     float part_l[OX_MAX_QUERIES]
-    int seen[OX_MAX_QUERIES]  # whether any split was folded yet
+    float *part               # acc of the split just computed
+    float *total              # acc folded so far
 
 
 cdef size_t worker_bytes(int k_dim, int width) noexcept nogil:
-    return sizeof(Worker) + 64 + 4 * <size_t>OX_MAX_QUERIES * (OX_SPLIT_KEYS + 2 * <size_t>width + <size_t>max(k_dim, width))
+    cdef size_t block = 16 * OX_BLOCK_GROUPS * <size_t>max(k_dim, width)
+    return sizeof(Worker) + 64 + 4 * (<size_t>OX_MAX_QUERIES * (OX_SPLIT_KEYS + 2 * <size_t>width) + block)
 
 
 cdef Worker *open_worker(const AttendArgs *a, const Step *step, int ith) noexcept nogil:
     cdef Worker *w = <Worker *>(step.scratch + <size_t>ith * step.scratch_stride)
+    cdef const KvLayer *layer = &step.layers[a.layer]
     cdef float *at = <float *>(<char *>w + (sizeof(Worker) + 63) // 64 * 64)
-    w.scores = at
+    w.split.scores = at
     w.part = at + OX_MAX_QUERIES * OX_SPLIT_KEYS
     w.total = w.part + OX_MAX_QUERIES * a.width
-    w.block = w.total + OX_MAX_QUERIES * a.width
+    w.split.block = w.total + OX_MAX_QUERIES * a.width
     w.split.k_dim, w.split.v_dim, w.split.width = a.k_dim, a.v_dim, a.width
     w.split.halves, w.split.softcap = step.halves, a.softcap
-    w.split.scores, w.split.block = w.scores, w.block
+    w.split.k_stride, w.split.v_stride = layer.k_head_bytes, layer.v_head_bytes
     return w
 
 
@@ -207,189 +211,196 @@ cdef inline int last_split(const AttendArgs *a, const Step *step, const Tiles *t
     return step.positions[tiles.first[tile + 1] - 1] // OX_SPLIT_KEYS
 
 
-cdef void aim(const AttendArgs *a, const Step *step, const Tiles *tiles, int tile, int head, int part, ox_split *s) noexcept nogil:
-    """Points the kernel at the queries of a tile: row by row, `share` heads each."""
-    cdef int h0 = head * a.group + part * a.share, heads = min(a.share, a.group - part * a.share), r, h, i = 0
+cdef inline int shared_heads(const AttendArgs *a, int part) noexcept nogil:
+    """Query heads of a KV head in this part."""
+    return min(a.share, a.group - part * a.share)
+
+
+cdef void aim(const AttendArgs *a, const Step *step, const Tiles *tiles, const Item *item, Worker *w) noexcept nogil:
+    """Points the kernel at the queries of an item: head by head, row by row, `share` query heads each. No split folded yet."""
+    cdef int share = shared_heads(a, item.part), head, r, h, i = 0
     cdef const float *q
-    for r in range(tiles.first[tile], tiles.first[tile + 1]):
-        q = <const float *>row_of(step, a.x, r)
-        for h in range(h0, h0 + heads):
-            s.q[i] = q + <size_t>h * a.k_dim
-            i += 1
-    s.queries = i
+    for head in range(item.head, item.head + item.heads):
+        for r in range(tiles.first[item.tile], tiles.first[item.tile + 1]):
+            q = <const float *>row_of(step, a.x, r) + <size_t>(head * a.group + item.part * a.share) * a.k_dim
+            for h in range(share):
+                w.split.q[i] = q + <size_t>h * a.k_dim
+                w.seen[i] = 0
+                i += 1
+    w.split.queries, w.split.heads = i, item.heads
 
 
-cdef void mark(const AttendArgs *a, const Step *step, const Tiles *tiles, int tile, int split, ox_split *s) noexcept nogil:
+cdef void mark(const AttendArgs *a, const Step *step, const Tiles *tiles, const Item *item, int split, ox_split *s) noexcept nogil:
     """Sets which keys of the split each query sees."""
-    cdef int row0 = tiles.first[tile], row1 = tiles.first[tile + 1], base = split * OX_SPLIT_KEYS
-    cdef int heads = s.queries // (row1 - row0), r, i
-    for r in range(row0, row1):
-        for i in range((r - row0) * heads, (r - row0 + 1) * heads):
-            s.first[i] = max(0, first_key(a, step.positions[r]) - base)
-            s.last[i] = min(<int>OX_SPLIT_KEYS, step.positions[r] + 1 - base)
+    cdef int base = split * OX_SPLIT_KEYS, share = shared_heads(a, item.part), head, r, h, i = 0, first, last
+    for head in range(item.heads):
+        for r in range(tiles.first[item.tile], tiles.first[item.tile + 1]):
+            first = max(0, first_key(a, step.positions[r]) - base)
+            last = min(<int>OX_SPLIT_KEYS, step.positions[r] + 1 - base)
+            for h in range(share):
+                s.first[i], s.last[i] = first, last
+                i += 1
 
 
-cdef void find(const AttendArgs *a, const Step *step, const int32_t *pages, int head, int split, int low, int high,
-               const void **k, const void **v) noexcept nogil:
-    """Where the groups of keys low to high - 1 of a split lie for one KV head; groups outside stand at the first one."""
+cdef inline const char *group_at(const AttendArgs *a, const Step *step, const int32_t *pages, int token, int head,
+                                 const void **v) noexcept nogil:
+    """K of the 16 keys from `token` on, for one KV head; and V of them."""
     cdef const KvLayer *layer = &step.layers[a.layer]
-    cdef const char *page
-    cdef int g, token
-    for g in range(low // 16, (high + 15) // 16):
-        token = split * OX_SPLIT_KEYS + 16 * g
-        page = page_of(step.slabs, step.shift, layer, pages[token // step.page_size])
-        token = token % step.page_size
-        k[g] = page + head * layer.k_head_bytes + (token // 16) * layer.k_group_bytes
-        v[g] = page + layer.v_offset + head * layer.v_head_bytes + token * layer.v_row_bytes
-    for g in range(low // 16):
-        k[g], v[g] = k[low // 16], v[low // 16]
-    for g in range((high + 15) // 16, OX_SPLIT_GROUPS):
-        k[g], v[g] = k[low // 16], v[low // 16]
+    cdef const char *page = page_of(step.slabs, step.shift, layer, pages[token // step.page_size])
+    token = token % step.page_size
+    v[0] = page + layer.v_offset + head * layer.v_head_bytes + token * layer.v_row_bytes
+    return page + head * layer.k_head_bytes + (token // 16) * layer.k_group_bytes
 
 
-cdef void seen_range(const ox_split *s, int *low, int *high) noexcept nogil:
-    """The keys of the split that any query sees."""
-    cdef int i
-    low[0], high[0] = OX_SPLIT_KEYS, 0
-    for i in range(s.queries):
+cdef void run_split(const AttendArgs *a, const Step *step, const Tiles *tiles, const Item *item, int split, Worker *w) noexcept nogil:
+    """Runs the kernel on one split of the item `aim` chose."""
+    cdef const int32_t *pages = step.tables[step.row_table[tiles.first[item.tile]]]
+    cdef ox_split *s = &w.split
+    cdef int low = OX_SPLIT_KEYS, high = 0, i, g
+    mark(a, step, tiles, item, split, s)
+    for i in range(s.queries // s.heads):
         if s.first[i] < s.last[i]:
-            low[0], high[0] = min(low[0], s.first[i]), max(high[0], s.last[i])
-
-
-cdef void run_split(const AttendArgs *a, const Step *step, const Tiles *tiles, int tile, int head, int split, int last, ox_split *s) noexcept nogil:
-    """Runs the kernel on one split of the tile `aim` chose; with few queries it fetches the split after it meanwhile, up to `last`."""
-    cdef const int32_t *pages = step.tables[step.row_table[tiles.first[tile]]]
-    cdef int low, high, pos = step.positions[tiles.first[tile + 1] - 1]
-    mark(a, step, tiles, tile, split, s)
-    seen_range(s, &low, &high)
-    find(a, step, pages, head, split, low, high, s.k, s.v)
-    s.ahead = split < last and s.queries <= FETCH_QUERIES
-    if s.ahead:
-        find(a, step, pages, head, split + 1, 0, min(<int>OX_SPLIT_KEYS, pos + 1 - (split + 1) * OX_SPLIT_KEYS), s.next_k, s.next_v)
+            low, high = min(low, s.first[i]), max(high, s.last[i])
+    for g in range(low // 16, (high + 15) // 16):
+        s.k[g] = group_at(a, step, pages, split * OX_SPLIT_KEYS + 16 * g, item.head, &s.v[g])
     step.vec.split(s)
 
 
-cdef void fold(const AttendArgs *a, const Step *step, Worker *w, const float *m, const float *l, const float *acc) noexcept nogil:
-    """Adds the split just described by first and last to each query's running result."""
-    cdef int i
-    for i in range(w.split.queries):
-        if w.split.first[i] >= w.split.last[i]:
-            continue
-        if w.seen[i]:
-            step.vec.merge(&w.m[i], &w.l[i], w.total + <size_t>i * a.width, m[i], l[i], acc + <size_t>i * a.width, a.width)
-        else:
-            w.seen[i], w.m[i], w.l[i] = 1, m[i], l[i]
-            memcpy(w.total + <size_t>i * a.width, acc + <size_t>i * a.width, a.width * sizeof(float))
+cdef void foresee(const AttendArgs *a, const Step *step, const Tiles *tiles, const Item *item, int split, ox_split *s) noexcept nogil:
+    """Tells the kernel where the split after this one begins."""
+    cdef const int32_t *pages = step.tables[step.row_table[tiles.first[item.tile]]]
+    cdef int last = step.positions[tiles.first[item.tile + 1] - 1], j
+    cdef const void *v
+    s.ahead = 1
+    for j in range(OX_BLOCK_GROUPS):
+        s.next_k[j] = group_at(a, step, pages, min(last, split * OX_SPLIT_KEYS + 16 * j), item.head, &v)
 
 
-cdef void deliver(const AttendArgs *a, const Step *step, const Tiles *tiles, int tile, int head, int part, Worker *w) noexcept nogil:
-    """Divides and writes the tile's rows of the out slot."""
-    cdef int h0 = head * a.group + part * a.share, heads = min(a.share, a.group - part * a.share), r, h, i = 0
-    cdef float *out
-    for r in range(tiles.first[tile], tiles.first[tile + 1]):
-        out = <float *>row_of(step, a.out, r)
-        for h in range(h0, h0 + heads):
-            step.vec.finish(out + <size_t>h * a.v_dim, w.m[i], w.l[i], w.total + <size_t>i * a.width,
-                            NULL if a.sinks == NULL else a.sinks + h, a.v_dim)
-            i += 1
+cdef void deliver(const AttendArgs *a, const Step *step, const Tiles *tiles, const Item *item, Worker *w) noexcept nogil:
+    """Divides and writes the item's part of its rows of the out slot."""
+    cdef int share = shared_heads(a, item.part), head, r, h, q, i = 0
+    for head in range(item.head, item.head + item.heads):
+        for r in range(tiles.first[item.tile], tiles.first[item.tile + 1]):
+            for h in range(share):
+                q = head * a.group + item.part * a.share + h
+                step.vec.finish(<float *>row_of(step, a.out, r) + <size_t>q * a.v_dim, w.m[i], w.l[i], w.total + <size_t>i * a.width,
+                                NULL if a.sinks == NULL else a.sinks + q, a.v_dim)
+                i += 1
 
 
-cdef void clear(Worker *w) noexcept nogil:
-    cdef int i
-    for i in range(w.split.queries):
-        w.seen[i] = 0
+ctypedef struct Cut:
+    # How an attend op is cut into chunks in this step.
+    int splits                # of all tiles when chunks are single splits, else 0
+    int heads                 # KV heads of an item
+    int blocks                # items a tile makes: blocks of KV heads times parts
+    int chunks
 
 
-cdef void whole_item(const AttendArgs *a, const Step *step, const Tiles *tiles, int item, Worker *w) noexcept nogil:
-    """All splits of one (KV head, tile), folded as they come. Late tiles, which see the most keys, go first."""
-    cdef int per_head = tiles.count * a.parts, head = item // per_head, rest = per_head - 1 - item % per_head
-    cdef int tile = rest // a.parts, part = rest % a.parts, split, last
-    aim(a, step, tiles, tile, head, part, &w.split)
-    clear(w)
-    w.split.m, w.split.l, w.split.acc = w.part_m, w.part_l, w.part
-    last = last_split(a, step, tiles, tile)
-    for split in range(first_split(a, step, tiles, tile), last + 1):
-        run_split(a, step, tiles, tile, head, split, last, &w.split)
-        fold(a, step, w, w.part_m, w.part_l, w.part)
-    deliver(a, step, tiles, tile, head, part, w)
+cdef Cut cut_op(const AttendArgs *a, const Step *step, const Tiles *tiles, int nth) noexcept nogil:
+    """By splits where whole tiles would leave workers without work; heads go together as far as queries and balance allow."""
+    cdef Cut cut
+    cdef int tile, splits = 0, most
+    for tile in range(tiles.count):
+        splits += last_split(a, step, tiles, tile) - first_split(a, step, tiles, tile) + 1
+    cut.splits = splits
+    if nth == 1 or tiles.count * a.kv_heads * a.parts >= ITEMS_PER_WORKER * nth or splits == tiles.count:
+        cut.splits = 0
+    elif <size_t>(splits * a.kv_heads * a.parts) * partial_size(a, tiles) > PARTIAL_LIMIT:
+        cut.splits = 0
+    most = OX_MAX_QUERIES // (tiles.widest * a.share)
+    if nth > 1:
+        most = min(most, (cut.splits or tiles.count) * a.kv_heads // (CHUNKS_PER_WORKER * nth))
+    cut.heads = 1 if a.parts > 1 else max(1, min(most, a.kv_heads))
+    cut.blocks = (a.kv_heads + cut.heads - 1) // cut.heads * a.parts
+    cut.chunks = (cut.splits or tiles.count) * cut.blocks
+    return cut
 
 
 cdef inline size_t partial_size(const AttendArgs *a, const Tiles *tiles) noexcept nogil:
-    """Floats of one split's result: m and l of each query, then acc."""
-    return <size_t>(tiles.rows * a.share) * <size_t>(a.width + 2)
+    """Floats of one split's result for one head and part: m and l of each query, then acc."""
+    return <size_t>(tiles.widest * a.share) * <size_t>(a.width + 2)
 
 
-cdef void split_chunk(const AttendArgs *a, const Step *step, const Tiles *tiles, int chunk, int share, Worker *w) noexcept nogil:
-    """One split of `share` neighbouring (KV head, part) of one tile; the last split of a tile and head to be finished folds them all."""
-    cdef int heads = a.kv_heads * a.parts, chunks = (heads + share - 1) // share, tile = 0, before = 0, first, splits, split, h
+cdef inline void choose(const AttendArgs *a, const Cut *cut, int block, Item *item) noexcept nogil:
+    """The heads and part of one of a tile's items."""
+    item.head, item.part = block // a.parts * cut.heads, block % a.parts
+    item.heads = min(cut.heads, a.kv_heads - item.head)
+
+
+cdef void whole_chunk(const AttendArgs *a, const Step *step, const Tiles *tiles, const Cut *cut, int chunk, Worker *w) noexcept nogil:
+    """All splits of one item, folded as they come. Late tiles, which see the most keys, go first."""
+    cdef Item item
+    cdef int split, last
+    choose(a, cut, chunk // tiles.count, &item)
+    item.tile = tiles.count - 1 - chunk % tiles.count
+    aim(a, step, tiles, &item, w)
+    w.split.m, w.split.l, w.split.acc = w.part_m, w.part_l, w.part
+    last = last_split(a, step, tiles, item.tile)
+    for split in range(first_split(a, step, tiles, item.tile), last + 1):
+        w.split.ahead = 0
+        if split < last:
+            foresee(a, step, tiles, &item, split + 1, &w.split)
+        run_split(a, step, tiles, &item, split, w)
+        step.vec.fold(&w.split, w.m, w.l, w.total, w.seen)
+    deliver(a, step, tiles, &item, w)
+
+
+ctypedef struct Place:
+    # A chunk that is one split of one item: the item, its tile's splits, and those of the tiles before it.
+    Item item
+    int block, split, first, splits, before
+
+
+cdef Place locate(const AttendArgs *a, const Step *step, const Tiles *tiles, const Cut *cut, int chunk) noexcept nogil:
+    cdef Place p
+    p.item.tile, p.before = 0, 0
     while True:
-        first = first_split(a, step, tiles, tile)
-        splits = last_split(a, step, tiles, tile) - first + 1
-        if chunk < (before + splits) * chunks:
+        p.first = first_split(a, step, tiles, p.item.tile)
+        p.splits = last_split(a, step, tiles, p.item.tile) - p.first + 1
+        if chunk < (p.before + p.splits) * cut.blocks:
             break
-        before += splits
-        tile += 1
-    chunk -= before * chunks
-    split = chunk // chunks
-    for h in range(chunk % chunks * share, min(heads, (chunk % chunks + 1) * share)):
-        split_head(a, step, tiles, tile, first, splits, split, h, before * heads, w)
-        if ox_count_up(&step.done[tile * heads + h]) == splits:
-            step.done[tile * heads + h] = 0
-            fold_head(a, step, tiles, tile, first, splits, h, before * heads, w)
+        p.before += p.splits
+        p.item.tile += 1
+    chunk -= p.before * cut.blocks
+    p.split, p.block = chunk // cut.blocks, chunk % cut.blocks
+    choose(a, cut, p.block, &p.item)
+    return p
 
 
-cdef void split_head(const AttendArgs *a, const Step *step, const Tiles *tiles, int tile, int first, int splits, int split, int h, int base,
-                     Worker *w) noexcept nogil:
-    """Computes partial `base + split * heads + h`, and fetches the next head's keys (or the next split's, after the last) meanwhile."""
-    cdef int heads = a.kv_heads * a.parts, head = h // a.parts, low, high, next = h + 1, after = split
-    cdef const int32_t *pages = step.tables[step.row_table[tiles.first[tile]]]
-    cdef float *mine = step.partials + <size_t>(base + split * heads + h) * partial_size(a, tiles)
-    cdef ox_split *s = &w.split
-    aim(a, step, tiles, tile, head, h % a.parts, s)
-    s.m, s.l, s.acc = mine, mine + s.queries, mine + 2 * s.queries
-    mark(a, step, tiles, tile, first + split, s)
-    seen_range(s, &low, &high)
-    find(a, step, pages, head, first + split, low, high, s.k, s.v)
-    if next == heads:
-        next, after, low = 0, split + 1, 0
-        high = min(<int>OX_SPLIT_KEYS, step.positions[tiles.first[tile + 1] - 1] + 1 - (first + after) * OX_SPLIT_KEYS)
-    s.ahead = after < splits and s.queries <= FETCH_QUERIES
-    if s.ahead:
-        find(a, step, pages, next // a.parts, first + after, low, high, s.next_k, s.next_v)
-    step.vec.split(s)
+cdef void point_at(const AttendArgs *a, const Step *step, const Tiles *tiles, const Place *p, int split, Worker *w) noexcept nogil:
+    """Where the kernel leaves, and `fold` finds, the result of one split of the item."""
+    cdef size_t heads = a.kv_heads * a.parts
+    cdef float *at = step.partials + ((p.before + split) * heads + p.item.head * a.parts + p.item.part) * partial_size(a, tiles)
+    w.split.m, w.split.l, w.split.acc = at, at + w.split.queries, at + 2 * w.split.queries
 
 
-cdef void fold_head(const AttendArgs *a, const Step *step, const Tiles *tiles, int tile, int first, int splits, int h, int base,
-                    Worker *w) noexcept nogil:
-    """Folds all splits of one head of a tile, ascending, and delivers."""
-    cdef int heads = a.kv_heads * a.parts, k
-    cdef const float *partial
-    aim(a, step, tiles, tile, h // a.parts, h % a.parts, &w.split)
-    clear(w)
-    for k in range(splits):
-        partial = step.partials + <size_t>(base + k * heads + h) * partial_size(a, tiles)
-        mark(a, step, tiles, tile, first + k, &w.split)
-        fold(a, step, w, partial, partial + w.split.queries, partial + 2 * w.split.queries)
-    deliver(a, step, tiles, tile, h // a.parts, h % a.parts, w)
-
-
-cdef int split_count(const AttendArgs *a, const Step *step, const Tiles *tiles, int nth) noexcept nogil:
-    """Splits of all tiles when the op goes by splits, 0 when it goes by whole tiles."""
-    cdef int heads = a.kv_heads * a.parts, tile, splits = 0
-    if nth == 1 or tiles.count * heads >= ITEMS_PER_WORKER * nth:
-        return 0
-    for tile in range(tiles.count):
-        splits += last_split(a, step, tiles, tile) - first_split(a, step, tiles, tile) + 1
-    if splits == tiles.count or <size_t>splits * heads * partial_size(a, tiles) > PARTIAL_LIMIT:
-        return 0
-    return splits
+cdef void split_chunk(const AttendArgs *a, const Step *step, const Tiles *tiles, const Cut *cut, int chunk, int then, Worker *w) noexcept nogil:
+    """One split of one item; the worker that finishes the item's last split folds them all. Chunk `then` is this worker's next."""
+    cdef Place p = locate(a, step, tiles, cut, chunk), following
+    cdef int k
+    cdef int32_t *done = &step.done[p.item.tile * cut.blocks + p.block]
+    aim(a, step, tiles, &p.item, w)
+    point_at(a, step, tiles, &p, p.split, w)
+    w.split.ahead = 0
+    if then < cut.chunks:
+        following = locate(a, step, tiles, cut, then)
+        foresee(a, step, tiles, &following.item, following.first + following.split, &w.split)
+    run_split(a, step, tiles, &p.item, p.first + p.split, w)
+    if ox_count_up(done) < p.splits:
+        return
+    done[0] = 0
+    for k in range(p.splits):
+        point_at(a, step, tiles, &p, k, w)
+        mark(a, step, tiles, &p.item, p.first + k, &w.split)
+        step.vec.fold(&w.split, w.m, w.l, w.total, w.seen)
+    deliver(a, step, tiles, &p.item, w)
 
 
 cdef size_t partial_floats_wanted(const void *args, const Step *step, int nth) noexcept nogil:
-    """Floats of `partials` an attend op may use in this step."""
+    """Floats of `partials` an attend op may use in this step with up to `nth` workers."""
     cdef const AttendArgs *a = <const AttendArgs *>args
     cdef const Tiles *tiles = &step.tiles[a.tiles]
-    return <size_t>split_count(a, step, tiles, nth) * <size_t>(a.kv_heads * a.parts) * partial_size(a, tiles)
+    return <size_t>cut_op(a, step, tiles, nth).splits * <size_t>(a.kv_heads * a.parts) * partial_size(a, tiles)
 
 
 cdef int done_items_wanted(const void *args, const Step *step) noexcept nogil:
@@ -401,12 +412,13 @@ cdef int done_items_wanted(const void *args, const Step *step) noexcept nogil:
 cdef void cut_tiles(const Step *step, Tiles *tiles) noexcept nogil:
     """Cuts the rows of a step into tiles of one sequence and consecutive positions."""
     cdef int r, start = 0
-    tiles.count = 0
+    tiles.count, tiles.widest = 0, 1
     for r in range(step.rows):
         if r == 0 or r - start == tiles.rows or step.row_table[r] != step.row_table[r - 1] or step.positions[r] != step.positions[r - 1] + 1:
             start = r
             tiles.first[tiles.count] = r
             tiles.count += 1
+        tiles.widest = max(tiles.widest, r - start + 1)
     tiles.first[tiles.count] = step.rows
 
 
@@ -415,17 +427,15 @@ cdef void attend_part(const void *args, ox_team *team, int ith, int nth) noexcep
     cdef const Step *step = a.common.step
     cdef const Tiles *tiles = &step.tiles[a.tiles]
     cdef Worker *w = open_worker(a, step, ith)
-    cdef int splits = split_count(a, step, tiles, nth), heads = a.kv_heads * a.parts, items = tiles.count * heads, share, c
-    if splits:
-        share = max(1, min(heads, splits * heads // (CHUNKS_PER_WORKER * nth)))
-        items = splits * ((heads + share - 1) // share)
-    c = ox_team_take(team)
-    while c < items:
-        if splits:
-            split_chunk(a, step, tiles, c, share, w)
+    cdef Cut cut = cut_op(a, step, tiles, nth)
+    cdef int chunk = ox_team_take(team), then
+    while chunk < cut.chunks:
+        then = ox_team_take(team)     # taken early, so that its keys can be fetched while this one is computed
+        if cut.splits:
+            split_chunk(a, step, tiles, &cut, chunk, then, w)
         else:
-            whole_item(a, step, tiles, c, w)
-        c = ox_team_take(team)
+            whole_chunk(a, step, tiles, &cut, chunk, w)
+        chunk = then
 
 
 cdef class AttendOp(Op):

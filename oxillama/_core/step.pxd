@@ -16,6 +16,7 @@ ctypedef struct Tiles:
     # Rows cut into tiles of one sequence: consecutive positions, at most `rows` of them; tile t is rows first[t] to first[t + 1] - 1.
     int rows
     int count
+    int widest        # most rows of a tile in this step
     int *first
 
 

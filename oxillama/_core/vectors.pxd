@@ -5,20 +5,21 @@ cdef extern from "vec/table.h" nogil:
     enum:
         OX_SPLIT_KEYS
         OX_SPLIT_GROUPS
+        OX_BLOCK_GROUPS
         OX_MAX_QUERIES
         OX_ACT_NONE
         OX_ACT_COUNT
     ctypedef struct ox_split:
-        int queries, k_dim, v_dim, halves
+        int queries, heads, k_dim, v_dim, halves
         float softcap
         const float *q[64]
         int first[64]
         int last[64]
         const void *k[16]
         const void *v[16]
+        int64_t k_stride, v_stride
         int ahead
-        const void *next_k[16]
-        const void *next_v[16]
+        const void *next_k[4]
         float *m
         float *l
         float *acc
@@ -38,7 +39,7 @@ cdef extern from "vec/table.h" nogil:
         void (*rope_halves)(float *x, const float *cosines, const float *sines, int half) noexcept nogil
         void (*rope_pairs)(float *x, const float *cosines, const float *sines, int half) noexcept nogil
         void (*split)(ox_split *s) noexcept nogil
-        void (*merge)(float *M, float *L, float *ACC, float m, float l, const float *acc, int n) noexcept nogil
+        void (*fold)(ox_split *s, float *M, float *L, float *ACC, int *seen) noexcept nogil
         void (*finish)(float *out, float M, float L, const float *ACC, const float *sink, int n) noexcept nogil
         int tile_queries
 
