@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from contextlib import nullcontext
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,75 +17,23 @@ import numpy as np
 from oxillama._core.kernels import cpu_info
 from oxillama._core.tape import Batch, CancelFlag
 from oxillama.embedded import embedded_path
+from oxillama.engine.config import EngineConfig
 from oxillama.engine.embedding import Pooler, PoolingMode
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Options, Vocabulary, make_request
 from oxillama.engine.metrics import MetricsSnapshot
 from oxillama.engine.raw import RawLoop, diagnose
 from oxillama.engine.request import Completion, Request, Stream
-from oxillama.engine.scheduler import PREFILL_CHUNK, SchedulerConfig
 from oxillama.engine.session import Session
-from oxillama.errors import ConfigError, ContextError, EmptySequence, EngineError, TemplateError
+from oxillama.errors import ConfigError, EmptySequence, EngineError, TemplateError
 from oxillama.gguf import GgufReader
 from oxillama.model.load import Model, ModelConfig, load_model
-from oxillama.sampling import SamplerConfig
 from oxillama.tokenizer import ChatTemplate, TokenizerBridge
 
 __all__ = ["EngineConfig", "InferenceEngine", "cpu_info", "load", "load_model_from_bytes"]
 
 Prompt = str | Sequence[int]
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineConfig:
-    """How a model is loaded and served; the fields are keyword arguments of `load` too.
-
-    model_path: a GGUF file (any shard of a set), None for the embedded model. tokenizer_path: a tokenizer.json instead of the file's own vocabulary.
-    context_size: most tokens of a session, None for the model's own; costs nothing until used. num_threads: None for the cores this process
-    may use. prefill_chunk_size: most prompt tokens of a step. kv_type: "f16" or "f32". max_pages: pages of `page_size` tokens in all, None for as many
-    as memory allows. prefix_cache: keep the pages of what was evaluated, within `prefix_max_entries` and `prefix_max_bytes`, for prompts that begin
-    alike in at least `prefix_min_tokens`.
-    """
-
-    model_path: str | Path | None = None
-    tokenizer_path: str | Path | None = None
-    context_size: int | None = None
-    num_threads: int | None = None
-    sampler: SamplerConfig = SamplerConfig()
-    prefill_chunk_size: int = PREFILL_CHUNK
-    kv_type: str = "f16"
-    page_size: int = 16
-    max_pages: int | None = None
-    scheduler: SchedulerConfig | None = None
-    prefix_cache: bool = True
-    prefix_min_tokens: int = 4
-    prefix_max_entries: int = 256
-    prefix_max_bytes: int = 512 << 20
-
-    def __post_init__(self) -> None:
-        for name in ("context_size", "num_threads", "prefill_chunk_size", "max_pages"):
-            value = getattr(self, name)
-            if value is None and name != "prefill_chunk_size":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}: found {value!r}, wanted an integer of 1 or more")
-        if self.kv_type not in ("f16", "f32"):
-            raise ConfigError(f"kv_type: found {self.kv_type!r}, wanted 'f16' or 'f32'")
-        if not isinstance(self.sampler, SamplerConfig):
-            raise ConfigError(f"sampler: found {type(self.sampler).__name__}, wanted a SamplerConfig")
-        if self.scheduler is not None and not isinstance(self.scheduler, SchedulerConfig):
-            raise ConfigError(f"scheduler: found {type(self.scheduler).__name__}, wanted a SchedulerConfig")
-        self.scheduling()
-
-    def scheduling(self) -> SchedulerConfig:
-        """The scheduler's config with `prefill_chunk_size` in it."""
-        chunk = self.prefill_chunk_size
-        if self.scheduler is None:
-            return SchedulerConfig(prefill_chunk=chunk, max_batch_tokens=max(SchedulerConfig().max_batch_tokens, chunk))
-        if chunk > self.scheduler.max_batch_tokens:
-            raise ConfigError(f"prefill_chunk_size: found {chunk}, the scheduler's max_batch_tokens is {self.scheduler.max_batch_tokens}")
-        return replace(self.scheduler, prefill_chunk=chunk)
 
 
 def load(model_path: str | Path | None = None, *, progress: Progress | None = None, **config: Any) -> InferenceEngine:
@@ -109,7 +58,7 @@ def load_model_from_bytes(gguf_bytes: bytes, tokenizer_json: str | bytes | None 
 
 
 class InferenceEngine:
-    """One model, served to any number of threads; see `EngineConfig` for how and `Options` (engine.generation) for what a request may ask."""
+    """One model, served to any number of threads; `EngineConfig` says how, `Options` (engine.generation) what a request may ask."""
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         self.engine_config = config or EngineConfig()
@@ -138,10 +87,10 @@ class InferenceEngine:
         reader = GgufReader(source)
         bridge = _bridge(reader, config.tokenizer_path, tokenizer_json)
         model = load_model(reader, num_threads=config.num_threads or 0, max_rows=scheduler.max_batch_tokens, progress=progress)
-        prefix = dict(min_prefix_len=config.prefix_min_tokens, max_entries=config.prefix_max_entries, max_memory_bytes=config.prefix_max_bytes)
-        core = EngineCore(model.program, model.page_memory(kv_type=config.kv_type, page_size=config.page_size), batch=Batch, flag=CancelFlag(),
+        memory = model.page_memory(kv_type=config.kv_type, page_size=config.page_size)
+        core = EngineCore(model.program, memory, batch=Batch, flag=CancelFlag(),
                           context_size=config.context_size or model.config.context_length, eog_ids=bridge.eog_ids if bridge else (),
-                          scheduler=scheduler, page_size=config.page_size, max_pages=config.max_pages, prefix=prefix if config.prefix_cache else None)
+                          scheduler=scheduler, page_size=config.page_size, max_pages=config.max_pages, prefix=config.prefix())
         with self._lock:
             before, self._core = self._core, core
             self._model, self._vocabulary, self._template = model, Vocabulary(bridge, model.config.vocab_size) if bridge else None, None
@@ -178,7 +127,7 @@ class InferenceEngine:
     # ---- text ------------------------------------------------------------------------------------------------------------
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """Token ids of a text; with the vocabulary's own special tokens around it, and those spelled in it recognised, unless told otherwise."""
+        """Token ids of a text, with the vocabulary's special tokens around it and those spelled in it recognised, unless told otherwise."""
         return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, ids: Iterable[int]) -> str:
@@ -191,13 +140,24 @@ class InferenceEngine:
 
     # ---- generation --------------------------------------------------------------------------------------------------------
 
-    def submit(self, prompt: Prompt | None, **options: Any) -> Request:
-        """Start a generation and return at once; `result()`, iteration, `await`, `cancel()` are the request's."""
+    def submit(self, prompt: Prompt | None, *, session: Session | None = None, **options: Any) -> Request:
+        """Start a generation and return at once; `result()`, iteration, `await`, `cancel()` are the request's.
+
+        With a session the prompt is appended to it; a prompt of None goes on with the session, or with the one used last.
+        """
         core = self._ready()
         wanted = Options.of(options)
-        if prompt is None:
-            return core.submit(self._continued(core, wanted))
-        return core.submit(make_request(core, self._vocabulary, wanted, default=self.engine_config.sampler, prompt=self._ids(prompt)))
+        if prompt is None and session is None:
+            session = self._recent
+            if session is None:
+                raise EngineError("generate(None): there is no session to go on with, wanted a prompt first")
+        ids = None if prompt is None else self._ids(prompt, add_special=session is None or not len(session))
+        if self._vocabulary is not None:
+            self._vocabulary.prepare(wanted)         # whatever takes long comes before the lock
+        with core.lock if session is not None else nullcontext():
+            request = make_request(core, self._vocabulary, wanted, default=self.engine_config.sampler, prompt=ids, session=session)
+            request.owner = self                     # an engine that is forgotten finishes what it began
+            return core.submit(request)
 
     def generate(self, prompt: Prompt | Sequence[Prompt] | None, **options: Any) -> Completion | list[Completion]:
         """The completion of a prompt (text or token ids), or of each of a list of prompts, batched; options as `Options` lists them.
@@ -231,12 +191,14 @@ class InferenceEngine:
         self._recent = request.session
         return Stream(request) if stream else _finished(request)
 
-    def submit_chat(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, template: dict | None = None, **options: Any) -> Request:
+    def submit_chat(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, template: dict | None = None,
+                    **options: Any) -> Request:
         """Start a reply and return at once."""
         text = self.render_chat(messages, tools=tools, **(template or {}))
         return self.submit(self.tokenize(text, add_special=False), **options)
 
-    def render_chat(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, add_generation_prompt: bool = True, **variables: Any) -> str:
+    def render_chat(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, add_generation_prompt: bool = True,
+                    **variables: Any) -> str:
         """The text that the model's chat template makes of a conversation."""
         if self._template is None:
             source = self._loaded().reader.metadata.get("tokenizer.chat_template")
@@ -244,7 +206,8 @@ class InferenceEngine:
                 raise TemplateError("tokenizer.chat_template: the file has none, wanted one to chat with")
             self._template = ChatTemplate(source)
         bridge = self.tokenizer
-        special = {name: bridge.token_text(token) for name, token in (("bos_token", bridge.bos_id), ("eos_token", bridge.eos_id)) if token is not None}
+        ends = (("bos_token", bridge.bos_id), ("eos_token", bridge.eos_id))
+        special = {name: bridge.token_text(token) for name, token in ends if token is not None}
         return self._template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **{**special, **variables})
 
     @staticmethod
@@ -263,49 +226,40 @@ class InferenceEngine:
         def rows(first: int, values: np.ndarray) -> None:
             out[first:first + len(values)] = values
         request = core.request(core.new_session(ids), kind="rows")
-        request.on_rows, request.value, request.cache = rows, out, False
+        request.on_rows, request.value, request.cache, request.owner = rows, out, False, self
         return _finished(core.submit(request))
 
-    def prefill(self, ids: Prompt) -> np.ndarray:
-        """Append tokens to the live session; returns the logits after them, float32 (vocabulary,)."""
-        with self._lock:
-            core, session = self._ready(), self._session()
-            ids = self._ids(ids)
-            if not ids:
-                raise ContextError("prefill: found no tokens, wanted 1 or more")
-            before = len(session)
-            if before + len(ids) > core.context_size:
-                raise ContextError(f"prefill: {before} tokens and {len(ids)} more, the context holds {core.context_size}")
-            with core.change(session):
-                session.tokens.extend(ids)
-                session.start = len(session.tokens)
-                session.pending = session.sampler = session.grammar = session.text = session.stops = None
-            request = core.request(session, kind="extend")
-            request.keep, self._recent = True, session
-            try:
-                return _finished(core.submit(request))
-            except BaseException:
-                core.undo(request, before)
-                raise
+    def session(self) -> Session:
+        """A new session of your own: `prefill`, `forward_one` and `generate` take it, and it can `fork`, `truncate` and `close` itself."""
+        core = self._ready()
+        return core.keep(core.new_session())
 
-    def forward_one(self, token: int) -> np.ndarray:
-        """Append one token to the live session; returns the logits after it, float32 (vocabulary,)."""
-        return self.prefill([token])
+    def prefill(self, ids: Prompt, *, session: Session | None = None) -> np.ndarray:
+        """Append tokens to a session (the engine's live one); returns the logits after them, float32 (vocabulary,)."""
+        core = self._ready()
+        if session is not None:
+            return core.extend(session, self._ids(ids, add_special=not len(session)))
+        with self._lock:
+            live = self._session()
+            self._recent = live
+            return core.extend(live, self._ids(ids, add_special=not len(live)))
+
+    def forward_one(self, token: int, *, session: Session | None = None) -> np.ndarray:
+        """Append one token; returns the logits after it, float32 (vocabulary,)."""
+        return self.prefill([token], session=session)
 
     def truncate(self, length: int) -> None:
         """Forget the live session's tokens from `length` on."""
         with self._lock:
-            session = self._session()
-            with self._ready().change(session):
-                session.truncate(length)
+            self._session().truncate(length)
 
     def reset(self) -> None:
         """Forget the live session."""
         with self._lock:
-            core, session = self._ready(), self._session()
-            with core.change(session):
-                core.drop(session)
-            if self._recent is session:
+            self._ready()
+            live = self._session()
+            live.close()
+            if self._recent is live:
                 self._recent = None
             self._live = None
 
@@ -316,18 +270,8 @@ class InferenceEngine:
     def _session(self) -> Session:
         with self._lock:
             if self._live is None:
-                core = self._ready()
-                self._live = core.keep(core.new_session())
+                self._live = self.session()
             return self._live
-
-    def _continued(self, core: EngineCore, wanted: Options) -> Request:
-        session = self._recent
-        if session is None:
-            raise EngineError("generate(None): there is no session to go on with, wanted a prompt first")
-        with core.change(session):
-            request = make_request(core, self._vocabulary, wanted, default=self.engine_config.sampler, session=session)
-        request.keep = session is self._live
-        return request
 
     # ---- embeddings --------------------------------------------------------------------------------------------------------
 
@@ -341,7 +285,8 @@ class InferenceEngine:
         _finished(request)
         return pooler.result()
 
-    def embed_batch(self, texts: Sequence[Prompt], *, mode: PoolingMode | str = PoolingMode.MEAN, normalize: bool = True) -> np.ndarray | list[np.ndarray]:
+    def embed_batch(self, texts: Sequence[Prompt], *, mode: PoolingMode | str = PoolingMode.MEAN,
+                    normalize: bool = True) -> np.ndarray | list[np.ndarray]:
         """The vectors of many texts, float32 (texts, hidden), packed into shared steps without padding; a list for PoolingMode.NONE."""
         if not len(texts):
             raise EmptySequence("embed_batch: found no texts, wanted 1 or more")
@@ -351,7 +296,8 @@ class InferenceEngine:
         vectors = [pooler.result() for _, pooler in work]
         return vectors if PoolingMode(mode) is PoolingMode.NONE else np.stack(vectors)
 
-    def submit_embedding(self, text: Prompt, *, mode: PoolingMode | str = PoolingMode.MEAN, normalize: bool = True) -> tuple[Request, Pooler]:
+    def submit_embedding(self, text: Prompt, *, mode: PoolingMode | str = PoolingMode.MEAN,
+                         normalize: bool = True) -> tuple[Request, Pooler]:
         """Start an embedding and return at once: the request, and the pooler that has the vector when it is done."""
         core = self._ready()
         try:
@@ -362,7 +308,7 @@ class InferenceEngine:
         if not ids or (isinstance(text, str) and not text):
             raise EmptySequence("embed: found no tokens, wanted 1 or more")
         request = core.request(core.new_session(ids), kind="rows")
-        request.on_rows, request.hidden, request.cache = pooler.add, True, False
+        request.on_rows, request.hidden, request.cache, request.owner = pooler.add, True, False, self
         return core.submit(request), pooler
 
     # ---- looking inside -----------------------------------------------------------------------------------------------------
@@ -423,10 +369,10 @@ class InferenceEngine:
             raise EngineError("tokenizer: the file has no vocabulary, wanted tokenizer_path or token ids")
         return self._vocabulary
 
-    def _ids(self, prompt: Prompt) -> list[int]:
+    def _ids(self, prompt: Prompt, *, add_special: bool = True) -> list[int]:
         """Token ids of a prompt, each within the vocabulary."""
         if isinstance(prompt, str):
-            return self.tokenize(prompt)
+            return self.tokenize(prompt, add_special=add_special)
         try:
             ids = [int(token) for token in prompt]
         except (TypeError, ValueError):

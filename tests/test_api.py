@@ -54,7 +54,8 @@ def test_bytes_load_as_a_file_does(stories, engine):
         assert np.array_equal(other.logits([1, 5, 9]), engine.logits([1, 5, 9]))
 
 
-@pytest.mark.parametrize("name", ("llama", "llama_bias", "llama_linear", "llama_bpe_tied_rope3", "mistral", "qwen2", "qwen2_yarn", "qwen3", "gemma3"))
+@pytest.mark.parametrize("name", ("llama", "llama_bias", "llama_linear", "llama_bpe_tied_rope3", "mistral", "qwen2", "qwen2_yarn", "qwen3",
+                                  "gemma3"))
 def test_logits_equal_what_others_compute(cases, name):
     facts = np.load(cases / "arch" / name / "logits.npz")
     with oxillama.load(cases / "arch" / name / "f32.gguf", kv_type="f32") as engine:
@@ -152,15 +153,18 @@ def test_logprobs_are_of_the_rows_drawn_from(engine):
     rows = engine.logits([*ids, *done.tokens]).astype(np.float64)
     table = rows - np.log(np.exp(rows - rows.max(1, keepdims=True)).sum(1, keepdims=True)) - rows.max(1, keepdims=True)
     for i, report in enumerate(done.logprobs):
-        assert report.token == done.tokens[i] and abs(report.raw - table[len(ids) - 1 + i, report.token]) < 1e-4 and len(report.raw_ids) == 3
+        assert report.token == done.tokens[i] and len(report.raw_ids) == 3
+        assert abs(report.raw - table[len(ids) - 1 + i, report.token]) < 1e-4
     assert len(done.prompt_logprobs) == len(ids) - 1
     for i, (own, top, _) in enumerate(done.prompt_logprobs):
         assert abs(own - table[i, ids[i + 1]]) < 1e-4 and len(top) == 2
 
 
-@pytest.mark.parametrize(("name", "value"), (("choices", ["yes", "no", "maybe so"]), ("regex", "[ab]{3,5}"), ("grammar", 'root ::= "x" [0-9]+ "y"')))
+@pytest.mark.parametrize(("name", "value"), (("choices", ["yes", "no", "maybe so"]), ("regex", "[ab]{3,5}"),
+                                             ("grammar", 'root ::= "x" [0-9]+ "y"')))
 def test_constrained_text_belongs_to_its_language(engine, name, value):
-    grammar = {"choices": oxillama.Grammar.from_choices, "regex": oxillama.Grammar.from_regex, "grammar": oxillama.Grammar.parse}[name](value)
+    make = oxillama.Grammar
+    grammar = {"choices": make.from_choices, "regex": make.from_regex, "grammar": make.parse}[name](value)
     for seed in range(4):
         done = engine.generate("Once", max_tokens=60, sampler=SamplerConfig(seed=seed), **{name: value})
         assert done.finish_reason == "length" or grammar.matches(done.text)
@@ -168,7 +172,8 @@ def test_constrained_text_belongs_to_its_language(engine, name, value):
 
 
 def test_a_json_schema_is_followed(engine):
-    schema = {"type": "object", "properties": {"age": {"type": "integer", "minimum": 1, "maximum": 9}}, "required": ["age"], "additionalProperties": False}
+    age = {"type": "integer", "minimum": 1, "maximum": 9}
+    schema = {"type": "object", "properties": {"age": age}, "required": ["age"], "additionalProperties": False}
     done = engine.generate("Once", max_tokens=40, json_schema=schema, seed=1)
     assert done.finish_reason == "stop" and 1 <= json.loads(done.text)["age"] <= 9
 
@@ -193,7 +198,8 @@ def test_the_context_can_be_shifted(stories):
 
 
 @pytest.mark.parametrize("bad", (
-    dict(max_tokens=-1), dict(sampler="greedy"), dict(grammar="root ::= [a]", regex="a"), dict(temperature=0.5), dict(keep=3), dict(logprobs=1.5)))
+    dict(max_tokens=-1), dict(sampler="greedy"), dict(grammar="root ::= [a]", regex="a"),
+    dict(temperature=0.5), dict(keep=3), dict(logprobs=1.5)))
 def test_options_that_cannot_be_honoured_raise(engine, bad):
     with pytest.raises(oxillama.ConfigError):
         engine.generate("Once", **bad)

@@ -4,11 +4,17 @@
   views      KvCache, BatchedKvView, KvSlot: what tests, exports and attention look at
   states     SequencePool, SsmStatePool: slots of recurrent state
   prefix     PrefixKvCache: a radix tree of pages that prompts have in common
+  config     EngineConfig: how a model is loaded and served
   session    Session: tokens, pages, sampler, grammar state, text: fork and truncate
   request    Request, Stream, Completion, Piece, Usage: what a caller holds
   stops      StopText: stop strings, never shown, not even their beginning
+  room       whose pages are whose: what requests, stored prefixes and idle sessions share
+  generation Options, Vocabulary: from text and options to a request
   scheduler  who runs in the next step, and for how many rows
   engine     EngineCore: schedule -> step -> sample -> postprocess, in one thread
+  postprocess  what follows from a row of logits
+  asynchronous AsyncEngine: the same for asyncio
+  raw        RawLoop and diagnose: the program without the engine
   embedding  PoolingMode and exact pooling over chunks
   metrics    EngineMetrics, MetricsSnapshot
 """

@@ -4,8 +4,8 @@
                                         |                     |
                                    [ schedule -> step -> sample -> postprocess ]      thread "oxillama engine"
 
-`EngineCore` knows integers: tokens, pages, positions. It is given a program (anything with `step`), page memory, and requests whose sessions
-carry what turns logits into tokens and tokens into text. Callers never touch what the loop owns but under `lock`, which the loop
+`EngineCore` knows integers: tokens, pages, positions. It is given a program (anything with `step`), page memory, and requests whose
+sessions carry what turns logits into tokens and tokens into text. Callers never touch what the loop owns but under `lock`, which the loop
 does not hold during a step.
 
 Errors: what one request does wrong (nothing left to sample, a page pool too small for it) ends that request. Whatever else is raised in the
@@ -13,10 +13,13 @@ loop fails every request in flight with that cause, and every door afterwards sa
 """
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
@@ -34,6 +37,17 @@ from oxillama.engine.session import Session
 from oxillama.errors import Cancelled, ContextError, EngineError, PoolError
 
 _CLOSE = object()
+_BUSY = "session: a request is running on it, wanted an idle session"
+
+
+_RUNNING: weakref.WeakSet[EngineCore] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Let no loop be in a step while the interpreter is taken down."""
+    for core in list(_RUNNING):
+        core.close()
 
 
 class EngineCore:
@@ -44,7 +58,8 @@ class EngineCore:
     """
 
     def __init__(self, program: Any, memory: Any, *, batch: Callable, flag: Any, context_size: int, eog_ids: Iterable[int] = (),
-                 scheduler: SchedulerConfig | None = None, page_size: int = 16, max_pages: int | None = None, prefix: dict | None = None) -> None:
+                 scheduler: SchedulerConfig | None = None, page_size: int = 16, max_pages: int | None = None,
+                 prefix: dict | None = None) -> None:
         self.program, self.memory = program, memory
         self.context_size = context_size
         self.eog_ids = frozenset(eog_ids)
@@ -55,8 +70,9 @@ class EngineCore:
         self.lock = threading.RLock()              # pages, sessions, requests; the loop lets go of it during a step
         self.step_lock = threading.Lock()          # the program: one step at a time
         self._batch, self._flag = batch, flag
-        self._scheduler = Scheduler(scheduler or SchedulerConfig(), admit=self.room.admit, reserve=self.room.reserve, release=self.room.release)
-        self.room.scheduler = self._scheduler
+        room = self.room
+        self._scheduler = Scheduler(scheduler or SchedulerConfig(), admit=room.admit, reserve=room.reserve, release=room.release)
+        room.scheduler = self._scheduler
         self._inbox: SimpleQueue = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._failure: EngineError | None = None
@@ -73,7 +89,7 @@ class EngineCore:
     def check(self) -> None:
         """Raise EngineError when the engine cannot serve: closed, failed, or in a process that was forked off."""
         if os.getpid() != self._pid:
-            raise EngineError(f"engine: belongs to process {self._pid}, this is process {os.getpid()}; load a model of its own after a fork")
+            raise EngineError(f"engine: belongs to process {self._pid}, this is process {os.getpid()}; load another model after a fork")
         if self._failure is not None:
             raise EngineError(str(self._failure)) from self._failure.__cause__
         if self._closed:
@@ -81,7 +97,7 @@ class EngineCore:
 
     def new_session(self, tokens: Sequence[int] = (), *, adapters: tuple = ()) -> Session:
         """A session that holds tokens and no pages yet."""
-        session = Session(PagedKvCache(self.pool), adapters=adapters)
+        session = Session(self, PagedKvCache(self.pool), adapters=adapters)
         session.tokens = list(tokens)
         session.start = len(session.tokens)
         return session
@@ -96,7 +112,7 @@ class EngineCore:
         session = request.session
         with self.lock:
             if session.busy:
-                raise EngineError("session: a request is running on it, wanted an idle session")
+                raise EngineError(_BUSY)
             if not session.tokens:
                 raise ContextError("prompt: found no tokens, wanted 1 or more")
             if len(session.tokens) > self.context_size:
@@ -108,13 +124,14 @@ class EngineCore:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="oxillama engine", daemon=True)
                 self._thread.start()
+                _RUNNING.add(self)
         self._inbox.put(partial(self._begin, request))
         if self._failure is not None or self._closed:      # the loop may have ended between the check and the inbox
             self._abandon()
         return request
 
     def keep(self, session: Session) -> Session:
-        """Count a session among those that may keep pages while idle."""
+        """Count a session among those that may keep pages while idle; until it is dropped."""
         with self.lock:
             self.room.sessions.add(session)
         return session
@@ -122,22 +139,42 @@ class EngineCore:
     def drop(self, session: Session) -> None:
         """Free a session's pages; it must be idle."""
         with self.lock:
+            if session.busy:
+                raise EngineError(_BUSY)
             self.room.sessions.discard(session)
-            session.release()
+            session.kv.release()
 
-    def change(self, session: Session) -> threading.RLock:
-        """The lock under which an idle session may be forked or truncated; EngineError while a request runs on it."""
+    @contextmanager
+    def change(self, session: Session) -> Iterator[None]:
+        """The lock under which an idle session may be changed; EngineError while a request runs on it."""
         self.check()
-        if session.busy:
-            raise EngineError("session: a request is running on it, wanted an idle session")
-        return self.lock
-
-    def undo(self, request: Request, length: int) -> None:
-        """Take back the tokens that a request which did not succeed had put on its session."""
-        request.cancel()
-        request.wait()
         with self.lock:
-            request.session.truncate(length)
+            if session.busy:
+                raise EngineError(_BUSY)
+            yield
+
+    def extend(self, session: Session, ids: Sequence[int]) -> np.ndarray:
+        """Append tokens to a session and evaluate them; returns the logits after the last, float32 (vocab,).
+
+        Without success nothing is appended.
+        """
+        before = len(session)
+        if not len(ids):
+            raise ContextError("prefill: found no tokens, wanted 1 or more")
+        if before + len(ids) > self.context_size:
+            raise ContextError(f"prefill: {before} tokens and {len(ids)} more, the context holds {self.context_size}")
+        request = self.request(session, kind="extend")
+        with self.lock:
+            session.extend(list(ids))
+            self.submit(request)
+        try:
+            return request.result()
+        except BaseException:
+            request.cancel()
+            request.wait()
+            if not self._closed:
+                session.truncate(before)
+            raise
 
     def metrics(self) -> MetricsSnapshot:
         """The counters as they are now."""
@@ -303,7 +340,10 @@ class EngineCore:
     def _sample(self, request: Request, row: np.ndarray, now: float) -> None:
         """Draw the next token of a request and do all that follows from it."""
         session, ticket = request.session, request.ticket
-        (self.counters.inter_token if request.token_at else self.counters.first_token).observe(now - (request.token_at or request.submitted_at))
+        if request.token_at:
+            self.counters.inter_token.observe(now - request.token_at)
+        else:
+            self.counters.first_token.observe(now - request.submitted_at)
         request.token_at = now
         before = len(request.generated)
         reason = advance(request, row, self.context_size)
@@ -364,10 +404,11 @@ class EngineCore:
         session, counters = request.session, self.counters
         if request.ticket is not None:
             self._scheduler.finish(request.ticket)
+        kept = session in self.room.sessions
         if error is None:
-            self.room.store(request, whole_pages=request.keep)
-        if not request.keep:
-            session.release()
+            self.room.store(request, whole_pages=kept)
+        if not kept:
+            session.kv.release()
         session.busy = False
         if error is not None:
             counters.failed += 1
@@ -375,8 +416,6 @@ class EngineCore:
             counters.cancelled += 1
         else:
             counters.completed += 1
-        if request.on_finish is not None:
-            request.on_finish(request)
         request.end(reason, error)
 
     def _starved(self) -> None:

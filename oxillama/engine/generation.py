@@ -29,11 +29,12 @@ _GRAMMARS_KEPT = 64
 class Options:
     """What one request asks for.
 
-    max_tokens: None is to the end of the context. sampler: a SamplerConfig, None for the engine's. stop, stop_token_ids and seed
-    come on top of the sampler's own. cache_prompt: share pages with prompts that begin alike. truncate_prompt: leave out the middle of a prompt that
-    is too long (its first token stays) where it would raise. context_shift: at the end of the context forget the older half of what follows the
-    first `keep` tokens, and evaluate the rest anew. logprobs, prompt_logprobs: report so many likeliest tokens of each draw, or each token of the
-    prompt. One of grammar (GBNF or Grammar), json_schema, regex and choices constrains the text. processors: Python functions over logits (slow).
+    max_tokens: None is to the end of the context. sampler: a SamplerConfig, None for the engine's. stop, stop_token_ids and seed come on
+    top of the sampler's own. cache_prompt: share pages with prompts that begin alike. truncate_prompt: leave out the middle of a prompt
+    that is too long (its first token stays) where it would raise. context_shift: at the end of the context forget the older half of what
+    follows the first `keep` tokens, and evaluate the rest anew. logprobs, prompt_logprobs: report so many likeliest tokens of each draw,
+    or each token of the prompt. One of grammar (GBNF or Grammar), json_schema, regex and choices constrains the text. processors: Python
+    functions over logits (slow).
     """
 
     max_tokens: int | None = None
@@ -109,6 +110,11 @@ class Vocabulary:
                 self._masker = TokenMasker(pieces, control_ids=bridge.special_ids, eog_ids=self.eog_ids)
             return self._masker
 
+    def prepare(self, options: Options) -> None:
+        """Compile the constraint of the options, so that it is at hand when a session is locked."""
+        if self.grammar(options) is not None:
+            _ = self.masker
+
     def breakers(self, config: SamplerConfig) -> list[tuple[int, ...]] | None:
         """DRY's sequence breakers as token ids, None where DRY is off."""
         if not config.dry_multiplier:
@@ -122,8 +128,9 @@ class Vocabulary:
         """The compiled constraint of the options; the last ones are kept."""
         if isinstance(options.grammar, Grammar):
             return options.grammar
-        for make, value in ((Grammar.parse, options.grammar), (Grammar.from_json_schema, options.json_schema), (Grammar.from_regex, options.regex),
-                            (Grammar.from_choices, None if options.choices is None else tuple(options.choices))):
+        choices = None if options.choices is None else tuple(options.choices)
+        for make, value in ((Grammar.parse, options.grammar), (Grammar.from_json_schema, options.json_schema),
+                            (Grammar.from_regex, options.regex), (Grammar.from_choices, choices)):
             if value is None:
                 continue
             key = (make.__name__, repr(value))
@@ -147,15 +154,19 @@ class Vocabulary:
         return self.bridge.encode(text.decode("utf-8", "ignore"), add_special=False, parse_special=False)
 
 
-def make_request(core: EngineCore, vocabulary: Vocabulary | None, options: Options, *, default: SamplerConfig, prompt: Sequence[int] | None = None,
-                 session: Session | None = None) -> Request:
-    """A request over a prompt, or one that goes on with a session; not yet submitted."""
+def make_request(core: EngineCore, vocabulary: Vocabulary | None, options: Options, *, default: SamplerConfig,
+                 prompt: Sequence[int] | None = None, session: Session | None = None) -> Request:
+    """A request over a prompt, or one that goes on with a session, after more tokens where a prompt is given too; not yet submitted."""
     truncated = 0
     if session is None:
         ids, truncated = fitted(prompt, options, core.context_size)
         session = core.new_session(ids, adapters=tuple(options.adapters))
-    elif len(session.tokens) >= core.context_size and not options.context_shift:
-        raise ContextError(f"session: {len(session.tokens)} tokens, the context of {core.context_size} has no room for one more")
+    else:
+        more = len(prompt or ())
+        if len(session.tokens) + more >= core.context_size and not (options.context_shift and not more):
+            raise ContextError(f"session: {len(session.tokens)} tokens and {more} more, no room left in a context of {core.context_size}")
+        if more:
+            session.extend(list(prompt))
     fresh = session.sampler is None or options.sampler is not None or options.seed is not None
     if fresh:
         _equip(session, vocabulary, options, options.sampling(default), core.program.vocab_size)
@@ -177,13 +188,13 @@ def make_request(core: EngineCore, vocabulary: Vocabulary | None, options: Optio
 
 
 def fitted(prompt: Sequence[int], options: Options, context: int) -> tuple[list[int], int]:
-    """(the prompt as it will run, tokens left out): one that leaves no room for a token raises ContextError unless truncation was asked for."""
+    """(the prompt as it will run, tokens left out); ContextError for one that leaves no room, unless truncation was asked for."""
     ids = list(prompt)
     limit = context if options.max_tokens == 0 else context - 1
     if len(ids) <= limit:
         return ids, 0
     if not options.truncate_prompt:
-        raise ContextError(f"prompt: {len(ids)} tokens, a context of {context} has room for {limit}; truncate_prompt=True leaves out its middle")
+        raise ContextError(f"prompt: {len(ids)} tokens, a context of {context} has room for {limit}; truncate_prompt=True shortens it")
     room = context - min(max(1, options.max_tokens if options.max_tokens is not None else context // 4), max(1, context // 2))
     return [ids[0], *ids[len(ids) - room + 1:]] if room > 1 else ids[-1:], len(ids) - max(room, 1)
 

@@ -96,8 +96,8 @@ class MetricsSnapshot:
 class EngineMetrics:
     """The live counters; the loop writes them, `EngineCore.metrics` freezes them."""
 
-    __slots__ = ("cancelled", "completed", "decode_seconds", "failed", "first_token", "generated", "inter_token", "prefill_seconds", "prefilled",
-                 "queue", "started", "steps")
+    __slots__ = ("cancelled", "completed", "decode_seconds", "failed", "first_token", "generated", "inter_token", "prefill_seconds",
+                 "prefilled", "queue", "started", "steps")
 
     def __init__(self) -> None:
         self.started = self.completed = self.cancelled = self.failed = 0

@@ -189,7 +189,7 @@ class PagedKvCache:
     def adopt(self, pages: list[int], length: int) -> None:
         """Begin with `length` positions in pages whose shares are this sequence's from now on; it must be empty."""
         if self.pages or len(pages) != -(-length // self.pool.page_size):
-            raise PoolError(f"adopt: found {len(self.pages)} pages and {len(pages)} for {length} positions, wanted an empty sequence and just enough")
+            raise PoolError(f"adopt: found {len(self.pages)} pages and {len(pages)} for {length} positions, wanted none and just enough")
         self.pages, self.length, self._table, self.writable = list(pages), length, None, 0
 
     def fork(self, length: int | None = None) -> PagedKvCache:

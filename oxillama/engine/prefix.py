@@ -3,9 +3,9 @@
     root --"You are a helpful ..." (2000 tokens, pages 3..127)--+--"Hello" ... (leaf, pages 127' 128)
                                                                 +--"What is" ... (leaf, pages 127'' 129 130)
 
-A node covers positions `start` to `start + len(tokens) - 1` and owns a share of every page those positions touch. Where an edge begins inside a
-page, the child's first page holds the whole page (its parent's tail as well), so that the pages along a path, the deeper node's first,
-are a block table. Hits are token-granular: whoever continues inside a page gets a copy of its filled part when it writes
+A node covers positions `start` to `start + len(tokens) - 1` and owns a share of every page those positions touch. Where an edge begins
+inside a page, the child's first page holds the whole page (its parent's tail as well), so that the pages along a path, the deeper node's
+first, are a block table. Hits are token-granular: whoever continues inside a page gets a copy of its filled part when it writes
 (invariant 3 of `pages`).
 
 Invariants (tests cite them by number):
@@ -56,7 +56,8 @@ class PrefixKvCache:
 
     def __init__(self, pool: KvCachePool, *, min_prefix_len: int = 4, max_entries: int = 256, max_memory_bytes: int = 512 << 20,
                  stateful: bool = False) -> None:
-        for name, value, least in (("min_prefix_len", min_prefix_len, 1), ("max_entries", max_entries, 0), ("max_memory_bytes", max_memory_bytes, 0)):
+        for name, value, least in (("min_prefix_len", min_prefix_len, 1), ("max_entries", max_entries, 0),
+                                   ("max_memory_bytes", max_memory_bytes, 0)):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}: found {value!r}, wanted an integer of {least} or more")
         self.pool = pool
@@ -115,7 +116,8 @@ class PrefixKvCache:
         self.tokens_saved += length
         return Hit(length, pages, checkpoint)
 
-    def insert(self, tokens: Sequence[int], pages: Sequence[int], *, key: Hashable = None, checkpoints: Mapping[int, Any] | None = None) -> int:
+    def insert(self, tokens: Sequence[int], pages: Sequence[int], *, key: Hashable = None,
+               checkpoints: Mapping[int, Any] | None = None) -> int:
         """Store the tokens with their pages (a share of each new page is taken); returns how many tokens are stored of them.
 
         Leaves are evicted first to stay within the limits; what cannot be stored within them is left out.

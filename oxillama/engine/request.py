@@ -45,7 +45,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished request. finish_reason: "stop", "length" (of max_tokens or the context) or "cancelled"; seed: what the sampler started from."""
+    """A finished request: its text and tokens, why it ended, and the seed that its sampler started from.
+
+    finish_reason is "stop", "length" (of max_tokens or the context) or "cancelled".
+    """
 
     text: str
     tokens: tuple[int, ...]
@@ -62,10 +65,10 @@ class Request:
     Attributes the loop owns are for reading. `session` is what it runs on.
     """
 
-    __slots__ = ("_cancel", "_done", "_listeners", "_lock", "_pid", "admitted_at", "at_start", "cache", "cached", "cancelled", "delivered", "error",
-                 "finish_reason", "follows", "generated", "hidden", "keep", "kind", "logprobs", "masker", "max_tokens", "min_tokens", "on_finish", "on_rows",
-                 "pieces", "prompt_logprobs", "prompt_tokens", "session", "shift_keep", "shifts", "stop_ids", "submitted_at",
-                 "ticket", "token_at", "truncated", "value")
+    __slots__ = ("_cancel", "_done", "_listeners", "_lock", "_pid", "admitted_at", "at_start", "cache", "cached", "cancelled",
+                 "delivered", "error", "finish_reason", "follows", "generated", "hidden", "kind", "logprobs", "masker", "max_tokens",
+                 "min_tokens", "on_rows", "owner", "pieces", "prompt_logprobs", "prompt_tokens", "session", "shift_keep", "shifts",
+                 "stop_ids", "submitted_at", "ticket", "token_at", "truncated", "value")
 
     def __init__(self, session: Any, *, kind: str = "generate", cancel: Callable[[Request], None]) -> None:
         self.session = session
@@ -76,10 +79,9 @@ class Request:
         self.masker: Any = None                     # consumes tokens for the session's grammar
         self.cache = True                           # may use and fill the prefix cache
         self.hidden = False                         # rows are hidden states, not logits
-        self.keep = False                           # the session keeps its pages afterwards
         self.shift_keep: int | None = None          # context shift: first tokens that stay, None: no shift
         self.on_rows: Callable[[int, Any], None] | None = None      # (first position, rows) of kind "rows" and of prompt_logprobs
-        self.on_finish: Callable[[Request], None] | None = None     # in the loop's thread, before anybody is told
+        self.owner: Any = None                      # whom the request keeps alive while it runs
         self.prompt_tokens = self.cached = self.truncated = self.shifts = self.delivered = 0
         self.generated: list[int] = []
         self.pieces: list[tuple[str, int]] = []     # (text, tokens generated when it came)
@@ -110,12 +112,19 @@ class Request:
             self._cancel(self)
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for the end; the `Completion` (or the value of other kinds). Raises what made the request fail, TimeoutError after `timeout` seconds."""
-        if self._pid != os.getpid():
-            raise EngineError(f"request: belongs to process {self._pid}, this is process {os.getpid()}; make an engine of its own after a fork")
+        """Wait for the end; the `Completion` (or the value of other kinds).
+
+        Raises what made the request fail, and TimeoutError after `timeout` seconds.
+        """
+        self.check_process()
         if not self._done.wait(timeout):
             raise TimeoutError(f"request: not finished within {timeout} s")
         return self._outcome()
+
+    def check_process(self) -> None:
+        """Raise EngineError in a process that was forked off: nobody there will ever end the request."""
+        if self._pid != os.getpid():
+            raise EngineError(f"request: belongs to process {self._pid}, this is process {os.getpid()}; load another model after a fork")
 
     def wait(self) -> None:
         """Wait for the end, whatever it is; at once for a request that was never submitted."""
@@ -256,6 +265,7 @@ class Stream:
                 self._end()
                 request.result()
                 return request.last_piece()
+            request.check_process()
             try:
                 self._queue.get()
             except BaseException:

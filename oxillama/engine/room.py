@@ -1,8 +1,8 @@
 """Whose pages are whose: the room that running requests, stored prefixes and idle sessions share.
 
-The scheduler asks here: may a ticket start (`admit`), is there room for its next rows (`reserve`), take its pages away (`release`). Room is made in
-this order: free pages, stored prefixes (least recently used first), pages of idle sessions; what an idle session loses is evaluated again,
-with the same bits, when it goes on.
+The scheduler asks here: may a ticket start (`admit`), is there room for its next rows (`reserve`), take its pages away (`release`). Room
+is made in this order: free pages, stored prefixes (least recently used first), pages of idle sessions; what an idle session loses is
+evaluated again, with the same bits, when it goes on.
 """
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ class Room:
             idle = next((each for each in self.sessions if not each.busy and each.kv.pages), None)
             if idle is None:
                 return False
-            idle.release()
+            idle.kv.release()
 
     def release(self, ticket: Ticket) -> None:
         """Take a ticket's pages away."""
-        ticket.owner.session.release()
+        ticket.owner.session.kv.release()
 
     def store(self, request: Request, *, whole_pages: bool) -> None:
         """Put what is evaluated so far into the prefix tree; of a session that goes on whole pages only, so that it need not copy one."""

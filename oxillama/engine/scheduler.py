@@ -55,7 +55,7 @@ class SchedulerConfig:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{field.name}: found {value!r}, wanted an integer of 1 or more")
         if self.max_batch_tokens < min(self.max_batch_sequences, self.max_sequences):
-            raise ConfigError(f"max_batch_tokens: found {self.max_batch_tokens}, wanted at least max_batch_sequences ({self.max_batch_sequences})")
+            raise ConfigError(f"max_batch_tokens: found {self.max_batch_tokens}, wanted a row for each of max_batch_sequences")
 
 
 class Ticket:
@@ -63,7 +63,8 @@ class Ticket:
 
     __slots__ = ("arrival", "done", "every_row", "hidden", "length", "owner", "row_limit", "state")
 
-    def __init__(self, length: int, *, done: int = 0, hidden: bool = False, every_row: bool = False, row_limit: int = 0, owner: object = None) -> None:
+    def __init__(self, length: int, *, done: int = 0, hidden: bool = False, every_row: bool = False, row_limit: int = 0,
+                 owner: object = None) -> None:
         self.length = length            # tokens known
         self.done = done                # tokens whose keys and values are in pages
         self.hidden = hidden            # wants hidden rows, not logits
@@ -144,7 +145,7 @@ class Scheduler:
             self._admissions()
         hidden = self._kind()
         plan: list[tuple[Ticket, int]] = []
-        turn = [] if hidden else list(self.decoding)[:min(len(self.decoding), self.config.max_batch_sequences, self.config.max_batch_tokens)]
+        turn = [] if hidden else list(self.decoding)[:min(self.config.max_batch_sequences, self.config.max_batch_tokens)]
         self.decoding.rotate(-len(turn))
         for ticket in sorted(turn, key=lambda each: each.arrival):
             if ticket.state is State.DECODING and self._make_room(ticket, ticket.length, plan):

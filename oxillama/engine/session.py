@@ -4,12 +4,13 @@
     kv       pages of the first kv.length of them; what is missing is evaluated again when it is needed, with the same bits
     pending  logits after the last token, where they are known
 
-`fork` shares pages until one side writes; `truncate` forgets the end. A session belongs to one engine and is touched by its loop while a
-request runs on it (`busy`); the engine's doors see to that.
+`fork` shares pages until one side writes; `truncate` forgets the end. A session belongs to one engine, which is asked before anything
+changes: while a request runs on a session it is `busy`, and its loop alone touches it.
 """
 from __future__ import annotations
 
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -17,12 +18,26 @@ from oxillama.engine.pages import PagedKvCache
 from oxillama.errors import ContextError
 
 
+class Owner(Protocol):
+    """What a session asks of its engine."""
+
+    def change(self, session: Session) -> AbstractContextManager:
+        """The lock under which an idle session may be changed; raises EngineError for a busy one."""
+
+    def keep(self, session: Session) -> Session:
+        """Let an idle session keep its pages."""
+
+    def drop(self, session: Session) -> None:
+        """Take its pages back."""
+
+
 class Session:
     """Tokens, pages, sampler, grammar state, text decoder, stop filter and adapters of one sequence."""
 
-    __slots__ = ("adapters", "busy", "grammar", "kv", "pending", "sampler", "start", "stops", "text", "tokens")
+    __slots__ = ("adapters", "busy", "grammar", "kv", "owner", "pending", "sampler", "start", "stops", "text", "tokens")
 
-    def __init__(self, kv: PagedKvCache, *, adapters: tuple = ()) -> None:
+    def __init__(self, owner: Owner, kv: PagedKvCache, *, adapters: tuple = ()) -> None:
+        self.owner = owner
         self.kv = kv
         self.tokens: list[int] = []
         self.start = 0                             # where generated tokens begin
@@ -39,26 +54,38 @@ class Session:
 
     def fork(self) -> Session:
         """An independent session in the same state; pages are shared, nothing is copied until one side writes."""
-        twin = Session(self.kv.fork(), adapters=self.adapters)
-        twin.tokens, twin.start = list(self.tokens), self.start
-        twin.pending = self.pending
-        for part in ("sampler", "grammar", "text", "stops"):
-            value = getattr(self, part)
-            setattr(twin, part, None if value is None else value.fork())
-        return twin
+        with self.owner.change(self):
+            twin = Session(self.owner, self.kv.fork(), adapters=self.adapters)
+            twin.tokens, twin.start, twin.pending = list(self.tokens), self.start, self.pending
+            for part in ("sampler", "grammar", "text", "stops"):
+                value = getattr(self, part)
+                setattr(twin, part, None if value is None else value.fork())
+            return self.owner.keep(twin)
+
+    def extend(self, ids: list[int]) -> None:
+        """Append tokens, not yet evaluated. Sampler, grammar and text of what was generated before are over."""
+        with self.owner.change(self):
+            self.tokens.extend(ids)
+            self.start = len(self.tokens)
+            self._forget()
 
     def truncate(self, length: int) -> None:
         """Forget tokens from `length` on. Sampler, grammar and text go too: what they have seen cannot be unseen."""
-        if not 0 <= length <= len(self.tokens):
-            raise ContextError(f"truncate: found length {length}, wanted 0 to {len(self.tokens)}")
-        if length == len(self.tokens):
-            return
-        del self.tokens[length:]
-        if self.kv.length > length:
-            self.kv.truncate(length)
-        self.start = min(self.start, length)
-        self.pending = self.sampler = self.grammar = self.text = self.stops = None
+        with self.owner.change(self):
+            if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length <= len(self.tokens):
+                raise ContextError(f"truncate: found length {length!r}, wanted 0 to {len(self.tokens)}")
+            if length == len(self.tokens):
+                return
+            del self.tokens[length:]
+            if self.kv.length > length:
+                self.kv.truncate(length)
+            self.start = min(self.start, length)
+            self._forget()
 
-    def release(self) -> None:
-        """Give the pages back; the tokens stay, so the session can go on at the price of evaluating them again."""
-        self.kv.release()
+    def close(self) -> None:
+        """Give the pages back for good; its tokens can still be read."""
+        with self.owner.change(self):
+            self.owner.drop(self)
+
+    def _forget(self) -> None:
+        self.pending = self.sampler = self.grammar = self.text = self.stops = None

@@ -88,7 +88,8 @@ class SsmStatePool:
     def load(self, slot: int, checkpoint: list[np.ndarray]) -> None:
         """Put a checkpoint of `save` into a slot."""
         self.slots.check(slot)
-        if [saved.shape for saved in checkpoint] != [layer.shape[1:] for layer in self.layers]:
-            raise PoolError(f"checkpoint: found shapes {[saved.shape for saved in checkpoint]}, wanted {[layer.shape[1:] for layer in self.layers]}")
+        found, wanted = [saved.shape for saved in checkpoint], [layer.shape[1:] for layer in self.layers]
+        if found != wanted:
+            raise PoolError(f"checkpoint: found shapes {found}, wanted {wanted}")
         for layer, saved in zip(self.layers, checkpoint):
             layer[slot] = saved

@@ -104,11 +104,12 @@ class NullProgram:
 
 def core(*, program=None, memory=None, context_size=400, prefix=None, **more) -> EngineCore:
     """An engine over a null program; `prefix=False` is without a prefix cache."""
-    return EngineCore(program or NullProgram(), memory or NullMemory(more.get("page_size", 16)), batch=NullBatch, flag=Flag(), context_size=context_size,
-                      prefix=None if prefix is False else dict(prefix or {}), **more)
+    return EngineCore(program or NullProgram(), memory or NullMemory(more.get("page_size", 16)), batch=NullBatch, flag=Flag(),
+                      context_size=context_size, prefix=None if prefix is False else dict(prefix or {}), **more)
 
 
-def request(engine: EngineCore, prompt, *, max_tokens: int = 8, sampler: SamplerConfig | None = None, session=None, **attributes) -> Request:
+def request(engine: EngineCore, prompt, *, max_tokens: int = 8, sampler: SamplerConfig | None = None, session=None,
+            **attributes) -> Request:
     """A generation over token ids, not yet submitted."""
     session = session or engine.new_session(prompt)
     session.sampler = session.sampler or Sampler(sampler or SamplerConfig.greedy(), VOCAB)

@@ -24,7 +24,8 @@ def test_chunks_do_not_change_a_bit(mode, cuts, normalize):
 
 
 @pytest.mark.parametrize(("mode", "wanted"), (
-    ("last", ROWS[-1]), ("cls", ROWS[0]), ("max", ROWS.max(0)), ("none", ROWS), ("mean", ROWS.astype(np.float64).mean(0).astype(np.float32))))
+    ("last", ROWS[-1]), ("cls", ROWS[0]), ("max", ROWS.max(0)), ("none", ROWS),
+    ("mean", ROWS.astype(np.float64).mean(0).astype(np.float32))))
 def test_modes_are_what_they_say(mode, wanted):
     assert np.allclose(pooled(PoolingMode(mode), [7], normalize=False), wanted, rtol=1e-6, atol=0)
 

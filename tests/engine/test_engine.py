@@ -38,8 +38,8 @@ def test_tokens_do_not_depend_on_companions_chunks_cache_or_preemption(data):
     seed = data.draw(st.integers(0, 2**32))
     rng = random.Random(seed)
     max_batch = data.draw(st.sampled_from([4, 16, 64, 512]))
-    config = SchedulerConfig(max_batch_tokens=max_batch, max_batch_sequences=rng.randint(1, min(8, max_batch)), max_sequences=rng.randint(1, 12),
-                             max_prefill_tokens=rng.randint(1, 64), prefill_chunk=rng.randint(1, 128))
+    config = SchedulerConfig(max_batch_tokens=max_batch, max_batch_sequences=rng.randint(1, min(8, max_batch)),
+                             max_sequences=rng.randint(1, 12), max_prefill_tokens=rng.randint(1, 64), prefill_chunk=rng.randint(1, 128))
     engine = core(scheduler=config, max_pages=rng.choice([None, 12, 16, 30]), prefix=rng.choice([None, False, {"max_entries": 2}]))
     beginnings = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 70))] for _ in range(3)]
     jobs = []
@@ -213,8 +213,8 @@ def test_a_shifted_context_goes_on_and_equals_its_definition():
 def test_a_session_goes_on_where_it_stopped():
     engine = core()
     session = engine.keep(engine.new_session([4, 5, 6]))
-    first = engine.submit(request(engine, None, session=session, max_tokens=7, keep=True)).result(5)
-    rest = engine.submit(request(engine, None, session=session, max_tokens=9, keep=True)).result(5)
+    first = engine.submit(request(engine, None, session=session, max_tokens=7)).result(5)
+    rest = engine.submit(request(engine, None, session=session, max_tokens=9)).result(5)
     assert list(first.tokens + rest.tokens) == solo([4, 5, 6], 16)
     engine.drop(session)
     engine.close()
@@ -224,20 +224,19 @@ def test_forks_share_pages_and_go_their_own_ways():
     memory = NullMemory()
     engine = core(memory=memory, prefix=False)
     session = engine.keep(engine.new_session(list(range(40))))
-    engine.submit(request(engine, None, session=session, max_tokens=5, keep=True)).result(5)
+    engine.submit(request(engine, None, session=session, max_tokens=5)).result(5)
     used, copied = engine.pool.pages_used, memory.copied
     twins = []
     for token in (1, 2):
-        with engine.change(session):
-            twin = engine.keep(session.fork())
-        twin.tokens.append(token)
+        twin = session.fork()
+        twin.extend([token])
         twins.append(twin)
     assert engine.pool.pages_used == used and memory.copied == copied
     base = list(session.tokens)
     for token, twin in zip((1, 2), twins):
-        done = engine.submit(request(engine, None, session=twin, max_tokens=6, keep=True)).result(5)
+        done = engine.submit(request(engine, None, session=twin, max_tokens=6)).result(5)
         assert list(done.tokens) == solo([*base, token], 6)
-    done = engine.submit(request(engine, None, session=session, max_tokens=6, keep=True)).result(5)
+    done = engine.submit(request(engine, None, session=session, max_tokens=6)).result(5)
     assert list(done.tokens) == solo(base, 6)
     for each in (session, *twins):
         engine.drop(each)

@@ -140,7 +140,8 @@ def children_differ(cache):
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40), st.integers(0, 2), st.integers(0, 40)), max_size=14), st.integers(1, 6), st.integers(3, 30))
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40), st.integers(0, 2), st.integers(0, 40)), max_size=14), st.integers(1, 6),
+       st.integers(3, 30))
 def test_any_history_finds_true_prefixes_within_the_limits(history, entries, pages):
     cache = tree(max_entries=entries, max_memory_bytes=pages * 1024, min_prefix_len=1)
     for one, first, two, second in history:

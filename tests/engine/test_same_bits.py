@@ -1,4 +1,4 @@
-"""The same bits on real models: a request's tokens and logits are those of its solo run, whoever shares its steps and whatever was cached."""
+"""The same bits on real models: a request's tokens and logits are those of its solo run, whoever shares its steps, whatever was cached."""
 import random
 
 import numpy as np
@@ -48,7 +48,8 @@ def test_tokens_and_logits_equal_the_solo_run(model, seed):
                        max_pages=rng.choice([None, 9, 14])) as engine:
         for _ in range(rng.randint(2, 8)):
             prompt = rng.choice(beginnings)[:rng.randint(1, 60)] + [rng.randrange(vocab) for _ in range(rng.randint(0, 20))]
-            options = dict(max_tokens=rng.randint(1, 24), sampler=rng.choice([SamplerConfig.greedy(), SamplerConfig(seed=rng.randrange(99))]))
+            sampler = rng.choice([SamplerConfig.greedy(), SamplerConfig(seed=rng.randrange(99))])
+            options = dict(max_tokens=rng.randint(1, 24), sampler=sampler)
             jobs.append((*recorded(engine, prompt, **options), prompt, options))
             if rng.random() < 0.2:
                 rng.choice(jobs)[0].cancel()

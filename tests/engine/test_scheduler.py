@@ -61,7 +61,8 @@ def test_the_defaults_are_the_documented_ones():
     assert (PREFILL_CHUNK, MAX_DECODE_WAIT_MS) == (512, 100)
 
 
-@pytest.mark.parametrize(("field", "value"), (("max_sequences", 0), ("max_batch_tokens", True), ("max_prefill_tokens", 1.5), ("max_batch_tokens", 3)))
+@pytest.mark.parametrize(("field", "value"), (("max_sequences", 0), ("max_batch_tokens", True), ("max_prefill_tokens", 1.5),
+                                              ("max_batch_tokens", 3)))
 def test_impossible_bounds_raise(field, value):
     with pytest.raises(ConfigError, match=field):
         SchedulerConfig(**{field: value})
@@ -194,8 +195,8 @@ def test_hidden_rows_and_logits_take_turns():
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 120), st.integers(1, 30)), min_size=1, max_size=12), st.integers(9, 40), st.integers(1, 6), st.integers(1, 64),
-       st.integers(1, 8))
+@given(st.lists(st.tuples(st.integers(1, 120), st.integers(1, 30)), min_size=1, max_size=12), st.integers(9, 40), st.integers(1, 6),
+       st.integers(1, 64), st.integers(1, 8))
 def test_everybody_finishes_within_the_bounds_of_every_step(jobs, pages, batch, chunk, running):
     room = Pages(pages)
     config = dict(max_batch_sequences=batch, max_batch_tokens=64, prefill_chunk=chunk, max_prefill_tokens=chunk, max_sequences=running)

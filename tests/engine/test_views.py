@@ -15,7 +15,8 @@ def test_a_row_of_a_batch_knows_its_page():
     one, two = filled(pool, 20), filled(pool, 5)
     view = BatchedKvView([(one, 15, 4), (two, 4, 1)])
     assert len(view) == 5
-    assert view[0] == KvSlot(0, 15, one.pages[0], 15) and view[1] == KvSlot(0, 16, one.pages[1], 0) and view[4] == KvSlot(1, 4, two.pages[0], 4)
+    assert view[0] == KvSlot(0, 15, one.pages[0], 15)
+    assert view[1] == KvSlot(0, 16, one.pages[1], 0) and view[4] == KvSlot(1, 4, two.pages[0], 4)
     assert view.row_table.tolist() == [0, 0, 0, 0, 1] and view.positions.tolist() == [15, 16, 17, 18, 4]
     with pytest.raises(PoolError, match="reserved pages"):
         BatchedKvView([(two, 4, 20)])

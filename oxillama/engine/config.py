@@ -1,0 +1,65 @@
+"""`EngineConfig`: how a model is loaded and served."""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from oxillama.engine.scheduler import PREFILL_CHUNK, SchedulerConfig
+from oxillama.errors import ConfigError
+from oxillama.sampling import SamplerConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """How a model is loaded and served; the fields are keyword arguments of `load` too.
+
+    model_path: a GGUF file (any shard of a set), None for the embedded model. tokenizer_path: a tokenizer.json instead of the file's own
+    vocabulary. context_size: most tokens of a session, None for the model's own; costs nothing until used. num_threads: None for the
+    cores this process may use. prefill_chunk_size: most prompt tokens of a step. kv_type: "f16" or "f32". max_pages: pages of `page_size`
+    tokens in all, None for as many as memory allows. prefix_cache: keep the pages of what was evaluated, within `prefix_max_entries` and
+    `prefix_max_bytes`, for prompts that begin alike in at least `prefix_min_tokens`.
+    """
+
+    model_path: str | Path | None = None
+    tokenizer_path: str | Path | None = None
+    context_size: int | None = None
+    num_threads: int | None = None
+    sampler: SamplerConfig = SamplerConfig()
+    prefill_chunk_size: int = PREFILL_CHUNK
+    kv_type: str = "f16"
+    page_size: int = 16
+    max_pages: int | None = None
+    scheduler: SchedulerConfig | None = None
+    prefix_cache: bool = True
+    prefix_min_tokens: int = 4
+    prefix_max_entries: int = 256
+    prefix_max_bytes: int = 512 << 20
+
+    def __post_init__(self) -> None:
+        for name in ("context_size", "num_threads", "prefill_chunk_size", "max_pages"):
+            value = getattr(self, name)
+            if value is None and name != "prefill_chunk_size":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name}: found {value!r}, wanted an integer of 1 or more")
+        if self.kv_type not in ("f16", "f32"):
+            raise ConfigError(f"kv_type: found {self.kv_type!r}, wanted 'f16' or 'f32'")
+        if not isinstance(self.sampler, SamplerConfig):
+            raise ConfigError(f"sampler: found {type(self.sampler).__name__}, wanted a SamplerConfig")
+        if self.scheduler is not None and not isinstance(self.scheduler, SchedulerConfig):
+            raise ConfigError(f"scheduler: found {type(self.scheduler).__name__}, wanted a SchedulerConfig")
+        self.scheduling()
+
+    def prefix(self) -> dict | None:
+        """The limits of the prefix cache, None where there is none."""
+        limits = dict(min_prefix_len=self.prefix_min_tokens, max_entries=self.prefix_max_entries, max_memory_bytes=self.prefix_max_bytes)
+        return limits if self.prefix_cache else None
+
+    def scheduling(self) -> SchedulerConfig:
+        """The scheduler's config with `prefill_chunk_size` in it."""
+        chunk = self.prefill_chunk_size
+        if self.scheduler is None:
+            return SchedulerConfig(prefill_chunk=chunk, max_batch_tokens=max(SchedulerConfig().max_batch_tokens, chunk))
+        if chunk > self.scheduler.max_batch_tokens:
+            raise ConfigError(f"prefill_chunk_size: found {chunk}, the scheduler's max_batch_tokens is {self.scheduler.max_batch_tokens}")
+        return replace(self.scheduler, prefill_chunk=chunk)

@@ -1,0 +1,110 @@
+"""Sessions by a machine that tries everything: forks, truncations, generations and drops, against plain lists of tokens."""
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from null import VOCAB, core, hashed, request, solo
+
+from oxillama.engine.scheduler import SchedulerConfig
+from oxillama.errors import ContextError, EngineError
+from oxillama.sampling import SamplerConfig
+
+SEEDED = SamplerConfig(seed=3)
+
+
+class SessionMachine(RuleBasedStateMachine):
+    """Every session is a list of tokens; whatever was shared, its logits are those of the list."""
+
+    def __init__(self):
+        super().__init__()
+        self.engine = core(max_pages=40, scheduler=SchedulerConfig(max_batch_tokens=16, prefill_chunk=7, max_batch_sequences=3))
+        self.sessions = [(self.engine.keep(self.engine.new_session()), [])]
+
+    def teardown(self):
+        for session, _ in self.sessions:
+            session.close()
+        found = self.engine.metrics()
+        assert found.pages_leaked == 0 and found.pages_used == found.pages_cached
+        self.engine.close()
+        assert self.engine.pool.pages_used == 0
+
+    @rule(index=st.integers(0, 99), ids=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40))
+    def extend(self, index, ids):
+        session, held = self.sessions[index % len(self.sessions)]
+        if len(held) + len(ids) > 300:
+            return
+        held.extend(ids)
+        assert (self.engine.extend(session, ids) == hashed(held, VOCAB)).all()
+
+    @rule(pairs=st.lists(st.tuples(st.integers(0, 99), st.integers(1, 12)), min_size=1, max_size=4, unique_by=lambda pair: pair[0] % 7))
+    def generate_together(self, pairs):
+        jobs = {}
+        for index, count in pairs:
+            session, held = self.sessions[index % len(self.sessions)]
+            if held and len(held) < 300 and id(session) not in jobs:
+                session.sampler = None
+                job = request(self.engine, None, session=session, max_tokens=count, sampler=SEEDED)
+                jobs[id(session)] = (self.engine.submit(job), held, count)
+        for job, held, count in jobs.values():
+            wanted = solo(held, count, SEEDED)
+            assert list(job.result(20).tokens) == wanted
+            held.extend(wanted)
+
+    @precondition(lambda self: len(self.sessions) < 6)
+    @rule(index=st.integers(0, 99))
+    def fork(self, index):
+        session, held = self.sessions[index % len(self.sessions)]
+        self.sessions.append((session.fork(), list(held)))
+
+    @rule(index=st.integers(0, 99), share=st.floats(0, 1))
+    def truncate(self, index, share):
+        session, held = self.sessions[index % len(self.sessions)]
+        del held[int(share * len(held)):]
+        session.truncate(len(held))
+
+    @precondition(lambda self: len(self.sessions) > 1)
+    @rule(index=st.integers(0, 99))
+    def close(self, index):
+        self.sessions.pop(index % len(self.sessions))[0].close()
+
+    @invariant()
+    def tokens_are_the_lists_and_no_page_is_lost(self):
+        assert all(session.tokens == held and session.kv.length <= len(held) for session, held in self.sessions)
+        assert self.engine.metrics().pages_leaked == 0
+
+
+TestSessionMachine = SessionMachine.TestCase
+TestSessionMachine.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+
+
+def test_a_busy_session_refuses_changes():
+    engine = core()
+    session = engine.keep(engine.new_session([1, 2]))
+    session.busy = True
+    for change in (session.fork, lambda: session.truncate(1), lambda: session.extend([1]), session.close):
+        with pytest.raises(EngineError, match="a request is running"):
+            change()
+    session.busy = False
+    with pytest.raises(ContextError, match="length 3, wanted 0 to 2"):
+        session.truncate(3)
+    engine.close()
+
+
+def test_idle_sessions_lend_their_pages_and_go_on_with_the_same_bits():
+    engine = core(max_pages=8, prefix=False)
+    idle = engine.keep(engine.new_session())
+    engine.extend(idle, list(range(60)))
+    busy = engine.submit(request(engine, [3] * 70, max_tokens=20))
+    assert list(busy.result(5).tokens) == solo([3] * 70, 20) and not idle.kv.pages
+    assert (engine.extend(idle, [5]) == hashed([*range(60), 5], VOCAB)).all()
+    engine.close()
+
+
+def test_tokens_that_did_not_fit_are_taken_back():
+    engine = core(context_size=50)
+    session = engine.keep(engine.new_session())
+    engine.extend(session, [1] * 40)
+    with pytest.raises(ContextError, match="40 tokens and 11 more"):
+        engine.extend(session, [2] * 11)
+    assert session.tokens == [1] * 40
+    engine.close()
