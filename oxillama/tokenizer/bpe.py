@@ -4,6 +4,8 @@ Source: Radford et al. 2019 (GPT-2): every byte is written as one printable char
 """
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from oxillama.errors import TokenizerError
@@ -30,16 +32,19 @@ class BpeEncoder:
     def __init__(self, vocabulary: Vocabulary, *, allow_unknown_pre: bool = False) -> None:
         if vocabulary.pre not in SPLITS and not allow_unknown_pre:
             raise TokenizerError(f"tokenizer.ggml.pre: found {vocabulary.pre!r}, wanted one of {', '.join(sorted(SPLITS))}")
-        ids = {text: token for token, text in reversed(list(enumerate(vocabulary.tokens)))}      # of equal texts the first counts
-        merges = []
-        for index, merge in enumerate(vocabulary.merges):
-            left, space, right = merge.partition(" ") if not merge.startswith(" ") else _after_first(merge)
-            if not space or not left or not right:
-                raise TokenizerError(f"tokenizer.ggml.merges: merge {index} is {merge[:40]!r}, wanted two pieces with a space between")
-            if left in ids and right in ids and left + right in ids:       # a merge without its token can never be taken
-                merges.append((left, right))
+        tokens = vocabulary.tokens
+        ids = dict(zip(tokens, range(len(tokens))))
+        if len(ids) < len(tokens):                      # of equal texts the first counts
+            ids = dict(zip(reversed(tokens), reversed(range(len(tokens)))))
         self._missing = frozenset(byte for byte, char in BYTE_TO_CHAR.items() if char not in ids)
-        model = models.BPE(vocab=ids, merges=merges, ignore_merges=vocabulary.pre in WHOLE_WORDS)
+        whole_words = vocabulary.pre in WHOLE_WORDS
+        pairs = [tuple(merge.split(" ")) for merge in vocabulary.merges]
+        try:
+            if {*map(len, pairs)} - {2} or len(set(pairs)) < len(pairs):
+                raise ValueError("not the usual case")
+            model = models.BPE(vocab=ids, merges=pairs, ignore_merges=whole_words)
+        except Exception:                               # the library's own is untyped: an odd merge, or one of pieces that are no tokens
+            model = models.BPE(vocab=ids, merges=_possible_merges(vocabulary.merges, ids), ignore_merges=whole_words)
         self._tokenizer = Tokenizer(model)
         splits = SPLITS.get(vocabulary.pre, SPLITS["default"])
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
@@ -55,7 +60,14 @@ class BpeEncoder:
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def _after_first(merge: str) -> tuple[str, str, str]:
-    """Split at the first space that is not the merge's own first character."""
-    left, space, right = merge[1:].partition(" ")
-    return merge[0] + left, space, right
+def _possible_merges(merges: Sequence[str], ids: Mapping[str, int]) -> list[tuple[str, str]]:
+    """The merges as pairs: each once, the first of equals; those whose pieces or product are no tokens can never be taken."""
+    pairs: dict[tuple[str, str], None] = {}
+    for index, merge in enumerate(merges):
+        middle = merge.find(" ", 1)                     # a piece may begin with a space, never hold one elsewhere
+        left, right = merge[:middle], merge[middle + 1:]
+        if middle < 0 or not right:
+            raise TokenizerError(f"tokenizer.ggml.merges: merge {index} is {merge[:40]!r}, wanted two pieces with a space between")
+        if left in ids and right in ids and left + right in ids:
+            pairs[left, right] = None
+    return list(pairs)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
+from itertools import islice
+from operator import add
 
 from oxillama.errors import TokenizerError
 from oxillama.tokenizer.vocabulary import BYTE, NORMAL, UNUSED, USER_DEFINED, Vocabulary
@@ -34,7 +36,9 @@ class SpmEncoder:
                 self._ids.setdefault(text, token)
             elif kind == BYTE:
                 self._bytes.setdefault(byte_value(text, token), token)
-        self._scores = scores
+        best_first = {score: rank for rank, score in enumerate(sorted({scores[token] for token in self._ids.values()}, reverse=True))}
+        self._ranks = {text: best_first[scores[token]] for text, token in self._ids.items()}
+        self._longest = max(map(len, self._ids), default=0)
         self._unknown = vocabulary.special.get("unk")
         crosses = any(MARK in text[1:] and text.strip(MARK) and re.search(f"[^{MARK}]{MARK}", text) for text in self._ids)
         self._cut = None if crosses else re.compile(f"(?<=[^{MARK}])(?={MARK})")
@@ -53,31 +57,36 @@ class SpmEncoder:
         whole = self._ids.get(text)
         if whole is not None and len(text) == 1:
             return (whole,)
-        ids, scores = self._ids, self._scores
         pieces: list[str] = list(text)
-        after = list(range(1, len(pieces) + 1))
-        before = list(range(-1, len(pieces) - 1))
-        queue = []
-        for i in range(len(pieces) - 1):
-            token = ids.get(pieces[i] + pieces[i + 1])
-            if token is not None:
-                queue.append((-scores[token], i, i + 1, 2))
-        heapify(queue)
         n = len(pieces)
+        after = list(range(1, n + 1))
+        before = list(range(-1, n - 1))
+        # One integer orders a possible merge: rank of its score, then place, then size (to tell whether it still stands when it is due).
+        by_size = self._longest + 1
+        by_rank = n * by_size
+        rank_of = self._ranks.get
+        queue = [rank * by_rank + i * by_size + 2 for i, rank in enumerate(map(rank_of, map(add, pieces, islice(pieces, 1, None))))
+                 if rank is not None]
+        heapify(queue)
         while queue:
-            _, left, right, size = heappop(queue)
-            if not pieces[left] or not pieces[right] or after[left] != right or len(pieces[left]) + len(pieces[right]) != size:
+            place, size = divmod(heappop(queue) % by_rank, by_size)
+            left, right = pieces[place], after[place]
+            if not left or right == n or len(left) + len(pieces[right]) != size:
                 continue                                  # one of the two has merged with somebody else meanwhile
-            pieces[left] += pieces[right]
+            joined = pieces[place] = left + pieces[right]
             pieces[right] = ""
-            after[left] = after[right]
-            if after[left] < n:
-                before[after[left]] = left
-            for a, b in ((before[left], left), (left, after[left])):
-                if a >= 0 and b < n:
-                    token = ids.get(pieces[a] + pieces[b])
-                    if token is not None:
-                        heappush(queue, (-scores[token], a, b, len(pieces[a]) + len(pieces[b])))
+            right = after[place] = after[right]
+            if right < n:
+                before[right] = place
+                rank = rank_of(joined + pieces[right])
+                if rank is not None:
+                    heappush(queue, rank * by_rank + place * by_size + size + len(pieces[right]))
+            left_place = before[place]
+            if left_place >= 0:
+                rank = rank_of(pieces[left_place] + joined)
+                if rank is not None:
+                    heappush(queue, rank * by_rank + left_place * by_size + size + len(pieces[left_place]))
+        ids = self._ids
         out: list[int] = []
         for piece in pieces:
             if piece:
