@@ -2,6 +2,7 @@
 
 `OXILLAMA_BUILD_ONLY=sampler,trie` rebuilds just those modules while working on them.
 """
+import copy
 import os
 import sys
 from glob import glob
@@ -9,6 +10,7 @@ from glob import glob
 import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 only = {name for name in os.environ.get("OXILLAMA_BUILD_ONLY", "").split(",") if name}
 headers = sorted(glob("csrc/**/*.h", recursive=True) + glob("csrc/**/*.inc", recursive=True) + glob("csrc/**/*.def", recursive=True))
@@ -44,8 +46,24 @@ for path in sorted(glob("oxillama/_core/*.pyx")):
         define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"), ("_GNU_SOURCE", None)],
     ))
 
-setup(ext_modules=cythonize(
-    extensions, include_path=["."],
+cores = os.cpu_count() or 1
+
+
+class BuildExt(build_ext):
+    """Builds extensions side by side, each with an object folder of its own: some of them compile the same C file."""
+
+    def finalize_options(self):
+        super().finalize_options()
+        self.parallel = self.parallel or cores
+
+    def build_extension(self, ext):
+        own = copy.copy(self)
+        own.build_temp = os.path.join(self.build_temp, ext.name)
+        super(BuildExt, own).build_extension(ext)
+
+
+setup(cmdclass={"build_ext": BuildExt}, ext_modules=cythonize(
+    extensions, include_path=["."], nthreads=cores if sys.platform == "linux" else 0,
     compiler_directives={"language_level": 3, "boundscheck": False, "wraparound": False, "cdivision": True,
                          "initializedcheck": False, "embedsignature": True, "binding": True},
 ))
