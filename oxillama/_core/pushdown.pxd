@@ -25,7 +25,7 @@ cdef class Machine:
     cdef uint8_t *final_state
     cdef uint8_t *important
     cdef int32_t stamp_now
-    cdef object bodies, bodies_seen, weights, utf8_cache, uses
+    cdef object bodies, bodies_seen, weights, utf8_cache, uses, tails
     cdef Py_ssize_t max_states, max_configs, max_items
     cdef int32_t max_depth
     cdef readonly int symbols

@@ -243,6 +243,7 @@ cdef class Machine:
         self.bodies = list(rules)
         self.weights = {}
         self.utf8_cache = {}
+        self.tails = {}
         self.bodies_seen = {}
         self._count_uses()
         self._emit_all(names)
@@ -379,6 +380,9 @@ cdef class Machine:
                 s = t
         elif kind == 3:
             for part in node[1]:
+                if part[0] <= 1 or part[0] == 5 or part[0] == 6:
+                    self._emit(part, a, b, depth + 1)
+                    continue
                 # own end states: an alternative that ends in a loop must not leak into its siblings
                 s, t = self._state(), self._state()
                 self._eps(a, s)
@@ -418,16 +422,16 @@ cdef class Machine:
         sequences = self.utf8_cache.get(ranges)
         if sequences is None:
             sequences = self.utf8_cache[ranges] = utf8_sequences(ranges)
-        tails = {(): b}                       # states from which exactly this tail of byte ranges leads to b
+        tails = self.tails                    # (tail, b) -> the state from which exactly this tail of byte ranges leads to b
         for sequence in sequences:
             t = b
             for i in range(len(sequence) - 1, 0, -1):
                 tail = sequence[i:]
-                known = tails.get(tail)
+                known = tails.get((tail, b))
                 if known is None:
                     s = self._state()
                     self._bytes(s, sequence[i][0], sequence[i][1], t)
-                    tails[tail] = s
+                    tails[(tail, b)] = s
                     t = s
                 else:
                     t = known
@@ -516,7 +520,7 @@ cdef class Machine:
             self.important[i] = (self.final_state[i] or self.byte_at.data[i + 1] > self.byte_at.data[i]
                                  or self.call_at.data[i + 1] > self.call_at.data[i])
         self._refuse_left_recursion(names)
-        self.bodies = self.weights = self.utf8_cache = self.uses = self.bodies_seen = None
+        self.bodies = self.weights = self.utf8_cache = self.uses = self.bodies_seen = self.tails = None
 
     def _prune(self):
         """Drops edges that cannot lead to a finished match (calls of rules that never finish among them)."""

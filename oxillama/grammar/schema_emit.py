@@ -675,9 +675,8 @@ class Emitter:
 
     def names_but(self, known: frozenset[str]) -> tuple:
         """Any name that is not known, as a network along the known names' letters."""
-        free = repeat(self.block("key-char"))
         if not known:
-            return free
+            return repeat(self.block("key-char"))
         children: list[dict[str, int]] = [{}]
         ends = {0: "" in known}
         for name in sorted(known):
@@ -695,10 +694,10 @@ class Emitter:
                      if not 0xD800 <= ord(c) <= 0xDFFF]
             letters = tuple(sorted(follow))
             if letters not in others:
-                others[letters] = seq(self.spell(complement(merge((ord(c), ord(c)) for c in letters))), free)
+                others[letters] = self.spell(complement(merge((ord(c), ord(c)) for c in letters)))
             edges.append((others[letters], last))
             states.append((not ends.get(at, False), tuple(edges)))
-        states.append((True, ()))
+        states.append((True, ((self.block("key-char"), last),)))
         return (NETWORK, 0, tuple(states))
 
 
