@@ -20,7 +20,7 @@ from oxillama.embedded import embedded_path
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.embedding import Pooler, PoolingMode
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.generation import Options, Vocabulary, make_request
+from oxillama.engine.generation import Options, Vocabulary, make_request, response_constraint
 from oxillama.engine.metrics import MetricsSnapshot
 from oxillama.engine.raw import RawLoop, diagnose
 from oxillama.engine.request import Completion, Request, Stream
@@ -184,18 +184,17 @@ class InferenceEngine:
         self._recent = request.session
         return Stream(request)
 
-    def chat(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, stream: bool = False, template: dict | None = None,
-             **options: Any) -> Completion | Stream:
-        """The reply to a conversation, through the model's own chat template; `template` holds more variables for it."""
-        request = self.submit_chat(messages, tools=tools, template=template, **options)
+    def chat(self, messages: Sequence[dict], *, stream: bool = False, **options: Any) -> Completion | Stream:
+        """The reply to a conversation, through the model's own chat template; options are those of `submit_chat` and `generate`."""
+        request = self.submit_chat(messages, **options)
         self._recent = request.session
         return Stream(request) if stream else _finished(request)
 
-    def submit_chat(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, template: dict | None = None,
-                    **options: Any) -> Request:
-        """Start a reply and return at once."""
+    def submit_chat(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, response_format: dict | None = None,
+                    template: dict | None = None, **options: Any) -> Request:
+        """Start a reply and return at once. `template` holds more variables for the chat template; response_format asks for JSON."""
         text = self.render_chat(messages, tools=tools, **(template or {}))
-        return self.submit(self.tokenize(text, add_special=False), **options)
+        return self.submit(self.tokenize(text, add_special=False), **response_constraint(response_format), **options)
 
     def render_chat(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, add_generation_prompt: bool = True,
                     **variables: Any) -> str:

@@ -97,6 +97,25 @@ def test_generate_none_goes_on_with_the_last_session(engine):
     engine.reset()
 
 
+def test_sessions_fork_and_go_their_own_ways(engine):
+    ids = engine.tokenize("Once upon a time, there was a")
+    base = engine.session()
+    row = engine.prefill(ids, session=base)
+    assert np.array_equal(row, engine.logits(ids)[-1])
+    used = engine.metrics().pages_used
+    twins = [base.fork() for _ in range(3)]
+    assert engine.metrics().pages_used == used
+    for twin, word in zip(twins, (" cat", " dog", " big tree")):
+        more = engine.tokenize(word, add_special=False)
+        done = engine.generate(word, session=twin, max_tokens=8, sampler=GREEDY)
+        assert done.tokens == engine.generate([*ids, *more], max_tokens=8, sampler=GREEDY, cache_prompt=False).tokens
+        assert twin.tokens == [*ids, *more, *done.tokens]
+    assert base.tokens == ids and np.array_equal(engine.forward_one(5, session=base), engine.logits([*ids, 5])[-1])
+    for each in (base, *twins):
+        each.close()
+    assert engine.metrics().pages_leaked == 0
+
+
 def test_streams_are_the_completion_in_pieces(engine):
     whole = engine.generate("Once upon", max_tokens=40, sampler=GREEDY)
     stream = engine.stream("Once upon", max_tokens=40, sampler=GREEDY)

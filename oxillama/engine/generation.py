@@ -86,6 +86,24 @@ class Options:
         return config
 
 
+def response_constraint(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The option of `Options` that a chat's response_format stands for: text, json_object, or json_schema with its schema."""
+    if response_format is None:
+        return {}
+    kind = response_format.get("type") if isinstance(response_format, Mapping) else None
+    if kind == "text":
+        return {}
+    if kind == "json_object":
+        return {"json_schema": {"type": "object"}}
+    if kind == "json_schema":
+        given = response_format.get("json_schema", response_format)
+        schema = given.get("schema") if isinstance(given, Mapping) else None
+        if schema is None:
+            raise ConfigError("response_format: found json_schema without a schema, wanted json_schema: {schema: ...}")
+        return {"json_schema": schema}
+    raise ConfigError(f"response_format: found {response_format!r}, wanted a type of text, json_object or json_schema")
+
+
 class Vocabulary:
     """A tokenizer with what requests share: end-of-generation ids, the token masker, compiled grammars, DRY's breakers."""
 
