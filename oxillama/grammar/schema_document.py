@@ -190,22 +190,40 @@ class Document:
 
     def refuse_loops(self) -> None:
         """Raises if a schema refers to itself at the same place of the value: nothing would ever be decided."""
-        colour = [0] * len(self.schemas)
-        for first in range(1, len(self.schemas)):
-            path = [(first, None)] if colour[first] == 0 else []
+        colour: dict[int, int] = {}                  # 1: on the path, 2: done
+        for first in sorted(self._reached()):
+            path = [(first, None)] if first not in colour else []
             while path:
                 node, rest = path.pop()
                 if rest is None:
                     colour[node] = 1
                     rest = self._beside(node)
                 for target in rest:
-                    if target < len(colour) and colour[target] == 1:
+                    if colour.get(target) == 1:
                         raise GrammarError(f"schema {self.pointers[target] or '/'}: refers to itself without end")
-                    if target < len(colour) and colour[target] == 0:
+                    if target not in colour:
                         path += [(node, rest), (target, None)]
                         break
                 else:
                     colour[node] = 2
+
+    def _reached(self) -> set[int]:
+        """The nodes that some value may meet: definitions only where they are referred to."""
+        reached, todo = set(), [self.root] if self.root else []
+        while todo:
+            node = todo.pop()
+            if node in reached:
+                continue
+            reached.add(node)
+            todo.extend(self._beside(node))
+            schema = self.keywords(node)
+            for key, value in schema.items():
+                if key in MAPS and isinstance(value, dict) and key not in ("$defs", "definitions"):
+                    subs = value.values()
+                else:
+                    subs = value if key in LISTS and isinstance(value, list) else [value] if key in SINGLES else []
+                todo += [self.numbers[id(sub)] for sub in subs if isinstance(sub, dict) and id(sub) in self.numbers]
+        return reached
 
     def _beside(self, node: int):
         """The nodes that apply to the same value as this one does."""

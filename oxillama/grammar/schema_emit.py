@@ -474,7 +474,7 @@ class Emitter:
         space = self.spelling.space
         inner = self.members(facts)
         parts = []
-        if not facts.required and facts.min_properties == 0 and not facts.extras:
+        if not facts.required and facts.min_properties == 0 and not facts.owed:
             parts.append(seq(literal("{"), space, space, literal("}")))
         if inner != NEVER:
             parts.append(seq(literal("{"), space, inner, space, literal("}")))
@@ -497,12 +497,11 @@ class Emitter:
                 named.append((entry, name in facts.required))
             else:
                 loose.append(entry)
-        if len(loose) > MAX_LOOSE or facts.max_properties is not None or facts.min_properties > 1 or facts.extras:
+        if len(loose) > MAX_LOOSE or facts.max_properties is not None or facts.min_properties > 1 or facts.owed:
             named += [(entry, True) for entry in loose]
             loose = []
-        extra = self.guard("additionalProperties", lambda: self.further(facts, known, ()), NEVER)
-        owed = [self.guard("not", lambda e=e: self.further(facts, known | e[0], e[1], e[2], e[3], named_too=e), NEVER)
-                for e in facts.extras]
+        extra = self.guard("additionalProperties", lambda: self.further(facts, known), NEVER)
+        owed = [self.guard("not", lambda e=e: self.further(facts, known, e), NEVER) for e in facts.owed]
         if NEVER in owed:
             return NEVER
         most, least = facts.max_properties, facts.min_properties
@@ -562,8 +561,8 @@ class Emitter:
         if owed:
             if len(owed) > 1 or missing > 1 or (most is not None):
                 raise GrammarError(f"schema {self.where}: several members of which only the kind is known cannot be enforced at once")
-            more = repeat(seq(extra, self.comma)) if extra != NEVER else EMPTY
-            node = seq(more, owed[0], repeat(seq(self.comma, extra)) if extra != NEVER else EMPTY)
+            # last, because a later member of the same name would replace it
+            node = seq(repeat(seq(extra, self.comma)) if extra != NEVER else EMPTY, owed[0])
             return seq(self.comma, node) if count else node
         if extra == NEVER or room == 0:
             return EMPTY if missing == 0 and count else NEVER
@@ -599,44 +598,37 @@ class Emitter:
             states.append((bool(state) and used & needed == needed, tuple(edges)))
         return (NETWORK, 0, tuple(states))
 
-    def further(self, facts: Facts, known: set[str], must=(), must_not=(), demanded=None, named_too=None) -> tuple:
+    def further(self, facts: Facts, known: set[str], demand=None) -> tuple:
         """A member whose name is not one of the known ones: a choice over the classes of names that rules tell apart."""
+        excluded, must, must_not, value, names = demand or (frozenset(), (), (), TRUE, ())
         sources = list(dict.fromkeys([s for _, patterns, _ in facts.objects for s, _ in patterns] + list(must) + list(must_not)))
-        classes = self.name_classes(facts, known, sources, bool(facts.names))
         out = []
-        for matched, names in classes:
+        for matched, quoted in self.name_classes(facts, known | excluded, sources, (*facts.names, *names)):
             if any(s not in matched for s in must) or any(s in matched for s in must_not):
                 continue
-            child = set() if demanded is None else {demanded}
+            child = {value}
             for _, patterns, rest in facts.objects:
-                hits = [lit for source, lit in patterns if source in matched]
-                child.update(hits or [rest])
+                child.update([lit for source, lit in patterns if source in matched] or [rest])
             if FALSE in child or any((node, not sign) in child for node, sign in child if node):
                 continue
-            out.append(seq(names, self.colon, self.ref(frozenset(child - {TRUE}))))
-        if named_too is not None:
-            # an owed member may also be a declared one that the demand does not exclude
-            for name in {n for properties, _, _ in facts.objects for n in properties} - set(named_too[0]):
-                if all(search_automaton(s).accepts_text(name) for s in must) and not any(
-                        search_automaton(s).accepts_text(name) for s in must_not):
-                    raise GrammarError("the demanded member may be a declared one")
+            out.append(seq(quoted, self.colon, self.ref(frozenset(child - {TRUE}))))
         return choice(*out)
 
-    def name_classes(self, facts: Facts, known: set[str], sources: list[str], constrained: bool):
+    def name_classes(self, facts: Facts, known: set[str], sources: list[str], names: tuple):
         """Pairs of (patterns matched, node of the quoted names) that split all names but the known ones."""
         quote = literal('"')
-        if not sources and not constrained:
+        if not sources and not names:
             if any(rest == FALSE for _, _, rest in facts.objects):
                 return []
             return [(frozenset(), seq(quote, rule(self.number(("names", frozenset(known)))), quote))]
         closed = any(rest == FALSE for _, _, rest in facts.objects)
-        if len(sources) == 1 and not constrained and closed and not any(search_automaton(sources[0]).accepts_text(n) for n in known):
+        if len(sources) == 1 and not names and closed and not any(search_automaton(sources[0]).accepts_text(n) for n in known):
             node = parse_regex(sources[0]).search_node(self.spell, repeat(self.block("key-char")))
             if node is not None:
                 return [(frozenset(sources), seq(quote, node, quote))]
-        key = (frozenset(known), tuple(sources), frozenset(facts.names))
+        key = (frozenset(known), tuple(sources), frozenset(names))
         if key not in self.classes:
-            self.classes[key] = [(matched, self.language_block(names)) for matched, names in self.split_names(facts, known, sources)]
+            self.classes[key] = [(matched, self.language_block(names)) for matched, names in self.split_names(known, sources, names)]
         return self.classes[key]
 
     def language_block(self, dfa: Dfa) -> tuple:
@@ -644,11 +636,11 @@ class Emitter:
         self.languages.append(dfa)
         return rule(self.number(("language", len(self.languages) - 1)))
 
-    def split_names(self, facts: Facts, known: set[str], sources: list[str]) -> list[tuple[frozenset, Dfa]]:
+    def split_names(self, known: set[str], sources: list[str], demanded: tuple) -> list[tuple[frozenset, Dfa]]:
         """All names but the known ones, split by the patterns they match."""
         start = Dfa.words(known).inverse() if known else Dfa.everything()
-        if facts.names:
-            start = start.both(self.names_language(frozenset(facts.names)))
+        if demanded:
+            start = start.both(self.names_language(frozenset(demanded)))
         classes = [(frozenset(), start)]
         for source in sources:
             dfa = search_automaton(source)

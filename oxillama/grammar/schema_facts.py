@@ -27,7 +27,7 @@ class Facts:
     __slots__ = ("types", "integer", "fraction", "low", "low_strict", "high", "high_strict", "multiples", "values", "banned",
                  "min_length", "max_length", "patterns", "formats", "arrays", "min_items", "max_items", "contains", "unique",
                  "objects", "required", "forbidden", "names", "min_properties", "max_properties", "extras", "todo", "done",
-                 "splits", "dead", "scope", "seen", "spans", "unevaluated")
+                 "splits", "dead", "scope", "seen", "spans", "unevaluated", "owed")
 
     def __init__(self):
         self.types = set(TYPES)
@@ -43,6 +43,9 @@ class Facts:
         # For `unevaluated*`: the scopes (numbers of schemas that hold such a keyword) being worked in, and what each scope evaluated.
         self.scope: frozenset[int] = frozenset()
         self.seen, self.spans, self.unevaluated = [], [], []
+        # Demands for some member (names not excluded, patterns the name must and must not match, value literal, name literals): first
+        # any member may meet them; once every declared member was tried, those in `owed` are for members without a declared name.
+        self.owed: list = []
 
     def copy(self) -> "Facts":
         other = object.__new__(Facts)
@@ -183,6 +186,8 @@ class Expander:
                 facts.splits = []
                 if not facts.values:
                     continue
+            if not facts.splits and facts.extras and "object" in facts.types:
+                facts.split(self._candidates(facts, facts.extras.pop()))
             if not facts.splits:
                 self._judge_unevaluated(facts)
                 out.append(facts)
@@ -252,6 +257,18 @@ class Expander:
                     facts.dead = True
                 else:
                     facts.split(branches)
+
+    def _candidates(self, facts: Facts, extra) -> list[list[Action]]:
+        """The members that can meet a demand for some member: each declared one that fits, or one without a declared name."""
+        excluded, must, must_not, literal, names = extra
+        out: list[list[Action]] = []
+        for name in dict.fromkeys([n for properties, _, _ in facts.objects for n in properties] + facts.required):
+            if (name not in excluded and all(search_automaton(s).accepts_text(name) for s in must)
+                    and not any(search_automaton(s).accepts_text(name) for s in must_not)
+                    and all(self.document.holds(n, name) for n in names)):
+                out.append([lambda f, n=name: f.require(n), lambda f, n=name: f.objects.append(({n: literal}, (), TRUE))])
+        out.append([lambda f: f.owed.append(extra)])
+        return out
 
     def _open_scopes(self, facts: Facts, node: int, schema: dict, scope) -> None:
         """Starts to note what is evaluated where a schema restricts what is not."""
@@ -688,11 +705,11 @@ class Expander:
             literal = self.literal(schema["patternProperties"][source], False)
             if literal != FALSE:
                 out.append([lambda f: f.only("object"),
-                            lambda f, s=source, literal=literal: f.extras.append((frozenset(), (s,), (), literal))])
+                            lambda f, s=source, literal=literal: f.extras.append((frozenset(), (s,), (), literal, ()))])
         literal = self.literal(schema.get("additionalProperties", True), False)
         if literal != FALSE:
             declared = frozenset(schema.get("properties", {}))
-            out.append([lambda f: f.only("object"), lambda f: f.extras.append((declared, (), patterns, literal))])
+            out.append([lambda f: f.only("object"), lambda f: f.extras.append((declared, (), patterns, literal, ()))])
         return out
 
     def _no_names(self, node, schema, value):
@@ -701,7 +718,8 @@ class Expander:
             return []
         if literal == FALSE:
             return [self.positive(node, {"type": "object", "minProperties": 1})]
-        raise GrammarError(f"schema {self.where(node)}: keyword 'propertyNames' cannot be enforced under 'not'")
+        bad = (literal[0], not literal[1])
+        return [[lambda f: f.only("object"), lambda f: f.extras.append((frozenset(), (), (), TRUE, (bad,)))]]
 
     def _no_required(self, node, schema, value):
         names = [] if isinstance(value, bool) else value
