@@ -39,7 +39,7 @@ cdef extern from *:
     #endif
         return block;
     }
-    enum { OX_RANGE = 128, OX_WIDE_ROWS = 12 };
+    enum { OX_RANGE = 120, OX_WIDE_ROWS = 12 };
     """
     void *ox_block_new(size_t size) nogil
     enum:
@@ -180,14 +180,16 @@ cdef Cut _cut(const MatmulArgs *a, int nth) noexcept nogil:
     """Chunks of about 48 KB of weights (a microsecond), more than workers; ranges of x that stay in a worker's second cache."""
     cdef Cut cut
     cdef int i
-    cdef int64_t bytes = 0
+    cdef int64_t bytes = 0, ranges
     cut.panels = 0
     for i in range(a.n_segments):
         bytes = max(bytes, a.segments[i].panel_bytes)
         if i == 0 or not a.gate:
             cut.panels += (a.segments[i].rows + 15) // 16
     bytes *= 2 if a.gate else 1
-    cut.rows = max(<int64_t>16, min(<int64_t>OX_RANGE, (<int64_t>512 << 10) // a.ldx // 8 * 8))
+    cut.rows = max(<int64_t>24, min(<int64_t>OX_RANGE, (<int64_t>512 << 10) // a.ldx))
+    ranges = (a.m + cut.rows - 1) // cut.rows
+    cut.rows = min(<int64_t>OX_RANGE, ((a.m + ranges - 1) // ranges + 23) // 24 * 24)      # whole tiles of 6, 8, 4 and 3
     cut.group = max(<int64_t>1, min(49152 // bytes, cut.panels // (4 * nth)))
     if a.m > 8:
         cut.group = max(<int64_t>2, cut.group * 8 // min(a.m, cut.rows) // 2 * 2)
