@@ -45,6 +45,7 @@ cdef class Machine:
 
     cdef int32_t *row(self, int32_t config) except NULL
     cdef int32_t exact_cover(self, int32_t config) except -2
+    cdef int32_t _cover(self, int32_t config, int u8) except -1
     cdef int32_t cover(self, int32_t config, int u8) except -1
     cdef int32_t union_configs(self, int32_t a, int32_t b) except -1
     cdef int32_t start_config(self) except -1

@@ -1259,6 +1259,13 @@ cdef class Machine:
 
     cdef int32_t cover(self, int32_t config, int u8) except -1:
         """How many plain characters may surely be started from here (INFINITE: any number); u8 is the plain automaton's state."""
+        if u8 == 0:
+            if self.c_flags.data[config] == 0:
+                self.c_flags.data[config] = 1 + self._cover(config, 0)
+            return self.c_flags.data[config] - 1
+        return self._cover(config, u8)
+
+    cdef int32_t _cover(self, int32_t config, int u8) except -1:
         cdef Py_ssize_t i, k, n, at, j
         cdef int32_t d, stack, best = 0, frame, ret, rep, count, most, start
         cdef int flags
