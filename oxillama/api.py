@@ -338,6 +338,8 @@ class InferenceEngine:
         core = self._core
         if core is not None:
             core.close()
+        with self._lock:
+            self._model = self._vocabulary = self._template = self._live = self._recent = None
 
     def __enter__(self) -> InferenceEngine:
         return self
@@ -351,9 +353,11 @@ class InferenceEngine:
             core.stop()
 
     def _loaded(self) -> Model:
-        if self._model is None:
-            raise EngineError("engine: has no model, call load_model first")
-        return self._model
+        self._ready()
+        model = self._model
+        if model is None:
+            raise EngineError("engine: is closed")
+        return model
 
     def _ready(self) -> EngineCore:
         core = self._core

@@ -211,6 +211,8 @@ class EngineCore:
                 self.drop(session)
             if self.prefix is not None:
                 self.prefix.clear()
+            self.pool.shrink_to_fit()
+            self.program = None
 
     def stop(self) -> None:
         """Ask the loop to end, and wait for nothing: for whoever may not wait (a finaliser)."""

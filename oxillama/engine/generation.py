@@ -53,7 +53,6 @@ class Options:
     regex: str | None = None
     choices: Sequence[str] | None = None
     processors: Sequence[Callable] = ()
-    adapters: tuple = ()
 
     def __post_init__(self) -> None:
         for name, least in (("max_tokens", 0), ("keep", 0), ("logprobs", 0), ("prompt_logprobs", 0)):
@@ -76,6 +75,17 @@ class Options:
             if name not in known:
                 raise ConfigError(f"{name}: is no option of generate, wanted one of {', '.join(sorted(known))}")
         return cls(**given)
+
+    @property
+    def constrained(self) -> bool:
+        """Whether the text is constrained."""
+        return not (self.grammar is None and self.json_schema is None and self.regex is None and self.choices is None)
+
+    @property
+    def draws_anew(self) -> bool:
+        """Whether anything here needs a sampler of its own, so that a session cannot go on with the one it has."""
+        given = (self.sampler, self.seed, self.logprobs)
+        return any(each is not None for each in given) or self.constrained or bool(self.stop or self.stop_token_ids or self.processors)
 
     def sampling(self, default: SamplerConfig) -> SamplerConfig:
         """The sampler's config with the stops of these options."""
@@ -178,15 +188,14 @@ def make_request(core: EngineCore, vocabulary: Vocabulary | None, options: Optio
     truncated = 0
     if session is None:
         ids, truncated = fitted(prompt, options, core.context_size)
-        session = core.new_session(ids, adapters=tuple(options.adapters))
+        session = core.new_session(ids)
     else:
         more = len(prompt or ())
         if len(session.tokens) + more >= core.context_size and not (options.context_shift and not more):
             raise ContextError(f"session: {len(session.tokens)} tokens and {more} more, no room left in a context of {core.context_size}")
         if more:
             session.extend(list(prompt))
-    fresh = session.sampler is None or options.sampler is not None or options.seed is not None
-    if fresh:
+    if session.sampler is None or options.draws_anew:
         _equip(session, vocabulary, options, options.sampling(default), core.program.vocab_size)
     config = session.sampler.config
     request = core.request(session)
@@ -230,6 +239,8 @@ def _equip(session: Session, vocabulary: Vocabulary | None, options: Options, co
     session.start = len(session.tokens)
     session.stops = StopText(config.stop)
     if vocabulary is None:
+        if options.constrained or config.stop:
+            raise ConfigError("grammar, stop: the file has no vocabulary, wanted token ids and stop_token_ids alone")
         return
     grammar = vocabulary.grammar(options)
     session.grammar = None if grammar is None else vocabulary.masker.state(grammar)

@@ -189,7 +189,7 @@ class Scheduler:
 
     def _admissions(self) -> None:
         kept: list[Ticket] = []
-        while self.waiting and self.running < self.config.max_sequences:
+        while self.waiting and self.running < self.config.max_sequences and len(kept) < 4 * self.config.max_sequences:
             ticket = self.waiting.popleft()
             admitted = self._admit(ticket)
             if not admitted:
