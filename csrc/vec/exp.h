@@ -1,13 +1,16 @@
 /* exp and the activations made of it, over the vocabulary of isa/: the same bits on every instruction set.
  *
  * Largest errors, measured against double over the whole range (tests/core/test_vectors.py holds them):
- *   vec_exp      1.1 ULP; 0 below -87.33 (no subnormal results), the value at 88.36 above it
+ *   vec_exp      1.1 ULP; 0 below -87.31 (no subnormal results), the value at 88.36 above it
+ *   vec_exp_all  the same, infinity above 88.36
  *   vec_tanh     2 ULP
  *   activations  4e-7 of max(|x|, |result|)
  * Coefficients are minimax fits of this project (weighted for relative error), rounded to float.
  */
 #ifndef OX_VEC_EXP_H
 #define OX_VEC_EXP_H
+#include <math.h>
+
 #include "vec/acts.h"
 
 /* exp(x) = 2^n p(r): x log2(e) rounded by adding 1.5 * 2^23, whose low bits then hold n; r = x - n ln 2 in two steps. */
@@ -29,29 +32,34 @@ OX_INLINE ox_f32x16 vec_exp(ox_f32x16 x)
     return f32_select_lt(x, least, f32_zero(), p);
 }
 
+OX_INLINE ox_f32x16 vec_exp_all(ox_f32x16 x)
+{
+    return f32_select_lt(f32_set1(0x1.617p6f), x, f32_set1(INFINITY), vec_exp(x));
+}
+
 OX_INLINE ox_f32x16 vec_sigmoid(ox_f32x16 x)
 {
     const ox_f32x16 one = f32_set1(1.0f);
-    return f32_div(one, f32_add(one, vec_exp(f32_neg(x))));
+    return f32_div(one, f32_add(one, vec_exp_all(f32_neg(x))));
 }
 
 /* x / (1 + exp(-x)) */
 OX_INLINE ox_f32x16 vec_silu(ox_f32x16 x)
 {
-    return f32_div(x, f32_add(f32_set1(1.0f), vec_exp(f32_neg(x))));
+    return f32_div(x, f32_add(f32_set1(1.0f), vec_exp_all(f32_neg(x))));
 }
 
 /* x/2 (1 + tanh(u)) = x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3): nothing cancels. */
 OX_INLINE ox_f32x16 vec_gelu_tanh(ox_f32x16 x)
 {
     ox_f32x16 u = f32_mul(x, f32_fma(f32_mul(x, x), f32_set1(-0x1.2444f2p-4f), f32_set1(-0x1.988453p0f)));
-    return f32_div(x, f32_add(f32_set1(1.0f), vec_exp(u)));
+    return f32_div(x, f32_add(f32_set1(1.0f), vec_exp_all(u)));
 }
 
 /* x * 1.702-scaled sigmoid, the quick form some vision and text models were trained with. */
 OX_INLINE ox_f32x16 vec_gelu_quick(ox_f32x16 x)
 {
-    return f32_div(x, f32_add(f32_set1(1.0f), vec_exp(f32_mul(x, f32_set1(-1.702f)))));
+    return f32_div(x, f32_add(f32_set1(1.0f), vec_exp_all(f32_mul(x, f32_set1(-1.702f)))));
 }
 
 /* x times the normal distribution function: its tail at t = |x| is exp(-t^2/2) w P(w), w = 1/(1 + t/4). */

@@ -1,0 +1,107 @@
+"""Page memory: invariants 1 to 3 of `_core/pool.pyx`, and refusals."""
+import numpy as np
+import pytest
+
+from oxillama._core.pool import PageMemory
+from oxillama._core.tape import Batch
+from oxillama.errors import ConfigError, PoolError
+from tests.core.attention_program import memory_for, program, rows_of
+
+LAYERS = [(2, 8, 8), (1, 24, 40), (3, 16, 5)]
+
+
+def filled(kv_type="f16", page_size=16, pages=6, seed=0):
+    memory = PageMemory(LAYERS, kv_type, page_size)
+    memory.ensure(pages)
+    rng = np.random.default_rng(seed)
+    for page in range(pages):
+        memory.load(page, rng.integers(0, 60, memory.page_bytes, dtype=np.uint8))   # small numbers in either type
+    return memory
+
+
+@pytest.mark.parametrize("kv_type", ("f16", "f32"))
+@pytest.mark.parametrize("page_size", (16, 48))
+def test_export_and_load_give_equal_bytes(kv_type, page_size):
+    memory, other = filled(kv_type, page_size), PageMemory(LAYERS, kv_type, page_size)
+    other.ensure(9)
+    other.load(8, memory.export(3))
+    assert other.export(8) == memory.export(3) != memory.export(4)
+    for layer, (heads, k_dim, v_dim) in enumerate(LAYERS):
+        k, v = memory.read(3, layer)
+        assert k.shape == (page_size, heads, k_dim) and v.shape == (page_size, heads, v_dim)
+        assert np.array_equal(k, other.read(8, layer)[0]) and np.array_equal(v, other.read(8, layer)[1])
+
+
+@pytest.mark.parametrize("tokens", (0, 1, 15, 16, 17, 31, 48, None))
+def test_copy_takes_the_first_tokens_and_leaves_the_rest(tokens):
+    memory = filled(page_size=48)
+    before = [memory.read(2, layer) for layer in range(3)]
+    memory.copy(1, 2, tokens=tokens)
+    n = 48 if tokens is None else tokens
+    for layer in range(3):
+        for new, old, source in zip(memory.read(2, layer), before[layer], memory.read(1, layer)):
+            assert np.array_equal(new[:n], source[:n]) and np.array_equal(new[n:], old[n:])
+
+
+def test_pages_never_move_while_memory_grows():
+    memory = filled(pages=3)
+    kept = memory.export(2)
+    while memory.capacity < 40_000:
+        memory.ensure(memory.capacity + 1)
+    assert memory.export(2) == kept and memory.memory_bytes == memory.capacity * memory.page_bytes
+
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def test_memory_is_taken_as_pages_are_written():
+    memory = PageMemory([(8, 128, 128)] * 32)
+    before = resident()
+    memory.ensure(256)
+    assert memory.memory_bytes >= 256 * memory.page_bytes > 500 << 20
+    assert resident() - before < 32 << 20
+    memory.load(0, bytes(memory.page_bytes))
+    assert resident() - before < 64 << 20
+
+
+def test_release_forgets_what_lies_above():
+    memory = filled(pages=6)
+    kept = memory.export(1)
+    memory.release(2)
+    assert memory.capacity >= 2 and memory.export(1) == kept
+    memory.release(0)
+    assert memory.capacity == 0
+    memory.ensure(3)
+    assert memory.export(2) == bytes(memory.page_bytes)
+
+
+@pytest.mark.parametrize("make", [lambda: PageMemory(LAYERS, "q9_9"), lambda: PageMemory(LAYERS, "f16", 20), lambda: PageMemory(LAYERS, "f16", 0),
+                                  lambda: PageMemory([(0, 8, 8)]), lambda: PageMemory([(1, 8, 1 << 20)]), lambda: PageMemory(LAYERS, "f16", True)])
+def test_impossible_memories_are_refused(make):
+    with pytest.raises(ConfigError):
+        make()
+
+
+@pytest.mark.parametrize("use", [lambda m: m.export(-1), lambda m: m.export(m.capacity), lambda m: m.copy(0, m.capacity), lambda m: m.load(0, b"12"),
+                                 lambda m: m.copy(0, 1, tokens=17), lambda m: m.read(0, 3), lambda m: m.ensure(-1), lambda m: m.ensure(1 << 40),
+                                 lambda m: m.ensure(1 << 29), lambda m: m.release(-1)])
+def test_pages_that_are_not_there_raise(use):
+    with pytest.raises(PoolError):
+        use(filled())
+
+
+@pytest.mark.parametrize("kv_type, dtype", (("f16", np.float16), ("f32", np.float32)))
+def test_rope_store_puts_keys_and_values_where_read_finds_them(kv_type, dtype):
+    step = program(q_heads=4, kv_heads=2, k_dim=24, v_dim=40)
+    memory, table = memory_for(step, 64, kv_type, seed=3)
+    tokens = np.arange(40) % 64
+    step.run_until(Batch(tokens, np.arange(40), [table], np.zeros(40, int), []), memory, len(step) - 1)
+    rows = rows_of(4 * 24 + 2 * 64)[tokens]
+    for page in range(3):
+        k, v = memory.read(int(table[page]), 0)
+        n = min(16, 40 - 16 * page)
+        part = rows[16 * page:16 * page + n]
+        assert np.array_equal(k[:n], part[:, 96:144].reshape(n, 2, 24).astype(dtype).astype(np.float32))
+        assert np.array_equal(v[:n], part[:, 144:].reshape(n, 2, 40).astype(dtype).astype(np.float32))

@@ -1,0 +1,100 @@
+"""Workers: how many there are, what is refused, and that barrier and chunk counter hold under more workers than cores."""
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from oxillama._core import threads
+from oxillama._core.tape import Batch, PageMemory
+from oxillama.errors import ConfigError
+from tests.core.attention_program import memory_for, program
+
+
+def test_default_never_exceeds_the_affinity():
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    assert 1 <= threads.default_threads() <= allowed
+
+
+@pytest.mark.parametrize("value", [-1, 1025, 2.0, "2", True, None])
+def test_impossible_thread_counts_raise(value):
+    with pytest.raises(ConfigError):
+        threads.barrier_seconds(10, num_threads=value)
+
+
+def test_quota_is_the_tightest_of_a_cgroup_and_its_parents(tmp_path):
+    (tmp_path / "proc").write_text("0::/a/b\n")
+    for folder, text in (("a", "150000 100000"), ("a/b", "max 100000")):
+        (tmp_path / "sys" / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "sys" / folder / "cpu.max").write_text(text)
+    assert threads.cgroup_cpus(str(tmp_path / "proc"), str(tmp_path / "sys")) == 1.5
+    (tmp_path / "sys" / "a" / "cpu.max").write_text("max 100000")
+    assert threads.cgroup_cpus(str(tmp_path / "proc"), str(tmp_path / "sys")) is None
+
+
+def test_quota_of_the_older_cgroups_is_read_too(tmp_path):
+    (tmp_path / "proc").write_text("4:cpu,cpuacct:/x\n3:memory:/x\n")
+    folder = tmp_path / "sys" / "cpu,cpuacct" / "x"
+    folder.mkdir(parents=True)
+    (folder / "cpu.cfs_quota_us").write_text("400000")
+    (folder / "cpu.cfs_period_us").write_text("100000")
+    assert threads.cgroup_cpus(str(tmp_path / "proc"), str(tmp_path / "sys")) == 4.0
+
+
+def test_siblings_of_one_core_count_once(tmp_path):
+    for cpu, core in ((0, "0,2"), (1, "1"), (2, "0,2")):
+        folder = tmp_path / f"cpu{cpu}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "core_cpus_list").write_text(core)
+    assert threads.physical_cores([0, 1, 2], str(tmp_path)) == 2
+    assert threads.physical_cores([0, 1, 2, 9], str(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_barriers_end_whatever_the_number_of_workers(workers):
+    assert threads.team_size(num_threads=workers) == workers
+    assert threads.barrier_seconds(200, num_threads=workers) > 0
+    assert threads.op_seconds(200, 7, num_threads=workers) > 0
+
+
+def test_more_workers_than_cores_give_the_same_bits():
+    results = []
+    for workers in (1, 2, 3, 8):
+        step = program(q_heads=6, kv_heads=2, k_dim=16, num_threads=workers)
+        memory, table = memory_for(step, 700)
+        step.run_until(Batch(np.arange(300) % 64, np.arange(300), [table], np.zeros(300, int), []), memory, len(step) - 1)
+        step.run_until(Batch([5], [300], [table], [0], []), memory, len(step) - 1)
+        results.append(step.slot(1, 1).tobytes())
+    assert len(set(results)) == 1
+
+
+@pytest.mark.parametrize("settings", [{"OMP_NUM_THREADS": "1"}, {"OMP_WAIT_POLICY": "passive"}, {"OMP_DYNAMIC": "true"},
+                                      {"OMP_THREAD_LIMIT": "1"}, {"OMP_PROC_BIND": "true"}])
+def test_users_openmp_settings_neither_stop_nor_change_a_step(settings):
+    code = ("import numpy as np; from oxillama._core.tape import Batch; from tests.core.attention_program import program, memory_for;"
+            "p = program(num_threads=2); m, t = memory_for(p, 64);"
+            "p.run_until(Batch(np.arange(40), np.arange(40), [t], np.zeros(40, int), []), m, len(p) - 1);"
+            "print(p.slot(1, 40).tobytes().hex())")
+    plain, changed = (subprocess.run([sys.executable, "-c", code], env={**os.environ, **extra}, capture_output=True, text=True, timeout=60)
+                      for extra in ({}, settings))
+    assert plain.returncode == changed.returncode == 0, changed.stderr
+    assert plain.stdout == changed.stdout
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_is_refused_instead_of_hanging():
+    code = ("import os, warnings; warnings.simplefilter('ignore'); from oxillama._core import threads;"
+            "from oxillama.errors import EngineError; threads.team_size(num_threads=2); pid = os.fork()\n"
+            "if pid == 0:\n"
+            "    try:\n        threads.team_size(num_threads=2)\n"
+            "    except EngineError:\n        os._exit(7)\n    os._exit(1)\n"
+            "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7")
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_memory_may_not_be_released_under_a_step():
+    memory = PageMemory([(1, 16, 16)])
+    memory.ensure(4)
+    memory.release(0)
+    assert memory.capacity == 0
