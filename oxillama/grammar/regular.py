@@ -11,6 +11,7 @@ from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import ANY, NETWORK, Ranges, complement, intersect, merge
 
 MAX_STATES = 6000
+MAX_REFINEMENT = 20_000      # states times rounds spent on making an automaton smaller
 
 
 class Dfa:
@@ -168,11 +169,15 @@ class Dfa:
         return sorted(out)
 
     def minimal(self) -> "Dfa":
-        """The smallest automaton of the same language (partition refinement after Moore)."""
+        """The smallest automaton of the same language (partition refinement after Moore); one that would take long is only trimmed."""
         dfa = self.trimmed()
+        rounds = 0
         group = [int(accept) for accept in dfa.accepts]
         count = len(set(group))
         while True:
+            rounds += 1
+            if rounds * len(dfa.moves) > MAX_REFINEMENT:
+                return dfa
             names: dict[tuple, int] = {}
             fresh = []
             for s, row in enumerate(dfa.moves):

@@ -60,6 +60,7 @@ class Document:
         self.dynamic: dict[str, int] = {}
         self.roots: dict[str, int] = {}
         self.keep: list = []
+        self.listed: dict[tuple[int, str], set] = {}
         self.draft = _draft(root)
         for uri, schema in (resources or {}).items():
             self._index(schema, f"{uri}#", uri)
@@ -258,11 +259,11 @@ class Document:
             types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
             if kind not in types and not ("integer" in types and kind == "number" and exact(value).denominator == 1):
                 return False
-        if "enum" in schema and canonical(value) not in {canonical(v) for v in schema["enum"]}:
+        if "enum" in schema and canonical(value) not in self.members(node, "enum"):
             return False
         if "const" in schema and canonical(value) != canonical(schema["const"]):
             return False
-        if "$banned" in schema and canonical(value) in {canonical(v) for v in schema["$banned"]}:
+        if "$banned" in schema and canonical(value) in self.members(node, "$banned"):
             return False
         if "$ref" in schema and not self.holds(self.resolve(node, schema["$ref"]), value, depth + 1):
             return False
@@ -320,6 +321,13 @@ class Document:
             out |= {name for name in value if name in schema.get("properties", {}) or any(
                 search_automaton(source).accepts_text(name) for source in schema.get("patternProperties", {}))}
         return out
+
+    def members(self, node: int, keyword: str) -> set:
+        """The canonical forms of a listing keyword's values, made once."""
+        known = self.listed.get((node, keyword))
+        if known is None:
+            known = self.listed[(node, keyword)] = {canonical(v) for v in self.schemas[node][keyword]}
+        return known
 
     @staticmethod
     def _valid_array(schema, value, holds) -> bool:
