@@ -1,16 +1,19 @@
 """The door to a file's vocabulary: text to ids and back, and the exact bytes of every token."""
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any
 
 from oxillama.errors import TokenizerError
 from oxillama.tokenizer.bpe import CHAR_TO_BYTE, BpeEncoder
+from oxillama.tokenizer.rwkv import RwkvEncoder, unescaped
+from oxillama.tokenizer.specials import SpecialTokens
 from oxillama.tokenizer.spm import MARK, SpmEncoder, byte_value
 from oxillama.tokenizer.stream import TextStream
+from oxillama.tokenizer.unigram import UnigramEncoder
 from oxillama.tokenizer.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary, read_vocabulary
+from oxillama.tokenizer.wordpiece import WordPieceEncoder
 
 
 class TokenizerBridge:
@@ -29,19 +32,20 @@ class TokenizerBridge:
         by_text = {vocabulary.tokens[i]: i for i in reversed(range(len(kinds))) if self._kinds[i] in (CONTROL, USER_DEFINED, UNKNOWN)}
         by_text.pop("", None)
         self._special_ids = by_text
-        self._special = _any_of(by_text)
-        self._user_defined = _any_of(text for text, token in by_text.items() if self._kinds[token] == USER_DEFINED)
+        self._special = SpecialTokens(by_text)
+        self._user_defined = SpecialTokens({text: token for text, token in by_text.items() if self._kinds[token] == USER_DEFINED})
         self._bytes: list[bytes] | None = None
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], *, allow_unknown_pre: bool = False) -> TokenizerBridge:
         """From the `tokenizer.*` keys of a file; an unknown pre-tokenizer raises unless `allow_unknown_pre` takes the default one."""
         vocabulary = read_vocabulary(metadata)
-        if vocabulary.model == "llama":
-            return cls(vocabulary, SpmEncoder(vocabulary))
         if vocabulary.model == "gpt2":
             return cls(vocabulary, BpeEncoder(vocabulary, allow_unknown_pre=allow_unknown_pre))
-        raise TokenizerError(f"tokenizer.ggml.model: found {vocabulary.model!r}, wanted 'llama' or 'gpt2'")
+        encoder = _ENCODERS.get(vocabulary.model)
+        if encoder is None:
+            raise TokenizerError(f"tokenizer.ggml.model: found {vocabulary.model!r}, wanted one of gpt2, {', '.join(_ENCODERS)}")
+        return cls(vocabulary, encoder(vocabulary))
 
     @classmethod
     def from_gguf(cls, path: str | PathLike, *, allow_unknown_pre: bool = False) -> TokenizerBridge:
@@ -113,16 +117,20 @@ class TokenizerBridge:
             raise TokenizerError(f"text: found {type(text).__name__}, wanted str")
         v = self.vocabulary
         ids = [v.special["bos"]] if add_special and v.add_bos else []
-        pattern = self._special if parse_special else self._user_defined
         prefix = v.add_space_prefix and not self._encoder.adds_prefix
-        first = True
-        for i, piece in enumerate(pattern.split(text) if pattern else (text,)):
-            if i % 2:
-                ids.append(self._special_ids[piece])
-                first = True
-            elif piece:
+        first, swallow = True, False
+        for piece, token in (self._special if parse_special else self._user_defined).split(text):
+            if token is not None:
+                ids.append(token)
+                first, swallow = True, token in v.rstrip
+                continue
+            if swallow:
+                piece = piece.lstrip()
+            if piece:
                 ids.extend(self._encoder.encode(" " + piece if first and prefix else piece))
                 first = False
+        if add_special and v.add_sep:
+            ids.append(v.special["sep"])
         if add_special and v.add_eos:
             ids.append(v.special["eos"])
         return ids
@@ -157,7 +165,7 @@ class TokenizerBridge:
 
     def _table(self) -> Sequence[bytes]:
         if self._bytes is None:
-            spell = _spm_bytes if self.vocabulary.model == "llama" else _bpe_bytes
+            spell = _SPELLINGS.get(self.vocabulary.model, _spm_bytes)
             self._bytes = [spell(text, kind, token) for token, (text, kind) in enumerate(zip(self.vocabulary.tokens, self._kinds))]
         return self._bytes
 
@@ -165,12 +173,6 @@ class TokenizerBridge:
         if not 0 <= token < len(self._kinds):
             raise TokenizerError(f"token id: found {token}, wanted 0 to {len(self._kinds) - 1}")
         return token
-
-
-def _any_of(texts: Iterable[str]) -> re.Pattern[str] | None:
-    """A pattern whose split gives text and special tokens in turn; the longest special token wins."""
-    ordered = sorted(texts, key=lambda text: (-len(text), text))
-    return re.compile("(" + "|".join(map(re.escape, ordered)) + ")") if ordered else None
 
 
 def _spm_bytes(text: str, kind: int, token: int) -> bytes:
@@ -188,3 +190,11 @@ def _bpe_bytes(text: str, kind: int, token: int) -> bytes:
         except KeyError:
             return text.encode()                # written as it is: the vocabulary's author left the byte alphabet
     return text.encode() if kind == USER_DEFINED else b""
+
+
+def _rwkv_bytes(text: str, kind: int, token: int) -> bytes:
+    return unescaped(text) if kind in (NORMAL, USER_DEFINED) else b""
+
+
+_ENCODERS = {"llama": SpmEncoder, "t5": UnigramEncoder, "bert": WordPieceEncoder, "rwkv": RwkvEncoder}
+_SPELLINGS = {"gpt2": _bpe_bytes, "rwkv": _rwkv_bytes}

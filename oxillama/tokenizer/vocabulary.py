@@ -20,10 +20,23 @@ ABSENT = (1 << 32) - 1      # how files write "this vocabulary has no such token
 SPECIAL_KEYS = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "sep": "seperator_token_id", "pad": "padding_token_id",
                 "cls": "cls_token_id", "mask": "mask_token_id", "eot": "eot_token_id", "eom": "eom_token_id"}
 
-# Control tokens that end a turn or a text in published models, by the text they are written as.
-END_NAMES = frozenset({"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "<EOT>", "< EOT >",
-                       "_<EOT>", "<|eot|>", "<|eom|>", "[EOT]", "[EOS]", "<|return|>", "<|call|>", "<|END_OF_TURN_TOKEN|>", "<|end_of_turn|>",
-                       "<|endofturn|>", "<｜end▁of▁sentence｜>", "<|end_of_sentence|>", "<turn|>", "</s>", "<eos>", "<|eos|>", "<end_of_utterance>"})
+# Tokens that end a turn or a text in published models, by the text they are written as; these are control tokens whatever their kind in
+# the file (converters have got that wrong).
+END_NAMES = frozenset({"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
+                       "<|endoftext|>", "<|end_of_text|>", "</s>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "<eos>", "<turn|>",
+                       "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["})
+# Names that end a generation where the file says they are control tokens: other models' turns, and what parts files when code is completed.
+CONTROL_END_NAMES = END_NAMES | {"< EOT >", "<|eot|>", "<|eom|>", "<|END_OF_TURN_TOKEN|>", "<|end_of_turn|>", "<|endofturn|>", "<|end_of_sentence|>",
+                                 "<|eos|>", "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>",
+                                 "<reponame>", "<|file_sep|>"}
+
+# Per model: special ids, and what is added around a text, where the file does not say.
+_DEFAULTS: dict[str, tuple[dict[str, int], frozenset[str]]] = {
+    "llama": ({"bos": 1, "eos": 2, "unk": 0}, frozenset({"bos"})),
+    "t5": ({"eos": 1, "unk": 2, "pad": 0}, frozenset({"eos"})),
+    "bert": ({"bos": 101, "unk": 100, "sep": 102, "pad": 0, "mask": 103}, frozenset({"bos", "sep"})),
+}
+_ADD_BOS = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "tekken", "chameleon", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +53,19 @@ class Vocabulary:
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
+    add_sep: bool = False                       # `bert`: the separator after a text
+    remove_extra_whitespaces: bool = False      # `t5`: spaces in a row are one
+    charsmap: bytes = b""                       # `t5`: replacements of characters
+    lowercase: bool = True                      # `bert`
+    strip_accents: bool = True                  # `bert`
+    rstrip: frozenset[int] = frozenset()        # special tokens that swallow the white space after them
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def end_ids(self) -> frozenset[int]:
         """Every id that ends a generation: eos, eot, eom, and control tokens named like them."""
-        named = {i for i in np.flatnonzero(self.kinds == CONTROL).tolist() if self.tokens[i] in END_NAMES}
+        named = {i for i in np.flatnonzero(self.kinds == CONTROL).tolist() if self.tokens[i] in CONTROL_END_NAMES}
         return frozenset(named | {self.special[name] for name in ("eos", "eot", "eom") if name in self.special})
 
 
@@ -57,6 +76,9 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     n = len(tokens)
     kinds = _array(metadata, "token_type", n)
     kinds = np.full(n, NORMAL, np.int32) if kinds is None else kinds.astype(np.int32)
+    for token in (i for i, text in enumerate(tokens) if text in END_NAMES):
+        if kinds[token] in (NORMAL, USER_DEFINED):
+            kinds[token] = CONTROL
     wrong = np.flatnonzero(~np.isin(kinds, KINDS))
     if len(wrong):
         raise TokenizerError(f"tokenizer.ggml.token_type: token {wrong[0]} has kind {kinds[wrong[0]]}, wanted 1 to 6")
@@ -73,19 +95,32 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
                 special[name] = found
             else:                       # such files exist (a vocabulary was cut): the model runs, and its user is told
                 warnings.warn(f"tokenizer.ggml.{key}: found {found}, wanted an id below {n}; taken as no such token", stacklevel=4)
-    spm = model == "llama"
-    if spm:
-        for name, default in (("bos", 1), ("eos", 2), ("unk", 0)):        # the ids SentencePiece gives when the file says nothing
-            if name not in special and SPECIAL_KEYS[name] not in _present(metadata) and default < n and kinds[default] in (CONTROL, UNKNOWN):
-                special[name] = default
-    bos_by_default = spm or pre in ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken", "chameleon", "pixtral", "lfm2")
-    add_bos = _value(metadata, "add_bos_token", bool, bos_by_default)
-    add_eos = _value(metadata, "add_eos_token", bool, False)
-    for flag, name in ((add_bos, "bos"), (add_eos, "eos")):
-        if flag and name not in special and f"add_{name}_token" in _present(metadata):
+    ids, added = _DEFAULTS.get(model, ({}, frozenset({"bos"} if pre in _ADD_BOS else ())))
+    for name, default in ids.items():
+        if SPECIAL_KEYS[name] not in _present(metadata) and default < n and kinds[default] in (CONTROL, UNKNOWN):
+            special[name] = default
+    add = {}
+    for name in ("bos", "eos", "sep"):
+        wanted = _value(metadata, f"add_{name}_token", bool, name in added)
+        if wanted and name not in special and f"add_{name}_token" in _present(metadata):
             raise TokenizerError(f"tokenizer.ggml.add_{name}_token: true, but the file names no {name} token")
-    return Vocabulary(model, pre, tokens, kinds, scores, merges, special, add_bos and "bos" in special, add_eos and "eos" in special,
-                      _value(metadata, "add_space_prefix", bool, spm))
+        add[name] = wanted and name in special
+    charsmap = _array(metadata, "precompiled_charsmap", None)
+    lowercase = _value(metadata, "normalizer.lowercase", bool, True)
+    return Vocabulary(model, pre, tokens, kinds, scores, merges, special, add["bos"], add["eos"],
+                      model == "bert" or _value(metadata, "add_space_prefix", bool, model == "llama"), add_sep=add["sep"] and model == "bert",
+                      remove_extra_whitespaces=_value(metadata, "remove_extra_whitespaces", bool, False),
+                      charsmap=b"" if charsmap is None else (charsmap.astype(np.int64) & 255).astype(np.uint8).tobytes(), lowercase=lowercase,
+                      strip_accents=_value(metadata, "normalizer.strip_accents", bool, lowercase),
+                      rstrip=_swallowing(str(metadata.get("general.name", "")), tokens, kinds))
+
+
+def _swallowing(name: str, tokens: Sequence[str], kinds: np.ndarray) -> frozenset[int]:
+    """Phi-3's special tokens swallow the white space after them, but for three (its tokenizer.json says so; GGUF has no key for it)."""
+    if not any(word in name.lower() for word in ("phi-3", "phi3")):
+        return frozenset()
+    special = np.flatnonzero(np.isin(kinds, (UNKNOWN, CONTROL, USER_DEFINED))).tolist()
+    return frozenset(i for i in special if tokens[i] not in ("<unk>", "<s>", "<|endoftext|>"))
 
 
 def _present(metadata: Mapping[str, Any]) -> set[str]:
@@ -112,11 +147,12 @@ def _list(metadata: Mapping[str, Any], key: str, kind: type) -> Sequence[Any]:
     return found
 
 
-def _array(metadata: Mapping[str, Any], key: str, count: int) -> np.ndarray | None:
+def _array(metadata: Mapping[str, Any], key: str, count: int | None) -> np.ndarray | None:
     name = f"tokenizer.ggml.{key}"
     if name not in metadata:
         return None
     found = np.asarray(metadata[name])
-    if found.ndim != 1 or found.dtype.kind not in "iuf" or len(found) != count:
-        raise TokenizerError(f"{name}: found {found.dtype} of shape {found.shape}, wanted one number for each of {count} tokens")
+    if found.ndim != 1 or found.dtype.kind not in "iuf" or count not in (None, len(found)):
+        wanted = "numbers" if count is None else f"one number for each of {count} tokens"
+        raise TokenizerError(f"{name}: found {found.dtype} of shape {found.shape}, wanted {wanted}")
     return found
