@@ -14,6 +14,7 @@ from oxillama.grammar.regex import parse_regex, search_automaton
 from oxillama.grammar.schema_document import FALSE, TRUE, TYPES, Document, canonical, escape, exact, kind_of
 
 MAX_CASES = 1500
+MAX_STEPS = 30_000       # cases looked at for one schema, those that turned out impossible included
 MAX_SUBSETS = 5          # an `anyOf` of up to this many branches is split into all its subsets where `unevaluated*` looks at it
 INFINITE = 1 << 60
 ANNOTATIONS = {"title", "description", "default", "examples", "$comment", "$schema", "$id", "id", "$anchor", "$defs", "definitions",
@@ -148,7 +149,7 @@ class Expander:
         self.document, self.refuse = document, refuse
         self.memo: dict[frozenset, list[Facts]] = {}
         self.working: set[frozenset] = set()
-        self.scopes = 0
+        self.scopes = self.steps = 0
 
     def cases(self, literals: frozenset) -> list[Facts]:
         """The cases of a conjunction; no cases: nothing satisfies it."""
@@ -177,6 +178,9 @@ class Expander:
         out, stack = [], [start]
         while stack:
             facts = stack.pop()
+            self.steps += 1
+            if self.steps > MAX_STEPS:
+                raise GrammarError(f"schema {self.where(min(literals)[0])}: takes more than {MAX_STEPS} steps to split into cases")
             self._settle(facts)
             if facts.dead:
                 continue
