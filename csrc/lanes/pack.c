@@ -474,9 +474,55 @@ static void weave_side(uint8_t *out, const ox_strand *s, int side)
             memcpy(out + (16 * k + r) * size, s[r].side + k * size, (size_t)size);
 }
 
+/* Squares of numbers are turned by perfect shuffles: log2(n) rounds of interleaving row i with row i + n/2. */
+typedef uint16_t halves8 __attribute__((vector_size(16)));
+typedef uint32_t words4 __attribute__((vector_size(16)));
+
+static void turn_halves(halves8 *a)
+{
+    for (int round = 0; round < 3; round++) {
+        halves8 b[8];
+        for (int i = 0; i < 4; i++) {
+            b[2 * i] = __builtin_shufflevector(a[i], a[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+            b[2 * i + 1] = __builtin_shufflevector(a[i], a[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+        }
+        memcpy(a, b, sizeof b);
+    }
+}
+
+static void turn_words(words4 *a)
+{
+    for (int round = 0; round < 2; round++) {
+        words4 b[4];
+        for (int i = 0; i < 2; i++) {
+            b[2 * i] = __builtin_shufflevector(a[i], a[i + 2], 0, 4, 1, 5);
+            b[2 * i + 1] = __builtin_shufflevector(a[i], a[i + 2], 2, 6, 3, 7);
+        }
+        memcpy(a, b, sizeof b);
+    }
+}
+
 static void pack_float(uint8_t *out, const uint8_t *src, int64_t row_bytes, int64_t live, int64_t cols, int size)
 {
-    for (int64_t c = 0; c < cols; c++)
+    const int step = 16 / size;         /* columns that 16 bytes of a row hold = rows of a square */
+    int64_t c = 0;
+    for (; c + step <= cols; c += step, out += 256)
+        for (int64_t r = 0; r < 16; r += step) {
+            union { uint8_t row[8][16]; halves8 halves[8]; words4 words[4]; } square;
+            for (int i = 0; i < step; i++) {
+                if (r + i < live)
+                    memcpy(square.row[i], src + (r + i) * row_bytes + c * size, 16);
+                else
+                    memset(square.row[i], 0, 16);
+            }
+            if (size == 2)
+                turn_halves(square.halves);
+            else
+                turn_words(square.words);
+            for (int i = 0; i < step; i++)
+                memcpy(out + i * 16 * size + r * size, square.row[i], 16);
+        }
+    for (; c < cols; c++)
         for (int64_t r = 0; r < 16; r++, out += size) {
             if (r < live)
                 memcpy(out, src + r * row_bytes + c * size, (size_t)size);
@@ -511,8 +557,10 @@ void ox_pack(const ox_form *form, uint8_t *panels, const uint8_t *src, int64_t r
     for (int64_t p = first; p < end; p++) {
         int64_t live = rows - 16 * p < 16 ? rows - 16 * p : 16;
         const uint8_t *from = src + 16 * p * row_bytes;
-        if (form->family == FAMILY_FLOAT)
-            pack_float(panels + p * size, from, row_bytes, live, cols, form->bytes);
+        if (form->family == FAMILY_FLOAT && form->bytes == 2)
+            pack_float(panels + p * size, from, row_bytes, live, cols, 2);
+        else if (form->family == FAMILY_FLOAT)
+            pack_float(panels + p * size, from, row_bytes, live, cols, 4);
         else
             pack_codes(form, gathers[form - ox_forms], panels + p * size, from, row_bytes, live, cols);
     }
