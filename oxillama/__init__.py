@@ -14,6 +14,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _HOMES = {
+    "oxillama.engine.generation": ("Options",),
     "oxillama.api": ("EngineConfig", "InferenceEngine", "cpu_info", "load", "load_model_from_bytes"),
     "oxillama.embedded": ("embedded_path",),
     "oxillama.engine.asynchronous": ("AsyncEngine",),

@@ -1,5 +1,6 @@
 """The public face, as a user writes it."""
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -334,6 +335,37 @@ def test_the_compiled_tape_agrees_with_its_meaning(engine):
 def test_a_file_without_a_template_says_so(engine):
     with pytest.raises(oxillama.TemplateError, match="chat_template"):
         engine.chat([{"role": "user", "content": "hi"}])
+
+
+def test_a_forgotten_engine_finishes_what_it_began(stories):
+    stream = oxillama.load(stories).stream("Once upon a time", max_tokens=12, sampler=GREEDY)
+    gc.collect()
+    assert sum(len(piece.tokens) for piece in stream) == 12
+
+
+def test_a_closed_engine_says_so_and_holds_no_model(stories):
+    engine = oxillama.load(stories)
+    core = engine._core
+    engine.generate("Once", max_tokens=2)
+    engine.close()
+    engine.close()
+    for door in (lambda: engine.generate("Once"), lambda: engine.tokenize("x"), engine.metrics, engine.session, lambda: engine.config):
+        with pytest.raises(oxillama.EngineError, match="closed"):
+            door()
+    assert core.program is None and engine._model is None and core.pool.pages_used == 0
+
+
+@pytest.mark.parametrize("bad", (dict(context_size=0), dict(kv_type="q8"), dict(num_threads=1.5), dict(prefill_chunk_size=None),
+                                 dict(sampler=0.7), dict(prefill_chunk_size=600, scheduler=oxillama.SchedulerConfig())))
+def test_configs_that_cannot_be_honoured_raise(bad):
+    with pytest.raises(oxillama.ConfigError):
+        oxillama.EngineConfig(**bad)
+
+
+def test_a_continued_session_takes_new_wishes(engine):
+    engine.generate("Once upon a time", max_tokens=5, sampler=GREEDY)
+    done = engine.generate(None, max_tokens=30, choices=[" and so it was", " the end"], logprobs=1)
+    assert done.text in (" and so it was", " the end") and len(done.logprobs) == len(done.tokens)
 
 
 def test_every_public_name_is_there():
