@@ -1,0 +1,109 @@
+"""What is found in a reply as it streams: text, markup, reasoning, and the beginning, arguments and end of tool calls.
+
+Every event carries the `raw` text it stands for; the raw texts of all events, joined, are the input exactly.
+"""
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool: its name and its arguments as JSON values. The id is nine letters and digits, which every template takes."""
+
+    name: str
+    arguments: dict[str, Any]
+    id: str = "call00000"
+
+    @property
+    def arguments_text(self) -> str:
+        """The arguments as JSON text."""
+        return json.dumps(self.arguments, ensure_ascii=False)
+
+    def message(self) -> dict[str, Any]:
+        """The call as an assistant message lists it under `tool_calls`; arguments as an object, as chat templates want them."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+def call_id(index: int) -> str:
+    """The id of call number `index` of a conversation."""
+    return f"call{index:05d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A piece of the answer."""
+
+    raw: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reasoning:
+    """A piece of what the model thought before its answer."""
+
+    raw: str
+
+
+@dataclass(frozen=True, slots=True)
+class Markup:
+    """Delimiters and what stands between them: nothing to show."""
+
+    raw: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStarted:
+    """A call whose name is known."""
+
+    raw: str
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """A piece of a call's arguments: as it was written, and as JSON. The `json` pieces of a finished call, joined, are its arguments."""
+
+    raw: str
+    index: int
+    json: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallFinished:
+    """A call that is whole."""
+
+    raw: str
+    index: int
+    call: ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class CallMalformed:
+    """What began as a call and is none: `text` is all of it from its opening on, of which `raw` was not given out before."""
+
+    raw: str
+    index: int
+    text: str
+    reason: str
+
+
+Event = Text | Reasoning | Markup | CallStarted | CallArguments | CallFinished | CallMalformed
+
+
+def joined(events: list[Event]) -> list[Event]:
+    """The events with neighbouring pieces of one kind made one, and empty ones left out."""
+    out: list[Event] = []
+    for event in events:
+        kind = type(event)
+        if kind in (Text, Reasoning, Markup):
+            if not event.raw:
+                continue
+            if out and type(out[-1]) is kind:
+                out[-1] = kind(out[-1].raw + event.raw)
+                continue
+        out.append(event)
+    return out
