@@ -4,6 +4,7 @@ Source: Radford et al. 2019 (GPT-2): every byte is written as one printable char
 """
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -20,6 +21,7 @@ def _byte_characters() -> dict[int, str]:
     return {byte: chr(byte) for byte in kept} | {byte: chr(0x100 + i) for i, byte in enumerate(moved)}
 
 
+LONGEST_RUN = 4_000_000
 BYTE_TO_CHAR = _byte_characters()
 CHAR_TO_BYTE = {char: byte for byte, char in BYTE_TO_CHAR.items()}
 
@@ -53,11 +55,20 @@ class BpeEncoder:
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`."""
+        check_runs(text)
         if self._missing:
             lost = self._missing.intersection(text.encode())
             if lost:
                 raise TokenizerError(f"vocabulary: no token for byte 0x{min(lost):02X} of the text")
         return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def check_runs(text: str) -> None:
+    """Refuse a text that the library's regular expressions would give up on: they step back through a run at most ten million times."""
+    if len(text) > LONGEST_RUN:
+        longest = max(found.end() - found.start() for found in re.finditer(r"\s+|\S+", text))
+        if longest > LONGEST_RUN:
+            raise TokenizerError(f"text: {longest} characters in a row all white space or none, wanted at most {LONGEST_RUN}")
 
 
 def _possible_merges(merges: Sequence[str], ids: Mapping[str, int]) -> list[tuple[str, str]]:

@@ -115,6 +115,10 @@ class TokenizerBridge:
         """The ids of `text`; `add_special` adds what the file says begins and ends a text, `parse_special` reads control tokens in it."""
         if not isinstance(text, str):
             raise TokenizerError(f"text: found {type(text).__name__}, wanted str")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise TokenizerError(f"text: found a lone surrogate at character {error.start}, wanted valid Unicode") from None
         v = self.vocabulary
         ids = [v.special["bos"]] if add_special and v.add_bos else []
         prefix = v.add_space_prefix and not self._encoder.adds_prefix

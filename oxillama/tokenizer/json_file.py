@@ -10,7 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from oxillama.errors import TokenizerError
-from oxillama.tokenizer.bpe import BYTE_TO_CHAR
+from oxillama.tokenizer.bpe import BYTE_TO_CHAR, check_runs
 from oxillama.tokenizer.spm import MARK
 from oxillama.tokenizer.vocabulary import BYTE, CONTROL, NORMAL, SPECIAL_KEYS, UNUSED, USER_DEFINED, Vocabulary
 
@@ -28,6 +28,7 @@ class JsonEncoder:
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`."""
+        check_runs(text)
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
 

@@ -21,7 +21,6 @@ _DEEPSEEK_LETTERS = (
 _DEEPSEEK3 = (r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+",
               "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+| ?[\\p{P}\\p{S}]+[\r\n]*"
               r"|\s*[\r\n]+|\s+(?!\S)|\s+")
-_GROUPED_DIGITS = r"\d{1,3}(?=(?:\d{3})*\b)"         # groups of three, counted from the right
 _SPARK = (*_DEEPSEEK3[:2], _DEEPSEEK3[2].replace(r"[\p{P}\p{S}]+[" + "\r\n]*" + r"|\s*[\r\n]+", r"[\p{P}\p{S}]+|[\r\n]"), r"\p{N}")
 _NO_HAN = "&&[^\\p{Han}]]"
 _KIMI = r"\p{Han}+|" + _GPT4O.replace(_UPPER, _UPPER[:-1] + _NO_HAN).replace(_LOWER, _LOWER[:-1] + _NO_HAN).replace(r"[\r\n/]*", r"[\r\n]*")
@@ -55,7 +54,6 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "laguna": (r"[^\n]+|\n+", _QWEN2),
     "minicpm5": (r"\p{N}{1,3}", _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}+")),
     "jais-2": (_LLAMA3.removesuffix(r"|\s+(?!\S)|\s+") + "".join(rf"|\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4)) + r"|\s{1,2}(?!\S)|\s",),
-    **dict.fromkeys(("tiny_aya", "cohere2moe"), (_GROUPED_DIGITS, _GPT4O)),
     "spark2_5": _SPARK, "kimi-k2": (_KIMI,), "youtu": _YOUTU, "exaone-moe": (_EXAONE_MOE,), "chameleon": _CHAMELEON,
     "seed-coder": (_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",),
 }

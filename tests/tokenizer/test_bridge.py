@@ -1,5 +1,6 @@
 """Vocabularies: the ids others give, every byte accounted for, and hostile files refused by name."""
 import json
+import time
 
 import numpy as np
 import pytest
@@ -139,6 +140,26 @@ def test_a_byte_without_a_token_is_an_error_and_not_a_hole():
     assert bridge.decode(bridge.encode("abc")) == "abc"
     with pytest.raises(TokenizerError, match="0x7A"):
         bridge.encode("abz")
+
+
+@pytest.mark.parametrize("name", ("llama-spm", "llama-bpe"))
+def test_one_character_a_hundred_thousand_times_takes_no_longer_than_other_text(cases, name):
+    bridge = _cached(cases / "tokenizers" / f"{name}.gguf")
+    for char in "a A.<0":
+        begin = time.process_time()
+        ids = bridge.encode(char * 100_000, add_special=False)
+        assert time.process_time() - begin < 2
+        assert bridge.decode(ids) == char * 100_000
+
+
+def test_texts_that_cannot_be_encoded_are_refused_by_name():
+    bridge = bpe(["h i"], pre="llama-bpe")
+    with pytest.raises(TokenizerError, match="4000001 characters in a row"):
+        bridge.encode(" " * 4_000_001)
+    with pytest.raises(TokenizerError, match="surrogate at character 1"):
+        bridge.encode("a\ud800")
+    with pytest.raises(TokenizerError, match="bytes"):
+        bridge.encode(b"a")
 
 
 def test_ids_outside_the_vocabulary_are_refused():
