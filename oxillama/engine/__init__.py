@@ -12,6 +12,7 @@
   generation Options, Vocabulary: from text and options to a request
   scheduler  who runs in the next step, and for how many rows
   engine     EngineCore: schedule -> step -> sample -> postprocess, in one thread
+  batching     from a plan to the arrays of a step
   postprocess  what follows from a row of logits
   asynchronous AsyncEngine: the same for asyncio
   raw        RawLoop and diagnose: the program without the engine

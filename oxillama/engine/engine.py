@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from oxillama.engine.batching import Batcher
 from oxillama.engine.metrics import EngineMetrics, MetricsSnapshot
 from oxillama.engine.pages import KvCachePool, PagedKvCache
 from oxillama.engine.postprocess import advance
@@ -69,7 +70,7 @@ class EngineCore:
         self.room = Room(self.pool, self.prefix, self.counters.queue)
         self.lock = threading.RLock()              # pages, sessions, requests; the loop lets go of it during a step
         self.step_lock = threading.Lock()          # the program: one step at a time
-        self._batch, self._flag = batch, flag
+        self._flag = flag
         room = self.room
         self._scheduler = Scheduler(scheduler or SchedulerConfig(), admit=room.admit, reserve=room.reserve, release=room.release)
         room.scheduler = self._scheduler
@@ -80,9 +81,7 @@ class EngineCore:
         self._plan: list[tuple[Ticket, int]] = []
         self._closed = False
         self._pid = os.getpid()
-        rows = self._scheduler.config.max_batch_tokens
-        self._tokens, self._positions, self._row_table = (np.zeros(rows, np.int32) for _ in range(3))
-        self._first = np.zeros(1, np.int32)
+        self._batch = Batcher(batch, self._scheduler.config.max_batch_tokens)
 
     # ---- doors: any thread ---------------------------------------------------------------------------------------------
 
@@ -246,7 +245,7 @@ class EngineCore:
             if not plan:
                 self._starved()
                 return
-            batch, hidden = self._batch_of(plan)
+            batch, hidden = self._batch(plan)
             self._flag.clear()
             self._plan = plan
             if self._closed or any(ticket.owner.cancelled for ticket, _ in plan):
@@ -265,31 +264,6 @@ class EngineCore:
             with self.lock:
                 self._plan = []
                 self._drop_cancelled()
-
-    def _batch_of(self, plan: list[tuple[Ticket, int]]) -> tuple[Any, bool]:
-        """(what the program is given, whether the step is for hidden rows)."""
-        tokens, positions, row_table = self._tokens, self._positions, self._row_table
-        if len(plan) == 1 and plan[0][1] == 1:
-            ticket = plan[0][0]
-            session = ticket.owner.session
-            tokens[0], positions[0], row_table[0] = session.tokens[ticket.done], ticket.done, 0
-            return self._batch(tokens[:1], positions[:1], (session.kv.table,), row_table[:1], self._first), ticket.hidden
-        at, tables, wanted, hidden = 0, [], [], False
-        for ticket, rows in plan:
-            request, start = ticket.owner, ticket.done
-            session, end = request.session, at + rows
-            tokens[at:end] = session.tokens[start:start + rows]
-            positions[at:end] = range(start, start + rows) if rows < 8 else np.arange(start, start + rows)
-            row_table[at:end] = len(tables)
-            tables.append(session.kv.table)
-            if ticket.every_row:
-                wanted.extend(range(at + max(0, request.delivered - start), end))
-                hidden |= ticket.hidden
-            elif start + rows == ticket.length:
-                wanted.append(end - 1)
-                hidden |= ticket.hidden
-            at = end
-        return self._batch(tokens[:at], positions[:at], tables, row_table[:at], np.array(wanted, np.int32)), hidden
 
     def _after(self, plan: list[tuple[Ticket, int]], out: np.ndarray, start: float, now: float) -> None:
         """Commit what the step wrote, then sample and tell."""
