@@ -11,6 +11,7 @@ from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import ANY, NETWORK, Ranges, complement, intersect, merge
 
 MAX_STATES = 6000
+MAX_NETWORK = 20_000          # states of one array's, object's or number's network
 MAX_REFINEMENT = 20_000      # states times rounds spent on making an automaton smaller
 
 
@@ -204,6 +205,13 @@ class Dfa:
                     targets.setdefault(t, []).extend(self.symbols[k])
             states.append((self.accepts[s], tuple((spell(merge(ranges)), t) for t, ranges in targets.items())))
         return (NETWORK, self.start, tuple(states))
+
+
+def meet(dfa: Dfa | None, other: Dfa, sign: bool) -> Dfa:
+    """The automaton within another one, or (not sign) outside of it; None stands for everything."""
+    if dfa is None:
+        return other if sign else other.inverse()
+    return dfa.both(other) if sign else dfa.without(other)
 
 
 def _pair_symbols(a: list[Ranges], b: list[Ranges]) -> list[tuple[Ranges, int, int]]:

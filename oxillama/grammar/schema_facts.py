@@ -6,140 +6,18 @@ items and properties stay literals, so recursion needs no unrolling: a grammar r
 """
 import math
 from collections.abc import Callable
-from fractions import Fraction
 
 from oxillama.errors import GrammarError
 from oxillama.grammar.formats import FORMATS
 from oxillama.grammar.regex import parse_regex, search_automaton
+from oxillama.grammar.schema_case import Action, Facts, demand
 from oxillama.grammar.schema_document import FALSE, TRUE, TYPES, Document, canonical, escape, exact, kind_of
+from oxillama.grammar.schema_negation import negate
 
 MAX_CASES = 1500
 MAX_STEPS = 30_000       # cases looked at for one schema, those that turned out impossible included
 MAX_SUBSETS = 5          # an `anyOf` of up to this many branches is split into all its subsets where `unevaluated*` looks at it
 INFINITE = 1 << 60
-ANNOTATIONS = {"title", "description", "default", "examples", "$comment", "$schema", "$id", "id", "$anchor", "$defs", "definitions",
-               "deprecated", "readOnly", "writeOnly", "contentEncoding", "contentMediaType", "contentSchema", "$vocabulary",
-               "$dynamicAnchor", "$recursiveAnchor"}
-
-
-class Facts:
-    """One case: all of it must hold at once."""
-
-    __slots__ = ("types", "integer", "fraction", "low", "low_strict", "high", "high_strict", "multiples", "values", "banned",
-                 "min_length", "max_length", "patterns", "formats", "arrays", "min_items", "max_items", "contains", "unique",
-                 "objects", "required", "forbidden", "names", "min_properties", "max_properties", "extras", "todo", "done",
-                 "splits", "dead", "scope", "seen", "spans", "unevaluated", "owed")
-
-    def __init__(self):
-        self.types = set(TYPES)
-        self.integer = self.fraction = self.unique = self.dead = False
-        self.low = self.high = None
-        self.low_strict = self.high_strict = False
-        self.values = self.max_length = self.max_items = self.max_properties = None
-        self.min_length = self.min_items = self.min_properties = 0
-        self.multiples, self.banned, self.patterns, self.formats = [], [], [], []
-        self.arrays, self.contains, self.objects, self.required, self.names, self.extras = [], [], [], [], [], []
-        self.forbidden: set[str] = set()
-        self.todo, self.done, self.splits = [], set(), []
-        # For `unevaluated*`: the scopes (numbers of schemas that hold such a keyword) being worked in, and what each scope evaluated.
-        self.scope: frozenset[int] = frozenset()
-        self.seen, self.spans, self.unevaluated = [], [], []
-        # Demands for some member (names not excluded, patterns the name must and must not match, value literal, name literals): first
-        # any member may meet them; once every declared member was tried, those in `owed` are for members without a declared name.
-        self.owed: list = []
-
-    def copy(self) -> "Facts":
-        other = object.__new__(Facts)
-        for name in Facts.__slots__:
-            value = getattr(self, name)
-            setattr(other, name, value.copy() if isinstance(value, (list, set)) else value)
-        return other
-
-    def split(self, branches) -> None:
-        """Goes on as one of these lists of actions each (or of those that a function of the case makes)."""
-        self.splits.append((self.scope, branches))
-
-    def only(self, *types: str) -> None:
-        self.types &= set(types)
-        if not self.types:
-            self.dead = True
-
-    def drop(self, kind: str) -> None:
-        """This type has become impossible."""
-        self.types.discard(kind)
-        if not self.types:
-            self.dead = True
-
-    def at_least(self, value: Fraction, strict: bool) -> None:
-        if self.low is None or value > self.low or (value == self.low and strict):
-            self.low, self.low_strict = value, strict
-        self._check_bounds()
-
-    def at_most(self, value: Fraction, strict: bool) -> None:
-        if self.high is None or value < self.high or (value == self.high and strict):
-            self.high, self.high_strict = value, strict
-        self._check_bounds()
-
-    def _check_bounds(self) -> None:
-        if self.low is not None and self.high is not None and (
-                self.low > self.high or (self.low == self.high and (self.low_strict or self.high_strict))):
-            self.drop("number")
-
-    def length(self, least: int = 0, most: int | None = None) -> None:
-        self.min_length = max(self.min_length, least)
-        self.max_length = _least(self.max_length, most)
-        if self.max_length is not None and self.min_length > self.max_length:
-            self.drop("string")
-
-    def items(self, least: int = 0, most: int | None = None) -> None:
-        self.min_items = max(self.min_items, least)
-        self.max_items = _least(self.max_items, most)
-        if self.max_items is not None and self.min_items > self.max_items:
-            self.drop("array")
-
-    def properties(self, least: int = 0, most: int | None = None) -> None:
-        self.min_properties = max(self.min_properties, least)
-        self.max_properties = _least(self.max_properties, most)
-        if self.max_properties is not None and max(self.min_properties, len(self.required)) > self.max_properties:
-            self.drop("object")
-
-    def require(self, name: str) -> None:
-        if name not in self.required:
-            self.required.append(name)
-        if name in self.forbidden:
-            self.drop("object")
-        self.properties()
-
-    def forbid(self, name: str) -> None:
-        self.forbidden.add(name)
-        if name in self.required:
-            self.drop("object")
-
-    def allow(self, values: list) -> None:
-        """One of these values."""
-        if self.values is None:
-            self.values = values
-        else:
-            keys = {canonical(v) for v in values}
-            self.values = [v for v in self.values if canonical(v) in keys]
-        self.only(*{kind_of(v) for v in self.values})
-
-
-def _least(a: int | None, b: int | None) -> int | None:
-    return b if a is None else a if b is None else min(a, b)
-
-
-Action = Callable[[Facts], None]
-
-
-def demand(literal) -> Action:
-    """The action that adds a literal."""
-    def act(facts: Facts) -> None:
-        if literal == FALSE:
-            facts.dead = True
-        elif literal != TRUE:
-            facts.todo.append((literal, facts.scope))
-    return act
 
 
 class Expander:
@@ -150,6 +28,7 @@ class Expander:
         self.memo: dict[frozenset, list[Facts]] = {}
         self.working: set[frozenset] = set()
         self.scopes = self.steps = 0
+        self.enforced = APPLY.keys()
 
     def cases(self, literals: frozenset) -> list[Facts]:
         """The cases of a conjunction; no cases: nothing satisfies it."""
@@ -253,7 +132,7 @@ class Expander:
                         return
             else:
                 facts.scope = frozenset()             # what fails evaluates nothing
-                branches = self._negate(node, schema)
+                branches = negate(self, node, schema)
                 if len(branches) == 1:
                     for act in branches[0]:
                         act(facts)
@@ -600,176 +479,6 @@ class Expander:
                 return [[lambda f: f.forbid(name)], [lambda f: f.only("object"), *present]]
             facts.split(split)
 
-    # ------------------------------------------------------------------ schemas that must not hold
-
-    def _negate(self, node: int, schema: dict) -> list[list[Action]]:
-        """The ways in which a schema can fail to hold, one per keyword that can fail."""
-        out: list[list[Action]] = []
-        for keyword, value in schema.items():
-            if keyword in ANNOTATIONS or keyword not in APPLY:
-                continue
-            handler = NEGATE.get(keyword)
-            if handler is None:
-                raise GrammarError(f"schema {self.where(node)}: keyword {keyword!r} cannot be enforced under 'not' (or in an 'else',"
-                                   " or to tell the branches of a 'oneOf' apart)")
-            out.extend(handler(self, node, schema, value))
-        return out
-
-    def positive(self, node: int, schema: dict) -> list[Action]:
-        """The action that applies a made-up schema."""
-        return [demand((self.document.synthetic(schema, self.where(node)), True))]
-
-    def _no_type(self, node, schema, value):
-        names = set(value if isinstance(value, list) else [value])
-        others = [t for t in TYPES if t not in names and not (t == "number" and "integer" in names)]
-        out = [self.positive(node, {"type": others})] if others else []
-        if "integer" in names and "number" not in names:
-            out.append(self.positive(node, {"type": "number", "$fraction": True}))
-        return out
-
-    def _no_enum(self, node, schema, value):
-        return [self.positive(node, {"$banned": value})]
-
-    def _no_const(self, node, schema, value):
-        return [self.positive(node, {"$banned": [value]})]
-
-    def _no_minimum(self, node, schema, value):
-        strict = schema.get("exclusiveMinimum") is True
-        return [self.positive(node, {"type": "number", "maximum" if strict else "exclusiveMaximum": value})]
-
-    def _no_maximum(self, node, schema, value):
-        strict = schema.get("exclusiveMaximum") is True
-        return [self.positive(node, {"type": "number", "minimum" if strict else "exclusiveMinimum": value})]
-
-    def _no_exclusive_minimum(self, node, schema, value):
-        return [] if isinstance(value, bool) else [self.positive(node, {"type": "number", "maximum": value})]
-
-    def _no_exclusive_maximum(self, node, schema, value):
-        return [] if isinstance(value, bool) else [self.positive(node, {"type": "number", "minimum": value})]
-
-    def _no_bound(kind: str, keyword: str, opposite: str, step: int):
-        def handler(self, node, schema, value):
-            bound = int(value) + step
-            return [] if bound < 0 else [self.positive(node, {"type": kind, opposite: bound})]
-        return handler
-
-    def _no_multiple(self, node, schema, value):
-        if exact(value) == 1:
-            return [self.positive(node, {"type": "number", "$fraction": True})]
-        raise GrammarError(f"schema {self.where(node)}: keyword 'multipleOf' cannot be enforced under 'not'")
-
-    def _no_pattern(self, node, schema, value):
-        parse_regex(value)
-        return [self.positive(node, {"type": "string", "$notPattern": value})]
-
-    def _no_format(self, node, schema, value):
-        return [self.positive(node, {"type": "string", "$notFormat": value})] if value in FORMATS else []
-
-    def _no_arrays(self, node, schema, value):
-        first = next(k for k in schema if k in ("prefixItems", "items", "additionalItems", "unevaluatedItems"))
-        if schema[first] is not value:
-            return []
-        prefix, rest = self.document_array(node, schema)
-        out = []
-        for i, sub in enumerate(prefix):
-            literals = (TRUE,) * i + (self.literal(sub, False),)
-            if literals[i] != FALSE:
-                out.append([lambda f: f.only("array"), lambda f, n=i: f.items(n + 1),
-                            lambda f, literals=literals: f.arrays.append((literals, TRUE))])
-        broken = self.literal(rest, False)
-        if broken != FALSE:
-            out.append([lambda f: f.only("array"), lambda f: f.contains.append((broken, 1, None, len(prefix)))])
-        return out
-
-    def _no_contains(self, node, schema, value):
-        least, most = int(schema.get("minContains", 1)), schema.get("maxContains")
-        literal, out = self.literal(value), []
-        if least == 1:
-            out.append([lambda f: f.only("array"), lambda f: f.arrays.append(((), (literal[0], not literal[1])))])
-        elif least > 1:
-            out.append([lambda f: f.only("array"), lambda f: f.contains.append((literal, 0, least - 1, 0))])
-        if most is not None:
-            out.append([lambda f: f.only("array"), lambda f: f.contains.append((literal, int(most) + 1, None, 0))])
-        return out
-
-    def _no_objects(self, node, schema, value):
-        first = next(k for k in schema if k in ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties"))
-        if schema[first] is not value:
-            return []
-        if schema.get("unevaluatedProperties", True) is not True:
-            raise GrammarError(f"schema {self.where(node)}: keyword 'unevaluatedProperties' cannot be enforced under 'not'")
-        out = []
-        for name, sub in schema.get("properties", {}).items():
-            literal = self.literal(sub, False)
-            if literal != FALSE:
-                out.append([lambda f: f.only("object"), lambda f, n=name: f.require(n),
-                            lambda f, n=name, literal=literal: f.objects.append(({n: literal}, (), TRUE))])
-        patterns = tuple(schema.get("patternProperties", {}))
-        for source in patterns:
-            literal = self.literal(schema["patternProperties"][source], False)
-            if literal != FALSE:
-                out.append([lambda f: f.only("object"),
-                            lambda f, s=source, literal=literal: f.extras.append((frozenset(), (s,), (), literal, ()))])
-        literal = self.literal(schema.get("additionalProperties", True), False)
-        if literal != FALSE:
-            declared = frozenset(schema.get("properties", {}))
-            out.append([lambda f: f.only("object"), lambda f: f.extras.append((declared, (), patterns, literal, ()))])
-        return out
-
-    def _no_names(self, node, schema, value):
-        literal = self.literal(value)
-        if literal == TRUE:
-            return []
-        if literal == FALSE:
-            return [self.positive(node, {"type": "object", "minProperties": 1})]
-        bad = (literal[0], not literal[1])
-        return [[lambda f: f.only("object"), lambda f: f.extras.append((frozenset(), (), (), TRUE, (bad,)))]]
-
-    def _no_required(self, node, schema, value):
-        names = [] if isinstance(value, bool) else value
-        return [self.positive(node, {"type": "object", "$forbidden": [name]}) for name in names]
-
-    def _no_reference(self, node, schema, value):
-        target, sign = self.document.resolve(node, value)
-        return [[demand((target, not sign))]]
-
-    def _no_all(self, node, schema, value):
-        return [[demand(self.literal(sub, False))] for sub in value]
-
-    def _no_any(self, node, schema, value):
-        return [[demand(self.literal(sub, False)) for sub in value]]
-
-    def _no_one(self, node, schema, value):
-        out = [[demand(self.literal(sub, False)) for sub in value]]
-        for i in range(len(value)):
-            out += [[demand(self.literal(value[i])), demand(self.literal(value[j]))] for j in range(i + 1, len(value))]
-        return out
-
-    def _no_not(self, node, schema, value):
-        return [[demand(self.literal(value))]]
-
-    def _no_if(self, node, schema, value):
-        then, otherwise = schema.get("then", True), schema.get("else", True)
-        return [[demand(self.literal(value)), demand(self.literal(then, False))],
-                [demand(self.literal(value, False)), demand(self.literal(otherwise, False))]]
-
-    def _no_dependencies(self, node, schema, value):
-        out = []
-        for name, wanted in value.items():
-            here = [lambda f: f.only("object"), lambda f, n=name: f.require(n)]
-            if isinstance(wanted, list):
-                out += [[*here, lambda f, n=n: f.forbid(n)] for n in wanted]
-            else:
-                out.append([*here, demand(self.literal(wanted, False))])
-        return out
-
-    _short = _no_bound("string", "minLength", "maxLength", -1)
-    _long = _no_bound("string", "maxLength", "minLength", 1)
-    _few = _no_bound("array", "minItems", "maxItems", -1)
-    _many = _no_bound("array", "maxItems", "minItems", 1)
-    _poor = _no_bound("object", "minProperties", "maxProperties", -1)
-    _rich = _no_bound("object", "maxProperties", "minProperties", 1)
-
 
 def _whole(value) -> int:
     number = exact(value)
@@ -798,21 +507,6 @@ APPLY = {
     "$recursiveRef": E._recursive, "allOf": E._all_of, "anyOf": E._any_of, "oneOf": E._one_of, "not": E._not, "if": E._if,
     "dependencies": E._dependencies, "dependentRequired": E._dependencies, "dependentSchemas": E._dependencies,
 }
-NEGATE = {
-    "type": E._no_type, "enum": E._no_enum, "const": E._no_const, "minimum": E._no_minimum, "maximum": E._no_maximum,
-    "exclusiveMinimum": E._no_exclusive_minimum, "exclusiveMaximum": E._no_exclusive_maximum, "multipleOf": E._no_multiple,
-    "minLength": E._short, "maxLength": E._long, "pattern": E._no_pattern, "format": E._no_format, "prefixItems": E._no_arrays,
-    "items": E._no_arrays, "additionalItems": E._no_arrays, "minItems": E._few, "maxItems": E._many, "contains": E._no_contains,
-    "uniqueItems": lambda self, node, schema, value: [] if value is not True else _refuse_unique(self, node),
-    "properties": E._no_objects, "patternProperties": E._no_objects, "additionalProperties": E._no_objects,
-    "propertyNames": E._no_names, "required": E._no_required, "minProperties": E._poor, "maxProperties": E._rich, "$ref": E._no_reference,
-    "allOf": E._no_all, "anyOf": E._no_any, "oneOf": E._no_one, "not": E._no_not, "if": E._no_if,
-    "dependencies": E._no_dependencies, "dependentRequired": E._no_dependencies, "dependentSchemas": E._no_dependencies,
-}
-
-
-def _refuse_unique(self, node):
-    raise GrammarError(f"schema {self.where(node)}: keyword 'uniqueItems' cannot be enforced under 'not'")
 
 
 def _apart(a, b) -> bool:

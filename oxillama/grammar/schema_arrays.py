@@ -1,0 +1,173 @@
+"""Writes the arrays of a case: prefix and further items, counted (`contains`) and distinct (`uniqueItems`) ones. `em` is the `Emitter`."""
+from oxillama.errors import GrammarError
+from oxillama.grammar.nodes import EMPTY, NETWORK, NEVER, choice, literal, repeat, seq
+from oxillama.grammar.regular import MAX_NETWORK
+from oxillama.grammar.schema_case import Facts
+from oxillama.grammar.schema_document import FALSE, TRUE, canonical
+
+
+def array(em, facts: Facts) -> tuple:
+    space = em.spelling.space
+    inner = elements(em, facts)
+    return choice(*([seq(literal("["), space, space, literal("]"))] if may_be_empty(facts) else []),
+                  seq(literal("["), space, inner, space, literal("]")) if inner != NEVER else NEVER)
+
+
+def may_be_empty(facts: Facts) -> bool:
+    return facts.min_items == 0 and all(least == 0 for _, least, _, _ in facts.contains)
+
+
+def item_at(em, facts: Facts, index: int, *more) -> frozenset | None:
+    """What the item at an index must satisfy, with further literals; None where there can be none."""
+    out = {prefix[index] if index < len(prefix) else rest for prefix, rest in facts.arrays} | set(more)
+    if FALSE in out or any((node, not sign) in out for node, sign in out if node):
+        return None
+    return frozenset(out - {TRUE})
+
+
+def elements(em, facts: Facts) -> tuple:
+    """One or more items with their commas; NEVER where there can be none."""
+    comma = seq(em.spelling.space, literal(","), em.spelling.space)
+    if facts.unique and (facts.max_items is None or facts.max_items > 1):
+        return em.guard("uniqueItems", lambda: distinct(em, facts, comma), elements(em, _loose(facts)))
+    head = max((len(prefix) for prefix, _ in facts.arrays), default=0)
+    if facts.contains:
+        return em.guard("contains", lambda: counted(em, facts, head, comma), elements(em, _without_contains(facts)))
+    most = facts.max_items
+    fixed = []                                   # items of the prefix, up to the first that cannot be
+    for i in range(head if most is None else min(head, most)):
+        item = item_at(em, facts, i)
+        if item is None:
+            most = i
+            break
+        fixed.append(item)
+    rest = item_at(em, facts, head) if len(fixed) == head else None
+    if rest is None:
+        most = len(fixed) if most is None else min(most, len(fixed))
+    if most is not None and (most == 0 or most < facts.min_items):
+        return NEVER
+    if not fixed:
+        return seq(em.ref(rest), repeat(seq(comma, em.ref(rest)), max(facts.min_items - 1, 0), None if most is None else most - 1))
+    tail = EMPTY
+    if rest is not None and (most is None or most > head):
+        tail = repeat(seq(comma, em.ref(rest)), max(facts.min_items - head, 0), None if most is None else most - head)
+    for i in range(len(fixed) - 1, -1, -1):
+        node = seq(comma if i else EMPTY, em.ref(fixed[i]), tail)
+        tail = choice(node, EMPTY) if i and facts.min_items <= i else node
+    return tail
+
+
+def counted(em, facts: Facts, head: int, comma: tuple) -> tuple:
+    """Items where some must be counted (`contains`): a network over (index, counts)."""
+    kinds = facts.contains
+    caps = [least if most is None else most + 1 for _, least, most, _ in kinds]
+    last = max(1, head, facts.min_items, max(start for *_, start in kinds))
+    if facts.max_items is not None:
+        last = max(last, facts.max_items)
+    total = last + 2
+    for cap in caps:
+        total *= cap + 1
+    if total > MAX_NETWORK:
+        raise GrammarError(f"counting items needs more than {MAX_NETWORK} states")
+    if len(kinds) > 4:
+        raise GrammarError("more than 4 'contains' on one array")
+    ids: dict[tuple, int] = {(0, *(0 for _ in kinds)): 0}
+    todo, out = list(ids), []
+    for state in todo:
+        index, counts = state[0], state[1:]
+        accept = index > 0 and index >= facts.min_items and all(
+            c >= least and (most is None or c <= most) for c, (_, least, most, _) in zip(counts, kinds, strict=True))
+        edges = []
+        if facts.max_items is None or index < facts.max_items:
+            for item, after in steps(em, facts, index, counts, caps, head):
+                target = (min(index + 1, last + 1), *after)
+                if facts.max_items is None:
+                    target = (min(index + 1, last), *after)
+                if target not in ids:
+                    ids[target] = len(ids)
+                    todo.append(target)
+                node = em.ref(item)
+                edges.append((seq(comma, node) if index else node, ids[target]))
+        out.append((accept, tuple(edges)))
+    return (NETWORK, 0, tuple(out))
+
+
+def steps(em, facts: Facts, index: int, counts, caps, head: int):
+    """The choices for one item: which counters it feeds. A counter with an upper bound needs to know that others do not feed it."""
+    options = [((), list(counts))]
+    for k, (wanted, _, most, start) in enumerate(facts.contains):
+        grown = []
+        for literals, after in options:
+            if index < start:
+                grown.append((literals, after))
+                continue
+            if counts[k] < caps[k]:
+                fed = after.copy()
+                fed[k] += 1
+                if most is None or fed[k] <= most:
+                    grown.append(((*literals, wanted), fed))
+            unfed = (*literals, (wanted[0], not wanted[1])) if most is not None else literals
+            grown.append((unfed, after))
+        options = grown
+    for literals, after in options:
+        item = item_at(em, facts, min(index, head), *literals)
+        if item is not None:
+            yield item, tuple(after)
+
+
+def distinct(em, facts: Facts, comma: tuple) -> tuple:
+    """Arrays without repetition whose items have few values: a network over the set of values used."""
+    if facts.contains:
+        raise GrammarError("together with 'contains'")
+    head = max((len(prefix) for prefix, _ in facts.arrays), default=0)
+    pools = []
+    for i in range(head + 1):
+        item = item_at(em, facts, i)
+        pools.append([] if item is None else finite(em, item))
+    if any(pool is None for pool in pools):
+        raise GrammarError("items must have few possible values (an enum)")
+    values = list({canonical(v): v for pool in pools for v in pool}.values())
+    keys = [canonical(v) for v in values]
+    if len(values) > 10:
+        raise GrammarError(f"{len(values)} possible values, at most 10 wanted")
+    allowed = [{keys.index(canonical(v)) for v in pool} for pool in pools]
+    nodes = [em.spelling.value(v) for v in values]
+    ids, todo, out = {frozenset(): 0}, [frozenset()], []
+    for used in todo:
+        index = len(used)
+        edges = []
+        if facts.max_items is None or index < facts.max_items:
+            for k in sorted(allowed[min(index, head)] - used):
+                target = used | {k}
+                if target not in ids:
+                    ids[target] = len(ids)
+                    todo.append(target)
+                edges.append((seq(comma, nodes[k]) if index else nodes[k], ids[target]))
+        out.append((index > 0 and index >= facts.min_items, tuple(edges)))
+    return (NETWORK, 0, tuple(out))
+
+
+def finite(em, literals: frozenset) -> list | None:
+    """All values of a set of literals if they are few and scalar or listed, else None."""
+    out = []
+    for facts in em.expander.cases(literals):
+        if facts.values is not None:
+            out += facts.values
+            continue
+        if facts.types - {"null", "boolean"}:
+            return None
+        out += ([None] if "null" in facts.types else []) + (
+            [b for b in (True, False) if not any(b is v for v in facts.banned)] if "boolean" in facts.types else [])
+    return out
+
+
+def _loose(facts: Facts) -> Facts:
+    other = facts.copy()
+    other.unique = False
+    return other
+
+
+def _without_contains(facts: Facts) -> Facts:
+    other = facts.copy()
+    other.contains = []
+    return other

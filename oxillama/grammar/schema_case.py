@@ -1,0 +1,128 @@
+"""One case of a schema: what must hold of a value all at once, without any logic left in it.
+
+`schema_facts` gathers it, `schema_emit` writes it. An *action* adds something to a case; it may turn out contradictory (`dead`).
+"""
+from collections.abc import Callable
+from fractions import Fraction
+
+from oxillama.grammar.schema_document import FALSE, TRUE, TYPES, canonical, kind_of
+
+
+class Facts:
+    """One case: all of it must hold at once."""
+
+    __slots__ = ("types", "integer", "fraction", "low", "low_strict", "high", "high_strict", "multiples", "values", "banned",
+                 "min_length", "max_length", "patterns", "formats", "arrays", "min_items", "max_items", "contains", "unique",
+                 "objects", "required", "forbidden", "names", "min_properties", "max_properties", "extras", "todo", "done",
+                 "splits", "dead", "scope", "seen", "spans", "unevaluated", "owed")
+
+    def __init__(self):
+        self.types = set(TYPES)
+        self.integer = self.fraction = self.unique = self.dead = False
+        self.low = self.high = None
+        self.low_strict = self.high_strict = False
+        self.values = self.max_length = self.max_items = self.max_properties = None
+        self.min_length = self.min_items = self.min_properties = 0
+        self.multiples, self.banned, self.patterns, self.formats = [], [], [], []
+        self.arrays, self.contains, self.objects, self.required, self.names, self.extras = [], [], [], [], [], []
+        self.forbidden: set[str] = set()
+        self.todo, self.done, self.splits = [], set(), []
+        # For `unevaluated*`: the scopes (numbers of schemas that hold such a keyword) being worked in, and what each scope evaluated.
+        self.scope: frozenset[int] = frozenset()
+        self.seen, self.spans, self.unevaluated = [], [], []
+        # Demands for some member (names not excluded, patterns the name must and must not match, value literal, name literals): first
+        # any member may meet them; once every declared member was tried, those in `owed` are for members without a declared name.
+        self.owed: list = []
+
+    def copy(self) -> "Facts":
+        other = object.__new__(Facts)
+        for name in Facts.__slots__:
+            value = getattr(self, name)
+            setattr(other, name, value.copy() if isinstance(value, (list, set)) else value)
+        return other
+
+    def split(self, branches) -> None:
+        """Goes on as one of these lists of actions each (or of those that a function of the case makes)."""
+        self.splits.append((self.scope, branches))
+
+    def only(self, *types: str) -> None:
+        self.types &= set(types)
+        if not self.types:
+            self.dead = True
+
+    def drop(self, kind: str) -> None:
+        """This type has become impossible."""
+        self.types.discard(kind)
+        if not self.types:
+            self.dead = True
+
+    def at_least(self, value: Fraction, strict: bool) -> None:
+        if self.low is None or value > self.low or (value == self.low and strict):
+            self.low, self.low_strict = value, strict
+        self._check_bounds()
+
+    def at_most(self, value: Fraction, strict: bool) -> None:
+        if self.high is None or value < self.high or (value == self.high and strict):
+            self.high, self.high_strict = value, strict
+        self._check_bounds()
+
+    def _check_bounds(self) -> None:
+        if self.low is not None and self.high is not None and (
+                self.low > self.high or (self.low == self.high and (self.low_strict or self.high_strict))):
+            self.drop("number")
+
+    def length(self, least: int = 0, most: int | None = None) -> None:
+        self.min_length = max(self.min_length, least)
+        self.max_length = _least(self.max_length, most)
+        if self.max_length is not None and self.min_length > self.max_length:
+            self.drop("string")
+
+    def items(self, least: int = 0, most: int | None = None) -> None:
+        self.min_items = max(self.min_items, least)
+        self.max_items = _least(self.max_items, most)
+        if self.max_items is not None and self.min_items > self.max_items:
+            self.drop("array")
+
+    def properties(self, least: int = 0, most: int | None = None) -> None:
+        self.min_properties = max(self.min_properties, least)
+        self.max_properties = _least(self.max_properties, most)
+        if self.max_properties is not None and max(self.min_properties, len(self.required)) > self.max_properties:
+            self.drop("object")
+
+    def require(self, name: str) -> None:
+        if name not in self.required:
+            self.required.append(name)
+        if name in self.forbidden:
+            self.drop("object")
+        self.properties()
+
+    def forbid(self, name: str) -> None:
+        self.forbidden.add(name)
+        if name in self.required:
+            self.drop("object")
+
+    def allow(self, values: list) -> None:
+        """One of these values."""
+        if self.values is None:
+            self.values = values
+        else:
+            keys = {canonical(v) for v in values}
+            self.values = [v for v in self.values if canonical(v) in keys]
+        self.only(*{kind_of(v) for v in self.values})
+
+
+def _least(a: int | None, b: int | None) -> int | None:
+    return b if a is None else a if b is None else min(a, b)
+
+
+Action = Callable[[Facts], None]
+
+
+def demand(literal) -> Action:
+    """The action that adds a literal."""
+    def act(facts: Facts) -> None:
+        if literal == FALSE:
+            facts.dead = True
+        elif literal != TRUE:
+            facts.todo.append((literal, facts.scope))
+    return act

@@ -1,0 +1,222 @@
+"""How a schema can fail to hold: for each keyword the ways, as lists of actions on a case. `ex` is the `Expander` at work.
+
+Most negations are schemas again (not `minimum` 3 is a number with `exclusiveMaximum` 3) and are applied as made-up ones; keywords whose
+names begin with `$` and that no draft knows (`$banned`, `$fraction`, `$forbidden`, `$notPattern`, `$notFormat`) exist only there.
+"""
+from oxillama.errors import GrammarError
+from oxillama.grammar.formats import FORMATS
+from oxillama.grammar.regex import parse_regex
+from oxillama.grammar.schema_case import Action, demand
+from oxillama.grammar.schema_document import FALSE, TRUE, TYPES, exact
+
+
+def negate(ex, node: int, schema: dict) -> list[list[Action]]:
+    """The ways in which a schema can fail to hold, one per keyword that can fail."""
+    out: list[list[Action]] = []
+    for keyword, value in schema.items():
+        if keyword not in ex.enforced:
+            continue
+        handler = NEGATE.get(keyword)
+        if handler is None:
+            raise GrammarError(f"schema {ex.where(node)}: keyword {keyword!r} cannot be enforced under 'not' (or in an 'else',"
+                               " or to tell the branches of a 'oneOf' apart)")
+        out.extend(handler(ex, node, schema, value))
+    return out
+
+
+def positive(ex, node: int, schema: dict) -> list[Action]:
+    """The action that applies a made-up schema."""
+    return [demand((ex.document.synthetic(schema, ex.where(node)), True))]
+
+
+def _no_type(ex, node, schema, value):
+    names = set(value if isinstance(value, list) else [value])
+    others = [t for t in TYPES if t not in names and not (t == "number" and "integer" in names)]
+    out = [positive(ex, node, {"type": others})] if others else []
+    if "integer" in names and "number" not in names:
+        out.append(positive(ex, node, {"type": "number", "$fraction": True}))
+    return out
+
+
+def _no_enum(ex, node, schema, value):
+    return [positive(ex, node, {"$banned": value})]
+
+
+def _no_const(ex, node, schema, value):
+    return [positive(ex, node, {"$banned": [value]})]
+
+
+def _no_minimum(ex, node, schema, value):
+    strict = schema.get("exclusiveMinimum") is True
+    return [positive(ex, node, {"type": "number", "maximum" if strict else "exclusiveMaximum": value})]
+
+
+def _no_maximum(ex, node, schema, value):
+    strict = schema.get("exclusiveMaximum") is True
+    return [positive(ex, node, {"type": "number", "minimum" if strict else "exclusiveMinimum": value})]
+
+
+def _no_exclusive_minimum(ex, node, schema, value):
+    return [] if isinstance(value, bool) else [positive(ex, node, {"type": "number", "maximum": value})]
+
+
+def _no_exclusive_maximum(ex, node, schema, value):
+    return [] if isinstance(value, bool) else [positive(ex, node, {"type": "number", "minimum": value})]
+
+
+def _no_bound(kind: str, opposite: str, step: int):
+    """The negation of a length or count: one less (more) at most (least)."""
+    def handler(ex, node, schema, value):
+        bound = int(value) + step
+        return [] if bound < 0 else [positive(ex, node, {"type": kind, opposite: bound})]
+    return handler
+
+
+def _no_multiple(ex, node, schema, value):
+    if exact(value) == 1:
+        return [positive(ex, node, {"type": "number", "$fraction": True})]
+    raise GrammarError(f"schema {ex.where(node)}: keyword 'multipleOf' cannot be enforced under 'not'")
+
+
+def _no_pattern(ex, node, schema, value):
+    parse_regex(value)
+    return [positive(ex, node, {"type": "string", "$notPattern": value})]
+
+
+def _no_format(ex, node, schema, value):
+    return [positive(ex, node, {"type": "string", "$notFormat": value})] if value in FORMATS else []
+
+
+def _no_arrays(ex, node, schema, value):
+    first = next(k for k in schema if k in ("prefixItems", "items", "additionalItems", "unevaluatedItems"))
+    if schema[first] is not value:
+        return []
+    prefix, rest = ex.document_array(node, schema)
+    out = []
+    for i, sub in enumerate(prefix):
+        literals = (TRUE,) * i + (ex.literal(sub, False),)
+        if literals[i] != FALSE:
+            out.append([lambda f: f.only("array"), lambda f, n=i: f.items(n + 1),
+                        lambda f, literals=literals: f.arrays.append((literals, TRUE))])
+    broken = ex.literal(rest, False)
+    if broken != FALSE:
+        out.append([lambda f: f.only("array"), lambda f: f.contains.append((broken, 1, None, len(prefix)))])
+    return out
+
+
+def _no_contains(ex, node, schema, value):
+    least, most = int(schema.get("minContains", 1)), schema.get("maxContains")
+    literal, out = ex.literal(value), []
+    if least == 1:
+        out.append([lambda f: f.only("array"), lambda f: f.arrays.append(((), (literal[0], not literal[1])))])
+    elif least > 1:
+        out.append([lambda f: f.only("array"), lambda f: f.contains.append((literal, 0, least - 1, 0))])
+    if most is not None:
+        out.append([lambda f: f.only("array"), lambda f: f.contains.append((literal, int(most) + 1, None, 0))])
+    return out
+
+
+def _no_objects(ex, node, schema, value):
+    first = next(k for k in schema if k in ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties"))
+    if schema[first] is not value:
+        return []
+    if schema.get("unevaluatedProperties", True) is not True:
+        raise GrammarError(f"schema {ex.where(node)}: keyword 'unevaluatedProperties' cannot be enforced under 'not'")
+    out = []
+    for name, sub in schema.get("properties", {}).items():
+        literal = ex.literal(sub, False)
+        if literal != FALSE:
+            out.append([lambda f: f.only("object"), lambda f, n=name: f.require(n),
+                        lambda f, n=name, literal=literal: f.objects.append(({n: literal}, (), TRUE))])
+    patterns = tuple(schema.get("patternProperties", {}))
+    for source in patterns:
+        literal = ex.literal(schema["patternProperties"][source], False)
+        if literal != FALSE:
+            out.append([lambda f: f.only("object"),
+                        lambda f, s=source, literal=literal: f.extras.append((frozenset(), (s,), (), literal, ()))])
+    literal = ex.literal(schema.get("additionalProperties", True), False)
+    if literal != FALSE:
+        declared = frozenset(schema.get("properties", {}))
+        out.append([lambda f: f.only("object"), lambda f: f.extras.append((declared, (), patterns, literal, ()))])
+    return out
+
+
+def _no_names(ex, node, schema, value):
+    literal = ex.literal(value)
+    if literal == TRUE:
+        return []
+    if literal == FALSE:
+        return [positive(ex, node, {"type": "object", "minProperties": 1})]
+    bad = (literal[0], not literal[1])
+    return [[lambda f: f.only("object"), lambda f: f.extras.append((frozenset(), (), (), TRUE, (bad,)))]]
+
+
+def _no_required(ex, node, schema, value):
+    names = [] if isinstance(value, bool) else value
+    return [positive(ex, node, {"type": "object", "$forbidden": [name]}) for name in names]
+
+
+def _no_reference(ex, node, schema, value):
+    target, sign = ex.document.resolve(node, value)
+    return [[demand((target, not sign))]]
+
+
+def _no_all(ex, node, schema, value):
+    return [[demand(ex.literal(sub, False))] for sub in value]
+
+
+def _no_any(ex, node, schema, value):
+    return [[demand(ex.literal(sub, False)) for sub in value]]
+
+
+def _no_one(ex, node, schema, value):
+    out = [[demand(ex.literal(sub, False)) for sub in value]]
+    for i in range(len(value)):
+        out += [[demand(ex.literal(value[i])), demand(ex.literal(value[j]))] for j in range(i + 1, len(value))]
+    return out
+
+
+def _no_not(ex, node, schema, value):
+    return [[demand(ex.literal(value))]]
+
+
+def _no_if(ex, node, schema, value):
+    then, otherwise = schema.get("then", True), schema.get("else", True)
+    return [[demand(ex.literal(value)), demand(ex.literal(then, False))],
+            [demand(ex.literal(value, False)), demand(ex.literal(otherwise, False))]]
+
+
+def _no_dependencies(ex, node, schema, value):
+    out = []
+    for name, wanted in value.items():
+        here = [lambda f: f.only("object"), lambda f, n=name: f.require(n)]
+        if isinstance(wanted, list):
+            out += [[*here, lambda f, n=n: f.forbid(n)] for n in wanted]
+        else:
+            out.append([*here, demand(ex.literal(wanted, False))])
+    return out
+
+
+_short = _no_bound("string", "maxLength", -1)
+_long = _no_bound("string", "minLength", 1)
+_few = _no_bound("array", "maxItems", -1)
+_many = _no_bound("array", "minItems", 1)
+_poor = _no_bound("object", "maxProperties", -1)
+_rich = _no_bound("object", "minProperties", 1)
+
+
+def _refuse_unique(ex, node):
+    raise GrammarError(f"schema {ex.where(node)}: keyword 'uniqueItems' cannot be enforced under 'not'")
+
+
+NEGATE = {
+    "type": _no_type, "enum": _no_enum, "const": _no_const, "minimum": _no_minimum, "maximum": _no_maximum,
+    "exclusiveMinimum": _no_exclusive_minimum, "exclusiveMaximum": _no_exclusive_maximum, "multipleOf": _no_multiple,
+    "minLength": _short, "maxLength": _long, "pattern": _no_pattern, "format": _no_format, "prefixItems": _no_arrays,
+    "items": _no_arrays, "additionalItems": _no_arrays, "minItems": _few, "maxItems": _many, "contains": _no_contains,
+    "uniqueItems": lambda ex, node, schema, value: [] if value is not True else _refuse_unique(ex, node),
+    "properties": _no_objects, "patternProperties": _no_objects, "additionalProperties": _no_objects,
+    "propertyNames": _no_names, "required": _no_required, "minProperties": _poor, "maxProperties": _rich, "$ref": _no_reference,
+    "allOf": _no_all, "anyOf": _no_any, "oneOf": _no_one, "not": _no_not, "if": _no_if,
+    "dependencies": _no_dependencies, "dependentRequired": _no_dependencies, "dependentSchemas": _no_dependencies,
+}

@@ -1,0 +1,183 @@
+"""Writes the numbers of a case: intervals, multiples, values left out. `em` is the `Emitter` at work."""
+from fractions import Fraction
+from math import ceil, floor, gcd, lcm
+
+from oxillama.errors import GrammarError
+from oxillama.grammar import spelling as sp
+from oxillama.grammar.nodes import NETWORK, NEVER, choice, literal, repeat, seq
+from oxillama.grammar.regular import MAX_NETWORK
+from oxillama.grammar.schema_case import Facts
+from oxillama.grammar.schema_document import exact
+
+MAX_ENUMERATED = 4096          # multiples listed one by one
+
+
+def numeric(em, facts: Facts) -> tuple:
+    banned = sorted({exact(v) for v in facts.banned if not isinstance(v, (str, bool))})
+    plain = facts.low is None and facts.high is None and not facts.multiples and not banned and not facts.fraction
+    if plain:
+        return em.block("integer" if facts.integer else "number")
+    keyword = "multipleOf" if facts.multiples else "not" if banned or facts.fraction else "minimum"
+    fallback = em.block("integer" if facts.integer else "number")
+    return em.guard(keyword, lambda: bounded(em, facts, banned), fallback)
+
+
+def bounded(em, facts: Facts, banned: list[Fraction]) -> tuple:
+    if facts.fraction:
+        if facts.multiples:
+            raise GrammarError("a non-integer number beside 'multipleOf' is not supported")
+        # 15 digits at most: a double keeps them apart from every integer
+        edge = Fraction(10**9)
+        low, low_strict = (facts.low, facts.low_strict) if facts.low is not None and facts.low > -edge else (-edge, True)
+        high, high_strict = (facts.high, facts.high_strict) if facts.high is not None and facts.high < edge else (edge, True)
+        return interval(low, low_strict, high, high_strict, 6, broken=True) if low < high else NEVER
+    step = _common([*facts.multiples, *([Fraction(1)] if facts.integer else [])])
+    places = sp.MAX_FRACTION
+    if step is not None:
+        places = _places(step)
+        if places is None:
+            return multiples(em, facts, step, set(banned))
+    cuts, parts = banned, []
+    low, low_strict = facts.low, facts.low_strict
+    for cut in cuts:
+        if (low is None or cut > low or (cut == low and not low_strict)) and (facts.high is None or cut <= facts.high):
+            parts.append(interval(low, low_strict, cut, True, places))
+            low, low_strict = cut, True
+    parts.append(interval(low, low_strict, facts.high, facts.high_strict, places))
+    return choice(*parts)
+
+
+def interval(low, low_strict, high, high_strict, places: int, *, broken: bool = False) -> tuple:
+    """An interval; a strict bound of fractional numbers moves by one unit of the 15th digit, so that doubles keep it strict."""
+    if places == 0:
+        low = None if low is None else Fraction(floor(low) + 1 if low_strict else ceil(low))
+        high = None if high is None else Fraction(ceil(high) - 1 if high_strict else floor(high))
+        low_strict = high_strict = False
+        if low is not None and high is not None and low > high:
+            return NEVER
+    else:
+        unit = Fraction(1, 10 ** min(places, 17)) if places < 15 else None
+        if low is not None and low_strict and low:
+            low, low_strict = _round_up(low + (unit or _unit(low)), places), False
+        if high is not None and high_strict and high:
+            high, high_strict = -_round_up(-high + (unit or _unit(high)), places), False
+        if low is not None and not low_strict:
+            low = _round_up(low, places)
+        if high is not None and not high_strict:
+            high = -_round_up(-high, places)
+        if low is not None and high is not None and low > high:
+            return NEVER
+    return sp.interval(low, low_strict, high, high_strict, places, broken=broken)
+
+
+def multiples(em, facts: Facts, step: Fraction, banned: set[Fraction]) -> tuple:
+    """Multiples of a step that is no power of ten: listed, or by a network of remainders."""
+    low, high = facts.low, facts.high
+    if low is not None and high is not None:
+        first = floor(low / step) + 1 if facts.low_strict else ceil(low / step)
+        last = ceil(high / step) - 1 if facts.high_strict else floor(high / step)
+        if last - first > MAX_ENUMERATED:
+            raise GrammarError(f"more than {MAX_ENUMERATED} multiples of {step} between the bounds")
+        return choice(*(sp.number_literal(k * step) for k in range(first, last + 1) if k * step not in banned))
+    if banned:
+        raise GrammarError("excluded values beside 'multipleOf' need two bounds")
+    if low is None and high is None:
+        return seq(repeat(literal("-"), 0, 1), remainders(step, 1))
+    if low is not None:
+        return multiples_from(em, low, facts.low_strict, step)
+    # mirrored: at most high is minus at least -high
+    positive = multiples_from(em, -high, facts.high_strict, step, mirrored=True)
+    return positive
+
+
+def multiples_from(em, low: Fraction, strict: bool, step: Fraction, mirrored: bool = False) -> tuple:
+    """Multiples >= low (mirrored: their negatives): those of few digits listed, longer ones by remainders."""
+    first = floor(low / step) + 1 if strict else ceil(low / step)
+    whole = len(str(max(floor(abs(low)), floor(step)))) + 1
+    end = Fraction(10**whole)
+    last = ceil(end / step) - 1
+    if last - first > MAX_ENUMERATED:
+        raise GrammarError(f"too many multiples of {step} near the bound {low}")
+    sign = -1 if mirrored else 1
+    listed = [sp.number_literal(sign * k * step) for k in range(first, last + 1)]
+    more = remainders(step, whole + 1)
+    return choice(*listed, seq(literal("-"), more) if mirrored else more)
+
+
+def remainders(step: Fraction, least_digits: int) -> tuple:
+    """Non-negative multiples of step with at least that many digits before the point, as a network over remainders."""
+    places = 0
+    while (step * 10**places).denominator != 1:
+        places += 1
+        if places > 15:
+            raise GrammarError(f"multiples of {step} have no short decimal form")
+    unit = int(step * 10**places)
+    if unit * (places + least_digits + 2) > MAX_NETWORK:
+        raise GrammarError(f"multiples of {step} need more than {MAX_NETWORK} states")
+    digit = [literal(str(d)) for d in range(10)]
+    ids: dict[tuple, int] = {}
+    todo: list[tuple] = []
+
+    def state(*key) -> int:
+        if key not in ids:
+            ids[key] = len(ids)
+            todo.append(key)
+        return ids[key]
+
+    state("start", 0, 0)
+    out = []
+    for kind, count, rest in todo:
+        edges = []
+        if kind == "start":
+            edges = [(digit[d], state("whole", 1, d % unit)) for d in range(1, 10)]
+            if least_digits <= 1:
+                edges.append((digit[0], state("zero", 1, 0)))
+            accept = False
+        elif kind == "part":
+            accept = rest * 10 ** (places - count) % unit == 0
+            if count < places:
+                edges = [(digit[d], state("part", count + 1, (rest * 10 + d) % unit)) for d in range(10)]
+        else:
+            enough = count >= least_digits
+            accept = enough and rest * 10**places % unit == 0
+            if kind == "whole":
+                edges = [(digit[d], state("whole", min(count + 1, least_digits), (rest * 10 + d) % unit)) for d in range(10)]
+            if places and enough:
+                edges += [(literal(f".{d}"), state("part", 1, (rest * 10 + d) % unit)) for d in range(10)]
+        out.append((accept, tuple(edges)))
+    return (NETWORK, 0, tuple(out))
+
+
+def _common(steps: list[Fraction]) -> Fraction | None:
+    """The least common multiple of fractions."""
+    out = None
+    for step in steps:
+        out = step if out is None else Fraction(lcm(out.numerator, step.numerator), gcd(out.denominator, step.denominator))
+    return out
+
+
+def _places(step: Fraction) -> int | None:
+    """k where the step is 10**-k (so that its multiples are the numbers with k fraction digits), else None."""
+    if step.numerator != 1:
+        return None
+    places = len(str(step.denominator)) - 1
+    return places if step.denominator == 10**places else None
+
+
+def _unit(value: Fraction) -> Fraction:
+    """One unit in the 15th significant decimal digit."""
+    exponent, size = 0, abs(value)
+    while size >= 10:
+        size /= 10
+        exponent += 1
+    while size < 1:
+        size *= 10
+        exponent -= 1
+    return Fraction(10) ** (exponent - 14)
+
+
+def _round_up(value: Fraction, places: int) -> Fraction:
+    """The least decimal with that many places that is not below."""
+    if sp.decimal_text(value) is not None and value.denominator <= 10**places and (value * 10**places).denominator == 1:
+        return value
+    return Fraction(ceil(value * 10**places), 10**places)
