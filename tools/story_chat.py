@@ -340,6 +340,23 @@ def nobody(c: Conversation) -> None:
         c.say(question.format(k=kind, a=article(kind)), f"There is no {kind} in Willow Valley.")
 
 
+def repeat(c: Conversation) -> None:
+    """The user wants somebody greeted or words said again."""
+    rng = c.rng
+    name = rng.choice(GIRLS + BOYS) if rng.random() < 0.4 else odd_word(rng).title()
+    words = " ".join(rng.choice((odd_word(rng), rng.choice(THINGS).name, rng.choice(COLOURS),
+        rng.choice(VISITOR_KINDS))) for _ in range(rng.choice((1, 2, 3))))
+    question, answer = rng.choice(((f"Say hello to {name}.", f"Hello, {name}!"), (f"Say good night to {name}.", f"Good night, {name}!"),
+                                   (f"Repeat after me: {words}", words), (f"Say: {words}", words), (f"Say \"{words}\".", words)))
+    c.turns += [("user", question), ("assistant", answer + c.goodbye)]
+
+
+def ask_name(c: Conversation) -> None:
+    """Who the narrator is, which a system message may have changed."""
+    questions, answers = SMALL_TALK[0]
+    c.say(c.rng.choice(questions), *answers)
+
+
 def ask_about_story(c: Conversation) -> None:
     """A question about the story just told, or a first story where there is none."""
     if c.story is None:
@@ -354,7 +371,23 @@ def ask_about_story(c: Conversation) -> None:
 
 MOVES: tuple[tuple[Callable[[Conversation], object], float], ...] = (
     (greet, 0.8), (small_talk, 1.4), (user_name, 1.5), (strange, 1.0), (valley_fact, 4.0), (skill_fact, 0.4), (nobody, 0.6),
-     (user_tale, 1.6), (ask_story, 2.2), (ask_about_story, 3.0))
+     (user_tale, 1.6), (repeat, 0.3), (ask_story, 2.2), (ask_about_story, 3.0))
+
+
+DRILLS: tuple[tuple[Callable[[Conversation], object], float], ...] = (
+    (user_name, 1.5), (user_tale, 3.0), (repeat, 1.5), (ask_name, 0.7), (ask_story, 0.5), (ask_about_story, 2.5))
+
+
+def drill(rng: random.Random) -> list[Turn]:
+    """A conversation whose answers stand earlier in it: names, things and colours to be found again."""
+    c = Conversation(rng)
+    if rng.random() < 0.4:
+        add_system(c)
+    c.short = c.short or rng.random() < 0.7
+    moves, weights = zip(*DRILLS, strict=True)
+    for move in rng.choices(moves, weights, k=rng.choice((2, 3, 4, 5))):
+        move(c)
+    return c.turns
 
 
 def conversation(rng: random.Random) -> list[Turn]:

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 
 import numpy as np
-from story_chat import about, conversation
+from story_chat import about, conversation, drill
 from story_plots import tell
 from story_world import PEOPLE, visitor
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -26,8 +26,11 @@ CHAT_TEMPLATE = (
 )
 
 
-def documents(seed: int, count: int, *, talk: float = 0.54) -> Iterator[str | list[tuple[str, str]]]:
-    """Yields `count` documents of the world: a string is a story or a portrait, a list a conversation; `talk` is the latter's share."""
+def documents(seed: int, count: int, *, talk: float = 0.54, drills: float = 0.0) -> Iterator[str | list[tuple[str, str]]]:
+    """Yields `count` documents of the world: a string is a story or a portrait, a list a conversation.
+
+    `talk` is the share of the latter, `drills` the share among all of conversations that only ask for what was said before.
+    """
     rng = random.Random(seed)
     for _ in range(count):
         draw = rng.random()
@@ -36,7 +39,7 @@ def documents(seed: int, count: int, *, talk: float = 0.54) -> Iterator[str | li
         elif draw < 1 - talk:
             yield about(rng.choice(PEOPLE))
         else:
-            yield conversation(rng)
+            yield drill(rng) if draw >= 1 - drills else conversation(rng)
 
 
 def train_tokenizer(seed: int, count: int = 6000) -> Tokenizer:
@@ -70,12 +73,12 @@ def encode_document(tokenizer: Tokenizer, doc: str | list[tuple[str, str]], rng:
     return ids, said
 
 
-def packed_rows(tokenizer: Tokenizer, *, seed: int, count: int, length: int, talk: float) -> tuple[np.ndarray, np.ndarray]:
+def packed_rows(tokenizer: Tokenizer, *, seed: int, count: int, length: int, talk: float, drills: float) -> tuple[np.ndarray, np.ndarray]:
     """Rows of `length` + 1 ids and labels (uint16, int16), each row starting with a document; longer documents are cut."""
     rng = random.Random(seed + 1)
     rows: list[tuple[list[int], list[int]]] = []
     room: list[tuple[list[int], list[int]]] = []
-    for doc in documents(seed, count, talk=talk):
+    for doc in documents(seed, count, talk=talk, drills=drills):
         ids, said = encode_document(tokenizer, doc, rng)
         ids = ids[: length + 1]
         labels = [i if s else IGNORED for i, s in zip(ids, said)]

@@ -142,13 +142,29 @@ def optimisers(net: Llama) -> list[torch.optim.Optimizer]:
         torch.optim.AdamW(rest, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0)]
 
 
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A stretch of the training: its last step in fourteenths of all, the tokens of a row, the shares of conversations and drills."""
+
+    until: int
+    length: int
+    talk: float
+    drills: float
+
+
+PHASES = (Phase(5, 512, 0.54, 0.0), Phase(9, 512, 0.8, 0.0), Phase(10, 1024, 0.8, 0.0), Phase(12, 512, 0.75, 0.45), Phase(14, 1024, 0.75, 0.45))
+
+
 def pace(step: int, steps: int) -> float:
-    """The learning rate's factor: a linear warm-up over 60 steps, then a cosine down to zero."""
-    return min(1.0, (step + 1) / 60) * (0.5 + 0.5 * math.cos(math.pi * step / steps))
+    """The learning rate's factor: a warm-up and a cosine down to zero over ten fourteenths, then 0.35, level and then straight to zero."""
+    main = steps * 10 // 14
+    if step < main:
+        return min(1.0, (step + 1) / 60) * (0.5 + 0.5 * math.cos(math.pi * step / main))
+    return 0.35 * min(1.0, (step - main + 1) / 20, (steps - step) / (0.6 * (steps - main)))
 
 
 def train(work: Path, steps: int, tokens_per_step: int) -> None:
-    """Trains for `steps` steps: half with stories and talk mixed, then with more talk, the last tenth in rows of 1024 tokens."""
+    """Trains for `steps` steps: stories and talk, then more talk, then drills too, each at last in rows of 1024 tokens."""
     console = Console()
     torch.manual_seed(SEED)
     work.mkdir(parents=True, exist_ok=True)
@@ -167,18 +183,18 @@ def train(work: Path, steps: int, tokens_per_step: int) -> None:
         for opt, state in zip(opts, saved["opts"]):
             opt.load_state_dict(state)
         first = saved["step"]
-    phases = ((512, 0.54, 0, steps // 2), (512, 0.8, steps // 2, steps * 9 // 10), (1024, 0.8, steps * 9 // 10, steps))
     console.print(f"{sum(p.numel() for p in net.parameters()):,} parameters, {steps} steps of {tokens_per_step} tokens, from step {first}")
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeRemainingColumn())
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("training", total=steps, completed=first)
-        for index, (length, talk, start, end) in enumerate(phases):
+        for index, phase in enumerate(PHASES):
+            start, end = (steps * n // 14 for n in (PHASES[index - 1].until if index else 0, phase.until))
             begin = max(first, start)
             if begin >= end:
                 continue
-            batch, clock = tokens_per_step // length, time.time()
-            count = (end - start) * tokens_per_step // 200
-            arrays = packed_rows(tokenizer, seed=SEED + 2 + 2 * index, count=count, length=length, talk=talk)
+            batch, clock = tokens_per_step // phase.length, time.time()
+            arrays = packed_rows(tokenizer, seed=SEED + 2 + 2 * index, count=(end - start) * tokens_per_step // 120, length=phase.length,
+                                 talk=phase.talk, drills=phase.drills)
             ids, labels = (torch.from_numpy(a.astype("int64")) for a in arrays)
             for step in range(begin, end):
                 at = torch.arange((step - start) * batch, (step - start + 1) * batch) % len(ids)
@@ -206,7 +222,7 @@ def train(work: Path, steps: int, tokens_per_step: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder for tokenizer, checkpoints and result")
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=2100)
     parser.add_argument("--tokens-per-step", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
