@@ -1,0 +1,3 @@
+"""Types of the matmul op: the tape alone uses it."""
+
+OPS: dict[str, type]

@@ -1,0 +1,36 @@
+"""Types of the tape."""
+from collections.abc import Sequence
+
+import numpy as np
+
+from oxillama._core.elementwise import EmbeddingTable as EmbeddingTable
+from oxillama._core.pool import PageMemory as PageMemory
+
+OPS: dict[str, type]
+MAX_ROWS: int
+
+class CancelFlag:
+    def set(self) -> None: ...
+    def clear(self) -> None: ...
+    def __bool__(self) -> bool: ...
+
+class Batch:
+    rows: int
+    wanted_rows: int
+    def __init__(self, tokens: Sequence[int] | np.ndarray, positions: Sequence[int] | np.ndarray,
+                 tables: Sequence[Sequence[int] | np.ndarray], row_table: Sequence[int] | np.ndarray,
+                 wanted: Sequence[int] | np.ndarray) -> None: ...
+
+class Program:
+    max_rows: int
+    num_threads: int
+    vocab_size: int
+    hidden_size: int
+    kv_layers: list[tuple[int, int, int]]
+    def __init__(self, ops: Sequence[tuple[str, dict]], slots: Sequence[int], *, kv_layers: Sequence[tuple[int, int, int]], vocab_size: int,
+                 hidden_size: int, max_rows: int = 512, num_threads: int = 0, isa: str | None = None) -> None: ...
+    def __len__(self) -> int: ...
+    def step(self, batch: Batch, memory: PageMemory, *, output: str = "logits", cancel: CancelFlag | None = None) -> np.ndarray: ...
+    def run_until(self, batch: Batch, memory: PageMemory, op_index: int, *, cancel: CancelFlag | None = None) -> None: ...
+    def slot(self, index: int, rows: int) -> np.ndarray: ...
+    def profile(self, batch: Batch, memory: PageMemory, *, repeat: int = 1) -> list[tuple[str, float]]: ...
