@@ -1,8 +1,8 @@
 """The string formats that are enforced, each as a regular expression over the whole string.
 
 Sources: RFC 3339 (dates, times, durations), RFC 4122 (UUID), RFC 5321 (mail addresses: dot-string local parts), RFC 1123 (host names),
-RFC 2673 and 4291 (addresses), RFC 3986 (URIs), RFC 6901 (JSON pointers). Where a rule is not worth an exact automaton the expression
-accepts less, never more: leap seconds are left out, and a host name's 253-character limit is kept by allowing fewer labels the longer
+RFC 2673 and 4291 (addresses), RFC 3986, 3987 and 6570 (URIs, IRIs, templates), RFC 6901 (JSON pointers). Where a rule is not worth an
+exact automaton the expression accepts less, never more: leap seconds are left out, and a host name's 253-character limit is kept by allowing fewer labels the longer
 they are. Formats not listed here are annotations, as the standard says.
 """
 import functools
@@ -38,16 +38,26 @@ IPV6 = "(?:" + "|".join([
     rf"(?:(?:{H16}:){{0,1}}{H16})?::(?:{H16}:){{3}}{LS32}", rf"(?:(?:{H16}:){{0,2}}{H16})?::(?:{H16}:){{2}}{LS32}",
     rf"(?:(?:{H16}:){{0,3}}{H16})?::{H16}:{LS32}", rf"(?:(?:{H16}:){{0,4}}{H16})?::{LS32}",
     rf"(?:(?:{H16}:){{0,5}}{H16})?::{H16}", rf"(?:(?:{H16}:){{0,6}}{H16})?::"]) + ")"
-UNRESERVED = r"A-Za-z0-9._~"
 ESCAPED = r"%[0-9A-Fa-f]{2}"
-PCHAR = rf"(?:[{UNRESERVED}!$&'()*+,;=:@-]|{ESCAPED})"
-HOST = rf"(?:\[(?:{IPV6}|[vV][0-9A-Fa-f]+\.[{UNRESERVED}!$&'()*+,;=:-]+)\]|(?:[{UNRESERVED}!$&'()*+,;=-]|{ESCAPED})*)"
-AUTHORITY = rf"(?:(?:[{UNRESERVED}!$&'()*+,;=:-]|{ESCAPED})*@)?{HOST}(?::\d*)?"
-TAIL = rf"(?:\?(?:{PCHAR}|[/?])*)?(?:#(?:{PCHAR}|[/?])*)?"
-HIER = rf"(?://{AUTHORITY}(?:/{PCHAR}*)*|/(?:{PCHAR}+(?:/{PCHAR}*)*)?|{PCHAR}+(?:/{PCHAR}*)*|)"
-URI = rf"[A-Za-z][A-Za-z0-9+.-]*:{HIER}{TAIL}"
-NO_COLON = rf"(?:[{UNRESERVED}!$&'()*+,;=@-]|{ESCAPED})+"
-RELATIVE = rf"(?://{AUTHORITY}(?:/{PCHAR}*)*|/(?:{PCHAR}+(?:/{PCHAR}*)*)?|{NO_COLON}(?:/{PCHAR}*)*|){TAIL}"
+BEYOND = r"\u00A0-\uD7FF\uF900-\uFDCF\uFDF0-\uFFEF"             # RFC 3987: what an IRI allows beyond ASCII (astral planes left out)
+
+
+def _references(more: str) -> tuple[str, str]:
+    """RFC 3986's URI and relative reference, unreserved characters widened by `more`."""
+    free = "A-Za-z0-9._~" + more
+    pchar = rf"(?:[{free}!$&'()*+,;=:@-]|{ESCAPED})"
+    host = rf"(?:\[(?:{IPV6}|[vV][0-9A-Fa-f]+\.[A-Za-z0-9._~!$&'()*+,;=:-]+)\]|(?:[{free}!$&'()*+,;=-]|{ESCAPED})*)"
+    authority = rf"(?:(?:[{free}!$&'()*+,;=:-]|{ESCAPED})*@)?{host}(?::\d*)?"
+    tail = rf"(?:\?(?:{pchar}|[/?])*)?(?:#(?:{pchar}|[/?])*)?"
+    rooted = rf"//{authority}(?:/{pchar}*)*|/(?:{pchar}+(?:/{pchar}*)*)?"
+    first = rf"(?:[{free}!$&'()*+,;=@-]|{ESCAPED})+"
+    return (rf"[A-Za-z][A-Za-z0-9+.-]*:(?:{rooted}|{pchar}+(?:/{pchar}*)*|){tail}", rf"(?:{rooted}|{first}(?:/{pchar}*)*|){tail}")
+
+
+URI, RELATIVE = _references("")
+IRI, RELATIVE_IRI = _references(BEYOND)
+VARIABLE = rf"(?:[A-Za-z0-9_]|{ESCAPED})(?:\.?(?:[A-Za-z0-9_]|{ESCAPED}))*(?::[1-9]\d{{0,3}}|\*)?"
+TEMPLATE = (rf"(?:[!#$&(-;=?-\[\]_a-z~{BEYOND}]|{ESCAPED}|\{{[+#./;?&=,!@|]?{VARIABLE}(?:,{VARIABLE})*\}})*")
 POINTER = r"(?:/(?:[^~/]|~[01])*)*"
 # Expressions with one level of groups: simple atoms, classes, escapes and quantifiers (a sound part of ECMA-262's grammar).
 ATOM = (r"(?:[^\\^$.*+?()\[\]{}|]|\.|\\[dDwWsStnrfv^$\\.*+?()\[\]{}|/-]"
@@ -60,6 +70,7 @@ REGEX = rf"(?:{BRANCH}(?:\|{BRANCH})*|\^?{GROUPED}\$?)"
 FORMATS: dict[str, str] = {
     "date": DATE, "time": TIME, "date-time": rf"{DATE}[Tt]{TIME}", "duration": DURATION, "uuid": UUID, "email": EMAIL,
     "hostname": HOSTNAME, "ipv4": IPV4, "ipv6": IPV6, "uri": URI, "uri-reference": f"(?:{URI}|{RELATIVE})",
+    "iri": IRI, "iri-reference": f"(?:{IRI}|{RELATIVE_IRI})", "uri-template": TEMPLATE,
     "json-pointer": POINTER, "relative-json-pointer": rf"(?:0|[1-9]\d*)(?:#|{POINTER})", "regex": REGEX,
 }
 

@@ -11,7 +11,7 @@ from oxillama.grammar.schema_document import FALSE, TRUE, TYPES, canonical, kind
 class Facts:
     """One case: all of it must hold at once."""
 
-    __slots__ = ("types", "integer", "fraction", "low", "low_strict", "high", "high_strict", "multiples", "values", "banned",
+    __slots__ = ("types", "integer", "fraction", "low", "low_strict", "high", "high_strict", "multiples", "broken", "values", "banned",
                  "min_length", "max_length", "patterns", "formats", "arrays", "min_items", "max_items", "contains", "unique",
                  "objects", "required", "forbidden", "names", "min_properties", "max_properties", "extras", "todo", "done",
                  "splits", "dead", "scope", "seen", "spans", "unevaluated", "owed")
@@ -23,7 +23,7 @@ class Facts:
         self.low_strict = self.high_strict = False
         self.values = self.max_length = self.max_items = self.max_properties = None
         self.min_length = self.min_items = self.min_properties = 0
-        self.multiples, self.banned, self.patterns, self.formats = [], [], [], []
+        self.multiples, self.broken, self.banned, self.patterns, self.formats = [], [], [], [], []     # broken: no multiples of these
         self.arrays, self.contains, self.objects, self.required, self.names, self.extras = [], [], [], [], [], []
         self.forbidden: set[str] = set()
         self.todo, self.done, self.splits = [], set(), []

@@ -495,7 +495,7 @@ E = Expander
 APPLY = {
     "type": E._type, "enum": E._enum, "const": lambda self, f, n, s, v: f.allow([v]), "$banned": E._banned, "$fraction": E._fraction,
     "minimum": E._minimum, "maximum": E._maximum, "exclusiveMinimum": E._exclusive_minimum, "exclusiveMaximum": E._exclusive_maximum,
-    "multipleOf": E._multiple, "minLength": lambda self, f, n, s, v: f.length(_whole(v)),
+    "multipleOf": E._multiple, "$notMultiple": lambda self, f, n, s, v: f.broken.append(exact(v)), "minLength": lambda self, f, n, s, v: f.length(_whole(v)),
     "maxLength": lambda self, f, n, s, v: f.length(0, _whole(v)), "pattern": E._pattern, "$notPattern": E._not_pattern,
     "format": E._format, "$notFormat": E._not_format, "prefixItems": E._arrays, "items": E._arrays, "additionalItems": E._arrays,
     "unevaluatedItems": E._arrays, "minItems": lambda self, f, n, s, v: f.items(_whole(v)),

@@ -1,7 +1,7 @@
 """How a schema can fail to hold: for each keyword the ways, as lists of actions on a case. `ex` is the `Expander` at work.
 
 Most negations are schemas again (not `minimum` 3 is a number with `exclusiveMaximum` 3) and are applied as made-up ones; keywords whose
-names begin with `$` and that no draft knows (`$banned`, `$fraction`, `$forbidden`, `$notPattern`, `$notFormat`) exist only there.
+names begin with `$` and that no draft knows (`$banned`, `$fraction`, `$forbidden`, `$notMultiple`, `$notPattern`, `$notFormat`) exist only there.
 """
 from oxillama.errors import GrammarError
 from oxillama.grammar.formats import FORMATS
@@ -75,7 +75,7 @@ def _no_bound(kind: str, opposite: str, step: int):
 def _no_multiple(ex, node, schema, value):
     if exact(value) == 1:
         return [positive(ex, node, {"type": "number", "$fraction": True})]
-    raise GrammarError(f"schema {ex.where(node)}: keyword 'multipleOf' cannot be enforced under 'not'")
+    return [positive(ex, node, {"type": "number", "$notMultiple": value})]
 
 
 def _no_pattern(ex, node, schema, value):

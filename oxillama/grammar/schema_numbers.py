@@ -14,36 +14,59 @@ MAX_ENUMERATED = 4096          # multiples listed one by one
 
 def numeric(em, facts: Facts) -> tuple:
     banned = sorted({exact(v) for v in facts.banned if not isinstance(v, (str, bool))})
-    plain = facts.low is None and facts.high is None and not facts.multiples and not banned and not facts.fraction
+    plain = facts.low is None and facts.high is None and not (facts.multiples or facts.broken or banned or facts.fraction)
     if plain:
         return em.block("integer" if facts.integer else "number")
-    keyword = "multipleOf" if facts.multiples else "not" if banned or facts.fraction else "minimum"
+    keyword = "multipleOf" if facts.multiples else "not" if banned or facts.fraction or facts.broken else "minimum"
     fallback = em.block("integer" if facts.integer else "number")
     return em.guard(keyword, lambda: bounded(em, facts, banned), fallback)
 
 
 def bounded(em, facts: Facts, banned: list[Fraction]) -> tuple:
-    if facts.fraction:
-        if facts.multiples:
-            raise GrammarError("a non-integer number beside 'multipleOf' is not supported")
-        # 15 digits at most: a double keeps them apart from every integer
-        edge = Fraction(10**9)
-        low, low_strict = (facts.low, facts.low_strict) if facts.low is not None and facts.low > -edge else (-edge, True)
-        high, high_strict = (facts.high, facts.high_strict) if facts.high is not None and facts.high < edge else (edge, True)
-        return interval(low, low_strict, high, high_strict, 6, broken=True) if low < high else NEVER
+    """Numbers under any constraint."""
+    if any(step.denominator != 1 for step in facts.broken) or (facts.multiples and (facts.broken or facts.fraction)):
+        raise GrammarError("'multipleOf' under 'not' is supported for integers, and without another 'multipleOf'")
+    if facts.broken and not facts.fraction:
+        return unmultiplied(em, facts, banned)
+    low, low_strict, high, high_strict = facts.low, facts.low_strict, facts.high, facts.high_strict
     step = _common([*facts.multiples, *([Fraction(1)] if facts.integer else [])])
-    places = sp.MAX_FRACTION
-    if step is not None:
-        places = _places(step)
-        if places is None:
-            return multiples(em, facts, step, set(banned))
-    cuts, parts = banned, []
-    low, low_strict = facts.low, facts.low_strict
-    for cut in cuts:
-        if (low is None or cut > low or (cut == low and not low_strict)) and (facts.high is None or cut <= facts.high):
-            parts.append(interval(low, low_strict, cut, True, places))
+    places = sp.MAX_FRACTION if step is None else _places(step)
+    if places is None:
+        return multiples(em, facts, step, set(banned))
+    if facts.fraction:
+        # 15 digits at most: a double keeps them apart from every integer
+        places, edge = 6, Fraction(10**9)
+        low, low_strict = (low, low_strict) if low is not None and low > -edge else (-edge, True)
+        high, high_strict = (high, high_strict) if high is not None and high < edge else (edge, True)
+        if low >= high:
+            return NEVER
+    parts = []
+    for cut in banned:
+        if (low is None or cut > low or (cut == low and not low_strict)) and (high is None or cut <= high):
+            parts.append(interval(low, low_strict, cut, True, places, broken=facts.fraction))
             low, low_strict = cut, True
-    parts.append(interval(low, low_strict, facts.high, facts.high_strict, places))
+    parts.append(interval(low, low_strict, high, high_strict, places, broken=facts.fraction))
+    return choice(*parts)
+
+
+def unmultiplied(em, facts: Facts, banned: list[Fraction]) -> tuple:
+    """Numbers that are not multiples of some integers: integers listed or by remainders, and whatever is no integer."""
+    parts = []
+    if not facts.integer:
+        other = facts.copy()
+        other.broken, other.fraction = [], True
+        parts.append(bounded(em, other, banned))
+    if facts.low is not None and facts.high is not None:
+        first = floor(facts.low) + 1 if facts.low_strict else ceil(facts.low)
+        last = ceil(facts.high) - 1 if facts.high_strict else floor(facts.high)
+        if last - first > MAX_ENUMERATED:
+            raise GrammarError(f"more than {MAX_ENUMERATED} integers between the bounds")
+        parts += [sp.number_literal(Fraction(k)) for k in range(first, last + 1)
+                  if k not in banned and all(k % step for step in facts.broken)]
+    elif facts.low is None and facts.high is None and not banned and len(facts.broken) == 1:
+        parts.append(seq(repeat(literal("-"), 0, 1), remainders(facts.broken[0], 1, inverse=True)))
+    else:
+        raise GrammarError("'multipleOf' under 'not' needs two bounds, or none")
     return choice(*parts)
 
 
@@ -104,8 +127,8 @@ def multiples_from(em, low: Fraction, strict: bool, step: Fraction, mirrored: bo
     return choice(*listed, seq(literal("-"), more) if mirrored else more)
 
 
-def remainders(step: Fraction, least_digits: int) -> tuple:
-    """Non-negative multiples of step with at least that many digits before the point, as a network over remainders."""
+def remainders(step: Fraction, least_digits: int, *, inverse: bool = False) -> tuple:
+    """Non-negative multiples of step (inverse: integers that are none) with at least that many digits before the point, by remainders."""
     places = 0
     while (step * 10**places).denominator != 1:
         places += 1
@@ -139,7 +162,7 @@ def remainders(step: Fraction, least_digits: int) -> tuple:
                 edges = [(digit[d], state("part", count + 1, (rest * 10 + d) % unit)) for d in range(10)]
         else:
             enough = count >= least_digits
-            accept = enough and rest * 10**places % unit == 0
+            accept = enough and (rest * 10**places % unit == 0) != inverse
             if kind == "whole":
                 edges = [(digit[d], state("whole", min(count + 1, least_digits), (rest * 10 + d) % unit)) for d in range(10)]
             if places and enough:

@@ -165,6 +165,8 @@ def test_random_schemas_accept_only_valid_texts_and_all_canonical_ones(block):
     ({"type": "number", "exclusiveMinimum": 0.5, "maximum": 1.25}, ["0.51", "1", "1.25", "1.0"], ["0.5", "1.26", "1.250001", "0"]),
     ({"multipleOf": 0.01, "minimum": 0, "type": "number"}, ["0", "1.5", "2.25"], ["0.001", "-1"]),
     ({"multipleOf": 0.25, "type": "number"}, ["0.25", "-1.75", "3"], ["0.3", "1.1"]),
+    ({"type": "integer", "not": {"multipleOf": 3}}, ["1", "-2", "100"], ["0", "3", "-9", "99"]),
+    ({"type": "number", "not": {"multipleOf": 2}, "minimum": 0, "maximum": 5}, ["1", "3", "0.5", "4.25"], ["0", "2", "4", "6.5"]),
     ({"type": "string", "minLength": 2, "maxLength": 3}, ['"ab"', '"\U0001F600\u00e9x"', '"\\u00e9\\n"', '"\\ud83d\\ude00a"'],
      ['"a"', '"abcd"', '"\\ud83d\\ude00"', '"\\ud83da"']),
     ({"type": "string", "pattern": "^[A-Z]{2}", "maxLength": 4}, ['"AB"', '"ABcd"'], ['"Ab"', '"ABcde"']),
@@ -219,7 +221,7 @@ def test_keywords_mean_what_the_standard_says(schema, good, bad):
     ({"$ref": "http://elsewhere/"}, "/", "\\$ref"),
     ({"minLength": -1}, "/", "minLength"),
     ({"required": 5}, "/", "required"),
-    ({"not": {"multipleOf": 3}}, "/not", "multipleOf"),
+    ({"not": {"multipleOf": 0.3}}, "/", "not"),
     ({"type": "object", "additionalProperties": {"format": "uuid", "maxLength": "x"}}, "/additionalProperties", "maxLength"),
 ])
 def test_what_cannot_be_enforced_raises_with_pointer_and_keyword(schema, pointer, keyword):
@@ -235,8 +237,8 @@ def test_lenient_compilation_warns_and_leaves_the_keyword_out():
     assert len(grammar.warnings) == 2
 
 
-@pytest.mark.parametrize("schema", [False, {"not": {}}, {"type": "integer", "minimum": 3, "maximum": 2}, {"allOf": [{"const": 1}, {"const": 2}]},
-                                    {"type": "object", "required": ["a"], "properties": {"a": False}}, {"$ref": "#"},
+@pytest.mark.parametrize("schema", [False, {"not": {}}, {"type": "integer", "minimum": 3, "maximum": 2},
+                                    {"allOf": [{"const": 1}, {"const": 2}]}, {"type": "object", "required": ["a"], "properties": {"a": False}}, {"$ref": "#"},
                                     {"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}}])
 def test_schemas_that_nothing_satisfies_raise(schema):
     with pytest.raises(GrammarError):
@@ -308,7 +310,8 @@ def test_hostile_schemas_raise():
     deep: dict = {"type": "integer"}
     for _ in range(3000):
         deep = {"items": deep}
-    blowup = {"allOf": [{"anyOf": [{"properties": {f"p{i}{j}": {"const": j}}, "required": [f"p{i}{j}"]} for j in range(4)]} for i in range(9)]}
+    blowup = {"allOf": [{"anyOf": [{"properties": {f"p{i}{j}": {"const": j}}, "required": [f"p{i}{j}"]} for j in range(4)]}
+                        for i in range(9)]}
     for schema in (deep, blowup, "{", '{"minimum": 1e999999999}', {"minimum": float("nan")}, 5, None, {"items": 3},
                    {"pattern": "^(a{1,1000}){1,1000}b$", "maxLength": 5000}):
         with pytest.raises(GrammarError):
