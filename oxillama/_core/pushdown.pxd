@@ -1,11 +1,7 @@
 """The pushdown machine's compiled face, for the token trie that walks it."""
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
-
-cdef struct Ints:
-    int32_t *data
-    Py_ssize_t n
-    Py_ssize_t cap
+from oxillama._core.networks cimport Ints, Networks
 
 
 cdef struct Sequences:
@@ -16,20 +12,9 @@ cdef struct Sequences:
     Py_ssize_t count
 
 
-cdef class Machine:
-    # the rule networks (fixed after construction)
-    cdef Ints eps, byte_edges, call_edges, reps, rule_start, rule_final
-    cdef Ints eps_at, byte_at, call_at
-    cdef Py_ssize_t nfa_states
-    cdef int32_t *stamp
-    cdef uint8_t *final_state
-    cdef uint8_t *important
-    cdef int32_t stamp_now
-    cdef object bodies, bodies_seen, weights, utf8_cache, uses, tails
-    cdef Py_ssize_t max_states, max_configs, max_items
+cdef class Machine(Networks):
+    cdef Py_ssize_t max_configs, max_items
     cdef int32_t max_depth
-    cdef readonly int symbols
-    cdef readonly int width
     # the lazily built automaton (rebuilt by collect)
     cdef Sequences dstates, frames, stacks, configs, unions
     cdef Ints d_accept, d_segs, d_seg_at, d_calls, d_call_at, d_pure, s_depth, u_result, c_flags, start_of
@@ -38,7 +23,7 @@ cdef class Machine:
     cdef int32_t **rows
     cdef Py_ssize_t rows_cap
     cdef Ints roots, free_roots
-    cdef Ints work, items, scratch, set_work, bounds, touched
+    cdef Ints work, items, scratch, bounds, touched
     cdef int32_t gen
     cdef readonly bint too_deep
     cdef readonly int64_t epoch, serial
@@ -53,18 +38,8 @@ cdef class Machine:
     cdef int has_symbols(self, int32_t config) except -1
     cdef int room(self) except -1
 
-    cdef int32_t _state(self) except -1
-    cdef int _eps(self, int32_t a, int32_t b) except -1
-    cdef int _bytes(self, int32_t a, int32_t low, int32_t high, int32_t b) except -1
-    cdef int _call(self, int32_t a, int32_t rule, int32_t rep, int32_t b) except -1
-    cdef Py_ssize_t _most(self, rule) except -1
-    cdef Py_ssize_t _weigh(self, node, int depth) except -1
-    cdef int _emit(self, node, int32_t a, int32_t b, int depth) except -1
-    cdef int _emit_class(self, ranges, int32_t a, int32_t b) except -1
-    cdef int _emit_repeat(self, body, Py_ssize_t least, Py_ssize_t most, int32_t a, int32_t b, int depth) except -1
     cdef void _free_automaton(self) noexcept
     cdef int _reset(self) except -1
-    cdef int _close(self) except -1
     cdef int32_t _dstate(self) except -1
     cdef int32_t _start(self, int32_t rule) except -1
     cdef int _segments(self, int32_t d) except -1

@@ -28,6 +28,7 @@ class Cursor:
     machine: Machine
     complete: bool
     dead: bool
+    finished: bool
     key: tuple[int, int]
     def __init__(self, machine: Machine, origin: Cursor | None = None) -> None: ...
     def fork(self) -> Cursor: ...

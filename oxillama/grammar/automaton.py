@@ -202,8 +202,7 @@ class GrammarState:
 
     def only_end(self) -> bool:
         """Whether nothing but the end of generation may follow."""
-        return self._cursor.complete and not self._cursor.next_bytes().count(1) and not (
-            self.grammar.tokens and any(self._cursor.allows(b"", s) for s in range(len(self.grammar.tokens) + 1)))
+        return self._cursor.finished
 
     @property
     def consumed(self) -> bytes:
