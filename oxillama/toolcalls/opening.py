@@ -60,8 +60,9 @@ def bare_templates(format: ToolCallFormat, *, trigger: bool = False) -> tuple[st
         return (f"[ {WORD}(",) if trigger else (f"[ {WORD}( )", f"[ {WORD}( {KEYWORD} =")
     if format.bare == "json":
         if trigger:
-            return (f'{{ "{format.name_key}" :',)
-        heads = ("{ ", '{ "type" : "function" , ')
+            heads = ("{ ", '{ "type" : "function" , ')
+        if trigger:
+            return tuple(f'{head}"{format.name_key}" :' for head in heads)
         return tuple(f'{head}"{format.name_key}" : {NAME} , "{key}" : {{' for head in heads for key in format.arguments_keys)
     return ()
 

@@ -1,0 +1,121 @@
+"""Reasoning regions: `<think>...</think>` and its kin, split off as they stream, and left out of constraints.
+
+A region stands at the beginning of a reply: after nothing but spaces, or already opened by the prompt. What mentions the delimiters later
+is text.
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from oxillama.errors import ConfigError
+from oxillama.grammar import Grammar, GrammarLimits
+from oxillama.grammar.nodes import choice, seq
+from oxillama.toolcalls.compose import SPACES, Composer, text_until
+from oxillama.toolcalls.events import Event, Markup, Reasoning, Text, joined
+from oxillama.toolcalls.opening import SPACE, partial
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """The texts around a region."""
+
+    open: str
+    close: str
+
+    def __post_init__(self) -> None:
+        if not self.open or not self.close or self.open[0] in SPACE:
+            raise ConfigError(f"reasoning format: found {self.open!r} and {self.close!r}, wanted two texts that do not begin with a space")
+
+
+THINK = ReasoningFormat("<think>", "</think>")
+REASONING_FORMATS = (THINK, ReasoningFormat("<|START_THINKING|>", "<|END_THINKING|>"), ReasoningFormat("[THINK]", "[/THINK]"),
+                     ReasoningFormat("<thinking>", "</thinking>"), ReasoningFormat("<reasoning>", "</reasoning>"),
+                     ReasoningFormat("<thought>", "</thought>"), ReasoningFormat("<seed:think>", "</seed:think>"))
+
+
+def detect_reasoning(template: str) -> ReasoningFormat | None:
+    """The regions that a chat template's source knows of, None where it knows none."""
+    return next((each for each in REASONING_FORMATS if each.close in template), None)
+
+
+def opened_by(prompt: str, format: ReasoningFormat = THINK) -> bool:
+    """Whether a rendered prompt ends inside a region, which the reply then goes on with."""
+    return prompt.rstrip(SPACE).endswith(format.open)
+
+
+class ReasoningSplitter:
+    """Feeds on a reply in any pieces; gives out `Reasoning`, `Text` and `Markup` whose raw texts, joined, are the reply."""
+
+    def __init__(self, format: ReasoningFormat = THINK, *, opened: bool = False) -> None:
+        self.format = format
+        self._held = ""
+        self._place = "inside" if opened else "before"        # and "after"
+
+    @property
+    def over(self) -> bool:
+        """Whether the region is over (or there is none): all that comes is text."""
+        return self._place == "after"
+
+    def feed(self, text: str) -> list[Event]:
+        """The events that this piece makes certain."""
+        if not isinstance(text, str):
+            raise ConfigError(f"text: found {type(text).__name__}, wanted str")
+        self._held += text
+        out: list[Event] = []
+        if self._place == "before":
+            self._before(out)
+        if self._place == "inside":
+            self._inside(out)
+        if self._place == "after":
+            out.append(Text(self._take(len(self._held))))
+        return joined(out)
+
+    def finish(self) -> list[Event]:
+        """What was held back: a region that was never closed is reasoning to its end."""
+        kind = Reasoning if self._place == "inside" else Text
+        return joined([kind(self._take(len(self._held)))])
+
+    def _before(self, out: list[Event]) -> None:
+        rest = self._held.lstrip(SPACE)
+        if rest.startswith(self.format.open):
+            out.append(Markup(self._take(len(self._held) - len(rest) + len(self.format.open))))
+            self._place = "inside"
+        elif not self.format.open.startswith(rest):
+            self._place = "after"
+
+    def _inside(self, out: list[Event]) -> None:
+        at = self._held.find(self.format.close)
+        if at >= 0:
+            out += [Reasoning(self._take(at)), Markup(self._take(len(self.format.close)))]
+            self._place = "after"
+        else:
+            out.append(Reasoning(self._take(len(self._held) - partial(self._held, self.format.close))))
+
+    def _take(self, size: int) -> str:
+        taken, self._held = self._held[:size], self._held[size:]
+        return taken
+
+
+def split_reasoning(text: str, format: ReasoningFormat = THINK, *, opened: bool = False) -> tuple[str, str]:
+    """(the reasoning, the answer) of a whole reply, each as it is written, without the delimiters."""
+    splitter = ReasoningSplitter(format, opened=opened)
+    events = splitter.feed(text) + splitter.finish()
+    return tuple("".join(event.raw for event in events if isinstance(event, kind)) for kind in (Reasoning, Text))
+
+
+def with_reasoning(grammar: Grammar, format: ReasoningFormat = THINK, *, opened: bool = False, token_ids: Mapping[str, int] | None = None,
+                   limits: GrammarLimits | None = None) -> Grammar:
+    """The grammar after a region: reasoning is free, what follows it is constrained; without `opened` there may be no region.
+
+    token_ids: ids of delimiters that are control tokens, by their text. A region in a prompt that is over needs no such grammar.
+    """
+    composer = Composer(token_ids=token_ids)
+    answer = composer.include(grammar, "answer")
+    if format.close in composer.token_ids:
+        inside = seq(composer.any_text(), composer.delimiter(format.close))
+    else:
+        inside = text_until(format.close)
+    region = composer.rule("reasoning", seq(inside, SPACES))
+    root = seq(region, answer) if opened else choice(seq(SPACES, composer.delimiter(format.open), region, answer), answer)
+    return composer.grammar(root, limits=limits or grammar.limits)

@@ -1,0 +1,89 @@
+"""`ReplyParser`: a reply as it streams, split into reasoning, answer and tool calls; `Reply` is what it comes to."""
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from oxillama.toolcalls.detector import ToolCallDetector
+from oxillama.toolcalls.events import CallFinished, CallMalformed, Event, Reasoning, Text, ToolCall
+from oxillama.toolcalls.formats import ToolCallFormat
+from oxillama.toolcalls.opening import SPACE
+from oxillama.toolcalls.reasoning import ReasoningFormat, ReasoningSplitter
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply in its parts. content: the answer's text, without the spaces that surround regions and calls; raw: all of it as it was written."""
+
+    content: str
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    malformed: tuple[CallMalformed, ...] = ()
+    raw: str = ""
+
+    def message(self) -> dict[str, Any]:
+        """The reply as a conversation holds it."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [call.message() for call in self.tool_calls]
+        return message
+
+
+class ReplyParser:
+    """Feeds on a reply in any pieces; the raw texts of all events, joined, are the reply. None for a format: it is not looked for.
+
+    reasoning_opened: the prompt has opened the region. Other arguments are those of `ToolCallDetector`.
+    """
+
+    def __init__(self, format: str | ToolCallFormat | None = None, *, reasoning: ReasoningFormat | None = None, reasoning_opened: bool = False,
+                 names: Collection[str] | None = None, first_index: int = 0) -> None:
+        self._splitter = None if reasoning is None else ReasoningSplitter(reasoning, opened=reasoning_opened)
+        self._detector = None if format is None else ToolCallDetector(format, names=names, first_index=first_index)
+        self._events: list[Event] = []
+
+    def feed(self, text: str) -> list[Event]:
+        """The events that this piece makes certain."""
+        return self._keep(self._calls([Text(text)] if self._splitter is None else self._splitter.feed(text)))
+
+    def finish(self) -> list[Event]:
+        """The events of the reply's end."""
+        events = self._calls([] if self._splitter is None else self._splitter.finish())
+        return self._keep(events + ([] if self._detector is None else self._detector.finish()))
+
+    @property
+    def reply(self) -> Reply:
+        """What the reply has come to so far; whole after `finish`."""
+        def text(kind: type) -> str:
+            return "".join(event.raw for event in self._events if isinstance(event, kind))
+        calls = tuple(event.call for event in self._events if isinstance(event, CallFinished))
+        ruins = tuple(event for event in self._events if isinstance(event, CallMalformed))
+        reasoning, content = text(Reasoning), text(Text)
+        if calls or ruins:
+            content = content.strip(SPACE)
+        elif reasoning:
+            content = content.lstrip(SPACE)
+        return Reply(content, reasoning.strip("\r\n"), calls, ruins, "".join(event.raw for event in self._events))
+
+    def _calls(self, events: list[Event]) -> list[Event]:
+        """Text through the detector. Reasoning comes before all text, so the order stays."""
+        if self._detector is None:
+            return events
+        out: list[Event] = []
+        for event in events:
+            out += self._detector.feed(event.raw) if isinstance(event, Text) else [event]
+        return out
+
+    def _keep(self, events: list[Event]) -> list[Event]:
+        self._events += events
+        return events
+
+
+def parse_reply(text: str, format: str | ToolCallFormat | None = None, **options: Any) -> Reply:
+    """A whole reply in its parts; options are those of `ReplyParser`."""
+    parser = ReplyParser(format, **options)
+    parser.feed(text)
+    parser.finish()
+    return parser.reply

@@ -1,0 +1,183 @@
+"""`TriggeredGrammar`: free text in which a constraint begins at the opening of a tool call, and ends with it.
+
+A state stands in free text or in a call. In free text every token may come but those that would open a call and go on wrongly (they are
+found once per beginning of the opening that the text ends in); in a call the mask is that of the call's grammar. A bare beginning such as
+`{"name":` or `[f(` of a known tool counts where a reply, or what follows a call, begins.
+
+Invariants: (1) the bytes consumed since a call opened are always a beginning of the call grammar's texts; (2) a mask holds exactly the
+tokens that `TokenMasker.advance` takes, except that in a call no token reaches beyond the call's end.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from oxillama.errors import GrammarError
+from oxillama.grammar import Grammar, GrammarLimits, GrammarState, TokenMasker
+from oxillama.toolcalls.constraint import ToolCallGrammar
+from oxillama.toolcalls.formats import ToolCallFormat, format_of
+from oxillama.toolcalls.opening import bare_templates, search
+from oxillama.toolcalls.tools import tools_of
+
+_KEPT = 64          # masks of free text
+
+
+class TriggeredGrammar:
+    """What `tool_choice` "auto" allows: any text, and calls that follow the tools' schemas. Arguments are those of `ToolCallGrammar`."""
+
+    def __init__(self, format: str | ToolCallFormat, tools: Iterable[Any], *, closed: bool = True, strict: bool = True,
+                 token_ids: Mapping[str, int] | None = None, limits: GrammarLimits | None = None) -> None:
+        self.format, self.tools = format_of(format), tools_of(tools)
+        # One block of calls; the next block has an opening of its own.
+        parallel = self.format.style == "array" or (not self.format.close and self.format.style != "named")
+        self.calls: Grammar = ToolCallGrammar(self.format, self.tools, parallel=parallel, closed=closed, strict=strict, token_ids=token_ids,
+                                              limits=limits)
+        self.token_ids = dict(token_ids or {})
+        self.names = frozenset(tool.name for tool in self.tools)
+        # Bytes are searched as Latin-1, where every byte is a character, so that delimiters may be cut anywhere.
+        self.opener = self.format.open.encode().decode("latin-1")
+        self.templates = bare_templates(self.format, trigger=True)
+        self.tokens = ("",)                 # as a grammar with token terminals: whether a token may come is asked by its id too
+        self._masks: dict[tuple, np.ndarray | None] = {}
+        self._candidates: tuple[Any, list[int]] = (None, [])
+
+    def state(self, masker: TokenMasker | None = None) -> TriggeredState:
+        """A state at the beginning of a reply; with a `TokenMasker` it can give masks and take tokens."""
+        return TriggeredState(self, masker)
+
+    def symbol(self, token: int | None) -> int:
+        """Every token is one that the grammar may name; its states decide."""
+        return 1
+
+    def candidates(self, masker: TokenMasker) -> list[int]:
+        """Tokens that might open a call: those with the last byte of an opening in them."""
+        if self._candidates[0] is not masker:
+            ends = {self.opener[-1:].encode("latin-1"), *(template[-1].encode() for template in self.templates)} - {b""}
+            self._masks.clear()
+            self._candidates = (masker, [token for token, piece in enumerate(masker.vocab_bytes) if any(end in piece for end in ends)])
+        return self._candidates[1]
+
+    def free_mask(self, state: TriggeredState) -> np.ndarray | None:
+        """The mask in free text, None where every token may come."""
+        masker = state.masker
+        wrong = self.candidates(masker)
+        key = (state.fresh, state.tail)
+        if key not in self._masks:
+            if len(self._masks) >= _KEPT:
+                self._masks.clear()
+            if not state.fresh:
+                opener = self.opener.encode("latin-1")
+                wrong = [token for token in wrong if opener in state.tail + masker.vocab_bytes[token]]
+            banned = [token for token in wrong if not state.fork().try_advance(masker.vocab_bytes[token])]
+            mask = None
+            if banned:
+                mask = np.full((masker.vocab_size + 31) // 32, 0xFFFFFFFF, np.uint32)
+                tokens = np.array(banned)
+                np.bitwise_and.at(mask, tokens >> 5, ~(np.uint32(1) << (tokens & 31).astype(np.uint32)))
+                mask.flags.writeable = False
+            self._masks[key] = mask
+        return self._masks[key]
+
+
+class TriggeredState:
+    """Where a reply stands. `call` is the state inside a call, None in free text; `tail` the bytes that may be the beginning of an opening."""
+
+    __slots__ = ("call", "consumed", "fresh", "grammar", "masker", "tail")
+
+    def __init__(self, grammar: TriggeredGrammar, masker: TokenMasker | None = None) -> None:
+        self.grammar, self.masker = grammar, masker
+        self.call: GrammarState | None = None
+        self.tail = b""
+        self.fresh = True
+        self.consumed = 0
+
+    @property
+    def inside(self) -> bool:
+        """Whether the constraint is on."""
+        return self.call is not None
+
+    def try_advance(self, data: bytes, token: int | None = None) -> bool:
+        """Consumes bytes (with a token's id, where delimiters are tokens); False where a call they are in, or open, does not allow them."""
+        self.consumed += len(data)
+        opener = self.grammar.format.open
+        if token is not None and self.call is None and self.grammar.token_ids.get(opener) == token:
+            return self._open(b"", token)
+        if self.call is None:
+            return self._free(data)
+        if data:
+            return self._through(data)
+        if self.call.grammar.symbol(token) <= 0 or not self.call.allows_token(b"", token):
+            return False
+        self.call.advance(b"", token)
+        self._close_if_over()
+        return True
+
+    def advance(self, data: bytes, token: int | None = None) -> None:
+        """The same; raises GrammarError where it is not allowed, and the state must not be used any more."""
+        if not self.try_advance(data, token):
+            raise GrammarError(f"tool call: {bytes(data[:40])!r} is not allowed here, wanted a call of {', '.join(sorted(self.grammar.names))}")
+
+    def mask(self) -> np.ndarray | None:
+        """The bitset of tokens that may come next, as `GrammarState.mask`; None where all may."""
+        return self.grammar.free_mask(self) if self.call is None else self.call.mask()
+
+    def is_complete(self) -> bool:
+        """Whether generation may end here: in free text, or after a call that is whole."""
+        return self.call is None or self.call.is_complete()
+
+    def only_end(self) -> bool:
+        """Whether nothing but the end may follow: never, text may always go on."""
+        return False
+
+    def fork(self) -> TriggeredState:
+        """An independent state at the same place."""
+        twin = TriggeredState(self.grammar, self.masker)
+        twin.call = None if self.call is None else self.call.fork()
+        twin.tail, twin.fresh, twin.consumed = self.tail, self.fresh, self.consumed
+        return twin
+
+    def _free(self, data: bytes) -> bool:
+        """Free text: look for an opening in it."""
+        grammar, text = self.grammar, (self.tail + data).decode("latin-1")
+        while text:
+            opening, sure = search(grammar.format, text, fresh=self.fresh, templates=grammar.templates, names=grammar.names, opener=grammar.opener)
+            if opening is not None and opening.start == 0:
+                self.tail = b""
+                return self._open(text.encode("latin-1"), None)
+            if not sure:
+                break
+            self.fresh = self.fresh and not text[:sure].strip()
+            text = text[sure:]
+        self.tail = text.encode("latin-1")
+        return True
+
+    def _open(self, data: bytes, token: int | None) -> bool:
+        """A call begins with these bytes."""
+        self.call = self.grammar.calls.state(self.masker)
+        self.tail = b""
+        if token is None:
+            return self._through(data)
+        self.call.advance(b"", token)
+        return True
+
+    def _through(self, data: bytes) -> bool:
+        """Bytes in a call that may reach beyond its end: what the call takes, then free text."""
+        for at in range(len(data)):
+            byte = data[at:at + 1]
+            if not self.call.allows_token(byte):
+                if not self.call.is_complete():
+                    return False
+                self._leave()
+                return self._free(data[at:])
+            self.call.advance(byte)
+        self._close_if_over()
+        return True
+
+    def _close_if_over(self) -> None:
+        if self.call.only_end():
+            self._leave()
+
+    def _leave(self) -> None:
+        self.call, self.fresh = None, bool(self.grammar.templates)

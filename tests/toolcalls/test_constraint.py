@@ -1,0 +1,201 @@
+"""Grammars of calls: what follows the schemas is in them, what does not is not, and the detector reads all of it."""
+import json
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from oxillama.errors import ConfigError, GrammarError
+from oxillama.grammar import Grammar, TokenMasker
+from oxillama.toolcalls import FORMATS, CallFinished, Custom, ToolCallGrammar, TriggeredGrammar, detect_calls
+
+WEATHER = {"type": "object", "required": ["city"], "properties": {
+    "city": {"type": "string", "maxLength": 4}, "days": {"type": "integer", "minimum": 1, "maximum": 9}, "units": {"enum": ["C", "°F", True, None]},
+    "where": {"type": "array", "items": {"$ref": "#/$defs/point"}, "maxItems": 2}}, "$defs": {"point": {"type": ["number", "boolean"]}}}
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}, {"name": "now"}]
+SCHEMAS = {"weather": {**WEATHER, "additionalProperties": False}, "now": {"type": "object", "additionalProperties": False}}
+ALPHABET = [bytes([byte]) for byte in b'"}])>,: ab019-.\n\\{[(tf<;=TFN'] + ["é".encode()]
+SPELLED = {
+    "qwen": '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}\n</tool_call>\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+    "llama3": '<|python_tag|>{"name": "weather", "parameters": {"city": "Ulm", "days": 3}}; {"name": "now", "parameters": {}}',
+    "mistral": '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}, {"name": "now", "arguments": {}}]',
+    "mistral-args": '[TOOL_CALLS]weather[ARGS]{"city": "Ulm", "days": 3}[TOOL_CALLS]now[ARGS]{}',
+    "pythonic": '[weather(city="Ulm", days=3, units=None, where=[1, true]), now()]',
+    "command-r": '<|START_ACTION|>[\n{"tool_name": "weather", "parameters": {"city": "Ulm", "days": 3}}, {"tool_name": "now", "parameters": {}}\n]<|END_ACTION|>',
+    "granite": '<|tool_call|>[{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}, {"name": "now", "arguments": {}}]'}
+GRAMMARS = {name: ToolCallGrammar(name, TOOLS) for name in FORMATS}
+
+
+def walk(state, random, steps=500):
+    """A random text of the grammar, byte by byte; None where it does not end in time."""
+    text = b""
+    for step in range(steps):
+        forced = state.forced()
+        if not forced:
+            if state.is_complete() and (state.only_end() or random.random() < 0.5):
+                return text
+            allowed = [byte for byte in ALPHABET if state.allows_token(byte)]
+            forced = allowed[0] if step > steps // 3 else random.choice(allowed)
+        state.advance(forced)
+        text += forced
+    return None
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(sorted(FORMATS)), st.randoms(use_true_random=False))
+def test_every_text_of_a_grammar_is_read_as_valid_calls_and_nothing_else(format, random):
+    text = walk(GRAMMARS[format].state(), random)
+    assume(text is not None)
+    rest, calls, ruins = detect_calls(text.decode(), format)
+    assert calls and not ruins and not rest.strip()
+    for call in calls:
+        jsonschema.validate(call.arguments, SCHEMAS[call.name])
+
+
+@pytest.mark.parametrize("format", sorted(SPELLED))
+def test_what_models_write_is_in_the_grammar_and_what_breaks_a_schema_is_not(format):
+    text, grammar = SPELLED[format], GRAMMARS[format]
+    assert grammar.matches(text)
+    assert Grammar.parse(grammar.source).matches(text)
+    for wrong in (text.replace("3", '"3"'), text.replace("3", "30"), text.replace("weather", "whether"), text.replace("city", "town"),
+                  text.replace('"Ulm"', '"Ulm", "x": 1'), text + "x", text[:-1], "", "no"):
+        assert not grammar.matches(wrong)
+
+
+@pytest.mark.parametrize("format", sorted(SPELLED))
+def test_a_named_tool_is_the_only_one_and_without_parallel_one_call_is_all(format):
+    assert not ToolCallGrammar(format, TOOLS, parallel=False).matches(SPELLED[format])
+    now = ToolCallGrammar(format, TOOLS, name="now")
+    assert not now.matches(SPELLED[format]) and not ToolCallGrammar(format, TOOLS, name="weather").matches(SPELLED[format])
+    kind = FORMATS[format]
+    call = {"pythonic": "[now()]", "mistral-args": "[TOOL_CALLS]now[ARGS]{}"}.get(format)
+    if call is None:
+        call = json.dumps({kind.name_key: "now", kind.arguments_keys[0]: {}})
+        call = f"{kind.open}{f'[{call}]' if kind.style == 'array' else call}{kind.close}"
+    assert now.matches(call) and ToolCallGrammar(format, TOOLS, parallel=False).matches(call)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.fixed_dictionaries({}, optional={key: st.just(key) for key in "abcd"}))
+def test_pythonic_calls_have_what_is_required_in_any_choice_of_the_rest(given_keys):
+    tool = {"name": "f", "parameters": {"properties": {key: {"const": key} for key in "abcd"}, "required": ["b", "d"]}}
+    text = f"[f({', '.join(f'{key}={json.dumps(value)}' for key, value in sorted(given_keys.items()))})]"
+    assert ToolCallGrammar("pythonic", [tool]).matches(text) == ({"b", "d"} <= given_keys.keys())
+
+
+def test_delimiters_that_are_control_tokens_are_tokens_in_the_grammar():
+    grammar = ToolCallGrammar("mistral-args", TOOLS, token_ids={"[TOOL_CALLS]": 5, "[ARGS]": 9})
+    assert grammar.matches([5, b"now", 9, b"{}"]) and grammar.matches([5, b"now", 9, b"{}", 5, b"now", 9, b"{}"])
+    assert not grammar.matches([b"[TOOL_CALLS]now", 9, b"{}"]) and not grammar.matches([9, b"now", 9, b"{}"])
+
+
+def test_doors_name_what_cannot_be_had():
+    with pytest.raises(ConfigError, match="tool_choice: found 'fly', wanted one of weather, now"):
+        ToolCallGrammar("qwen", TOOLS, name="fly")
+    with pytest.raises(ConfigError, match="found none"):
+        ToolCallGrammar("qwen", [])
+    with pytest.raises(ConfigError, match="now: stands 2 times"):
+        ToolCallGrammar("qwen", [{"name": "now"}, {"name": "now"}])
+    with pytest.raises(GrammarError, match="tool f: schema"):
+        ToolCallGrammar("qwen", [{"name": "f", "parameters": {"properties": {"a": {"type": "strange"}}}}])
+    with pytest.raises(GrammarError, match="tool f: schema /anyOf"):
+        ToolCallGrammar("pythonic", [{"name": "f", "parameters": {"anyOf": [{"required": ["a"]}]}}])
+
+
+# ---- triggered -----------------------------------------------------------------------------------------------------------
+
+PIECES = [b"", *[bytes([byte]) for byte in range(32, 127)], b"\n", b"<tool", b"_call>", b"<tool_call>", b"</tool_call>", b'{"', b'name":', b'":', b'>{"x',
+          b">\n\n", b"weather", b"city", b'"}', b"\xc3", b"\xa9", b"\xff", b"[now(", b"<|python_tag|>", b"[TOOL_CALLS]", b"[ARGS]"]
+MASKER = TokenMasker(PIECES, control_ids=[0], eog_ids=[0])
+TRIGGERED = {name: TriggeredGrammar(name, TOOLS) for name in FORMATS}
+
+
+def bits(mask):
+    if mask is None:
+        return [True] * len(PIECES)
+    return [bool(mask[token >> 5] >> np.uint32(token & 31) & 1) for token in range(len(PIECES))]
+
+
+def takes(state, token):
+    try:
+        MASKER.advance(state.fork(), token)
+    except GrammarError:
+        return False
+    return True
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.sampled_from(sorted(FORMATS)), st.randoms(use_true_random=False))
+def test_a_mask_holds_the_tokens_that_are_taken_and_what_is_generated_has_no_malformed_call(format, random):
+    state, text = TRIGGERED[format].state(MASKER), b""
+    starts = [token for token, piece in enumerate(PIECES) if piece and (FORMATS[format].open.encode().startswith(piece) or piece in (b"{", b'"', b'{"', b"["))]
+    for step in range(60):
+        allowed = bits(state.mask())
+        for token in random.sample(range(len(PIECES)), 12):
+            if allowed[token]:
+                assert takes(state, token)
+            elif not state.inside:
+                assert not takes(state, token)
+        choices = [token for token in range(1, len(PIECES)) if allowed[token]]
+        likely = [token for token in choices if token in starts]
+        token = random.choice(likely if likely and not state.inside and random.random() < 0.6 else choices)
+        MASKER.advance(state, token)
+        text += PIECES[token]
+        if state.inside and step > 20:
+            ending = walk(state.call.fork(), random)
+            assume(ending is not None)
+            state.advance(ending)
+            text += ending
+            break
+    assume(state.is_complete())
+    _, calls, ruins = detect_calls(text.decode("utf-8", "replace"), format, names=["weather", "now"])
+    assert not ruins
+    for call in calls:
+        jsonschema.validate(call.arguments, SCHEMAS[call.name])
+
+
+@pytest.mark.parametrize("format", sorted(SPELLED))
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_the_constraint_is_on_from_the_opening_to_the_end_of_the_call(format, size):
+    state, data = TRIGGERED[format].state(), SPELLED[format].encode()
+    inside = []
+    for at in range(0, len(data), size):
+        state.advance(data[at:at + size])
+        inside.append(state.inside)
+    assert state.is_complete() and (size > 3 or any(inside))
+    state.advance(b"" if state.inside else " and é text".encode())
+    assert TRIGGERED[format].state().is_complete()
+
+
+@pytest.mark.parametrize("text", ["<tool_call>x", '<tool_call>{"name": "fly"', '<tool_call>{"name": "now", "arguments": {"a"', "a <b <tool_call>]"])
+def test_a_call_that_goes_wrong_is_refused_at_its_first_wrong_byte(text):
+    state = TRIGGERED["qwen"].state()
+    state.advance(text[:-4].encode() if "fly" in text else text[:-1].encode() if text[-1] != '"' else text[:-3].encode())
+    with pytest.raises(GrammarError, match="wanted a call of now, weather"):
+        state.advance(text.encode()[-4:])
+
+
+def test_an_opening_that_is_a_control_token_begins_the_constraint():
+    masker = TokenMasker([b"", b"", b"a", b"now", b"{}", b"", b"</s>"], control_ids=[0, 1, 5], eog_ids=[6])
+    state = TriggeredGrammar("mistral-args", TOOLS, token_ids={"[TOOL_CALLS]": 1, "[ARGS]": 5}).state(masker)
+    assert state.mask() is None
+    for token, wanted in ((2, None), (0, None), (1, [3]), (3, [5]), (5, [4]), (4, None), (1, [3])):
+        masker.advance(state, token)
+        mask = state.mask()
+        assert (mask if mask is None else [t for t in range(7) if mask[0] >> np.uint32(t) & 1]) == wanted
+    for token in (6, 2, 5):
+        with pytest.raises(GrammarError):
+            masker.advance(state.fork(), token)
+
+
+def test_a_custom_format_is_constrained_between_its_own_delimiters():
+    kind = Custom("«call»", "«end»")
+    text = '«call»{"name": "now", "arguments": {}}«end»'
+    assert ToolCallGrammar(kind, TOOLS).matches(text)
+    state = TriggeredGrammar(kind, TOOLS).state()
+    for byte in ("é «cal " + text + " ok").encode():
+        state.advance(bytes([byte]))
+    assert not state.inside
+    assert [call.name for call in detect_calls(text, kind)[1]] == ["now"] and CallFinished
