@@ -101,7 +101,11 @@ OX_INLINE void i32_store_i8(int8_t *p, ox_i32x16 x)
 /* code bytes and tiles. Without a u8 x s8 dot, maddubs adds two products into 16 bits; it never saturates here: codes up to 15, 31, 63
  * let 8, 4, 2 of its results be summed in 16 bits first, codes up to 127 stand alone. Codes of 8 bits are centred (code - 128) and lend their sign to x:
  * |code - 128| <= 128, |x| <= 127, two products <= 32,512. */
+#ifdef OX_AVX_VNNI
+#define OX_DOT8_CENTRE 0
+#else
 #define OX_DOT8_CENTRE 128
+#endif
 
 OX_INLINE ox_u8x64 u8_load(const void *p)
 { return (ox_u8x64){ _mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)p + 1) }; }
@@ -159,13 +163,32 @@ OX_INLINE ox_i32x16 pairs_odd_numbers(ox_i32x16 x)
     return OX_I2(_mm256_add_epi16(_mm256_add_epi16(x.a, x.a), k), _mm256_add_epi16(_mm256_add_epi16(x.b, x.b), k));
 }
 
+OX_INLINE __m256i ox_x4(const int8_t *x) { int32_t v; memcpy(&v, x, 4); return _mm256_set1_epi32(v); }
+#ifdef OX_AVX_VNNI
+/* With dpbusd on 256 bits (AVX-VNNI) codes of every size are one instruction per 4 columns. */
+typedef ox_i32x16 ox_scale;                                     /* the scale as a 32-bit number */
+OX_INLINE ox_scale scale_low(ox_i32x16 pairs) { return i32_shr(i32_shl(pairs, 16), 16); }
+OX_INLINE ox_scale scale_high(ox_i32x16 pairs) { return i32_shr(pairs, 16); }
+OX_INLINE ox_i32x16 i32_dot16(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits)
+{
+    (void)bits;
+    for (int g = 0; g < 4; g++) {
+        __m256i v = ox_x4(x + 4 * g);
+        c = OX_I2(_mm256_dpbusd_avx_epi32(c.a, w[g].a, v), _mm256_dpbusd_avx_epi32(c.b, w[g].b, v));
+    }
+    return c;
+}
+OX_INLINE ox_i32x16 i32_dot16_scaled(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits, ox_scale s)
+{ return i32_add(c, i32_mul(i32_dot16(i32_zero(), w, x, bits), s)); }
+OX_INLINE ox_i32x16 i32_dot32_scaled(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits, ox_scale s)
+{ return i32_add(c, i32_mul(i32_dot16(i32_dot16(i32_zero(), w, x, bits), w + 4, x + 16, bits), s)); }
+#else
 typedef ox_i32x16 ox_scale;                                     /* the scale twice, as a pair: madd_epi16 widens and scales at once */
 OX_INLINE __m256i ox_twice(__m256i v) { return _mm256_or_si256(_mm256_and_si256(v, _mm256_set1_epi32(0xffff)), _mm256_slli_epi32(v, 16)); }
 OX_INLINE ox_scale scale_low(ox_i32x16 pairs) { return OX_I2(ox_twice(pairs.a), ox_twice(pairs.b)); }
 OX_INLINE ox_scale scale_high(ox_i32x16 pairs)
 { return OX_I2(ox_twice(_mm256_srli_epi32(pairs.a, 16)), ox_twice(_mm256_srli_epi32(pairs.b, 16))); }
 
-OX_INLINE __m256i ox_x4(const int8_t *x) { int32_t v; memcpy(&v, x, 4); return _mm256_set1_epi32(v); }
 /* One half (8 rows) of 16 columns: the sum of products times the pair `s` (1, 1 or a scale twice), added to c. */
 OX_INLINE __m256i ox_half16(__m256i c, __m256i w0, __m256i w1, __m256i w2, __m256i w3, __m256i x0, __m256i x1, __m256i x2, __m256i x3,
                             int bits, __m256i s)
@@ -200,5 +223,6 @@ OX_INLINE ox_i32x16 i32_dot16(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, i
 { __m256i one = _mm256_set1_epi16(1); return i32_dot16_scaled(c, w, x, bits, OX_I2(one, one)); }
 OX_INLINE ox_i32x16 i32_dot32_scaled(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits, ox_scale s)
 { return i32_dot16_scaled(i32_dot16_scaled(c, w, x, bits, s), w + 4, x + 16, bits, s); }
+#endif
 
 #endif

@@ -1,18 +1,28 @@
 /* The lanes of each instruction set, where this CPU can run them. */
 #include "lanes/panel.h"
 
-extern const ox_lanes ox_lanes_scalar, ox_lanes_avx2, ox_lanes_avx512;
+extern const ox_lanes ox_lanes_scalar, ox_lanes_avx2, ox_lanes_avxvnni, ox_lanes_avx512, ox_lanes_neon;
 
 const ox_lanes *ox_lanes_table(int index)
 {
-    unsigned can = ox_isa_available();
-    if (index < 0 || index >= LANES_COUNT || !((can >> index) & 1))
-        return NULL;
+    unsigned has = ox_cpu_features();
+    (void)has;
+    switch (index) {
+    case LANES_SCALAR: return &ox_lanes_scalar;
 #if defined(__x86_64__)
-    if (index == LANES_AVX2)
-        return &ox_lanes_avx2;
-    if (index == LANES_AVX512)
-        return &ox_lanes_avx512;
+    case LANES_AVX2: return has & OX_HAS_AVX2 ? &ox_lanes_avx2 : NULL;
+#if __GNUC__ >= 11 || __clang_major__ >= 12
+    case LANES_AVXVNNI: return has & OX_HAS_AVX_VNNI ? &ox_lanes_avxvnni : NULL;
 #endif
-    return index == LANES_SCALAR ? &ox_lanes_scalar : NULL;
+    case LANES_AVX512: return has & OX_HAS_AVX512 ? &ox_lanes_avx512 : NULL;
+#endif
+    default: return NULL;
+    }
+}
+
+int ox_lanes_best(int isa)
+{
+    if (isa == OX_ISA_AVX2)
+        return ox_lanes_table(LANES_AVXVNNI) ? LANES_AVXVNNI : LANES_AVX2;
+    return isa == OX_ISA_AVX512 ? LANES_AVX512 : isa == OX_ISA_NEON ? LANES_NEON : LANES_SCALAR;
 }

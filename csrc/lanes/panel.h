@@ -98,7 +98,8 @@ typedef struct {
     void (*gate)(float *out, int64_t ldout, const float *g, const float *u, int64_t ldc, const float *bias_g, const float *bias_u, int kind, int m, int n);
 } ox_lanes;
 
-enum { LANES_SCALAR = 0, LANES_AVX2 = 1, LANES_AVX512 = 2, LANES_NEON = 3, LANES_COUNT = 4 };
+enum { LANES_SCALAR, LANES_AVX2, LANES_AVXVNNI, LANES_AVX512, LANES_NEON, LANES_COUNT };
 const ox_lanes *ox_lanes_table(int index);          /* NULL when this CPU cannot run it */
+int ox_lanes_best(int isa);                         /* the lanes an instruction set of ox.h uses on this CPU */
 
 #endif

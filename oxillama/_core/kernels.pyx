@@ -34,6 +34,7 @@ cdef extern from "lanes/panel.h" nogil:
     void ox_pack(const ox_form *form, uint8_t *panels, const uint8_t *src, int64_t row_bytes, int64_t rows, int64_t cols,
                  int64_t first, int64_t end)
     const ox_lanes *ox_lanes_table(int index)
+    int ox_lanes_best(int isa)
 
 ACTS = ("f32", "q8_32", "q8_256")
 
@@ -43,6 +44,7 @@ cdef int _i
 for _i in range(LANES_COUNT):
     tables[_i] = ox_lanes_table(_i)
 LANES = {tables[i].name.decode(): i for i in range(LANES_COUNT) if tables[i] != NULL}
+ISA_NUMBERS = {ox_isa_name(i).decode(): i for i in range(OX_ISA_COUNT)}
 AVAILABLE = tuple(ox_isa_name(i).decode() for i in range(OX_ISA_COUNT) if (ox_isa_available() >> i) & 1)
 FEATURES = ((OX_HAS_AVX2, "avx2"), (OX_HAS_AVX_VNNI, "avx_vnni"), (OX_HAS_AVX512, "avx512_vnni"), (OX_HAS_AVX512_BF16, "avx512_bf16"),
             (OX_HAS_AVX512_VBMI, "avx512_vbmi"), (OX_HAS_NEON, "neon"), (OX_HAS_DOTPROD, "dotprod"))
@@ -95,7 +97,7 @@ def cpu_info() -> dict:
 
 cdef const ox_lanes *lanes_table(object isa) except NULL:
     """The kernels of an instruction set by name, None for the active one; ConfigError when it cannot run here."""
-    index = LANES.get(isa_active() if isa is None else isa)
+    index = ox_lanes_best(ISA_NUMBERS[isa_active()]) if isa is None else LANES.get(isa)
     if index is None:
         raise ConfigError(f"isa: got {isa!r}, wanted one of {', '.join(LANES)}")
     return tables[<int>index]
