@@ -12,7 +12,7 @@ from oxillama.grammar.nodes import ANY, NETWORK, Ranges, complement, intersect, 
 
 MAX_STATES = 6000
 MAX_NETWORK = 20_000          # states of one array's, object's or number's network
-MAX_REFINEMENT = 20_000      # states times rounds spent on making an automaton smaller
+MAX_REFINEMENT = 150_000     # moves looked at while making one automaton smaller
 
 
 class Dfa:
@@ -177,7 +177,7 @@ class Dfa:
         count = len(set(group))
         while True:
             rounds += 1
-            if rounds * len(dfa.moves) > MAX_REFINEMENT:
+            if rounds * len(dfa.moves) * len(dfa.symbols) > MAX_REFINEMENT:
                 return dfa
             names: dict[tuple, int] = {}
             fresh = []

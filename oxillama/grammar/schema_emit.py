@@ -18,6 +18,9 @@ from oxillama.grammar.schema_objects import names_but
 from oxillama.grammar.schema_objects import object_ as object_node
 
 
+MAX_AUTOMATA = 30_000          # states of all automata of one schema
+
+
 class Emitter:
     """Builds the rules of one grammar."""
 
@@ -31,6 +34,7 @@ class Emitter:
         self.spelled: dict = {}
         self.classes: dict = {}
         self.languages: list[Dfa] = []
+        self.automaton_states = 0
         self.strings: dict = {}
         self.where = "/"
 
@@ -191,4 +195,7 @@ class Emitter:
     def language_block(self, dfa: Dfa) -> tuple:
         """A rule for the quoted texts of an automaton."""
         self.languages.append(dfa)
+        self.automaton_states += len(dfa.moves)
+        if self.automaton_states > MAX_AUTOMATA:
+            raise GrammarError(f"the schema's patterns, formats and names need more than {MAX_AUTOMATA} states together")
         return rule(self.number(("language", len(self.languages) - 1)))
