@@ -59,8 +59,7 @@ def bare_templates(format: ToolCallFormat, *, trigger: bool = False) -> tuple[st
     if format.bare == "python":
         return (f"[ {WORD}(",) if trigger else (f"[ {WORD}( )", f"[ {WORD}( {KEYWORD} =")
     if format.bare == "json":
-        if trigger:
-            heads = ("{ ", '{ "type" : "function" , ')
+        heads = ("{ ", '{ "type" : "function" , ')
         if trigger:
             return tuple(f'{head}"{format.name_key}" :' for head in heads)
         return tuple(f'{head}"{format.name_key}" : {NAME} , "{key}" : {{' for head in heads for key in format.arguments_keys)

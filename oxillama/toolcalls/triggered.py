@@ -108,6 +108,8 @@ class TriggeredState:
             return self._free(data)
         if data:
             return self._through(data)
+        if token is None:
+            return True
         if self.call.grammar.symbol(token) <= 0 or not self.call.allows_token(b"", token):
             return False
         self.call.advance(b"", token)
