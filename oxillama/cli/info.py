@@ -6,10 +6,10 @@ import json
 from collections import Counter
 
 import numpy as np
-from oxillama.embedded import embedded_path
 from rich.console import Console
 from rich.table import Table
 
+from oxillama.embedded import embedded_path
 from oxillama.gguf import GgufReader
 
 _SHOWN = 8      # elements of an array that are worth a line

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+
 from oxillama._core.elementwise import EmbeddingTable
 from oxillama._core.kernels import packable_formats
 from oxillama._core.matmul import PackedMatrix, act_bytes
 from oxillama._core.pool import PageMemory
 from oxillama._core.tape import Program
-
 from oxillama.errors import ModelError
 from oxillama.gguf import GgufReader
 from oxillama.model import arch as _arch  # noqa: F401  (importing it registers every architecture)
