@@ -6,7 +6,10 @@
   regular      finite automata over code points: intersection, complement, difference
   automaton    Grammar, GrammarState
   mask         TokenMasker: state -> bitset of allowed tokens
-  json_schema  JSON Schema -> Grammar
+  spelling     how JSON values are written: characters, numbers within bounds
+  formats      string formats as regular expressions
+  json_schema  JSON Schema -> Grammar; the steps: schema_document (references), schema_facts, schema_negation and schema_case (logic into
+               cases), schema_emit, schema_objects, schema_arrays, schema_numbers (cases into rules), dataclass_schema
 """
 from oxillama.grammar.automaton import Grammar, GrammarLimits, GrammarState
 from oxillama.grammar.json_schema import GrammarWarning, JsonSchemaCompiler
