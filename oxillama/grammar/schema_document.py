@@ -310,7 +310,7 @@ class Document:
         if isinstance(value, list):
             items = schema.get("items")
             prefix = schema.get("prefixItems", items if isinstance(items, list) else [])
-            whole = ("items" in schema and not isinstance(items, list)) or "additionalItems" in schema or (
+            whole = ("items" in schema and ("additionalItems" in schema or not isinstance(items, list))) or (
                 "unevaluatedItems" in schema and skip != "unevaluatedItems")
             out |= set(range(len(value) if whole else min(len(prefix), len(value))))
             if "contains" in schema and self.draft >= 2020:

@@ -17,7 +17,6 @@ from oxillama.grammar.schema_numbers import numeric
 from oxillama.grammar.schema_objects import names_but
 from oxillama.grammar.schema_objects import object_ as object_node
 
-
 MAX_AUTOMATA = 30_000          # states of all automata of one schema
 
 

@@ -282,7 +282,7 @@ class Expander:
             return
         prefix, rest = self.document_array(node, schema)
         facts.arrays.append((tuple(self.literal(s) for s in prefix), self.literal(rest)))
-        whole = "items" in schema and not isinstance(schema["items"], list) or "additionalItems" in schema
+        whole = "items" in schema and ("additionalItems" in schema or not isinstance(schema["items"], list))
         facts.spans.append((facts.scope, INFINITE if whole else len(prefix)))
 
     def document_array(self, node, schema) -> tuple[list, object]:

@@ -200,6 +200,8 @@ def test_random_schemas_accept_only_valid_texts_and_all_canonical_ones(block):
       "definitions": {"i": {"const": 1}}}, ["1"], ["2", '"a"']),
     ({"$schema": "http://json-schema.org/draft-04/schema#", "minimum": 3, "exclusiveMinimum": True, "type": "integer"}, ["4"], ["3"]),
     ({"allOf": [{"properties": {"a": {"const": 1}}}], "unevaluatedProperties": False, "type": "object"}, ["{}", '{"a":1}'], ['{"b":1}']),
+    ({"$schema": "https://json-schema.org/draft/2019-09/schema", "type": "array", "allOf": [{"additionalItems": {"type": "number"}}],
+      "unevaluatedItems": {"type": "string"}}, ["[]", '["a"]'], ["[1]", '["a",1]']),
     (True, ["1", "null", '{"a":[1,{}]}', '"x"', "-1.5e+10"], ["", "nul", "{a:1}", "[1,]", "01", "1."]),
 ])
 def test_keywords_mean_what_the_standard_says(schema, good, bad):
