@@ -62,9 +62,10 @@ class TokenMasker:
     def mask(self, state: GrammarState) -> np.ndarray:
         """The allowed tokens: read-only uint32, bit t of word t // 32 (lowest first) is set exactly if token t may come next."""
         cursor = state._cursor
-        cached = self._masks.get((cursor.machine.serial, *cursor.key))
+        key = (cursor.machine.serial, *cursor.key)
+        cached = self._masks.pop(key, None)               # taken out and put back last: one step each, so threads may share this
         if cached is not None:
-            self._masks.move_to_end((cursor.machine.serial, *cursor.key))
+            self._masks[key] = cached
             return cached
         mask = np.empty(self.words, np.uint32)
         self.trie.fill(cursor, mask)
