@@ -71,6 +71,17 @@ class ReasoningSplitter:
             out.append(Text(self._take(len(self._held))))
         return joined(out)
 
+    @property
+    def held(self) -> str:
+        """The end of the text that may be the beginning of a delimiter."""
+        return self._held
+
+    def fork(self) -> ReasoningSplitter:
+        """An independent splitter at the same place."""
+        twin = ReasoningSplitter(self.format)
+        twin._held, twin._place = self._held, self._place
+        return twin
+
     def finish(self) -> list[Event]:
         """What was held back: a region that was never closed is reasoning to its end."""
         kind = Reasoning if self._place == "inside" else Text

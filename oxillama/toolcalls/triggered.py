@@ -17,17 +17,28 @@ import numpy as np
 from oxillama.errors import GrammarError
 from oxillama.grammar import Grammar, GrammarLimits, GrammarState, TokenMasker
 from oxillama.toolcalls.constraint import ToolCallGrammar
+from oxillama.toolcalls.events import Text
 from oxillama.toolcalls.formats import ToolCallFormat, format_of
 from oxillama.toolcalls.opening import bare_templates, search
+from oxillama.toolcalls.reasoning import ReasoningFormat, ReasoningSplitter
 from oxillama.toolcalls.tools import tools_of
 
 _KEPT = 64          # masks of free text
 
 
-class TriggeredGrammar:
-    """What `tool_choice` "auto" allows: any text, and calls that follow the tools' schemas. Arguments are those of `ToolCallGrammar`."""
+def _bytewise(text: str) -> str:
+    """The UTF-8 bytes of a text, a character each."""
+    return text.encode().decode("latin-1")
 
-    def __init__(self, format: str | ToolCallFormat, tools: Iterable[Any], *, closed: bool = True, strict: bool = True,
+
+class TriggeredGrammar:
+    """What `tool_choice` "auto" allows: any text, and calls that follow the tools' schemas. Arguments are those of `ToolCallGrammar`.
+
+    reasoning: regions that may come first, in which nothing is constrained; reasoning_opened: the prompt has opened one.
+    """
+
+    def __init__(self, format: str | ToolCallFormat, tools: Iterable[Any], *, reasoning: ReasoningFormat | None = None,
+                 reasoning_opened: bool = False, closed: bool = True, strict: bool = True,
                  token_ids: Mapping[str, int] | None = None, limits: GrammarLimits | None = None) -> None:
         self.format, self.tools = format_of(format), tools_of(tools)
         # One block of calls; the next block has an opening of its own.
@@ -37,7 +48,8 @@ class TriggeredGrammar:
         self.token_ids = dict(token_ids or {})
         self.names = frozenset(tool.name for tool in self.tools)
         # Bytes are searched as Latin-1, where every byte is a character, so that delimiters may be cut anywhere.
-        self.opener = self.format.open.encode().decode("latin-1")
+        self.opener = _bytewise(self.format.open)
+        self.reasoning, self.reasoning_opened = reasoning, reasoning_opened
         self.templates = bare_templates(self.format, trigger=True)
         self.tokens = ("",)                 # as a grammar with token terminals: whether a token may come is asked by its id too
         self._masks: dict[tuple, np.ndarray | None] = {}
@@ -63,13 +75,15 @@ class TriggeredGrammar:
         """The mask in free text, None where every token may come."""
         masker = state.masker
         wrong = self.candidates(masker)
-        key = (state.fresh, state.tail)
+        region = state.region
+        held = b"" if region is None or region.over else region.held.encode("latin-1")
+        key = (state.fresh, state.tail, held, region is None or region.over)
         if key not in self._masks:
             if len(self._masks) >= _KEPT:
                 self._masks.clear()
             if not state.fresh:
                 opener = self.opener.encode("latin-1")
-                wrong = [token for token in wrong if opener in state.tail + masker.vocab_bytes[token]]
+                wrong = [token for token in wrong if opener in state.tail + held + masker.vocab_bytes[token]]
             banned = [token for token in wrong if not state.fork().try_advance(masker.vocab_bytes[token])]
             mask = None
             if banned:
@@ -84,14 +98,17 @@ class TriggeredGrammar:
 class TriggeredState:
     """Where a reply stands. `call` is the state inside a call, None in free text; `tail` the bytes that may be the beginning of an opening."""
 
-    __slots__ = ("call", "consumed", "fresh", "grammar", "masker", "tail")
+    __slots__ = ("call", "fresh", "grammar", "masker", "region", "tail")
 
     def __init__(self, grammar: TriggeredGrammar, masker: TokenMasker | None = None) -> None:
         self.grammar, self.masker = grammar, masker
         self.call: GrammarState | None = None
         self.tail = b""
         self.fresh = True
-        self.consumed = 0
+        self.region: ReasoningSplitter | None = None         # None: no region may come
+        if grammar.reasoning is not None:
+            bytewise = ReasoningFormat(_bytewise(grammar.reasoning.open), _bytewise(grammar.reasoning.close))
+            self.region = ReasoningSplitter(bytewise, opened=grammar.reasoning_opened)
 
     @property
     def inside(self) -> bool:
@@ -100,7 +117,10 @@ class TriggeredState:
 
     def try_advance(self, data: bytes, token: int | None = None) -> bool:
         """Consumes bytes (with a token's id, where delimiters are tokens); False where a call they are in, or open, does not allow them."""
-        self.consumed += len(data)
+        if self.region is not None and not self.region.over:
+            data = self._after_region(data, token)
+            if not data and not self.region.over:
+                return True
         opener = self.grammar.format.open
         if token is not None and self.call is None and self.grammar.token_ids.get(opener) == token:
             return self._open(b"", token)
@@ -137,8 +157,18 @@ class TriggeredState:
         """An independent state at the same place."""
         twin = TriggeredState(self.grammar, self.masker)
         twin.call = None if self.call is None else self.call.fork()
-        twin.tail, twin.fresh, twin.consumed = self.tail, self.fresh, self.consumed
+        twin.tail, twin.fresh = self.tail, self.fresh
+        twin.region = None if self.region is None else self.region.fork()
         return twin
+
+    def _after_region(self, data: bytes, token: int | None) -> bytes:
+        """Feeds a region; returns what is no part of it."""
+        kind = self.grammar.reasoning
+        for text in (kind.open, kind.close):
+            if token is not None and self.grammar.token_ids.get(text) == token:
+                data = text.encode()
+        events = self.region.feed(data.decode("latin-1"))
+        return "".join(event.raw for event in events if isinstance(event, Text)).encode("latin-1")
 
     def _free(self, data: bytes) -> bool:
         """Free text: look for an opening in it."""

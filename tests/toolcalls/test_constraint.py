@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from oxillama.errors import ConfigError, GrammarError
 from oxillama.grammar import Grammar, TokenMasker
-from oxillama.toolcalls import FORMATS, CallFinished, Custom, ToolCallGrammar, TriggeredGrammar, detect_calls
+from oxillama.toolcalls import FORMATS, THINK, Custom, ToolCallGrammar, TriggeredGrammar, detect_calls
 
 WEATHER = {"type": "object", "required": ["city"], "properties": {
     "city": {"type": "string", "maxLength": 4}, "days": {"type": "integer", "minimum": 1, "maximum": 9}, "units": {"enum": ["C", "°F", True, None]},
@@ -200,4 +200,35 @@ def test_a_custom_format_is_constrained_between_its_own_delimiters():
     for byte in ("é «cal " + text + " ok").encode():
         state.advance(bytes([byte]))
     assert not state.inside
-    assert [call.name for call in detect_calls(text, kind)[1]] == ["now"] and CallFinished
+    assert [call.name for call in detect_calls(text, kind)[1]] == ["now"]
+
+
+def test_a_region_of_reasoning_is_not_constrained_and_what_follows_is():
+    for opened in (False, True):
+        grammar = TriggeredGrammar("qwen", TOOLS, reasoning=THINK, reasoning_opened=opened)
+        state = grammar.state(MASKER)
+        state.advance(b"" if opened else b"<think>")
+        state.advance("I é <tool_call>x</tool_call> </thi".encode())
+        assert not state.inside and state.mask() is None
+        with pytest.raises(GrammarError):
+            state.fork().advance(b"nk><tool_call>x")
+        for piece in (b"nk>", b"\n\n", b"<tool", b"_call>"):
+            state.advance(piece)
+        assert state.inside
+        with pytest.raises(GrammarError):
+            state.advance(b"x")
+    state = TriggeredGrammar("qwen", TOOLS, reasoning=THINK).state(MASKER)
+    state.advance(b"<")
+    assert not bits(state.fork().mask())[PIECES.index(b'>{"x')] or takes(state, PIECES.index(b'>{"x'))
+    with pytest.raises(GrammarError):
+        state.advance(b"tool_call>x")
+
+
+def test_delimiters_of_regions_may_be_control_tokens():
+    masker = TokenMasker([b"", b"", b"a", b"", b"</s>"], control_ids=[0, 1, 3], eog_ids=[4])
+    ids = {"<think>": 1, "</think>": 3}
+    state = TriggeredGrammar("qwen", TOOLS, reasoning=THINK, token_ids=ids).state(masker)
+    for token in (1, 2, 3):
+        masker.advance(state, token)
+    with pytest.raises(GrammarError):
+        state.advance(b"<tool_call>x")
