@@ -14,7 +14,7 @@ from libc.stdint cimport int32_t, uint16_t
 from libc.string cimport memcpy
 
 from oxillama._core.pool cimport KvLayer, page_of
-from oxillama._core.step cimport Common, Op, Plan, Step, Tiles, row_of, rows_of
+from oxillama._core.step cimport Common, Op, Plan, Step, Tiles, ox_fetch, row_of, rows_of
 from oxillama._core.threads cimport ox_team, ox_team_take
 from oxillama._core.vectors cimport OX_BLOCK_GROUPS, OX_MAX_QUERIES, OX_SPLIT_KEYS, ox_split
 
@@ -30,6 +30,7 @@ cdef enum:
     HEADS = 16                       # heads of a rope_store chunk
     ROWS = 16                        # rows of a rope_store chunk
     PARTIAL_LIMIT = 16 << 20         # floats: beyond this a tile's splits are folded by one worker
+    WARM_GROUPS = 8                  # groups of 16 keys fetched before the op begins
     ITEMS_PER_WORKER = 4             # fewer items than this a worker: go by splits
     CHUNKS_PER_WORKER = 8            # aimed at: heads go together where there are more
 
@@ -438,6 +439,32 @@ cdef void attend_part(const void *args, ox_team *team, int ith, int nth) noexcep
         chunk = then
 
 
+cdef void attend_warm(const void *args, int ith, int nth) noexcept nogil:
+    """The first keys and values of this worker's likely first chunk: a step on a short sequence finds them nowhere near."""
+    cdef const AttendArgs *a = <const AttendArgs *>args
+    cdef const Step *step = a.common.step
+    cdef const Tiles *tiles = &step.tiles[a.tiles]
+    cdef const KvLayer *layer = &step.layers[a.layer]
+    cdef Cut cut = cut_op(a, step, tiles, nth)
+    cdef Item item
+    cdef const int32_t *pages
+    cdef const void *v
+    cdef const char *k
+    cdef int g, h, first, last
+    if cut.splits or ith >= cut.chunks:
+        return
+    choose(a, &cut, ith // tiles.count, &item)
+    item.tile = tiles.count - 1 - ith % tiles.count
+    pages = step.tables[step.row_table[tiles.first[item.tile]]]
+    last = step.positions[tiles.first[item.tile + 1] - 1] // 16
+    first = first_key(a, step.positions[tiles.first[item.tile]]) // 16
+    for g in range(first, min(last, first + WARM_GROUPS - 1) + 1):
+        k = group_at(a, step, pages, 16 * g, item.head, &v)
+        for h in range(item.heads):
+            ox_fetch(k + h * layer.k_head_bytes, layer.k_group_bytes)
+            ox_fetch(<const char *>v + h * layer.v_head_bytes, 16 * layer.v_row_bytes)
+
+
 cdef class AttendOp(Op):
     cdef AttendArgs a
     cdef const float[::1] sinks
@@ -466,6 +493,7 @@ cdef class AttendOp(Op):
         a.out = plan.writes(p["out"], a.q_heads * a.v_dim, wanted=False)
         plan.need_scratch(self, worker_bytes(a.k_dim, a.width))
         self.begin(plan, &a.common, "attend", attend_part, p)
+        self.warm = attend_warm
 
 
 OPS = {"rope_store": RopeStoreOp, "attend": AttendOp}

@@ -7,7 +7,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcpy
 
 from oxillama._core.codecs cimport ox_codec, ox_codec_by_name
-from oxillama._core.step cimport (ACTS, OUTPUT, Common, Op, Plan, Step, act_number, act_row_bytes, row_of, rows_of)
+from oxillama._core.step cimport (ACTS, OUTPUT, Common, Op, Plan, Step, act_number, act_row_bytes, ox_fetch, row_of, rows_of)
 from oxillama._core.threads cimport ox_team, ox_team_take
 from oxillama._core.vectors cimport activation, angles
 
@@ -158,6 +158,15 @@ cdef void norm_part(const void *args, ox_team *team, int ith, int nth) noexcept 
         r = ox_team_take(team)
 
 
+cdef void norm_warm(const void *args, int ith, int nth) noexcept nogil:
+    cdef const NormArgs *a = <const NormArgs *>args
+    cdef int r
+    if a.weight != NULL:
+        ox_fetch(a.weight, 4 * a.columns)
+    for r in range(rows_of(&a.common)):
+        ox_fetch(row_of(a.common.step, a.x, r), 4 * a.columns)
+
+
 cdef int fill_acts(Plan plan, object acts, int *slots, int64_t columns) except -1:
     """Notes the slot of each asked activation format; -1 where none is asked."""
     cdef int k
@@ -194,6 +203,7 @@ cdef class NormOp(Op):
         fill_acts(plan, p["acts"], self.a.acts, columns)
         plan.need_scratch(self, 4 * <size_t>columns)
         self.begin(plan, &self.a.common, "norm", norm_part, p)
+        self.warm = norm_warm
 
 
 ctypedef struct QuantiseArgs:

@@ -55,11 +55,22 @@ ctypedef struct Common:
 
 
 ctypedef void (*PartFn)(const void *args, ox_team *team, int ith, int nth) noexcept nogil
+ctypedef void (*WarmFn)(const void *args, int ith, int nth) noexcept nogil
+
+cdef extern from *:
+    """
+    /* Asks for the cache lines of a stretch of memory without waiting for them. */
+    static inline void ox_fetch(const void *p, size_t nbytes) {
+        for (size_t i = 0; i < nbytes; i += 64) __builtin_prefetch((const char *)p + i, 0, 3);
+    }
+    """
+    void ox_fetch(const void *p, size_t nbytes) noexcept nogil
 
 
 cdef class Op:
     """One op of a program: a part, its arguments, and the Python objects that keep them alive."""
     cdef PartFn part
+    cdef WarmFn warm             # fetches what the part will read, while the op before it ends; NULL: nothing worth it
     cdef void *args
     cdef readonly str name
     cdef readonly bint wanted

@@ -17,7 +17,7 @@ from openmp cimport omp_get_num_threads, omp_get_thread_num, omp_get_wtime
 from oxillama._core.attention cimport cut_tiles, done_items_wanted, partial_floats_wanted
 from oxillama._core.linear cimport fill_quantise
 from oxillama._core.pool cimport KV_F16, Arena, PageMemory
-from oxillama._core.step cimport OUTPUT, Op, PartFn, Plan, Step, Tiles
+from oxillama._core.step cimport OUTPUT, Op, PartFn, Plan, Step, Tiles, WarmFn
 from oxillama._core.threads cimport open_region, ox_team, ox_team_barrier, ox_team_init, ox_team_stopped, worker_count
 from oxillama._core.vectors cimport vec_table
 
@@ -34,6 +34,10 @@ OPS = {**elementwise.OPS, **attention.OPS, **linear.OPS}
 globals()["PageMemory"] = pool.PageMemory
 
 MAX_ROWS = 1 << 20
+
+cdef enum:
+    WARM_AHEAD = 2           # ops ahead that may fetch what they will read
+    WARM_ROWS = 4            # most rows of a step that waits for memory rather than for arithmetic
 
 cdef extern from *:
     """
@@ -150,6 +154,8 @@ ctypedef struct Entry:
     const void *args
     int wanted               # runs over the wanted rows: skipped when there are none
     int is_attend
+    WarmFn warm[WARM_AHEAD]  # with few rows: run at the end of this op for ops to come; NULL none
+    const void *warm_args[WARM_AHEAD]
 
 
 cdef class Program:
@@ -232,9 +238,24 @@ cdef class Program:
             raise MemoryError
         for i in range(self.n_ops):
             op = self.ops[i]
-            self.entries[i] = Entry(op.part, op.args, op.wanted, op.name == "attend")
+            self.entries[i].part, self.entries[i].args, self.entries[i].wanted = op.part, op.args, op.wanted
+            self.entries[i].is_attend = op.name == "attend"
+        self._look_ahead()
         self.reach = 0 if 0 in plan.reaches else max(plan.reaches, default=0)
         return plan
+
+    cdef int _look_ahead(self) except -1:
+        """At the end of op i the next op's inputs are fetched; attention's, which take longer, an op earlier."""
+        cdef int i, j, n
+        cdef Op op
+        for i in range(self.n_ops):
+            n = 0
+            for j in range(i + 1, min(i + 1 + WARM_AHEAD, self.n_ops)):
+                op = self.ops[j]
+                if op.warm != NULL and (j - i == 1) != bool(self.entries[j].is_attend and j > 1):
+                    self.entries[i].warm[n], self.entries[i].warm_args[n] = op.warm, op.args
+                    n += 1
+        return 0
 
     def _allocate(self, Plan plan):
         """Slots, worker scratch and tile lists: address space now, memory when touched."""
@@ -357,7 +378,8 @@ cdef class Program:
         memory.steps += 1
         cdef Entry *entries = self.entries
         cdef ox_team *team = self.team
-        cdef int wanted = batch.wanted_rows, workers = self.num_threads, nth, ith, i
+        cdef int wanted = batch.wanted_rows, workers = self.num_threads, nth, ith, i, k
+        cdef bint few = batch.rows <= WARM_ROWS
         cdef double *clock = self.clock
         try:
             self._open(batch, memory)
@@ -369,6 +391,10 @@ cdef class Program:
                     if entries[i].wanted and wanted == 0:
                         continue
                     entries[i].part(entries[i].args, team, ith, nth)
+                    if few:
+                        for k in range(WARM_AHEAD):
+                            if entries[i].warm[k] != NULL:
+                                entries[i].warm[k](entries[i].warm_args[k], ith, nth)
                     ox_team_barrier(team, nth)
                     if ox_team_stopped(team):
                         break
