@@ -33,8 +33,10 @@ _HOMES = {
     "oxillama.grammar": ("Grammar", "GrammarState", "apply_grammar_mask"),
     "oxillama.sampling": ("Sampler", "SamplerChain", "SamplerConfig", "SamplerStage"),
     "oxillama.tokenizer": ("ChatTemplate", "TokenizerBridge"),
+    "oxillama.toolcalls": ("NoOpDispatcher", "ReasoningSplitter", "ReplyParser", "ToolCall", "ToolCallDetector", "ToolCallGrammar",
+                           "ToolDispatcher", "ToolResult", "TriggeredGrammar", "run_until_answer", "split_reasoning"),
 }
-_ROOMS = ("api", "embedded", "engine", "errors", "gguf", "grammar", "model", "quant", "sampling", "tokenizer")
+_ROOMS = ("api", "embedded", "engine", "errors", "gguf", "grammar", "model", "quant", "sampling", "tokenizer", "toolcalls")
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = sorted([*_HOME, *_ROOMS, "__version__"])

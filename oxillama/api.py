@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from oxillama.errors import ConfigError, EmptySequence, EngineError, TemplateErr
 from oxillama.gguf import GgufReader
 from oxillama.model.load import Model, ModelConfig, load_model
 from oxillama.tokenizer import ChatTemplate, TokenizerBridge
+from oxillama.toolcalls import ChatPlan, Tool, plan_chat, tool_of
 
 __all__ = ["EngineConfig", "InferenceEngine", "cpu_info", "load", "load_model_from_bytes"]
 
@@ -192,9 +194,21 @@ class InferenceEngine:
 
     def submit_chat(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, response_format: dict | None = None,
                     template: dict | None = None, **options: Any) -> Request:
-        """Start a reply and return at once. `template` holds more variables for the chat template; response_format asks for JSON."""
+        """Start a reply and return at once. `template` holds more variables for the chat template; response_format asks for JSON.
+
+        tool_choice ("auto", "none", "required" or a tool's name), tool_format (None: what the template teaches) and parallel_tool_calls go
+        with `tools`, whose calls follow their schemas (see `toolcalls.plan_chat`); the completion has `content`, `reasoning`, `tool_calls`.
+        """
+        tools = [tool_of(tool).listed() if callable(tool) or isinstance(tool, Tool) else tool for tool in tools] if tools else None
         text = self.render_chat(messages, tools=tools, **(template or {}))
-        return self.submit(self.tokenize(text, add_special=False), **response_constraint(response_format), **options)
+        about = {name: options.pop(name) for name in ("tool_choice", "tool_format", "parallel_tool_calls") if name in options}
+        wanted = {**response_constraint(response_format), **options}
+        words = self._words()
+        plan = plan_chat(self._template.source, text, words.bridge, tools=tools, constraint=words.grammar(Options.of(wanted)), **about)
+        wanted = {key: value for key, value in wanted.items() if key not in ("grammar", "json_schema", "regex", "choices")}
+        request = self.submit(self.tokenize(text, add_special=False), grammar=plan.constraint, **wanted)
+        request.read = partial(_read_chat, plan, words.bridge)
+        return request
 
     def render_chat(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, add_generation_prompt: bool = True,
                     **variables: Any) -> str:
@@ -385,6 +399,14 @@ class InferenceEngine:
             if not 0 <= token < vocab:
                 raise ConfigError(f"prompt[{index}]: found token {token}, wanted 0 to {vocab - 1}")
         return ids
+
+
+def _read_chat(plan: ChatPlan, bridge: TokenizerBridge, done: Completion) -> Completion:
+    """The completion of a chat with its reply read: content, reasoning, calls."""
+    reply = plan.read(plan.text_of(bridge, done.tokens, done.text))
+    reason = "tool_calls" if reply.tool_calls and done.finish_reason == "stop" else done.finish_reason
+    return replace(done, content=reply.content, reasoning=reply.reasoning, tool_calls=reply.tool_calls, malformed_calls=reply.malformed,
+                   finish_reason=reason)
 
 
 def _finished(request: Request) -> Any:

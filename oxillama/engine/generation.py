@@ -154,8 +154,8 @@ class Vocabulary:
 
     def grammar(self, options: Options) -> Grammar | None:
         """The compiled constraint of the options; the last ones are kept."""
-        if isinstance(options.grammar, Grammar):
-            return options.grammar
+        if callable(getattr(options.grammar, "state", None)):
+            return options.grammar          # compiled: a Grammar, or what makes states as one does
         choices = None if options.choices is None else tuple(options.choices)
         for make, value in ((Grammar.parse, options.grammar), (Grammar.from_json_schema, options.json_schema),
                             (Grammar.from_regex, options.regex), (Grammar.from_choices, choices)):

@@ -47,7 +47,7 @@ class Piece:
 class Completion:
     """A finished request: its text and tokens, why it ended, and the seed that its sampler started from.
 
-    finish_reason is "stop", "length" (of max_tokens or the context) or "cancelled".
+    finish_reason is "stop", "length" (of max_tokens or the context), "cancelled", or of a chat that stopped to call tools "tool_calls".
     """
 
     text: str
@@ -57,6 +57,10 @@ class Completion:
     seed: int | None = None
     logprobs: tuple = ()             # one `Logprobs` per token, where they were asked for
     prompt_logprobs: tuple = ()      # one (log-probability, ids, log-probabilities) per prompt token after the first, where asked for
+    content: str | None = None       # of a chat: the answer without reasoning and tool calls; `text` is all of it
+    reasoning: str = ""              # of a chat: what came before the answer
+    tool_calls: tuple = ()           # of a chat: each a `ToolCall`
+    malformed_calls: tuple = ()      # of a chat: what began as a call and is none
 
 
 class Request:
@@ -67,7 +71,7 @@ class Request:
 
     __slots__ = ("_cancel", "_done", "_listeners", "_lock", "_pid", "admitted_at", "at_start", "cache", "cached", "cancelled",
                  "delivered", "error", "finish_reason", "follows", "generated", "hidden", "kind", "logprobs", "masker", "max_tokens",
-                 "min_tokens", "on_rows", "owner", "pieces", "prompt_logprobs", "prompt_tokens", "session", "shift_keep", "shifts",
+                 "min_tokens", "on_rows", "owner", "pieces", "prompt_logprobs", "prompt_tokens", "read", "session", "shift_keep", "shifts",
                  "stop_ids", "submitted_at", "ticket", "token_at", "truncated", "value")
 
     def __init__(self, session: Any, *, kind: str = "generate", cancel: Callable[[Request], None]) -> None:
@@ -92,6 +96,7 @@ class Request:
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
         self.cancelled = False
+        self.read: Callable[[Completion], Completion] | None = None      # reads a chat's reply
         self.ticket: Any = None
         self.follows: tuple | None = None
         self.submitted_at = self.admitted_at = self.token_at = 0.0
@@ -185,8 +190,9 @@ class Request:
             return self.value
         usage = Usage(self.prompt_tokens, len(self.generated), self.cached, self.truncated, self.shifts)
         sampler = self.session.sampler
-        return Completion("".join(text for text, _ in self.pieces), tuple(self.generated), self.finish_reason or "cancelled", usage,
+        done = Completion("".join(text for text, _ in self.pieces), tuple(self.generated), self.finish_reason or "cancelled", usage,
                           None if sampler is None else sampler.seed, tuple(self.logprobs), tuple(self.prompt_logprobs))
+        return done if self.read is None else self.read(done)
 
     async def _wait(self) -> Any:
         loop, event = asyncio.get_running_loop(), asyncio.Event()

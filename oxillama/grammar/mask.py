@@ -57,7 +57,7 @@ class TokenMasker:
 
     def state(self, grammar: Grammar) -> GrammarState:
         """A state of the grammar at its beginning, bound to this vocabulary."""
-        return GrammarState(grammar, masker=self)
+        return grammar.state(self)
 
     def mask(self, state: GrammarState) -> np.ndarray:
         """The allowed tokens: read-only uint32, bit t of word t // 32 (lowest first) is set exactly if token t may come next."""

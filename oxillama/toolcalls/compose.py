@@ -1,4 +1,5 @@
 """Grammars made of grammars: the rules of several in one, texts that do not hold a delimiter, and delimiters that are tokens."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -16,15 +17,15 @@ from oxillama.grammar.nodes import (
     RULE,
     SEQUENCE,
     SYMBOL,
-    cls,
     literal,
     merge,
     repeat,
     subtract,
 )
+from oxillama.grammar.spelling import whitespace
 from oxillama.toolcalls.opening import partial
 
-SPACES = repeat(cls(" ", "\t", "\r", "\n"), 0, 8)       # bounded, so that a model cannot stay in them
+SPACES = whitespace()  # bounded, so that a model cannot stay in them
 
 
 class Composer:
@@ -75,8 +76,11 @@ class Composer:
         if kind == REPEAT:
             return (REPEAT, self._moved(node[1], shift, tokens), *node[2:])
         if kind == NETWORK:
-            return (NETWORK, node[1], tuple((accept, tuple((self._moved(part, shift, tokens), target) for part, target in edges))
-                                            for accept, edges in node[2]))
+            return (
+                NETWORK,
+                node[1],
+                tuple((accept, tuple((self._moved(part, shift, tokens), target) for part, target in edges)) for accept, edges in node[2]),
+            )
         if kind == SYMBOL:
             if node[1][-1][1] == OPEN:
                 symbol = self._symbol(tokens[node[1][-1][0] - 1 - OTHER - 1])[1][0][0]

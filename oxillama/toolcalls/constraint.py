@@ -1,7 +1,9 @@
 """`ToolCallGrammar`: the texts of one or several calls of the given tools, with arguments that follow each tool's schema.
 
-For `tool_choice` "required" or a named tool the grammar is that of the entire reply; for "auto", `triggered` applies it from the opening on.
+For `tool_choice` "required" or a named tool the grammar is that of the entire reply; for "auto", `triggered` applies it
+from the opening on.
 """
+
 from __future__ import annotations
 
 import json
@@ -16,13 +18,33 @@ from oxillama.toolcalls.formats import ARGS, ToolCallFormat, format_of
 from oxillama.toolcalls.tools import Tool, tools_of
 
 _ANNOTATIONS = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs", "definitions", "deprecated"}
-_OPEN_ENDED = {"additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "allOf", "anyOf", "oneOf", "if", "$ref", "not",
-               "dependentSchemas", "minProperties"}
+_OPEN_ENDED = {
+    "additionalProperties",
+    "patternProperties",
+    "unevaluatedProperties",
+    "propertyNames",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "if",
+    "$ref",
+    "not",
+    "dependentSchemas",
+    "minProperties",
+}
 
 
-def ToolCallGrammar(format: str | ToolCallFormat, tools: Iterable[Any], *, name: str | None = None, parallel: bool = True,  # noqa: N802 (it makes a Grammar)
-                    closed: bool = True, strict: bool = True, token_ids: Mapping[str, int] | None = None,
-                    limits: GrammarLimits | None = None) -> Grammar:
+def ToolCallGrammar(
+    format: str | ToolCallFormat,
+    tools: Iterable[Any],
+    *,
+    name: str | None = None,
+    parallel: bool = True,  # noqa: N802 (it makes a Grammar)
+    closed: bool = True,
+    strict: bool = True,
+    token_ids: Mapping[str, int] | None = None,
+    limits: GrammarLimits | None = None,
+) -> Grammar:
     """The grammar of a reply that is one call, or with `parallel` one or more.
 
     name: only this tool may be called. closed: where a schema lists properties and says nothing about others, there are no others.
@@ -80,10 +102,22 @@ def arguments_schema(tool: Tool, *, closed: bool = True) -> dict[str, Any]:
 def _object_call(composer: Composer, kind: ToolCallFormat, tool: Tool, closed: bool, strict: bool, limits: GrammarLimits | None) -> tuple:
     """{"name": "f", "arguments": {...}}, or with whatever keys the format has."""
     key, arguments = json.dumps(kind.name_key, ensure_ascii=False), json.dumps(kind.arguments_keys[0], ensure_ascii=False)
-    colon, comma = seq(SPACES, literal(":"), SPACES), seq(SPACES, literal(","), SPACES)
+    colon, comma = (seq(repeat(literal(" "), 0, 1), literal(mark), SPACES) for mark in ":,")
     head = repeat(seq(literal('"type"'), colon, literal('"function"'), comma), 0, 1) if kind.bare else literal("")
-    return seq(literal("{"), SPACES, head, literal(key), colon, literal(json.dumps(tool.name)), comma, literal(arguments), colon,
-               _arguments(composer, tool, closed, strict, limits), SPACES, literal("}"))
+    return seq(
+        literal("{"),
+        SPACES,
+        head,
+        literal(key),
+        colon,
+        literal(json.dumps(tool.name)),
+        comma,
+        literal(arguments),
+        colon,
+        _arguments(composer, tool, closed, strict, limits),
+        SPACES,
+        literal("}"),
+    )
 
 
 def _named_call(composer: Composer, kind: ToolCallFormat, tool: Tool, closed: bool, strict: bool, limits: GrammarLimits | None) -> tuple:
@@ -97,7 +131,9 @@ def _python_call(composer: Composer, kind: ToolCallFormat, tool: Tool, closed: b
     known = _ANNOTATIONS | {"type", "properties", "required", "additionalProperties"}
     for keyword in schema:
         if keyword not in known:
-            raise GrammarError(f"tool {tool.name}: schema /{keyword}: cannot be enforced over keyword arguments, wanted properties and required")
+            raise GrammarError(
+                f"tool {tool.name}: schema /{keyword}: cannot be enforced over keyword arguments, wanted properties and required"
+            )
     properties, required = dict(schema.get("properties") or {}), list(schema.get("required") or ())
     for key in required:
         if key not in properties:
@@ -105,7 +141,7 @@ def _python_call(composer: Composer, kind: ToolCallFormat, tool: Tool, closed: b
     for key in properties:
         if not key.isidentifier():
             raise GrammarError(f"tool {tool.name}: schema /properties: {key!r} is no keyword, wanted a name")
-    first = tail = literal("")                # what may come while nothing was written, and what follows a pair
+    first = tail = literal("")  # what may come while nothing was written, and what follows a pair
     for key in reversed(properties):
         pair = seq(literal(f"{key}="), composer.rule("value", _python_value(composer, tool, key, strict, limits)))
         later = seq(literal(","), repeat(literal(" "), 0, 1), pair, tail)
@@ -127,9 +163,10 @@ def _python_value(composer: Composer, tool: Tool, key: str, strict: bool, limits
         return composer.include(everything, f"value-{_plain(key)}")
     try:
         rest = JsonSchemaCompiler(whitespace="flexible", limits=limits, resources=resources).compile(
-            {"allOf": [place, {"type": ["string", "number", "object", "array"]}]}, strict=strict)
+            {"allOf": [place, {"type": ["string", "number", "object", "array"]}]}, strict=strict
+        )
     except GrammarError:
-        return choice(*words)                            # nothing else is valid
+        return choice(*words)  # nothing else is valid
     return choice(composer.include(rest, f"value-{_plain(key)}"), *words)
 
 

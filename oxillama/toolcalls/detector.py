@@ -4,6 +4,7 @@ The detector stands in one of five places: in text, in a block (after an opening
 `name[ARGS]{...}` call, or in what turned out to be no call and is kept to the end of its block. Each place reads what it can from the
 buffer and says whether more may be read.
 """
+
 from __future__ import annotations
 
 import re
@@ -16,7 +17,9 @@ from oxillama.toolcalls.opening import SPACE, bare_templates, search
 from oxillama.toolcalls.scan_json import JsonCall, Malformed
 from oxillama.toolcalls.scan_python import PythonCall
 
-_HEADER = re.compile(rf"(?P<name>[\w.\-]{{1,256}})[{SPACE}]*(?:{re.escape(CALL_ID)}[^\[{{]{{0,256}})?(?:{re.escape(ARGS)})?[{SPACE}]*(?={{)")
+_HEADER = re.compile(
+    rf"(?P<name>[\w.\-]{{1,256}})[{SPACE}]*(?:{re.escape(CALL_ID)}[^\[{{]{{0,256}})?(?:{re.escape(ARGS)})?[{SPACE}]*(?={{)"
+)
 _HEADER_CHARACTERS = 600
 _NAMED = re.compile(rf"[\w.\-]{{1,256}}[{SPACE}]*")
 
@@ -182,9 +185,9 @@ class ToolCallDetector:
         self._close, self._python = close, python
         self._array = self._separated = False
         self._calls = 0
-        self._whole = opener             # everything since the block's opening or the last call that was whole
+        self._whole = opener  # everything since the block's opening or the last call that was whole
         self._reason = ""
-        self._named = False              # the call's name stood before it
+        self._named = False  # the call's name stood before it
         self._place = self._in_block
 
     def _leave(self, *, fresh: bool) -> None:
@@ -228,16 +231,19 @@ def _header_may_come(text: str) -> bool:
     """Whether a text that is no header yet may become one."""
     if len(text) > _HEADER_CHARACTERS:
         return False
-    rest = text[_NAMED.match(text).end():]
+    rest = text[_NAMED.match(text).end() :]
     if rest.startswith(CALL_ID):
         at = rest.find("[", len(CALL_ID))
-        rest = "" if at < 0 and "{" not in rest else rest[max(at, 0):]
-    return ARGS.startswith(rest) or CALL_ID.startswith(rest) or (rest.startswith(ARGS) and not rest[len(ARGS):].strip(SPACE))
+        rest = "" if at < 0 and "{" not in rest else rest[max(at, 0) :]
+    return ARGS.startswith(rest) or CALL_ID.startswith(rest) or (rest.startswith(ARGS) and not rest[len(ARGS) :].strip(SPACE))
 
 
 def detect_calls(text: str, format: str | ToolCallFormat, *, names: Collection[str] | None = None) -> tuple[str, list, list[CallMalformed]]:
     """(the text without its calls, the calls, what began as a call and is none) of a whole reply."""
     detector = ToolCallDetector(format, names=names)
     events = detector.feed(text) + detector.finish()
-    return ("".join(event.raw for event in events if isinstance(event, Text)), [event.call for event in events if isinstance(event, CallFinished)],
-            [event for event in events if isinstance(event, CallMalformed)])
+    return (
+        "".join(event.raw for event in events if isinstance(event, Text)),
+        [event.call for event in events if isinstance(event, CallFinished)],
+        [event for event in events if isinstance(event, CallMalformed)],
+    )

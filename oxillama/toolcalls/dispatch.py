@@ -1,4 +1,5 @@
-"""`ToolDispatcher`: runs the functions behind tools. Whatever goes wrong in a call becomes a `ToolResult` that says so; nothing is raised."""
+"""`ToolDispatcher`: runs the functions behind tools. What goes wrong in a call becomes a `ToolResult` that says so."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -46,7 +47,7 @@ def failed(call: ToolCall, kind: str, error: str) -> ToolResult:
 
 
 class ToolDispatcher:
-    """Functions by the name under which a model calls them. Arguments are checked against the tool's schema before its function is called."""
+    """Functions by the name under which a model calls them. Arguments are checked before a function is called."""
 
     def __init__(self, functions: Mapping[str, Callable] | typing.Iterable[Callable] = ()) -> None:
         self._tools: dict[str, tuple[Tool, Callable]] = {}
@@ -54,8 +55,14 @@ class ToolDispatcher:
         for name, function in pairs:
             self.register(function, name=name)
 
-    def register(self, function: Callable | None = None, *, name: str | None = None, description: str | None = None,
-                 parameters: Mapping[str, Any] | type | None = None) -> Any:
+    def register(
+        self,
+        function: Callable | None = None,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        parameters: Mapping[str, Any] | type | None = None,
+    ) -> Any:
         """Registers a function, also as a decorator, with or without parentheses; the schema is given or comes from its type hints."""
         if function is None:
             return lambda function: self.register(function, name=name, description=description, parameters=parameters)
@@ -80,7 +87,9 @@ class ToolDispatcher:
     def dispatch(self, call: ToolCall) -> ToolResult:
         """Runs a call. A text that the function returns is the content as it is, anything else goes as JSON."""
         if call.name not in self._tools:
-            return failed(call, "unknown_tool", f"{call.name}: is no tool, wanted one of {', '.join(self._tools) or 'none: there are no tools'}")
+            return failed(
+                call, "unknown_tool", f"{call.name}: is no tool, wanted one of {', '.join(self._tools) or 'none: there are no tools'}"
+            )
         tool, function = self._tools[call.name]
         wrong = faults(call.arguments, arguments_schema(tool))
         if wrong:
@@ -88,7 +97,7 @@ class ToolDispatcher:
         try:
             value = function(**_typed(function, call.arguments))
             content = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
-        except Exception as error:      # a tool is somebody else's code: whatever it raises is its answer
+        except Exception as error:  # a tool is somebody else's code: whatever it raises is its answer
             return failed(call, "failed", f"{call.name}: {type(error).__name__}: {error}")
         return ToolResult(call, content, value)
 
@@ -122,7 +131,7 @@ def _typed(function: Callable, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments as the function's hints want them: dataclasses, enums and tuples made from their JSON form."""
     try:
         hints = typing.get_type_hints(function)
-    except (NameError, TypeError):      # a function with a schema of its own needs no hints
+    except (NameError, TypeError):  # a function with a schema of its own needs no hints
         return dict(arguments)
     return {key: _as(hints.get(key), value) for key, value in arguments.items()}
 

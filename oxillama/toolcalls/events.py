@@ -2,6 +2,7 @@
 
 Every event carries the `raw` text it stands for; the raw texts of all events, joined, are the input exactly.
 """
+
 from __future__ import annotations
 
 import json

@@ -1,13 +1,14 @@
 """How models spell tool calls: one `ToolCallFormat` per family, found by name or from a chat template's source.
 
-  llama3    <|python_tag|>{"name": ..., "parameters": ...}, or the bare object as the whole reply; several separated by ";"
-  qwen      <tool_call>\\n{"name": ..., "arguments": ...}\\n</tool_call>, once per call
-  hermes    the same
-  mistral   [TOOL_CALLS][{"name": ..., "arguments": ...}, ...]; read also as mistral-args
-  mistral-args   [TOOL_CALLS]name[ARGS]{...}, once per call; read also as mistral
-  pythonic  [f(a=1, b="x"), g()] as the whole reply
-  custom    an opening and a closing text of your own around objects or arrays of objects: `Custom(open, close)`
+llama3    <|python_tag|>{"name": ..., "parameters": ...}, or the bare object as the whole reply; several separated by ";"
+qwen      <tool_call>\\n{"name": ..., "arguments": ...}\\n</tool_call>, once per call
+hermes    the same
+mistral   [TOOL_CALLS][{"name": ..., "arguments": ...}, ...]; read also as mistral-args
+mistral-args   [TOOL_CALLS]name[ARGS]{...}, once per call; read also as mistral
+pythonic  [f(a=1, b="x"), g()] as the whole reply
+custom    an opening and a closing text of your own around objects or arrays of objects: `Custom(open, close)`
 """
+
 from __future__ import annotations
 
 import re
@@ -25,7 +26,8 @@ class ToolCallFormat:
 
     open, close: the texts around calls, "" for none. bare: "json" or "python" where a reply may be calls without an opening text.
     style: what stands between: "object" (one JSON object per block), "array" (a JSON array of them), "named" (name, [ARGS], arguments) or
-    "python". header: a named call is read whatever the style. name_key, arguments_keys: members of a call object; the first of the keys is the one that grammars write.
+    "python". header: a named call is read whatever the style. name_key, arguments_keys: members of a call object; grammars write the first
+    of the keys.
     """
 
     name: str
@@ -54,15 +56,22 @@ HERMES = ToolCallFormat(name="hermes", open="<tool_call>", close="</tool_call>")
 MISTRAL = ToolCallFormat(name="mistral", open="[TOOL_CALLS]", style="array", header=True)
 MISTRAL_ARGS = ToolCallFormat(name="mistral-args", open="[TOOL_CALLS]", style="named", header=True)
 PYTHONIC = ToolCallFormat(name="pythonic", bare="python", style="python")
-COMMAND_R = ToolCallFormat(name="command-r", open="<|START_ACTION|>", close="<|END_ACTION|>", style="array", name_key="tool_name",
-                           arguments_keys=("parameters",))
+COMMAND_R = ToolCallFormat(
+    name="command-r", open="<|START_ACTION|>", close="<|END_ACTION|>", style="array", name_key="tool_name", arguments_keys=("parameters",)
+)
 GRANITE = ToolCallFormat(name="granite", open="<|tool_call|>", style="array")
 
 FORMATS = {each.name: each for each in (LLAMA3, QWEN, HERMES, MISTRAL, MISTRAL_ARGS, PYTHONIC, COMMAND_R, GRANITE)}
 
 
-def Custom(open: str, close: str = "", *, style: str = "object", name_key: str = "name",  # noqa: N802 (it stands beside the named formats)
-           arguments_keys: tuple[str, ...] = ("arguments", "parameters")) -> ToolCallFormat:
+def Custom(
+    open: str,
+    close: str = "",
+    *,
+    style: str = "object",
+    name_key: str = "name",  # noqa: N802 (it stands beside the named formats)
+    arguments_keys: tuple[str, ...] = ("arguments", "parameters"),
+) -> ToolCallFormat:
     """A format with an opening and a closing text of your own; without a closing one, a block ends after its calls."""
     if style not in ("object", "array"):
         raise ConfigError(f"tool call format: style: found {style!r}, wanted 'object' or 'array'")

@@ -3,6 +3,7 @@
 A delimiter is searched for as it is. A bare beginning (`{"name": "f", "parameters": {` or `[f(a=`) is a pattern in two forms: one
 that matches it whole, and one that matches every beginning of it, so that text is held back no longer than it must be.
 """
+
 from __future__ import annotations
 
 import re
@@ -13,8 +14,8 @@ from functools import lru_cache
 from oxillama.toolcalls.formats import ToolCallFormat
 
 SPACE = " \t\r\n"
-NAME, WORD, KEYWORD = "\x00\x01\x02"      # in a template: the call's name as a JSON string, as a dotted name; a keyword of a call
-_LONGEST = 256                              # characters of a name
+NAME, WORD, KEYWORD = "\x00\x01\x02"  # in a template: the call's name as a JSON string, as a dotted name; a keyword of a call
+_LONGEST = 256  # characters of a name
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,15 @@ def bare_templates(format: ToolCallFormat, *, trigger: bool = False) -> tuple[st
     return ()
 
 
-def search(format: ToolCallFormat, text: str, *, fresh: bool, templates: Sequence[str], names: Collection[str] | None = None,
-           opener: str | None = None) -> tuple[Opening | None, int]:
+def search(
+    format: ToolCallFormat,
+    text: str,
+    *,
+    fresh: bool,
+    templates: Sequence[str],
+    names: Collection[str] | None = None,
+    opener: str | None = None,
+) -> tuple[Opening | None, int]:
     """(the first opening in the text, how much of the text before it is certainly none).
 
     fresh: the text begins where a bare call may stand. names: where given, a bare call of another name is text.

@@ -3,6 +3,7 @@
 A region stands at the beginning of a reply: after nothing but spaces, or already opened by the prompt. What mentions the delimiters later
 is text.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -29,9 +30,15 @@ class ReasoningFormat:
 
 
 THINK = ReasoningFormat("<think>", "</think>")
-REASONING_FORMATS = (THINK, ReasoningFormat("<|START_THINKING|>", "<|END_THINKING|>"), ReasoningFormat("[THINK]", "[/THINK]"),
-                     ReasoningFormat("<thinking>", "</thinking>"), ReasoningFormat("<reasoning>", "</reasoning>"),
-                     ReasoningFormat("<thought>", "</thought>"), ReasoningFormat("<seed:think>", "</seed:think>"))
+REASONING_FORMATS = (
+    THINK,
+    ReasoningFormat("<|START_THINKING|>", "<|END_THINKING|>"),
+    ReasoningFormat("[THINK]", "[/THINK]"),
+    ReasoningFormat("<thinking>", "</thinking>"),
+    ReasoningFormat("<reasoning>", "</reasoning>"),
+    ReasoningFormat("<thought>", "</thought>"),
+    ReasoningFormat("<seed:think>", "</seed:think>"),
+)
 
 
 def detect_reasoning(template: str) -> ReasoningFormat | None:
@@ -50,7 +57,7 @@ class ReasoningSplitter:
     def __init__(self, format: ReasoningFormat = THINK, *, opened: bool = False) -> None:
         self.format = format
         self._held = ""
-        self._place = "inside" if opened else "before"        # and "after"
+        self._place = "inside" if opened else "before"  # and "after"
 
     @property
     def over(self) -> bool:
@@ -115,8 +122,14 @@ def split_reasoning(text: str, format: ReasoningFormat = THINK, *, opened: bool 
     return tuple("".join(event.raw for event in events if isinstance(event, kind)) for kind in (Reasoning, Text))
 
 
-def with_reasoning(grammar: Grammar, format: ReasoningFormat = THINK, *, opened: bool = False, token_ids: Mapping[str, int] | None = None,
-                   limits: GrammarLimits | None = None) -> Grammar:
+def with_reasoning(
+    grammar: Grammar,
+    format: ReasoningFormat = THINK,
+    *,
+    opened: bool = False,
+    token_ids: Mapping[str, int] | None = None,
+    limits: GrammarLimits | None = None,
+) -> Grammar:
     """The grammar after a region: reasoning is free, what follows it is constrained; without `opened` there may be no region.
 
     token_ids: ids of delimiters that are control tokens, by their text. A region in a prompt that is over needs no such grammar.

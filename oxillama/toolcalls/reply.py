@@ -1,4 +1,5 @@
 """`ReplyParser`: a reply as it streams, split into reasoning, answer and tool calls; `Reply` is what it comes to."""
+
 from __future__ import annotations
 
 from collections.abc import Collection
@@ -14,7 +15,7 @@ from oxillama.toolcalls.reasoning import ReasoningFormat, ReasoningSplitter
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply in its parts. content: the answer's text, without the spaces that surround regions and calls; raw: all of it as it was written."""
+    """A reply in its parts. content: the answer's text, without the spaces around regions and calls; raw: all as it was written."""
 
     content: str
     reasoning: str = ""
@@ -38,8 +39,15 @@ class ReplyParser:
     reasoning_opened: the prompt has opened the region. Other arguments are those of `ToolCallDetector`.
     """
 
-    def __init__(self, format: str | ToolCallFormat | None = None, *, reasoning: ReasoningFormat | None = None, reasoning_opened: bool = False,
-                 names: Collection[str] | None = None, first_index: int = 0) -> None:
+    def __init__(
+        self,
+        format: str | ToolCallFormat | None = None,
+        *,
+        reasoning: ReasoningFormat | None = None,
+        reasoning_opened: bool = False,
+        names: Collection[str] | None = None,
+        first_index: int = 0,
+    ) -> None:
         self._splitter = None if reasoning is None else ReasoningSplitter(reasoning, opened=reasoning_opened)
         self._detector = None if format is None else ToolCallDetector(format, names=names, first_index=first_index)
         self._events: list[Event] = []
@@ -56,8 +64,10 @@ class ReplyParser:
     @property
     def reply(self) -> Reply:
         """What the reply has come to so far; whole after `finish`."""
+
         def text(kind: type) -> str:
             return "".join(event.raw for event in self._events if isinstance(event, kind))
+
         calls = tuple(event.call for event in self._events if isinstance(event, CallFinished))
         ruins = tuple(event for event in self._events if isinstance(event, CallMalformed))
         reasoning, content = text(Reasoning), text(Text)

@@ -1,4 +1,5 @@
 """`run_until_answer`: asks, runs the tools that the model calls, feeds their results back, and asks again, until there is an answer."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -13,7 +14,7 @@ from oxillama.toolcalls.events import ToolCall, call_id
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How it ended. reply: the last reply; messages: the whole conversation with it; results: of all calls; rounds: replies that were asked for.
+    """How it ended. reply: the last one; messages: the whole conversation with it; results: of all calls; rounds: replies asked for.
 
     finished: False where the model still called tools when `max_rounds` replies were used up; those last calls were not run.
     """
@@ -30,11 +31,19 @@ class Answer:
         return _content(self.reply)
 
 
-def run_until_answer(chat: Callable[..., Any], messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None, dispatcher: Any = None, *,
-                     max_rounds: int = 8, on_result: Callable[[ToolResult], None] | None = None) -> Answer:
+def run_until_answer(
+    chat: Callable[..., Any],
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Any] | None = None,
+    dispatcher: Any = None,
+    *,
+    max_rounds: int = 8,
+    on_result: Callable[[ToolResult], None] | None = None,
+) -> Answer:
     """Calls `chat(messages, tools=tools)` until its reply calls no tool; the messages given are not changed.
 
-    A reply has `tool_calls` (of `ToolCall`) and `content` or `text`. tools: None for the dispatcher's own. on_result is told of each result.
+    A reply has `tool_calls` (of `ToolCall`) and `content` or `text`. tools: None for the dispatcher's own.
+    on_result is told of each result.
     """
     if isinstance(max_rounds, bool) or not isinstance(max_rounds, int) or max_rounds < 1:
         raise ConfigError(f"max_rounds: found {max_rounds!r}, wanted an integer of 1 or more")

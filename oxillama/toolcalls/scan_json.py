@@ -2,6 +2,7 @@
 
 Only brackets, strings and the members of the outermost object are followed; whether the object is JSON is judged once it is whole.
 """
+
 from __future__ import annotations
 
 import json
@@ -26,29 +27,29 @@ class JsonCall:
         self.events: list[Event] = []
         self.raw = ""
         self.done = False
-        self._prefix = prefix                # stands before the object and belongs to the call's beginning
-        self._given = 0                      # of raw, what went into events
+        self._prefix = prefix  # stands before the object and belongs to the call's beginning
+        self._given = 0  # of raw, what went into events
         self._started = False
         self._stack: list[str] = []
         self._string = self._escape = False
-        self._expect = "key"                 # of the outermost object: "key", "colon", "value", "inside" or "after"
+        self._expect = "key"  # of the outermost object: "key", "colon", "value", "inside" or "after"
         self._key, self._from = "", 0
-        self._whole = self._plain = name is not None     # the object is the arguments; they stream as JSON, being an object
+        self._whole = self._plain = name is not None  # the object is the arguments; they stream as JSON, being an object
         self._arguments: tuple[int, int | None] | None = (0, None) if name is not None else None
-        self._named = 0                      # where the name ends
+        self._named = 0  # where the name ends
 
     def feed(self, text: str) -> int:
-        """Reads as much of the text as belongs to the call; returns how many characters. Raises `Malformed`, having read to where it shows."""
+        """Reads what belongs to the call; returns how many characters. Raises `Malformed`, having read to where it shows."""
         start = len(self.raw)
         self.raw += text
         try:
             for at in range(start, len(self.raw)):
                 self._character(self.raw[at], at)
                 if self.done:
-                    self.raw = self.raw[:at + 1]
+                    self.raw = self.raw[: at + 1]
                     break
         except Malformed:
-            self.raw = self.raw[:at + 1]
+            self.raw = self.raw[: at + 1]
             self._stream()
             raise
         self._stream()
@@ -58,7 +59,7 @@ class JsonCall:
 
     def rest(self) -> str:
         """What was read and not given out."""
-        rest, self._given = ("" if self._started else self._prefix) + self.raw[self._given:], len(self.raw)
+        rest, self._given = ("" if self._started else self._prefix) + self.raw[self._given :], len(self.raw)
         return rest
 
     def _character(self, char: str, at: int) -> None:
@@ -93,12 +94,12 @@ class JsonCall:
             self._expect, self._from = "inside", at
             self._value_begun(at)
         else:
-            raise Malformed(f"found {self.raw[at]!r} after {self.raw[max(0, at - 20):at]!r}, wanted {_WANTED[self._expect]}")
+            raise Malformed(f"found {self.raw[at]!r} after {self.raw[max(0, at - 20) : at]!r}, wanted {_WANTED[self._expect]}")
 
     def _ended(self, end: int) -> None:
         """A string or a bracket ends in the outermost object."""
         if self._expect == "key":
-            self._key, self._expect = _json(self.raw[self._from:end]), "colon"
+            self._key, self._expect = _json(self.raw[self._from : end]), "colon"
         else:
             self._value_ended(end)
 
@@ -138,7 +139,7 @@ class JsonCall:
         if self._arguments == (self._from, None):
             self._arguments = (self._from, end)
         elif self._key == self.format.name_key and self.name is None:
-            name = _json(self.raw[self._from:end])
+            name = _json(self.raw[self._from : end])
             if not isinstance(name, str) or not name:
                 raise Malformed(f"{self._key}: found {str(name)[:40]!r}, wanted a name")
             self.name, self._named = name, end
@@ -157,11 +158,11 @@ class JsonCall:
         if self.done and end is None:
             end = len(self.raw)
         if self._given < start:
-            self.events.append(Markup(self.raw[self._given:start]))
+            self.events.append(Markup(self.raw[self._given : start]))
             self._given = start
         stop = len(self.raw) if end is None else end
         if self._given < stop:
-            piece, self._given = self.raw[self._given:stop], stop
+            piece, self._given = self.raw[self._given : stop], stop
             self.events.append(CallArguments(piece, self.index, piece if self._plain else ""))
 
     def _finish(self) -> None:

@@ -1,4 +1,8 @@
-"""Reads one call in Python's spelling, `f(a=1, b="x")`, while it streams. Values are literals; JSON's true, false and null are taken too."""
+"""Reads one call in Python's spelling, `f(a=1, b="x")`, while it streams.
+
+Values are literals; JSON's true, false and null are taken too.
+"""
+
 from __future__ import annotations
 
 import json
@@ -35,17 +39,17 @@ class PythonCall:
         self._escape = False
 
     def feed(self, text: str) -> int:
-        """Reads as much of the text as belongs to the call; returns how many characters. Raises `Malformed`, having read to where it shows."""
+        """Reads what belongs to the call; returns how many characters. Raises `Malformed`, having read to where it shows."""
         start = len(self.raw)
         self.raw += text
         try:
             for at in range(start, len(self.raw)):
                 self._character(self.raw[at], at)
                 if self.done:
-                    self.raw = self.raw[:at + 1]
+                    self.raw = self.raw[: at + 1]
                     break
         except Malformed:
-            self.raw = self.raw[:at + 1]
+            self.raw = self.raw[: at + 1]
             self._stream()
             raise
         self._stream()
@@ -56,12 +60,12 @@ class PythonCall:
     def _stream(self) -> None:
         end = len(self.raw) - self.done
         if self.name and self._given < end:
-            self.events.append(CallArguments(self.raw[self._given:end], self.index, ""))
+            self.events.append(CallArguments(self.raw[self._given : end], self.index, ""))
             self._given = end
 
     def rest(self) -> str:
         """What was read and not given out."""
-        rest, self._given = ("" if self.name else self._prefix) + self.raw[self._given:], len(self.raw)
+        rest, self._given = ("" if self.name else self._prefix) + self.raw[self._given :], len(self.raw)
         return rest
 
     def _character(self, char: str, at: int) -> None:
@@ -74,7 +78,7 @@ class PythonCall:
             if not _NAME.fullmatch(name):
                 raise Malformed(f"found {name[:40]!r} before '(', wanted a name")
             self.name = name
-            self.events.append(CallStarted(self._prefix + self.raw[:at + 1], self.index, call_id(self.index), name))
+            self.events.append(CallStarted(self._prefix + self.raw[: at + 1], self.index, call_id(self.index), name))
             self._given = at + 1
             self._stack.append(char)
         elif self._quote:
@@ -95,7 +99,7 @@ class PythonCall:
             self.done = not self._stack
 
     def _finish(self) -> None:
-        text = self.raw[self.raw.index("(") + 1:-1]
+        text = self.raw[self.raw.index("(") + 1 : -1]
         call = ToolCall(self.name, keywords(text), call_id(self.index))
         self.events.append(CallArguments("", self.index, call.arguments_text))
         self.events.append(CallFinished(self.rest(), self.index, call))
@@ -108,10 +112,10 @@ def keywords(text: str) -> dict[str, Any]:
     while at < len(text):
         match = _WORD.match(text, at)
         if not match:
-            raise Malformed(f"found {text[at:at + 20]!r}, wanted a keyword and '='")
+            raise Malformed(f"found {text[at : at + 20]!r}, wanted a keyword and '='")
         at = _skip(text, match.end())
-        if text[at:at + 1] != "=":
-            raise Malformed(f"{match.group()}: found {text[at:at + 1]!r}, wanted '=' and a value")
+        if text[at : at + 1] != "=":
+            raise Malformed(f"{match.group()}: found {text[at : at + 1]!r}, wanted '=' and a value")
         if match.group() in found:
             raise Malformed(f"{match.group()}: stands twice")
         found[match.group()], at = _value(text, _skip(text, at + 1), 0)
@@ -132,21 +136,21 @@ def _skip(text: str, at: int) -> int:
 def _comma(text: str, at: int, close: str) -> int:
     """Past a comma, or to the closing bracket (or end) that may stand instead."""
     at = _skip(text, at)
-    if text[at:at + 1] == ",":
+    if text[at : at + 1] == ",":
         return _skip(text, at + 1)
-    if text[at:at + 1] != close:
-        raise Malformed(f"found {text[at:at + 20]!r}, wanted ','{f' or {close!r}' if close else ''}")
+    if text[at : at + 1] != close:
+        raise Malformed(f"found {text[at : at + 20]!r}, wanted ','{f' or {close!r}' if close else ''}")
     return at
 
 
 def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     """(a literal's value, where it ends)."""
-    char = text[at:at + 1]
+    char = text[at : at + 1]
     if depth > _DEEPEST:
         raise Malformed(f"brackets are nested deeper than {_DEEPEST}")
     if char and char in "'\"":
         value = ""
-        while text[at:at + 1] and text[at] in "'\"":              # neighbours are one string, as in Python
+        while text[at : at + 1] and text[at] in "'\"":  # neighbours are one string, as in Python
             piece, end = _string(text, at)
             value, at = value + piece, _skip(text, end)
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass"), at
@@ -164,13 +168,13 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
             return (int(spelled) if re.fullmatch(r"[+-]?[\d_]+", spelled) else float(spelled)), match.end()
         except ValueError:
             raise Malformed(f"found {match.group()[:20]!r}, wanted a number") from None
-    raise Malformed(f"found {text[at:at + 20]!r}, wanted a literal value")
+    raise Malformed(f"found {text[at : at + 20]!r}, wanted a literal value")
 
 
 def _list(text: str, at: int, depth: int) -> tuple[list, int]:
     close = "]" if text[at] == "[" else ")"
     items, at = [], _skip(text, at + 1)
-    while text[at:at + 1] != close:
+    while text[at : at + 1] != close:
         item, at = _value(text, at, depth + 1)
         items.append(item)
         at = _comma(text, at, close)
@@ -179,11 +183,11 @@ def _list(text: str, at: int, depth: int) -> tuple[list, int]:
 
 def _dict(text: str, at: int, depth: int) -> tuple[dict, int]:
     members, at = {}, _skip(text, at + 1)
-    while text[at:at + 1] != "}":
+    while text[at : at + 1] != "}":
         key, at = _value(text, at, depth + 1)
         at = _skip(text, at)
-        if not isinstance(key, str) or key in members or text[at:at + 1] != ":":
-            raise Malformed(f"found {text[at:at + 20]!r} after key {key!r}, wanted ':' after a text that stands once")
+        if not isinstance(key, str) or key in members or text[at : at + 1] != ":":
+            raise Malformed(f"found {text[at : at + 20]!r} after key {key!r}, wanted ':' after a text that stands once")
         members[key], at = _value(text, _skip(text, at + 1), depth + 1)
         at = _comma(text, at, "}")
     return members, at + 1
@@ -197,11 +201,15 @@ def _string(text: str, at: int) -> tuple[str, int]:
             out.append(text[at])
             at += 1
             continue
-        char = text[at + 1:at + 2]
+        char = text[at + 1 : at + 2]
         at += 2
         if char in _ESCAPES:
             out.append(_ESCAPES[char])
-        elif char in _WIDTHS and re.fullmatch(rf"[0-9A-Fa-f]{{{_WIDTHS[char]}}}", digits := text[at:at + _WIDTHS[char]]) and int(digits, 16) < 0x110000:
+        elif (
+            char in _WIDTHS
+            and re.fullmatch(rf"[0-9A-Fa-f]{{{_WIDTHS[char]}}}", digits := text[at : at + _WIDTHS[char]])
+            and int(digits, 16) < 0x110000
+        ):
             out.append(chr(int(digits, 16)))
             at += _WIDTHS[char]
         else:

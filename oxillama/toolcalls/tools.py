@@ -1,4 +1,5 @@
 """`Tool`: a tool's name, description and parameters, however it was given: as a chat message lists it, bare, or as a Python function."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -43,7 +44,9 @@ def tool_of(given: Tool | Mapping[str, Any] | Callable) -> Tool:
         if not isinstance(inside, Mapping) or "name" not in inside:
             raise ConfigError(f"tool: found {str(given)[:60]}, wanted a mapping with a name")
         parameters = inside.get("parameters") or {"type": "object", "properties": {}}
-        return Tool(inside["name"], inside.get("description") or "", _object_schema(parameters) if isinstance(parameters, type) else parameters)
+        return Tool(
+            inside["name"], inside.get("description") or "", _object_schema(parameters) if isinstance(parameters, type) else parameters
+        )
     if callable(given):
         return tool_from_function(given)
     raise ConfigError(f"tool: found {type(given).__name__}, wanted a Tool, a mapping or a function")
@@ -78,7 +81,9 @@ def tool_from_function(function: Callable, *, name: str | None = None) -> Tool:
         fields.append((parameter.name, hint, default))
     described, about = _described(inspect.getdoc(function) or "")
     parameters = _object_schema(dataclasses.make_dataclass("Arguments", fields, kw_only=True))
-    parameters["properties"] = {key: _with_description(value, hints.get(key), about.get(key)) for key, value in parameters["properties"].items()}
+    parameters["properties"] = {
+        key: _with_description(value, hints.get(key), about.get(key)) for key, value in parameters["properties"].items()
+    }
     return Tool(name, described, parameters)
 
 
@@ -88,7 +93,7 @@ def _object_schema(kind: type) -> dict[str, Any]:
     if "$ref" not in schema:
         return schema
     name = schema["$ref"].removeprefix("#/$defs/")
-    used = json.dumps(schema["$defs"]).count(f'"#/$defs/{name}"')         # a class that mentions itself stays among the definitions
+    used = json.dumps(schema["$defs"]).count(f'"#/$defs/{name}"')  # a class that mentions itself stays among the definitions
     definitions = {key: value for key, value in schema["$defs"].items() if key != name or used}
     return {**schema["$defs"][name], **({"$defs": definitions} if definitions else {})}
 

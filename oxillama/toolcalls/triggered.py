@@ -7,6 +7,7 @@ found once per beginning of the opening that the text ends in); in a call the ma
 Invariants: (1) the bytes consumed since a call opened are always a beginning of the call grammar's texts; (2) a mask holds exactly the
 tokens that `TokenMasker.advance` takes, except that in a call no token reaches beyond the call's end.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +24,7 @@ from oxillama.toolcalls.opening import bare_templates, search
 from oxillama.toolcalls.reasoning import ReasoningFormat, ReasoningSplitter
 from oxillama.toolcalls.tools import tools_of
 
-_KEPT = 64          # masks of free text
+_KEPT = 64  # masks of free text
 
 
 def _bytewise(text: str) -> str:
@@ -37,21 +38,31 @@ class TriggeredGrammar:
     reasoning: regions that may come first, in which nothing is constrained; reasoning_opened: the prompt has opened one.
     """
 
-    def __init__(self, format: str | ToolCallFormat, tools: Iterable[Any], *, reasoning: ReasoningFormat | None = None,
-                 reasoning_opened: bool = False, closed: bool = True, strict: bool = True,
-                 token_ids: Mapping[str, int] | None = None, limits: GrammarLimits | None = None) -> None:
+    def __init__(
+        self,
+        format: str | ToolCallFormat,
+        tools: Iterable[Any],
+        *,
+        reasoning: ReasoningFormat | None = None,
+        reasoning_opened: bool = False,
+        closed: bool = True,
+        strict: bool = True,
+        token_ids: Mapping[str, int] | None = None,
+        limits: GrammarLimits | None = None,
+    ) -> None:
         self.format, self.tools = format_of(format), tools_of(tools)
         # One block of calls; the next block has an opening of its own.
         parallel = self.format.style == "array" or (not self.format.close and self.format.style != "named")
-        self.calls: Grammar = ToolCallGrammar(self.format, self.tools, parallel=parallel, closed=closed, strict=strict, token_ids=token_ids,
-                                              limits=limits)
+        self.calls: Grammar = ToolCallGrammar(
+            self.format, self.tools, parallel=parallel, closed=closed, strict=strict, token_ids=token_ids, limits=limits
+        )
         self.token_ids = dict(token_ids or {})
         self.names = frozenset(tool.name for tool in self.tools)
         # Bytes are searched as Latin-1, where every byte is a character, so that delimiters may be cut anywhere.
         self.opener = _bytewise(self.format.open)
         self.reasoning, self.reasoning_opened = reasoning, reasoning_opened
         self.templates = bare_templates(self.format, trigger=True)
-        self.tokens = ("",)                 # as a grammar with token terminals: whether a token may come is asked by its id too
+        self.tokens = ("",)  # as a grammar with token terminals: whether a token may come is asked by its id too
         self._masks: dict[tuple, np.ndarray | None] = {}
         self._candidates: tuple[Any, list[int]] = (None, [])
 
@@ -96,7 +107,7 @@ class TriggeredGrammar:
 
 
 class TriggeredState:
-    """Where a reply stands. `call` is the state inside a call, None in free text; `tail` the bytes that may be the beginning of an opening."""
+    """Where a reply stands. `call` is the state inside a call, None in free text; `tail` what may begin an opening."""
 
     __slots__ = ("call", "fresh", "grammar", "masker", "region", "tail")
 
@@ -105,7 +116,7 @@ class TriggeredState:
         self.call: GrammarState | None = None
         self.tail = b""
         self.fresh = True
-        self.region: ReasoningSplitter | None = None         # None: no region may come
+        self.region: ReasoningSplitter | None = None  # None: no region may come
         if grammar.reasoning is not None:
             bytewise = ReasoningFormat(_bytewise(grammar.reasoning.open), _bytewise(grammar.reasoning.close))
             self.region = ReasoningSplitter(bytewise, opened=grammar.reasoning_opened)
@@ -139,7 +150,9 @@ class TriggeredState:
     def advance(self, data: bytes, token: int | None = None) -> None:
         """The same; raises GrammarError where it is not allowed, and the state must not be used any more."""
         if not self.try_advance(data, token):
-            raise GrammarError(f"tool call: {bytes(data[:40])!r} is not allowed here, wanted a call of {', '.join(sorted(self.grammar.names))}")
+            raise GrammarError(
+                f"tool call: {bytes(data[:40])!r} is not allowed here, wanted a call of {', '.join(sorted(self.grammar.names))}"
+            )
 
     def mask(self) -> np.ndarray | None:
         """The bitset of tokens that may come next, as `GrammarState.mask`; None where all may."""
@@ -174,7 +187,9 @@ class TriggeredState:
         """Free text: look for an opening in it."""
         grammar, text = self.grammar, (self.tail + data).decode("latin-1")
         while text:
-            opening, sure = search(grammar.format, text, fresh=self.fresh, templates=grammar.templates, names=grammar.names, opener=grammar.opener)
+            opening, sure = search(
+                grammar.format, text, fresh=self.fresh, templates=grammar.templates, names=grammar.names, opener=grammar.opener
+            )
             if opening is not None and opening.start == 0:
                 self.tail = b""
                 return self._open(text.encode("latin-1"), None)
@@ -197,7 +212,7 @@ class TriggeredState:
     def _through(self, data: bytes) -> bool:
         """Bytes in a call that may reach beyond its end: what the call takes, then free text."""
         for at in range(len(data)):
-            byte = data[at:at + 1]
+            byte = data[at : at + 1]
             if not self.call.allows_token(byte):
                 if not self.call.is_complete():
                     return False

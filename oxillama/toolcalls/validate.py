@@ -3,13 +3,14 @@
 Checked are type, enum, const, required, properties, additionalProperties, items, bounds of numbers and lengths, anyOf, oneOf, allOf and
 references inside the schema. Other keywords are the tool's own to check.
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
 _TYPES = {"string": str, "boolean": bool, "null": type(None), "object": Mapping, "array": list}
-_MOST = 5          # faults that are told
+_MOST = 5  # faults that are told
 _DEEPEST = 64
 
 
@@ -54,8 +55,12 @@ def _own(value: Any, schema: Mapping[str, Any], where: str) -> list[str]:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     size = len(value) if isinstance(value, (str, list)) else None
     kind = "Length" if isinstance(value, str) else "Items"
-    for keyword, measured, fits in (("minimum", value if number else None, lambda a, b: a >= b), ("maximum", value if number else None, lambda a, b: a <= b),
-                                    (f"min{kind}", size, lambda a, b: a >= b), (f"max{kind}", size, lambda a, b: a <= b)):
+    for keyword, measured, fits in (
+        ("minimum", value if number else None, lambda a, b: a >= b),
+        ("maximum", value if number else None, lambda a, b: a <= b),
+        (f"min{kind}", size, lambda a, b: a >= b),
+        (f"max{kind}", size, lambda a, b: a <= b),
+    ):
         bound = schema.get(keyword)
         if measured is not None and isinstance(bound, (int, float)) and not fits(measured, bound):
             out.append(f"{where}: found {_shown(value)}, {keyword} is {bound}")

@@ -1,4 +1,5 @@
 """Grammars of calls: what follows the schemas is in them, what does not is not, and the detector reads all of it."""
+
 import json
 from random import Random
 
@@ -12,20 +13,31 @@ from oxillama.errors import ConfigError, GrammarError
 from oxillama.grammar import Grammar, TokenMasker
 from oxillama.toolcalls import FORMATS, THINK, Custom, ToolCallGrammar, TriggeredGrammar, detect_calls
 
-WEATHER = {"type": "object", "required": ["city"], "properties": {
-    "city": {"type": "string", "maxLength": 4}, "days": {"type": "integer", "minimum": 1, "maximum": 9}, "units": {"enum": ["C", "°F", True, None]},
-    "where": {"type": "array", "items": {"$ref": "#/$defs/point"}, "maxItems": 2}}, "$defs": {"point": {"type": ["number", "boolean"]}}}
+WEATHER = {
+    "type": "object",
+    "required": ["city"],
+    "properties": {
+        "city": {"type": "string", "maxLength": 4},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "units": {"enum": ["C", "°F", True, None]},
+        "where": {"type": "array", "items": {"$ref": "#/$defs/point"}, "maxItems": 2},
+    },
+    "$defs": {"point": {"type": ["number", "boolean"]}},
+}
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}, {"name": "now"}]
 SCHEMAS = {"weather": {**WEATHER, "additionalProperties": False}, "now": {"type": "object", "additionalProperties": False}}
 ALPHABET = [bytes([byte]) for byte in b'"}])>,: ab019-.\n\\{[(tf<;=TFN'] + ["é".encode()]
 SPELLED = {
-    "qwen": '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}\n</tool_call>\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+    "qwen": '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
     "llama3": '<|python_tag|>{"name": "weather", "parameters": {"city": "Ulm", "days": 3}}; {"name": "now", "parameters": {}}',
     "mistral": '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}, {"name": "now", "arguments": {}}]',
     "mistral-args": '[TOOL_CALLS]weather[ARGS]{"city": "Ulm", "days": 3}[TOOL_CALLS]now[ARGS]{}',
     "pythonic": '[weather(city="Ulm", days=3, units=None, where=[1, true]), now()]',
-    "command-r": '<|START_ACTION|>[\n{"tool_name": "weather", "parameters": {"city": "Ulm", "days": 3}}, {"tool_name": "now", "parameters": {}}\n]<|END_ACTION|>',
-    "granite": '<|tool_call|>[{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}, {"name": "now", "arguments": {}}]'}
+    "command-r": '<|START_ACTION|>[\n{"tool_name": "weather", "parameters": {"city": "Ulm", "days": 3}}, '
+    '{"tool_name": "now", "parameters": {}}\n]<|END_ACTION|>',
+    "granite": '<|tool_call|>[{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}, {"name": "now", "arguments": {}}]',
+}
 GRAMMARS = {name: ToolCallGrammar(name, TOOLS) for name in FORMATS}
 
 
@@ -61,8 +73,17 @@ def test_what_models_write_is_in_the_grammar_and_what_breaks_a_schema_is_not(for
     text, grammar = SPELLED[format], GRAMMARS[format]
     assert grammar.matches(text)
     assert Grammar.parse(grammar.source).matches(text)
-    for wrong in (text.replace("3", '"3"'), text.replace("3", "30"), text.replace("weather", "whether"), text.replace("city", "town"),
-                  text.replace('"Ulm"', '"Ulm", "x": 1'), text + "x", text[:-1], "", "no"):
+    for wrong in (
+        text.replace("3", '"3"'),
+        text.replace("3", "30"),
+        text.replace("weather", "whether"),
+        text.replace("city", "town"),
+        text.replace('"Ulm"', '"Ulm", "x": 1'),
+        text + "x",
+        text[:-1],
+        "",
+        "no",
+    ):
         assert not grammar.matches(wrong)
 
 
@@ -108,8 +129,30 @@ def test_doors_name_what_cannot_be_had():
 
 # ---- triggered -----------------------------------------------------------------------------------------------------------
 
-PIECES = [b"", *[bytes([byte]) for byte in range(32, 127)], b"\n", b"<tool", b"_call>", b"<tool_call>", b"</tool_call>", b'{"', b'name":', b'":', b'>{"x',
-          b">\n\n", b"weather", b"city", b'"}', b"\xc3", b"\xa9", b"\xff", b"[now(", b"<|python_tag|>", b"[TOOL_CALLS]", b"[ARGS]"]
+PIECES = [
+    b"",
+    *[bytes([byte]) for byte in range(32, 127)],
+    b"\n",
+    b"<tool",
+    b"_call>",
+    b"<tool_call>",
+    b"</tool_call>",
+    b'{"',
+    b'name":',
+    b'":',
+    b'>{"x',
+    b">\n\n",
+    b"weather",
+    b"city",
+    b'"}',
+    b"\xc3",
+    b"\xa9",
+    b"\xff",
+    b"[now(",
+    b"<|python_tag|>",
+    b"[TOOL_CALLS]",
+    b"[ARGS]",
+]
 MASKER = TokenMasker(PIECES, control_ids=[0], eog_ids=[0])
 TRIGGERED = {name: TriggeredGrammar(name, TOOLS) for name in FORMATS}
 
@@ -132,7 +175,11 @@ def takes(state, token):
 @given(st.sampled_from(sorted(FORMATS)), st.integers(0, 1 << 32).map(Random))
 def test_a_mask_holds_the_tokens_that_are_taken_and_what_is_generated_has_no_malformed_call(format, random):
     state, text = TRIGGERED[format].state(MASKER), b""
-    starts = [token for token, piece in enumerate(PIECES) if piece and (FORMATS[format].open.encode().startswith(piece) or piece in (b"{", b'"', b'{"', b"["))]
+    starts = [
+        token
+        for token, piece in enumerate(PIECES)
+        if piece and (FORMATS[format].open.encode().startswith(piece) or piece in (b"{", b'"', b'{"', b"["))
+    ]
     for step in range(60):
         allowed = bits(state.mask())
         for token in random.sample(range(len(PIECES)), 12):
@@ -164,14 +211,16 @@ def test_the_constraint_is_on_from_the_opening_to_the_end_of_the_call(format, si
     state, data = TRIGGERED[format].state(), SPELLED[format].encode()
     inside = []
     for at in range(0, len(data), size):
-        state.advance(data[at:at + size])
+        state.advance(data[at : at + size])
         inside.append(state.inside)
     assert state.is_complete() and (size > 3 or any(inside))
     state.advance(b"" if state.inside else " and é text".encode())
     assert TRIGGERED[format].state().is_complete()
 
 
-@pytest.mark.parametrize("text", ["<tool_call>x", '<tool_call>{"name": "fly"', '<tool_call>{"name": "now", "arguments": {"a"', "a <b <tool_call>]"])
+@pytest.mark.parametrize(
+    "text", ["<tool_call>x", '<tool_call>{"name": "fly"', '<tool_call>{"name": "now", "arguments": {"a"', "a <b <tool_call>]"]
+)
 def test_a_call_that_goes_wrong_is_refused_at_its_first_wrong_byte(text):
     state = TRIGGERED["qwen"].state()
     state.advance(text[:-4].encode() if "fly" in text else text[:-1].encode() if text[-1] != '"' else text[:-3].encode())

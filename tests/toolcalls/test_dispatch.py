@@ -1,4 +1,5 @@
 """Dispatching: schemas from functions, every error a result, and rounds that end in an answer."""
+
 import enum
 import typing
 from dataclasses import dataclass
@@ -24,7 +25,9 @@ class Place:
     near: "list[Place] | None" = None
 
 
-def weather(place: Place, days: int = 1, *, unit: Unit = Unit.CELSIUS, tags: typing.Annotated[tuple[str, ...], "words to add"] = ()) -> dict:
+def weather(
+    place: Place, days: int = 1, *, unit: Unit = Unit.CELSIUS, tags: typing.Annotated[tuple[str, ...], "words to add"] = ()
+) -> dict:
     """Tells the weather
     of a place.
 
@@ -49,19 +52,29 @@ def test_a_function_is_a_tool_by_its_hints_and_docstring():
 
 
 def test_a_call_reaches_its_function_with_the_types_of_its_hints():
-    result = ToolDispatcher([weather]).dispatch(ToolCall("weather", {"place": {"city": "Ulm", "near": [{"city": "Au"}]}, "unit": "F", "tags": ["a"]}))
+    result = ToolDispatcher([weather]).dispatch(
+        ToolCall("weather", {"place": {"city": "Ulm", "near": [{"city": "Au"}]}, "unit": "F", "tags": ["a"]})
+    )
     assert result.value == {"place": Place("Ulm", [Place("Au")]), "days": 1, "unit": Unit.FAHRENHEIT, "tags": ("a",)} and result.ok
     assert result.content == '{"place": {"city": "Ulm", "near": [{"city": "Au", "near": null}]}, "days": 1, "unit": "F", "tags": ["a"]}'
     assert result.message() == {"role": "tool", "tool_call_id": "call00000", "name": "weather", "content": result.content}
 
 
-@pytest.mark.parametrize("call, kind, error", [
-    (ToolCall("fly", {}), "unknown_tool", "fly: is no tool, wanted one of weather"),
-    (ToolCall("weather", {}), "bad_arguments", "weather: place: is missing"),
-    (ToolCall("weather", {"place": {"city": 3}}), "bad_arguments", "weather: place.city: found 3, wanted string"),
-    (ToolCall("weather", {"place": {"city": "x"}, "days": True}), "bad_arguments", "weather: days: found True, wanted integer"),
-    (ToolCall("weather", {"place": {"city": "x"}, "unit": "K"}), "bad_arguments", "weather: unit: found 'K', wanted one of 'C', 'F'"),
-    (ToolCall("weather", {"place": {"city": "x"}, "wind": 1}), "bad_arguments", "weather: wind: is no parameter, wanted place, days, unit, tags")])
+@pytest.mark.parametrize(
+    "call, kind, error",
+    [
+        (ToolCall("fly", {}), "unknown_tool", "fly: is no tool, wanted one of weather"),
+        (ToolCall("weather", {}), "bad_arguments", "weather: place: is missing"),
+        (ToolCall("weather", {"place": {"city": 3}}), "bad_arguments", "weather: place.city: found 3, wanted string"),
+        (ToolCall("weather", {"place": {"city": "x"}, "days": True}), "bad_arguments", "weather: days: found True, wanted integer"),
+        (ToolCall("weather", {"place": {"city": "x"}, "unit": "K"}), "bad_arguments", "weather: unit: found 'K', wanted one of 'C', 'F'"),
+        (
+            ToolCall("weather", {"place": {"city": "x"}, "wind": 1}),
+            "bad_arguments",
+            "weather: wind: is no parameter, wanted place, days, unit, tags",
+        ),
+    ],
+)
 def test_wrong_calls_are_results_that_name_what_is_wrong(call, kind, error):
     result = ToolDispatcher([weather]).dispatch(call)
     assert (result.kind, result.error, result.ok) == (kind, error, False) and error[:20] in result.content
@@ -77,6 +90,7 @@ def test_what_a_function_raises_is_its_result():
     @dispatcher.register(name="say", description="Says it.", parameters={"type": "object", "properties": {"it": {"type": "string"}}})
     def echo(it="é"):
         return it
+
     assert dispatcher.dispatch(ToolCall("divide", {"a": 1, "b": 0})).error == "divide: ZeroDivisionError: float division by zero"
     assert dispatcher.dispatch(ToolCall("divide", {"a": 1, "b": 2})).content == "0.5"
     assert dispatcher.dispatch(ToolCall("say", {})).content == "é"
@@ -93,16 +107,40 @@ def test_doors_refuse_what_is_no_tool():
         Tool("f", "", {"type": "string"})
 
 
-json_values = st.recursive(st.none() | st.booleans() | st.integers(-3, 3) | st.text("ab", max_size=2), lambda inner: st.lists(inner, max_size=2) |
-                           st.dictionaries(st.sampled_from("abc"), inner, max_size=2), max_leaves=4)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.text("ab", max_size=2),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abc"), inner, max_size=2),
+    max_leaves=4,
+)
 schemas = st.recursive(
-    st.sampled_from([{}, {"type": "integer"}, {"type": "string"}, {"type": ["null", "boolean"]}, {"enum": [1, "a", True, None]}, {"const": 0}, {"minimum": 1},
-                     {"maxLength": 1}, {"type": "array", "minItems": 1}, False]),
-    lambda inner: st.fixed_dictionaries({"items": inner}) | st.fixed_dictionaries({"properties": st.dictionaries(st.sampled_from("abc"), inner, max_size=2),
-                                                                                  "required": st.lists(st.sampled_from("abc"), unique=True, max_size=1),
-                                                                                  "additionalProperties": inner | st.booleans()})
-    | st.fixed_dictionaries({"anyOf": st.lists(inner, min_size=1, max_size=2)}) | st.fixed_dictionaries({"allOf": st.lists(inner, min_size=1, max_size=2)}),
-    max_leaves=4)
+    st.sampled_from(
+        [
+            {},
+            {"type": "integer"},
+            {"type": "string"},
+            {"type": ["null", "boolean"]},
+            {"enum": [1, "a", True, None]},
+            {"const": 0},
+            {"minimum": 1},
+            {"maxLength": 1},
+            {"type": "array", "minItems": 1},
+            False,
+        ]
+    ),
+    lambda inner: (
+        st.fixed_dictionaries({"items": inner})
+        | st.fixed_dictionaries(
+            {
+                "properties": st.dictionaries(st.sampled_from("abc"), inner, max_size=2),
+                "required": st.lists(st.sampled_from("abc"), unique=True, max_size=1),
+                "additionalProperties": inner | st.booleans(),
+            }
+        )
+        | st.fixed_dictionaries({"anyOf": st.lists(inner, min_size=1, max_size=2)})
+        | st.fixed_dictionaries({"allOf": st.lists(inner, min_size=1, max_size=2)})
+    ),
+    max_leaves=4,
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -114,6 +152,7 @@ def test_faults_are_found_exactly_where_the_standard_finds_them(value, schema):
 
 # ---- rounds ----------------------------------------------------------------------------------------------------------------
 
+
 def scripted(*replies):
     """A chat that gives these replies, and keeps what it was asked."""
     asked = []
@@ -121,6 +160,7 @@ def scripted(*replies):
     def chat(messages, tools=None):
         asked.append((messages, tools))
         return replies[len(asked) - 1]
+
     return chat, asked
 
 
@@ -130,14 +170,23 @@ def add(a: int, b: int) -> int:
 
 
 def test_rounds_feed_results_back_until_there_is_an_answer():
-    chat, asked = scripted(Reply("", tool_calls=(ToolCall("add", {"a": 1, "b": 2}), ToolCall("add", {"a": 1}, "call00001"))),
-                           Reply("hm", tool_calls=(ToolCall("add", {"a": 3, "b": 4}),)), Reply("It is 7."))
+    chat, asked = scripted(
+        Reply("", tool_calls=(ToolCall("add", {"a": 1, "b": 2}), ToolCall("add", {"a": 1}, "call00001"))),
+        Reply("hm", tool_calls=(ToolCall("add", {"a": 3, "b": 4}),)),
+        Reply("It is 7."),
+    )
     told = []
     question = [{"role": "user", "content": "1 + 2 + 4?"}]
     answer = run_until_answer(chat, question, None, ToolDispatcher([add]), on_result=told.append)
-    assert (answer.content, answer.rounds, answer.finished) == ("It is 7.", 3, True) and question == [{"role": "user", "content": "1 + 2 + 4?"}]
+    assert (answer.content, answer.rounds, answer.finished) == ("It is 7.", 3, True) and question == [
+        {"role": "user", "content": "1 + 2 + 4?"}
+    ]
     assert [message["role"] for message in answer.messages] == ["user", "assistant", "tool", "tool", "assistant", "tool", "assistant"]
-    assert [(result.content, result.kind) for result in answer.results] == [("3", ""), ('{"error": "add: b: is missing"}', "bad_arguments"), ("7", "")]
+    assert [(result.content, result.kind) for result in answer.results] == [
+        ("3", ""),
+        ('{"error": "add: b: is missing"}', "bad_arguments"),
+        ("7", ""),
+    ]
     ids = [call["id"] for message in answer.messages for call in message.get("tool_calls", ())]
     assert len(set(ids)) == 3 and ids == [message["tool_call_id"] for message in answer.messages if message["role"] == "tool"]
     assert tuple(told) == answer.results and asked[0][1][0]["function"]["name"] == "add" and len(asked[1][0]) == 4
@@ -158,11 +207,22 @@ def test_rounds_check_what_they_are_given():
 
 
 def test_a_dispatcher_that_runs_nothing_says_so():
-    assert NoOpDispatcher().dispatch(ToolCall("f", {})).kind == "no_tools" and NoOpDispatcher("later").dispatch(ToolCall("f", {})).content == "later"
+    assert (
+        NoOpDispatcher().dispatch(ToolCall("f", {})).kind == "no_tools"
+        and NoOpDispatcher("later").dispatch(ToolCall("f", {})).content == "later"
+    )
 
 
-@pytest.mark.parametrize("name", ["Qwen-Qwen2.5-7B-Instruct", "Qwen-Qwen3-0.6B", "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
-                                  "meta-llama-Llama-3.1-8B-Instruct", "mistralai-Mistral-Nemo-Instruct-2407"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Qwen-Qwen2.5-7B-Instruct",
+        "Qwen-Qwen3-0.6B",
+        "NousResearch-Hermes-3-Llama-3.1-8B-tool_use",
+        "meta-llama-Llama-3.1-8B-Instruct",
+        "mistralai-Mistral-Nemo-Instruct-2407",
+    ],
+)
 def test_published_templates_take_the_messages_of_rounds(cases, name):
     template = ChatTemplate((cases / "chat_templates" / f"{name}.jinja").read_text())
     chat, asked = scripted(Reply("", tool_calls=(ToolCall("add", {"a": 1, "b": 2}),)), Reply("3"))

@@ -1,12 +1,21 @@
 """Formats are told by a chat template's source."""
+
 import pytest
 
 from oxillama.toolcalls import detect_format
 
-KNOWN = {"Qwen-Qwen2.5-7B-Instruct": "qwen", "Qwen-Qwen3-0.6B": "qwen", "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": "hermes",
-         "meta-llama-Llama-3.1-8B-Instruct": "llama3", "meta-llama-Llama-3.2-3B-Instruct": "llama3",
-         "mistralai-Mistral-Nemo-Instruct-2407": "mistral", "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "command-r",
-         "google-gemma-2-2b-it": None, "microsoft-Phi-3.5-mini-instruct": None, "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": None}
+KNOWN = {
+    "Qwen-Qwen2.5-7B-Instruct": "qwen",
+    "Qwen-Qwen3-0.6B": "qwen",
+    "NousResearch-Hermes-3-Llama-3.1-8B-tool_use": "hermes",
+    "meta-llama-Llama-3.1-8B-Instruct": "llama3",
+    "meta-llama-Llama-3.2-3B-Instruct": "llama3",
+    "mistralai-Mistral-Nemo-Instruct-2407": "mistral",
+    "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "command-r",
+    "google-gemma-2-2b-it": None,
+    "microsoft-Phi-3.5-mini-instruct": None,
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": None,
+}
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -15,8 +24,15 @@ def test_templates_of_published_models_tell_their_format(cases, name):
     assert (found.name if found else None) == KNOWN[name]
 
 
-@pytest.mark.parametrize("source, name", [("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", "mistral-args"), ("use [func_name1(params_name1=1)]", "pythonic"),
-                                          ("{{ '<|tool_call|>' }}", "granite"), ("{{ messages }}", None)])
+@pytest.mark.parametrize(
+    "source, name",
+    [
+        ("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", "mistral-args"),
+        ("use [func_name1(params_name1=1)]", "pythonic"),
+        ("{{ '<|tool_call|>' }}", "granite"),
+        ("{{ messages }}", None),
+    ],
+)
 def test_small_templates_tell_their_format(source, name):
     found = detect_format(source)
     assert (found.name if found else None) == name

@@ -1,4 +1,5 @@
 """Reasoning is split off wherever the pieces are cut, nothing is lost, and constraints begin after it."""
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,8 +22,12 @@ from oxillama.toolcalls import (
 )
 from oxillama.toolcalls.events import joined
 
-texts = st.lists(st.sampled_from(["<think>", "</think>", "<thi", "nk>", "</", "é", "a", " ", "\n", "🙂", "<tool_call>", '{"name": "f"}', "</tool_call>"]),
-                 max_size=10).map("".join)
+texts = st.lists(
+    st.sampled_from(
+        ["<think>", "</think>", "<thi", "nk>", "</", "é", "a", " ", "\n", "🙂", "<tool_call>", '{"name": "f"}', "</tool_call>"]
+    ),
+    max_size=10,
+).map("".join)
 
 
 @settings(max_examples=80, deadline=None)
@@ -31,17 +36,28 @@ def test_joined_raw_texts_are_the_input_and_pieces_do_not_matter(text, opened, s
     def events(size):
         splitter, out = ReasoningSplitter(opened=opened), []
         for at in range(0, len(text), size):
-            out += splitter.feed(text[at:at + size])
+            out += splitter.feed(text[at : at + size])
         return joined(out + splitter.finish())
+
     assert events(size) == events(1000)
     assert "".join(event.raw for event in events(size)) == text
 
 
-@pytest.mark.parametrize("text, opened, reasoning, answer", [
-    ("<think>a</think>b", False, "a", "b"), ("\n <think>\na\n</think>\n\nb", False, "\na\n", "\n\nb"), ("a</think>b", True, "a", "b"),
-    ("b <think>no</think>", False, "", "b <think>no</think>"), ("<think>a", False, "a", ""), ("<thin", False, "", "<thin"),
-    ("<think>a</think>b<think>c</think>", False, "a", "b<think>c</think>"), ("a </thin", True, "a </thin", ""), ("", True, "", ""),
-    ("<think></think>x", False, "", "x")])
+@pytest.mark.parametrize(
+    "text, opened, reasoning, answer",
+    [
+        ("<think>a</think>b", False, "a", "b"),
+        ("\n <think>\na\n</think>\n\nb", False, "\na\n", "\n\nb"),
+        ("a</think>b", True, "a", "b"),
+        ("b <think>no</think>", False, "", "b <think>no</think>"),
+        ("<think>a", False, "a", ""),
+        ("<thin", False, "", "<thin"),
+        ("<think>a</think>b<think>c</think>", False, "a", "b<think>c</think>"),
+        ("a </thin", True, "a </thin", ""),
+        ("", True, "", ""),
+        ("<think></think>x", False, "", "x"),
+    ],
+)
 def test_a_region_stands_at_the_beginning(text, opened, reasoning, answer):
     assert split_reasoning(text, opened=opened) == (reasoning, answer)
 
@@ -70,7 +86,9 @@ def test_a_grammar_begins_after_the_region(reasoning, opened):
     grammar = with_reasoning(Grammar.from_choices(["yes", "no"]), opened=opened)
     begin = "" if opened else "<think>"
     whole = "</think>" in reasoning
-    assert grammar.matches(f"{begin}{reasoning}</think>\n\nyes") == (not whole or reasoning.split("</think>", 1)[1].strip() in ("", "yes", "no") and False)
+    assert grammar.matches(f"{begin}{reasoning}</think>\n\nyes") == (
+        not whole or reasoning.split("</think>", 1)[1].strip() in ("", "yes", "no") and False
+    )
     assert not grammar.matches(f"{begin}{reasoning}</think>\n\nmaybe") and not grammar.matches(f"{begin}{reasoning}</thin")
     assert grammar.matches("yes") == (not opened)
 
@@ -83,23 +101,35 @@ def test_delimiters_that_are_control_tokens_are_tokens_in_the_grammar():
 def test_a_grammar_inside_keeps_its_own_tokens_and_recursion():
     inner = Grammar.parse('root ::= "(" root? ")" | <[7]> [^a]{2} | !<[8]> "z"')
     grammar = with_reasoning(inner, token_ids={"</think>": 8}, opened=True)
-    for text, wanted in (([b"x", 8, b"(())"], True), ([8, 7, b"bc"], True), ([8, 7, b"ba"], False), ([8, 9, b"z"], True), ([8, 8, b"z"], False), ([b"x", 8, b"(()"], False)):
+    for text, wanted in (
+        ([b"x", 8, b"(())"], True),
+        ([8, 7, b"bc"], True),
+        ([8, 7, b"ba"], False),
+        ([8, 9, b"z"], True),
+        ([8, 8, b"z"], False),
+        ([b"x", 8, b"(()"], False),
+    ):
         assert grammar.matches(text) is wanted
 
 
 def test_a_reply_has_its_reasoning_its_content_and_its_calls():
-    text = '<think>\nI call <tool_call>\n</think>\n\nSure.\n<tool_call>\n{"name": "f", "arguments": {"é": [1]}}\n</tool_call>\n<tool_call>x</tool_call>'
+    text = '<think>\nI call <tool_call>\n</think>\n\nSure.\n<tool_call>\n{"name": "f", "arguments": {"é": [1]}}\n</tool_call>'
+    text += "\n<tool_call>x</tool_call>"
     for size in (1, 7, 1000):
         parser, events = ReplyParser("qwen", reasoning=THINK, names=["f"]), []
         for at in range(0, len(text), size):
-            events += parser.feed(text[at:at + size])
+            events += parser.feed(text[at : at + size])
         events += parser.finish()
         assert "".join(event.raw for event in events) == text == parser.reply.raw
         reply = parser.reply
         assert (reply.content, reply.reasoning) == ("Sure.", "I call <tool_call>")
         assert [call.arguments for call in reply.tool_calls] == [{"é": [1]}] and reply.malformed[0].text == "<tool_call>x</tool_call>"
-        assert reply.message() == {"role": "assistant", "content": "Sure.", "reasoning_content": "I call <tool_call>", "tool_calls": [
-            {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {"é": [1]}}}]}
+        assert reply.message() == {
+            "role": "assistant",
+            "content": "Sure.",
+            "reasoning_content": "I call <tool_call>",
+            "tool_calls": [{"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {"é": [1]}}}],
+        }
 
 
 def test_without_formats_a_reply_is_its_text():
