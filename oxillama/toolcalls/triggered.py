@@ -79,7 +79,8 @@ class TriggeredGrammar:
         if self._candidates[0] is not masker:
             ends = {self.opener[-1:].encode("latin-1"), *(template[-1].encode() for template in self.templates)} - {b""}
             self._masks.clear()
-            self._candidates = (masker, [token for token, piece in enumerate(masker.vocab_bytes) if any(end in piece for end in ends)])
+            found = {token for end in ends for token, piece in enumerate(masker.vocab_bytes) if end in piece}
+            self._candidates = (masker, sorted(found))
         return self._candidates[1]
 
     def free_mask(self, state: TriggeredState) -> np.ndarray | None:
