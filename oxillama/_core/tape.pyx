@@ -18,7 +18,9 @@ from oxillama._core.attention cimport cut_tiles, done_items_wanted, partial_floa
 from oxillama._core.linear cimport fill_quantise
 from oxillama._core.pool cimport KV_F16, Arena, PageMemory
 from oxillama._core.step cimport OUTPUT, Op, PartFn, Plan, Step, Tiles, WarmFn
-from oxillama._core.threads cimport open_region, ox_team, ox_team_barrier, ox_team_init, ox_team_stopped, worker_count
+from oxillama._core.threads cimport (
+    Pace, open_region, ox_add, ox_preemptions, ox_team, ox_team_barrier, ox_team_init, ox_team_stopped, worker_count,
+)
 from oxillama._core.vectors cimport vec_table
 
 from oxillama._core import attention, elementwise, linear
@@ -38,6 +40,7 @@ MAX_ROWS = 1 << 20
 cdef enum:
     WARM_AHEAD = 2           # ops ahead that may fetch what they will read
     WARM_ROWS = 4            # most rows of a step that waits for memory rather than for arithmetic
+    PACED_ROWS = 16          # most rows of a step whose ops are shorter than a time slice
 
 cdef extern from *:
     """
@@ -175,10 +178,13 @@ cdef class Program:
     cdef list arenas
     cdef Arena scratch
     cdef ox_team *team
+    cdef Pace pace
     cdef size_t partials_capacity
     cdef int done_capacity
     cdef float[:, ::1] logits
     cdef bint busy
+    cdef int n_layers
+    cdef int[::1] shapes         # (kv_heads, k_dim, v_dim) of each layer
     cdef int reach               # most keys an attention layer looks back, 0 = all
     cdef double *clock
     cdef readonly int n_tiles
@@ -198,8 +204,11 @@ cdef class Program:
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 raise ConfigError(f"{name}: got {value!r}, wanted an int from 1 to {most}")
         self.num_threads = worker_count(num_threads)
+        self.pace = Pace(self.num_threads)
         self.max_rows, self.vocab_size, self.hidden_size = max_rows, vocab_size, hidden_size
         self.kv_layers = [tuple(layer) for layer in kv_layers]
+        self.n_layers = len(self.kv_layers)
+        self.shapes = np.array(self.kv_layers, np.int32).reshape(-1)
         self.step_.vec = vec_table(isa)
         fill_quantise(&self.step_, isa)
         plan = self._build(ops, list(slots), isa)
@@ -273,6 +282,8 @@ cdef class Program:
         self.arenas = []
         for i in range(n):
             step.strides[i] = (4 * <size_t>self.widths[i] + 63) // 64 * 64
+            if step.strides[i] % 1024 == 0:      # rows a power of two apart fall into the same few cache sets: 7 % of a prompt's matmul
+                step.strides[i] += 64
             arena = Arena(step.strides[i] * <size_t>self.max_rows)
             self.arenas.append(arena)
             step.slots[i] = arena.data
@@ -302,6 +313,11 @@ cdef class Program:
         free(self.entries)
         free(self.team)
 
+    @property
+    def workers(self) -> int:
+        """Workers the next short step gets: `num_threads`, or fewer while other programs take cores away."""
+        return self.pace.workers
+
     def __len__(self):
         return self.n_ops
 
@@ -310,8 +326,12 @@ cdef class Program:
     cdef int _check_pages(self, Batch batch, PageMemory memory) except -1:
         """Every page a row reads or writes exists."""
         cdef int r, table, first, last, p
-        if memory.kv_layers != self.kv_layers:
-            raise ConfigError(f"memory: layers {memory.kv_layers}, this program has {self.kv_layers}")
+        if memory.n_layers != self.n_layers:
+            raise ConfigError(f"memory: {memory.n_layers} layers, this program has {self.n_layers}")
+        for r in range(self.n_layers):
+            if (memory.layers[r].heads, memory.layers[r].k_dim, memory.layers[r].v_dim) != (
+                    self.shapes[3 * r], self.shapes[3 * r + 1], self.shapes[3 * r + 2]):
+                raise ConfigError(f"memory: layer {r} is {memory.kv_layers[r]}, this program has {self.kv_layers[r]}")
         for r in range(batch.rows):
             table = batch.row_table[r]
             if r + 1 < batch.rows and batch.row_table[r + 1] == table:
@@ -379,14 +399,22 @@ cdef class Program:
         cdef Entry *entries = self.entries
         cdef ox_team *team = self.team
         cdef int wanted = batch.wanted_rows, workers = self.num_threads, nth, ith, i, k
-        cdef bint few = batch.rows <= WARM_ROWS
+        cdef bint few = batch.rows <= WARM_ROWS, paced = batch.rows <= PACED_ROWS and workers > 1
+        cdef int32_t preempted = 0
+        cdef int32_t *losers = &preempted
+        cdef long before
+        cdef double start
         cdef double *clock = self.clock
+        if paced:
+            workers = self.pace.workers
         try:
             self._open(batch, memory)
             ox_team_init(team, NULL if cancel is None else &cancel.flag)
+            start = omp_get_wtime()
             with nogil, parallel(num_threads=workers):
                 nth = omp_get_num_threads()
                 ith = omp_get_thread_num()
+                before = ox_preemptions() if paced else 0
                 for i in range(last):
                     if entries[i].wanted and wanted == 0:
                         continue
@@ -400,6 +428,10 @@ cdef class Program:
                         break
                     if clock != NULL and ith == 0:
                         clock[i + 1] = omp_get_wtime()
+                if paced and ox_preemptions() != before:
+                    ox_add(losers, 1)
+            if paced:
+                self.pace.note(batch.rows, omp_get_wtime() - start, preempted)
         finally:
             self.busy = False
             memory.steps -= 1

@@ -2,6 +2,7 @@
 
 `default_threads()` counts the cores this process may use: its CPU affinity, its cgroup's CPU quota, and one worker per physical core.
 `worker_count(n)` turns a caller's `num_threads` (0 = the default) into a number and refuses what cannot be honoured.
+`Pace` runs short steps with fewer workers while other programs take cores away: results do not depend on their number.
 `barrier_seconds` and `op_seconds` measure `csrc/team.h` for the benchmarks and the tests.
 """
 import os
@@ -122,6 +123,69 @@ cpdef int worker_count(object num_threads) except -1:
     if num_threads < 0 or num_threads > MAX_THREADS:
         raise ConfigError(f"num_threads: got {num_threads}, wanted 0 to {MAX_THREADS} (0 = all cores this process may use)")
     return num_threads or default_threads()
+
+
+cdef enum:
+    WINDOW = 8         # steps over which preemptions are counted
+    TRIAL = 4          # steps that decide between all workers and fewer
+    PATIENCE = 64      # steps with fewer workers until all are tried again; doubles while that stays slower
+
+
+cdef class Pace:
+    """How many workers the next short step gets: all of `most`, or fewer while that is measurably quicker.
+
+    When a worker loses its core in the middle of an op all others wait for it, a time slice at a time; with a busy neighbour a step
+    of two workers can take many times that of one. A step tells `note` its kind (steps of one kind take like times), its seconds and
+    how many workers were taken off their core; `workers` is the number for the next.
+    """
+
+    def __init__(self, int most):
+        self.most = self.workers = most
+        self.patience = PATIENCE
+
+    cpdef int note(self, int key, double seconds, int preempted) except -1:
+        """Takes in one step; returns the number of workers for the next."""
+        if self.most == 1:
+            return 1
+        if key != self.key:
+            self.key, self.count, self.hits, self.spent, self.losers = key, 0, 0, 0.0, 0
+            return self.workers
+        cdef bint reduced = self.workers < self.most
+        self.spent += seconds
+        self.count += 1
+        self.hits += preempted > 0
+        self.losers = max(self.losers, preempted)
+        if self.trying:
+            self.left -= 1
+            if self.left <= 0:
+                self.mean[reduced] = self.spent / self.count
+                if self.mean[reduced] < 0.95 * self.mean[not reduced]:      # the change pays: stay
+                    self.patience = PATIENCE
+                    self._turn(reduced, False, self.patience)
+                else:
+                    self.patience = min(16 * PATIENCE, 2 * self.patience)
+                    self._turn(not reduced, False, self.patience)
+        elif reduced:
+            self.left -= 1
+            if self.left <= 0:
+                self.mean[1] = self.spent / self.count
+                self._turn(False, True, TRIAL)
+        else:
+            self.left -= 1
+            if self.hits >= 2 and self.left <= 0:
+                self.mean[0] = self.spent / self.count
+                self._turn(True, True, TRIAL)
+            elif self.count >= WINDOW:
+                self.count, self.hits, self.spent, self.losers = 0, 0, 0.0, 0
+        return self.workers
+
+    cdef void _turn(self, bint reduced, bint trying, int left) noexcept:
+        if not reduced:
+            self.workers = self.most
+        elif self.workers == self.most:
+            self.workers = max(1, self.most - max(1, self.losers))
+        self.trying, self.left = trying, left
+        self.count, self.hits, self.spent, self.losers = 0, 0, 0.0, 0
 
 
 def barrier_seconds(int barriers, *, num_threads=0) -> float:

@@ -58,6 +58,36 @@ def test_barriers_end_whatever_the_number_of_workers(workers):
     assert threads.op_seconds(200, 7, num_threads=workers) > 0
 
 
+def paced(most, seconds, steps, *, preempted=lambda workers, step: 0):
+    """Workers of each step when a step of n workers takes seconds(n, step)."""
+    pace, used = threads.Pace(most), []
+    for step in range(steps):
+        used.append(pace.workers)
+        pace.note(1, seconds(pace.workers, step), preempted(pace.workers, step))
+    return used
+
+
+def test_undisturbed_steps_keep_all_workers():
+    assert set(paced(4, lambda n, step: 1 / n, 500)) == {4}
+    assert set(paced(4, lambda n, step: 1 / n, 500, preempted=lambda n, step: step % 100 == 0)) == {4}
+
+
+def test_a_busy_neighbour_leaves_fewer_workers_while_they_are_quicker():
+    used = paced(2, lambda n, step: {1: 1.0, 2: 8.0}[n], 2000, preempted=lambda n, step: n == 2)
+    assert used[:2] == [2, 2] and used.count(2) < 60 and used[-1] == 1
+    assert paced(8, lambda n, step: 9.0 if n == 8 else 1 / n, 100, preempted=lambda n, step: 2 * (n == 8)).count(6) > 80
+
+
+def test_all_workers_come_back_when_the_neighbour_goes():
+    used = paced(2, lambda n, step: 1.0 if n == 1 else 8.0 if step < 300 else 0.5, 1500, preempted=lambda n, step: n == 2 and step < 300)
+    assert 1 in used[:300] and set(used[900:]) == {2}
+
+
+def test_fewer_workers_are_not_kept_when_they_are_no_quicker():
+    used = paced(2, lambda n, step: 2 / n, 2000, preempted=lambda n, step: n == 2)
+    assert used.count(1) < 60
+
+
 def test_more_workers_than_cores_give_the_same_bits():
     results = []
     for workers in (1, 2, 3, 8):
