@@ -314,7 +314,8 @@ OBSTACLES = {
     "read": ("there were two roads and no sign", "{he} could not read the signs along the road"),
 }
 BABIES = ("duckling", "kitten", "puppy", "chick", "fawn", "bunny")
-SHORT_MIDDLES = {"lost": (0, 1, 3, 7, 8), "stuck": (0, 1, 3, 6, 7), "broken": (0, 1, 3, 7, 8), "share": (1, 2, 5, 8), "quarrel": (0, 1, 2, 4, 6, 8),
+SHORT_MIDDLES = {"lost": (0, 1, 3, 7, 8), "stuck": (0, 1, 3, 6, 7), "broken": (0, 1, 3, 7, 8), "share": (1, 2, 5, 8),
+    "quarrel": (0, 1, 2, 4, 6, 8),
     "new": (0, 3, 6, 8)}
 
 

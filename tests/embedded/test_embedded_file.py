@@ -31,7 +31,8 @@ def test_the_file_is_small_enough_for_the_wheel():
 
 def test_the_hyper_parameters_are_complete(reader):
     expected = {"general.architecture": "llama", "general.license": "MIT", "llama.context_length": 1024, "llama.embedding_length": 256,
-                "llama.block_count": 5, "llama.feed_forward_length": 512, "llama.attention.head_count": 8, "llama.attention.head_count_kv": 4,
+                "llama.block_count": 5, "llama.feed_forward_length": 512, "llama.attention.head_count": 8,
+                "llama.attention.head_count_kv": 4,
                 "llama.rope.dimension_count": 32, "llama.rope.freq_base": 10000.0, "llama.vocab_size": 2048}
     assert {key: reader.metadata[key] for key in expected} == expected
     assert reader.metadata["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5)
