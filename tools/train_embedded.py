@@ -154,7 +154,8 @@ class Phase:
     drills: float
 
 
-    """The learning rate's factor: warm-up, cosine to zero over ten fourteenths; then 0.35, level at first and straight to zero after."""
+PHASES = (Phase(5, 512, 0.54, 0.0), Phase(9, 512, 0.8, 0.0), Phase(10, 1024, 0.8, 0.0),
+          Phase(12, 512, 0.75, 0.45), Phase(14, 1024, 0.75, 0.45))
 
 
 def pace(step: int, steps: int) -> float:
