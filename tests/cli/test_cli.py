@@ -1,0 +1,103 @@
+"""The command line: what it prints, and one clear line with a code when it cannot."""
+import json
+
+import pytest
+
+from oxillama.cli import main
+from tests.model import tiny
+
+
+def printed(capsys, *arguments):
+    """Exit code, standard output and standard error of one command."""
+    code = main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_run_continues_the_prompt_the_same_way_each_time(capsys):
+    first = printed(capsys, "run", "-p", "Once upon a time", "-n", 24, "--temp", 0)
+    assert first == printed(capsys, "run", "-p", "Once upon a time", "-n", 24, "--temp", 0)
+    assert first[0] == 0 and first[1].startswith("Once upon a time, there was a ")
+    seeded = [printed(capsys, "run", "-n", 24, "--temp", 1, "--seed", 7, "-t", threads)[1] for threads in (1, 2)]
+    assert seeded[0] == seeded[1]
+
+
+def test_run_stops_before_a_stop_text(capsys):
+    code, out, _ = printed(capsys, "run", "-p", "Once upon a time", "-n", 60, "--temp", 0, "--stop", ".")
+    assert code == 0 and "." not in out
+
+
+def test_chat_answers_each_line_of_its_input(capsys, monkeypatch):
+    lines = iter(["Hello!", "", "Where does Bruno live?"])
+    monkeypatch.setattr("builtins.input", lambda prompt="": _next(lines))
+    code, out, _ = printed(capsys, "chat", "--temp", 0, "-n", 40)
+    assert code == 0 and len(out.splitlines()) == 2
+
+
+def _next(lines):
+    try:
+        return next(lines)
+    except StopIteration:
+        raise EOFError from None
+
+
+def test_info_tells_what_the_file_holds(capsys):
+    code, out, _ = printed(capsys, "info", "--json", "--tensors", "--metadata")
+    report = json.loads(out)
+    assert code == 0
+    assert report["architecture"] == "llama" and report["chat_template"] and report["vocabulary"] == len(report["metadata"]["tokenizer.ggml.tokens"])
+    assert report["tensor_bytes"] == sum(tensor["bytes"] for tensor in report["tensors"])
+    code, out, _ = printed(capsys, "info", "--tensors")
+    assert code == 0 and "token_embd.weight" in out
+
+
+def test_tokenize_shows_ids_that_spell_the_text(capsys):
+    import oxillama
+    code, out, _ = printed(capsys, "tokenize", "-p", "a red fox", "--json", "--no-special")
+    assert code == 0
+    assert oxillama.TokenizerBridge.from_gguf(oxillama.embedded_path()).decode(json.loads(out)) == "a red fox"
+
+
+def test_bench_prints_the_columns_it_promises(capsys):
+    code, out, _ = printed(capsys, "bench", "-p", 16, "-n", 4, "-d", 8, "-b", 2, "-r", 1, "-t", 1, "--json")
+    result = json.loads(out)
+    assert code == 0 and result["threads"] == 1 and result["batch"] == 2 and result["depth"] == 8
+    assert all(result[key] > 0 for key in ("pp_tps", "tg_tps", "load_s", "peak_rss_mb", "model_bytes")) and result["isa"]
+
+
+def test_doctor_agrees_with_the_embedded_model(capsys):
+    code, out, _ = printed(capsys, "doctor")
+    assert code == 0 and "ops agree" in out
+
+
+def test_quantize_writes_a_file_that_runs(capsys, tmp_path):
+    import oxillama
+    code, out, _ = printed(capsys, "quantize", oxillama.embedded_path(), tmp_path / "q.gguf", "Q4_K_M")
+    assert code == 0
+    with oxillama.load(tmp_path / "q.gguf") as engine:
+        assert len(engine.generate("Once upon a time", max_tokens=5).tokens) == 5
+    dry = printed(capsys, "quantize", oxillama.embedded_path(), tmp_path / "no.gguf", "Q4_0", "--dry-run")
+    assert dry[0] == 0 and not (tmp_path / "no.gguf").exists()
+
+
+@pytest.mark.parametrize(("arguments", "words"), [
+    (("run", "missing.gguf"), ("missing.gguf", "no such file")),
+    (("run", "--temp", "-1"), ("temperature", "-1")),
+    (("run", "--grammar-file", "missing.gbnf"), ("missing.gbnf",)),
+    (("run", "--json-schema", "{"), ()),
+    (("bench", "-p", "0"), ("-p", "0")),
+    (("quantize", "missing.gguf", "out.gguf", "Q4_0"), ("missing.gguf",)),
+])
+def test_what_cannot_be_done_is_one_line_and_code_1(capsys, monkeypatch, tmp_path, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = printed(capsys, *arguments)
+    assert code == 1 and err.startswith("oxillama: ") and err.count("\n") == 1
+    assert all(word in err for word in words), err
+
+
+def test_a_broken_file_is_one_line(capsys, tmp_path):
+    tiny.write(tmp_path / "m.gguf", "llama", tensors={"blk.1.ffn_up.weight": None})
+    code, _, err = printed(capsys, "run", tmp_path / "m.gguf")
+    assert code == 1 and err == "oxillama: blk.1.ffn_up.weight: the file has no such tensor, llama needs it\n"
+    (tmp_path / "empty.gguf").write_bytes(b"")
+    assert printed(capsys, "info", tmp_path / "empty.gguf")[0] == 1
