@@ -6,7 +6,8 @@
  * Orders, the same for every tile: a score is one fma chain over k_dim ascending; a value is one fma chain over the visible keys of
  * the split ascending; the sum of a split adds its groups of 16 ascending, lane by lane, then the tree of f32_hsum.
  *
- * OX_TILE_Q queries x OX_TILE_G vectors is the register tile; the instruction set's file sets both.
+ * OX_TILE_Q queries x OX_TILE_G vectors is the register tile; with more than OX_WIDEN queries of a head, halves are converted to floats
+ * once for all tiles instead of in each. The instruction set's file sets the three.
  */
 #ifndef OX_VEC_ATTEND_H
 #define OX_VEC_ATTEND_H
@@ -171,7 +172,7 @@ OX_INLINE void score_block(const walk *w, int n)
     int halves = s->halves, queries = s->queries / s->heads, q0 = queries * (n % s->heads), g0 = w->g0 + OX_BLOCK_GROUPS * (n / s->heads);
     const void *const *next = NULL;
     place(w, s->k, s->k_stride, n, k);
-    if (halves && queries > 2 * OX_TILE_Q) {    /* enough queries to convert once for all */
+    if (halves && queries > OX_WIDEN) {         /* enough queries to convert once for all */
         for (int j = 0; j < OX_BLOCK_GROUPS; j++) {
             float *to = s->block + (int64_t)16 * s->k_dim * j;
             for (int d = 0; d < s->k_dim; d++)
@@ -276,7 +277,7 @@ OX_INLINE void mix_block(const walk *w, int n)
     const void *const *next = NULL;
     int queries = s->queries / s->heads, q0 = queries * (n % s->heads), g0 = w->g0 + OX_BLOCK_GROUPS * (n / s->heads);
     int t0 = 16 * g0 > w->lo ? 16 * g0 : w->lo, t1 = 16 * (g0 + OX_BLOCK_GROUPS) < w->hi ? 16 * (g0 + OX_BLOCK_GROUPS) : w->hi;
-    int widen = (s->halves && queries > 2 * OX_TILE_Q) || s->v_dim != s->width, size = s->halves ? 2 : 4;
+    int widen = (s->halves && queries > OX_WIDEN) || s->v_dim != s->width, size = s->halves ? 2 : 4;
     place(w, s->v, s->v_stride, n, v + g0);
     if (widen)
         for (int g = t0 / 16; 16 * g < t1; g++) {

@@ -4,6 +4,7 @@
 #include "isa/avx2.h"
 #define OX_TILE_Q 3
 #define OX_TILE_G 2
+#define OX_WIDEN 6
 #define OX_VEC_NAME ox_vec_avx2
 #include "vec/kernels.inc"
 #endif

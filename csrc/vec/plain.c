@@ -1,4 +1,5 @@
-/* Sine and cosine of rotary angles in double, without the C library: the same bits on every machine. Also hands out the tables. */
+/* What needs no instruction set: the choice of a table, and sine and cosine of rotary angles in double, without the C library, so that
+ * they are the same bits on every machine. */
 #include "vec/table.h"
 
 /* pi/2 in three parts; k times the first two is exact for k < 2^20, enough for angles below 1.6 million. */
@@ -47,9 +48,7 @@ const ox_vec *ox_vec_table(int isa)
     case OX_ISA_AVX2: return &ox_vec_avx2;
     case OX_ISA_AVX512: return &ox_vec_avx512;
 #endif
-#if defined(__aarch64__)
-    case OX_ISA_NEON: return &ox_vec_neon;
-#endif
+    case OX_ISA_NEON: return &ox_vec_scalar; /* every aarch64 has fused multiply-add: compilers turn the plain loops into NEON */
     default: return NULL;
     }
 }
