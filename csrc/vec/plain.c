@@ -48,7 +48,9 @@ const ox_vec *ox_vec_table(int isa)
     case OX_ISA_AVX2: return &ox_vec_avx2;
     case OX_ISA_AVX512: return &ox_vec_avx512;
 #endif
-    case OX_ISA_NEON: return &ox_vec_scalar; /* every aarch64 has fused multiply-add: compilers turn the plain loops into NEON */
+#if defined(__aarch64__)
+    case OX_ISA_NEON: return &ox_vec_neon;
+#endif
     default: return NULL;
     }
 }

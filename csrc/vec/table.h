@@ -63,6 +63,7 @@ typedef struct {
 extern const ox_vec ox_vec_scalar;
 extern const ox_vec ox_vec_avx2;
 extern const ox_vec ox_vec_avx512;
+extern const ox_vec ox_vec_neon;
 
 const ox_vec *ox_vec_table(int isa); /* NULL when this build has none for it */
 
