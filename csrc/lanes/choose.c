@@ -1,7 +1,7 @@
 /* The lanes of each instruction set, where this CPU can run them. */
 #include "lanes/panel.h"
 
-extern const ox_lanes ox_lanes_scalar, ox_lanes_avx2, ox_lanes_avxvnni, ox_lanes_avx512, ox_lanes_neon;
+extern const ox_lanes ox_lanes_scalar, ox_lanes_avx2, ox_lanes_avxvnni, ox_lanes_avx512, ox_lanes_neon, ox_lanes_neondot;
 
 const ox_lanes *ox_lanes_table(int index)
 {
@@ -16,6 +16,10 @@ const ox_lanes *ox_lanes_table(int index)
 #endif
     case LANES_AVX512: return has & OX_HAS_AVX512 ? &ox_lanes_avx512 : NULL;
 #endif
+#if defined(__aarch64__)
+    case LANES_NEON: return &ox_lanes_neon;
+    case LANES_NEONDOT: return has & OX_HAS_DOTPROD ? &ox_lanes_neondot : NULL;
+#endif
     default: return NULL;
     }
 }
@@ -24,5 +28,7 @@ int ox_lanes_best(int isa)
 {
     if (isa == OX_ISA_AVX2)
         return ox_lanes_table(LANES_AVXVNNI) ? LANES_AVXVNNI : LANES_AVX2;
-    return isa == OX_ISA_AVX512 ? LANES_AVX512 : isa == OX_ISA_NEON ? LANES_NEON : LANES_SCALAR;
+    if (isa == OX_ISA_NEON)
+        return ox_lanes_table(LANES_NEONDOT) ? LANES_NEONDOT : LANES_NEON;
+    return isa == OX_ISA_AVX512 ? LANES_AVX512 : LANES_SCALAR;
 }

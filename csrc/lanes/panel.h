@@ -98,7 +98,7 @@ typedef struct {
     void (*gate)(float *out, int64_t ldout, const float *g, const float *u, int64_t ldc, const float *bias_g, const float *bias_u, int kind, int m, int n);
 } ox_lanes;
 
-enum { LANES_SCALAR, LANES_AVX2, LANES_AVXVNNI, LANES_AVX512, LANES_NEON, LANES_COUNT };
+enum { LANES_SCALAR, LANES_AVX2, LANES_AVXVNNI, LANES_AVX512, LANES_NEON, LANES_NEONDOT, LANES_COUNT };
 const ox_lanes *ox_lanes_table(int index);          /* NULL when this CPU cannot run it */
 int ox_lanes_best(int isa);                         /* the lanes an instruction set of ox.h uses on this CPU */
 
