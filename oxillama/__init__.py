@@ -30,9 +30,9 @@ _HOMES = {
     "oxillama.errors": ("Cancelled", "ConfigError", "ContextError", "EmptySequence", "EngineError", "Exhausted", "GgufError",
                         "GrammarError", "InvalidSlot", "ModelError", "OxillamaError", "PoolError", "QuantError", "SamplingError",
                         "TemplateError", "TokenizerError"),
-    "oxillama.grammar": ("Grammar", "GrammarState", "apply_grammar_mask"),
-    "oxillama.sampling": ("Sampler", "SamplerChain", "SamplerConfig", "SamplerStage"),
-    "oxillama.tokenizer": ("ChatTemplate", "TokenizerBridge"),
+    "oxillama.grammar": ("Grammar", "GrammarState", "GrammarWarning", "JsonSchemaCompiler", "TokenMasker", "apply_grammar_mask"),
+    "oxillama.sampling": ("Sampler", "SamplerChain", "SamplerConfig", "SamplerStage", "Xorshift64"),
+    "oxillama.tokenizer": ("ChatTemplate", "TextStream", "TokenizerBridge"),
     "oxillama.toolcalls": ("NoOpDispatcher", "ReasoningSplitter", "ReplyParser", "ToolCall", "ToolCallDetector", "ToolCallGrammar",
                            "ToolDispatcher", "ToolResult", "TriggeredGrammar", "run_until_answer", "split_reasoning"),
 }

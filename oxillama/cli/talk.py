@@ -38,7 +38,7 @@ def _add_sampling(command: argparse.ArgumentParser) -> None:
     command.add_argument("--top-k", type=int, default=default.top_k, help="keep the k likeliest tokens; 0 is off (default: %(default)s)")
     command.add_argument("--top-p", type=float, default=default.top_p, help="keep the likeliest tokens of this mass (default: %(default)s)")
     command.add_argument("--min-p", type=float, default=default.min_p, help="drop tokens under this share of the likeliest (default: %(default)s)")
-    command.add_argument("--repeat-penalty", type=float, default=default.repetition_penalty, help="1 is off (default: %(default)s)")
+    command.add_argument("--repeat-penalty", type=float, default=None, help="1 is off (default: 1.1, and 1 at temperature 0)")
     command.add_argument("--seed", type=int, default=None, help="the same seed gives the same text (default: a fresh one)")
     command.add_argument("-n", "--max-tokens", type=int, default=None, help="stop after so many tokens (default: the end of the context)")
     command.add_argument("--stop", action="append", default=[], help="stop before this text; may be given more than once")

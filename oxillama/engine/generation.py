@@ -135,7 +135,8 @@ class Vocabulary:
                 bridge = self.bridge
                 pieces = bridge.vocab_bytes()
                 pieces += [b""] * (self.vocab_size - len(pieces))
-                self._masker = TokenMasker(pieces, control_ids=bridge.special_ids, eog_ids=self.eog_ids)
+                names = {bridge.token_text(token): token for token in bridge.special_ids}
+                self._masker = TokenMasker(pieces, control_ids=bridge.special_ids, eog_ids=self.eog_ids, names=names)
             return self._masker
 
     def prepare(self, options: Options) -> None:

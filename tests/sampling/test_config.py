@@ -77,6 +77,8 @@ def test_unknown_fields_raise():
 def test_presets():
     g = SamplerConfig.greedy()
     assert (g.temperature, g.repetition_penalty) == (0.0, 1.0)
+    assert SamplerConfig(temperature=0.0).repetition_penalty == 1.0          # greedy is the likeliest token unless told otherwise
+    assert SamplerConfig(temperature=0.0, repetition_penalty=1.1).repetition_penalty == 1.1
     m = SamplerConfig.mirostat_v2(3.0, 0.2, seed=5)
     assert (m.mirostat, m.mirostat_tau, m.mirostat_eta, m.top_k, m.top_p, m.temperature, m.seed) == (2, 3.0, 0.2, 0, 1.0, 1.0, 5)
 
