@@ -8,15 +8,16 @@ Adding an op: an argument struct, a `_part`, a class that fills the struct (see 
 """
 import numpy as np
 
+cimport numpy as cnp
 from cython.parallel cimport parallel
-from libc.stdint cimport int32_t, int64_t
+from libc.stdint cimport INT32_MAX, int32_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 from openmp cimport omp_get_num_threads, omp_get_thread_num, omp_get_wtime
 
 from oxillama._core.attention cimport cut_tiles, done_items_wanted, partial_floats_wanted
 from oxillama._core.linear cimport fill_quantise
-from oxillama._core.pool cimport KV_F16, Arena, PageMemory
+from oxillama._core.pool cimport KV_F16, Arena, PageMemory as Pages
 from oxillama._core.step cimport OUTPUT, Op, PartFn, Plan, Step, Tiles, WarmFn
 from oxillama._core.threads cimport (
     Pace, open_region, ox_add, ox_preemptions, ox_team, ox_team_barrier, ox_team_init, ox_team_stopped, worker_count,
@@ -25,7 +26,7 @@ from oxillama._core.vectors cimport vec_table
 
 from oxillama._core import attention, elementwise, linear
 from oxillama._core.elementwise import EmbeddingTable
-from oxillama._core import pool
+from oxillama._core.pool import PageMemory
 from oxillama.errors import Cancelled, ConfigError, ContextError, EngineError, ModelError
 
 __all__ = ["OPS", "Batch", "CancelFlag", "EmbeddingTable", "PageMemory", "Program"]
@@ -33,8 +34,7 @@ __all__ = ["OPS", "Batch", "CancelFlag", "EmbeddingTable", "PageMemory", "Progra
 # The dispatch table: op name -> the class that checks its parameters and holds its arguments.
 OPS = {**elementwise.OPS, **attention.OPS, **linear.OPS}
 
-globals()["PageMemory"] = pool.PageMemory
-
+cnp.import_array()
 MAX_ROWS = 1 << 20
 
 cdef enum:
@@ -66,13 +66,14 @@ cdef class CancelFlag:
         return self.flag != 0
 
 
-cdef object int32s(object values, str name):
+cdef cnp.ndarray int32s(object values, str name):
     """values as a contiguous int32 array of one dimension, refusing whatever would lose something on the way."""
+    if cnp.PyArray_Check(values) and cnp.PyArray_TYPE(values) == cnp.NPY_INT32 and cnp.PyArray_NDIM(values) == 1 and cnp.PyArray_IS_C_CONTIGUOUS(
+            values) and cnp.PyArray_ISNOTSWAPPED(values) and cnp.PyArray_ISALIGNED(values):
+        return values
     array = np.asarray(values)
     if array.ndim != 1:
         raise ConfigError(f"{name}: got {array.ndim} dimensions, wanted 1")
-    if array.dtype == np.int32 and array.flags.c_contiguous:
-        return array
     if array.size == 0:
         return np.empty(0, np.int32)
     if array.dtype.kind not in "iu":
@@ -92,34 +93,36 @@ cdef class Batch:
     cdef readonly int rows
     cdef readonly int wanted_rows
     cdef int n_tables
-    cdef const int32_t[::1] tokens
-    cdef const int32_t[::1] positions
-    cdef const int32_t[::1] row_table
-    cdef const int32_t[::1] wanted
-    cdef list tables
+    cdef tuple held                  # the arrays behind the pointers
+    cdef const int32_t *tokens
+    cdef const int32_t *positions
+    cdef const int32_t *row_table
+    cdef const int32_t *wanted
     cdef const int32_t **pages
     cdef int *lengths
 
     def __cinit__(self, tokens, positions, tables, row_table, wanted):
-        cdef const int32_t[::1] one
+        cdef cnp.ndarray one
+        cdef cnp.ndarray t = int32s(tokens, "tokens"), p = int32s(positions, "positions")
+        cdef cnp.ndarray r = int32s(row_table, "row_table"), w = int32s(wanted, "wanted")
         cdef int i
-        self.tokens, self.positions = int32s(tokens, "tokens"), int32s(positions, "positions")
-        self.row_table, self.wanted = int32s(row_table, "row_table"), int32s(wanted, "wanted")
-        if self.tokens.shape[0] > MAX_ROWS or self.tokens.shape[0] == 0:
-            raise ConfigError(f"batch: {self.tokens.shape[0]} rows, wanted 1 to {MAX_ROWS}")
-        self.rows, self.wanted_rows, self.n_tables = self.tokens.shape[0], self.wanted.shape[0], len(tables)
-        if self.positions.shape[0] != self.rows or self.row_table.shape[0] != self.rows:
-            raise ConfigError(f"batch: {self.rows} tokens, {self.positions.shape[0]} positions and {self.row_table.shape[0]} row tables")
+        cdef list rows = [int32s(table, "table") for table in tables]
+        if t.shape[0] > MAX_ROWS or t.shape[0] == 0:
+            raise ConfigError(f"batch: {t.shape[0]} rows, wanted 1 to {MAX_ROWS}")
+        if p.shape[0] != t.shape[0] or r.shape[0] != t.shape[0] or w.shape[0] > t.shape[0]:
+            raise ConfigError(f"batch: {t.shape[0]} tokens, {p.shape[0]} positions, {r.shape[0]} row tables and {w.shape[0]} wanted rows")
+        self.rows, self.wanted_rows, self.n_tables = t.shape[0], w.shape[0], len(rows)
+        self.held = (t, p, r, w, rows)
+        self.tokens, self.positions = <const int32_t *>cnp.PyArray_DATA(t), <const int32_t *>cnp.PyArray_DATA(p)
+        self.row_table, self.wanted = <const int32_t *>cnp.PyArray_DATA(r), <const int32_t *>cnp.PyArray_DATA(w)
         self.pages = <const int32_t **>calloc(max(1, self.n_tables), sizeof(int32_t *))
         self.lengths = <int *>calloc(max(1, self.n_tables), sizeof(int))
         if self.pages == NULL or self.lengths == NULL:
             raise MemoryError
-        self.tables = [int32s(table, "table") for table in tables]
         for i in range(self.n_tables):
-            one = self.tables[i]
-            self.lengths[i] = one.shape[0]
-            if self.lengths[i]:
-                self.pages[i] = &one[0]
+            one = rows[i]
+            self.lengths[i] = <int>min(one.shape[0], <Py_ssize_t>INT32_MAX)
+            self.pages[i] = <const int32_t *>cnp.PyArray_DATA(one)
         self._check_rows()
 
     def __dealloc__(self):
@@ -323,7 +326,7 @@ cdef class Program:
 
     # ---- the door of a step ------------------------------------------------------------------------------------------
 
-    cdef int _check_pages(self, Batch batch, PageMemory memory) except -1:
+    cdef int _check_pages(self, Batch batch, Pages memory) except -1:
         """Every page a row reads or writes exists."""
         cdef int r, table, first, last, p
         if memory.n_layers != self.n_layers:
@@ -348,7 +351,7 @@ cdef class Program:
                     raise ContextError(f"row {r}: page {batch.pages[table][p]} of its table, wanted 0 to {memory.capacity - 1}")
         return 0
 
-    cdef int _open(self, Batch batch, PageMemory memory) except -1:
+    cdef int _open(self, Batch batch, Pages memory) except -1:
         """Checks the batch, points the step at it, and sizes what attention needs."""
         cdef Step *step = &self.step_
         cdef int r, i, done = 0
@@ -361,8 +364,8 @@ cdef class Program:
                 raise ConfigError(f"row {r}: token {batch.tokens[r]}, wanted 0 to {self.vocab_size - 1}")
         self._check_pages(batch, memory)
         step.rows, step.wanted = batch.rows, batch.wanted_rows
-        step.tokens, step.positions, step.row_table = &batch.tokens[0], &batch.positions[0], &batch.row_table[0]
-        step.wanted_rows = &batch.wanted[0] if batch.wanted_rows else NULL
+        step.tokens, step.positions, step.row_table = batch.tokens, batch.positions, batch.row_table
+        step.wanted_rows = batch.wanted
         step.tables = batch.pages
         step.slabs, step.shift, step.page_size = memory.slabs, memory.shift, memory.page_size
         step.halves, step.layers = memory.kind == KV_F16, memory.layers
@@ -389,7 +392,7 @@ cdef class Program:
         step.out = &self.logits[0, 0]
         return 0
 
-    cdef int _run(self, Batch batch, PageMemory memory, int last, CancelFlag cancel) except -1:
+    cdef int _run(self, Batch batch, Pages memory, int last, CancelFlag cancel) except -1:
         """Ops 0 to last - 1 over the batch, in one region."""
         if self.busy:
             raise EngineError("step: another thread is in a step of this program")
@@ -439,7 +442,7 @@ cdef class Program:
             raise Cancelled("step: cancelled by its caller")
         return 0
 
-    def step(self, Batch batch not None, PageMemory memory not None, *, output="logits", CancelFlag cancel=None):
+    def step(self, Batch batch not None, Pages memory not None, *, output="logits", CancelFlag cancel=None):
         """Runs the batch; returns float32 (wanted rows, vocab_size), or (wanted rows, hidden_size) for output="hidden".
 
         hidden: the last norm's rows, before the output matmul. The array is a view that the next step overwrites.
@@ -463,7 +466,7 @@ cdef class Program:
         cdef float[::1] flat = <float[:stride * <size_t>self.max_rows]>(<float *>self.step_.slots[slot])
         return np.asarray(flat).reshape(self.max_rows, -1)[:rows, :columns]
 
-    def run_until(self, Batch batch not None, PageMemory memory not None, int op_index, *, CancelFlag cancel=None):
+    def run_until(self, Batch batch not None, Pages memory not None, int op_index, *, CancelFlag cancel=None):
         """Runs ops 0 to op_index (included) over the batch; `slot` then shows what they left."""
         if op_index < 0 or op_index >= self.n_ops:
             raise ConfigError(f"op_index: got {op_index}, wanted 0 to {self.n_ops - 1}")
@@ -477,7 +480,7 @@ cdef class Program:
             return np.array(np.asarray(self.logits)[:rows])
         return np.array(self._rows(index, rows, self.widths[index]))
 
-    def profile(self, Batch batch not None, PageMemory memory not None, *, repeat=1):
+    def profile(self, Batch batch not None, Pages memory not None, *, repeat=1):
         """Runs the batch `repeat` times; returns (op name, median microseconds from barrier to barrier) per op."""
         cdef double[::1] clock = np.zeros(self.n_ops + 1)
         runs = []
