@@ -1,4 +1,4 @@
-"""Ops over pages of keys and values: `rope_store` puts them there, `attend` reads them.
+"""The op that reads keys and values from their pages: attention of every row over the keys it sees.
 
 The keys a row sees are cut into splits of 256 at absolute positions. One split of one tile of queries is one call of the C kernel
 (`csrc/vec/attend.h`), which yields (largest score, sum, mixed values) per query; a query's splits are folded in ascending order by
@@ -10,13 +10,14 @@ one formula. Who computes a split and when never changes a bit, so the schedule 
 
 Queries of a tile are its rows times the query heads that share the KV head, so K and V are read once for all of them.
 """
-from libc.stdint cimport int32_t, uint16_t
-from libc.string cimport memcpy
+from libc.stdint cimport int32_t
 
 from oxillama._core.pool cimport KvLayer, page_of
-from oxillama._core.step cimport Common, Op, Plan, Step, Tiles, ox_fetch, row_of, rows_of
+from oxillama._core.step cimport Common, Op, Plan, Step, Tiles, ox_fetch, row_of
 from oxillama._core.threads cimport ox_team, ox_team_take
 from oxillama._core.vectors cimport OX_BLOCK_GROUPS, OX_MAX_QUERIES, OX_SPLIT_KEYS, ox_split
+
+from oxillama._core.store import head_shape
 
 cdef extern from *:
     """
@@ -27,130 +28,11 @@ cdef extern from *:
 
 cdef enum:
     TILE_QUERIES = 48                # queries aimed at for a tile: a multiple of every register tile
-    HEADS = 16                       # heads of a rope_store chunk
-    ROWS = 16                        # rows of a rope_store chunk
     PARTIAL_LIMIT = 16 << 20         # floats: beyond this a tile's splits are folded by one worker
     WARM_GROUPS = 8                  # groups of 16 keys fetched before the op begins
     ITEMS_PER_WORKER = 4             # fewer items than this a worker: go by splits
     CHUNKS_PER_WORKER = 8            # aimed at: heads go together where there are more
 
-
-# ---- rope_store ------------------------------------------------------------------------------------------------------
-
-ctypedef struct StoreArgs:
-    Common common
-    int x, rope, half, pairs, q_heads, kv_heads, k_dim, v_dim, layer
-    const float *q_norm
-    const float *k_norm
-    float eps, q_scale
-
-
-cdef void turn(const StoreArgs *a, const Step *step, float *head, const float *weight, int row) noexcept nogil:
-    """Norm (if any) and rotate one head in place."""
-    cdef const float *angles
-    if weight != NULL:
-        step.vec.rms_norm(head, head, weight, NULL, a.eps, a.k_dim)
-    if a.rope >= 0:
-        angles = <const float *>row_of(step, a.rope, row)
-        if a.pairs:
-            step.vec.rope_pairs(head, angles, angles + a.half, a.half)
-        else:
-            step.vec.rope_halves(head, angles, angles + a.half, a.half)
-
-
-cdef void store_key(const Step *step, const KvLayer *layer, char *page, int head, int token, const float *k, uint16_t *halves) noexcept nogil:
-    cdef char *to = page + head * layer.k_head_bytes + (token // 16) * layer.k_group_bytes
-    cdef int d
-    if step.halves:
-        step.vec.halves(halves, k, layer.k_dim)
-        for d in range(layer.k_dim):
-            (<uint16_t *>to)[16 * d + token % 16] = halves[d]
-    else:
-        for d in range(layer.k_dim):
-            (<float *>to)[16 * d + token % 16] = k[d]
-
-
-cdef void store_row(const StoreArgs *a, const Step *step, int row, int first, int last, float *scratch) noexcept nogil:
-    """Heads first to last - 1 of q, k and v side by side, of one row."""
-    cdef float *x = <float *>row_of(step, a.x, row)
-    cdef float *keys = x + <size_t>a.q_heads * a.k_dim
-    cdef float *values = keys + <size_t>a.kv_heads * a.k_dim
-    cdef const KvLayer *layer = &step.layers[a.layer]
-    cdef int position = step.positions[row], h, token = position % step.page_size
-    cdef char *page = page_of(step.slabs, step.shift, layer, step.tables[step.row_table[row]][position // step.page_size])
-    cdef char *v
-    for h in range(first, min(last, a.q_heads)):
-        turn(a, step, x + <size_t>h * a.k_dim, a.q_norm, row)
-        if a.q_scale != 1.0:
-            step.vec.scale(x + <size_t>h * a.k_dim, x + <size_t>h * a.k_dim, a.q_scale, a.k_dim)
-    for h in range(max(0, first - a.q_heads), min(last - a.q_heads, a.kv_heads)):
-        memcpy(scratch, keys + <size_t>h * a.k_dim, a.k_dim * sizeof(float))
-        turn(a, step, scratch, a.k_norm, row)
-        store_key(step, layer, page, h, token, scratch, <uint16_t *>(scratch + a.k_dim))
-    for h in range(max(0, first - a.q_heads - a.kv_heads), min(last - a.q_heads - a.kv_heads, a.kv_heads)):
-        v = page + layer.v_offset + h * layer.v_head_bytes + token * layer.v_row_bytes
-        if step.halves:
-            step.vec.halves(<uint16_t *>v, values + <size_t>h * a.v_dim, a.v_dim)
-        else:
-            memcpy(v, values + <size_t>h * a.v_dim, a.v_dim * sizeof(float))
-
-
-cdef void rope_store_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
-    cdef const StoreArgs *a = <const StoreArgs *>args
-    cdef const Step *step = a.common.step
-    cdef int rows = rows_of(&a.common), heads = a.q_heads + 2 * a.kv_heads, blocks = (heads + HEADS - 1) // HEADS
-    cdef int items = (rows + ROWS - 1) // ROWS * blocks, c, r, first
-    cdef float *scratch = <float *>(step.scratch + <size_t>ith * step.scratch_stride)
-    c = ox_team_take(team)
-    while c < items:
-        first = c % blocks * HEADS
-        for r in range(c // blocks * ROWS, min(rows, (c // blocks + 1) * ROWS)):
-            store_row(a, step, r, first, min(heads, first + HEADS), scratch)
-        c = ox_team_take(team)
-
-
-def head_shape(Plan plan, p):
-    """(q_heads, kv_heads, k_dim, v_dim, layer) of an attention op, checked against the program's layers."""
-    layer = plan.number(p, "layer", 0, len(plan.kv_layers) - 1)
-    q_heads, kv_heads = plan.number(p, "q_heads", 1, 1 << 16), plan.number(p, "kv_heads", 1, 1 << 16)
-    k_dim, v_dim = plan.number(p, "k_dim", 1, 1 << 16), plan.number(p, "v_dim", 1, 1 << 16)
-    if q_heads % kv_heads:
-        raise plan.fail(f"{q_heads} query heads do not share {kv_heads} KV heads evenly")
-    if plan.kv_layers[layer] != (kv_heads, k_dim, v_dim):
-        raise plan.fail(f"layer {layer} has (kv_heads, k_dim, v_dim) {plan.kv_layers[layer]}, this op {(kv_heads, k_dim, v_dim)}")
-    return q_heads, kv_heads, k_dim, v_dim, layer
-
-
-cdef class RopeStoreOp(Op):
-    cdef StoreArgs a
-    cdef const float[::1] q_norm
-    cdef const float[::1] k_norm
-
-    def __init__(self, Plan plan, params):
-        p = plan.keys(params, "x", "q_heads", "kv_heads", "k_dim", "v_dim", "layer",
-                      rope=None, rope_dims=0, style="norm", q_norm=None, k_norm=None, eps=1e-6, q_scale=1.0)
-        cdef StoreArgs *a = &self.a
-        a.q_heads, a.kv_heads, a.k_dim, a.v_dim, a.layer = head_shape(plan, p)
-        a.x, a.rope = p["x"], -1
-        plan.reads(p["x"], columns=a.q_heads * a.k_dim + a.kv_heads * (a.k_dim + a.v_dim), full=True)
-        if p["style"] not in ("norm", "neox"):
-            raise plan.fail(f"style is {p['style']!r}, wanted 'norm' or 'neox'")
-        a.pairs = p["style"] == "norm"
-        if p["rope"] is not None:
-            dims = plan.number(p, "rope_dims", 2, a.k_dim)
-            if dims % 2:
-                raise plan.fail(f"rope_dims is {dims}, wanted an even number")
-            plan.reads(p["rope"], columns=dims, full=True)
-            a.rope, a.half = p["rope"], dims // 2
-        self.q_norm, self.k_norm = plan.floats(p["q_norm"], "q_norm", a.k_dim), plan.floats(p["k_norm"], "k_norm", a.k_dim)
-        a.q_norm = NULL if self.q_norm is None else &self.q_norm[0]
-        a.k_norm = NULL if self.k_norm is None else &self.k_norm[0]
-        a.eps, a.q_scale = plan.real(p, "eps", 0.0, 1.0), plan.real(p, "q_scale", -1e30, 1e30)
-        plan.need_scratch(self, 6 * <size_t>a.k_dim + 64)
-        self.begin(plan, &a.common, "rope_store", rope_store_part, p)
-
-
-# ---- attend ----------------------------------------------------------------------------------------------------------
 
 ctypedef struct AttendArgs:
     Common common
@@ -496,4 +378,4 @@ cdef class AttendOp(Op):
         self.warm = attend_warm
 
 
-OPS = {"rope_store": RopeStoreOp, "attend": AttendOp}
+OPS = {"attend": AttendOp}

@@ -3,23 +3,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from oxillama._core.batch import Batch as Batch
+from oxillama._core.batch import CancelFlag as CancelFlag
 from oxillama._core.elementwise import EmbeddingTable as EmbeddingTable
 from oxillama._core.pool import PageMemory as PageMemory
 
 OPS: dict[str, type]
-MAX_ROWS: int
-
-class CancelFlag:
-    def set(self) -> None: ...
-    def clear(self) -> None: ...
-    def __bool__(self) -> bool: ...
-
-class Batch:
-    rows: int
-    wanted_rows: int
-    def __init__(self, tokens: Sequence[int] | np.ndarray, positions: Sequence[int] | np.ndarray,
-                 tables: Sequence[Sequence[int] | np.ndarray], row_table: Sequence[int] | np.ndarray,
-                 wanted: Sequence[int] | np.ndarray) -> None: ...
 
 class Program:
     max_rows: int

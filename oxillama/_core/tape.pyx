@@ -8,14 +8,14 @@ Adding an op: an argument struct, a `_part`, a class that fills the struct (see 
 """
 import numpy as np
 
-cimport numpy as cnp
 from cython.parallel cimport parallel
-from libc.stdint cimport INT32_MAX, int32_t
+from libc.stdint cimport int32_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 from openmp cimport omp_get_num_threads, omp_get_thread_num, omp_get_wtime
 
 from oxillama._core.attention cimport cut_tiles, done_items_wanted, partial_floats_wanted
+from oxillama._core.batch cimport Batch as Rows, CancelFlag as Flag
 from oxillama._core.linear cimport fill_quantise
 from oxillama._core.pool cimport KV_F16, Arena, PageMemory as Pages
 from oxillama._core.step cimport OUTPUT, Op, PartFn, Plan, Step, Tiles, WarmFn
@@ -24,7 +24,8 @@ from oxillama._core.threads cimport (
 )
 from oxillama._core.vectors cimport vec_table
 
-from oxillama._core import attention, elementwise, linear
+from oxillama._core import attention, elementwise, linear, store
+from oxillama._core.batch import MAX_ROWS, Batch, CancelFlag
 from oxillama._core.elementwise import EmbeddingTable
 from oxillama._core.pool import PageMemory
 from oxillama.errors import Cancelled, ConfigError, ContextError, EngineError, ModelError
@@ -32,128 +33,13 @@ from oxillama.errors import Cancelled, ConfigError, ContextError, EngineError, M
 __all__ = ["OPS", "Batch", "CancelFlag", "EmbeddingTable", "PageMemory", "Program"]
 
 # The dispatch table: op name -> the class that checks its parameters and holds its arguments.
-OPS = {**elementwise.OPS, **attention.OPS, **linear.OPS}
+OPS = {**elementwise.OPS, **store.OPS, **attention.OPS, **linear.OPS}
 
-cnp.import_array()
-MAX_ROWS = 1 << 20
 
 cdef enum:
     WARM_AHEAD = 2           # ops ahead that may fetch what they will read
     WARM_ROWS = 4            # most rows of a step that waits for memory rather than for arithmetic
     PACED_ROWS = 16          # most rows of a step whose ops are shorter than a time slice
-
-cdef extern from *:
-    """
-    #include "team.h"
-    static void ox_flag_set(int32_t *flag, int32_t value) { __atomic_store_n(flag, value, __ATOMIC_RELAXED); }
-    """
-    void ox_flag_set(int32_t *flag, int32_t value) noexcept nogil
-
-
-cdef class CancelFlag:
-    """A flag another thread may set to stop a running step; the step then raises Cancelled within a few milliseconds."""
-    cdef int32_t flag
-
-    def set(self) -> None:
-        """Ask the step to stop."""
-        ox_flag_set(&self.flag, 1)
-
-    def clear(self) -> None:
-        """Allow steps again."""
-        ox_flag_set(&self.flag, 0)
-
-    def __bool__(self):
-        return self.flag != 0
-
-
-cdef cnp.ndarray int32s(object values, str name):
-    """values as a contiguous int32 array of one dimension, refusing whatever would lose something on the way."""
-    if cnp.PyArray_Check(values) and cnp.PyArray_TYPE(values) == cnp.NPY_INT32 and cnp.PyArray_NDIM(values) == 1 and cnp.PyArray_IS_C_CONTIGUOUS(
-            values) and cnp.PyArray_ISNOTSWAPPED(values) and cnp.PyArray_ISALIGNED(values):
-        return values
-    array = np.asarray(values)
-    if array.ndim != 1:
-        raise ConfigError(f"{name}: got {array.ndim} dimensions, wanted 1")
-    if array.size == 0:
-        return np.empty(0, np.int32)
-    if array.dtype.kind not in "iu":
-        raise ConfigError(f"{name}: got {array.dtype}, wanted int32")
-    if array.min() < -(1 << 31) or array.max() >= 1 << 31:
-        raise ConfigError(f"{name}: a value does not fit in 32 bits")
-    return np.ascontiguousarray(array, np.int32)
-
-
-cdef class Batch:
-    """The rows of one step, from any number of sequences.
-
-    tokens, positions: int32 (rows,); tables: one int32 array of page ids per sequence (its block table, page of position 0 first);
-    row_table: int32 (rows,), which table a row belongs to; wanted: ascending row numbers whose output is asked, may be empty.
-    The rows of one table are contiguous and ascend in position. ConfigError for anything else.
-    """
-    cdef readonly int rows
-    cdef readonly int wanted_rows
-    cdef int n_tables
-    cdef tuple held                  # the arrays behind the pointers
-    cdef const int32_t *tokens
-    cdef const int32_t *positions
-    cdef const int32_t *row_table
-    cdef const int32_t *wanted
-    cdef const int32_t **pages
-    cdef int *lengths
-
-    def __cinit__(self, tokens, positions, tables, row_table, wanted):
-        cdef cnp.ndarray one
-        cdef cnp.ndarray t = int32s(tokens, "tokens"), p = int32s(positions, "positions")
-        cdef cnp.ndarray r = int32s(row_table, "row_table"), w = int32s(wanted, "wanted")
-        cdef int i
-        cdef list rows = [int32s(table, "table") for table in tables]
-        if t.shape[0] > MAX_ROWS or t.shape[0] == 0:
-            raise ConfigError(f"batch: {t.shape[0]} rows, wanted 1 to {MAX_ROWS}")
-        if p.shape[0] != t.shape[0] or r.shape[0] != t.shape[0] or w.shape[0] > t.shape[0]:
-            raise ConfigError(f"batch: {t.shape[0]} tokens, {p.shape[0]} positions, {r.shape[0]} row tables and {w.shape[0]} wanted rows")
-        self.rows, self.wanted_rows, self.n_tables = t.shape[0], w.shape[0], len(rows)
-        self.held = (t, p, r, w, rows)
-        self.tokens, self.positions = <const int32_t *>cnp.PyArray_DATA(t), <const int32_t *>cnp.PyArray_DATA(p)
-        self.row_table, self.wanted = <const int32_t *>cnp.PyArray_DATA(r), <const int32_t *>cnp.PyArray_DATA(w)
-        self.pages = <const int32_t **>calloc(max(1, self.n_tables), sizeof(int32_t *))
-        self.lengths = <int *>calloc(max(1, self.n_tables), sizeof(int))
-        if self.pages == NULL or self.lengths == NULL:
-            raise MemoryError
-        for i in range(self.n_tables):
-            one = rows[i]
-            self.lengths[i] = <int>min(one.shape[0], <Py_ssize_t>INT32_MAX)
-            self.pages[i] = <const int32_t *>cnp.PyArray_DATA(one)
-        self._check_rows()
-
-    def __dealloc__(self):
-        free(self.pages)
-        free(self.lengths)
-
-    cdef int _check_rows(self) except -1:
-        cdef int r, table
-        cdef char *seen = <char *>calloc(max(1, self.n_tables), 1)
-        if seen == NULL:
-            raise MemoryError
-        try:
-            for r in range(self.rows):
-                table = self.row_table[r]
-                if table < 0 or table >= self.n_tables:
-                    raise ConfigError(f"row {r}: table {table}, wanted 0 to {self.n_tables - 1}")
-                if self.positions[r] < 0:
-                    raise ConfigError(f"row {r}: position {self.positions[r]}, wanted at least 0")
-                if r and table == self.row_table[r - 1]:
-                    if self.positions[r] <= self.positions[r - 1]:
-                        raise ConfigError(f"row {r}: position {self.positions[r]} after {self.positions[r - 1]}, wanted ascending positions")
-                elif seen[table]:
-                    raise ConfigError(f"row {r}: table {table} again, wanted the rows of a table side by side")
-                seen[table] = 1
-            for r in range(self.wanted_rows):
-                if self.wanted[r] < 0 or self.wanted[r] >= self.rows or (r and self.wanted[r] <= self.wanted[r - 1]):
-                    raise ConfigError(f"wanted: {self.wanted[r]} at {r}, wanted ascending rows below {self.rows}")
-        finally:
-            free(seen)
-        return 0
-
 
 ctypedef struct Entry:
     PartFn part
@@ -326,7 +212,7 @@ cdef class Program:
 
     # ---- the door of a step ------------------------------------------------------------------------------------------
 
-    cdef int _check_pages(self, Batch batch, Pages memory) except -1:
+    cdef int _check_pages(self, Rows batch, Pages memory) except -1:
         """Every page a row reads or writes exists."""
         cdef int r, table, first, last, p
         if memory.n_layers != self.n_layers:
@@ -351,7 +237,7 @@ cdef class Program:
                     raise ContextError(f"row {r}: page {batch.pages[table][p]} of its table, wanted 0 to {memory.capacity - 1}")
         return 0
 
-    cdef int _open(self, Batch batch, Pages memory) except -1:
+    cdef int _open(self, Rows batch, Pages memory) except -1:
         """Checks the batch, points the step at it, and sizes what attention needs."""
         cdef Step *step = &self.step_
         cdef int r, i, done = 0
@@ -392,7 +278,7 @@ cdef class Program:
         step.out = &self.logits[0, 0]
         return 0
 
-    cdef int _run(self, Batch batch, Pages memory, int last, CancelFlag cancel) except -1:
+    cdef int _run(self, Rows batch, Pages memory, int last, Flag cancel) except -1:
         """Ops 0 to last - 1 over the batch, in one region."""
         if self.busy:
             raise EngineError("step: another thread is in a step of this program")
@@ -442,7 +328,7 @@ cdef class Program:
             raise Cancelled("step: cancelled by its caller")
         return 0
 
-    def step(self, Batch batch not None, Pages memory not None, *, output="logits", CancelFlag cancel=None):
+    def step(self, Rows batch not None, Pages memory not None, *, output="logits", Flag cancel=None):
         """Runs the batch; returns float32 (wanted rows, vocab_size), or (wanted rows, hidden_size) for output="hidden".
 
         hidden: the last norm's rows, before the output matmul. The array is a view that the next step overwrites.
@@ -466,7 +352,7 @@ cdef class Program:
         cdef float[::1] flat = <float[:stride * <size_t>self.max_rows]>(<float *>self.step_.slots[slot])
         return np.asarray(flat).reshape(self.max_rows, -1)[:rows, :columns]
 
-    def run_until(self, Batch batch not None, Pages memory not None, int op_index, *, CancelFlag cancel=None):
+    def run_until(self, Rows batch not None, Pages memory not None, int op_index, *, Flag cancel=None):
         """Runs ops 0 to op_index (included) over the batch; `slot` then shows what they left."""
         if op_index < 0 or op_index >= self.n_ops:
             raise ConfigError(f"op_index: got {op_index}, wanted 0 to {self.n_ops - 1}")
@@ -480,7 +366,7 @@ cdef class Program:
             return np.array(np.asarray(self.logits)[:rows])
         return np.array(self._rows(index, rows, self.widths[index]))
 
-    def profile(self, Batch batch not None, Pages memory not None, *, repeat=1):
+    def profile(self, Rows batch not None, Pages memory not None, *, repeat=1):
         """Runs the batch `repeat` times; returns (op name, median microseconds from barrier to barrier) per op."""
         cdef double[::1] clock = np.zeros(self.n_ops + 1)
         runs = []

@@ -1,0 +1,18 @@
+"""Types of what a step is given."""
+from collections.abc import Sequence
+
+import numpy as np
+
+MAX_ROWS: int
+
+class CancelFlag:
+    def set(self) -> None: ...
+    def clear(self) -> None: ...
+    def __bool__(self) -> bool: ...
+
+class Batch:
+    rows: int
+    wanted_rows: int
+    def __init__(self, tokens: Sequence[int] | np.ndarray, positions: Sequence[int] | np.ndarray,
+                 tables: Sequence[Sequence[int] | np.ndarray], row_table: Sequence[int] | np.ndarray,
+                 wanted: Sequence[int] | np.ndarray) -> None: ...
