@@ -37,11 +37,11 @@ static void act_q8_32(uint8_t *out, const float *x, int64_t cols)
             a = act_codes(x, f32_set1(inverse)), z = act_codes(x + 16, f32_set1(inverse));
         i32_store_i8((int8_t *)out, a);
         i32_store_i8((int8_t *)out + 16, z);
-        int32_t s0 = i32_hsum(a), s1 = i32_hsum(z), sum = s0 + s1;
+        int32_t s0 = i32_hsum(a), s1 = i32_hsum(z), sum = s0 + s1, less = -sum;
         int16_t halves[2] = { (int16_t)s0, (int16_t)s1 };
         dsum = d * (float)sum;
         memcpy(out + ACT32_D, &d, 4);
-        memcpy(out + ACT32_SUM, &sum, 4);
+        memcpy(out + ACT32_LESS, &less, 4);
         memcpy(out + ACT32_DSUM, &dsum, 4);
         memcpy(out + ACT32_HALVES, halves, 4);
     }

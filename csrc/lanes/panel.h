@@ -51,9 +51,9 @@ enum {
 #define OX_ROUND64(n) (((n) + 63) & ~(int64_t)63)
 
 /* Activation rows, block after block:
- *   q8_32   48 bytes per 32 columns:    codes int8[32], d float, sum int32, d * sum float, sums of 16 int16[2]
+ *   q8_32   48 bytes per 32 columns:    codes int8[32], d float, - sum int32, d * sum float, sums of 16 int16[2]
  *   q8_256  320 bytes per 256 columns:  codes int8[256], d float, 12 zero bytes, sums of 16 int16[16], sums of 32 int16[8] */
-enum { ACT32_D = 32, ACT32_SUM = 36, ACT32_DSUM = 40, ACT32_HALVES = 44, ACT32_BYTES = 48 };
+enum { ACT32_D = 32, ACT32_LESS = 36, ACT32_DSUM = 40, ACT32_HALVES = 44, ACT32_BYTES = 48 };
 enum { ACT256_D = 256, ACT256_SUM16 = 272, ACT256_SUM32 = 304, ACT256_BYTES = 320 };
 
 enum {

@@ -45,44 +45,45 @@ OX_INLINE void ahead(ox_ahead *a, int step)
     }
 }
 
-/* The 8 groups of a unit as codes of at most `store` bits. */
-OX_INLINE void load_unit(ox_u8x64 *w, const uint8_t *p, int store)
+/* Groups 2 i and 2 i + 1 of a unit. */
+OX_INLINE void load_two(ox_u8x64 *w, const uint8_t *p, int i, int store, const uint8_t *lut, ox_u8x64 table)
 {
     if (store == 8) {
-        OX_UNROLL for (int g = 0; g < 8; g++)
-            w[g] = u8_load(p + 64 * g);
-        return;
-    }
-    if (store >= 4) {
-        OX_UNROLL for (int i = 0; i < 4; i++) {
-            ox_u8x64 v = u8_load(p + 64 * i);
-            w[2 * i] = u8_low4(v);
-            w[2 * i + 1] = u8_high4(v);
-        }
+        w[0] = u8_load(p + 128 * i);
+        w[1] = u8_load(p + 128 * i + 64);
+    } else if (store >= 4) {
+        ox_u8x64 v = u8_load(p + 64 * i);
+        w[0] = u8_low4(v);
+        w[1] = u8_high4(v);
         p += 256;
     } else if (store >= 2) {
-        OX_UNROLL for (int i = 0; i < 2; i++) {
-            ox_u8x64 v = u8_load(p + 64 * i);
-            OX_UNROLL for (int q = 0; q < 4; q++)
-                w[4 * i + q] = u8_field(v, 2 * q, 3);
-        }
+        ox_u8x64 v = u8_load(p + 64 * (i / 2));
+        w[0] = u8_field(v, i & 1 ? 4 : 0, 3);
+        w[1] = u8_field(v, i & 1 ? 6 : 2, 3);
         p += 128;
     }
     if (store == 6) {
-        OX_UNROLL for (int i = 0; i < 2; i++) {
-            ox_u8x64 v = u8_load(p + 64 * i);
-            OX_UNROLL for (int q = 0; q < 4; q++)
-                w[4 * i + q] = u8_put(w[4 * i + q], v, 2 * q, 4, 0x30);
-        }
+        ox_u8x64 v = u8_load(p + 64 * (i / 2));
+        w[0] = u8_put(w[0], v, i & 1 ? 4 : 0, 4, 0x30);
+        w[1] = u8_put(w[1], v, i & 1 ? 6 : 2, 4, 0x30);
     } else if (store == 1) {
         ox_u8x64 v = u8_load(p);
-        OX_UNROLL for (int g = 0; g < 8; g++)
-            w[g] = u8_field(v, g, 1);
+        w[0] = u8_field(v, 2 * i, 1);
+        w[1] = u8_field(v, 2 * i + 1, 1);
     } else if (store & 1) {
         ox_u8x64 v = u8_load(p);
-        OX_UNROLL for (int g = 0; g < 8; g++)
-            w[g] = u8_put(w[g], v, g, store - 1, 1 << (store - 1));
+        w[0] = u8_put(w[0], v, 2 * i, store - 1, 1 << (store - 1));
+        w[1] = u8_put(w[1], v, 2 * i + 1, store - 1, 1 << (store - 1));
     }
+    if (lut)
+        w[0] = u8_lookup(table, w[0]), w[1] = u8_lookup(table, w[1]);
+}
+
+/* Half a unit: 16 columns, 4 groups. */
+OX_INLINE void load_half(ox_u8x64 *w, const uint8_t *p, int h, int store, const uint8_t *lut, ox_u8x64 table)
+{
+    load_two(w, p, 2 * h, store, lut, table);
+    load_two(w + 2, p, 2 * h + 1, store, lut, table);
 }
 
 /* 16 float scales of the side stream. E8M0: 2^(e - 128), where the two least are subnormal. UE4M3: the bits moved into place are
@@ -100,6 +101,15 @@ OX_INLINE ox_f32x16 side_d(const uint8_t *p, int side)
     return f32_load_f16((const uint16_t *)p);
 }
 
+/* What a dot of 32 columns starts from: - off * sum of x. The row holds - sum, so this is a broadcast and a shift. */
+OX_INLINE ox_i32x16 start_32(const uint8_t *x, int off)
+{
+    if (off == 0)
+        return i32_zero();
+    ox_i32x16 v = i32_set1(act_i32(x + ACT32_LESS));
+    return off & (off - 1) ? i32_mul(v, i32_set1(off)) : off == 1 ? v : i32_shl(v, off == 8 ? 3 : off == 16 ? 4 : 7);
+}
+
 OX_INLINE void tile_32(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols, int m,
                        int store, int bits, int off, int side, const uint8_t *lut, int block)
 {
@@ -111,34 +121,27 @@ OX_INLINE void tile_32(float *c, int64_t ldc, const uint8_t *panel, const uint8_
     OX_UNROLL for (int t = 0; t < m; t++)
         acc[t] = f32_zero();
     for (int64_t b = 0; b < cols / 32; b++, p += OX_UNIT_BYTES(store), x += ACT32_BYTES) {
-        ox_u8x64 w[8];
         ahead(&next, OX_STEP32(store, side, block));
-        load_unit(w, p, store);
-        if (lut) {
-            OX_UNROLL for (int g = 0; g < 8; g++)
-                w[g] = u8_lookup(table, w[g]);
-        }
-        if (side == SIDE_UE4M3) {
-            ox_f32x16 d0 = side_d(s + 32 * (b & 1), side), d1 = side_d(s + 32 * (b & 1) + 16, side);
+        ox_i32x16 dot[8];
+        OX_UNROLL for (int h = 0; h < 2; h++) {
+            ox_u8x64 w[4];
+            load_half(w, p, h, store, lut, table);
             OX_UNROLL for (int t = 0; t < m; t++) {
                 const uint8_t *xt = x + t * ldx;
-                int16_t sums[2];
-                memcpy(sums, xt + ACT32_HALVES, 4);
-                ox_i32x16 dot = i32_dot16(i32_set1(-less * sums[0]), w, (const int8_t *)xt, bits);
-                acc[t] = f32_fma(i32_to_f32(dot), f32_mul(d0, f32_set1(act_f32(xt + ACT32_D))), acc[t]);
-                dot = i32_dot16(i32_set1(-less * sums[1]), w + 4, (const int8_t *)xt + 16, bits);
-                acc[t] = f32_fma(i32_to_f32(dot), f32_mul(d1, f32_set1(act_f32(xt + ACT32_D))), acc[t]);
+                if (side == SIDE_UE4M3) {
+                    int16_t sum;
+                    memcpy(&sum, xt + ACT32_HALVES + 2 * h, 2);
+                    dot[t] = i32_set1(-less * sum);
+                } else if (h == 0) {
+                    dot[t] = start_32(xt, less);
+                }
+                dot[t] = i32_dot16(dot[t], w, (const int8_t *)xt + 16 * h, bits);
             }
-            s += b & 1 ? OX_SIDE_BYTES(side) : 0;
-            continue;
-        }
-        ox_f32x16 d = side_d(s, side);
-        OX_UNROLL for (int t = 0; t < m; t++) {
-            const uint8_t *xt = x + t * ldx;
-            ox_i32x16 dot = less ? i32_set1(-less * act_i32(xt + ACT32_SUM)) : i32_zero();
-            dot = i32_dot16(dot, w, (const int8_t *)xt, bits);
-            dot = i32_dot16(dot, w + 4, (const int8_t *)xt + 16, bits);
-            acc[t] = f32_fma(i32_to_f32(dot), f32_mul(d, f32_set1(act_f32(xt + ACT32_D))), acc[t]);
+            if (h == 1 || side == SIDE_UE4M3) {
+                ox_f32x16 d = side_d(side == SIDE_UE4M3 ? s + 32 * (b & 1) + 16 * h : s, side);
+                OX_UNROLL for (int t = 0; t < m; t++)
+                    acc[t] = f32_fma(i32_to_f32(dot[t]), f32_mul(d, f32_set1(act_f32(x + t * ldx + ACT32_D))), acc[t]);
+            }
         }
         if (side == SIDE_F16_MIN) {
             ox_f32x16 least = side_d(s + 32, side);
@@ -232,26 +235,15 @@ OX_INLINE void tile_256(float *c, int64_t ldc, const uint8_t *panel, const uint8
         }
         for (int u = 0; u < 8; u += 2) {
             OX_UNROLL for (int v = 0; v < 2; v++, p += OX_UNIT_BYTES(store)) {
-                ox_u8x64 w[8];
                 ahead(&next, OX_STEP256(store, head, side));
-                load_unit(w, p, store);
-                if (lut) {
-                    OX_UNROLL for (int g = 0; g < 8; g++)
-                        w[g] = u8_lookup(table, w[g]);
-                }
-                const int8_t *xu = (const int8_t *)x + 32 * (u + v);
-                if (sub == 256) {
-                    OX_UNROLL for (int t = 0; t < m; t++)
-                        sum[t] = i32_dot16(i32_dot16(sum[t], w, xu + t * ldx, bits), w + 4, xu + t * ldx + 16, bits);
-                } else if (sub == 32) {
-                    ox_scale k = v ? scale_high(sp[u / 2]) : scale_low(sp[u / 2]);
-                    OX_UNROLL for (int t = 0; t < m; t++)
-                        sum[t] = i32_dot32_scaled(sum[t], w, xu + t * ldx, bits, k);
-                } else {
-                    ox_scale k0 = scale_low(sp[u + v]), k1 = scale_high(sp[u + v]);
+                ox_i32x16 pair = sub == 32 ? sp[u / 2] : sub == 16 ? sp[u + v] : i32_zero();
+                OX_UNROLL for (int h = 0; h < 2; h++) {
+                    ox_u8x64 w[4];
+                    load_half(w, p, h, store, lut, table);
+                    ox_scale k = (sub == 32 ? v : h) ? scale_high(pair) : scale_low(pair);
                     OX_UNROLL for (int t = 0; t < m; t++) {
-                        sum[t] = i32_dot16_scaled(sum[t], w, xu + t * ldx, bits, k0);
-                        sum[t] = i32_dot16_scaled(sum[t], w + 4, xu + t * ldx + 16, bits, k1);
+                        const int8_t *xt = (const int8_t *)x + t * ldx + 32 * (u + v) + 16 * h;
+                        sum[t] = sub == 256 ? i32_dot16(sum[t], w, xt, bits) : i32_dot16_scaled(sum[t], w, xt, bits, k);
                     }
                 }
             }

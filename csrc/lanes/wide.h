@@ -15,40 +15,6 @@ OX_INLINE void ahead_pair(const uint8_t *p, int64_t stride, int64_t later, int s
     }
 }
 
-/* Groups 2 i and 2 i + 1 of a unit. */
-OX_INLINE void load_two(ox_u8x64 *w, const uint8_t *p, int i, int store, const uint8_t *lut, ox_u8x64 table)
-{
-    if (store == 8) {
-        w[0] = u8_load(p + 128 * i);
-        w[1] = u8_load(p + 128 * i + 64);
-    } else if (store >= 4) {
-        ox_u8x64 v = u8_load(p + 64 * i);
-        w[0] = u8_low4(v);
-        w[1] = u8_high4(v);
-        p += 256;
-    } else if (store >= 2) {
-        ox_u8x64 v = u8_load(p + 64 * (i / 2));
-        w[0] = u8_field(v, i & 1 ? 4 : 0, 3);
-        w[1] = u8_field(v, i & 1 ? 6 : 2, 3);
-        p += 128;
-    }
-    if (store == 6) {
-        ox_u8x64 v = u8_load(p + 64 * (i / 2));
-        w[0] = u8_put(w[0], v, i & 1 ? 4 : 0, 4, 0x30);
-        w[1] = u8_put(w[1], v, i & 1 ? 6 : 2, 4, 0x30);
-    } else if (store == 1) {
-        ox_u8x64 v = u8_load(p);
-        w[0] = u8_field(v, 2 * i, 1);
-        w[1] = u8_field(v, 2 * i + 1, 1);
-    } else if (store & 1) {
-        ox_u8x64 v = u8_load(p);
-        w[0] = u8_put(w[0], v, 2 * i, store - 1, 1 << (store - 1));
-        w[1] = u8_put(w[1], v, 2 * i + 1, store - 1, 1 << (store - 1));
-    }
-    if (lut)
-        w[0] = u8_lookup(table, w[0]), w[1] = u8_lookup(table, w[1]);
-}
-
 OX_INLINE void wide_32(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, int64_t cols, int m,
                        int store, int bits, int off, int side, const uint8_t *lut, int block)
 {
@@ -62,7 +28,7 @@ OX_INLINE void wide_32(float *c, int64_t ldc, const uint8_t *panel, int64_t stri
         ox_i32x16 dot[2][OX_WIDE];
         ahead_pair(p, stride, later, OX_STEP32(store, side, block));
         OX_UNROLL for (int t = 0; t < m; t++)
-            dot[0][t] = dot[1][t] = less ? i32_set1(-less * act_i32(x + t * ldx + ACT32_SUM)) : i32_zero();
+            dot[0][t] = dot[1][t] = start_32(x + t * ldx, less);
         OX_UNROLL for (int i = 0; i < 4; i++) {
             ox_u8x64 w[2][2];
             load_two(w[0], p, i, store, lut, table);
