@@ -79,7 +79,11 @@ def record(reader: GgufReader) -> tuple[ModelConfig, Tape]:
 def load_model(reader: GgufReader, *, num_threads: int = 0, max_rows: int = 512, progress: Progress | None = None) -> Model:
     """Record, lower, pack every weight and build the Program; `progress(done, total)` is told of bytes packed."""
     config, tape = record(reader)
-    packer = _Packer(reader, num_threads, progress, sum(_file_bytes(reader, op.params) for op in tape.ops))
+    weights = {tensor.key: tensor for op in tape.ops for tensor in op.params.get("weights", ())}
+    sizes = {key: _rows(reader, tensor).nbytes for key, tensor in weights.items()}
+    packer = _Packer(reader, num_threads, progress, sum(sizes.values()))
+    for key in sorted(sizes, key=sizes.__getitem__, reverse=True):
+        packer.pack(weights[key])       # largest first: while a weight is packed it lies in memory twice
     ops = [(op.name, packer.params(op.params)) for op in tape.ops]
     program = Program(ops, list(tape.slots), kv_layers=list(config.kv_layers), vocab_size=config.vocab_size,
                       hidden_size=config.hidden_size, max_rows=max_rows, num_threads=num_threads)
@@ -90,10 +94,6 @@ def _rows(reader: GgufReader, tensor: Tensor) -> np.ndarray:
     """The raw blocks of a tensor's rows, a view of the file."""
     blocks = reader.data(tensor.name).reshape(reader.tensors[tensor.name].shape[0], -1)
     return blocks[tensor.start:tensor.start + tensor.shape[0]].reshape(-1)
-
-
-def _file_bytes(reader: GgufReader, params: dict) -> int:
-    return sum(len(_rows(reader, tensor)) for tensor in params.get("weights", ()))
 
 
 @dataclass(slots=True)
@@ -108,15 +108,17 @@ class _Packer:
     packed: dict[tuple, PackedMatrix] = field(default_factory=dict)
 
     def params(self, params: dict) -> dict:
+        """An op's parameters as the Program takes them."""
         ready = dict(params)
         if "table" in params:
             table = params["table"]
             ready["table"] = EmbeddingTable(_rows(self.reader, table), table.format, *table.shape)
         if "weights" in params:
-            ready["weights"] = [self._pack(tensor) for tensor in params["weights"]]
+            ready["weights"] = [self.pack(tensor) for tensor in params["weights"]]
         return ready
 
-    def _pack(self, tensor: Tensor) -> PackedMatrix:
+    def pack(self, tensor: Tensor) -> PackedMatrix:
+        """The weight in lane panels, made at its first use."""
         if tensor.key not in self.packed:
             raw = _rows(self.reader, tensor)
             self.packed[tensor.key] = PackedMatrix(raw, tensor.format, *tensor.shape, num_threads=self.num_threads)
