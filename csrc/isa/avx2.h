@@ -99,8 +99,8 @@ OX_INLINE void i32_store_i8(int8_t *p, ox_i32x16 x)
 }
 
 /* code bytes and tiles. Without a u8 x s8 dot, maddubs adds two products into 16 bits; it never saturates here: codes up to 15, 31, 63
- * let 8, 4, 2 of its results be summed in 16 bits first, codes up to 127 stand alone. Codes of 8 bits are centred (code - 128) and lend their sign to x:
- * |code - 128| <= 128, |x| <= 127, two products <= 32,512. */
+ * let 8, 4, 2 of its results be summed in 16 bits first, codes up to 127 stand alone.
+ * Codes of 8 bits are centred (code - 128) and lend their sign to x: |code - 128| <= 128, |x| <= 127, two products <= 32,512. */
 #ifdef OX_AVX_VNNI
 #define OX_DOT8_CENTRE 0
 #else
@@ -128,7 +128,8 @@ OX_INLINE ox_u8x64 u8_lookup(ox_u8x64 table, ox_u8x64 v)
 { return (ox_u8x64){ _mm256_shuffle_epi8(table.a, v.a), _mm256_shuffle_epi8(table.b, v.b) }; }
 
 OX_INLINE ox_i32x16 i32_load_u8(const uint8_t *p)
-{ return OX_I2(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)), _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))); }
+{ return OX_I2(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)),
+        _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))); }
 OX_INLINE ox_i32x16 i32_load_i16(const void *p)
 {
     const __m128i *q = (const __m128i *)p;

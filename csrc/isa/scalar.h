@@ -22,9 +22,12 @@ OX_INLINE ox_f32x16 f32_add(ox_f32x16 a, ox_f32x16 b) { OX_EACH a.v[i] = a.v[i] 
 OX_INLINE ox_f32x16 f32_sub(ox_f32x16 a, ox_f32x16 b) { OX_EACH a.v[i] = a.v[i] - b.v[i]; return a; }
 OX_INLINE ox_f32x16 f32_mul(ox_f32x16 a, ox_f32x16 b) { OX_EACH a.v[i] = a.v[i] * b.v[i]; return a; }
 OX_INLINE ox_f32x16 f32_div(ox_f32x16 a, ox_f32x16 b) { OX_EACH a.v[i] = a.v[i] / b.v[i]; return a; }
-OX_INLINE ox_f32x16 f32_fma(ox_f32x16 a, ox_f32x16 b, ox_f32x16 c) { OX_EACH c.v[i] = fmaf(a.v[i], b.v[i], c.v[i]); return c; }   /* a*b + c */
-OX_INLINE ox_f32x16 f32_fnma(ox_f32x16 a, ox_f32x16 b, ox_f32x16 c) { OX_EACH c.v[i] = fmaf(-a.v[i], b.v[i], c.v[i]); return c; } /* c - a*b */
-OX_INLINE ox_f32x16 f32_max(ox_f32x16 a, ox_f32x16 b) { OX_EACH a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return a; }   /* b if either is NaN */
+/* a*b + c */
+OX_INLINE ox_f32x16 f32_fma(ox_f32x16 a, ox_f32x16 b, ox_f32x16 c) { OX_EACH c.v[i] = fmaf(a.v[i], b.v[i], c.v[i]); return c; }
+/* c - a*b */
+OX_INLINE ox_f32x16 f32_fnma(ox_f32x16 a, ox_f32x16 b, ox_f32x16 c) { OX_EACH c.v[i] = fmaf(-a.v[i], b.v[i], c.v[i]); return c; }
+/* b if either is NaN */
+OX_INLINE ox_f32x16 f32_max(ox_f32x16 a, ox_f32x16 b) { OX_EACH a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return a; }
 OX_INLINE ox_f32x16 f32_min(ox_f32x16 a, ox_f32x16 b) { OX_EACH a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return a; }
 OX_INLINE ox_f32x16 f32_sqrt(ox_f32x16 a) { OX_EACH a.v[i] = sqrtf(a.v[i]); return a; }
 OX_INLINE ox_f32x16 f32_abs(ox_f32x16 a) { OX_EACH a.v[i] = fabsf(a.v[i]); return a; }
@@ -60,14 +63,16 @@ OX_INLINE ox_i32x16 i32_or(ox_i32x16 a, ox_i32x16 b) { OX_EACH a.v[i] |= b.v[i];
 OX_INLINE ox_i32x16 i32_shl(ox_i32x16 a, int n) { OX_EACH a.v[i] = (int32_t)((uint32_t)a.v[i] << n); return a; }
 OX_INLINE ox_i32x16 i32_shr(ox_i32x16 a, int n) { OX_EACH a.v[i] = a.v[i] >> n; return a; }                          /* arithmetic */
 OX_INLINE ox_f32x16 i32_to_f32(ox_i32x16 a) { ox_f32x16 r; OX_EACH r.v[i] = (float)a.v[i]; return r; }               /* nearest even */
-OX_INLINE ox_i32x16 f32_to_i32(ox_f32x16 a) { ox_i32x16 r; OX_EACH r.v[i] = (int32_t)lrintf(a.v[i]); return r; }     /* nearest even; |a| < 2^31 */
+/* nearest even; |a| < 2^31 */
+OX_INLINE ox_i32x16 f32_to_i32(ox_f32x16 a) { ox_i32x16 r; OX_EACH r.v[i] = (int32_t)lrintf(a.v[i]); return r; }
 OX_INLINE ox_f32x16 i32_as_f32(ox_i32x16 a) { ox_f32x16 r; memcpy(&r, &a, 64); return r; }                           /* same bits */
 OX_INLINE ox_i32x16 f32_as_i32(ox_f32x16 a) { ox_i32x16 r; memcpy(&r, &a, 64); return r; }
-OX_INLINE void i32_store_i8(int8_t *p, ox_i32x16 a) { OX_EACH p[i] = (int8_t)a.v[i]; }                               /* values already in range */
+/* values already in range */
+OX_INLINE void i32_store_i8(int8_t *p, ox_i32x16 a) { OX_EACH p[i] = (int8_t)a.v[i]; }
 
 /* code bytes and tiles. A vector of codes holds 4 columns of 16 rows: byte 4 r + k = column k of row r, unsigned.
- * `bits` says how large codes can be (4: <= 15, 5: <= 31, 6: <= 63, 7: <= 127, 8: <= 255) and is always a literal: instruction sets without a
- * u8 x s8 dot pick the cheapest exact way by it. Where codes are 8 bits, OX_DOT8_CENTRE is what the dot itself takes off every code. */
+ * `bits` says how large codes can be (4: <= 15, 5: <= 31, 6: <= 63, 7: <= 127, 8: <= 255) and is always a literal: instruction sets
+ * without a u8 x s8 dot pick the cheapest exact way by it. Where codes are 8 bits, OX_DOT8_CENTRE is what the dot itself takes off every code. */
 #define OX_DOT8_CENTRE 0
 
 OX_INLINE ox_u8x64 u8_load(const void *p) { ox_u8x64 r; memcpy(&r, p, 64); return r; }

@@ -12,7 +12,8 @@ static void finish(float *out, int64_t ldout, const float *c, int64_t ldc, const
         f32_store_n(out + t * ldout, with_bias(f32_load(c + t * ldc), bias, n), n);
 }
 
-static void gate(float *out, int64_t ldout, const float *g, const float *u, int64_t ldc, const float *bias_g, const float *bias_u, int kind, int m, int n)
+static void gate(float *out, int64_t ldout, const float *g, const float *u, int64_t ldc, const float *bias_g, const float *bias_u,
+        int kind, int m, int n)
 {
     for (int t = 0; t < m; t++) {
         ox_f32x16 a = vec_activate(kind, with_bias(f32_load(g + t * ldc), bias_g, n));

@@ -248,7 +248,8 @@ static void gather_IQ3_XXS(ox_strand *s, const void *src)
     for (int u = 0; u < 8; u++) {
         uint32_t word = ox_load32(b->signs_scale[u]);
         for (int k = 0; k < 8; k++)
-            point4(s->code + 32 * u + 4 * k, ox_grid_iq3_xxs[b->point[8 * u + k]], ox_even_signs(word >> 7 * (k >> 1) & 127) >> 4 * (k & 1));
+            point4(s->code + 32 * u + 4 * k, ox_grid_iq3_xxs[b->point[8 * u + k]],
+                    ox_even_signs(word >> 7 * (k >> 1) & 127) >> 4 * (k & 1));
         s->scale[u] = (uint8_t)(word >> 28);
     }
     memcpy(s->side, b->d, 2);

@@ -23,7 +23,8 @@ enum {
 const ox_form ox_forms[FORM_COUNT] = {
 #define OX_FLOAT(name, bytes) { #name, 1, bytes, FAMILY_FLOAT, ACT_F32, 0, SIDE_NONE, HEAD_NONE },
 #define OX_FORM32(name, store, bits, off, side) { #name, BLOCK_##name, BYTES_##name, FAMILY_32, ACT_Q8_32, store, side, HEAD_NONE },
-#define OX_FORM256(name, store, bits, off, head, side, unit) { #name, BLOCK_##name, BYTES_##name, FAMILY_256, ACT_Q8_256, store, side, head },
+#define OX_FORM256(name, store, bits, off, head, side, unit) { #name, BLOCK_##name, BYTES_##name, FAMILY_256, ACT_Q8_256, store, side, \
+        head },
 #include "lanes/forms.def"
 #undef OX_FLOAT
 #undef OX_FORM32
@@ -193,7 +194,8 @@ static void pack_float(uint8_t *out, const uint8_t *src, int64_t row_bytes, int6
         }
 }
 
-static void pack_codes(const ox_form *form, ox_gather gather, uint8_t *panel, const uint8_t *src, int64_t row_bytes, int64_t live, int64_t cols)
+static void pack_codes(const ox_form *form, ox_gather gather, uint8_t *panel, const uint8_t *src, int64_t row_bytes, int64_t live,
+        int64_t cols)
 {
     OX_ALIGN(64) ox_strand s[16];
     memset(s, 0, sizeof s);
@@ -213,7 +215,8 @@ static void pack_codes(const ox_form *form, ox_gather gather, uint8_t *panel, co
     memset(side, 0, (size_t)(side_bytes(form, cols) - (side - panel)));
 }
 
-void ox_pack(const ox_form *form, uint8_t *panels, const uint8_t *src, int64_t row_bytes, int64_t rows, int64_t cols, int64_t first, int64_t end)
+void ox_pack(const ox_form *form, uint8_t *panels, const uint8_t *src, int64_t row_bytes, int64_t rows, int64_t cols, int64_t first,
+        int64_t end)
 {
     int64_t size = ox_panel_bytes(form, cols);
     for (int64_t p = first; p < end; p++) {

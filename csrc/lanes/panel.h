@@ -41,8 +41,10 @@ enum {
 };
 
 #define OX_HEAD_BYTES(h) \
-    ((h) == HEAD_NONE ? 0 : (h) == HEAD_8X4 ? 64 : (h) == HEAD_8X6_MIN || (h) == HEAD_16X6 ? 192 : (h) == HEAD_8X8 || (h) == HEAD_16X4 ? 128 : 256)
-#define OX_HEAD_SUB(h) ((h) == HEAD_NONE ? 256 : (h) == HEAD_8X6_MIN || (h) == HEAD_8X8 || (h) == HEAD_8X4 ? 32 : 16)     /* columns under one integer scale */
+    ((h) == HEAD_NONE ? 0 : (h) == HEAD_8X4 ? 64 : (h) == HEAD_8X6_MIN || (h) == HEAD_16X6 ? 192 \
+     : (h) == HEAD_8X8 || (h) == HEAD_16X4 ? 128 : 256)
+/* columns under one integer scale */
+#define OX_HEAD_SUB(h) ((h) == HEAD_NONE ? 256 : (h) == HEAD_8X6_MIN || (h) == HEAD_8X8 || (h) == HEAD_8X4 ? 32 : 16)
 #define OX_HEAD_MIN(h) ((h) == HEAD_8X6_MIN || (h) == HEAD_16X4_MIN)
 #define OX_SIDE_SIZE(s) ((s) == SIDE_F32 ? 4 : (s) == SIDE_E8M0 || (s) == SIDE_UE4M3 ? 1 : 2)
 #define OX_SIDE_COUNT(s) ((s) == SIDE_NONE ? 0 : (s) == SIDE_F16_MIN ? 2 : (s) == SIDE_UE4M3 ? 4 : 1)
@@ -79,23 +81,27 @@ int ox_form_from_name(const char *name);                              /* index, 
 int64_t ox_act_bytes(int act, int64_t cols);                          /* bytes of an activation row, a multiple of 64 */
 int64_t ox_panel_bytes(const ox_form *form, int64_t cols);            /* a multiple of 64 */
 /* Writes panels [first, end) of a matrix whose file rows start at src, `row_bytes` apart. Rows past the end become zeros. */
-void ox_pack(const ox_form *form, uint8_t *panels, const uint8_t *src, int64_t row_bytes, int64_t rows, int64_t cols, int64_t first, int64_t end);
+void ox_pack(const ox_form *form, uint8_t *panels, const uint8_t *src, int64_t row_bytes, int64_t rows, int64_t cols, int64_t first,
+        int64_t end);
 
 /* The kernels of one instruction set. Pointers and counts in, nothing out. */
 typedef struct {
     const char *name;
     /* c[t ldc + r] = row r of the panel . activation row t, for t < m, r < 16: the whole panel, all columns. `then` is the panel that
      * this worker reads next, fetched in good time; NULL if none. */
-    void (*tile[FORM_COUNT])(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols, int m);
+    void (*tile[FORM_COUNT])(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx,
+            int64_t cols, int m);
     /* the same for two panels, `stride` bytes apart, side by side in c (columns 0-15, 16-31), for many rows; `later` bytes on lies the pair
      * that is read next (0: none). NULL: use tile */
-    void (*wide[FORM_COUNT])(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, int64_t cols, int m);
+    void (*wide[FORM_COUNT])(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx,
+            int64_t cols, int m);
     /* one row of floats to an activation row (or a range of whole blocks of it, both pointers moved) */
     void (*act_quantise[ACT_COUNT])(uint8_t *out, const float *x, int64_t cols);
     /* out[t ldout + r] = c[t ldc + r] (+ bias[r]) for r < n; n <= 16 */
     void (*finish)(float *out, int64_t ldout, const float *c, int64_t ldc, const float *bias, int m, int n);
     /* out = act(g (+ bias_g)) * (u (+ bias_u)); kind as in vec/acts.h */
-    void (*gate)(float *out, int64_t ldout, const float *g, const float *u, int64_t ldc, const float *bias_g, const float *bias_u, int kind, int m, int n);
+    void (*gate)(float *out, int64_t ldout, const float *g, const float *u, int64_t ldc, const float *bias_g, const float *bias_u,
+            int kind, int m, int n);
 } ox_lanes;
 
 enum { LANES_SCALAR, LANES_AVX2, LANES_AVXVNNI, LANES_AVX512, LANES_NEON, LANES_NEONDOT, LANES_COUNT };

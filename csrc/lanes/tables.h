@@ -7,9 +7,11 @@ static const uint8_t lut_IQ4_NL[16] = { 1, 24, 45, 63, 79, 93, 106, 118, 129, 14
 static const uint8_t lut_MXFP4[16] = { 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0 };                 /* 2 e2m1 + 12 */
 static const uint8_t lut_Q1_0[16] = { 0, 2 };                                                                       /* -1, 1 */
 static const uint8_t lut_IQ3_S[16] = { 16, 18, 20, 22, 24, 26, 28, 30, 14, 12, 10, 8, 6, 4, 2, 0 };                 /* 15 +- 1, 3 .. 15 */
-static const uint8_t lut_IQ3_XXS[16] = { 66, 74, 82, 90, 98, 106, 114, 124, 58, 50, 42, 34, 26, 18, 10, 0 };        /* 62 +- 4, 12 .. 52, 62 */
+/* 62 +- 4, 12 .. 52, 62 */
+static const uint8_t lut_IQ3_XXS[16] = { 66, 74, 82, 90, 98, 106, 114, 124, 58, 50, 42, 34, 26, 18, 10, 0 };
 static const uint8_t lut_IQ2_S[16] = { 51, 68, 86, 43, 35, 18, 0, 43 };                                             /* 43 +- 8, 25, 43 */
-static const uint8_t lut_IQ1_S[16] = { 2, 10, 18, 0, 0, 8, 16, 0 };                                                 /* 9 + 8 t + 1, then - 1 */
+/* 9 + 8 t + 1, then - 1 */
+static const uint8_t lut_IQ1_S[16] = { 2, 10, 18, 0, 0, 8, 16, 0 };
 #define lut_NVFP4 lut_MXFP4
 #define lut_IQ4_XS lut_IQ4_NL
 #define lut_IQ2_XS lut_IQ2_S

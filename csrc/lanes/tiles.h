@@ -199,7 +199,8 @@ OX_INLINE void load_head(ox_i32x16 *sp, ox_i32x16 *mp, const uint8_t *p, int hea
     }
 }
 
-OX_INLINE void tile_256(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols, int m,
+OX_INLINE void tile_256(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols,
+        int m,
                         int store, int bits, int off, int head, int side, float unit, const uint8_t *lut)
 {
     const uint8_t *s = panel, *p = panel + OX_ROUND64(cols / 256 * OX_SIDE_BYTES(side));
@@ -269,7 +270,8 @@ OX_INLINE ox_f32x16 load_weights(const uint8_t *p, int form)
 }
 
 /* Two chains per output, even and odd columns: one alone would wait for its own fma (4 cycles for 32 bytes of F16). */
-OX_INLINE void tile_float(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols, int m,
+OX_INLINE void tile_float(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx,
+        int64_t cols, int m,
                           int form, int bytes)
 {
     ox_ahead next = ahead_of(panel, OX_ROUND64(cols * 16 * bytes), then);

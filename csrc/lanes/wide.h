@@ -15,7 +15,8 @@ OX_INLINE void ahead_pair(const uint8_t *p, int64_t stride, int64_t later, int s
     }
 }
 
-OX_INLINE void wide_32(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, int64_t cols, int m,
+OX_INLINE void wide_32(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx,
+        int64_t cols, int m,
                        int store, int bits, int off, int side, const uint8_t *lut, int block)
 {
     const uint8_t *s = panel, *p = panel + OX_ROUND64(cols / block * OX_SIDE_BYTES(side));
@@ -63,7 +64,8 @@ OX_INLINE void wide_32(float *c, int64_t ldc, const uint8_t *panel, int64_t stri
     }
 }
 
-OX_INLINE void wide_256(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, int64_t cols, int m,
+OX_INLINE void wide_256(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx,
+        int64_t cols, int m,
                         int store, int bits, int off, int head, int side, float unit, const uint8_t *lut)
 {
     const uint8_t *s = panel, *p = panel + OX_ROUND64(cols / 256 * OX_SIDE_BYTES(side));
@@ -140,7 +142,8 @@ OX_INLINE void wide_256(float *c, int64_t ldc, const uint8_t *panel, int64_t str
     }
 }
 
-#define OX_WIDE_ARGS float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, int64_t cols, int m
+#define OX_WIDE_ARGS float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, \
+        int64_t cols, int m
 #define OX_FLOAT(name, bytes)
 #define OX_FORM32(name, store, bits, off, side)                                                                              \
     static void wide_##name(OX_WIDE_ARGS)                                                                                    \
