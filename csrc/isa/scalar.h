@@ -72,7 +72,8 @@ OX_INLINE void i32_store_i8(int8_t *p, ox_i32x16 a) { OX_EACH p[i] = (int8_t)a.v
 
 /* code bytes and tiles. A vector of codes holds 4 columns of 16 rows: byte 4 r + k = column k of row r, unsigned.
  * `bits` says how large codes can be (4: <= 15, 5: <= 31, 6: <= 63, 7: <= 127, 8: <= 255) and is always a literal: instruction sets
- * without a u8 x s8 dot pick the cheapest exact way by it. Where codes are 8 bits, OX_DOT8_CENTRE is what the dot itself takes off every code. */
+ * without a u8 x s8 dot pick the cheapest exact way by it. Where codes are 8 bits, OX_DOT8_CENTRE is what the
+ * dot itself takes off every code. */
 #define OX_DOT8_CENTRE 0
 
 OX_INLINE ox_u8x64 u8_load(const void *p) { ox_u8x64 r; memcpy(&r, p, 64); return r; }
