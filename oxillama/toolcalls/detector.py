@@ -14,7 +14,8 @@ from oxillama.errors import ConfigError
 from oxillama.toolcalls.events import CallFinished, CallMalformed, Event, Markup, Text, joined
 from oxillama.toolcalls.formats import ARGS, CALL_ID, ToolCallFormat, format_of
 from oxillama.toolcalls.opening import SPACE, bare_templates, search
-from oxillama.toolcalls.scan_json import JsonCall, Malformed
+from oxillama.toolcalls.scan import Malformed
+from oxillama.toolcalls.scan_json import JsonCall
 from oxillama.toolcalls.scan_python import PythonCall
 
 _HEADER = re.compile(

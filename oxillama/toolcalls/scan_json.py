@@ -10,13 +10,10 @@ from typing import Any
 
 from oxillama.toolcalls.events import CallArguments, CallFinished, CallStarted, Event, Markup, ToolCall, call_id
 from oxillama.toolcalls.formats import ToolCallFormat
+from oxillama.toolcalls.scan import Malformed, read
 
 _SPACE = " \t\r\n"
 _CLOSES = {"}": "{", "]": "["}
-
-
-class Malformed(Exception):
-    """A call cannot be read; caught by the detector."""
 
 
 class JsonCall:
@@ -40,29 +37,15 @@ class JsonCall:
 
     def feed(self, text: str) -> int:
         """Reads what belongs to the call; returns how many characters. Raises `Malformed`, having read to where it shows."""
-        start = len(self.raw)
-        self.raw += text
-        try:
-            for at in range(start, len(self.raw)):
-                self._character(self.raw[at], at)
-                if self.done:
-                    self.raw = self.raw[: at + 1]
-                    break
-        except Malformed:
-            self.raw = self.raw[: at + 1]
-            self._stream()
-            raise
-        self._stream()
-        if self.done:
-            self._finish()
-        return len(self.raw) - start
+        return read(self, text)
 
     def rest(self) -> str:
         """What was read and not given out."""
         rest, self._given = ("" if self._started else self._prefix) + self.raw[self._given :], len(self.raw)
         return rest
 
-    def _character(self, char: str, at: int) -> None:
+    def character(self, char: str, at: int) -> None:
+        """Takes one character of the object."""
         outer = len(self._stack) == 1
         if self._string:
             if self._escape:
@@ -144,7 +127,7 @@ class JsonCall:
                 raise Malformed(f"{self._key}: found {str(name)[:40]!r}, wanted a name")
             self.name, self._named = name, end
 
-    def _stream(self) -> None:
+    def stream(self) -> None:
         """Gives out what is ready: the beginning once the name is known, then the arguments as they come."""
         if self.name is None:
             return
@@ -165,7 +148,7 @@ class JsonCall:
             piece, self._given = self.raw[self._given : stop], stop
             self.events.append(CallArguments(piece, self.index, piece if self._plain else ""))
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """The object is whole: it is read as JSON, or is no call."""
         value = _json(self.raw)
         if self.name is None:

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from oxillama.toolcalls.events import CallArguments, CallFinished, CallStarted, Event, ToolCall, call_id
-from oxillama.toolcalls.scan_json import Malformed
+from oxillama.toolcalls.scan import Malformed, read
 
 _CLOSES = {")": "(", "]": "[", "}": "{"}
 _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
@@ -40,24 +40,10 @@ class PythonCall:
 
     def feed(self, text: str) -> int:
         """Reads what belongs to the call; returns how many characters. Raises `Malformed`, having read to where it shows."""
-        start = len(self.raw)
-        self.raw += text
-        try:
-            for at in range(start, len(self.raw)):
-                self._character(self.raw[at], at)
-                if self.done:
-                    self.raw = self.raw[: at + 1]
-                    break
-        except Malformed:
-            self.raw = self.raw[: at + 1]
-            self._stream()
-            raise
-        self._stream()
-        if self.done:
-            self._finish()
-        return len(self.raw) - start
+        return read(self, text)
 
-    def _stream(self) -> None:
+    def stream(self) -> None:
+        """Gives out the arguments read so far, once the name is known."""
         end = len(self.raw) - self.done
         if self.name and self._given < end:
             self.events.append(CallArguments(self.raw[self._given : end], self.index, ""))
@@ -68,7 +54,8 @@ class PythonCall:
         rest, self._given = ("" if self.name else self._prefix) + self.raw[self._given :], len(self.raw)
         return rest
 
-    def _character(self, char: str, at: int) -> None:
+    def character(self, char: str, at: int) -> None:
+        """Takes one character: of the name, then of the arguments up to the bracket that closes them."""
         if not self._stack:
             if char != "(":
                 if not (char.isalnum() or char in "_.-" or char in " \t\r\n"):
@@ -98,7 +85,8 @@ class PythonCall:
             self._stack.pop()
             self.done = not self._stack
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """The call is whole: its arguments are read, or it is no call."""
         text = self.raw[self.raw.index("(") + 1 : -1]
         call = ToolCall(self.name, keywords(text), call_id(self.index))
         self.events.append(CallArguments("", self.index, call.arguments_text))
