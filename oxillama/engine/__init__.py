@@ -9,6 +9,7 @@
   request    Request, Stream, Completion, Piece, Usage: what a caller holds
   stops      StopText: stop strings, never shown, not even their beginning
   room       whose pages are whose: what requests, stored prefixes and idle sessions share
+  register   requests in flight: how one begins, and every end it may have
   generation Options, Vocabulary: from text and options to a request
   scheduler  who runs in the next step, and for how many rows
   engine     EngineCore: schedule -> step -> sample -> postprocess, in one thread

@@ -31,15 +31,15 @@ from oxillama.engine.metrics import EngineMetrics, MetricsSnapshot
 from oxillama.engine.pages import KvCachePool, PagedKvCache
 from oxillama.engine.postprocess import advance
 from oxillama.engine.prefix import PrefixKvCache
+from oxillama.engine.register import Register
 from oxillama.engine.request import Request
 from oxillama.engine.room import Room
 from oxillama.engine.scheduler import Scheduler, SchedulerConfig, State, Ticket
 from oxillama.engine.session import Session
-from oxillama.errors import Cancelled, ContextError, EngineError, PoolError
+from oxillama.errors import Cancelled, ContextError, EngineError
 
 _CLOSE = object()
 _BUSY = "session: a request is running on it, wanted an idle session"
-
 
 _RUNNING: weakref.WeakSet[EngineCore] = weakref.WeakSet()
 
@@ -74,10 +74,10 @@ class EngineCore:
         room = self.room
         self._scheduler = Scheduler(scheduler or SchedulerConfig(), admit=room.admit, reserve=room.reserve, release=room.release)
         room.scheduler = self._scheduler
+        self._register = Register(self.pool, room, self._scheduler, self.counters)
         self._inbox: SimpleQueue = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._failure: EngineError | None = None
-        self._in_flight: set[Request] = set()
         self._plan: list[tuple[Ticket, int]] = []
         self._closed = False
         self._pid = os.getpid()
@@ -117,7 +117,7 @@ class EngineCore:
             if len(session.tokens) > self.context_size:
                 raise ContextError(f"prompt: {len(session.tokens)} tokens, the context holds {self.context_size}")
             session.busy = True
-            self._in_flight.add(request)
+            self._register.in_flight.add(request)
             request.submitted_at = time.perf_counter()
             self.counters.started += 1
             if self._thread is None:
@@ -184,7 +184,7 @@ class EngineCore:
                 kv_hits_total=prefix.hits if prefix else 0, kv_misses_total=prefix.misses if prefix else 0,
                 kv_tokens_saved_total=prefix.tokens_saved if prefix else 0, kv_evictions_total=prefix.evictions if prefix else 0,
                 pages_used=self.pool.pages_used, pages_cached=prefix.pages_used if prefix else 0,
-                pages_leaked=self.room.leaked(self._in_flight), page_memory_bytes=self.pool.memory_bytes)
+                pages_leaked=self.room.leaked(self._register.in_flight), page_memory_bytes=self.pool.memory_bytes)
 
     def clear_cache(self) -> None:
         """Forget every stored prefix and give free memory back to the system where no step is running."""
@@ -243,14 +243,14 @@ class EngineCore:
         with self.lock:
             plan = self._scheduler.schedule()
             if not plan:
-                self._starved()
+                self._register.end_starved()
                 return
             batch, hidden = self._batch(plan)
             self._flag.clear()
             self._plan = plan
             if self._closed or any(ticket.owner.cancelled for ticket, _ in plan):
                 self._plan = []
-                self._drop_cancelled()
+                self._register.end_cancelled()
                 return
         start = time.perf_counter()
         try:
@@ -263,7 +263,7 @@ class EngineCore:
         except Cancelled:
             with self.lock:
                 self._plan = []
-                self._drop_cancelled()
+                self._register.end_cancelled()
 
     def _after(self, plan: list[tuple[Ticket, int]], out: np.ndarray, start: float, now: float) -> None:
         """Commit what the step wrote, then sample and tell."""
@@ -280,7 +280,7 @@ class EngineCore:
             try:
                 self._serve(request, out[at:at + take], now)
             except Exception as error:      # this request's own doing: its companions go on
-                self._end(request, None, error)
+                self._register.end(request, None, error)
             at += take
         counters.steps += 1
         counters.prefilled += prefilled
@@ -293,7 +293,7 @@ class EngineCore:
         """What one request gets out of a step: none, some or all of its rows."""
         ticket = request.ticket
         if request.cancelled:
-            self._end(request, "cancelled")
+            self._register.end(request, "cancelled")
             return
         if ticket.state is not State.DECODING:
             if len(rows) and ticket.every_row:
@@ -303,11 +303,11 @@ class EngineCore:
                 self.room.store(request, whole_pages=True)
                 return
             if request.kind == "rows":
-                self._end(request, "stop")
+                self._register.end(request, "stop")
                 return
             if request.kind == "extend":
                 request.session.pending = request.value = rows[-1].copy()
-                self._end(request, "stop")
+                self._register.end(request, "stop")
                 return
             ticket.every_row = False
             self.room.store(request, whole_pages=True)
@@ -325,83 +325,26 @@ class EngineCore:
         reason = advance(request, row, self.context_size)
         self.counters.generated += len(request.generated) - before
         if reason is not None:
-            self._end(request, reason)
+            self._register.end(request, reason)
             return
         ticket.length = len(session.tokens)
         if session.kv.length < ticket.done:            # the context was shifted: evaluate what moved
-            self._restart(request)
+            self._register.restart(request)
         else:
             self._scheduler.decodes(ticket)
-
-    def _restart(self, request: Request) -> None:
-        """Send a running ticket back to prefill what its pages lack."""
-        ticket = request.ticket
-        self._scheduler.finish(ticket)
-        ticket.done = request.session.kv.length
-        self._scheduler.add(ticket)
 
     # ---- beginnings and ends ---------------------------------------------------------------------------------------------
 
     def _begin(self, request: Request) -> None:
-        """Make a ticket of a submitted request and queue it."""
-        session = request.session
-        if request.cancelled or request.done:
-            self._end(request, "cancelled")
+        """Queue a submitted request; one whose session has logits to go on from gets its first token at once."""
+        pending = self._register.begin(request, self.program.vocab_size)
+        if pending is None:
             return
-        tokens, kv = session.tokens, session.kv
-        pending = session.pending if request.kind == "generate" and kv.length == len(tokens) else None
-        if pending is None and kv.length >= len(tokens):
-            kv.truncate(len(tokens) - 1)                       # the last token again, for its logits
-        session.pending = None
-        ticket = Ticket(len(tokens), done=kv.length, owner=request)
-        request.ticket = ticket
-        if request.on_rows is not None:
-            ticket.every_row = True
-            ticket.hidden = request.hidden
-            request.delivered = ticket.done
-            ticket.row_limit = max(1, (32 << 20) // (4 * max(1, self.program.vocab_size)))
-        self._scheduler.add(ticket)
-        if pending is not None:
-            self._first_from(request, pending)
-
-    def _first_from(self, request: Request, pending: np.ndarray) -> None:
-        """The first token of a session that goes on from logits it already has."""
         request.admitted_at = time.perf_counter()
         try:
             self._sample(request, pending, request.admitted_at)
         except Exception as error:
-            self._end(request, None, error)
-
-    def _end(self, request: Request, reason: str | None, error: BaseException | None = None) -> None:
-        """Take a request out of the engine and tell its callers."""
-        if request not in self._in_flight:
-            return
-        self._in_flight.discard(request)
-        session, counters = request.session, self.counters
-        if request.ticket is not None:
-            self._scheduler.finish(request.ticket)
-        kept = session in self.room.sessions
-        if error is None:
-            self.room.store(request, whole_pages=kept)
-        if not kept:
-            session.kv.release()
-        session.busy = False
-        if error is not None:
-            counters.failed += 1
-        elif reason == "cancelled":
-            counters.cancelled += 1
-        else:
-            counters.completed += 1
-        request.end(reason, error)
-
-    def _starved(self) -> None:
-        """A request that is alone and cannot be given its pages will never be."""
-        ticket = self._scheduler.starved
-        if ticket is not None:
-            need = -(-ticket.length // self.pool.page_size)
-            self._end(ticket.owner, None, PoolError(
-                f"page pool: {ticket.length} tokens need {need} pages, {self.pool.max_pages or self.pool.memory.capacity} is all there is, "
-                f"{self.pool.pages_used} of them owned"))
+            self._register.end(request, None, error)
 
     def _cancel(self, request: Request) -> None:
         """From any thread: the request ends within a few milliseconds; a step that is mostly its own is stopped."""
@@ -410,33 +353,20 @@ class EngineCore:
         own = sum(rows for ticket, rows in plan if ticket.owner is request)
         if 2 * own >= sum(rows for _, rows in plan) > 0:
             self._flag.set()
-        self._inbox.put(partial(self._end, request, "cancelled"))
-
-    def _drop_cancelled(self) -> None:
-        for request in [each for each in self._in_flight if each.cancelled]:
-            self._end(request, "cancelled")
+        self._inbox.put(partial(self._register.end, request, "cancelled"))
 
     def _fail(self, error: BaseException) -> None:
         """The loop broke: everybody in flight learns why, and so does whoever comes later."""
         failure = EngineError(f"engine: failed in its step loop, {type(error).__name__}: {error}")
         failure.__cause__ = error
         self._failure = failure
-        for request in list(self._in_flight):
-            told = EngineError(str(failure))
-            told.__cause__ = error
-            try:
-                self._end(request, None, told)
-            except Exception:                                  # the ledger itself may be what broke
-                request.end(None, told)
+        self._register.end_all(failure)
 
     def _abandon(self) -> None:
         """Requests that the loop will not come to any more."""
         with self.lock:
-            for request in list(self._in_flight):
-                if self._failure is not None:
-                    told = EngineError(str(self._failure))
-                    told.__cause__ = self._failure.__cause__
-                    self._end(request, None, told)
-                elif self._closed and (self._thread is None or not self._thread.is_alive() or self._thread is threading.current_thread()):
-                    self._end(request, "cancelled")
-
+            thread = self._thread
+            if self._failure is not None:
+                self._register.end_all(self._failure)
+            elif self._closed and (thread is None or not thread.is_alive() or thread is threading.current_thread()):
+                self._register.end_all(None)

@@ -19,9 +19,9 @@ SEEDED = SamplerConfig(temperature=1.0, top_k=20, seed=11)
 def wait_idle(engine, seconds=5.0):
     """Until no request is in flight."""
     end = time.monotonic() + seconds
-    while engine._in_flight and time.monotonic() < end:
+    while engine._register.in_flight and time.monotonic() < end:
         time.sleep(0.001)
-    assert not engine._in_flight
+    assert not engine._register.in_flight
 
 
 def test_one_request_gives_its_solo_tokens():

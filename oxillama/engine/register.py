@@ -1,0 +1,96 @@
+"""Requests in flight: how one begins, and every end it may have. What is done here is done under the engine's lock."""
+from __future__ import annotations
+
+import numpy as np
+
+from oxillama.engine.metrics import EngineMetrics
+from oxillama.engine.pages import KvCachePool
+from oxillama.engine.request import Request
+from oxillama.engine.room import Room
+from oxillama.engine.scheduler import Scheduler, Ticket
+from oxillama.errors import EngineError, PoolError
+
+
+class Register:
+    """The requests that were submitted and have not ended."""
+
+    def __init__(self, pool: KvCachePool, room: Room, scheduler: Scheduler, counters: EngineMetrics) -> None:
+        self.in_flight: set[Request] = set()
+        self._pool, self._room, self._scheduler, self._counters = pool, room, scheduler, counters
+
+    def begin(self, request: Request, vocab_size: int) -> np.ndarray | None:
+        """Make a ticket of a submitted request and queue it; returns the logits it goes on from, where its session has them."""
+        session = request.session
+        if request.cancelled or request.done:
+            self.end(request, "cancelled")
+            return None
+        tokens, kv = session.tokens, session.kv
+        pending = session.pending if request.kind == "generate" and kv.length == len(tokens) else None
+        if pending is None and kv.length >= len(tokens):
+            kv.truncate(len(tokens) - 1)                       # the last token again, for its logits
+        session.pending = None
+        ticket = Ticket(len(tokens), done=kv.length, owner=request)
+        request.ticket = ticket
+        if request.on_rows is not None:
+            ticket.every_row = True
+            ticket.hidden = request.hidden
+            request.delivered = ticket.done
+            ticket.row_limit = max(1, (32 << 20) // (4 * max(1, vocab_size)))
+        self._scheduler.add(ticket)
+        return pending
+
+    def restart(self, request: Request) -> None:
+        """Send a running ticket back to prefill what its pages lack."""
+        ticket = request.ticket
+        self._scheduler.finish(ticket)
+        ticket.done = request.session.kv.length
+        self._scheduler.add(ticket)
+
+    def end(self, request: Request, reason: str | None, error: BaseException | None = None) -> None:
+        """Take a request out of the engine and tell its callers; the first end counts."""
+        if request not in self.in_flight:
+            return
+        self.in_flight.discard(request)
+        session, counters = request.session, self._counters
+        if request.ticket is not None:
+            self._scheduler.finish(request.ticket)
+        kept = session in self._room.sessions
+        if error is None:
+            self._room.store(request, whole_pages=kept)
+        if not kept:
+            session.kv.release()
+        session.busy = False
+        if error is not None:
+            counters.failed += 1
+        elif reason == "cancelled":
+            counters.cancelled += 1
+        else:
+            counters.completed += 1
+        request.end(reason, error)
+
+    def end_starved(self) -> None:
+        """A request that is alone and cannot be given its pages will never be."""
+        ticket = self._scheduler.starved
+        if ticket is not None:
+            need = -(-ticket.length // self._pool.page_size)
+            self.end(ticket.owner, None, PoolError(
+                f"page pool: {ticket.length} tokens need {need} pages, {self._pool.max_pages or self._pool.memory.capacity} is all there is, "
+                f"{self._pool.pages_used} of them owned"))
+
+    def end_cancelled(self) -> None:
+        """End whoever was cancelled while a step ran."""
+        for request in [each for each in self.in_flight if each.cancelled]:
+            self.end(request, "cancelled")
+
+    def end_all(self, failure: EngineError | None) -> None:
+        """End everybody, as cancelled, or because of what broke the loop."""
+        for request in list(self.in_flight):
+            if failure is None:
+                self.end(request, "cancelled")
+                continue
+            told = EngineError(str(failure))
+            told.__cause__ = failure.__cause__
+            try:
+                self.end(request, None, told)
+            except Exception:                                  # the ledger itself may be what broke
+                request.end(None, told)
