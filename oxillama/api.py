@@ -6,36 +6,35 @@ requests in one step, each with the tokens it would have had alone; the caller w
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import fields, replace
-from functools import partial
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from oxillama._core.kernels import cpu_info
-from oxillama._core.tape import Batch, CancelFlag
+from oxillama.chat import Chat
 from oxillama.embedded import embedded_path
 from oxillama.engine.config import EngineConfig
-from oxillama.engine.embedding import Pooler, PoolingMode
+from oxillama.engine.embedding import Pooler, PoolingMode, all_pooled, submit_embedding
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.generation import Options, Vocabulary, make_request, response_constraint
+from oxillama.engine.generation import Options, Vocabulary, checked_ids, make_request
+from oxillama.engine.live import LiveSession
 from oxillama.engine.metrics import MetricsSnapshot
 from oxillama.engine.raw import RawLoop, diagnose
-from oxillama.engine.request import Completion, Request, Stream
+from oxillama.engine.request import Completion, Request, Stream, all_finished, finished
+from oxillama.engine.rows import all_logits
 from oxillama.engine.session import Session
-from oxillama.errors import ConfigError, EmptySequence, EngineError, TemplateError
-from oxillama.gguf import GgufReader
-from oxillama.model.load import Model, ModelConfig, load_model
-from oxillama.tokenizer import ChatTemplate, TokenizerBridge
-from oxillama.toolcalls import ChatPlan, Tool, plan_chat, tool_of
+from oxillama.errors import ConfigError, EmptySequence, EngineError
+from oxillama.model.load import Model, ModelConfig
+from oxillama.opening import Progress, open_model
+from oxillama.tokenizer import TokenizerBridge
 
 __all__ = ["EngineConfig", "InferenceEngine", "cpu_info", "load", "load_model_from_bytes"]
 
 Prompt = str | Sequence[int]
-Progress = Callable[[int, int], None]
 
 
 def load(model_path: str | Path | None = None, *, progress: Progress | None = None, **config: Any) -> InferenceEngine:
@@ -67,9 +66,8 @@ class InferenceEngine:
         self._model: Model | None = None
         self._core: EngineCore | None = None
         self._vocabulary: Vocabulary | None = None
-        self._template: ChatTemplate | None = None
-        self._live: Session | None = None          # of prefill and forward_one
-        self._recent: Session | None = None        # what generate(None) goes on with
+        self._chat: Chat | None = None
+        self._live: LiveSession | None = None      # of prefill, forward_one and generate(None)
         self._lock = threading.RLock()
 
     # ---- loading -------------------------------------------------------------------------------------------------------
@@ -84,19 +82,11 @@ class InferenceEngine:
         return self._load(gguf_bytes, tokenizer_json, None)
 
     def _load(self, source: Any, tokenizer_json: str | bytes | None, progress: Progress | None) -> InferenceEngine:
-        config = self.engine_config
-        scheduler = config.scheduling()
-        reader = GgufReader(source)
-        bridge = _bridge(reader, config.tokenizer_path, tokenizer_json)
-        model = load_model(reader, num_threads=config.num_threads or 0, max_rows=scheduler.max_batch_tokens, progress=progress)
-        memory = model.page_memory(kv_type=config.kv_type, page_size=config.page_size)
-        core = EngineCore(model.program, memory, batch=Batch, flag=CancelFlag(),
-                          context_size=config.context_size or model.config.context_length, eog_ids=bridge.eog_ids if bridge else (),
-                          scheduler=scheduler, page_size=config.page_size, max_pages=config.max_pages, prefix=config.prefix())
+        opened = open_model(self.engine_config, source, tokenizer_json=tokenizer_json, progress=progress)
         with self._lock:
-            before, self._core = self._core, core
-            self._model, self._vocabulary, self._template = model, Vocabulary(bridge, model.config.vocab_size) if bridge else None, None
-            self._live = self._recent = None
+            before, self._core = self._core, opened.core
+            self._model, self._vocabulary, self._chat = opened.model, opened.vocabulary, None
+            self._live = LiveSession(opened.core)
         if before is not None:
             before.close()
         return self
@@ -150,7 +140,7 @@ class InferenceEngine:
         core = self._ready()
         wanted = Options.of(options)
         if prompt is None and session is None:
-            session = self._recent
+            session = self._live.recent
             if session is None:
                 raise EngineError("generate(None): there is no session to go on with, wanted a prompt first")
         ids = None if prompt is None else self._ids(prompt, add_special=session is None or not len(session))
@@ -167,30 +157,17 @@ class InferenceEngine:
         None goes on with the session used last: that of `prefill`, or of the last `generate` or `stream` of a single prompt.
         """
         if self.is_many(prompt):
-            requests: list[Request] = []
-            try:
-                for one in prompt:
-                    requests.append(self.submit(one, **options))
-                return [request.result() for request in requests]
-            except BaseException:
-                for request in requests:
-                    request.cancel()
-                raise
-        request = self.submit(prompt, **options)
-        self._recent = request.session
-        return _finished(request)
+            return all_finished(self.submit(one, **options) for one in prompt)
+        return finished(self._followed(self.submit(prompt, **options)))
 
     def stream(self, prompt: Prompt | None, **options: Any) -> Stream:
         """The completion as it comes: an iterator of pieces whose `.text` is whole UTF-8. Closing or forgetting it stops the work."""
-        request = self.submit(prompt, **options)
-        self._recent = request.session
-        return Stream(request)
+        return Stream(self._followed(self.submit(prompt, **options)))
 
     def chat(self, messages: Sequence[dict], *, stream: bool = False, **options: Any) -> Completion | Stream:
         """The reply to a conversation, through the model's own chat template; options are those of `submit_chat` and `generate`."""
-        request = self.submit_chat(messages, **options)
-        self._recent = request.session
-        return Stream(request) if stream else _finished(request)
+        request = self._followed(self.submit_chat(messages, **options))
+        return Stream(request) if stream else finished(request)
 
     def submit_chat(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, response_format: dict | None = None,
                     template: dict | None = None, **options: Any) -> Request:
@@ -199,29 +176,15 @@ class InferenceEngine:
         tool_choice ("auto", "none", "required" or a tool's name), tool_format (None: what the template teaches) and parallel_tool_calls go
         with `tools`, whose calls follow their schemas (see `toolcalls.plan_chat`); the completion has `content`, `reasoning`, `tool_calls`.
         """
-        tools = [tool_of(tool).listed() if callable(tool) or isinstance(tool, Tool) else tool for tool in tools] if tools else None
-        text = self.render_chat(messages, tools=tools, **(template or {}))
-        about = {name: options.pop(name) for name in ("tool_choice", "tool_format", "parallel_tool_calls") if name in options}
-        wanted = {**response_constraint(response_format), **options}
-        words = self._words()
-        plan = plan_chat(self._template.source, text, words.bridge, tools=tools, constraint=words.grammar(Options.of(wanted)), **about)
-        wanted = {key: value for key, value in wanted.items() if key not in ("grammar", "json_schema", "regex", "choices")}
-        request = self.submit(self.tokenize(text, add_special=False), grammar=plan.constraint, **wanted)
-        request.read = partial(_read_chat, plan, words.bridge)
+        turn = self._talk().turn(messages, tools=tools, response_format=response_format, template=template, **options)
+        request = self.submit(turn.prompt, **turn.options)
+        request.read = turn.read
         return request
 
     def render_chat(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, add_generation_prompt: bool = True,
                     **variables: Any) -> str:
         """The text that the model's chat template makes of a conversation."""
-        if self._template is None:
-            source = self._loaded().reader.metadata.get("tokenizer.chat_template")
-            if not isinstance(source, str):
-                raise TemplateError("tokenizer.chat_template: the file has none, wanted one to chat with")
-            self._template = ChatTemplate(source)
-        bridge = self.tokenizer
-        ends = (("bos_token", bridge.bos_id), ("eos_token", bridge.eos_id))
-        special = {name: bridge.token_text(token) for name, token in ends if token is not None}
-        return self._template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **{**special, **variables})
+        return self._talk().render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
 
     @staticmethod
     def is_many(prompt: Any) -> bool:
@@ -232,15 +195,7 @@ class InferenceEngine:
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """float32 (len(ids), vocabulary): row i predicts token i + 1, through the same compiled path as `generate`."""
-        core = self._ready()
-        ids = self._ids(ids)
-        out = np.empty((len(ids), core.program.vocab_size), np.float32)
-
-        def rows(first: int, values: np.ndarray) -> None:
-            out[first:first + len(values)] = values
-        request = core.request(core.new_session(ids), kind="rows")
-        request.on_rows, request.value, request.cache, request.owner = rows, out, False, self
-        return _finished(core.submit(request))
+        return all_logits(self._ready(), self._ids(ids), owner=self)
 
     def session(self) -> Session:
         """A new session of your own: `prefill`, `forward_one` and `generate` take it, and it can `fork`, `truncate` and `close` itself."""
@@ -249,13 +204,10 @@ class InferenceEngine:
 
     def prefill(self, ids: Prompt, *, session: Session | None = None) -> np.ndarray:
         """Append tokens to a session (the engine's live one); returns the logits after them, float32 (vocabulary,)."""
-        core = self._ready()
-        if session is not None:
+        core, live = self._ready(), self._live
+        with nullcontext() if session is not None else live.lock:
+            session = live.use() if session is None else session
             return core.extend(session, self._ids(ids, add_special=not len(session)))
-        with self._lock:
-            live = self._session()
-            self._recent = live
-            return core.extend(live, self._ids(ids, add_special=not len(live)))
 
     def forward_one(self, token: int, *, session: Session | None = None) -> np.ndarray:
         """Append one token; returns the logits after it, float32 (vocabulary,)."""
@@ -263,28 +215,18 @@ class InferenceEngine:
 
     def truncate(self, length: int) -> None:
         """Forget the live session's tokens from `length` on."""
-        with self._lock:
-            self._session().truncate(length)
+        self._ready()
+        self._live.truncate(length)
 
     def reset(self) -> None:
         """Forget the live session."""
-        with self._lock:
-            self._ready()
-            live = self._session()
-            live.close()
-            if self._recent is live:
-                self._recent = None
-            self._live = None
+        self._ready()
+        self._live.reset()
 
     def kv_cache_seq_len(self) -> int:
         """Tokens of the live session."""
-        return len(self._session())
-
-    def _session(self) -> Session:
-        with self._lock:
-            if self._live is None:
-                self._live = self.session()
-            return self._live
+        self._ready()
+        return len(self._live.get())
 
     # ---- embeddings --------------------------------------------------------------------------------------------------------
 
@@ -294,35 +236,21 @@ class InferenceEngine:
 
     def embed_with(self, text: Prompt, mode: PoolingMode | str, *, normalize: bool = True) -> np.ndarray:
         """The vector of a text pooled as asked, float32 (hidden,); (tokens, hidden) for PoolingMode.NONE."""
-        request, pooler = self.submit_embedding(text, mode=mode, normalize=normalize)
-        _finished(request)
-        return pooler.result()
+        return all_pooled([self.submit_embedding(text, mode=mode, normalize=normalize)])[0]
 
     def embed_batch(self, texts: Sequence[Prompt], *, mode: PoolingMode | str = PoolingMode.MEAN,
                     normalize: bool = True) -> np.ndarray | list[np.ndarray]:
         """The vectors of many texts, float32 (texts, hidden), packed into shared steps without padding; a list for PoolingMode.NONE."""
         if not len(texts):
             raise EmptySequence("embed_batch: found no texts, wanted 1 or more")
-        work = [self.submit_embedding(text, mode=mode, normalize=normalize) for text in texts]
-        for request, _ in work:
-            _finished(request)
-        vectors = [pooler.result() for _, pooler in work]
+        vectors = all_pooled(self.submit_embedding(text, mode=mode, normalize=normalize) for text in texts)
         return vectors if PoolingMode(mode) is PoolingMode.NONE else np.stack(vectors)
 
     def submit_embedding(self, text: Prompt, *, mode: PoolingMode | str = PoolingMode.MEAN,
                          normalize: bool = True) -> tuple[Request, Pooler]:
         """Start an embedding and return at once: the request, and the pooler that has the vector when it is done."""
-        core = self._ready()
-        try:
-            pooler = Pooler(PoolingMode(mode), normalize=normalize)
-        except ValueError:
-            raise ConfigError(f"mode: found {mode!r}, wanted one of {', '.join(each.value for each in PoolingMode)}") from None
-        ids = self._ids(text)
-        if not ids or (isinstance(text, str) and not text):
-            raise EmptySequence("embed: found no tokens, wanted 1 or more")
-        request = core.request(core.new_session(ids), kind="rows")
-        request.on_rows, request.hidden, request.cache, request.owner = pooler.add, True, False, self
-        return core.submit(request), pooler
+        ids = [] if isinstance(text, str) and not text else self._ids(text)
+        return submit_embedding(self._ready(), ids, mode=mode, normalize=normalize, owner=self)
 
     # ---- looking inside -----------------------------------------------------------------------------------------------------
 
@@ -353,7 +281,7 @@ class InferenceEngine:
         if core is not None:
             core.close()
         with self._lock:
-            self._model = self._vocabulary = self._template = self._live = self._recent = None
+            self._model = self._vocabulary = self._chat = None
 
     def __enter__(self) -> InferenceEngine:
         return self
@@ -380,6 +308,17 @@ class InferenceEngine:
         core.check()
         return core
 
+    def _followed(self, request: Request) -> Request:
+        """A request whose session a prompt of None goes on with."""
+        self._live.recent = request.session
+        return request
+
+    def _talk(self) -> Chat:
+        """How the model is talked to; TemplateError for a file without a template."""
+        if self._chat is None:
+            self._chat = Chat(self._loaded().reader.metadata, self._words())
+        return self._chat
+
     def _words(self) -> Vocabulary:
         self._loaded()
         if self._vocabulary is None:
@@ -390,40 +329,4 @@ class InferenceEngine:
         """Token ids of a prompt, each within the vocabulary."""
         if isinstance(prompt, str):
             return self.tokenize(prompt, add_special=add_special)
-        try:
-            ids = [int(token) for token in prompt]
-        except (TypeError, ValueError):
-            raise ConfigError(f"prompt: found {type(prompt).__name__}, wanted a string or token ids") from None
-        vocab = self._loaded().config.vocab_size
-        for index, token in enumerate(ids):
-            if not 0 <= token < vocab:
-                raise ConfigError(f"prompt[{index}]: found token {token}, wanted 0 to {vocab - 1}")
-        return ids
-
-
-def _read_chat(plan: ChatPlan, bridge: TokenizerBridge, done: Completion) -> Completion:
-    """The completion of a chat with its reply read: content, reasoning, calls."""
-    reply = plan.read(plan.text_of(bridge, done.tokens, done.text))
-    reason = "tool_calls" if reply.tool_calls and done.finish_reason == "stop" else done.finish_reason
-    return replace(done, content=reply.content, reasoning=reply.reasoning, tool_calls=reply.tool_calls, malformed_calls=reply.malformed,
-                   finish_reason=reason)
-
-
-def _finished(request: Request) -> Any:
-    """The request's result; whatever interrupts the wait (Ctrl-C) cancels it."""
-    try:
-        return request.result()
-    except BaseException:
-        request.cancel()
-        raise
-
-
-def _bridge(reader: GgufReader, path: str | Path | None, tokenizer_json: str | bytes | None) -> TokenizerBridge | None:
-    """The vocabulary asked for: tokenizer.json's, else the file's own; None where the file has none."""
-    if isinstance(tokenizer_json, (bytes, bytearray, memoryview)):
-        tokenizer_json = bytes(tokenizer_json).decode("utf-8", "replace")
-    if tokenizer_json is not None or path is not None:
-        return TokenizerBridge.from_tokenizer_json(path if tokenizer_json is None else tokenizer_json, metadata=reader.metadata)
-    if "tokenizer.ggml.model" not in reader.metadata:
-        return None
-    return TokenizerBridge.from_metadata(reader.metadata)
+        return checked_ids(prompt, self._loaded().config.vocab_size)

@@ -1,11 +1,16 @@
 """Text as vectors: pooling of hidden rows that arrive in chunks, with the same bits as if they had come at once."""
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
-from oxillama.errors import EmptySequence
+from oxillama.engine.engine import EngineCore
+from oxillama.engine.request import Request, all_finished
+from oxillama.engine.rows import submit_rows
+from oxillama.errors import ConfigError, EmptySequence
 
 
 class PoolingMode(Enum):
@@ -67,3 +72,27 @@ class Pooler:
             size = np.sqrt((wide * wide).sum(axis=-1, keepdims=True))
             out = (wide / np.where(size > 0, size, 1.0)).astype(np.float32)
         return out
+
+
+def submit_embedding(core: EngineCore, ids: Sequence[int], *, mode: PoolingMode | str, normalize: bool,
+                     owner: Any = None) -> tuple[Request, Pooler]:
+    """Start an embedding of token ids: the request, and the pooler that has the vector when it is done."""
+    try:
+        pooler = Pooler(PoolingMode(mode), normalize=normalize)
+    except ValueError:
+        raise ConfigError(f"mode: found {mode!r}, wanted one of {', '.join(each.value for each in PoolingMode)}") from None
+    if not ids:
+        raise EmptySequence("embed: found no tokens, wanted 1 or more")
+    return submit_rows(core, ids, pooler.add, hidden=True, owner=owner), pooler
+
+
+def all_pooled(work: Iterable[tuple[Request, Pooler]]) -> list[np.ndarray]:
+    """The vectors of embeddings, begun as they are taken; an error of one cancels all."""
+    poolers: list[Pooler] = []
+
+    def begun() -> Iterator[Request]:
+        for request, pooler in work:
+            poolers.append(pooler)
+            yield request
+    all_finished(begun())
+    return [pooler.result() for pooler in poolers]

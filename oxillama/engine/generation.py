@@ -183,6 +183,18 @@ class Vocabulary:
         return self.bridge.encode(text.decode("utf-8", "ignore"), add_special=False, parse_special=False)
 
 
+def checked_ids(prompt: Sequence[int], vocab_size: int) -> list[int]:
+    """The token ids of a prompt, each within the vocabulary; ConfigError names one that is not."""
+    try:
+        ids = [int(token) for token in prompt]
+    except (TypeError, ValueError):
+        raise ConfigError(f"prompt: found {type(prompt).__name__}, wanted a string or token ids") from None
+    for index, token in enumerate(ids):
+        if not 0 <= token < vocab_size:
+            raise ConfigError(f"prompt[{index}]: found token {token}, wanted 0 to {vocab_size - 1}")
+    return ids
+
+
 def make_request(core: EngineCore, vocabulary: Vocabulary | None, options: Options, *, default: SamplerConfig,
                  prompt: Sequence[int] | None = None, session: Session | None = None) -> Request:
     """A request over a prompt, or one that goes on with a session, after more tokens where a prompt is given too; not yet submitted."""

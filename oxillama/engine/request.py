@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -231,6 +231,27 @@ class Request:
         finally:
             self.unlisten(wake)
             self.cancel()
+
+
+def finished(request: Request) -> Any:
+    """The request's result; whatever interrupts the wait (Ctrl-C) cancels it."""
+    try:
+        return request.result()
+    except BaseException:
+        request.cancel()
+        raise
+
+
+def all_finished(requests: Iterable[Request]) -> list[Any]:
+    """The results of requests, begun as they are taken; whatever interrupts that, an error of one of them too, cancels all."""
+    begun: list[Request] = []
+    try:
+        begun.extend(requests)
+        return [request.result() for request in begun]
+    except BaseException:
+        for request in begun:
+            request.cancel()
+        raise
 
 
 def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 import oxillama
 from oxillama import SamplerConfig, ToolDispatcher, run_until_answer
+from oxillama.chat import Chat
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
@@ -26,7 +27,7 @@ GREEDY = SamplerConfig.greedy()
 @pytest.fixture(scope="module")
 def engine(cases):
     with oxillama.load(cases / "stories260K" / "stories260K-f32.gguf") as loaded:
-        loaded._template = oxillama.ChatTemplate(TEMPLATE)
+        loaded._chat = Chat({"tokenizer.chat_template": TEMPLATE}, loaded._words())
         yield loaded
 
 

@@ -1,0 +1,50 @@
+"""From a config and a file to what serves it: the model, its vocabulary, and the core of an engine over both."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oxillama._core.tape import Batch, CancelFlag
+from oxillama.engine.config import EngineConfig
+from oxillama.engine.engine import EngineCore
+from oxillama.engine.generation import Vocabulary
+from oxillama.gguf import GgufReader
+from oxillama.model.load import Model, load_model
+from oxillama.tokenizer import TokenizerBridge
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A model in memory with what serves it; vocabulary is None for a file without one."""
+
+    model: Model
+    core: EngineCore
+    vocabulary: Vocabulary | None
+
+
+def open_model(config: EngineConfig, source: Any, *, tokenizer_json: str | bytes | None = None, progress: Progress | None = None) -> Opened:
+    """Load the GGUF file at a path, or in bytes, as the config says. `progress(done, total)` is told of the bytes of weights prepared."""
+    scheduler = config.scheduling()
+    reader = GgufReader(source)
+    bridge = _bridge(reader, config.tokenizer_path, tokenizer_json)
+    model = load_model(reader, num_threads=config.num_threads or 0, max_rows=scheduler.max_batch_tokens, progress=progress)
+    memory = model.page_memory(kv_type=config.kv_type, page_size=config.page_size)
+    core = EngineCore(model.program, memory, batch=Batch, flag=CancelFlag(), context_size=config.context_size or model.config.context_length,
+                      eog_ids=bridge.eog_ids if bridge else (), scheduler=scheduler, page_size=config.page_size, max_pages=config.max_pages,
+                      prefix=config.prefix())
+    return Opened(model, core, Vocabulary(bridge, model.config.vocab_size) if bridge else None)
+
+
+def _bridge(reader: GgufReader, path: str | Path | None, tokenizer_json: str | bytes | None) -> TokenizerBridge | None:
+    """The vocabulary asked for: tokenizer.json's, else the file's own; None where the file has none."""
+    if isinstance(tokenizer_json, (bytes, bytearray, memoryview)):
+        tokenizer_json = bytes(tokenizer_json).decode("utf-8", "replace")
+    if tokenizer_json is not None or path is not None:
+        return TokenizerBridge.from_tokenizer_json(path if tokenizer_json is None else tokenizer_json, metadata=reader.metadata)
+    if "tokenizer.ggml.model" not in reader.metadata:
+        return None
+    return TokenizerBridge.from_metadata(reader.metadata)
