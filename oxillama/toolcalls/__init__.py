@@ -12,6 +12,7 @@ tools         Tool: name, description and parameters, from a mapping or a Python
 compose       grammars made of grammars
 constraint    ToolCallGrammar: calls that follow the tools' schemas
 triggered     TriggeredGrammar: the same, from the opening of a call on
+saved         constraints told in JSON, and states restored
 validate      what is wrong with arguments
 dispatch      ToolDispatcher, ToolResult
 rounds        run_until_answer
@@ -35,6 +36,7 @@ from oxillama.toolcalls.reasoning import (
 )
 from oxillama.toolcalls.reply import Reply, ReplyParser, parse_reply
 from oxillama.toolcalls.rounds import Answer, run_until_answer
+from oxillama.toolcalls.saved import constraint_of, restore_state
 from oxillama.toolcalls.tools import Tool, tool_from_function, tool_of
 from oxillama.toolcalls.triggered import TriggeredGrammar, TriggeredState
 
@@ -66,6 +68,7 @@ __all__ = [
     "ToolResult",
     "TriggeredGrammar",
     "TriggeredState",
+    "constraint_of",
     "detect_calls",
     "detect_format",
     "detect_reasoning",
@@ -73,6 +76,7 @@ __all__ = [
     "opened_by",
     "parse_reply",
     "plan_chat",
+    "restore_state",
     "run_until_answer",
     "split_reasoning",
     "tool_from_function",

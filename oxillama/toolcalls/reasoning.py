@@ -83,11 +83,23 @@ class ReasoningSplitter:
         """The end of the text that may be the beginning of a delimiter."""
         return self._held
 
+    @property
+    def place(self) -> str:
+        """Where it stands: "before" a region, "inside" or "after" it."""
+        return self._place
+
+    @classmethod
+    def at(cls, format: ReasoningFormat, place: str, held: str) -> ReasoningSplitter:
+        """A splitter that stands at a place and holds back the end of a text."""
+        if place not in ("before", "inside", "after") or not isinstance(held, str):
+            raise ConfigError(f"reasoning: found {place!r} and {type(held).__name__}, wanted 'before', 'inside' or 'after' and a text")
+        made = cls(format)
+        made._place, made._held = place, held
+        return made
+
     def fork(self) -> ReasoningSplitter:
         """An independent splitter at the same place."""
-        twin = ReasoningSplitter(self.format)
-        twin._held, twin._place = self._held, self._place
-        return twin
+        return ReasoningSplitter.at(self.format, self._place, self._held)
 
     def finish(self) -> list[Event]:
         """What was held back: a region that was never closed is reasoning to its end."""

@@ -5,18 +5,24 @@ found once per beginning of the opening that the text ends in); in a call the ma
 `{"name":` or `[f(` of a known tool counts where a reply, or what follows a call, begins.
 
 Invariants: (1) the bytes consumed since a call opened are always a beginning of the call grammar's texts; (2) a mask holds exactly the
-tokens that `TokenMasker.advance` takes, except that in a call no token reaches beyond the call's end.
+tokens that `TokenMasker.advance` takes, except that in a call no token reaches beyond the call's end; (3) without `parallel` nothing
+follows the first call; (4) a state that was restored, in whatever process, goes on as the one that was saved.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from oxillama.errors import GrammarError
 from oxillama.grammar import Grammar, GrammarLimits, GrammarState, TokenMasker
+from oxillama.grammar.automaton import read_saved
 from oxillama.toolcalls.constraint import ToolCallGrammar
 from oxillama.toolcalls.events import Text
 from oxillama.toolcalls.formats import ToolCallFormat, format_of
@@ -24,6 +30,7 @@ from oxillama.toolcalls.opening import bare_templates, search
 from oxillama.toolcalls.reasoning import ReasoningFormat, ReasoningSplitter
 from oxillama.toolcalls.tools import tools_of
 
+VERSION = 1  # of descriptions and saved states
 _KEPT = 64  # masks of free text
 
 
@@ -35,7 +42,8 @@ def _bytewise(text: str) -> str:
 class TriggeredGrammar:
     """What `tool_choice` "auto" allows: any text, and calls that follow the tools' schemas. Arguments are those of `ToolCallGrammar`.
 
-    reasoning: regions that may come first, in which nothing is constrained; reasoning_opened: the prompt has opened one.
+    reasoning: regions that may come first, in which nothing is constrained; reasoning_opened: the prompt has opened one. parallel: more
+    than one call may come; without it the reply ends with its first call.
     """
 
     def __init__(
@@ -45,16 +53,18 @@ class TriggeredGrammar:
         *,
         reasoning: ReasoningFormat | None = None,
         reasoning_opened: bool = False,
+        parallel: bool = True,
         closed: bool = True,
         strict: bool = True,
         token_ids: Mapping[str, int] | None = None,
         limits: GrammarLimits | None = None,
     ) -> None:
         self.format, self.tools = format_of(format), tools_of(tools)
+        self.parallel, self.closed, self.strict, self.limits = bool(parallel), bool(closed), bool(strict), limits
         # One block of calls; the next block has an opening of its own.
-        parallel = self.format.style == "array" or (not self.format.close and self.format.style != "named")
+        several = parallel and (self.format.style == "array" or (not self.format.close and self.format.style != "named"))
         self.calls: Grammar = ToolCallGrammar(
-            self.format, self.tools, parallel=parallel, closed=closed, strict=strict, token_ids=token_ids, limits=limits
+            self.format, self.tools, parallel=several, closed=closed, strict=strict, token_ids=token_ids, limits=limits
         )
         self.token_ids = dict(token_ids or {})
         self.names = frozenset(tool.name for tool in self.tools)
@@ -69,6 +79,32 @@ class TriggeredGrammar:
     def state(self, masker: TokenMasker | None = None) -> TriggeredState:
         """A state at the beginning of a reply; with a `TokenMasker` it can give masks and take tokens."""
         return TriggeredState(self, masker)
+
+    def describe(self) -> dict[str, Any]:
+        """Everything that makes an equal grammar, as JSON values: what `constraint_of` takes."""
+        return {
+            "kind": "tools",
+            "version": VERSION,
+            "format": asdict(self.format),
+            "tools": [tool.listed() for tool in self.tools],
+            "tool_choice": "auto",
+            "reasoning": None if self.reasoning is None else asdict(self.reasoning),
+            "reasoning_opened": self.reasoning_opened,
+            "parallel": self.parallel,
+            "closed": self.closed,
+            "strict": self.strict,
+            "token_ids": self.token_ids,
+            "limits": None if self.limits is None else asdict(self.limits),
+        }
+
+    @cached_property
+    def mark(self) -> str:
+        """A digest of the description: equal grammars have equal marks."""
+        try:
+            text = json.dumps(self.describe(), sort_keys=True, separators=(",", ":"))
+        except (TypeError, ValueError) as error:
+            raise GrammarError(f"tools: cannot be described as JSON ({error})") from None
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def symbol(self, token: int | None) -> int:
         """Every token is one that the grammar may name; its states decide."""
@@ -164,8 +200,8 @@ class TriggeredState:
         return self.call is None or self.call.is_complete()
 
     def only_end(self) -> bool:
-        """Whether nothing but the end may follow: never, text may always go on."""
-        return False
+        """Whether nothing but the end may follow: after the one call of a reply that may hold no more."""
+        return self.call is not None and not self.grammar.parallel and self.call.only_end()
 
     def fork(self) -> TriggeredState:
         """An independent state at the same place."""
@@ -174,6 +210,38 @@ class TriggeredState:
         twin.tail, twin.fresh = self.tail, self.fresh
         twin.region = None if self.region is None else self.region.fork()
         return twin
+
+    def describe(self) -> dict[str, Any]:
+        """The grammar's own description."""
+        return self.grammar.describe()
+
+    def serialise(self) -> bytes:
+        """The position as bytes for `restore`."""
+        region = None if self.region is None else [self.region.place, self.region.held]
+        saved = {"version": VERSION, "grammar": self.grammar.mark, "tail": self.tail.decode("latin-1"), "fresh": self.fresh, "region": region}
+        return json.dumps({**saved, "call": None if self.call is None else self.call.journal()}, separators=(",", ":")).encode("ascii")
+
+    @classmethod
+    def restore(cls, data: bytes, *, grammar: TriggeredGrammar, masker: TokenMasker | None = None) -> TriggeredState:
+        """The state that `serialise` saved, under an equal grammar. Raises GrammarError for bytes that are no such state."""
+        saved = read_saved(data, "tool call state", VERSION)
+        if saved.get("grammar") != grammar.mark:
+            raise GrammarError("tool call state: was saved under another constraint than the one given")
+        state = cls(grammar, masker)
+        try:
+            state.tail, state.fresh = saved["tail"].encode("latin-1"), saved["fresh"]
+            if not isinstance(state.fresh, bool) or (saved["region"] is None) != (state.region is None):
+                raise ValueError(f"found {state.fresh!r} and a region {saved['region']!r}")
+            if state.region is not None:
+                place, held = saved["region"]
+                held.encode("latin-1")
+                state.region = ReasoningSplitter.at(state.region.format, place, held)
+            if saved["call"] is not None:
+                state.call = grammar.calls.state(masker)
+                state.call.replay(saved["call"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise GrammarError(f"tool call state: malformed ({error})") from None
+        return state
 
     def _after_region(self, data: bytes, token: int | None) -> bytes:
         """Feeds a region; returns what is no part of it."""
@@ -215,7 +283,7 @@ class TriggeredState:
         for at in range(len(data)):
             byte = data[at : at + 1]
             if not self.call.allows_token(byte):
-                if not self.call.is_complete():
+                if not self.call.is_complete() or not self.grammar.parallel:
                     return False
                 self._leave()
                 return self._free(data[at:])
@@ -224,7 +292,7 @@ class TriggeredState:
         return True
 
     def _close_if_over(self) -> None:
-        if self.call.only_end():
+        if self.grammar.parallel and self.call.only_end():
             self._leave()
 
     def _leave(self) -> None:
