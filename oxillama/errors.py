@@ -68,3 +68,22 @@ class EmptySequence(OxillamaError, ValueError):
 
 class Cancelled(OxillamaError):
     """The caller cancelled the work while it was running."""
+
+
+class SnapshotIncompatible(OxillamaError, ValueError):
+    """A snapshot is malformed, of a newer format, or of a session that this engine cannot go on with exactly; `detail` says which."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+
+class ModelFingerprintMismatch(OxillamaError, ValueError):
+    """A model file is not the one that was asked for: the fingerprints `expected` and `found`, and in `detail` where they differ."""
+
+    def __init__(self, expected: object, found: object, detail: str) -> None:
+        super().__init__(expected, found, detail)
+        self.expected, self.found, self.detail = expected, found, detail
+
+    def __str__(self) -> str:
+        return self.detail

@@ -1,0 +1,276 @@
+"""The container of everything that is saved: a few named sections in one file, each under its own hash. Byte by byte in `docs/snapshot.md`.
+
+    prologue  64 bytes    magic 8 | u32 format version | u32 sections | u64 header length | u64 file length | BLAKE3 of the header 32
+    table     72 each     name 16, zero padded | u32 encoding | u32 zero | u64 stored length | u64 plain length | BLAKE3 of the stored bytes 32
+    sections              their stored bytes, one after the other, in the order of the table, nothing between or after them
+
+Little-endian; the header's hash is over its bytes without that hash. `Kind` names a container (magic, newest version, the error it raises);
+`seal` makes the parts of one, `Envelope` opens one. To save another thing, make another `Kind` and call the same two:
+
+    KIND = Kind(b"OXISPEC1", 1, SpecSnapshotIncompatible)
+    data = b"".join(seal(KIND, {"facts": dump_facts({...}), "target": blob}))        # or write_parts(path, seal(...)) of `durable`
+    with Envelope.open(KIND, data_or_path) as saved:
+        saved.expect({"facts", "target"}, optional={"draft"})
+        facts, blob = load_facts(KIND, saved.read("facts")), saved.read("target", at_most=1 << 30)
+
+Invariants (tests cite them by number):
+
+1. Equal sections make equal bytes.
+2. Nothing is allocated for a length before it is known to lie within the file, and within what the caller of `read` says.
+3. `read` gives bytes whose hash was right, in memory that nobody else writes: a file that changes meanwhile is refused, not believed.
+4. Every byte of a file counts: whichever is changed, left out or added, opening or reading raises the kind's own error.
+5. A newer format version is refused by its number, before anything else of it is believed.
+"""
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import struct
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+
+from oxillama.errors import ConfigError, OxillamaError
+
+PLAIN, ZSTD = 0, 1
+MAX_SECTIONS = 64
+_ENCODINGS = {PLAIN: "plain", ZSTD: "zstd"}
+_PROLOGUE = struct.Struct("<8sIIQQ32s")
+_ENTRY = struct.Struct("<16sIIQQ32s")
+_NAME = re.compile(rb"[a-z][a-z0-9._-]{0,15}\Z")
+_MANY, _THREADS = 1 << 20, 8        # bytes from which a hash is worth several threads, and how many it takes
+
+Buffer = bytes | bytearray | memoryview | np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a container is called: 8 bytes of magic, the newest format version, and the error that malformed ones raise."""
+
+    magic: bytes
+    version: int
+    refuse: type[OxillamaError]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A line of the table: where the stored bytes lie, how they are encoded, and their hash."""
+
+    name: str
+    encoding: int
+    offset: int
+    stored: int
+    plain: int
+    digest: bytes
+
+    @property
+    def encoding_name(self) -> str:
+        """"plain" or "zstd"."""
+        return _ENCODINGS[self.encoding]
+
+
+def seal(kind: Kind, sections: Mapping[str, Buffer | Sequence[Buffer]], *, compress: Collection[str] = ()) -> list[Buffer]:
+    """The parts of a container, header first, to be joined or written one after the other; a section may come in pieces.
+
+    Sections named in `compress` are stored with zstd (the extra oxillama[zstd]; ConfigError without it).
+    """
+    table, parts, total = [], [], 0
+    for name, content in sections.items():
+        pieces = [memoryview(piece).cast("B") for piece in (content if isinstance(content, (list, tuple)) else [content]) if len(piece)]
+        plain = sum(map(len, pieces))
+        if name in compress:
+            pieces = [_zstd().ZstdCompressor(level=3, write_content_size=True).compress(b"".join(pieces))]
+        stored = sum(map(len, pieces))
+        table.append(_ENTRY.pack(_checked_name(name), ZSTD if name in compress else PLAIN, 0, stored, plain, digest(pieces)))
+        parts.extend(pieces)
+        total += stored
+    if len(table) > MAX_SECTIONS:
+        raise ConfigError(f"envelope: found {len(table)} sections, wanted at most {MAX_SECTIONS}")
+    header_length = _PROLOGUE.size + _ENTRY.size * len(table)
+    start = _PROLOGUE.pack(kind.magic, kind.version, len(table), header_length, header_length + total, bytes(32))[:-32]
+    lines = b"".join(table)
+    return [b"".join((start, blake3(start + lines).digest(), lines)), *parts]
+
+
+def digest(pieces: Sequence[Buffer]) -> bytes:
+    """BLAKE3 of the pieces, one after the other."""
+    many = sum(map(len, pieces)) >= _MANY
+    hasher = blake3(max_threads=min(_THREADS, os.cpu_count() or 1) if many else 1)      # AUTO's threads would be lost in a forked child
+    for piece in pieces:
+        hasher.update(piece)
+    return hasher.digest()
+
+
+class Envelope:
+    """An opened container: its header has been verified, its sections are when they are read. Close it, or use it with `with`."""
+
+    __slots__ = ("_data", "_fd", "kind", "length", "sections", "version")
+
+    def __init__(self, kind: Kind, data: Buffer | None, fd: int, length: int) -> None:
+        self.kind, self._data, self._fd, self.length = kind, data, fd, length
+        try:
+            self.version, self.sections = self._header()
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def open(cls, kind: Kind, source: Buffer | str | os.PathLike) -> Envelope:
+        """Open bytes, or the file at a path; the kind's error for whatever is not a whole container of it, OSError for no such file."""
+        if isinstance(source, (str, os.PathLike)):
+            fd = os.open(source, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                os.close(fd)
+                raise kind.refuse(f"{os.fspath(source)}: not a regular file")
+            return cls(kind, None, fd, status.st_size)
+        try:
+            view = memoryview(source).cast("B")
+        except TypeError:
+            raise kind.refuse(f"snapshot: found {type(source).__name__}, wanted bytes or a path") from None
+        return cls(kind, view, -1, len(view))
+
+    def expect(self, names: Collection[str], *, optional: Collection[str] = ()) -> None:
+        """Refuse a container that lacks one of these sections, or has any beside them."""
+        for name in names:
+            if name not in self.sections:
+                raise self.kind.refuse(f"section {name}: is missing, found {', '.join(self.sections) or 'none'}")
+        for name in self.sections:
+            if name not in names and name not in optional:
+                raise self.kind.refuse(f"section {name}: is unknown here, wanted {', '.join((*names, *optional))}")
+
+    def read(self, name: str, *, at_most: int | None = None, exactly: int | None = None) -> memoryview:
+        """The plain bytes of a section, verified; refused unless they are `exactly` as many, or `at_most`, before they are read."""
+        section = self.sections.get(name)
+        if section is None:
+            raise self.kind.refuse(f"section {name}: is missing, found {', '.join(self.sections) or 'none'}")
+        if exactly is not None and section.plain != exactly:
+            raise self.kind.refuse(f"section {name}: found {section.plain} bytes, wanted {exactly}")
+        if at_most is not None and section.plain > at_most:
+            raise self.kind.refuse(f"section {name}: found {section.plain} bytes, wanted at most {at_most}")
+        if section.encoding != PLAIN and exactly is None and at_most is None:
+            raise self.kind.refuse(f"section {name}: is compressed, wanted it plain")
+        stored = self._take(section.offset, section.stored, f"section {name}")
+        if digest([stored]) != section.digest:
+            raise self.kind.refuse(f"section {name}: its BLAKE3 hash is another than the header says")
+        return stored if section.encoding == PLAIN else self._inflated(section, stored)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Envelope:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            self.close()
+
+    def _take(self, offset: int, length: int, what: str) -> memoryview:
+        """Bytes that lie within the file, in memory that is ours alone where they come from a file."""
+        if self._data is not None:
+            return self._data[offset:offset + length]
+        out = memoryview(np.empty(length, np.uint8)).cast("B")
+        at = 0
+        while at < length:
+            got = os.preadv(self._fd, [out[at:]], offset + at)
+            if not got:
+                raise self.kind.refuse(f"{what}: the file ends at byte {offset + at}, wanted {offset + length}")
+            at += got
+        return out
+
+    def _header(self) -> tuple[int, dict[str, Section]]:
+        """(version, sections) of the verified prologue and table."""
+        refuse, least = self.kind.refuse, _PROLOGUE.size
+        head = bytes(self._take(0, min(self.length, least), "header"))
+        if head[:8] != self.kind.magic[:len(head)] or not head:
+            raise refuse(f"magic: found {head[:8]!r}, wanted {self.kind.magic!r}")
+        if len(head) < least:
+            raise refuse(f"header: found {len(head)} bytes, wanted at least {least}")
+        _, version, count, header_length, length, wanted = _PROLOGUE.unpack(head)
+        if not 1 <= version <= self.kind.version:
+            raise refuse(f"format version: found {version}, this release reads 1 to {self.kind.version}")
+        if length != self.length:
+            raise refuse(f"length: the header says {length} bytes, found {self.length}")
+        if count > MAX_SECTIONS or header_length != least + _ENTRY.size * count or header_length > length:
+            raise refuse(f"header: found {count} sections in {header_length} bytes of {length}, wanted at most {MAX_SECTIONS} of {_ENTRY.size} each")
+        lines = bytes(self._take(least, header_length - least, "header"))
+        if blake3(head[:-32] + lines).digest() != wanted:
+            raise refuse("header: its BLAKE3 hash is another than it says")
+        return version, self._table(lines, header_length)
+
+    def _table(self, lines: bytes, offset: int) -> dict[str, Section]:
+        refuse, sections = self.kind.refuse, {}
+        for raw, encoding, zero, stored, plain, hashed in _ENTRY.iter_unpack(lines):
+            name = raw.rstrip(b"\0")
+            if not _NAME.match(name) or zero or encoding not in _ENCODINGS or (encoding == PLAIN and stored != plain):
+                raise refuse(f"section {name!r}: found encoding {encoding}, {stored} stored and {plain} plain bytes, wanted a known encoding of them")
+            text = name.decode("ascii")
+            if text in sections:
+                raise refuse(f"section {text}: is there twice")
+            sections[text] = Section(text, encoding, offset, stored, plain, hashed)
+            offset += stored
+        if offset != self.length:
+            raise refuse(f"sections: end at byte {offset}, the file at {self.length}")
+        return sections
+
+    def _inflated(self, section: Section, stored: memoryview) -> memoryview:
+        """The plain bytes of a section under zstd; never more than its line says."""
+        refuse, zstd = self.kind.refuse, _zstd()
+        out, at = memoryview(np.empty(section.plain, np.uint8)).cast("B"), 0
+        try:
+            frame = zstd.get_frame_parameters(stored)
+            if frame.content_size != section.plain or zstd.frame_header_size(stored) > section.stored:
+                raise refuse(f"section {section.name}: a zstd frame of {frame.content_size} bytes, wanted {section.plain}")
+            reader = zstd.ZstdDecompressor(max_window_size=1 << 27).stream_reader(stored)
+            while at < section.plain:
+                got = reader.readinto(out[at:])
+                if not got:
+                    raise refuse(f"section {section.name}: its zstd frame ends after {at} bytes, wanted {section.plain}")
+                at += got
+            if reader.read(1):
+                raise refuse(f"section {section.name}: its zstd frame goes on after {section.plain} bytes")
+        except zstd.ZstdError as error:
+            raise refuse(f"section {section.name}: zstd says {error}") from None
+        return out
+
+
+def dump_facts(facts: Mapping[str, Any]) -> bytes:
+    """JSON values as the one spelling that `load_facts` takes: sorted keys, no spaces, ASCII."""
+    return json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+
+
+def load_facts(kind: Kind, data: Buffer) -> dict[str, Any]:
+    """What `dump_facts` wrote; the kind's error for anything else."""
+    try:
+        facts = json.loads(bytes(data))
+        if isinstance(facts, dict) and dump_facts(facts) == bytes(data):
+            return facts
+    except (ValueError, TypeError, RecursionError, OverflowError) as error:
+        raise kind.refuse(f"facts: malformed ({error})") from None
+    raise kind.refuse("facts: found another spelling than that of this format, wanted one JSON object")
+
+
+def _checked_name(name: str) -> bytes:
+    raw = name.encode("ascii", "replace")
+    if not _NAME.match(raw):
+        raise ConfigError(f"section {name!r}: wanted 1 to 16 of a-z, 0-9, '.', '_' and '-', a letter first")
+    return raw
+
+
+def _zstd() -> Any:
+    try:
+        import zstandard
+    except ImportError:
+        raise ConfigError("zstd: needs zstandard; install the extra oxillama[zstd]") from None
+    return zstandard

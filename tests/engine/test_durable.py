@@ -1,0 +1,107 @@
+"""A file is written whole or not at all: writes that fail, processes that are killed, at every step."""
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oxillama.engine import durable
+from oxillama.engine.durable import write_parts
+
+OLD, NEW = b"old" * 100, [b"new" * 1000, b"", memoryview(b"er" * 50_000), b"!"]
+STEPS = ("open", "writev", "fsync", "close", "rename", "open folder", "fsync folder")
+
+
+@pytest.fixture
+def target(tmp_path):
+    path = tmp_path / "saved"
+    path.write_bytes(OLD)
+    return path
+
+
+class Failing:
+    """The os module, but the n-th call that counts raises, or takes part of a write first."""
+
+    def __init__(self, step: int, error: BaseException | None = None, short: int = 0) -> None:
+        self.step, self.error, self.short, self.at = step, error, short, 0
+
+    def __getattr__(self, name):
+        real = getattr(os, name)
+        if name not in ("open", "writev", "write", "fsync", "close", "rename", "replace"):
+            return real
+
+        def call(*arguments, **named):
+            if name == "writev" and self.short:
+                return real(arguments[0], [memoryview(arguments[1][0])[:self.short]])
+            self.at += 1
+            if self.at == self.step and self.error is not None:
+                if name == "close":
+                    real(*arguments)
+                raise self.error
+            return real(*arguments, **named)
+        return call
+
+
+def test_parts_are_written_one_after_the_other_however_few_bytes_a_call_takes(target, monkeypatch):
+    write_parts(target, NEW)
+    assert target.read_bytes() == b"".join(NEW)
+    monkeypatch.setattr(durable, "os", Failing(0, short=777))
+    write_parts(target, [b"x" * 2000, b"y" * 3000])
+    assert target.read_bytes() == b"x" * 2000 + b"y" * 3000
+    monkeypatch.undo()
+    write_parts(target, [bytes([index % 256]) for index in range(3000)])
+    assert target.read_bytes() == bytes(index % 256 for index in range(3000))
+    assert os.listdir(target.parent) == ["saved"]
+
+
+@pytest.mark.parametrize("step", range(1, len(STEPS) + 1), ids=STEPS)
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()], ids=["full", "interrupt"])
+def test_a_failure_at_any_step_leaves_the_old_file_or_the_new_one(target, monkeypatch, step, error):
+    monkeypatch.setattr(durable, "os", Failing(step, error))
+    with pytest.raises(type(error)):
+        write_parts(target, NEW)
+    monkeypatch.undo()
+    assert target.read_bytes() == (OLD if step <= 5 else b"".join(NEW))      # invariant 1
+    assert os.listdir(target.parent) == ["saved"]                            # invariant 2
+
+
+@pytest.mark.parametrize("step", range(1, len(STEPS) + 1), ids=STEPS)
+def test_a_kill_at_any_step_leaves_the_old_file_or_the_new_one(target, step):
+    code = f"""
+import os, signal, sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from oxillama.engine import durable
+from tests.engine.test_durable import NEW, Failing
+class Killed(Failing):
+    def __getattr__(self, name):
+        call = super().__getattr__(name)
+        def last(*arguments, **named):
+            if name in ("open", "writev", "fsync", "close", "rename") and self.at + 1 == self.step:
+                if name == "writev":
+                    os.write(arguments[0], bytes(arguments[1][0])[:100])
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*arguments, **named)
+        return last if callable(call) else call
+durable.os = Killed({step})
+durable.write_parts({str(target)!r}, NEW)
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    assert target.read_bytes() == (OLD if step <= 5 else b"".join(NEW))
+    write_parts(target, NEW)
+    assert target.read_bytes() == b"".join(NEW)
+
+
+def test_a_link_keeps_being_one(target):
+    link = target.with_name("link")
+    link.symlink_to(target)
+    write_parts(link, [b"through"])
+    assert link.is_symlink() and target.read_bytes() == b"through"
+
+
+def test_a_folder_that_is_not_there_is_said(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        write_parts(tmp_path / "none" / "saved", [b"x"])
