@@ -37,6 +37,7 @@ class TokenMasker:
         self._masks: OrderedDict[tuple, np.ndarray] = OrderedDict()
         self._end = self._bits(self.eog_ids)
         self._ordinary = self._bits(i for i in range(size) if i not in self.control_ids)
+        self._text: tuple[np.ndarray, np.ndarray] | None = None
 
     def _bits(self, ids: Iterable[int]) -> np.ndarray:
         mask = np.zeros(self.words, np.uint32)
@@ -54,6 +55,14 @@ class TokenMasker:
             if piece in wanted:
                 ids.setdefault(wanted[piece], i)
         return grammar.resolve(ids)
+
+    def tokens_with(self, byte: int) -> np.ndarray:
+        """Ids of the tokens that hold a byte, ascending."""
+        if self._text is None:
+            ends = np.cumsum(np.fromiter(map(len, self.vocab_bytes), np.int64, self.vocab_size))
+            self._text = np.frombuffer(b"".join(self.vocab_bytes), np.uint8), ends
+        text, ends = self._text
+        return np.unique(np.searchsorted(ends, np.flatnonzero(text == byte), side="right"))
 
     def state(self, grammar: Grammar) -> GrammarState:
         """A state of the grammar at its beginning, bound to this vocabulary."""

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from os import PathLike
 from typing import Any
 
@@ -92,7 +93,7 @@ class TokenizerBridge:
         """Whether `add_special` puts the last token after a text."""
         return self.vocabulary.add_eos
 
-    @property
+    @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids of control and unknown tokens: they are no text."""
         return frozenset(i for i, kind in enumerate(self._kinds) if kind in (CONTROL, UNKNOWN))

@@ -26,12 +26,13 @@ from oxillama.grammar.automaton import read_saved
 from oxillama.toolcalls.constraint import ToolCallGrammar
 from oxillama.toolcalls.events import Text
 from oxillama.toolcalls.formats import ToolCallFormat, format_of
-from oxillama.toolcalls.opening import bare_templates, search
+from oxillama.toolcalls.opening import SPACE, bare_templates, search
 from oxillama.toolcalls.reasoning import ReasoningFormat, ReasoningSplitter
 from oxillama.toolcalls.tools import tools_of
 
 VERSION = 1  # of descriptions and saved states
 _KEPT = 64  # masks of free text
+_SPACE = SPACE.encode()
 
 
 def _bytewise(text: str) -> str:
@@ -72,6 +73,7 @@ class TriggeredGrammar:
         self.opener = _bytewise(self.format.open)
         self.reasoning, self.reasoning_opened = reasoning, reasoning_opened
         self.templates = bare_templates(self.format, trigger=True)
+        self._firsts = {template[:1].encode() for template in self.templates}
         self.tokens = ("",)  # as a grammar with token terminals: whether a token may come is asked by its id too
         self._masks: dict[tuple, np.ndarray | None] = {}
         self._candidates: tuple[Any, list[int]] = (None, [])
@@ -113,10 +115,10 @@ class TriggeredGrammar:
     def candidates(self, masker: TokenMasker) -> list[int]:
         """Tokens that might open a call: those with the last byte of an opening in them."""
         if self._candidates[0] is not masker:
-            ends = {self.opener[-1:].encode("latin-1"), *(template[-1].encode() for template in self.templates)} - {b""}
+            ends = {*self.opener[-1:].encode("latin-1"), *(template.encode()[-1] for template in self.templates)}
+            found = [masker.tokens_with(end) for end in ends]
             self._masks.clear()
-            found = {token for end in ends for token, piece in enumerate(masker.vocab_bytes) if end in piece}
-            self._candidates = (masker, sorted(found))
+            self._candidates = (masker, np.unique(np.concatenate(found)).tolist() if found else [])
         return self._candidates[1]
 
     def free_mask(self, state: TriggeredState) -> np.ndarray | None:
@@ -126,21 +128,33 @@ class TriggeredGrammar:
         region = state.region
         held = b"" if region is None or region.over else region.held.encode("latin-1")
         key = (state.fresh, state.tail, held, region is None or region.over)
-        if key not in self._masks:
-            if len(self._masks) >= _KEPT:
-                self._masks.clear()
-            if not state.fresh:
-                opener = self.opener.encode("latin-1")
-                wrong = [token for token in wrong if opener in state.tail + held + masker.vocab_bytes[token]]
-            banned = [token for token in wrong if not state.fork().try_advance(masker.vocab_bytes[token])]
-            mask = None
-            if banned:
-                mask = np.full((masker.vocab_size + 31) // 32, 0xFFFFFFFF, np.uint32)
-                tokens = np.array(banned)
-                np.bitwise_and.at(mask, tokens >> 5, ~(np.uint32(1) << (tokens & 31).astype(np.uint32)))
-                mask.flags.writeable = False
-            self._masks[key] = mask
-        return self._masks[key]
+        if key in self._masks:
+            return self._masks[key]
+        before = state.tail + held
+        banned = [
+            token
+            for token in wrong
+            if self._may_open(before + masker.vocab_bytes[token], state) and not state.fork().try_advance(masker.vocab_bytes[token])
+        ]
+        mask = None
+        if banned:
+            mask = np.full((masker.vocab_size + 31) // 32, 0xFFFFFFFF, np.uint32)
+            tokens = np.array(banned)
+            np.bitwise_and.at(mask, tokens >> 5, ~(np.uint32(1) << (tokens & 31).astype(np.uint32)))
+            mask.flags.writeable = False
+        if len(self._masks) >= _KEPT:
+            self._masks.clear()
+        self._masks[key] = mask
+        return mask
+
+    def _may_open(self, data: bytes, state: TriggeredState) -> bool:
+        """Whether an opening may end in these bytes; cheap, and never False where one does."""
+        if self.opener and self.opener.encode("latin-1") in data:
+            return True
+        if not state.fresh or not self.templates:
+            return False
+        over = state.region is None or state.region.over
+        return data.lstrip(_SPACE)[:1] in self._firsts or (not over and self.reasoning.close.encode()[-1] in data)
 
 
 class TriggeredState:
