@@ -108,3 +108,5 @@ cdef class SamplerCore:
     cdef int call_stage(self, View *v, int index) except -1
     cdef int grow(self, int64_t more) except -1
     cdef int take(self, int32_t token) except -1
+    cdef int narrow(self, View *v, const float[::1] logits, const uint32_t[::1] mask) except -3
+    cdef int check(self, const float[::1] logits, const uint32_t[::1] mask) except -1

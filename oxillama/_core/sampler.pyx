@@ -484,41 +484,120 @@ cdef class SamplerCore:
         become_list(v, n)
         return 0
 
+    cdef int narrow(self, View *v, const float[::1] logits, const uint32_t[::1] mask) except -3:
+        """Loads a row through a mask and runs the chain: what is left in the view may be drawn. 0, BAD_LOGITS or NOTHING_LEFT."""
+        cdef const Facts *f = &self.chain.facts
+        cdef const uint32_t *bits = NULL
+        cdef int at = 0, ran
+        if mask is not None:
+            bits = &mask[0]
+        if begin(v, f, &logits[0], bits) < 0:
+            return BAD_LOGITS
+        while at < self.chain.n_ops:
+            ran = run_ops(v, self.chain.ops + at, self.chain.n_ops - at, f, &self.m)
+            if ran < 0:
+                return NOTHING_LEFT
+            at += ran
+            if at < self.chain.n_ops:
+                self.call_stage(v, self.chain.ops[at].code - PYTHON)
+                at += 1
+        return 0
+
+    cdef int check(self, const float[::1] logits, const uint32_t[::1] mask) except -1:
+        cdef int vocab = self.chain.facts.vocab
+        if logits.shape[0] != vocab:
+            raise SamplingError(f"logits: found {logits.shape[0]}, wanted the vocabulary size {vocab}")
+        if mask is not None and mask.shape[0] != (vocab + 31) // 32:
+            raise SamplingError(f"mask: found {mask.shape[0]} words, wanted {(vocab + 31) // 32} for a vocabulary of {vocab}")
+        return 0
+
     def sample(self, const float[::1] logits not None, const uint32_t[::1] mask=None, int top=-1):
         """Draws a token from (vocab,) float32 logits; returns its id, -1 for bad logits, or -2 when nothing is left.
 
         `mask` is a bitset of (ceil(vocab/32),) uint32, a set bit allowing a token. With top >= 0, `last` then holds
         (token, log-probability after all stages, ids of the `top` most likely survivors, their log-probabilities).
         """
-        cdef const Facts *f = &self.chain.facts
-        cdef const uint32_t *bits = NULL
         cdef Workspace ws
         cdef View *v
         cdef uint64_t key
-        cdef int at = 0, ran
-        if logits.shape[0] != f.vocab:
-            raise SamplingError(f"logits: found {logits.shape[0]}, wanted the vocabulary size {f.vocab}")
-        if mask is not None:
-            if mask.shape[0] != (f.vocab + 31) // 32:
-                raise SamplingError(f"mask: found {mask.shape[0]} words, wanted {(f.vocab + 31) // 32} for a vocabulary of {f.vocab}")
-            bits = &mask[0]
-        ws = borrow(f.vocab)
+        cdef int left
+        self.check(logits, mask)
+        ws = borrow(self.chain.facts.vocab)
         v = &ws.view
         try:
-            if begin(v, f, &logits[0], bits) < 0:
-                return BAD_LOGITS
-            while at < self.chain.n_ops:
-                ran = run_ops(v, self.chain.ops + at, self.chain.n_ops - at, f, &self.m)
-                if ran < 0:
-                    return NOTHING_LEFT
-                at += ran
-                if at < self.chain.n_ops:
-                    self.call_stage(v, self.chain.ops[at].code - PYTHON)
-                    at += 1
+            left = self.narrow(v, logits, mask)
+            if left < 0:
+                return left
             key = finish(v, &self.m, self.chain.mirostat, self.chain.tau, self.chain.eta)
             if top >= 0:
                 own = log_weight(v, key) - oxs_log(v.mass)
-                self.last = (oxs_id(key), own, *(top_values(v, min(top, f.vocab)) if top else ([], [])))
+                self.last = (oxs_id(key), own, *(top_values(v, min(top, self.chain.facts.vocab)) if top else ([], [])))
             return oxs_id(key)
         finally:
             give_back(ws)
+
+    def distribution(self, const float[::1] logits not None, const uint32_t[::1] mask=None):
+        """What `sample` would draw from: (ids (n,) int32, their probabilities (n,) float64), or -1 or -2 as `sample` returns them.
+
+        The stages of chance take their random numbers; the draw's own number stays in the stream, and mirostat's mu waits for `settle`.
+        """
+        cdef Workspace ws
+        cdef View *v
+        cdef int left, i
+        cdef int32_t[::1] id_view
+        cdef double[::1] share_view
+        self.check(logits, mask)
+        ws = borrow(self.chain.facts.vocab)
+        v = &ws.view
+        try:
+            left = self.narrow(v, logits, mask)
+            if left < 0:
+                return left
+            materialise(v)
+            weigh(v)
+            ids, shares = np.empty(v.count, np.int32), np.empty(v.count, np.float64)
+            id_view, share_view = ids, shares
+            for i in range(v.count):
+                id_view[i] = <int32_t>oxs_id(v.key[i])
+                share_view[i] = v.w[i] / v.mass
+            return ids, shares
+        finally:
+            give_back(ws)
+
+    def uniform(self):
+        """The next number in [0, 1) of the random stream."""
+        return oxs_uniform(&self.m.rng)
+
+    def settle(self, double share):
+        """Tells mirostat that a token was taken whose probability was `share`."""
+        if self.chain.mirostat:
+            self.m.mu -= self.chain.eta * (-oxs_log(share) / LN2 - self.chain.tau)
+
+    def pass_over(self, int64_t token):
+        """Leaves stream and mu as `sample` would where the mask allows `token` alone; False, and nothing changed, where only a draw can tell.
+
+        That is where Python stages look on, or where bans leave nothing.
+        """
+        cdef const Facts *f = &self.chain.facts
+        cdef const Op *op
+        cdef bint chance = True
+        cdef int i
+        if self.chain.callables or not 0 <= token < f.vocab or (f.allow != NULL and not has(f.allow, <uint32_t>token)):
+            return False
+        for i in range(f.n_bans):
+            if f.bans[i] == token:
+                return False
+        if self.m.generated < f.min_tokens:
+            for i in range(f.n_late):
+                if f.late[i] == token:
+                    return False
+        for i in range(self.chain.n_ops):
+            op = &self.chain.ops[i]
+            if STAGES[op.code].run == stage_xtc:
+                oxs_uniform(&self.m.rng)
+            elif STAGES[op.code].run == stage_temperature and op.a == 0:
+                chance = False
+        if chance:
+            oxs_uniform(&self.m.rng)
+            self.settle(1.0)
+        return True

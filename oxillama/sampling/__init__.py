@@ -2,14 +2,16 @@
 
 config.py: `SamplerConfig`, what is asked for. stages.py: the ordered table of stages with their papers, `SamplerStage`.
 chain.py: from a config to a compiled chain; `SamplerChain` for composing by hand. sampler.py: `Sampler`, what the engine uses.
-breakers.py: DRY's breakers from text to tokens. draw.py: one draw and its errors. All arithmetic is in `oxillama._core.sampler`.
+distribution.py: what a draw is made from, and the law for tokens drawn elsewhere. breakers.py: DRY's breakers from text to
+tokens. draw.py: one draw and its errors. All arithmetic is in `oxillama._core.sampler`.
 """
 from oxillama._core.sampler import Xorshift64
 from oxillama.sampling.breakers import breaker_sequences
 from oxillama.sampling.chain import SamplerChain, stages_of
 from oxillama.sampling.config import DRY_BREAKERS, SamplerConfig
+from oxillama.sampling.distribution import Distribution
 from oxillama.sampling.sampler import Logprobs, Sampler, token_logprobs
 from oxillama.sampling.stages import REORDERABLE, STAGES, SamplerStage, StageInfo
 
-__all__ = ["DRY_BREAKERS", "REORDERABLE", "STAGES", "Logprobs", "Sampler", "SamplerChain", "SamplerConfig", "SamplerStage", "StageInfo",
+__all__ = ["DRY_BREAKERS", "REORDERABLE", "STAGES", "Distribution", "Logprobs", "Sampler", "SamplerChain", "SamplerConfig", "SamplerStage", "StageInfo",
            "Xorshift64", "breaker_sequences", "stages_of", "token_logprobs"]

@@ -15,13 +15,23 @@ def draw(core: SamplerCore, row: np.ndarray, mask: np.ndarray | None, top: int, 
     try:
         token = core.sample(row, mask, top)
     except (TypeError, ValueError) as error:
-        raise SamplingError(f"sample: {error}; wanted logits (vocab,) float32 and a mask (ceil(vocab/32),) uint32") from error
+        raise misfit(error) from error
     if token >= 0:
         return token
-    if token == BAD_LOGITS:
+    raise no_draw(token, row, mask, lists)
+
+
+def misfit(error: Exception) -> SamplingError:
+    """The error for a row or mask of the wrong kind."""
+    return SamplingError(f"sample: {error}; wanted logits (vocab,) float32 and a mask (ceil(vocab/32),) uint32")
+
+
+def no_draw(code: int, row: np.ndarray, mask: np.ndarray | None, lists: Callable[[], Mapping[str, Any]]) -> SamplingError:
+    """The error for what the compiled core says instead of a draw."""
+    if code == BAD_LOGITS:
         where = int(np.flatnonzero(~(row <= np.finfo(np.float32).max))[0])
-        raise SamplingError(f"logits[{where}]: found {row[where]}, wanted finite numbers or -inf")
-    raise SamplingError(why_nothing(row, mask, lists()))
+        return SamplingError(f"logits[{where}]: found {row[where]}, wanted finite numbers or -inf")
+    return SamplingError(why_nothing(row, mask, lists()))
 
 
 def token_array(name: str, ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:

@@ -4,6 +4,7 @@
 """
 import hashlib
 import json
+import math
 import secrets
 import struct
 import zlib
@@ -17,6 +18,7 @@ from oxillama._core.sampler import SamplerCore, Xorshift64, logprobs
 from oxillama.errors import ConfigError, SamplingError
 from oxillama.sampling.chain import breaker_ids, compile_stages, stages_of, token_lists
 from oxillama.sampling.config import SamplerConfig, token_ids
+from oxillama.sampling.distribution import Distribution, distribution, settled
 from oxillama.sampling.draw import draw, token_array
 from oxillama.sampling.stages import SamplerStage
 
@@ -95,18 +97,59 @@ class Sampler:
         `mask` is a bitset, (ceil(vocab/32),) uint32, a set bit allowing a token. Raises SamplingError for NaN or +inf, and, saying
         why, when no token is left. The token counts as seen once `accept` is told.
         """
-        row = np.ascontiguousarray(logits, dtype=np.float32)
-        raw = row
-        for processor in self.processors:
-            row = row.copy() if row is raw else row
-            out = processor(np.asarray(self._tokens, dtype=np.int32), row)
-            row = row if out is None else np.ascontiguousarray(out, dtype=np.float32)
+        raw, row = self._processed(logits)
         token = draw(self._core, row, mask, self._top, self._reasons)
         if self._top >= 0:
             own, ids, values = logprobs(raw, token, self._top)
             _, final, final_ids, final_values = self._core.last
             self._logprobs = Logprobs(token, own, final, tuple(ids), tuple(values), tuple(final_ids), tuple(final_values))
         return token
+
+    def judge(self, logits: np.ndarray, mask: np.ndarray | None, token: int, drawn_from: Distribution) -> int:
+        """`token`, which was drawn from another distribution, or one in its place, so that what comes out is drawn from this sampler's own.
+
+        With p what `sample` would draw from and q the other: `token` stays with probability min(1, p/q), else one is drawn from
+        max(0, p - q), normalised (Leviathan et al. 2023, algorithm 1). `sample` itself where this sampler leaves nothing to chance.
+        """
+        if self.config.temperature == 0:
+            return self.sample(logits, mask)
+        raw, row = self._processed(logits)
+        own = distribution(self._core, row, mask, self._reasons)
+        taken, share = settled(own, token, drawn_from, self._core.uniform, self.vocab_size)
+        self._core.settle(share)
+        if self._top >= 0:
+            chance, ids, values = logprobs(raw, taken, self._top)
+            best = own.likeliest(self._top)
+            self._logprobs = Logprobs(taken, chance, math.log(share), tuple(ids), tuple(values), tuple(token for token, _ in best),
+                                      tuple(math.log(value) for _, value in best))
+        return taken
+
+    def distribution(self, logits: np.ndarray, mask: np.ndarray | None = None) -> Distribution:
+        """What `sample` would draw from, after all stages. XTC tosses its coin; the draw's own random number stays in the stream."""
+        return distribution(self._core, self._processed(logits)[1], mask, self._reasons)
+
+    def sample_from(self, given: Distribution) -> int:
+        """A token drawn from a distribution that this sampler gave."""
+        token, share = given.draw(self._core.uniform())
+        self._core.settle(share)
+        return token
+
+    def pass_over(self, token: int) -> bool:
+        """Stands as after a `sample` whose mask allowed `token` alone, without a row of logits; False, unmoved, where only a draw can tell.
+
+        That is where processors, Python stages or a report of the draw want the row, or where bans leave nothing.
+        """
+        return not self.processors and self._top < 0 and self._core.pass_over(token)
+
+    def _processed(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(the row as it came, the row after the processors)."""
+        row = np.ascontiguousarray(logits, dtype=np.float32)
+        raw = row
+        for processor in self.processors:
+            row = row.copy() if row is raw else row
+            out = processor(np.asarray(self._tokens, dtype=np.int32), row)
+            row = row if out is None else np.ascontiguousarray(out, dtype=np.float32)
+        return raw, row
 
     def accept(self, token: int) -> None:
         """Tells the sampler that `token` is now part of the text; it counts towards min_tokens."""
