@@ -30,6 +30,7 @@ _HOMES = {
     "oxillama.errors": ("Cancelled", "ConfigError", "ContextError", "EmptySequence", "EngineError", "Exhausted", "GgufError",
                         "GrammarError", "InvalidSlot", "ModelError", "ModelFingerprintMismatch", "OxillamaError", "PoolError", "QuantError",
                         "SamplingError", "SnapshotIncompatible", "TemplateError", "TokenizerError"),
+    "oxillama.gguf": ("ModelFingerprint",),
     "oxillama.grammar": ("Grammar", "GrammarState", "GrammarWarning", "JsonSchemaCompiler", "TokenMasker", "apply_grammar_mask"),
     "oxillama.sampling": ("Sampler", "SamplerChain", "SamplerConfig", "SamplerStage", "Xorshift64"),
     "oxillama.tokenizer": ("ChatTemplate", "TextStream", "TokenizerBridge"),

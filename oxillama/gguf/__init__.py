@@ -1,8 +1,9 @@
 """The GGUF container: reading, writing, and typed access to what its keys say.
 
 `reader` opens files, `writer` makes them, `keys` asks for hyper-parameters with bounds, `types` is the table of tensor types,
-`source` finds the bytes, `values` (with `strings`, its large part) and `layout` are the format itself.
+`source` finds the bytes, `fingerprint` says which file it is, `values` (with `strings`, its large part) and `layout` are the format itself.
 """
+from oxillama.gguf.fingerprint import PROBE_BYTES, ModelFingerprint
 from oxillama.gguf.keys import REQUIRED, Keys, architecture
 from oxillama.gguf.layout import TensorInfo
 from oxillama.gguf.reader import GgufReader, Metadata
@@ -10,12 +11,14 @@ from oxillama.gguf.types import TENSOR_TYPES, TensorType, type_by_id, type_by_na
 from oxillama.gguf.writer import GgufWriter
 
 __all__ = [
+    "PROBE_BYTES",
     "REQUIRED",
     "TENSOR_TYPES",
     "GgufReader",
     "GgufWriter",
     "Keys",
     "Metadata",
+    "ModelFingerprint",
     "TensorInfo",
     "TensorType",
     "architecture",

@@ -32,7 +32,7 @@ from oxillama.gguf.layout import (
 )
 from oxillama.gguf.source import Shard, open_source, shard_names
 from oxillama.gguf.types import type_by_id
-from oxillama.gguf.values import ARRAY, Cursor, read_kind, read_value, skip_value
+from oxillama.gguf.values import ARRAY, Cursor, raw_strings, read_kind, read_value, skip_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,14 @@ class Metadata(Mapping[str, Any]):
         if key not in self._values:
             self._values[key] = self._spans[key].decode(key)
         return self._values[key]
+
+    def strings(self, key: str) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+        """An array of strings as it lies in the file: its bytes (uint8), and the place and length (int64) of each text in them.
+
+        None where the key is missing or no array of at least one string.
+        """
+        span = self._spans.get(key)
+        return None if span is None or span.kind != ARRAY else raw_strings(Cursor(span.shard.buffer, span.shard.label, span.start), key)
 
     def __contains__(self, key: object) -> bool:
         return key in self._spans
@@ -238,7 +246,7 @@ class GgufReader:
     all shards), `path` (of the first shard, None for bytes), `paths`.
     """
 
-    __slots__ = ("_buffers", "alignment", "kv_types", "metadata", "path", "paths", "size", "tensors", "version")
+    __slots__ = ("_shards", "alignment", "kv_types", "metadata", "path", "paths", "size", "tensors", "version")
 
     def __init__(self, source: Any):
         shards = open_source(source)
@@ -248,7 +256,7 @@ class GgufReader:
         self.size: int = sum(len(shard.buffer) for shard in shards)
         self.paths: tuple[Path, ...] = tuple(shard.path for shard in shards if shard.path is not None)
         self.path: Path | None = shards[0].path
-        self._buffers: tuple[memoryview, ...] | None = tuple(shard.buffer for shard in shards)
+        self._shards: tuple[Shard, ...] | None = shards
 
     @classmethod
     def from_bytes(cls, buffer: Any) -> "GgufReader":
@@ -262,14 +270,21 @@ class GgufReader:
         info = self.tensors.get(name)
         if info is None:
             raise GgufError(f"tensor {name!r} is not in {self._label()}")
-        if self._buffers is None:
+        if self._shards is None:
             raise GgufError(f"tensor {name}: {self._label()} is closed")
-        return np.frombuffer(self._buffers[info.shard], np.uint8, info.nbytes, info.offset)
+        return np.frombuffer(self._shards[info.shard].buffer, np.uint8, info.nbytes, info.offset)
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The files behind the reader, as they were opened: their bytes, names and paths."""
+        if self._shards is None:
+            raise GgufError(f"{self._label()}: is closed")
+        return self._shards
 
     def release(self, name: str) -> None:
         """Tell the system that the file's pages of tensor `name` need not stay in memory; they are read again when next asked for."""
         data = self.data(name)
-        mapping = self._buffers[self.tensors[name].shard].obj
+        mapping = self._shards[self.tensors[name].shard].buffer.obj
         if isinstance(mapping, mmap.mmap) and hasattr(mapping, "madvise"):
             start = -(-self.tensors[name].offset // mmap.PAGESIZE) * mmap.PAGESIZE      # pages shared with a neighbour stay
             length = (self.tensors[name].offset + len(data)) // mmap.PAGESIZE * mmap.PAGESIZE - start
@@ -278,7 +293,7 @@ class GgufReader:
 
     def close(self) -> None:
         """Let go of the files; metadata and tensor places stay readable, and so do the arrays already handed out."""
-        self._buffers = None
+        self._shards = None
 
     def __enter__(self) -> "GgufReader":
         return self

@@ -139,6 +139,18 @@ def read_value(cursor: Cursor, kind: int, what: str, depth: int = 1) -> Any:
     return array
 
 
+def raw_strings(cursor: Cursor, what: str) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """The array of strings here without decoding it: its bytes, and each text's place and length in them; None for any other array."""
+    item, count = _array_head(cursor, what, 1)
+    if item != STRING or not count:
+        return None
+    starts, end = string_starts(cursor.buffer, cursor.position, count)
+    first = cursor.position
+    _strings_within(cursor, end, what)
+    ends = np.append(starts[1:], end)
+    return np.frombuffer(cursor.buffer, np.uint8, end - first, first), starts + (8 - first), ends - starts - 8
+
+
 def _read_strings(cursor: Cursor, count: int, what: str) -> list[str]:
     starts, end = string_starts(cursor.buffer, cursor.position, count)
     cursor.position = _strings_within(cursor, end, what)

@@ -1,0 +1,112 @@
+"""Which model file it is: a copy is the same one, an edited file is another."""
+import os
+import shutil
+
+import numpy as np
+import pytest
+
+from oxillama.errors import ConfigError, GgufError, ModelFingerprintMismatch, SnapshotIncompatible
+from oxillama.gguf import PROBE_BYTES, GgufReader, GgufWriter, ModelFingerprint
+
+PROBE = 64
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "a.gguf"
+    with GgufWriter(path, "llama") as writer:
+        writer.add("llama.block_count", 1)
+        writer.add("tokenizer.ggml.tokens", ["a", "b"])
+        writer.add_tensor("token_embd.weight", np.arange(400, dtype=np.float32).reshape(10, 40))
+    return path
+
+
+def edited(model, at: int, tmp_path):
+    data = bytearray(model.read_bytes())
+    data[at] ^= 1
+    path = tmp_path / "edited.gguf"
+    path.write_bytes(data)
+    return path
+
+
+def test_a_copy_with_another_name_and_time_is_the_same_model(model, tmp_path):
+    known = ModelFingerprint.compute(model, full=True)
+    copy = tmp_path / "b.gguf"
+    shutil.copy(model, copy)
+    os.utime(copy, (1, 1))
+    known.verify(copy)
+    known.verify(model.read_bytes())
+    assert ModelFingerprint.compute(copy, full=True) == known
+    with GgufReader(copy) as reader:
+        assert ModelFingerprint.compute(reader, full=True) == known
+    assert known.probe_size == PROBE_BYTES == 8 << 20 and known.file_size == model.stat().st_size
+
+
+def test_every_edited_byte_makes_another_model(model, tmp_path):
+    data = model.read_bytes()
+    known = ModelFingerprint.compute(data)
+    for at in range(len(data)):
+        broken = bytearray(data)
+        broken[at] ^= 1
+        with pytest.raises(ModelFingerprintMismatch) as caught:
+            known.verify(bytes(broken))
+        assert caught.value.expected is known and caught.value.found.head != known.head and "the first bytes differ" in caught.value.detail
+
+
+def test_the_probes_and_the_directory_are_all_that_is_read_unless_all_is_asked_for(model, tmp_path):
+    size, start = model.stat().st_size, GgufReader(model).tensors["token_embd.weight"].offset
+    known, whole = (ModelFingerprint.compute_with_probe(model, PROBE, full=full) for full in (False, True))
+    for at, detail in ((10, "the first bytes differ"), (size - 10, "the last bytes differ"), (PROBE + 30, "hyper-parameters, tokenizer or tensor")):
+        with pytest.raises(ModelFingerprintMismatch, match=detail):
+            known.verify(edited(model, at, tmp_path))
+    middle = edited(model, (max(start, PROBE) + size - PROBE) // 2, tmp_path)
+    known.verify(middle)
+    with pytest.raises(ModelFingerprintMismatch, match="the whole file differ"):
+        whole.verify(middle)
+    with pytest.raises(ModelFingerprintMismatch, match=f"{size + 1} bytes found, {size} wanted"):
+        known.verify(model.read_bytes() + b"\0")
+
+
+def test_an_edit_that_breaks_the_header_is_a_mismatch_too(model, tmp_path):
+    data = bytearray(model.read_bytes())
+    at = data.index(b"tokenizer.ggml.tokens") + 21
+    data[at:at + 4] = b"\xff\xff\xff\xff"
+    known = ModelFingerprint.compute_with_probe(model, 8)
+    with pytest.raises(ModelFingerprintMismatch, match="malformed before its tensors") as caught:
+        known.verify(bytes(data))
+    assert caught.value.found.directory is None and "unknown" in caught.value.found.display()
+
+
+def test_every_file_of_a_set_counts(tmp_path):
+    for number in (1, 2):
+        with GgufWriter(tmp_path / f"m-0000{number}-of-00002.gguf", "llama") as writer:
+            writer.add("split.no", number - 1, "uint16")
+            writer.add("split.count", 2, "uint16")
+            writer.add_tensor(f"t{number}", np.full((64, 40), number, np.float32))
+    first, second = sorted(tmp_path.iterdir())
+    known = ModelFingerprint.compute_with_probe(first, PROBE)
+    known.verify(second)
+    data = bytearray(second.read_bytes())
+    data[-1] ^= 1
+    second.write_bytes(data)
+    with pytest.raises(ModelFingerprintMismatch, match="the last bytes differ"):
+        known.verify(first)
+
+
+def test_it_is_told_in_a_line_and_in_json(model):
+    known = ModelFingerprint.compute(model, full=True)
+    assert ModelFingerprint.from_dict(known.to_dict()) == known
+    assert known.display() == str(known) and known.head[:16] in str(known) and f"{known.file_size:,} bytes" in str(known)
+    good = known.to_dict()
+    for wrong in ({}, None, {**good, "file_size": -1}, {**good, "head": "x"}, {**good, "full": 1}, {**good, "directory": None}, {**good, "more": 1},
+                  {**good, "probe_size": True}):
+        with pytest.raises(SnapshotIncompatible, match="model fingerprint"):
+            ModelFingerprint.from_dict(wrong)
+
+
+def test_what_is_no_model_raises(tmp_path, model):
+    with pytest.raises(GgufError, match="no such file"):
+        ModelFingerprint.compute(tmp_path / "none.gguf")
+    for probe in (0, -1, True, 1.5, "8"):
+        with pytest.raises(ConfigError, match="probe_size"):
+            ModelFingerprint.compute_with_probe(model, probe)
