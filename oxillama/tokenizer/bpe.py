@@ -1,17 +1,18 @@
-"""Byte-level BPE as `gpt2` vocabularies mean it, run by the `tokenizers` library built straight from the file's tokens and merges.
+"""Byte-level BPE as `gpt2` vocabularies mean it: the `tokenizers` library cuts a text into words, our own tables merge their bytes.
 
 Source: Radford et al. 2019 (GPT-2): every byte is written as one printable character (`BYTE_TO_CHAR`), so that no text is unknown.
 """
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, pre_tokenizers
 
+from oxillama._core.bpe import BpeTables
 from oxillama.errors import TokenizerError
 from oxillama.tokenizer.splits import SPLITS, WHOLE_WORDS
-from oxillama.tokenizer.vocabulary import Vocabulary
+from oxillama.tokenizer.vocabulary import Vocabulary, packed
 
 
 def _byte_characters() -> dict[int, str]:
@@ -34,24 +35,13 @@ class BpeEncoder:
     def __init__(self, vocabulary: Vocabulary, *, allow_unknown_pre: bool = False) -> None:
         if vocabulary.pre not in SPLITS and not allow_unknown_pre:
             raise TokenizerError(f"tokenizer.ggml.pre: found {vocabulary.pre!r}, wanted one of {', '.join(sorted(SPLITS))}")
-        tokens = vocabulary.tokens
-        ids = dict(zip(tokens, range(len(tokens))))
-        if len(ids) < len(tokens):                      # of equal texts the first counts
-            ids = dict(zip(reversed(tokens), reversed(range(len(tokens)))))
-        self._missing = frozenset(byte for byte, char in BYTE_TO_CHAR.items() if char not in ids)
-        whole_words = vocabulary.pre in WHOLE_WORDS
-        pairs = [tuple(merge.split(" ")) for merge in vocabulary.merges]
-        try:
-            if {*map(len, pairs)} - {2} or len(set(pairs)) < len(pairs):
-                raise ValueError("not the usual case")
-            model = models.BPE(vocab=ids, merges=pairs, ignore_merges=whole_words)
-        except Exception:                               # the library's own is untyped: an odd merge, or one of pieces that are no tokens
-            model = models.BPE(vocab=ids, merges=_possible_merges(vocabulary.merges, ids), ignore_merges=whole_words)
-        self._tokenizer = Tokenizer(model)
+        self._tables = BpeTables(packed(vocabulary.tokens), packed(vocabulary.merges), BYTE_TO_CHAR)
+        if self._tables.odd:
+            _check_merges(vocabulary.merges)
+        self._missing = self._tables.missing()
+        self._whole_words = vocabulary.pre in WHOLE_WORDS
         splits = SPLITS.get(vocabulary.pre, SPLITS["default"])
-        self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-            *(pre_tokenizers.Split(Regex(split), "isolated") for split in splits),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+        self._splits = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split), "isolated") for split in splits])
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`."""
@@ -60,7 +50,7 @@ class BpeEncoder:
             lost = self._missing.intersection(text.encode())
             if lost:
                 raise TokenizerError(f"vocabulary: no token for byte 0x{min(lost):02X} of the text")
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return self._tables.encode([piece for piece, _ in self._splits.pre_tokenize_str(text)], self._whole_words)
 
 
 def check_runs(text: str) -> None:
@@ -71,14 +61,9 @@ def check_runs(text: str) -> None:
             raise TokenizerError(f"text: {longest} characters in a row all white space or none, wanted at most {LONGEST_RUN}")
 
 
-def _possible_merges(merges: Sequence[str], ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The merges as pairs: each once, the first of equals; those whose pieces or product are no tokens can never be taken."""
-    pairs: dict[tuple[str, str], None] = {}
+def _check_merges(merges: Sequence[str]) -> None:
+    """Raise TokenizerError for a merge that is no two pieces; one whose pieces or product are no tokens only never happens."""
     for index, merge in enumerate(merges):
         middle = merge.find(" ", 1)                     # a piece may begin with a space, never hold one elsewhere
-        left, right = merge[:middle], merge[middle + 1:]
-        if middle < 0 or not right:
+        if middle < 0 or middle == len(merge) - 1:
             raise TokenizerError(f"tokenizer.ggml.merges: merge {index} is {merge[:40]!r}, wanted two pieces with a space between")
-        if left in ids and right in ids and left + right in ids:
-            pairs[left, right] = None
-    return list(pairs)

@@ -1,7 +1,7 @@
 """The door to a file's vocabulary: text to ids and back, and the exact bytes of every token."""
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from os import PathLike
 from typing import Any
@@ -35,7 +35,7 @@ class TokenizerBridge:
         self._special_ids = by_text
         self._special = SpecialTokens(by_text)
         self._user_defined = SpecialTokens({text: token for text, token in by_text.items() if self._kinds[token] == USER_DEFINED})
-        self._bytes: list[bytes] | None = None
+        self._bytes = _Bytes(self._spell)
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], *, allow_unknown_pre: bool = False) -> TokenizerBridge:
@@ -144,15 +144,15 @@ class TokenizerBridge:
 
     def token_bytes(self, token: int) -> bytes:
         """The exact bytes that the token contributes to a text; none for control, unknown and unused tokens."""
-        return self._table()[self._checked(token)]
+        return self._bytes[self._checked(token)]
 
     def vocab_bytes(self) -> list[bytes]:
         """`token_bytes` of every id, in order."""
-        return list(self._table())
+        return [self._bytes[token] for token in range(len(self._kinds))]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; the space that `encode` puts before a text is taken away again. `skip_special=False` writes control tokens out."""
-        table, parts, start = self._table(), [], True
+        table, parts, start = self._bytes, [], True
         for token in ids:
             special = self.is_special(token)
             if special and not skip_special:
@@ -166,18 +166,26 @@ class TokenizerBridge:
 
     def stream(self) -> TextStream:
         """A stream over this vocabulary, for tokens that continue a text."""
-        return TextStream(self._table().__getitem__)
+        return TextStream(self._bytes.__getitem__)
 
-    def _table(self) -> Sequence[bytes]:
-        if self._bytes is None:
-            spell = _SPELLINGS.get(self.vocabulary.model, _spm_bytes)
-            self._bytes = [spell(text, kind, token) for token, (text, kind) in enumerate(zip(self.vocabulary.tokens, self._kinds))]
-        return self._bytes
+    def _spell(self, token: int) -> bytes:
+        return _SPELLINGS.get(self.vocabulary.model, _spm_bytes)(self.vocabulary.tokens[token], self._kinds[token], token)
 
     def _checked(self, token: int) -> int:
         if not 0 <= token < len(self._kinds):
             raise TokenizerError(f"token id: found {token}, wanted 0 to {len(self._kinds) - 1}")
         return token
+
+
+class _Bytes(dict):
+    """The bytes of tokens by id, each spelled when it is first asked for: a text uses few of a large vocabulary."""
+
+    def __init__(self, spell: Callable[[int], bytes]) -> None:
+        self._spell = spell
+
+    def __missing__(self, token: int) -> bytes:
+        found = self[token] = self._spell(token)
+        return found
 
 
 def _spm_bytes(text: str, kind: int, token: int) -> bytes:

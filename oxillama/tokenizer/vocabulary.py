@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from oxillama._core.bpe import Strings
 from oxillama.errors import TokenizerError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -72,11 +73,11 @@ class Vocabulary:
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary of `tokenizer.ggml.*`; raises TokenizerError naming the key, the value found and the value wanted."""
     model = _value(metadata, "model", str)
-    tokens = _list(metadata, "tokens", str)
+    tokens = _strings(metadata, "tokens")
     n = len(tokens)
     kinds = _array(metadata, "token_type", n)
     kinds = np.full(n, NORMAL, np.int32) if kinds is None else kinds.astype(np.int32)
-    for token in (i for i, text in enumerate(tokens) if text in END_NAMES):
+    for token in tokens.where(END_NAMES):
         if kinds[token] in (NORMAL, USER_DEFINED):
             kinds[token] = CONTROL
     wrong = np.flatnonzero(~np.isin(kinds, KINDS))
@@ -85,7 +86,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     scores = _array(metadata, "scores", n)
     if scores is not None and not np.isfinite(scores).all():
         raise TokenizerError(f"tokenizer.ggml.scores: token {np.flatnonzero(~np.isfinite(scores))[0]} has no finite score")
-    merges = _list(metadata, "merges", str) if "tokenizer.ggml.merges" in metadata else []
+    merges = _strings(metadata, "merges") if "tokenizer.ggml.merges" in metadata else []
     pre = _value(metadata, "pre", str, "default")
     special = {}
     for name, key in SPECIAL_KEYS.items():
@@ -139,12 +140,22 @@ def _value(metadata: Mapping[str, Any], key: str, kind: type, *default: Any) -> 
     return found
 
 
-def _list(metadata: Mapping[str, Any], key: str, kind: type) -> Sequence[Any]:
-    found = metadata.get(f"tokenizer.ggml.{key}")
-    if not isinstance(found, (list, tuple)) or not found or not isinstance(found[0], kind):
+def _strings(metadata: Mapping[str, Any], key: str) -> Strings:
+    """An array of strings, left in the file's bytes where the mapping can show them (gguf.Metadata.strings)."""
+    name = f"tokenizer.ggml.{key}"
+    places = metadata.strings(name) if hasattr(metadata, "strings") else None
+    if places is not None:
+        return Strings(*places)
+    found = metadata.get(name)
+    if not isinstance(found, (list, tuple)) or not found or not isinstance(found[0], str):
         what = "nothing" if found is None else type(found).__name__
-        raise TokenizerError(f"tokenizer.ggml.{key}: found {what}, wanted an array of strings with at least one")
-    return found
+        raise TokenizerError(f"{name}: found {what}, wanted an array of strings with at least one")
+    return Strings.of(found)
+
+
+def packed(texts: Sequence[str]) -> Strings:
+    """The texts side by side as bytes."""
+    return texts if isinstance(texts, Strings) else Strings.of(texts)
 
 
 def _array(metadata: Mapping[str, Any], key: str, count: int | None) -> np.ndarray | None:
