@@ -1,0 +1,68 @@
+"""How long others wait for a long prompt: the loop over a null program, by a clock that only steps move."""
+import threading
+
+import pytest
+from null import VOCAB, NullProgram, core, request, solo
+
+from oxillama.engine import engine as loop
+from oxillama.engine.scheduler import SMALLEST_CHUNK, SchedulerConfig
+
+BASE, ROW = 0.004, 0.0005           # seconds of a step, and of each of its rows
+LONG = 32_000
+
+
+class Clock:
+    """Stands still but for the steps; stands in for the module `time` in the loop."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def perf_counter(self):
+        return self.now
+
+
+class ClockedProgram(NullProgram):
+    """A null program whose steps take time by the clock, and whose logits look back a few tokens alone: long prompts cost the test little."""
+
+    max_rows = 512
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock, self.gate = clock, threading.Event()
+
+    def step(self, batch, memory, *, output="logits", cancel=None):
+        self.gate.wait(20)
+        self.clock.now += BASE + ROW * len(batch.tokens)
+        self.rows.append(len(batch.tokens))
+        return super().step(batch, memory, output=output, cancel=cancel)
+
+
+@pytest.mark.parametrize("decoders", [1, 12])
+def test_a_prompt_of_32k_tokens_never_delays_the_next_token_of_others_by_more_than_a_chunk(monkeypatch, decoders):
+    clock = Clock()
+    monkeypatch.setattr(loop, "time", clock)
+    program = ClockedProgram(clock)
+    config = SchedulerConfig()
+    engine = core(program=program, context_size=LONG + 10, scheduler=config, prefix=False)
+    times = {}
+    talkers = []
+    for number in range(decoders):
+        job = request(engine, [number], max_tokens=420)
+        times[number] = seen = []
+        job.listen(lambda seen=seen: seen.append(clock.now))
+        talkers.append(engine.submit(job))
+    prompt = [(7 * i) % VOCAB for i in range(LONG)]
+    long = engine.submit(request(engine, prompt, max_tokens=1))
+    program.gate.set()
+    for number, job in enumerate(talkers):
+        assert list(job.result(60).tokens) == solo([number], 420)
+    turns = -(-decoders // config.max_batch_sequences)
+    decoding = turns * (BASE + ROW * config.max_batch_sequences)
+    gaps = [later - earlier for seen in times.values() for earlier, later in zip(seen, seen[1:])]
+    first = config.max_prefill_tokens                      # the first chunks come before anything was measured
+    assert max(gaps) <= decoding + turns * ROW * first
+    late = [later - earlier for seen in times.values() for earlier, later in zip(seen[40:], seen[41:])]
+    assert max(late) <= max(config.max_decode_wait_ms / 1000, decoding + turns * ROW * SMALLEST_CHUNK) + 1e-9
+    assert max(program.rows[:40]) > config.max_batch_sequences       # the long prompt was on its way meanwhile
+    long.cancel()
+    engine.close()

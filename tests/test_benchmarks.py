@@ -1,0 +1,41 @@
+"""Every benchmark runs: its setup and each of its measurements once, at the first of its parameters, which are the smallest."""
+import importlib
+import inspect
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[1] / "asv_benchmarks"
+MODULES = sorted(path.stem for path in FOLDER.glob("bench_*.py"))
+
+
+@pytest.fixture
+def benchmarks(request, monkeypatch):
+    """The benchmark classes of a module of the folder, which is not a package."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    module = importlib.import_module(request.param)
+    yield [each for each in vars(module).values() if inspect.isclass(each) and each.__module__ == request.param]
+    for name in (*MODULES, "null_tape"):
+        sys.modules.pop(name, None)
+
+
+def smallest(benchmark):
+    """The first value of every parameter."""
+    params = getattr(benchmark, "params", [])
+    return [values[0] for values in params] if params and isinstance(params[0], (list, tuple)) else params[:1]
+
+
+@pytest.mark.parametrize("benchmarks", MODULES, indirect=True)
+def test_a_benchmark_measures_something(benchmarks):
+    assert benchmarks
+    for kind in benchmarks:
+        benchmark, params = kind(), smallest(kind)
+        if hasattr(benchmark, "setup"):
+            benchmark.setup(*params)
+        names = [name for name in dir(kind) if name.startswith(("time_", "track_"))]
+        assert names, kind
+        for name in names:
+            value = getattr(benchmark, name)(*params)
+            assert name.startswith("time_") or (math.isfinite(value) and value > 0), (kind, name)
