@@ -19,10 +19,17 @@ class AsyncEngine:
         return self.engine.submit(prompt, **options)
 
     async def generate(self, prompt: Any, **options: Any) -> Completion | list[Completion]:
-        """The completion of a prompt, or of each prompt of a list."""
+        """The completion of a prompt, or of each prompt of a list; an error of one cancels the others."""
         if self.engine.is_many(prompt):
-            requests = [self.engine.submit(one, **options) for one in prompt]
-            return list(await asyncio.gather(*requests))
+            requests: list[Request] = []
+            try:
+                for one in prompt:
+                    requests.append(self.engine.submit(one, **options))
+                return list(await asyncio.gather(*requests))
+            except BaseException:                      # gather leaves the others running
+                for request in requests:
+                    request.cancel()
+                raise
         return await self.engine.submit(prompt, **options)
 
     async def stream(self, prompt: Any, **options: Any) -> AsyncIterator[Piece]:
