@@ -1,0 +1,57 @@
+"""What requests share and what they never do: a system prompt paid for once, pages by the token, and nothing across adapters."""
+import random
+
+import pytest
+from null import VOCAB, NullProgram, core, request, solo
+
+from oxillama.engine.scheduler import SchedulerConfig
+
+SYSTEM = [(7 * i + i // 13) % VOCAB for i in range(2000)]
+
+
+def test_a_thousand_requests_pay_for_their_system_prompt_once():
+    program = NullProgram()
+    engine = core(program=program, context_size=2100, scheduler=SchedulerConfig(max_sequences=32, max_batch_sequences=32))
+    jobs = [engine.submit(request(engine, [*SYSTEM, i % VOCAB, i // VOCAB], max_tokens=1)) for i in range(1000)]
+    for i, job in enumerate(jobs):
+        done = job.result(60)
+        if i % 97 == 0:
+            assert list(done.tokens) == solo([*SYSTEM, i % VOCAB, i // VOCAB], 1)
+        assert i == 0 or done.usage.cached_tokens >= 2000
+    found = engine.metrics()
+    assert program.evaluated == found.tokens_prefilled_total == 2002 + 999 * 2 - sum(job.cached - 2000 for job in jobs[1:])
+    assert found.kv_hits_total == 999 and found.pages_leaked == 0
+    engine.close()
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_nothing_is_shared_between_adapters(together):
+    program = NullProgram()
+    engine = core(program=program)
+    prompt = [(5 * i) % VOCAB for i in range(80)]
+    jobs = []
+    for adapters in ((), (("style", 1.0),), (("style", 0.5),), (("style", 1.0),)):
+        session = engine.new_session(prompt, adapters=adapters)
+        jobs.append(engine.submit(request(engine, None, session=session, max_tokens=3)))
+        if not together:
+            jobs[-1].result(5)
+    cached = [job.result(5).usage.cached_tokens for job in jobs]
+    assert cached[:3] == [0, 0, 0] and cached[3] >= 64
+    assert all(list(job.result(5).tokens) == solo(prompt, 3) for job in jobs)
+    engine.close()
+
+
+def test_pages_in_use_are_tokens_over_sixteen_and_one_a_session():
+    engine = core(prefix=False)
+    rng, sessions = random.Random(4), []
+    for _ in range(25):
+        session = engine.keep(engine.new_session())
+        engine.extend(session, [rng.randrange(VOCAB) for _ in range(rng.randint(1, 90))])
+        sessions.append(session)
+    assert engine.pool.pages_used <= sum(map(len, sessions)) / 16 + len(sessions)
+    twins = [session.fork() for session in sessions]
+    assert engine.pool.pages_used <= sum(map(len, sessions)) / 16 + len(sessions)        # forks share everything
+    for each in (*sessions, *twins):
+        each.close()
+    assert engine.pool.pages_used == 0
+    engine.close()
