@@ -13,8 +13,17 @@
   generation Options, Vocabulary: from text and options to a request
   scheduler  who runs in the next step, and for how many rows
   engine     EngineCore: schedule -> step -> sample -> postprocess, in one thread
+  speculation  candidates for the next tokens: who offers them, which of them stand
+  lookup       candidates from what was said before
+  forced       what a grammar leaves no choice about
+  drafters     what `speculative=` may be
+  costs        what a step costs by its rows, and how many candidates that makes worth bringing
   batching     from a plan to the arrays of a step
   postprocess  what follows from a row of logits
+  snapshot   EngineSnapshot, Snapshots: a session as bytes and back, exact at any token
+  envelope     their container: sections under hashes
+  durable      files written whole or not at all
+  transfer     pages out of the pool as bytes, and back
   asynchronous AsyncEngine: the same for asyncio
   raw        RawLoop and diagnose: the program without the engine
   embedding  PoolingMode and exact pooling over chunks

@@ -12,10 +12,10 @@ from oxillama.engine.scheduler import Ticket
 class Batcher:
     """Fills a step's arrays from a plan; the arrays are reused, so a batch is valid until the next one is made."""
 
-    __slots__ = ("_first", "_make", "_positions", "_row_table", "_tokens")
+    __slots__ = ("_first", "_positions", "_row_table", "_tokens", "make")
 
     def __init__(self, make: Callable, max_rows: int) -> None:
-        self._make = make
+        self.make = make
         self._tokens, self._positions, self._row_table = (np.zeros(max_rows, np.int32) for _ in range(3))
         self._first = np.zeros(1, np.int32)
 
@@ -26,20 +26,21 @@ class Batcher:
             ticket = plan[0][0]
             session = ticket.owner.session
             tokens[0], positions[0], row_table[0] = session.tokens[ticket.done], ticket.done, 0
-            return self._make(tokens[:1], positions[:1], (session.kv.table,), row_table[:1], self._first), ticket.hidden
+            return self.make(tokens[:1], positions[:1], (session.kv.table,), row_table[:1], self._first), ticket.hidden
         at, tables, wanted, hidden = 0, [], [], False
         for ticket, rows in plan:
             request, start = ticket.owner, ticket.done
             session, end = request.session, at + rows
-            tokens[at:end] = session.tokens[start:start + rows]
+            tokens[at:end] = (session.tokens[start:start + rows] if start + rows <= ticket.length
+                              else session.tokens[start:] + list(ticket.draft[:start + rows - ticket.length]))
             positions[at:end] = range(start, start + rows) if rows < 8 else np.arange(start, start + rows)
             row_table[at:end] = len(tables)
             tables.append(session.kv.table)
             if ticket.every_row:
                 wanted.extend(range(at + max(0, request.delivered - start), end))
                 hidden |= ticket.hidden
-            elif start + rows == ticket.length:
-                wanted.append(end - 1)
+            elif start + rows >= ticket.length:
+                wanted.extend(range(at + ticket.length - 1 - start, end))
                 hidden |= ticket.hidden
             at = end
-        return self._make(tokens[:at], positions[:at], tables, row_table[:at], np.array(wanted, np.int32)), hidden
+        return self.make(tokens[:at], positions[:at], tables, row_table[:at], np.array(wanted, np.int32)), hidden

@@ -27,6 +27,8 @@ from typing import Any
 import numpy as np
 
 from oxillama.engine.batching import Batcher
+from oxillama.engine.costs import StepCosts, measure
+from oxillama.engine.drafters import Drafters
 from oxillama.engine.metrics import EngineMetrics, MetricsSnapshot
 from oxillama.engine.pages import KvCachePool, PagedKvCache
 from oxillama.engine.postprocess import advance
@@ -36,7 +38,8 @@ from oxillama.engine.request import Request
 from oxillama.engine.room import Room
 from oxillama.engine.scheduler import Scheduler, SchedulerConfig, State, Ticket
 from oxillama.engine.session import Session
-from oxillama.errors import Cancelled, ContextError, EngineError
+from oxillama.engine.speculation import propose
+from oxillama.errors import Cancelled, ContextError, EngineError, SnapshotIncompatible
 
 _CLOSE = object()
 _BUSY = "session: a request is running on it, wanted an idle session"
@@ -70,6 +73,7 @@ class EngineCore:
         self.room = Room(self.pool, self.prefix, self.counters.queue)
         self.lock = threading.RLock()              # pages, sessions, requests; the loop lets go of it during a step
         self.step_lock = threading.Lock()          # the program: one step at a time
+        self.snapshots: Any = None                 # given by whoever knows the model's file
         self._flag = flag
         room = self.room
         self._scheduler = Scheduler(scheduler or SchedulerConfig(), admit=room.admit, reserve=room.reserve, release=room.release)
@@ -79,6 +83,9 @@ class EngineCore:
         self._thread: threading.Thread | None = None
         self._failure: EngineError | None = None
         self._plan: list[tuple[Ticket, int]] = []
+        self._wanting: dict[Request, None] = {}    # who speculates and has no candidates for its next step yet
+        self.costs: StepCosts | None = None        # of a step by rows, measured when somebody first speculates
+        self.drafters = Drafters()
         self._closed = False
         self._pid = os.getpid()
         self._batch = Batcher(batch, self._scheduler.config.max_batch_tokens)
@@ -142,6 +149,17 @@ class EngineCore:
                 raise EngineError(_BUSY)
             self.room.sessions.discard(session)
             session.kv.release()
+
+    def saved(self) -> Any:
+        """Where sessions are saved; SnapshotIncompatible for an engine that was made without a model file to bind them to."""
+        if self.snapshots is None:
+            raise SnapshotIncompatible("engine: was made without a model file, wanted one that a snapshot can name")
+        return self.snapshots
+
+    def settle(self, session: Session) -> None:
+        """Wait for a cancelled request that still runs on the session; it leaves within milliseconds."""
+        for request in [each for each in tuple(self._register.in_flight) if each.session is session and each.cancelled]:
+            request.wait()
 
     @contextmanager
     def change(self, session: Session) -> Iterator[None]:
@@ -240,6 +258,8 @@ class EngineCore:
 
     def _tick(self) -> None:
         """One step, from the plan to the callers."""
+        if self._wanting:
+            self._draft()
         with self.lock:
             plan = self._scheduler.schedule()
             if not plan:
@@ -265,18 +285,29 @@ class EngineCore:
                 self._plan = []
                 self._register.end_cancelled()
 
+    def _draft(self) -> None:
+        """Candidates for those who speculate. Not under the lock: a draft model takes its time, and what it reads is the loop's alone."""
+        wanting, self._wanting = self._wanting, {}
+        live = [request for request in wanting if request.ticket.state is State.DECODING]
+        if self.costs is None and any(request.speculation.candidates.adaptive for request in live):
+            with self.step_lock:
+                self.costs = measure(self.program, self.memory, self.pool, self._batch.make, self.lock)
+        for request, error in propose(live, context_size=self.context_size, sequences=len(self._scheduler.decoding), costs=self.costs):
+            with self.lock:
+                self._register.end(request, None, error)
+
     def _after(self, plan: list[tuple[Ticket, int]], out: np.ndarray, start: float, now: float) -> None:
         """Commit what the step wrote, then sample and tell."""
         counters, at, prefilled, decoded = self.counters, 0, 0, 0
         for ticket, rows in plan:
             request, first = ticket.owner, ticket.done
-            ticket.done = done = first + rows
-            request.session.kv.length = done
+            done = first + rows
+            take = max(0, done - max(first, request.delivered)) if ticket.every_row else max(0, done + 1 - ticket.length)
+            ticket.done = request.session.kv.length = min(done, ticket.length)      # of candidates nothing is known yet
             if ticket.state is State.DECODING:
-                decoded += 1
+                decoded += rows
             else:
                 prefilled += rows
-            take = max(0, done - max(first, request.delivered)) if ticket.every_row else int(done == ticket.length)
             try:
                 self._serve(request, out[at:at + take], now)
             except Exception as error:      # this request's own doing: its companions go on
@@ -288,6 +319,8 @@ class EngineCore:
         counters.prefill_seconds += (now - start) * share
         counters.decode_seconds += (now - start) * (1 - share)
         self._scheduler.observe(prefill_rows=prefilled, seconds=now - start)
+        if self.costs is not None and not prefilled:
+            self.costs.observe(decoded, now - start)
 
     def _serve(self, request: Request, rows: np.ndarray, now: float) -> None:
         """What one request gets out of a step: none, some or all of its rows."""
@@ -311,10 +344,29 @@ class EngineCore:
                 return
             ticket.every_row = False
             self.room.store(request, whole_pages=True)
-        self._sample(request, rows[-1], now)
+        if ticket.draft and len(rows) > 1:
+            self._verify(request, rows, now)
+        elif len(rows):                                        # none while forced tokens are still to run
+            ticket.draft = ()
+            self._sample(request, rows[-1], now)
 
-    def _sample(self, request: Request, row: np.ndarray, now: float) -> None:
-        """Draw the next token of a request and do all that follows from it."""
+    def _verify(self, request: Request, rows: np.ndarray, now: float) -> None:
+        """Draw from the row after the last token, then from the row after each candidate as long as the text goes on as it said."""
+        session, ticket = request.session, request.ticket
+        tokens, start, draft, at, goes_on = session.tokens, ticket.length, ticket.draft[:len(rows) - 1], 0, True
+        ticket.draft = ()
+        while goes_on and start + at == len(tokens):
+            ticket.done = session.kv.length = start + at
+            goes_on = self._sample(request, rows[at], now)
+            while at < len(draft) and start + at < len(tokens) and tokens[start + at] == draft[at]:
+                at += 1                                        # forced tokens may have come along: more than one at a time
+        if goes_on:
+            ticket.done = session.kv.length = start + at
+        # Where the text is over, candidates that were not looked at are neither right nor wrong.
+        request.speculation.judged(stood=at, fell=len(draft) - at if goes_on else 0, bonus=at == len(draft) and len(tokens) > start + at)
+
+    def _sample(self, request: Request, row: np.ndarray, now: float) -> bool:
+        """Draw the next token of a request and do all that follows from it; False when its step is over for it."""
         session, ticket = request.session, request.ticket
         if request.token_at:
             self.counters.inter_token.observe(now - request.token_at)
@@ -326,12 +378,15 @@ class EngineCore:
         self.counters.generated += len(request.generated) - before
         if reason is not None:
             self._register.end(request, reason)
-            return
+            return False
         ticket.length = len(session.tokens)
         if session.kv.length < ticket.done:            # the context was shifted: evaluate what moved
             self._register.restart(request)
-        else:
-            self._scheduler.decodes(ticket)
+            return False
+        self._scheduler.decodes(ticket)
+        if request.speculation is not None:
+            self._wanting[request] = None
+        return True
 
     # ---- beginnings and ends ---------------------------------------------------------------------------------------------
 

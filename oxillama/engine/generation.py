@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from oxillama.engine.drafters import checked
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.request import Request
 from oxillama.engine.session import Session
+from oxillama.engine.speculation import Speculation
 from oxillama.engine.stops import StopText
 from oxillama.errors import ConfigError, ContextError
 from oxillama.grammar import Grammar, TokenMasker
@@ -33,8 +35,9 @@ class Options:
     top of the sampler's own. cache_prompt: share pages with prompts that begin alike. truncate_prompt: leave out the middle of a prompt
     that is too long (its first token stays) where it would raise. context_shift: at the end of the context forget the older half of what
     follows the first `keep` tokens, and evaluate the rest anew. logprobs, prompt_logprobs: report so many likeliest tokens of each draw,
-    or each token of the prompt. One of grammar (GBNF or Grammar), json_schema, regex and choices constrains the text. processors: Python
-    functions over logits (slow).
+    or each token of the prompt. One of grammar (GBNF or Grammar), json_schema, regex and choices constrains the text. shown_tokens:
+    control tokens that are written out in the text. processors: Python functions over logits (slow). speculative: bring candidates for
+    the next tokens into the steps; the text is the same, sooner ("auto" or True, "lookup", a drafter or `Candidates`).
     """
 
     max_tokens: int | None = None
@@ -52,6 +55,8 @@ class Options:
     json_schema: Any = None
     regex: str | None = None
     choices: Sequence[str] | None = None
+    shown_tokens: Sequence[int] = ()
+    speculative: Any = None
     processors: Sequence[Callable] = ()
 
     def __post_init__(self) -> None:
@@ -64,6 +69,7 @@ class Options:
         given = [name for name in ("grammar", "json_schema", "regex", "choices") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ConfigError(f"{given[1]}: found beside {given[0]}, wanted one constraint")
+        checked(self.speculative)
         if self.keep and not self.context_shift:
             raise ConfigError(f"keep: found {self.keep} without context_shift, wanted both or neither")
 
@@ -85,7 +91,8 @@ class Options:
     def draws_anew(self) -> bool:
         """Whether anything here needs a sampler of its own, so that a session cannot go on with the one it has."""
         given = (self.sampler, self.seed, self.logprobs)
-        return any(each is not None for each in given) or self.constrained or bool(self.stop or self.stop_token_ids or self.processors)
+        return any(each is not None for each in given) or self.constrained or bool(
+            self.stop or self.stop_token_ids or self.shown_tokens or self.processors)
 
     def sampling(self, default: SamplerConfig) -> SamplerConfig:
         """The sampler's config with the stops of these options."""
@@ -216,8 +223,10 @@ def make_request(core: EngineCore, vocabulary: Vocabulary | None, options: Optio
     request.max_tokens, request.min_tokens = options.max_tokens, config.min_tokens
     request.stop_ids = frozenset(config.stop_token_ids) | (core.eog_ids if not config.ignore_eos else frozenset())
     request.cache = options.cache_prompt
-    request.at_start = vocabulary is not None and vocabulary.begins_text(session.tokens)
     request.masker = vocabulary.masker if session.grammar is not None else None
+    candidates = core.drafters.candidates(options.speculative, request.masker)
+    if candidates is not None:
+        request.speculation = Speculation(candidates, session)
     if options.context_shift:
         if options.keep >= core.context_size - 1:
             raise ConfigError(f"keep: found {options.keep}, wanted less than the context of {core.context_size} tokens")
@@ -239,25 +248,31 @@ def fitted(prompt: Sequence[int], options: Options, context: int) -> tuple[list[
     return [ids[0], *ids[len(ids) - room + 1:]] if room > 1 else ids[-1:], len(ids) - max(room, 1)
 
 
+def sampler_of(config: SamplerConfig, vocabulary: Vocabulary | None, vocab_size: int, *, seed: int | None = None,
+               processors: Sequence[Callable] = (), logprobs: int | None = None) -> Sampler:
+    """The sampler that a config means over a vocabulary."""
+    words = vocabulary
+    return Sampler(config, vocab_size, special_ids=() if words is None else words.special_ids, eog_ids=() if words is None else words.eog_ids,
+                   dry_breakers=None if words is None else words.breakers(config), seed=seed, processors=processors, logprobs=logprobs)
+
+
 def _equip(session: Session, vocabulary: Vocabulary | None, options: Options, config: SamplerConfig, vocab_size: int) -> None:
     """Give a session its sampler, grammar state, text decoder and stop filter, from where it stands."""
     bridge = None if vocabulary is None else vocabulary.bridge
     if bridge is not None and bridge.vocab_size < vocab_size:
         config = config.replace(banned_tokens=(*config.banned_tokens, *range(bridge.vocab_size, vocab_size)))
-    session.sampler = Sampler(config, vocab_size, special_ids=() if bridge is None else vocabulary.special_ids,
-                              eog_ids=() if vocabulary is None else vocabulary.eog_ids,
-                              dry_breakers=None if vocabulary is None else vocabulary.breakers(config), seed=options.seed,
-                              processors=options.processors, logprobs=options.logprobs)
+    session.sampler = sampler_of(config, vocabulary, vocab_size, seed=options.seed, processors=options.processors, logprobs=options.logprobs)
     session.sampler.accept_prompt(np.array(session.tokens, np.int32))
     session.start = len(session.tokens)
+    session.at_start = vocabulary is not None and vocabulary.begins_text(session.tokens)
     session.stops = StopText(config.stop)
     if vocabulary is None:
-        if options.constrained or config.stop:
-            raise ConfigError("grammar, stop: the file has no vocabulary, wanted token ids and stop_token_ids alone")
+        if options.constrained or config.stop or options.shown_tokens:
+            raise ConfigError("grammar, stop, shown_tokens: the file has no vocabulary, wanted token ids and stop_token_ids alone")
         return
     grammar = vocabulary.grammar(options)
     session.grammar = None if grammar is None else vocabulary.masker.state(grammar)
-    session.text = bridge.stream()
+    session.text = bridge.stream(shown=options.shown_tokens)
 
 
 def _want_prompt_logprobs(request: Request, top: int) -> None:

@@ -3,12 +3,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from oxillama.engine.forced import only_token
 from oxillama.engine.request import Request
 from oxillama.engine.session import Session
+
+MOST_FORCED = 32                # tokens that a grammar forces, taken after one draw
 
 
 def advance(request: Request, row: np.ndarray, context_size: int) -> str | None:
     """Draw a request's next token, add it to its session and tell its callers; returns why the request ends, None when it goes on.
+
+    Tokens that the grammar forces after it come along without a row of logits each: they go into the next step together.
 
     A token that stops is not part of the text: the session keeps its logits and would draw again from them.
     """
@@ -16,12 +21,36 @@ def advance(request: Request, row: np.ndarray, context_size: int) -> str | None:
     if request.max_tokens == 0:
         session.pending = row.copy()
         return "length"
-    sampler, grammar = session.sampler, session.grammar
-    token = sampler.sample(row, None if grammar is None else grammar.mask())
+    grammar, speculation = session.grammar, request.speculation
+    mask = None if grammar is None else grammar.mask()
+    token = session.sampler.sample(row, mask) if speculation is None else speculation.draw(session.sampler, row, mask)
     if token in request.stop_ids:
         session.pending = row.copy()
         _say_rest(request)
         return "stop"
+    reason = _take(request, token, context_size)
+    if grammar is not None and request.takes_forced:
+        most = len(request.generated) + MOST_FORCED
+        while reason is None and len(request.generated) < most and (token := _forced(request)) is not None:
+            reason = _take(request, token, context_size)
+    return reason
+
+
+def _forced(request: Request) -> int | None:
+    """The next token where the grammar leaves one alone: it is what a draw would give, and the sampler is left as a draw would leave it."""
+    session = request.session
+    token = only_token(session.grammar.mask())
+    if token is None or token in request.stop_ids or not session.sampler.pass_over(token):
+        return None
+    if request.speculation is not None:
+        request.speculation.passed(token)
+    return token
+
+
+def _take(request: Request, token: int, context_size: int) -> str | None:
+    """Make a token part of the text; returns why the request ends, None when it goes on."""
+    session = request.session
+    sampler, grammar = session.sampler, session.grammar
     sampler.accept(token)
     session.tokens.append(token)
     request.generated.append(token)
@@ -45,8 +74,8 @@ def advance(request: Request, row: np.ndarray, context_size: int) -> str | None:
 def _say(request: Request, text: str) -> bool:
     """Pass text through the stop filter to the callers; True when a stop string was completed."""
     session, stopped = request.session, False
-    if request.at_start and text:
-        text, request.at_start = text.removeprefix(" "), False
+    if session.at_start and text:
+        text, session.at_start = text.removeprefix(" "), False
     if session.stops.stops and session.sampler.generated >= request.min_tokens:
         text, stopped = session.stops.feed(text)
     if text:

@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
+from oxillama.engine.speculation import SpecStats, Speculation
 from oxillama.errors import Cancelled, EngineError
 
 
@@ -61,6 +63,7 @@ class Completion:
     reasoning: str = ""              # of a chat: what came before the answer
     tool_calls: tuple = ()           # of a chat: each a `ToolCall`
     malformed_calls: tuple = ()      # of a chat: what began as a call and is none
+    speculation: SpecStats | None = None      # what became of candidates, where the request speculated
 
 
 class Request:
@@ -69,10 +72,10 @@ class Request:
     Attributes the loop owns are for reading. `session` is what it runs on.
     """
 
-    __slots__ = ("_cancel", "_done", "_listeners", "_lock", "_pid", "admitted_at", "at_start", "cache", "cached", "cancelled",
-                 "delivered", "error", "finish_reason", "follows", "generated", "hidden", "kind", "logprobs", "masker", "max_tokens",
+    __slots__ = ("_cancel", "_done", "_listeners", "_lock", "_pid", "admitted_at", "cache", "cached", "cancelled",
+                 "delivered", "error", "events", "finish_reason", "follows", "generated", "hidden", "kind", "logprobs", "masker", "max_tokens",
                  "min_tokens", "on_rows", "owner", "pieces", "prompt_logprobs", "prompt_tokens", "read", "session", "shift_keep", "shifts",
-                 "stop_ids", "submitted_at", "ticket", "token_at", "truncated", "value")
+                 "speculation", "stop_ids", "submitted_at", "takes_forced", "ticket", "token_at", "truncated", "value")
 
     def __init__(self, session: Any, *, kind: str = "generate", cancel: Callable[[Request], None]) -> None:
         self.session = session
@@ -81,6 +84,8 @@ class Request:
         self.min_tokens = 0
         self.stop_ids: frozenset[int] = frozenset()
         self.masker: Any = None                     # consumes tokens for the session's grammar
+        self.speculation: Speculation | None = None # brings candidates into the steps
+        self.takes_forced = True                    # tokens that the grammar forces are taken without a draw; the same ones either way
         self.cache = True                           # may use and fill the prefix cache
         self.hidden = False                         # rows are hidden states, not logits
         self.shift_keep: int | None = None          # context shift: first tokens that stay, None: no shift
@@ -89,7 +94,6 @@ class Request:
         self.prompt_tokens = self.cached = self.truncated = self.shifts = self.delivered = 0
         self.generated: list[int] = []
         self.pieces: list[tuple[str, int]] = []     # (text, tokens generated when it came)
-        self.at_start = False                       # the next text is the first: without the vocabulary's leading space
         self.logprobs: list = []
         self.prompt_logprobs: list = []
         self.value: Any = None                      # what kinds other than "generate" produce
@@ -97,6 +101,7 @@ class Request:
         self.error: BaseException | None = None
         self.cancelled = False
         self.read: Callable[[Completion], Completion] | None = None      # reads a chat's reply
+        self.events: Callable[[], Any] | None = None                     # makes a reader of the pieces of a chat's reply
         self.ticket: Any = None
         self.follows: tuple | None = None
         self.submitted_at = self.admitted_at = self.token_at = 0.0
@@ -191,7 +196,8 @@ class Request:
         usage = Usage(self.prompt_tokens, len(self.generated), self.cached, self.truncated, self.shifts)
         sampler = self.session.sampler
         done = Completion("".join(text for text, _ in self.pieces), tuple(self.generated), self.finish_reason or "cancelled", usage,
-                          None if sampler is None else sampler.seed, tuple(self.logprobs), tuple(self.prompt_logprobs))
+                          None if sampler is None else sampler.seed, tuple(self.logprobs), tuple(self.prompt_logprobs),
+                          speculation=None if self.speculation is None else self.speculation.stats())
         return done if self.read is None else self.read(done)
 
     async def _wait(self) -> Any:
@@ -211,8 +217,9 @@ class Request:
             self.unlisten(wake)
         return self._outcome()
 
-    async def _astream(self) -> AsyncIterator[Piece]:
+    async def _astream(self) -> AsyncIterator[Any]:
         loop, event, at = asyncio.get_running_loop(), asyncio.Event(), 0
+        reader = None if self.events is None else self.events()
 
         def wake() -> None:
             _tell(loop, event.set)
@@ -221,13 +228,15 @@ class Request:
             while True:
                 event.clear()
                 while at < len(self.pieces):
-                    yield self.piece(at)
-                    at += 1
+                    piece, at = self.piece(at), at + 1
+                    for each in (piece,) if reader is None else reader.feed(piece):
+                        yield each
                 if self._done.is_set() and at == len(self.pieces):
                     break
                 await event.wait()
-            self._outcome()
-            yield self.last_piece()
+            done, piece = self._outcome(), self.last_piece()
+            for each in (piece,) if reader is None else reader.finish(piece, done):
+                yield each
         finally:
             self.unlisten(wake)
             self.cancel()
@@ -264,15 +273,17 @@ def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
 
 
 class Stream:
-    """An iterator over the pieces of a request. One that owns its request cancels it when it is closed or forgotten."""
+    """An iterator over the pieces of a request, or over the events of a chat's. One that owns it cancels it when closed or forgotten."""
 
-    __slots__ = ("_at", "_ended", "_owner", "_queue", "_wake", "request")
+    __slots__ = ("_at", "_ended", "_owner", "_queue", "_reader", "_ready", "_wake", "request")
 
     def __init__(self, request: Request, *, owner: bool = True) -> None:
         self.request = request
         self._at = 0
         self._ended = False
         self._owner = owner
+        self._reader = None if request.events is None else request.events()
+        self._ready: deque = deque()                     # events that are not yet given out
         self._queue: SimpleQueue = SimpleQueue()
         self._wake = partial(self._queue.put, None)      # knows the queue alone, so that a forgotten stream can go
         request.listen(self._wake)
@@ -280,18 +291,22 @@ class Stream:
     def __iter__(self) -> Stream:
         return self
 
-    def __next__(self) -> Piece:
-        request = self.request
-        while not self._ended:
+    def __next__(self) -> Any:
+        request, reader = self.request, self._reader
+        while not self._ended or self._ready:
+            if self._ready:
+                return self._ready.popleft()
             if self._at < len(request.pieces):
-                self._at += 1
-                return request.piece(self._at - 1)
+                piece, self._at = request.piece(self._at), self._at + 1
+                self._ready.extend((piece,) if reader is None else reader.feed(piece))
+                continue
             if request.done:
                 if self._at < len(request.pieces):
                     continue
                 self._end()
-                request.result()
-                return request.last_piece()
+                done, piece = request.result(), request.last_piece()
+                self._ready.extend((piece,) if reader is None else reader.finish(piece, done))
+                continue
             request.check_process()
             try:
                 self._queue.get()
@@ -303,6 +318,7 @@ class Stream:
     def close(self) -> None:
         """Stop: the engine leaves the request within a few milliseconds."""
         self._end()
+        self._ready.clear()
         if self._owner:
             self.request.cancel()
 

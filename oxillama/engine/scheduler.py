@@ -5,9 +5,11 @@
                  +------ PREEMPTED <-------+          its pages were taken; it comes back before all that wait
 
 A ticket has `length` tokens, of which the first `done` are in its pages; `length - done` rows are still to run. A decoding
-ticket has one. Rules:
+ticket has one, more after tokens that its grammar forced; to those it may add the candidates of its `draft`, which are
+run as if they were tokens, so that the same step verifies them. Rules:
 
-- Decoding tickets come first, at most `max_batch_sequences` a step, in rotation.
+- Decoding tickets come first, at most `max_batch_sequences` a step, in rotation; each has a row before any has more.
+- Candidates take rows and pages that are left over: nobody waits or gives up pages for them.
 - Prefill rows fill the step: `prefill_chunk` when nobody decodes, else at most `max_prefill_tokens`, and fewer when measured steps
   say that the decoders would wait longer than `max_decode_wait_ms`. Half of them go to the oldest prompt (so none starves), the
   rest to the prompts that need the fewest (so short ones do not queue behind long ones).
@@ -17,7 +19,7 @@ ticket has one. Rules:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 
@@ -61,7 +63,7 @@ class SchedulerConfig:
 class Ticket:
     """What the scheduler knows of a request: counts and a state. `owner` is the caller's and never looked at."""
 
-    __slots__ = ("arrival", "done", "every_row", "hidden", "length", "owner", "row_limit", "state")
+    __slots__ = ("arrival", "done", "draft", "every_row", "hidden", "length", "owner", "row_limit", "state")
 
     def __init__(self, length: int, *, done: int = 0, hidden: bool = False, every_row: bool = False, row_limit: int = 0,
                  owner: object = None) -> None:
@@ -71,6 +73,7 @@ class Ticket:
         self.every_row = every_row      # wants the output of every row, not of the last alone
         self.row_limit = row_limit      # most rows a step, 0: as many as the chunk
         self.owner = owner
+        self.draft: Sequence[int] = ()  # tokens that may come next
         self.state = State.WAITING
         self.arrival = 0
 
@@ -137,19 +140,14 @@ class Scheduler:
         self.starved = None
         if len(self.decoding) == 1 and not self.waiting and not self.prefilling:      # the common case, kept short
             ticket = self.decoding[0]
-            if self._reserve(ticket, ticket.length):
+            if not ticket.draft and ticket.length == ticket.done + 1 and self._reserve(ticket, ticket.length):
                 return [(ticket, 1)]
-            self.starved = ticket
-            return []
         if self.waiting:
             self._admissions()
         hidden = self._kind()
         plan: list[tuple[Ticket, int]] = []
-        turn = [] if hidden else list(self.decoding)[:min(self.config.max_batch_sequences, self.config.max_batch_tokens)]
-        self.decoding.rotate(-len(turn))
-        for ticket in sorted(turn, key=lambda each: each.arrival):
-            if ticket.state is State.DECODING and self._make_room(ticket, ticket.length, plan):
-                plan.append((ticket, 1))
+        if not hidden:
+            self._plan_decoding(plan)
         self._plan_prefill(plan, hidden)
         if not plan and self.running:
             self._rescue(plan, hidden)
@@ -211,11 +209,24 @@ class Scheduler:
         self._hidden_turn = not self._hidden_turn
         return self._hidden_turn
 
+    def _plan_decoding(self, plan: list[tuple[Ticket, int]]) -> None:
+        turn = list(self.decoding)[:min(self.config.max_batch_sequences, self.config.max_batch_tokens)]
+        self.decoding.rotate(-len(turn))
+        spare = self.config.max_batch_tokens - len(turn)        # rows beyond everybody's first
+        for ticket in sorted(turn, key=lambda each: each.arrival):
+            rows = min(ticket.length - ticket.done, 1 + spare)
+            if ticket.state is State.DECODING and self._make_room(ticket, ticket.done + rows, plan):
+                more = min(len(ticket.draft), 1 + spare - rows) if ticket.done + rows == ticket.length else 0
+                if more and not self._reserve(ticket, ticket.length + more):
+                    more = 0
+                plan.append((ticket, rows + more))
+                spare -= rows + more - 1
+
     def _plan_prefill(self, plan: list[tuple[Ticket, int]], hidden: bool) -> None:
         ready = [ticket for ticket in self.prefilling if ticket.hidden == hidden or not ticket.wants_output]
         if not ready:
             return
-        left = min(self.chunk(), self.config.max_batch_tokens - len(plan))
+        left = min(self.chunk(), self.config.max_batch_tokens - sum(rows for _, rows in plan))
         oldest = min(ready, key=lambda each: each.arrival)
         others = sorted((ticket for ticket in ready if ticket is not oldest), key=lambda each: (each.length - each.done, each.arrival))
         need = sum(ticket.length - ticket.done for ticket in others)
@@ -257,7 +268,7 @@ class Scheduler:
     def _preempt(self, ticket: Ticket) -> None:
         (self.prefilling if ticket.state is State.PREFILLING else self.decoding).remove(ticket)
         self._release(ticket)
-        ticket.done, ticket.state = 0, State.PREEMPTED
+        ticket.done, ticket.draft, ticket.state = 0, (), State.PREEMPTED
         self.preemptions += 1
         at = 0                                                  # the preempted come before the rest, the older first
         while at < len(self.waiting) and self.waiting[at].arrival < ticket.arrival:

@@ -1,0 +1,43 @@
+"""What `speculative=` may be, and the drafters that an engine's requests share."""
+from __future__ import annotations
+
+from typing import Any
+
+from oxillama.engine.forced import ForcedText
+from oxillama.engine.lookup import LookupDrafter
+from oxillama.engine.speculation import Candidates, FirstOf
+from oxillama.errors import ConfigError
+
+_WANTED = "wanted None, False, True, 'auto', 'lookup', Candidates, a drafter, or a draft model (an engine, a GGUF file, a folder of them)"
+
+
+def checked(asked: Any) -> None:
+    """Raise ConfigError for what no request can mean by `speculative`."""
+    if asked is None or isinstance(asked, (bool, Candidates)) or asked in ("auto", "lookup"):
+        return
+    if not all(callable(getattr(asked, name, None)) for name in ("open", "propose", "close")):
+        raise ConfigError(f"speculative: found {asked!r}, {_WANTED}")
+
+
+class Drafters:
+    """The drafters of one engine: what one request taught them serves the next. Used under the engine's lock."""
+
+    def __init__(self) -> None:
+        self._lookup: LookupDrafter | None = None
+        self._text: ForcedText | None = None
+
+    def candidates(self, asked: Any, masker: Any) -> Candidates | None:
+        """How a request speculates; `masker` is the vocabulary of its grammar, None where it has none."""
+        if asked is None or asked is False:
+            return None
+        if isinstance(asked, Candidates):
+            return asked
+        if asked is not True and asked not in ("auto", "lookup"):
+            return Candidates(asked)
+        if self._lookup is None:
+            self._lookup = LookupDrafter()
+        if masker is None or asked == "lookup":
+            return Candidates(self._lookup)
+        if self._text is None:
+            self._text = ForcedText(masker.vocab_bytes)
+        return Candidates(FirstOf(self._text, self._lookup))

@@ -1,0 +1,152 @@
+"""Prompt lookup: what followed the newest tokens the last time they came, in the session itself or in one beside it, may follow again.
+
+    tokens   ... the quick brown fox ... the quick brown        candidates: fox ...
+                 ^-------------^          ^-------------^
+                 the longest earlier run that ends as the text does
+
+Looking costs microseconds and no rows, so every draw is compared with what would have been offered, offered or not: how often runs of a
+length were right is known even while nothing is brought.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from oxillama.engine.speculation import MOST, Ask, Draft, Trust
+from oxillama.errors import ConfigError
+
+_PLACES = 8                     # earlier places that are compared
+_LONGEST = 32                   # tokens of a run that are compared
+_NEIGHBOUR_RUN = 4              # tokens that must agree with another session
+_NEIGHBOUR_ENTRIES = 1 << 17
+_CLASSES = (3, 5, 9, 17)        # runs of 2, 3-4, 5-8, 9-16, 17 and more are trusted apart
+_FIRST_TRUST = (0.3, 0.5, 0.7, 0.8, 0.9)
+
+Place = tuple[list[int], int]
+
+
+class Neighbours:
+    """Runs of all sessions of a drafter: the newest place of each. Bounded: when full, it starts anew."""
+
+    __slots__ = ("_places",)
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[int, ...], Place] = {}
+
+    def add(self, tokens: list[int], end: int) -> None:
+        """The run that ends before position `end` of a session is followed by what stands there."""
+        if len(self._places) >= _NEIGHBOUR_ENTRIES:
+            self._places.clear()
+        self._places[tuple(tokens[end - _NEIGHBOUR_RUN:end])] = (tokens, end)
+
+    def find(self, tokens: list[int]) -> Place | None:
+        """Where another session goes on after this one's newest run."""
+        run = tuple(tokens[-_NEIGHBOUR_RUN:])
+        place = self._places.get(run)
+        if place is None or place[0] is tokens:
+            return None
+        other, end = place
+        return place if len(other) > end and tuple(other[end - _NEIGHBOUR_RUN:end]) == run else None      # it may have been cut since
+
+
+class Lookup:
+    """What is known of one session: where its pairs of tokens came before, and how far runs of each length can be trusted."""
+
+    __slots__ = ("_before", "_last", "_offered", "_seen", "_trust", "neighbours", "tokens")
+
+    def __init__(self, tokens: list[int], neighbours: Neighbours | None) -> None:
+        self.tokens, self.neighbours = tokens, neighbours
+        self._trust = [Trust(first) for first in _FIRST_TRUST]           # of each class
+        self._offered: tuple[int, list[int], int] | None = None          # (position, candidates, class)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._last: dict[tuple[int, int], int] = {}      # pair -> where it was last followed
+        self._before = [0, 0]                            # position -> where the pair before it was followed before that
+        self._seen = 2
+        self._offered = None
+
+    def learn(self) -> None:
+        """Take in the tokens that came since; a session that was cut is read anew."""
+        tokens, length = self.tokens, len(self.tokens)
+        if length < self._seen - 1:
+            self._clear()
+        if self._offered is not None:
+            position, candidates, group = self._offered
+            self._trust[group].learn(tokens[position:position + len(candidates)], candidates)
+            self._offered = None
+        last, before, neighbours = self._last, self._before, self.neighbours
+        for at in range(self._seen, length):              # the newest pair stays out: nothing follows it yet
+            pair = (tokens[at - 2], tokens[at - 1])
+            before.append(last.get(pair, 0))
+            last[pair] = at
+            if neighbours is not None and at >= _NEIGHBOUR_RUN:
+                neighbours.add(tokens, at)
+        self._seen = max(self._seen, length)
+
+    def find(self, most: int) -> Draft:
+        """Up to `most` candidates with their chances."""
+        tokens = self.tokens
+        if len(tokens) < 3:
+            return Draft()
+        place, run = self._longest()
+        source = tokens
+        if run < _NEIGHBOUR_RUN and self.neighbours is not None:
+            found = self.neighbours.find(tokens)
+            if found is not None:
+                (source, place), run = found, _NEIGHBOUR_RUN
+        if not place:
+            return Draft()
+        out = source[place:place + most]
+        if source is tokens:
+            period = len(tokens) - place
+            while len(out) < most:                        # the run reaches the end: the text goes in a circle
+                out.append(out[len(out) - period])
+        group = sum(run >= least for least in _CLASSES)
+        self._offered = (len(tokens), out, group)
+        return Draft(out, [self._trust[group].chance] * len(out))
+
+    def _longest(self) -> tuple[int, int]:
+        """(where the longest earlier run that ends as the text does is followed, its length); (0, 0) where there is none."""
+        tokens = self.tokens
+        place = self._last.get((tokens[-2], tokens[-1]), 0)
+        best, length, tries = 0, 0, _PLACES
+        while place and tries:
+            run, most = 2, min(_LONGEST, place)
+            while run < most and tokens[place - 1 - run] == tokens[-1 - run]:
+                run += 1
+            if run > length:
+                best, length = place, run
+                if run == _LONGEST:
+                    break
+            place = self._before[place]
+            tries -= 1
+        return best, length
+
+
+class LookupDrafter:
+    """Candidates by prompt lookup; `neighbours=False` keeps sessions from looking at each other's tokens."""
+
+    def __init__(self, *, most: int = MOST, neighbours: bool = True) -> None:
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+            raise ConfigError(f"most: found {most!r}, wanted an integer of 1 or more")
+        self.most = most
+        self._neighbours = Neighbours() if neighbours else None
+
+    def open(self, session: Any) -> Lookup:
+        """Nothing is read yet: that is the first `propose`'s."""
+        return Lookup(session.tokens, self._neighbours)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """What followed before."""
+        out = []
+        for ask in asks:
+            if ask.state.tokens is not ask.session.tokens:
+                ask.state.tokens = ask.session.tokens
+            ask.state.learn()
+            out.append(ask.state.find(min(ask.most, self.most)))
+        return out
+
+    def close(self, state: Lookup) -> None:
+        """Its tokens stay known to its neighbours for a while."""
+        state.learn()
