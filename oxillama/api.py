@@ -165,7 +165,10 @@ class InferenceEngine:
         return Stream(self._followed(self.submit(prompt, **options)))
 
     def chat(self, messages: Sequence[dict], *, stream: bool = False, **options: Any) -> Completion | Stream:
-        """The reply to a conversation, through the model's own chat template; options are those of `submit_chat` and `generate`."""
+        """The reply to a conversation, through the model's own chat template; options are those of `submit_chat` and `generate`.
+
+        With `stream` the `ChatEvent`s of the reply as they come: their `.text` is the answer, the last one holds the completion.
+        """
         request = self._followed(self.submit_chat(messages, **options))
         return Stream(request) if stream else finished(request)
 
@@ -174,11 +177,11 @@ class InferenceEngine:
         """Start a reply and return at once. `template` holds more variables for the chat template; response_format asks for JSON.
 
         tool_choice ("auto", "none", "required" or a tool's name), tool_format (None: what the template teaches) and parallel_tool_calls go
-        with `tools`, whose calls follow their schemas (see `toolcalls.plan_chat`); the completion has `content`, `reasoning`, `tool_calls`.
+        with `tools`, whose calls follow their schemas (see `toolcalls.ChatPlanner`); the completion has `content`, `reasoning`, `tool_calls`.
         """
         turn = self._talk().turn(messages, tools=tools, response_format=response_format, template=template, **options)
         request = self.submit(turn.prompt, **turn.options)
-        request.read = turn.read
+        request.read, request.events = turn.read, turn.events
         return request
 
     def render_chat(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, add_generation_prompt: bool = True,

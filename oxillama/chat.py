@@ -1,6 +1,6 @@
 """Conversations with one model: a chat goes out through its template as a `Turn`, and what comes back is read into its parts.
 
-    messages, tools --render--> text --plan_chat--> Turn(prompt, options, plan) --submit--> Request --read--> Completion
+    messages, tools --render--> text --plan--> Turn(prompt, options, plan) --submit--> Request --read--> Completion, or ChatEvents
 """
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from oxillama.engine.generation import Options, Vocabulary, response_constraint
-from oxillama.engine.request import Completion
+from oxillama.engine.request import Completion, Piece
 from oxillama.errors import TemplateError
-from oxillama.tokenizer import ChatTemplate, TokenizerBridge
-from oxillama.toolcalls import ChatPlan, Tool, plan_chat, tool_of
+from oxillama.tokenizer import ChatTemplate
+from oxillama.toolcalls import ChatEvent, ChatPlan, ChatPlanner, Parts, Tool, tool_of
 
 _OF_TOOLS = ("tool_choice", "tool_format", "parallel_tool_calls")
 _CONSTRAINTS = ("grammar", "json_schema", "regex", "choices")
@@ -25,26 +25,59 @@ class Turn:
     prompt: list[int]
     options: dict[str, Any]
     plan: ChatPlan
-    bridge: TokenizerBridge
 
     def read(self, done: Completion) -> Completion:
         """The completion with its reply read: content, reasoning, calls."""
-        reply = self.plan.read(self.plan.text_of(self.bridge, done.tokens, done.text))
+        reply = self.plan.read(done.text)
         reason = "tool_calls" if reply.tool_calls and done.finish_reason == "stop" else done.finish_reason
         return replace(done, content=reply.content, reasoning=reply.reasoning, tool_calls=reply.tool_calls, malformed_calls=reply.malformed,
                        finish_reason=reason)
 
 
-class Chat:
-    """How one model is talked to: its chat template over its vocabulary."""
+    def events(self) -> EventReader:
+        """What makes the events of a streamed reply out of its pieces."""
+        return EventReader(self.plan)
 
-    __slots__ = ("template", "vocabulary")
+
+class EventReader:
+    """Turns the pieces of one reply into `ChatEvent`s, and its end into the last of them."""
+
+    __slots__ = ("_logprobs", "_parser", "_parts", "_tokens")
+
+    def __init__(self, plan: ChatPlan) -> None:
+        self._parser, self._parts = plan.parser(), Parts()
+        self._tokens: tuple[int, ...] = ()
+        self._logprobs: tuple = ()
+
+    def feed(self, piece: Piece) -> list[ChatEvent]:
+        """The events that a piece makes certain."""
+        return self._with_tokens(piece, self._parts.take(self._parser.feed(piece.text)))
+
+    def finish(self, piece: Piece, done: Completion) -> list[ChatEvent]:
+        """The events of the reply's end, over its last piece."""
+        out = self._parts.take(self._parser.feed(piece.text) + self._parser.finish()) + self._parts.finish()
+        return self._with_tokens(piece, [*out, ChatEvent(kind="end", completion=done)])
+
+    def _with_tokens(self, piece: Piece, out: list[ChatEvent]) -> list[ChatEvent]:
+        """The events, the first of them with the tokens that came since the last one."""
+        self._tokens, self._logprobs = self._tokens + piece.tokens, self._logprobs + piece.logprobs
+        if out:
+            out[0] = replace(out[0], tokens=self._tokens, logprobs=self._logprobs)
+            self._tokens = self._logprobs = ()
+        return out
+
+
+class Chat:
+    """How one model is talked to: its chat template over its vocabulary. What was planned for tools and constraints is kept."""
+
+    __slots__ = ("_planner", "template", "vocabulary")
 
     def __init__(self, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> None:
         source = metadata.get("tokenizer.chat_template")
         if not isinstance(source, str):
             raise TemplateError("tokenizer.chat_template: the file has none, wanted one to chat with")
         self.template, self.vocabulary = ChatTemplate(source), vocabulary
+        self._planner = ChatPlanner(source, vocabulary.bridge)
 
     def render(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, add_generation_prompt: bool = True,
                **variables: Any) -> str:
@@ -56,13 +89,14 @@ class Chat:
 
     def turn(self, messages: Sequence[dict], *, tools: Sequence[Any] | None = None, response_format: dict | None = None,
              template: dict | None = None, **options: Any) -> Turn:
-        """The next reply of a conversation, planned; options are those of `generate` and of `plan_chat`."""
+        """The next reply of a conversation, planned; options are those of `generate` and of `ChatPlanner.plan`."""
         tools = [tool_of(tool).listed() if callable(tool) or isinstance(tool, Tool) else tool for tool in tools] if tools else None
         text = self.render(messages, tools=tools, **(template or {}))
         about = {name: options.pop(name) for name in _OF_TOOLS if name in options}
         wanted = {**response_constraint(response_format), **options}
         words = self.vocabulary
-        plan = plan_chat(self.template.source, text, words.bridge, tools=tools, constraint=words.grammar(Options.of(wanted)), **about)
+        plan = self._planner.plan(text, tools=tools, constraint=words.grammar(Options.of(wanted)), **about)
         wanted = {key: value for key, value in wanted.items() if key not in _CONSTRAINTS}
         prompt = words.bridge.encode(text, add_special=False, parse_special=True)
-        return Turn(prompt, {**wanted, "grammar": plan.constraint}, plan, words.bridge)
+        shown = {*wanted.get("shown_tokens", ()), *plan.shown.values()}
+        return Turn(prompt, {**wanted, "grammar": plan.constraint, "shown_tokens": sorted(shown)}, plan)

@@ -37,9 +37,10 @@ class AsyncEngine:
         async for piece in self.engine.submit(prompt, **options):
             yield piece
 
-    async def chat(self, messages: Any, **options: Any) -> Completion:
-        """The reply to a conversation."""
-        return await self.engine.submit_chat(messages, **options)
+    async def chat(self, messages: Any, *, stream: bool = False, **options: Any) -> Completion | AsyncIterator:
+        """The reply to a conversation; with `stream` its events as they come: `async for event in await engine.chat(..., stream=True)`."""
+        request = self.engine.submit_chat(messages, **options)
+        return aiter(request) if stream else await request
 
     async def embed(self, text: Any, **options: Any) -> Any:
         """The vector of a text or of token ids."""

@@ -164,9 +164,9 @@ class TokenizerBridge:
             parts.append(data)
         return b"".join(parts).decode("utf-8", "replace")
 
-    def stream(self) -> TextStream:
-        """A stream over this vocabulary, for tokens that continue a text."""
-        return TextStream(self._bytes.__getitem__)
+    def stream(self, *, shown: Iterable[int] = ()) -> TextStream:
+        """A stream over this vocabulary, for tokens that continue a text; `shown` are control tokens that are written out."""
+        return TextStream(self._bytes.__getitem__, shown={token: self.token_text(token).encode() for token in shown})
 
     def _spell(self, token: int) -> bytes:
         return _SPELLINGS.get(self.vocabulary.model, _spm_bytes)(self.vocabulary.tokens[token], self._kinds[token], token)

@@ -1,21 +1,22 @@
 """Turns the bytes of tokens into text as they come: whole UTF-8 characters only, never a broken one."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 
 class TextStream:
     """Feeds on token ids, gives out text; holds back the bytes of a character that is not finished yet (three at most).
 
-    `token_bytes(id)` gives the bytes a token contributes. Bytes that can never become a character are replaced by U+FFFD, as soon
-    as that is sure.
+    `token_bytes(id)` gives the bytes a token contributes, `shown` those of tokens that are no text and are written out here. Bytes that
+    can never become a character are replaced by U+FFFD, as soon as that is sure.
     """
 
-    __slots__ = ("_pending", "_token_bytes")
+    __slots__ = ("_pending", "_token_bytes", "shown")
 
-    def __init__(self, token_bytes: Callable[[int], bytes], *, pending: bytes = b"") -> None:
+    def __init__(self, token_bytes: Callable[[int], bytes], *, pending: bytes = b"", shown: Mapping[int, bytes] | None = None) -> None:
         self._token_bytes = token_bytes
         self._pending = pending
+        self.shown = dict(shown or {})
 
     @property
     def pending(self) -> bytes:
@@ -24,7 +25,7 @@ class TextStream:
 
     def feed(self, token: int) -> str:
         """The text that is whole once this token is added; may be empty."""
-        return self.feed_bytes(self._token_bytes(token))
+        return self.feed_bytes(self.shown[token] if token in self.shown else self._token_bytes(token))
 
     def feed_bytes(self, data: bytes) -> str:
         """The same for bytes."""
@@ -40,7 +41,7 @@ class TextStream:
 
     def fork(self) -> TextStream:
         """A stream that goes on from the same bytes."""
-        return TextStream(self._token_bytes, pending=self._pending)
+        return TextStream(self._token_bytes, pending=self._pending, shown=self.shown)
 
 
 def unfinished(data: bytes) -> int:

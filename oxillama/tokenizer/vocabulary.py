@@ -30,6 +30,7 @@ END_NAMES = frozenset({"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|r
 CONTROL_END_NAMES = END_NAMES | {"< EOT >", "<|eot|>", "<|eom|>", "<|END_OF_TURN_TOKEN|>", "<|end_of_turn|>", "<|endofturn|>", "<|end_of_sentence|>",
                                  "<|eos|>", "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>",
                                  "<reponame>", "<|file_sep|>"}
+_HARMONY = {"<|return|>", "<|call|>"}
 
 # Per model: special ids, and what is added around a text, where the file does not say.
 _DEFAULTS: dict[str, tuple[dict[str, int], frozenset[str]]] = {
@@ -67,6 +68,8 @@ class Vocabulary:
     def end_ids(self) -> frozenset[int]:
         """Every id that ends a generation: eos, eot, eom, and control tokens named like them."""
         named = {i for i in np.flatnonzero(self.kinds == CONTROL).tolist() if self.tokens[i] in CONTROL_END_NAMES}
+        if {self.tokens[i] for i in named} >= _HARMONY:
+            named -= {i for i in named if self.tokens[i] == "<|end|>"}      # parts the messages of one reply there
         return frozenset(named | {self.special[name] for name in ("eos", "eot", "eom") if name in self.special})
 
 

@@ -7,6 +7,7 @@ scan_json     one call written as JSON, as it streams
 scan_python   one call written as Python, as it streams
 detector      ToolCallDetector: text -> events, nothing lost
 reasoning     ReasoningSplitter: reasoning regions split off, and left out of grammars
+deltas        ChatEvent: a streamed reply, step by step
 reply         ReplyParser: reasoning, answer and calls of one reply
 tools         Tool: name, description and parameters, from a mapping or a Python function
 compose       grammars made of grammars
@@ -16,11 +17,13 @@ saved         constraints told in JSON, and states restored
 validate      what is wrong with arguments
 dispatch      ToolDispatcher, ToolResult
 rounds        run_until_answer
-chat          ChatPlan: constraint and reading of one chat
+beside        calls beside an answer's own constraint
+chat          ChatPlanner, ChatPlan: constraint and reading of one chat
 """
 
-from oxillama.toolcalls.chat import ChatPlan, plan_chat
+from oxillama.toolcalls.chat import ChatPlan, ChatPlanner, plan_chat
 from oxillama.toolcalls.constraint import ToolCallGrammar
+from oxillama.toolcalls.deltas import ChatEvent, Parts
 from oxillama.toolcalls.detector import ToolCallDetector, detect_calls
 from oxillama.toolcalls.dispatch import NoOpDispatcher, ToolDispatcher, ToolResult
 from oxillama.toolcalls.events import CallArguments, CallFinished, CallMalformed, CallStarted, Event, Markup, Reasoning, Text, ToolCall
@@ -48,11 +51,14 @@ __all__ = [
     "CallFinished",
     "CallMalformed",
     "CallStarted",
+    "ChatEvent",
     "ChatPlan",
+    "ChatPlanner",
     "Custom",
     "Event",
     "Markup",
     "NoOpDispatcher",
+    "Parts",
     "Reasoning",
     "ReasoningFormat",
     "ReasoningSplitter",

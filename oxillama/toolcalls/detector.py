@@ -28,11 +28,14 @@ _NAMED = re.compile(rf"[\w.\-]{{1,256}}[{SPACE}]*")
 class ToolCallDetector:
     """Feeds on a reply's text in any pieces, gives out events; the raw texts of all events, joined, are the text that was fed.
 
-    names: names of the tools on offer; where given, a bare call (one without an opening delimiter) of another name is text.
+    names: names of the tools on offer; where given, a bare call (one without an opening delimiter) of another name is text. leading: calls
+    stand at the reply's beginning or nowhere.
     first_index: number of the first call, for ids that go on from earlier rounds.
     """
 
-    def __init__(self, format: str | ToolCallFormat, *, names: Collection[str] | None = None, first_index: int = 0) -> None:
+    def __init__(self, format: str | ToolCallFormat, *, names: Collection[str] | None = None, first_index: int = 0,
+                 leading: bool = False) -> None:
+        self.leading = leading
         self.format = format_of(format)
         self.names = None if names is None else frozenset(names)
         self.index = first_index
@@ -69,7 +72,9 @@ class ToolCallDetector:
     # ---- the five places -----------------------------------------------------------------------------------------------
 
     def _in_text(self, out: list[Event]) -> bool:
-        opening, sure = search(self.format, self._buffer, fresh=self._fresh, templates=self._templates, names=self.names)
+        opening, sure = search(
+            self.format, self._buffer, fresh=self._fresh, templates=self._templates, names=self.names, leading=self.leading
+        )
         if sure:
             self._fresh = self._fresh and not self._buffer[:sure].strip(SPACE)
             out.append(Text(self._take(sure)))
@@ -193,7 +198,7 @@ class ToolCallDetector:
 
     def _leave(self, *, fresh: bool) -> None:
         """Back into text; fresh: a bare call may begin here."""
-        self._place, self._fresh = self._in_text, fresh
+        self._place, self._fresh = self._in_text, fresh or self.leading
 
     def _begin(self, call: JsonCall | PythonCall) -> None:
         self._call, self._place = call, self._in_call

@@ -6,22 +6,26 @@ Every event carries the `raw` text it stands for; the raw texts of all events, j
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool: its name and its arguments as JSON values. The id is nine letters and digits, which every template takes."""
+    """A call of a tool: its name and its arguments as JSON values. The id is nine letters and digits, which every template takes.
+
+    written: the arguments' JSON text as the model wrote it, "" where it wrote none.
+    """
 
     name: str
     arguments: dict[str, Any]
     id: str = "call00000"
+    written: str = field(default="", compare=False, repr=False)
 
     @property
     def arguments_text(self) -> str:
-        """The arguments as JSON text."""
-        return json.dumps(self.arguments, ensure_ascii=False)
+        """The arguments as JSON text: as written, else made of the values."""
+        return self.written or json.dumps(self.arguments, ensure_ascii=False)
 
     def message(self) -> dict[str, Any]:
         """The call as an assistant message lists it under `tool_calls`; arguments as an object, as chat templates want them."""

@@ -39,6 +39,11 @@ class ToolCallFormat:
     name_key: str = "name"
     arguments_keys: tuple[str, ...] = ("arguments", "parameters")
 
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The texts around and inside calls that a vocabulary may have as tokens."""
+        return tuple(filter(None, (self.open, self.close, *((ARGS, CALL_ID) if self.header else ()))))
+
     def __post_init__(self) -> None:
         if not self.open and not self.bare:
             raise ConfigError("tool call format: open: found '', wanted the text that opens a call")

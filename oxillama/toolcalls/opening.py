@@ -75,10 +75,12 @@ def search(
     templates: Sequence[str],
     names: Collection[str] | None = None,
     opener: str | None = None,
+    leading: bool = False,
 ) -> tuple[Opening | None, int]:
     """(the first opening in the text, how much of the text before it is certainly none).
 
-    fresh: the text begins where a bare call may stand. names: where given, a bare call of another name is text.
+    fresh: the text begins where a bare call may stand. names: where given, a bare call of another name is text. leading: only what stands
+    there is an opening, a delimiter too.
     """
     opener = format.open if opener is None else opener
     if fresh and templates:
@@ -92,6 +94,12 @@ def search(
             return None, lead
     if not opener:
         return None, len(text)
+    if leading:
+        rest = text.lstrip(SPACE)
+        lead = len(text) - len(rest)
+        if fresh and rest.startswith(opener):
+            return Opening(lead, lead + len(opener), "delimiter"), lead
+        return None, lead if fresh and opener.startswith(rest) else len(text)
     at = text.find(opener)
     if at >= 0:
         return Opening(at, at + len(opener), "delimiter"), at

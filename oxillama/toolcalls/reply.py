@@ -6,10 +6,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from oxillama.toolcalls.deltas import Parts
 from oxillama.toolcalls.detector import ToolCallDetector
-from oxillama.toolcalls.events import CallFinished, CallMalformed, Event, Reasoning, Text, ToolCall
+from oxillama.toolcalls.events import CallMalformed, Event, Text, ToolCall
 from oxillama.toolcalls.formats import ToolCallFormat
-from oxillama.toolcalls.opening import SPACE
 from oxillama.toolcalls.reasoning import ReasoningFormat, ReasoningSplitter
 
 
@@ -47,9 +47,12 @@ class ReplyParser:
         reasoning_opened: bool = False,
         names: Collection[str] | None = None,
         first_index: int = 0,
+        leading: bool = False,
     ) -> None:
         self._splitter = None if reasoning is None else ReasoningSplitter(reasoning, opened=reasoning_opened)
-        self._detector = None if format is None else ToolCallDetector(format, names=names, first_index=first_index)
+        self._detector = None if format is None else ToolCallDetector(
+            format, names=names, first_index=first_index, leading=leading
+        )
         self._events: list[Event] = []
 
     def feed(self, text: str) -> list[Event]:
@@ -65,17 +68,15 @@ class ReplyParser:
     def reply(self) -> Reply:
         """What the reply has come to so far; whole after `finish`."""
 
-        def text(kind: type) -> str:
-            return "".join(event.raw for event in self._events if isinstance(event, kind))
-
-        calls = tuple(event.call for event in self._events if isinstance(event, CallFinished))
-        ruins = tuple(event for event in self._events if isinstance(event, CallMalformed))
-        reasoning, content = text(Reasoning), text(Text)
-        if calls or ruins:
-            content = content.strip(SPACE)
-        elif reasoning:
-            content = content.lstrip(SPACE)
-        return Reply(content, reasoning.strip("\r\n"), calls, ruins, "".join(event.raw for event in self._events))
+        parts = Parts()
+        told = parts.take(self._events) + parts.finish()
+        return Reply(
+            "".join(each.text for each in told),
+            "".join(each.reasoning for each in told),
+            tuple(each.call for each in told if each.call is not None),
+            tuple(each.malformed for each in told if each.malformed is not None),
+            "".join(event.raw for event in self._events),
+        )
 
     def _calls(self, events: list[Event]) -> list[Event]:
         """Text through the detector. Reasoning comes before all text, so the order stays."""

@@ -29,6 +29,7 @@ class JsonCall:
         self._started = False
         self._stack: list[str] = []
         self._string = self._escape = False
+        self._controls: list[int] = []  # where control characters stand inside strings
         self._expect = "key"  # of the outermost object: "key", "colon", "value", "inside" or "after"
         self._key, self._from = "", 0
         self._whole = self._plain = name is not None  # the object is the arguments; they stream as JSON, being an object
@@ -48,6 +49,8 @@ class JsonCall:
         """Takes one character of the object."""
         outer = len(self._stack) == 1
         if self._string:
+            if char < " ":
+                self._controls.append(at)
             if self._escape:
                 self._escape = False
             elif char == "\\":
@@ -145,8 +148,18 @@ class JsonCall:
             self._given = start
         stop = len(self.raw) if end is None else end
         if self._given < stop:
-            piece, self._given = self.raw[self._given : stop], stop
-            self.events.append(CallArguments(piece, self.index, piece if self._plain else ""))
+            start, self._given = self._given, stop
+            self.events.append(CallArguments(self.raw[start:stop], self.index, self._spelled(start, stop) if self._plain else ""))
+
+    def _spelled(self, start: int, end: int | None) -> str:
+        """A stretch of the object as JSON text: control characters inside strings escaped."""
+        end = len(self.raw) if end is None else end
+        parts, at = [], start
+        for place in self._controls:
+            if start <= place < end:
+                parts += self.raw[at:place], f"\\u{ord(self.raw[place]):04x}"
+                at = place + 1
+        return "".join((*parts, self.raw[at:end]))
 
     def finish(self) -> None:
         """The object is whole: it is read as JSON, or is no call."""
@@ -160,7 +173,8 @@ class JsonCall:
             arguments = {} if arguments is None else arguments
         if not isinstance(arguments, dict):
             raise Malformed(f"arguments: found {type(arguments).__name__}, wanted an object")
-        call = ToolCall(self.name, arguments, call_id(self.index))
+        written = self._spelled(*self._arguments) if self._plain and self._arguments else ""
+        call = ToolCall(self.name, arguments, call_id(self.index), written)
         if not self._plain:
             self.events.append(CallArguments("", self.index, call.arguments_text))
         self.events.append(CallFinished(self.rest(), self.index, call))

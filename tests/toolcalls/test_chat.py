@@ -52,11 +52,10 @@ def test_an_answers_own_constraint_begins_after_reasoning():
     assert plan.constraint.matches("<think>no</think>\n\nyes") and plan.read("<think>no</think>\n\nyes").reasoning == "no"
 
 
-def test_control_tokens_that_are_delimiters_are_written_out_and_others_are_not():
+def test_control_tokens_that_are_delimiters_are_shown_and_others_are_not():
     words = Words("[TOOL_CALLS]", "[ARGS]", "[OTHER]")
     plan = plan_chat("[TOOL_CALLS] [ARGS]", "", words, tools=TOOLS, tool_choice="required")
-    tokens = [256, *b"now", 257, 258, *b"{}"]
-    assert plan.text_of(words, tokens, "now{}") == "[TOOL_CALLS]now[ARGS]{}" and plan.text_of(words, [*b"ab"], "x") == "x"
+    assert plan.shown == {"[TOOL_CALLS]": 256, "[ARGS]": 257}
     assert plan.constraint.matches([256, b"now", 257, b"{}"]) and not plan.constraint.matches(["[TOOL_CALLS]now[ARGS]{}"])
 
 
@@ -65,7 +64,7 @@ def test_control_tokens_that_are_delimiters_are_written_out_and_others_are_not()
     [
         ({"tool_choice": "required"}, "without tools"),
         ({"tool_choice": "fly", "tools": TOOLS}, "found 'fly', wanted one of auto, none, required, add, now"),
-        ({"tools": TOOLS, "constraint": Grammar.from_choices(["a"])}, "beside another constraint"),
+        ({"tools": TOOLS, "constraint": Grammar.from_choices(["<tool_call>"])}, "answers may begin with <tool_call>, as calls do"),
     ],
 )
 def test_choices_that_cannot_be_honoured_are_refused(options, message):

@@ -55,8 +55,6 @@ def test_an_automatic_choice_constrains_what_follows_an_opening(engine):
         [{"role": "user", "content": "x"}], tools=TOOLS, tool_format="pythonic", sampler=GREEDY.replace(logit_bias=bias), max_tokens=5
     )
     assert not done.malformed_calls
-    with pytest.raises(oxillama.ConfigError, match="beside another constraint"):
-        engine.chat(TALK, tools=TOOLS, choices=["a"])
     with pytest.raises(oxillama.ConfigError, match="tool_choice"):
         engine.chat(TALK, tool_choice="required")
 
