@@ -19,6 +19,7 @@
   drafters     what `speculative=` may be
   costs        what a step costs by its rows, and how many candidates that makes worth bringing
   batching     from a plan to the arrays of a step
+  harvest      what a finished step gives to whom
   postprocess  what follows from a row of logits
   snapshot   EngineSnapshot, Snapshots: a session as bytes and back, exact at any token
   envelope     their container: sections under hashes

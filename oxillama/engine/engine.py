@@ -27,11 +27,11 @@ from typing import Any
 import numpy as np
 
 from oxillama.engine.batching import Batcher
-from oxillama.engine.costs import StepCosts, measure
+from oxillama.engine.costs import measure
 from oxillama.engine.drafters import Drafters
+from oxillama.engine.harvest import Harvest
 from oxillama.engine.metrics import EngineMetrics, MetricsSnapshot
 from oxillama.engine.pages import KvCachePool, PagedKvCache
-from oxillama.engine.postprocess import advance
 from oxillama.engine.prefix import PrefixKvCache
 from oxillama.engine.register import Register
 from oxillama.engine.request import Request
@@ -79,12 +79,11 @@ class EngineCore:
         self._scheduler = Scheduler(scheduler or SchedulerConfig(), admit=room.admit, reserve=room.reserve, release=room.release)
         room.scheduler = self._scheduler
         self._register = Register(self.pool, room, self._scheduler, self.counters)
+        self._harvest = Harvest(room, self._register, self._scheduler, self.counters, context_size=context_size)
         self._inbox: SimpleQueue = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._failure: EngineError | None = None
         self._plan: list[tuple[Ticket, int]] = []
-        self._wanting: dict[Request, None] = {}    # who speculates and has no candidates for its next step yet
-        self.costs: StepCosts | None = None        # of a step by rows, measured when somebody first speculates
         self.drafters = Drafters()
         self._closed = False
         self._pid = os.getpid()
@@ -258,7 +257,7 @@ class EngineCore:
 
     def _tick(self) -> None:
         """One step, from the plan to the callers."""
-        if self._wanting:
+        if self._harvest.wanting:
             self._draft()
         with self.lock:
             plan = self._scheduler.schedule()
@@ -279,7 +278,7 @@ class EngineCore:
                 now = time.perf_counter()
                 with self.lock:
                     self._plan = []
-                    self._after(plan, out, start, now)
+                    self._harvest.reap(plan, out, start, now)
         except Cancelled:
             with self.lock:
                 self._plan = []
@@ -287,106 +286,15 @@ class EngineCore:
 
     def _draft(self) -> None:
         """Candidates for those who speculate. Not under the lock: a draft model takes its time, and what it reads is the loop's alone."""
-        wanting, self._wanting = self._wanting, {}
-        live = [request for request in wanting if request.ticket.state is State.DECODING]
-        if self.costs is None and any(request.speculation.candidates.adaptive for request in live):
+        harvest = self._harvest
+        live = [request for request in harvest.wanting if request.ticket.state is State.DECODING]
+        harvest.wanting = {}
+        if harvest.costs is None and any(request.speculation.candidates.adaptive for request in live):
             with self.step_lock:
-                self.costs = measure(self.program, self.memory, self.pool, self._batch.make, self.lock)
-        for request, error in propose(live, context_size=self.context_size, sequences=len(self._scheduler.decoding), costs=self.costs):
+                harvest.costs = measure(self.program, self.memory, self.pool, self._batch.make, self.lock)
+        for request, error in propose(live, context_size=self.context_size, sequences=len(self._scheduler.decoding), costs=harvest.costs):
             with self.lock:
                 self._register.end(request, None, error)
-
-    def _after(self, plan: list[tuple[Ticket, int]], out: np.ndarray, start: float, now: float) -> None:
-        """Commit what the step wrote, then sample and tell."""
-        counters, at, prefilled, decoded = self.counters, 0, 0, 0
-        for ticket, rows in plan:
-            request, first = ticket.owner, ticket.done
-            done = first + rows
-            take = max(0, done - max(first, request.delivered)) if ticket.every_row else max(0, done + 1 - ticket.length)
-            ticket.done = request.session.kv.length = min(done, ticket.length)      # of candidates nothing is known yet
-            if ticket.state is State.DECODING:
-                decoded += rows
-            else:
-                prefilled += rows
-            try:
-                self._serve(request, out[at:at + take], now)
-            except Exception as error:      # this request's own doing: its companions go on
-                self._register.end(request, None, error)
-            at += take
-        counters.steps += 1
-        counters.prefilled += prefilled
-        share = prefilled / (prefilled + decoded)
-        counters.prefill_seconds += (now - start) * share
-        counters.decode_seconds += (now - start) * (1 - share)
-        self._scheduler.observe(prefill_rows=prefilled, seconds=now - start)
-        if self.costs is not None and not prefilled:
-            self.costs.observe(decoded, now - start)
-
-    def _serve(self, request: Request, rows: np.ndarray, now: float) -> None:
-        """What one request gets out of a step: none, some or all of its rows."""
-        ticket = request.ticket
-        if request.cancelled:
-            self._register.end(request, "cancelled")
-            return
-        if ticket.state is not State.DECODING:
-            if len(rows) and ticket.every_row:
-                request.on_rows(ticket.done - len(rows), rows)
-                request.delivered = max(request.delivered, ticket.done)
-            if ticket.done < ticket.length:
-                self.room.store(request, whole_pages=True)
-                return
-            if request.kind == "rows":
-                self._register.end(request, "stop")
-                return
-            if request.kind == "extend":
-                request.session.pending = request.value = rows[-1].copy()
-                self._register.end(request, "stop")
-                return
-            ticket.every_row = False
-            self.room.store(request, whole_pages=True)
-        if ticket.draft and len(rows) > 1:
-            self._verify(request, rows, now)
-        elif len(rows):                                        # none while forced tokens are still to run
-            ticket.draft = ()
-            self._sample(request, rows[-1], now)
-
-    def _verify(self, request: Request, rows: np.ndarray, now: float) -> None:
-        """Draw from the row after the last token, then from the row after each candidate as long as the text goes on as it said."""
-        session, ticket = request.session, request.ticket
-        tokens, start, draft, at, goes_on = session.tokens, ticket.length, ticket.draft[:len(rows) - 1], 0, True
-        ticket.draft = ()
-        while goes_on and start + at == len(tokens):
-            ticket.done = session.kv.length = start + at
-            goes_on = self._sample(request, rows[at], now)
-            while at < len(draft) and start + at < len(tokens) and tokens[start + at] == draft[at]:
-                at += 1                                        # forced tokens may have come along: more than one at a time
-        if goes_on:
-            ticket.done = session.kv.length = start + at
-        # Where the text is over, candidates that were not looked at are neither right nor wrong.
-        request.speculation.judged(stood=at, fell=len(draft) - at if goes_on else 0, bonus=at == len(draft) and len(tokens) > start + at)
-
-    def _sample(self, request: Request, row: np.ndarray, now: float) -> bool:
-        """Draw the next token of a request and do all that follows from it; False when its step is over for it."""
-        session, ticket = request.session, request.ticket
-        if request.token_at:
-            self.counters.inter_token.observe(now - request.token_at)
-        else:
-            self.counters.first_token.observe(now - request.submitted_at)
-        request.token_at = now
-        before = len(request.generated)
-        reason = advance(request, row, self.context_size)
-        self.counters.generated += len(request.generated) - before
-        if reason is not None:
-            self._register.end(request, reason)
-            return False
-        ticket.length = len(session.tokens)
-        if session.kv.length < ticket.done:            # the context was shifted: evaluate what moved
-            self._register.restart(request)
-            return False
-        self._scheduler.decodes(ticket)
-        if request.speculation is not None:
-            self._wanting[request] = None
-        return True
 
     # ---- beginnings and ends ---------------------------------------------------------------------------------------------
 
@@ -397,7 +305,7 @@ class EngineCore:
             return
         request.admitted_at = time.perf_counter()
         try:
-            self._sample(request, pending, request.admitted_at)
+            self._harvest.draw(request, pending, request.admitted_at)
         except Exception as error:
             self._register.end(request, None, error)
 

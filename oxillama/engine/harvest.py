@@ -1,0 +1,120 @@
+"""What a finished step gives to whom: the rows of a plan are dealt out, tokens drawn from them, candidates kept or let go.
+
+Called by the engine's loop, under its lock.
+"""
+from __future__ import annotations
+
+import numpy as np
+
+from oxillama.engine.costs import StepCosts
+from oxillama.engine.metrics import EngineMetrics
+from oxillama.engine.postprocess import advance
+from oxillama.engine.register import Register
+from oxillama.engine.request import Request
+from oxillama.engine.room import Room
+from oxillama.engine.scheduler import Scheduler, State, Ticket
+
+
+class Harvest:
+    """Deals out the rows of steps. wanting: requests that speculate and have no candidates for their next step yet.
+
+    costs: of a step by rows, None until somebody speculates; steps that ran refine it.
+    """
+
+    def __init__(self, room: Room, register: Register, scheduler: Scheduler, counters: EngineMetrics, *, context_size: int) -> None:
+        self.wanting: dict[Request, None] = {}
+        self.costs: StepCosts | None = None
+        self._room, self._register, self._scheduler, self._counters = room, register, scheduler, counters
+        self._context_size = context_size
+
+    def reap(self, plan: list[tuple[Ticket, int]], out: np.ndarray, start: float, now: float) -> None:
+        """Commit what the step wrote, then sample and tell."""
+        counters, at, prefilled, decoded = self._counters, 0, 0, 0
+        for ticket, rows in plan:
+            request, first = ticket.owner, ticket.done
+            done = first + rows
+            take = max(0, done - max(first, request.delivered)) if ticket.every_row else max(0, done + 1 - ticket.length)
+            ticket.done = request.session.kv.length = min(done, ticket.length)      # of candidates nothing is known yet
+            if ticket.state is State.DECODING:
+                decoded += rows
+            else:
+                prefilled += rows
+            try:
+                self._serve(request, out[at:at + take], now)
+            except Exception as error:      # this request's own doing: its companions go on
+                self._register.end(request, None, error)
+            at += take
+        counters.steps += 1
+        counters.prefilled += prefilled
+        share = prefilled / (prefilled + decoded)
+        counters.prefill_seconds += (now - start) * share
+        counters.decode_seconds += (now - start) * (1 - share)
+        self._scheduler.observe(prefill_rows=prefilled, seconds=now - start)
+        if self.costs is not None and not prefilled:
+            self.costs.observe(decoded, now - start)
+
+    def _serve(self, request: Request, rows: np.ndarray, now: float) -> None:
+        """What one request gets out of a step: none, some or all of its rows."""
+        ticket = request.ticket
+        if request.cancelled:
+            self._register.end(request, "cancelled")
+            return
+        if ticket.state is not State.DECODING:
+            if len(rows) and ticket.every_row:
+                request.on_rows(ticket.done - len(rows), rows)
+                request.delivered = max(request.delivered, ticket.done)
+            if ticket.done < ticket.length:
+                self._room.store(request, whole_pages=True)
+                return
+            if request.kind == "rows":
+                self._register.end(request, "stop")
+                return
+            if request.kind == "extend":
+                request.session.pending = request.value = rows[-1].copy()
+                self._register.end(request, "stop")
+                return
+            ticket.every_row = False
+            self._room.store(request, whole_pages=True)
+        if ticket.draft and len(rows) > 1:
+            self._verify(request, rows, now)
+        elif len(rows):                                        # none while forced tokens are still to run
+            ticket.draft = ()
+            self.draw(request, rows[-1], now)
+
+    def _verify(self, request: Request, rows: np.ndarray, now: float) -> None:
+        """Draw from the row after the last token, then from the row after each candidate as long as the text goes on as it said."""
+        session, ticket = request.session, request.ticket
+        tokens, start, draft, at, goes_on = session.tokens, ticket.length, ticket.draft[:len(rows) - 1], 0, True
+        ticket.draft = ()
+        while goes_on and start + at == len(tokens):
+            ticket.done = session.kv.length = start + at
+            goes_on = self.draw(request, rows[at], now)
+            while at < len(draft) and start + at < len(tokens) and tokens[start + at] == draft[at]:
+                at += 1                                        # forced tokens may have come along: more than one at a time
+        if goes_on:
+            ticket.done = session.kv.length = start + at
+        # Where the text is over, candidates that were not looked at are neither right nor wrong.
+        request.speculation.judged(stood=at, fell=len(draft) - at if goes_on else 0, bonus=at == len(draft) and len(tokens) > start + at)
+
+    def draw(self, request: Request, row: np.ndarray, now: float) -> bool:
+        """Draw the next token of a request and do all that follows from it; False when its step is over for it."""
+        session, ticket = request.session, request.ticket
+        if request.token_at:
+            self._counters.inter_token.observe(now - request.token_at)
+        else:
+            self._counters.first_token.observe(now - request.submitted_at)
+        request.token_at = now
+        before = len(request.generated)
+        reason = advance(request, row, self._context_size)
+        self._counters.generated += len(request.generated) - before
+        if reason is not None:
+            self._register.end(request, reason)
+            return False
+        ticket.length = len(session.tokens)
+        if session.kv.length < ticket.done:            # the context was shifted: evaluate what moved
+            self._register.restart(request)
+            return False
+        self._scheduler.decodes(ticket)
+        if request.speculation is not None:
+            self.wanting[request] = None
+        return True
