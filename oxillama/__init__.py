@@ -25,6 +25,7 @@ _HOMES = {
     "oxillama.engine.request": ("Completion", "Piece", "Request", "Stream", "Usage"),
     "oxillama.engine.scheduler": ("MAX_DECODE_WAIT_MS", "PREFILL_CHUNK", "SchedulerConfig"),
     "oxillama.engine.session": ("Session",),
+    "oxillama.engine.snapshot": ("EngineSnapshot",),
     "oxillama.engine.states": ("SequencePool", "SsmStatePool"),
     "oxillama.engine.views": ("BatchedKvView", "KvCache", "KvSlot"),
     "oxillama.errors": ("Cancelled", "ConfigError", "ContextError", "EmptySequence", "EngineError", "Exhausted", "GgufError",

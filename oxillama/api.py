@@ -6,7 +6,7 @@ requests in one step, each with the tokens it would have had alone; the caller w
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
@@ -27,6 +27,7 @@ from oxillama.engine.raw import RawLoop, diagnose
 from oxillama.engine.request import Completion, Request, Stream, all_finished, finished
 from oxillama.engine.rows import all_logits
 from oxillama.engine.session import Session
+from oxillama.engine.snapshot import EngineSnapshot
 from oxillama.errors import ConfigError, EmptySequence, EngineError
 from oxillama.model.load import Model, ModelConfig
 from oxillama.opening import Progress, open_model
@@ -146,6 +147,8 @@ class InferenceEngine:
         ids = None if prompt is None else self._ids(prompt, add_special=session is None or not len(session))
         if self._vocabulary is not None:
             self._vocabulary.prepare(wanted)         # whatever takes long comes before the lock
+        if session is not None:
+            core.settle(session)
         with core.lock if session is not None else nullcontext():
             request = make_request(core, self._vocabulary, wanted, default=self.engine_config.sampler, prompt=ids, session=session)
             request.owner = self                     # an engine that is forgotten finishes what it began
@@ -230,6 +233,60 @@ class InferenceEngine:
         """Tokens of the live session."""
         self._ready()
         return len(self._live.get())
+
+    # ---- snapshots -----------------------------------------------------------------------------------------------------------
+
+    def snapshot(self, **options: Any) -> bytes:
+        """The session that `generate(None)` would go on with, whole, as bytes; options are those of `Snapshots.take` (engine.snapshot)."""
+        return self._held().snapshot(**options)
+
+    def snapshot_to_file(self, path: str | Path, **options: Any) -> None:
+        """The same in a file: whatever fails, or is killed, when, the file holds what it held before or all of the snapshot."""
+        self._held().snapshot_to_file(path, **options)
+
+    @classmethod
+    def resume(cls, data: bytes, model_path: Any = None, *, processors: Sequence[Callable] = (), progress: Progress | None = None,
+               **config: Any) -> InferenceEngine:
+        """A new engine, as the one that took the snapshot was configured, whose live session goes on where that one stood, bit for bit.
+
+        model_path: the same model's file (or bytes), None for the embedded one. config: fields of `EngineConfig` that shall differ, such
+        as num_threads; processors: see `restore`. ModelFingerprintMismatch for another model, SnapshotIncompatible for the rest.
+        """
+        told = EngineSnapshot.inspect(data)
+        model = embedded_path() if model_path is None else model_path
+        told.model.verify(model)
+        engine = cls(told.config(model_path=model if isinstance(model, (str, Path)) else None, **config))
+        engine._load(model, None, progress)
+        try:
+            engine._live.take(engine.restore(data, processors=processors))
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    @classmethod
+    def resume_from_file(cls, path: str | Path, model_path: Any = None, **options: Any) -> InferenceEngine:
+        """`resume` from a file of `snapshot_to_file`; options are those of `resume`."""
+        return cls.resume(Path(path), model_path, **options)
+
+    def restore(self, data: bytes, *, processors: Sequence[Callable] = ()) -> Session:
+        """A session of your own that stands where the one of a snapshot stood, beside all others, which do not notice.
+
+        processors: the functions that its generation was given, which no snapshot can hold. When it is refused (SnapshotIncompatible,
+        ModelFingerprintMismatch, PoolError), nothing has changed.
+        """
+        return self._ready().saved().restore(data, processors=processors)
+
+    def restore_from_file(self, path: str | Path, *, processors: Sequence[Callable] = ()) -> Session:
+        """`restore` from a file."""
+        return self.restore(Path(path), processors=processors)
+
+    def _held(self) -> Session:
+        """The session used last."""
+        self._ready()
+        if self._live.recent is None:
+            raise EngineError("snapshot: there is no session to save, wanted a prompt first")
+        return self._live.recent
 
     # ---- embeddings --------------------------------------------------------------------------------------------------------
 

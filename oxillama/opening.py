@@ -6,13 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from blake3 import blake3
+
 from oxillama._core.tape import Batch, CancelFlag
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Vocabulary
+from oxillama.engine.snapshot import Snapshots
 from oxillama.gguf import GgufReader
 from oxillama.model.load import Model, load_model
 from oxillama.tokenizer import TokenizerBridge
+from oxillama.toolcalls import restore_state
 
 Progress = Callable[[int, int], None]
 
@@ -36,7 +40,18 @@ def open_model(config: EngineConfig, source: Any, *, tokenizer_json: str | bytes
     core = EngineCore(model.program, memory, batch=Batch, flag=CancelFlag(), context_size=config.context_size or model.config.context_length,
                       eog_ids=bridge.eog_ids if bridge else (), scheduler=scheduler, page_size=config.page_size, max_pages=config.max_pages,
                       prefix=config.prefix())
-    return Opened(model, core, Vocabulary(bridge, model.config.vocab_size) if bridge else None)
+    vocabulary = Vocabulary(bridge, model.config.vocab_size) if bridge else None
+    naming = {"architecture": model.config.architecture, "name": model.config.name}
+    core.snapshots = Snapshots(core, config, reader, vocabulary, naming=naming, restore_constraint=restore_state,
+                               tokenizer=_replacement_hash(config.tokenizer_path, tokenizer_json))
+    return Opened(model, core, vocabulary)
+
+
+def _replacement_hash(path: str | Path | None, tokenizer_json: str | bytes | None) -> str | None:
+    """BLAKE3 of the tokenizer.json that stands in for the file's own vocabulary, None where none does."""
+    if tokenizer_json is None:
+        return None if path is None else blake3(Path(path).read_bytes()).hexdigest()
+    return blake3(tokenizer_json.encode() if isinstance(tokenizer_json, str) else bytes(tokenizer_json)).hexdigest()
 
 
 def _bridge(reader: GgufReader, path: str | Path | None, tokenizer_json: str | bytes | None) -> TokenizerBridge | None:

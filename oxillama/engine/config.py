@@ -1,12 +1,16 @@
 """`EngineConfig`: how a model is loaded and served."""
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from oxillama.engine.scheduler import PREFILL_CHUNK, SchedulerConfig
 from oxillama.errors import ConfigError
 from oxillama.sampling import SamplerConfig
+
+_LOCAL = ("model_path", "num_threads", "tokenizer_path")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +53,30 @@ class EngineConfig:
         if self.scheduler is not None and not isinstance(self.scheduler, SchedulerConfig):
             raise ConfigError(f"scheduler: found {type(self.scheduler).__name__}, wanted a SchedulerConfig")
         self.scheduling()
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as JSON values but those that are of this machine: paths and threads."""
+        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _LOCAL}
+        return {**found, "sampler": self.sampler.to_dict(), "scheduler": None if self.scheduler is None else asdict(self.scheduler)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> EngineConfig:
+        """A config from `to_dict()`'s form; ConfigError for what is none."""
+        known = {field.name for field in fields(cls)}
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"EngineConfig: found {type(values).__name__}, wanted a mapping of fields")
+        for name in values:
+            if name not in known:
+                raise ConfigError(f"EngineConfig: found unknown field {name!r}, wanted one of {', '.join(sorted(known))}")
+        given = dict(values)
+        try:
+            if isinstance(given.get("sampler"), Mapping):
+                given["sampler"] = SamplerConfig.from_dict(given["sampler"])
+            if isinstance(given.get("scheduler"), Mapping):
+                given["scheduler"] = SchedulerConfig(**given["scheduler"])
+            return cls(**given)
+        except TypeError as error:
+            raise ConfigError(f"EngineConfig: {error}") from None
 
     def prefix(self) -> dict | None:
         """The limits of the prefix cache, None where there is none."""

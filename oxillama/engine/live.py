@@ -31,6 +31,13 @@ class LiveSession:
             self.recent = self.get()
             return self.recent
 
+    def take(self, session: Session) -> None:
+        """Hold another session: it is the live one and the one used last; the one before is closed."""
+        with self.lock:
+            if self._session is not None:
+                self._session.close()
+            self._session = self.recent = session
+
     def truncate(self, length: int) -> None:
         """Forget its tokens from `length` on."""
         with self.lock:

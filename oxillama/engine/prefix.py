@@ -18,7 +18,7 @@ Invariants (tests cite them by number):
 """
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,9 +80,9 @@ class PrefixKvCache:
         return len(self._shares)
 
     @property
-    def shares(self) -> Collection[int]:
-        """The pages the tree has a share in."""
-        return self._shares.keys()
+    def shares(self) -> Mapping[int, int]:
+        """The pages the tree has a share in, each with how many it has."""
+        return self._shares
 
     @property
     def memory_bytes(self) -> int:
@@ -96,10 +96,17 @@ class PrefixKvCache:
 
     def lookup(self, tokens: Sequence[int], *, key: Hashable = None) -> Hit:
         """The longest stored prefix (length 0 when under `min_prefix_len`) with a share of each of its pages."""
-        length, path = self._walk(tokens, len(tokens) - 1, key)
+        hit = self.share(tokens, len(tokens) - 1, key=key)
+        self.misses += not hit.length
+        self.hits += bool(hit.length)
+        self.tokens_saved += hit.length
+        return hit
+
+    def share(self, tokens: Sequence[int], limit: int, *, key: Hashable = None) -> Hit:
+        """The longest stored prefix of at most `limit` tokens, as `lookup` gives it; counts as neither hit nor miss."""
+        length, path = self._walk(tokens, limit, key)
         length, checkpoint = self._usable(length, path)
         if not length:
-            self.misses += 1
             return Hit(0, [])
         size = self.pool.page_size
         pages: list[int] = []
@@ -112,8 +119,6 @@ class PrefixKvCache:
         pages = pages[:-(-length // size)]
         for page in pages:
             self.pool.share(page)
-        self.hits += 1
-        self.tokens_saved += length
         return Hit(length, pages, checkpoint)
 
     def insert(self, tokens: Sequence[int], pages: Sequence[int], *, key: Hashable = None,

@@ -7,10 +7,11 @@ evaluated again, with the same bits, when it goes on.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from oxillama.engine.metrics import Histogram
-from oxillama.engine.pages import KvCachePool
+from oxillama.engine.pages import KvCachePool, PagedKvCache
 from oxillama.engine.prefix import PrefixKvCache
 from oxillama.engine.request import Request
 from oxillama.engine.scheduler import Scheduler, State, Ticket
@@ -53,8 +54,11 @@ class Room:
         return True
 
     def reserve(self, ticket: Ticket, length: int) -> bool:
-        """Make positions below `length` writable; False when there is no page left to take."""
-        kv = ticket.owner.session.kv
+        """Make a ticket's positions below `length` writable; False when there is no page left to take."""
+        return self.make(ticket.owner.session.kv, length)
+
+    def make(self, kv: PagedKvCache, length: int) -> bool:
+        """Make positions below `length` of a sequence writable; False when there is no page left to take."""
         if length <= kv.writable:
             return True
         while True:
@@ -83,6 +87,16 @@ class Room:
         pages = session.kv.pages if whole_pages else session.kv.lend()
         if length:
             self.prefix.insert(session.tokens[:length], pages[:-(-length // size)], key=session.adapters)
+
+    def takeable(self) -> int | None:
+        """Pages that `make` could get together, None where only memory is the limit."""
+        free = self.pool.pages_free
+        if free is None:
+            return None
+        held = Counter(page for session in self.sessions if not session.busy for page in session.kv.pages)
+        if self.prefix is not None:
+            held.update(self.prefix.shares)
+        return free + sum(self.pool.owners(page) == owners for page, owners in held.items())
 
     def leaked(self, requests: set[Request]) -> int:
         """Owned pages that no request, session or stored prefix names."""

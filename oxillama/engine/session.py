@@ -10,6 +10,7 @@ changes: while a request runs on a session it is `busy`, and its loop alone touc
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from os import PathLike
 from typing import Any, Protocol
 
 import numpy as np
@@ -30,11 +31,14 @@ class Owner(Protocol):
     def drop(self, session: Session) -> None:
         """Take its pages back."""
 
+    def saved(self) -> Any:
+        """Where sessions are saved (`snapshot.Snapshots`); raises SnapshotIncompatible for an engine without a model file."""
+
 
 class Session:
     """Tokens, pages, sampler, grammar state, text decoder, stop filter and adapters of one sequence."""
 
-    __slots__ = ("adapters", "busy", "grammar", "kv", "owner", "pending", "sampler", "start", "stops", "text", "tokens")
+    __slots__ = ("adapters", "at_start", "busy", "grammar", "kv", "owner", "pending", "sampler", "start", "stops", "text", "tokens")
 
     def __init__(self, owner: Owner, kv: PagedKvCache, *, adapters: tuple = ()) -> None:
         self.owner = owner
@@ -46,6 +50,7 @@ class Session:
         self.grammar: Any = None
         self.text: Any = None
         self.stops: Any = None
+        self.at_start = False                      # the next text is the first: without the vocabulary's leading space
         self.adapters = adapters
         self.busy = False
 
@@ -56,7 +61,7 @@ class Session:
         """An independent session in the same state; pages are shared, nothing is copied until one side writes."""
         with self.owner.change(self):
             twin = Session(self.owner, self.kv.fork(), adapters=self.adapters)
-            twin.tokens, twin.start, twin.pending = list(self.tokens), self.start, self.pending
+            twin.tokens, twin.start, twin.pending, twin.at_start = list(self.tokens), self.start, self.pending, self.at_start
             for part in ("sampler", "grammar", "text", "stops"):
                 value = getattr(self, part)
                 setattr(twin, part, None if value is None else value.fork())
@@ -82,6 +87,14 @@ class Session:
             self.start = min(self.start, length)
             self._forget()
 
+    def snapshot(self, **options: Any) -> bytes:
+        """The whole state as bytes, for `engine.restore` of any engine over the same model; options are those of `Snapshots.take`."""
+        return self.owner.saved().take(self, **options)
+
+    def snapshot_to_file(self, path: str | PathLike, **options: Any) -> None:
+        """The same in a file, which holds either what it held before or all of the snapshot, whatever fails when."""
+        self.owner.saved().save(self, path, **options)
+
     def close(self) -> None:
         """Give the pages back for good; its tokens can still be read."""
         with self.owner.change(self):
@@ -89,3 +102,4 @@ class Session:
 
     def _forget(self) -> None:
         self.pending = self.sampler = self.grammar = self.text = self.stops = None
+        self.at_start = False

@@ -17,7 +17,7 @@ from oxillama.gguf.reader import GgufReader, read_shard
 from oxillama.gguf.source import Shard, open_source
 
 PROBE_BYTES = 8 << 20
-_MEANING = {"file_size": "bytes", "head": "the first bytes", "tail": "the last bytes", "directory": "hyper-parameters, tokenizer or tensor directory",
+_MEANING = {"file_size": "a size of", "probe_size": "probes of", "head": "the first bytes", "tail": "the last bytes", "directory": "hyper-parameters, tokenizer or tensor directory",
             "full": "the whole file"}
 
 
@@ -53,20 +53,21 @@ class ModelFingerprint:
         """Raise ModelFingerprintMismatch unless the file at `source` has this fingerprint; hashes all of it where `full` is known."""
         shards = source.shards if isinstance(source, GgufReader) else open_source(source)
         found = _probed(shards, self.probe_size)
-        self._compare(found, ("file_size", "head", "tail"))
+        self.check(found, ("file_size", "head", "tail"))
         try:
             found = replace(found, directory=_directory(shards))
         except GgufError as error:
             raise ModelFingerprintMismatch(self, found, f"model: is malformed before its tensors ({error})") from None
-        self._compare(found, ("directory",))
-        if self.full is not None:
-            self._compare(replace(found, full=_full(shards)), ("full",))
+        self.check(replace(found, full=None if self.full is None else _full(shards)))
 
-    def _compare(self, found: ModelFingerprint, names: Sequence[str]) -> None:
+    def check(self, found: ModelFingerprint, names: Sequence[str] = ("probe_size", "file_size", "head", "tail", "directory", "full")) -> None:
+        """Raise ModelFingerprintMismatch unless these fields of both are equal."""
         for name in names:
             a, b = getattr(self, name), getattr(found, name)
             if a != b:
-                what = f"{b} bytes found, {a} wanted" if name == "file_size" else f"{_MEANING[name]} differ (BLAKE3 {b[:16]} found, {a[:16]} wanted)"
+                what = f"{_MEANING[name]} differ (BLAKE3 {str(b)[:16]} found, {str(a)[:16]} wanted)"
+                if name.endswith("size"):
+                    what = f"{_MEANING[name]} {b} found, {a} wanted"
                 raise ModelFingerprintMismatch(self, found, f"model: is another file than the one asked for: {what}")
 
     def display(self) -> str:

@@ -183,6 +183,11 @@ class Sampler:
         return self._logprobs
 
     @property
+    def top(self) -> int | None:
+        """How many of the likeliest tokens each draw reports, None for no report."""
+        return None if self._top < 0 else self._top
+
+    @property
     def stage_names(self) -> tuple[str, ...]:
         """Names of the stages that run, in order."""
         return self._core.chain.names

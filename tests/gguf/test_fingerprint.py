@@ -63,7 +63,7 @@ def test_the_probes_and_the_directory_are_all_that_is_read_unless_all_is_asked_f
     known.verify(middle)
     with pytest.raises(ModelFingerprintMismatch, match="the whole file differ"):
         whole.verify(middle)
-    with pytest.raises(ModelFingerprintMismatch, match=f"{size + 1} bytes found, {size} wanted"):
+    with pytest.raises(ModelFingerprintMismatch, match=f"a size of {size + 1} found, {size} wanted"):
         known.verify(model.read_bytes() + b"\0")
 
 

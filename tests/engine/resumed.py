@@ -1,0 +1,32 @@
+"""Run as a program: resumes snapshots in a process of its own and says how each goes on.
+
+Standard input is a JSON list of jobs {snapshot, model, tokens}; standard output a list of {tokens, rows, reason, text, again}, where
+`rows` is a hash of all logits drawn from and `again` one of the snapshot taken at the end.
+"""
+import json
+import sys
+
+from blake3 import blake3
+
+from oxillama import InferenceEngine
+from oxillama._core.kernels import cpu_info
+
+
+def recorder():
+    """(a processor that hashes every row it is shown, the list of hashes)."""
+    hashes = []
+    return (lambda ids, row: hashes.append(blake3(row.tobytes()).hexdigest())), hashes
+
+
+def resumed(job: dict, threads: int) -> dict:
+    see, rows = recorder()
+    with InferenceEngine.resume_from_file(job["snapshot"], job["model"], num_threads=threads, processors=[see]) as engine:
+        done = engine.generate(None, max_tokens=job["tokens"])
+        return {"tokens": list(done.tokens), "rows": rows, "reason": done.finish_reason, "text": done.text, "seed": done.seed,
+                "again": blake3(engine.snapshot()).hexdigest()}
+
+
+if __name__ == "__main__":
+    about = json.load(sys.stdin)
+    assert cpu_info()["isa"] == about["isa"], cpu_info()
+    json.dump([resumed(job, about["threads"]) for job in about["jobs"]], sys.stdout)
