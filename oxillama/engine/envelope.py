@@ -133,6 +133,7 @@ class Envelope:
             view = memoryview(source).cast("B")
         except TypeError:
             raise kind.refuse(f"snapshot: found {type(source).__name__}, wanted bytes or a path") from None
+        view = view if view.readonly else memoryview(bytes(view))
         return cls(kind, view, -1, len(view))
 
     def expect(self, names: Collection[str], *, optional: Collection[str] = ()) -> None:

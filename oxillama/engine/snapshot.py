@@ -156,7 +156,10 @@ class Snapshots:
                 copy.release()
         if copy.length:
             sections["kv"] = kv
-        return seal(KIND, {"facts": dump_facts(facts), **sections}, compress=("kv",) if compress and copy.length else ())
+        told = dump_facts(facts)
+        if len(told) > _MOST_FACTS:
+            raise SnapshotIncompatible(f"facts: take {len(told)} bytes, wanted at most {_MOST_FACTS}")
+        return seal(KIND, {"facts": told, **sections}, compress=("kv",) if compress and copy.length else ())
 
     def _frozen(self, session: Session) -> tuple[dict[str, Any], dict[str, Buffer]]:
         """(facts, small sections) of an idle session, under the engine's lock."""
@@ -254,9 +257,9 @@ class Snapshots:
             raise SnapshotIncompatible(f"kv length: found {length}, wanted at most {max(0, most)} for {count} tokens")
         session = core.new_session(tokens.tolist())
         session.start, session.pending = _whole(facts["start"], 0, "start", most=count), pending
-        self._equip(session, saved, facts, processors)
         pages = -(-length // core.pool.page_size)
         kv = saved.read("kv", exactly=pages * core.memory.page_bytes) if length else memoryview(b"")
+        self._equip(session, saved, facts, processors)
         return session, kv
 
     def _equip(self, session: Session, saved: Envelope, facts: Mapping[str, Any], processors: Sequence[Callable]) -> None:

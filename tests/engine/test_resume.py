@@ -12,7 +12,7 @@ from resumed import recorder
 import oxillama
 from oxillama import SamplerConfig
 
-TOKENS = 14
+TOKENS = 12
 PROMPT = "one two one two one"
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}, "s": {"type": "string", "maxLength": 6}}, "required": ["n", "s"]}
 CONFIGS = {
