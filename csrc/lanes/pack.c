@@ -44,16 +44,12 @@ int64_t ox_act_bytes(int act, int64_t cols)
     return OX_ROUND64(act == ACT_Q8_32 ? cols / 32 * ACT32_BYTES : act == ACT_Q8_256 ? cols / 256 * ACT256_BYTES : cols * 4);
 }
 
-static int64_t side_bytes(const ox_form *form, int64_t cols) { return OX_ROUND64(cols / form->block * OX_SIDE_BYTES(form->side)); }
-
 int64_t ox_panel_bytes(const ox_form *form, int64_t cols)
 {
     if (form->family == FAMILY_FLOAT)
         return OX_ROUND64(cols * 16 * form->bytes);
-    int64_t codes = cols / 32 * OX_UNIT_BYTES(form->store);
-    if (form->family == FAMILY_256)
-        codes += cols / 256 * OX_HEAD_BYTES(form->head);
-    return side_bytes(form, cols) + codes;
+    int64_t sides = OX_ROUND64(cols / form->block * OX_SIDE_BYTES(form->side)), codes = cols / 32 * OX_UNIT_BYTES(form->store);
+    return sides + codes + (form->family == FAMILY_256 ? cols / 256 * OX_HEAD_BYTES(form->head) : 0);
 }
 
 /* 32 columns of 16 strands into their planes (see panel.h). */
@@ -199,8 +195,12 @@ static void pack_codes(const ox_form *form, ox_gather gather, uint8_t *panel, co
 {
     OX_ALIGN(64) ox_strand s[16];
     memset(s, 0, sizeof s);
-    uint8_t *side = panel, *code = panel + side_bytes(form, cols);
+    uint8_t *side = panel, *code = panel;
     for (int64_t b = 0; b < cols / form->block; b++) {
+        if (b % OX_SIDE_SPAN(form->side) == 0) {
+            memset(code, 0, 64);
+            side = code, code += 64;
+        }
         for (int64_t r = 0; r < live; r++)
             gather(s + r, src + r * row_bytes + b * form->bytes);
         weave_side(side, s, form->side);
@@ -212,7 +212,6 @@ static void pack_codes(const ox_form *form, ox_gather gather, uint8_t *panel, co
         for (int u = 0; u < form->block / 32; u++, code += OX_UNIT_BYTES(form->store))
             weave_unit((uint32_t *)code, s, u, form->store);
     }
-    memset(side, 0, (size_t)(side_bytes(form, cols) - (side - panel)));
 }
 
 void ox_pack(const ox_form *form, uint8_t *panels, const uint8_t *src, int64_t row_bytes, int64_t rows, int64_t cols, int64_t first,

@@ -1,8 +1,8 @@
 /* The panel: 16 rows of a weight matrix, all columns, one row per lane, the same bytes on every instruction set.
  *
- *   panel = [ side stream, rounded up to 64 bytes ][ code stream ]
- *   side  = per file block: the float scales of 16 rows side by side
- *   code  = per 256 columns (OX_FORM256): [ head ] then 8 units; otherwise units only
+ *   panel = one stream, read from its first byte to its last: [ side ][ code ] [ side ][ code ] ...
+ *   side  = 64 bytes: the float scales of 16 rows side by side, of as many file blocks as fill them (OX_SIDE_SPAN); zeros after the last
+ *   code  = of these blocks, per 256 columns (OX_FORM256): [ head ] then 8 units; otherwise units only
  *   unit  = 32 columns x 16 rows as planes of 64-byte vectors. A vector's byte 4 r + k belongs to row r, column 4 g + k of group g:
  *             8 bits   8 vectors, one group each
  *             4 bits   4 vectors: low nibble group 2 i, high nibble group 2 i + 1
@@ -15,11 +15,13 @@
 #define OX_LANES_PANEL_H
 #include "ox.h"
 
+enum { OX_PANEL_LAYOUT = 2 };       /* grows when these bytes change: what keeps panels in a file asks for it */
+
 enum { ACT_F32 = 0, ACT_Q8_32 = 1, ACT_Q8_256 = 2, ACT_COUNT = 3 };
 
 enum { FAMILY_FLOAT, FAMILY_32, FAMILY_256 };
 
-/* Side streams: `count` numbers of `size` bytes per row and file block; number k of row r lies at (16 k + r) size. */
+/* Sides: `count` numbers of `size` bytes per row and file block; number k of row r lies at (16 k + r) size. */
 enum {
     SIDE_NONE,
     SIDE_F16,          /* d */
@@ -49,6 +51,7 @@ enum {
 #define OX_SIDE_SIZE(s) ((s) == SIDE_F32 ? 4 : (s) == SIDE_E8M0 || (s) == SIDE_UE4M3 ? 1 : 2)
 #define OX_SIDE_COUNT(s) ((s) == SIDE_NONE ? 0 : (s) == SIDE_F16_MIN ? 2 : (s) == SIDE_UE4M3 ? 4 : 1)
 #define OX_SIDE_BYTES(s) (16 * OX_SIDE_SIZE(s) * OX_SIDE_COUNT(s))
+#define OX_SIDE_SPAN(s) ((s) == SIDE_NONE ? 1 : 64 / OX_SIDE_BYTES(s))        /* file blocks that share one side */
 #define OX_UNIT_BYTES(store) (64 * (store))             /* 32 columns x 16 rows x store bits */
 #define OX_ROUND64(n) (((n) + 63) & ~(int64_t)63)
 

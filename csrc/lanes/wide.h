@@ -4,13 +4,14 @@
 #define OX_LANES_WIDE_H
 #include "lanes/tiles.h"
 
-/* The first tile over a pair asks for the pair that comes `later` bytes on: 2 units of it for each pair of units used. */
+/* The first tile over a pair asks for the pair that comes `later` bytes on. Into the first cache: 8.0 GB/s instead of 7.1 at 12 rows of Q4_K
+ * on Zen 4, 6.0 instead of 5.5 at 16; Q4_0 loses 3 %. */
 OX_INLINE void ahead_pair(const uint8_t *p, int64_t stride, int64_t later, int step)
 {
     if (later) {
         OX_UNROLL for (int i = 0; i < step; i += 64) {
-            OX_PREFETCH_L2(p + later + i);
-            OX_PREFETCH_L2(p + later + stride + i);
+            OX_PREFETCH(p + later + i);
+            OX_PREFETCH(p + later + stride + i);
         }
     }
 }
@@ -19,7 +20,7 @@ OX_INLINE void wide_32(float *c, int64_t ldc, const uint8_t *panel, int64_t stri
         int64_t cols, int m,
                        int store, int bits, int off, int side, const uint8_t *lut, int block)
 {
-    const uint8_t *s = panel, *p = panel + OX_ROUND64(cols / block * OX_SIDE_BYTES(side));
+    const uint8_t *s = panel, *p = panel;
     const int less = off, units = block / 32;
     ox_u8x64 table = u8_table(lut ? lut : (const uint8_t *)panel);
     ox_f32x16 acc[2][OX_WIDE];
@@ -27,6 +28,8 @@ OX_INLINE void wide_32(float *c, int64_t ldc, const uint8_t *panel, int64_t stri
         acc[0][t] = acc[1][t] = f32_zero();
     for (int64_t b = 0; b < cols / 32; b++, p += OX_UNIT_BYTES(store), x += ACT32_BYTES) {
         ox_i32x16 dot[2][OX_WIDE];
+        if (b % (units * OX_SIDE_SPAN(side)) == 0)
+            s = p, p += 64;
         ahead_pair(p, stride, later, OX_STEP32(store, side, block));
         OX_UNROLL for (int t = 0; t < m; t++)
             dot[0][t] = dot[1][t] = start_32(x + t * ldx, less);
@@ -68,7 +71,7 @@ OX_INLINE void wide_256(float *c, int64_t ldc, const uint8_t *panel, int64_t str
         int64_t cols, int m,
                         int store, int bits, int off, int head, int side, float unit, const uint8_t *lut)
 {
-    const uint8_t *s = panel, *p = panel + OX_ROUND64(cols / 256 * OX_SIDE_BYTES(side));
+    const uint8_t *s = panel, *p = panel;
     const int less = off, sub = OX_HEAD_SUB(head);
     ox_u8x64 table = u8_table(lut ? lut : (const uint8_t *)panel);
     OX_ALIGN(64) ox_f32x16 acc[2][OX_WIDE];
@@ -77,6 +80,8 @@ OX_INLINE void wide_256(float *c, int64_t ldc, const uint8_t *panel, int64_t str
     for (int64_t b = 0; b < cols / 256; b++, x += ACT256_BYTES, s += OX_SIDE_BYTES(side)) {
         ox_i32x16 sp[2][8], mp[2][8], sum[2][OX_WIDE], least[2][OX_WIDE];
         OX_ALIGN(64) int32_t start[OX_WIDE][16];        /* what a sub-block's dot starts from: the offset of its codes, taken off */
+        if (b % OX_SIDE_SPAN(side) == 0)
+            s = p, p += 64;
         load_head(sp[0], mp[0], p, head);
         load_head(sp[1], mp[1], p + stride, head);
         p += OX_HEAD_BYTES(head);

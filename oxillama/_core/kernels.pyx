@@ -27,6 +27,7 @@ cdef extern from "ox.h" nogil:
 cdef extern from "lanes/panel.h" nogil:
     enum:
         LANES_COUNT
+        OX_PANEL_LAYOUT
     const ox_form ox_forms[64]
     int ox_form_from_name(const char *name)
     int64_t ox_act_bytes(int act, int64_t cols)
@@ -37,6 +38,7 @@ cdef extern from "lanes/panel.h" nogil:
     int ox_lanes_best(int isa)
 
 ACTS = ("f32", "q8_32", "q8_256")
+PANEL_LAYOUT = OX_PANEL_LAYOUT      # the number of the bytes' order in panels: what keeps panels in a file compares it
 
 # CPUID is slow in a virtual machine: asked once, at import.
 cdef const ox_lanes *tables[LANES_COUNT]
