@@ -17,6 +17,7 @@ _HOMES = {
     "oxillama.engine.generation": ("Options",),
     "oxillama.api": ("EngineConfig", "InferenceEngine", "cpu_info", "load", "load_model_from_bytes"),
     "oxillama.embedded": ("embedded_path",),
+    "oxillama.engine.beam": ("BeamHypothesis", "BeamSearchConfig"),
     "oxillama.engine.asynchronous": ("AsyncEngine",),
     "oxillama.engine.embedding": ("PoolingMode",),
     "oxillama.engine.metrics": ("EngineMetrics", "MetricsSnapshot"),

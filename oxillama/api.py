@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 from oxillama._core.kernels import cpu_info
 from oxillama.chat import Chat
 from oxillama.embedded import embedded_path
+from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig, make_beams
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.embedding import Pooler, PoolingMode, all_pooled, submit_embedding
 from oxillama.engine.engine import EngineCore
@@ -27,6 +29,7 @@ from oxillama.engine.raw import RawLoop, diagnose
 from oxillama.engine.request import Completion, Request, Stream, all_finished, finished
 from oxillama.engine.rows import all_logits
 from oxillama.engine.session import Session
+from oxillama.engine.siblings import Siblings, make_siblings
 from oxillama.engine.snapshot import EngineSnapshot
 from oxillama.errors import ConfigError, EmptySequence, EngineError
 from oxillama.model.load import Model, ModelConfig
@@ -133,13 +136,18 @@ class InferenceEngine:
 
     # ---- generation --------------------------------------------------------------------------------------------------------
 
-    def submit(self, prompt: Prompt | None, *, session: Session | None = None, **options: Any) -> Request:
+    def submit(self, prompt: Prompt | None, *, session: Session | None = None, **options: Any) -> Request | Siblings:
         """Start a generation and return at once; `result()`, iteration, `await`, `cancel()` are the request's.
 
         With a session the prompt is appended to it; a prompt of None goes on with the session, or with the one used last.
+        With `n` or `best_of` above 1 the `Siblings` that share the prompt, whose result is a list.
         """
-        core = self._ready()
         wanted = Options.of(options)
+        return self._submit(make_siblings if wanted.completions > 1 else make_request, prompt, session, wanted)
+
+    def _submit(self, make: Callable[..., Request | Siblings], prompt: Prompt | None, session: Session | None,
+                wanted: Options) -> Request | Siblings:
+        core = self._ready()
         if prompt is None and session is None:
             session = self._live.recent
             if session is None:
@@ -150,13 +158,16 @@ class InferenceEngine:
         if session is not None:
             core.settle(session)
         with core.lock if session is not None else nullcontext():
-            request = make_request(core, self._vocabulary, wanted, default=self.engine_config.sampler, prompt=ids, session=session)
-            request.owner = self                     # an engine that is forgotten finishes what it began
-            return core.submit(request)
+            made = make(core, self._vocabulary, wanted, default=self.engine_config.sampler, prompt=ids, session=session)
+            first = made.requests[0] if isinstance(made, Siblings) else made
+            first.owner = self                       # an engine that is forgotten finishes what it began
+            core.submit(first)
+            return made
 
     def generate(self, prompt: Prompt | Sequence[Prompt] | None, **options: Any) -> Completion | list[Completion]:
         """The completion of a prompt (text or token ids), or of each of a list of prompts, batched; options as `Options` lists them.
 
+        With `n` or `best_of` above 1 a list of completions takes the place of each.
         None goes on with the session used last: that of `prefill`, or of the last `generate` or `stream` of a single prompt.
         """
         if self.is_many(prompt):
@@ -165,13 +176,30 @@ class InferenceEngine:
 
     def stream(self, prompt: Prompt | None, **options: Any) -> Stream:
         """The completion as it comes: an iterator of pieces whose `.text` is whole UTF-8. Closing or forgetting it stops the work."""
+        _only_one(options)
         return Stream(self._followed(self.submit(prompt, **options)))
+
+    def beam_generate(self, prompt: Prompt | None, config: BeamSearchConfig | None = None, *, session: Session | None = None,
+                      **options: Any) -> list[BeamHypothesis]:
+        """The likeliest continuations of a prompt, best first, at most `beam_width` of them (see `engine.beam`).
+
+        With a session from a fork of it, which it leaves as it is. Of the options those count that say what the text may be and where it
+        stops; a sampler must be `SamplerConfig.greedy(...)` with bans, biases and stops alone.
+        """
+        return finished(self.submit_beams(prompt, config, session=session, **options))
+
+    def submit_beams(self, prompt: Prompt | None, config: BeamSearchConfig | None = None, *, session: Session | None = None,
+                     **options: Any) -> Request:
+        """Start a beam search and return at once; its result is what `beam_generate` returns."""
+        return self._submit(partial(make_beams, config=config or BeamSearchConfig()), prompt, session, Options.of(options))
 
     def chat(self, messages: Sequence[dict], *, stream: bool = False, **options: Any) -> Completion | Stream:
         """The reply to a conversation, through the model's own chat template; options are those of `submit_chat` and `generate`.
 
         With `stream` the `ChatEvent`s of the reply as they come: their `.text` is the answer, the last one holds the completion.
         """
+        if stream:
+            _only_one(options)
         request = self._followed(self.submit_chat(messages, **options))
         return Stream(request) if stream else finished(request)
 
@@ -184,7 +212,8 @@ class InferenceEngine:
         """
         turn = self._talk().turn(messages, tools=tools, response_format=response_format, template=template, **options)
         request = self.submit(turn.prompt, **turn.options)
-        request.read, request.events = turn.read, turn.events
+        for each in request.requests if isinstance(request, Siblings) else (request,):
+            each.read, each.events = turn.read, turn.events
         return request
 
     def render_chat(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, add_generation_prompt: bool = True,
@@ -390,3 +419,9 @@ class InferenceEngine:
         if isinstance(prompt, str):
             return self.tokenize(prompt, add_special=add_special)
         return checked_ids(prompt, self._loaded().config.vocab_size)
+
+
+def _only_one(options: dict[str, Any]) -> None:
+    """Raise ConfigError where more than one completion is asked for of a door that gives pieces."""
+    if Options.of({name: options[name] for name in ("n", "best_of") if name in options}).completions > 1:
+        raise ConfigError("n, best_of: found more than 1 completion to stream as one, wanted 1; `submit` gives requests to iterate over")

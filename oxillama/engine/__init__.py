@@ -11,6 +11,9 @@
   room       whose pages are whose: what requests, stored prefixes and idle sessions share
   register   requests in flight: how one begins, and every end it may have
   generation Options, Vocabulary: from text and options to a request
+  beam       BeamSearchConfig, BeamHypothesis: the likeliest continuations, found by sequences side by side
+  siblings   several completions of one prompt
+  together   requests that are more than one sequence
   scheduler  who runs in the next step, and for how many rows
   engine     EngineCore: schedule -> step -> sample -> postprocess, in one thread
   speculation  candidates for the next tokens: who offers them, which of them stand

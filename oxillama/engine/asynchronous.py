@@ -37,6 +37,10 @@ class AsyncEngine:
         async for piece in self.engine.submit(prompt, **options):
             yield piece
 
+    async def beam_generate(self, prompt: Any, config: Any = None, **options: Any) -> list:
+        """The likeliest continuations of a prompt, best first."""
+        return await self.engine.submit_beams(prompt, config, **options)
+
     async def chat(self, messages: Any, *, stream: bool = False, **options: Any) -> Completion | AsyncIterator:
         """The reply to a conversation; with `stream` its events as they come: `async for event in await engine.chat(..., stream=True)`."""
         request = self.engine.submit_chat(messages, **options)

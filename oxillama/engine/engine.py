@@ -78,7 +78,7 @@ class EngineCore:
         room = self.room
         self._scheduler = Scheduler(scheduler or SchedulerConfig(), admit=room.admit, reserve=room.reserve, release=room.release)
         room.scheduler = self._scheduler
-        self._register = Register(self.pool, room, self._scheduler, self.counters)
+        self._register = Register(self.pool, room, self._scheduler, self.counters, program.vocab_size)
         self._harvest = Harvest(room, self._register, self._scheduler, self.counters, context_size=context_size)
         self._inbox: SimpleQueue = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -87,6 +87,7 @@ class EngineCore:
         self.drafters = Drafters()
         self._closed = False
         self._pid = os.getpid()
+        self.make_batch = batch
         self._batch = Batcher(batch, self._scheduler.config.max_batch_tokens)
 
     # ---- doors: any thread ---------------------------------------------------------------------------------------------
@@ -122,15 +123,16 @@ class EngineCore:
                 raise ContextError("prompt: found no tokens, wanted 1 or more")
             if len(session.tokens) > self.context_size:
                 raise ContextError(f"prompt: {len(session.tokens)} tokens, the context holds {self.context_size}")
-            session.busy = True
-            self._register.in_flight.add(request)
-            request.submitted_at = time.perf_counter()
-            self.counters.started += 1
+            for each in (request, *request.siblings):
+                each.session.busy = True
+                self._register.in_flight.add(each)
+                each.submitted_at = time.perf_counter()
+                self.counters.started += 1
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name="oxillama engine", daemon=True)
                 self._thread.start()
                 _RUNNING.add(self)
-        self._inbox.put(partial(self._begin, request))
+        self._inbox.put(partial(self._harvest.begin, request))
         if self._failure is not None or self._closed:      # the loop may have ended between the check and the inbox
             self._abandon()
         return request
@@ -291,7 +293,7 @@ class EngineCore:
         harvest.wanting = {}
         if harvest.costs is None and any(request.speculation.candidates.adaptive for request in live):
             with self.step_lock:
-                harvest.costs = measure(self.program, self.memory, self.pool, self._batch.make, self.lock)
+                harvest.costs = measure(self.program, self.memory, self.pool, self.make_batch, self.lock)
         for request, error in propose(live, context_size=self.context_size, sequences=len(self._scheduler.decoding), costs=harvest.costs):
             with self.lock:
                 self._register.end(request, None, error)

@@ -37,7 +37,8 @@ class Options:
     follows the first `keep` tokens, and evaluate the rest anew. logprobs, prompt_logprobs: report so many likeliest tokens of each draw,
     or each token of the prompt. One of grammar (GBNF or Grammar), json_schema, regex and choices constrains the text. shown_tokens:
     control tokens that are written out in the text. processors: Python functions over logits (slow). speculative: bring candidates for
-    the next tokens into the steps; the text is the same, sooner ("auto" or True, "lookup", a drafter or `Candidates`).
+    the next tokens into the steps; the text is the same, sooner ("auto" or True, "lookup", a drafter or `Candidates`). n: completions of
+    the prompt, each with a seed of its own (`siblings.derived_seed`); best_of: draw so many and keep the n likeliest.
     """
 
     max_tokens: int | None = None
@@ -58,9 +59,11 @@ class Options:
     shown_tokens: Sequence[int] = ()
     speculative: Any = None
     processors: Sequence[Callable] = ()
+    n: int = 1
+    best_of: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("max_tokens", 0), ("keep", 0), ("logprobs", 0), ("prompt_logprobs", 0)):
+        for name, least in (("max_tokens", 0), ("keep", 0), ("logprobs", 0), ("prompt_logprobs", 0), ("n", 1), ("best_of", self.n)):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
                 raise ConfigError(f"{name}: found {value!r}, wanted an integer of {least} or more")
@@ -93,6 +96,11 @@ class Options:
         given = (self.sampler, self.seed, self.logprobs)
         return any(each is not None for each in given) or self.constrained or bool(
             self.stop or self.stop_token_ids or self.shown_tokens or self.processors)
+
+    @property
+    def completions(self) -> int:
+        """How many completions of the prompt are drawn."""
+        return max(self.n, self.best_of or 1)
 
     def sampling(self, default: SamplerConfig) -> SamplerConfig:
         """The sampler's config with the stops of these options."""

@@ -4,6 +4,8 @@ Called by the engine's loop, under its lock.
 """
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from oxillama.engine.costs import StepCosts
@@ -13,6 +15,7 @@ from oxillama.engine.register import Register
 from oxillama.engine.request import Request
 from oxillama.engine.room import Room
 from oxillama.engine.scheduler import Scheduler, State, Ticket
+from oxillama.engine.together import Together
 
 
 class Harvest:
@@ -25,13 +28,29 @@ class Harvest:
         self.wanting: dict[Request, None] = {}
         self.costs: StepCosts | None = None
         self._room, self._register, self._scheduler, self._counters = room, register, scheduler, counters
+        self._together = Together(register, scheduler, counters)
         self._context_size = context_size
+
+    def begin(self, request: Request) -> None:
+        """Queue a submitted request; one whose session has logits to go on from gets its first token at once."""
+        pending = self._register.begin(request)
+        if pending is None:
+            return
+        request.admitted_at = time.perf_counter()
+        try:
+            self.draw(request, pending, request.admitted_at)
+        except Exception as error:
+            self._register.end(request, None, error)
 
     def reap(self, plan: list[tuple[Ticket, int]], out: np.ndarray, start: float, now: float) -> None:
         """Commit what the step wrote, then sample and tell."""
         counters, at, prefilled, decoded = self._counters, 0, 0, 0
         for ticket, rows in plan:
             request, first = ticket.owner, ticket.done
+            if ticket.width:
+                decoded += rows
+                at += self._together.took(request, out[at:at + rows] if first + 1 == ticket.length else out[:0], rows, now)
+                continue
             done = first + rows
             take = max(0, done - max(first, request.delivered)) if ticket.every_row else max(0, done + 1 - ticket.length)
             ticket.done = request.session.kv.length = min(done, ticket.length)      # of candidates nothing is known yet
@@ -75,6 +94,11 @@ class Harvest:
                 return
             ticket.every_row = False
             self._room.store(request, whole_pages=True)
+            if request.beams is not None:
+                self._together.searched(request, request.beams.begin(rows[-1]), now)
+                return
+            if request.siblings:
+                self._together.branch(request, rows[-1], self.begin)
         if ticket.draft and len(rows) > 1:
             self._verify(request, rows, now)
         elif len(rows):                                        # none while forced tokens are still to run

@@ -14,11 +14,11 @@ from oxillama.errors import EngineError, PoolError
 class Register:
     """The requests that were submitted and have not ended."""
 
-    def __init__(self, pool: KvCachePool, room: Room, scheduler: Scheduler, counters: EngineMetrics) -> None:
+    def __init__(self, pool: KvCachePool, room: Room, scheduler: Scheduler, counters: EngineMetrics, vocab_size: int) -> None:
         self.in_flight: set[Request] = set()
-        self._pool, self._room, self._scheduler, self._counters = pool, room, scheduler, counters
+        self._pool, self._room, self._scheduler, self._counters, self._vocab_size = pool, room, scheduler, counters, vocab_size
 
-    def begin(self, request: Request, vocab_size: int) -> np.ndarray | None:
+    def begin(self, request: Request) -> np.ndarray | None:
         """Make a ticket of a submitted request and queue it; returns the logits it goes on from, where its session has them."""
         session = request.session
         if request.cancelled or request.done:
@@ -35,7 +35,7 @@ class Register:
             ticket.every_row = True
             ticket.hidden = request.hidden
             request.delivered = ticket.done
-            ticket.row_limit = max(1, (32 << 20) // (4 * max(1, vocab_size)))
+            ticket.row_limit = max(1, (32 << 20) // (4 * max(1, self._vocab_size)))
         self._scheduler.add(ticket)
         return pending
 
@@ -54,6 +54,8 @@ class Register:
         session, counters = request.session, self._counters
         if request.ticket is not None:
             self._scheduler.finish(request.ticket)
+        if request.beams is not None:
+            request.beams.close()
         kept = session in self._room.sessions
         if error is None:
             self._room.store(request, whole_pages=kept)
@@ -71,12 +73,24 @@ class Register:
         else:
             counters.completed += 1
         request.end(reason, error)
+        self._hand_over(request, reason, error)
+
+    def _hand_over(self, request: Request, reason: str | None, error: BaseException | None) -> None:
+        """Those who still wait for the prompt of a request that has ended: one of them evaluates it, or all end of the same error."""
+        heirs = [each for each in request.siblings if each in self.in_flight]
+        request.siblings = ()
+        if heirs and error is None:
+            heirs[0].siblings = tuple(heirs[1:])
+            self.begin(heirs[0])
+            return
+        for each in heirs:
+            self.end(each, reason, error)
 
     def end_starved(self) -> None:
         """A request that is alone and cannot be given its pages will never be."""
         ticket = self._scheduler.starved
         if ticket is not None:
-            need = -(-ticket.length // self._pool.page_size)
+            need = -(-ticket.length // self._pool.page_size) * max(1, ticket.width)
             self.end(ticket.owner, None, PoolError(
                 f"page pool: {ticket.length} tokens need {need} pages, {self._pool.max_pages or self._pool.memory.capacity} is all there is, "
                 f"{self._pool.pages_used} of them owned"))

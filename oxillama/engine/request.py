@@ -72,20 +72,22 @@ class Request:
     Attributes the loop owns are for reading. `session` is what it runs on.
     """
 
-    __slots__ = ("_cancel", "_done", "_listeners", "_lock", "_pid", "admitted_at", "cache", "cached", "cancelled",
+    __slots__ = ("_cancel", "_done", "_listeners", "_lock", "_pid", "admitted_at", "beams", "cache", "cached", "cancelled",
                  "delivered", "error", "events", "finish_reason", "follows", "generated", "hidden", "kind", "logprobs", "masker", "max_tokens",
                  "min_tokens", "on_rows", "owner", "pieces", "prompt_logprobs", "prompt_tokens", "read", "session", "shift_keep", "shifts",
-                 "speculation", "stop_ids", "submitted_at", "takes_forced", "ticket", "token_at", "truncated", "value")
+                 "siblings", "speculation", "stop_ids", "submitted_at", "takes_forced", "ticket", "token_at", "truncated", "value")
 
     def __init__(self, session: Any, *, kind: str = "generate", cancel: Callable[[Request], None]) -> None:
         self.session = session
-        self.kind = kind                            # "generate", "extend" (logits of the last token) or "rows" (outputs of every token)
+        self.kind = kind                            # "generate", "extend" (logits of the last token), "rows" (outputs of every one), "beams"
         self.max_tokens: int | None = None
         self.min_tokens = 0
         self.stop_ids: frozenset[int] = frozenset()
         self.masker: Any = None                     # consumes tokens for the session's grammar
         self.speculation: Speculation | None = None # brings candidates into the steps
         self.takes_forced = True                    # tokens that the grammar forces are taken without a draw; the same ones either way
+        self.beams: Any = None                      # the `BeamSearch` whose sequences take steps side by side once the prompt is evaluated
+        self.siblings: tuple[Request, ...] = ()     # who goes on from a fork of this one's pages once the prompt is evaluated
         self.cache = True                           # may use and fill the prefix cache
         self.hidden = False                         # rows are hidden states, not logits
         self.shift_keep: int | None = None          # context shift: first tokens that stay, None: no shift

@@ -55,6 +55,8 @@ class Room:
 
     def reserve(self, ticket: Ticket, length: int) -> bool:
         """Make a ticket's positions below `length` writable; False when there is no page left to take."""
+        if ticket.width:
+            return all(self.make(session.kv, length) for session in ticket.owner.beams.sessions)
         return self.make(ticket.owner.session.kv, length)
 
     def make(self, kv: PagedKvCache, length: int) -> bool:
@@ -75,8 +77,12 @@ class Room:
             idle.kv.release()
 
     def release(self, ticket: Ticket) -> None:
-        """Take a ticket's pages away."""
-        ticket.owner.session.kv.release()
+        """Take a ticket's pages away; sequences side by side begin again with what they have in common."""
+        request = ticket.owner
+        request.session.kv.release()
+        if request.beams is not None:
+            request.beams.release()
+            ticket.length = len(request.session.tokens)
 
     def store(self, request: Request, *, whole_pages: bool) -> None:
         """Put what is evaluated so far into the prefix tree; of a session that goes on whole pages only, so that it need not copy one."""
@@ -101,6 +107,7 @@ class Room:
     def leaked(self, requests: set[Request]) -> int:
         """Owned pages that no request, session or stored prefix names."""
         known = {page for request in requests for page in request.session.kv.pages}
+        known.update(page for request in requests if request.beams is not None for session in request.beams.sessions for page in session.kv.pages)
         known.update(page for session in self.sessions for page in session.kv.pages)
         if self.prefix is not None:
             known.update(self.prefix.shares)

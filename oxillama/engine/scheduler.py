@@ -9,6 +9,7 @@ ticket has one, more after tokens that its grammar forced; to those it may add t
 run as if they were tokens, so that the same step verifies them. Rules:
 
 - Decoding tickets come first, at most `max_batch_sequences` a step, in rotation; each has a row before any has more.
+- A ticket of several sequences side by side (`width`) takes its turn with all of them in one step, unless they are more than fit into any.
 - Candidates take rows and pages that are left over: nobody waits or gives up pages for them.
 - Prefill rows fill the step: `prefill_chunk` when nobody decodes, else at most `max_prefill_tokens`, and fewer when measured steps
   say that the decoders would wait longer than `max_decode_wait_ms`. Half of them go to the oldest prompt (so none starves), the
@@ -63,7 +64,7 @@ class SchedulerConfig:
 class Ticket:
     """What the scheduler knows of a request: counts and a state. `owner` is the caller's and never looked at."""
 
-    __slots__ = ("arrival", "done", "draft", "every_row", "hidden", "length", "owner", "row_limit", "state")
+    __slots__ = ("arrival", "done", "draft", "every_row", "hidden", "length", "owner", "part", "row_limit", "state", "width")
 
     def __init__(self, length: int, *, done: int = 0, hidden: bool = False, every_row: bool = False, row_limit: int = 0,
                  owner: object = None) -> None:
@@ -74,6 +75,8 @@ class Ticket:
         self.row_limit = row_limit      # most rows a step, 0: as many as the chunk
         self.owner = owner
         self.draft: Sequence[int] = ()  # tokens that may come next
+        self.width = 0                  # sequences side by side, of `length` and `done` each, that take a row each; 0: one, no such
+        self.part = 0                   # how many of them have had their row of this turn
         self.state = State.WAITING
         self.arrival = 0
 
@@ -140,7 +143,7 @@ class Scheduler:
         self.starved = None
         if len(self.decoding) == 1 and not self.waiting and not self.prefilling:      # the common case, kept short
             ticket = self.decoding[0]
-            if not ticket.draft and ticket.length == ticket.done + 1 and self._reserve(ticket, ticket.length):
+            if not (ticket.draft or ticket.width) and ticket.length == ticket.done + 1 and self._reserve(ticket, ticket.length):
                 return [(ticket, 1)]
         if self.waiting:
             self._admissions()
@@ -169,7 +172,7 @@ class Scheduler:
             return min(config.prefill_chunk, config.max_batch_tokens)
         room = min(config.max_prefill_tokens, config.max_batch_tokens)
         if self._row_seconds:
-            turns = -(-len(self.decoding) // config.max_batch_sequences)      # steps until a decoder has its turn again
+            turns = -(-sum(each.width or 1 for each in self.decoding) // config.max_batch_sequences)      # steps until a decoder's next
             budget = config.max_decode_wait_ms / 1000 / turns - self._base_seconds
             room = min(room, max(SMALLEST_CHUNK, int(budget / self._row_seconds)))
         return room
@@ -210,10 +213,13 @@ class Scheduler:
         return self._hidden_turn
 
     def _plan_decoding(self, plan: list[tuple[Ticket, int]]) -> None:
-        turn = list(self.decoding)[:min(self.config.max_batch_sequences, self.config.max_batch_tokens)]
-        self.decoding.rotate(-len(turn))
-        spare = self.config.max_batch_tokens - len(turn)        # rows beyond everybody's first
+        turn = self._turn()
+        spare = self.config.max_batch_tokens - sum(map(self._abreast, turn))        # rows beyond everybody's first
         for ticket in sorted(turn, key=lambda each: each.arrival):
+            if ticket.width:
+                if ticket.state is State.DECODING and self._make_room(ticket, ticket.done + 1, plan):
+                    plan.append((ticket, self._abreast(ticket)))
+                continue
             rows = min(ticket.length - ticket.done, 1 + spare)
             if ticket.state is State.DECODING and self._make_room(ticket, ticket.done + rows, plan):
                 more = min(len(ticket.draft), 1 + spare - rows) if ticket.done + rows == ticket.length else 0
@@ -221,6 +227,29 @@ class Scheduler:
                     more = 0
                 plan.append((ticket, rows + more))
                 spare -= rows + more - 1
+
+    def _turn(self) -> list[Ticket]:
+        """The next decoders in rotation, as many as a step has sequences for; who needs more than are left waits, first in the next turn."""
+        room, turn, passed = min(self.config.max_batch_sequences, self.config.max_batch_tokens), [], False
+        for ticket in self.decoding:
+            need = self._abreast(ticket)
+            if need <= room:
+                turn.append(ticket)
+                room -= need
+            else:
+                passed = True
+            if not room:
+                break
+        if not passed:
+            self.decoding.rotate(-len(turn))
+        else:
+            taken = set(turn)
+            self.decoding = deque([*(each for each in self.decoding if each not in taken), *turn])
+        return turn
+
+    def _abreast(self, ticket: Ticket) -> int:
+        """Sequences that a decoding ticket brings into its next step."""
+        return min(ticket.width - ticket.part, self.config.max_batch_sequences, self.config.max_batch_tokens) if ticket.width else 1
 
     def _plan_prefill(self, plan: list[tuple[Ticket, int]], hidden: bool) -> None:
         ready = [ticket for ticket in self.prefilling if ticket.hidden == hidden or not ticket.wants_output]
@@ -259,8 +288,8 @@ class Scheduler:
         oldest = min((*self.prefilling, *self.decoding), key=lambda each: each.arrival)
         if oldest.hidden != hidden and oldest.wants_output:
             return                                              # its turn is the next
-        rows = min(oldest.length - oldest.done, SMALLEST_CHUNK)
-        if self._make_room(oldest, oldest.done + rows, plan):
+        rows = self._abreast(oldest) if oldest.width else min(oldest.length - oldest.done, SMALLEST_CHUNK)
+        if self._make_room(oldest, oldest.done + (1 if oldest.width else rows), plan):
             plan.append((oldest, rows))
         elif self.running <= 1:
             self.starved = oldest
@@ -268,7 +297,7 @@ class Scheduler:
     def _preempt(self, ticket: Ticket) -> None:
         (self.prefilling if ticket.state is State.PREFILLING else self.decoding).remove(ticket)
         self._release(ticket)
-        ticket.done, ticket.draft, ticket.state = 0, (), State.PREEMPTED
+        ticket.done, ticket.width, ticket.part, ticket.draft, ticket.state = 0, 0, 0, (), State.PREEMPTED
         self.preemptions += 1
         at = 0                                                  # the preempted come before the rest, the older first
         while at < len(self.waiting) and self.waiting[at].arrival < ticket.arrival:

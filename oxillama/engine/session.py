@@ -60,12 +60,16 @@ class Session:
     def fork(self) -> Session:
         """An independent session in the same state; pages are shared, nothing is copied until one side writes."""
         with self.owner.change(self):
-            twin = Session(self.owner, self.kv.fork(), adapters=self.adapters)
-            twin.tokens, twin.start, twin.pending, twin.at_start = list(self.tokens), self.start, self.pending, self.at_start
-            for part in ("sampler", "grammar", "text", "stops"):
-                value = getattr(self, part)
-                setattr(twin, part, None if value is None else value.fork())
-            return self.owner.keep(twin)
+            return self.owner.keep(self.twin())
+
+    def twin(self) -> Session:
+        """A fork that nobody keeps, for whoever has the engine's lock and gives its pages back."""
+        twin = Session(self.owner, self.kv.fork(), adapters=self.adapters)
+        twin.tokens, twin.start, twin.pending, twin.at_start = list(self.tokens), self.start, self.pending, self.at_start
+        for part in ("sampler", "grammar", "text", "stops"):
+            value = getattr(self, part)
+            setattr(twin, part, None if value is None else value.fork())
+        return twin
 
     def extend(self, ids: list[int]) -> None:
         """Append tokens, not yet evaluated. Sampler, grammar and text of what was generated before are over."""

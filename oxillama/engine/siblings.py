@@ -1,0 +1,113 @@
+"""`Siblings`: several completions of one prompt. The prompt is evaluated once; each of them goes on from a fork of its pages.
+
+The first draws with the seed that a single request would have had, number i with `derived_seed(seed, i)`: its completion names that seed,
+and a single request with it draws the same tokens.
+"""
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from oxillama.engine.engine import EngineCore
+from oxillama.engine.generation import Options, Vocabulary, make_request
+from oxillama.engine.request import Completion, Request
+from oxillama.engine.session import Session
+from oxillama.errors import ConfigError
+from oxillama.sampling import SamplerConfig
+
+_MASK = (1 << 64) - 1
+
+
+def derived_seed(seed: int, index: int) -> int:
+    """The seed of sibling `index`: the seed itself for 0, then the index-th output of SplitMix64 (Steele, Lea, Flood 2014) started at it."""
+    if not index:
+        return seed
+    mixed = (seed + index * 0x9E3779B97F4A7C15) & _MASK
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return mixed ^ (mixed >> 31)
+
+
+class Siblings:
+    """The requests of one prompt; `result()` is the list of the `n` best completions, or of all in order where no more were drawn than wanted.
+
+    The best are those of the highest mean log-probability per token (of the model, before any sampler stage); one without tokens comes last.
+    """
+
+    __slots__ = ("_told", "n", "requests")
+
+    def __init__(self, requests: list[Request], *, n: int, told: bool) -> None:
+        """told: the caller asked for log-probabilities, so they stay in the completions."""
+        self.requests, self.n, self._told = tuple(requests), n, told
+
+    @property
+    def session(self) -> Any:
+        """The session of the first."""
+        return self.requests[0].session
+
+    @property
+    def done(self) -> bool:
+        """Whether all have ended."""
+        return all(request.done for request in self.requests)
+
+    def cancel(self) -> None:
+        """Stop all of them; safe from any thread, more than once."""
+        for request in self.requests:
+            request.cancel()
+
+    def result(self, timeout: float | None = None) -> list[Completion]:
+        """Wait for all; raises what made one of them fail, the others being cancelled, and TimeoutError after `timeout` seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
+        try:
+            return self._best([request.result(None if end is None else max(0.0, end - time.monotonic())) for request in self.requests])
+        except TimeoutError:
+            raise
+        except BaseException:
+            self.cancel()
+            raise
+
+    def read_with(self, read: Any) -> None:
+        """Have every completion read by `read`."""
+        for request in self.requests:
+            request.read = read
+
+    def __await__(self) -> Generator[Any, None, list[Completion]]:
+        return self._wait().__await__()
+
+    def __iter__(self) -> Any:
+        raise ConfigError(f"n, best_of: found {len(self.requests)} completions to stream as one, wanted 1; iterate over `requests`")
+
+    async def _wait(self) -> list[Completion]:
+        try:
+            return self._best([await request for request in self.requests])
+        finally:
+            self.cancel()                          # where one failed, or whoever waits was cancelled; those that have ended do not mind
+
+    def _best(self, done: list[Completion]) -> list[Completion]:
+        if len(done) > self.n:
+            done = sorted(done, key=_likelihood, reverse=True)[:self.n]
+        return done if self._told else [replace(each, logprobs=()) for each in done]
+
+
+def _likelihood(done: Completion) -> float:
+    """Mean log-probability per token."""
+    values = [each.raw for each in done.logprobs]
+    return sum(values) / len(values) if values else float("-inf")
+
+
+def make_siblings(core: EngineCore, vocabulary: Vocabulary | None, options: Options, *, default: SamplerConfig, prompt: Sequence[int] | None,
+                  session: Session | None = None) -> Siblings:
+    """The requests of one prompt that options with `n` or `best_of` ask for; the first is to be submitted, and takes the others along."""
+    count = options.best_of or options.n
+    if session is not None or prompt is None:
+        raise ConfigError(f"n, best_of: found {count} completions of a session, wanted a prompt; `Session.fork` gives sessions to go on with")
+    told = options.logprobs is not None
+    single = replace(options, n=1, best_of=None, logprobs=options.logprobs if told or count == options.n else 0)
+    first = make_request(core, vocabulary, single, default=default, prompt=prompt)
+    seed = first.session.sampler.seed
+    others = [make_request(core, vocabulary, replace(single, seed=derived_seed(seed, index)), default=default, prompt=prompt)
+              for index in range(1, count)]
+    first.siblings = tuple(others)
+    return Siblings([first, *others], n=options.n, told=told)

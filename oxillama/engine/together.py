@@ -1,0 +1,54 @@
+"""Requests that are more than one sequence: the beams of a search, which take steps side by side, and siblings, which share a prompt.
+
+What is done here is done under the engine's lock, by its loop.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from oxillama.engine.metrics import EngineMetrics
+from oxillama.engine.register import Register
+from oxillama.engine.request import Request
+from oxillama.engine.scheduler import Scheduler
+
+
+class Together:
+    """What such requests get out of a step."""
+
+    def __init__(self, register: Register, scheduler: Scheduler, counters: EngineMetrics) -> None:
+        self._register, self._scheduler, self._counters = register, scheduler, counters
+
+    def took(self, request: Request, out: np.ndarray, rows: int, now: float) -> int:
+        """`rows` beams of a search have had their row of a step; returns how many rows of logits were theirs: all of `out`."""
+        try:
+            if request.cancelled:
+                self._register.end(request, "cancelled")
+            elif request.beams.took(request.ticket, rows, out):
+                self.searched(request, request.beams.step(), now)
+        except Exception as error:      # this request's own doing: its companions go on
+            self._register.end(request, None, error)
+        return len(out)
+
+    def searched(self, request: Request, over: bool, now: float) -> None:
+        """Every beam of a search has had its turn: they take the next, or the search is over."""
+        search, counters = request.beams, self._counters
+        (counters.inter_token if request.token_at else counters.first_token).observe(now - (request.token_at or request.submitted_at))
+        request.token_at = now
+        counters.generated += len(search.beams)
+        if over:
+            request.value = search.result()
+            self._register.end(request, "stop")
+        else:
+            search.stand(request.ticket)
+            self._scheduler.decodes(request.ticket)
+
+    def branch(self, request: Request, row: np.ndarray, begin: Callable[[Request], None]) -> None:
+        """A prompt is evaluated, `row` are its logits: the siblings who waited for it go on from forks of its pages."""
+        siblings, request.siblings = request.siblings, ()
+        for each in siblings:
+            if each in self._register.in_flight:
+                each.session.kv, each.session.pending = request.session.kv.fork(), row.copy()
+                each.prompt_logprobs, each.on_rows, each.cached = request.prompt_logprobs, None, each.prompt_tokens
+                begin(each)
