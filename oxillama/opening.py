@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,11 @@ def open_model(config: EngineConfig, source: Any, *, tokenizer_json: str | bytes
     """Load the GGUF file at a path, or in bytes, as the config says. `progress(done, total)` is told of the bytes of weights prepared."""
     scheduler = config.scheduling()
     reader = GgufReader(source)
-    bridge = _bridge(reader, config.tokenizer_path, tokenizer_json)
-    model = load_model(reader, num_threads=config.num_threads or 0, max_rows=scheduler.max_batch_tokens, progress=progress)
+    with ThreadPoolExecutor(1) as other:        # the vocabulary is read while workers pack weights
+        reading = other.submit(_bridge, reader, config.tokenizer_path, tokenizer_json)
+        model = load_model(reader, num_threads=config.num_threads or 0, max_rows=scheduler.max_batch_tokens, progress=progress,
+                           sidecar=config.sidecar)
+        bridge = reading.result()
     memory = model.page_memory(kv_type=config.kv_type, page_size=config.page_size)
     core = EngineCore(model.program, memory, batch=Batch, flag=CancelFlag(), context_size=config.context_size or model.config.context_length,
                       eog_ids=bridge.eog_ids if bridge else (), scheduler=scheduler, page_size=config.page_size, max_pages=config.max_pages,

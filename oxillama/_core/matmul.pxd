@@ -35,4 +35,7 @@ cdef class PackedMatrix:
     cdef readonly str format
     cdef readonly str act
     cdef readonly int64_t nbytes
-    cdef void *block
+    cdef void *block                    # the panels' memory, NULL where they lie in `source`
+    cdef const uint8_t[::1] source      # what is to be packed, or panels that lay ready; None once packed
+    cdef int _shape(self, str format, int64_t rows, int64_t cols) except -1
+    cdef int _reserve(self, object raw, str format, int64_t rows, int64_t cols) except -1

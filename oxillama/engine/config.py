@@ -4,13 +4,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from oxillama.engine.scheduler import PREFILL_CHUNK, SchedulerConfig
 from oxillama.errors import ConfigError
 from oxillama.sampling import SamplerConfig
 
-_LOCAL = ("model_path", "num_threads", "tokenizer_path")
+_LOCAL = ("model_path", "num_threads", "tokenizer_path", "sidecar")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +21,13 @@ class EngineConfig:
     vocabulary. context_size: most tokens of a session, None for the model's own; costs nothing until used. num_threads: None for the
     cores this process may use. prefill_chunk_size: most prompt tokens of a step. kv_type: "f16" or "f32". max_pages: pages of `page_size`
     tokens in all, None for as many as memory allows. prefix_cache: keep the pages of what was evaluated, within `prefix_max_entries` and
-    `prefix_max_bytes`, for prompts that begin alike in at least `prefix_min_tokens`.
+    `prefix_max_bytes`, for prompts that begin alike in at least `prefix_min_tokens`. sidecar: where packed weights are kept on disk for the
+    next load, shared by processes: False nowhere, "auto" in the cache folder (models of 256 MiB and more), or a folder; docs/loading.md.
     """
 
     model_path: str | Path | None = None
     tokenizer_path: str | Path | None = None
+    sidecar: str | Path | Literal[False] = False
     context_size: int | None = None
     num_threads: int | None = None
     sampler: SamplerConfig = SamplerConfig()
@@ -48,6 +50,8 @@ class EngineConfig:
                 raise ConfigError(f"{name}: found {value!r}, wanted an integer of 1 or more")
         if self.kv_type not in ("f16", "f32"):
             raise ConfigError(f"kv_type: found {self.kv_type!r}, wanted 'f16' or 'f32'")
+        if self.sidecar is not False and (isinstance(self.sidecar, bool) or not isinstance(self.sidecar, (str, Path)) or not str(self.sidecar)):
+            raise ConfigError(f"sidecar: found {self.sidecar!r}, wanted False, 'auto' or a folder")
         if not isinstance(self.sampler, SamplerConfig):
             raise ConfigError(f"sampler: found {type(self.sampler).__name__}, wanted a SamplerConfig")
         if self.scheduler is not None and not isinstance(self.scheduler, SchedulerConfig):

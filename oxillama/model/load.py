@@ -1,25 +1,30 @@
 """Ties the room together: an open GGUF file becomes a `Model`, which is a Program and what the engine must know of it."""
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from oxillama._core.elementwise import EmbeddingTable
 from oxillama._core.kernels import packable_formats
-from oxillama._core.matmul import PackedMatrix, act_bytes
+from oxillama._core.matmul import PackedMatrix, act_bytes, pack_all
 from oxillama._core.pool import PageMemory
 from oxillama._core.tape import Program
+from oxillama._core.threads import default_threads
 from oxillama.errors import ModelError
 from oxillama.gguf import GgufReader
 from oxillama.model import arch as _arch  # noqa: F401  (importing it registers every architecture)
 from oxillama.model.builder import Builder, Tensor, recorders
 from oxillama.model.lower import Tape, lower
 from oxillama.model.reference import Reference
+from oxillama.model.sidecar import Key, Wanted, sidecar_place
 
 _ACTS = {name: act for name, _, _, act in packable_formats()}
 Progress = Callable[[int, int], None]      # bytes packed so far, bytes in all
+GROUP_BYTES = 32 << 20                     # packed between two reports: few enough to stay small beside the model in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +81,17 @@ def record(reader: GgufReader) -> tuple[ModelConfig, Tape]:
     return ModelConfig(name, label if isinstance(label, str) else "", context, b.vocab_size, b.hidden, b.n_layers, tuple(b.kv_layers)), tape
 
 
-def load_model(reader: GgufReader, *, num_threads: int = 0, max_rows: int = 512, progress: Progress | None = None) -> Model:
-    """Record, lower, pack every weight and build the Program; `progress(done, total)` is told of bytes packed."""
+def load_model(reader: GgufReader, *, num_threads: int = 0, max_rows: int = 512, progress: Progress | None = None,
+               sidecar: str | os.PathLike | Literal[False] = False) -> Model:
+    """Record, lower, pack every weight and build the Program; `progress(done, total)` is told of bytes packed.
+
+    sidecar: where packed weights are kept for the next load (model/sidecar.py): "auto" (the cache folder, for models of 256 MiB and more),
+    a folder, or False.
+    """
     config, tape = record(reader)
-    weights = {tensor.key: tensor for op in tape.ops for tensor in op.params.get("weights", ())}
-    sizes = {key: _rows(reader, tensor).nbytes for key, tensor in weights.items()}
-    packer = _Packer(reader, num_threads, progress, sum(sizes.values()))
-    for key in sorted(sizes, key=sizes.__getitem__, reverse=True):
-        packer.pack(weights[key])       # largest first: while a weight is packed it lies in memory twice
-    ops = [(op.name, packer.params(op.params)) for op in tape.ops]
+    tensors = {tensor.key: tensor for op in tape.ops for tensor in op.params.get("weights", ())}
+    weights = _weights(reader, tensors, num_threads, progress, sidecar)
+    ops = [(op.name, _ready(reader, op.params, weights)) for op in tape.ops]
     program = Program(ops, list(tape.slots), kv_layers=list(config.kv_layers), vocab_size=config.vocab_size,
                       hidden_size=config.hidden_size, max_rows=max_rows, num_threads=num_threads)
     return Model(config, tape, program, reader)
@@ -96,37 +103,54 @@ def _rows(reader: GgufReader, tensor: Tensor) -> np.ndarray:
     return blocks[tensor.start:tensor.start + tensor.shape[0]].reshape(-1)
 
 
-@dataclass(slots=True)
-class _Packer:
-    """Turns the Tensors of an op's parameters into what the Program runs, each weight once."""
+def _ready(reader: GgufReader, params: dict, weights: Mapping[Key, PackedMatrix]) -> dict:
+    """An op's parameters as the Program takes them."""
+    ready = dict(params)
+    if "table" in params:
+        table = params["table"]
+        ready["table"] = EmbeddingTable(_rows(reader, table), table.format, *table.shape)
+    if "weights" in params:
+        ready["weights"] = [weights[tensor.key] for tensor in params["weights"]]
+    return ready
 
-    reader: GgufReader
-    num_threads: int
-    progress: Progress | None
-    total: int
-    done: int = 0
-    packed: dict[tuple, PackedMatrix] = field(default_factory=dict)
 
-    def params(self, params: dict) -> dict:
-        """An op's parameters as the Program takes them."""
-        ready = dict(params)
-        if "table" in params:
-            table = params["table"]
-            ready["table"] = EmbeddingTable(_rows(self.reader, table), table.format, *table.shape)
-        if "weights" in params:
-            ready["weights"] = [self.pack(tensor) for tensor in params["weights"]]
-        return ready
+def _weights(reader: GgufReader, tensors: Mapping[Key, Tensor], num_threads: int, progress: Progress | None,
+             sidecar: str | os.PathLike | Literal[False]) -> dict[Key, PackedMatrix]:
+    """Every weight in panels: from the model's sidecar, else packed (and the sidecar written in the background)."""
+    place = sidecar_place(reader, sidecar, sum(_rows(reader, tensor).nbytes for tensor in tensors.values()))
+    if place is None:
+        return _packed(reader, tensors, num_threads, progress)
+    weights = place.open({key: Wanted(tensor.format, *tensor.shape) for key, tensor in tensors.items()})
+    if weights is None:
+        weights = _packed(reader, tensors, num_threads, progress)
+        place.write(weights)
+    elif progress is not None:
+        total = sum(matrix.nbytes for matrix in weights.values())
+        progress(total, total)
+    return weights
 
-    def pack(self, tensor: Tensor) -> PackedMatrix:
-        """The weight in lane panels, made at its first use."""
-        if tensor.key not in self.packed:
-            raw = _rows(self.reader, tensor)
-            self.packed[tensor.key] = PackedMatrix(raw, tensor.format, *tensor.shape, num_threads=self.num_threads)
-            self.done += len(raw)
-            self.reader.release(tensor.name)      # its file pages have been read once; the packed copy is what stays
-            if self.progress is not None:
-                self.progress(self.done, self.total)
-        return self.packed[tensor.key]
+
+def _packed(reader: GgufReader, tensors: Mapping[Key, Tensor], num_threads: int, progress: Progress | None) -> dict[Key, PackedMatrix]:
+    """Every weight packed, a few at a time, the largest first: while a weight is packed it lies in memory twice."""
+    raw = {key: _rows(reader, tensor) for key, tensor in tensors.items()}
+    order = sorted(raw, key=lambda key: raw[key].nbytes, reverse=True)
+    total, done, at = sum(rows.nbytes for rows in raw.values()), 0, 0
+    packed: dict[Key, PackedMatrix] = {}
+    workers = num_threads or default_threads()
+    while at < len(order):
+        group = [order[at]]
+        while at + len(group) < len(order) and sum(raw[key].nbytes for key in group) < GROUP_BYTES:
+            group.append(order[at + len(group)])
+        for key in group:
+            packed[key] = PackedMatrix.reserve(raw[key], tensors[key].format, *tensors[key].shape)
+        pack_all([packed[key] for key in group], num_threads=workers)
+        for key in group:
+            reader.release(tensors[key].name)      # its file pages have been read once; the packed copy is what stays
+            done += raw[key].nbytes
+        at += len(group)
+        if progress is not None:
+            progress(done, total)
+    return packed
 
 
 def act_of(weight_format: str) -> str:

@@ -1,0 +1,200 @@
+"""Packed weights on disk: the same bits as packed in memory, never trusted blindly, never in the way of a load."""
+import json
+import logging
+import os
+
+import numpy as np
+import pytest
+
+from oxillama._core.matmul import PackedMatrix
+from oxillama._core.tape import Batch
+from oxillama.errors import ConfigError
+from oxillama.gguf import GgufReader
+from oxillama.model import sidecar as rooms
+from oxillama.model.load import load_model
+from tests.model import tiny
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch):
+    for name in ("OXILLAMA_SIDECAR", "OXILLAMA_SIDECAR_LIMIT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "model.gguf"
+    tiny.write(path, "llama", formats=lambda name: "Q8_0" if "ffn" in name else "F16").close()
+    return path
+
+
+def loaded(path, folder):
+    """The logits of a fixed prompt from a model loaded with sidecars in `folder`, after whatever it writes is written."""
+    model = load_model(GgufReader(path), num_threads=2, sidecar=folder)
+    for writer in list(rooms._running):
+        writer.join()
+    memory = model.page_memory()
+    memory.ensure(1)
+    ids = np.arange(8, dtype=np.int32)
+    return np.array(model.program.step(Batch(ids, ids, [np.zeros(1, np.int32)], np.zeros(8, np.int32), ids), memory))
+
+
+def only(folder):
+    path, = folder.glob("*")
+    assert path.suffix == ".panels"
+    return path
+
+
+def test_a_model_from_its_sidecar_has_the_same_bits(model, tmp_path, monkeypatch):
+    folder = tmp_path / "sidecars"
+    packed = loaded(model, folder)
+    written = only(folder)
+    assert rooms.verify(written)
+    monkeypatch.setattr("oxillama.model.load.pack_all", lambda *_, **__: pytest.fail("packed again"))
+    assert np.array_equal(loaded(model, folder), packed)
+    assert np.array_equal(loaded(model, str(folder)), packed)
+
+
+def test_a_model_changed_in_place_or_replaced_never_meets_the_old_sidecar(model, tmp_path):
+    folder = tmp_path / "sidecars"
+    before, other = loaded(model, folder), only(folder)
+    info = GgufReader(model).tensors["blk.1.ffn_up.weight"]
+    stat = os.stat(model)
+    with open(model, "rb+") as file:
+        file.seek(info.offset + 2)
+        file.write(b"\x11" * 32)
+    os.utime(model, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    changed = loaded(model, folder)
+    assert not np.array_equal(before, changed)
+    assert np.array_equal(changed, loaded(model, False))
+    assert len(list(folder.glob("*.panels"))) == 2 and other.exists()
+
+
+def damage(path, how):
+    data = bytearray(path.read_bytes())
+    header = json.loads(data[48:48 + int.from_bytes(data[8:16], "little")])
+    if how == "empty":
+        data = b""
+    elif how == "magic":
+        data[0] ^= 1
+    elif how == "header":
+        data[60] ^= 1
+    elif how == "length":
+        data[8:16] = (1 << 60).to_bytes(8, "little")
+    elif how == "truncated":
+        data = data[:-4096]
+    elif how == "longer":
+        data += bytes(4096)
+    elif how == "zeros":
+        data[4096 * 4:] = bytes(len(data) - 4096 * 4)
+    elif how in ("section", "shape", "missing"):
+        if how == "missing":
+            header["sections"].pop()
+        else:
+            header["sections"][0][{"section": 5, "shape": 4}[how]] *= 4096
+        text = json.dumps(header).encode()
+        data[:48 + len(text)] = rooms.MAGIC + len(text).to_bytes(8, "little") + rooms.blake3(text).digest() + text
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ("empty", "magic", "header", "length", "truncated", "longer", "zeros", "section", "shape", "missing"))
+def test_a_damaged_sidecar_is_left_out_with_a_warning_and_written_again(model, tmp_path, caplog, how):
+    folder = tmp_path / "sidecars"
+    packed = loaded(model, folder)
+    written = only(folder)
+    good = written.read_bytes()
+    damage(written, how)
+    assert rooms.verify(written) == (how in ("missing", "shape"))
+    with caplog.at_level(logging.WARNING, "oxillama.sidecar"):
+        assert np.array_equal(loaded(model, folder), packed)
+    assert "is left out and will be written again" in caplog.text
+    assert only(folder).read_bytes() == good
+
+
+def test_a_flipped_byte_anywhere_is_found_by_the_full_check(model, tmp_path):
+    loaded(model, tmp_path / "s")
+    written = only(tmp_path / "s")
+    data = bytearray(written.read_bytes())
+    sections = json.loads(data[48:48 + int.from_bytes(data[8:16], "little")])["sections"]
+    for *_, offset, size, _ in sections:
+        for place in (offset, offset + size - 1):
+            data[place] ^= 1
+            written.write_bytes(data)
+            assert not rooms.verify(written)
+            data[place] ^= 1
+    written.write_bytes(data)
+    assert rooms.verify(written)
+
+
+def test_sidecars_used_longest_ago_make_room_for_a_new_one(model, tmp_path, monkeypatch):
+    folder = tmp_path / "sidecars"
+    loaded(model, folder)
+    size = only(folder).stat().st_size
+    monkeypatch.setenv("OXILLAMA_SIDECAR_LIMIT", str(2 * size + 10))
+    copies = []
+    for i in range(3):
+        copy = tmp_path / f"{i}.gguf"
+        copy.write_bytes(model.read_bytes())
+        os.utime(copy, ns=(10 ** 18, 10 ** 18 + i))
+        copies.append(copy)
+        for age, path in enumerate(sorted(folder.glob("*.panels"), key=lambda path: path.stat().st_mtime_ns)):
+            os.utime(path, (1000 + age, 1000 + age))
+        loaded(copy, folder)
+        if i == 1:
+            loaded(copies[0], folder)       # used again: the other one goes next
+    keys = {rooms.path_of(folder, rooms.key_of(GgufReader(copy))) for copy in (copies[0], copies[2])}
+    assert set(folder.glob("*")) == keys
+
+
+def test_a_sidecar_over_the_limit_or_on_a_full_disk_is_not_written_and_evicts_nothing(model, tmp_path, monkeypatch):
+    folder = tmp_path / "sidecars"
+    loaded(model, folder)
+    before = only(folder).read_bytes()
+    copy = tmp_path / "copy.gguf"
+    copy.write_bytes(model.read_bytes())
+    os.utime(copy, (1, 1))
+    monkeypatch.setenv("OXILLAMA_SIDECAR_LIMIT", "1000")
+    loaded(copy, folder)
+    assert only(folder).read_bytes() == before
+    monkeypatch.delenv("OXILLAMA_SIDECAR_LIMIT")
+    monkeypatch.setattr(rooms.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10, "total": 100})())
+    loaded(copy, folder)
+    assert only(folder).read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(model, tmp_path, caplog):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with caplog.at_level(logging.WARNING, "oxillama.sidecar"):
+        loaded(model, blocked / "sidecars")
+    assert "is not written" in caplog.text
+
+
+def test_a_writing_that_is_cancelled_leaves_nothing(model, tmp_path):
+    event = rooms.threading.Event()
+    event.set()
+    matrix = PackedMatrix(np.zeros(16 * 34, np.uint8), "Q8_0", 16, 32)
+    assert not rooms.write_sidecar(tmp_path / "s" / "a.panels", {}, {("w", 0, 16): matrix}, cancelled=event)
+    assert not list((tmp_path / "s").glob("*"))
+
+
+def test_the_setting_the_environment_and_the_size_say_where_sidecars_are(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert rooms.sidecar_folder(False) is None
+    assert rooms.sidecar_folder("auto") == tmp_path / "cache" / "oxillama"
+    assert rooms.sidecar_folder(tmp_path) == tmp_path
+    reader = GgufReader(model)
+    assert rooms.sidecar_place(reader, "auto", rooms.LEAST_BYTES - 1) is None
+    assert rooms.sidecar_place(reader, "auto", rooms.LEAST_BYTES).path.parent == tmp_path / "cache" / "oxillama"
+    assert rooms.sidecar_place(GgufReader(model.read_bytes()), tmp_path, 1 << 40) is None
+    monkeypatch.setenv("OXILLAMA_SIDECAR", "0")
+    assert rooms.sidecar_folder("auto") is None and rooms.sidecar_folder(tmp_path) is None
+    monkeypatch.setenv("OXILLAMA_SIDECAR", str(tmp_path))
+    assert rooms.sidecar_folder(False) == tmp_path
+    monkeypatch.delenv("OXILLAMA_SIDECAR")
+    for wrong in (True, 1, None):
+        with pytest.raises(ConfigError, match="sidecar"):
+            rooms.sidecar_folder(wrong)
+    monkeypatch.setenv("OXILLAMA_SIDECAR_LIMIT", "much")
+    with pytest.raises(ConfigError, match="OXILLAMA_SIDECAR_LIMIT"):
+        rooms.limit_bytes()
