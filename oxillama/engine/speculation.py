@@ -49,6 +49,7 @@ class Ask:
     """A session that may be brought at most `most` candidates (1 or more); `state` is what the drafter's `open` gave for it.
 
     costs: of a step by rows, None where every candidate offered is to be run. rows, sequences: of the step without candidates.
+    stop_ids: tokens after which nothing comes. masker: consumes tokens for a fork of the session's grammar.
     """
 
     session: Any
@@ -57,6 +58,8 @@ class Ask:
     costs: StepCosts | None = None
     rows: int = 1
     sequences: int = 1
+    stop_ids: frozenset[int] = frozenset()
+    masker: Any = None
 
 
 class Drafter(Protocol):
@@ -207,7 +210,8 @@ class Speculation:
         costs = (self._costs or costs) if candidates.adaptive else None
         if candidates.adaptive and costs is None:          # no room to measure in: nobody can say what pays
             return None
-        return Ask(request.session, self._state, most, costs, sequences - 1 + len(tokens) - request.ticket.done, sequences)
+        rows = sequences - 1 + len(tokens) - request.ticket.done
+        return Ask(request.session, self._state, most, costs, rows, sequences, request.stop_ids, request.masker)
 
     def offer(self, request: Any, ask: Ask, draft: Draft) -> None:
         """Bring a draft into the request's next step, as much of it as is worth its rows."""

@@ -1,0 +1,236 @@
+"""A second model as a drafter: its own pages follow the session's tokens, and are cut back with them, never filled again.
+
+    target  t0 ... tn-1 | x0 x1 x2                 draft  t0 ... tn-1 c0 c1            (the last candidate is not run)
+    x0 = c0, x1 != c1:                             cut back to  t0 ... tn-1 c0,  then run  x1
+
+Candidates are drawn after the target's whole chain, from logits that stand in the target's vocabulary: with a fork of the session's own
+sampler (the same random numbers the target will use, so that equal logits draw equal tokens), or with a sampler of the drafter's own,
+whose distributions are then handed over to be judged against. A grammar masks candidates as it masks the text.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from oxillama.engine.costs import StepCosts, measure
+from oxillama.engine.engine import EngineCore
+from oxillama.engine.room import common_prefix
+from oxillama.engine.session import Session
+from oxillama.engine.speculation import Ask, Draft, Trust
+from oxillama.engine.vocabularies import Alignment
+from oxillama.errors import PoolError, SamplingError
+from oxillama.sampling import Distribution, Sampler
+
+CATCH_UP = 256                  # rows of a long prompt that the draft runs between two steps of the target
+PATIENCE = 16                   # draws until a draft that does not pay is tried again; doubles while it fails
+_MOST_PATIENCE = 512
+_FIRST_TRUST = 0.7
+
+
+class Following:
+    """A draft's own session for one of the target's: `held` are the target's tokens that its pages are filled with."""
+
+    __slots__ = ("held", "idle", "offered", "patience", "position", "sampler", "session", "trust")
+
+    def __init__(self, session: Session, sampler: Sampler | None, trust: Trust) -> None:
+        self.session, self.sampler, self.trust = session, sampler, trust
+        self.held: list[int] = []
+        self.offered: list[int] = []
+        self.position = self.idle = 0
+        self.patience = PATIENCE
+
+    def learn(self, tokens: Sequence[int]) -> bool:
+        """Compare the last draft with what came; whether its first candidate stood."""
+        came = tokens[self.position:self.position + len(self.offered)]
+        self.trust.learn(came, self.offered)
+        return bool(self.offered) and came[:1] == self.offered[:1]
+
+
+class ModelDrafter:
+    """Drafts with the program of another engine. alignment: between the two vocabularies.
+
+    own_sampler: makes the sampler of a session's draft, None to draw with a fork of the session's own. weight: what a step of the draft
+    costs of a step of the target, in bytes that it reads; it replaces the clock where the text itself depends on how many candidates are
+    drafted, which is with a sampler of its own. Where both are the same engine, its own requests and drafts take turns.
+    """
+
+    def __init__(self, core: EngineCore, alignment: Alignment, *, own_sampler: Callable[[Session], Sampler] | None = None,
+                 weight: float = 1.0) -> None:
+        self.core, self.alignment = core, alignment
+        self._own_sampler, self._weight = own_sampler, weight
+        self._costs: StepCosts | None = None
+        self._trust = Trust(_FIRST_TRUST)
+        self.forwarded = 0                 # rows that the draft has run
+
+    def open(self, session: Session) -> Following:
+        """Nothing is run yet."""
+        trust = self._trust if self._own_sampler is None else Trust(_FIRST_TRUST)
+        own = None if self._own_sampler is None else self._own_sampler(session)
+        return Following(self.core.keep(self.core.new_session()), own, trust)
+
+    def close(self, state: Following) -> None:
+        """The draft's pages go back."""
+        self.core.drop(state.session)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """Candidates of all sessions, drafted together: one step of the draft for the next candidate of each."""
+        self.core.check()
+        out = [Draft()] * len(asks)
+        work = {}
+        for at, ask in enumerate(asks):
+            count = self._count(ask)
+            if count:
+                work[at] = _Line(ask, count)
+        with self.core.lock:
+            for line in work.values():
+                line.state.session.busy = True
+        try:
+            self._draft(list(work.values()))
+        finally:
+            with self.core.lock:
+                for line in work.values():
+                    line.state.session.busy = False
+        for at, line in work.items():
+            line.state.position, line.state.offered = len(line.ask.session.tokens), line.tokens
+            out[at] = Draft(line.tokens, None, line.shares if line.state.sampler is not None else None)
+        return out
+
+    def _count(self, ask: Ask) -> int:
+        """How many candidates to draft: as many as pay; where none do, one now and then, to see whether that has changed."""
+        state = ask.state
+        if state.learn(ask.session.tokens):
+            state.patience = PATIENCE
+        state.offered = []
+        if ask.costs is None:
+            return ask.most
+        if state.sampler is None:
+            if self._costs is None:
+                core = self.core
+                with core.step_lock:
+                    self._costs = measure(core.program, core.memory, core.pool, core.make_batch, core.lock)
+            each = self._costs(ask.sequences) / ask.sequences if self._costs is not None else ask.costs(1)
+            count = ask.costs.best([state.trust.chance] * ask.most, rows=ask.rows, sequences=ask.sequences, each=each)
+        else:
+            count = _NOMINAL.best([state.trust.chance] * ask.most, each=self._weight)
+        if count:
+            state.idle = 0
+            return count
+        state.idle += 1
+        if state.idle < state.patience:
+            return 0
+        state.idle, state.patience = 0, min(2 * state.patience, _MOST_PATIENCE)
+        return 1
+
+    def _draft(self, lines: list[_Line]) -> None:
+        for line in lines:
+            line.cut_back()
+        most = min(CATCH_UP, self.core.program.max_rows)
+        rows = self._run([(line, line.missing(most)) for line in lines])
+        live = [(line, row) for line, row in zip(lines, rows) if row is not None and line.caught_up]
+        while live:
+            going = [line for line, row in live if line.draw(self.alignment.row(row))]
+            live = []
+            if going:
+                rows = self._run([(line, [line.tokens[-1]]) for line in going])
+                live = [(line, row) for line, row in zip(going, rows) if row is not None]
+
+    def _run(self, work: list[tuple[_Line, list[int]]]) -> list[np.ndarray | None]:
+        """Run tokens of several lines; the logits after the last of each, None for a line that got no pages."""
+        out: list[np.ndarray | None] = [None] * len(work)
+        most, start = self.core.program.max_rows, 0
+        while start < len(work):                               # as many lines as a step holds
+            end, rows = start, 0
+            while end < len(work) and rows + len(work[end][1]) <= most:
+                rows += len(work[end][1])
+                end += 1
+            part = [(index, *work[index]) for index in range(start, end) if self._reserve(*work[index])]
+            if part:
+                logits = self._step([(line, ids) for _, line, ids in part])
+                for (index, line, ids), row in zip(part, logits):
+                    line.state.held += ids
+                    line.kv.length += len(ids)
+                    out[index] = row.copy()
+            start = end
+        return out
+
+    def _reserve(self, line: _Line, ids: list[int]) -> bool:
+        with self.core.lock:
+            try:
+                line.kv.reserve(line.kv.length + len(ids))
+                return True
+            except PoolError:
+                return False
+
+    def _step(self, part: list[tuple[_Line, list[int]]]) -> np.ndarray:
+        """Logits (lines, vocabulary) after the last token of each line; a view that the next step overwrites."""
+        tokens = np.concatenate([self.alignment.ids(ids) for _, ids in part])
+        positions = np.concatenate([np.arange(line.kv.length, line.kv.length + len(ids), dtype=np.int32) for line, ids in part])
+        row_table = np.repeat(np.arange(len(part), dtype=np.int32), [len(ids) for _, ids in part])
+        wanted = (np.cumsum([len(ids) for _, ids in part]) - 1).astype(np.int32)
+        self.forwarded += len(tokens)
+        core = self.core
+        with core.step_lock:
+            batch = core.make_batch(tokens, positions, [line.kv.table for line, _ in part], row_table, wanted)
+            return core.program.step(batch, core.memory).copy()
+
+
+_NOMINAL = StepCosts({1: 1.0, 17: 2.6})         # a target's step by rows, where the clock may not be asked
+
+
+class _Line:
+    """One session's draft while it is made: samplers and grammar that run ahead of the session's own."""
+
+    __slots__ = ("ask", "count", "grammar", "kv", "sampler", "shares", "state", "tokens")
+
+    def __init__(self, ask: Ask, count: int) -> None:
+        session = ask.session
+        self.ask, self.count, self.state, self.kv = ask, count, ask.state, ask.state.session.kv
+        self.grammar = None if session.grammar is None else session.grammar.fork()
+        self.sampler = session.sampler.fork() if self.state.sampler is None else self.state.sampler
+        self.tokens: list[int] = []
+        self.shares: list[Distribution] = []
+
+    def cut_back(self) -> None:
+        """Forget what the session did not say; its last token is run again where nothing else would give logits."""
+        state, tokens = self.state, self.ask.session.tokens
+        if self.kv.length < len(state.held):                   # somebody needed the pages
+            del state.held[self.kv.length:]
+        keep = common_prefix(state.held, tokens, min(len(state.held), len(tokens) - 1))
+        if keep < len(state.held):
+            del state.held[keep:]
+            self.kv.length = keep
+        if state.sampler is not None:
+            state.sampler.set_history(tokens, generated=self.ask.session.sampler.generated)
+
+    def missing(self, most: int) -> list[int]:
+        """The first tokens of the session that the draft has not run."""
+        at = len(self.state.held)
+        return self.ask.session.tokens[at:at + most]
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether the draft has run all that the session said."""
+        return len(self.state.held) >= len(self.ask.session.tokens)
+
+    def draw(self, row: np.ndarray) -> bool:
+        """Add a candidate from logits of the target's vocabulary; whether there may be one more."""
+        grammar = self.grammar
+        mask = None if grammar is None else grammar.mask()
+        try:
+            if self.state.sampler is None:
+                token = self.sampler.sample(row, mask)
+            else:
+                self.shares.append(self.sampler.distribution(row, mask))
+                token = self.sampler.sample_from(self.shares[-1])
+        except SamplingError:                                  # the draft knows nothing that may come here
+            del self.shares[len(self.tokens):]
+            return False
+        self.sampler.accept(token)
+        self.tokens.append(token)
+        if len(self.tokens) == self.count or token in self.ask.stop_ids:
+            return False
+        if grammar is not None:
+            self.ask.masker.advance(grammar, token)
+            return not grammar.only_end()
+        return True

@@ -1,0 +1,162 @@
+"""A second model as a drafter: equal models agree always, other models never change a token, and neither runs anything twice."""
+import numpy as np
+import pytest
+from null import VOCAB, NullProgram, core, hashed, request, solo
+
+from oxillama.engine.costs import StepCosts
+from oxillama.engine.drafting import ModelDrafter
+from oxillama.engine.speculation import Candidates, Speculation
+from oxillama.engine.vocabularies import Alignment, align
+from oxillama.errors import ConfigError
+from oxillama.sampling import Sampler, SamplerConfig
+
+SEEDED = SamplerConfig(temperature=1.0, top_k=20, seed=11)
+CHAIN = SamplerConfig(temperature=0.8, top_p=0.9, repetition_penalty=1.3, presence_penalty=0.2, xtc_probability=0.3, seed=7)
+SAME = Alignment(VOCAB, VOCAB)
+
+
+class Other(NullProgram):
+    """A model that agrees with the null program about half of the time."""
+
+    def step(self, batch, memory, *, output="logits", cancel=None):
+        out = super().step(batch, memory, output=output, cancel=cancel)
+        out[batch.positions[batch.wanted] % 2 == 1] *= -1
+        return out
+
+
+def own(config, seed=99):
+    """A drafter's own sampler."""
+    return lambda session: Sampler(config, VOCAB, seed=seed)
+
+
+def run(target, drafter, prompt, *, costs=None, most=4, **more):
+    """A finished request that a model drafts for."""
+    made = request(target, prompt, **more)
+    made.speculation = Speculation(Candidates(drafter, most, adaptive=costs is not None), made.session, costs=costs)
+    return target.submit(made).result(10)
+
+
+@pytest.mark.parametrize("sampler", [None, SEEDED, CHAIN], ids=["greedy", "seeded", "chain"])
+@pytest.mark.parametrize("program", [NullProgram, Other])
+def test_tokens_are_those_without_a_draft(sampler, program):
+    target, draft = core(prefix=False), core(program=program(), prefix=False)
+    done = run(target, ModelDrafter(draft, SAME), [1, 2, 3], max_tokens=60, sampler=sampler)
+    assert list(done.tokens) == solo([1, 2, 3], 60, sampler)
+    assert done.speculation.acceptance_rate == 1.0 if program is NullProgram else 0 < done.speculation.acceptance_rate < 1
+    target.close()
+    assert draft.pool.pages_used == 0
+    draft.close()
+
+
+@pytest.mark.parametrize("sampler", [SEEDED, CHAIN], ids=["seeded", "chain"])
+def test_a_draft_that_is_the_target_always_stands_by_its_own_sampler_too(sampler):
+    target, draft = core(prefix=False), core(prefix=False)
+    done = run(target, ModelDrafter(draft, SAME, own_sampler=own(sampler.replace(xtc_probability=0.0))), [1, 2, 3], max_tokens=61,
+               sampler=sampler.replace(xtc_probability=0.0))
+    assert done.speculation.acceptance_rate == 1.0 and done.speculation.accepted == 48
+    target.close()
+    draft.close()
+
+
+def test_nothing_that_stands_is_run_twice_by_target_or_draft():
+    theirs, mine = NullProgram(), Other()
+    target, draft = core(program=theirs, prefix=False), core(program=mine, prefix=False)
+    drafter = ModelDrafter(draft, SAME)
+    done = run(target, drafter, list(range(30)), max_tokens=80)
+    stats = done.speculation
+    assert stats.rejected and theirs.evaluated == 30 + 79 + stats.rejected
+    written = [set() for _ in range(2)]
+    assert drafter.forwarded == mine.evaluated <= 30 + 79 + stats.rejected and written
+    target.close()
+    draft.close()
+
+
+def test_the_same_seed_gives_the_same_text_whatever_shares_the_steps():
+    def tokens(companions, max_pages=None):
+        target, draft = core(prefix=False, max_pages=max_pages), core(program=Other(), prefix=False)
+        drafter = ModelDrafter(draft, SAME, own_sampler=own(SEEDED))
+        beside = [target.submit(request(target, [at, 9], max_tokens=50)) for at in range(companions)]
+        done = run(target, drafter, [1, 2, 3], max_tokens=60, sampler=CHAIN)
+        for each in beside:
+            each.result(10)
+        target.close()
+        draft.close()
+        return done.tokens, target.metrics().requests_preempted_total if max_pages else 0
+    alone = tokens(0)[0]
+    assert tokens(6)[0] == alone
+    crowded, preempted = tokens(3, max_pages=9)
+    assert crowded == alone and preempted
+    assert alone != tuple(solo([1, 2, 3], 60, CHAIN))          # the law is the target's own, the text another draw from it
+
+
+def test_drawn_candidates_leave_the_targets_own_law():
+    """Chi-square over the engine itself: second tokens after one prompt, whose candidates come from another distribution."""
+    config = SamplerConfig(temperature=1.0, top_k=6)
+    target, draft = core(prefix=False), core(program=Other(), prefix=False)
+    shape = Sampler(config, VOCAB, seed=1)
+    wanted = np.zeros(VOCAB)
+    first = shape.distribution(hashed([5], VOCAB))
+    for token, share in zip(first.ids, first.shares):
+        second = shape.distribution(hashed([5, int(token)], VOCAB))
+        wanted[second.ids] += share * second.shares
+    counts, draws = np.zeros(VOCAB), 1500
+    seeds = iter(np.random.default_rng(5).integers(1, 2**63, 2 * draws).tolist())
+    drafter = ModelDrafter(draft, SAME, own_sampler=lambda session: Sampler(config, VOCAB, seed=next(seeds)))
+    jobs = []
+    for _ in range(draws):
+        made = request(target, [5], max_tokens=3, sampler=config.replace(seed=next(seeds)))
+        made.speculation = Speculation(Candidates(drafter, 2, adaptive=False), made.session)
+        jobs.append(target.submit(made))
+    for job in jobs:
+        counts[job.result(30).tokens[1]] += 1
+    assert not counts[wanted == 0].any()
+    live = wanted * draws > 5
+    statistic = ((counts[live] - wanted[live] * draws) ** 2 / (wanted[live] * draws)).sum()
+    freedom = int(live.sum()) - 1
+    assert statistic < freedom * (1 - 2 / (9 * freedom) + 4.7534 * np.sqrt(2 / (9 * freedom))) ** 3
+    target.close()
+    draft.close()
+
+
+def test_a_draft_that_never_pays_is_asked_rarely():
+    class Never(NullProgram):
+        def step(self, batch, memory, *, output="logits", cancel=None):
+            return -super().step(batch, memory, output=output, cancel=cancel)
+    target, draft = core(prefix=False), core(program=Never(), prefix=False, context_size=400)
+    drafter = ModelDrafter(draft, SAME)
+    drafter._costs = StepCosts({1: 0.2, 17: 0.3})
+    done = run(target, drafter, [1, 2, 3], max_tokens=390, costs=StepCosts({1: 1.0, 17: 2.0}))
+    assert list(done.tokens) == solo([1, 2, 3], 390)
+    assert done.speculation.rejected < 25 and done.speculation.n1_fallbacks > 370
+    target.close()
+    draft.close()
+
+
+def test_a_long_prompt_is_caught_up_with_in_parts():
+    target, draft = core(prefix=False, context_size=1000), core(prefix=False, context_size=1000)
+    prompt = [at % VOCAB for at in range(700)]
+    done = run(target, ModelDrafter(draft, SAME), prompt, max_tokens=40)
+    assert list(done.tokens) == solo(prompt, 40)
+    assert max(draft.program.rows) == 256 and done.speculation.accepted > 25
+    target.close()
+    draft.close()
+
+
+def test_a_draft_without_pages_leaves_the_target_alone():
+    target, draft = core(prefix=False), core(prefix=False, max_pages=1)
+    done = run(target, ModelDrafter(draft, SAME), [1, 2, 3], max_tokens=60)
+    assert list(done.tokens) == solo([1, 2, 3], 60)
+    assert 0 < done.speculation.accepted < 15 and done.speculation.n1_fallbacks > 30
+    target.close()
+    draft.close()
+
+
+def test_vocabularies_are_equal_or_mapped_or_refused():
+    target = [(b"<s>", True), (b"a", False), (b"b", False)]
+    same = align(target, target, target_rows=4, draft_rows=3)
+    assert not same.mapped and same.row(np.arange(3, dtype=np.float32)).tolist() == [0, 1, 2, -np.inf]
+    mapped = align(target, [(b"b", False), (b"x", False), (b"a", False), (b"<s>", True)], target_rows=3, draft_rows=4)
+    assert mapped.mapped and mapped.ids([0, 1, 2]).tolist() == [3, 2, 0]
+    assert mapped.row(np.array([10, 11, 12, 13], np.float32)).tolist() == [13, 12, 10]
+    with pytest.raises(ConfigError, match=r"lacks 2 of the target's 3 tokens, the first being 0 b'<s>'"):
+        align(target, [(b"<s>", False), (b"a", False)], target_rows=3, draft_rows=2)
