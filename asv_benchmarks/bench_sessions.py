@@ -1,4 +1,4 @@
-"""What sessions cost: forks, hits in the prefix tree, and how soon a cancelled prefill stops."""
+"""What sessions cost: forks, hits in the prefix tree, a system prompt that many share, beams, and how soon a cancelled prefill stops."""
 from __future__ import annotations
 
 import time
@@ -104,6 +104,52 @@ class ServedFirstToken:
                 begin = time.perf_counter()
                 next(engine.stream([*prompt, 5], max_tokens=1, sampler=oxillama.SamplerConfig.greedy()))
                 best = min(best, time.perf_counter() - begin)
+        return best * 1e3
+
+
+def shared_prompt(engine: oxillama.InferenceEngine, requests: int, *, tokens: int = 2_000) -> dict[str, float]:
+    """Requests one after another that share a system prompt: seconds to the first token of the first, the median of the others, rows run."""
+    vocab, times = engine.config.vocab_size, []
+    system, greedy = [(7 * i + 3) % vocab for i in range(tokens)], oxillama.SamplerConfig.greedy()
+    before = engine.metrics().tokens_prefilled_total
+    for number in range(requests):
+        begin = time.perf_counter()
+        next(engine.stream([*system, number % vocab, number // vocab], max_tokens=1, sampler=greedy))
+        times.append(time.perf_counter() - begin)
+    found = engine.metrics().tokens_prefilled_total - before
+    if found > tokens + 2 * requests:
+        raise RuntimeError(f"shared prompt: {found} rows were run, wanted at most {tokens + 2 * requests}")
+    return {"miss": times[0], "hit": sorted(times[1:])[len(times) // 2], "rows": found}
+
+
+class SharedPrompt:
+    """Percent of a miss that the first token of a hit takes: requests that share 2,000 tokens, which are evaluated once (embedded model)."""
+
+    params = [20, 1_000]
+    param_names = ["requests"]
+    unit = "%"
+
+    def track_hit_share(self, requests: int) -> float:
+        with oxillama.load(context_size=2_200) as engine:
+            found = shared_prompt(engine, requests)
+        return 100 * found["hit"] / found["miss"]
+
+
+class Beams:
+    """Milliseconds per token of a search with four beams by its length: its cost is linear in length where these are equal (embedded model)."""
+
+    params = [32, 128, 512]
+    param_names = ["tokens"]
+    unit = "ms"
+
+    def track_token(self, tokens: int) -> float:
+        config = oxillama.BeamSearchConfig(max_new_tokens=tokens)
+        sampler, best = oxillama.SamplerConfig.greedy(ignore_eos=True), float("inf")
+        with oxillama.load() as engine:
+            for _ in range(3):
+                begin = time.perf_counter()
+                found = engine.beam_generate("Once upon a time", config, sampler=sampler)
+                best = min(best, (time.perf_counter() - begin) / len(found[0].tokens))
         return best * 1e3
 
 
