@@ -1,4 +1,4 @@
-"""The command line: `oxillama run | chat | info | tokenize | bench | doctor | quantize`, each a module of this package.
+"""The command line: `oxillama run | chat | info | tokenize | bench | doctor | quantize | snapshot`, each a module of this package.
 
 A command is a function over parsed arguments that returns an exit code. Errors of this package become one line on the
 standard error stream and exit code 1; Ctrl-C becomes 130.
@@ -10,10 +10,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from oxillama.cli import bench, doctor, info, quantize, talk
+from oxillama.cli import bench, doctor, info, quantize, snapshot, talk
 from oxillama.errors import OxillamaError
 
-MODULES = (talk, info, bench, doctor, quantize)
+MODULES = (talk, info, snapshot, bench, doctor, quantize)
 
 
 def parser() -> argparse.ArgumentParser:

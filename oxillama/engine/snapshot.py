@@ -67,8 +67,10 @@ class EngineSnapshot:
         with _typed("facts"):
             if facts["kind"] != "session":
                 raise SnapshotIncompatible(f"facts: a snapshot of kind {facts['kind']!r}, wanted a session")
-            return cls(saved.version, ModelFingerprint.from_dict(facts["model"]), facts, {name: each.stored for name, each in saved.sections.items()},
+            made = cls(saved.version, ModelFingerprint.from_dict(facts["model"]), facts, {name: each.stored for name, each in saved.sections.items()},
                        {name: each.encoding_name for name, each in saved.sections.items()}, saved.length)
+            made.display()                             # what cannot be told lacks something
+            return made
 
     def config(self, **changes: Any) -> EngineConfig:
         """How the engine that took it was configured, with other values for some fields."""
@@ -212,21 +214,22 @@ class Snapshots:
         fit this engine, ModelFingerprintMismatch for another model, PoolError where its pages find no room; nothing has changed then.
         """
         with Envelope.open(KIND, source) as saved:
-            facts = EngineSnapshot.of(saved).facts
-            self._check_engine(facts)
+            told = EngineSnapshot.of(saved)
+            facts = told.facts
+            self._check_engine(told)
             with _typed("snapshot"):
                 session, kv = self._thawed(saved, facts, processors)
         return self._housed(session, kv, facts["kv"]["length"])
 
-    def _check_engine(self, facts: Mapping[str, Any]) -> None:
+    def _check_engine(self, told: EngineSnapshot) -> None:
         """Refuse a snapshot of another model, or of an engine that this one cannot stand in for."""
-        model = ModelFingerprint.from_dict(facts["model"])
+        facts, model = told.facts, told.model
         if model.probe_size == PROBE_BYTES:
             model.check(self.fingerprint(full=model.full is not None))
         else:
             model.verify(self._reader)
         with _typed("facts"):
-            mine = self.config.to_dict()
+            mine, theirs = self.config.to_dict(), told.config().to_dict()      # fields that are newer than the snapshot have their defaults
             memory, core = self.core.memory, self.core
             for name, found, wanted in (
                     ("tokenizer", facts["tokenizer"], self.tokenizer),
@@ -235,7 +238,7 @@ class Snapshots:
                     ("kv_type", facts["kv"]["type"], memory.kv_type), ("page_size", facts["kv"]["page_size"], memory.page_size),
                     ("kv layers", facts["kv"]["layers"], [list(dims) for dims in memory.kv_layers]),
                     ("page bytes", facts["kv"]["page_bytes"], memory.page_bytes),
-                    *((name, facts["engine"].get(name), value) for name, value in mine.items() if name not in _FREE and not name.startswith("prefix_"))):
+                    *((name, theirs[name], value) for name, value in mine.items() if name not in _FREE and not name.startswith("prefix_"))):
                 if type(found) is not type(wanted) or found != wanted:
                     raise SnapshotIncompatible(f"{name}: the snapshot has {found!r}, this engine {wanted!r}")
             if _whole(facts["engine"]["context_size"], 1, "context_size") > core.context_size:
@@ -275,8 +278,8 @@ class Snapshots:
             config = SamplerConfig.from_dict(told["config"])
             session.sampler = sampler_of(config, words, vocab, seed=told["seed"], processors=processors, logprobs=told["logprobs"])
             session.sampler.restore(bytes(saved.read("sampler", at_most=_MOST_FACTS)))
-            if _sampler_facts(session.sampler) != told:
-                raise SnapshotIncompatible("sampler: its facts and its state differ, wanted the facts of one sampler")
+            if session.sampler.seed != told["seed"]:
+                raise SnapshotIncompatible(f"sampler: found seed {told['seed']!r} beside a state of seed {session.sampler.seed}")
         if (constraint is not None or text is not None) and words is None:
             raise SnapshotIncompatible("text: the snapshot has one, this engine has no vocabulary")
         if constraint is not None:

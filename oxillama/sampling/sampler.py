@@ -242,7 +242,9 @@ class Sampler:
         """16 bytes that differ when a restored state would not mean the same; made when first asked for."""
         if not self._digest:
             lists = {name: values for name, values in self._lists.items() if name != "bias"}
-            facts = [{**self.config.to_dict(), "seed": None}, self.vocab_size, lists, self.stage_names]
+            usual = SamplerConfig().to_dict()          # left out, so that a field that comes later changes no state of before
+            asked = {name: value for name, value in self.config.to_dict().items() if value != usual[name] and name != "seed"}
+            facts = [asked, self.vocab_size, lists, self.stage_names]
             self._digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).digest()
         return self._digest
 

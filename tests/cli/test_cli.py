@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+import oxillama
 from oxillama.cli import main
 from tests.model import tiny
 
@@ -101,3 +102,19 @@ def test_a_broken_file_is_one_line(capsys, tmp_path):
     assert code == 1 and err == "oxillama: blk.1.ffn_up.weight: the file has no such tensor, llama needs it\n"
     (tmp_path / "empty.gguf").write_bytes(b"")
     assert printed(capsys, "info", tmp_path / "empty.gguf")[0] == 1
+
+
+def test_snapshot_info_tells_what_is_saved_and_refuses_the_rest_in_a_line(capsys, tmp_path):
+    path = tmp_path / "saved"
+    with oxillama.load() as engine:
+        engine.generate("Once upon a time", max_tokens=5)
+        engine.snapshot_to_file(path)
+    code, out, _ = printed(capsys, "snapshot", "info", path)
+    assert code == 0 and "OXISNAP1, version 1" in out and "5 of them generated" in out and "temperature 0.7" in out
+    code, out, _ = printed(capsys, "snapshot", "info", path, "--json")
+    assert code == 0 and json.loads(out)["tokens"] == 10 and json.loads(out)["file_bytes"] == path.stat().st_size
+    path.write_bytes(path.read_bytes()[:-1])
+    code, out, err = printed(capsys, "snapshot", "info", path)
+    assert code == 1 and not out and err.startswith("oxillama: length: the header says") and err.count("\n") == 1
+    code, _, err = printed(capsys, "snapshot", "info", tmp_path / "none")
+    assert code == 1 and "none: cannot be read: No such file" in err

@@ -497,3 +497,22 @@ def test_the_old_snapshot_loads_after_a_save_that_failed_at_any_step(small, tmp_
     assert engine.restore_from_file(file).snapshot() == data
     other.snapshot_to_file(file)
     assert engine.restore_from_file(file).tokens == [5, 6, 7]
+
+
+# ---- older versions --------------------------------------------------------------------------------------------------------------------
+
+GOLDEN = sorted((Path(__file__).parent / "golden").glob("snapshot-v*.oxisnap"))
+
+
+def test_there_is_a_golden_file_of_every_version():
+    assert [path.stem for path in GOLDEN] == [f"snapshot-v{version}" for version in range(1, KIND.version + 1)]
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_a_golden_file_goes_on_as_it_did_when_it_was_made(path):
+    wanted = json.loads(path.with_suffix(".json").read_text())
+    with InferenceEngine.resume_from_file(path) as engine:
+        if path.stem == f"snapshot-v{KIND.version}":
+            assert parts(engine.snapshot())[1] == parts(path.read_bytes())[1]
+        done = engine.generate(None, max_tokens=len(wanted["tokens"]))
+        assert (list(done.tokens), done.finish_reason) == (wanted["tokens"], wanted["reason"])
