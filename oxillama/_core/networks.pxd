@@ -3,6 +3,11 @@ from libc.stdint cimport int32_t, uint8_t
 from libc.stdlib cimport free, realloc
 
 
+cdef enum:
+    FINAL = 1
+    IMPORTANT = 2
+
+
 cdef struct Ints:
     int32_t *data
     Py_ssize_t n
@@ -42,12 +47,20 @@ cdef class Networks:
     cdef Ints set_work                                   # the state set that _close closes
     cdef Py_ssize_t nfa_states, max_states
     cdef int32_t *stamp
-    cdef uint8_t *final_state
-    cdef uint8_t *important                              # has an edge that consumes or calls, or is final
+    cdef uint8_t *state_flags                            # FINAL; IMPORTANT: has an edge that consumes or calls, or is final
+    cdef Ints rule_flags
     cdef int32_t stamp_now
     cdef readonly int symbols, width
-    cdef object bodies, bodies_seen, weights, utf8_cache, uses, tails       # only while building
-    cdef int build(self, list rules, int symbols, names, Py_ssize_t max_states) except -1
+    cdef object deferred                                 # rules that are written when they are first called
+    cdef object bodies, outer, inner, bodies_seen, weights, utf8_cache, uses, tails       # only while building, or while rules are deferred
+    cdef int build(self, list rules, int symbols, names, Py_ssize_t max_states, deferred) except -1
+    cdef Py_ssize_t _inner(self, Py_ssize_t index, rules) except -1
+    cdef Py_ssize_t _number(self, body) except -1
+    cdef Py_ssize_t _called(self, node) except -1
+    cdef bint _copied(self, Py_ssize_t rule) except -1
+    cdef int _grow(self, Py_ssize_t rule, names) except -1
+    cdef int _emit_rule(self, Py_ssize_t rule) except -1
+    cdef int32_t _needed(self, Py_ssize_t edge) noexcept
     cdef int32_t _state(self) except -1
     cdef int _eps(self, int32_t a, int32_t b) except -1
     cdef int _bytes(self, int32_t a, int32_t low, int32_t high, int32_t b) except -1

@@ -26,6 +26,8 @@ cdef class Machine(Networks):
     cdef Ints work, items, scratch, bounds, touched
     cdef int32_t gen
     cdef readonly bint too_deep
+    cdef bint writing                                    # a deferred rule is being written, under `lock`
+    cdef object lock
     cdef readonly int64_t epoch, serial
 
     cdef int32_t *row(self, int32_t config) except NULL
@@ -42,6 +44,7 @@ cdef class Machine(Networks):
     cdef int _reset(self) except -1
     cdef int32_t _dstate(self) except -1
     cdef int32_t _start(self, int32_t rule) except -1
+    cdef int _write(self, int32_t rule) except -1
     cdef int _segments(self, int32_t d) except -1
     cdef int _calls(self, int32_t d) except -1
     cdef int32_t _push(self, int32_t frame, int32_t stack) except -2

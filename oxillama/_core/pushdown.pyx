@@ -17,7 +17,10 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc, qsort, realloc
 from libc.string cimport memcmp, memcpy, memset
 
-from oxillama._core.networks cimport Ints, Networks, ascending, drop, put
+from oxillama._core.networks cimport FINAL, Ints, Networks, ascending, drop, put
+
+import contextlib
+import threading
 
 from oxillama.errors import GrammarError
 
@@ -148,9 +151,10 @@ cdef class Machine(Networks):
         open_sequences(&self.unions)
 
     def __init__(self, list rules, *, int symbols=0, names=None, Py_ssize_t max_states=2_000_000, int max_depth=1000,
-                 Py_ssize_t max_items=20_000, Py_ssize_t max_configs=1 << 15):
+                 Py_ssize_t max_items=20_000, Py_ssize_t max_configs=1 << 15, deferred=None):
         self.max_depth, self.max_items, self.max_configs = max_depth, max_items, max_configs
-        self.build(rules, symbols, names, max_states)
+        self.lock = threading.Lock()
+        self.build(rules, symbols, names, max_states, deferred)
         global machines
         self.serial = machines
         machines += 1
@@ -207,7 +211,7 @@ cdef class Machine(Networks):
         if self.dstates.count > before:
             for i in range(self.set_work.n):
                 s = self.set_work.data[i]
-                accept |= self.final_state[s]
+                accept |= self.state_flags[s] & FINAL
                 if (self.byte_at.data[s + 1] > self.byte_at.data[s]) or (self.call_at.data[s + 1] > self.call_at.data[s]):
                     pure = 0
             put(&self.d_accept, accept)
@@ -223,12 +227,45 @@ cdef class Machine(Networks):
         return d
 
     cdef int32_t _start(self, int32_t rule) except -1:
+        while self.start_of.n <= rule:
+            put(&self.start_of, -1)
         if self.start_of.data[rule] < 0:
+            if self.rule_start.data[rule] < 0:
+                self._write(rule)
             self.set_work.n = 0
             put(&self.set_work, self.rule_start.data[rule])
             self._close()
             self.start_of.data[rule] = self._dstate()
         return self.start_of.data[rule]
+
+    cdef int _write(self, int32_t rule) except -1:
+        """Gives a deferred rule its network. That runs Python, where another thread may come in: it waits at `room`."""
+        cdef Py_ssize_t states = self.nfa_states, i
+        cdef Py_ssize_t[4] kept
+        kept[0], kept[1], kept[2], kept[3] = self.eps.n, self.byte_edges.n, self.call_edges.n, self.reps.n
+        with self.writes():
+            try:
+                self._grow(rule, None)
+            except BaseException:                 # half a network is none
+                self.nfa_states = states
+                self.eps.n, self.byte_edges.n, self.call_edges.n, self.reps.n = kept[0], kept[1], kept[2], kept[3]
+                for i in range(self.rule_start.n):
+                    if self.rule_start.data[i] >= states:
+                        self.rule_start.data[i] = -1
+                self.bodies[rule] = None
+                raise
+        return 0
+
+    @contextlib.contextmanager
+    def writes(self):
+        """While rules are written: other threads wait at `room`."""
+        self.writing = True
+        try:
+            with self.lock:
+                self.writing = True
+                yield
+        finally:
+            self.writing = False
 
     cdef int _segments(self, int32_t d) except -1:
         """Determinises a dstate's bytes: d_segs gets a count, then (low, high, target) triples in order."""
@@ -720,8 +757,10 @@ cdef class Machine(Networks):
                     self._calls(ret)
                     at = self.d_call_at.data[ret]
                     for j in range(self.d_calls.data[at]):
+                        if self.d_calls.data[at + 2 + 3 * j] != frame:
+                            continue
                         start = self._start(self.d_calls.data[at + 1 + 3 * j])
-                        if self.d_calls.data[at + 2 + 3 * j] == frame and self._covers(start, 0) & 2:
+                        if self._covers(start, 0) & 2:
                             return INFINITE
                 else:
                     most = self.reps.data[3 * rep + 2]
@@ -735,7 +774,11 @@ cdef class Machine(Networks):
     # ------------------------------------------------------------------ bounded memory
 
     cdef int room(self) except -1:
-        """Called before each outer operation: drops what no cursor needs once the tables outgrow their bound."""
+        """Called before each outer operation: waits while another thread writes a rule, and drops what no cursor needs once the tables
+        outgrow their bound."""
+        while self.writing:
+            with self.lock:
+                pass
         if (self.configs.count > self.max_configs or self.stacks.pool.n + self.unions.pool.n > 64 * self.max_configs
                 or self.dstates.pool.n + self.d_segs.n > 256 * self.max_configs):
             self.collect()
@@ -838,6 +881,7 @@ cdef class Cursor:
     def __cinit__(self, Machine machine not None, Cursor origin=None):
         self.machine = machine
         self.slot = -1
+        machine.room()
         if machine.free_roots.n:
             machine.free_roots.n -= 1
             self.slot = machine.free_roots.data[machine.free_roots.n]

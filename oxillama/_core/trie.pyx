@@ -2,11 +2,12 @@
 
 The vocabulary is kept as two preorder tries in flat arrays: `plain` holds the tokens made of plain JSON string characters (UTF-8, no
 quote, backslash or control; a cut last character is fine), `rest` all others. A mask is one walk of each, stepping the pushdown machine's
-memoised rows and leaving a subtree at its first dead byte. In the plain trie a subtree is taken whole where the machine proves that the
+memoised rows and leaving a subtree at its first dead byte, or taking it whole where every text of its kinds of bytes is allowed (`closed`:
+letters inside `[a-z]+`). In the plain trie a subtree is taken whole where the machine proves that the
 position allows any plain text of that length (`Machine.cover`); if that holds for most of the trie the walk starts from the full plain
 mask and only clears what turns out dead, so the inside of a string costs a copy and not a hundred thousand steps.
 """
-from libc.stdint cimport int32_t, uint8_t, uint32_t
+from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
@@ -20,6 +21,15 @@ from oxillama.errors import GrammarError
 
 cdef enum:
     COUNTED = 48           # up to this many characters left, a bounded string's plain tokens come from a table
+    CLOSED = 8             # positions followed to prove that a subtree is allowed whole
+    WORTH = 24             # nodes of a subtree that make the proof worth its time
+
+# Bytes by kind: what grammars tell apart mostly goes by these. Bytes beyond ASCII are one kind, ASCII signs each their own.
+cdef uint8_t[256] KIND
+for _b in range(256):
+    KIND[_b] = (0 if 0x30 <= _b <= 0x39 else 1 if 0x61 <= _b <= 0x66 else 2 if 0x67 <= _b <= 0x7A else 3 if 0x41 <= _b <= 0x46
+                else 4 if 0x47 <= _b <= 0x5A else 5 if _b >= 0x80 else 6 if _b < 0x20 and _b not in (9, 10, 13) or _b == 0x7F
+                else 7 + [*b" \t\n\r!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"].index(_b))
 
 
 cdef void drop_tree(Tree *t) noexcept:
@@ -28,6 +38,7 @@ cdef void drop_tree(Tree *t) noexcept:
     free(t.depth)
     free(t.skip)
     free(t.chars)
+    free(t.below)
     free(t.first)
     free(t.tokens)
 
@@ -48,12 +59,13 @@ cdef int grow_tree(Tree *t, list pairs, uint8_t[:, ::1] steps) except -1:
     t.depth = <int32_t *>malloc(total * sizeof(int32_t))
     t.skip = <int32_t *>malloc(total * sizeof(int32_t))
     t.chars = <int32_t *>calloc(total, sizeof(int32_t))
+    t.below = <uint64_t *>calloc(total, sizeof(uint64_t))
     t.first = <int32_t *>malloc((total + 1) * sizeof(int32_t))
     t.tokens = <int32_t *>malloc((len(pairs) + 1) * sizeof(int32_t))
     longest = max([len(data) for data, _ in pairs], default=0)
     open_nodes = <int32_t *>malloc((longest + 2) * sizeof(int32_t))
-    if (t.byte == NULL or t.u8 == NULL or t.depth == NULL or t.skip == NULL or t.chars == NULL or t.first == NULL or t.tokens == NULL
-            or open_nodes == NULL):
+    if (t.byte == NULL or t.u8 == NULL or t.depth == NULL or t.skip == NULL or t.chars == NULL or t.below == NULL or t.first == NULL
+            or t.tokens == NULL or open_nodes == NULL):
         free(open_nodes)
         raise MemoryError()
     node = -1
@@ -92,6 +104,7 @@ cdef int grow_tree(Tree *t, list pairs, uint8_t[:, ::1] steps) except -1:
             own = t.chars[k] + (1 if t.u8[i] == 0 else 0)
             if own > chars:
                 chars = own
+            t.below[i] |= t.below[k] | (<uint64_t>1 << KIND[t.byte[k]])
             k = t.skip[k]
         t.chars[i] = chars
     free(open_nodes)
@@ -104,6 +117,44 @@ cdef inline void set_bit(uint32_t *mask, int32_t token) noexcept:
 
 cdef inline void clear_bit(uint32_t *mask, int32_t token) noexcept:
     mask[token >> 5] &= ~(<uint32_t>1 << (token & 31))
+
+
+cdef struct Proof:
+    int32_t config           # from here any text of these kinds of bytes is allowed
+    uint64_t kinds
+    int32_t refuted          # and from here some text of these is not, or too many positions would have to be looked at
+    uint64_t too_many
+
+
+cdef int closed(Machine machine, int32_t config, uint64_t kinds, Proof *proof) except -1:
+    """Whether every text of these kinds of bytes is surely allowed from a config: the few configs that they lead to lead nowhere else."""
+    cdef int32_t[CLOSED] seen
+    cdef int32_t *row
+    cdef int32_t follow
+    cdef int n = 1, i = 0, j, b
+    if config == proof.config and (kinds & ~proof.kinds) == 0:
+        return 1
+    if kinds >> 5 & 1 or (config == proof.refuted and (proof.too_many & ~kinds) == 0):
+        return 0
+    seen[0] = config
+    while i < n:
+        row = machine.row(seen[i])
+        i += 1
+        for b in range(128):
+            if not kinds >> KIND[b] & 1:
+                continue
+            follow = row[b]
+            for j in range(n):
+                if seen[j] == follow:
+                    break
+            else:
+                if follow == 0 or n == CLOSED:
+                    proof.refuted, proof.too_many = config, kinds
+                    return 0
+                seen[n] = follow
+                n += 1
+    proof.config, proof.kinds = config, kinds
+    return 1
 
 
 cdef class TokenTrie:
@@ -152,17 +203,11 @@ cdef class TokenTrie:
         rest.sort()
         grow_tree(&self.plain, plain, steps)
         grow_tree(&self.rest, rest, steps)
-        self.path = <int32_t *>malloc((self.longest + 2) * sizeof(int32_t))
-        self.path_rows = <int32_t **>malloc((self.longest + 2) * sizeof(int32_t *))
-        if self.path == NULL or self.path_rows == NULL:
-            raise MemoryError()
 
     def __dealloc__(self):
         drop_tree(&self.plain)
         drop_tree(&self.rest)
         free(self.plain_mask)
-        free(self.path)
-        free(self.path_rows)
 
     cdef int _choose(self, Machine machine, int32_t config) except -1:
         """0: walk the plain trie setting bits; 1: walk it clearing them (most of it is covered); 2: it is covered whole;
@@ -191,17 +236,19 @@ cdef class TokenTrie:
             node = t.skip[node]
         return 1 if 2 * covered > t.token_count else 0
 
-    cdef int _walk(self, Tree *t, Machine machine, int32_t config, uint32_t *mask, bint covered, bint optimistic) except -1:
-        """One walk; `covered` allows taking subtrees whole, `optimistic` means that bits are set already and only dead ones matter."""
+    cdef int _walk(self, Tree *t, Machine machine, int32_t config, int32_t **rows, uint32_t *mask, bint covered, bint optimistic) except -1:
+        """One walk; `rows` is room for the rows of a path, `covered` allows taking subtrees whole, `optimistic` means that bits are set already and only dead ones matter."""
         cdef Py_ssize_t i = 0, k
-        cdef int32_t d, follow, cover
+        cdef int32_t d, follow
         cdef int32_t last_follow = -1, last_u8 = -1, last_cover = 0
+        cdef Proof proof
+        proof.config = proof.refuted = -1
         if t.nodes == 0:
             return 0
-        self.path_rows[0] = machine.row(config)
+        rows[0] = machine.row(config)
         while i < t.nodes:
             d = t.depth[i]
-            follow = self.path_rows[d - 1][t.byte[i]]
+            follow = rows[d - 1][t.byte[i]]
             if follow == 0:
                 if optimistic:
                     for k in range(t.first[i], t.first[t.skip[i]]):
@@ -219,7 +266,13 @@ cdef class TokenTrie:
                                 set_bit(mask, t.tokens[k])
                         i = t.skip[i]
                         continue
-                self.path_rows[d] = machine.row(follow)
+                rows[d] = machine.row(follow)
+                if t.skip[i] > i + WORTH and rows[d][t.byte[i + 1]] and closed(machine, follow, t.below[i], &proof):
+                    if not optimistic:
+                        for k in range(t.first[i], t.first[t.skip[i]]):
+                            set_bit(mask, t.tokens[k])
+                    i = t.skip[i]
+                    continue
                 if not optimistic:
                     for k in range(t.first[i], t.first[i + 1]):
                         set_bit(mask, t.tokens[k])
@@ -232,6 +285,7 @@ cdef class TokenTrie:
     def fill(self, Cursor cursor not None, uint32_t[::1] mask not None):
         """Writes the tokens whose bytes may come next at the cursor: bit t of the mask is set exactly if token t is allowed."""
         cdef int32_t config
+        cdef int32_t **rows
         cdef int how
         cdef Machine machine = cursor.machine
         if mask.shape[0] != self.words:
@@ -243,12 +297,18 @@ cdef class TokenTrie:
         memset(&mask[0], 0, self.words * sizeof(uint32_t))
         if config == 0:
             return
-        how = self._choose(machine, config) if self.plain.nodes else 0
-        if how:
-            memcpy(&mask[0], self.plain_mask + max(how - 2, 0) * self.words, self.words * sizeof(uint32_t))
-        if how < 2:
-            self._walk(&self.plain, machine, config, &mask[0], True, how == 1)
-        self._walk(&self.rest, machine, config, &mask[0], False, False)
+        rows = <int32_t **>malloc((self.longest + 2) * sizeof(int32_t *))
+        if rows == NULL:
+            raise MemoryError()
+        try:
+            how = self._choose(machine, config) if self.plain.nodes else 0
+            if how:
+                memcpy(&mask[0], self.plain_mask + max(how - 2, 0) * self.words, self.words * sizeof(uint32_t))
+            if how < 2:
+                self._walk(&self.plain, machine, config, rows, &mask[0], True, how == 1)
+            self._walk(&self.rest, machine, config, rows, &mask[0], False, False)
+        finally:
+            free(rows)
 
     def sizes(self):
         """Tokens and nodes of the two tries, for tests and reports."""

@@ -66,8 +66,9 @@ class JsonSchemaCompiler:
             root = (document.root, True)
             if root == FALSE or document.schemas[document.root] is False:
                 raise GrammarError("schema /: nothing is valid under the schema false")
-            emitter.run(frozenset() if root == TRUE else frozenset([root]))
-            return Grammar(emitter.names, emitter.rules, limits=self.limits, warnings=notes)
+            deferred = emitter.run(frozenset() if root == TRUE else frozenset([root]))
+            return Grammar(() if deferred else emitter.names, emitter.rules, limits=self.limits, warnings=notes,
+                           deferred=emitter if deferred else None)
         except RecursionError:
             raise GrammarError("schema: nested too deeply") from None
         except GrammarError as error:

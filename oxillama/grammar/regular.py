@@ -7,21 +7,29 @@ as edges that add an obligation (another automaton that the rest of the text mus
 """
 from collections.abc import Callable, Iterable
 
+import numpy as np
+
+from oxillama._core import automata
 from oxillama.errors import GrammarError
-from oxillama.grammar.nodes import ANY, NETWORK, Ranges, complement, intersect, merge
+from oxillama.grammar.nodes import ANY, NETWORK, Ranges, merge
 
 MAX_STATES = 6000
 MAX_NETWORK = 20_000          # states of one array's, object's or number's network
-MAX_REFINEMENT = 150_000     # moves looked at while making one automaton smaller
+MAX_TABLE = 16_000_000        # moves of one trie of words
+END = 0x110000                # beyond all code points
 
 
 class Dfa:
-    """A deterministic automaton. `symbols[k]` are the code points of symbol k; `moves[s][k]` the next state, -1 where there is none."""
+    """A deterministic automaton. `symbols[k]` are the code points of symbol k; `moves[s, k]` the next state, -1 where there is none."""
 
-    __slots__ = ("symbols", "moves", "accepts", "start")
+    __slots__ = ("symbols", "moves", "accepts", "start", "_known", "_live")
 
-    def __init__(self, symbols: list[Ranges], moves: list[list[int]], accepts: list[bool], start: int = 0):
-        self.symbols, self.moves, self.accepts, self.start = symbols, moves, accepts, start
+    def __init__(self, symbols: list[Ranges], moves, accepts, start: int = 0):
+        self.symbols, self.start = symbols, start
+        self.moves = np.asarray(moves, np.int32).reshape(len(moves), len(symbols))
+        self.accepts = np.asarray(accepts, np.uint8)
+        self._known = None                                    # symbol by code point, for `accepts_text`
+        self._live = None                                     # whether any text is accepted, once known
 
     @classmethod
     def everything(cls) -> "Dfa":
@@ -39,16 +47,21 @@ class Dfa:
         words = [word for word in words if not any(0xD800 <= ord(c) <= 0xDFFF for c in word)]
         letters = sorted({c for word in words for c in word})
         index = {c: k for k, c in enumerate(letters)}
-        moves, accepts = [[-1] * len(letters)], [False]
+        edges: dict[tuple[int, int], int] = {}
+        ends = set()
         for word in words:
             at = 0
             for c in word:
-                if moves[at][index[c]] < 0:
-                    moves[at][index[c]] = len(moves)
-                    moves.append([-1] * len(letters))
-                    accepts.append(False)
-                at = moves[at][index[c]]
-            accepts[at] = True
+                at = edges.setdefault((at, index[c]), len(edges) + 1)
+            ends.add(at)
+        if (len(edges) + 1) * len(letters) > MAX_TABLE:
+            raise GrammarError(f"regular: {len(words)} words need a table of more than {MAX_TABLE} moves")
+        moves = np.full((len(edges) + 1, len(letters)), -1, np.int32)
+        if edges:
+            at = np.array(list(edges), np.int64)
+            moves[at[:, 0], at[:, 1]] = list(edges.values())
+        accepts = np.zeros(len(edges) + 1, np.uint8)
+        accepts[list(ends)] = 1
         return cls([((ord(c), ord(c)),) for c in letters], moves, accepts)
 
     @classmethod
@@ -62,57 +75,38 @@ class Dfa:
 
     def accepts_text(self, text: str) -> bool:
         """Whether the text is in the language."""
-        at = self.start
+        if self._known is None:
+            self._known = {}
+        at, known = self.start, self._known
         for c in text:
-            code = ord(c)
-            for k, ranges in enumerate(self.symbols):
-                if any(low <= code <= high for low, high in ranges):
-                    at = self.moves[at][k]
-                    break
-            else:
-                return False
+            k = known.get(c)
+            if k is None:
+                code = ord(c)
+                k = known[c] = next((k for k, ranges in enumerate(self.symbols) if any(a <= code <= b for a, b in ranges)), -1)
+            at = int(self.moves[at, k]) if k >= 0 else -1
             if at < 0:
                 return False
-        return self.accepts[at]
+        return bool(self.accepts[at])
 
-    def product(self, other: "Dfa", keep: Callable[[bool, bool], bool]) -> "Dfa":
-        """The automaton that runs both and accepts where `keep` says so; a dead side stays at -1."""
+    def product(self, other: "Dfa", keep: int) -> "Dfa":
+        """The automaton that runs both and accepts where bit 2x + y of `keep` says so (x, y: whether each accepts)."""
         pairs = _pair_symbols(self.symbols, other.symbols)
-        ids, todo = {(self.start, other.start): 0}, [(self.start, other.start)]
-        moves, accepts = [], []
-        right_matters, left_matters = keep(False, True), keep(True, False)
-        for a, b in todo:
-            row_a = self.moves[a] if a >= 0 else None
-            row_b = other.moves[b] if b >= 0 else None
-            accepts.append(keep(a >= 0 and self.accepts[a], b >= 0 and other.accepts[b]))
-            row = []
-            for _, i, j in pairs:
-                x = row_a[i] if row_a is not None and i >= 0 else -1
-                y = row_b[j] if row_b is not None and j >= 0 else -1
-                if (x < 0 and (y < 0 or not right_matters)) or (y < 0 and not left_matters):
-                    row.append(-1)
-                    continue
-                known = ids.get((x, y))
-                if known is None:
-                    known = ids[(x, y)] = len(ids)
-                    todo.append((x, y))
-                    if known > MAX_STATES:
-                        raise GrammarError(f"regular: needs more than {MAX_STATES} states")
-                row.append(known)
-            moves.append(row)
+        moves, accepts = automata.product(
+            self.moves, self.accepts, self.start, other.moves, other.accepts, other.start,
+            np.array([i for _, i, _ in pairs], np.int32), np.array([j for _, _, j in pairs], np.int32), keep, MAX_STATES)
         return Dfa([ranges for ranges, _, _ in pairs], moves, accepts).trimmed()
 
     def both(self, other: "Dfa") -> "Dfa":
         """Intersection."""
-        return self.product(other, lambda a, b: a and b)
+        return self.product(other, 0b1000)
 
     def either(self, other: "Dfa") -> "Dfa":
         """Union."""
-        return self.product(other, lambda a, b: a or b)
+        return self.product(other, 0b1110)
 
     def without(self, other: "Dfa") -> "Dfa":
         """Difference."""
-        return self.product(other, lambda a, b: a and not b)
+        return self.product(other, 0b0100)
 
     def inverse(self) -> "Dfa":
         """Complement: every text that is not in the language."""
@@ -120,33 +114,26 @@ class Dfa:
 
     def trimmed(self) -> "Dfa":
         """Without moves into states from which nothing can be accepted."""
-        sources: list[list[int]] = [[] for _ in self.moves]
-        for s, row in enumerate(self.moves):
-            for t in set(row):
-                if t >= 0:
-                    sources[t].append(s)
-        alive = [False] * len(self.moves)
-        todo = [s for s, accept in enumerate(self.accepts) if accept]
-        for s in todo:
-            if not alive[s]:
-                alive[s] = True
-                todo.extend(sources[s])
-        if all(alive):
+        if self._live is not None:
             return self
-        if not alive[self.start]:
-            return Dfa.nothing()
-        ids = {}
-        for s, live in enumerate(alive):
-            if live:
-                ids[s] = len(ids)
-        return Dfa(self.symbols, [[ids.get(t, -1) for t in self.moves[s]] for s in ids], [self.accepts[s] for s in ids],
-                   ids[self.start])
+        live = automata.alive(self.moves, self.accepts)
+        if not live[self.start]:
+            out = Dfa.nothing()
+            out._live = False
+            return out
+        if live.all():
+            self._live = True
+            return self
+        ids = np.full(len(live) + 1, -1, np.int32)             # the last: where -1 leads
+        ids[np.flatnonzero(live)] = np.arange(int(live.sum()), dtype=np.int32)
+        out = Dfa(self.symbols, ids[self.moves[live != 0]], self.accepts[live != 0], int(ids[self.start]))
+        out._live = True
+        return out
 
     @property
     def empty(self) -> bool:
         """Whether no text is accepted."""
-        trimmed = self.trimmed()
-        return not any(trimmed.accepts)
+        return not self.trimmed()._live
 
     def finite(self, limit: int) -> list[str] | None:
         """All texts if there are at most `limit` (fewer than `limit` code points at each place), else None."""
@@ -162,7 +149,7 @@ class Dfa:
                 out.append(text)
                 if len(out) > limit:
                     return None
-            for k, t in enumerate(dfa.moves[s]):
+            for k, t in enumerate(dfa.moves[s].tolist()):
                 if t >= 0:
                     if sum(high - low + 1 for low, high in dfa.symbols[k]) > limit or len(todo) > 4 * limit + 64:
                         return None
@@ -170,40 +157,38 @@ class Dfa:
         return sorted(out)
 
     def minimal(self) -> "Dfa":
-        """The smallest automaton of the same language (partition refinement after Moore); one that would take long is only trimmed."""
+        """The smallest automaton of the same language."""
         dfa = self.trimmed()
-        rounds = 0
-        group = [int(accept) for accept in dfa.accepts]
-        count = len(set(group))
-        while True:
-            rounds += 1
-            if rounds * len(dfa.moves) * len(dfa.symbols) > MAX_REFINEMENT:
-                return dfa
-            names: dict[tuple, int] = {}
-            fresh = []
-            for s, row in enumerate(dfa.moves):
-                key = (group[s], *(group[t] if t >= 0 else -1 for t in row))
-                fresh.append(names.setdefault(key, len(names)))
-            if len(names) == count:
-                break
-            group, count = fresh, len(names)
+        if not dfa._live:
+            return dfa
+        groups, count = automata.merged(dfa.moves, dfa.accepts)
         if count == len(dfa.moves):
             return dfa
-        first: dict[int, int] = {}
-        for s, g in enumerate(fresh):
-            first.setdefault(g, s)
-        return Dfa(dfa.symbols, [[fresh[t] if t >= 0 else -1 for t in dfa.moves[first[g]]] for g in range(count)],
-                   [dfa.accepts[first[g]] for g in range(count)], fresh[dfa.start])
+        _, first, numbers = np.unique(groups, return_index=True, return_inverse=True)
+        order = np.argsort(first)                             # groups in the order of their first states
+        place = np.empty(count + 1, np.int32)
+        place[order] = np.arange(count, dtype=np.int32)
+        place[count] = -1
+        fresh = np.append(place[numbers], np.int32(-1))
+        out = Dfa(dfa.symbols, fresh[dfa.moves[first[order]]], dfa.accepts[first[order]], int(fresh[dfa.start]))
+        out._live = True
+        return out
 
     def node(self, spell: Callable[[Ranges], tuple]) -> tuple:
         """A grammar node for the language; `spell` gives the node that writes one code point out of ranges."""
-        states = []
-        for s, row in enumerate(self.moves):
+        states, spelled = [], {}
+        for row, accept in zip(self.moves.tolist(), self.accepts.tolist(), strict=True):
             targets: dict[int, list] = {}
             for k, t in enumerate(row):
                 if t >= 0:
-                    targets.setdefault(t, []).extend(self.symbols[k])
-            states.append((self.accepts[s], tuple((spell(merge(ranges)), t) for t, ranges in targets.items())))
+                    targets.setdefault(t, []).append(k)
+            edges = []
+            for t, symbols in targets.items():
+                key = tuple(symbols)
+                if key not in spelled:
+                    spelled[key] = spell(merge(r for k in key for r in self.symbols[k]))
+                edges.append((spelled[key], t))
+            states.append((bool(accept), tuple(edges)))
         return (NETWORK, self.start, tuple(states))
 
 
@@ -218,22 +203,21 @@ def _pair_symbols(a: list[Ranges], b: list[Ranges]) -> list[tuple[Ranges, int, i
     """The common refinement of two partitions: (ranges, index in a or -1, index in b or -1)."""
     if a == b:
         return [(ranges, k, k) for k, ranges in enumerate(a)]
-    out = []
-    for i, x in enumerate(a):
-        left = x
-        for j, y in enumerate(b):
-            shared = intersect(x, y)
-            if shared:
-                out.append((shared, i, j))
-                left = intersect(left, complement(y))
-        if left:
-            out.append((left, i, -1))
-    covered = merge([r for x in a for r in x])
-    for j, y in enumerate(b):
-        left = intersect(y, complement(covered))
-        if left:
-            out.append((left, -1, j))
-    return out
+    left = sorted((low, high, k) for k, ranges in enumerate(a) for low, high in ranges)
+    right = sorted((low, high, k) for k, ranges in enumerate(b) for low, high in ranges)
+    out: dict[tuple[int, int], list] = {}
+    i = j = at = 0
+    while i < len(left) or j < len(right):
+        low_x, high_x, x = left[i] if i < len(left) else (END, END, -1)
+        low_y, high_y, y = right[j] if j < len(right) else (END, END, -1)
+        at = max(at, min(low_x, low_y))
+        in_x, in_y = low_x <= at, low_y <= at
+        stop = min(high_x if in_x else low_x - 1, high_y if in_y else low_y - 1)
+        out.setdefault((x if in_x else -1, y if in_y else -1), []).append((at, stop))
+        at = stop + 1
+        i += high_x < at
+        j += high_y < at
+    return [(merge(ranges), i, j) for (i, j), ranges in out.items()]
 
 
 def partition(sets: Iterable[Ranges]) -> list[tuple[Ranges, frozenset[int]]]:
@@ -311,6 +295,10 @@ class Nfa:
         for key, rest in duties.items():
             numbers[key] = [next((k for k in range(len(rest.symbols)) if at + k in members), -1) for _, members in parts]
             at += len(rest.symbols)
+        if not duties:
+            moves, accepts = automata.determinise(self.empty, self.edges, [members for _, members in parts], self.final,
+                                                  len(self.classes), MAX_STATES)
+            return Dfa([ranges for ranges, _ in parts], moves, accepts).minimal()
         start = self._close([(0, frozenset())], "^")
         ids, todo, moves, accepts = {start: 0}, [start], [], []
         for threads in todo:
@@ -346,7 +334,7 @@ class Nfa:
         kept = set()
         for key, s in owed:
             symbol = numbers[key][part]
-            target = duties[key].moves[s][symbol] if symbol >= 0 else -1
+            target = int(duties[key].moves[s, symbol]) if symbol >= 0 else -1
             if target < 0:
                 return None
             kept.add((key, target))

@@ -11,48 +11,47 @@ from oxillama.grammar.schema_document import FALSE, TRUE, TYPES, canonical, kind
 class Facts:
     """One case: all of it must hold at once."""
 
-    __slots__ = ("types", "integer", "fraction", "low", "low_strict", "high", "high_strict", "multiples", "broken", "values", "banned",
-                 "min_length", "max_length", "patterns", "formats", "arrays", "min_items", "max_items", "contains", "unique",
-                 "objects", "required", "forbidden", "names", "min_properties", "max_properties", "extras", "todo", "done",
-                 "splits", "dead", "scope", "seen", "spans", "unevaluated", "owed")
-
     def __init__(self):
-        self.types = set(TYPES)
+        self.types = frozenset(TYPES)
         self.integer = self.fraction = self.unique = self.dead = False
         self.low = self.high = None
         self.low_strict = self.high_strict = False
         self.values = self.max_length = self.max_items = self.max_properties = None
         self.min_length = self.min_items = self.min_properties = 0
-        self.multiples, self.broken, self.banned, self.patterns, self.formats = [], [], [], [], []     # broken: no multiples of these
-        self.arrays, self.contains, self.objects, self.required, self.names, self.extras = [], [], [], [], [], []
-        self.forbidden: set[str] = set()
-        self.todo, self.done, self.splits = [], set(), []
+        self.multiples = self.broken = self.banned = self.patterns = self.formats = ()     # broken: no multiples of these
+        self.arrays = self.contains = self.objects = self.required = self.names = self.extras = ()
+        self.forbidden: frozenset[str] = frozenset()
+        self.todo = self.splits = ()
+        self.done: frozenset = frozenset()
         # For `unevaluated*`: the scopes (numbers of schemas that hold such a keyword) being worked in, and what each scope evaluated.
         self.scope: frozenset[int] = frozenset()
-        self.seen, self.spans, self.unevaluated = [], [], []
+        self.seen = self.spans = self.unevaluated = ()
         # Demands for some member (names not excluded, patterns the name must and must not match, value literal, name literals): first
         # any member may meet them; once every declared member was tried, those in `owed` are for members without a declared name.
-        self.owed: list = []
+        self.owed = ()
 
     def copy(self) -> "Facts":
+        """Another case to go on with: whatever holds several things is a tuple or a frozenset, so all of it can be shared."""
         other = object.__new__(Facts)
-        for name in Facts.__slots__:
-            value = getattr(self, name)
-            setattr(other, name, value.copy() if isinstance(value, (list, set)) else value)
+        other.__dict__.update(self.__dict__)
         return other
+
+    def add(self, name: str, item) -> None:
+        """One more item in one of the tuples."""
+        setattr(self, name, (*getattr(self, name), item))
 
     def split(self, branches) -> None:
         """Goes on as one of these lists of actions each (or of those that a function of the case makes)."""
-        self.splits.append((self.scope, branches))
+        self.add("splits", (self.scope, branches))
 
     def only(self, *types: str) -> None:
-        self.types &= set(types)
+        self.types = self.types.intersection(types)
         if not self.types:
             self.dead = True
 
     def drop(self, kind: str) -> None:
         """This type has become impossible."""
-        self.types.discard(kind)
+        self.types -= {kind}
         if not self.types:
             self.dead = True
 
@@ -91,13 +90,13 @@ class Facts:
 
     def require(self, name: str) -> None:
         if name not in self.required:
-            self.required.append(name)
+            self.add("required", name)
         if name in self.forbidden:
             self.drop("object")
         self.properties()
 
     def forbid(self, name: str) -> None:
-        self.forbidden.add(name)
+        self.forbidden |= {name}
         if name in self.required:
             self.drop("object")
 
@@ -124,5 +123,5 @@ def demand(literal) -> Action:
         if literal == FALSE:
             facts.dead = True
         elif literal != TRUE:
-            facts.todo.append((literal, facts.scope))
+            facts.add("todo", (literal, facts.scope))
     return act

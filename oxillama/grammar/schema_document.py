@@ -60,6 +60,7 @@ class Document:
         self.dynamic: dict[str, int] = {}
         self.roots: dict[str, int] = {}
         self.keep: list = []
+        self.resolved: dict[tuple[str, str], tuple[int, bool]] = {}
         self.listed: dict[tuple[int, str], set] = {}
         self.draft = _draft(root)
         for uri, schema in (resources or {}).items():
@@ -156,6 +157,12 @@ class Document:
 
     def resolve(self, node: int, reference: str) -> tuple[int, bool]:
         """The literal a `$ref` in this node points to."""
+        known = self.resolved.get((self.bases[node], reference))
+        if known is None:
+            known = self.resolved[(self.bases[node], reference)] = self._resolve(node, reference)
+        return known
+
+    def _resolve(self, node: int, reference: str) -> tuple[int, bool]:
         where = self.pointers[node] or "/"
         uri, _, fragment = urljoin(self.bases[node], reference).partition("#")
         if reference.startswith("#"):

@@ -16,6 +16,7 @@ from oxillama.grammar.schema_facts import Expander
 from oxillama.grammar.schema_numbers import numeric
 from oxillama.grammar.schema_objects import names_but
 from oxillama.grammar.schema_objects import object_ as object_node
+from oxillama.grammar.schema_survey import endless, survey
 
 MAX_AUTOMATA = 30_000          # states of all automata of one schema
 
@@ -26,8 +27,10 @@ class Emitter:
     def __init__(self, document: Document, expander: Expander, *, flexible: bool, free_order: bool, refuse):
         self.document, self.expander = document, expander
         self.flexible, self.free_order, self.refuse = flexible, free_order, refuse
-        self.names: list[str] = []
-        self.rules: list[tuple] = []
+        self.keys: list = []
+        self.rules: list[tuple | None] = []        # None: put off
+        self.lazy = bytearray()                    # whether a rule's network may wait until it is called
+        self.needs: list = []
         self.numbers: dict = {}
         self.todo: list = []
         self.spelled: dict = {}
@@ -37,22 +40,49 @@ class Emitter:
         self.strings: dict = {}
         self.where = "/"
 
-    def run(self, root: frozenset) -> None:
-        """Writes the root's rule and all it needs."""
-        self.number(root, "root")
+    def run(self, root: frozenset) -> bool:
+        """Writes the root's rule and all it needs but what can be put off; returns whether anything was."""
+        self.number(root)
         self.spelling = sp.Spelling(self.flexible, self.block("ws") if self.flexible else EMPTY)
+        self.settle()
+        for index in endless(self.rules, self.needs):
+            self.rules[index] = NEVER
+            self.lazy[index] = 0
+        return any(self.lazy)
+
+    def settle(self) -> None:
+        """Writes what is waiting, or puts it off."""
         while self.todo:
-            key, index = self.todo.pop()
+            index = self.todo.pop()
+            key = self.keys[index]
+            if index and (isinstance(key, frozenset) or key[0] == "language"):
+                self.lazy[index] = 1
+                self.needs[index] = survey(self, key) if isinstance(key, frozenset) else [[]]
+                if self.needs[index] is not None:
+                    continue
             self.rules[index] = self.body(key)
 
-    def number(self, key, name: str | None = None) -> int:
+    def write(self, index: int) -> None:
+        """Writes a rule that was put off."""
+        if self.rules[index] is None:
+            self.rules[index] = self.body(self.keys[index])
+            self.settle()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all rules so far."""
+        return ["root", *(self.name_of(key, index) for index, key in enumerate(self.keys) if index)]
+
+    def number(self, key) -> int:
         """The rule of a set of literals (or of a named building block), written later."""
         index = self.numbers.get(key)
         if index is None:
             index = self.numbers[key] = len(self.rules)
-            self.names.append(name or self.name_of(key, index))
-            self.rules.append(NEVER)
-            self.todo.append((key, index))
+            self.keys.append(key)
+            self.rules.append(None)
+            self.needs.append(None)
+            self.lazy.append(0)
+            self.todo.append(index)
         return index
 
     def name_of(self, key, index: int) -> str:

@@ -55,6 +55,7 @@ class Expander:
         for literal in sorted(literals):
             demand(literal)(start)
         out, stack = [], [start]
+        self.steps -= 1                           # what needs no splitting is free: rules may be expanded after compilation
         while stack:
             facts = stack.pop()
             self.steps += 1
@@ -66,18 +67,20 @@ class Expander:
             if facts.values is not None:
                 # the rest of the case is about concrete values: ask the validator, all of the conjunction at once
                 facts.values = [v for v in facts.values if all(self.document.holds(literal, v) for literal in literals)]
-                facts.splits = []
+                facts.splits = ()
                 if not facts.values:
                     continue
             if not facts.splits and facts.extras and "object" in facts.types:
-                facts.split(self._candidates(facts, facts.extras.pop()))
+                extra = facts.extras[-1]
+                facts.extras = facts.extras[:-1]
+                facts.split(self._candidates(facts, extra))
             if not facts.splits:
                 self._judge_unevaluated(facts)
                 out.append(facts)
                 if len(out) > MAX_CASES:
                     raise GrammarError(f"schema {self.where(min(literals)[0])}: expands to more than {MAX_CASES} cases")
                 continue
-            scope, branches = facts.splits.pop(0)
+            (scope, branches), facts.splits = facts.splits[0], facts.splits[1:]
             if callable(branches):
                 branches = branches(facts)
             for actions in reversed(branches):
@@ -114,7 +117,7 @@ class Expander:
     def _settle(self, facts: Facts) -> None:
         """Applies pending literals until only splits are left."""
         while facts.todo and not facts.dead:
-            literal, scope = facts.todo.pop(0)
+            (literal, scope), facts.todo = facts.todo[0], facts.todo[1:]
             node, sign = literal
             if (literal, scope) in facts.done:
                 continue
@@ -145,12 +148,12 @@ class Expander:
         """The members that can meet a demand for some member: each declared one that fits, or one without a declared name."""
         excluded, must, must_not, literal, names = extra
         out: list[list[Action]] = []
-        for name in dict.fromkeys([n for properties, _, _ in facts.objects for n in properties] + facts.required):
+        for name in dict.fromkeys([*(n for properties, _, _ in facts.objects for n in properties), *facts.required]):
             if (name not in excluded and all(search_automaton(s).accepts_text(name) for s in must)
                     and not any(search_automaton(s).accepts_text(name) for s in must_not)
                     and all(self.document.holds(n, name) for n in names)):
-                out.append([lambda f, n=name: f.require(n), lambda f, n=name: f.objects.append(({n: literal}, (), TRUE))])
-        out.append([lambda f: f.owed.append(extra)])
+                out.append([lambda f, n=name: f.require(n), lambda f, n=name: f.add("objects", ({n: literal}, (), TRUE))])
+        out.append([lambda f: f.add("owed", extra)])
         return out
 
     def _open_scopes(self, facts: Facts, node: int, schema: dict, scope) -> None:
@@ -161,7 +164,7 @@ class Expander:
             if schema.get(keyword, True) is not True:
                 self.scopes += 1
                 facts.scope = facts.scope | {self.scopes}
-                facts.unevaluated.append((self.scopes, keyword, self.literal(schema[keyword]), scope, node))
+                facts.add("unevaluated", (self.scopes, keyword, self.literal(schema[keyword]), scope, node))
 
     def _judge_unevaluated(self, facts: Facts) -> None:
         """Once a case is settled, what is left unevaluated in it is known: a constraint like `additionalProperties` or `items`."""
@@ -173,7 +176,7 @@ class Expander:
                     continue
                 names = {name: TRUE for _, declared, _, _ in seen for name in declared}
                 patterns = dict.fromkeys(source for _, _, sources, _ in seen for source in sources)
-                facts.objects.append((names, tuple((source, TRUE) for source in patterns), literal))
+                facts.add("objects", (names, tuple((source, TRUE) for source in patterns), literal))
             else:
                 spans = [span for scopes, span in facts.spans if number in scopes]
                 if nested or INFINITE in spans:
@@ -181,7 +184,7 @@ class Expander:
                 if -1 in spans:
                     self.refuse(self.where(node), keyword, "beside 'contains'")
                     continue
-                facts.arrays.append(((TRUE,) * max(spans, default=0), literal))
+                facts.add("arrays", ((TRUE,) * max(spans, default=0), literal))
 
     # ------------------------------------------------------------------ keywords that must hold
 
@@ -238,7 +241,7 @@ class Expander:
                     "type": "object", "properties": {k: {"const": v} for k, v in item.items()}, "required": list(item),
                     "additionalProperties": False}, self.where(node)), False))(facts)
             else:
-                facts.banned.append(item)
+                facts.add("banned", item)
         if True in [b for b in facts.banned if b is True] and False in [b for b in facts.banned if b is False]:
             facts.drop("boolean")
 
@@ -259,21 +262,21 @@ class Expander:
     def _multiple(self, facts, node, schema, value):
         if exact(value) <= 0:
             raise ValueError
-        facts.multiples.append(exact(value))
+        facts.add("multiples", exact(value))
 
     def _pattern(self, facts, node, schema, value):
         parse_regex(value)
-        facts.patterns.append((value, True))
+        facts.add("patterns", (value, True))
 
     def _not_pattern(self, facts, node, schema, value):
-        facts.patterns.append((value, False))
+        facts.add("patterns", (value, False))
 
     def _format(self, facts, node, schema, value):
         if value in FORMATS and (value, True) not in facts.formats:
-            facts.formats.append((value, True))
+            facts.add("formats", (value, True))
 
     def _not_format(self, facts, node, schema, value):
-        facts.formats.append((value, False))
+        facts.add("formats", (value, False))
 
     def _arrays(self, facts, node, schema, value):
         """`items`, `prefixItems` and `additionalItems` together, when the first of them is met."""
@@ -281,9 +284,9 @@ class Expander:
         if schema[first] is not value:
             return
         prefix, rest = self.document_array(node, schema)
-        facts.arrays.append((tuple(self.literal(s) for s in prefix), self.literal(rest)))
+        facts.add("arrays", (tuple(self.literal(s) for s in prefix), self.literal(rest)))
         whole = "items" in schema and ("additionalItems" in schema or not isinstance(schema["items"], list))
-        facts.spans.append((facts.scope, INFINITE if whole else len(prefix)))
+        facts.add("spans", (facts.scope, INFINITE if whole else len(prefix)))
 
     def document_array(self, node, schema) -> tuple[list, object]:
         """Prefix schemas and the schema of the rest."""
@@ -311,10 +314,10 @@ class Expander:
 
     def _contains(self, facts, node, schema, value):
         least, most = schema.get("minContains", 1), schema.get("maxContains")
-        facts.spans.append((facts.scope, -1 if self.document.draft >= 2020 else 0))
+        facts.add("spans", (facts.scope, -1 if self.document.draft >= 2020 else 0))
         if least == 0 and most is None:
             return
-        facts.contains.append((self.literal(value), int(least), None if most is None else int(most), 0))
+        facts.add("contains", (self.literal(value), int(least), None if most is None else int(most), 0))
 
     def _objects(self, facts, node, schema, value):
         """`properties`, `patternProperties` and `additionalProperties` together, when the first of them is met."""
@@ -333,8 +336,8 @@ class Expander:
                 self.refuse(f"{self.where(node)}/patternProperties/{escape(source)}", "patternProperties", str(error))
                 continue
             patterns.append((source, self.literal(sub)))
-        facts.objects.append((properties, tuple(patterns), self.literal(rest)))
-        facts.seen.append((facts.scope, frozenset(properties), tuple(source for source, _ in patterns),
+        facts.add("objects", (properties, tuple(patterns), self.literal(rest)))
+        facts.add("seen", (facts.scope, frozenset(properties), tuple(source for source, _ in patterns),
                            "additionalProperties" in schema or "unevaluatedProperties" in schema and not self._in_place(schema)))
 
     def _required(self, facts, node, schema, value):
@@ -352,7 +355,7 @@ class Expander:
         if literal == FALSE:
             facts.properties(0, 0)
         elif literal != TRUE:
-            facts.names.append(literal)
+            facts.add("names", literal)
 
     def _reference(self, facts, node, schema, value):
         demand(self.document.resolve(node, value))(facts)
@@ -495,7 +498,7 @@ E = Expander
 APPLY = {
     "type": E._type, "enum": E._enum, "const": lambda self, f, n, s, v: f.allow([v]), "$banned": E._banned, "$fraction": E._fraction,
     "minimum": E._minimum, "maximum": E._maximum, "exclusiveMinimum": E._exclusive_minimum, "exclusiveMaximum": E._exclusive_maximum,
-    "multipleOf": E._multiple, "$notMultiple": lambda self, f, n, s, v: f.broken.append(exact(v)), "minLength": lambda self, f, n, s, v: f.length(_whole(v)),
+    "multipleOf": E._multiple, "$notMultiple": lambda self, f, n, s, v: f.add("broken", exact(v)), "minLength": lambda self, f, n, s, v: f.length(_whole(v)),
     "maxLength": lambda self, f, n, s, v: f.length(0, _whole(v)), "pattern": E._pattern, "$notPattern": E._not_pattern,
     "format": E._format, "$notFormat": E._not_format, "prefixItems": E._arrays, "items": E._arrays, "additionalItems": E._arrays,
     "unevaluatedItems": E._arrays, "minItems": lambda self, f, n, s, v: f.items(_whole(v)),

@@ -97,10 +97,10 @@ def _no_arrays(ex, node, schema, value):
         literals = (TRUE,) * i + (ex.literal(sub, False),)
         if literals[i] != FALSE:
             out.append([lambda f: f.only("array"), lambda f, n=i: f.items(n + 1),
-                        lambda f, literals=literals: f.arrays.append((literals, TRUE))])
+                        lambda f, literals=literals: f.add("arrays", (literals, TRUE))])
     broken = ex.literal(rest, False)
     if broken != FALSE:
-        out.append([lambda f: f.only("array"), lambda f: f.contains.append((broken, 1, None, len(prefix)))])
+        out.append([lambda f: f.only("array"), lambda f: f.add("contains", (broken, 1, None, len(prefix)))])
     return out
 
 
@@ -108,11 +108,11 @@ def _no_contains(ex, node, schema, value):
     least, most = int(schema.get("minContains", 1)), schema.get("maxContains")
     literal, out = ex.literal(value), []
     if least == 1:
-        out.append([lambda f: f.only("array"), lambda f: f.arrays.append(((), (literal[0], not literal[1])))])
+        out.append([lambda f: f.only("array"), lambda f: f.add("arrays", ((), (literal[0], not literal[1])))])
     elif least > 1:
-        out.append([lambda f: f.only("array"), lambda f: f.contains.append((literal, 0, least - 1, 0))])
+        out.append([lambda f: f.only("array"), lambda f: f.add("contains", (literal, 0, least - 1, 0))])
     if most is not None:
-        out.append([lambda f: f.only("array"), lambda f: f.contains.append((literal, int(most) + 1, None, 0))])
+        out.append([lambda f: f.only("array"), lambda f: f.add("contains", (literal, int(most) + 1, None, 0))])
     return out
 
 
@@ -127,17 +127,17 @@ def _no_objects(ex, node, schema, value):
         literal = ex.literal(sub, False)
         if literal != FALSE:
             out.append([lambda f: f.only("object"), lambda f, n=name: f.require(n),
-                        lambda f, n=name, literal=literal: f.objects.append(({n: literal}, (), TRUE))])
+                        lambda f, n=name, literal=literal: f.add("objects", ({n: literal}, (), TRUE))])
     patterns = tuple(schema.get("patternProperties", {}))
     for source in patterns:
         literal = ex.literal(schema["patternProperties"][source], False)
         if literal != FALSE:
             out.append([lambda f: f.only("object"),
-                        lambda f, s=source, literal=literal: f.extras.append((frozenset(), (s,), (), literal, ()))])
+                        lambda f, s=source, literal=literal: f.add("extras", (frozenset(), (s,), (), literal, ()))])
     literal = ex.literal(schema.get("additionalProperties", True), False)
     if literal != FALSE:
         declared = frozenset(schema.get("properties", {}))
-        out.append([lambda f: f.only("object"), lambda f: f.extras.append((declared, (), patterns, literal, ()))])
+        out.append([lambda f: f.only("object"), lambda f: f.add("extras", (declared, (), patterns, literal, ()))])
     return out
 
 
@@ -148,7 +148,7 @@ def _no_names(ex, node, schema, value):
     if literal == FALSE:
         return [positive(ex, node, {"type": "object", "minProperties": 1})]
     bad = (literal[0], not literal[1])
-    return [[lambda f: f.only("object"), lambda f: f.extras.append((frozenset(), (), (), TRUE, (bad,)))]]
+    return [[lambda f: f.only("object"), lambda f: f.add("extras", (frozenset(), (), (), TRUE, (bad,)))]]
 
 
 def _no_required(ex, node, schema, value):

@@ -27,7 +27,7 @@ def object_(em, facts: Facts) -> tuple:
 
 def members(em, facts: Facts) -> tuple:
     """One or more members with their commas."""
-    declared = list(dict.fromkeys([name for properties, _, _ in facts.objects for name in properties] + facts.required))
+    declared = list(dict.fromkeys([*(name for properties, _, _ in facts.objects for name in properties), *facts.required]))
     known = set(declared) | facts.forbidden
     named, loose = [], []                       # loose: demanded, but not declared: these come last, in any order
     for name in declared:

@@ -1,0 +1,413 @@
+"""Finite automata as tables: subset construction, products, trimming and the smallest equal automaton.
+
+A table is int32 (states, symbols): the next state, -1 where there is none; `accepts` is uint8 per state. What the symbols mean is the
+caller's (`oxillama.grammar.regular`: ranges of code points). Everything is bounded: `limit` states, and `GrammarError` beyond.
+"""
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc, qsort
+from libc.string cimport memcpy, memset
+
+import numpy as np
+
+from oxillama._core.networks cimport Ints, ascending, drop, put
+
+from oxillama.errors import GrammarError
+
+
+cdef class Sets:
+    """int32 sequences interned to small ids, in order of first sight."""
+
+    cdef Ints pool, start
+    cdef int32_t *slots
+    cdef Py_ssize_t mask, count
+
+    def __cinit__(self):
+        self.mask = 1023
+        self.slots = <int32_t *>malloc((self.mask + 1) * sizeof(int32_t))
+        if self.slots == NULL:
+            raise MemoryError()
+        memset(self.slots, 0xFF, (self.mask + 1) * sizeof(int32_t))
+        put(&self.start, 0)
+
+    def __dealloc__(self):
+        drop(&self.pool)
+        drop(&self.start)
+        free(self.slots)
+
+    cdef Py_ssize_t _slot(self, const int32_t *data, Py_ssize_t n) noexcept:
+        cdef uint64_t h = <uint64_t>0x9E3779B97F4A7C15 ^ <uint64_t>n
+        cdef Py_ssize_t i, at
+        cdef int32_t other
+        cdef const int32_t *stored
+        for i in range(n):
+            h = (h ^ <uint64_t><uint64_t>(<int64_t>data[i] & 0xFFFFFFFF)) * <uint64_t>0xFF51AFD7ED558CCD
+            h ^= h >> 32
+        at = <Py_ssize_t>(h & <uint64_t>self.mask)
+        while self.slots[at] >= 0:
+            other = self.slots[at]
+            if self.start.data[other + 1] - self.start.data[other] == n:
+                stored = self.pool.data + self.start.data[other]
+                for i in range(n):
+                    if stored[i] != data[i]:
+                        break
+                else:
+                    return at
+            at = (at + 1) & self.mask
+        return at
+
+    cdef int32_t add(self, const int32_t *data, Py_ssize_t n) except -1:
+        """The id of a sequence; `data` must not point into the pool."""
+        cdef Py_ssize_t i, at = self._slot(data, n)
+        cdef int32_t *grown
+        if self.slots[at] >= 0:
+            return self.slots[at]
+        for i in range(n):
+            put(&self.pool, data[i])
+        put(&self.start, <int32_t>self.pool.n)
+        self.slots[at] = <int32_t>self.count
+        self.count += 1
+        if 2 * self.count > self.mask:
+            grown = <int32_t *>malloc(4 * (self.mask + 1) * sizeof(int32_t))
+            if grown == NULL:
+                raise MemoryError()
+            free(self.slots)
+            self.slots = grown
+            self.mask = 4 * (self.mask + 1) - 1
+            memset(grown, 0xFF, (self.mask + 1) * sizeof(int32_t))
+            for i in range(self.count):
+                at = self._slot(self.pool.data + self.start.data[i], self.start.data[i + 1] - self.start.data[i])
+                self.slots[at] = <int32_t>i
+        return <int32_t>(self.count - 1)
+
+
+cdef object table_of(Ints *flat, Py_ssize_t states, Py_ssize_t width):
+    out = np.empty((states, width), np.int32)
+    cdef int32_t[:, ::1] view = out
+    if states and width:
+        memcpy(&view[0, 0], flat.data, states * width * sizeof(int32_t))
+    return out
+
+
+def product(const int32_t[:, ::1] a, const uint8_t[::1] accept_a, int start_a, const int32_t[:, ::1] b, const uint8_t[::1] accept_b,
+            int start_b, const int32_t[::1] left, const int32_t[::1] right, int keep, Py_ssize_t limit):
+    """The automaton that runs both: symbol k is `left[k]` of a and `right[k]` of b (-1: none). Bit 2x + y of `keep`: accepted where a says
+    x and b says y; a dead side stays at -1. Returns (table, accepts), start 0."""
+    cdef Sets known = Sets()
+    cdef Ints flat
+    cdef int32_t[2] pair
+    cdef int32_t x, y, u, v, found
+    cdef Py_ssize_t k, width = left.shape[0], at = 0
+    cdef int right_alone = (keep >> 1) & 1, left_alone = (keep >> 2) & 1
+    memset(&flat, 0, sizeof(Ints))
+    accepts = bytearray()
+    try:
+        pair[0], pair[1] = start_a, start_b
+        known.add(pair, 2)
+        while at < known.count:
+            x, y = known.pool.data[2 * at], known.pool.data[2 * at + 1]
+            at += 1
+            accepts.append((keep >> (2 * (x >= 0 and accept_a[x]) + (y >= 0 and accept_b[y]))) & 1)
+            for k in range(width):
+                u = a[x, left[k]] if x >= 0 and left[k] >= 0 else -1
+                v = b[y, right[k]] if y >= 0 and right[k] >= 0 else -1
+                if (u < 0 and (v < 0 or not right_alone)) or (v < 0 and not left_alone):
+                    put(&flat, -1)
+                    continue
+                pair[0], pair[1] = u, v
+                found = known.add(pair, 2)
+                if known.count > limit:
+                    raise GrammarError(f"regular: needs more than {limit} states")
+                put(&flat, found)
+        return table_of(&flat, at, width), np.frombuffer(accepts, np.uint8)
+    finally:
+        drop(&flat)
+
+
+def alive(const int32_t[:, ::1] table, const uint8_t[::1] accepts):
+    """Per state whether an accepting one can be reached: bytes of zeros and ones."""
+    cdef Py_ssize_t n = table.shape[0], width = table.shape[1], s, k, at
+    cdef int32_t t
+    cdef Ints todo
+    cdef int32_t *first = <int32_t *>calloc(n + 2, sizeof(int32_t))
+    cdef int32_t *sources = <int32_t *>malloc((n * width + 1) * sizeof(int32_t))
+    out = np.zeros(n, np.uint8)
+    cdef uint8_t[::1] live = out
+    memset(&todo, 0, sizeof(Ints))
+    try:
+        if first == NULL or sources == NULL:
+            raise MemoryError()
+        for s in range(n):
+            for k in range(width):
+                if table[s, k] >= 0:
+                    first[table[s, k] + 2] += 1
+        for s in range(n):
+            first[s + 2] += first[s + 1]
+        for s in range(n):
+            for k in range(width):
+                t = table[s, k]
+                if t >= 0:
+                    sources[first[t + 1]] = <int32_t>s
+                    first[t + 1] += 1
+        for s in range(n):
+            if accepts[s]:
+                live[s] = 1
+                put(&todo, <int32_t>s)
+        while todo.n:
+            todo.n -= 1
+            s = todo.data[todo.n]
+            for at in range(first[s], first[s + 1]):
+                if not live[sources[at]]:
+                    live[sources[at]] = 1
+                    put(&todo, sources[at])
+        return out
+    finally:
+        free(first)
+        free(sources)
+        drop(&todo)
+
+
+cdef class Partition:
+    """Numbers 0..n-1 in groups that are split by marking members: the refinable partition of Valmari's minimisation."""
+
+    cdef int32_t *member
+    cdef int32_t *where
+    cdef int32_t *group
+    cdef int32_t *first
+    cdef int32_t *past
+    cdef int32_t *marked
+    cdef int32_t *touched
+    cdef Py_ssize_t touched_n, count, n
+
+    def __cinit__(self, Py_ssize_t n):
+        cdef Py_ssize_t i
+        cdef int32_t *block = <int32_t *>calloc(7 * n + 7, sizeof(int32_t))
+        if block == NULL:
+            raise MemoryError()
+        self.member, self.where, self.group, self.first = block, block + n + 1, block + 2 * n + 2, block + 3 * n + 3
+        self.past, self.marked, self.touched = block + 4 * n + 4, block + 5 * n + 5, block + 6 * n + 6
+        self.n = n
+        for i in range(n):
+            self.member[i] = self.where[i] = <int32_t>i
+        if n:
+            self.count = 1
+            self.past[0] = <int32_t>n
+
+    def __dealloc__(self):
+        free(self.member)
+
+    cdef void mark(self, int32_t e) noexcept:
+        cdef int32_t g = self.group[e], i = self.where[e], j = self.first[g] + self.marked[g]
+        if i < j:
+            return
+        self.member[i] = self.member[j]
+        self.where[self.member[i]] = i
+        self.member[j] = e
+        self.where[e] = j
+        if self.marked[g] == 0:
+            self.touched[self.touched_n] = g
+            self.touched_n += 1
+        self.marked[g] += 1
+
+    cdef void split(self) noexcept:
+        """Every group with some members marked falls into two, the smaller one with a new number."""
+        cdef int32_t g, fresh, middle
+        cdef Py_ssize_t i
+        while self.touched_n:
+            self.touched_n -= 1
+            g = self.touched[self.touched_n]
+            middle = self.first[g] + self.marked[g]
+            if middle == self.past[g]:
+                self.marked[g] = 0
+                continue
+            fresh = <int32_t>self.count
+            if self.marked[g] <= self.past[g] - middle:
+                self.first[fresh] = self.first[g]
+                self.past[fresh] = self.first[g] = middle
+            else:
+                self.past[fresh] = self.past[g]
+                self.first[fresh] = self.past[g] = middle
+            for i in range(self.first[fresh], self.past[fresh]):
+                self.group[self.member[i]] = fresh
+            self.marked[g] = self.marked[fresh] = 0
+            self.count += 1
+
+
+def merged(const int32_t[:, ::1] table, const uint8_t[::1] accepts):
+    """Groups of states with equal futures: (group of each state, number of groups). The table must be trimmed.
+
+    Valmari, "Fast brief practical DFA minimization" (2012): states and moves are refined against each other, O(moves log states).
+    """
+    cdef Py_ssize_t n = table.shape[0], width = table.shape[1], s, k, i, moves = 0, state_group = 0, move_group = 0, at
+    cdef int32_t t
+    for s in range(n):
+        for k in range(width):
+            moves += table[s, k] >= 0
+    cdef Partition states = Partition(n)
+    cdef Partition cords = Partition(moves)
+    cdef int32_t *tail = <int32_t *>malloc((moves + 1) * sizeof(int32_t))
+    cdef int32_t *first = <int32_t *>calloc(n + 2, sizeof(int32_t))
+    cdef int32_t *incoming = <int32_t *>malloc((moves + 1) * sizeof(int32_t))
+    out = np.zeros(n, np.int32)
+    cdef int32_t[::1] found = out
+    try:
+        if tail == NULL or first == NULL or incoming == NULL:
+            raise MemoryError()
+        for s in range(n):
+            if accepts[s]:
+                states.mark(<int32_t>s)
+        states.split()
+        i = 0                                    # moves numbered by symbol: each symbol is a first group of moves
+        for k in range(width):
+            at = i
+            for s in range(n):
+                if table[s, k] >= 0:
+                    tail[i] = <int32_t>s
+                    first[table[s, k] + 2] += 1
+                    cords.group[i] = <int32_t>k
+                    i += 1
+        if moves:
+            cords.count = 0
+            at = 0
+            while at < moves:
+                i = at
+                while i < moves and cords.group[i] == cords.group[at]:
+                    i += 1
+                cords.first[cords.count] = <int32_t>at
+                cords.past[cords.count] = <int32_t>i
+                cords.count += 1
+                at = i
+            for k in range(cords.count):
+                for i in range(cords.first[k], cords.past[k]):
+                    cords.group[i] = <int32_t>k
+        for s in range(n):
+            first[s + 2] += first[s + 1]
+        i = 0
+        for k in range(width):
+            for s in range(n):
+                t = table[s, k]
+                if t >= 0:
+                    incoming[first[t + 1]] = <int32_t>i
+                    first[t + 1] += 1
+                    i += 1
+        state_group = 1
+        while move_group < cords.count:
+            for i in range(cords.first[move_group], cords.past[move_group]):
+                states.mark(tail[cords.member[i]])
+            states.split()
+            move_group += 1
+            while state_group < states.count:
+                for i in range(states.first[state_group], states.past[state_group]):
+                    s = states.member[i]
+                    for at in range(first[s], first[s + 1]):
+                        cords.mark(incoming[at])
+                cords.split()
+                state_group += 1
+        for s in range(n):
+            found[s] = states.group[s]
+        return out, states.count
+    finally:
+        free(tail)
+        free(first)
+        free(incoming)
+
+
+cdef class Subsets:
+    """The subset construction for an automaton without obligations: see `determinise`."""
+
+    cdef Ints skip_at, skip_to, skip_when, eat_at, eat_class, eat_to, work
+    cdef int32_t *stamp
+    cdef int32_t now
+    cdef Py_ssize_t n
+
+    def __cinit__(self, list skips, list eats):
+        cdef Py_ssize_t s
+        self.n = len(skips)
+        self.stamp = <int32_t *>calloc(self.n + 1, sizeof(int32_t))
+        if self.stamp == NULL:
+            raise MemoryError()
+        for s in range(self.n):
+            put(&self.skip_at, <int32_t>self.skip_to.n)
+            put(&self.eat_at, <int32_t>self.eat_to.n)
+            for target, when in skips[s]:
+                put(&self.skip_to, target)
+                put(&self.skip_when, 1 if when == "^" else 2 if when == "$" else 0)
+            for number, target in eats[s]:
+                put(&self.eat_class, number)
+                put(&self.eat_to, target)
+        put(&self.skip_at, <int32_t>self.skip_to.n)
+        put(&self.eat_at, <int32_t>self.eat_to.n)
+
+    def __dealloc__(self):
+        drop(&self.skip_at); drop(&self.skip_to); drop(&self.skip_when); drop(&self.eat_at); drop(&self.eat_class); drop(&self.eat_to)
+        drop(&self.work)
+        free(self.stamp)
+
+    cdef int close(self, int marks) except -1:
+        """Closes `work` over empty edges whose assertion is in `marks` (bit 1: ^, bit 2: $); sorted, once each."""
+        cdef Py_ssize_t i = 0, k, n = 0
+        cdef int32_t s
+        self.now += 1
+        while i < self.work.n:
+            s = self.work.data[i]
+            i += 1
+            if self.stamp[s] == self.now:
+                continue
+            self.stamp[s] = self.now
+            self.work.data[n] = s                # n <= i - 1: only what was read is written over
+            n += 1
+            for k in range(self.skip_at.data[s], self.skip_at.data[s + 1]):
+                if self.stamp[self.skip_to.data[k]] != self.now and (self.skip_when.data[k] & ~marks) == 0:
+                    put(&self.work, self.skip_to.data[k])
+        self.work.n = n
+        if n > 1:
+            qsort(self.work.data, n, sizeof(int32_t), ascending)
+        return 0
+
+
+def determinise(list skips, list eats, list members, int final, Py_ssize_t classes, Py_ssize_t limit):
+    """The table of a nondeterministic automaton: `skips[s]` are (target, "" or "^" or "$"), `eats[s]` (class, target); `members[k]` says
+    which classes symbol k belongs to. State 0 starts, "^" edges can be passed only there, "$" edges only at the end."""
+    cdef Subsets nfa = Subsets(skips, eats)
+    cdef Sets known = Sets()
+    cdef Ints flat, ends
+    cdef Py_ssize_t at = 0, i, k, e, width = len(members)
+    cdef int32_t s, found
+    has = np.zeros((width, classes + 1), np.uint8)
+    cdef uint8_t[:, ::1] holds = has
+    for k in range(width):
+        for number in members[k]:
+            if number < classes:
+                holds[k, number] = 1
+    memset(&flat, 0, sizeof(Ints))
+    memset(&ends, 0, sizeof(Ints))
+    accepts = bytearray()
+    try:
+        put(&nfa.work, 0)
+        nfa.close(1)
+        known.add(nfa.work.data, nfa.work.n)
+        while at < known.count:
+            nfa.work.n = 0
+            for i in range(known.start.data[at], known.start.data[at + 1]):
+                put(&nfa.work, known.pool.data[i])
+            nfa.close(3 if at == 0 else 2)
+            accepts.append(nfa.stamp[final] == nfa.now)
+            for k in range(width):
+                nfa.work.n = 0
+                for i in range(known.start.data[at], known.start.data[at + 1]):
+                    s = known.pool.data[i]
+                    for e in range(nfa.eat_at.data[s], nfa.eat_at.data[s + 1]):
+                        if holds[k, nfa.eat_class.data[e]]:
+                            put(&nfa.work, nfa.eat_to.data[e])
+                if nfa.work.n == 0:
+                    put(&flat, -1)
+                    continue
+                nfa.close(0)
+                found = known.add(nfa.work.data, nfa.work.n)
+                if known.count > limit or known.pool.n > 4096 * limit:
+                    raise GrammarError(f"regular: needs more than {limit} states")
+                put(&flat, found)
+            at += 1
+        return table_of(&flat, at, width), np.frombuffer(accepts, np.uint8)
+    finally:
+        drop(&flat)
+        drop(&ends)
