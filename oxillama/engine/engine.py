@@ -95,7 +95,7 @@ class EngineCore:
     def check(self) -> None:
         """Raise EngineError when the engine cannot serve: closed, failed, or in a process that was forked off."""
         if os.getpid() != self._pid:
-            raise EngineError(f"engine: belongs to process {self._pid}, this is process {os.getpid()}; load another model after a fork")
+            raise EngineError(f"engine: belongs to process {self._pid}, this is process {os.getpid()}; wanted a process that was spawned, or loads a model before its parent runs one")
         if self._failure is not None:
             raise EngineError(str(self._failure)) from self._failure.__cause__
         if self._closed:
