@@ -7,6 +7,7 @@ import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from oxillama._core.pushdown import Cursor, Machine
 from oxillama.errors import GrammarError
@@ -14,7 +15,7 @@ from oxillama.grammar import gbnf
 from oxillama.grammar.nodes import choice, literal
 
 VERSION = 1
-
+MOST_SAVED = 1 << 26          # bytes of a saved state
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
@@ -251,41 +252,70 @@ class GrammarState:
         other._steps = list(self._steps)
         return other
 
+    def describe(self) -> dict[str, Any]:
+        """The kind of constraint; what `serialise` gives holds all the rest."""
+        return {"kind": "grammar"}
+
     def serialise(self) -> bytes:
         """Grammar text and position as bytes for `restore`."""
         return json.dumps({
-            "version": VERSION, "grammar": self.grammar.source, "limits": asdict(self.grammar.limits),
-            "consumed": base64.b64encode(self._history).decode("ascii"), "steps": self._steps,
+            "version": VERSION, "grammar": self.grammar.source, "limits": asdict(self.grammar.limits), **self.journal(),
         }, separators=(",", ":")).encode("ascii")
+
+    def journal(self) -> dict[str, Any]:
+        """Everything consumed, as JSON values: what `replay` takes."""
+        return {"consumed": base64.b64encode(self._history).decode("ascii"), "steps": self._steps}
+
+    def replay(self, journal: Mapping[str, Any]) -> None:
+        """Consumes what a `journal` of the same grammar holds. Raises `GrammarError` for one that is malformed or does not fit."""
+        try:
+            consumed = base64.b64decode(journal["consumed"], validate=True)
+            steps = [(int(length), int(token)) for length, token in journal["steps"]]
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise GrammarError(f"grammar state: malformed ({error})") from None
+        if not self.grammar.tokens:
+            self.advance(consumed)
+            return
+        if any(length < 0 for length, _ in steps) or sum(length for length, _ in steps) != len(consumed):
+            raise GrammarError(f"grammar state: malformed (steps that do not make up {len(consumed)} bytes)")
+        at = 0
+        for length, token in steps:
+            self.advance(consumed[at:at + length], None if token < 0 else token)
+            at += length
 
     @classmethod
     def restore(cls, data: bytes, *, masker=None, grammar: Grammar | None = None) -> "GrammarState":
         """The state that `serialise` saved; a `grammar` with the same source may be given to share its compiled form."""
-        try:
-            saved = json.loads(data)
-            version, source = saved["version"], saved["grammar"]
-            limits, consumed, steps = saved["limits"], base64.b64decode(saved["consumed"], validate=True), saved["steps"]
-        except (ValueError, KeyError, TypeError) as error:
-            raise GrammarError(f"grammar state: malformed ({error})") from None
-        if version != VERSION:
-            raise GrammarError(f"grammar state: version {version!r} found, {VERSION} wanted")
+        saved = read_saved(data, "grammar state", VERSION)
+        source, limits = saved.get("grammar"), saved.get("limits")
         if grammar is None:
-            try:
-                limits = GrammarLimits(**limits)
-            except TypeError as error:
-                raise GrammarError(f"grammar state: malformed limits ({error})") from None
-            grammar = Grammar.parse(source, limits=limits)
+            if not isinstance(limits, dict) or not all(name in GrammarLimits.__dataclass_fields__ for name in limits):
+                raise GrammarError(f"grammar state: malformed limits, found {str(limits)[:60]}")
+            if not isinstance(source, str):
+                raise GrammarError(f"grammar state: malformed grammar, found {type(source).__name__}")
+            grammar = Grammar.parse(source, limits=GrammarLimits(**limits))
         elif grammar.source != source:
             raise GrammarError("grammar state: was saved under another grammar than the one given")
         state = cls(grammar, masker=masker)
-        if not grammar.tokens:
-            state.advance(consumed)
-            return state
-        at = 0
-        for length, token in steps:
-            state.advance(consumed[at:at + length], None if token < 0 else token)
-            at += length
+        state.replay(saved)
         return state
 
     def __repr__(self):
         return f"<GrammarState after {len(self._history)} bytes{', complete' if self.is_complete() else ''}>"
+
+
+def read_saved(data: bytes, what: str, version: int) -> dict[str, Any]:
+    """The members of a saved state. Raises `GrammarError`, naming `what`, for bytes that are none, or are of another version."""
+    if not isinstance(data, (bytes, bytearray, memoryview)):
+        raise GrammarError(f"{what}: found {type(data).__name__}, wanted bytes")
+    if len(data) > MOST_SAVED:
+        raise GrammarError(f"{what}: found {len(data)} bytes, wanted at most {MOST_SAVED}")
+    try:
+        saved = json.loads(bytes(data))
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(f"{what}: malformed ({error})") from None
+    if not isinstance(saved, dict):
+        raise GrammarError(f"{what}: malformed, found {type(saved).__name__}, wanted an object")
+    if saved.get("version") != version:
+        raise GrammarError(f"{what}: version {saved.get('version')!r} found, {version} wanted")
+    return saved
