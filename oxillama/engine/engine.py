@@ -95,7 +95,7 @@ class EngineCore:
     def check(self) -> None:
         """Raise EngineError when the engine cannot serve: closed, failed, or in a process that was forked off."""
         if os.getpid() != self._pid:
-            raise EngineError(f"engine: belongs to process {self._pid}, this is process {os.getpid()}; wanted a process that was spawned, or loads a model before its parent runs one")
+            raise EngineError(f"engine: belongs to process {self._pid}, this is process {os.getpid()}; wanted spawn, not fork")
         if self._failure is not None:
             raise EngineError(str(self._failure)) from self._failure.__cause__
         if self._closed:
@@ -224,6 +224,7 @@ class EngineCore:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
         self._abandon()
+        self.drafters.close()
         with self.lock:
             for session in list(self.room.sessions):
                 self.drop(session)

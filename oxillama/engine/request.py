@@ -136,7 +136,7 @@ class Request:
     def check_process(self) -> None:
         """Raise EngineError in a process that was forked off: nobody there will ever end the request."""
         if self._pid != os.getpid():
-            raise EngineError(f"request: belongs to process {self._pid}, this is process {os.getpid()}; wanted a process that was spawned, or loads a model before its parent runs one")
+            raise EngineError(f"request: belongs to process {self._pid}, this is process {os.getpid()}; wanted spawn, not fork")
 
     def wait(self) -> None:
         """Wait for the end, whatever it is; at once for a request that was never submitted."""
