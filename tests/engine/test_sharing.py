@@ -1,9 +1,11 @@
 """What requests share and what they never do: a system prompt paid for once, pages by the token, and nothing across adapters."""
 import random
 
+import numpy as np
 import pytest
 from null import VOCAB, NullProgram, core, request, solo
 
+import oxillama
 from oxillama.engine.scheduler import SchedulerConfig
 
 SYSTEM = [(7 * i + i // 13) % VOCAB for i in range(2000)]
@@ -55,3 +57,28 @@ def test_pages_in_use_are_tokens_over_sixteen_and_one_a_session():
         each.close()
     assert engine.pool.pages_used == 0
     engine.close()
+
+
+def test_a_request_that_shares_nothing_takes_nothing_and_leaves_nothing():
+    engine = core()
+    prompt = [(3 * i) % VOCAB for i in range(50)]
+    for shares, cached in ((False, 0), (True, 0), (False, 0), (True, 49)):
+        done = engine.submit(request(engine, prompt, max_tokens=4, cache=shares)).result(5)
+        assert list(done.tokens) == solo(prompt, 4) and done.usage.cached_tokens == cached
+    engine.close()
+
+
+def test_a_long_context_costs_nothing_until_it_is_used(cases):
+    with oxillama.load(cases / "stories260K" / "stories260K-f32.gguf", context_size=1 << 20) as engine:
+        assert engine.metrics().page_memory_bytes == 0
+        engine.generate([1, 2, 3], max_tokens=2)
+        assert 0 < engine.metrics().page_memory_bytes < 1 << 26        # a million tokens would take ten times as much
+
+
+def test_an_embedding_longer_than_the_context_is_refused_and_one_longer_than_a_chunk_is_whole(cases):
+    path = cases / "stories260K" / "stories260K-f32.gguf"
+    with oxillama.load(path, context_size=200, prefill_chunk_size=16) as small, oxillama.load(path) as large:
+        ids = [(3 * i + 1) % 512 for i in range(201)]
+        assert np.array_equal(small.embed(ids[:200]), large.embed(ids[:200]))
+        with pytest.raises(oxillama.ContextError, match="201 tokens, the context holds 200"):
+            small.embed(ids)

@@ -35,7 +35,8 @@ def solo_results(engine):
     return [{
         "greedy": one(prompt, max_tokens=24, sampler=GREEDY).tokens, "seeded": one(prompt, max_tokens=24, sampler=SEEDED).tokens,
         "choice": one(prompt, choices=[" and then", " but the dog"], sampler=SEEDED).text, "vector": engine.embed(prompt),
-        "beams": engine.beam_generate(prompt, BEAMS, cache_prompt=False), "three": [each.tokens for each in one(prompt, n=3, max_tokens=8, sampler=SEEDED)],
+        "beams": engine.beam_generate(prompt, BEAMS, cache_prompt=False),
+        "three": [each.tokens for each in one(prompt, n=3, max_tokens=8, sampler=SEEDED)],
     } for prompt in PROMPTS]
 
 
@@ -47,7 +48,8 @@ class Worker:
         self.done, self.wrong = Counter(), []
 
     def run(self):
-        kinds = (self.tokens, self.tokens, self.stream, self.cancel, self.choice, self.vector, self.beams, self.three, self.fork, self.saved, self.fail)
+        kinds = (self.tokens, self.tokens, self.stream, self.cancel, self.choice, self.vector, self.beams, self.three, self.fork, self.saved,
+                 self.fail)
         while time.monotonic() < self.until or not self.done:
             kind = self.rng.choice(kinds)
             index = self.rng.randrange(len(PROMPTS))
@@ -94,7 +96,8 @@ class Worker:
         session = self.engine.session()
         self.engine.prefill(prompt, session=session)
         twin = session.fork()
-        found = [self.engine.generate(None, session=each, max_tokens=24, sampler=sampler).tokens for each, sampler in ((session, GREEDY), (twin, SEEDED))]
+        ways = ((session, GREEDY), (twin, SEEDED))
+        found = [self.engine.generate(None, session=each, max_tokens=24, sampler=sampler).tokens for each, sampler in ways]
         session.close()
         twin.close()
         return found == [wanted["greedy"], wanted["seeded"]]
