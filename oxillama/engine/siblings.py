@@ -68,16 +68,14 @@ class Siblings:
             self.cancel()
             raise
 
-    def read_with(self, read: Any) -> None:
-        """Have every completion read by `read`."""
-        for request in self.requests:
-            request.read = read
-
     def __await__(self) -> Generator[Any, None, list[Completion]]:
         return self._wait().__await__()
 
     def __iter__(self) -> Any:
+        self.cancel()
         raise ConfigError(f"n, best_of: found {len(self.requests)} completions to stream as one, wanted 1; iterate over `requests`")
+
+    __aiter__ = __iter__
 
     async def _wait(self) -> list[Completion]:
         try:

@@ -111,3 +111,25 @@ def test_doors_of_one_stream_refuse_several(engine, door):
     with pytest.raises(oxillama.ConfigError, match="n, best_of"):
         call[door]()
     assert engine.metrics().requests_started_total == before
+
+
+def test_several_replies_of_a_chat_are_each_read():
+    talk = [{"role": "user", "content": "Hi!"}]
+    with oxillama.load() as embedded:
+        done = embedded.chat(talk, n=3, max_tokens=12, seed=5)
+        assert [each.tokens for each in done] == [embedded.chat(talk, max_tokens=12, seed=each.seed).tokens for each in done]
+        assert all(each.content == each.text for each in done)
+
+
+def test_several_completions_are_awaited_and_never_streamed_as_one(engine):
+    async def main():
+        doors = AsyncEngine(engine)
+        with pytest.raises(oxillama.ConfigError, match="n, best_of"):
+            async for _ in doors.stream(PROMPT, n=2, max_tokens=400):
+                pass
+        return await doors.generate(PROMPT, n=2, max_tokens=6, seed=1), await doors.generate([PROMPT, "Tom"], n=2, max_tokens=6, seed=1)
+    alone, many = asyncio.run(main())
+    wanted = engine.generate([PROMPT, "Tom"], n=2, max_tokens=6, seed=1)
+    assert [each.tokens for each in alone] == [each.tokens for each in wanted[0]]
+    assert [[each.tokens for each in one] for one in many] == [[each.tokens for each in one] for one in wanted]
+    assert engine.metrics().requests_running == 0
