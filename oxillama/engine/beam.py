@@ -125,27 +125,22 @@ class Beam:
             masker.advance(session.grammar, token)
         if session.text is None:
             return False
-        text, stopped = self._first(session.text.feed(token)), False
+        text, stopped = session.text.feed(token), False
+        if text and session.at_start:                       # without the space that a vocabulary puts before all of it
+            text, session.at_start = text.removeprefix(" "), False
         if listen and session.stops.stops:
             text, stopped = session.stops.feed(text)
         self.text += text
         return stopped
 
     def whole(self) -> str:
-        """The text if it ends here, with what the decoder and the stop filter still hold; changes nothing but where text begins."""
+        """The text if it ends here, with what the decoder and the stop filter still hold; changes nothing."""
         session = self.session
         if session.text is None:
             return self.text
-        stops = session.stops.fork()
-        text, stopped = stops.feed(self._first(session.text.fork().flush()))
+        rest, stops = session.text.fork().flush(), session.stops.fork()
+        text, stopped = stops.feed(rest.removeprefix(" ") if session.at_start else rest)
         return self.text + text + ("" if stopped else stops.flush())
-
-    def _first(self, text: str) -> str:
-        """The text without the space that a vocabulary puts before all of it."""
-        if text and self.session.at_start:
-            self.session.at_start = False
-            return text.removeprefix(" ")
-        return text
 
 
 class BeamSearch:
@@ -359,6 +354,7 @@ def make_beams(core: EngineCore, vocabulary: Vocabulary | None, options: Options
             root.kv.release()
         raise
     request.kind = "beams"
+    request.session.sampler = None                  # nothing is drawn, so no beam need carry one
     request.beams = BeamSearch(config, rules, request.session, context_size=core.context_size, masker=request.masker)
     return request
 
