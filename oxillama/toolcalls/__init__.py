@@ -5,6 +5,7 @@ events        what is found in a reply, and `ToolCall`
 opening       where a call begins, and what may still become a beginning
 scan_json     one call written as JSON, as it streams
 scan_python   one call written as Python, as it streams
+harmony       replies made of messages on channels (gpt-oss)
 detector      ToolCallDetector: text -> events, nothing lost
 reasoning     ReasoningSplitter: reasoning regions split off, and left out of grammars
 deltas        ChatEvent: a streamed reply, step by step
@@ -22,12 +23,13 @@ chat          ChatPlanner, ChatPlan: constraint and reading of one chat
 """
 
 from oxillama.toolcalls.chat import ChatPlan, ChatPlanner, plan_chat
-from oxillama.toolcalls.constraint import ToolCallGrammar
+from oxillama.toolcalls.constraint import ReplyGrammar, ToolCallGrammar
 from oxillama.toolcalls.deltas import ChatEvent, Parts
 from oxillama.toolcalls.detector import ToolCallDetector, detect_calls
 from oxillama.toolcalls.dispatch import NoOpDispatcher, ToolDispatcher, ToolResult
 from oxillama.toolcalls.events import CallArguments, CallFinished, CallMalformed, CallStarted, Event, Markup, Reasoning, Text, ToolCall
 from oxillama.toolcalls.formats import FORMATS, Custom, ToolCallFormat, detect_format, format_of
+from oxillama.toolcalls.harmony import HarmonyReader
 from oxillama.toolcalls.reasoning import (
     THINK,
     ReasoningFormat,
@@ -56,6 +58,7 @@ __all__ = [
     "ChatPlanner",
     "Custom",
     "Event",
+    "HarmonyReader",
     "Markup",
     "NoOpDispatcher",
     "Parts",
@@ -63,6 +66,7 @@ __all__ = [
     "ReasoningFormat",
     "ReasoningSplitter",
     "Reply",
+    "ReplyGrammar",
     "ReplyParser",
     "Text",
     "Tool",

@@ -16,8 +16,8 @@ from oxillama.errors import ConfigError
 from oxillama.grammar import Grammar
 from oxillama.tokenizer import TokenizerBridge
 from oxillama.toolcalls.beside import answer_or_calls
-from oxillama.toolcalls.constraint import ToolCallGrammar
-from oxillama.toolcalls.formats import ToolCallFormat, detect_format, format_of
+from oxillama.toolcalls.constraint import ReplyGrammar, ToolCallGrammar
+from oxillama.toolcalls.formats import HARMONY, ToolCallFormat, detect_format, format_of
 from oxillama.toolcalls.reasoning import ReasoningFormat, detect_reasoning, opened_by, with_reasoning
 from oxillama.toolcalls.reply import Reply, ReplyParser
 from oxillama.toolcalls.tools import Tool, tools_of
@@ -89,7 +89,7 @@ class ChatPlanner:
         """
         offered = tools_of(tools or ())
         choice, name = _choice(tool_choice, offered)
-        kind = None
+        kind = self.format if tool_format is None and self.format is HARMONY else None
         if offered and choice != "none":
             kind = self.format if tool_format is None else format_of(tool_format)
             if kind is None:
@@ -103,6 +103,8 @@ class ChatPlanner:
         self, told: str, choice: str, name: str | None, kind: ToolCallFormat | None, opened: bool, parallel: bool, answer: Grammar | None
     ) -> ChatPlan:
         """A plan, made; its arguments are what plans differ in."""
+        if kind is not None and kind.style == "harmony":
+            return self._channelled(told, choice, name, answer)
         tools, region = tools_of(json.loads(told)), self.reasoning
         ids = self._ids(kind)
         leading = kind is not None and choice == "auto" and answer is not None
@@ -119,6 +121,15 @@ class ChatPlanner:
         return ChatPlan(
             tools=tools, format=kind, reasoning=region, reasoning_opened=opened, constraint=constraint, leading=leading, shown=ids
         )
+
+    def _channelled(self, told: str, choice: str, name: str | None, answer: Grammar | None) -> ChatPlan:
+        """A plan in the harmony notation: calls, reasoning and answers have channels of their own, so that one grammar holds them all."""
+        tools, ids = tools_of(json.loads(told)), self._ids(HARMONY)
+        offered = [tool for tool in tools if choice != "none" and name in (None, tool.name)]
+        constraint = None
+        if offered or answer is not None:
+            constraint = ReplyGrammar(offered, answered=choice in ("auto", "none"), answer=answer, token_ids=ids)
+        return ChatPlan(tools=tools, format=HARMONY, constraint=constraint, shown=ids)
 
     def _ids(self, kind: ToolCallFormat | None) -> dict[str, int]:
         """Ids of the delimiters that are control tokens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from oxillama.errors import GrammarError
@@ -20,6 +21,7 @@ from oxillama.grammar.nodes import (
     literal,
     merge,
     repeat,
+    seq,
     subtract,
 )
 from oxillama.grammar.spelling import whitespace
@@ -42,6 +44,17 @@ class Composer:
         if text in self.token_ids:
             return self._symbol(self.token_ids[text])
         return literal(text)
+
+    def spelled(self, text: str) -> tuple:
+        """The node of a text in which delimiters stand."""
+        if not self.token_ids:
+            return literal(text)
+        marks = sorted(self.token_ids, key=len, reverse=True)
+        return seq(*(self.delimiter(part) for part in re.split(f"({'|'.join(map(re.escape, marks))})", text) if part))
+
+    def until(self, text: str) -> tuple:
+        """The node of any text that ends with a delimiter, part of it."""
+        return seq(self.any_text(), self.delimiter(text)) if text in self.token_ids else text_until(text)
 
     def _symbol(self, token: int | str) -> tuple:
         if token not in self.tokens:

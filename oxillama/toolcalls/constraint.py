@@ -15,6 +15,7 @@ from oxillama.grammar import Grammar, GrammarLimits, JsonSchemaCompiler
 from oxillama.grammar.nodes import choice, literal, repeat, seq
 from oxillama.toolcalls.compose import SPACES, Composer
 from oxillama.toolcalls.formats import ARGS, ToolCallFormat, format_of
+from oxillama.toolcalls.harmony import harmony_grammar
 from oxillama.toolcalls.tools import Tool, tools_of
 
 _ANNOTATIONS = {"title", "description", "default", "examples", "$schema", "$id", "$comment", "$defs", "definitions", "deprecated"}
@@ -58,9 +59,30 @@ def ToolCallGrammar(
     if not chosen:
         raise ConfigError("tools: found none, wanted at least one to call")
     composer = Composer(token_ids=token_ids)
-    make = {"python": _python_call, "named": _named_call}.get(kind.style, _object_call)
+    if kind.style == "harmony":
+        return ReplyGrammar(chosen, closed=closed, strict=strict, token_ids=token_ids, limits=limits)
+    make = {"python": _python_call, "named": _named_call, "headed": _headed_call}.get(kind.style, _object_call)
     call = composer.rule("call", choice(*(make(composer, kind, tool, closed, strict, limits) for tool in chosen)))
     return composer.grammar(_reply(composer, kind, call, parallel), limits=limits)
+
+
+def ReplyGrammar(
+    tools: Iterable[Any],
+    *,
+    answered: bool = False,
+    answer: Grammar | None = None,
+    closed: bool = True,
+    strict: bool = True,  # noqa: N802 (it makes a Grammar)
+    token_ids: Mapping[str, int] | None = None,
+    limits: GrammarLimits | None = None,
+) -> Grammar:
+    """The grammar of a whole reply in the harmony notation: reasoning, then one call of the tools.
+
+    answered: an answer may come instead of a call, held to `answer`; any text where that is None. Other arguments as `ToolCallGrammar`'s.
+    """
+    composer = Composer(token_ids=token_ids)
+    calls = [(tool.name, _arguments(composer, tool, closed, strict, limits)) for tool in tools_of(tools)]
+    return harmony_grammar(composer, calls, answered=answered, answer=answer, limits=limits)
 
 
 def _reply(composer: Composer, kind: ToolCallFormat, call: tuple, parallel: bool) -> tuple:
@@ -71,6 +93,11 @@ def _reply(composer: Composer, kind: ToolCallFormat, call: tuple, parallel: bool
         return seq(literal("["), SPACES, call, more, literal("]"))
     if kind.style == "array":
         return seq(open, SPACES, literal("["), SPACES, call, more, SPACES, literal("]"), SPACES if kind.close else literal(""), close)
+    if kind.style == "headed" and kind.lead:
+        return seq(open, call, repeat(seq(SPACES, call)) if parallel else literal(""), close)
+    if kind.style == "headed":
+        block = seq(open, call, close)
+        return seq(block, repeat(seq(SPACES, block))) if parallel else block
     if kind.style == "named":
         block = seq(open, call)
         return seq(block, repeat(block)) if parallel else block
@@ -123,6 +150,12 @@ def _object_call(composer: Composer, kind: ToolCallFormat, tool: Tool, closed: b
 def _named_call(composer: Composer, kind: ToolCallFormat, tool: Tool, closed: bool, strict: bool, limits: GrammarLimits | None) -> tuple:
     """name[ARGS]{...}."""
     return seq(literal(tool.name), composer.delimiter(ARGS), _arguments(composer, tool, closed, strict, limits))
+
+
+def _headed_call(composer: Composer, kind: ToolCallFormat, tool: Tool, closed: bool, strict: bool, limits: GrammarLimits | None) -> tuple:
+    """The lead, name, the middle, {...}, the tail."""
+    arguments = _arguments(composer, tool, closed, strict, limits)
+    return seq(composer.spelled(kind.lead), literal(tool.name), composer.spelled(kind.middle), arguments, composer.spelled(kind.tail))
 
 
 def _python_call(composer: Composer, kind: ToolCallFormat, tool: Tool, closed: bool, strict: bool, limits: GrammarLimits | None) -> tuple:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from typing import Any
 
 from oxillama.errors import ConfigError
 from oxillama.toolcalls.events import CallFinished, CallMalformed, Event, Markup, Text, joined
 from oxillama.toolcalls.formats import ARGS, CALL_ID, ToolCallFormat, format_of
-from oxillama.toolcalls.opening import SPACE, bare_templates, search
+from oxillama.toolcalls.harmony import HarmonyReader
+from oxillama.toolcalls.opening import SPACE, Pattern, bare_templates, head_pattern, search, tail_pattern
 from oxillama.toolcalls.scan import Malformed
 from oxillama.toolcalls.scan_json import JsonCall
 from oxillama.toolcalls.scan_python import PythonCall
@@ -39,7 +41,11 @@ class ToolCallDetector:
         self.format = format_of(format)
         self.names = None if names is None else frozenset(names)
         self.index = first_index
+        if self.format.style == "harmony":
+            raise ConfigError("tool call format harmony: is read by HarmonyReader, the whole reply is in that notation")
         self._templates = bare_templates(self.format)
+        self._head = head_pattern(self.format) if self.format.style == "headed" else None
+        self._tail: Pattern | None = None  # what may follow the last call
         self._buffer = ""
         self._call: JsonCall | PythonCall | None = None
         self._enter("", "")
@@ -90,6 +96,13 @@ class ToolCallDetector:
         return True
 
     def _in_block(self, out: list[Event]) -> bool:
+        if self._tail is not None and (match := self._tail.whole.match(self._buffer)):
+            self._mark(out, match.end())
+            self._tail = None
+            return True
+        if self._tail is not None and self._tail.part.match(self._buffer):
+            return False
+        self._tail = None
         lead = len(self._buffer) - len(self._buffer.lstrip(SPACE))
         rest = self._buffer[lead:]
         if not rest or (self._close and len(rest) < len(self._close) and self._close.startswith(rest)):
@@ -106,6 +119,8 @@ class ToolCallDetector:
 
     def _next_item(self, out: list[Event], lead: int, char: str) -> bool:
         """What stands in a block: a call, a bracket or comma around calls, or no call at all."""
+        if self._head is not None:
+            return self._next_headed(out)
         begins = self._array or not self._calls or self._close or self._separated
         if char == "{" and begins and not self._python:
             self._begin(JsonCall(self.format, self.index, prefix=self._take(lead)))
@@ -131,6 +146,18 @@ class ToolCallDetector:
             self._leave(fresh=not self._separated)
         else:
             self._give_up(out, "", f"found {char!r}, wanted a call")
+        return True
+
+    def _next_headed(self, out: list[Event]) -> bool:
+        """The name of a call whose arguments follow it, within what the format puts around it."""
+        match = self._head.whole.match(self._buffer) if self.format.lead or not self._calls else None
+        if match is not None:
+            self._tail = tail_pattern(self.format) if self.format.tail else None
+            self._begin(JsonCall(self.format, self.index, name=match["name"], prefix=self._take(match.end() - 1)))
+        elif self._head.part.match(self._buffer) and (self.format.lead or not self._calls):
+            return False
+        else:
+            self._give_up(out, "", f"found {self._buffer[:40]!r}, wanted {self.format.lead}name{self.format.middle}{{")
         return True
 
     def _in_header(self, out: list[Event]) -> bool:
@@ -244,9 +271,15 @@ def _header_may_come(text: str) -> bool:
     return ARGS.startswith(rest) or CALL_ID.startswith(rest) or (rest.startswith(ARGS) and not rest[len(ARGS) :].strip(SPACE))
 
 
+def detector_of(format: str | ToolCallFormat, **options: Any) -> ToolCallDetector | HarmonyReader:
+    """What reads replies in a format; options are those of `ToolCallDetector`."""
+    kind = format_of(format)
+    return HarmonyReader(first_index=options.get("first_index", 0)) if kind.style == "harmony" else ToolCallDetector(kind, **options)
+
+
 def detect_calls(text: str, format: str | ToolCallFormat, *, names: Collection[str] | None = None) -> tuple[str, list, list[CallMalformed]]:
     """(the text without its calls, the calls, what began as a call and is none) of a whole reply."""
-    detector = ToolCallDetector(format, names=names)
+    detector = detector_of(format, names=names)
     events = detector.feed(text) + detector.finish()
     return (
         "".join(event.raw for event in events if isinstance(event, Text)),

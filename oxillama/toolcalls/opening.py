@@ -14,7 +14,8 @@ from functools import lru_cache
 from oxillama.toolcalls.formats import ToolCallFormat
 
 SPACE = " \t\r\n"
-NAME, WORD, KEYWORD = "\x00\x01\x02"  # in a template: the call's name as a JSON string, as a dotted name; a keyword of a call
+# In a template: the call's name as a JSON string, as a dotted name; a keyword of a call; a name as tools may have it.
+NAME, WORD, KEYWORD, TITLE = "\x00\x01\x02\x03"
 _LONGEST = 256  # characters of a name
 
 
@@ -28,13 +29,15 @@ class Opening:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pattern:
+class Pattern:
+    """A template as two patterns: `whole` matches all of it, `part` every beginning of it too."""
+
     whole: re.Pattern
     part: re.Pattern
 
 
 @lru_cache(maxsize=256)
-def _pattern(template: str) -> _Pattern:
+def _pattern(template: str) -> Pattern:
     """The pattern of a template: characters as they are, a space for any spaces, and the three placeholders.
 
     In `part`, group "closed" takes part once the name is over.
@@ -48,11 +51,14 @@ def _pattern(template: str) -> _Pattern:
             whole, part = rf'"{string}"{whole}', rf'(?:"{string}(?:\\?\Z|"(?P<closed>){part}))'
         elif char == WORD:
             whole, part = rf"(?P<name>{word}){whole}", rf"(?:\Z|(?P<name>{word})(?:\Z|(?P<closed>){part}))"
+        elif char == TITLE:
+            title = rf"[\w.\-]{{1,{_LONGEST}}}"
+            whole, part = rf"(?P<name>{title}){whole}", rf"(?:\Z|{title}(?:\Z|{part}))"
         elif char == KEYWORD:
             whole, part = rf"{word}{whole}", rf"(?:\Z|{word}(?:\Z|{part}))"
         else:
             whole, part = re.escape(char) + whole, rf"(?:\Z|{re.escape(char)}{part})"
-    return _Pattern(re.compile(whole, re.DOTALL), re.compile(part, re.DOTALL))
+    return Pattern(re.compile(whole, re.DOTALL), re.compile(part, re.DOTALL))
 
 
 def bare_templates(format: ToolCallFormat, *, trigger: bool = False) -> tuple[str, ...]:
@@ -65,6 +71,16 @@ def bare_templates(format: ToolCallFormat, *, trigger: bool = False) -> tuple[st
             return tuple(f'{head}"{format.name_key}" :' for head in heads)
         return tuple(f'{head}"{format.name_key}" : {NAME} , "{key}" : {{' for head in heads for key in format.arguments_keys)
     return ()
+
+
+def head_pattern(format: ToolCallFormat) -> Pattern:
+    """The pattern of what stands before the arguments of a headed call, from its lead to the bracket after it."""
+    return _pattern(f" {' '.join(format.lead.split())}{TITLE} {' '.join(format.middle.split())} {{")
+
+
+def tail_pattern(format: ToolCallFormat) -> Pattern:
+    """The pattern of what stands after the arguments of a headed call."""
+    return _pattern(f" {' '.join(format.tail.split())}")
 
 
 def search(

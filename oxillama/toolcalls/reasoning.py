@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from oxillama.errors import ConfigError
 from oxillama.grammar import Grammar, GrammarLimits
 from oxillama.grammar.nodes import choice, seq
-from oxillama.toolcalls.compose import SPACES, Composer, text_until
+from oxillama.toolcalls.compose import SPACES, Composer
 from oxillama.toolcalls.events import Event, Markup, Reasoning, Text, joined
 from oxillama.toolcalls.opening import SPACE, partial
 
@@ -148,10 +148,6 @@ def with_reasoning(
     """
     composer = Composer(token_ids=token_ids)
     answer = composer.include(grammar, "answer")
-    if format.close in composer.token_ids:
-        inside = seq(composer.any_text(), composer.delimiter(format.close))
-    else:
-        inside = text_until(format.close)
-    region = composer.rule("reasoning", seq(inside, SPACES))
+    region = composer.rule("reasoning", seq(composer.until(format.close), SPACES))
     root = seq(region, answer) if opened else choice(seq(SPACES, composer.delimiter(format.open), region, answer), answer)
     return composer.grammar(root, limits=limits or grammar.limits)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oxillama.toolcalls.deltas import Parts
-from oxillama.toolcalls.detector import ToolCallDetector
+from oxillama.toolcalls.detector import detector_of
 from oxillama.toolcalls.events import CallMalformed, Event, Text, ToolCall
 from oxillama.toolcalls.formats import ToolCallFormat
 from oxillama.toolcalls.reasoning import ReasoningFormat, ReasoningSplitter
@@ -50,7 +50,7 @@ class ReplyParser:
         leading: bool = False,
     ) -> None:
         self._splitter = None if reasoning is None else ReasoningSplitter(reasoning, opened=reasoning_opened)
-        self._detector = None if format is None else ToolCallDetector(
+        self._detector = None if format is None else detector_of(
             format, names=names, first_index=first_index, leading=leading
         )
         self._events: list[Event] = []

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from oxillama.errors import GrammarError
+from oxillama.errors import ConfigError, GrammarError
 from oxillama.grammar import Grammar, GrammarLimits, GrammarState, TokenMasker
 from oxillama.grammar.automaton import read_saved
 from oxillama.toolcalls.constraint import ToolCallGrammar
@@ -61,9 +61,11 @@ class TriggeredGrammar:
         limits: GrammarLimits | None = None,
     ) -> None:
         self.format, self.tools = format_of(format), tools_of(tools)
+        if self.format.style == "harmony":
+            raise ConfigError("tool call format harmony: has no free text, wanted the grammar of a whole reply (ReplyGrammar)")
         self.parallel, self.closed, self.strict, self.limits = bool(parallel), bool(closed), bool(strict), limits
         # One block of calls; the next block has an opening of its own.
-        several = parallel and (self.format.style == "array" or (not self.format.close and self.format.style != "named"))
+        several = parallel and (self.format.style == "array" or bool(self.format.lead) or (not self.format.close and self.format.style != "named"))
         self.calls: Grammar = ToolCallGrammar(
             self.format, self.tools, parallel=several, closed=closed, strict=strict, token_ids=token_ids, limits=limits
         )

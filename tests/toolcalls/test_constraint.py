@@ -36,9 +36,16 @@ SPELLED = {
     "pythonic": '[weather(city="Ulm", days=3, units=None, where=[1, true]), now()]',
     "command-r": '<|START_ACTION|>[\n{"tool_name": "weather", "parameters": {"city": "Ulm", "days": 3}}, '
     '{"tool_name": "now", "parameters": {}}\n]<|END_ACTION|>',
+    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+    '{"city": "Ulm", "days": 3}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜>'
+    "<｜tool▁calls▁end｜>",
+    "deepseek-3.1": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Ulm", "days": 3}<｜tool▁call▁end｜>'
+    "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "function-tag": '<function=weather>{"city": "Ulm", "days": 3}</function>\n<function=now>{}</function>',
     "granite": '<|tool_call|>[{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}, {"name": "now", "arguments": {}}]',
 }
-GRAMMARS = {name: ToolCallGrammar(name, TOOLS) for name in FORMATS}
+BLOCKS = sorted(set(FORMATS) - {"harmony"})  # the others: calls in text
+GRAMMARS = {name: ToolCallGrammar(name, TOOLS) for name in BLOCKS}
 
 
 def walk(state, random, steps=500):
@@ -58,7 +65,7 @@ def walk(state, random, steps=500):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.sampled_from(sorted(FORMATS)), st.integers(0, 1 << 32).map(Random))
+@given(st.sampled_from(BLOCKS), st.integers(0, 1 << 32).map(Random))
 def test_every_text_of_a_grammar_is_read_as_valid_calls_and_nothing_else(format, random):
     text = walk(GRAMMARS[format].state(), random)
     assume(text is not None)
@@ -94,6 +101,8 @@ def test_a_named_tool_is_the_only_one_and_without_parallel_one_call_is_all(forma
     assert not now.matches(SPELLED[format]) and not ToolCallGrammar(format, TOOLS, name="weather").matches(SPELLED[format])
     kind = FORMATS[format]
     call = {"pythonic": "[now()]", "mistral-args": "[TOOL_CALLS]now[ARGS]{}"}.get(format)
+    if kind.style == "headed":
+        call = f"{kind.open}{kind.lead}now{kind.middle}{{}}{kind.tail}{kind.close}"
     if call is None:
         call = json.dumps({kind.name_key: "now", kind.arguments_keys[0]: {}})
         call = f"{kind.open}{f'[{call}]' if kind.style == 'array' else call}{kind.close}"
@@ -154,7 +163,7 @@ PIECES = [
     b"[ARGS]",
 ]
 MASKER = TokenMasker(PIECES, control_ids=[0], eog_ids=[0])
-TRIGGERED = {name: TriggeredGrammar(name, TOOLS) for name in FORMATS}
+TRIGGERED = {name: TriggeredGrammar(name, TOOLS) for name in BLOCKS}
 
 
 def bits(mask):
@@ -172,7 +181,7 @@ def takes(state, token):
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.sampled_from(sorted(FORMATS)), st.integers(0, 1 << 32).map(Random))
+@given(st.sampled_from(BLOCKS), st.integers(0, 1 << 32).map(Random))
 def test_a_mask_holds_the_tokens_that_are_taken_and_what_is_generated_has_no_malformed_call(format, random):
     state, text = TRIGGERED[format].state(MASKER), b""
     starts = [

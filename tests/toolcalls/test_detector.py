@@ -100,6 +100,9 @@ def spell(format, found):
     if format == "mistral-args":
         return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(args)}" for name, args in found)
     kind = FORMATS[format]
+    if kind.style == "headed":
+        spelled = [f"{kind.lead}{name}{kind.middle}{json.dumps(args)}{kind.tail}" for name, args in found]
+        return kind.open + "\n".join(spelled) + kind.close if kind.lead else "\n".join(f"{kind.open}{each}{kind.close}" for each in spelled)
     objects = [json.dumps({kind.name_key: name, kind.arguments_keys[0]: args}, ensure_ascii=False) for name, args in found]
     if kind.style == "array":
         return f"{kind.open}[{', '.join(objects)}]{kind.close}"
@@ -109,13 +112,13 @@ def spell(format, found):
 
 
 @FEW
-@given(st.sampled_from(sorted(FORMATS)), texts, st.lists(st.integers(0, 500), max_size=12))
+@given(st.sampled_from(sorted(set(FORMATS) - {"harmony"})), texts, st.lists(st.integers(0, 500), max_size=12))
 def test_joined_raw_texts_are_the_input_and_pieces_do_not_matter(format, text, cuts):
     assert events(format, split(text, cuts)) == events(format, [text]) == events(format, list(text))
 
 
 @FEW
-@given(st.sampled_from(sorted(FORMATS)), calls, st.lists(st.integers(0, 500), max_size=12))
+@given(st.sampled_from(sorted(set(FORMATS) - {"harmony"})), calls, st.lists(st.integers(0, 500), max_size=12))
 def test_calls_come_out_as_they_were_written(format, found, cuts):
     out = events(format, split(spell(format, found), cuts))
     assert [(event.call.name, event.call.arguments) for event in out if isinstance(event, CallFinished)] == found
@@ -126,7 +129,7 @@ def test_calls_come_out_as_they_were_written(format, found, cuts):
 
 
 @FEW
-@given(st.sampled_from(sorted(FORMATS)), st.text(st.characters(exclude_characters="<[{"), max_size=30))
+@given(st.sampled_from(sorted(set(FORMATS) - {"harmony"})), st.text(st.characters(exclude_characters="<[{"), max_size=30))
 def test_text_without_the_beginning_of_a_delimiter_is_given_out_at_once(format, text):
     detector = ToolCallDetector(format)
     assert "".join(event.raw for event in detector.feed(text)) == text

@@ -14,7 +14,9 @@ KNOWN = {
     "CohereForAI-c4ai-command-r7b-12-2024-tool_use": "command-r",
     "google-gemma-2-2b-it": None,
     "microsoft-Phi-3.5-mini-instruct": None,
-    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": None,
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "deepseek",
+    "openai-gpt-oss-120b": "harmony",
+    "ibm-granite-granite-3.3-2B-Instruct": "granite",
 }
 
 
@@ -30,6 +32,10 @@ def test_templates_of_published_models_tell_their_format(cases, name):
         ("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", "mistral-args"),
         ("use [func_name1(params_name1=1)]", "pythonic"),
         ("{{ '<|tool_call|>' }}", "granite"),
+        ("{{ '<｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>' + arguments }}", "deepseek-3.1"),
+        ("reply <function=example_name>{...}</function>", "function-tag"),
+        ("<tool_call>\n<function=name>\n<parameter=a>", None),
+        ("<tool_call>name\n<arg_key>a</arg_key>", None),
         ("{{ messages }}", None),
     ],
 )

@@ -39,7 +39,7 @@ def same_mask(one, other):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.sampled_from(sorted(FORMATS)), st.booleans(), st.booleans(), st.integers(0, 1 << 32).map(Random))
+@given(st.sampled_from(sorted(set(FORMATS) - {"harmony"})), st.booleans(), st.booleans(), st.integers(0, 1 << 32).map(Random))
 def test_a_restored_state_has_equal_masks_at_every_position(format, opened, parallel, random):
     state = made(format, opened=opened, parallel=parallel).state(MASKER)
     saved = again(state)
