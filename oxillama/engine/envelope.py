@@ -28,14 +28,15 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from blake3 import blake3
 
-from oxillama.errors import ConfigError, OxillamaError
+from oxillama.errors import ConfigError, ContextError, GrammarError, OxillamaError, SamplingError
 
 PLAIN, ZSTD = 0, 1
 MAX_SECTIONS = 64
@@ -244,6 +245,21 @@ class Envelope:
         except zstd.ZstdError as error:
             raise refuse(f"section {section.name}: zstd says {error}") from None
         return out
+
+
+@contextmanager
+def typed(kind: Kind, what: str) -> Iterator[None]:
+    """Whatever malformed values raise within, told as the kind's own error about `what`."""
+    try:
+        yield
+    except kind.refuse:
+        raise
+    except (ConfigError, ContextError, GrammarError, SamplingError) as error:
+        raise kind.refuse(f"{what}: {error}") from error
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError, RecursionError) as error:
+        if isinstance(error, OxillamaError):
+            raise
+        raise kind.refuse(f"{what}: malformed ({type(error).__name__}: {error})") from error
 
 
 def dump_facts(facts: Mapping[str, Any]) -> bytes:

@@ -89,6 +89,24 @@ class PrefixKvCache:
         """Bytes of those pages."""
         return len(self._shares) * self.pool.memory.page_bytes
 
+    def sequences(self) -> list[tuple[Hashable, tuple[int, ...], list[int]]]:
+        """(key, tokens, pages) of every stored sequence, least recently used first; no shares are taken."""
+        if self.stateful:
+            raise ConfigError("prefix cache: holds checkpoints of recurrent state, which cannot be listed")
+        size, keys, out = self.pool.page_size, {id(root): key for key, root in self._roots.items()}, []
+        for leaf in sorted(self._leaves, key=lambda each: each.used):
+            path = [leaf]
+            while path[-1].parent is not None:
+                path.append(path[-1].parent)
+            tokens: list[int] = []
+            pages: list[int] = []
+            for node in path[-2::-1]:
+                del pages[node.start // size:]
+                pages.extend(node.pages)
+                tokens.extend(node.tokens)
+            out.append((keys[id(path[-1])], tuple(tokens), pages))
+        return out
+
     def match(self, tokens: Sequence[int], *, key: Hashable = None) -> int:
         """How many of the tokens, all but the last at most, are stored; counts as no use."""
         length, path = self._walk(tokens, len(tokens) - 1, key)

@@ -16,8 +16,7 @@ Invariants (tests cite them by number):
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -26,12 +25,12 @@ import numpy as np
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.durable import write_parts
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.envelope import Buffer, Envelope, Kind, dump_facts, load_facts, seal
+from oxillama.engine.envelope import Buffer, Envelope, Kind, dump_facts, load_facts, seal, typed
 from oxillama.engine.generation import Vocabulary, sampler_of
 from oxillama.engine.session import Session
 from oxillama.engine.stops import StopText
 from oxillama.engine.transfer import PageCopy, fill_pages
-from oxillama.errors import ConfigError, ContextError, EngineError, GrammarError, PoolError, SamplingError, SnapshotIncompatible
+from oxillama.errors import ConfigError, EngineError, PoolError, SnapshotIncompatible
 from oxillama.gguf import PROBE_BYTES, GgufReader, ModelFingerprint
 from oxillama.grammar.automaton import MOST_SAVED
 from oxillama.sampling import Sampler, SamplerConfig
@@ -64,7 +63,7 @@ class EngineSnapshot:
     def of(cls, saved: Envelope) -> EngineSnapshot:
         """The same of an opened snapshot."""
         facts = load_facts(KIND, saved.read("facts", at_most=_MOST_FACTS))
-        with _typed("facts"):
+        with typed(KIND, "facts"):
             if facts["kind"] != "session":
                 raise SnapshotIncompatible(f"facts: a snapshot of kind {facts['kind']!r}, wanted a session")
             made = cls(saved.version, ModelFingerprint.from_dict(facts["model"]), facts, {name: each.stored for name, each in saved.sections.items()},
@@ -74,7 +73,7 @@ class EngineSnapshot:
 
     def config(self, **changes: Any) -> EngineConfig:
         """How the engine that took it was configured, with other values for some fields."""
-        with _typed("facts"):
+        with typed(KIND, "facts"):
             told = EngineConfig.from_dict(self.facts["engine"])
         known = [field.name for field in fields(EngineConfig)]
         for name in changes:
@@ -127,6 +126,19 @@ class Snapshots:
             self._fingerprints[full] = ModelFingerprint.compute(self._reader, full=full)
         return self._fingerprints[full]
 
+    def check_model(self, model: ModelFingerprint) -> None:
+        """Raise ModelFingerprintMismatch unless the loaded file has this fingerprint."""
+        if model.probe_size == PROBE_BYTES:
+            model.check(self.fingerprint(full=model.full is not None))
+        else:
+            model.verify(self._reader)
+
+    def page_facts(self) -> dict[str, Any]:
+        """How the pages of this engine are laid out, as JSON values."""
+        memory = self.core.memory
+        return {"type": memory.kv_type, "page_size": memory.page_size, "layers": [list(dims) for dims in memory.kv_layers],
+                "page_bytes": memory.page_bytes}
+
     # ---- saving ----------------------------------------------------------------------------------------------------------
 
     def take(self, session: Session, *, compress: str | None = None, full: bool = False) -> bytes:
@@ -150,30 +162,29 @@ class Snapshots:
         with core.change(session):
             facts, sections = self._frozen(session)
             copy = self._shared_pages(session)
-        facts["model"], facts["kv"]["length"] = model.to_dict(), copy.length
+        facts["model"], facts["kv"]["length"] = model.to_dict(), sum(copy.filled)
         try:
             kv = copy.read()
         finally:
             with core.lock:
                 copy.release()
-        if copy.length:
+        if len(kv):
             sections["kv"] = kv
         told = dump_facts(facts)
         if len(told) > _MOST_FACTS:
             raise SnapshotIncompatible(f"facts: take {len(told)} bytes, wanted at most {_MOST_FACTS}")
-        return seal(KIND, {"facts": told, **sections}, compress=("kv",) if compress and copy.length else ())
+        return seal(KIND, {"facts": told, **sections}, compress=("kv",) if compress and len(kv) else ())
 
     def _frozen(self, session: Session) -> tuple[dict[str, Any], dict[str, Buffer]]:
         """(facts, small sections) of an idle session, under the engine's lock."""
         if session.adapters:
             raise SnapshotIncompatible(f"adapters: found {len(session.adapters)}, a session with adapters cannot be saved")
-        memory, core = self.core.memory, self.core
+        core = self.core
         facts: dict[str, Any] = {
             "kind": "session", **self.naming, "tokenizer": self.tokenizer, "vocab": core.program.vocab_size,
             "engine": {**self.config.to_dict(), "context_size": core.context_size}, "adapters": [],
             "tokens": len(session.tokens), "start": session.start,
-            "kv": {"type": memory.kv_type, "page_size": memory.page_size, "layers": [list(dims) for dims in memory.kv_layers],
-                   "page_bytes": memory.page_bytes},
+            "kv": self.page_facts(),
             "sampler": None, "constraint": None, "text": None, "stops": None,
         }
         sections: dict[str, Buffer] = {"tokens": np.array(session.tokens, "<i4").tobytes()}
@@ -197,13 +208,13 @@ class Snapshots:
         if core.prefix is not None and own < limit:
             hit = core.prefix.share(session.tokens, limit, key=session.adapters)
             if hit.length > own:
-                return PageCopy(core.pool, hit.pages, hit.length)
+                return PageCopy.of_sequence(core.pool, hit.pages, hit.length)
             for page in hit.pages:
                 core.pool.free(page)
-        pages = kv.pages[:-(-own // core.pool.page_size)]
+        pages = kv.lend()[:-(-own // core.pool.page_size)]
         for page in pages:
             core.pool.share(page)
-        return PageCopy(core.pool, pages, own)
+        return PageCopy.of_sequence(core.pool, pages, own)
 
     # ---- restoring -------------------------------------------------------------------------------------------------------
 
@@ -217,40 +228,33 @@ class Snapshots:
             told = EngineSnapshot.of(saved)
             facts = told.facts
             self._check_engine(told)
-            with _typed("snapshot"):
+            with typed(KIND, "snapshot"):
                 session, kv = self._thawed(saved, facts, processors)
         return self._housed(session, kv, facts["kv"]["length"])
 
     def _check_engine(self, told: EngineSnapshot) -> None:
         """Refuse a snapshot of another model, or of an engine that this one cannot stand in for."""
-        facts, model = told.facts, told.model
-        if model.probe_size == PROBE_BYTES:
-            model.check(self.fingerprint(full=model.full is not None))
-        else:
-            model.verify(self._reader)
-        with _typed("facts"):
+        facts = told.facts
+        self.check_model(told.model)
+        with typed(KIND, "facts"):
             mine, theirs = self.config.to_dict(), told.config().to_dict()      # fields that are newer than the snapshot have their defaults
-            memory, core = self.core.memory, self.core
+            core = self.core
             for name, found, wanted in (
-                    ("tokenizer", facts["tokenizer"], self.tokenizer),
-                    ("vocabulary", facts["vocab"], core.program.vocab_size),
-                    ("adapters", facts["adapters"], []),
-                    ("kv_type", facts["kv"]["type"], memory.kv_type), ("page_size", facts["kv"]["page_size"], memory.page_size),
-                    ("kv layers", facts["kv"]["layers"], [list(dims) for dims in memory.kv_layers]),
-                    ("page bytes", facts["kv"]["page_bytes"], memory.page_bytes),
+                    ("tokenizer", facts["tokenizer"], self.tokenizer), ("vocabulary", facts["vocab"], core.program.vocab_size),
+                    ("adapters", facts["adapters"], []), *((f"kv {name}", facts["kv"][name], value) for name, value in self.page_facts().items()),
                     *((name, theirs[name], value) for name, value in mine.items() if name not in _FREE and not name.startswith("prefix_"))):
                 if type(found) is not type(wanted) or found != wanted:
                     raise SnapshotIncompatible(f"{name}: the snapshot has {found!r}, this engine {wanted!r}")
-            if _whole(facts["engine"]["context_size"], 1, "context_size") > core.context_size:
+            if whole(facts["engine"]["context_size"], 1, "context_size") > core.context_size:
                 raise SnapshotIncompatible(f"context_size: the snapshot has {facts['engine']['context_size']}, this engine {core.context_size}")
 
     def _thawed(self, saved: Envelope, facts: Mapping[str, Any], processors: Sequence[Callable]) -> tuple[Session, memoryview]:
         """(a session without pages, the bytes of its pages) from verified sections; touches nothing of the engine."""
         core, vocab = self.core, self.core.program.vocab_size
         optional = {name for name in ("sampler", "constraint") if facts[name] is not None}
-        length = _whole(facts["kv"]["length"], 0, "kv length")
+        length = whole(facts["kv"]["length"], 0, "kv length")
         saved.expect((*_ALWAYS, *sorted(optional), *(("kv",) if length else ())), optional=("pending",))
-        count = _whole(facts["tokens"], 0, "tokens", most=core.context_size)
+        count = whole(facts["tokens"], 0, "tokens", most=core.context_size)
         tokens = np.frombuffer(saved.read("tokens", exactly=4 * count), "<i4")
         if count and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
             raise SnapshotIncompatible(f"tokens: found {int(tokens.min())} to {int(tokens.max())}, wanted 0 to {vocab - 1}")
@@ -259,7 +263,7 @@ class Snapshots:
         if length > max(0, most):
             raise SnapshotIncompatible(f"kv length: found {length}, wanted at most {max(0, most)} for {count} tokens")
         session = core.new_session(tokens.tolist())
-        session.start, session.pending = _whole(facts["start"], 0, "start", most=count), pending
+        session.start, session.pending = whole(facts["start"], 0, "start", most=count), pending
         pages = -(-length // core.pool.page_size)
         kv = saved.read("kv", exactly=pages * core.memory.page_bytes) if length else memoryview(b"")
         self._equip(session, saved, facts, processors)
@@ -324,20 +328,7 @@ class Snapshots:
         self.core.drop(session)
 
 
-@contextmanager
-def _typed(what: str) -> Iterator[None]:
-    """What malformed values raise, told as SnapshotIncompatible."""
-    try:
-        yield
-    except SnapshotIncompatible:
-        raise
-    except (ConfigError, ContextError, GrammarError, SamplingError) as error:
-        raise SnapshotIncompatible(f"{what}: {error}") from error
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError, RecursionError) as error:
-        raise SnapshotIncompatible(f"{what}: malformed ({type(error).__name__}: {error})") from error
-
-
-def _whole(value: Any, least: int, name: str, *, most: int = 1 << 62) -> int:
+def whole(value: Any, least: int, name: str, *, most: int = 1 << 62) -> int:
     if type(value) is not int or not least <= value <= most:
         raise SnapshotIncompatible(f"{name}: found {value!r}, wanted {least} to {most}")
     return value
@@ -368,7 +359,7 @@ def _stops(told: Mapping[str, Any]) -> StopText:
     made = StopText(SamplerConfig(stop=tuple(told["stops"])).stop)
     if not isinstance(told["tail"], str) or len(told["tail"]) > max(1, *map(len, made.stops), 1):
         raise SnapshotIncompatible(f"stops: found a tail of {str(told['tail'])[:40]!r}, wanted at most the length of a stop")
-    made.tail, made.held = told["tail"], _whole(told["held"], 0, "stops held", most=len(told["tail"]))
+    made.tail, made.held = told["tail"], whole(told["held"], 0, "stops held", most=len(told["tail"]))
     return made
 
 

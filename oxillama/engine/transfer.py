@@ -1,7 +1,7 @@
-"""Pages out of the pool as bytes and back: `PageCopy` reads those of one sequence, `fill_pages` writes them into others.
+"""Pages out of the pool as bytes and back: `PageCopy` reads pages, `fill_pages` writes them into others.
 
-The bytes are those of `PageMemory.export`, page after page in order of position; what the last page has room for and does not hold is zero,
-so that equal sequences give equal bytes and nothing of an earlier owner gets out.
+The bytes are those of `PageMemory.export`, page after page; what a page has room for and does not hold is zero, so that equal sequences
+give equal bytes and nothing of an earlier owner gets out.
 """
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from oxillama.engine.pages import KvCachePool
 
 
 class PageCopy:
-    """Shares of the pages that hold `length` positions: whoever writes meanwhile gets copies, so they can be read without a lock."""
+    """Shares of pages, the first `filled[i]` tokens of each: whoever writes meanwhile gets copies, so they can be read without a lock."""
 
-    __slots__ = ("length", "pages", "pool")
+    __slots__ = ("filled", "pages", "pool")
 
-    def __init__(self, pool: KvCachePool, pages: Sequence[int], length: int) -> None:
-        self.pool, self.pages, self.length = pool, list(pages), length
+    def __init__(self, pool: KvCachePool, pages: Sequence[int], filled: Sequence[int]) -> None:
+        self.pool, self.pages, self.filled = pool, list(pages), list(filled)
+
+    @classmethod
+    def of_sequence(cls, pool: KvCachePool, pages: Sequence[int], length: int) -> PageCopy:
+        """The pages of one sequence of `length` positions."""
+        return cls(pool, pages, [min(pool.page_size, length - at * pool.page_size) for at in range(len(pages))])
 
     def read(self) -> np.ndarray:
         """uint8 (pages * page_bytes,)."""
         memory, size = self.pool.memory, self.pool.memory.page_bytes
         out = np.empty(len(self.pages) * size, np.uint8)
         view = memoryview(out)
-        for index, page in enumerate(self.pages):
-            view[index * size:(index + 1) * size] = memory.export(page)
-        left = self.length % self.pool.page_size
-        if left:
-            view[-size:] = _filled_part(memory, self.pages[-1], left)
+        for index, (page, filled) in enumerate(zip(self.pages, self.filled)):
+            whole = filled == self.pool.page_size
+            view[index * size:(index + 1) * size] = memory.export(page) if whole else _filled_part(memory, page, filled)
         return out
 
     def release(self) -> None:

@@ -374,8 +374,8 @@ def test_a_running_session_is_not_saved(engine):
 
 def test_an_engine_that_cannot_stand_in_refuses_by_name(small):
     path, _, _, data = small
-    for config, wanted in ((dict(kv_type="f32"), "kv_type: the snapshot has 'f16', this engine 'f32'"),
-                           (dict(page_size=32), "page_size: the snapshot has 16, this engine 32"),
+    for config, wanted in ((dict(kv_type="f32"), "kv type: the snapshot has 'f16', this engine 'f32'"),
+                           (dict(page_size=32), "kv page_size: the snapshot has 16, this engine 32"),
                            (dict(context_size=128), "context_size: the snapshot has 256, this engine 128")):
         with pytest.raises(SnapshotIncompatible, match=wanted):
             InferenceEngine.resume(data, path, **config)

@@ -1,0 +1,131 @@
+"""Stored prefixes in a file: an engine that starts anew finds what the last one had evaluated.
+
+    PrefixKvCache --spill--> facts, lengths, tokens, tables, kv      each page once, however many prefixes share it
+    file --start--> the same prefixes, as far as there is room, the most recently used first
+
+The container is that of snapshots, kind "prefix"; what is said there of refusals and of writing holds here. Prefixes of sessions with adapters
+are left out: nothing in a file could tell their key.
+"""
+from __future__ import annotations
+
+import os
+from itertools import accumulate
+
+import numpy as np
+
+from oxillama.engine.durable import write_parts
+from oxillama.engine.envelope import Envelope, dump_facts, load_facts, seal, typed
+from oxillama.engine.prefix import PrefixKvCache
+from oxillama.engine.snapshot import KIND, Snapshots, whole
+from oxillama.engine.transfer import PageCopy, fill_pages
+from oxillama.errors import ConfigError, SnapshotIncompatible
+from oxillama.gguf import ModelFingerprint
+
+_MOST = 1 << 30             # bytes of tokens, and of tables
+
+
+def spill(room: Snapshots, path: str | os.PathLike) -> int:
+    """Write the stored prefixes to a file; returns how many. Nothing changes in the cache, and no request waits."""
+    core, size = room.core, room.core.pool.page_size
+    cache = _cache(room)
+    with core.lock:
+        found = [(tokens, pages) for key, tokens, pages in cache.sequences() if key == ()]
+        filled: dict[int, int] = {}
+        for tokens, pages in found:
+            for at, page in enumerate(pages):
+                filled[page] = max(filled.get(page, 0), min(size, len(tokens) - at * size))
+        for page in filled:
+            core.pool.share(page)
+        copy = PageCopy(core.pool, list(filled), list(filled.values()))
+    number = {page: index for index, page in enumerate(filled)}
+    try:
+        kv = copy.read()
+    finally:
+        with core.lock:
+            copy.release()
+    facts = {"kind": "prefix", **room.naming, "model": room.fingerprint().to_dict(), "vocab": core.program.vocab_size, "kv": room.page_facts(),
+             "pages": len(number), "sequences": len(found)}
+    write_parts(path, seal(KIND, {
+        "facts": dump_facts(facts), "lengths": np.array([len(tokens) for tokens, _ in found], "<i4"),
+        "tokens": np.array([token for tokens, _ in found for token in tokens], "<i4"),
+        "tables": np.array([number[page] for _, pages in found for page in pages], "<i4"), "kv": kv}))
+    return len(found)
+
+
+def start(room: Snapshots, path: str | os.PathLike) -> int:
+    """Store the prefixes of a file beside those that are there; returns how many found room in free pages and within the cache's limits.
+
+    SnapshotIncompatible or ModelFingerprintMismatch for a file that is malformed or of another model; nothing has changed then.
+    """
+    cache, core = _cache(room), room.core
+    with Envelope.open(KIND, path) as saved, typed(KIND, "prefixes"):
+        tokens, tables, data, pages = _read(room, saved)
+    with core.lock:
+        chosen, own = _chosen(cache, tables, pages)
+        try:
+            for index in own:
+                own[index] = core.pool.alloc()
+        except BaseException:
+            for page in own.values():
+                if page >= 0:
+                    core.pool.free(page)
+            raise
+    size = core.memory.page_bytes
+    for index, page in own.items():
+        fill_pages(core.memory, [page], data[index * size:(index + 1) * size])
+    with core.lock:
+        stored = sum(cache.insert(tokens[at], [own[index] for index in tables[at]], key=()) == len(tokens[at]) for at in chosen)
+        for page in own.values():
+            core.pool.free(page)
+    return stored
+
+
+def _chosen(cache: PrefixKvCache, tables: list[list[int]], pages: int) -> tuple[list[int], dict[int, int]]:
+    """(which sequences, the least recently used first; the pages they need, not yet had): the last ones that fit into free pages."""
+    free = cache.pool.pages_free
+    room = min(cache.max_pages, pages if free is None else free)
+    chosen: list[int] = []
+    own: dict[int, int] = {}
+    for at in reversed(range(len(tables))):
+        more = [index for index in tables[at] if index not in own]
+        if len(own) + len(more) > room:
+            break
+        own.update(dict.fromkeys(more, -1))
+        chosen.append(at)
+    return chosen[::-1], own
+
+
+def _cache(room: Snapshots) -> PrefixKvCache:
+    if room.core.prefix is None:
+        raise ConfigError("prefix cache: this engine has none, wanted prefix_cache=True")
+    return room.core.prefix
+
+
+def _read(room: Snapshots, saved: Envelope) -> tuple[list[list[int]], list[list[int]], memoryview, int]:
+    """(tokens of each sequence, its page numbers, the bytes of all pages, how many) out of verified sections."""
+    core = room.core
+    facts = load_facts(KIND, saved.read("facts", at_most=1 << 20))
+    if facts["kind"] != "prefix":
+        raise SnapshotIncompatible(f"facts: a snapshot of kind {facts['kind']!r}, wanted stored prefixes")
+    room.check_model(ModelFingerprint.from_dict(facts["model"]))
+    for name, value in (("vocab", core.program.vocab_size), ("kv", room.page_facts())):
+        if facts[name] != value:
+            raise SnapshotIncompatible(f"{name}: the file has {facts[name]!r}, this engine {value!r}")
+    saved.expect(("facts", "lengths", "tokens", "tables", "kv"))
+    pages, count = whole(facts["pages"], 0, "pages"), whole(facts["sequences"], 0, "sequences")
+    lengths = np.frombuffer(saved.read("lengths", exactly=4 * count), "<i4").tolist()
+    tokens, tables = (np.frombuffer(saved.read(name, at_most=_MOST), "<i4") for name in ("tokens", "tables"))
+    size = core.pool.page_size
+    spans = [-(-length // size) for length in lengths]
+    if any(length < 1 for length in lengths) or sum(lengths) != len(tokens) or sum(spans) != len(tables):
+        raise SnapshotIncompatible(f"lengths: found {len(tokens)} tokens and {len(tables)} pages, wanted them to make up {count} sequences")
+    for name, values, most in (("tokens", tokens, core.program.vocab_size), ("tables", tables, pages)):
+        if len(values) and not 0 <= int(values.min()) <= int(values.max()) < most:
+            raise SnapshotIncompatible(f"{name}: found {int(values.min())} to {int(values.max())}, wanted 0 to {most - 1}")
+    data = saved.read("kv", exactly=pages * core.memory.page_bytes)
+    return _cut(tokens, lengths), _cut(tables, spans), data, pages
+
+
+def _cut(values: np.ndarray, lengths: list[int]) -> list[list[int]]:
+    ends = list(accumulate(lengths))
+    return [values[end - length:end].tolist() for end, length in zip(ends, lengths)]
