@@ -278,8 +278,8 @@ cdef class Program:
         step.out = &self.logits[0, 0]
         return 0
 
-    cdef int _run(self, Rows batch, Pages memory, int last, Flag cancel) except -1:
-        """Ops 0 to last - 1 over the batch, in one region."""
+    cdef int _run(self, Rows batch, Pages memory, int last, Flag cancel, int first=0) except -1:
+        """Ops first to last - 1 over the batch, in one region."""
         if self.busy:
             raise EngineError("step: another thread is in a step of this program")
         open_region()
@@ -304,7 +304,7 @@ cdef class Program:
                 nth = omp_get_num_threads()
                 ith = omp_get_thread_num()
                 before = ox_preemptions() if paced else 0
-                for i in range(last):
+                for i in range(first, last):
                     if entries[i].wanted and wanted == 0:
                         continue
                     entries[i].part(entries[i].args, team, ith, nth)
@@ -352,11 +352,14 @@ cdef class Program:
         cdef float[::1] flat = <float[:stride * <size_t>self.max_rows]>(<float *>self.step_.slots[slot])
         return np.asarray(flat).reshape(self.max_rows, -1)[:rows, :columns]
 
-    def run_until(self, Rows batch not None, Pages memory not None, int op_index, *, Flag cancel=None):
-        """Runs ops 0 to op_index (included) over the batch; `slot` then shows what they left."""
-        if op_index < 0 or op_index >= self.n_ops:
-            raise ConfigError(f"op_index: got {op_index}, wanted 0 to {self.n_ops - 1}")
-        self._run(batch, memory, op_index + 1, cancel)
+    def run_until(self, Rows batch not None, Pages memory not None, int op_index, *, int first=0, Flag cancel=None):
+        """Runs ops 0 to op_index (included) over the batch; `slot` then shows what they left.
+
+        With `first` the ops before it are taken as run, by the call before this one with the same batch.
+        """
+        if op_index < 0 or op_index >= self.n_ops or first < 0 or first > op_index:
+            raise ConfigError(f"op_index: got {op_index} from {first} on, wanted 0 to {self.n_ops - 1}, from no later one on")
+        self._run(batch, memory, op_index + 1, cancel, first)
 
     def slot(self, int index, int rows):
         """A copy of the first rows of a slot as float32 (rows, width); -1 = the output rows. Activation slots show their raw bits."""

@@ -10,10 +10,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from oxillama.cli import bench, doctor, info, quantize, snapshot, talk
+from oxillama.cli import bench, doctor, info, quality, quantize, snapshot, talk
 from oxillama.errors import OxillamaError
 
-MODULES = (talk, info, snapshot, bench, doctor, quantize)
+MODULES = (talk, info, snapshot, bench, doctor, quality, quantize)
 
 
 def parser() -> argparse.ArgumentParser:

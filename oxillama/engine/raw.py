@@ -7,8 +7,10 @@ import numpy as np
 
 from oxillama._core.tape import Batch
 from oxillama.engine.engine import EngineCore
-from oxillama.errors import ContextError
+from oxillama.errors import ContextError, ModelError
+from oxillama.model.builder import Tensor
 from oxillama.model.load import Model
+from oxillama.model.ops import OUTPUT
 from oxillama.model.reference import Difference, compare
 
 
@@ -20,7 +22,7 @@ class RawLoop:
     """
 
     def __init__(self, core: EngineCore, model: Model, *, kv_type: str, page_size: int, chunk: int) -> None:
-        self._core, self._program = core, model.program
+        self._core, self._program, self._tape = core, model.program, model.tape
         self._memory = model.page_memory(kv_type=kv_type, page_size=page_size)
         self._size, self._chunk = page_size, chunk
         self._tables: dict[int, list[int]] = {}
@@ -56,6 +58,30 @@ class RawLoop:
         tables = [self._arrays[sequence] for sequence in range(len(tokens))]
         return self._program.step(Batch(np.asarray(tokens, np.int32), positions, tables, rows, rows), self._memory)
 
+    def matmul_inputs(self, ids: Sequence[int]) -> Iterator[tuple[list[Tensor], np.ndarray]]:
+        """The weights of each matmul of the tape but the output's, and the rows they meet, float32 (len(ids), columns), over a new sequence.
+
+        The rows are what the kernels read: in steps of the activation format, where that is not float. ContextError for more ids than a
+        step takes, ModelError for an op whose weights meet no rows of their own here.
+        """
+        rows, sequence = len(ids), -1 - len(self._tables)
+        if not 1 <= rows <= self._program.max_rows:
+            raise ContextError(f"matmul_inputs: found {rows} tokens, wanted 1 to {self._program.max_rows}")
+        self._grow(sequence, rows)
+        every = np.arange(rows, dtype=np.int32)
+        batch = Batch(np.asarray(ids, np.int32), every, [self._arrays[sequence]], np.zeros(rows, np.int32), every)
+        done = 0
+        for index, op in enumerate(self._tape.ops):
+            weights = op.params.get("weights")
+            if weights is None or op.params.get("out") == OUTPUT:
+                continue
+            if op.name != "matmul":
+                raise ModelError(f"op {index} ({op.name}): its inputs cannot be shown, wanted a matmul")
+            if index > done:
+                self._program.run_until(batch, self._memory, index - 1, first=done)
+                done = index
+            yield list(weights), unpacked_acts(self._program.slot(op.params["x"], rows), op.params["act"], weights[0].shape[1])
+
     def _grow(self, sequence: int, rows: int) -> int:
         """The first of `rows` new positions of a sequence, with pages for all of them."""
         start = self._lengths.get(sequence, 0)
@@ -68,6 +94,16 @@ class RawLoop:
             self._arrays[sequence] = np.array(table, np.int32)
         self._lengths[sequence] = start + rows
         return start
+
+
+def unpacked_acts(rows: np.ndarray, act: str, columns: int) -> np.ndarray:
+    """Activation rows as float32 (rows, columns): `rows` holds their bytes, in the layout of csrc/lanes/panel.h."""
+    if act == "f32":
+        return rows[:, :columns]
+    block, size = {"q8_32": (32, 48), "q8_256": (256, 320)}[act]
+    raw = np.ascontiguousarray(rows).view(np.uint8)[:, :columns // block * size].reshape(len(rows), -1, size)
+    codes = raw[:, :, :block].view(np.int8).astype(np.float32)
+    return (codes * np.ascontiguousarray(raw[:, :, block:block + 4]).view(np.float32)).reshape(len(rows), columns)
 
 
 def diagnose(core: EngineCore, model: Model, ids: Sequence[int], *, page_size: int = 16) -> Iterator[Difference]:

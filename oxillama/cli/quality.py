@@ -1,0 +1,89 @@
+"""`oxillama perplexity` and `oxillama imatrix`: how good a quantised file is, and what a quantiser should weigh by."""
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import oxillama
+from oxillama.cli.loading import add_model, load
+
+
+def add_commands(commands) -> None:
+    """Add `perplexity` and `imatrix`."""
+    measure = commands.add_parser("perplexity", help="perplexity of a text, and the distance from another file's logits")
+    add_model(measure)
+    _add_text(measure)
+    both = measure.add_mutually_exclusive_group()
+    both.add_argument("--save-logits", metavar="FILE", help="keep every prediction, to compare other files with")
+    both.add_argument("--kl-base", metavar="FILE", help="compare with predictions kept by --save-logits (or by llama.cpp)")
+    measure.add_argument("--json", action="store_true", help="print one JSON object")
+    measure.set_defaults(function=_perplexity)
+
+    collect = commands.add_parser("imatrix", help="collect the importance matrix that `quantize --imatrix` takes")
+    add_model(collect)
+    _add_text(collect)
+    collect.add_argument("-o", "--output", required=True, metavar="FILE", help="the GGUF file to write")
+    collect.set_defaults(function=_imatrix)
+
+
+def _add_text(command: argparse.ArgumentParser) -> None:
+    command.add_argument("text", metavar="TEXT", help="a text file; '-' reads standard input")
+    command.add_argument("-w", "--window", type=int, default=512, metavar="TOKENS", help="tokens of a window (default: %(default)s)")
+    command.add_argument("-l", "--limit", type=int, default=None, metavar="WINDOWS", help="most windows (default: the whole text)")
+
+
+def _text(path: str) -> str:
+    if path == "-":
+        return sys.stdin.read()
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise oxillama.ConfigError(f"{path}: {error.strerror}, wanted a readable file") from error
+    except UnicodeDecodeError as error:
+        raise oxillama.ConfigError(f"{path}: no UTF-8 at byte {error.start}, wanted a text file") from error
+
+
+@contextmanager
+def _bar(title: str) -> Iterator[Callable | None]:
+    """A function that is told of windows done; None where nobody watches."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total, value=None: bar.update(task, completed=done, total=total,
+                                                         description=title if value is None else f"{title} {value:.4f}")
+
+
+def _perplexity(arguments: argparse.Namespace) -> int:
+    text = _text(arguments.text)
+    with load(arguments) as engine, _bar("perplexity") as progress:
+        found = oxillama.perplexity(engine, text, context=arguments.window, limit=arguments.limit, save_logits=arguments.save_logits,
+                                    kl_base=arguments.kl_base, progress=progress)
+    if arguments.json:
+        print(json.dumps(asdict(found)))
+        return 0
+    print(f"perplexity {found.value:.4f} +- {found.error:.4f} over {found.tokens} tokens of {found.windows} windows of {arguments.window}")
+    if found.divergence is not None:
+        d = found.divergence
+        print(f"KL divergence mean {d.mean:.6f} +- {d.error:.6f}, median {d.median:.6f}, 99 % {d.p99:.6f}, largest {d.largest:.6f}\n"
+              f"same likeliest token {100 * d.same_top:.2f} %, perplexity of the base {d.base_perplexity:.4f}")
+    return 0
+
+
+def _imatrix(arguments: argparse.Namespace) -> int:
+    text = _text(arguments.text)
+    with load(arguments) as engine, _bar("imatrix") as progress:
+        sums, counts, windows = oxillama.collect_imatrix(engine, text, context=arguments.window, limit=arguments.limit, progress=progress)
+    from oxillama.quant import write_imatrix
+    path = write_imatrix(arguments.output, sums, counts, chunk_count=windows, chunk_size=arguments.window, datasets=[arguments.text])
+    print(f"{path}: {len(sums)} matrices over {windows} windows of {arguments.window} tokens")
+    return 0

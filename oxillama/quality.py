@@ -1,0 +1,240 @@
+"""How good a model's file is: perplexity over a text, its distance from another file's logits, and the importances quantisers weigh by.
+
+Windows follow llama.cpp's convention, so that numbers compare: a text is cut into windows of `context` tokens that do not overlap, the first
+token of each is replaced by the one that begins a text (where the vocabulary wants one), and only predictions from the second half of a
+window count, which have at least `context / 2` tokens before them.
+
+A file of logits holds the window's tokens and, per counted row, the log-probabilities in 16 bits, in the layout llama.cpp writes:
+
+    "_logits_" | u32 context | i32 vocabulary | i32 windows | i32 tokens[windows context] | rows
+    row = f32 step, f32 least, u16 code[vocabulary (+ 1 if odd)]: log p = least + step code, cut at 24 below the likeliest
+"""
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from oxillama.api import InferenceEngine
+from oxillama.engine.rows import submit_rows
+from oxillama.errors import ConfigError, EngineError, QuantError
+
+Progress = Callable[[int, int, float], None]        # windows done, windows in all, perplexity so far
+MAGIC = b"_logits_"
+_DEEPEST = 24.0
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """How far a model's predictions are from another's, in nats per token: Kullback-Leibler divergence of the base from the model.
+
+    `error` is the standard error of `mean`; `same_top` the share of tokens (0 to 1) whose likeliest token is the same; `base_perplexity`
+    that of the base over the same tokens.
+    """
+
+    mean: float
+    error: float
+    median: float
+    p99: float
+    largest: float
+    same_top: float
+    base_perplexity: float
+
+
+@dataclass(frozen=True, slots=True)
+class Perplexity:
+    """exp of the mean negative log-likelihood of `tokens` predictions, and its standard error (first order)."""
+
+    value: float
+    error: float
+    tokens: int
+    windows: int
+    divergence: Divergence | None = None
+
+
+def windows_of(engine: InferenceEngine, text: str | Sequence[int], context: int, limit: int | None = None) -> list[list[int]]:
+    """The windows of a text (or of token ids), each of `context` tokens; ConfigError where there is not one whole window."""
+    if isinstance(context, bool) or not isinstance(context, int) or context < 4:
+        raise ConfigError(f"context: found {context!r}, wanted an integer of 4 or more")
+    if context > engine.context_size:
+        raise ConfigError(f"context: found {context}, the engine's sessions hold {engine.context_size}")
+    ids = engine.tokenize(text) if isinstance(text, str) else [int(token) for token in text]
+    count = len(ids) // context
+    if limit is not None:
+        count = min(count, limit)
+    if count < 1:
+        raise ConfigError(f"text: found {len(ids)} tokens and a limit of {limit}, wanted at least one window of {context}")
+    windows = [ids[i * context:(i + 1) * context] for i in range(count)]
+    bos = _beginning(engine)
+    return windows if bos is None else [[bos, *window[1:]] for window in windows]
+
+
+def _beginning(engine: InferenceEngine) -> int | None:
+    """The token that begins a text, None where the file has no vocabulary or wants none."""
+    try:
+        bridge = engine.tokenizer
+    except EngineError:
+        return None
+    return bridge.bos_id if bridge.add_bos else None
+
+
+def perplexity(engine: InferenceEngine, text: str | Sequence[int], *, context: int = 512, limit: int | None = None,
+               save_logits: str | os.PathLike | None = None, kl_base: str | os.PathLike | None = None,
+               progress: Progress | None = None) -> Perplexity:
+    """The perplexity of `text` under the engine's model, over windows of `context` tokens (at most `limit` of them).
+
+    save_logits: write every counted prediction to this file (2 bytes a vocabulary entry and token). kl_base: compare with such a file; the
+    windows are then those of the file, which must be those of the text. ConfigError for settings that cannot be kept, QuantError for a file
+    that does not fit.
+    """
+    windows = windows_of(engine, text, context, limit)
+    base = None if kl_base is None else _Base(kl_base, windows, context, engine.config.vocab_size)
+    first, losses, distances = context // 2, [], []
+    with _saved(save_logits, windows, context, engine.config.vocab_size) as save:
+        for index, window in enumerate(windows):
+            rows = base.rows(index) if base is not None else None
+
+            def take(at: int, logits: np.ndarray, window=window, rows=rows) -> None:
+                for position in range(max(at, first), min(at + len(logits), context - 1)):
+                    log_p = log_softmax(logits[position - at])
+                    losses.append(-float(log_p[window[position + 1]]))
+                    if save is not None:
+                        save.write(_encoded(log_p))
+                    if rows is not None:
+                        distances.append(_distance(next(rows), log_p, window[position + 1]))
+            submit_rows(engine._ready(), window, take, owner=engine).result()
+            if progress is not None:
+                progress(index + 1, len(windows), float(np.exp(np.mean(losses))))
+    value, error = _mean(np.array(losses))
+    found = _divergence(np.array(distances)) if base is not None else None
+    return Perplexity(float(np.exp(value)), float(np.exp(value) * error), len(losses), len(windows), found)
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """float32 log-probabilities of a row of logits; the sum is taken in float64."""
+    shifted = logits - logits.max()
+    return shifted - np.float32(np.log(np.exp(shifted).sum(dtype=np.float64)))
+
+
+def _mean(values: np.ndarray) -> tuple[float, float]:
+    """Mean and its standard error."""
+    spread = values.var() / (len(values) - 1) if len(values) > 1 else 0.0
+    return float(values.mean()), float(np.sqrt(spread))
+
+
+def _distance(base: np.ndarray, log_p: np.ndarray, token: int) -> tuple[float, bool, float]:
+    """KL divergence of base from the model's row, whether their likeliest tokens agree, and the base's loss."""
+    weights = np.exp(base, dtype=np.float64)
+    return float((weights * (base - log_p)).sum()), int(base.argmax()) == int(log_p.argmax()), -float(base[token])
+
+
+def _divergence(rows: np.ndarray) -> Divergence:
+    values = rows[:, 0]
+    mean, error = _mean(values)
+    return Divergence(mean, error, float(np.median(values)), float(np.quantile(values, 0.99)), float(values.max()), float(rows[:, 1].mean()),
+                      float(np.exp(rows[:, 2].mean())))
+
+
+# ---- files of logits -------------------------------------------------------------------------------------------------------
+
+
+def _encoded(log_p: np.ndarray) -> bytes:
+    top = log_p.max()
+    least = max(log_p.min(), np.float32(top - _DEEPEST))
+    step = np.float32((top - least) / 65535)
+    codes = np.zeros(len(log_p) + len(log_p) % 2, "<u2")
+    if step > 0:
+        codes[:len(log_p)] = np.rint(np.maximum(log_p - least, 0) / step).clip(0, 65535)
+    return struct.pack("<ff", step, least) + codes.tobytes()
+
+
+class _saved:
+    """The file that logits go to, written under another name and renamed when whole; None where none is asked for."""
+
+    def __init__(self, path: str | os.PathLike | None, windows: list[list[int]], context: int, vocab: int) -> None:
+        self.path = None if path is None else Path(path)
+        self.head = MAGIC + struct.pack("<Iii", context, vocab, len(windows)) + np.array(windows, "<i4").tobytes()
+
+    def __enter__(self):
+        if self.path is None:
+            return None
+        try:
+            self.file = open(self.path.with_name(self.path.name + ".part"), "wb")
+        except OSError as error:
+            raise ConfigError(f"{self.path}: cannot be written: {error.strerror}") from error
+        self.file.write(self.head)
+        return self.file
+
+    def __exit__(self, kind, *_: object) -> None:
+        if self.path is None:
+            return
+        self.file.close()
+        if kind is None:
+            os.replace(self.file.name, self.path)
+        else:
+            os.unlink(self.file.name)
+
+
+class _Base:
+    """A file of logits, mapped: checked against the windows it shall be compared over."""
+
+    def __init__(self, path: str | os.PathLike, windows: list[list[int]], context: int, vocab: int) -> None:
+        try:
+            data = np.memmap(path, np.uint8, "r")
+        except (OSError, ValueError) as error:
+            raise QuantError(f"{path}: cannot be read: {error}") from error
+        if bytes(data[:8]) != MAGIC or len(data) < 20:
+            raise QuantError(f"{path}: starts with {bytes(data[:8])!r}, wanted {MAGIC!r}: no file of logits")
+        n, words, count = struct.unpack("<Iii", bytes(data[8:20]))
+        if (n, words) != (context, vocab) or count < len(windows):
+            raise QuantError(f"{path}: {count} windows of {n} tokens of {words}, wanted at least {len(windows)} of {context} of {vocab}")
+        self.vocab, self.kept = vocab, context - 1 - context // 2
+        self.size = 8 + 2 * (vocab + vocab % 2)
+        self.start = 20 + 4 * n * count
+        if len(data) < self.start + count * self.kept * self.size:
+            raise QuantError(f"{path}: {len(data)} bytes, wanted {self.start + count * self.kept * self.size}: truncated")
+        tokens = data[20:20 + 4 * n * len(windows)].view("<i4").reshape(-1, n)
+        wrong = np.argwhere(tokens != np.array(windows))
+        if len(wrong):
+            raise QuantError(f"{path}: token {wrong[0][1]} of window {wrong[0][0]} is another than the text's: it was made from another text")
+        self.data = data
+
+    def rows(self, window: int) -> Iterator[np.ndarray]:
+        """The log-probabilities of a window's counted rows, float32 (vocabulary,) each."""
+        for row in range(window * self.kept, (window + 1) * self.kept):
+            raw = self.data[self.start + row * self.size:self.start + (row + 1) * self.size]
+            step, least = np.frombuffer(raw[:8].tobytes(), "<f4")
+            yield np.frombuffer(raw[8:8 + 2 * self.vocab].tobytes(), "<u2").astype(np.float32) * step + least
+
+
+# ---- importances -----------------------------------------------------------------------------------------------------------
+
+
+def collect_imatrix(engine: InferenceEngine, text: str | Sequence[int], *, context: int = 512, limit: int | None = None,
+                    progress: Callable[[int, int], None] | None = None) -> tuple[dict[str, np.ndarray], dict[str, int], int]:
+    """Sums of squares of what meets each column of every matrix but the output's, over windows of a text.
+
+    Gives tensor name to float32 sums (columns,), tensor name to the tokens summed, and the number of windows: what
+    `quant.write_imatrix` takes. The inputs are those the kernels see, in steps of 1/127 of a block's largest. ConfigError for a text
+    shorter than a window.
+    """
+    windows = windows_of(engine, text, context, limit)
+    sums: dict[str, np.ndarray] = {}
+    counts: dict[str, int] = {}
+    for index, window in enumerate(windows):
+        with engine.raw_loop() as loop:
+            seen = set()
+            for weights, rows in loop.matmul_inputs(window):
+                squares = np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
+                for name in dict.fromkeys(tensor.name for tensor in weights):
+                    if name not in seen:        # parts of one tensor meet the same rows
+                        sums[name] = sums.get(name, 0) + squares
+                        counts[name] = counts.get(name, 0) + len(rows)
+                        seen.add(name)
+        if progress is not None:
+            progress(index + 1, len(windows))
+    return {name: total.astype(np.float32) for name, total in sums.items()}, counts, len(windows)
