@@ -270,8 +270,13 @@ class Scheduler:
                 return
 
     def _make_room(self, ticket: Ticket, length: int, plan: list[tuple[Ticket, int]]) -> bool:
-        """Reserve pages, taking them from younger tickets that are not in the plan when there is no other way."""
+        """Reserve pages, taking them from those who wait, then from younger tickets that are not in the plan, when there is no other way."""
         while not self._reserve(ticket, length):
+            holding = next((each for each in reversed(self.waiting) if each.done), None)      # a session that went on, a sibling
+            if holding is not None:
+                self._release(holding)
+                holding.done = 0
+                continue
             planned = {each for each, _ in plan}
             younger = [each for each in (*self.prefilling, *self.decoding) if each.arrival > ticket.arrival and each not in planned]
             if younger:

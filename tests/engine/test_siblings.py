@@ -85,6 +85,14 @@ def test_an_error_of_the_prompt_is_everybodys_and_one_of_a_sibling_its_own():
     engine.close()
 
 
+def test_those_who_wait_lend_their_pages_to_who_runs():
+    engine = core(max_pages=7, prefix=False, scheduler=SchedulerConfig(max_sequences=1))
+    done = siblings(engine, prompt=PROMPT[:40], n=3, max_tokens=60).result(20)         # 100 tokens: all seven pages, and 40 are shared
+    assert [list(each.tokens) for each in done] == [solo(PROMPT[:40], 60, SEEDED.replace(seed=derived_seed(11, index))) for index in range(3)]
+    engine.close()
+    assert engine.pool.pages_used == 0
+
+
 def test_waiting_can_be_bounded_awaited_and_closed():
     engine = core(program=NullProgram(seconds_per_row=0.005))
     made = siblings(engine, n=2, max_tokens=300)
