@@ -17,6 +17,7 @@ import numpy as np
 
 from oxillama._core.kernels import cpu_info
 from oxillama.chat import Chat
+from oxillama.drafts import candidates_of
 from oxillama.embedded import embedded_path
 from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig, make_beams
 from oxillama.engine.config import EngineConfig
@@ -31,6 +32,7 @@ from oxillama.engine.rows import all_logits
 from oxillama.engine.session import Session
 from oxillama.engine.siblings import Siblings, make_siblings
 from oxillama.engine.snapshot import EngineSnapshot
+from oxillama.engine.spill import spill, start
 from oxillama.errors import ConfigError, EmptySequence, EngineError
 from oxillama.model.load import Model, ModelConfig
 from oxillama.opening import Progress, open_model
@@ -142,6 +144,8 @@ class InferenceEngine:
         With a session the prompt is appended to it; a prompt of None goes on with the session, or with the one used last.
         With `n` or `best_of` above 1 the `Siblings` that share the prompt, whose result is a list.
         """
+        if options.get("speculative") is not None:
+            options["speculative"] = candidates_of(self._ready(), self._vocabulary, self._loaded(), options["speculative"])
         wanted = Options.of(options)
         return self._submit(make_siblings if wanted.completions > 1 else make_request, prompt, session, wanted)
 
@@ -309,6 +313,14 @@ class InferenceEngine:
     def restore_from_file(self, path: str | Path, *, processors: Sequence[Callable] = ()) -> Session:
         """`restore` from a file."""
         return self.restore(Path(path), processors=processors)
+
+    def save_prefixes(self, path: str | Path) -> int:
+        """Write the stored prefixes to a file, for `load_prefixes` of an engine to come over the same model; returns how many."""
+        return spill(self._ready().saved(), path)
+
+    def load_prefixes(self, path: str | Path) -> int:
+        """Start from the prefixes of a file, as far as there is room; returns how many."""
+        return start(self._ready().saved(), path)
 
     def _held(self) -> Session:
         """The session used last."""

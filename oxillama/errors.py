@@ -66,6 +66,12 @@ class EmptySequence(OxillamaError, ValueError):
     """Nothing was given where at least one token is needed."""
 
 
+class RoundsExhausted(OxillamaError, RuntimeError):
+    """A model went on calling tools for as many rounds as it was given; `answer` holds the conversation up to there."""
+
+    answer: object = None
+
+
 class Cancelled(OxillamaError):
     """The caller cancelled the work while it was running."""
 
@@ -76,6 +82,10 @@ class SnapshotIncompatible(OxillamaError, ValueError):
     def __init__(self, detail: str) -> None:
         super().__init__(detail)
         self.detail = detail
+
+
+class SpecSnapshotIncompatible(SnapshotIncompatible):
+    """A snapshot of a speculating session is malformed, or of one that this target and draft cannot go on with exactly."""
 
 
 class ModelFingerprintMismatch(OxillamaError, ValueError):

@@ -19,12 +19,16 @@
   speculation  candidates for the next tokens: who offers them, which of them stand
   lookup       candidates from what was said before
   forced       what a grammar leaves no choice about
+  drafting     candidates from a second model
+  vocabularies whether a draft's tokens can stand for a target's, and how
+  specsnapshot a speculating session as bytes
   drafters     what `speculative=` may be
   costs        what a step costs by its rows, and how many candidates that makes worth bringing
   batching     from a plan to the arrays of a step
   harvest      what a finished step gives to whom
   postprocess  what follows from a row of logits
   snapshot   EngineSnapshot, Snapshots: a session as bytes and back, exact at any token
+  spill        stored prefixes in a file
   envelope     their container: sections under hashes
   durable      files written whole or not at all
   transfer     pages out of the pool as bytes, and back

@@ -1,6 +1,7 @@
 """What `speculative=` may be, and the drafters that an engine's requests share."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from oxillama.engine.forced import ForcedText
@@ -25,6 +26,20 @@ class Drafters:
     def __init__(self) -> None:
         self._lookup: LookupDrafter | None = None
         self._text: ForcedText | None = None
+        self._models: dict[Any, tuple[Any, Callable[[], None] | None]] = {}
+
+    def model(self, key: Any, make: Callable[[], tuple[Any, Callable[[], None] | None]]) -> Any:
+        """The drafter known by a key; made, with what closes it, when it is first asked for."""
+        if key not in self._models:
+            self._models[key] = make()
+        return self._models[key][0]
+
+    def close(self) -> None:
+        """Close what was opened for this engine alone."""
+        models, self._models = self._models, {}
+        for _, close in models.values():
+            if close is not None:
+                close()
 
     def candidates(self, asked: Any, masker: Any) -> Candidates | None:
         """How a request speculates; `masker` is the vocabulary of its grammar, None where it has none."""

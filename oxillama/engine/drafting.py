@@ -40,6 +40,18 @@ class Following:
         self.position = self.idle = 0
         self.patience = PATIENCE
 
+    def remember(self) -> dict:
+        """What was learned, as JSON values."""
+        return {"trust": [self.trust.right, self.trust.judged], "idle": self.idle, "patience": self.patience, "offered": self.offered,
+                "position": self.position}
+
+    def recall(self, memory: dict) -> None:
+        """Take in what `remember` gave."""
+        self.trust = Trust(0.0)
+        self.trust.right, self.trust.judged = memory["trust"]
+        self.idle, self.patience = memory["idle"], memory["patience"]
+        self.offered, self.position = list(memory["offered"]), memory["position"]
+
     def learn(self, tokens: Sequence[int]) -> bool:
         """Compare the last draft with what came; whether its first candidate stood."""
         came = tokens[self.position:self.position + len(self.offered)]
@@ -62,16 +74,35 @@ class ModelDrafter:
         self._costs: StepCosts | None = None
         self._trust = Trust(_FIRST_TRUST)
         self.forwarded = 0                 # rows that the draft has run
+        self._kept: tuple[Session, Following] | None = None
 
     def open(self, session: Session) -> Following:
-        """Nothing is run yet."""
+        """Nothing is run yet; the session that was closed last is gone on with where it stood."""
+        if self._kept is not None and self._kept[0] is session:
+            following, self._kept = self._kept[1], None
+            return following
         trust = self._trust if self._own_sampler is None else Trust(_FIRST_TRUST)
         own = None if self._own_sampler is None else self._own_sampler(session)
         return Following(self.core.keep(self.core.new_session()), own, trust)
 
-    def close(self, state: Following) -> None:
-        """The draft's pages go back."""
-        self.core.drop(state.session)
+    def close(self, state: Following, session: Session) -> None:
+        """The draft's pages stay while nobody needs them, of the last session alone."""
+        if self._kept is not None:
+            self.core.drop(self._kept[1].session)
+        self._kept = (session, state)
+
+    def kept(self, session: Session) -> Following | None:
+        """What follows an idle session, None where another was closed after it."""
+        return self._kept[1] if self._kept is not None and self._kept[0] is session else None
+
+    def follow(self, session: Session, drafted: Session, *, held: int, sampler: bytes | None, memory: dict) -> None:
+        """Go on where `kept` of another process stood: `drafted` holds the first `held` tokens of the session in pages of this draft's."""
+        following = Following(self.core.keep(drafted), None if self._own_sampler is None else self._own_sampler(session), Trust(_FIRST_TRUST))
+        if following.sampler is not None and sampler is not None:
+            following.sampler.restore(sampler)
+        following.held = session.tokens[:held]
+        following.recall(memory)
+        self.close(following, session)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """Candidates of all sessions, drafted together: one step of the draft for the next candidate of each."""

@@ -40,7 +40,7 @@ class ForcedText:
         """The forced text in tokens."""
         return [self._draft(ask) for ask in asks]
 
-    def close(self, state: _Spelling) -> None:
+    def close(self, state: _Spelling, session: Any) -> None:
         """Nothing is kept."""
 
     def spell(self, text: bytes) -> list[int]:

@@ -147,6 +147,6 @@ class LookupDrafter:
             out.append(ask.state.find(min(ask.most, self.most)))
         return out
 
-    def close(self, state: Lookup) -> None:
+    def close(self, state: Lookup, session: Any) -> None:
         """Its tokens stay known to its neighbours for a while."""
         state.learn()

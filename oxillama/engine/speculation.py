@@ -71,7 +71,7 @@ class Drafter(Protocol):
     def propose(self, asks: Sequence[Ask]) -> Sequence[Draft]:
         """A draft for each ask, empty where there is none."""
 
-    def close(self, state: Any) -> None:
+    def close(self, state: Any, session: Any) -> None:
         """The request is over."""
 
 
@@ -152,10 +152,10 @@ class FirstOf:
                     out[at] = draft
         return out
 
-    def close(self, state: list[Any]) -> None:
+    def close(self, state: list[Any], session: Any) -> None:
         """The request is over."""
         for drafter, each in zip(self.drafters, state):
-            drafter.close(each)
+            drafter.close(each, session)
 
 
 class Speculation:
@@ -164,11 +164,11 @@ class Speculation:
     `draw`, `passed` and `judged` are called by the loop as tokens come.
     """
 
-    __slots__ = ("_costs", "_queue", "_since", "_state", "accepted", "bonus", "candidates", "ended", "fallbacks", "output", "rejected")
+    __slots__ = ("_costs", "_queue", "_session", "_since", "_state", "accepted", "bonus", "candidates", "ended", "fallbacks", "output", "rejected")
 
     def __init__(self, candidates: Candidates, session: Any, *, costs: StepCosts | None = None) -> None:
         self.candidates, self._costs = candidates, costs
-        self._state = candidates.drafter.open(session)
+        self._session, self._state = session, candidates.drafter.open(session)
         self._queue: deque[tuple[int, Distribution]] = deque()        # drawn candidates that are not judged yet
         self._since = 0.0
         self.accepted = self.rejected = self.bonus = self.fallbacks = self.output = 0
@@ -231,7 +231,7 @@ class Speculation:
         """The request is over, with so many tokens."""
         if not self.ended:
             self.output, self.ended = output, time.perf_counter()
-            self.candidates.drafter.close(self._state)
+            self.candidates.drafter.close(self._state, self._session)
             self._queue.clear()
 
     def stats(self) -> SpecStats:

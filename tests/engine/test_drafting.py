@@ -44,8 +44,8 @@ def test_tokens_are_those_without_a_draft(sampler, program):
     assert list(done.tokens) == solo([1, 2, 3], 60, sampler)
     assert done.speculation.acceptance_rate == 1.0 if program is NullProgram else 0 < done.speculation.acceptance_rate < 1
     target.close()
-    assert draft.pool.pages_used == 0
     draft.close()
+    assert draft.pool.pages_used == 0
 
 
 @pytest.mark.parametrize("sampler", [SEEDED, CHAIN], ids=["seeded", "chain"])

@@ -42,7 +42,7 @@ class Prophet:
             out.append(token)
         return out
 
-    def close(self, state):
+    def close(self, state, session):
         self.closed += 1
 
 

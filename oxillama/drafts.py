@@ -1,0 +1,121 @@
+"""Draft models for a target: opened, chosen from a folder, or made from the target itself with fewer bits.
+
+    engine.generate(prompt, speculative="draft.gguf")          a file, a folder of files, or an engine that is loaded already
+
+A draft must have the target's vocabulary (the same pieces under the same ids, or all of them under others). Of several, the one that reads
+the fewest bytes for a token is the best guess before anything has run; whether it pays is then measured, step by step.
+"""
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from oxillama.engine.config import EngineConfig
+from oxillama.engine.drafting import ModelDrafter
+from oxillama.engine.engine import EngineCore
+from oxillama.engine.generation import Vocabulary
+from oxillama.engine.session import Session
+from oxillama.engine.speculation import Candidates
+from oxillama.engine.vocabularies import Alignment, align
+from oxillama.errors import ConfigError, OxillamaError
+from oxillama.gguf import GgufReader
+from oxillama.model.load import Model
+from oxillama.opening import open_model
+from oxillama.quant import quantize_file
+from oxillama.sampling import Sampler
+from oxillama.tokenizer import TokenizerBridge
+
+PAYS_BELOW = 0.5                # bytes of a draft against the target's, above which even a perfect draft hardly gains
+OwnSampler = Callable[[Session], Sampler]
+
+
+def candidates_of(core: EngineCore, vocabulary: Vocabulary | None, model: Model, asked: Any) -> Any:
+    """What `speculative=` stands for: a draft model becomes `Candidates`, everything else stays as it is."""
+    if isinstance(asked, str) and asked in ("auto", "lookup") or asked is None or isinstance(asked, (bool, Candidates)):
+        return asked
+    if isinstance(asked, (str, Path)):
+        if not Path(asked).exists():
+            raise ConfigError(f"speculative: found {str(asked)!r}, wanted 'auto', 'lookup', or the path of a draft model")
+        key = str(Path(asked).resolve())
+    elif hasattr(asked, "load_model"):
+        key = id(asked)
+    else:
+        return asked
+    return Candidates(core.drafters.model(key, lambda: open_draft(vocabulary, model, asked)))
+
+
+def open_draft(vocabulary: Vocabulary | None, model: Model, source: Any, *, own_sampler: OwnSampler | None = None,
+               config: EngineConfig | None = None) -> tuple[ModelDrafter, Callable[[], None] | None]:
+    """(a drafter over an engine, a file, or the best file of a folder, what closes it where it was opened here).
+
+    ConfigError names what the draft's vocabulary lacks.
+    """
+    if hasattr(source, "load_model"):
+        core, words, draft, close = source._ready(), source._vocabulary, source._loaded(), None
+    else:
+        path = Path(source)
+        path = choose_draft(model, path) if path.is_dir() else path
+        opened = open_model(config or EngineConfig(model_path=path), path)
+        core, words, draft, close = opened.core, opened.vocabulary, opened.model, opened.core.close
+    try:
+        alignment = aligned(vocabulary, words, model.config.vocab_size, draft.config.vocab_size)
+    except BaseException:
+        if close is not None:
+            close()
+        raise
+    return ModelDrafter(core, alignment, own_sampler=own_sampler, weight=_bytes(draft.reader) / _bytes(model.reader)), close
+
+
+def aligned(target: Vocabulary | None, draft: Vocabulary | None, target_rows: int, draft_rows: int) -> Alignment:
+    """How a draft's tokens stand for the target's; models without a vocabulary must have as many tokens."""
+    if target is None or draft is None:
+        if target is not draft or target_rows != draft_rows:
+            raise ConfigError(f"draft: found {draft_rows} tokens {'with' if draft else 'without'} a vocabulary, wanted {target_rows} "
+                              f"{'with' if target else 'without'} one")
+        return Alignment(target_rows, draft_rows)
+    return align(_pieces(target.bridge), _pieces(draft.bridge), target_rows=target_rows, draft_rows=draft_rows)
+
+
+def choose_draft(model: Model, folder: Path) -> Path:
+    """The compatible GGUF file of a folder that reads the fewest bytes for a token; ConfigError where none is small enough and compatible."""
+    target = _pieces(TokenizerBridge.from_metadata(model.reader.metadata))
+    limit, found = PAYS_BELOW * _bytes(model.reader), []
+    for path in sorted(folder.glob("*.gguf")):
+        try:
+            reader = GgufReader(path)
+            if _bytes(reader) <= limit:
+                align(target, _pieces(TokenizerBridge.from_metadata(reader.metadata)), target_rows=len(target), draft_rows=len(target))
+                found.append((_bytes(reader), path))
+        except OxillamaError:
+            continue
+    if not found:
+        raise ConfigError(f"draft: {folder} holds no GGUF file with the target's vocabulary and at most {limit:,.0f} bytes of weights")
+    return min(found)[1]
+
+
+def requantised_draft(model: Model, folder: str | Path | None = None, *, recipes: Sequence[str] = ("Q4_0", "Q2_K")) -> Path:
+    """A draft made from the target's own file by the first of the recipes that leaves at most half of its bytes; the file made.
+
+    folder: where to, None for a new temporary one. ConfigError where no recipe does: such a draft costs what it gains.
+    """
+    source, before = model.reader.paths[0], _bytes(model.reader)
+    for recipe in recipes:
+        after = quantize_file(source, None, recipe, dry_run=True).bytes_after
+        if after <= PAYS_BELOW * before:
+            made = Path(folder if folder is not None else tempfile.mkdtemp(prefix="oxillama-draft-")) / f"draft-{recipe}.gguf"
+            quantize_file(source, made, recipe)
+            return made
+    raise ConfigError(f"draft: {', '.join(recipes)} would leave more than {PAYS_BELOW:.0%} of the target's {before:,} bytes, wanted less")
+
+
+def _pieces(bridge: TokenizerBridge) -> list[tuple[bytes, bool]]:
+    """(bytes or text, whether it is a control token) of each token."""
+    special = bridge.special_ids
+    return [(bridge.token_text(token).encode() if token in special else piece, token in special)
+            for token, piece in enumerate(bridge.vocab_bytes())]
+
+
+def _bytes(reader: GgufReader) -> int:
+    return sum(tensor.nbytes for tensor in reader.tensors.values())

@@ -1,0 +1,210 @@
+"""`SpeculativeEngine`: a target and a draft model as one engine.
+
+    SpeculativeEngine(SpeculativeConfig("target.gguf", "draft.gguf")).generate("Once upon a time").text
+
+The text is the target's: token for token what the target alone would say, with the same seed. With a `draft_sampler` candidates are drawn
+by a sampler of the draft's own and judged by min(1, p/q): the law of the text is still the target's, and the same seed still gives the
+same text, but another than the target's alone.
+"""
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from oxillama.api import InferenceEngine, load
+from oxillama.drafts import open_draft, requantised_draft
+from oxillama.engine.drafting import ModelDrafter
+from oxillama.engine.durable import write_parts
+from oxillama.engine.generation import sampler_of
+from oxillama.engine.request import Completion, Request, Stream, finished
+from oxillama.engine.session import Session
+from oxillama.engine.specsnapshot import SpecSnapshot
+from oxillama.engine.speculation import Candidates, Drafter, SpecStats
+from oxillama.errors import ConfigError, OxillamaError, SpecSnapshotIncompatible
+from oxillama.sampling import Sampler, SamplerConfig
+
+Model = str | Path | InferenceEngine | None
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    """A target, a draft, and how they go together.
+
+    target: an engine or a GGUF file, None for the embedded model. draft: an engine, a file, a folder (the best compatible file in it is
+    taken), or "requantised" (the target itself with fewer bits, in a temporary file). num_speculative: most candidates of a step. seed:
+    of every generation that says none. draft_sampler: draw candidates by it, and judge them; None: with the target's own random numbers.
+    adaptive: bring only as many candidates as pay.
+    """
+
+    target: Model = None
+    draft: Any = None
+    num_speculative: int = 4
+    seed: int | None = None
+    draft_sampler: SamplerConfig | None = None
+    adaptive: bool = True
+
+    def __post_init__(self) -> None:
+        value = self.num_speculative
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(f"num_speculative: found {value!r}, wanted an integer of 1 or more")
+        if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 1 << 64):
+            raise ConfigError(f"seed: found {self.seed!r}, wanted an integer in [0, 2^64)")
+        if self.draft_sampler is not None and not isinstance(self.draft_sampler, SamplerConfig):
+            raise ConfigError(f"draft_sampler: found {type(self.draft_sampler).__name__}, wanted a SamplerConfig")
+        if self.draft is None:
+            raise ConfigError("draft: found None, wanted an engine, a GGUF file, a folder of them, or 'requantised'")
+
+
+class SpeculativeEngine:
+    """Generates with the target of a config, sped up by its draft. Engines that it loaded itself it closes."""
+
+    def __init__(self, config: SpeculativeConfig, *, wrap: Callable[[ModelDrafter], Drafter] | None = None) -> None:
+        self.config = config
+        self._mine: list[Any] = []
+        try:
+            self.target = config.target if isinstance(config.target, InferenceEngine) else self._own(load(config.target))
+            source = requantised_draft(self.target._loaded()) if config.draft == "requantised" else config.draft
+            own = None if config.draft_sampler is None else self._draft_sampler
+            self.drafter, close = open_draft(self.target._vocabulary, self.target._loaded(), source, own_sampler=own)
+        except BaseException:
+            self.close()
+            raise
+        self._close_draft = close
+        self._drafter = self.drafter if wrap is None else wrap(self.drafter)
+        self.candidates = Candidates(self._drafter, config.num_speculative, config.adaptive)
+        self._last: Request | None = None
+        self._accepted = 0                     # candidates that stood before the last request
+
+    def submit(self, prompt: Any, **options: Any) -> Request:
+        """Start a generation and return at once; options are those of `InferenceEngine.submit`."""
+        if "speculative" in options:
+            raise ConfigError("speculative: found beside a draft, wanted the draft alone")
+        if self.config.seed is not None and prompt is not None:
+            options.setdefault("seed", self.config.seed)
+        request = self.target.submit(prompt, speculative=self.candidates, **options)
+        self._accepted += self.stats.accepted
+        self._last = self.target._followed(request)
+        return request
+
+    def generate(self, prompt: Any, **options: Any) -> Completion:
+        """The completion of a prompt, text or token ids; None goes on with the session used last."""
+        return finished(self.submit(prompt, **options))
+
+    def stream(self, prompt: Any, **options: Any) -> Stream:
+        """The completion as it comes."""
+        return Stream(self.submit(prompt, **options))
+
+    @property
+    def stats(self) -> SpecStats:
+        """What became of the candidates of the last request."""
+        return SpecStats() if self._last is None or self._last.speculation is None else self._last.speculation.stats()
+
+    # ---- snapshots -----------------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> bytes:
+        """The session that `generate(None)` would go on with, the draft's beside it; see `engine.specsnapshot`."""
+        target, drafter, session = self.target, self.drafter, self._session()
+        core = drafter.core
+        following = drafter.kept(session)
+        draft = sampler = b""
+        memory: dict[str, Any] = {}
+        held = 0
+        if following is not None:
+            memory = following.remember()
+            sampler = b"" if following.sampler is None else following.sampler.state()
+            with core.lock:
+                held = min(len(following.held), following.session.kv.length)
+                following.session.tokens[:] = drafter.alignment.ids(following.held[:held]).tolist()
+            if held and core.snapshots is not None:
+                following.session.tokens.append(0)       # a session keeps a token that is not run; nobody reads this one
+                draft = core.saved().take(following.session)
+        return SpecSnapshot(target=target.snapshot(), draft=draft, num_speculative=self.config.num_speculative, seed=self.config.seed,
+                            accepted_tokens=self._accepted + self.stats.accepted, rng_state=session.sampler.rng.raw_state() if session.sampler else 0,
+                            sampler=sampler, held=held if draft else 0, memory=memory, settings=self._settings()).encode()
+
+    def snapshot_to_file(self, path: str | Path) -> None:
+        """The same in a file, whole or not at all."""
+        write_parts(path, [self.snapshot()])
+
+    @classmethod
+    def resume(cls, data: bytes | str | Path, target: Model = None, draft: Any = None, **changes: Any) -> SpeculativeEngine:
+        """An engine over the same two models whose session goes on where that of the snapshot stood.
+
+        changes: fields of `SpeculativeConfig` that shall differ; those that the text depends on may not, where the draft draws by a sampler of its own.
+        SpecSnapshotIncompatible for what is malformed or does not fit, ModelFingerprintMismatch for another target.
+        """
+        saved = SpecSnapshot.decode(data)
+        known = {field.name for field in fields(SpeculativeConfig)} - {"target", "draft"}
+        for name in changes:
+            if name not in known:
+                raise ConfigError(f"{name}: is no field of SpeculativeConfig that may differ, wanted one of {', '.join(sorted(known))}")
+        told = saved.settings.get("draft_sampler")
+        try:
+            config = SpeculativeConfig(target, draft, num_speculative=saved.num_speculative, seed=saved.seed, adaptive=saved.settings["adaptive"],
+                                       draft_sampler=None if told is None else SamplerConfig.from_dict(told))
+        except (KeyError, TypeError, OxillamaError) as error:
+            raise SpecSnapshotIncompatible(f"settings: {error}") from error
+        changed = [name for name, value in changes.items() if getattr(config, name) != value]
+        if told is not None and changed:
+            raise ConfigError(f"{changed[0]}: the text depends on it where the draft draws by its own sampler, wanted it unchanged")
+        opened = InferenceEngine.resume(saved.target, target) if not isinstance(target, InferenceEngine) else target
+        if opened is target:
+            target._live.take(target.restore(saved.target))
+        engine = cls(replace(config, target=opened, **changes))
+        if opened is not target:
+            engine._mine.append(opened)
+        engine._follow(saved)
+        return engine
+
+    @classmethod
+    def resume_from_file(cls, path: str | Path, target: Model = None, draft: Any = None, **changes: Any) -> SpeculativeEngine:
+        """`resume` from a file of `snapshot_to_file`."""
+        return cls.resume(Path(path), target, draft, **changes)
+
+    def _follow(self, saved: SpecSnapshot) -> None:
+        session, drafter = self._session(), self.drafter
+        self._accepted = saved.accepted_tokens
+        if not saved.memory:
+            return
+        try:
+            drafted = drafter.core.saved().restore(saved.draft) if saved.draft else drafter.core.new_session()
+            drafter.follow(session, drafted, held=saved.held, sampler=saved.sampler or None, memory=saved.memory)
+        except (KeyError, TypeError, ValueError) as error:
+            self.close()
+            raise SpecSnapshotIncompatible(f"draft: {error}") from error
+
+    def _settings(self) -> dict[str, Any]:
+        sampler = self.config.draft_sampler
+        return {"adaptive": self.config.adaptive, "draft_sampler": None if sampler is None else sampler.to_dict()}
+
+    def _session(self) -> Session:
+        return self.target._held()
+
+    def _draft_sampler(self, session: Session) -> Sampler:
+        """The draft's own sampler for a session: its stream starts from the session's seed, and shares nothing with the session's."""
+        digest = hashlib.blake2b(session.sampler.seed.to_bytes(8, "little"), digest_size=8, person=b"draft").digest()
+        return sampler_of(self.config.draft_sampler, self.target._vocabulary, session.sampler.vocab_size,
+                          seed=int.from_bytes(digest, "little"))
+
+    # ---- ends ------------------------------------------------------------------------------------------------------------------
+
+    def _own(self, engine: InferenceEngine) -> InferenceEngine:
+        self._mine.append(engine)
+        return engine
+
+    def close(self) -> None:
+        """Stop, and close what was loaded here."""
+        for engine in self._mine:
+            engine.close()
+        close = getattr(self, "_close_draft", None)
+        if close is not None:
+            close()
+
+    def __enter__(self) -> SpeculativeEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,166 @@
+"""The public face of speculation, on real models: the text is the target's own, whatever drafts it; and it can be saved and gone on with."""
+import json
+
+import numpy as np
+import pytest
+
+import oxillama
+from oxillama.drafts import choose_draft, requantised_draft
+from oxillama.engine.specsnapshot import SpecSnapshot
+from oxillama.speculative import SpeculativeConfig, SpeculativeEngine
+
+SEEDED = oxillama.SamplerConfig(temperature=0.9, top_p=0.95, repetition_penalty=1.1)
+SCHEMA = {"type": "object", "properties": {"temperature_celsius": {"type": "integer"}, "description": {"enum": ["warm", "cold"]}},
+          "required": ["temperature_celsius", "description"], "additionalProperties": False}
+
+
+@pytest.fixture(scope="module")
+def stories(cases):
+    return cases / "stories260K"
+
+
+@pytest.fixture(scope="module")
+def golden(stories):
+    return json.loads((stories / "stories260K-golden.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def target(stories):
+    with oxillama.load(stories / "stories260K-f32.gguf") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def draft(stories):
+    with oxillama.load(stories / "stories260K-q8_0.gguf", num_threads=1) as engine:
+        yield engine
+
+
+def plain(engine, prompt, **options):
+    """What the target says alone."""
+    return engine.generate(prompt, cache_prompt=False, **options)
+
+
+def test_a_draft_of_itself_at_q8_0_gives_the_golden_text(target, draft, golden):
+    engine = SpeculativeEngine(SpeculativeConfig(target, draft))
+    done = engine.generate([target.tokenizer.bos_id], max_tokens=len(golden["llama_cpp"]["f32"]["ids"]), sampler=oxillama.SamplerConfig.greedy())
+    assert done.text == golden["expected_run_c"] and done.speculation.acceptance_rate > 0.9
+    assert done.speculation.accepted > 100
+    engine.close()
+
+
+@pytest.mark.parametrize("asked", ["lookup", "auto", True, "draft"])
+@pytest.mark.parametrize("sampler", [oxillama.SamplerConfig.greedy(), SEEDED], ids=["greedy", "seeded"])
+def test_the_text_is_the_targets_own_whatever_drafts_it(target, draft, asked, sampler):
+    prompt = "Lily and Tom played. Lily and Tom"
+    options = dict(max_tokens=120, sampler=sampler, seed=5, logprobs=3)
+    done = target.generate(prompt, speculative=draft if asked == "draft" else asked, **options)
+    wanted = plain(target, prompt, **options)
+    assert done.tokens == wanted.tokens and done.text == wanted.text
+    assert done.logprobs == wanted.logprobs            # the logits themselves, bit for bit
+    assert done.speculation.total_output_tokens == 120 and wanted.speculation is None
+
+
+def test_acceptance_of_the_target_as_its_own_draft_is_whole(target):
+    for config in (SpeculativeConfig(target, target, adaptive=False), SpeculativeConfig(target, target, adaptive=False, draft_sampler=SEEDED)):
+        engine = SpeculativeEngine(config)
+        stats = engine.generate("Once upon a time", max_tokens=81, sampler=SEEDED, seed=8).speculation
+        assert stats.acceptance_rate == 1.0 and stats.accepted == 64 and stats.bonus_tokens == 16
+        engine.close()
+
+
+def test_a_grammar_holds_among_candidates_and_forced_tokens_change_nothing(target, draft):
+    def run(**options):
+        return target.generate("The weather: ", max_tokens=120, sampler=SEEDED, seed=3, json_schema=SCHEMA, cache_prompt=False, **options)
+    wanted = run(logprobs=0)                       # a report of every draw: nothing is taken without one
+    assert json.loads(wanted.text)["description"] in ("warm", "cold")
+    for options in ({}, dict(speculative="auto"), dict(speculative="lookup"), dict(speculative=draft), dict(speculative="auto", logprobs=0)):
+        done = run(**options)
+        assert (done.text, done.tokens) == (wanted.text, wanted.tokens)
+
+
+def test_forced_tokens_are_run_together(cases):
+    """In a vocabulary with one token for each byte; where bytes have two, which of them is a draw like any other."""
+    with oxillama.load(cases / "arch" / "qwen3" / "f32.gguf") as engine:
+        options = dict(max_tokens=120, sampler=SEEDED, seed=3, regex="[ab]\\x01\\x02\\x01\\x02\\x01\\x02\\x01\\x02[0-9]", cache_prompt=False)
+        before = engine.metrics().steps_total
+        done = engine.generate([1, 2, 3], **options)
+        steps = engine.metrics().steps_total - before
+        assert done.text[1:-1] == "\x01\x02" * 4 and len(done.tokens) == 10 and steps <= 3
+        assert engine.generate([1, 2, 3], logprobs=0, **options).tokens == done.tokens
+
+
+def test_stop_strings_among_candidates_stop_where_they_would(target):
+    for stop in ("Lily", "wanted to", ". S", "red ball"):
+        options = dict(max_tokens=150, sampler=oxillama.SamplerConfig.greedy(), stop=stop)
+        done, wanted = target.generate("Once upon a time", speculative=target, **options), plain(target, "Once upon a time", **options)
+        assert (done.text, done.tokens, done.finish_reason) == (wanted.text, wanted.tokens, wanted.finish_reason)
+        assert stop not in done.text
+
+
+def test_a_stream_gives_the_same_pieces_in_sum(target, draft):
+    engine = SpeculativeEngine(SpeculativeConfig(target, draft, num_speculative=6, seed=4))
+    text = "".join(piece.text for piece in engine.stream("Once", max_tokens=60, sampler=SEEDED))
+    assert text == plain(target, "Once", max_tokens=60, sampler=SEEDED, seed=4).text
+    assert engine.stats.total_output_tokens == 60
+    engine.close()
+
+
+@pytest.mark.parametrize("draft_sampler", [None, SEEDED], ids=["found", "drawn"])
+def test_a_saved_session_goes_on_as_if_nothing_had_been(target, draft, stories, tmp_path, draft_sampler):
+    def engine():
+        return SpeculativeEngine(SpeculativeConfig(target, draft, seed=12, draft_sampler=draft_sampler))
+    with engine() as whole:
+        first = whole.generate("Once upon", max_tokens=40, sampler=SEEDED)
+        saved = whole.snapshot()
+        assert saved == whole.snapshot()
+        whole.snapshot_to_file(tmp_path / "spec")
+        rest = whole.generate(None, max_tokens=60)
+    for source in (saved, tmp_path / "spec"):
+        resume = SpeculativeEngine.resume if source is saved else SpeculativeEngine.resume_from_file
+        with resume(source, stories / "stories260K-f32.gguf", stories / "stories260K-q8_0.gguf") as again:
+            assert again.snapshot() == saved
+            went_on = again.generate(None, max_tokens=60)
+            assert went_on.tokens == rest.tokens
+            if draft_sampler is not None:          # else the clock says how many candidates pay
+                assert went_on.speculation.accepted == rest.speculation.accepted
+    if draft_sampler is None:
+        assert (*first.tokens, *rest.tokens) == plain(target, "Once upon", max_tokens=100, sampler=SEEDED, seed=12).tokens
+
+
+def test_a_saved_session_is_refused_when_a_byte_is_another(target, draft):
+    with SpeculativeEngine(SpeculativeConfig(target, draft)) as engine:
+        engine.generate("Once", max_tokens=5)
+        saved = engine.snapshot()
+    snapshot = SpecSnapshot.decode(saved)
+    assert snapshot.encode() == saved and len(snapshot.fingerprint) == 64 and snapshot.num_speculative == 4
+    rng = np.random.default_rng(1)
+    for at in [*range(200), *rng.integers(200, len(saved), 100).tolist()]:
+        broken = bytearray(saved)
+        broken[at] ^= 1 << int(rng.integers(8))
+        with pytest.raises(oxillama.SpecSnapshotIncompatible):
+            SpecSnapshot.decode(bytes(broken))
+    for length in rng.integers(0, len(saved), 50).tolist():
+        with pytest.raises(oxillama.SpecSnapshotIncompatible):
+            SpecSnapshot.decode(saved[:length])
+
+
+def test_a_draft_is_chosen_from_a_folder_or_made(target, stories, tmp_path):
+    assert choose_draft(target._loaded(), stories) == stories / "stories260K-q8_0.gguf"
+    made = requantised_draft(target._loaded(), tmp_path)
+    assert made.parent == tmp_path and made.stat().st_size < (stories / "stories260K-f32.gguf").stat().st_size / 2
+    done = target.generate("Once upon a time", max_tokens=60, speculative=stories, sampler=oxillama.SamplerConfig.greedy())
+    assert done.tokens == plain(target, "Once upon a time", max_tokens=60, sampler=oxillama.SamplerConfig.greedy()).tokens
+    with pytest.raises(oxillama.ConfigError, match="holds no GGUF file with the target's vocabulary"):
+        choose_draft(target._loaded(), tmp_path.parent / "nowhere")
+
+
+def test_what_cannot_draft_is_refused_by_name(target, cases):
+    other = next(path for path in sorted((cases / "arch").glob("qwen*/f32.gguf")))
+    with pytest.raises(oxillama.ConfigError, match="lacks .* of the target's"):
+        target.generate("Once", max_tokens=4, speculative=other)
+    for asked, words in ((7, "speculative: found 7"), ("no such file", "speculative: found 'no such file'")):
+        with pytest.raises(oxillama.ConfigError, match=words):
+            target.generate("Once", max_tokens=4, speculative=asked)
+    with pytest.raises(oxillama.ConfigError, match="num_speculative: found 0"):
+        SpeculativeConfig(target, target, num_speculative=0)
