@@ -14,7 +14,7 @@ run as if they were tokens, so that the same step verifies them. Rules:
 - Prefill rows fill the step: `prefill_chunk` when nobody decodes, else at most `max_prefill_tokens`, and fewer when measured steps
   say that the decoders would wait longer than `max_decode_wait_ms`. Half of them go to the oldest prompt (so none starves), the
   rest to the prompts that need the fewest (so short ones do not queue behind long ones).
-- When pages run out, the youngest ticket gives up its own. The oldest always goes on, so there is no livelock.
+- When pages run out, those who wait give up what they have, then the youngest ticket its own. The oldest always goes on, so there is no livelock.
 - A step yields logits or hidden rows; when both are asked for, the kinds take turns.
 """
 from __future__ import annotations

@@ -145,7 +145,7 @@ def test_everything_at_once_on_a_real_model_leaves_nothing_behind():
         memory.append(resident_mb())
         done, wrong = sum((worker.done for worker in workers), Counter()), [each for worker in workers for each in worker.wrong]
         found = engine.metrics()
-        print(f"\nsoak: {SECONDS:g} s, {sum(done.values())} pieces of work {dict(done)}, {len(wrong)} wrong")
+        print(f"\nsoak: {SECONDS:g} s, {sum(done.values())} pieces of work {dict(done)}, {len(wrong)} wrong {Counter(wrong).most_common(5)}")
         print(f"soak: {found.steps_total} steps, {found.tokens_generated_total} tokens, {found.requests_preempted_total} preempted, "
               f"{found.kv_evictions_total} evicted, {found.pages_leaked} pages leaked")
         print("soak: resident MB every 30 s:", " ".join(f"{each:.1f}" for each in memory))
