@@ -31,15 +31,16 @@ _HOMES = {
     "oxillama.engine.views": ("BatchedKvView", "KvCache", "KvSlot"),
     "oxillama.errors": ("Cancelled", "ConfigError", "ContextError", "EmptySequence", "EngineError", "Exhausted", "GgufError",
                         "GrammarError", "InvalidSlot", "ModelError", "ModelFingerprintMismatch", "OxillamaError", "PoolError", "QuantError",
-                        "SamplingError", "SnapshotIncompatible", "SpecSnapshotIncompatible", "TemplateError", "TokenizerError"),
+                        "RoundsExhausted", "SamplingError", "SnapshotIncompatible", "SpecSnapshotIncompatible", "TemplateError", "TokenizerError"),
     "oxillama.gguf": ("ModelFingerprint",),
     "oxillama.grammar": ("Grammar", "GrammarState", "GrammarWarning", "JsonSchemaCompiler", "TokenMasker", "apply_grammar_mask"),
     "oxillama.speculative": ("SpeculativeConfig", "SpeculativeEngine"),
     "oxillama.quality": ("Perplexity", "collect_imatrix", "perplexity"),
     "oxillama.sampling": ("Sampler", "SamplerChain", "SamplerConfig", "SamplerStage", "Xorshift64"),
     "oxillama.tokenizer": ("ChatTemplate", "TextStream", "TokenizerBridge"),
-    "oxillama.toolcalls": ("NoOpDispatcher", "ReasoningSplitter", "ReplyParser", "ToolCall", "ToolCallDetector", "ToolCallGrammar",
-                           "ToolDispatcher", "ToolResult", "TriggeredGrammar", "run_until_answer", "split_reasoning"),
+    "oxillama.toolcalls": ("ChatEvent", "NoOpDispatcher", "ReasoningSplitter", "ReplyParser", "ToolCall", "ToolCallDetector", "ToolCallGrammar",
+                           "ToolDispatcher", "ToolResult", "TriggeredGrammar", "run_until_answer", "run_until_answer_async",
+                           "split_reasoning"),
 }
 _ROOMS = ("api", "embedded", "engine", "errors", "gguf", "grammar", "model", "quality", "quant", "sampling", "tokenizer", "toolcalls")
 _HOME = {name: home for home, names in _HOMES.items() for name in names}

@@ -12,7 +12,7 @@ from oxillama.engine.generation import Options, Vocabulary, response_constraint
 from oxillama.engine.request import Completion, Piece
 from oxillama.errors import TemplateError
 from oxillama.tokenizer import ChatTemplate
-from oxillama.toolcalls import ChatEvent, ChatPlan, ChatPlanner, Parts, Tool, tool_of
+from oxillama.toolcalls import ChatEvent, ChatPlan, ChatPlanner, MessageForm, Parts, Tool, tool_of
 
 _OF_TOOLS = ("tool_choice", "tool_format", "parallel_tool_calls")
 _CONSTRAINTS = ("grammar", "json_schema", "regex", "choices")
@@ -70,7 +70,7 @@ class EventReader:
 class Chat:
     """How one model is talked to: its chat template over its vocabulary. What was planned for tools and constraints is kept."""
 
-    __slots__ = ("_planner", "template", "vocabulary")
+    __slots__ = ("_form", "_planner", "template", "vocabulary")
 
     def __init__(self, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> None:
         source = metadata.get("tokenizer.chat_template")
@@ -78,14 +78,19 @@ class Chat:
             raise TemplateError("tokenizer.chat_template: the file has none, wanted one to chat with")
         self.template, self.vocabulary = ChatTemplate(source), vocabulary
         self._planner = ChatPlanner(source, vocabulary.bridge)
+        self._form = MessageForm(source, self._rendered)
 
     def render(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, add_generation_prompt: bool = True,
                **variables: Any) -> str:
         """The conversation as the template writes it; `variables` reach the template as they are."""
+        return self._rendered(self._form.formed(messages), tools=tools, add_generation_prompt=add_generation_prompt, **variables)
+
+    def _rendered(self, messages: Sequence[dict], **variables: Any) -> str:
+        """What the template makes of messages as they are."""
         bridge = self.vocabulary.bridge
         ends = (("bos_token", bridge.bos_id), ("eos_token", bridge.eos_id))
         special = {name: bridge.token_text(token) for name, token in ends if token is not None}
-        return self.template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **{**special, **variables})
+        return self.template.render(messages, **{**special, **variables})
 
     def turn(self, messages: Sequence[dict], *, tools: Sequence[Any] | None = None, response_format: dict | None = None,
              template: dict | None = None, **options: Any) -> Turn:

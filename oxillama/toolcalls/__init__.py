@@ -17,7 +17,8 @@ triggered     TriggeredGrammar: the same, from the opening of a call on
 saved         constraints told in JSON, and states restored
 validate      what is wrong with arguments
 dispatch      ToolDispatcher, ToolResult
-rounds        run_until_answer
+messages      messages as a chat template takes them
+rounds        run_until_answer, run_until_answer_async
 beside        calls beside an answer's own constraint
 chat          ChatPlanner, ChatPlan: constraint and reading of one chat
 """
@@ -30,6 +31,7 @@ from oxillama.toolcalls.dispatch import NoOpDispatcher, ToolDispatcher, ToolResu
 from oxillama.toolcalls.events import CallArguments, CallFinished, CallMalformed, CallStarted, Event, Markup, Reasoning, Text, ToolCall
 from oxillama.toolcalls.formats import FORMATS, Custom, ToolCallFormat, detect_format, format_of
 from oxillama.toolcalls.harmony import HarmonyReader
+from oxillama.toolcalls.messages import MessageForm
 from oxillama.toolcalls.reasoning import (
     THINK,
     ReasoningFormat,
@@ -40,7 +42,7 @@ from oxillama.toolcalls.reasoning import (
     with_reasoning,
 )
 from oxillama.toolcalls.reply import Reply, ReplyParser, parse_reply
-from oxillama.toolcalls.rounds import Answer, run_until_answer
+from oxillama.toolcalls.rounds import Answer, run_until_answer, run_until_answer_async
 from oxillama.toolcalls.saved import constraint_of, restore_state
 from oxillama.toolcalls.tools import Tool, tool_from_function, tool_of
 from oxillama.toolcalls.triggered import TriggeredGrammar, TriggeredState
@@ -60,6 +62,7 @@ __all__ = [
     "Event",
     "HarmonyReader",
     "Markup",
+    "MessageForm",
     "NoOpDispatcher",
     "Parts",
     "Reasoning",
@@ -88,6 +91,7 @@ __all__ = [
     "plan_chat",
     "restore_state",
     "run_until_answer",
+    "run_until_answer_async",
     "split_reasoning",
     "tool_from_function",
     "tool_of",

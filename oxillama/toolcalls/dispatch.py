@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import enum
 import inspect
@@ -39,6 +40,14 @@ class ToolResult:
     def message(self) -> dict[str, Any]:
         """The result as a conversation holds it."""
         return {"role": "tool", "tool_call_id": self.call.id, "name": self.call.name, "content": self.content}
+
+
+def _result(call: ToolCall, value: Any) -> ToolResult:
+    return ToolResult(call, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain), value)
+
+
+def _raised(call: ToolCall, error: Exception) -> ToolResult:
+    return failed(call, "failed", f"{call.name}: {type(error).__name__}: {error}")
 
 
 def failed(call: ToolCall, kind: str, error: str) -> ToolResult:
@@ -86,20 +95,37 @@ class ToolDispatcher:
 
     def dispatch(self, call: ToolCall) -> ToolResult:
         """Runs a call. A text that the function returns is the content as it is, anything else goes as JSON."""
+        tool, arguments, wrong = self._prepared(call)
+        if wrong is not None:
+            return wrong
+        if inspect.iscoroutinefunction(tool):
+            return failed(call, "failed", f"{call.name}: has to be awaited, wanted dispatch_async")
+        try:
+            return _result(call, tool(**_typed(tool, arguments)))
+        except Exception as error:  # a tool is somebody else's code: whatever it raises is its answer
+            return _raised(call, error)
+
+    async def dispatch_async(self, call: ToolCall) -> ToolResult:
+        """The same, awaited: a coroutine function runs in the event loop, an ordinary one in a thread."""
+        tool, arguments, wrong = self._prepared(call)
+        if wrong is not None:
+            return wrong
+        try:
+            arguments = _typed(tool, arguments)
+            if inspect.iscoroutinefunction(tool):
+                return _result(call, await tool(**arguments))
+            return _result(call, await asyncio.to_thread(tool, **arguments))
+        except Exception as error:
+            return _raised(call, error)
+
+    def _prepared(self, call: ToolCall) -> tuple[Callable | None, Mapping[str, Any], ToolResult | None]:
+        """(the function, its arguments as JSON values, what is wrong with the call)."""
         if call.name not in self._tools:
-            return failed(
-                call, "unknown_tool", f"{call.name}: is no tool, wanted one of {', '.join(self._tools) or 'none: there are no tools'}"
-            )
+            names = ", ".join(self._tools) or "none: there are no tools"
+            return None, {}, failed(call, "unknown_tool", f"{call.name}: is no tool, wanted one of {names}")
         tool, function = self._tools[call.name]
         wrong = faults(call.arguments, arguments_schema(tool))
-        if wrong:
-            return failed(call, "bad_arguments", f"{call.name}: {'; '.join(wrong)}")
-        try:
-            value = function(**_typed(function, call.arguments))
-            content = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain)
-        except Exception as error:  # a tool is somebody else's code: whatever it raises is its answer
-            return failed(call, "failed", f"{call.name}: {type(error).__name__}: {error}")
-        return ToolResult(call, content, value)
+        return function, call.arguments, failed(call, "bad_arguments", f"{call.name}: {'; '.join(wrong)}") if wrong else None
 
 
 class NoOpDispatcher:

@@ -1,5 +1,6 @@
 """Dispatching: schemas from functions, every error a result, and rounds that end in an answer."""
 
+import asyncio
 import enum
 import typing
 from dataclasses import dataclass
@@ -8,9 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oxillama.errors import ConfigError
+from oxillama.errors import ConfigError, RoundsExhausted, TemplateError
 from oxillama.tokenizer import ChatTemplate
-from oxillama.toolcalls import NoOpDispatcher, Reply, Tool, ToolCall, ToolDispatcher, run_until_answer, tool_of
+from oxillama.toolcalls import (
+    ChatEvent,
+    MessageForm,
+    NoOpDispatcher,
+    Reply,
+    Tool,
+    ToolCall,
+    ToolDispatcher,
+    run_until_answer,
+    run_until_answer_async,
+    tool_of,
+)
 from oxillama.toolcalls.validate import faults
 
 
@@ -178,7 +190,7 @@ def test_rounds_feed_results_back_until_there_is_an_answer():
     told = []
     question = [{"role": "user", "content": "1 + 2 + 4?"}]
     answer = run_until_answer(chat, question, None, ToolDispatcher([add]), on_result=told.append)
-    assert (answer.content, answer.rounds, answer.finished) == ("It is 7.", 3, True) and question == [
+    assert (answer.content, answer.rounds) == ("It is 7.", 3) and question == [
         {"role": "user", "content": "1 + 2 + 4?"}
     ]
     assert [message["role"] for message in answer.messages] == ["user", "assistant", "tool", "tool", "assistant", "tool", "assistant"]
@@ -192,10 +204,52 @@ def test_rounds_feed_results_back_until_there_is_an_answer():
     assert tuple(told) == answer.results and asked[0][1][0]["function"]["name"] == "add" and len(asked[1][0]) == 4
 
 
-def test_rounds_end_at_their_bound_with_the_last_calls_not_run():
+def test_rounds_end_at_their_bound_by_name_with_the_last_calls_not_run():
     reply = Reply("", tool_calls=(ToolCall("add", {"a": 1, "b": 2}),))
-    answer = run_until_answer(scripted(*[reply] * 9)[0], [], None, ToolDispatcher([add]), max_rounds=3)
-    assert (answer.rounds, answer.finished, len(answer.results)) == (3, False, 2)
+    with pytest.raises(RoundsExhausted, match="max_rounds: the model still calls add in reply 3") as raised:
+        run_until_answer(scripted(*[reply] * 9)[0], [], None, ToolDispatcher([add]), max_rounds=3)
+    assert (raised.value.answer.rounds, len(raised.value.answer.results)) == (3, 2)
+
+
+def test_awaited_rounds_run_the_calls_of_a_reply_side_by_side():
+    together = []
+
+    async def wait(n: int) -> int:
+        together.append(n)
+        while len(together) < 2:
+            await asyncio.sleep(0)
+        return n
+
+    async def fail() -> None:
+        raise ValueError("no")
+
+    calls = (ToolCall("wait", {"n": 2}), ToolCall("wait", {"n": 1}, "call00001"), ToolCall("add", {"a": 1, "b": 2}, "call00002"))
+    chat, _ = scripted(Reply("", tool_calls=calls), Reply("", tool_calls=(ToolCall("fail", {}),)), Reply("done"))
+
+    async def asked(messages, tools):
+        return chat(messages, tools)
+
+    dispatcher = ToolDispatcher([wait, add, fail])
+    answer = asyncio.run(run_until_answer_async(asked, [], None, dispatcher))
+    assert [result.content for result in answer.results] == ["2", "1", "3", '{"error": "fail: ValueError: no"}'] and answer.content == "done"
+    assert dispatcher.dispatch(ToolCall("wait", {"n": 1})).error == "wait: has to be awaited, wanted dispatch_async"
+
+
+def test_rounds_of_streams_tell_their_events():
+    replies = iter([Reply("", tool_calls=(ToolCall("add", {"a": 1, "b": 2}),)), Reply("3")])
+    told = []
+
+    def chat(messages, tools):
+        return iter([ChatEvent(kind="content", text="x"), ChatEvent(kind="end", completion=next(replies))])
+
+    async def stream():
+        for event in chat(None, None):
+            yield event
+
+    answer = run_until_answer(chat, [], None, ToolDispatcher([add]), on_event=told.append)
+    assert answer.content == "3" and [event.kind for event in told] == ["content", "end"] * 2
+    replies = iter([Reply("later")])
+    assert asyncio.run(run_until_answer_async(lambda messages, tools: stream(), [], [], NoOpDispatcher())).content == "later"
 
 
 def test_rounds_check_what_they_are_given():
@@ -230,3 +284,33 @@ def test_published_templates_take_the_messages_of_rounds(cases, name):
     answer = run_until_answer(chat, [{"role": "user", "content": "1 + 2?"}], None, dispatcher)
     text = template.render(answer.messages[:-1], tools=dispatcher.tools, bos_token="<s>", eos_token="</s>")
     assert '"a": 1' in text and "3" in text
+
+
+HISTORY = "{% for m in messages %}{{ m.role }}{% for c in m.tool_calls or [] %}<{{ ARGUMENTS }}>{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize("given", [{"a": "é"}, '{"a": "é"}'])
+@pytest.mark.parametrize(
+    "written", ["c.function.arguments | tojson", "'' + c.function.arguments", "c.function.arguments", "c.function | tojson"]
+)
+def test_arguments_reach_a_template_in_the_form_that_it_writes_as_json(given, written):
+    template = ChatTemplate(HISTORY.replace("ARGUMENTS", written))
+    form = MessageForm(template.source, template.render)
+    call = {"id": "call00000", "type": "function", "function": {"name": "add", "arguments": given}}
+    messages = [{"role": "assistant", "content": "", "tool_calls": [call]}]
+    text = template.render(form.formed(messages))
+    assert '{"a": "é"}' in text and messages[0]["tool_calls"][0]["function"]["arguments"] == given
+
+
+def test_reasoning_reaches_a_template_that_calls_it_thinking(cases):
+    template = ChatTemplate((cases / "chat_templates" / "openai-gpt-oss-120b.jinja").read_text())
+    form = MessageForm(template.source, template.render)
+    call = ToolCall("add", {"a": 1}).message()
+    talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "reasoning_content": "so", "tool_calls": [call]}]
+    talk.append({"role": "tool", "tool_call_id": call["id"], "content": "3"})
+    text = template.render(form.formed(talk))
+    assert "analysis<|message|>so<|end|>" in text and 'to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>' in text
+    both = [*talk[:1], {**talk[1], "content": "Wait."}, talk[2]]
+    assert "Wait." in template.render(form.formed(both))
+    with pytest.raises(TemplateError):
+        template.render([*talk[:1], {**talk[1], "content": "Wait.", "thinking": "so"}, talk[2]])
