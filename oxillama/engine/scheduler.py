@@ -213,39 +213,38 @@ class Scheduler:
         return self._hidden_turn
 
     def _plan_decoding(self, plan: list[tuple[Ticket, int]]) -> None:
-        turn = self._turn()
-        spare = self.config.max_batch_tokens - sum(map(self._abreast, turn))        # rows beyond everybody's first
+        turn, first = self._turn()
+        spare = self.config.max_batch_tokens - first            # rows beyond everybody's first
         for ticket in sorted(turn, key=lambda each: each.arrival):
             if ticket.width:
                 if ticket.state is State.DECODING and self._make_room(ticket, ticket.done + 1, plan):
                     plan.append((ticket, self._abreast(ticket)))
                 continue
-            rows = min(ticket.length - ticket.done, 1 + spare)
+            rows, more = ticket.length - ticket.done, 0
+            if rows > 1 + spare:
+                rows = 1 + spare
             if ticket.state is State.DECODING and self._make_room(ticket, ticket.done + rows, plan):
-                more = min(len(ticket.draft), 1 + spare - rows) if ticket.done + rows == ticket.length else 0
-                if more and not self._reserve(ticket, ticket.length + more):
-                    more = 0
+                if ticket.draft and ticket.done + rows == ticket.length:
+                    more = min(len(ticket.draft), 1 + spare - rows)
+                    if more and not self._reserve(ticket, ticket.length + more):
+                        more = 0
                 plan.append((ticket, rows + more))
                 spare -= rows + more - 1
 
-    def _turn(self) -> list[Ticket]:
-        """The next decoders in rotation, as many as a step has sequences for; who needs more than are left waits, first in the next turn."""
-        room, turn, passed = min(self.config.max_batch_sequences, self.config.max_batch_tokens), [], False
+    def _turn(self) -> tuple[list[Ticket], int]:
+        """(the next decoders in rotation, the sequences they bring): as many as a step holds; who needs more than are left is first next time."""
+        most = room = min(self.config.max_batch_sequences, self.config.max_batch_tokens)
+        if not any(ticket.width for ticket in self.decoding):
+            turn = list(self.decoding)[:room]
+            self.decoding.rotate(-len(turn))
+            return turn, len(turn)
+        turn, rest = [], []
         for ticket in self.decoding:
             need = self._abreast(ticket)
-            if need <= room:
-                turn.append(ticket)
-                room -= need
-            else:
-                passed = True
-            if not room:
-                break
-        if not passed:
-            self.decoding.rotate(-len(turn))
-        else:
-            taken = set(turn)
-            self.decoding = deque([*(each for each in self.decoding if each not in taken), *turn])
-        return turn
+            (turn if need <= room else rest).append(ticket)
+            room -= need if need <= room else 0
+        self.decoding = deque([*rest, *turn])
+        return turn, most - room
 
     def _abreast(self, ticket: Ticket) -> int:
         """Sequences that a decoding ticket brings into its next step."""
