@@ -21,7 +21,7 @@ from oxillama.errors import Cancelled, EngineError
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request: of the prompt, of it found in the prefix cache, generated; and how often the context was shifted."""
+    """Tokens of a request: of the prompt, of it found in the prefix cache or shared with a sibling, generated; and context shifts."""
 
     prompt_tokens: int
     completion_tokens: int

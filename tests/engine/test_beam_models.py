@@ -100,6 +100,7 @@ def test_several_completions_are_those_of_their_seeds(engine):
     done = engine.generate(PROMPT, n=4, seed=3, **options)
     assert [each.tokens for each in done] == [engine.generate(PROMPT, seed=each.seed, **options).tokens for each in done]
     assert done[0].seed == 3 and done[0].text == engine.generate(PROMPT, n=1, seed=3, **options).text
+    assert [each.tokens for each in engine.generate(PROMPT, n=4, seed=3, speculative="lookup", **options)] == [each.tokens for each in done]
     first, second = engine.generate([PROMPT, "Tom"], n=2, best_of=3, seed=3, **options)
     assert len(first) == len(second) == 2
 
