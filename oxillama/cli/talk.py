@@ -21,6 +21,9 @@ def add_commands(commands) -> None:
     chat = commands.add_parser("chat", help="talk with a model through its own chat template")
     add_model(chat)
     chat.add_argument("--system", default=None, help="the system message")
+    chat.add_argument("--tools", default=None, metavar="FILE", help="a JSON list of tools; a call is printed as JSON, the next line answers it")
+    chat.add_argument("--tool-choice", default=None, help="auto (default with tools), none, required, or the name of a tool")
+    chat.add_argument("--tool-format", default=None, help="how calls are spelled (default: as the chat template teaches)")
     _add_sampling(chat)
     chat.set_defaults(function=_chat)
 
@@ -92,25 +95,69 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _tools(arguments: argparse.Namespace) -> dict:
+    """The keyword arguments of `chat` that the tool options ask for."""
+    named = {"tool_choice": arguments.tool_choice, "tool_format": arguments.tool_format}
+    options: dict = {name: value for name, value in named.items() if value is not None}
+    if arguments.tools is not None:
+        try:
+            options["tools"] = json.loads(_read(arguments.tools))
+        except ValueError as error:
+            raise oxillama.ConfigError(f"{arguments.tools}: {error}, wanted a JSON list of tools") from None
+        if not isinstance(options["tools"], list):
+            raise oxillama.ConfigError(f"{arguments.tools}: found {type(options['tools']).__name__}, wanted a JSON list of tools")
+    return options
+
+
 def _chat(arguments: argparse.Namespace) -> int:
     messages = [{"role": "system", "content": arguments.system}] if arguments.system else []
-    options = _generation(arguments)
+    options = {**_generation(arguments), **_tools(arguments)}
+    calls: list = []                                     # that wait for their results
     with load(arguments) as engine:
         while True:
+            prompt = f"{calls[0].name}> " if calls else "> "
             try:
-                line = input("> " if sys.stdin.isatty() else "")
+                line = input(prompt if sys.stdin.isatty() else "")
             except EOFError:
                 return 0
-            if not line.strip():
+            if calls:
+                call = calls.pop(0)
+                messages.append({"role": "tool", "tool_call_id": call.id, "name": call.name, "content": line})
+                if calls:
+                    continue
+            elif line.strip():
+                messages.append({"role": "user", "content": line})
+            else:
                 continue
-            messages.append({"role": "user", "content": line})
             try:
-                reply = _print(engine.chat(messages, stream=True, **options))
+                done = _reply(engine.chat(messages, stream=True, **options))
             except KeyboardInterrupt:
                 print()
                 messages.pop()
                 continue
-            messages.append({"role": "assistant", "content": reply})
+            calls = list(done.tool_calls)
+            messages.append(_message(done))
+
+
+def _reply(events: Iterable) -> oxillama.Completion:
+    """Print a reply as it comes, calls as JSON, reasoning to standard error; returns the completion."""
+    done = None
+    for event in events:
+        if event.reasoning:
+            print(event.reasoning, end="", file=sys.stderr, flush=True)
+        if event.text:
+            print(event.text, end="", flush=True)
+        if event.call is not None:
+            print(json.dumps({"name": event.call.name, "arguments": event.call.arguments}, ensure_ascii=False), flush=True)
+        done = event.completion
+    print()
+    return done
+
+
+def _message(done: oxillama.Completion) -> dict:
+    """A reply as the conversation holds it."""
+    calls = [call.message() for call in done.tool_calls]
+    return {"role": "assistant", "content": done.content, **({"tool_calls": calls} if calls else {})}
 
 
 def _tokenize(arguments: argparse.Namespace) -> int:

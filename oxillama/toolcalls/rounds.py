@@ -171,4 +171,7 @@ def _message(reply: Any, calls: tuple[ToolCall, ...]) -> dict[str, Any]:
 
 
 def _content(reply: Any) -> str:
-    return reply if isinstance(reply, str) else getattr(reply, "content", None) or getattr(reply, "text", None) or ""
+    if isinstance(reply, str):
+        return reply
+    content = getattr(reply, "content", None)
+    return content if content is not None else getattr(reply, "text", None) or ""

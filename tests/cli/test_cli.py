@@ -35,6 +35,23 @@ def test_chat_answers_each_line_of_its_input(capsys, monkeypatch):
     assert code == 0 and len(out.splitlines()) == 2
 
 
+def test_chat_prints_calls_and_takes_their_results_from_the_next_lines(capsys, monkeypatch, tmp_path):
+    tools = tmp_path / "tools.json"
+    tools.write_text(json.dumps([{"name": "now", "parameters": {"properties": {"where": {"enum": ["here"]}}, "required": ["where"]}}]))
+    asked, lines = [], iter(["What time is it?", "noon"])
+    monkeypatch.setattr("builtins.input", lambda prompt="": _next(lines))
+    original = oxillama.InferenceEngine.chat
+    monkeypatch.setattr(oxillama.InferenceEngine, "chat", lambda self, messages, **options: asked.append([*messages]) or original(
+        self, messages, parallel_tool_calls=False, **options))
+    code, out, _ = printed(capsys, "chat", "--tools", tools, "--tool-choice", "now", "--tool-format", "hermes", "--temp", 0, "-n", 400)
+    assert code == 0 and [json.loads(line) for line in out.split("\n") if line] == [{"name": "now", "arguments": {"where": "here"}}] * 2
+    assert [message["role"] for message in asked[1]] == ["user", "assistant", "tool"] and asked[1][2]["content"] == "noon"
+    for text in ("{", "{}"):
+        tools.write_text(text)
+        code, _, err = printed(capsys, "chat", "--tools", tools)
+        assert code == 1 and "wanted a JSON list of tools" in err
+
+
 def _next(lines):
     try:
         return next(lines)

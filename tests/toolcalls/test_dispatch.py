@@ -1,6 +1,7 @@
 """Dispatching: schemas from functions, every error a result, and rounds that end in an answer."""
 
 import asyncio
+import dataclasses
 import enum
 import typing
 from dataclasses import dataclass
@@ -258,6 +259,11 @@ def test_rounds_check_what_they_are_given():
     for options in ({"max_rounds": 0}, {"dispatcher": None}):
         with pytest.raises(ConfigError):
             run_until_answer(chat, [], [], **{"dispatcher": NoOpDispatcher(), **options})
+
+
+def test_a_reply_whose_answer_is_empty_is_not_taken_for_its_whole_text():
+    cut = dataclasses.make_dataclass("Cut", ["text", "content", "tool_calls"])("<tool_call>{", "", ())
+    assert run_until_answer(lambda messages, tools: cut, [], [], NoOpDispatcher()).messages[-1]["content"] == ""
 
 
 def test_a_dispatcher_that_runs_nothing_says_so():
