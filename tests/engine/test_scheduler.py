@@ -215,3 +215,24 @@ def test_everybody_finishes_within_the_bounds_of_every_step(jobs, pages, batch, 
         play(plan, sched, room)
     assert all(ticket.state is State.FINISHED for ticket in tickets)
     assert room.left == pages
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=9), st.integers(1, 8), st.integers(10, 24))
+def test_sequences_side_by_side_go_in_one_step_where_they_fit_and_nobody_starves(widths, most, rows):
+    sched = scheduler(max_batch_sequences=most, max_batch_tokens=rows, max_sequences=20)
+    tickets = decoders(sched, len(widths))
+    for ticket, width in zip(tickets, widths):
+        ticket.width = width
+    turns = dict.fromkeys(tickets, 0)
+    for _ in range(12 * (sum(width or 1 for width in widths) // most + len(widths))):
+        plan = sched.schedule()
+        taken = {ticket: count for ticket, count in plan}
+        assert len(taken) == len(plan) and sum(taken.values()) <= min(most, rows)
+        for ticket, count in taken.items():
+            assert count == (min(ticket.width - ticket.part, most) if ticket.width else 1)
+            ticket.part += count if ticket.width else 0
+            if ticket.part == ticket.width:
+                ticket.part, ticket.done, ticket.length = 0, ticket.done + 1, ticket.length + 1
+                turns[ticket] += 1
+    assert min(turns.values()) >= 5
