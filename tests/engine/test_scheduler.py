@@ -227,7 +227,7 @@ def test_sequences_side_by_side_go_in_one_step_where_they_fit_and_nobody_starves
     turns = dict.fromkeys(tickets, 0)
     for _ in range(12 * (sum(width or 1 for width in widths) // most + len(widths))):
         plan = sched.schedule()
-        taken = {ticket: count for ticket, count in plan}
+        taken = dict(plan)
         assert len(taken) == len(plan) and sum(taken.values()) <= min(most, rows)
         for ticket, count in taken.items():
             assert count == (min(ticket.width - ticket.part, most) if ticket.width else 1)
