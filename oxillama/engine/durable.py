@@ -12,20 +12,25 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 _AT_ONCE = 256              # buffers of one system call; every system takes so many
 
 
-def write_parts(path: str | os.PathLike, parts: Sequence[bytes | memoryview]) -> None:
-    """Make the file at `path` hold the parts, one after the other, in one step; OSError where the system refuses, the old file as it was."""
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike) -> Iterator[int]:
+    """A descriptor to write the new bytes to; when the block ends they replace the file at `path` in one step.
+
+    Whatever is raised, within the block or by the system (OSError), leaves the old file as it was.
+    """
     target = os.path.realpath(os.fspath(path))
     folder, name = os.path.split(target)
     temporary = os.path.join(folder, f".{name[:100]}.{os.getpid()}-{secrets.token_hex(6)}.tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
     try:
         try:
-            _write_all(fd, parts)
+            yield fd
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -37,17 +42,60 @@ def write_parts(path: str | os.PathLike, parts: Sequence[bytes | memoryview]) ->
     _sync_folder(folder)
 
 
-def _write_all(fd: int, parts: Sequence[bytes | memoryview]) -> None:
-    """Every byte, however few the system takes at once."""
+def write_parts(path: str | os.PathLike, parts: Sequence[bytes | memoryview]) -> None:
+    """Make the file at `path` hold the parts, one after the other, in one step; OSError where the system refuses, the old file as it was."""
+    with replacing(path) as fd:
+        write_at(fd, 0, parts)
+
+
+def write_at(fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
+    """Every byte of the parts from `offset` on, however few the system takes at once."""
     waiting = [view for view in (memoryview(part).cast("B") for part in parts) if len(view)]
     waiting.reverse()
     while waiting:
-        wrote = os.writev(fd, waiting[:-_AT_ONCE - 1:-1])
+        wrote = os.pwritev(fd, waiting[:-_AT_ONCE - 1:-1], offset)
+        offset += wrote
         while wrote:
             if wrote < len(waiting[-1]):
                 waiting[-1] = waiting[-1][wrote:]
                 break
             wrote -= len(waiting.pop())
+
+
+class Writer:
+    """Writes pieces one after the other beside whoever makes them: a piece may be changed when the next but one is handed over.
+
+    To be used with `with`; what the system refuses is raised at the next call or at the end.
+    """
+
+    __slots__ = ("_fd", "_last", "_pool", "offset")
+
+    def __init__(self, fd: int, offset: int) -> None:
+        self._fd, self.offset = fd, offset
+        self._pool = ThreadPoolExecutor(1)
+        self._last: Future | None = None
+
+    def write(self, piece: memoryview) -> None:
+        """Start to write a piece, once the one before is written."""
+        self.wait()
+        self._last = self._pool.submit(write_at, self._fd, self.offset, [piece])
+        self.offset += len(piece)
+
+    def wait(self) -> None:
+        """Until everything is written."""
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                self.wait()
+        finally:
+            self._pool.shutdown()
 
 
 def _sync_folder(folder: str) -> None:

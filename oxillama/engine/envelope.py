@@ -8,7 +8,7 @@ Little-endian; the header's hash is over its bytes without that hash. `Kind` nam
 `seal` makes the parts of one, `Envelope` opens one. To save another thing, make another `Kind` and call the same two:
 
     KIND = Kind(b"OXISPEC1", 1, SpecSnapshotIncompatible)
-    data = b"".join(seal(KIND, {"facts": dump_facts({...}), "target": blob}))        # or write_parts(path, seal(...)) of `durable`
+    data = b"".join(seal(KIND, {"facts": dump_facts({...}), "target": blob}))        # or write_sealed(path, KIND, {...})
     with Envelope.open(KIND, data_or_path) as saved:
         saved.expect({"facts", "target"}, optional={"draft"})
         facts, blob = load_facts(KIND, saved.read("facts")), saved.read("target", at_most=1 << 30)
@@ -28,14 +28,16 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from blake3 import blake3
 
+from oxillama.engine.durable import Writer, replacing, write_at
 from oxillama.errors import ConfigError, ContextError, GrammarError, OxillamaError, SamplingError
 
 PLAIN, ZSTD = 0, 1
@@ -44,6 +46,7 @@ _ENCODINGS = {PLAIN: "plain", ZSTD: "zstd"}
 _PROLOGUE = struct.Struct("<8sIIQQ32s")
 _ENTRY = struct.Struct("<16sIIQQ32s")
 _NAME = re.compile(rb"[a-z][a-z0-9._-]{0,15}\Z")
+_PIECE = 4 << 20            # bytes that are read, hashed and written at a time
 _MANY, _THREADS = 1 << 20, 8        # bytes from which a hash is worth several threads, and how many it takes
 
 Buffer = bytes | bytearray | memoryview | np.ndarray
@@ -56,6 +59,15 @@ class Kind:
     magic: bytes
     version: int
     refuse: type[OxillamaError]
+
+
+@runtime_checkable
+class Pieces(Protocol):
+    """A section that is made piece by piece while it is written: a piece stays as it is until the next but one is asked for."""
+
+    nbytes: int
+
+    def pieces(self) -> Iterator[memoryview]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,32 +88,74 @@ class Section:
 
 
 def seal(kind: Kind, sections: Mapping[str, Buffer | Sequence[Buffer]], *, compress: Collection[str] = ()) -> list[Buffer]:
-    """The parts of a container, header first, to be joined or written one after the other; a section may come in pieces.
+    """The parts of a container, header first, to be joined; a section may come in pieces.
 
     Sections named in `compress` are stored with zstd (the extra oxillama[zstd]; ConfigError without it).
     """
-    table, parts, total = [], [], 0
+    lines, parts = [], []
     for name, content in sections.items():
-        pieces = [memoryview(piece).cast("B") for piece in (content if isinstance(content, (list, tuple)) else [content]) if len(piece)]
-        plain = sum(map(len, pieces))
-        if name in compress:
-            pieces = [_zstd().ZstdCompressor(level=3, write_content_size=True).compress(b"".join(pieces))]
-        stored = sum(map(len, pieces))
-        table.append(_ENTRY.pack(_checked_name(name), ZSTD if name in compress else PLAIN, 0, stored, plain, digest(pieces)))
+        pieces, plain = _stored(content, name in compress)
+        pieces = list(pieces)
+        lines.append(_line(name, name in compress, sum(map(len, pieces)), plain, digest(pieces)))
         parts.extend(pieces)
-        total += stored
-    if len(table) > MAX_SECTIONS:
-        raise ConfigError(f"envelope: found {len(table)} sections, wanted at most {MAX_SECTIONS}")
-    header_length = _PROLOGUE.size + _ENTRY.size * len(table)
-    start = _PROLOGUE.pack(kind.magic, kind.version, len(table), header_length, header_length + total, bytes(32))[:-32]
-    lines = b"".join(table)
-    return [b"".join((start, blake3(start + lines).digest(), lines)), *parts]
+    return [_header(kind, lines, sum(map(len, parts))), *parts]
+
+
+def write_sealed(path: str | os.PathLike, kind: Kind, sections: Mapping[str, Buffer | Sequence[Buffer] | Pieces], *,
+                 compress: Collection[str] = ()) -> None:
+    """A container in a file, in one step (see `durable`): the same bytes as `seal` makes, hashed while they are written."""
+    start = _PROLOGUE.size + _ENTRY.size * len(sections)
+    with replacing(path) as fd:
+        lines = []
+        with Writer(fd, start) as out:
+            for name, content in sections.items():
+                pieces, plain = _stored(content, name in compress)
+                hasher, before = _hasher(plain), out.offset
+                for piece in pieces:
+                    out.write(piece)
+                    hasher.update(piece)
+                lines.append(_line(name, name in compress, out.offset - before, plain, hasher.digest()))
+        write_at(fd, 0, [_header(kind, lines, out.offset - start)])
+
+
+def _stored(content: Any, compressed: bool) -> tuple[Iterable[memoryview], int]:
+    """(the bytes to store, in pieces; how many they are before compression)."""
+    if isinstance(content, Pieces):
+        pieces, plain = content.pieces(), content.nbytes
+    else:
+        given = content if isinstance(content, (list, tuple)) else [content]
+        pieces = [memoryview(piece).cast("B") for piece in given if len(piece)]
+        plain = sum(map(len, pieces))
+    if compressed:
+        pieces = [memoryview(_zstd().ZstdCompressor(level=3, write_content_size=True).compress(b"".join(map(bytes, pieces))))]
+    return pieces, plain
+
+
+def _line(name: str, compressed: bool, stored: int, plain: int, hashed: bytes) -> bytes:
+    raw = name.encode("ascii", "replace")
+    if not _NAME.match(raw):
+        raise ConfigError(f"section {name!r}: wanted 1 to 16 of a-z, 0-9, '.', '_' and '-', a letter first")
+    return _ENTRY.pack(raw, ZSTD if compressed else PLAIN, 0, stored, plain, hashed)
+
+
+def _header(kind: Kind, lines: Sequence[bytes], total: int) -> bytes:
+    """Prologue and table, of sections that take `total` bytes."""
+    if len(lines) > MAX_SECTIONS:
+        raise ConfigError(f"envelope: found {len(lines)} sections, wanted at most {MAX_SECTIONS}")
+    table = b"".join(lines)
+    length = _PROLOGUE.size + len(table)
+    start = _PROLOGUE.pack(kind.magic, kind.version, len(lines), length, length + total, bytes(32))[:-32]
+    return b"".join((start, blake3(start + table).digest(), table))
+
+
+def _hasher(size: int) -> Any:
+    """A hasher for so many bytes; several threads where they pay. (AUTO's threads would be lost in a forked child.)"""
+    return blake3(max_threads=min(_THREADS, os.cpu_count() or 1) if size >= _MANY else 1)
 
 
 def digest(pieces: Sequence[Buffer]) -> bytes:
     """BLAKE3 of the pieces, one after the other."""
-    many = sum(map(len, pieces)) >= _MANY
-    hasher = blake3(max_threads=min(_THREADS, os.cpu_count() or 1) if many else 1)      # AUTO's threads would be lost in a forked child
+    hasher = _hasher(sum(map(len, pieces)))
     for piece in pieces:
         hasher.update(piece)
     return hasher.digest()
@@ -157,8 +211,8 @@ class Envelope:
             raise self.kind.refuse(f"section {name}: found {section.plain} bytes, wanted at most {at_most}")
         if section.encoding != PLAIN and exactly is None and at_most is None:
             raise self.kind.refuse(f"section {name}: is compressed, wanted it plain")
-        stored = self._take(section.offset, section.stored, f"section {name}")
-        if digest([stored]) != section.digest:
+        stored, hashed = self._take_hashed(section)
+        if hashed != section.digest:
             raise self.kind.refuse(f"section {name}: its BLAKE3 hash is another than the header says")
         return stored if section.encoding == PLAIN else self._inflated(section, stored)
 
@@ -183,13 +237,34 @@ class Envelope:
         if self._data is not None:
             return self._data[offset:offset + length]
         out = memoryview(np.empty(length, np.uint8)).cast("B")
+        self._fill(out, offset, what)
+        return out
+
+    def _take_hashed(self, section: Section) -> tuple[memoryview, bytes]:
+        """(stored bytes, their hash): of a large file one piece is read while the one before is hashed."""
+        what = f"section {section.name}"
+        if self._data is not None or section.stored < 2 * _PIECE:
+            stored = self._take(section.offset, section.stored, what)
+            return stored, digest([stored])
+        out, hasher = memoryview(np.empty(section.stored, np.uint8)).cast("B"), _hasher(section.stored)
+        pieces = [out[at:at + _PIECE] for at in range(0, len(out), _PIECE)]
+        with ThreadPoolExecutor(1) as pool:
+            coming = pool.submit(self._fill, pieces[0], section.offset, what)
+            for index, piece in enumerate(pieces):
+                coming.result()
+                if index + 1 < len(pieces):
+                    coming = pool.submit(self._fill, pieces[index + 1], section.offset + (index + 1) * _PIECE, what)
+                hasher.update(piece)
+        return out, hasher.digest()
+
+    def _fill(self, out: memoryview, offset: int, what: str) -> None:
+        """Bytes of the file from `offset` on."""
         at = 0
-        while at < length:
+        while at < len(out):
             got = os.preadv(self._fd, [out[at:]], offset + at)
             if not got:
-                raise self.kind.refuse(f"{what}: the file ends at byte {offset + at}, wanted {offset + length}")
+                raise self.kind.refuse(f"{what}: the file ends at byte {offset + at}, wanted {offset + len(out)}")
             at += got
-        return out
 
     def _header(self) -> tuple[int, dict[str, Section]]:
         """(version, sections) of the verified prologue and table."""
@@ -276,13 +351,6 @@ def load_facts(kind: Kind, data: Buffer) -> dict[str, Any]:
     except (ValueError, TypeError, RecursionError, OverflowError) as error:
         raise kind.refuse(f"facts: malformed ({error})") from None
     raise kind.refuse("facts: found another spelling than that of this format, wanted one JSON object")
-
-
-def _checked_name(name: str) -> bytes:
-    raw = name.encode("ascii", "replace")
-    if not _NAME.match(raw):
-        raise ConfigError(f"section {name!r}: wanted 1 to 16 of a-z, 0-9, '.', '_' and '-', a letter first")
-    return raw
 
 
 def _zstd() -> Any:

@@ -16,16 +16,16 @@ Invariants (tests cite them by number):
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
 from oxillama.engine.config import EngineConfig
-from oxillama.engine.durable import write_parts
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.envelope import Buffer, Envelope, Kind, dump_facts, load_facts, seal, typed
+from oxillama.engine.envelope import Buffer, Envelope, Kind, dump_facts, load_facts, seal, typed, write_sealed
 from oxillama.engine.generation import Vocabulary, sampler_of
 from oxillama.engine.session import Session
 from oxillama.engine.stops import StopText
@@ -146,13 +146,21 @@ class Snapshots:
 
         EngineError while a request runs on the session, SnapshotIncompatible for what cannot be saved whole.
         """
-        return b"".join(self._parts(session, compress, full))
+        with self._saving(session, compress, full) as (sections, kv):
+            if kv.nbytes:
+                sections["kv"] = kv.read()
+        return b"".join(seal(KIND, sections, compress=sections.keys() & {"kv"} if compress else ()))
 
     def save(self, session: Session, path: str | os.PathLike, *, compress: str | None = None, full: bool = False) -> None:
         """The session in a file, in one step: OSError where the system refuses, and then the file is as it was."""
-        write_parts(path, self._parts(session, compress, full))
+        with self._saving(session, compress, full) as (sections, kv):
+            if kv.nbytes:
+                sections["kv"] = kv
+            write_sealed(path, KIND, sections, compress=sections.keys() & {"kv"} if compress else ())
 
-    def _parts(self, session: Session, compress: str | None, full: bool) -> list[Buffer]:
+    @contextmanager
+    def _saving(self, session: Session, compress: str | None, full: bool) -> Iterator[tuple[dict[str, Any], PageCopy]]:
+        """(small sections, shares of the pages): the state at one moment; the shares go back at the end."""
         if compress not in (None, "zstd"):
             raise ConfigError(f"compress: found {compress!r}, wanted None or 'zstd'")
         core, model = self.core, self.fingerprint(full=full)
@@ -162,18 +170,15 @@ class Snapshots:
         with core.change(session):
             facts, sections = self._frozen(session)
             copy = self._shared_pages(session)
-        facts["model"], facts["kv"]["length"] = model.to_dict(), sum(copy.filled)
         try:
-            kv = copy.read()
+            facts["model"], facts["kv"]["length"] = model.to_dict(), sum(copy.filled)
+            told = dump_facts(facts)
+            if len(told) > _MOST_FACTS:
+                raise SnapshotIncompatible(f"facts: take {len(told)} bytes, wanted at most {_MOST_FACTS}")
+            yield {"facts": told, **sections}, copy
         finally:
             with core.lock:
                 copy.release()
-        if len(kv):
-            sections["kv"] = kv
-        told = dump_facts(facts)
-        if len(told) > _MOST_FACTS:
-            raise SnapshotIncompatible(f"facts: take {len(told)} bytes, wanted at most {_MOST_FACTS}")
-        return seal(KIND, {"facts": told, **sections}, compress=("kv",) if compress and len(kv) else ())
 
     def _frozen(self, session: Session) -> tuple[dict[str, Any], dict[str, Buffer]]:
         """(facts, small sections) of an idle session, under the engine's lock."""

@@ -13,8 +13,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from oxillama.engine.durable import write_parts
-from oxillama.engine.envelope import Envelope, dump_facts, load_facts, seal, typed
+from oxillama.engine.envelope import Envelope, dump_facts, load_facts, typed, write_sealed
 from oxillama.engine.prefix import PrefixKvCache
 from oxillama.engine.snapshot import KIND, Snapshots, whole
 from oxillama.engine.transfer import PageCopy, fill_pages
@@ -38,17 +37,16 @@ def spill(room: Snapshots, path: str | os.PathLike) -> int:
             core.pool.share(page)
         copy = PageCopy(core.pool, list(filled), list(filled.values()))
     number = {page: index for index, page in enumerate(filled)}
+    facts = {"kind": "prefix", **room.naming, "model": room.fingerprint().to_dict(), "vocab": core.program.vocab_size, "kv": room.page_facts(),
+             "pages": len(number), "sequences": len(found)}
     try:
-        kv = copy.read()
+        write_sealed(path, KIND, {
+            "facts": dump_facts(facts), "lengths": np.array([len(tokens) for tokens, _ in found], "<i4"),
+            "tokens": np.array([token for tokens, _ in found for token in tokens], "<i4"),
+            "tables": np.array([number[page] for _, pages in found for page in pages], "<i4"), "kv": copy})
     finally:
         with core.lock:
             copy.release()
-    facts = {"kind": "prefix", **room.naming, "model": room.fingerprint().to_dict(), "vocab": core.program.vocab_size, "kv": room.page_facts(),
-             "pages": len(number), "sequences": len(found)}
-    write_parts(path, seal(KIND, {
-        "facts": dump_facts(facts), "lengths": np.array([len(tokens) for tokens, _ in found], "<i4"),
-        "tokens": np.array([token for tokens, _ in found for token in tokens], "<i4"),
-        "tables": np.array([number[page] for _, pages in found for page in pages], "<i4"), "kv": kv}))
     return len(found)
 
 

@@ -5,13 +5,15 @@ give equal bytes and nothing of an earlier owner gets out.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from oxillama._core.pool import PageMemory
 from oxillama.engine.pages import KvCachePool
+
+_PIECE = 4 << 20            # bytes of pages that are copied at a time
 
 
 class PageCopy:
@@ -29,13 +31,32 @@ class PageCopy:
 
     def read(self) -> np.ndarray:
         """uint8 (pages * page_bytes,)."""
-        memory, size = self.pool.memory, self.pool.memory.page_bytes
-        out = np.empty(len(self.pages) * size, np.uint8)
-        view = memoryview(out)
-        for index, (page, filled) in enumerate(zip(self.pages, self.filled)):
-            whole = filled == self.pool.page_size
-            view[index * size:(index + 1) * size] = memory.export(page) if whole else _filled_part(memory, page, filled)
+        out = np.empty(self.nbytes, np.uint8)
+        self._into(memoryview(out), 0)
         return out
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pages."""
+        return len(self.pages) * self.pool.memory.page_bytes
+
+    def pieces(self) -> Iterator[memoryview]:
+        """The same bytes as `read`, some pages at a time; a piece stays as it is until the next but one is asked for."""
+        size = self.pool.memory.page_bytes
+        many = max(1, _PIECE // size)
+        scratch = [memoryview(np.empty(many * size, np.uint8)) for _ in range(2)]
+        for start in range(0, len(self.pages), many):
+            out = scratch[start // many % 2][:min(many, len(self.pages) - start) * size]
+            self._into(out, start)
+            yield out
+
+    def _into(self, out: memoryview, start: int) -> None:
+        """Fill `out` with whole pages, from page number `start` of this copy on."""
+        memory, size = self.pool.memory, self.pool.memory.page_bytes
+        for at in range(len(out) // size):
+            page, filled = self.pages[start + at], self.filled[start + at]
+            whole = filled == self.pool.page_size
+            out[at * size:(at + 1) * size] = memory.export(page) if whole else _filled_part(memory, page, filled)
 
     def release(self) -> None:
         """Give the shares back; under the engine's lock, once."""

@@ -10,9 +10,10 @@ import pytest
 
 from oxillama.engine import durable
 from oxillama.engine.durable import write_parts
+from oxillama.engine.envelope import Kind, seal
 
 OLD, NEW = b"old" * 100, [b"new" * 1000, b"", memoryview(b"er" * 50_000), b"!"]
-STEPS = ("open", "writev", "fsync", "close", "rename", "open folder", "fsync folder")
+STEPS = ("open", "pwritev", "fsync", "close", "rename", "open folder", "fsync folder")
 
 
 @pytest.fixture
@@ -30,12 +31,12 @@ class Failing:
 
     def __getattr__(self, name):
         real = getattr(os, name)
-        if name not in ("open", "writev", "write", "fsync", "close", "rename", "replace"):
+        if name not in ("open", "pwritev", "write", "fsync", "close", "rename", "replace"):
             return real
 
         def call(*arguments, **named):
-            if name == "writev" and self.short:
-                return real(arguments[0], [memoryview(arguments[1][0])[:self.short]])
+            if name == "pwritev" and self.short:
+                return real(arguments[0], [memoryview(arguments[1][0])[:self.short]], arguments[2])
             self.at += 1
             if self.at == self.step and self.error is not None:
                 if name == "close":
@@ -68,29 +69,39 @@ def test_a_failure_at_any_step_leaves_the_old_file_or_the_new_one(target, monkey
     assert os.listdir(target.parent) == ["saved"]                            # invariant 2
 
 
-@pytest.mark.parametrize("step", range(1, len(STEPS) + 1), ids=STEPS)
-def test_a_kill_at_any_step_leaves_the_old_file_or_the_new_one(target, step):
+SAVES = {"parts": "durable.write_parts(path, NEW)",
+         "sealed": "envelope.write_sealed(path, KIND, {'a': b'1' * 5000, 'b': NEW})"}
+
+
+KIND = Kind(b"OXITEST1", 1, ValueError)
+WHOLE = {"parts": b"".join(NEW), "sealed": b"".join(seal(KIND, {"a": b"1" * 5000, "b": NEW}))}
+
+
+@pytest.mark.parametrize("save, step, old", [*(("parts", step, step <= 5) for step in range(1, 8)),
+                                             *(("sealed", step, step <= 9) for step in (2, 5, 6, 7, 9, 10))])
+def test_a_kill_at_any_step_leaves_the_old_file_or_the_new_one(target, save, step, old):
     code = f"""
 import os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from oxillama.engine import durable
-from tests.engine.test_durable import NEW, Failing
+from oxillama.engine import durable, envelope
+from tests.engine.test_durable import KIND, NEW, Failing
 class Killed(Failing):
     def __getattr__(self, name):
         call = super().__getattr__(name)
         def last(*arguments, **named):
-            if name in ("open", "writev", "fsync", "close", "rename") and self.at + 1 == self.step:
-                if name == "writev":
-                    os.write(arguments[0], bytes(arguments[1][0])[:100])
+            if name in ("open", "pwritev", "fsync", "close", "rename") and self.at + 1 == self.step:
+                if name == "pwritev":
+                    os.pwrite(arguments[0], bytes(arguments[1][0])[:100], arguments[2])
                 os.kill(os.getpid(), signal.SIGKILL)
             return call(*arguments, **named)
         return last if callable(call) else call
 durable.os = Killed({step})
-durable.write_parts({str(target)!r}, NEW)
+path = {str(target)!r}
+{SAVES[save]}
 """
     done = subprocess.run([sys.executable, "-c", code], timeout=60)
     assert done.returncode == -signal.SIGKILL
-    assert target.read_bytes() == (OLD if step <= 5 else b"".join(NEW))
+    assert target.read_bytes() == (OLD if old else WHOLE[save])
     write_parts(target, NEW)
     assert target.read_bytes() == b"".join(NEW)
 

@@ -4,10 +4,11 @@ import struct
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from blake3 import blake3
 
-from oxillama.engine.envelope import MAX_SECTIONS, Envelope, Kind, dump_facts, load_facts, seal
+from oxillama.engine.envelope import MAX_SECTIONS, Envelope, Kind, dump_facts, load_facts, seal, write_sealed
 from oxillama.errors import ConfigError, SnapshotIncompatible
 
 KIND = Kind(b"OXITEST1", 3, SnapshotIncompatible)
@@ -190,6 +191,34 @@ def test_facts_have_one_spelling():
     for text in (b'{"a": 1}', b'{"b":1,"a":1}', b'{"a":1,"a":1}', b"[1]", b"", b"{", b"[" * 100_000, b'{"a":' + b"9" * 5000 + b"}", b"\xff"):
         with pytest.raises(SnapshotIncompatible, match="facts: "):
             load_facts(KIND, text)
+
+
+class Made:
+    """Pieces that are made in two buffers in turn while they are written."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self.count, self.size, self.nbytes = count, size, count * size
+
+    def pieces(self):
+        buffers = [np.empty(self.size, np.uint8) for _ in range(2)]
+        for index in range(self.count):
+            buffers[index % 2][:] = index + 1
+            yield memoryview(buffers[index % 2])
+
+
+@pytest.mark.parametrize("compress", [(), ("pages",)], ids=["plain", "zstd"])
+def test_a_file_is_written_while_its_pages_are_made_and_read_while_it_is_hashed(tmp_path, compress):
+    path, size = tmp_path / "saved", 1_500_000
+    whole = b"".join(bytes([index + 1]) * size for index in range(9))
+    write_sealed(path, KIND, {"facts": b"{}", "pages": Made(9, size), "last": b"!"}, compress=compress)
+    assert path.read_bytes() == b"".join(seal(KIND, {"facts": b"{}", "pages": whole, "last": b"!"}, compress=compress))
+    with Envelope.open(KIND, path) as found:
+        assert found.read("pages", exactly=len(whole)) == whole
+    if not compress:
+        with Envelope.open(KIND, path) as found:
+            os.truncate(path, 9_000_000)
+            with pytest.raises(SnapshotIncompatible, match="section pages: the file ends at byte 9000000"):
+                found.read("pages")
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path):

@@ -483,7 +483,7 @@ def test_a_header_is_read_without_the_pages(small, tmp_path):
         engine.restore_from_file(tmp_path / "none")
 
 
-@pytest.mark.parametrize("step", range(1, 6))
+@pytest.mark.parametrize("step", range(1, 10))       # open, four sections, header, fsync, close, rename
 def test_the_old_snapshot_loads_after_a_save_that_failed_at_any_step(small, tmp_path, monkeypatch, step):
     path, engine, session, data = small
     file = tmp_path / "saved"
@@ -492,8 +492,9 @@ def test_the_old_snapshot_loads_after_a_save_that_failed_at_any_step(small, tmp_
     engine.prefill([5, 6, 7], session=other)
     monkeypatch.setattr(durable, "os", Failing(step, OSError(errno.ENOSPC, "full")))
     with pytest.raises(OSError, match="full"):
-        other.snapshot_to_file(file)
+        session.fork().snapshot_to_file(file)
     monkeypatch.undo()
+    assert os.listdir(tmp_path) == ["saved"]
     assert engine.restore_from_file(file).snapshot() == data
     other.snapshot_to_file(file)
     assert engine.restore_from_file(file).tokens == [5, 6, 7]

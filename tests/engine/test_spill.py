@@ -1,0 +1,90 @@
+"""Stored prefixes in a file: an engine that starts from it finds them, and its tokens are the same."""
+import pytest
+
+import oxillama
+from oxillama import InferenceEngine, SamplerConfig
+from oxillama.errors import ConfigError, ModelFingerprintMismatch, SnapshotIncompatible
+from tests.engine.test_snapshot import at, parts, remade, state_of
+from tests.model import tiny
+
+SEEDED = SamplerConfig(temperature=1.0, seed=5)
+COMMON = [(7 * i + 3) % 80 for i in range(37)]
+PROMPTS = [COMMON + [1] * 5, COMMON + [2] * 30, COMMON[:20] + [3] * 9, [9] * 40, COMMON]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    tiny.write(path, "llama")
+    return path
+
+
+@pytest.fixture(scope="module")
+def filled(model, tmp_path_factory):
+    """(an engine that has evaluated the prompts, its completions, the file of its prefixes)."""
+    file = tmp_path_factory.mktemp("spilt") / "prefixes"
+    with oxillama.load(model, num_threads=1) as engine:
+        done = [engine.generate(prompt, max_tokens=3, sampler=SEEDED).tokens for prompt in PROMPTS]
+        assert engine.save_prefixes(file) == engine._core.prefix.entries == 5
+        yield engine, done, file
+
+
+def listed(engine) -> dict:
+    return {tokens: len(pages) for _, tokens, pages in engine._core.prefix.sequences()}
+
+
+def test_an_engine_starts_where_another_stood(model, filled):
+    engine, done, file = filled
+    with oxillama.load(model, num_threads=1) as other:
+        assert other.load_prefixes(file) == 5 and listed(other) == listed(engine)
+        assert other._core.prefix.pages_used == engine._core.prefix.pages_used == other._core.pool.pages_used
+        assert [tokens for _, tokens, _ in other._core.prefix.sequences()] == [tokens for _, tokens, _ in engine._core.prefix.sequences()]
+        again = [other.generate(prompt, max_tokens=3, sampler=SEEDED) for prompt in PROMPTS]
+        assert [each.tokens for each in again] == done and all(each.usage.cached_tokens == len(prompt) - 1 for each, prompt in zip(again, PROMPTS))
+        assert other.metrics().pages_leaked == 0
+
+
+def test_equal_caches_make_equal_files_and_what_was_there_stays(model, filled, tmp_path):
+    engine, _, file = filled
+    engine.save_prefixes(tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == file.read_bytes()
+    with oxillama.load(model, num_threads=1) as other:
+        other.load_prefixes(file)
+        other.save_prefixes(tmp_path / "other")
+        assert (tmp_path / "other").read_bytes() == file.read_bytes()
+        other.load_prefixes(file)
+        assert listed(other) == listed(engine) and other.metrics().pages_leaked == 0
+
+
+def test_what_finds_no_room_is_left_out_the_least_recently_used_first(model, filled):
+    engine, _, file = filled
+    order = [tokens for _, tokens, _ in engine._core.prefix.sequences()]
+    with oxillama.load(model, max_pages=7, num_threads=1) as tight:
+        stored = tight.load_prefixes(file)
+        assert 0 < stored < 5 and set(listed(tight)) == set(order[-stored:]) and tight.metrics().pages_leaked == 0
+    with oxillama.load(model, prefix_max_entries=2, num_threads=1) as few:
+        few.load_prefixes(file)
+        assert list(listed(few)) == order[-2:] and few.metrics().pages_leaked == 0
+
+
+def test_a_malformed_file_is_refused_and_changes_nothing(model, filled, tmp_path):
+    engine, _, file = filled
+    data, before = file.read_bytes(), state_of(engine)
+    path = tmp_path / "broken"
+    lies = [at("kind", value="session"), at("pages", value=2**63), at("sequences", value=4), at("sequences", value=-1), at("vocab", value=81),
+            at("kv", "type", value="f32"), lambda facts, _: facts.pop("kv"), lambda _, sections: sections.pop("kv"),
+            lambda _, sections: sections.update(tables=b"\xff" * len(sections["tables"])), lambda _, sections: sections.update(tokens=b""),
+            lambda _, sections: sections.update(tokens=b"\x7f" * len(sections["tokens"]))]
+    for broken in [*(remade(data, lie) for lie in lies), data[:-1], data[:200], b"", data[:-1] + b"!"]:
+        path.write_bytes(broken)
+        with pytest.raises(SnapshotIncompatible):
+            engine.load_prefixes(path)
+    assert state_of(engine) == before
+    facts, _ = parts(data)
+    path.write_bytes(remade(data, at("model", "head", value="0" * 64)))
+    with pytest.raises(ModelFingerprintMismatch):
+        engine.load_prefixes(path)
+    with pytest.raises(SnapshotIncompatible, match="kind 'prefix', wanted a session"):
+        InferenceEngine.resume_from_file(file, model)
+    with oxillama.load(model, prefix_cache=False) as bare, pytest.raises(ConfigError, match="prefix cache: this engine has none"):
+        bare.save_prefixes(path)
