@@ -111,6 +111,7 @@ def shared_prompt(engine: oxillama.InferenceEngine, requests: int, *, tokens: in
     """Requests one after another that share a system prompt: seconds to the first token of the first, the median of the others, rows run."""
     vocab, times = engine.config.vocab_size, []
     system, greedy = [(7 * i + 3) % vocab for i in range(tokens)], oxillama.SamplerConfig.greedy()
+    engine.generate([(5 * i + 4) % vocab for i in range(tokens)], max_tokens=1, sampler=greedy)          # memory is touched once
     before = engine.metrics().tokens_prefilled_total
     for number in range(requests):
         begin = time.perf_counter()
