@@ -130,6 +130,9 @@ OX_INLINE ox_u8x64 u8_lookup(ox_u8x64 table, ox_u8x64 v)
 OX_INLINE ox_i32x16 i32_load_u8(const uint8_t *p)
 { return OX_I2(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)),
         _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))); }
+OX_INLINE ox_i32x16 i32_load_i8(const int8_t *p)
+{ return OX_I2(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)),
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))); }
 OX_INLINE ox_i32x16 i32_load_i16(const void *p)
 {
     const __m128i *q = (const __m128i *)p;

@@ -88,6 +88,7 @@ OX_INLINE ox_u8x64 u8_table(const uint8_t *t16) { return _mm512_broadcast_i32x4(
 OX_INLINE ox_u8x64 u8_lookup(ox_u8x64 table, ox_u8x64 a) { return _mm512_shuffle_epi8(table, a); }
 
 OX_INLINE ox_i32x16 i32_load_u8(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+OX_INLINE ox_i32x16 i32_load_i8(const int8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 OX_INLINE ox_i32x16 i32_load_i16(const void *p) { return _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)p)); }
 OX_INLINE ox_i32x16 i32_max(ox_i32x16 a, ox_i32x16 b) { return _mm512_max_epi32(a, b); }
 OX_INLINE int32_t i32_hmax(ox_i32x16 a) { return _mm512_reduce_max_epi32(a); }

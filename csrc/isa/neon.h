@@ -121,6 +121,12 @@ OX_INLINE ox_i32x16 i32_load_u8(const uint8_t *p)
     r.v[3] = vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(hi)));
     return r;
 }
+OX_INLINE ox_i32x16 i32_load_i8(const int8_t *p)
+{
+    int8x16_t b = vld1q_s8(p);
+    int16x8_t lo = vmovl_s8(vget_low_s8(b)), hi = vmovl_s8(vget_high_s8(b));
+    return (ox_i32x16){ { vmovl_s16(vget_low_s16(lo)), vmovl_s16(vget_high_s16(lo)), vmovl_s16(vget_low_s16(hi)), vmovl_s16(vget_high_s16(hi)) } };
+}
 OX_INLINE ox_i32x16 i32_load_i16(const void *p) { OX_I1(vmovl_s16(vld1_s16((const int16_t *)p + 4 * q))); }
 OX_INLINE ox_i32x16 i32_max(ox_i32x16 a, ox_i32x16 b) { OX_I1(vmaxq_s32(a.v[q], b.v[q])); }
 OX_INLINE int32_t i32_hmax(ox_i32x16 a) { return vmaxvq_s32(vmaxq_s32(vmaxq_s32(a.v[0], a.v[1]), vmaxq_s32(a.v[2], a.v[3]))); }

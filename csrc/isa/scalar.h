@@ -88,6 +88,7 @@ OX_INLINE ox_u8x64 u8_table(const uint8_t *t16) { ox_u8x64 r; for (int i = 0; i 
 OX_INLINE ox_u8x64 u8_lookup(ox_u8x64 table, ox_u8x64 a) { for (int i = 0; i < 64; i++) a.v[i] = table.v[a.v[i] & 15]; return a; }
 
 OX_INLINE ox_i32x16 i32_load_u8(const uint8_t *p) { ox_i32x16 r; OX_EACH r.v[i] = p[i]; return r; }
+OX_INLINE ox_i32x16 i32_load_i8(const int8_t *p) { ox_i32x16 r; OX_EACH r.v[i] = p[i]; return r; }
 OX_INLINE ox_i32x16 i32_load_i16(const void *p) { int16_t v[16]; ox_i32x16 r; memcpy(v, p, 32); OX_EACH r.v[i] = v[i]; return r; }
 OX_INLINE ox_i32x16 i32_max(ox_i32x16 a, ox_i32x16 b) { OX_EACH a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return a; }
 OX_INLINE int32_t i32_hmax(ox_i32x16 a) { int32_t m = a.v[0]; OX_EACH m = a.v[i] > m ? a.v[i] : m; return m; }

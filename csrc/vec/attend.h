@@ -6,115 +6,12 @@
  * Orders, the same for every tile: a score is one fma chain over k_dim ascending; a value is one fma chain over the visible keys of
  * the split ascending; the sum of a split adds its groups of 16 ascending, lane by lane, then the tree of f32_hsum.
  *
- * OX_TILE_Q queries x OX_TILE_G vectors is the register tile; with more than OX_WIDEN queries of a head, halves are converted to floats
- * once for all tiles instead of in each. The instruction set's file sets the three.
+ * Where keys are kept in panels a score is what the lanes floor makes of the panel and the query as a row of activations.
+ *
+ * With more than OX_WIDEN queries of a head, halves are converted to floats once for all tiles instead of in each.
  */
 #ifndef OX_VEC_ATTEND_H
 #define OX_VEC_ATTEND_H
-
-#define OX_UNROLL _Pragma("GCC unroll 8")
-#define OX_FETCH(p) __builtin_prefetch((p), 0, 2)
-
-/* scores of mq queries against OX_TILE_G groups; groups at `next` (NULL: none) are fetched meanwhile */
-OX_INLINE void score_tile(int mq, int halves, const float *const *q, const void *const *k, const void *const *next, int k_dim, float *scores)
-{
-    ox_f32x16 s[OX_TILE_Q][OX_TILE_G];
-    OX_UNROLL for (int i = 0; i < mq; i++)
-        OX_UNROLL for (int j = 0; j < OX_TILE_G; j++)
-            s[i][j] = f32_zero();
-    for (int d = 0; d < k_dim; d++) {
-        ox_f32x16 key[OX_TILE_G];
-        OX_UNROLL for (int j = 0; j < OX_TILE_G; j++)
-            key[j] = halves ? f32_load_f16((const uint16_t *)k[j] + 16 * d) : f32_load((const float *)k[j] + 16 * d);
-        if (next && d % 2 == 0)     /* a line is two dims */
-            OX_UNROLL for (int j = 0; j < OX_TILE_G; j++)
-                OX_FETCH((const uint16_t *)next[j] + 16 * d);
-        OX_UNROLL for (int i = 0; i < mq; i++) {
-            ox_f32x16 x = f32_set1(q[i][d]);
-            OX_UNROLL for (int j = 0; j < OX_TILE_G; j++)
-                s[i][j] = f32_fma(x, key[j], s[i][j]);
-        }
-    }
-    OX_UNROLL for (int i = 0; i < mq; i++)
-        OX_UNROLL for (int j = 0; j < OX_TILE_G; j++)
-            f32_store(scores + OX_SPLIT_KEYS * i + 16 * j, s[i][j]);
-}
-
-/* acc[i] += sum over keys from <= t < to of p[i][t] * v[t / 16][t % 16], nv vectors wide; rows of v are `ldv` values apart */
-OX_INLINE void value_tile(int mq, int nv, int halves, const float *p, const void *const *v, const void *const *next, int column, int ldv,
-                          int from, int to, float *acc, int width)
-{
-    ox_f32x16 a[OX_TILE_Q][OX_TILE_G];
-    OX_UNROLL for (int i = 0; i < mq; i++)
-        OX_UNROLL for (int j = 0; j < nv; j++)
-            a[i][j] = f32_load(acc + (int64_t)width * i + 16 * j);
-    for (int t = from; t < to;) {
-        int g = t / 16, end = 16 * (g + 1) < to ? 16 * (g + 1) : to;
-        int64_t at = (int64_t)ldv * (t - 16 * g) + column;
-        for (; t < end; t++, at += ldv) {
-            ox_f32x16 value[OX_TILE_G];
-            OX_UNROLL for (int j = 0; j < nv; j++)
-                value[j] = halves ? f32_load_f16((const uint16_t *)v[g] + at + 16 * j) : f32_load((const float *)v[g] + at + 16 * j);
-            if (next)
-                OX_UNROLL for (int j = 0; j < nv; j += 2)
-                    OX_FETCH((const uint16_t *)next[g % OX_BLOCK_GROUPS] + at + 16 * j);
-            OX_UNROLL for (int i = 0; i < mq; i++) {
-                ox_f32x16 x = f32_set1(p[OX_SPLIT_KEYS * i + t]);
-                OX_UNROLL for (int j = 0; j < nv; j++)
-                    a[i][j] = f32_fma(x, value[j], a[i][j]);
-            }
-        }
-    }
-    OX_UNROLL for (int i = 0; i < mq; i++)
-        OX_UNROLL for (int j = 0; j < nv; j++)
-            f32_store(acc + (int64_t)width * i + 16 * j, a[i][j]);
-}
-
-/* One function per number of queries, so that every tile lives in registers. */
-#define OX_EACH_TILE(X) X(1) X(2) X(3) X(4) X(5) X(6)
-
-typedef void scores_fn(const float *const *q, const void *const *k, const void *const *next, int k_dim, float *scores);
-typedef void values_fn(const float *p, const void *const *v, const void *const *next, int ldv, int from, int to, float *acc, int width);
-
-#define OX_SCORES(MQ)                                                                                                              \
-    static OX_NOINLINE void scores_##MQ##_f16(const float *const *q, const void *const *k, const void *const *next, int k_dim,     \
-                                              float *scores)                                                                       \
-    {                                                                                                                              \
-        if (next) score_tile(MQ <= OX_TILE_Q ? MQ : 1, 1, q, k, next, k_dim, scores);                                              \
-        else score_tile(MQ <= OX_TILE_Q ? MQ : 1, 1, q, k, NULL, k_dim, scores);                                                   \
-    }                                                                                                                              \
-    static OX_NOINLINE void scores_##MQ##_f32(const float *const *q, const void *const *k, const void *const *next, int k_dim,     \
-                                              float *scores)                                                                       \
-    { (void)next; score_tile(MQ <= OX_TILE_Q ? MQ : 1, 0, q, k, NULL, k_dim, scores); }
-OX_EACH_TILE(OX_SCORES)
-
-/* v_dim in strips of OX_TILE_G vectors, then single ones */
-OX_INLINE void value_strips(int mq, int halves, const float *p, const void *const *v, const void *const *next, int ldv, int from, int to,
-                            float *acc, int width)
-{
-    int c = 0;
-    for (; c + 16 * OX_TILE_G <= width; c += 16 * OX_TILE_G)
-        value_tile(mq, OX_TILE_G, halves, p, v, next, c, ldv, from, to, acc + c, width);
-    for (; c < width; c += 16)
-        value_tile(mq, 1, halves, p, v, next, c, ldv, from, to, acc + c, width);
-}
-
-#define OX_VALUES(MQ)                                                                                                              \
-    static OX_NOINLINE void values_##MQ##_f16(const float *p, const void *const *v, const void *const *next, int ldv, int from,    \
-                                              int to, float *acc, int width)                                                       \
-    {                                                                                                                              \
-        if (next) value_strips(MQ <= OX_TILE_Q ? MQ : 1, 1, p, v, next, ldv, from, to, acc, width);                                \
-        else value_strips(MQ <= OX_TILE_Q ? MQ : 1, 1, p, v, NULL, ldv, from, to, acc, width);                                     \
-    }                                                                                                                              \
-    static OX_NOINLINE void values_##MQ##_f32(const float *p, const void *const *v, const void *const *next, int ldv, int from,    \
-                                              int to, float *acc, int width)                                                       \
-    { (void)next; value_strips(MQ <= OX_TILE_Q ? MQ : 1, 0, p, v, NULL, ldv, from, to, acc, width); }
-OX_EACH_TILE(OX_VALUES)
-
-#define OX_NAME_SCORES(MQ) { scores_##MQ##_f32, scores_##MQ##_f16 },
-#define OX_NAME_VALUES(MQ) { values_##MQ##_f32, values_##MQ##_f16 },
-static scores_fn *const score_tiles[][2] = { { NULL, NULL }, OX_EACH_TILE(OX_NAME_SCORES) };
-static values_fn *const value_tiles[][2] = { { NULL, NULL }, OX_EACH_TILE(OX_NAME_VALUES) };
 
 /* Queries i0 to the return value make the next tile: the rest shared out evenly. */
 OX_INLINE int tile_end(int i0, int queries)
@@ -133,53 +30,59 @@ OX_INLINE void bounds(const ox_split *s, int i0, int i1, int *first, int *last)
         }
 }
 
-/* A block is four groups of one head. Blocks are walked all heads of four groups, then the next four, so that memory is read in the order
- * it lies; the block two steps on is fetched while one is computed. */
+/* A block is four groups of one head; a row of blocks is all heads of four groups. While a row is computed, head by head, the row after it
+ * is fetched in the order in which it lies: every head of a group, then the next group. */
 typedef struct {
     ox_split *s;
     int lo, hi, g0, blocks; /* keys anyone sees; the first block's first group; how many fours of groups */
 } walk;
 
+OX_INLINE int within(const walk *w, int g)
+{
+    int first = w->lo / 16, last = (w->hi - 1) / 16;
+    return g < first ? first : g > last ? last : g;
+}
+
 /* The groups of block `n` of K or V; a seen group stands in for one nobody sees. */
 OX_INLINE void place(const walk *w, const void *const *groups, int64_t stride, int n, const void **out)
 {
-    int g = w->g0 + OX_BLOCK_GROUPS * (n / w->s->heads), first = w->lo / 16, last = (w->hi - 1) / 16;
-    for (int j = 0; j < OX_BLOCK_GROUPS; j++) {
-        int at = g + j < first ? first : g + j > last ? last : g + j;
-        out[j] = (const char *)groups[at] + stride * (n % w->s->heads);
-    }
+    int g = w->g0 + OX_BLOCK_GROUPS * (n / w->s->heads);
+    for (int j = 0; j < OX_BLOCK_GROUPS; j++)
+        out[j] = (const char *)groups[within(w, g + j)] + stride * (n % w->s->heads);
 }
 
-/* Where the block two steps after number n of K's then V's blocks lies: NULL when it is not known. */
+/* What is fetched while number n of K's then V's blocks is computed: its share of the row after its own. NULL when that is not known. */
 OX_INLINE const void *const *upcoming(const walk *w, int n, const void **out)
 {
     const ox_split *s = w->s;
-    int count = w->blocks * s->heads;
-    n += 2;
-    if (n < count) place(w, s->k, s->k_stride, n, out);
-    else if (n < 2 * count) place(w, s->v, s->v_stride, n - count, out);
-    else if (s->ahead && n - 2 * count < s->heads)
-        for (int j = 0; j < OX_BLOCK_GROUPS; j++) out[j] = (const char *)s->next_k[j] + s->k_stride * (n - 2 * count);
-    else return NULL;
+    int row = n / s->heads + 1, first = OX_BLOCK_GROUPS * (n % s->heads), values = row >= w->blocks && row < 2 * w->blocks;
+    int g = w->g0 + OX_BLOCK_GROUPS * (values ? row - w->blocks : row);
+    if (row == 2 * w->blocks && !s->ahead) return NULL;
+    for (int j = 0; j < OX_BLOCK_GROUPS; j++) {
+        int group = (first + j) / s->heads, head = (first + j) % s->heads;
+        if (row == 2 * w->blocks) out[j] = (const char *)s->next_k[group] + s->k_stride * head;
+        else if (values) out[j] = (const char *)s->v[within(w, g + group)] + s->v_stride * head;
+        else out[j] = (const char *)s->k[within(w, g + group)] + s->k_stride * head;
+    }
     return out;
 }
 
-/* Scores of one head's queries against one block. */
+/* Scores of one head's queries against one block of floats or halves. */
 OX_INLINE void score_block(const walk *w, int n)
 {
     ox_split *s = w->s;
     const void *k[OX_BLOCK_GROUPS], *then[OX_BLOCK_GROUPS];
-    int halves = s->halves, queries = s->queries / s->heads, q0 = queries * (n % s->heads), g0 = w->g0 + OX_BLOCK_GROUPS * (n / s->heads);
+    int kind = s->kind, queries = s->queries / s->heads, q0 = queries * (n % s->heads), g0 = w->g0 + OX_BLOCK_GROUPS * (n / s->heads);
     const void *const *next = NULL;
     place(w, s->k, s->k_stride, n, k);
-    if (halves && queries > OX_WIDEN) {         /* enough queries to convert once for all */
+    if (kind == OX_KV_F16 && queries > OX_WIDEN) {         /* enough queries to convert once for all */
         for (int j = 0; j < OX_BLOCK_GROUPS; j++) {
             float *to = s->block + (int64_t)16 * s->k_dim * j;
             for (int d = 0; d < s->k_dim; d++)
                 f32_store(to + 16 * d, f32_load_f16((const uint16_t *)k[j] + 16 * d));
             k[j] = to;
         }
-        halves = 0;
+        kind = OX_KV_F32;
     } else {
         next = upcoming(w, n, then);
     }
@@ -189,8 +92,31 @@ OX_INLINE void score_block(const walk *w, int n)
         bounds(s, i0, i1, &first, &last);
         for (int j = 0; j < OX_BLOCK_GROUPS; j += OX_TILE_G)
             if (16 * (g0 + j) < last && 16 * (g0 + j + OX_TILE_G) > first)
-                score_tiles[i1 - i0][halves](s->q + i0, k + j, next && i0 == q0 ? next + j : NULL, s->k_dim,
-                                             s->scores + OX_SPLIT_KEYS * i0 + 16 * (g0 + j));
+                score_tiles[i1 - i0][kind](s->q + i0, k + j, next && i0 == q0 ? next + j : NULL, s->k_dim,
+                                           s->scores + OX_SPLIT_KEYS * i0 + 16 * (g0 + j));
+    }
+}
+
+/* The same against one block of panels. */
+OX_INLINE void score_panels(const walk *w, int n)
+{
+    ox_split *s = w->s;
+    const void *k[OX_BLOCK_GROUPS], *then[OX_BLOCK_GROUPS];
+    const void *const *next = upcoming(w, n, then);
+    int queries = s->queries / s->heads, q0 = queries * (n % s->heads), g0 = w->g0 + OX_BLOCK_GROUPS * (n / s->heads);
+    const int bytes = (s->kind == OX_KV_Q8_0 ? 17 : 9) * s->k_dim;
+    const uint8_t *x = s->x + s->ldx * q0;
+    float *to = s->scores + OX_SPLIT_KEYS * q0 + 16 * g0;
+    place(w, s->k, s->k_stride, n, k);
+    for (int j = 0; j < OX_BLOCK_GROUPS; j++) {
+        int g = g0 + j, pair = s->wide && queries >= 12 && j % 2 == 0 && g >= w->lo / 16 && 16 * (g + 1) < w->hi;
+        if (next)
+            for (int b = 0; b < bytes; b += 64)
+                OX_FETCH((const char *)next[j] + b);
+        if (pair)
+            s->wide(to + 16 * j, OX_SPLIT_KEYS, k[j], (const char *)k[j + 1] - (const char *)k[j], 0, x, s->ldx, s->k_dim, queries), j++;
+        else if (g >= w->lo / 16 && 16 * g < w->hi)
+            s->tile(to + 16 * j, OX_SPLIT_KEYS, k[j], NULL, x, s->ldx, s->k_dim, queries);
     }
 }
 
@@ -226,7 +152,7 @@ OX_INLINE void soften(ox_split *s, int i)
 
 /* The values of keys t0 <= key < t1 for one tile of queries. Each query adds exactly the keys it sees, ascending: those all of them see
  * together, those at the ends one query at a time. */
-OX_INLINE void mix_tile(ox_split *s, int i0, int i1, const void *const *v, const void *const *next, int halves, int ldv,
+OX_INLINE void mix_tile(ox_split *s, int i0, int i1, const void *const *v, const void *const *next, int kind, int ldv,
                         int t0, int t1)
 {
     int lo[OX_TILE_Q], hi[OX_TILE_Q], all = 1, from = t0, to = t1;
@@ -242,21 +168,21 @@ OX_INLINE void mix_tile(ox_split *s, int i0, int i1, const void *const *v, const
     for (int i = i0; i < i1; i++) {
         int end = all ? from : hi[i - i0];
         if (lo[i - i0] < end)
-            value_tiles[1][halves](s->scores + OX_SPLIT_KEYS * i, v, NULL, ldv, lo[i - i0], end, s->acc + (int64_t)s->width * i, s->width);
+            value_tiles[1][kind](s->scores + OX_SPLIT_KEYS * i, v, NULL, ldv, lo[i - i0], end, s->acc + (int64_t)s->width * i, s->width);
     }
     if (!all) return;
-    value_tiles[i1 - i0][halves](s->scores + OX_SPLIT_KEYS * i0, v, next, ldv, from, to, s->acc + (int64_t)s->width * i0, s->width);
+    value_tiles[i1 - i0][kind](s->scores + OX_SPLIT_KEYS * i0, v, next, ldv, from, to, s->acc + (int64_t)s->width * i0, s->width);
     for (int i = i0; i < i1; i++)
         if (to < hi[i - i0])
-            value_tiles[1][halves](s->scores + OX_SPLIT_KEYS * i, v, NULL, ldv, to, hi[i - i0], s->acc + (int64_t)s->width * i, s->width);
+            value_tiles[1][kind](s->scores + OX_SPLIT_KEYS * i, v, NULL, ldv, to, hi[i - i0], s->acc + (int64_t)s->width * i, s->width);
 }
 
 /* Rows of V from halves or floats into rows of `width` floats, zeros past v_dim. */
-OX_INLINE void widen_rows(float *to, const void *v, int halves, int rows, int v_dim, int width)
+OX_INLINE void widen_rows(float *to, const void *v, int kind, int rows, int v_dim, int width)
 {
     for (int t = 0; t < rows; t++, to += width) {
         int c = 0;
-        if (halves) {
+        if (kind == OX_KV_F16) {
             const uint16_t *from = (const uint16_t *)v + (int64_t)v_dim * t;
             for (; c + 16 <= v_dim; c += 16) f32_store(to + c, f32_load_f16(from + c));
             for (; c < v_dim; c++) to[c] = ox_f16_to_f32(from[c]);
@@ -269,7 +195,7 @@ OX_INLINE void widen_rows(float *to, const void *v, int halves, int rows, int v_
     }
 }
 
-/* The values of one head's queries over one block; for many queries its rows are widened to floats once. */
+/* The values of one head's queries over one block; for many queries rows of halves are widened to floats once. */
 OX_INLINE void mix_block(const walk *w, int n)
 {
     ox_split *s = w->s;
@@ -277,21 +203,21 @@ OX_INLINE void mix_block(const walk *w, int n)
     const void *const *next = NULL;
     int queries = s->queries / s->heads, q0 = queries * (n % s->heads), g0 = w->g0 + OX_BLOCK_GROUPS * (n / s->heads);
     int t0 = 16 * g0 > w->lo ? 16 * g0 : w->lo, t1 = 16 * (g0 + OX_BLOCK_GROUPS) < w->hi ? 16 * (g0 + OX_BLOCK_GROUPS) : w->hi;
-    int widen = (s->halves && queries > OX_WIDEN) || s->v_dim != s->width, size = s->halves ? 2 : 4;
+    int widen = (s->kind == OX_KV_F16 && queries > OX_WIDEN) || s->v_dim != s->width;
     place(w, s->v, s->v_stride, n, v + g0);
     if (widen)
         for (int g = t0 / 16; 16 * g < t1; g++) {
             int t = 16 * g > t0 ? 16 * g : t0, end = 16 * (g + 1) < t1 ? 16 * (g + 1) : t1;
             float *to = s->block + (int64_t)s->width * 16 * (g - g0);
-            widen_rows(to + (int64_t)s->width * (t - 16 * g), (const char *)v[g] + (int64_t)(t - 16 * g) * s->v_dim * size, s->halves, end - t,
-                       s->v_dim, s->width);
+            widen_rows(to + (int64_t)s->width * (t - 16 * g), (const char *)v[g] + (int64_t)(t - 16 * g) * kept_bytes(s->kind, s->v_dim),
+                       s->kind, end - t, s->v_dim, s->width);
             v[g] = to;
         }
-    else if (s->halves)
+    else
         next = upcoming(w, n + w->blocks * s->heads, then);
     for (int i0 = q0, i1; i0 < q0 + queries; i0 = i1) {
         i1 = tile_end(i0, q0 + queries);
-        mix_tile(s, i0, i1, v, i0 == q0 ? next : NULL, s->halves && !widen, s->width, t0, t1);
+        mix_tile(s, i0, i1, v, i0 == q0 ? next : NULL, widen ? OX_KV_F32 : s->kind, s->width, t0, t1);
     }
 }
 
@@ -302,7 +228,10 @@ static void split(ox_split *s)
     if (w.lo >= w.hi) return;
     w.g0 = w.lo / 16 / OX_BLOCK_GROUPS * OX_BLOCK_GROUPS;
     w.blocks = ((w.hi + 15) / 16 - w.g0 + OX_BLOCK_GROUPS - 1) / OX_BLOCK_GROUPS;
-    for (int n = 0; n < w.blocks * s->heads; n++) score_block(&w, n);
+    for (int n = 0; n < w.blocks * s->heads; n++) {
+        if (s->kind <= OX_KV_F16) score_block(&w, n);
+        else score_panels(&w, n);
+    }
     for (int i = 0; i < s->queries; i++)
         if (s->first[i] < s->last[i]) soften(s, i);
     for (int n = 0; n < w.blocks * s->heads; n++) mix_block(&w, n);

@@ -14,10 +14,17 @@ enum {
     OX_MAX_QUERIES = 64    /* queries of a tile */
 };
 
+/* How keys and values are kept (vec/keep.h draws them). */
+enum { OX_KV_F32, OX_KV_F16, OX_KV_Q8_0, OX_KV_Q4_0, OX_KV_COUNT };
+
+typedef void ox_tile(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols, int m);
+typedef void ox_wide(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, int64_t cols,
+                     int m);
+
 /* One split of keys for a tile of queries: `heads` neighbouring KV heads, queries / heads queries each, head after head.
  *
- *   K group g: [k_dim][16 keys]      a lane = a key        (halves or floats)
- *   V group g: [16 keys][v_dim]      a lane = an output    (rows of v_dim halves or floats)
+ *   K group g: [k_dim][16 keys]      a lane = a key        (halves, floats, or a panel of 16 rows)
+ *   V group g: [16 keys][v_dim]      a lane = an output    (rows of v_dim halves, floats or codes)
  *
  * Query i sees the keys first[i] <= key < last[i] of this split (0 to 256, counted from the split's start); a query with
  * first >= last sees none of it: its m, l and row of acc are left alone. Groups no query sees are never read.
@@ -25,9 +32,13 @@ enum {
  */
 typedef struct {
     int queries, heads, k_dim, v_dim;
-    int halves;                        /* K and V are f16, else f32 */
+    int kind;                          /* how K and V are kept */
     float softcap;                     /* 0: none */
-    const float *q[OX_MAX_QUERIES];    /* k_dim floats each, already scaled */
+    const float *q[OX_MAX_QUERIES];    /* k_dim floats each, already scaled; where K is kept in panels instead: */
+    const uint8_t *x;                  /* a row of activations (q8_32) a query, `ldx` bytes apart */
+    int64_t ldx;
+    ox_tile *tile;                     /* the lanes floor's products of panels and rows */
+    ox_wide *wide;                     /* the same for two panels and many rows; NULL: none */
     int first[OX_MAX_QUERIES], last[OX_MAX_QUERIES];
     const void *k[OX_SPLIT_GROUPS], *v[OX_SPLIT_GROUPS];   /* of the first head */
     int64_t k_stride, v_stride;        /* bytes from one head's groups to the next head's */
@@ -50,6 +61,9 @@ typedef struct {
     void (*activate)(float *out, const float *x, int kind, int64_t n);
     void (*exp)(float *out, const float *x, int64_t n);
     void (*halves)(uint16_t *out, const float *x, int64_t n);
+    /* Keeps one token's key or value of one head in its group of 16 tokens. */
+    void (*keep_key)(int kind, void *group, int lane, const float *x, int dim);
+    void (*keep_value)(int kind, void *group, int row, const float *x, int dim);
     void (*rope_halves)(float *x, const float *cosines, const float *sines, int half);
     void (*rope_pairs)(float *x, const float *cosines, const float *sines, int half);
     void (*split)(ox_split *s);

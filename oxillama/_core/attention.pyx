@@ -10,10 +10,10 @@ one formula. Who computes a split and when never changes a bit, so the schedule 
 
 Queries of a tile are its rows times the query heads that share the KV head, so K and V are read once for all of them.
 """
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, uint8_t
 
 from oxillama._core.pool cimport KvLayer, page_of
-from oxillama._core.step cimport Common, Op, Plan, Step, Tiles, ox_fetch, row_of
+from oxillama._core.step cimport Common, Op, Plan, Step, Tiles, act_row_bytes, ox_fetch, row_of
 from oxillama._core.threads cimport ox_team, ox_team_take
 from oxillama._core.vectors cimport OX_BLOCK_GROUPS, OX_MAX_QUERIES, OX_SPLIT_KEYS, ox_split
 
@@ -27,6 +27,7 @@ cdef extern from *:
     int ox_count_up(int32_t *p) noexcept nogil
 
 cdef enum:
+    Q8_32 = 1                        # activations of keys in panels
     TILE_QUERIES = 48                # queries aimed at for a tile: a multiple of every register tile
     PARTIAL_LIMIT = 16 << 20         # floats: beyond this a tile's splits are folded by one worker
     WARM_GROUPS = 8                  # groups of 16 keys fetched before the op begins
@@ -61,10 +62,13 @@ ctypedef struct Worker:
     float part_l[OX_MAX_QUERIES]
     float *part               # acc of the split just computed
     float *total              # acc folded so far
+    uint8_t *rows             # queries as rows of activations, for keys in panels
+    int tile, head            # of the item they are of; -1: none
+    int part_of
 
 
 cdef size_t worker_bytes(int k_dim, int width) noexcept nogil:
-    cdef size_t block = 16 * OX_BLOCK_GROUPS * <size_t>max(k_dim, width)
+    cdef size_t block = 16 * OX_BLOCK_GROUPS * <size_t>max(k_dim, width) + <size_t>OX_MAX_QUERIES * ((k_dim + 31) // 32 * 12)
     return sizeof(Worker) + 64 + 4 * (<size_t>OX_MAX_QUERIES * (OX_SPLIT_KEYS + 2 * <size_t>width) + block)
 
 
@@ -77,7 +81,11 @@ cdef Worker *open_worker(const AttendArgs *a, const Step *step, int ith) noexcep
     w.total = w.part + OX_MAX_QUERIES * a.width
     w.split.block = w.total + OX_MAX_QUERIES * a.width
     w.split.k_dim, w.split.v_dim, w.split.width = a.k_dim, a.v_dim, a.width
-    w.split.halves, w.split.softcap = step.halves, a.softcap
+    w.split.kind, w.split.softcap = step.kind, a.softcap
+    w.split.tile, w.split.wide = step.key_tile[step.kind], step.key_wide[step.kind]
+    w.rows = <uint8_t *>(w.split.block + 16 * OX_BLOCK_GROUPS * max(a.k_dim, a.width))
+    w.split.x, w.split.ldx = w.rows, act_row_bytes(Q8_32, a.k_dim)
+    w.tile = -1
     w.split.k_stride, w.split.v_stride = layer.k_head_bytes, layer.v_head_bytes
     return w
 
@@ -101,6 +109,7 @@ cdef inline int shared_heads(const AttendArgs *a, int part) noexcept nogil:
 
 cdef void aim(const AttendArgs *a, const Step *step, const Tiles *tiles, const Item *item, Worker *w) noexcept nogil:
     """Points the kernel at the queries of an item: head by head, row by row, `share` query heads each. No split folded yet."""
+    cdef bint same = w.tile == item.tile and w.head == item.head and w.part_of == item.part     # a worker stays with its item
     cdef int share = shared_heads(a, item.part), head, r, h, i = 0
     cdef const float *q
     for head in range(item.head, item.head + item.heads):
@@ -109,8 +118,11 @@ cdef void aim(const AttendArgs *a, const Step *step, const Tiles *tiles, const I
             for h in range(share):
                 w.split.q[i] = q + <size_t>h * a.k_dim
                 w.seen[i] = 0
+                if w.split.tile != NULL and not same:
+                    step.quantise[Q8_32](w.rows + w.split.ldx * i, w.split.q[i], a.k_dim)
                 i += 1
     w.split.queries, w.split.heads = i, item.heads
+    w.tile, w.head, w.part_of = item.tile, item.head, item.part
 
 
 cdef void mark(const AttendArgs *a, const Step *step, const Tiles *tiles, const Item *item, int split, ox_split *s) noexcept nogil:
@@ -131,7 +143,7 @@ cdef inline const char *group_at(const AttendArgs *a, const Step *step, const in
     cdef const KvLayer *layer = &step.layers[a.layer]
     cdef const char *page = page_of(step.slabs, step.shift, layer, pages[token // step.page_size])
     token = token % step.page_size
-    v[0] = page + layer.v_offset + head * layer.v_head_bytes + token * layer.v_row_bytes
+    v[0] = page + layer.v_offset + head * layer.v_head_bytes + (token // 16) * layer.v_group_bytes
     return page + head * layer.k_head_bytes + (token // 16) * layer.k_group_bytes
 
 
@@ -344,7 +356,7 @@ cdef void attend_warm(const void *args, int ith, int nth) noexcept nogil:
         k = group_at(a, step, pages, 16 * g, item.head, &v)
         for h in range(item.heads):
             ox_fetch(k + h * layer.k_head_bytes, layer.k_group_bytes)
-            ox_fetch(<const char *>v + h * layer.v_head_bytes, 16 * layer.v_row_bytes)
+            ox_fetch(<const char *>v + h * layer.v_head_bytes, layer.v_group_bytes)
 
 
 cdef class AttendOp(Op):

@@ -2,11 +2,11 @@
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport calloc, free
 
-from oxillama._core.kernels cimport lanes_table, ox_lanes
+from oxillama._core.kernels cimport form_index, lanes_table, ox_lanes
 from oxillama._core.matmul cimport MatmulArgs, MatmulSegment, PackedMatrix, matmul_part
 from oxillama._core.step cimport ACTS, OUTPUT, Common, Op, Plan, Step, row_of, rows_of
 from oxillama._core.threads cimport ox_team
-from oxillama._core.vectors cimport activation
+from oxillama._core.vectors cimport OX_KV_Q4_0, OX_KV_Q8_0, activation
 
 MAX_SEGMENTS = 64
 
@@ -18,11 +18,14 @@ ctypedef struct LinearArgs:
 
 
 cdef int fill_quantise(Step *step, object isa) except -1:
-    """The activation quantisers of an instruction set, for norm and quantise ops."""
+    """The activation quantisers of an instruction set, for norm and quantise ops, and its tiles over keys kept in panels."""
     cdef const ox_lanes *lanes = lanes_table(isa)
     cdef int k
     for k in range(ACTS):
         step.quantise[k] = lanes.act_quantise[k]
+    for kind, name in ((OX_KV_Q8_0, "Q8_0"), (OX_KV_Q4_0, "Q4_0")):
+        k = form_index(name)
+        step.key_tile[<int>kind], step.key_wide[<int>kind] = lanes.tile[k], lanes.wide[k]
     return 0
 
 

@@ -1,9 +1,5 @@
 """Page memory for the compiled rooms: where the keys and values of (layer, page) lie."""
 
-cdef enum KvType:
-    KV_F16 = 0
-    KV_F32 = 1
-
 
 ctypedef struct KvLayer:
     int heads
@@ -12,9 +8,9 @@ ctypedef struct KvLayer:
     size_t region          # first byte of this layer inside a slab
     size_t page_bytes      # one page of this layer: K, then V
     size_t v_offset        # V's first byte inside it
-    size_t k_group_bytes   # 16 keys of one head: [k_dim][16]
+    size_t k_group_bytes   # 16 keys of one head
     size_t k_head_bytes    # page_size keys of one head
-    size_t v_row_bytes     # one token of one head
+    size_t v_group_bytes   # 16 values of one head
     size_t v_head_bytes
 
 
@@ -29,14 +25,16 @@ cdef class PageMemory:
     cdef int n_slabs
     cdef int shift         # log2 of the pages of a slab
     cdef size_t slab_bytes
+    cdef int extent        # slabs mapped at once
     cdef KvLayer *layers
     cdef readonly int n_layers
     cdef readonly int page_size
     cdef readonly int capacity
     cdef readonly size_t page_bytes
-    cdef KvType kind
+    cdef int kind          # OX_KV_...
     cdef int steps         # steps running on this memory now
     cdef int _check(self, int page) except -1
+    cdef int _map(self) except -1
 
 
 cdef inline char *page_of(char **slabs, int shift, const KvLayer *layer, int page) noexcept nogil:

@@ -2,11 +2,15 @@
 
 This module owns bytes, not pages: which page belongs to whom is the engine's business.
 
-A slab holds `slab_pages` pages, layer by layer; a page of a layer is K, then V:
+A slab holds a few pages (4 MB), layer by layer; a page of a layer is K, then V:
 
     slab:  layer 0 [page 0 | page 1 | ...]  layer 1 [page 0 | page 1 | ...]  ...
     page:  K [kv_head][group of 16 tokens][k_dim][16 tokens]      one SIMD lane = one key
-           V [kv_head][token][v_dim]
+           V [kv_head][group of 16 tokens][16 tokens][v_dim]
+
+`csrc/vec/keep.h` draws a group of each type: what is inside it is known there, in the kernels, and in `read` alone. Slabs come in extents of
+32 MB at a multiple of 2 MiB, of huge pages where the system has them (attention over deep sequences reads 12 % faster): small enough that
+a short sequence takes a few huge pages, not one of every layer; large enough that the pages of a layer do not share a few cache sets.
 
 Invariants
 1. A page's bytes never move while its id is below `capacity`.
@@ -19,9 +23,10 @@ from pathlib import Path
 import numpy as np
 
 from libc.limits cimport INT_MAX
-from libc.stdint cimport uint16_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
+
+from oxillama._core.vectors cimport OX_KV_COUNT, OX_KV_F16, OX_KV_F32, OX_KV_Q4_0, OX_KV_Q8_0
 
 from oxillama.errors import ConfigError, PoolError
 
@@ -40,13 +45,11 @@ cdef extern from *:
     """
     #include <stdint.h>
     #include <sys/mman.h>
-    /* Zeroed memory; huge: at a multiple of 2 MiB and of huge pages where the system has them (attention over deep sequences reads
-     * 12 % faster). The first slab goes without: a short sequence must not take 2 MiB of every layer. */
-    static void *map_slab(size_t size, int huge) {
-        size_t unit = (size_t)2 << 20, room = size + (huge ? unit : 0);
+    /* Zeroed memory at a multiple of 2 MiB, of huge pages where the system has them. */
+    static void *map_extent(size_t size) {
+        size_t unit = (size_t)2 << 20, room = size + unit;
         char *data = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (data == MAP_FAILED) return NULL;
-        if (!huge) return data;
         char *start = (char *)(((uintptr_t)data + unit - 1) / unit * unit);
         if (start > data) munmap(data, (size_t)(start - data));
         if (start + size < data + room) munmap(start + size, (size_t)(data + room - start - size));
@@ -56,11 +59,13 @@ cdef extern from *:
         return start;
     }
     """
-    void *map_slab(size_t size, int huge) nogil
+    void *map_extent(size_t size) nogil
 
-KV_TYPES = {"f16": KV_F16, "f32": KV_F32}
+KV_TYPES = {"f16": OX_KV_F16, "f32": OX_KV_F32, "q8_0": OX_KV_Q8_0, "q4_0": OX_KV_Q4_0}
+KV_BLOCK = {"f16": 1, "f32": 1, "q8_0": 32, "q4_0": 32}      # numbers of a head under one scale
 MAX_SLABS = 1 << 16
-SLAB_BYTES = 32 << 20
+SLAB_BYTES = 4 << 20
+EXTENT_BYTES = 32 << 20
 MAX_DIM = 1 << 16
 
 cdef size_t _round_up(size_t value, size_t unit) noexcept:
@@ -100,28 +105,66 @@ cdef class Arena:
             munmap(self.data, self.nbytes)
 
 
-cdef void _copy_layer(const KvLayer *layer, const char *src, char *dst, int count, int page_size, size_t item) noexcept:
-    cdef int whole = count // 16, part = count % 16, head, d
-    cdef size_t at
+cdef size_t kept_bytes(int kind, size_t numbers) noexcept:
+    """Bytes of so many numbers without their scales."""
+    if kind == OX_KV_F32:
+        return 4 * numbers
+    if kind == OX_KV_F16:
+        return 2 * numbers
+    return numbers if kind == OX_KV_Q8_0 else numbers // 2
+
+
+cdef size_t scale_bytes(int kind, size_t dim) noexcept:
+    """Bytes of the scales of 16 tokens of one head."""
+    return dim if kind > OX_KV_F16 else 0
+
+
+cdef void _copy_lanes(char *dst, const char *src, int lanes, size_t columns, size_t item) noexcept:
+    """The first `lanes` of 16 numbers of `item` bytes, in each of so many columns."""
+    cdef size_t d
+    for d in range(columns):
+        memcpy(dst + 16 * item * d, src + 16 * item * d, lanes * item)
+
+
+cdef void _copy_part(int kind, const KvLayer *layer, const char *src, char *dst, size_t group, int count) noexcept:
+    """The first `count` of the 16 tokens of one group of each head, K and V."""
+    cdef int head
+    cdef size_t row = kept_bytes(kind, layer.v_dim), unit = kept_bytes(kind, 512), block, k, v
+    for head in range(layer.heads):
+        k = head * layer.k_head_bytes + group * layer.k_group_bytes
+        v = layer.v_offset + head * layer.v_head_bytes + group * layer.v_group_bytes
+        if kind > OX_KV_F16:      # a panel: the scales of two blocks, then their codes, 4 columns (or two fours of nibbles) of a token in 4 bytes
+            for block in range(layer.k_dim // 32):
+                if block % 2 == 0:
+                    _copy_lanes(dst + k, src + k, count, 2, 2)
+                    k += 64
+                _copy_lanes(dst + k, src + k, count, unit // 64, 4)
+                k += unit
+            _copy_lanes(dst + v + 16 * row, src + v + 16 * row, count, layer.v_dim // 32, 2)
+        else:
+            _copy_lanes(dst + k, src + k, count, layer.k_dim, kept_bytes(kind, 1))
+        memcpy(dst + v, src + v, count * row)
+
+
+cdef void _copy_layer(int kind, const KvLayer *layer, const char *src, char *dst, int count, int page_size) noexcept:
+    cdef size_t head, whole = count // 16, at
     if count == page_size:
         memcpy(dst, src, layer.page_bytes)
         return
     for head in range(layer.heads):
         at = head * layer.k_head_bytes
         memcpy(dst + at, src + at, whole * layer.k_group_bytes)
-        at += whole * layer.k_group_bytes
-        if part:
-            for d in range(layer.k_dim):
-                memcpy(dst + at, src + at, part * item)
-                at += 16 * item
         at = layer.v_offset + head * layer.v_head_bytes
-        memcpy(dst + at, src + at, count * layer.v_row_bytes)
+        memcpy(dst + at, src + at, whole * layer.v_group_bytes)
+    if count % 16:
+        _copy_part(kind, layer, src, dst, whole, count % 16)
 
 
 cdef class PageMemory:
     """Keys and values of every layer, by page id.
 
-    kv_layers: a (kv_heads, k_dim, v_dim) per attention layer; kv_type: "f16" or "f32"; page_size: tokens per page, a multiple of 16.
+    kv_layers: a (kv_heads, k_dim, v_dim) per attention layer; kv_type: how they are kept, "f16", "f32", "q8_0" or "q4_0" (which
+    want head sizes in blocks of 32); page_size: tokens per page, a multiple of 16.
     ConfigError for impossible arguments, PoolError when memory is refused or a page id is not below `capacity`.
     """
 
@@ -141,8 +184,7 @@ cdef class PageMemory:
 
     def _lay_out(self, kv_layers):
         """Sizes of a page of each layer, and how many pages make a slab."""
-        cdef size_t item = 2 if self.kind == KV_F16 else 4
-        cdef size_t total = 0
+        cdef size_t total = 0, side
         cdef KvLayer *layer
         cdef int i
         for i, dims in enumerate(kv_layers):
@@ -152,10 +194,17 @@ cdef class PageMemory:
                     raise ConfigError(f"kv_layers[{i}]: {name} is {value!r}, wanted 1 to {MAX_DIM}")
             layer = &self.layers[i]
             layer.heads, layer.k_dim, layer.v_dim = heads, k_dim, v_dim
-            layer.k_group_bytes = 16 * item * <size_t>layer.k_dim
+            for name, value in (("k_dim", k_dim), ("v_dim", v_dim)):
+                if value % KV_BLOCK[self.kv_type]:
+                    raise ConfigError(f"kv_type: got {self.kv_type!r}, wanted f16 or f32: kv_layers[{i}] has a {name} of {value}, "
+                                      f"not in blocks of {KV_BLOCK[self.kv_type]}")
+            side = _round_up(scale_bytes(self.kind, layer.k_dim), 64)
+            layer.k_group_bytes = side + 16 * kept_bytes(self.kind, layer.k_dim)
             layer.k_head_bytes = layer.k_group_bytes * <size_t>(self.page_size // 16)
-            layer.v_row_bytes = item * <size_t>layer.v_dim
-            layer.v_head_bytes = layer.v_row_bytes * <size_t>self.page_size
+            layer.v_group_bytes = 16 * kept_bytes(self.kind, layer.v_dim)
+            if self.kind > OX_KV_F16:
+                layer.v_group_bytes = _round_up(layer.v_group_bytes + scale_bytes(self.kind, layer.v_dim), 64)
+            layer.v_head_bytes = layer.v_group_bytes * <size_t>(self.page_size // 16)
             layer.v_offset = _round_up(layer.k_head_bytes * <size_t>layer.heads, 64)
             layer.page_bytes = layer.v_offset + _round_up(layer.v_head_bytes * <size_t>layer.heads, 64)
             total += layer.page_bytes
@@ -167,6 +216,7 @@ cdef class PageMemory:
             self.layers[i].region = region
             region = _round_up(region + (self.layers[i].page_bytes << self.shift), 4096)
         self.slab_bytes = max(<size_t>4096, region)
+        self.extent = <int>max(1, min(EXTENT_BYTES // self.slab_bytes, (1 << 20) >> self.shift))
 
     def __dealloc__(self):
         cdef int i
@@ -178,8 +228,8 @@ cdef class PageMemory:
 
     @property
     def kv_type(self) -> str:
-        """The stored type of keys and values: "f16" or "f32"."""
-        return "f16" if self.kind == KV_F16 else "f32"
+        """How keys and values are kept: a name of KV_TYPES."""
+        return next(name for name, kind in KV_TYPES.items() if kind == self.kind)
 
     @property
     def kv_layers(self) -> list:
@@ -196,19 +246,25 @@ cdef class PageMemory:
         cdef long wanted = n_pages
         if wanted < 0 or wanted > <long>INT_MAX >> 1:
             raise PoolError(f"pages: asked for {n_pages}, wanted 0 to {INT_MAX >> 1}")
-        cdef void *data
+        free_bytes = available_bytes() if wanted > self.capacity else None
+        if free_bytes is not None and free_bytes < (wanted - self.capacity) * self.page_bytes:
+            raise PoolError(f"pages: {n_pages} need {(wanted - self.capacity) * self.page_bytes} more bytes, the system has {free_bytes}")
         while self.capacity < wanted:
-            if self.n_slabs >= MAX_SLABS:
-                raise PoolError(f"pages: asked for {n_pages}, this memory ends at {self.capacity}")
-            free_bytes = available_bytes()
-            if free_bytes is not None and free_bytes < (wanted - self.capacity) * self.page_bytes:
-                raise PoolError(f"pages: {n_pages} need {(wanted - self.capacity) * self.page_bytes} more bytes, the system has {free_bytes}")
-            data = map_slab(self.slab_bytes, self.n_slabs > 0)
-            if data == NULL:
-                raise PoolError(f"pages: the system refused a slab of {self.slab_bytes} bytes beside {self.memory_bytes}")
-            self.slabs[self.n_slabs] = <char *>data
-            self.n_slabs += 1
-            self.capacity = self.n_slabs << self.shift
+            self._map()
+
+    cdef int _map(self) except -1:
+        """One more extent of slabs."""
+        cdef int i
+        cdef char *data
+        if self.n_slabs + self.extent > MAX_SLABS:
+            raise PoolError(f"pages: this memory ends at {self.capacity}")
+        data = <char *>map_extent(self.slab_bytes * <size_t>self.extent)
+        if data == NULL:
+            raise PoolError(f"pages: the system refused {self.slab_bytes * self.extent} bytes beside {self.memory_bytes}")
+        for i in range(self.extent):
+            self.slabs[self.n_slabs + i] = data + <size_t>i * self.slab_bytes
+        self.n_slabs += self.extent
+        self.capacity = self.n_slabs << self.shift
 
     def release(self, keep_pages: int) -> None:
         """Gives memory back: slabs wholly above the first `keep_pages` pages go, pages above them in the last slab read as zero again."""
@@ -248,11 +304,10 @@ cdef class PageMemory:
             raise PoolError(f"tokens: got {count}, wanted 0 to {self.page_size}")
         if src == dst:
             return
-        cdef size_t item = 2 if self.kind == KV_F16 else 4
         cdef int i
         for i in range(self.n_layers):
-            _copy_layer(&self.layers[i], page_of(self.slabs, self.shift, &self.layers[i], src),
-                        page_of(self.slabs, self.shift, &self.layers[i], dst), count, self.page_size, item)
+            _copy_layer(self.kind, &self.layers[i], page_of(self.slabs, self.shift, &self.layers[i], src),
+                        page_of(self.slabs, self.shift, &self.layers[i], dst), count, self.page_size)
 
     def export(self, int page) -> bytes:
         """The page's bytes: K and V of every layer, layers ascending (`page_bytes` of them)."""
@@ -282,11 +337,37 @@ cdef class PageMemory:
         if layer < 0 or layer >= self.n_layers:
             raise PoolError(f"layer: got {layer}, wanted 0 to {self.n_layers - 1}")
         cdef const KvLayer *one = &self.layers[layer]
-        cdef size_t v_bytes = one.v_head_bytes * one.heads
         cdef const char *base = page_of(self.slabs, self.shift, one, page)
-        dtype = np.float16 if self.kind == KV_F16 else np.float32
-        k = np.frombuffer((<const char *>base)[:one.k_head_bytes * one.heads], dtype)
-        v = np.frombuffer((base + one.v_offset)[:v_bytes], dtype)
-        k = k.reshape(one.heads, self.page_size // 16, one.k_dim, 16).transpose(1, 3, 0, 2).reshape(self.page_size, one.heads, one.k_dim)
-        v = v.reshape(one.heads, self.page_size, one.v_dim).transpose(1, 0, 2)
-        return np.ascontiguousarray(k, np.float32), np.ascontiguousarray(v, np.float32)
+        groups = self.page_size // 16
+        k = np.frombuffer(base[:one.k_head_bytes * one.heads], np.uint8).reshape(one.heads, groups, -1)
+        v = np.frombuffer((base + one.v_offset)[:one.v_head_bytes * one.heads], np.uint8).reshape(one.heads, groups, -1)
+        if self.kind > OX_KV_F16:
+            k, v = _panel_rows(k, one.k_dim, self.kind == OX_KV_Q4_0), _coded_rows(v, one.v_dim, self.kind == OX_KV_Q4_0)
+        else:
+            dtype = np.float16 if self.kind == OX_KV_F16 else np.float32
+            k = k.view(dtype).reshape(one.heads, groups, one.k_dim, 16).transpose(0, 1, 3, 2)
+            v = v.view(dtype).reshape(one.heads, groups, 16, one.v_dim)
+        return tuple(np.ascontiguousarray(x.transpose(1, 2, 0, 3).reshape(self.page_size, one.heads, -1), np.float32) for x in (k, v))
+
+
+def _panel_rows(raw, dim, nibbles):
+    """Numbers (heads, groups, 16 tokens, dim) of panels of bytes (heads, groups, bytes): two blocks' scales, their codes, and so on."""
+    heads, groups, _ = raw.shape
+    unit = 256 if nibbles else 512
+    starts = [64 * (b // 2 + 1) + unit * b for b in range(dim // 32)]
+    scales = [raw[:, :, at - 64 + 32 * (b % 2) - unit * (b % 2):][:, :, :32] for b, at in enumerate(starts)]
+    scales = np.ascontiguousarray(np.stack(scales, axis=2)).view(np.float16).transpose(0, 1, 3, 2)
+    codes = np.stack([raw[:, :, at:at + unit] for at in starts], axis=2).reshape(heads, groups, -1, 1, 16, 4).astype(np.int32)
+    codes = np.concatenate([codes & 15, codes >> 4], axis=3) - 8 if nibbles else codes - 128
+    codes = codes.transpose(0, 1, 4, 2, 3, 5).reshape(heads, groups, 16, dim)
+    return codes.astype(np.float32) * np.repeat(scales.astype(np.float32), 32, axis=3)
+
+
+def _coded_rows(raw, dim, nibbles):
+    """Numbers (heads, groups, 16 tokens, dim) of rows of codes and their scales (heads, groups, bytes)."""
+    heads, groups, _ = raw.shape
+    row = dim // 2 if nibbles else dim
+    codes = raw[:, :, :16 * row].reshape(heads, groups, 16, -1, 16 if nibbles else 32)
+    codes = np.concatenate([codes & 15, codes >> 4], axis=4).astype(np.int32) - 8 if nibbles else codes.view(np.int8)
+    scales = np.ascontiguousarray(raw[:, :, 16 * row:16 * row + dim]).view(np.float16).reshape(heads, groups, dim // 32, 16)
+    return codes.reshape(heads, groups, 16, dim).astype(np.float32) * np.repeat(scales.transpose(0, 1, 3, 2).astype(np.float32), 32, axis=3)

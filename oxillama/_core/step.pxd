@@ -3,11 +3,12 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from oxillama._core.pool cimport KvLayer
 from oxillama._core.threads cimport ox_team
-from oxillama._core.vectors cimport ox_vec
+from oxillama._core.vectors cimport ox_tile, ox_vec, ox_wide
 
 ctypedef void (*QuantiseFn)(uint8_t *out, const float *x, int64_t columns) noexcept nogil
 
 cdef enum:
+    KV_KINDS = 4      # OX_KV_COUNT
     ACTS = 3          # activation formats: f32, q8_32, q8_256
     OUTPUT = -1       # the slot number of the program's output rows
 
@@ -35,10 +36,12 @@ ctypedef struct Step:
     char **slabs
     int shift
     int page_size
-    int halves
+    int kind                     # how keys and values are kept
     const KvLayer *layers
     const ox_vec *vec
     QuantiseFn quantise[ACTS]
+    ox_tile *key_tile[KV_KINDS]  # scores of keys kept in panels
+    ox_wide *key_wide[KV_KINDS]
     char *scratch                # of all workers
     size_t scratch_stride
     Tiles *tiles

@@ -2,7 +2,6 @@
 
 `head_shape` is what every op over heads checks first.
 """
-from libc.stdint cimport uint16_t
 from libc.string cimport memcpy
 
 from oxillama._core.pool cimport KvLayer, page_of
@@ -34,18 +33,6 @@ cdef void turn(const StoreArgs *a, const Step *step, float *head, const float *w
             step.vec.rope_halves(head, angles, angles + a.half, a.half)
 
 
-cdef void store_key(const Step *step, const KvLayer *layer, char *page, int head, int token, const float *k, uint16_t *halves) noexcept nogil:
-    cdef char *to = page + head * layer.k_head_bytes + (token // 16) * layer.k_group_bytes
-    cdef int d
-    if step.halves:
-        step.vec.halves(halves, k, layer.k_dim)
-        for d in range(layer.k_dim):
-            (<uint16_t *>to)[16 * d + token % 16] = halves[d]
-    else:
-        for d in range(layer.k_dim):
-            (<float *>to)[16 * d + token % 16] = k[d]
-
-
 cdef void store_row(const StoreArgs *a, const Step *step, int row, int first, int last, float *scratch) noexcept nogil:
     """Heads first to last - 1 of q, k and v side by side, of one row."""
     cdef float *x = <float *>row_of(step, a.x, row)
@@ -54,7 +41,8 @@ cdef void store_row(const StoreArgs *a, const Step *step, int row, int first, in
     cdef const KvLayer *layer = &step.layers[a.layer]
     cdef int position = step.positions[row], h, token = position % step.page_size
     cdef char *page = page_of(step.slabs, step.shift, layer, step.tables[step.row_table[row]][position // step.page_size])
-    cdef char *v
+    cdef char *key = page + token // 16 * layer.k_group_bytes
+    cdef char *value = page + layer.v_offset + token // 16 * layer.v_group_bytes
     for h in range(first, min(last, a.q_heads)):
         turn(a, step, x + <size_t>h * a.k_dim, a.q_norm, row)
         if a.q_scale != 1.0:
@@ -62,13 +50,9 @@ cdef void store_row(const StoreArgs *a, const Step *step, int row, int first, in
     for h in range(max(0, first - a.q_heads), min(last - a.q_heads, a.kv_heads)):
         memcpy(scratch, keys + <size_t>h * a.k_dim, a.k_dim * sizeof(float))
         turn(a, step, scratch, a.k_norm, row)
-        store_key(step, layer, page, h, token, scratch, <uint16_t *>(scratch + a.k_dim))
+        step.vec.keep_key(step.kind, key + h * layer.k_head_bytes, token % 16, scratch, a.k_dim)
     for h in range(max(0, first - a.q_heads - a.kv_heads), min(last - a.q_heads - a.kv_heads, a.kv_heads)):
-        v = page + layer.v_offset + h * layer.v_head_bytes + token * layer.v_row_bytes
-        if step.halves:
-            step.vec.halves(<uint16_t *>v, values + <size_t>h * a.v_dim, a.v_dim)
-        else:
-            memcpy(v, values + <size_t>h * a.v_dim, a.v_dim * sizeof(float))
+        step.vec.keep_value(step.kind, value + h * layer.v_head_bytes, token % 16, values + <size_t>h * a.v_dim, a.v_dim)
 
 
 cdef void rope_store_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
@@ -122,7 +106,7 @@ cdef class RopeStoreOp(Op):
         a.q_norm = NULL if self.q_norm is None else &self.q_norm[0]
         a.k_norm = NULL if self.k_norm is None else &self.k_norm[0]
         a.eps, a.q_scale = plan.real(p, "eps", 0.0, 1.0), plan.real(p, "q_scale", -1e30, 1e30)
-        plan.need_scratch(self, 6 * <size_t>a.k_dim + 64)
+        plan.need_scratch(self, 4 * <size_t>a.k_dim + 64)
         self.begin(plan, &a.common, "rope_store", rope_store_part, p)
 
 

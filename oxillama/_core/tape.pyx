@@ -17,7 +17,7 @@ from openmp cimport omp_get_num_threads, omp_get_thread_num, omp_get_wtime
 from oxillama._core.attention cimport cut_tiles, done_items_wanted, partial_floats_wanted
 from oxillama._core.batch cimport Batch as Rows, CancelFlag as Flag
 from oxillama._core.linear cimport fill_quantise
-from oxillama._core.pool cimport KV_F16, Arena, PageMemory as Pages
+from oxillama._core.pool cimport Arena, PageMemory as Pages
 from oxillama._core.step cimport OUTPUT, Op, PartFn, Plan, Step, Tiles, WarmFn
 from oxillama._core.threads cimport (
     Pace, open_region, ox_add, ox_preemptions, ox_team, ox_team_barrier, ox_team_init, ox_team_stopped, worker_count,
@@ -254,7 +254,7 @@ cdef class Program:
         step.wanted_rows = batch.wanted
         step.tables = batch.pages
         step.slabs, step.shift, step.page_size = memory.slabs, memory.shift, memory.page_size
-        step.halves, step.layers = memory.kind == KV_F16, memory.layers
+        step.kind, step.layers = memory.kind, memory.layers
         for i in range(self.n_tiles):
             cut_tiles(step, &step.tiles[i])
         for i in range(self.n_ops):

@@ -1,5 +1,5 @@
 """The float tables of `csrc/vec`, one per instruction set: norms, rope, activations, one split of attention."""
-from libc.stdint cimport int64_t, uint16_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t
 
 cdef extern from "vec/table.h" nogil:
     enum:
@@ -9,10 +9,23 @@ cdef extern from "vec/table.h" nogil:
         OX_MAX_QUERIES
         OX_ACT_NONE
         OX_ACT_COUNT
+        OX_KV_F32
+        OX_KV_F16
+        OX_KV_Q8_0
+        OX_KV_Q4_0
+        OX_KV_COUNT
+    ctypedef void ox_tile(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols,
+                          int m) noexcept nogil
+    ctypedef void ox_wide(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx,
+                          int64_t cols, int m) noexcept nogil
     ctypedef struct ox_split:
-        int queries, heads, k_dim, v_dim, halves
+        int queries, heads, k_dim, v_dim, kind
         float softcap
         const float *q[64]
+        const uint8_t *x
+        int64_t ldx
+        ox_tile *tile
+        ox_wide *wide
         int first[64]
         int last[64]
         const void *k[16]
@@ -36,6 +49,8 @@ cdef extern from "vec/table.h" nogil:
         void (*activate)(float *out, const float *x, int kind, int64_t n) noexcept nogil
         void (*exp)(float *out, const float *x, int64_t n) noexcept nogil
         void (*halves)(uint16_t *out, const float *x, int64_t n) noexcept nogil
+        void (*keep_key)(int kind, void *group, int lane, const float *x, int dim) noexcept nogil
+        void (*keep_value)(int kind, void *group, int row, const float *x, int dim) noexcept nogil
         void (*rope_halves)(float *x, const float *cosines, const float *sines, int half) noexcept nogil
         void (*rope_pairs)(float *x, const float *cosines, const float *sines, int half) noexcept nogil
         void (*split)(ox_split *s) noexcept nogil

@@ -12,7 +12,7 @@ def add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", nargs="?", metavar="MODEL", help="a GGUF file; the embedded model when left out")
     command.add_argument("-t", "--threads", type=int, default=0, help="worker threads (default: the cores this process may use)")
     command.add_argument("-c", "--context", type=int, default=None, help="context size in tokens (default: the model's own)")
-    command.add_argument("--kv-type", choices=("f16", "f32"), default="f16", help="how keys and values are stored (default: %(default)s)")
+    command.add_argument("--kv-type", choices=("f16", "f32", "q8_0", "q4_0"), default="f16", help="how keys and values are stored (default: %(default)s)")
     command.add_argument("--sidecar", metavar="auto|FOLDER", default=False, help="keep packed weights on disk for the next load (default: no)")
 
 

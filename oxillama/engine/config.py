@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from oxillama._core.pool import KV_TYPES
 from oxillama.engine.scheduler import PREFILL_CHUNK, SchedulerConfig
 from oxillama.errors import ConfigError
 from oxillama.sampling import SamplerConfig
@@ -19,7 +20,8 @@ class EngineConfig:
 
     model_path: a GGUF file (any shard of a set), None for the embedded model. tokenizer_path: a tokenizer.json instead of the file's own
     vocabulary. context_size: most tokens of a session, None for the model's own; costs nothing until used. num_threads: None for the
-    cores this process may use. prefill_chunk_size: most prompt tokens of a step. kv_type: "f16" or "f32". max_pages: pages of `page_size`
+    cores this process may use. prefill_chunk_size: most prompt tokens of a step. kv_type: how keys and values are kept, "f16", "f32",
+    "q8_0" or "q4_0" (half and a quarter of f16; head sizes in blocks of 32). max_pages: pages of `page_size`
     tokens in all, None for as many as memory allows. prefix_cache: keep the pages of what was evaluated, within `prefix_max_entries` and
     `prefix_max_bytes`, for prompts that begin alike in at least `prefix_min_tokens`. sidecar: where packed weights are kept on disk for the
     next load, shared by processes: False nowhere, "auto" in the cache folder (models of 256 MiB and more), or a folder; docs/loading.md.
@@ -48,8 +50,8 @@ class EngineConfig:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name}: found {value!r}, wanted an integer of 1 or more")
-        if self.kv_type not in ("f16", "f32"):
-            raise ConfigError(f"kv_type: found {self.kv_type!r}, wanted 'f16' or 'f32'")
+        if self.kv_type not in KV_TYPES:
+            raise ConfigError(f"kv_type: found {self.kv_type!r}, wanted one of {', '.join(KV_TYPES)}")
         if self.sidecar is not False and (isinstance(self.sidecar, bool) or not isinstance(self.sidecar, (str, Path)) or not str(self.sidecar)):
             raise ConfigError(f"sidecar: found {self.sidecar!r}, wanted False, 'auto' or a folder")
         if not isinstance(self.sampler, SamplerConfig):

@@ -10,6 +10,7 @@ from oxillama.engine.engine import EngineCore
 from oxillama.errors import ContextError, ModelError
 from oxillama.model.builder import Tensor
 from oxillama.model.load import Model
+from oxillama.model.lower import Op
 from oxillama.model.ops import OUTPUT
 from oxillama.model.reference import Difference, compare
 
@@ -57,6 +58,15 @@ class RawLoop:
         positions = np.array([self._grow(sequence, 1) for sequence in range(len(tokens))], np.int32)
         tables = [self._arrays[sequence] for sequence in range(len(tokens))]
         return self._program.step(Batch(np.asarray(tokens, np.int32), positions, tables, rows, rows), self._memory)
+
+    def profile(self, sequence: int, ids: Sequence[int], *, repeat: int = 5) -> list[tuple[Op, float]]:
+        """Each op of the tape with its median microseconds, in a step that appends the ids to a sequence; logits of the last one."""
+        rows = len(ids)
+        start = self._grow(sequence, rows)
+        batch = Batch(np.asarray(ids, np.int32), np.arange(start, start + rows, dtype=np.int32), [self._arrays[sequence]],
+                      np.zeros(rows, np.int32), np.array([rows - 1], np.int32))
+        found = self._program.profile(batch, self._memory, repeat=repeat)
+        return [(op, microseconds) for op, (_, microseconds) in zip(self._tape.ops, found)]
 
     def matmul_inputs(self, ids: Sequence[int]) -> Iterator[tuple[list[Tensor], np.ndarray]]:
         """The weights of each matmul of the tape but the output's, and the rows they meet, float32 (len(ids), columns), over a new sequence.
@@ -119,7 +129,7 @@ def diagnose(core: EngineCore, model: Model, ids: Sequence[int], *, page_size: i
     every = np.arange(rows, dtype=np.int32)
     batch = Batch(ids, every, [np.arange(pages, dtype=np.int32)], np.zeros(rows, np.int32), every)
     reference = model.reference()
-    reference.kv_dtype = np.float32
+    reference.kv_type = "f32"
 
     def compiled(index: int) -> dict[int, np.ndarray]:
         op = model.tape.ops[index]

@@ -24,7 +24,7 @@ class Frame:
     positions: np.ndarray
     wanted: np.ndarray
     weights: Callable[[Tensor], np.ndarray]
-    kv_dtype: type = np.float16
+    kv_type: str = "f16"
     slots: dict[int, np.ndarray] = field(default_factory=dict)
     keys: dict[int, np.ndarray] = field(default_factory=dict)
     values: dict[int, np.ndarray] = field(default_factory=dict)
@@ -50,6 +50,35 @@ def rounded(x: np.ndarray, act: str) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore"):
         codes = np.where(step > 0, np.rint(blocks / step), 0)
     return (codes * step).astype(np.float32).reshape(x.shape)
+
+
+def _coded(x: np.ndarray, scale: np.ndarray, least: int, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Blocks x (..., 32) as codes times half-precision scales (..., 1): the numbers kept, and their sums of squared errors (..., 1)."""
+    scale = scale.astype(np.float16).astype(np.float32)
+    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
+    kept = np.rint(np.clip(x * inverse, least, most)) * scale
+    return kept, np.square(x - kept).sum(axis=-1, keepdims=True)
+
+
+def as_kept(x: np.ndarray, kv_type: str) -> np.ndarray:
+    """Keys or values (..., dim) as a page holds them, in float32: rounded one token at a time, in blocks of 32 where they become codes.
+
+    q8_0: scale = largest magnitude / 127, a half; codes -127 to 127. q4_0: codes -8 to 7 under -m / 7.5, -m / 8 or -m / 8.5, m the number of
+    largest magnitude: whichever leaves the least sum of squared errors.
+    """
+    x = x.astype(np.float32)
+    if kv_type in ("f16", "f32"):
+        return x if kv_type == "f32" else x.astype(np.float16).astype(np.float32)
+    blocks = x.reshape(*x.shape[:-1], -1, 32)
+    if kv_type == "q8_0":
+        return _coded(blocks, np.abs(blocks).max(axis=-1, keepdims=True) / np.float32(127), -127, 127)[0].reshape(x.shape)
+    top, bottom = blocks.max(axis=-1, keepdims=True), blocks.min(axis=-1, keepdims=True)
+    most = np.where(top > -bottom, top, bottom)
+    best, least = _coded(blocks, most / np.float32(-7.5), -8, 7)
+    for divisor in (-8.0, -8.5):
+        found, error = _coded(blocks, most / np.float32(divisor), -8, 7)
+        best, least = np.where(error < least, found, best), np.minimum(error, least)
+    return best.reshape(x.shape)
 
 
 def _sigmoid(x: np.ndarray) -> np.ndarray:
@@ -151,14 +180,17 @@ def _rope_store(f: Frame, *, x, q_heads, kv_heads, k_dim, v_dim, rope, rope_dims
     rows[:, :edges[0]] = (q * q_scale).reshape(n, -1)
     f.slots[x] = rows
     for store, new in ((f.keys, k), (f.values, v.reshape(n, kv_heads, v_dim))):
-        new = new.astype(np.float32).astype(f.kv_dtype)
+        new = as_kept(new, f.kv_type)
         old = store.get(layer)
         store[layer] = new if old is None else np.concatenate([old[:f.positions[0]], new])
 
 
 def _attend(f: Frame, *, x, q_heads, kv_heads, k_dim, v_dim, layer, window, softcap, sinks, out) -> None:
     n = len(f.positions)
-    q = f.slots[x][:, :q_heads * k_dim].reshape(n, kv_heads, q_heads // kv_heads, k_dim).astype(np.float64)
+    q = f.slots[x][:, :q_heads * k_dim]
+    if f.kv_type in ("q8_0", "q4_0"):       # scores of codes are integer dots: queries are rounded as the rows of a matmul are
+        q = rounded(q, "q8_32")
+    q = q.reshape(n, kv_heads, q_heads // kv_heads, k_dim).astype(np.float64)
     keys, values = f.keys[layer].astype(np.float64), f.values[layer].astype(np.float64)
     scores = np.einsum("ngid,mgd->ngim", q, keys)
     if softcap:

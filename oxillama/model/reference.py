@@ -18,10 +18,10 @@ from oxillama.model.ops import OPS, OUTPUT, Frame
 class Reference:
     """The numpy interpreter of one tape over one file; holds every weight it has used as float32."""
 
-    def __init__(self, tape: Tape, reader: GgufReader, *, kv_dtype: type = np.float16) -> None:
+    def __init__(self, tape: Tape, reader: GgufReader, *, kv_type: str = "f16") -> None:
         self.tape = tape
         self.reader = reader
-        self.kv_dtype = kv_dtype
+        self.kv_type = kv_type
         self._held: dict[tuple, np.ndarray] = {}
 
     def weight(self, tensor: Tensor) -> np.ndarray:
@@ -34,7 +34,7 @@ class Reference:
         """A fresh frame over a whole sequence from position 0; every row's output is wanted unless said."""
         ids = np.asarray(tokens, np.int32)
         asked = np.arange(len(ids)) if wanted is None else np.asarray(wanted)
-        return Frame(ids, np.arange(len(ids)), asked, self.weight, self.kv_dtype)
+        return Frame(ids, np.arange(len(ids)), asked, self.weight, self.kv_type)
 
     def steps(self, frame: Frame) -> Iterator[Op]:
         """Run op by op; after each the frame holds what the op wrote."""

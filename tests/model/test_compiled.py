@@ -96,7 +96,7 @@ def test_every_op_agrees_with_its_meaning(arch, tmp_path):
         out = model.tape.ops[index].params.get("out")
         return {} if out is None else {out: model.program.slot(out, 40)}
 
-    found = list(compare(Reference(model.tape, reader, kv_dtype=np.float32), ids, compiled, tolerance=1e-5))
+    found = list(compare(Reference(model.tape, reader, kv_type="f32"), ids, compiled, tolerance=1e-5))
     assert [difference for difference in found if not difference.agrees] == []
     assert len(found) == len(model.tape.ops)
 

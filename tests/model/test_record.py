@@ -50,7 +50,7 @@ def test_the_reference_gives_the_logits_that_others_give(cases, name):
     _, tape = record(reader)
     for i in range(3):
         wanted = logits[f"hf_{i}"]
-        found = Reference(tape, reader, kv_dtype=np.float32).logits(logits[f"tokens_{i}"])
+        found = Reference(tape, reader, kv_type="f32").logits(logits[f"tokens_{i}"])
         assert np.abs(found - wanted).max() <= 2e-5 * np.abs(wanted).max()
 
 

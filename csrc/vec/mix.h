@@ -1,0 +1,154 @@
+/* The register tiles of attention: scores of queries against floats or halves, and values of any kind mixed by their weights.
+ *
+ * OX_TILE_Q queries x OX_TILE_G vectors is the register tile; the instruction set's file sets both. While a tile is computed, memory that is
+ * read later is asked for: `next` is a stretch for each of its groups, as many bytes as the group has. Into the second cache: prefetches
+ * into the first one hold up the tile's own loads (Zen 4: 12.5 instead of 19 GB/s).
+ */
+#ifndef OX_VEC_MIX_H
+#define OX_VEC_MIX_H
+
+#define OX_FETCH(p) __builtin_prefetch((p), 0, 2)
+#define OX_VALUE_G (OX_TILE_G < 2 ? 2 : OX_TILE_G)     /* vectors of a tile of values: a block of codes is two */
+
+/* scores of mq queries against OX_TILE_G groups of floats or halves */
+OX_INLINE void score_tile(int mq, int kind, const float *const *q, const void *const *k, const void *const *next, int k_dim, float *scores)
+{
+    ox_f32x16 s[OX_TILE_Q][OX_TILE_G];
+    OX_UNROLL for (int i = 0; i < mq; i++)
+        OX_UNROLL for (int j = 0; j < OX_TILE_G; j++)
+            s[i][j] = f32_zero();
+    for (int part = 0, d = 0; part < OX_TILE_G; part++) {
+        const char *at = next ? next[part] : NULL;
+        for (; d < k_dim * (part + 1) / OX_TILE_G; d++) {
+            ox_f32x16 key[OX_TILE_G];
+            OX_UNROLL for (int j = 0; j < OX_TILE_G; j++)
+                key[j] = kind == OX_KV_F16 ? f32_load_f16((const uint16_t *)k[j] + 16 * d) : f32_load((const float *)k[j] + 16 * d);
+            if (next) {
+                OX_UNROLL for (int b = 0; b < 32 * OX_TILE_G; b += 64)
+                    OX_FETCH(at + b);
+                at += 32 * OX_TILE_G;
+            }
+            OX_UNROLL for (int i = 0; i < mq; i++) {
+                ox_f32x16 x = f32_set1(q[i][d]);
+                OX_UNROLL for (int j = 0; j < OX_TILE_G; j++)
+                    s[i][j] = f32_fma(x, key[j], s[i][j]);
+            }
+        }
+    }
+    OX_UNROLL for (int i = 0; i < mq; i++)
+        OX_UNROLL for (int j = 0; j < OX_TILE_G; j++)
+            f32_store(scores + OX_SPLIT_KEYS * i + 16 * j, s[i][j]);
+}
+
+/* Bytes of `n` values of a row. */
+OX_INLINE int64_t kept_bytes(int kind, int64_t n)
+{
+    return kind == OX_KV_F32 ? 4 * n : kind == OX_KV_F16 ? 2 * n : kind == OX_KV_Q8_0 ? n : n / 2;
+}
+
+/* nv vectors of a row from `column` on, without their scales. */
+OX_INLINE void load_values(int nv, int kind, ox_f32x16 *value, const char *row, int column)
+{
+    OX_UNROLL for (int j = 0; j < nv; j++) {
+        int c = column + 16 * j;
+        if (kind == OX_KV_F32) {
+            value[j] = f32_load((const float *)row + c);
+        } else if (kind == OX_KV_F16) {
+            value[j] = f32_load_f16((const uint16_t *)row + c);
+        } else if (kind == OX_KV_Q8_0) {
+            value[j] = i32_to_f32(i32_load_i8((const int8_t *)row + c));
+        } else if (j % 2 == 0) {
+            ox_i32x16 two = i32_load_u8((const uint8_t *)row + c / 2);
+            value[j] = i32_to_f32(i32_sub(i32_and(two, i32_set1(15)), i32_set1(8)));
+            value[j + 1] = i32_to_f32(i32_sub(i32_shr(two, 4), i32_set1(8)));
+        }
+    }
+}
+
+/* acc[i] += sum over keys from <= t < to of p[i][t] * v[t / 16][t % 16], nv vectors wide; rows of v are `ldv` values apart.
+ * Codes have scales of their own per key and block of 32 columns: p times the scale, rounded, is what multiplies them. */
+OX_INLINE void value_tile(int mq, int nv, int kind, const float *p, const void *const *v, const void *const *next, int column, int ldv,
+                          int from, int to, float *acc, int width)
+{
+    const int coded = kind == OX_KV_Q8_0 || kind == OX_KV_Q4_0;
+    ox_f32x16 a[OX_TILE_Q][OX_VALUE_G];
+    float scaled[OX_VALUE_G / 2][OX_TILE_Q][16];
+    OX_UNROLL for (int i = 0; i < mq; i++)
+        OX_UNROLL for (int j = 0; j < nv; j++)
+            a[i][j] = f32_load(acc + (int64_t)width * i + 16 * j);
+    for (int t = from; t < to;) {
+        int g = t / 16, end = 16 * (g + 1) < to ? 16 * (g + 1) : to;
+        const char *row = (const char *)v[g] + kept_bytes(kind, (int64_t)ldv * (t - 16 * g));
+        const char *at = next ? (const char *)next[g % OX_BLOCK_GROUPS] + kept_bytes(kind, 16 * (int64_t)column) + (coded ? column : 0) : NULL;
+        if (coded) {
+            const uint16_t *scales = (const uint16_t *)((const char *)v[g] + kept_bytes(kind, 16 * (int64_t)ldv)) + column / 2;
+            OX_UNROLL for (int b = 0; b < nv / 2; b++)
+                OX_UNROLL for (int i = 0; i < mq; i++)
+                    f32_store(scaled[b][i], f32_mul(f32_load(p + OX_SPLIT_KEYS * i + 16 * g), f32_load_f16(scales + 16 * b)));
+            if (next)
+                OX_FETCH(at), at += 16 * nv;    /* as many bytes as the scales */
+        }
+        for (; t < end; t++, row += kept_bytes(kind, ldv)) {
+            ox_f32x16 value[OX_VALUE_G];
+            load_values(nv, kind, value, row, column);
+            if (next) {
+                if (kind != OX_KV_Q4_0 || t % 2)
+                    OX_UNROLL for (int b = 0; b < kept_bytes(kind, 16 * nv); b += 64)
+                        OX_FETCH(at + b);
+                at += kept_bytes(kind, 16 * nv);
+            }
+            OX_UNROLL for (int i = 0; i < mq; i++)
+                OX_UNROLL for (int j = 0; j < nv; j++)
+                    a[i][j] = f32_fma(f32_set1(coded ? scaled[j / 2][i][t % 16] : p[OX_SPLIT_KEYS * i + t]), value[j], a[i][j]);
+        }
+    }
+    OX_UNROLL for (int i = 0; i < mq; i++)
+        OX_UNROLL for (int j = 0; j < nv; j++)
+            f32_store(acc + (int64_t)width * i + 16 * j, a[i][j]);
+}
+
+/* v_dim in strips of OX_TILE_G vectors, then single ones; codes at least a block at a time */
+OX_INLINE void value_strips(int mq, int kind, const float *p, const void *const *v, const void *const *next, int ldv, int from, int to,
+                            float *acc, int width)
+{
+    const int coded = kind == OX_KV_Q8_0 || kind == OX_KV_Q4_0, nv = coded ? OX_VALUE_G : OX_TILE_G, rest = coded ? 2 : 1;
+    int c = 0;
+    for (; c + 16 * nv <= width; c += 16 * nv)
+        value_tile(mq, nv, kind, p, v, next, c, ldv, from, to, acc + c, width);
+    for (; c < width; c += 16 * rest)
+        value_tile(mq, rest, kind, p, v, next, c, ldv, from, to, acc + c, width);
+}
+
+/* One function per number of queries, so that every tile lives in registers. */
+#define OX_EACH_TILE(X) X(1) X(2) X(3) X(4) X(5) X(6)
+#define OX_QUERIES(MQ) (MQ <= OX_TILE_Q ? MQ : 1)
+
+typedef void scores_fn(const float *const *q, const void *const *k, const void *const *next, int k_dim, float *scores);
+typedef void values_fn(const float *p, const void *const *v, const void *const *next, int ldv, int from, int to, float *acc, int width);
+
+#define OX_SCORES(MQ, KIND)                                                                                                        \
+    static OX_NOINLINE void scores_##MQ##_##KIND(const float *const *q, const void *const *k, const void *const *next, int k_dim,  \
+                                                 float *scores)                                                                    \
+    {                                                                                                                              \
+        if (next && OX_KV_##KIND != OX_KV_F32) score_tile(OX_QUERIES(MQ), OX_KV_##KIND, q, k, next, k_dim, scores);                \
+        else score_tile(OX_QUERIES(MQ), OX_KV_##KIND, q, k, NULL, k_dim, scores);                                                  \
+    }
+#define OX_VALUES(MQ, KIND)                                                                                                        \
+    static OX_NOINLINE void values_##MQ##_##KIND(const float *p, const void *const *v, const void *const *next, int ldv, int from, \
+                                                 int to, float *acc, int width)                                                    \
+    {                                                                                                                              \
+        if (next && OX_KV_##KIND != OX_KV_F32)                                                                                     \
+            value_strips(OX_QUERIES(MQ), OX_KV_##KIND, p, v, next, ldv, from, to, acc, width);                                     \
+        else                                                                                                                       \
+            value_strips(OX_QUERIES(MQ), OX_KV_##KIND, p, v, NULL, ldv, from, to, acc, width);                                     \
+    }
+#define OX_TILES_OF(MQ) OX_SCORES(MQ, F32) OX_SCORES(MQ, F16) OX_VALUES(MQ, F32) OX_VALUES(MQ, F16) OX_VALUES(MQ, Q8_0) OX_VALUES(MQ, Q4_0)
+OX_EACH_TILE(OX_TILES_OF)
+
+#define OX_NAME_SCORES(MQ) { [OX_KV_F32] = scores_##MQ##_F32, [OX_KV_F16] = scores_##MQ##_F16 },
+#define OX_NAME_VALUES(MQ) { [OX_KV_F32] = values_##MQ##_F32, [OX_KV_F16] = values_##MQ##_F16, \
+                             [OX_KV_Q8_0] = values_##MQ##_Q8_0, [OX_KV_Q4_0] = values_##MQ##_Q4_0 },
+static scores_fn *const score_tiles[][2] = { { NULL, NULL }, OX_EACH_TILE(OX_NAME_SCORES) };
+static values_fn *const value_tiles[][OX_KV_COUNT] = { { NULL, NULL }, OX_EACH_TILE(OX_NAME_VALUES) };
+
+#endif
