@@ -105,6 +105,8 @@ OX_INLINE ox_scale scale_low(ox_i32x16 pairs) { return _mm512_srai_epi32(_mm512_
 OX_INLINE ox_scale scale_high(ox_i32x16 pairs) { return _mm512_srai_epi32(pairs, 16); }
 
 OX_INLINE ox_i32x16 i32_dot4(ox_i32x16 c, ox_u8x64 w, ox_i32x16 x) { return _mm512_dpbusd_epi32(c, w, x); }   /* 4 columns, x broadcast */
+OX_INLINE ox_i32x16 i32_pair(ox_i32x16 a, ox_i32x16 b)         /* two numbers of 16 bits a lane: a low, b high */
+{ return _mm512_mask_blend_epi16(0xaaaaaaaau, a, _mm512_slli_epi32(b, 16)); }
 OX_INLINE int32_t ox_word(const int8_t *x) { int32_t v; memcpy(&v, x, 4); return v; }
 OX_INLINE ox_i32x16 i32_dot16(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits)
 {
