@@ -211,6 +211,10 @@ class TriggeredState:
         """The bitset of tokens that may come next, as `GrammarState.mask`; None where all may."""
         return self.grammar.free_mask(self) if self.call is None else self.call.mask()
 
+    def forced(self, limit: int = 4096) -> bytes:
+        """The bytes that every continuation starts with, as `GrammarState.forced`; none in free text."""
+        return b"" if self.call is None else self.call.forced(limit)
+
     def is_complete(self) -> bool:
         """Whether generation may end here: in free text, or after a call that is whole."""
         return self.call is None or self.call.is_complete()

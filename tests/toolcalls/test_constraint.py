@@ -237,6 +237,15 @@ def test_a_call_that_goes_wrong_is_refused_at_its_first_wrong_byte(text):
         state.advance(text.encode()[-4:])
 
 
+def test_what_a_call_must_go_on_with_is_told_and_free_text_must_nothing():
+    state = TRIGGERED["qwen"].state()
+    assert state.forced() == b""
+    state.advance(b'a <tool_call>{"name":"n')
+    assert state.forced() == b'ow"' and state.forced(2) == b"ow"
+    state.advance(b'ow", "arguments": {}}</tool_call>')
+    assert state.forced() == b""
+
+
 def test_an_opening_that_is_a_control_token_begins_the_constraint():
     masker = TokenMasker([b"", b"", b"a", b"now", b"{}", b"", b"</s>"], control_ids=[0, 1, 5], eog_ids=[6])
     state = TriggeredGrammar("mistral-args", TOOLS, token_ids={"[TOOL_CALLS]": 1, "[ARGS]": 5}).state(masker)
