@@ -62,6 +62,21 @@ class EngineError(OxillamaError, RuntimeError):
     """The engine cannot serve: closed, failed, forked, or without a model."""
 
 
+class RewindError(EngineError):
+    """A past cannot be cut back to the position asked for; `NotSupported` and `PositionBeyondEnd` say why."""
+
+
+class NotSupported(RewindError):
+    """What holds the past keeps no way back to that position."""
+
+
+class PositionBeyondEnd(RewindError):
+    """There are not so many positions."""
+
+
+RewindError.NotSupported, RewindError.PositionBeyondEnd = NotSupported, PositionBeyondEnd
+
+
 class EmptySequence(OxillamaError, ValueError):
     """Nothing was given where at least one token is needed."""
 

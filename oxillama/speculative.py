@@ -16,13 +16,14 @@ from typing import Any
 
 from oxillama.api import InferenceEngine, load
 from oxillama.drafts import open_draft, requantised_draft
+from oxillama.engine.config import EngineConfig
 from oxillama.engine.drafting import ModelDrafter
 from oxillama.engine.durable import write_parts
 from oxillama.engine.generation import sampler_of
 from oxillama.engine.request import Completion, Request, Stream, finished
 from oxillama.engine.session import Session
 from oxillama.engine.specsnapshot import SpecSnapshot
-from oxillama.engine.speculation import Candidates, Drafter, SpecStats
+from oxillama.engine.speculation import Candidates, Drafter, Silent, SpecStats
 from oxillama.errors import ConfigError, OxillamaError, SpecSnapshotIncompatible
 from oxillama.sampling import Sampler, SamplerConfig
 
@@ -61,14 +62,16 @@ class SpeculativeConfig:
 class SpeculativeEngine:
     """Generates with the target of a config, sped up by its draft. Engines that it loaded itself it closes."""
 
-    def __init__(self, config: SpeculativeConfig, *, wrap: Callable[[ModelDrafter], Drafter] | None = None) -> None:
+    def __init__(self, config: SpeculativeConfig, *, wrap: Callable[[ModelDrafter], Drafter] | None = None,
+                 draft_config: EngineConfig | None = None) -> None:
         self.config = config
         self._mine: list[Any] = []
         try:
             self.target = config.target if isinstance(config.target, InferenceEngine) else self._own(load(config.target))
             source = requantised_draft(self.target._loaded()) if config.draft == "requantised" else config.draft
             own = None if config.draft_sampler is None else self._draft_sampler
-            self.drafter, close = open_draft(self.target._vocabulary, self.target._loaded(), source, own_sampler=own)
+            self.drafter, close = open_draft(self.target._vocabulary, self.target._loaded(), source, own_sampler=own,
+                                                  config=draft_config)
         except BaseException:
             self.close()
             raise
@@ -78,13 +81,13 @@ class SpeculativeEngine:
         self._last: Request | None = None
         self._accepted = 0                     # candidates that stood before the last request
 
-    def submit(self, prompt: Any, **options: Any) -> Request:
-        """Start a generation and return at once; options are those of `InferenceEngine.submit`."""
+    def submit(self, prompt: Any, *, drafting: bool = True, **options: Any) -> Request:
+        """Start a generation and return at once; options are those of `InferenceEngine.submit`. drafting=False leaves the draft alone."""
         if "speculative" in options:
             raise ConfigError("speculative: found beside a draft, wanted the draft alone")
         if self.config.seed is not None and prompt is not None:
             options.setdefault("seed", self.config.seed)
-        request = self.target.submit(prompt, speculative=self.candidates, **options)
+        request = self.target.submit(prompt, speculative=self.candidates if drafting else Candidates(Silent(), adaptive=False), **options)
         self._accepted += self.stats.accepted
         self._last = self.target._followed(request)
         return request

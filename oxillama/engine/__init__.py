@@ -22,6 +22,8 @@
   drafting     candidates from a second model
   vocabularies whether a draft's tokens can stand for a target's, and how
   specsnapshot a speculating session as bytes
+  ahead        a draft model that works while the target verifies
+  rewind       what can go back to an earlier position
   drafters     what `speculative=` may be
   costs        what a step costs by its rows, and how many candidates that makes worth bringing
   batching     from a plan to the arrays of a step

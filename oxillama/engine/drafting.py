@@ -112,12 +112,12 @@ class ModelDrafter:
         for at, ask in enumerate(asks):
             count = self._count(ask)
             if count:
-                work[at] = _Line(ask, count)
+                work[at] = Line(ask, count)
         with self.core.lock:
             for line in work.values():
                 line.state.session.busy = True
         try:
-            self._draft(list(work.values()))
+            self.draft(list(work.values()))
         finally:
             with self.core.lock:
                 for line in work.values():
@@ -153,20 +153,21 @@ class ModelDrafter:
         state.idle, state.patience = 0, min(2 * state.patience, _MOST_PATIENCE)
         return 1
 
-    def _draft(self, lines: list[_Line]) -> None:
+    def draft(self, lines: list[Line]) -> None:
+        """Catch up with each line's session, then draw its candidates."""
         for line in lines:
             line.cut_back()
         most = min(CATCH_UP, self.core.program.max_rows)
-        rows = self._run([(line, line.missing(most)) for line in lines])
+        rows = self.run([(line, line.missing(most)) for line in lines])
         live = [(line, row) for line, row in zip(lines, rows) if row is not None and line.caught_up]
         while live:
             going = [line for line, row in live if line.draw(self.alignment.row(row))]
             live = []
             if going:
-                rows = self._run([(line, [line.tokens[-1]]) for line in going])
+                rows = self.run([(line, [line.tokens[-1]]) for line in going])
                 live = [(line, row) for line, row in zip(going, rows) if row is not None]
 
-    def _run(self, work: list[tuple[_Line, list[int]]]) -> list[np.ndarray | None]:
+    def run(self, work: list[tuple[Line, list[int]]]) -> list[np.ndarray | None]:
         """Run tokens of several lines; the logits after the last of each, None for a line that got no pages."""
         out: list[np.ndarray | None] = [None] * len(work)
         most, start = self.core.program.max_rows, 0
@@ -185,7 +186,7 @@ class ModelDrafter:
             start = end
         return out
 
-    def _reserve(self, line: _Line, ids: list[int]) -> bool:
+    def _reserve(self, line: Line, ids: list[int]) -> bool:
         with self.core.lock:
             try:
                 line.kv.reserve(line.kv.length + len(ids))
@@ -193,7 +194,7 @@ class ModelDrafter:
             except PoolError:
                 return False
 
-    def _step(self, part: list[tuple[_Line, list[int]]]) -> np.ndarray:
+    def _step(self, part: list[tuple[Line, list[int]]]) -> np.ndarray:
         """Logits (lines, vocabulary) after the last token of each line; a view that the next step overwrites."""
         tokens = np.concatenate([self.alignment.ids(ids) for _, ids in part])
         positions = np.concatenate([np.arange(line.kv.length, line.kv.length + len(ids), dtype=np.int32) for line, ids in part])
@@ -209,13 +210,14 @@ class ModelDrafter:
 _NOMINAL = StepCosts({1: 1.0, 17: 2.6})         # a target's step by rows, where the clock may not be asked
 
 
-class _Line:
+class Line:
     """One session's draft while it is made: samplers and grammar that run ahead of the session's own."""
 
-    __slots__ = ("ask", "count", "grammar", "kv", "sampler", "shares", "state", "tokens")
+    __slots__ = ("ask", "count", "generated", "grammar", "kv", "prefix", "sampler", "shares", "state", "tokens")
 
     def __init__(self, ask: Ask, count: int) -> None:
         session = ask.session
+        self.prefix, self.generated = session.tokens, session.sampler.generated
         self.ask, self.count, self.state, self.kv = ask, count, ask.state, ask.state.session.kv
         self.grammar = None if session.grammar is None else session.grammar.fork()
         self.sampler = session.sampler.fork() if self.state.sampler is None else self.state.sampler
@@ -224,7 +226,7 @@ class _Line:
 
     def cut_back(self) -> None:
         """Forget what the session did not say; its last token is run again where nothing else would give logits."""
-        state, tokens = self.state, self.ask.session.tokens
+        state, tokens = self.state, self.prefix
         if self.kv.length < len(state.held):                   # somebody needed the pages
             del state.held[self.kv.length:]
         keep = common_prefix(state.held, tokens, min(len(state.held), len(tokens) - 1))
@@ -232,17 +234,17 @@ class _Line:
             del state.held[keep:]
             self.kv.length = keep
         if state.sampler is not None:
-            state.sampler.set_history(tokens, generated=self.ask.session.sampler.generated)
+            state.sampler.set_history(tokens, generated=self.generated)
 
     def missing(self, most: int) -> list[int]:
         """The first tokens of the session that the draft has not run."""
         at = len(self.state.held)
-        return self.ask.session.tokens[at:at + most]
+        return self.prefix[at:at + most]
 
     @property
     def caught_up(self) -> bool:
         """Whether the draft has run all that the session said."""
-        return len(self.state.held) >= len(self.ask.session.tokens)
+        return len(self.state.held) >= len(self.prefix)
 
     def draw(self, row: np.ndarray) -> bool:
         """Add a candidate from logits of the target's vocabulary; whether there may be one more."""

@@ -35,6 +35,7 @@ from oxillama.engine.pages import KvCachePool, PagedKvCache
 from oxillama.engine.prefix import PrefixKvCache
 from oxillama.engine.register import Register
 from oxillama.engine.request import Request
+from oxillama.engine.rewind import rewindable
 from oxillama.engine.room import Room
 from oxillama.engine.scheduler import Scheduler, SchedulerConfig, State, Ticket
 from oxillama.engine.session import Session
@@ -292,6 +293,10 @@ class EngineCore:
         harvest = self._harvest
         live = [request for request in harvest.wanting if request.ticket.state is State.DECODING]
         harvest.wanting = {}
+        if not rewindable(self.memory):            # what was run cannot be unsaid: a row at a time
+            for request in live:
+                request.speculation.fallbacks += 1
+            return
         if harvest.costs is None and any(request.speculation.candidates.adaptive for request in live):
             with self.step_lock:
                 harvest.costs = measure(self.program, self.memory, self.pool, self.make_batch, self.lock)

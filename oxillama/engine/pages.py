@@ -20,7 +20,7 @@ from typing import Protocol
 
 import numpy as np
 
-from oxillama.errors import PoolError
+from oxillama.errors import PoolError, PositionBeyondEnd
 
 
 class Memory(Protocol):
@@ -180,6 +180,12 @@ class PagedKvCache:
             del self.pages[keep:]
             self._table = None
         self.writable = 0                                 # what is left may be shared
+
+    def rewind(self, length: int) -> None:
+        """`truncate` for whoever holds any `Rewindable`."""
+        if not 0 <= length <= self.length:
+            raise PositionBeyondEnd(f"rewind: found position {length}, wanted 0 to {self.length}")
+        self.truncate(length)
 
     def lend(self) -> list[int]:
         """The pages, for somebody who takes shares of them; the next `reserve` looks at owners again."""

@@ -133,6 +133,20 @@ class Candidates:
             raise ConfigError(f"num_speculative: found {self.most!r}, wanted an integer of 1 or more")
 
 
+class Silent:
+    """A drafter that never has anything to say: one token a step, and every step counted."""
+
+    def open(self, session: Any) -> None:
+        """Nothing is kept."""
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """Nothing."""
+        return [Draft()] * len(asks)
+
+    def close(self, state: None, session: Any) -> None:
+        """Nothing was kept."""
+
+
 class FirstOf:
     """The draft of the first of several drafters that has one."""
 

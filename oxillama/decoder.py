@@ -1,0 +1,134 @@
+"""`SpeculativeDecoder`: speculation whose draft works while the target verifies, in a thread and with a thread budget of its own."""
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from oxillama.engine.ahead import AheadDrafter
+from oxillama.engine.config import EngineConfig
+from oxillama.engine.request import Completion, Request, Stream, finished
+from oxillama.engine.speculation import SpecStats
+from oxillama.errors import ConfigError
+from oxillama.sampling import SamplerConfig
+from oxillama.speculative import SpeculativeConfig, SpeculativeEngine
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncSpecConfig:
+    """How a decoder speculates.
+
+    spec_k: candidates of a step. draft_sampler: the draft's own, None to draw with the target's random numbers. target_sampler: of the
+    text, None for the target's own. force_n1: one token a step, the draft left alone. max_tokens: of a generation. draft_threads: workers
+    of a draft that is loaded here, None for half of the cores.
+    """
+
+    spec_k: int = 4
+    draft_sampler: SamplerConfig | None = None
+    target_sampler: SamplerConfig | None = None
+    force_n1: bool = False
+    max_tokens: int = 512
+    draft_threads: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("spec_k", 1), ("max_tokens", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigError(f"{name}: found {value!r}, wanted an integer of {least} or more")
+        if self.target_sampler is not None and not isinstance(self.target_sampler, SamplerConfig):
+            raise ConfigError(f"target_sampler: found {type(self.target_sampler).__name__}, wanted a SamplerConfig")
+
+
+class CancellationToken:
+    """Stops whatever was started with it; may be cancelled from any thread, at any time, more than once."""
+
+    __slots__ = ("_actions", "_cancelled", "_lock")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._actions: list[Callable[[], None]] = []
+        self._cancelled = False
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        return self._cancelled
+
+    def cancel(self) -> None:
+        """Stop now, and stop at once whatever is started with this token later."""
+        with self._lock:
+            self._cancelled = True
+            actions, self._actions = self._actions, []
+        for action in actions:
+            action()
+
+    def on_cancel(self, action: Callable[[], None]) -> None:
+        """Call `action()` when it is cancelled; now, where it was."""
+        with self._lock:
+            if not self._cancelled:
+                self._actions.append(action)
+                return
+        action()
+
+
+class SpeculativeDecoder:
+    """Generates with a target while a draft works ahead in a thread of its own. Close it, or use it in a `with` block.
+
+    target, draft: as in `SpeculativeConfig`; a draft that is loaded here has `draft_threads` workers.
+    """
+
+    def __init__(self, config: AsyncSpecConfig, target: Any = None, draft: Any = None) -> None:
+        self.config = config
+        self._ahead: AheadDrafter | None = None
+        self._requests: list[Request] = []
+        spec = SpeculativeConfig(target, draft, num_speculative=config.spec_k, draft_sampler=config.draft_sampler, adaptive=False)
+        self.engine = SpeculativeEngine(spec, wrap=self._wrap, draft_config=EngineConfig(num_threads=config.draft_threads))
+
+    def submit(self, prompt: Any, *, cancel: CancellationToken | None = None, **options: Any) -> Request:
+        """Start a generation and return at once; options are those of `InferenceEngine.submit`."""
+        options.setdefault("max_tokens", self.config.max_tokens)
+        if self.config.target_sampler is not None and prompt is not None:
+            options.setdefault("sampler", self.config.target_sampler)
+        request = self.engine.submit(prompt, drafting=not self.config.force_n1, **options)
+        self._requests = [each for each in self._requests if not each.done] + [request]
+        if cancel is not None:
+            cancel.on_cancel(request.cancel)
+        return request
+
+    def generate(self, prompt: Any, *, cancel: CancellationToken | None = None, **options: Any) -> Completion:
+        """The completion of a prompt, text or token ids; finish_reason is "cancelled" where the token was cancelled before its end."""
+        return finished(self.submit(prompt, cancel=cancel, **options))
+
+    def stream(self, prompt: Any, *, cancel: CancellationToken | None = None, **options: Any) -> Stream:
+        """The completion as it comes."""
+        return Stream(self.submit(prompt, cancel=cancel, **options))
+
+    @property
+    def stats(self) -> SpecStats:
+        """What became of the candidates of the last request."""
+        return self.engine.stats
+
+    @property
+    def stale(self) -> int:
+        """Lines of the draft that were dropped because the text went on otherwise."""
+        return self._ahead.stale
+
+    def close(self) -> None:
+        """Stop the requests and the draft's thread; safe to call twice."""
+        for request in self._requests:
+            request.cancel()
+            request.wait()
+        self.engine.close()
+        if self._ahead is not None:
+            self._ahead.close_thread()
+
+    def _wrap(self, drafter: Any) -> AheadDrafter:
+        self._ahead = AheadDrafter(drafter)
+        return self._ahead
+
+    def __enter__(self) -> SpeculativeDecoder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,177 @@
+"""Drafting ahead: the draft model works in a thread of its own on what follows its candidates while the target still verifies them.
+
+    loop's thread    propose -> c0 c1 c2     [ the target runs c0 c1 c2 ]      propose -> c4 c5 c6, when c0 c1 c2 stood and x3 = c3
+    draft's thread             ... c3 c4 c5 c6 ...
+
+A line of candidates knows the tokens it assumes. When the session went on as it said, what it has drawn meanwhile is at hand; when not, the
+line is stale: it is stopped, dropped, and another begun. Whoever asks waits until the line is as long as it wants: nothing is cut short by
+a clock, so the drafts are those of `ModelDrafter`, sooner.
+"""
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from oxillama.engine.drafting import Following, Line, ModelDrafter
+from oxillama.engine.session import Session
+from oxillama.engine.speculation import Ask, Draft
+from oxillama.errors import EngineError
+
+
+class Ahead:
+    """A session's line: `line` is being drawn, up to `want` tokens, unless `stop`."""
+
+    __slots__ = ("following", "line", "over", "stop", "want", "working")
+
+    def __init__(self, following: Following) -> None:
+        self.following = following
+        self.line: Line | None = None
+        self.want = 0
+        self.over = True                # the line will get no longer
+        self.stop = self.working = False
+
+
+class AheadDrafter:
+    """`ModelDrafter` with a thread of its own. `close_thread` ends it; proposals asked for afterwards raise EngineError.
+
+    With a sampler of the drafter's own nothing is drawn ahead: its random numbers would depend on the clock.
+    """
+
+    def __init__(self, inner: ModelDrafter) -> None:
+        self.inner = inner
+        self.stale = 0                  # lines that were dropped because the session went on otherwise
+        self._ready = threading.Condition()
+        self._work: list[Ahead] = []
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._loop, name="oxillama draft", daemon=True)
+        self._thread.start()
+
+    def open(self, session: Session) -> Ahead:
+        """Nothing is drawn yet."""
+        return Ahead(self.inner.open(session))
+
+    def close(self, state: Ahead, session: Session) -> None:
+        """The line is dropped."""
+        self._halt(state)
+        self.inner.close(state.following, session)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+        """For each session what its line says next, or a new line's beginning."""
+        if any(ask.state.following.sampler is not None for ask in asks):
+            return self.inner.propose([_inner(ask) for ask in asks])
+        begun = [self._continue(ask) or self._begin(ask) for ask in asks]
+        return [self._take(ask, at) for ask, at in zip(asks, begun)]
+
+    def close_thread(self) -> None:
+        """End the thread and wait for it; safe to call twice."""
+        with self._ready:
+            self._closed = True
+            self._ready.notify_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # ---- the loop's thread ----------------------------------------------------------------------------------------------
+
+    def _continue(self, ask: Ask) -> int:
+        """How many tokens of the line came true, where the session went on as it said and it can go on; 0 where it is stale."""
+        state, tokens = ask.state, ask.session.tokens
+        with self._ready:
+            line = state.line
+            if line is None:
+                return 0
+            at = len(tokens) - len(line.prefix)
+            while not state.over and len(line.tokens) < at:
+                self._wait()
+            if 0 < at <= len(line.tokens) and tokens[len(line.prefix):] == line.tokens[:at] and (len(line.tokens) > at or not state.over):
+                state.want = at + 2 * ask.most + 1          # this proposal, the token after it, and the next one
+                self._submit(state)
+                return at
+            self.stale += 1
+        return 0
+
+    def _begin(self, ask: Ask) -> int:
+        state = ask.state
+        self._halt(state)
+        line = Line(_inner(ask), 1 << 30)
+        line.prefix = list(ask.session.tokens)                  # the session goes on while the line is drawn
+        with self._ready:
+            state.line, state.over, state.stop = line, False, False
+            state.want = 2 * ask.most + 1
+            self._submit(state)
+        return 0
+
+    def _take(self, ask: Ask, at: int) -> Draft:
+        state = ask.state
+        with self._ready:
+            while not state.over and len(state.line.tokens) < at + ask.most:
+                self._wait()
+            return Draft(state.line.tokens[at:at + ask.most])
+
+    def _halt(self, state: Ahead) -> None:
+        with self._ready:
+            state.stop = state.over = True
+            while state.working:
+                self._wait()
+            if state in self._work:
+                self._work.remove(state)
+            state.line = None
+
+    def _submit(self, state: Ahead) -> None:
+        if state not in self._work:
+            self._work.append(state)
+            self._ready.notify_all()
+
+    def _wait(self) -> None:
+        if self._failure is not None or self._closed or not self._thread.is_alive():
+            raise EngineError(f"draft: its thread has ended{'' if self._failure is None else f', {self._failure}'}") from self._failure
+        self._ready.wait()
+
+    # ---- the draft's thread -----------------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        try:
+            while True:
+                with self._ready:
+                    while not self._work and not self._closed:
+                        self._ready.wait()
+                    if self._closed:
+                        return
+                    state = self._work.pop(0)
+                    state.working = True
+                try:
+                    self._draw(state)
+                finally:
+                    with self._ready:
+                        state.working = False
+                        self._ready.notify_all()
+        except BaseException as error:          # whoever waits must be told
+            with self._ready:
+                self._failure = error
+        finally:
+            with self._ready:
+                self._closed = True
+                self._ready.notify_all()
+
+    def _draw(self, state: Ahead) -> None:
+        """Draw a line as far as it is wanted, a token at a time, so that it can be stopped between any two."""
+        line, inner = state.line, self.inner
+        if not line.tokens:
+            line.cut_back()
+        while not state.stop and len(line.tokens) < state.want:
+            ids = line.missing(inner.core.program.max_rows) if not line.caught_up else line.tokens[len(state.following.held) - len(line.prefix):]
+            row = inner.run([(line, ids)])[0]
+            if row is None:
+                state.over = True
+                return
+            if line.caught_up:
+                goes_on = line.draw(inner.alignment.row(row))
+                with self._ready:
+                    state.over = not goes_on
+                    self._ready.notify_all()
+                if not goes_on:
+                    return
+
+
+def _inner(ask: Ask) -> Ask:
+    return Ask(ask.session, ask.state.following, ask.most, ask.costs, ask.rows, ask.sequences, ask.stop_ids, ask.masker)
