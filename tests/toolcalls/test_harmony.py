@@ -87,7 +87,8 @@ def test_marks_that_are_tokens_are_taken_as_tokens_and_shown():
     assert plan.shown == {mark: 256 + at for at, mark in enumerate(Tokens.marks)}
 
 
-MARKS = st.sampled_from([*Tokens.marks, "assistant", "analysis", "commentary", "final", " to=functions.now", " to=python", "{}", '{"a": [1, "', "é", " "])
+WORDS = ("assistant", "analysis", "commentary", "final", " to=functions.now", " to=python", "{}", '{"a": [1, "', "é", " ")
+MARKS = st.sampled_from([*Tokens.marks, *WORDS])
 TEXTS = st.lists(MARKS | st.sampled_from([ANALYSIS, PREAMBLE, FINAL, *CALLS]), max_size=9).map("".join)
 
 
@@ -112,9 +113,9 @@ def test_joined_raw_texts_are_the_input_and_pieces_do_not_matter(text, random):
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 1 << 32).map(Random))
 def test_random_calls_of_the_grammar_are_read_as_valid_calls(random):
-    state, text = ReplyGrammar(TOOLS).state(), random.choice(["", ANALYSIS]) + random.choice([f" to=functions.add{CHANNEL}", f"{CHANNEL}commentary to="])
-    state.advance(text.encode())
-    text = text.encode()
+    state, head = ReplyGrammar(TOOLS).state(), random.choice([f" to=functions.add{CHANNEL}", f"{CHANNEL}commentary to="])
+    text = (random.choice(["", ANALYSIS]) + head).encode()
+    state.advance(text)
     while not state.only_end():
         piece = state.forced()
         if not piece:
