@@ -2,8 +2,8 @@
 
 Sources: RFC 3339 (dates, times, durations), RFC 4122 (UUID), RFC 5321 (mail addresses: dot-string local parts), RFC 1123 (host names),
 RFC 2673 and 4291 (addresses), RFC 3986, 3987 and 6570 (URIs, IRIs, templates), RFC 6901 (JSON pointers). Where a rule is not worth an
-exact automaton the expression accepts less, never more: leap seconds are left out, and a host name's 253-character limit is kept by allowing fewer labels the longer
-they are. Formats not listed here are annotations, as the standard says.
+exact automaton the expression accepts less, never more: leap seconds are left out, as are encoded host names (`xn--...`), and a host name's
+253-character limit is kept by allowing fewer labels the longer they are. Formats not listed here are annotations, as the standard says.
 """
 import functools
 
@@ -20,8 +20,9 @@ UUID = r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]
 
 
 def _labels(longest: int, most: int) -> str:
-    """Up to `most` host name labels of up to `longest` characters."""
-    label = f"[A-Za-z0-9](?:[A-Za-z0-9-]{{0,{longest - 2}}}[A-Za-z0-9])?"
+    """Up to `most` host name labels of up to `longest` characters; "--" in third place is for encoded names (RFC 5890), left out."""
+    ends = [f"(?:[A-Za-z0-9-]{{0,{longest - k}}}[A-Za-z0-9])?" for k in (4, 5)]
+    label = f"[A-Za-z0-9](?:[A-Za-z0-9]|[A-Za-z0-9-](?:[A-Za-z0-9]{ends[0]}|-[A-Za-z0-9]{ends[1]}))?"
     return rf"{label}(?:\.{label}){{0,{most - 1}}}"
 
 

@@ -17,6 +17,7 @@ MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSch
 LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 SINGLES = ("items", "additionalItems", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else",
            "unevaluatedProperties", "unevaluatedItems", "contentSchema")
+BESIDE = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "dependentSchemas", "dependencies"))
 TYPES = ("null", "boolean", "object", "array", "string", "number")
 
 
@@ -236,6 +237,8 @@ class Document:
     def _beside(self, node: int):
         """The nodes that apply to the same value as this one does."""
         schema = self.keywords(node)
+        if BESIDE.isdisjoint(schema):
+            return iter(())
         subs = [schema[k] for k in ("not", "if", "then", "else") if k in schema]
         for keyword in ("allOf", "anyOf", "oneOf"):
             subs += schema[keyword] if isinstance(schema.get(keyword), list) else []

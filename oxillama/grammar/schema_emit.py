@@ -38,12 +38,16 @@ class Emitter:
         self.languages: list[Dfa] = []
         self.automaton_states = 0
         self.strings: dict = {}
+        self.members: dict = {}
+        self.texts: dict = {}
         self.where = "/"
 
     def run(self, root: frozenset) -> bool:
         """Writes the root's rule and all it needs but what can be put off; returns whether anything was."""
         self.number(root)
-        self.spelling = sp.Spelling(self.flexible, self.block("ws") if self.flexible else EMPTY)
+        self.spelling = sp.Spelling(self.flexible, self.block("ws") if self.flexible else EMPTY, free=self.free_order)
+        self.colon = seq(self.spelling.space, literal(":"), self.spelling.space)
+        self.comma = seq(self.spelling.space, literal(","), self.spelling.space)
         self.settle()
         for index in endless(self.rules, self.needs):
             self.rules[index] = NEVER
@@ -55,7 +59,7 @@ class Emitter:
         while self.todo:
             index = self.todo.pop()
             key = self.keys[index]
-            if index and (isinstance(key, frozenset) or key[0] == "language"):
+            if index and (isinstance(key, frozenset) or key[0] in ("language", "names")):
                 self.lazy[index] = 1
                 self.needs[index] = survey(self, key) if isinstance(key, frozenset) else [[]]
                 if self.needs[index] is not None:
@@ -213,13 +217,15 @@ class Emitter:
             dfa = meet(dfa, Dfa.words(banned), False)
         return dfa if dfa is not None else Dfa.everything()
 
-    @property
-    def colon(self) -> tuple:
-        return seq(self.spelling.space, literal(":"), self.spelling.space)
-
-    @property
-    def comma(self) -> tuple:
-        return seq(self.spelling.space, literal(","), self.spelling.space)
+    def member(self, name: str, literals: frozenset) -> tuple[tuple, tuple]:
+        """A declared member, without and with a comma before it."""
+        known = self.members.get((name, literals))
+        if known is None:
+            if name not in self.texts:
+                self.texts[name] = seq(self.spelling.text(name), self.colon)
+            entry = seq(self.texts[name], self.ref(literals))
+            known = self.members[(name, literals)] = entry, seq(self.comma, entry)
+        return known
 
     def language_block(self, dfa: Dfa) -> tuple:
         """A rule for the quoted texts of an automaton."""

@@ -18,6 +18,7 @@ MAX_CASES = 1500
 MAX_STEPS = 30_000       # cases looked at for one schema, those that turned out impossible included
 MAX_SUBSETS = 5          # an `anyOf` of up to this many branches is split into all its subsets where `unevaluated*` looks at it
 INFINITE = 1 << 60
+IN_PLACE = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "dependentSchemas", "$dynamicRef", "$recursiveRef"))
 
 
 class Expander:
@@ -158,10 +159,8 @@ class Expander:
 
     def _open_scopes(self, facts: Facts, node: int, schema: dict, scope) -> None:
         """Starts to note what is evaluated where a schema restricts what is not."""
-        if not self._in_place(schema):
-            return
         for keyword in ("unevaluatedProperties", "unevaluatedItems"):
-            if schema.get(keyword, True) is not True:
+            if keyword in schema and self._in_place(schema) and schema.get(keyword, True) is not True:
                 self.scopes += 1
                 facts.scope = facts.scope | {self.scopes}
                 facts.add("unevaluated", (self.scopes, keyword, self.literal(schema[keyword]), scope, node))
@@ -286,6 +285,7 @@ class Expander:
         prefix, rest = self.document_array(node, schema)
         facts.add("arrays", (tuple(self.literal(s) for s in prefix), self.literal(rest)))
         whole = "items" in schema and ("additionalItems" in schema or not isinstance(schema["items"], list))
+        whole = whole or ("unevaluatedItems" in schema and (schema["unevaluatedItems"] is True or not self._in_place(schema)))
         facts.add("spans", (facts.scope, INFINITE if whole else len(prefix)))
 
     def document_array(self, node, schema) -> tuple[list, object]:
@@ -309,8 +309,7 @@ class Expander:
 
     @staticmethod
     def _in_place(schema) -> bool:
-        return any(k in schema for k in ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "dependentSchemas",
-                                         "$dynamicRef", "$recursiveRef"))
+        return not IN_PLACE.isdisjoint(schema)
 
     def _contains(self, facts, node, schema, value):
         least, most = schema.get("minContains", 1), schema.get("maxContains")
@@ -446,14 +445,15 @@ class Expander:
 
     def property_literals(self, facts: Facts, name: str) -> frozenset | None:
         """What a property of this name must satisfy; None where it cannot be there."""
-        if name in facts.forbidden or not all(self.document.holds(literal, name) for literal in facts.names):
+        if name in facts.forbidden or (facts.names and not all(self.document.holds(literal, name) for literal in facts.names)):
             return None
         out = set()
         for properties, patterns, rest in facts.objects:
             matched = [properties[name]] if name in properties else []
-            matched += [literal for source, literal in patterns if search_automaton(source).accepts_text(name)]
+            if patterns:
+                matched += [literal for source, literal in patterns if search_automaton(source).accepts_text(name)]
             out.update(matched or [rest])
-        if FALSE in out or any((node, not sign) in out for node, sign in out):
+        if FALSE in out or (len(out) > 1 and any((node, not sign) in out for node, sign in out)):
             return None
         return frozenset(out - {TRUE})
 

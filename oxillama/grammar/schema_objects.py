@@ -26,7 +26,7 @@ def object_(em, facts: Facts) -> tuple:
 
 
 def members(em, facts: Facts) -> tuple:
-    """One or more members with their commas."""
+    """One or more members with their commas. A declared one is a pair of nodes: first of all, or after a comma."""
     declared = list(dict.fromkeys([*(name for properties, _, _ in facts.objects for name in properties), *facts.required]))
     known = set(declared) | facts.forbidden
     named, loose = [], []                       # loose: demanded, but not declared: these come last, in any order
@@ -36,8 +36,7 @@ def members(em, facts: Facts) -> tuple:
             if name in facts.required:
                 return NEVER
             continue
-        key = em.spelling.text(name)
-        entry = seq(key, em.colon, em.ref(literals))
+        entry = em.member(name, literals)
         if any(name in properties for properties, _, _ in facts.objects):
             named.append((entry, name in facts.required))
         else:
@@ -80,7 +79,7 @@ def ordered(em, named, extra, owed, least: int, most: int | None, loose) -> tupl
         if index < len(named):
             node, needed = named[index]
             if most is None or count < most:
-                edges.append((seq(em.comma, node) if count else node, state(index + 1, min(count + 1, cap))))
+                edges.append((node[count > 0], state(index + 1, min(count + 1, cap))))
             if not needed:
                 edges.append((EMPTY, state(index + 1, count)))
         elif index == len(named):
@@ -133,7 +132,7 @@ def subset(em, named, extra, started: bool) -> tuple:
         edges = []
         for i, (node, _) in enumerate(named):
             if not used >> i & 1:
-                edges.append((seq(em.comma, node) if state or started else node, 1 + (used | 1 << i)))
+                edges.append((node[bool(state) or started], 1 + (used | 1 << i)))
         if extra != NEVER:
             edges.append((seq(em.comma, extra) if state or started else extra, 1 + used))
         states.append((bool(state) and used & needed == needed, tuple(edges)))
@@ -163,7 +162,7 @@ def name_classes(em, facts: Facts, known: set[str], sources: list[str], names: t
     if not sources and not names:
         if any(rest == FALSE for _, _, rest in facts.objects):
             return []
-        return [(frozenset(), seq(quote, rule(em.number(("names", frozenset(known)))), quote))]
+        return [(frozenset(), rule(em.number(("names", frozenset(known)))))]
     closed = any(rest == FALSE for _, _, rest in facts.objects)
     if len(sources) == 1 and not names and closed and not any(search_automaton(sources[0]).accepts_text(n) for n in known):
         node = parse_regex(sources[0]).search_node(em.spell, repeat(em.block("key-char")))
@@ -207,9 +206,9 @@ def names_language(em, literals: frozenset) -> Dfa:
 
 
 def names_but(em, known: frozenset[str]) -> tuple:
-    """Any name that is not known, as a network along the known names' letters."""
+    """Any quoted name that is not known, as a network along the known names' letters."""
     if not known:
-        return repeat(em.block("key-char"))
+        return seq(literal('"'), repeat(em.block("key-char")), literal('"'))
     children: list[dict[str, int]] = [{}]
     ends = {0: "" in known}
     for name in sorted(known):
@@ -231,4 +230,4 @@ def names_but(em, known: frozenset[str]) -> tuple:
         edges.append((others[letters], last))
         states.append((not ends.get(at, False), tuple(edges)))
     states.append((True, ((em.block("key-char"), last),)))
-    return (NETWORK, 0, tuple(states))
+    return seq(literal('"'), (NETWORK, 0, tuple(states)), literal('"'))

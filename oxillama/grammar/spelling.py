@@ -6,6 +6,7 @@ Numbers are decimals without exponent wherever they are constrained, because com
 bounded (`MAX_INTEGER` before the point, `MAX_FRACTION` after it).
 """
 import functools
+import itertools
 import json
 import re
 from fractions import Fraction
@@ -28,6 +29,7 @@ from oxillama.grammar.nodes import (
 
 MAX_INTEGER = 20
 MAX_FRACTION = 32
+MAX_PERMUTED = 4                 # members of a constant that are written in any order
 SHORT = {0x22: '\\"', 0x5C: "\\\\", 8: "\\b", 12: "\\f", 10: "\\n", 13: "\\r", 9: "\\t"}
 # What may be written as \uXXXX where a text is constrained: escaped ASCII letters would only hide what is forced.
 CODED: Ranges = merge([(0, 0x1F), (0x7F, 0x10FFFF)])
@@ -137,10 +139,10 @@ def _surrogates(low: int, high: int) -> list[tuple]:
 class Spelling:
     """The writing conventions of one grammar."""
 
-    __slots__ = ("flexible", "char", "escape", "escaped", "space")
+    __slots__ = ("flexible", "free", "char", "escape", "escaped", "space")
 
-    def __init__(self, flexible: bool, space: tuple):
-        self.flexible = flexible
+    def __init__(self, flexible: bool, space: tuple, *, free: bool = False):
+        self.flexible, self.free = flexible, free
         self.escaped = merge([*CODED, (0x22, 0x22), (0x2F, 0x2F), (0x5C, 0x5C)]) if flexible else complement(PLAIN)
         self.escape = escape_any if flexible else escape_compact
         self.char = any_character()
@@ -165,11 +167,13 @@ class Spelling:
         return seq(*parts, literal('"'))
 
     def value(self, value) -> tuple:
-        """A JSON value: scalars as they are, members in their order; a number may be written as an integer or as given."""
+        """A JSON value: scalars as they are, members in their order (if that is free and they are few: in any); a number may be written as an integer or as given."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
             parts = [seq(self.text(k), self.space, literal(":"), self.space, self.value(v)) for k, v in value.items()]
+            if self.free and 1 < len(parts) <= MAX_PERMUTED:
+                return choice(*(self.bracket("{", list(order), "}") for order in itertools.permutations(parts)))
             return self.bracket("{", parts, "}")
         if isinstance(value, list):
             return self.bracket("[", [self.value(item) for item in value], "]")
