@@ -24,7 +24,7 @@ from oxillama.model.sidecar import Key, Wanted, sidecar_place
 
 _ACTS = {name: act for name, _, _, act in packable_formats()}
 Progress = Callable[[int, int], None]      # bytes packed so far, bytes in all
-GROUP_BYTES = 32 << 20                     # packed between two reports: few enough to stay small beside the model in memory
+GROUP_BYTES = 96 << 20      # packed in one region, between two reports: for so long their file pages lie in memory beside the panels
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,7 +199,7 @@ _running: set[Writer] = set()
 
 
 class Writer(threading.Thread):
-    """Writes one sidecar in the background; an interpreter that ends gives it up and leaves nothing behind."""
+    """Writes one sidecar in the background; an interpreter that ends waits for it."""
 
     def __init__(self, path: Path, key: dict, matrices: Mapping[Key, PackedMatrix]) -> None:
         super().__init__(name="oxillama-sidecar", daemon=True)
@@ -217,15 +217,20 @@ class Writer(threading.Thread):
             _running.discard(self)
 
 
-def _give_up() -> None:
+def _finish() -> None:
+    """An interpreter that ends waits for its sidecars; Ctrl-C gives them up."""
     writers = list(_running)
-    for writer in writers:
-        writer.cancelled.set()
-    for writer in writers:
-        writer.join(5)
+    try:
+        for writer in writers:
+            writer.join()
+    except KeyboardInterrupt:
+        for writer in writers:
+            writer.cancelled.set()
+        for writer in writers:
+            writer.join(5)
 
 
-atexit.register(_give_up)
+atexit.register(_finish)
 
 
 def write_sidecar(path: Path, key: dict, matrices: Mapping[Key, PackedMatrix], *, cancelled: threading.Event | None = None) -> bool:

@@ -2,6 +2,9 @@
 import json
 import logging
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -168,6 +171,13 @@ def test_a_folder_that_cannot_be_written_is_a_warning(model, tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "oxillama.sidecar"):
         loaded(model, blocked / "sidecars")
     assert "is not written" in caplog.text
+
+
+def test_an_interpreter_that_ends_at_once_has_written_its_sidecar(model, tmp_path):
+    folder = tmp_path / "sidecars"
+    code = f"from oxillama.gguf import GgufReader\nfrom oxillama.model import load_model\nload_model(GgufReader({str(model)!r}), sidecar={str(folder)!r})"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(rooms.__file__).parents[2])
+    assert rooms.verify(only(folder))
 
 
 def test_a_writing_that_is_cancelled_leaves_nothing(model, tmp_path):
