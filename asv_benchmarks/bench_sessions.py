@@ -41,8 +41,7 @@ class PrefixLookup:
         self.tree.insert(self.tokens, cache.pages)
 
     def time_hit(self, tokens: int) -> None:
-        for page in self.tree.lookup(self.tokens).pages:
-            self.pool.free(page)
+        self.pool.free_all(self.tree.lookup(self.tokens).pages)
 
 
 class FirstToken:

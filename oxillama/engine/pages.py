@@ -16,6 +16,7 @@ Invariants (tests cite them by number):
 """
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -90,6 +91,23 @@ class KvCachePool:
         self._counts[page] -= 1
         if not self._counts[page]:
             self._free.append(page)
+
+    def share_all(self, pages: Sequence[int]) -> None:
+        """One more owner of each page, all of which the caller knows to be owned: what a table holds, or a node of the prefix tree."""
+        counts = self._counts
+        for page in pages:
+            counts[page] += 1
+
+    def free_all(self, pages: Sequence[int]) -> None:
+        """One owner less of each page; those without any go back. As `free`, a free page among them raises PoolError."""
+        counts, free = self._counts, self._free
+        for page in pages:
+            left = counts[page] - 1
+            if left < 0:
+                self._owned(page)
+            counts[page] = left
+            if not left:
+                free.append(page)
 
     def owners(self, page: int) -> int:
         """How many tables name the page."""
@@ -175,8 +193,7 @@ class PagedKvCache:
         self.length = length
         keep = -(-length // self.pool.page_size)
         if keep < len(self.pages):
-            for page in self.pages[keep:]:
-                self.pool.free(page)
+            self.pool.free_all(self.pages[keep:])
             del self.pages[keep:]
             self._table = None
         self.writable = 0                                 # what is left may be shared
@@ -206,12 +223,10 @@ class PagedKvCache:
         twin = PagedKvCache(self.pool)
         twin.length = length
         twin.pages = self.lend()[:-(-length // self.pool.page_size)]
-        for page in twin.pages:
-            self.pool.share(page)
+        self.pool.share_all(twin.pages)
         return twin
 
     def release(self) -> None:
         """Give every page back; the sequence is empty and may be used again."""
-        for page in self.pages:
-            self.pool.free(page)
+        self.pool.free_all(self.pages)
         self.pages, self.length, self._table, self.writable = [], 0, None, 0

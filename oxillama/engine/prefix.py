@@ -135,8 +135,7 @@ class PrefixKvCache:
                 del pages[node.start // size:]
                 pages.extend(node.pages)
         pages = pages[:-(-length // size)]
-        for page in pages:
-            self.pool.share(page)
+        self.pool.share_all(pages)
         return Hit(length, pages, checkpoint)
 
     def insert(self, tokens: Sequence[int], pages: Sequence[int], *, key: Hashable = None,

@@ -40,6 +40,14 @@ def test_a_page_freed_twice_raises():
         pool.free(page)
     with pytest.raises(PoolError, match="page 7"):
         pool.share(7)
+    pages = [pool.alloc(), pool.alloc()]
+    pool.share_all(pages)
+    pool.free_all(pages)
+    assert [pool.owners(page) for page in pages] == [1, 1]
+    pool.free_all(pages)
+    with pytest.raises(PoolError, match="nobody owns it"):
+        pool.free_all(pages)
+    assert pool.pages_used == 0
 
 
 def test_an_exhausted_pool_raises_and_takes_nothing():
