@@ -28,35 +28,57 @@ _MOST_PATIENCE = 512
 _FIRST_TRUST = 0.7
 
 
+class Pace:
+    """How far a draft can be trusted, and while it does not pay, how many draws until it is tried again."""
+
+    __slots__ = ("idle", "patience", "trust")
+
+    def __init__(self) -> None:
+        self.trust, self.idle, self.patience = Trust(_FIRST_TRUST), 0, PATIENCE
+
+    def count(self, paying: int) -> int:
+        """How many candidates to draft where so many would pay: one now and then where none do, to see whether that has changed."""
+        if paying:
+            self.idle = 0
+            return paying
+        self.idle += 1
+        if self.idle < self.patience:
+            return 0
+        self.idle, self.patience = 0, min(2 * self.patience, _MOST_PATIENCE)
+        return 1
+
+
 class Following:
     """A draft's own session for one of the target's: `held` are the target's tokens that its pages are filled with."""
 
-    __slots__ = ("held", "idle", "offered", "patience", "position", "sampler", "session", "trust")
+    __slots__ = ("held", "offered", "pace", "position", "sampler", "session")
 
-    def __init__(self, session: Session, sampler: Sampler | None, trust: Trust) -> None:
-        self.session, self.sampler, self.trust = session, sampler, trust
+    def __init__(self, session: Session, sampler: Sampler | None, pace: Pace) -> None:
+        self.session, self.sampler, self.pace = session, sampler, pace
         self.held: list[int] = []
         self.offered: list[int] = []
-        self.position = self.idle = 0
-        self.patience = PATIENCE
+        self.position = 0
 
     def remember(self) -> dict:
         """What was learned, as JSON values."""
-        return {"trust": [self.trust.right, self.trust.judged], "idle": self.idle, "patience": self.patience, "offered": self.offered,
+        pace = self.pace
+        return {"trust": [pace.trust.right, pace.trust.judged], "idle": pace.idle, "patience": pace.patience, "offered": self.offered,
                 "position": self.position}
 
     def recall(self, memory: dict) -> None:
         """Take in what `remember` gave."""
-        self.trust = Trust(0.0)
-        self.trust.right, self.trust.judged = memory["trust"]
-        self.idle, self.patience = memory["idle"], memory["patience"]
+        pace = self.pace
+        pace.trust.right, pace.trust.judged = memory["trust"]
+        pace.idle, pace.patience = memory["idle"], memory["patience"]
         self.offered, self.position = list(memory["offered"]), memory["position"]
 
-    def learn(self, tokens: Sequence[int]) -> bool:
-        """Compare the last draft with what came; whether its first candidate stood."""
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Compare the last draft with what came."""
         came = tokens[self.position:self.position + len(self.offered)]
-        self.trust.learn(came, self.offered)
-        return bool(self.offered) and came[:1] == self.offered[:1]
+        self.pace.trust.learn(came, self.offered)
+        if self.offered and came[:1] == self.offered[:1]:
+            self.pace.patience = PATIENCE
+        self.offered = []
 
 
 class ModelDrafter:
@@ -72,7 +94,7 @@ class ModelDrafter:
         self.core, self.alignment = core, alignment
         self._own_sampler, self._weight = own_sampler, weight
         self._costs: StepCosts | None = None
-        self._trust = Trust(_FIRST_TRUST)
+        self._pace = Pace()                # of all sessions, but where the text depends on it
         self.forwarded = 0                 # rows that the draft has run
         self._kept: tuple[Session, Following] | None = None
 
@@ -81,9 +103,12 @@ class ModelDrafter:
         if self._kept is not None and self._kept[0] is session:
             following, self._kept = self._kept[1], None
             return following
-        trust = self._trust if self._own_sampler is None else Trust(_FIRST_TRUST)
-        own = None if self._own_sampler is None else self._own_sampler(session)
-        return Following(self.core.keep(self.core.new_session()), own, trust)
+        return self._following(session, self.core.keep(self.core.new_session()))
+
+    def _following(self, session: Session, drafted: Session) -> Following:
+        if self._own_sampler is None:
+            return Following(drafted, None, self._pace)
+        return Following(drafted, self._own_sampler(session), Pace())
 
     def close(self, state: Following, session: Session) -> None:
         """The draft's pages stay while nobody needs them, of the last session alone."""
@@ -97,7 +122,7 @@ class ModelDrafter:
 
     def follow(self, session: Session, drafted: Session, *, held: int, sampler: bytes | None, memory: dict) -> None:
         """Go on where `kept` of another process stood: `drafted` holds the first `held` tokens of the session in pages of this draft's."""
-        following = Following(self.core.keep(drafted), None if self._own_sampler is None else self._own_sampler(session), Trust(_FIRST_TRUST))
+        following = self._following(session, self.core.keep(drafted))
         if following.sampler is not None and sampler is not None:
             following.sampler.restore(sampler)
         following.held = session.tokens[:held]
@@ -128,30 +153,20 @@ class ModelDrafter:
         return out
 
     def _count(self, ask: Ask) -> int:
-        """How many candidates to draft: as many as pay; where none do, one now and then, to see whether that has changed."""
+        """How many candidates to draft: as many as pay, by the clock or, where the text depends on their number, without it."""
         state = ask.state
-        if state.learn(ask.session.tokens):
-            state.patience = PATIENCE
-        state.offered = []
+        state.learn(ask.session.tokens)
         if ask.costs is None:
             return ask.most
+        chances = [state.pace.trust.chance] * ask.most
         if state.sampler is None:
             if self._costs is None:
                 core = self.core
                 with core.step_lock:
                     self._costs = measure(core.program, core.memory, core.pool, core.make_batch, core.lock)
             each = self._costs(ask.sequences) / ask.sequences if self._costs is not None else ask.costs(1)
-            count = ask.costs.best([state.trust.chance] * ask.most, rows=ask.rows, sequences=ask.sequences, each=each)
-        else:
-            count = _NOMINAL.best([state.trust.chance] * ask.most, each=self._weight)
-        if count:
-            state.idle = 0
-            return count
-        state.idle += 1
-        if state.idle < state.patience:
-            return 0
-        state.idle, state.patience = 0, min(2 * state.patience, _MOST_PATIENCE)
-        return 1
+            return state.pace.count(ask.costs.best(chances, rows=ask.rows, sequences=ask.sequences, each=each))
+        return state.pace.count(_NOMINAL.best(chances, each=self._weight))
 
     def draft(self, lines: list[Line]) -> None:
         """Catch up with each line's session, then draw its candidates."""

@@ -54,9 +54,9 @@ class Lookup:
 
     __slots__ = ("_before", "_last", "_offered", "_seen", "_trust", "neighbours", "tokens")
 
-    def __init__(self, tokens: list[int], neighbours: Neighbours | None) -> None:
+    def __init__(self, tokens: list[int], neighbours: Neighbours | None, first: Sequence[float] = _FIRST_TRUST) -> None:
         self.tokens, self.neighbours = tokens, neighbours
-        self._trust = [Trust(first) for first in _FIRST_TRUST]           # of each class
+        self._trust = [Trust(each) for each in first]                    # of each class
         self._offered: tuple[int, list[int], int] | None = None          # (position, candidates, class)
         self._clear()
 
@@ -65,6 +65,11 @@ class Lookup:
         self._before = [0, 0]                            # position -> where the pair before it was followed before that
         self._seen = 2
         self._offered = None
+
+    @property
+    def chances(self) -> list[float]:
+        """How far a run of each class is trusted."""
+        return [trust.chance for trust in self._trust]
 
     def learn(self) -> None:
         """Take in the tokens that came since; a session that was cut is read anew."""
@@ -132,10 +137,11 @@ class LookupDrafter:
             raise ConfigError(f"most: found {most!r}, wanted an integer of 1 or more")
         self.most = most
         self._neighbours = Neighbours() if neighbours else None
+        self._first = list(_FIRST_TRUST)
 
     def open(self, session: Any) -> Lookup:
         """Nothing is read yet: that is the first `propose`'s."""
-        return Lookup(session.tokens, self._neighbours)
+        return Lookup(session.tokens, self._neighbours, self._first)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """What followed before."""
@@ -148,5 +154,6 @@ class LookupDrafter:
         return out
 
     def close(self, state: Lookup, session: Any) -> None:
-        """Its tokens stay known to its neighbours for a while."""
+        """Its tokens stay known to its neighbours for a while, and the next one begins half-way to where its trust ended."""
         state.learn()
+        self._first = [(first + chance) / 2 for first, chance in zip(self._first, state.chances)]

@@ -103,7 +103,7 @@ class Trust:
 
     __slots__ = ("judged", "right")
 
-    def __init__(self, first: float, *, weight: float = 4.0) -> None:
+    def __init__(self, first: float, *, weight: float = 2.0) -> None:
         self.right, self.judged = first * weight, weight
 
     @property
