@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.limits cimport INT_MAX
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
@@ -312,13 +313,14 @@ cdef class PageMemory:
     def export(self, int page) -> bytes:
         """The page's bytes: K and V of every layer, layers ascending (`page_bytes` of them)."""
         self._check(page)
-        cdef bytearray out = bytearray(self.page_bytes)
-        cdef char *to = out
+        cdef bytes out = PyBytes_FromStringAndSize(NULL, self.page_bytes)
+        cdef char *to = PyBytes_AS_STRING(out)
         cdef int i
-        for i in range(self.n_layers):
-            memcpy(to, page_of(self.slabs, self.shift, &self.layers[i], page), self.layers[i].page_bytes)
-            to += self.layers[i].page_bytes
-        return bytes(out)
+        with nogil:
+            for i in range(self.n_layers):
+                memcpy(to, page_of(self.slabs, self.shift, &self.layers[i], page), self.layers[i].page_bytes)
+                to += self.layers[i].page_bytes
+        return out
 
     def load(self, int page, const unsigned char[::1] data) -> None:
         """Fills the page from bytes of `export` of a memory with the same layers, type and page size."""
@@ -327,9 +329,10 @@ cdef class PageMemory:
             raise PoolError(f"page bytes: got {data.shape[0]}, wanted {self.page_bytes}")
         cdef size_t at = 0
         cdef int i
-        for i in range(self.n_layers):
-            memcpy(page_of(self.slabs, self.shift, &self.layers[i], page), &data[at], self.layers[i].page_bytes)
-            at += self.layers[i].page_bytes
+        with nogil:
+            for i in range(self.n_layers):
+                memcpy(page_of(self.slabs, self.shift, &self.layers[i], page), &data[at], self.layers[i].page_bytes)
+                at += self.layers[i].page_bytes
 
     def read(self, int page, int layer) -> tuple:
         """(k, v) of one page and layer as float32 arrays of shape (page_size, kv_heads, k_dim) and (page_size, kv_heads, v_dim)."""

@@ -63,7 +63,7 @@ def write_at(fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
 
 
 class Writer:
-    """Writes pieces one after the other beside whoever makes them: a piece may be changed when the next but one is handed over.
+    """Writes one thing while its caller makes the next.
 
     To be used with `with`; what the system refuses is raised at the next call or at the end.
     """
@@ -75,11 +75,11 @@ class Writer:
         self._pool = ThreadPoolExecutor(1)
         self._last: Future | None = None
 
-    def write(self, piece: memoryview) -> None:
-        """Start to write a piece, once the one before is written."""
+    def write(self, parts: Sequence[bytes | memoryview]) -> None:
+        """Start to write the parts, once those before are written."""
         self.wait()
-        self._last = self._pool.submit(write_at, self._fd, self.offset, [piece])
-        self.offset += len(piece)
+        self._last = self._pool.submit(write_at, self._fd, self.offset, parts)
+        self.offset += sum(map(len, parts))
 
     def wait(self) -> None:
         """Until everything is written."""

@@ -63,7 +63,7 @@ class Kind:
 
 @runtime_checkable
 class Pieces(Protocol):
-    """A section that is made piece by piece while it is written: a piece stays as it is until the next but one is asked for."""
+    """A section that is made piece by piece while it is written."""
 
     nbytes: int
 
@@ -110,12 +110,26 @@ def write_sealed(path: str | os.PathLike, kind: Kind, sections: Mapping[str, Buf
         with Writer(fd, start) as out:
             for name, content in sections.items():
                 pieces, plain = _stored(content, name in compress)
-                hasher, before = _hasher(plain), out.offset
-                for piece in pieces:
-                    out.write(piece)
-                    hasher.update(piece)
+                hasher, before = blake3(), out.offset
+                for batch in _batches(pieces):
+                    out.write(batch)
+                    for piece in batch:
+                        hasher.update(piece)
                 lines.append(_line(name, name in compress, out.offset - before, plain, hasher.digest()))
         write_at(fd, 0, [_header(kind, lines, out.offset - start)])
+
+
+def _batches(pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
+    """The pieces, some bytes at a time."""
+    batch, size = [], 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece)
+        if size >= _PIECE:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _stored(content: Any, compressed: bool) -> tuple[Iterable[memoryview], int]:
@@ -148,14 +162,10 @@ def _header(kind: Kind, lines: Sequence[bytes], total: int) -> bytes:
     return b"".join((start, blake3(start + table).digest(), table))
 
 
-def _hasher(size: int) -> Any:
-    """A hasher for so many bytes; several threads where they pay. (AUTO's threads would be lost in a forked child.)"""
-    return blake3(max_threads=min(_THREADS, os.cpu_count() or 1) if size >= _MANY else 1)
-
-
 def digest(pieces: Sequence[Buffer]) -> bytes:
     """BLAKE3 of the pieces, one after the other."""
-    hasher = _hasher(sum(map(len, pieces)))
+    many = sum(map(len, pieces)) >= _MANY
+    hasher = blake3(max_threads=min(_THREADS, os.cpu_count() or 1) if many else 1)      # AUTO's threads would be lost in a forked child
     for piece in pieces:
         hasher.update(piece)
     return hasher.digest()
@@ -246,7 +256,7 @@ class Envelope:
         if self._data is not None or section.stored < 2 * _PIECE:
             stored = self._take(section.offset, section.stored, what)
             return stored, digest([stored])
-        out, hasher = memoryview(np.empty(section.stored, np.uint8)).cast("B"), _hasher(section.stored)
+        out, hasher = memoryview(np.empty(section.stored, np.uint8)).cast("B"), blake3()
         pieces = [out[at:at + _PIECE] for at in range(0, len(out), _PIECE)]
         with ThreadPoolExecutor(1) as pool:
             coming = pool.submit(self._fill, pieces[0], section.offset, what)

@@ -13,8 +13,6 @@ import numpy as np
 from oxillama._core.pool import PageMemory
 from oxillama.engine.pages import KvCachePool
 
-_PIECE = 4 << 20            # bytes of pages that are copied at a time
-
 
 class PageCopy:
     """Shares of pages, the first `filled[i]` tokens of each: whoever writes meanwhile gets copies, so they can be read without a lock."""
@@ -29,34 +27,24 @@ class PageCopy:
         """The pages of one sequence of `length` positions."""
         return cls(pool, pages, [min(pool.page_size, length - at * pool.page_size) for at in range(len(pages))])
 
-    def read(self) -> np.ndarray:
-        """uint8 (pages * page_bytes,)."""
-        out = np.empty(self.nbytes, np.uint8)
-        self._into(memoryview(out), 0)
-        return out
-
     @property
     def nbytes(self) -> int:
         """Bytes of the pages."""
         return len(self.pages) * self.pool.memory.page_bytes
 
-    def pieces(self) -> Iterator[memoryview]:
-        """The same bytes as `read`, some pages at a time; a piece stays as it is until the next but one is asked for."""
-        size = self.pool.memory.page_bytes
-        many = max(1, _PIECE // size)
-        scratch = [memoryview(np.empty(many * size, np.uint8)) for _ in range(2)]
-        for start in range(0, len(self.pages), many):
-            out = scratch[start // many % 2][:min(many, len(self.pages) - start) * size]
-            self._into(out, start)
-            yield out
+    def read(self) -> np.ndarray:
+        """All pages as they lie in a file: uint8 (pages * page_bytes,)."""
+        size, out = self.pool.memory.page_bytes, np.empty(self.nbytes, np.uint8)
+        view = memoryview(out)
+        for at, page in enumerate(self.pieces()):
+            view[at * size:(at + 1) * size] = page
+        return out
 
-    def _into(self, out: memoryview, start: int) -> None:
-        """Fill `out` with whole pages, from page number `start` of this copy on."""
-        memory, size = self.pool.memory, self.pool.memory.page_bytes
-        for at in range(len(out) // size):
-            page, filled = self.pages[start + at], self.filled[start + at]
-            whole = filled == self.pool.page_size
-            out[at * size:(at + 1) * size] = memory.export(page) if whole else _filled_part(memory, page, filled)
+    def pieces(self) -> Iterator[memoryview]:
+        """The same page by page."""
+        memory = self.pool.memory
+        for page, filled in zip(self.pages, self.filled):
+            yield memoryview(memory.export(page) if filled == self.pool.page_size else _filled_part(memory, page, filled))
 
     def release(self) -> None:
         """Give the shares back; under the engine's lock, once."""

@@ -78,7 +78,7 @@ WHOLE = {"parts": b"".join(NEW), "sealed": b"".join(seal(KIND, {"a": b"1" * 5000
 
 
 @pytest.mark.parametrize("save, step, old", [*(("parts", step, step <= 5) for step in range(1, 8)),
-                                             *(("sealed", step, step <= 9) for step in (2, 5, 6, 7, 9, 10))])
+                                             *(("sealed", step, step <= 7) for step in (2, 3, 4, 5, 7, 8))])
 def test_a_kill_at_any_step_leaves_the_old_file_or_the_new_one(target, save, step, old):
     code = f"""
 import os, signal, sys
