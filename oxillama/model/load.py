@@ -24,7 +24,7 @@ from oxillama.model.sidecar import Key, Wanted, sidecar_place
 
 _ACTS = {name: act for name, _, _, act in packable_formats()}
 Progress = Callable[[int, int], None]      # bytes packed so far, bytes in all
-GROUP_BYTES = 96 << 20      # packed in one region, between two reports: for so long their file pages lie in memory beside the panels
+LEAST_GROUP, MOST_GROUP = 8 << 20, 64 << 20      # bytes packed in one region, between two reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +137,10 @@ def _packed(reader: GgufReader, tensors: Mapping[Key, Tensor], num_threads: int,
     total, done, at = sum(rows.nbytes for rows in raw.values()), 0, 0
     packed: dict[Key, PackedMatrix] = {}
     workers = num_threads or default_threads()
+    enough = min(max(total // 16, LEAST_GROUP), MOST_GROUP)     # file pages that lie in memory beside their panels
     while at < len(order):
         group = [order[at]]
-        while at + len(group) < len(order) and sum(raw[key].nbytes for key in group) < GROUP_BYTES:
+        while at + len(group) < len(order) and sum(raw[key].nbytes for key in group) < enough:
             group.append(order[at + len(group)])
         for key in group:
             packed[key] = PackedMatrix.reserve(raw[key], tensors[key].format, *tensors[key].shape)
