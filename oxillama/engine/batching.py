@@ -38,10 +38,13 @@ class Batcher:
                 wanted.extend(range(at, end) if start + 1 == ticket.length else ())
                 at = end
                 continue
-            tokens[at:end] = (session.tokens[start:start + rows] if start + rows <= ticket.length
-                              else session.tokens[start:] + list(ticket.draft[:start + rows - ticket.length]))
-            positions[at:end] = range(start, start + rows) if rows < 8 else np.arange(start, start + rows)
-            row_table[at:end] = len(tables)
+            if rows == 1:
+                tokens[at], positions[at], row_table[at] = session.tokens[start], start, len(tables)
+            else:
+                tokens[at:end] = (session.tokens[start:start + rows] if start + rows <= ticket.length
+                                  else session.tokens[start:] + list(ticket.draft[:start + rows - ticket.length]))
+                positions[at:end] = range(start, start + rows) if rows < 8 else np.arange(start, start + rows)
+                row_table[at:end] = len(tables)
             tables.append(session.kv.table)
             if ticket.every_row:
                 wanted.extend(range(at + max(0, request.delivered - start), end))
