@@ -1,0 +1,41 @@
+"""Keys and values as codes through the public face: the same tokens in any company, forks and rewinds, heads that do not fit refused."""
+import numpy as np
+import pytest
+
+import oxillama
+from oxillama import SamplerConfig
+
+PROMPTS = ["Once upon a time", "One day, a girl named Lily found a key. " * 6, "The cat"]
+
+
+@pytest.mark.parametrize("kv_type", ("q8_0", "q4_0"))
+def test_tokens_over_codes_do_not_depend_on_companions_chunks_or_the_prefix_cache(kv_type):
+    options = dict(max_tokens=24, sampler=SamplerConfig(temperature=0.8), seed=3)
+    with oxillama.load(kv_type=kv_type, num_threads=2) as engine:
+        together = [done.tokens for done in engine.generate(PROMPTS, **options)]
+        again = [engine.generate(prompt, **options).tokens for prompt in PROMPTS]        # begins with stored pages
+    with oxillama.load(kv_type=kv_type, num_threads=1, prefill_chunk_size=7, prefix_cache=False) as engine:
+        alone = [engine.generate(prompt, **options).tokens for prompt in PROMPTS]
+    assert together == again == alone
+
+
+@pytest.mark.parametrize("kv_type", ("q8_0", "q4_0"))
+def test_forks_rewound_and_restored_sessions_over_codes_go_on_as_a_fresh_one(kv_type):
+    ids = list(range(40, 77))
+    with oxillama.load(kv_type=kv_type, prefix_cache=False) as engine:
+        fresh, session = engine.session(), engine.session()
+        engine.prefill(ids[:21], session=fresh)
+        before = engine.prefill(ids, session=session)
+        rewound = session.fork()
+        rewound.truncate(21)
+        restored = engine.restore(rewound.snapshot())
+        found = [engine.prefill(ids[30:35], session=one) for one in (fresh, rewound, restored)]
+        assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
+        session.truncate(len(ids) - 1)
+        assert np.array_equal(engine.prefill(ids[-1:], session=session), before)      # what its fork wrote is not seen
+
+
+@pytest.mark.parametrize("kv_type", ("q8_0", "q4_0"))
+def test_a_model_with_heads_of_eight_is_refused_by_name(cases, kv_type):
+    with pytest.raises(oxillama.ConfigError, match=f"{kv_type}.*k_dim of 8"):
+        oxillama.load(cases / "stories260K" / "stories260K-f16.gguf", kv_type=kv_type)
