@@ -61,6 +61,17 @@ def test_the_text_is_the_targets_own_whatever_drafts_it(target, draft, asked, sa
     assert done.speculation.total_output_tokens == 120 and wanted.speculation is None
 
 
+@pytest.mark.parametrize("kv_type", ["f32", "q8_0", "q4_0"])
+def test_candidates_are_written_over_in_pages_of_any_kind(kv_type):
+    with oxillama.load(kv_type=kv_type, num_threads=1) as engine, oxillama.load(num_threads=1) as draft:
+        options = dict(max_tokens=60, sampler=SEEDED.replace(temperature=1.3), seed=6, cache_prompt=False)
+        wanted = engine.generate("Once upon a time", **options)
+        candidates = SpeculativeConfig(engine, draft, adaptive=False, draft_sampler=None)
+        with SpeculativeEngine(candidates) as speculating:
+            done = speculating.generate("Once upon a time", **options)
+        assert done.tokens == wanted.tokens and done.speculation.accepted
+
+
 def test_acceptance_of_the_target_as_its_own_draft_is_whole(target):
     for config in (SpeculativeConfig(target, target, adaptive=False), SpeculativeConfig(target, target, adaptive=False, draft_sampler=SEEDED)):
         engine = SpeculativeEngine(config)
