@@ -13,6 +13,9 @@ SCALARS = {str: {"type": "string"}, bool: {"type": "boolean"}, int: {"type": "in
            datetime.datetime: {"type": "string", "format": "date-time"}, datetime.time: {"type": "string", "format": "time"},
            uuid.UUID: {"type": "string", "format": "uuid"}, dict: {"type": "object"}, list: {"type": "array"}, typing.Any: {},
            object: {}}
+BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum", "multiple_of": "multipleOf", "pattern": "pattern",
+          "min_length": {"string": "minLength", "array": "minItems", "object": "minProperties"},
+          "max_length": {"string": "maxLength", "array": "maxItems", "object": "maxProperties"}}
 
 
 def dataclass_schema(cls: type) -> dict:
@@ -32,7 +35,7 @@ def _schema(kind, definitions: dict, where: str) -> dict:
         return {"enum": [member.value for member in kind]}
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
-        return _schema(args[0], definitions, where)
+        return _bounded(_schema(args[0], definitions, where), args[1:], where)
     if origin in (typing.Union, types.UnionType):
         return {"anyOf": [_schema(arg, definitions, where) for arg in args]}
     if origin is typing.Literal:
@@ -51,6 +54,25 @@ def _schema(kind, definitions: dict, where: str) -> dict:
             raise GrammarError(f"{where}: a mapping with {args[0]} keys has no JSON form, str keys wanted")
         return {"type": "object", "additionalProperties": _schema(args[1], definitions, where)}
     raise GrammarError(f"{where}: type {kind!r} has no JSON form")
+
+
+def _bounded(schema: dict, notes, where: str) -> dict:
+    """The schema under what is noted of it in `Annotated`: objects with bounds as attributes (as annotated_types has them); others say nothing."""
+    found: dict = {}
+    for note in notes:
+        for part in (note, *(getattr(note, "metadata", None) or ())):
+            for name, keyword in BOUNDS.items():
+                value = getattr(part, name, None)
+                if value is None or isinstance(part, str):
+                    continue
+                if isinstance(keyword, dict):
+                    keyword = keyword.get(schema.get("type"))
+                elif schema.get("type") not in (("string",) if name == "pattern" else ("integer", "number")):
+                    keyword = None
+                if keyword is None:
+                    raise GrammarError(f"{where}: {name}={value!r} cannot be enforced on {schema}")
+                found[keyword] = getattr(value, "pattern", value)
+    return {**schema, **found}
 
 
 def _reference(kind: type, definitions: dict) -> dict:

@@ -6,6 +6,7 @@ in the declared order (an option frees it), numbers have bounded digits and no e
 `GrammarLimits.max_depth`. The steps: `schema_document` resolves references, `schema_facts` turns logic into cases, `schema_emit` writes.
 """
 import dataclasses
+import sys
 import warnings
 from collections.abc import Mapping
 
@@ -84,6 +85,8 @@ def schema_of(source):
     describe = getattr(source, "model_json_schema", None)
     if isinstance(source, type) and callable(describe):
         return describe()
+    if isinstance(source, type) and hasattr(source, "__pydantic_core_schema__"):
+        return sys.modules["pydantic"].TypeAdapter(source).json_schema()      # a dataclass of pydantic's, which is loaded then
     if isinstance(source, type) and dataclasses.is_dataclass(source):
         from oxillama.grammar.dataclass_schema import dataclass_schema
         return dataclass_schema(source)

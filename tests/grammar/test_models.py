@@ -1,0 +1,99 @@
+"""Pydantic models are schemas: what a grammar accepts is what the model reads, and what the model writes is accepted."""
+import ast
+import dataclasses
+import datetime
+import enum
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pydantic
+import pytest
+
+import oxillama
+from oxillama.errors import GrammarError
+from oxillama.grammar import Grammar
+
+
+class Colour(enum.Enum):
+    red = "red"
+    blue = "blue"
+
+
+class Cat(pydantic.BaseModel):
+    kind: Literal["cat"]
+    lives: Annotated[int, pydantic.Field(ge=1, le=9)]
+
+
+class Dog(pydantic.BaseModel):
+    kind: Literal["dog"]
+    name: Annotated[str, pydantic.Field(min_length=2, max_length=5)]
+    born: datetime.date | None = None
+
+
+class Home(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    pets: list[Annotated[Cat | Dog, pydantic.Field(discriminator="kind")]]
+    colour: Colour = Colour.red
+    next: "Home | None" = None
+
+
+GOOD = ['{"pets":[]}', '{"pets":[{"kind":"cat","lives":9}],"colour":"blue"}', '{"pets":[{"kind":"dog","name":"Rex","born":"2024-02-29"}],"next":{"pets":[]}}']
+BAD = ['{}', '{"pets":[{"kind":"cat","lives":10}]}', '{"pets":[{"kind":"dog","name":"R"}]}', '{"pets":[],"colour":"green"}', '{"pets":[],"more":1}',
+       '{"pets":[{"kind":"dog","name":"Rex","born":"2023-02-29"}]}', '{"pets":[],"next":{}}']
+
+
+def test_a_grammar_of_a_model_accepts_what_the_model_reads():
+    grammar = Grammar.from_json_schema(Home)
+    for text in GOOD:
+        assert Home.model_validate_json(text) and grammar.matches(text), text
+    for text in BAD:
+        with pytest.raises(pydantic.ValidationError):
+            Home.model_validate_json(text)
+        assert not grammar.matches(text), text
+
+
+def test_what_a_model_writes_is_accepted():
+    home = Home(pets=[Cat(kind="cat", lives=3), Dog(kind="dog", name="Ann", born=datetime.date(2024, 2, 29))], next=Home(pets=[]))
+    assert Grammar.from_json_schema(Home).matches(home.model_dump_json())
+
+
+def test_a_pydantic_dataclass_keeps_its_constraints():
+    @pydantic.dataclasses.dataclass
+    class Point:
+        x: Annotated[int, pydantic.Field(ge=0, le=9)]
+
+    grammar = Grammar.from_json_schema(Point)
+    assert [grammar.matches(t) for t in ('{"x":9}', '{"x":10}', '{}')] == [True, False, False]
+
+
+def test_bounds_noted_in_a_plain_dataclass_hold_or_raise():
+    @dataclasses.dataclass
+    class Point:
+        x: Annotated[int, "across", pydantic.Field(ge=0, lt=9)]
+        name: Annotated[str, pydantic.Field(max_length=2, pattern="^[a-z]+$")]
+
+    grammar = Grammar.from_json_schema(Point)
+    texts = ('{"x":8,"name":"ab"}', '{"x":9,"name":"ab"}', '{"x":8,"name":"abc"}', '{"x":8,"name":"A"}')
+    assert [grammar.matches(t) for t in texts] == [True, False, False, False]
+
+    @dataclasses.dataclass
+    class Odd:
+        x: Annotated[bool, pydantic.Field(ge=0)]
+
+    with pytest.raises(GrammarError, match="Odd.x: ge=0 cannot be enforced"):
+        Grammar.from_json_schema(Odd)
+
+
+def test_a_model_that_cannot_be_enforced_raises():
+    class Words(pydantic.BaseModel):
+        words: set[str]
+
+    with pytest.raises(GrammarError, match="uniqueItems"):
+        Grammar.from_json_schema(Words)
+
+
+def test_no_module_of_the_package_imports_pydantic():
+    for path in Path(oxillama.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any(name.split(".")[0] == "pydantic" for name in names), path
