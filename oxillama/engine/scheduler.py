@@ -233,7 +233,8 @@ class Scheduler:
 
     def _turn(self) -> tuple[list[Ticket], int]:
         """(the next decoders in rotation, the sequences they bring): as many as a step holds; who needs more than are left is first next time."""
-        most = room = min(self.config.max_batch_sequences, self.config.max_batch_tokens)
+        rows = max(1, self.config.max_batch_tokens - bool(self.prefilling))         # decoders leave a row to who prefills
+        most = room = min(self.config.max_batch_sequences, rows)
         if not any(ticket.width for ticket in self.decoding):
             turn = list(self.decoding)[:room]
             self.decoding.rotate(-len(turn))
@@ -241,8 +242,9 @@ class Scheduler:
         turn, rest = [], []
         for ticket in self.decoding:
             need = self._abreast(ticket)
-            (turn if need <= room else rest).append(ticket)
-            room -= need if need <= room else 0
+            fits = need <= room or not (turn or rest)
+            (turn if fits else rest).append(ticket)
+            room -= need if fits else 0
         self.decoding = deque([*rest, *turn])
         return turn, most - room
 

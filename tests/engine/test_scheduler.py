@@ -218,7 +218,7 @@ def test_everybody_finishes_within_the_bounds_of_every_step(jobs, pages, batch, 
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.integers(0, 12), min_size=1, max_size=9), st.integers(1, 8), st.integers(10, 24))
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=9), st.integers(1, 8), st.integers(8, 20))
 def test_sequences_side_by_side_go_in_one_step_where_they_fit_and_nobody_starves(widths, most, rows):
     sched = scheduler(max_batch_sequences=most, max_batch_tokens=rows, max_sequences=20)
     tickets = decoders(sched, len(widths))
@@ -236,3 +236,17 @@ def test_sequences_side_by_side_go_in_one_step_where_they_fit_and_nobody_starves
                 ticket.part, ticket.done, ticket.length = 0, ticket.done + 1, ticket.length + 1
                 turns[ticket] += 1
     assert min(turns.values()) >= 5
+
+
+def test_decoders_that_fill_every_step_leave_a_row_to_who_prefills():
+    sched = scheduler(max_batch_sequences=8, max_batch_tokens=8)
+    busy = decoders(sched, 8)
+    late = Ticket(20)
+    sched.add(late)
+    turns = dict.fromkeys(busy, 0)
+    for _ in range(20):
+        plan = sched.schedule()
+        for ticket, _ in plan:
+            turns[ticket] = turns.get(ticket, 0) + 1
+        play(plan, sched)
+    assert late.state is State.DECODING and min(turns[ticket] for ticket in busy) >= 17
