@@ -11,7 +11,7 @@ from oxillama.engine.scheduler import PREFILL_CHUNK, SchedulerConfig
 from oxillama.errors import ConfigError
 from oxillama.sampling import SamplerConfig
 
-_LOCAL = ("model_path", "num_threads", "tokenizer_path", "sidecar")
+_LOCAL = ("model_path", "num_threads", "sidecar", "tokenizer_path")      # of a machine, not of a conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,20 +61,22 @@ class EngineConfig:
         self.scheduling()
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON values but those that are of this machine: paths and threads."""
+        """All fields as JSON values but those that are of this machine: paths, threads, sidecars."""
         found = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _LOCAL}
         return {**found, "sampler": self.sampler.to_dict(), "scheduler": None if self.scheduler is None else asdict(self.scheduler)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EngineConfig:
         """A config from `to_dict()`'s form; ConfigError for what is none."""
-        known = {field.name for field in fields(cls)}
+        known = {field.name for field in fields(cls)} - set(_LOCAL)
         if not isinstance(values, Mapping):
             raise ConfigError(f"EngineConfig: found {type(values).__name__}, wanted a mapping of fields")
         for name in values:
             if name not in known:
                 raise ConfigError(f"EngineConfig: found unknown field {name!r}, wanted one of {', '.join(sorted(known))}")
         given = dict(values)
+        if not isinstance(given.get("prefix_cache", True), bool):
+            raise ConfigError(f"prefix_cache: found {given['prefix_cache']!r}, wanted True or False")
         try:
             if isinstance(given.get("sampler"), Mapping):
                 given["sampler"] = SamplerConfig.from_dict(given["sampler"])

@@ -301,6 +301,16 @@ def test_a_snapshot_that_lies_under_right_hashes_is_refused(small, name):
     assert state_of(engine) == before
 
 
+@pytest.mark.parametrize("name, value", [("tokenizer_path", "/etc/hostname"), ("model_path", "x"), ("num_threads", 64), ("sidecar", "auto"),
+                                         ("prefix_cache", 3), ("prefill_chunk_size", 2**63), ("page_size", 2**31), ("max_pages", "8"),
+                                         ("scheduler", {"max_batch_tokens": 2**40}), ("scheduler", {"heat": 1}), ("sampler", 3), ("heat", 1)])
+def test_a_config_that_a_snapshot_may_not_ask_for_is_refused_before_anything_is_made_of_it(small, name, value):
+    path, _, _, data = small
+    wanted = {"scheduler": "max_rows|heat", "prefill_chunk_size": "max_rows"}.get(name, name)
+    with pytest.raises((SnapshotIncompatible, ConfigError), match=wanted):
+        InferenceEngine.resume(remade(data, at("engine", name, value=value)), path)
+
+
 def test_lies_cost_no_memory(small, tmp_path):
     path, _, _, data = small
     (tmp_path / "data").write_bytes(data)
