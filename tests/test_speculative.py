@@ -83,9 +83,10 @@ def test_acceptance_of_the_target_as_its_own_draft_is_whole(target):
 def test_a_grammar_holds_among_candidates_and_forced_tokens_change_nothing(target, draft):
     def run(**options):
         return target.generate("The weather: ", max_tokens=120, sampler=SEEDED, seed=3, json_schema=SCHEMA, cache_prompt=False, **options)
-    wanted = run(logprobs=0)                       # a report of every draw: nothing is taken without one
+    wanted = run(logprobs=0, speculative=False)    # a report of every draw: nothing is taken without one
+    assert wanted.speculation is None
     assert json.loads(wanted.text)["description"] in ("warm", "cold")
-    for options in ({}, dict(speculative="auto"), dict(speculative="lookup"), dict(speculative=draft), dict(speculative="auto", logprobs=0)):
+    for options in ({}, dict(speculative=False), dict(speculative="auto"), dict(speculative="lookup"), dict(speculative=draft), dict(speculative="auto", logprobs=0)):
         done = run(**options)
         assert (done.text, done.tokens) == (wanted.text, wanted.tokens)
 

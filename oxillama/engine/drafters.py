@@ -42,12 +42,15 @@ class Drafters:
                 close()
 
     def candidates(self, asked: Any, masker: Any) -> Candidates | None:
-        """How a request speculates; `masker` is the vocabulary of its grammar, None where it has none."""
-        if asked is None or asked is False:
+        """How a request speculates; `masker` is the vocabulary of its grammar, None where it has none.
+
+        A request that does not say is brought the text that its grammar forces.
+        """
+        if asked is False or asked is None and masker is None:
             return None
         if isinstance(asked, Candidates):
             return asked
-        if asked is not True and asked not in ("auto", "lookup"):
+        if asked is not None and asked is not True and asked not in ("auto", "lookup"):
             return Candidates(asked)
         if self._lookup is None:
             self._lookup = LookupDrafter()
@@ -55,4 +58,4 @@ class Drafters:
             return Candidates(self._lookup)
         if self._text is None:
             self._text = ForcedText(masker.vocab_bytes)
-        return Candidates(FirstOf(self._text, self._lookup))
+        return Candidates(self._text, asked=False) if asked is None else Candidates(FirstOf(self._text, self._lookup))

@@ -199,7 +199,7 @@ class Request:
         sampler = self.session.sampler
         done = Completion("".join(text for text, _ in self.pieces), tuple(self.generated), self.finish_reason or "cancelled", usage,
                           None if sampler is None else sampler.seed, tuple(self.logprobs), tuple(self.prompt_logprobs),
-                          speculation=None if self.speculation is None else self.speculation.stats())
+                          speculation=self.speculation.stats() if self.speculation is not None and self.speculation.candidates.asked else None)
         return done if self.read is None else self.read(done)
 
     async def _wait(self) -> Any:

@@ -131,6 +131,11 @@ class Scheduler:
         return len(self.prefilling) + len(self.decoding)
 
     @property
+    def decode_seconds(self) -> float:
+        """What a step that only decodes takes, 0 before the first."""
+        return self._base_seconds
+
+    @property
     def idle(self) -> bool:
         """Whether there is nothing to plan."""
         return not (self.waiting or self.prefilling or self.decoding)

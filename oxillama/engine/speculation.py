@@ -122,11 +122,16 @@ class Trust:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """How a request speculates: whose candidates, at most how many a step, and whether only as many as pay are brought."""
+    """How a request speculates: whose candidates, at most how many a step, and whether only as many as pay are brought.
+
+    asked: whether the caller wanted it: then nothing is begun before the costs of steps are measured, and the completion tells what became
+    of the candidates. Else steps are assumed to cost what they commonly do until they have run.
+    """
 
     drafter: Drafter
     most: int = MOST
     adaptive: bool = True
+    asked: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.most, bool) or not isinstance(self.most, int) or self.most < 1:
