@@ -46,12 +46,13 @@ class Grammar:
     Make one with `parse` (GBNF), `from_json_schema`, `from_regex` or `from_choices`. Immutable; safe to share between states.
     """
 
-    __slots__ = ("tokens", "limits", "warnings", "_names", "_rules", "_deferred", "_source", "_machine", "_symbols")
+    __slots__ = ("tokens", "limits", "warnings", "_names", "_rules", "_deferred", "_origin", "_source", "_machine", "_symbols")
 
     def __init__(self, names: Sequence[str], rules: Sequence[tuple], *, tokens: Sequence[int | str] = (),
                  limits: GrammarLimits | None = None, source: str | None = None, warnings: Sequence[str] = (),
-                 places: Sequence[tuple[int, int]] = (), deferred=None):
+                 places: Sequence[tuple[int, int]] = (), deferred=None, origin: Mapping[str, Any] | None = None):
         self._names, self._rules, self._deferred, self.tokens = names, rules, deferred, tuple(tokens)
+        self._origin = None if origin is None else dict(origin)
         self.limits = limits or GrammarLimits()
         self.warnings = tuple(warnings)
         self._source = source
@@ -93,13 +94,14 @@ class Grammar:
                     text.decode("utf-8")
                 except UnicodeDecodeError:
                     raise GrammarError(f"choices: {text!r} is not UTF-8") from None
-        return cls(["root"], [choice(*(literal(text) for text in texts))], limits=limits)
+        return cls(["root"], [choice(*(literal(text) for text in texts))], limits=limits,
+                   origin={"choices": [text if isinstance(text, str) else text.decode("utf-8") for text in texts]})
 
     @classmethod
     def from_regex(cls, pattern: str, *, limits: GrammarLimits | None = None) -> "Grammar":
         """Texts that match an ECMA-262 regular expression (u flag) as a whole, as far as it is regular; else `GrammarError`."""
         from oxillama.grammar.regex import parse_regex
-        return cls(["root"], [parse_regex(pattern).whole()], limits=limits)
+        return cls(["root"], [parse_regex(pattern).whole()], limits=limits, origin={"regex": pattern})
 
     @classmethod
     def from_json_schema(cls, schema, **options) -> "Grammar":
@@ -107,6 +109,23 @@ class Grammar:
         from oxillama.grammar.json_schema import JsonSchemaCompiler
         strict = options.pop("strict", True)
         return JsonSchemaCompiler(**options).compile(schema, strict=strict)
+
+    def describe(self) -> dict[str, Any]:
+        """What the grammar was made from, as JSON values; `Grammar.rebuild` of it is the same grammar."""
+        return {"gbnf": self.source} if self._origin is None else dict(self._origin)
+
+    @classmethod
+    def rebuild(cls, description: Mapping[str, Any], *, limits: GrammarLimits | None = None) -> "Grammar":
+        """The grammar that `describe` told of. Raises `GrammarError` for what is no description, and as the maker it names does."""
+        makers = {"gbnf": cls.parse, "regex": cls.from_regex, "choices": cls.from_choices, "schema": cls.from_json_schema}
+        kind = next((k for k in makers if k in description), None) if isinstance(description, Mapping) else None
+        options = {k: v for k, v in description.items() if k != kind} if kind else {}
+        wanted = {"schema": {"whitespace", "order", "strict"}}.get(kind, set())
+        if kind is None or options.keys() != wanted:
+            raise GrammarError(f"grammar: {str(description)[:80]} found, a description (gbnf, regex, choices or schema) wanted")
+        if not isinstance(description[kind], list if kind == "choices" else str):
+            raise GrammarError(f"grammar: {kind}: {type(description[kind]).__name__} found, {'a list' if kind == 'choices' else 'text'} wanted")
+        return makers[kind](description[kind], limits=limits, **options)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -257,9 +276,9 @@ class GrammarState:
         return {"kind": "grammar"}
 
     def serialise(self) -> bytes:
-        """Grammar text and position as bytes for `restore`."""
+        """The grammar's description and what was consumed, as bytes for `restore`: no tables, whatever their size."""
         return json.dumps({
-            "version": VERSION, "grammar": self.grammar.source, "limits": asdict(self.grammar.limits), **self.journal(),
+            "version": VERSION, "grammar": self.grammar.describe(), "limits": asdict(self.grammar.limits), **self.journal(),
         }, separators=(",", ":")).encode("ascii")
 
     def journal(self) -> dict[str, Any]:
@@ -285,16 +304,16 @@ class GrammarState:
 
     @classmethod
     def restore(cls, data: bytes, *, masker=None, grammar: Grammar | None = None) -> "GrammarState":
-        """The state that `serialise` saved; a `grammar` with the same source may be given to share its compiled form."""
+        """The state that `serialise` saved; a `grammar` of the same description may be given to share its compiled form."""
         saved = read_saved(data, "grammar state", VERSION)
-        source, limits = saved.get("grammar"), saved.get("limits")
+        found, limits = saved.get("grammar"), saved.get("limits")
+        if isinstance(found, str):                # as states were saved at first
+            found = {"gbnf": found}
         if grammar is None:
             if not isinstance(limits, dict) or not all(name in GrammarLimits.__dataclass_fields__ for name in limits):
                 raise GrammarError(f"grammar state: malformed limits, found {str(limits)[:60]}")
-            if not isinstance(source, str):
-                raise GrammarError(f"grammar state: malformed grammar, found {type(source).__name__}")
-            grammar = Grammar.parse(source, limits=GrammarLimits(**limits))
-        elif grammar.source != source:
+            grammar = Grammar.rebuild(found, limits=GrammarLimits(**limits))
+        elif grammar.describe() != found and found != {"gbnf": grammar.source}:
             raise GrammarError("grammar state: was saved under another grammar than the one given")
         state = cls(grammar, masker=masker)
         state.replay(saved)

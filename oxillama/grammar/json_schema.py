@@ -6,6 +6,7 @@ in the declared order (an option frees it), numbers have bounded digits and no e
 `GrammarLimits.max_depth`. The steps: `schema_document` resolves references, `schema_facts` turns logic into cases, `schema_emit` writes.
 """
 import dataclasses
+import json
 import sys
 import warnings
 from collections.abc import Mapping
@@ -58,8 +59,9 @@ class JsonSchemaCompiler:
                 notes.append(text)
                 warnings.warn(text, GrammarWarning, stacklevel=3)
 
+        source = schema_of(schema)
         try:
-            document = Document(load(schema_of(schema)), self.resources)
+            document = Document(load(source), self.resources)
             document.refuse_loops()
             expander = Expander(document, refuse)
             emitter = Emitter(document, expander, flexible=self.whitespace == "flexible", free_order=self.order == "free",
@@ -69,7 +71,7 @@ class JsonSchemaCompiler:
                 raise GrammarError("schema /: nothing is valid under the schema false")
             deferred = emitter.run(frozenset() if root == TRUE else frozenset([root]))
             return Grammar(() if deferred else emitter.names, emitter.rules, limits=self.limits, warnings=notes,
-                           deferred=emitter if deferred else None)
+                           deferred=emitter if deferred else None, origin=self._origin(source, strict))
         except RecursionError:
             raise GrammarError("schema: nested too deeply") from None
         except GrammarError as error:
@@ -78,6 +80,13 @@ class JsonSchemaCompiler:
             if "left recursion" in str(error):
                 raise GrammarError("schema: a reference leads back to itself without consuming anything") from None
             raise
+
+    def _origin(self, schema, strict: bool) -> dict | None:
+        """What `Grammar.describe` tells of a schema; None where resources would have to be told too (then it is told as GBNF)."""
+        if self.resources:
+            return None
+        text = schema if isinstance(schema, str) else schema.decode("utf-8") if isinstance(schema, bytes) else json.dumps(schema)
+        return {"schema": text, "whitespace": self.whitespace, "order": self.order, "strict": strict}
 
 
 def schema_of(source):
