@@ -275,19 +275,29 @@ cdef Cut _cut(const MatmulArgs *a, int nth) noexcept nogil:
 
 
 cdef void matmul_part(const MatmulArgs *a, ox_team *team, int ith, int nth) noexcept nogil:
-    """Takes chunks until none is left. The caller puts the barrier after it."""
+    """Takes chunks until none is left. The caller puts the barrier after it.
+
+    Few rows: the chunks are dealt in as many runs as there are workers, take number t being chunk t // nth of run t % nth. Workers that keep
+    step so read a stream each: two of them, taking neighbouring chunks of 36 KB by turns, read 31 GB/s where two streams read 55 (Zen 4).
+    """
     cdef Cut cut = _cut(a, nth)
-    cdef int64_t chunk, p, end, row, after
+    cdef int64_t take, chunk, p, end, row, after
+    cdef int64_t run = (cut.chunks + nth - 1) // nth if a.m <= 8 else cut.chunks
+    cdef int64_t runs = nth if a.m <= 8 else 1
     cdef int m
     while True:
-        chunk = ox_team_take(team)
-        if chunk >= cut.chunks:
+        take = ox_team_take(team)
+        if take >= run * runs:
             return
+        chunk = take % runs * run + take // runs
+        if chunk >= cut.chunks:
+            continue
         row = chunk // cut.groups * cut.rows
         m = <int>min(cut.rows, a.m - row)
         p = chunk % cut.groups * cut.group
         end = min(cut.panels, p + cut.group)
-        after = (chunk + nth) % cut.groups * cut.group if chunk + nth < cut.chunks else -1
+        after = chunk + (1 if runs > 1 else nth)
+        after = after % cut.groups * cut.group if after < cut.chunks else -1
         while p < end:
             if m >= OX_WIDE_ROWS and p + 1 < end and _pairs(a, p):
                 _pair(a, p, end, row, m)
