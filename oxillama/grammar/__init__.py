@@ -6,7 +6,7 @@
   regular      finite automata over code points: intersection, complement, difference
   automaton    Grammar, GrammarState
   mask         TokenMasker: state -> bitset of allowed tokens
-  spelling     how JSON values are written: characters, numbers within bounds
+  spelling     how JSON values are written: characters, constants; numerals: numbers within bounds
   formats      string formats as regular expressions
   json_schema  JSON Schema -> Grammar; the steps: schema_document (references), schema_facts, schema_negation and schema_case (logic into
                cases), schema_emit, schema_objects, schema_arrays, schema_numbers (cases into rules), dataclass_schema

@@ -4,6 +4,7 @@ Everything here and in `schema_numbers`, `schema_arrays` and `schema_objects` on
 exactly is refused (`refuse` raises, or warns when the compiler is lenient), never widened.
 """
 from oxillama.errors import GrammarError
+from oxillama.grammar import numerals
 from oxillama.grammar import spelling as sp
 from oxillama.grammar.formats import format_automaton, format_pattern
 from oxillama.grammar.nodes import ANY, CLASS, EMPTY, NEVER, choice, intersect, literal, repeat, rule, seq
@@ -131,9 +132,9 @@ class Emitter:
         if key == "string":
             return seq(literal('"'), repeat(self.block("char")), literal('"'))
         if key == "integer":
-            return sp.any_integer()
+            return numerals.any_integer()
         if key == "number":
-            return sp.any_number()
+            return numerals.any_number()
         self.where = self.document.pointers[min((n for n, _ in key), default=0)] or "/"
         return choice(*(self.case(facts) for facts in self.expander.cases(key)))
 

@@ -3,7 +3,7 @@ from fractions import Fraction
 from math import ceil, floor, gcd, lcm
 
 from oxillama.errors import GrammarError
-from oxillama.grammar import spelling as sp
+from oxillama.grammar import numerals
 from oxillama.grammar.nodes import NETWORK, NEVER, choice, literal, repeat, seq
 from oxillama.grammar.regular import MAX_NETWORK
 from oxillama.grammar.schema_case import Facts
@@ -30,7 +30,7 @@ def bounded(em, facts: Facts, banned: list[Fraction]) -> tuple:
         return unmultiplied(em, facts, banned)
     low, low_strict, high, high_strict = facts.low, facts.low_strict, facts.high, facts.high_strict
     step = _common([*facts.multiples, *([Fraction(1)] if facts.integer else [])])
-    places = sp.MAX_FRACTION if step is None else _places(step)
+    places = numerals.MAX_FRACTION if step is None else _places(step)
     if places is None:
         return multiples(em, facts, step, set(banned))
     if facts.fraction:
@@ -61,7 +61,7 @@ def unmultiplied(em, facts: Facts, banned: list[Fraction]) -> tuple:
         last = ceil(facts.high) - 1 if facts.high_strict else floor(facts.high)
         if last - first > MAX_ENUMERATED:
             raise GrammarError(f"more than {MAX_ENUMERATED} integers between the bounds")
-        parts += [sp.number_literal(Fraction(k)) for k in range(first, last + 1)
+        parts += [numerals.number_literal(Fraction(k)) for k in range(first, last + 1)
                   if k not in banned and all(k % step for step in facts.broken)]
     elif facts.low is None and facts.high is None and not banned and len(facts.broken) == 1:
         parts.append(seq(repeat(literal("-"), 0, 1), remainders(facts.broken[0], 1, inverse=True)))
@@ -90,7 +90,7 @@ def interval(low, low_strict, high, high_strict, places: int, *, broken: bool = 
             high = -_round_up(-high, places)
         if low is not None and high is not None and low > high:
             return NEVER
-    return sp.interval(low, low_strict, high, high_strict, places, broken=broken)
+    return numerals.interval(low, low_strict, high, high_strict, places, broken=broken)
 
 
 def multiples(em, facts: Facts, step: Fraction, banned: set[Fraction]) -> tuple:
@@ -101,7 +101,7 @@ def multiples(em, facts: Facts, step: Fraction, banned: set[Fraction]) -> tuple:
         last = ceil(high / step) - 1 if facts.high_strict else floor(high / step)
         if last - first > MAX_ENUMERATED:
             raise GrammarError(f"more than {MAX_ENUMERATED} multiples of {step} between the bounds")
-        return choice(*(sp.number_literal(k * step) for k in range(first, last + 1) if k * step not in banned))
+        return choice(*(numerals.number_literal(k * step) for k in range(first, last + 1) if k * step not in banned))
     if banned:
         raise GrammarError("excluded values beside 'multipleOf' need two bounds")
     if low is None and high is None:
@@ -122,7 +122,7 @@ def multiples_from(em, low: Fraction, strict: bool, step: Fraction, mirrored: bo
     if last - first > MAX_ENUMERATED:
         raise GrammarError(f"too many multiples of {step} near the bound {low}")
     sign = -1 if mirrored else 1
-    listed = [sp.number_literal(sign * k * step) for k in range(first, last + 1)]
+    listed = [numerals.number_literal(sign * k * step) for k in range(first, last + 1)]
     more = remainders(step, whole + 1)
     return choice(*listed, seq(literal("-"), more) if mirrored else more)
 
@@ -201,6 +201,6 @@ def _unit(value: Fraction) -> Fraction:
 
 def _round_up(value: Fraction, places: int) -> Fraction:
     """The least decimal with that many places that is not below."""
-    if sp.decimal_text(value) is not None and value.denominator <= 10**places and (value * 10**places).denominator == 1:
+    if numerals.decimal_text(value) is not None and value.denominator <= 10**places and (value * 10**places).denominator == 1:
         return value
     return Fraction(ceil(value * 10**places), 10**places)
