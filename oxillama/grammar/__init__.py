@@ -2,14 +2,15 @@
 
   nodes        the tree every notation is turned into
   gbnf         reads and writes GBNF text
-  regex        ECMA regular expressions -> nodes and automata
+  regex        ECMA regular expressions (regex_reader: their text) -> nodes and automata
   regular      finite automata over code points: intersection, complement, difference
   automaton    Grammar, GrammarState
   mask         TokenMasker: state -> bitset of allowed tokens
   spelling     how JSON values are written: characters, constants; numerals: numbers within bounds
   formats      string formats as regular expressions
   json_schema  JSON Schema -> Grammar; the steps: schema_document (references), schema_facts, schema_negation and schema_case (logic into
-               cases), schema_emit, schema_objects, schema_arrays, schema_numbers (cases into rules), dataclass_schema
+               cases), schema_survey (which rules can be written later), schema_emit, schema_objects, schema_arrays, schema_numbers
+               (cases into rules), dataclass_schema
 """
 from oxillama.grammar.automaton import Grammar, GrammarLimits, GrammarState
 from oxillama.grammar.json_schema import GrammarWarning, JsonSchemaCompiler

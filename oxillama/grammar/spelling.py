@@ -1,4 +1,4 @@
-"""How JSON values are written: characters of strings, literals, whitespace, and numbers within bounds, as grammar nodes.
+"""How JSON values are written: characters of strings, constants and whitespace, as grammar nodes.
 
 `Spelling(flexible)` is either compact (what `json.dumps` with the tightest separators and raw UTF-8 writes) or flexible (whitespace
 around punctuation, short escapes, and \\uXXXX for controls and all beyond ASCII). Unconstrained strings take every escape in both.
