@@ -237,7 +237,8 @@ cdef class TokenTrie:
         return 1 if 2 * covered > t.token_count else 0
 
     cdef int _walk(self, Tree *t, Machine machine, int32_t config, int32_t **rows, uint32_t *mask, bint covered, bint optimistic) except -1:
-        """One walk; `rows` is room for the rows of a path, `covered` allows taking subtrees whole, `optimistic` means that bits are set already and only dead ones matter."""
+        """One walk; `rows` is room for the rows of a path, `covered` allows taking subtrees whole, `optimistic` means that bits are set
+        already and only dead ones matter."""
         cdef Py_ssize_t i = 0, k
         cdef int32_t d, follow
         cdef int32_t last_follow = -1, last_u8 = -1, last_cover = 0
