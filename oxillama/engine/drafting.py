@@ -34,7 +34,7 @@ class Pace:
     __slots__ = ("idle", "patience", "trust")
 
     def __init__(self) -> None:
-        self.trust, self.idle, self.patience = Trust(_FIRST_TRUST), 0, PATIENCE
+        self.trust, self.idle, self.patience = Trust(_FIRST_TRUST, weight=2.0), 0, PATIENCE
 
     def count(self, paying: int) -> int:
         """How many candidates to draft where so many would pay: one now and then where none do, to see whether that has changed."""
@@ -62,13 +62,13 @@ class Following:
     def remember(self) -> dict:
         """What was learned, as JSON values."""
         pace = self.pace
-        return {"trust": [pace.trust.right, pace.trust.judged], "idle": pace.idle, "patience": pace.patience, "offered": self.offered,
+        return {"trust": [pace.trust.right, pace.trust.judged, pace.trust.reach], "idle": pace.idle, "patience": pace.patience, "offered": self.offered,
                 "position": self.position}
 
     def recall(self, memory: dict) -> None:
         """Take in what `remember` gave."""
         pace = self.pace
-        pace.trust.right, pace.trust.judged = memory["trust"]
+        pace.trust.right, pace.trust.judged, pace.trust.reach = memory["trust"]
         pace.idle, pace.patience = memory["idle"], memory["patience"]
         self.offered, self.position = list(memory["offered"]), memory["position"]
 
@@ -158,7 +158,7 @@ class ModelDrafter:
         state.learn(ask.session.tokens)
         if ask.costs is None:
             return ask.most
-        chances = [state.pace.trust.chance] * ask.most
+        chances = state.pace.trust.chances(ask.most)
         if state.sampler is None:
             if self._costs is None:
                 core = self.core

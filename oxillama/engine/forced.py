@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from oxillama.engine.speculation import Ask, Draft, Trust
+from oxillama.engine.speculation import MOST, Ask, Draft, Trust
 
 _FIRST_TRUST = 0.8
 _MOST_TEXT = 256                # bytes
@@ -63,11 +63,11 @@ class ForcedText:
         if len(text) < 2:
             return Draft()
         state.position, state.offered = len(tokens), self.spell(text)[:ask.most]
-        return Draft(state.offered, [state.trust.chance] * len(state.offered))
+        return Draft(state.offered, state.trust.chances(len(state.offered)))
 
 
 class _Spelling:
     __slots__ = ("offered", "position", "trust")
 
     def __init__(self) -> None:
-        self.trust, self.offered, self.position = Trust(_FIRST_TRUST), [], 0
+        self.trust, self.offered, self.position = Trust(_FIRST_TRUST, weight=2.0, reach=MOST), [], 0

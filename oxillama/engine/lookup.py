@@ -109,7 +109,7 @@ class Lookup:
                 out.append(out[len(out) - period])
         group = sum(run >= least for least in _CLASSES)
         self._offered = (len(tokens), out, group)
-        return Draft(out, [self._trust[group].chance] * len(out))
+        return Draft(out, self._trust[group].chances(len(out)))
 
     def _longest(self) -> tuple[int, int]:
         """(where the longest earlier run that ends as the text does is followed, its length); (0, 0) where there is none."""

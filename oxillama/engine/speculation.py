@@ -30,11 +30,14 @@ from oxillama.sampling import Distribution, Sampler
 
 MOST = 16                       # candidates of a step, unless told otherwise
 _MEMORY = 0.95                  # weight of what was learned before, at each verdict
+_FIRST_REACH = 2                # candidates of a kind that has not been judged yet
+_GROWTH = 3                     # times as many as stood are tried next
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Candidates in order. chances: of each, to stand where those before it do, None where their number was already chosen with care.
+    """Candidates in order. chances: of each, to stand where those before it do; those beyond the last chance are not brought. None where
+    their number was already chosen with care.
 
     shares: what each was drawn from, where they were drawn by a sampler of the drafter's own.
     """
@@ -99,25 +102,39 @@ class SpecStats:
 
 
 class Trust:
-    """How often candidates of one kind stood, the newest verdicts counting most; `first` is what is believed before any."""
+    """How often candidates of one kind stood, the newest verdicts counting most; `first` is what is believed before any.
 
-    __slots__ = ("judged", "right")
+    reach: how many may be brought, from the start two unless told otherwise: what is believed before any verdict is worth few rows. It is
+    soon as many as there are where they stand, and one where the first do not.
+    """
 
-    def __init__(self, first: float, *, weight: float = 2.0) -> None:
-        self.right, self.judged = first * weight, weight
+    __slots__ = ("judged", "reach", "right")
+
+    def __init__(self, first: float, *, weight: float = 1.0, reach: int = _FIRST_REACH) -> None:
+        self.right, self.judged, self.reach = first * weight, weight, reach
 
     @property
     def chance(self) -> float:
         """Of a candidate to be right where those before it are."""
         return self.right / self.judged
 
+    def chances(self, most: int) -> list[float]:
+        """Of each candidate that may be brought, `most` at most."""
+        return [self.chance] * min(most, self.reach)
+
     def learn(self, came: Sequence[int], candidates: Sequence[int]) -> None:
         """Compare what came with what was offered, up to the first difference."""
+        stood = 0
         for token, candidate in zip(came, candidates):
             self.right = self.right * _MEMORY + (token == candidate)
             self.judged = self.judged * _MEMORY + 1
             if token != candidate:
-                return
+                break
+            stood += 1
+        if stood:
+            self.reach = max(self.reach, _GROWTH * stood)
+        elif came and candidates and self.reach == _FIRST_REACH:
+            self.reach = 1
 
 
 @dataclass(frozen=True, slots=True)
