@@ -5,7 +5,6 @@ requests in one step, each with the tokens it would have had alone; the caller w
 """
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
@@ -16,15 +15,12 @@ from typing import Any
 import numpy as np
 
 from oxillama._core.kernels import cpu_info
-from oxillama.chat import Chat
 from oxillama.drafts import candidates_of
 from oxillama.embedded import embedded_path
 from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig, make_beams
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.embedding import Pooler, PoolingMode, all_pooled, submit_embedding
-from oxillama.engine.engine import EngineCore
-from oxillama.engine.generation import Options, Vocabulary, checked_ids, make_request
-from oxillama.engine.live import LiveSession
+from oxillama.engine.generation import Options, make_request
 from oxillama.engine.metrics import MetricsSnapshot
 from oxillama.engine.raw import RawLoop, diagnose
 from oxillama.engine.request import Completion, Request, Stream, all_finished, finished
@@ -33,14 +29,13 @@ from oxillama.engine.session import Session
 from oxillama.engine.siblings import Siblings, make_siblings
 from oxillama.engine.snapshot import EngineSnapshot
 from oxillama.engine.spill import spill, start
-from oxillama.errors import ConfigError, EmptySequence, EngineError
-from oxillama.model.load import Model, ModelConfig
-from oxillama.opening import Progress, open_model
+from oxillama.errors import ConfigError, EmptySequence
+from oxillama.loaded import Loaded, Prompt
+from oxillama.model.load import ModelConfig
+from oxillama.opening import Progress
 from oxillama.tokenizer import TokenizerBridge
 
 __all__ = ["EngineConfig", "InferenceEngine", "cpu_info", "load", "load_model_from_bytes"]
-
-Prompt = str | Sequence[int]
 
 
 def load(model_path: str | Path | None = None, *, progress: Progress | None = None, **config: Any) -> InferenceEngine:
@@ -69,58 +64,45 @@ class InferenceEngine:
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         self.engine_config = config or EngineConfig()
-        self._model: Model | None = None
-        self._core: EngineCore | None = None
-        self._vocabulary: Vocabulary | None = None
-        self._chat: Chat | None = None
-        self._live: LiveSession | None = None      # of prefill, forward_one and generate(None)
-        self._lock = threading.RLock()
+        self._loaded = Loaded()
 
     # ---- loading -------------------------------------------------------------------------------------------------------
 
     def load_model(self, model_path: str | Path | None = None, *, progress: Progress | None = None) -> InferenceEngine:
         """Load the config's model, or another one; returns the engine."""
         path = model_path if model_path is not None else self.engine_config.model_path
-        return self._load(path if path is not None else embedded_path(), None, progress)
+        self._loaded.open(self.engine_config, path if path is not None else embedded_path(), progress=progress)
+        return self
 
     def load_model_from_bytes(self, gguf_bytes: bytes, tokenizer_json: str | bytes | None = None) -> InferenceEngine:
         """Load a model from the bytes of a GGUF file; returns the engine."""
-        return self._load(gguf_bytes, tokenizer_json, None)
-
-    def _load(self, source: Any, tokenizer_json: str | bytes | None, progress: Progress | None) -> InferenceEngine:
-        opened = open_model(self.engine_config, source, tokenizer_json=tokenizer_json, progress=progress)
-        with self._lock:
-            before, self._core = self._core, opened.core
-            self._model, self._vocabulary, self._chat = opened.model, opened.vocabulary, None
-            self._live = LiveSession(opened.core)
-        if before is not None:
-            before.close()
+        self._loaded.open(self.engine_config, gguf_bytes, tokenizer_json=tokenizer_json)
         return self
 
     @property
     def config(self) -> ModelConfig:
         """Sizes of the loaded model."""
-        return self._loaded().config
+        return self._loaded.model.config
 
     @property
     def num_threads(self) -> int:
         """Workers of a step."""
-        return self._loaded().program.num_threads
+        return self._loaded.model.program.num_threads
 
     @property
     def context_size(self) -> int:
         """Most tokens of a session."""
-        return self._ready().context_size
+        return self._loaded.core.context_size
 
     @property
     def model_bytes(self) -> int:
         """Bytes of the model's tensors in its file."""
-        return sum(tensor.nbytes for tensor in self._loaded().reader.tensors.values())
+        return sum(tensor.nbytes for tensor in self._loaded.model.reader.tensors.values())
 
     @property
     def tokenizer(self) -> TokenizerBridge:
         """The vocabulary; EngineError for a file without one."""
-        return self._words().bridge
+        return self._loaded.words.bridge
 
     # ---- text ------------------------------------------------------------------------------------------------------------
 
@@ -134,7 +116,7 @@ class InferenceEngine:
 
     def is_eos(self, token: int) -> bool:
         """Whether a token ends generation."""
-        return token in self._ready().eog_ids
+        return token in self._loaded.core.eog_ids
 
     # ---- generation --------------------------------------------------------------------------------------------------------
 
@@ -145,28 +127,15 @@ class InferenceEngine:
         With `n` or `best_of` above 1 the `Siblings` that share the prompt, whose result is a list.
         """
         if options.get("speculative") is not None:
-            options["speculative"] = candidates_of(self._ready(), self._vocabulary, self._loaded(), options["speculative"])
+            loaded = self._loaded
+            options["speculative"] = candidates_of(loaded.core, loaded.vocabulary, loaded.model, options["speculative"])
         wanted = Options.of(options)
         return self._submit(make_siblings if wanted.completions > 1 else make_request, prompt, session, wanted)
 
     def _submit(self, make: Callable[..., Request | Siblings], prompt: Prompt | None, session: Session | None,
                 wanted: Options) -> Request | Siblings:
-        core = self._ready()
-        if prompt is None and session is None:
-            session = self._live.recent
-            if session is None:
-                raise EngineError("generate(None): there is no session to go on with, wanted a prompt first")
-        ids = None if prompt is None else self._ids(prompt, add_special=session is None or not len(session))
-        if self._vocabulary is not None:
-            self._vocabulary.prepare(wanted)         # whatever takes long comes before the lock
-        if session is not None:
-            core.settle(session)
-        with core.lock if session is not None else nullcontext():
-            made = make(core, self._vocabulary, wanted, default=self.engine_config.sampler, prompt=ids, session=session)
-            first = made.requests[0] if isinstance(made, Siblings) else made
-            first.owner = self                       # an engine that is forgotten finishes what it began
-            core.submit(first)
-            return made
+        """Start what `make` makes of a prompt; the request keeps this engine: one that is forgotten finishes what it began."""
+        return self._loaded.submit(make, prompt, wanted, session=session, sampler=self.engine_config.sampler, owner=self)
 
     def generate(self, prompt: Prompt | Sequence[Prompt] | None, **options: Any) -> Completion | list[Completion]:
         """The completion of a prompt (text or token ids), or of each of a list of prompts, batched; options as `Options` lists them.
@@ -176,12 +145,12 @@ class InferenceEngine:
         """
         if self.is_many(prompt):
             return all_finished(self.submit(one, **options) for one in prompt)
-        return finished(self._followed(self.submit(prompt, **options)))
+        return finished(self._loaded.follow(self.submit(prompt, **options)))
 
     def stream(self, prompt: Prompt | None, **options: Any) -> Stream:
         """The completion as it comes: an iterator of pieces whose `.text` is whole UTF-8. Closing or forgetting it stops the work."""
         _only_one(options)
-        return Stream(self._followed(self.submit(prompt, **options)))
+        return Stream(self._loaded.follow(self.submit(prompt, **options)))
 
     def beam_generate(self, prompt: Prompt | None, config: BeamSearchConfig | None = None, *, session: Session | None = None,
                       **options: Any) -> list[BeamHypothesis]:
@@ -204,7 +173,7 @@ class InferenceEngine:
         """
         if stream:
             _only_one(options)
-        request = self._followed(self.submit_chat(messages, **options))
+        request = self._loaded.follow(self.submit_chat(messages, **options))
         return Stream(request) if stream else finished(request)
 
     def submit_chat(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, response_format: dict | None = None,
@@ -214,7 +183,7 @@ class InferenceEngine:
         tool_choice ("auto", "none", "required" or a tool's name), tool_format (None: what the template teaches) and parallel_tool_calls go
         with `tools`, whose calls follow their schemas (see `toolcalls.ChatPlanner`); the completion has `content`, `reasoning`, `tool_calls`.
         """
-        turn = self._talk().turn(messages, tools=tools, response_format=response_format, template=template, **options)
+        turn = self._loaded.chat.turn(messages, tools=tools, response_format=response_format, template=template, **options)
         request = self.submit(turn.prompt, **turn.options)
         for each in request.requests if isinstance(request, Siblings) else (request,):
             each.read, each.events = turn.read, turn.events
@@ -223,7 +192,7 @@ class InferenceEngine:
     def render_chat(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, add_generation_prompt: bool = True,
                     **variables: Any) -> str:
         """The text that the model's chat template makes of a conversation."""
-        return self._talk().render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
+        return self._loaded.chat.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
 
     @staticmethod
     def is_many(prompt: Any) -> bool:
@@ -234,19 +203,19 @@ class InferenceEngine:
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
         """float32 (len(ids), vocabulary): row i predicts token i + 1, through the same compiled path as `generate`."""
-        return all_logits(self._ready(), self._ids(ids), owner=self)
+        return all_logits(self._loaded.core, self._loaded.ids(ids), owner=self)
 
     def session(self) -> Session:
         """A new session of your own: `prefill`, `forward_one` and `generate` take it, and it can `fork`, `truncate` and `close` itself."""
-        core = self._ready()
+        core = self._loaded.core
         return core.keep(core.new_session())
 
     def prefill(self, ids: Prompt, *, session: Session | None = None) -> np.ndarray:
         """Append tokens to a session (the engine's live one); returns the logits after them, float32 (vocabulary,)."""
-        core, live = self._ready(), self._live
+        core, live = self._loaded.core, self._loaded.live
         with nullcontext() if session is not None else live.lock:
             session = live.use() if session is None else session
-            return core.extend(session, self._ids(ids, add_special=not len(session)))
+            return core.extend(session, self._loaded.ids(ids, add_special=not len(session)))
 
     def forward_one(self, token: int, *, session: Session | None = None) -> np.ndarray:
         """Append one token; returns the logits after it, float32 (vocabulary,)."""
@@ -254,28 +223,25 @@ class InferenceEngine:
 
     def truncate(self, length: int) -> None:
         """Forget the live session's tokens from `length` on."""
-        self._ready()
-        self._live.truncate(length)
+        self._loaded.live.truncate(length)
 
     def reset(self) -> None:
         """Forget the live session."""
-        self._ready()
-        self._live.reset()
+        self._loaded.live.reset()
 
     def kv_cache_seq_len(self) -> int:
         """Tokens of the live session."""
-        self._ready()
-        return len(self._live.get())
+        return len(self._loaded.live.get())
 
     # ---- snapshots -----------------------------------------------------------------------------------------------------------
 
     def snapshot(self, **options: Any) -> bytes:
         """The session that `generate(None)` would go on with, whole, as bytes; options are those of `Snapshots.take` (engine.snapshot)."""
-        return self._held().snapshot(**options)
+        return self._last().snapshot(**options)
 
     def snapshot_to_file(self, path: str | Path, **options: Any) -> None:
         """The same in a file: whatever fails, or is killed, when, the file holds what it held before or all of the snapshot."""
-        self._held().snapshot_to_file(path, **options)
+        self._last().snapshot_to_file(path, **options)
 
     @classmethod
     def resume(cls, data: bytes, model_path: Any = None, *, processors: Sequence[Callable] = (), progress: Progress | None = None,
@@ -289,9 +255,9 @@ class InferenceEngine:
         model = embedded_path() if model_path is None else model_path
         told.model.verify(model)
         engine = cls(told.config(model_path=model if isinstance(model, (str, Path)) else None, **config))
-        engine._load(model, None, progress)
+        engine._loaded.open(engine.engine_config, model, progress=progress)
         try:
-            engine._live.take(engine.restore(data, processors=processors))
+            engine._loaded.live.take(engine.restore(data, processors=processors))
         except BaseException:
             engine.close()
             raise
@@ -308,7 +274,7 @@ class InferenceEngine:
         processors: the functions that its generation was given, which no snapshot can hold. When it is refused (SnapshotIncompatible,
         ModelFingerprintMismatch, PoolError), nothing has changed.
         """
-        return self._ready().saved().restore(data, processors=processors)
+        return self._loaded.core.saved().restore(data, processors=processors)
 
     def restore_from_file(self, path: str | Path, *, processors: Sequence[Callable] = ()) -> Session:
         """`restore` from a file."""
@@ -316,18 +282,15 @@ class InferenceEngine:
 
     def save_prefixes(self, path: str | Path) -> int:
         """Write the stored prefixes to a file, for `load_prefixes` of an engine to come over the same model; returns how many."""
-        return spill(self._ready().saved(), path)
+        return spill(self._loaded.core.saved(), path)
 
     def load_prefixes(self, path: str | Path) -> int:
         """Start from the prefixes of a file, as far as there is room; returns how many."""
-        return start(self._ready().saved(), path)
+        return start(self._loaded.core.saved(), path)
 
-    def _held(self) -> Session:
-        """The session used last."""
-        self._ready()
-        if self._live.recent is None:
-            raise EngineError("snapshot: there is no session to save, wanted a prompt first")
-        return self._live.recent
+    def _last(self) -> Session:
+        """The session that a snapshot saves."""
+        return self._loaded.last("snapshot: there is no session to save")
 
     # ---- embeddings --------------------------------------------------------------------------------------------------------
 
@@ -350,39 +313,35 @@ class InferenceEngine:
     def submit_embedding(self, text: Prompt, *, mode: PoolingMode | str = PoolingMode.MEAN,
                          normalize: bool = True) -> tuple[Request, Pooler]:
         """Start an embedding and return at once: the request, and the pooler that has the vector when it is done."""
-        ids = [] if isinstance(text, str) and not text else self._ids(text)
-        return submit_embedding(self._ready(), ids, mode=mode, normalize=normalize, owner=self)
+        ids = [] if isinstance(text, str) and not text else self._loaded.ids(text)
+        return submit_embedding(self._loaded.core, ids, mode=mode, normalize=normalize, owner=self)
 
     # ---- looking inside -----------------------------------------------------------------------------------------------------
 
     def metrics(self) -> MetricsSnapshot:
         """The engine's counters as they are now."""
-        return self._ready().metrics()
+        return self._loaded.core.metrics()
 
     def clear_cache(self) -> None:
         """Forget stored prefixes and give their memory back."""
-        self._ready().clear_cache()
+        self._loaded.core.clear_cache()
 
     def raw_loop(self) -> RawLoop:
         """A bare step loop over the program, to measure against; requests wait while it is open."""
         config = self.engine_config
-        return RawLoop(self._ready(), self._loaded(), kv_type=config.kv_type, page_size=config.page_size, chunk=config.prefill_chunk_size)
+        return RawLoop(self._loaded.core, self._loaded.model, kv_type=config.kv_type, page_size=config.page_size, chunk=config.prefill_chunk_size)
 
     def diagnose(self, ids: Sequence[int]) -> Iterator:
         """Each op of the compiled tape against its numpy meaning (model.reference.Difference), in order."""
-        return diagnose(self._ready(), self._loaded(), self._ids(ids))
+        return diagnose(self._loaded.core, self._loaded.model, self._loaded.ids(ids))
 
     def dump(self) -> str:
         """The model's tape as text."""
-        return self._loaded().tape.dump()
+        return self._loaded.model.tape.dump()
 
     def close(self) -> None:
         """Stop all work and free the model; safe to call twice."""
-        core = self._core
-        if core is not None:
-            core.close()
-        with self._lock:
-            self._model = self._vocabulary = self._chat = None
+        self._loaded.close()
 
     def __enter__(self) -> InferenceEngine:
         return self
@@ -391,46 +350,9 @@ class InferenceEngine:
         self.close()
 
     def __del__(self) -> None:
-        core = getattr(self, "_core", None)
-        if core is not None:
-            core.stop()
-
-    def _loaded(self) -> Model:
-        self._ready()
-        model = self._model
-        if model is None:
-            raise EngineError("engine: is closed")
-        return model
-
-    def _ready(self) -> EngineCore:
-        core = self._core
-        if core is None:
-            raise EngineError("engine: has no model, call load_model first")
-        core.check()
-        return core
-
-    def _followed(self, request: Request) -> Request:
-        """A request whose session a prompt of None goes on with."""
-        self._live.recent = request.session
-        return request
-
-    def _talk(self) -> Chat:
-        """How the model is talked to; TemplateError for a file without a template."""
-        if self._chat is None:
-            self._chat = Chat(self._loaded().reader.metadata, self._words())
-        return self._chat
-
-    def _words(self) -> Vocabulary:
-        self._loaded()
-        if self._vocabulary is None:
-            raise EngineError("tokenizer: the file has no vocabulary, wanted tokenizer_path or token ids")
-        return self._vocabulary
-
-    def _ids(self, prompt: Prompt, *, add_special: bool = True) -> list[int]:
-        """Token ids of a prompt, each within the vocabulary."""
-        if isinstance(prompt, str):
-            return self.tokenize(prompt, add_special=add_special)
-        return checked_ids(prompt, self._loaded().config.vocab_size)
+        loaded = getattr(self, "_loaded", None)
+        if loaded is not None:
+            loaded.stop()
 
 
 def _only_one(options: dict[str, Any]) -> None:

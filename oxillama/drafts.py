@@ -53,7 +53,8 @@ def open_draft(vocabulary: Vocabulary | None, model: Model, source: Any, *, own_
     ConfigError names what the draft's vocabulary lacks.
     """
     if hasattr(source, "load_model"):
-        core, words, draft, close = source._ready(), source._vocabulary, source._loaded(), None
+        loaded, close = source._loaded, None
+        core, words, draft = loaded.core, loaded.vocabulary, loaded.model
     else:
         path = Path(source)
         path = choose_draft(model, path) if path.is_dir() else path

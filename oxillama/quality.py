@@ -106,7 +106,7 @@ def perplexity(engine: InferenceEngine, text: str | Sequence[int], *, context: i
                         save.write(_encoded(log_p))
                     if rows is not None:
                         distances.append(_distance(next(rows), log_p, window[position + 1]))
-            submit_rows(engine._ready(), window, take, owner=engine).result()
+            submit_rows(engine._loaded.core, window, take, owner=engine).result()
             if progress is not None:
                 progress(index + 1, len(windows), float(np.exp(np.mean(losses))))
     value, error = _mean(np.array(losses))

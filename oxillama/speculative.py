@@ -68,9 +68,9 @@ class SpeculativeEngine:
         self._mine: list[Any] = []
         try:
             self.target = config.target if isinstance(config.target, InferenceEngine) else self._own(load(config.target))
-            source = requantised_draft(self.target._loaded()) if config.draft == "requantised" else config.draft
+            source = requantised_draft(self.target._loaded.model) if config.draft == "requantised" else config.draft
             own = None if config.draft_sampler is None else self._draft_sampler
-            self.drafter, close = open_draft(self.target._vocabulary, self.target._loaded(), source, own_sampler=own,
+            self.drafter, close = open_draft(self.target._loaded.vocabulary, self.target._loaded.model, source, own_sampler=own,
                                                   config=draft_config)
         except BaseException:
             self.close()
@@ -89,7 +89,7 @@ class SpeculativeEngine:
             options.setdefault("seed", self.config.seed)
         request = self.target.submit(prompt, speculative=self.candidates if drafting else Candidates(Silent(), adaptive=False), **options)
         self._accepted += self.stats.accepted
-        self._last = self.target._followed(request)
+        self._last = self.target._loaded.follow(request)
         return request
 
     def generate(self, prompt: Any, **options: Any) -> Completion:
@@ -155,7 +155,7 @@ class SpeculativeEngine:
             raise ConfigError(f"{changed[0]}: the text depends on it where the draft draws by its own sampler, wanted it unchanged")
         opened = InferenceEngine.resume(saved.target, target) if not isinstance(target, InferenceEngine) else target
         if opened is target:
-            target._live.take(target.restore(saved.target))
+            target._loaded.live.take(target.restore(saved.target))
         engine = cls(replace(config, target=opened, **changes))
         if opened is not target:
             engine._mine.append(opened)
@@ -184,12 +184,12 @@ class SpeculativeEngine:
         return {"adaptive": self.config.adaptive, "draft_sampler": None if sampler is None else sampler.to_dict()}
 
     def _session(self) -> Session:
-        return self.target._held()
+        return self.target._last()
 
     def _draft_sampler(self, session: Session) -> Sampler:
         """The draft's own sampler for a session: its stream starts from the session's seed, and shares nothing with the session's."""
         digest = hashlib.blake2b(session.sampler.seed.to_bytes(8, "little"), digest_size=8, person=b"draft").digest()
-        return sampler_of(self.config.draft_sampler, self.target._vocabulary, session.sampler.vocab_size,
+        return sampler_of(self.config.draft_sampler, self.target._loaded.vocabulary, session.sampler.vocab_size,
                           seed=int.from_bytes(digest, "little"))
 
     # ---- ends ------------------------------------------------------------------------------------------------------------------

@@ -107,10 +107,10 @@ def test_a_file_of_logits_of_another_text_size_or_kind_is_refused(engine, tmp_pa
 def test_importances_are_the_squares_of_what_the_reference_says_each_matrix_meets(engine):
     sums, counts, windows = oxillama.collect_imatrix(engine, TEXT, context=CONTEXT, limit=2)
     assert windows == 2 and set(counts.values()) == {2 * CONTEXT} and set(sums) == set(counts)
-    reader = engine._model.reader
+    reader = engine._loaded.model.reader
     matrices = {name for name, info in reader.tensors.items() if len(info.shape) == 2 and name.startswith("blk.")}
     assert set(sums) == matrices
-    reference = engine._model.reference()
+    reference = engine._loaded.model.reference()
     wanted: dict[str, np.ndarray] = {}
     for window in quality.windows_of(engine, TEXT, CONTEXT, 2):
         frame = reference.frame(window)

@@ -158,13 +158,13 @@ def test_a_saved_session_is_refused_when_a_byte_is_another(target, draft):
 
 
 def test_a_draft_is_chosen_from_a_folder_or_made(target, stories, tmp_path):
-    assert choose_draft(target._loaded(), stories) == stories / "stories260K-q8_0.gguf"
-    made = requantised_draft(target._loaded(), tmp_path)
+    assert choose_draft(target._loaded.model, stories) == stories / "stories260K-q8_0.gguf"
+    made = requantised_draft(target._loaded.model, tmp_path)
     assert made.parent == tmp_path and made.stat().st_size < (stories / "stories260K-f32.gguf").stat().st_size / 2
     done = target.generate("Once upon a time", max_tokens=60, speculative=stories, sampler=oxillama.SamplerConfig.greedy())
     assert done.tokens == plain(target, "Once upon a time", max_tokens=60, sampler=oxillama.SamplerConfig.greedy()).tokens
     with pytest.raises(oxillama.ConfigError, match="holds no GGUF file with the target's vocabulary"):
-        choose_draft(target._loaded(), tmp_path.parent / "nowhere")
+        choose_draft(target._loaded.model, tmp_path.parent / "nowhere")
 
 
 def test_what_cannot_draft_is_refused_by_name(target, cases):

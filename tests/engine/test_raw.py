@@ -16,7 +16,7 @@ def engine():
 
 def test_a_step_in_parts_leaves_what_the_whole_step_leaves(engine):
     ids = list(range(40, 70))
-    ops = engine._model.tape.ops
+    ops = engine._loaded.model.tape.ops
     with engine.raw_loop() as loop:
         parts = list(loop.matmul_inputs(ids))
         batch = Batch(np.array(ids, np.int32), np.arange(30, dtype=np.int32), [loop._arrays[-1]], np.zeros(30, np.int32),
@@ -50,5 +50,5 @@ def test_every_op_of_the_tape_has_its_time(engine):
     with engine.raw_loop() as loop:
         loop.prefill(0, [1, 2, 3])
         timed = loop.profile(0, [4], repeat=3)
-    assert [op for op, _ in timed] == list(engine._model.tape.ops)
+    assert [op for op, _ in timed] == list(engine._loaded.model.tape.ops)
     assert all(microseconds >= 0 for _, microseconds in timed)

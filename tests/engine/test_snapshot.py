@@ -100,10 +100,10 @@ def test_earlier_owners_of_a_page_do_not_show(engine):
 def test_pages_in_use_are_all_that_is_saved(small):
     path, engine, session, data = small
     facts, sections = parts(data)
-    memory = engine._core.memory
+    memory = engine._loaded.core.memory
     assert len(sections["kv"]) == memory.page_bytes and facts["kv"]["length"] == 5 and len(data) < 1.02 * memory.page_bytes + 4096
     kv = sections["kv"]
-    assert kv == engine._core.snapshots._shared_pages(session).read().tobytes()
+    assert kv == engine._loaded.core.snapshots._shared_pages(session).read().tobytes()
     k = np.frombuffer(kv[:2 * 32 * 16 * 2], np.float16).reshape(2, 32, 16)
     assert k[:, :, :5].any() and not k[:, :, 5:].any()
 
@@ -121,7 +121,7 @@ def test_a_session_that_has_not_drawn_goes_on_from_its_pending_logits(engine):
     wanted = engine.prefill(PROMPT)
     data = engine.snapshot()
     with InferenceEngine.resume(data) as other:
-        assert np.array_equal(other._live.recent.pending, wanted)
+        assert np.array_equal(other._loaded.live.recent.pending, wanted)
         assert other.generate(None, max_tokens=6, sampler=SEEDED).tokens == engine.generate(None, max_tokens=6, sampler=SEEDED).tokens
         assert other.kv_cache_seq_len() == engine.kv_cache_seq_len()
         ids = engine.tokenize("and", add_special=False)
@@ -219,7 +219,7 @@ def test_a_constraint_on_tool_calls_goes_along(engine):
 
 def test_what_cannot_be_saved_is_refused_by_name(small):
     path, engine, session, _ = small
-    other = engine._core.keep(engine._core.new_session([1, 2], adapters=("style", 0.5)))
+    other = engine._loaded.core.keep(engine._loaded.core.new_session([1, 2], adapters=("style", 0.5)))
     with pytest.raises(SnapshotIncompatible, match="adapters: found 2, a session with adapters cannot be saved"):
         other.snapshot()
     other.close()
@@ -249,7 +249,7 @@ def test_a_stream_that_was_left_early_can_be_saved_at_once(engine):
 
 
 def state_of(engine) -> tuple:
-    core = engine._core
+    core = engine._loaded.core
     return core.pool.pages_used, len(core.room.sessions), core.metrics().pages_leaked, core.prefix.entries, core.memory.capacity
 
 

@@ -25,20 +25,20 @@ def filled(model, tmp_path_factory):
     file = tmp_path_factory.mktemp("spilt") / "prefixes"
     with oxillama.load(model, num_threads=1) as engine:
         done = [engine.generate(prompt, max_tokens=3, sampler=SEEDED).tokens for prompt in PROMPTS]
-        assert engine.save_prefixes(file) == engine._core.prefix.entries == 5
+        assert engine.save_prefixes(file) == engine._loaded.core.prefix.entries == 5
         yield engine, done, file
 
 
 def listed(engine) -> dict:
-    return {tokens: len(pages) for _, tokens, pages in engine._core.prefix.sequences()}
+    return {tokens: len(pages) for _, tokens, pages in engine._loaded.core.prefix.sequences()}
 
 
 def test_an_engine_starts_where_another_stood(model, filled):
     engine, done, file = filled
     with oxillama.load(model, num_threads=1) as other:
         assert other.load_prefixes(file) == 5 and listed(other) == listed(engine)
-        assert other._core.prefix.pages_used == engine._core.prefix.pages_used == other._core.pool.pages_used
-        assert [tokens for _, tokens, _ in other._core.prefix.sequences()] == [tokens for _, tokens, _ in engine._core.prefix.sequences()]
+        assert other._loaded.core.prefix.pages_used == engine._loaded.core.prefix.pages_used == other._loaded.core.pool.pages_used
+        assert [tokens for _, tokens, _ in other._loaded.core.prefix.sequences()] == [tokens for _, tokens, _ in engine._loaded.core.prefix.sequences()]
         again = [other.generate(prompt, max_tokens=3, sampler=SEEDED) for prompt in PROMPTS]
         assert [each.tokens for each in again] == done and all(each.usage.cached_tokens == len(prompt) - 1 for each, prompt in zip(again, PROMPTS))
         assert other.metrics().pages_leaked == 0
@@ -58,7 +58,7 @@ def test_equal_caches_make_equal_files_and_what_was_there_stays(model, filled, t
 
 def test_what_finds_no_room_is_left_out_the_least_recently_used_first(model, filled):
     engine, _, file = filled
-    order = [tokens for _, tokens, _ in engine._core.prefix.sequences()]
+    order = [tokens for _, tokens, _ in engine._loaded.core.prefix.sequences()]
     with oxillama.load(model, max_pages=7, num_threads=1) as tight:
         stored = tight.load_prefixes(file)
         assert 0 < stored < 5 and set(listed(tight)) == set(order[-stored:]) and tight.metrics().pages_leaked == 0

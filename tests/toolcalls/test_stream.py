@@ -118,7 +118,7 @@ CHATS = [
 @pytest.fixture(scope="module")
 def engine(cases):
     with oxillama.load(cases / "stories260K" / "stories260K-f32.gguf") as loaded:
-        loaded._chat = Chat({"tokenizer.chat_template": TEMPLATE}, loaded._words())
+        loaded._loaded._chat = Chat({"tokenizer.chat_template": TEMPLATE}, loaded._loaded.words)
         yield loaded
 
 

@@ -18,7 +18,7 @@ BLOCKS = sorted(set(FORMATS) - {"harmony"})
 @pytest.fixture(scope="module")
 def engine(cases):
     with oxillama.load(cases / "stories260K" / "stories260K-f32.gguf") as loaded:
-        loaded._chat = Chat({"tokenizer.chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}, loaded._words())
+        loaded._loaded._chat = Chat({"tokenizer.chat_template": "{% for m in messages %}{{ m.content }}{% endfor %}"}, loaded._loaded.words)
         yield loaded
 
 

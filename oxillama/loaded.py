@@ -1,0 +1,135 @@
+"""`Loaded`: what an engine has loaded, and the checks that stand before all work: is there a model, is it open, has it a vocabulary?
+
+    file --opening--> model, core, vocabulary --Loaded--> the doors of `api.InferenceEngine`, `speculative` and `drafts`
+"""
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from oxillama.chat import Chat
+from oxillama.engine.config import EngineConfig
+from oxillama.engine.engine import EngineCore
+from oxillama.engine.generation import Options, Vocabulary, checked_ids
+from oxillama.engine.live import LiveSession
+from oxillama.engine.request import Request
+from oxillama.engine.session import Session
+from oxillama.engine.siblings import Siblings
+from oxillama.errors import EngineError
+from oxillama.model.load import Model
+from oxillama.opening import Progress, open_model
+from oxillama.sampling import SamplerConfig
+
+Prompt = str | Sequence[int]
+
+
+class Loaded:
+    """A model, the core of an engine over it, its vocabulary and chat template, and the session used last. EngineError for what is not there."""
+
+    __slots__ = ("_chat", "_core", "_live", "_lock", "_model", "vocabulary")
+
+    def __init__(self) -> None:
+        self.vocabulary: Vocabulary | None = None  # None also for a file without one; `words` wants one
+        self._model: Model | None = None
+        self._core: EngineCore | None = None
+        self._chat: Chat | None = None
+        self._live: LiveSession | None = None
+        self._lock = threading.RLock()
+
+    def open(self, config: EngineConfig, source: Any, *, tokenizer_json: str | bytes | None = None, progress: Progress | None = None) -> None:
+        """Load a model; one that was loaded before is closed."""
+        opened = open_model(config, source, tokenizer_json=tokenizer_json, progress=progress)
+        with self._lock:
+            before, self._core = self._core, opened.core
+            self._model, self.vocabulary, self._chat = opened.model, opened.vocabulary, None
+            self._live = LiveSession(opened.core)
+        if before is not None:
+            before.close()
+
+    def close(self) -> None:
+        """Stop all work and free the model; safe to call twice."""
+        if self._core is not None:
+            self._core.close()
+        with self._lock:
+            self._model = self.vocabulary = self._chat = None
+
+    def stop(self) -> None:
+        """Let the engine's thread end; for an engine that nobody has any more."""
+        if self._core is not None:
+            self._core.stop()
+
+    @property
+    def core(self) -> EngineCore:
+        """The core, open and in order."""
+        core = self._core
+        if core is None:
+            raise EngineError("engine: has no model, call load_model first")
+        core.check()
+        return core
+
+    @property
+    def model(self) -> Model:
+        """The model of an open engine."""
+        _, model = self.core, self._model          # the core says why where there is none
+        if model is None:
+            raise EngineError("engine: is closed")
+        return model
+
+    @property
+    def words(self) -> Vocabulary:
+        """The vocabulary."""
+        _, words = self.model, self.vocabulary
+        if words is None:
+            raise EngineError("tokenizer: the file has no vocabulary, wanted tokenizer_path or token ids")
+        return words
+
+    @property
+    def live(self) -> LiveSession:
+        """The session of prefill and forward_one, and the one used last."""
+        _, live = self.core, self._live
+        return live
+
+    @property
+    def chat(self) -> Chat:
+        """How the model is talked to; TemplateError for a file without a template."""
+        if self._chat is None:
+            self._chat = Chat(self.model.reader.metadata, self.words)
+        return self._chat
+
+    def ids(self, prompt: Prompt, *, add_special: bool = True) -> list[int]:
+        """Token ids of a prompt, each within the vocabulary."""
+        if isinstance(prompt, str):
+            return self.words.bridge.encode(prompt, add_special=add_special, parse_special=True)
+        return checked_ids(prompt, self.model.config.vocab_size)
+
+    def last(self, purpose: str) -> Session:
+        """The session used last; what it is wanted for is named where there is none."""
+        session = self.live.recent
+        if session is None:
+            raise EngineError(f"{purpose}, wanted a prompt first")
+        return session
+
+    def follow(self, request: Request) -> Request:
+        """A request whose session a prompt of None goes on with."""
+        self._live.recent = request.session
+        return request
+
+    def submit(self, make: Callable[..., Request | Siblings], prompt: Prompt | None, wanted: Options, *, session: Session | None,
+               sampler: SamplerConfig | None, owner: Any) -> Request | Siblings:
+        """Hand to the core what `make` makes of a prompt; `sampler` counts where `wanted` has none. A request keeps its owner alive."""
+        core = self.core
+        if prompt is None and session is None:
+            session = self.last("generate(None): there is no session to go on with")
+        ids = None if prompt is None else self.ids(prompt, add_special=session is None or not len(session))
+        if self.vocabulary is not None:
+            self.vocabulary.prepare(wanted)          # whatever takes long comes before the lock
+        if session is not None:
+            core.settle(session)
+        with core.lock if session is not None else nullcontext():
+            made = make(core, self.vocabulary, wanted, default=sampler, prompt=ids, session=session)
+            first = made.requests[0] if isinstance(made, Siblings) else made
+            first.owner = owner
+            core.submit(first)
+            return made
