@@ -23,6 +23,8 @@ from typing import Any
 
 import numpy as np
 
+from oxillama._core.kernels import PANEL_LAYOUT
+from oxillama._core.pool import KV_BLOCK
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.envelope import Buffer, Envelope, Kind, dump_facts, load_facts, seal, typed, write_sealed
@@ -134,10 +136,19 @@ class Snapshots:
             model.verify(self._reader)
 
     def page_facts(self) -> dict[str, Any]:
-        """How the pages of this engine are laid out, as JSON values."""
+        """How the pages of this engine are laid out, as JSON values; of coded types the layout of the panels that hold keys too."""
         memory = self.core.memory
-        return {"type": memory.kv_type, "page_size": memory.page_size, "layers": [list(dims) for dims in memory.kv_layers],
+        told = {"type": memory.kv_type, "page_size": memory.page_size, "layers": [list(dims) for dims in memory.kv_layers],
                 "page_bytes": memory.page_bytes}
+        return {**told, "layout": PANEL_LAYOUT} if KV_BLOCK[memory.kv_type] > 1 else told
+
+    def check_pages(self, told: Mapping[str, Any]) -> None:
+        """Raise SnapshotIncompatible, by name, for page facts that are not this engine's."""
+        mine = self.page_facts()
+        for name in (*mine, *sorted(told.keys() - {*mine, "length"})):
+            found, wanted = told.get(name), mine.get(name)
+            if type(found) is not type(wanted) or found != wanted:
+                raise SnapshotIncompatible(f"kv {name}: the snapshot has {found!r}, this engine {wanted!r}")
 
     # ---- saving ----------------------------------------------------------------------------------------------------------
 
@@ -242,11 +253,12 @@ class Snapshots:
         facts = told.facts
         self.check_model(told.model)
         with typed(KIND, "facts"):
+            self.check_pages(facts["kv"])
             mine, theirs = self.config.to_dict(), told.config().to_dict()      # fields that are newer than the snapshot have their defaults
             core = self.core
             for name, found, wanted in (
                     ("tokenizer", facts["tokenizer"], self.tokenizer), ("vocabulary", facts["vocab"], core.program.vocab_size),
-                    ("adapters", facts["adapters"], []), *((f"kv {name}", facts["kv"][name], value) for name, value in self.page_facts().items()),
+                    ("adapters", facts["adapters"], []),
                     *((name, theirs[name], value) for name, value in mine.items() if name not in _FREE and not name.startswith("prefix_"))):
                 if type(found) is not type(wanted) or found != wanted:
                     raise SnapshotIncompatible(f"{name}: the snapshot has {found!r}, this engine {wanted!r}")

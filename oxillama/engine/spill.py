@@ -106,9 +106,9 @@ def _read(room: Snapshots, saved: Envelope) -> tuple[list[list[int]], list[list[
     if facts["kind"] != "prefix":
         raise SnapshotIncompatible(f"facts: a snapshot of kind {facts['kind']!r}, wanted stored prefixes")
     room.check_model(ModelFingerprint.from_dict(facts["model"]))
-    for name, value in (("vocab", core.program.vocab_size), ("kv", room.page_facts())):
-        if facts[name] != value:
-            raise SnapshotIncompatible(f"{name}: the file has {facts[name]!r}, this engine {value!r}")
+    if facts["vocab"] != core.program.vocab_size:
+        raise SnapshotIncompatible(f"vocab: the snapshot has {facts['vocab']!r}, this engine {core.program.vocab_size!r}")
+    room.check_pages(facts["kv"])
     saved.expect(("facts", "lengths", "tokens", "tables", "kv"))
     pages, count = whole(facts["pages"], 0, "pages"), whole(facts["sequences"], 0, "sequences")
     lengths = np.frombuffer(saved.read("lengths", exactly=4 * count), "<i4").tolist()

@@ -15,6 +15,7 @@ from blake3 import blake3
 
 import oxillama
 from oxillama import EngineSnapshot, InferenceEngine, SamplerConfig
+from oxillama._core.kernels import PANEL_LAYOUT
 from oxillama.engine import durable
 from oxillama.engine.envelope import Envelope, dump_facts, seal
 from oxillama.engine.session import Session
@@ -383,6 +384,27 @@ def test_pages_of_every_type_and_size_go_along(kv_type, page_size):
             assert session.snapshot() == data and EngineSnapshot.inspect(data).facts["kv"]["type"] == kv_type
             assert engine.generate(None, session=session, max_tokens=30 - count).tokens == whole[count:]
             session.close()
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "f32", "q8_0", "q4_0"])
+def test_pages_of_coded_types_name_the_layout_of_their_panels_and_no_other_is_taken(kv_type):
+    """Coded keys lie in panels, whose bytes may change; floats and halves lie as they always did, and their files keep their bytes."""
+    with oxillama.load(kv_type=kv_type, num_threads=1) as engine:
+        engine.generate(PROMPT, max_tokens=5, sampler=SEEDED)
+        data, before = engine.snapshot(), state_of(engine)
+        kv = parts(data)[0]["kv"]
+        if kv_type in ("f16", "f32"):
+            assert kv.keys() == {"length", "type", "page_size", "layers", "page_bytes"}
+            with pytest.raises(SnapshotIncompatible, match=f"kv layout: the snapshot has {PANEL_LAYOUT}, this engine None"):
+                engine.restore(remade(data, at("kv", "layout", value=PANEL_LAYOUT)))
+            return
+        assert kv["layout"] == PANEL_LAYOUT
+        for found in (PANEL_LAYOUT + 1, PANEL_LAYOUT - 1, float(PANEL_LAYOUT)):
+            with pytest.raises(SnapshotIncompatible, match=f"kv layout: the snapshot has {found}, this engine {PANEL_LAYOUT}"):
+                engine.restore(remade(data, at("kv", "layout", value=found)))
+        with pytest.raises(SnapshotIncompatible, match="kv layout: the snapshot has None"):
+            engine.restore(remade(data, lambda facts, _: facts["kv"].pop("layout")))
+        assert state_of(engine) == before
 
 
 def test_many_threads_save_and_restore_at_once(engine):

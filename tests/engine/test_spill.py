@@ -88,3 +88,15 @@ def test_a_malformed_file_is_refused_and_changes_nothing(model, filled, tmp_path
         InferenceEngine.resume_from_file(file, model)
     with oxillama.load(model, prefix_cache=False) as bare, pytest.raises(ConfigError, match="prefix cache: this engine has none"):
         bare.save_prefixes(path)
+
+
+def test_prefixes_in_coded_pages_of_another_panel_layout_are_refused(tmp_path):
+    with oxillama.load(kv_type="q8_0", num_threads=1) as engine:
+        engine.generate(list(range(40, 80)), max_tokens=3, sampler=SEEDED)
+        engine.save_prefixes(tmp_path / "prefixes")
+        data, before = (tmp_path / "prefixes").read_bytes(), state_of(engine)
+        layout = parts(data)[0]["kv"]["layout"]
+        (tmp_path / "prefixes").write_bytes(remade(data, at("kv", "layout", value=layout + 1)))
+        with pytest.raises(SnapshotIncompatible, match=f"kv layout: the snapshot has {layout + 1}, this engine {layout}"):
+            engine.load_prefixes(tmp_path / "prefixes")
+        assert state_of(engine) == before
