@@ -20,7 +20,7 @@ def doors(engine, session, running, stream):
         "prefill": lambda: engine.prefill("Once"), "forward_one": lambda: engine.forward_one(3), "truncate": lambda: engine.truncate(0),
         "reset": engine.reset, "embed": lambda: engine.embed("Once"), "embed_batch": lambda: engine.embed_batch(["Once"]),
         "metrics": engine.metrics, "clear_cache": engine.clear_cache, "config": lambda: engine.config, "fork": session.fork,
-        "session.truncate": lambda: session.truncate(1), "session.close": session.close, "result": running.result, "next": lambda: next(stream),
+        "session.truncate": lambda: session.truncate(1), "session.close": session.close, "result": running.result, "follow": lambda: list(stream),
         "iterate": lambda: list(running), "raw_loop": lambda: engine.raw_loop().__enter__(), "diagnose": lambda: list(engine.diagnose([1])),
     }
 
