@@ -18,7 +18,7 @@ _KIND = Kind(b"OXIBENCH", 1, SnapshotIncompatible)
 
 def filled(engine, tokens: int):
     """A session of so many tokens, its pages full of numbers that no evaluation was spent on."""
-    core, session = engine._core, engine.session()
+    core, session = engine._loaded.core, engine.session()
     core.room.make(session.kv, tokens)
     page = np.random.default_rng(7).standard_normal(core.memory.page_bytes // 2).astype(np.float16)
     for index, each in enumerate(session.kv.pages):
@@ -52,7 +52,7 @@ class Session:
         self.engine.restore_from_file(self.file).close()
 
     def track_size_beside_pages(self, tokens: int) -> float:
-        return self.file.stat().st_size / (len(self.session.kv.pages) * self.engine._core.memory.page_bytes)
+        return self.file.stat().st_size / (len(self.session.kv.pages) * self.engine._loaded.core.memory.page_bytes)
 
 
 class Container:

@@ -52,7 +52,7 @@ def class_of(op: Op) -> str:
 
 def shares(engine: oxillama.InferenceEngine, depth: int, rows: int, repeat: int) -> dict[str, Share]:
     """The classes of a step of `rows` tokens after `depth` others."""
-    reader, vocab = engine._loaded().reader, engine.config.vocab_size
+    reader, vocab = engine._loaded.model.reader, engine.config.vocab_size
     found = {name: Share() for name in COLOURS}
     with engine.raw_loop() as loop:
         if depth:
@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     with oxillama.load(options.model, num_threads=options.threads or None) as engine:
-        threads, reader = engine.num_threads, engine._loaded().reader
+        threads, reader = engine.num_threads, engine._loaded.model.reader
         largest = max(reader.tensors.values(), key=lambda info: info.nbytes if info.name.startswith("blk.") else 0)
         bandwidth, peak = roofs(threads, largest.type_name)
         steps = {MARKS[0]: shares(engine, 0, 1, 25), MARKS[1]: shares(engine, 4096, 1, 15), MARKS[2]: shares(engine, 0, 512, 3)}
