@@ -386,6 +386,20 @@ def test_pages_of_every_type_and_size_go_along(kv_type, page_size):
             session.close()
 
 
+def test_without_a_prefix_cache_only_sessions_of_ones_own_have_pages_to_save_and_both_go_on():
+    with oxillama.load(num_threads=1, prefix_cache=False) as engine:
+        whole = engine.generate(PROMPT, max_tokens=20, sampler=SEEDED).tokens
+        engine.generate(PROMPT, max_tokens=9, sampler=SEEDED)
+        plain = engine.snapshot()
+        engine.generate(PROMPT, session=engine.session(), max_tokens=9, sampler=SEEDED)
+        own = engine.snapshot()
+        assert parts(plain)[1].keys() == parts(own)[1].keys() - {"kv"}
+        for data in (plain, own):
+            session = engine.restore(data)
+            assert engine.generate(None, session=session, max_tokens=11).tokens == whole[9:]
+            session.close()
+
+
 @pytest.mark.parametrize("kv_type", ["f16", "f32", "q8_0", "q4_0"])
 def test_pages_of_coded_types_name_the_layout_of_their_panels_and_no_other_is_taken(kv_type):
     """Coded keys lie in panels, whose bytes may change; floats and halves lie as they always did, and their files keep their bytes."""
