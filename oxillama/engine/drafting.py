@@ -66,11 +66,15 @@ class Following:
                 "position": self.position}
 
     def recall(self, memory: dict) -> None:
-        """Take in what `remember` gave."""
+        """Take in what `remember` gave; ValueError for what it cannot have given."""
+        (right, judged, reach), offered = memory["trust"], memory["offered"]
+        counts = [reach, memory["idle"], memory["patience"], memory["position"], *offered]
+        if any(type(each) is not int or each < 0 for each in counts) or not (0 <= right <= judged < np.inf and judged > 0 and reach):
+            raise ValueError(f"memory: found {memory!r}, wanted counts of 0 or more and a share of what was judged")
         pace = self.pace
-        pace.trust.right, pace.trust.judged, pace.trust.reach = memory["trust"]
+        pace.trust.right, pace.trust.judged, pace.trust.reach = right, judged, reach
         pace.idle, pace.patience = memory["idle"], memory["patience"]
-        self.offered, self.position = list(memory["offered"]), memory["position"]
+        self.offered, self.position = list(offered), memory["position"]
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Compare the last draft with what came."""
@@ -121,12 +125,22 @@ class ModelDrafter:
         return self._kept[1] if self._kept is not None and self._kept[0] is session else None
 
     def follow(self, session: Session, drafted: Session, *, held: int, sampler: bytes | None, memory: dict) -> None:
-        """Go on where `kept` of another process stood: `drafted` holds the first `held` tokens of the session in pages of this draft's."""
+        """Go on where `kept` of another process stood: `drafted` holds the first `held` tokens of the session in pages of this draft's.
+
+        ValueError, after which the pages are let go, where it holds others, or `memory` is not what `Following.remember` gave.
+        """
+        wanted = self.alignment.ids(session.tokens[:held]).tolist()
         following = self._following(session, self.core.keep(drafted))
         if following.sampler is not None and sampler is not None:
             following.sampler.restore(sampler)
+        try:
+            if drafted.kv.length != held or drafted.tokens[:held] != wanted:
+                raise ValueError(f"held: found {drafted.kv.length} tokens, wanted the session's first {held}")
+            following.recall(memory)
+        except BaseException:
+            self.core.drop(drafted)
+            raise
         following.held = session.tokens[:held]
-        following.recall(memory)
         self.close(following, session)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
