@@ -7,6 +7,8 @@ the fewest bytes for a token is the best guess before anything has run; whether 
 """
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -99,13 +101,16 @@ def choose_draft(model: Model, folder: Path) -> Path:
 def requantised_draft(model: Model, folder: str | Path | None = None, *, recipes: Sequence[str] = ("Q4_0", "Q2_K")) -> Path:
     """A draft made from the target's own file by the first of the recipes that leaves at most half of its bytes; the file made.
 
-    folder: where to, None for a new temporary one. ConfigError where no recipe does: such a draft costs what it gains.
+    folder: where to, None for a new temporary one, which goes when the interpreter ends. ConfigError where no recipe does: such a draft costs what it gains.
     """
     source, before = model.reader.paths[0], _bytes(model.reader)
     for recipe in recipes:
         after = quantize_file(source, None, recipe, dry_run=True).bytes_after
         if after <= PAYS_BELOW * before:
-            made = Path(folder if folder is not None else tempfile.mkdtemp(prefix="oxillama-draft-")) / f"draft-{recipe}.gguf"
+            if folder is None:
+                folder = tempfile.mkdtemp(prefix="oxillama-draft-")
+                atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            made = Path(folder) / f"draft-{recipe}.gguf"
             quantize_file(source, made, recipe)
             return made
     raise ConfigError(f"draft: {', '.join(recipes)} would leave more than {PAYS_BELOW:.0%} of the target's {before:,} bytes, wanted less")

@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from oxillama.api import InferenceEngine, load
@@ -35,7 +36,8 @@ class SpeculativeConfig:
     """A target, a draft, and how they go together.
 
     target: an engine or a GGUF file, None for the embedded model. draft: an engine, a file, a folder (the best compatible file in it is
-    taken), or "requantised" (the target itself with fewer bits, in a temporary file). num_speculative: most candidates of a step. seed:
+    taken), or "requantised" (the target itself with fewer bits, in a temporary file that goes when the engine is closed, or at the latest
+    when the interpreter ends). num_speculative: most candidates of a step. seed:
     of every generation that says none. draft_sampler: draw candidates by it, and judge them; None: with the target's own random numbers.
     adaptive: bring only as many candidates as pay.
     """
@@ -66,9 +68,10 @@ class SpeculativeEngine:
                  draft_config: EngineConfig | None = None) -> None:
         self.config = config
         self._mine: list[Any] = []
+        self._folder: TemporaryDirectory | None = None
         try:
             self.target = config.target if isinstance(config.target, InferenceEngine) else self._own(load(config.target))
-            source = requantised_draft(self.target._loaded.model) if config.draft == "requantised" else config.draft
+            source = self._requantised() if config.draft == "requantised" else config.draft
             own = None if config.draft_sampler is None else self._draft_sampler
             self.drafter, close = open_draft(self.target._loaded.vocabulary, self.target._loaded.model, source, own_sampler=own,
                                                   config=draft_config)
@@ -198,13 +201,19 @@ class SpeculativeEngine:
         self._mine.append(engine)
         return engine
 
+    def _requantised(self) -> Path:
+        self._folder = TemporaryDirectory(prefix="oxillama-draft-", ignore_cleanup_errors=True)
+        return requantised_draft(self.target._loaded.model, self._folder.name)
+
     def close(self) -> None:
-        """Stop, and close what was loaded here."""
+        """Stop, close what was loaded here, and remove the draft that was made here."""
         for engine in self._mine:
             engine.close()
         close = getattr(self, "_close_draft", None)
         if close is not None:
             close()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def __enter__(self) -> SpeculativeEngine:
         return self

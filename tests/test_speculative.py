@@ -1,5 +1,9 @@
 """The public face of speculation, on real models: the text is the target's own, whatever drafts it; and it can be saved and gone on with."""
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -165,6 +169,29 @@ def test_a_draft_is_chosen_from_a_folder_or_made(target, stories, tmp_path):
     assert done.tokens == plain(target, "Once upon a time", max_tokens=60, sampler=oxillama.SamplerConfig.greedy()).tokens
     with pytest.raises(oxillama.ConfigError, match="holds no GGUF file with the target's vocabulary"):
         choose_draft(target._loaded.model, tmp_path.parent / "nowhere")
+
+
+def test_a_draft_that_was_made_goes_with_its_engine_or_with_the_interpreter(stories, tmp_path):
+    """A process with a temporary folder of its own: the file stands while the engine is open, and whatever is left open goes at the end."""
+    code = f"""
+import os, tempfile
+import oxillama
+from oxillama.drafts import requantised_draft
+from oxillama.speculative import SpeculativeConfig, SpeculativeEngine
+config = SpeculativeConfig({str(stories / "stories260K-f32.gguf")!r}, "requantised")
+greedy = oxillama.SamplerConfig.greedy()
+with SpeculativeEngine(config) as engine:
+    assert len(os.listdir(tempfile.gettempdir())) == 1
+    wanted = engine.target.generate("Once upon a time", max_tokens=20, sampler=greedy).tokens
+    assert engine.generate("Once upon a time", max_tokens=20, sampler=greedy).tokens == wanted
+    saved = engine.snapshot()
+assert os.listdir(tempfile.gettempdir()) == []
+left = SpeculativeEngine.resume(saved, config.target, "requantised")
+made = requantised_draft(left.target._loaded.model)
+assert made.exists() and len(os.listdir(tempfile.gettempdir())) == 2
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={**os.environ, "TMPDIR": str(tmp_path)}, cwd=Path(__file__).parents[1])
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_cannot_draft_is_refused_by_name(target, cases):
