@@ -34,7 +34,8 @@ class Ahead:
 class AheadDrafter:
     """`ModelDrafter` with a thread of its own. `close_thread` ends it; proposals asked for afterwards raise EngineError.
 
-    With a sampler of the drafter's own nothing is drawn ahead: its random numbers would depend on the clock.
+    With a sampler of the drafter's own nothing is drawn ahead, and the loop's thread drafts on demand, as `ModelDrafter` does: which of its
+    random numbers a line meets would depend on how far the stale one had come, and so on the clock.
     """
 
     def __init__(self, inner: ModelDrafter) -> None:
