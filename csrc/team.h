@@ -1,10 +1,13 @@
-/* The workers of one step: a barrier that spins first and sleeps last, and the chunk counter they share.
+/* The workers of one step: a barrier that spins first and sleeps last, the chunk counter they share, and a run of work for each of them.
  *
  * One OpenMP region runs a whole step. Between ops its workers meet at `ox_team_barrier`; inside an op they take
  * chunks with `ox_team_take` until it hands out one past the end, so a worker that lost its core holds up one chunk only.
  *
  *     for (int c = ox_team_take(team); c < chunks; c = ox_team_take(team)) work(c);
  *     ox_team_barrier(team, nth);          // the last to arrive sets the counter back to 0 for the next op
+ *
+ * Where each worker should stay with memory of its own, an op takes from runs instead: first from the worker's own (`ox_team_cut`), then,
+ * from the end, of the run that has most left (`ox_team_left`). The barrier resets them too.
  *
  * `nth` is what omp_get_num_threads() says inside the region, never the number that was asked for.
  * Everything a worker wrote before the barrier is visible to every worker after it.
@@ -22,9 +25,16 @@
 #include <unistd.h>
 #endif
 
+/* Runs of work that a team keeps apart; with more workers than that some share a run. */
+enum { OX_TEAM_RUNS = 64 };
+
 /* Spinning for about 20 us covers the difference between workers on cores of their own. After that somebody's core was
  * taken away: yield, then sleep, so that the scheduler may move the late worker to this core. */
 enum { OX_TEAM_SPINS = 1500, OX_TEAM_YIELDS = 16 };
+
+typedef struct {
+    _Alignas(64) _Atomic uint64_t taken;    /* units taken from the run's front (low half) and from its end; alone in its cache line */
+} ox_team_run;
 
 typedef struct {
     _Alignas(64) _Atomic uint32_t arrived;  /* workers at the barrier of this phase; alone in its cache line */
@@ -34,14 +44,21 @@ typedef struct {
     _Alignas(64) const int32_t *cancel;     /* not 0: the caller wants out. Read only here, written by another thread */
     int32_t never;                          /* what `cancel` points to when nobody can cancel */
     int32_t stopped;                        /* what the last barrier found there: all workers see the same answer */
+    ox_team_run runs[OX_TEAM_RUNS];         /* whose size each op knows for itself */
 } ox_team;
+
+/* What the next op starts from. */
+static inline void ox_team_reset(ox_team *team, int nth) {
+    atomic_store_explicit(&team->next, 0, memory_order_relaxed);
+    for (int i = 0; i < nth && i < OX_TEAM_RUNS; i++) atomic_store_explicit(&team->runs[i].taken, 0, memory_order_relaxed);
+}
 
 /* Before each region; `cancel` may be NULL. */
 static inline void ox_team_init(ox_team *team, const int32_t *cancel) {
     atomic_init(&team->arrived, 0);
     atomic_init(&team->phase, 0);
     atomic_init(&team->sleepers, 0);
-    atomic_init(&team->next, 0);
+    ox_team_reset(team, OX_TEAM_RUNS);
     team->never = 0;
     team->stopped = 0;
     team->cancel = cancel ? cancel : &team->never;
@@ -54,6 +71,33 @@ static inline int ox_team_cancelled(const ox_team *team) { return __atomic_load_
 static inline int ox_team_take(ox_team *team) {
     if (ox_team_cancelled(team)) return INT32_MAX;
     return (int)atomic_fetch_add_explicit(&team->next, 1, memory_order_relaxed);
+}
+
+/* How many of the `size` units of a run are left; none once the step was cancelled. */
+static inline int ox_team_left(ox_team *team, int run, int size) {
+    uint64_t taken = atomic_load_explicit(&team->runs[run].taken, memory_order_relaxed);
+    return ox_team_cancelled(team) ? 0 : size - (int)(taken >> 32) - (int)(uint32_t)taken;
+}
+
+/* Takes units of a run, from its end if `back`: a quarter of what is left, but `least` to `most` of them. `*n` is their number, 0 once none
+ * is left or the step was cancelled; returns the first. The owner of a run reads forwards and those who help it take from the end, so its
+ * line of memory stays its own. */
+static inline int ox_team_cut(ox_team *team, int run, int size, int least, int most, int back, int *n) {
+    _Atomic uint64_t *taken = &team->runs[run].taken;
+    uint64_t was = atomic_load_explicit(taken, memory_order_relaxed);
+    *n = 0;
+    while (!ox_team_cancelled(team)) {
+        int front = (int)(uint32_t)was, end = size - (int)(was >> 32), left = end - front;
+        int some = left / 4 < least ? least : left / 4 > most ? most : left / 4;
+        if (left <= 0) break;
+        if (some > left) some = left;
+        if (atomic_compare_exchange_weak_explicit(taken, &was, was + ((uint64_t)some << (back ? 32 : 0)),
+                                                  memory_order_relaxed, memory_order_relaxed)) {
+            *n = some;
+            return back ? end - some : front;
+        }
+    }
+    return 0;
 }
 
 /* Whether the step was cancelled, as seen at the last barrier: the same answer for every worker. */
@@ -87,13 +131,13 @@ static inline void ox_team_sleep(ox_team *team, uint32_t phase) {
 static inline void ox_team_barrier(ox_team *team, int nth) {
     if (nth <= 1) {
         team->stopped = ox_team_cancelled(team);
-        atomic_store_explicit(&team->next, 0, memory_order_relaxed);
+        ox_team_reset(team, nth);
         return;
     }
     uint32_t phase = atomic_load_explicit(&team->phase, memory_order_relaxed);
     if (atomic_fetch_add_explicit(&team->arrived, 1, memory_order_acq_rel) + 1 == (uint32_t)nth) {
         team->stopped = ox_team_cancelled(team);
-        atomic_store_explicit(&team->next, 0, memory_order_relaxed);
+        ox_team_reset(team, nth);
         atomic_store_explicit(&team->arrived, 0, memory_order_relaxed);
         atomic_store_explicit(&team->phase, phase + 1, memory_order_seq_cst);
 #ifdef __linux__

