@@ -27,7 +27,7 @@ _HOMES = {
     "oxillama.engine.prefix": ("PrefixKvCache",),
     "oxillama.engine.request": ("Completion", "Piece", "Request", "Stream", "Usage"),
     "oxillama.engine.rewind": ("Rewindable",),
-    "oxillama.engine.scheduler": ("MAX_DECODE_WAIT_MS", "PREFILL_CHUNK", "SchedulerConfig"),
+    "oxillama.engine.scheduler": ("MAX_DECODE_WAIT_MS", "PREFILL_CHUNK", "Scheduler", "SchedulerConfig"),
     "oxillama.engine.session": ("Session",),
     "oxillama.engine.snapshot": ("EngineSnapshot",),
     "oxillama.engine.specsnapshot": ("SpecSnapshot",),
