@@ -12,7 +12,8 @@ import numpy as np
 
 from oxillama._core.codecs import quantise_rows as quantise_weights
 from oxillama._core.kernels import lanes_available, packable_formats
-from oxillama._core.matmul import PackedMatrix, matmul_acts, quantise_rows
+from oxillama._core.matmul import matmul_acts, quantise_rows
+from oxillama._core.panels import PackedMatrix
 
 SHAPES = {name: (block, size) for name, block, size, _ in packable_formats()}
 COMMON = ["F16", "Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"]

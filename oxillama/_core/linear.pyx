@@ -3,7 +3,8 @@ from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport calloc, free
 
 from oxillama._core.kernels cimport form_index, lanes_table, ox_lanes
-from oxillama._core.matmul cimport MatmulArgs, MatmulSegment, PackedMatrix, matmul_part
+from oxillama._core.matmul cimport MatmulArgs, matmul_part
+from oxillama._core.panels cimport MatmulSegment, PackedMatrix
 from oxillama._core.step cimport ACTS, OUTPUT, Common, Op, Plan, Step, row_of, rows_of
 from oxillama._core.threads cimport ox_team
 from oxillama._core.vectors cimport OX_KV_Q4_0, OX_KV_Q8_0, activation

@@ -1,15 +1,9 @@
-"""The matrix product for other compiled rooms: packed weights, the arguments of one product, and a worker's share of it."""
+"""The matrix product for other compiled rooms: the arguments of one product, and a worker's share of it."""
 from libc.stdint cimport int64_t, uint8_t
 
-from oxillama._core.kernels cimport ox_form, ox_lanes
+from oxillama._core.kernels cimport ox_lanes
+from oxillama._core.panels cimport MatmulSegment
 from oxillama._core.threads cimport ox_team
-
-# Rows of one packed matrix, as the driver sees them.
-cdef struct MatmulSegment:
-    const uint8_t *panels
-    int form
-    int64_t rows
-    int64_t panel_bytes
 
 # out[t, :] = the segments' rows . x[t], one segment after another; or, gated, act(first) * second.
 cdef struct MatmulArgs:
@@ -26,16 +20,3 @@ cdef struct MatmulArgs:
     int64_t m
 
 cdef void matmul_part(const MatmulArgs *args, ox_team *team, int ith, int nth) noexcept nogil
-
-
-cdef class PackedMatrix:
-    cdef MatmulSegment segment
-    cdef readonly int64_t rows
-    cdef readonly int64_t cols
-    cdef readonly str format
-    cdef readonly str act
-    cdef readonly int64_t nbytes
-    cdef void *block                    # the panels' memory, NULL where they lie in `source`
-    cdef const uint8_t[::1] source      # what is to be packed, or panels that lay ready; None once packed
-    cdef int _shape(self, str format, int64_t rows, int64_t cols) except -1
-    cdef int _reserve(self, object raw, str format, int64_t rows, int64_t cols) except -1

@@ -1,7 +1,6 @@
-"""Packed weights and the product that runs over them.
+"""The product that runs over packed weights (`panels.pyx`).
 
-`PackedMatrix` holds a GGUF tensor in panels of 16 rows (csrc/lanes/panel.h), packed by all workers (`pack_all`). `matmul_part` is one worker's
-share of a product: the tape calls it from the step's region, `matmul` from a region of its own over numpy arrays.
+`matmul_part` is one worker's share of a product: the tape calls it from the step's region, `matmul` from a region of its own over numpy arrays.
 
 The work is cut into chunks (a group of panels x a range of rows) that workers take from the team's counter; with few rows, into a run of
 panels for each worker. Which worker computes a panel, how large chunks are and how many rows share a tile never change a bit of the
@@ -9,19 +8,16 @@ result: every output is one chain of its own.
 """
 import numpy as np
 
-from cpython.buffer cimport PyBuffer_FillInfo
-from cython.parallel cimport parallel, prange
+from cython.parallel cimport parallel
 from libc.stdint cimport int64_t, uint8_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport free
 from openmp cimport omp_get_num_threads, omp_get_thread_num
 
-from oxillama._core.kernels cimport (
-    ACT_F32, ACT_Q8_32, act_index, act_row_bytes, form_at, form_index, lanes_table, ox_form, ox_lanes, pack_panels, panel_bytes,
-)
+from oxillama._core.kernels cimport ACT_F32, ACT_Q8_32, act_index, act_row_bytes, lanes_table, ox_lanes
+from oxillama._core.panels cimport MatmulSegment, PackedMatrix
 from oxillama._core.threads cimport OX_TEAM_RUNS, open_region, ox_team, ox_team_cut, ox_team_init, ox_team_left, ox_team_take, worker_count
 from oxillama._core.vectors cimport activation
 
-from oxillama._core.kernels import ACTS
 from oxillama.errors import QuantError
 
 cdef extern from "block.h" nogil:
@@ -33,124 +29,6 @@ cdef enum:
     WIDE_ROWS = 12              # from so many rows on two panels share a tile
     FEW_ROWS = 8                # up to so many rows of x a product waits for memory
     MOST_PANELS = 0x7fffffff    # what a run counts
-
-
-cdef class PackedMatrix:
-    """The weights of one matrix (rows, cols) in lane panels, 64-byte aligned; `act` says which activation rows it multiplies.
-
-    `raw` holds the GGUF blocks of all rows, row after row; it is only read while packing. `PackedMatrix.reserve` makes the room and leaves
-    the packing to `pack_all`; `PackedMatrix.over` takes panels that lie ready. As a buffer it shows its panels' bytes, read-only.
-    Raises QuantError when `format` cannot be packed or the sizes do not fit it, MemoryError when the panels find no room.
-    """
-
-    def __init__(self, raw, str format, int64_t rows, int64_t cols, num_threads=0):
-        self._reserve(raw, format, rows, cols)
-        pack_all([self], num_threads=num_threads)
-
-    cdef int _shape(self, str format, int64_t rows, int64_t cols) except -1:
-        cdef int form = form_index(format)
-        cdef const ox_form *shape = form_at(form)
-        if rows < 1 or cols < 1 or cols % shape.block:
-            raise QuantError(f"{format}: ({rows}, {cols}) cannot be packed, wanted at least one row and a multiple of {shape.block} columns")
-        if rows > (<int64_t>1 << 40) // cols:
-            raise QuantError(f"{format}: ({rows}, {cols}) is more than any matrix holds")
-        self.rows, self.cols, self.format, self.act = rows, cols, format, ACTS[shape.act]
-        self.segment.form, self.segment.rows, self.segment.panel_bytes = form, rows, panel_bytes(shape, cols)
-        self.nbytes = (rows + 15) // 16 * self.segment.panel_bytes
-        return 0
-
-    cdef int _reserve(self, object raw, str format, int64_t rows, int64_t cols) except -1:
-        self._shape(format, rows, cols)
-        cdef const ox_form *shape = form_at(self.segment.form)
-        cdef const uint8_t[::1] view = memoryview(raw).cast("B")
-        cdef int64_t wanted = rows * (cols // shape.block * shape.bytes)
-        if view.shape[0] != wanted:
-            raise QuantError(f"{format}: ({rows}, {cols}) takes {wanted} bytes, found {view.shape[0]}")
-        free(self.block)
-        self.block = ox_block_new(self.nbytes)
-        if self.block == NULL:
-            raise MemoryError(f"{self.nbytes} bytes for packed weights")
-        self.segment.panels, self.source = <const uint8_t *>self.block, view
-        return 0
-
-    @classmethod
-    def reserve(cls, raw, str format, int64_t rows, int64_t cols):
-        """Room for the panels; `raw` is read when `pack_all` is called."""
-        cdef PackedMatrix made = cls.__new__(cls)
-        made._reserve(raw, format, rows, cols)
-        return made
-
-    @classmethod
-    def over(cls, panels, str format, int64_t rows, int64_t cols):
-        """Over panels that lie ready in `panels`, 64-byte aligned; they are kept alive, never copied."""
-        cdef PackedMatrix made = cls.__new__(cls)
-        made._shape(format, rows, cols)
-        made.source = memoryview(panels).cast("B")
-        if made.source.shape[0] != made.nbytes:
-            raise QuantError(f"{format}: panels of ({rows}, {cols}) take {made.nbytes} bytes, found {made.source.shape[0]}")
-        made.segment.panels = &made.source[0]
-        if <size_t>made.segment.panels % 64:
-            raise QuantError(f"{format}: panels at an address that is no multiple of 64")
-        return made
-
-    def __dealloc__(self):
-        free(self.block)
-
-    def __getbuffer__(self, Py_buffer *buffer, int flags):
-        PyBuffer_FillInfo(buffer, self, <void *>self.segment.panels, self.nbytes, 1, flags)
-
-    def panels(self):
-        """The packed bytes, (panels, bytes per panel), read-only."""
-        return np.frombuffer(self, np.uint8).reshape(-1, self.segment.panel_bytes)
-
-
-# One matrix to pack: its chunks are numbers first to first + chunks - 1 of the region's.
-cdef struct Packing:
-    uint8_t *to
-    const uint8_t *source
-    int64_t row_bytes, rows, cols, panels, step, first, chunks
-    int form
-
-
-def pack_all(list matrices, *, num_threads=0):
-    """Pack matrices that `PackedMatrix.reserve` made, all of them in one region: workers take chunks of about 256 KB, in order."""
-    cdef int workers = worker_count(num_threads), i
-    cdef int64_t chunk, chunks = 0
-    cdef PackedMatrix matrix
-    cdef const ox_form *shape
-    cdef Packing *jobs = <Packing *>calloc(max(1, len(matrices)), sizeof(Packing))
-    if jobs == NULL:
-        raise MemoryError
-    cdef Packing *job
-    try:
-        for i, matrix in enumerate(matrices):
-            if matrix.block == NULL or matrix.source is None:
-                raise QuantError(f"pack_all: matrix {i} is packed already, wanted one that was reserved")
-            job, shape = &jobs[i], form_at(matrix.segment.form)
-            job.to, job.source, job.form, job.rows, job.cols = <uint8_t *>matrix.block, &matrix.source[0], matrix.segment.form, matrix.rows, matrix.cols
-            job.row_bytes, job.panels = matrix.cols // shape.block * shape.bytes, (matrix.rows + 15) // 16
-            job.step = max(1, (1 << 18) // matrix.segment.panel_bytes)
-            job.first, job.chunks = chunks, (job.panels + job.step - 1) // job.step
-            chunks += job.chunks
-        if workers == 1 or chunks == 1:
-            with nogil:
-                for chunk in range(chunks):
-                    _pack_chunk(jobs, chunk)
-        else:
-            open_region()
-            for chunk in prange(chunks, nogil=True, num_threads=workers, schedule="dynamic", chunksize=1):
-                _pack_chunk(jobs, chunk)
-        for matrix in matrices:
-            matrix.source = None
-    finally:
-        free(jobs)
-
-
-cdef void _pack_chunk(const Packing *jobs, int64_t chunk) noexcept nogil:
-    while chunk >= jobs.first + jobs.chunks:
-        jobs += 1
-    cdef int64_t first = (chunk - jobs.first) * jobs.step
-    pack_panels(jobs.form, jobs.to, jobs.source, jobs.row_bytes, jobs.rows, jobs.cols, first, min(jobs.panels, first + jobs.step))
 
 
 # How one product is cut: `groups` of `group` panels, times ranges of `rows` rows of x.

@@ -10,7 +10,8 @@ import numpy as np
 
 from oxillama._core.elementwise import EmbeddingTable
 from oxillama._core.kernels import packable_formats
-from oxillama._core.matmul import PackedMatrix, act_bytes, pack_all
+from oxillama._core.matmul import act_bytes
+from oxillama._core.panels import PackedMatrix, pack_all, reserve_all
 from oxillama._core.pool import PageMemory
 from oxillama._core.tape import Program
 from oxillama._core.threads import default_threads
@@ -135,15 +136,13 @@ def _packed(reader: GgufReader, tensors: Mapping[Key, Tensor], num_threads: int,
     raw = {key: _rows(reader, tensor) for key, tensor in tensors.items()}
     order = sorted(raw, key=lambda key: raw[key].nbytes, reverse=True)
     total, done, at = sum(rows.nbytes for rows in raw.values()), 0, 0
-    packed: dict[Key, PackedMatrix] = {}
+    packed = dict(zip(raw, reserve_all([(raw[key], tensors[key].format, *tensors[key].shape) for key in raw])))      # in the order of the tape
     workers = num_threads or default_threads()
     enough = min(max(total // 16, LEAST_GROUP), MOST_GROUP)     # file pages that lie in memory beside their panels
     while at < len(order):
         group = [order[at]]
         while at + len(group) < len(order) and sum(raw[key].nbytes for key in group) < enough:
             group.append(order[at + len(group)])
-        for key in group:
-            packed[key] = PackedMatrix.reserve(raw[key], tensors[key].format, *tensors[key].shape)
         pack_all([packed[key] for key in group], num_threads=workers)
         for key in group:
             reader.release(tensors[key].name)      # its file pages have been read once; the packed copy is what stays

@@ -25,7 +25,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from oxillama._core.kernels import PANEL_LAYOUT
-from oxillama._core.matmul import PackedMatrix
+from oxillama._core.panels import PackedMatrix
 from oxillama.errors import ConfigError, QuantError
 from oxillama.gguf import GgufReader
 

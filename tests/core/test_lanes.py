@@ -4,7 +4,8 @@ import pytest
 
 from oxillama._core.codecs import codec_table, unpack_rows
 from oxillama._core.kernels import lanes_available, packable_formats
-from oxillama._core.matmul import PackedMatrix, matmul, matmul_acts, quantise_rows
+from oxillama._core.matmul import matmul, matmul_acts, quantise_rows
+from oxillama._core.panels import PackedMatrix
 from tests.reference.lane_cases import act_floats, random_rows
 
 FORMATS = packable_formats()

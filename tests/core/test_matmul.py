@@ -3,7 +3,8 @@ import numpy as np
 import pytest
 
 from oxillama._core.kernels import packable_formats
-from oxillama._core.matmul import PackedMatrix, act_bytes, matmul, matmul_acts, quantise_rows
+from oxillama._core.matmul import act_bytes, matmul, matmul_acts, quantise_rows
+from oxillama._core.panels import PackedMatrix
 from oxillama.errors import ConfigError, QuantError
 from tests.reference.lane_cases import random_rows
 

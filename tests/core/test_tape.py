@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from oxillama._core.matmul import PackedMatrix
+from oxillama._core.panels import PackedMatrix
 from oxillama._core.tape import OPS, Batch, CancelFlag, EmbeddingTable, PageMemory, Program
 from oxillama.errors import Cancelled, ConfigError, ContextError, EngineError, ModelError, OxillamaError
 from oxillama.model.ops import OPS as CATALOGUE

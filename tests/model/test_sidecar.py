@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from oxillama._core.matmul import PackedMatrix
+from oxillama._core.panels import PackedMatrix
 from oxillama._core.tape import Batch
 from oxillama.errors import ConfigError
 from oxillama.gguf import GgufReader

@@ -1,0 +1,70 @@
+"""Packed weights: all those of a model in one block, each packed as it would be alone, and alive as long as any of them is."""
+import gc
+
+import numpy as np
+import pytest
+
+from oxillama._core.panels import PackedMatrix, pack_all, reserve_all
+from oxillama.errors import QuantError
+
+# name, rows, cols, bytes of a row
+SHAPES = (("Q4_0", 48, 64, 36), ("Q8_0", 17, 32, 34), ("F16", 5, 6, 12), ("Q4_K", 100, 512, 288))
+
+
+def blocks(seed=0):
+    """(raw, format, rows, cols) of one matrix of each shape."""
+    rng = np.random.default_rng(seed)
+    return [(rng.integers(0, 60, rows * size, np.uint8), name, rows, cols) for name, rows, cols, size in SHAPES]
+
+
+def address(matrix):
+    return matrix.panels().__array_interface__["data"][0]
+
+
+@pytest.mark.parametrize("threads", (1, 2))
+def test_matrices_of_one_arena_hold_what_each_holds_alone(threads):
+    wanted = blocks()
+    made = reserve_all(wanted)
+    pack_all(made[::-1], num_threads=threads)
+    for matrix, (raw, name, rows, cols) in zip(made, wanted):
+        assert bytes(matrix) == bytes(PackedMatrix(raw, name, rows, cols))
+
+
+def test_an_arena_lays_matrices_one_after_another_each_on_pages_of_its_own():
+    made = reserve_all(blocks())
+    start = address(made[0])
+    for matrix in made:
+        assert address(matrix) == start
+        start += -(-matrix.nbytes // 4096) * 4096
+
+
+def test_one_matrix_keeps_its_arena_alive():
+    made = reserve_all(blocks())
+    pack_all(made)
+    last = made[-1]
+    before = bytes(last)
+    del made
+    gc.collect()
+    others = [reserve_all(blocks(1)) for _ in range(4)]
+    for one in others:
+        pack_all(one)
+    assert bytes(last) == before
+
+
+def test_an_arena_of_nothing_holds_nothing():
+    assert reserve_all([]) == []
+    pack_all([])
+
+
+def test_what_cannot_be_packed_is_refused_before_any_room_is_made():
+    good = blocks()
+    for raw, name, rows, cols in ((good[0][0][:-1], *good[0][1:]), (good[0][0], "Q9_9", 48, 64), (good[0][0], "Q4_0", 48, 63)):
+        with pytest.raises(QuantError):
+            reserve_all([*good, (raw, name, rows, cols)])
+
+
+def test_a_matrix_is_packed_once():
+    made = reserve_all(blocks())
+    pack_all(made)
+    with pytest.raises(QuantError, match="packed already"):
+        pack_all(made)
