@@ -16,6 +16,7 @@ from oxillama.toolcalls.events import CallFinished, CallMalformed, Event, Markup
 from oxillama.toolcalls.formats import ARGS, CALL_ID, ToolCallFormat, format_of
 from oxillama.toolcalls.harmony import HarmonyReader
 from oxillama.toolcalls.opening import SPACE, Pattern, bare_templates, head_pattern, search, tail_pattern
+from oxillama.toolcalls.places import fed, taken
 from oxillama.toolcalls.scan import Malformed
 from oxillama.toolcalls.scan_json import JsonCall
 from oxillama.toolcalls.scan_python import PythonCall
@@ -46,32 +47,26 @@ class ToolCallDetector:
         self._templates = bare_templates(self.format)
         self._head = head_pattern(self.format) if self.format.style == "headed" else None
         self._tail: Pattern | None = None  # what may follow the last call
-        self._buffer = ""
+        self.buffer = ""
         self._call: JsonCall | PythonCall | None = None
         self._enter("", "")
         self._leave(fresh=True)
 
     def feed(self, text: str) -> list[Event]:
         """The events that this piece of text makes certain."""
-        if not isinstance(text, str):
-            raise ConfigError(f"text: found {type(text).__name__}, wanted str")
-        self._buffer += text
-        out: list[Event] = []
-        while self._buffer and self._place(out):
-            pass
-        return joined(out)
+        return fed(self, text)
 
     def finish(self) -> list[Event]:
         """The events of the text's end; the detector is as new then, but for the number of the next call."""
         out: list[Event] = []
-        if self._place == self._in_text:
-            out.append(Text(self._buffer))
-        elif self._place == self._in_block and self._calls:
-            out.append(Markup(self._buffer) if self._close or self._array else Text(self._buffer))
+        if self.place == self._in_text:
+            out.append(Text(self.buffer))
+        elif self.place == self._in_block and self._calls:
+            out.append(Markup(self.buffer) if self._close or self._array else Text(self.buffer))
         else:
             rest = "" if self._call is None else self._call.rest()
-            self._fail(out, rest + self._buffer, "the text ends inside a call")
-        self._buffer, self._call = "", None
+            self._fail(out, rest + self.buffer, "the text ends inside a call")
+        self.buffer, self._call = "", None
         self._leave(fresh=True)
         return joined(out)
 
@@ -79,16 +74,16 @@ class ToolCallDetector:
 
     def _in_text(self, out: list[Event]) -> bool:
         opening, sure = search(
-            self.format, self._buffer, fresh=self._fresh, templates=self._templates, names=self.names, leading=self.leading
+            self.format, self.buffer, fresh=self._fresh, templates=self._templates, names=self.names, leading=self.leading
         )
         if sure:
-            self._fresh = self._fresh and not self._buffer[:sure].strip(SPACE)
-            out.append(Text(self._take(sure)))
-            return bool(self._buffer)
+            self._fresh = self._fresh and not self.buffer[:sure].strip(SPACE)
+            out.append(Text(taken(self, sure)))
+            return bool(self.buffer)
         if opening is None:
             return False
         if opening.kind == "delimiter":
-            opener = self._take(opening.end)
+            opener = taken(self, opening.end)
             out.append(Markup(opener))
             self._enter(opener, self.format.close)
         else:
@@ -96,19 +91,19 @@ class ToolCallDetector:
         return True
 
     def _in_block(self, out: list[Event]) -> bool:
-        if self._tail is not None and (match := self._tail.whole.match(self._buffer)):
+        if self._tail is not None and (match := self._tail.whole.match(self.buffer)):
             self._mark(out, match.end())
             self._tail = None
             return True
-        if self._tail is not None and self._tail.part.match(self._buffer):
+        if self._tail is not None and self._tail.part.match(self.buffer):
             return False
         self._tail = None
-        lead = len(self._buffer) - len(self._buffer.lstrip(SPACE))
-        rest = self._buffer[lead:]
+        lead = len(self.buffer) - len(self.buffer.lstrip(SPACE))
+        rest = self.buffer[lead:]
         if not rest or (self._close and len(rest) < len(self._close) and self._close.startswith(rest)):
             return False
         if self._close and rest.startswith(self._close):
-            markup = self._take(lead + len(self._close))
+            markup = taken(self, lead + len(self._close))
             if self._calls:
                 out.append(Markup(markup))
             else:
@@ -123,7 +118,7 @@ class ToolCallDetector:
             return self._next_headed(out)
         begins = self._array or not self._calls or self._close or self._separated
         if char == "{" and begins and not self._python:
-            self._begin(JsonCall(self.format, self.index, prefix=self._take(lead)))
+            self._begin(JsonCall(self.format, self.index, prefix=taken(self, lead)))
         elif char == "[" and not self._array and not self._calls:
             self._array = True
             self._mark(out, lead + 1)
@@ -138,10 +133,10 @@ class ToolCallDetector:
             elif not self._close:
                 self._leave(fresh=False)
         elif self._python and (char.isalpha() or char == "_") and (not self._calls or self._separated):
-            self._begin(PythonCall(self.index, prefix=self._take(lead)))
+            self._begin(PythonCall(self.index, prefix=taken(self, lead)))
         elif self.format.header and not self._array and not self._calls and (char.isalnum() or char == "_"):
             self._mark(out, lead)
-            self._place = self._in_header
+            self.place = self._in_header
         elif self._calls and not self._array:
             self._leave(fresh=not self._separated)
         else:
@@ -150,34 +145,34 @@ class ToolCallDetector:
 
     def _next_headed(self, out: list[Event]) -> bool:
         """The name of a call whose arguments follow it, within what the format puts around it."""
-        match = self._head.whole.match(self._buffer) if self.format.lead or not self._calls else None
+        match = self._head.whole.match(self.buffer) if self.format.lead or not self._calls else None
         if match is not None:
             self._tail = tail_pattern(self.format) if self.format.tail else None
-            self._begin(JsonCall(self.format, self.index, name=match["name"], prefix=self._take(match.end() - 1)))
-        elif self._head.part.match(self._buffer) and (self.format.lead or not self._calls):
+            self._begin(JsonCall(self.format, self.index, name=match["name"], prefix=taken(self, match.end() - 1)))
+        elif self._head.part.match(self.buffer) and (self.format.lead or not self._calls):
             return False
         else:
-            self._give_up(out, "", f"found {self._buffer[:40]!r}, wanted {self.format.lead}name{self.format.middle}{{")
+            self._give_up(out, "", f"found {self.buffer[:40]!r}, wanted {self.format.lead}name{self.format.middle}{{")
         return True
 
     def _in_header(self, out: list[Event]) -> bool:
         """`name[ARGS]` or `name[CALL_ID]...[ARGS]` before the arguments."""
-        match = _HEADER.match(self._buffer)
+        match = _HEADER.match(self.buffer)
         if match:
-            name, prefix, self._named = match["name"], self._take(match.end()), True
+            name, prefix, self._named = match["name"], taken(self, match.end()), True
             self._begin(JsonCall(self.format, self.index, name=name, prefix=prefix))
             return True
-        if not _header_may_come(self._buffer):
-            self._give_up(out, "", f"found {self._buffer[:40]!r}, wanted name{ARGS}{{")
+        if not _header_may_come(self.buffer):
+            self._give_up(out, "", f"found {self.buffer[:40]!r}, wanted name{ARGS}{{")
             return True
         return False
 
     def _in_call(self, out: list[Event]) -> bool:
         call, before = self._call, len(self._call.raw)
         try:
-            self._take(call.feed(self._buffer))
+            taken(self, call.feed(self.buffer))
         except Malformed as error:
-            self._take(len(call.raw) - before)
+            taken(self, len(call.raw) - before)
             self._note(out, call)
             self._call = None
             if call.done:
@@ -195,21 +190,17 @@ class ToolCallDetector:
 
     def _in_ruin(self, out: list[Event]) -> bool:
         """After a malformed call: everything to the end of the block is kept together."""
-        at = self._buffer.find(self._close)
+        at = self.buffer.find(self._close)
         if at < 0:
             return False
-        self._fail(out, self._take(at + len(self._close)), self._reason)
+        self._fail(out, taken(self, at + len(self._close)), self._reason)
         self._leave(fresh=False)
         return True
 
     # ---- moving between them -------------------------------------------------------------------------------------------
 
-    def _take(self, size: int) -> str:
-        taken, self._buffer = self._buffer[:size], self._buffer[size:]
-        return taken
-
     def _mark(self, out: list[Event], size: int) -> None:
-        markup = self._take(size)
+        markup = taken(self, size)
         self._whole += markup
         out.append(Markup(markup))
 
@@ -221,20 +212,20 @@ class ToolCallDetector:
         self._whole = opener  # everything since the block's opening or the last call that was whole
         self._reason = ""
         self._named = False  # the call's name stood before it
-        self._place = self._in_block
+        self.place = self._in_block
 
     def _leave(self, *, fresh: bool) -> None:
         """Back into text; fresh: a bare call may begin here."""
-        self._place, self._fresh = self._in_text, fresh or self.leading
+        self.place, self._fresh = self._in_text, fresh or self.leading
 
     def _begin(self, call: JsonCall | PythonCall) -> None:
-        self._call, self._place = call, self._in_call
+        self._call, self.place = call, self._in_call
 
     def _over(self) -> None:
         """A call has ended, well or not: back into its block."""
         self._calls += 1
         self._separated = False
-        self._place = self._in_block
+        self.place = self._in_block
         if self._named and not self._close:
             self._leave(fresh=False)
 
@@ -247,8 +238,8 @@ class ToolCallDetector:
     def _give_up(self, out: list[Event], raw: str, reason: str) -> None:
         """No call after all: wait for the end of the block, or report at once where a block has no end of its own."""
         if self._close:
-            self._buffer = raw + self._buffer
-            self._reason, self._place = reason, self._in_ruin
+            self.buffer = raw + self.buffer
+            self._reason, self.place = reason, self._in_ruin
         else:
             self._fail(out, raw, reason)
             self._leave(fresh=False)

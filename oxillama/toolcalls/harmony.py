@@ -13,13 +13,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from oxillama.errors import ConfigError
 from oxillama.grammar import Grammar, GrammarLimits
 from oxillama.grammar.nodes import choice, literal, repeat, seq
 from oxillama.toolcalls.compose import Composer
 from oxillama.toolcalls.events import CallMalformed, Event, Markup, Reasoning, Text, joined
 from oxillama.toolcalls.formats import HARMONY
 from oxillama.toolcalls.opening import SPACE, partial
+from oxillama.toolcalls.places import fed, taken
 from oxillama.toolcalls.scan import Malformed
 from oxillama.toolcalls.scan_json import JsonCall
 
@@ -65,8 +65,8 @@ class HarmonyReader:
 
     def __init__(self, *, first_index: int = 0) -> None:
         self.index = first_index
-        self._buffer = ""
-        self._place = self._in_head
+        self.buffer = ""
+        self.place = self._in_head
         self._kind: type = Text
         self._call: JsonCall | None = None
         self._said = self._reason = ""  # of a call: what was given out of it, and why it is none
@@ -74,55 +74,49 @@ class HarmonyReader:
 
     def feed(self, text: str) -> list[Event]:
         """The events that this piece of text makes certain."""
-        if not isinstance(text, str):
-            raise ConfigError(f"text: found {type(text).__name__}, wanted str")
-        self._buffer += text
-        out: list[Event] = []
-        while self._buffer and self._place(out):
-            pass
-        return joined(out)
+        return fed(self, text)
 
     def finish(self) -> list[Event]:
         """The events of the text's end; the reader is as new then, but for the number of the next call."""
         out: list[Event] = []
-        if self._place == self._in_head:
-            out.append((Markup if self._is_head() and self._buffer.strip() else Text)(self._take(len(self._buffer))))
-        elif self._place == self._in_body:
-            out.append(self._kind(self._take(len(self._buffer))))
+        if self.place == self._in_head:
+            out.append((Markup if self._is_head() and self.buffer.strip() else Text)(taken(self, len(self.buffer))))
+        elif self.place == self._in_body:
+            out.append(self._kind(taken(self, len(self.buffer))))
         else:
             if self._call is not None:
-                self._buffer, self._reason = self._call.rest() + self._buffer, "the text ends inside a call"
-            self._ruined(out, len(self._buffer))
-        self._call, self._place = None, self._in_head
+                self.buffer, self._reason = self._call.rest() + self.buffer, "the text ends inside a call"
+            self._ruined(out, len(self.buffer))
+        self._call, self.place = None, self._in_head
         return joined(out)
 
     def _in_head(self, out: list[Event]) -> bool:
         """Before a message: its header, or text that has none."""
         if not self._is_head():
-            self._kind, self._place = Text, self._in_body
+            self._kind, self.place = Text, self._in_body
             return True
-        match = _HEADER.match(self._buffer)
+        match = _HEADER.match(self.buffer)
         if match is None:
-            if MESSAGE in self._buffer or len(self._buffer) > _LONGEST:
-                out.append(Text(self._take(max(self._buffer.find(MESSAGE) + len(MESSAGE), 1))))
-                self._kind, self._place = Text, self._in_body
+            if MESSAGE in self.buffer or len(self.buffer) > _LONGEST:
+                out.append(Text(taken(self, max(self.buffer.find(MESSAGE) + len(MESSAGE), 1))))
+                self._kind, self.place = Text, self._in_body
                 return True
             return False
         recipient = match["after"] or match["before"]
         if recipient is None:
             size = match.start() + len(match.group().rstrip())
-            out.append(Markup(self._take(size)))
-            self._kind, self._place = (Reasoning if match["channel"] == "analysis" else Text), self._in_body
+            out.append(Markup(taken(self, size)))
+            self._kind, self.place = (Reasoning if match["channel"] == "analysis" else Text), self._in_body
             return True
-        if match.end() == len(self._buffer):
+        if match.end() == len(self.buffer):
             return False  # the arguments have not begun
-        return self._begin(out, self._take(match.end()), recipient)
+        return self._begin(out, taken(self, match.end()), recipient)
 
     def _begin(self, out: list[Event], header: str, recipient: str) -> bool:
         """A message to a tool: its arguments, or what cannot be any."""
         self._said, name = "", recipient.removeprefix(_FUNCTIONS)
-        if recipient.startswith(_FUNCTIONS) and name and self._buffer[0] == "{":
-            self._call, self._place = JsonCall(HARMONY, self.index, name=name, prefix=header), self._in_call
+        if recipient.startswith(_FUNCTIONS) and name and self.buffer[0] == "{":
+            self._call, self.place = JsonCall(HARMONY, self.index, name=name, prefix=header), self._in_call
         else:
             wanted = f"found a message to {recipient}, wanted {_FUNCTIONS}NAME" if name == recipient else "found no '{', wanted arguments"
             self._ruin(header, wanted)
@@ -131,16 +125,16 @@ class HarmonyReader:
     def _in_call(self, out: list[Event]) -> bool:
         call, before = self._call, len(self._call.raw)
         try:
-            self._take(call.feed(self._buffer))
+            taken(self, call.feed(self.buffer))
         except Malformed as error:
-            self._take(len(call.raw) - before)
+            taken(self, len(call.raw) - before)
             self._note(out, call)
             self._ruin(call.rest(), str(error))
             return True
         self._note(out, call)
         if call.done:
             self.index += 1
-            self._call, self._kind, self._place = None, Text, self._in_body
+            self._call, self._kind, self.place = None, Text, self._in_body
         return True
 
     def _note(self, out: list[Event], call: JsonCall) -> None:
@@ -153,12 +147,12 @@ class HarmonyReader:
         """In a message: its text, up to what ends it."""
         at, end = self._end()
         if at:
-            out.append(self._kind(self._take(at)))
+            out.append(self._kind(taken(self, at)))
         if end is None:
             return False
         if end in _ENDS:
-            out.append(Markup(self._take(len(end))))
-        self._place = self._in_head
+            out.append(Markup(taken(self, len(end))))
+        self.place = self._in_head
         return True
 
     def _in_ruin(self, out: list[Event]) -> bool:
@@ -167,30 +161,26 @@ class HarmonyReader:
         if end is None:
             return False
         self._ruined(out, at + (len(end) if end in _ENDS else 0))
-        self._place = self._in_head
+        self.place = self._in_head
         return True
 
     def _ruin(self, raw: str, reason: str) -> None:
         """No call after all: wait for the end of its message."""
-        self._buffer, self._kept, self._reason = raw + self._buffer, len(raw), reason
-        self._call, self._place = None, self._in_ruin
+        self.buffer, self._kept, self._reason = raw + self.buffer, len(raw), reason
+        self._call, self.place = None, self._in_ruin
 
     def _ruined(self, out: list[Event], size: int) -> None:
-        raw = self._take(size)
+        raw = taken(self, size)
         out.append(CallMalformed(raw, self.index, self._said + raw, self._reason))
         self.index += 1
 
     def _end(self, start: int = 0) -> tuple[int, str | None]:
         """(where the text before what ends a message is over, what ends it), None where it may go on."""
-        found = [(at, mark) for mark in (*_ENDS, START, CHANNEL) if (at := self._buffer.find(mark, start)) >= 0]
+        found = [(at, mark) for mark in (*_ENDS, START, CHANNEL) if (at := self.buffer.find(mark, start)) >= 0]
         if found:
             return min(found)
-        return len(self._buffer) - max(partial(self._buffer, mark) for mark in (*_ENDS, START, CHANNEL)), None
+        return len(self.buffer) - max(partial(self.buffer, mark) for mark in (*_ENDS, START, CHANNEL)), None
 
     def _is_head(self) -> bool:
-        rest = self._buffer.lstrip(SPACE)
+        rest = self.buffer.lstrip(SPACE)
         return any(rest.startswith(each) or each.startswith(rest) for each in _BEGINNINGS)
-
-    def _take(self, size: int) -> str:
-        taken, self._buffer = self._buffer[:size], self._buffer[size:]
-        return taken
