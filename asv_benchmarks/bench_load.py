@@ -1,8 +1,15 @@
-"""What it costs to import the package, to load a model, and to reach its first token."""
+"""What it costs to import the package, to load a model, and to reach its first token, each in a fresh process."""
 from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
+
+from models import SHAPES, model
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+from first_token import in_fresh_process  # noqa: E402  (the folder of tools is no package)
 
 
 def _seconds(code: str) -> float:
@@ -24,3 +31,27 @@ class Load:
 
     def track_first_text(self) -> float:
         return min(_seconds("import oxillama; next(oxillama.load().stream('Once upon a time'))") for _ in range(3))
+
+
+class Model:
+    """From `load` to the first token, the best of three: weights packed or mapped from a sidecar, files in the page cache or dropped from it."""
+
+    params = [list(SHAPES), ["Q4_0", "Q4_K_M", "Q8_0"], ["packed", "mapped"], ["warm", "cold"]]
+    param_names = ["shape", "format", "weights", "page cache"]
+    timeout = 600
+
+    def setup(self, shape: str, recipe: str, weights: str, cache: str) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        self.options = dict(sidecar=self.folder.name if weights == "mapped" else None, cold=cache == "cold")
+        self.path = model(shape, recipe)
+
+    def teardown(self, shape: str, recipe: str, weights: str, cache: str) -> None:
+        self.folder.cleanup()
+
+    def track_first_token(self, shape: str, recipe: str, weights: str, cache: str) -> float:
+        return min(in_fresh_process(self.path, **self.options)["first_s"] for _ in range(3))
+
+    def track_peak_rss(self, shape: str, recipe: str, weights: str, cache: str) -> float:
+        return in_fresh_process(self.path, **self.options)["peak_rss_mb"]
+
+    track_first_token.unit, track_peak_rss.unit = "s", "MB"

@@ -5,10 +5,9 @@
 from __future__ import annotations
 
 import sys
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from machine import best, read_bandwidth
 
 from oxillama._core.codecs import quantise_rows as quantise_weights
 from oxillama._core.kernels import lanes_available, packable_formats
@@ -28,23 +27,6 @@ def weights(name: str, rows: int, cols: int) -> PackedMatrix:
     raw = np.empty((64, cols // block * size), np.uint8)
     quantise_weights(some, name, None, raw)
     return PackedMatrix(np.tile(raw, (-(-rows // 64), 1))[:rows].reshape(-1), name, rows, cols)
-
-
-def best(call, seconds: float = 0.4) -> float:
-    """Seconds of the fastest of as many calls as fit."""
-    least, end = np.inf, time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        start = time.perf_counter()
-        call()
-        least = min(least, time.perf_counter() - start)
-    return least
-
-
-def read_bandwidth(threads: int) -> float:
-    """GB/s that `threads` readers of plain memory reach now."""
-    parts = np.array_split(np.ones(STREAM // 2, np.float32), threads)
-    with ThreadPoolExecutor(threads) as pool:
-        return sum(p.nbytes for p in parts) / best(lambda: list(pool.map(np.max, parts))) / 1e9
 
 
 def product(name: str, rows: int, m: int, threads: int, isa: str | None = None):

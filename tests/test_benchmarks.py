@@ -12,13 +12,15 @@ MODULES = sorted(path.stem for path in FOLDER.glob("bench_*.py"))
 
 
 @pytest.fixture
-def benchmarks(request, monkeypatch):
+def benchmarks(request, monkeypatch, tmp_path):
     """The benchmark classes of a module of the folder, which is not a package."""
     monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setenv("OXILLAMA_BENCH_MODELS", str(tmp_path))
+    monkeypatch.delenv("OXILLAMA_BENCH_SHAPES", raising=False)
     module = importlib.import_module(request.param)
     yield [each for each in vars(module).values() if inspect.isclass(each) and each.__module__ == request.param]
-    for name in (*MODULES, "null_tape"):
-        sys.modules.pop(name, None)
+    for path in FOLDER.glob("*.py"):
+        sys.modules.pop(path.stem, None)
 
 
 def smallest(benchmark):

@@ -22,7 +22,8 @@ import oxillama
 from oxillama.model.lower import Op
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "asv_benchmarks"))
-from bench_matmul import best, product, read_bandwidth  # noqa: E402  (the benchmark folder is no package)
+from bench_matmul import product  # noqa: E402  (the benchmark folder is no package)
+from machine import best, read_bandwidth  # noqa: E402
 
 COLOURS = {"qkv": "#4269d0", "attention": "#efb118", "attn_output": "#6cc5b0", "gate and up": "#3ca951", "ffn_down": "#97bbf5", "logits": "#a463f2",
            "norm, rope, store, rest": "#9c6b4e"}
