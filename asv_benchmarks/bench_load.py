@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from models import SHAPES, model
+from models import model, wanted
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 from first_token import in_fresh_process  # noqa: E402  (the folder of tools is no package)
@@ -36,7 +36,7 @@ class Load:
 class Model:
     """From `load` to the first token, the best of three: weights packed or mapped from a sidecar, files in the page cache or dropped from it."""
 
-    params = [list(SHAPES), ["Q4_0", "Q4_K_M", "Q8_0"], ["packed", "mapped"], ["warm", "cold"]]
+    params = [wanted(), ["Q4_0", "Q4_K_M", "Q8_0"], ["packed", "mapped"], ["warm", "cold"]]
     param_names = ["shape", "format", "weights", "page cache"]
     timeout = 600
 
