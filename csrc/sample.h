@@ -13,6 +13,10 @@
 
 #define OXS_SUPER 512             /* logits per 16 blocks */
 #define OXS_LARGEST 3.40282347e+38f
+#define OXS_NONE (-__builtin_inff()) /* the logit of a token that is out */
+#define OXS_LN2 0.6931471805599453
+#define OXS_SLACK (1 - 0x1p-22)   /* a mass or weight within float32 rounding of its bound counts as having reached it */
+#define OXS_FAINT 48.0            /* exp(-48) and below: weighs next to nothing beside the largest */
 #define OXS_FLOOR (-708.0)        /* exp below this counts as 0 */
 #define OXS_LOG2E 1.4426950408889634
 #define OXS_LN2_HIGH 0x1.62e42fee00000p-1

@@ -1,5 +1,7 @@
 """The law of the floors: a module imports from its own package or from lower floors, and from nowhere else in the house."""
 import ast
+import re
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,21 @@ def test_modules_import_only_from_their_own_room_or_from_lower_floors(path):
     for other in imported(path) - {mine}:
         if (mine, other) not in DOORS:
             assert FLOORS[other] < FLOORS[mine] or (FLOORS[mine] == FLOORS[other] == 6), f"{path} imports {other}"
+
+
+def test_compiled_modules_know_their_own_floor_and_errors_and_no_circle():
+    graph = {}
+    for path in sorted((ROOT / "_core").glob("*.p[yx][xd]")):
+        mine = graph.setdefault(path.stem, set())
+        for home, names in re.findall(r"^\s*from (oxillama[\w.]*) c?import \(?([^)\n]*)", path.read_text(), re.MULTILINE):
+            assert home == "oxillama.errors" or home.startswith("oxillama._core"), f"{path}: {home}"
+            if home == "oxillama._core":
+                mine.update(re.findall(r"\w+", names))
+            elif home != "oxillama.errors":
+                mine.add(home.removeprefix("oxillama._core."))
+    for module, others in graph.items():
+        others.discard(module)                    # a .pyx and its own .pxd
+    assert set(TopologicalSorter(graph).static_order()) >= graph.keys()
 
 
 def test_c_sources_know_nothing_of_python_memory_or_threads():

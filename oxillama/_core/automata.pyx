@@ -3,81 +3,15 @@
 A table is int32 (states, symbols): the next state, -1 where there is none; `accepts` is uint8 per state. What the symbols mean is the
 caller's (`oxillama.grammar.regular`: ranges of code points). Everything is bounded: `limit` states, and `GrammarError` beyond.
 """
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+from libc.stdint cimport int32_t, uint8_t
 from libc.stdlib cimport calloc, free, malloc, qsort
 from libc.string cimport memcpy, memset
 
 import numpy as np
 
-from oxillama._core.networks cimport Ints, ascending, drop, put
+from oxillama._core.sequences cimport Ints, Sequences, ascending, close_sequences, drop, intern, open_sequences, put
 
 from oxillama.errors import GrammarError
-
-
-cdef class Sets:
-    """int32 sequences interned to small ids, in order of first sight."""
-
-    cdef Ints pool, start
-    cdef int32_t *slots
-    cdef Py_ssize_t mask, count
-
-    def __cinit__(self):
-        self.mask = 1023
-        self.slots = <int32_t *>malloc((self.mask + 1) * sizeof(int32_t))
-        if self.slots == NULL:
-            raise MemoryError()
-        memset(self.slots, 0xFF, (self.mask + 1) * sizeof(int32_t))
-        put(&self.start, 0)
-
-    def __dealloc__(self):
-        drop(&self.pool)
-        drop(&self.start)
-        free(self.slots)
-
-    cdef Py_ssize_t _slot(self, const int32_t *data, Py_ssize_t n) noexcept:
-        cdef uint64_t h = <uint64_t>0x9E3779B97F4A7C15 ^ <uint64_t>n
-        cdef Py_ssize_t i, at
-        cdef int32_t other
-        cdef const int32_t *stored
-        for i in range(n):
-            h = (h ^ <uint64_t><uint64_t>(<int64_t>data[i] & 0xFFFFFFFF)) * <uint64_t>0xFF51AFD7ED558CCD
-            h ^= h >> 32
-        at = <Py_ssize_t>(h & <uint64_t>self.mask)
-        while self.slots[at] >= 0:
-            other = self.slots[at]
-            if self.start.data[other + 1] - self.start.data[other] == n:
-                stored = self.pool.data + self.start.data[other]
-                for i in range(n):
-                    if stored[i] != data[i]:
-                        break
-                else:
-                    return at
-            at = (at + 1) & self.mask
-        return at
-
-    cdef int32_t add(self, const int32_t *data, Py_ssize_t n) except -1:
-        """The id of a sequence; `data` must not point into the pool."""
-        cdef Py_ssize_t i, at = self._slot(data, n)
-        cdef int32_t *grown
-        if self.slots[at] >= 0:
-            return self.slots[at]
-        for i in range(n):
-            put(&self.pool, data[i])
-        put(&self.start, <int32_t>self.pool.n)
-        self.slots[at] = <int32_t>self.count
-        self.count += 1
-        if 2 * self.count > self.mask:
-            grown = <int32_t *>malloc(4 * (self.mask + 1) * sizeof(int32_t))
-            if grown == NULL:
-                raise MemoryError()
-            free(self.slots)
-            self.slots = grown
-            self.mask = 4 * (self.mask + 1) - 1
-            memset(grown, 0xFF, (self.mask + 1) * sizeof(int32_t))
-            for i in range(self.count):
-                at = self._slot(self.pool.data + self.start.data[i], self.start.data[i + 1] - self.start.data[i])
-                self.slots[at] = <int32_t>i
-        return <int32_t>(self.count - 1)
 
 
 cdef object table_of(Ints *flat, Py_ssize_t states, Py_ssize_t width):
@@ -92,17 +26,18 @@ def product(const int32_t[:, ::1] a, const uint8_t[::1] accept_a, int start_a, c
             int start_b, const int32_t[::1] left, const int32_t[::1] right, int keep, Py_ssize_t limit):
     """The automaton that runs both: symbol k is `left[k]` of a and `right[k]` of b (-1: none). Bit 2x + y of `keep`: accepted where a says
     x and b says y; a dead side stays at -1. Returns (table, accepts), start 0."""
-    cdef Sets known = Sets()
+    cdef Sequences known
     cdef Ints flat
     cdef int32_t[2] pair
     cdef int32_t x, y, u, v, found
     cdef Py_ssize_t k, width = left.shape[0], at = 0
     cdef int right_alone = (keep >> 1) & 1, left_alone = (keep >> 2) & 1
     memset(&flat, 0, sizeof(Ints))
+    open_sequences(&known)
     accepts = bytearray()
     try:
         pair[0], pair[1] = start_a, start_b
-        known.add(pair, 2)
+        intern(&known, pair, 2)
         while at < known.count:
             x, y = known.pool.data[2 * at], known.pool.data[2 * at + 1]
             at += 1
@@ -114,40 +49,71 @@ def product(const int32_t[:, ::1] a, const uint8_t[::1] accept_a, int start_a, c
                     put(&flat, -1)
                     continue
                 pair[0], pair[1] = u, v
-                found = known.add(pair, 2)
+                found = intern(&known, pair, 2)
                 if known.count > limit:
                     raise GrammarError(f"regular: needs more than {limit} states")
                 put(&flat, found)
         return table_of(&flat, at, width), np.frombuffer(accepts, np.uint8)
     finally:
+        close_sequences(&known)
         drop(&flat)
+
+
+cdef class Moves:
+    """A table's moves, numbered by symbol and then by state: `tail`, where each comes from; `into[first[t]:first[t + 1]]`, those to state t;
+    `symbol_at`, the first of each symbol."""
+
+    cdef int32_t *tail
+    cdef int32_t *first
+    cdef int32_t *into
+    cdef int32_t *symbol_at
+    cdef Py_ssize_t n
+
+    def __cinit__(self, const int32_t[:, ::1] table):
+        cdef Py_ssize_t states = table.shape[0], width = table.shape[1], s, k, i = 0
+        cdef int32_t t
+        for s in range(states):
+            for k in range(width):
+                self.n += table[s, k] >= 0
+        self.tail = <int32_t *>malloc((self.n + 1) * sizeof(int32_t))
+        self.first = <int32_t *>calloc(states + 2, sizeof(int32_t))
+        self.into = <int32_t *>malloc((self.n + 1) * sizeof(int32_t))
+        self.symbol_at = <int32_t *>malloc((width + 1) * sizeof(int32_t))
+        if self.tail == NULL or self.first == NULL or self.into == NULL or self.symbol_at == NULL:
+            raise MemoryError()
+        for k in range(width):
+            self.symbol_at[k] = <int32_t>i
+            for s in range(states):
+                if table[s, k] >= 0:
+                    self.tail[i] = <int32_t>s
+                    self.first[table[s, k] + 2] += 1
+                    i += 1
+        self.symbol_at[width] = <int32_t>i
+        for s in range(states):
+            self.first[s + 2] += self.first[s + 1]
+        for k in range(width):                   # first[t + 1] runs up to where the moves to t end
+            for i in range(self.symbol_at[k], self.symbol_at[k + 1]):
+                t = table[self.tail[i], k]
+                self.into[self.first[t + 1]] = <int32_t>i
+                self.first[t + 1] += 1
+
+    def __dealloc__(self):
+        free(self.tail)
+        free(self.first)
+        free(self.into)
+        free(self.symbol_at)
 
 
 def alive(const int32_t[:, ::1] table, const uint8_t[::1] accepts):
     """Per state whether an accepting one can be reached: bytes of zeros and ones."""
-    cdef Py_ssize_t n = table.shape[0], width = table.shape[1], s, k, at
-    cdef int32_t t
+    cdef Py_ssize_t n = table.shape[0], s, at
+    cdef int32_t source
+    cdef Moves moves = Moves(table)
     cdef Ints todo
-    cdef int32_t *first = <int32_t *>calloc(n + 2, sizeof(int32_t))
-    cdef int32_t *sources = <int32_t *>malloc((n * width + 1) * sizeof(int32_t))
     out = np.zeros(n, np.uint8)
     cdef uint8_t[::1] live = out
     memset(&todo, 0, sizeof(Ints))
     try:
-        if first == NULL or sources == NULL:
-            raise MemoryError()
-        for s in range(n):
-            for k in range(width):
-                if table[s, k] >= 0:
-                    first[table[s, k] + 2] += 1
-        for s in range(n):
-            first[s + 2] += first[s + 1]
-        for s in range(n):
-            for k in range(width):
-                t = table[s, k]
-                if t >= 0:
-                    sources[first[t + 1]] = <int32_t>s
-                    first[t + 1] += 1
         for s in range(n):
             if accepts[s]:
                 live[s] = 1
@@ -155,14 +121,13 @@ def alive(const int32_t[:, ::1] table, const uint8_t[::1] accepts):
         while todo.n:
             todo.n -= 1
             s = todo.data[todo.n]
-            for at in range(first[s], first[s + 1]):
-                if not live[sources[at]]:
-                    live[sources[at]] = 1
-                    put(&todo, sources[at])
+            for at in range(moves.first[s], moves.first[s + 1]):
+                source = moves.tail[moves.into[at]]
+                if not live[source]:
+                    live[source] = 1
+                    put(&todo, source)
         return out
     finally:
-        free(first)
-        free(sources)
         drop(&todo)
 
 
@@ -194,6 +159,18 @@ cdef class Partition:
 
     def __dealloc__(self):
         free(self.member)
+
+    cdef void group_runs(self, const int32_t *start, Py_ssize_t runs) noexcept:
+        """Groups as at first: numbers start[k] to start[k + 1] - 1 each, for every run that is not empty."""
+        cdef Py_ssize_t k, i
+        self.count = 0
+        for k in range(runs):
+            if start[k] == start[k + 1]:
+                continue
+            self.first[self.count], self.past[self.count] = start[k], start[k + 1]
+            for i in range(start[k], start[k + 1]):
+                self.group[i] = <int32_t>self.count
+            self.count += 1
 
     cdef void mark(self, int32_t e) noexcept:
         cdef int32_t g = self.group[e], i = self.where[e], j = self.first[g] + self.marked[g]
@@ -237,78 +214,32 @@ def merged(const int32_t[:, ::1] table, const uint8_t[::1] accepts):
 
     Valmari, "Fast brief practical DFA minimization" (2012): states and moves are refined against each other, O(moves log states).
     """
-    cdef Py_ssize_t n = table.shape[0], width = table.shape[1], s, k, i, moves = 0, state_group = 0, move_group = 0, at
-    cdef int32_t t
-    for s in range(n):
-        for k in range(width):
-            moves += table[s, k] >= 0
+    cdef Py_ssize_t n = table.shape[0], s, i, at, state_group = 1, move_group = 0
+    cdef Moves moves = Moves(table)
     cdef Partition states = Partition(n)
-    cdef Partition cords = Partition(moves)
-    cdef int32_t *tail = <int32_t *>malloc((moves + 1) * sizeof(int32_t))
-    cdef int32_t *first = <int32_t *>calloc(n + 2, sizeof(int32_t))
-    cdef int32_t *incoming = <int32_t *>malloc((moves + 1) * sizeof(int32_t))
+    cdef Partition cords = Partition(moves.n)
     out = np.zeros(n, np.int32)
     cdef int32_t[::1] found = out
-    try:
-        if tail == NULL or first == NULL or incoming == NULL:
-            raise MemoryError()
-        for s in range(n):
-            if accepts[s]:
-                states.mark(<int32_t>s)
+    for s in range(n):
+        if accepts[s]:
+            states.mark(<int32_t>s)
+    states.split()
+    cords.group_runs(moves.symbol_at, table.shape[1])
+    while move_group < cords.count:
+        for i in range(cords.first[move_group], cords.past[move_group]):
+            states.mark(moves.tail[cords.member[i]])
         states.split()
-        i = 0                                    # moves numbered by symbol: each symbol is a first group of moves
-        for k in range(width):
-            at = i
-            for s in range(n):
-                if table[s, k] >= 0:
-                    tail[i] = <int32_t>s
-                    first[table[s, k] + 2] += 1
-                    cords.group[i] = <int32_t>k
-                    i += 1
-        if moves:
-            cords.count = 0
-            at = 0
-            while at < moves:
-                i = at
-                while i < moves and cords.group[i] == cords.group[at]:
-                    i += 1
-                cords.first[cords.count] = <int32_t>at
-                cords.past[cords.count] = <int32_t>i
-                cords.count += 1
-                at = i
-            for k in range(cords.count):
-                for i in range(cords.first[k], cords.past[k]):
-                    cords.group[i] = <int32_t>k
-        for s in range(n):
-            first[s + 2] += first[s + 1]
-        i = 0
-        for k in range(width):
-            for s in range(n):
-                t = table[s, k]
-                if t >= 0:
-                    incoming[first[t + 1]] = <int32_t>i
-                    first[t + 1] += 1
-                    i += 1
-        state_group = 1
-        while move_group < cords.count:
-            for i in range(cords.first[move_group], cords.past[move_group]):
-                states.mark(tail[cords.member[i]])
-            states.split()
-            move_group += 1
-            while state_group < states.count:
-                for i in range(states.first[state_group], states.past[state_group]):
-                    s = states.member[i]
-                    for at in range(first[s], first[s + 1]):
-                        cords.mark(incoming[at])
-                cords.split()
-                state_group += 1
-        for s in range(n):
-            found[s] = states.group[s]
-        return out, states.count
-    finally:
-        free(tail)
-        free(first)
-        free(incoming)
+        move_group += 1
+        while state_group < states.count:
+            for i in range(states.first[state_group], states.past[state_group]):
+                s = states.member[i]
+                for at in range(moves.first[s], moves.first[s + 1]):
+                    cords.mark(moves.into[at])
+            cords.split()
+            state_group += 1
+    for s in range(n):
+        found[s] = states.group[s]
+    return out, states.count
 
 
 cdef class Subsets:
@@ -368,8 +299,8 @@ def determinise(list skips, list eats, list members, int final, Py_ssize_t class
     """The table of a nondeterministic automaton: `skips[s]` are (target, "" or "^" or "$"), `eats[s]` (class, target); `members[k]` says
     which classes symbol k belongs to. State 0 starts, "^" edges can be passed only there, "$" edges only at the end."""
     cdef Subsets nfa = Subsets(skips, eats)
-    cdef Sets known = Sets()
-    cdef Ints flat, ends
+    cdef Sequences known
+    cdef Ints flat
     cdef Py_ssize_t at = 0, i, k, e, width = len(members)
     cdef int32_t s, found
     has = np.zeros((width, classes + 1), np.uint8)
@@ -379,12 +310,12 @@ def determinise(list skips, list eats, list members, int final, Py_ssize_t class
             if number < classes:
                 holds[k, number] = 1
     memset(&flat, 0, sizeof(Ints))
-    memset(&ends, 0, sizeof(Ints))
+    open_sequences(&known)
     accepts = bytearray()
     try:
         put(&nfa.work, 0)
         nfa.close(1)
-        known.add(nfa.work.data, nfa.work.n)
+        intern(&known, nfa.work.data, nfa.work.n)
         while at < known.count:
             nfa.work.n = 0
             for i in range(known.start.data[at], known.start.data[at + 1]):
@@ -402,12 +333,12 @@ def determinise(list skips, list eats, list members, int final, Py_ssize_t class
                     put(&flat, -1)
                     continue
                 nfa.close(0)
-                found = known.add(nfa.work.data, nfa.work.n)
+                found = intern(&known, nfa.work.data, nfa.work.n)
                 if known.count > limit or known.pool.n > 4096 * limit:
                     raise GrammarError(f"regular: needs more than {limit} states")
                 put(&flat, found)
             at += 1
         return table_of(&flat, at, width), np.frombuffer(accepts, np.uint8)
     finally:
+        close_sequences(&known)
         drop(&flat)
-        drop(&ends)

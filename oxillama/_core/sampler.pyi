@@ -1,36 +1,8 @@
 """Types of the compiled sampler; `oxillama.sampling` is its public face."""
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
-class Xorshift64:
-    def __init__(self, seed: int) -> None: ...
-    @classmethod
-    def from_raw_state(cls, state: int) -> Xorshift64: ...
-    def raw_state(self) -> int: ...
-    def next_u64(self) -> int: ...
-    def next_f32(self) -> float: ...
-
-class Chain:
-    vocab: int
-    keep: int
-    names: tuple[str, ...]
-    callables: tuple[tuple[str, Callable[..., Any]], ...]
-    def __init__(
-        self,
-        vocab: int,
-        ops: Sequence[tuple[Any, ...]],
-        *,
-        bans: Sequence[int] = (),
-        late: Sequence[int] = (),
-        min_tokens: int = 0,
-        bias: Mapping[int, float] | None = None,
-        allow: Sequence[int] | None = None,
-        special: Sequence[int] = (),
-        breakers: Sequence[Sequence[int]] = (),
-    ) -> None: ...
+from oxillama._core.chain import Chain
 
 class SamplerCore:
     chain: Chain
@@ -53,6 +25,3 @@ class SamplerCore:
     def fork(self) -> SamplerCore: ...
 
 def logprobs(logits: NDArray[np.float32], token: int, top: int) -> tuple[float, list[int], list[float]]: ...
-def stage_table() -> tuple[str, ...]: ...
-def instruction_sets() -> list[str]: ...
-def use_instruction_set(name: str) -> str: ...

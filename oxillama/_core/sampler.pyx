@@ -1,126 +1,31 @@
-"""Draws tokens: the compiled sampler stages, in a table whose row order is the order in which they run by default.
+"""Draws tokens: one request's compiled sampler, and the log-probabilities of raw rows.
 
-Map of the file: `Xorshift64` is the random stream; sampler_view.pxi holds the candidates and their selection, sampler_stages.pxi
-the stages and their table. `Chain` is a checked, immutable list of ops; `SamplerCore` is one request: it loads a row, runs the
-chain, draws, and remembers tokens. `logprobs` reads raw rows. The formulas and their papers are listed in `oxillama/sampling/stages.py`, which validates all
-numbers; nothing here allocates or fails while a token is drawn, and no vocabulary is ever sorted (see csrc/sample.h).
+The rooms beside it, bottom up: sample.pxd (csrc/sample.h), xorshift (the random stream), candidates (the row and its selections), history
+(what a request has seen), stage.pxd, edits, cuts, stages (the stages and their table), chain (a checked, immutable list of ops). The
+formulas and their papers are listed in `oxillama/sampling/stages.py`, which validates all numbers; nothing allocates or fails while a
+token is drawn.
 """
-import os
-
 import numpy as np
 
-from oxillama.errors import ConfigError, SamplingError
+from oxillama.errors import SamplingError
 
+from libc.math cimport nextafter
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcpy, memmove, memset
+from libc.string cimport memcpy, memset
 
+from oxillama._core.candidates cimport (
+    View, Workspace, become_list, borrow, clamp, fold_scale, give_back, grow_to_mass, has, log_weight, materialise, row_cut, top_values,
+    weigh,
+)
+from oxillama._core.chain cimport Chain
+from oxillama._core.history cimport Memory, forget, grow, take, window_rebuild
+from oxillama._core.sample cimport OXS_LARGEST, OXS_LN2, oxs_cut, oxs_highest, oxs_id, oxs_key, oxs_log, oxs_logit, oxs_uniform
+from oxillama._core.stage cimport Facts
+from oxillama._core.stages cimport NOTHING_LEFT, PYTHON, run_ops
 
-cdef extern from "sample.h" nogil:
-    int oxs_available(const oxs_kernels **out)
-    double oxs_exp(double x)
-    double oxs_log(double x)
-    double oxs_pow(double base, double exponent)
-    uint64_t oxs_key(float logit, uint32_t id)
-    uint32_t oxs_id(uint64_t key)
-    float oxs_logit(uint64_t key)
-    void oxs_sort(uint64_t *a, int n, uint64_t *spare)
-    uint64_t oxs_cut(const uint64_t *key, const double *w, int n, double need, uint64_t *tk, double *tw)
-    uint64_t oxs_row_cut(const oxs_kernels *k, const float *work, const float *peak, int supers, double ref, double scale,
-                         const float *order, float top, double depth, double need, uint64_t *tk, uint64_t *tk2, double *w, double *tw, float *f)
-    float oxs_kth_peak(const float *peak, int n, int k, float *heap)
-    int oxs_gather(const float *work, const float *peak, int supers, float least, uint64_t *out)
-    void oxs_set(float *work, float *peak, int id, float value)
-    float oxs_highest(const float *peak, int n)
-    uint64_t oxs_next(uint64_t *state)
-    double oxs_uniform(uint64_t *state)
-    const float OXS_LARGEST
-    const int OXS_SUPER
-
-cdef extern from "<math.h>" nogil:
-    double sqrt(double x)
-    float nextafterf(float x, float y)
-    double nextafter(double x, double y)
-
-cdef uint64_t GOLDEN_SEED = 0x517cc1b727220a95ULL
-cdef float NONE = float("-inf")
-cdef double LN2 = 0.6931471805599453
-cdef double SLACK = 1 - 2.0 ** -22    # a mass or weight within float32 rounding of its bound counts as having reached it
-cdef double LOW_WEIGHT = 48           # exp(-48) and below: weighs next to nothing beside the largest
 cdef enum:
-    SORT_LIMIT = 1024                 # lists up to this length are kept sorted
-    PEAK_LIMIT = 512                  # up to this many candidates are selected by the peaks of blocks
     BAD_LOGITS = -1
-    NOTHING_LEFT = -2
-    PYTHON = 100                      # op codes from here on are Python stages
 
-
-cdef class Xorshift64:
-    """The random stream of the sampler: xorshift64 (Marsaglia 2003), 64 bits of state, the state being the output.
-
-    Each step does x ^= x << 13, x ^= x >> 7, x ^= x << 17. A seed of 0, which would stay 0, stands for 0x517cc1b727220a95.
-    """
-    cdef uint64_t state
-
-    def __init__(self, seed):
-        if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 1 << 64:
-            raise ConfigError(f"seed: found {seed!r}, wanted an integer in [0, 2^64)")
-        self.state = seed
-        if self.state == 0:
-            self.state = GOLDEN_SEED
-
-    @classmethod
-    def from_raw_state(cls, state):
-        """Continue a stream from `raw_state()`; 0 is no state of any stream and raises ConfigError."""
-        if not isinstance(state, int) or not 0 < state < 1 << 64:
-            raise ConfigError(f"raw state: found {state!r}, wanted an integer in [1, 2^64)")
-        return cls(state)
-
-    def raw_state(self):
-        """The 64 bits that `from_raw_state` continues from."""
-        return self.state
-
-    def next_u64(self):
-        """The next 64 bits."""
-        return oxs_next(&self.state)
-
-    def next_f32(self):
-        """The next number in [0, 1) with 24 bits, exact as a float32: (x >> 40) / 2^24."""
-        return oxs_uniform(&self.state)
-
-
-# ---- instruction sets ----
-
-cdef const oxs_kernels *_tables[8]
-cdef int _n_tables = oxs_available(_tables)
-cdef const oxs_kernels *_active = _tables[_n_tables - 1]
-for _i in range(_n_tables):        # OXILLAMA_ISA forces one; a name that is not here is the kernels' to refuse
-    if _tables[_i].isa.decode() == os.environ.get("OXILLAMA_ISA"):
-        _active = _tables[_i]
-
-
-def instruction_sets():
-    """Names of the instruction sets this machine can run the sampler with, plainest first; results never depend on it."""
-    return [_tables[i].isa.decode() for i in range(_n_tables)]
-
-
-def use_instruction_set(str name):
-    """Run later draws with the named instruction set (for tests); returns the name used before."""
-    global _active
-    before = _active.isa.decode()
-    for i in range(_n_tables):
-        if _tables[i].isa.decode() == name:
-            _active = _tables[i]
-            _pool.clear()
-            return before
-    raise ConfigError(f"instruction set: found {name!r}, wanted one of {instruction_sets()}")
-
-
-include "sampler_view.pxi"
-include "sampler_stages.pxi"
-
-
-# ---- one draw ----
 
 cdef int begin(View *v, const Facts *f, const float *logits, const uint32_t *mask) noexcept nogil:
     """Loads the row through the mask and the allowed tokens; the view is dense and untouched by temperature."""
@@ -138,18 +43,6 @@ cdef int begin(View *v, const Facts *f, const float *logits, const uint32_t *mas
                 both[i] = mask[i] & f.allow[i]
             mask = both
     return BAD_LOGITS if v.k.load(v.work, v.peak, logits, f.vocab, mask) else 0
-
-
-cdef int run_ops(View *v, const Op *ops, int count, const Facts *f, Memory *m) noexcept nogil:
-    """Runs compiled stages up to the first Python stage; returns how many ran, or NOTHING_LEFT."""
-    cdef int i
-    for i in range(count):
-        if ops[i].code >= PYTHON:
-            return i
-        STAGES[ops[i].code].run(v, &ops[i], f, m)
-        if ops[i].code == 0 and not oxs_highest(v.peak, 16 * v.supers) >= -OXS_LARGEST:
-            return NOTHING_LEFT                 # after bans and mask; no later stage removes the last one
-    return count
 
 
 cdef uint64_t finish(View *v, Memory *m, int mirostat, double tau, double eta) noexcept nogil:
@@ -176,25 +69,8 @@ cdef uint64_t finish(View *v, Memory *m, int mirostat, double tau, double eta) n
     else:
         key = oxs_cut(v.key, v.w, v.count, target, v.spare, v.spare_w)
     if mirostat:
-        m.mu -= eta * ((oxs_log(v.mass) - log_weight(v, key)) / LN2 - tau)
+        m.mu -= eta * ((oxs_log(v.mass) - log_weight(v, key)) / OXS_LN2 - tau)
     return key
-
-
-cdef inline double log_weight(const View *v, uint64_t key) noexcept nogil:
-    return (<double>oxs_logit(key) - v.ref) * v.scale
-
-
-cdef tuple top_values(View *v, int k):
-    """The k most likely candidates of a weighed view and their log-probabilities; consumes the view."""
-    cdef double log_mass = oxs_log(v.mass), ref = v.ref
-    cdef int i
-    keep_top(v, k)
-    materialise(v)
-    if not v.sorted:
-        oxs_sort(v.key, v.count, v.spare)
-    v.ref = ref
-    ids = [oxs_id(v.key[i]) for i in range(v.count)]
-    return ids, [log_weight(v, v.key[i]) - log_mass for i in range(v.count)]
 
 
 def logprobs(const float[::1] logits not None, int64_t token, int top):
@@ -227,109 +103,6 @@ def logprobs(const float[::1] logits not None, int64_t token, int top):
         give_back(ws)
 
 
-cdef int32_t *_copy_ids(object ids, int vocab, str name) except? NULL:
-    """A malloc'ed int32 copy of token ids, each checked against the vocabulary; room for at least one."""
-    cdef Py_ssize_t i, n = len(ids)
-    cdef int32_t *out = <int32_t *>malloc((n + 1) * 4)
-    if out == NULL:
-        raise MemoryError(name)
-    for i in range(n):
-        token = ids[i]
-        if not 0 <= token < vocab:
-            free(out)
-            raise ConfigError(f"{name}: found token {token}, wanted ids below the vocabulary size {vocab}")
-        out[i] = token
-    return out
-
-
-cdef uint32_t *_bitset(object ids, int vocab, str name) except? NULL:
-    cdef int32_t *list_of = _copy_ids(ids, vocab, name)
-    cdef uint32_t *bits = <uint32_t *>calloc((vocab + 31) // 32, 4)
-    cdef Py_ssize_t i
-    if bits == NULL:
-        free(list_of)
-        raise MemoryError(name)
-    for i in range(len(ids)):
-        bits[list_of[i] >> 5] |= <uint32_t>1 << (list_of[i] & 31)
-    free(list_of)
-    return bits
-
-
-cdef class Chain:
-    """A compiled, immutable list of stages with the token lists they read; any number of requests share one.
-
-    `ops` is a sequence of (name, a, b, c, d) for compiled stages or (name, callable) for Python stages; the first is "bias".
-    Numbers are validated by `oxillama.sampling`, token ids here.
-    """
-
-    def __cinit__(self, int vocab, ops, *, bans=(), late=(), int64_t min_tokens=0, bias=None, allow=None, special=(), breakers=()):
-        cdef Facts *f = &self.facts
-        cdef int i
-        cdef Op *op
-        if not 0 < vocab < 1 << 28:
-            raise ConfigError(f"vocab_size: found {vocab}, wanted 1 to 2^28")
-        ops = list(ops)
-        table = stage_table()
-        f.vocab = self.vocab = vocab
-        f.bans = _copy_ids(bans, vocab, "banned_tokens")
-        f.n_bans = len(bans)
-        f.late = _copy_ids(late, vocab, "eog_ids")
-        f.n_late = len(late)
-        f.min_tokens = min_tokens
-        bias = dict(bias or {})
-        f.bias_id = _copy_ids(list(bias), vocab, "logit_bias")
-        f.bias = <float *>malloc((len(bias) + 1) * 4)
-        f.n_bias = len(bias)
-        for i, value in enumerate(bias.values()):
-            f.bias[i] = value
-        f.allow = _bitset(allow, vocab, "allowed_tokens") if allow is not None else NULL
-        f.special = _bitset(special, vocab, "special_ids") if len(special) else NULL
-        single = [b[0] for b in breakers if len(b) == 1]
-        f.single = _bitset(single, vocab, "dry_breakers") if single else NULL
-        f.heads = _bitset([b[0] for b in breakers if len(b) > 1], vocab, "dry_breakers") if len(single) < len(breakers) else NULL
-        free(_copy_ids([x for b in breakers for x in b], vocab, "dry_breakers"))       # the check alone
-        longer = [x for b in breakers if len(b) > 1 for x in (len(b), *b)]
-        f.breakers = <int32_t *>malloc((len(longer) + 1) * 4)
-        f.n_breakers = len(longer)
-        self.ops = <Op *>calloc(len(ops) + 1, sizeof(Op))
-        if f.breakers == NULL or f.bias == NULL or self.ops == NULL:
-            raise MemoryError("sampler chain")
-        for i in range(len(longer)):
-            f.breakers[i] = longer[i]
-        self.n_ops = len(ops)
-        self.keep = 0
-        callables = []
-        for i in range(len(ops)):
-            op = &self.ops[i]
-            if callable(ops[i][1]):
-                op.code = PYTHON + len(callables)
-                callables.append(ops[i])
-                continue
-            name, op.a, op.b, op.c, op.d = ops[i]
-            op.code = table.index(name)
-            if name == "penalties":
-                self.window = <int64_t>op.d
-            if name == "mirostat":
-                self.mirostat, self.tau, self.eta = <int>op.a, op.b, op.c
-            if name in ("penalties", "dry"):
-                self.keep = -1 if op.d < 0 or self.keep < 0 else max(self.keep, <int64_t>op.d + 1)
-        self.names = tuple([o[0] for o in ops])
-        self.callables = tuple(callables)
-
-    def __dealloc__(self):
-        cdef Facts *f = &self.facts
-        free(f.bans)
-        free(f.late)
-        free(f.bias_id)
-        free(f.bias)
-        free(f.allow)
-        free(f.special)
-        free(f.single)
-        free(f.heads)
-        free(f.breakers)
-        free(self.ops)
-
-
 cdef class SamplerCore:
     """One request's sampler: a chain, a random stream, and what was seen so far. Not for use from two threads at once."""
 
@@ -340,10 +113,7 @@ cdef class SamplerCore:
         window_rebuild(&self.m, chain.window)
 
     def __dealloc__(self):
-        free(self.m.history)
-        free(self.m.run)
-        free(self.m.slot_token)
-        free(self.m.slot_count)
+        forget(&self.m)
 
     @property
     def rng(self):
@@ -369,46 +139,11 @@ cdef class SamplerCore:
             memcpy(&view[0], self.m.history, self.m.length * 4)
         return out
 
-    cdef int grow(self, int64_t more) except -1:
-        cdef Memory *m = &self.m
-        cdef int64_t keep = self.chain.keep, room
-        if m.length + more <= m.room:
-            return 0
-        if keep >= 0 and m.length > keep:
-            memmove(m.history, m.history + (m.length - keep), keep * 4)
-            m.length = keep
-        room = 2 * (m.length + more) + 256
-        if room > m.room:
-            history = <int32_t *>realloc(m.history, room * 4)
-            if history == NULL:
-                raise MemoryError("sampler history")
-            m.history = history
-            run = <int32_t *>realloc(m.run, room * 4)
-            if run == NULL:
-                raise MemoryError("sampler history")
-            m.run = run
-            m.room = room
-        return 0
-
-    cdef int take(self, int32_t token) except -1:
-        cdef Memory *m = &self.m
-        cdef int64_t window = self.chain.window
-        self.grow(1)
-        m.history[m.length] = token
-        m.length += 1
-        if window != 0:
-            window_add(m, token, 1)
-            if 0 < window < m.length:
-                window_add(m, m.history[m.length - 1 - window], -1)
-            if 2 * m.used > m.slots:
-                window_rebuild(m, window)
-        return 0
-
     def accept(self, int64_t token):
         """Adds a drawn token to the history."""
         if not 0 <= token < self.chain.facts.vocab:
             raise SamplingError(f"accept: found token {token}, wanted an id below the vocabulary size {self.chain.facts.vocab}")
-        self.take(<int32_t>token)
+        take(&self.m, <int32_t>token, self.chain.keep, self.chain.window)
         self.m.generated += 1
 
     def accept_prompt(self, const int32_t[::1] tokens not None):
@@ -418,7 +153,7 @@ cdef class SamplerCore:
             if not 0 <= tokens[i] < self.chain.facts.vocab:
                 raise SamplingError(f"accept_prompt: found token {tokens[i]}, wanted ids below the vocabulary size {self.chain.facts.vocab}")
         for i in range(tokens.shape[0]):
-            self.take(tokens[i])
+            take(&self.m, tokens[i], self.chain.keep, self.chain.window)
 
     def load(self, uint64_t rng, double mu, int64_t generated, const int32_t[::1] history not None):
         """Replaces everything this request remembers."""
@@ -431,7 +166,7 @@ cdef class SamplerCore:
         m.mu = mu
         m.generated = generated
         m.length = 0
-        self.grow(history.shape[0])
+        grow(m, history.shape[0], self.chain.keep)
         for i in range(history.shape[0]):
             m.history[i] = history[i]
         m.length = history.shape[0]
@@ -571,7 +306,7 @@ cdef class SamplerCore:
     def settle(self, double share):
         """Tells mirostat that a token was taken whose probability was `share`."""
         if self.chain.mirostat:
-            self.m.mu -= self.chain.eta * (-oxs_log(share) / LN2 - self.chain.tau)
+            self.m.mu -= self.chain.eta * (-oxs_log(share) / OXS_LN2 - self.chain.tau)
 
     def pass_over(self, int64_t token):
         """Leaves stream and mu as `sample` would where the mask allows `token` alone; False, and nothing changed, where only a draw can tell.
@@ -579,8 +314,6 @@ cdef class SamplerCore:
         That is where Python stages look on, or where bans leave nothing.
         """
         cdef const Facts *f = &self.chain.facts
-        cdef const Op *op
-        cdef bint chance = True
         cdef int i
         if self.chain.callables or not 0 <= token < f.vocab or (f.allow != NULL and not has(f.allow, <uint32_t>token)):
             return False
@@ -591,13 +324,9 @@ cdef class SamplerCore:
             for i in range(f.n_late):
                 if f.late[i] == token:
                     return False
-        for i in range(self.chain.n_ops):
-            op = &self.chain.ops[i]
-            if STAGES[op.code].run == stage_xtc:
-                oxs_uniform(&self.m.rng)
-            elif STAGES[op.code].run == stage_temperature and op.a == 0:
-                chance = False
-        if chance:
+        for i in range(self.chain.chances):
+            oxs_uniform(&self.m.rng)
+        if not self.chain.greedy:
             oxs_uniform(&self.m.rng)
             self.settle(1.0)
         return True

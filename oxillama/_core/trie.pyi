@@ -1,7 +1,7 @@
 """Types of the token tries: see trie.pyx."""
 import numpy as np
 
-from oxillama._core.pushdown import Cursor
+from oxillama._core.cursor import Cursor
 
 class TokenTrie:
     vocab: int

@@ -4,7 +4,7 @@ The vocabulary is kept as two preorder tries in flat arrays: `plain` holds the t
 quote, backslash or control; a cut last character is fine), `rest` all others. A mask is one walk of each, stepping the pushdown machine's
 memoised rows and leaving a subtree at its first dead byte, or taking it whole where every text of its kinds of bytes is allowed (`closed`:
 letters inside `[a-z]+`). In the plain trie a subtree is taken whole where the machine proves that the
-position allows any plain text of that length (`Machine.cover`); if that holds for most of the trie the walk starts from the full plain
+position allows any plain text of that length (cover.pyx); if that holds for most of the trie the walk starts from the full plain
 mask and only clears what turns out dead, so the inside of a string costs a copy and not a hundred thousand steps.
 """
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
@@ -13,9 +13,11 @@ from libc.string cimport memcpy, memset
 
 import numpy as np
 
-from oxillama._core.pushdown cimport Cursor, Machine
+from oxillama._core.cover cimport cover as covers, exact_cover
+from oxillama._core.cursor cimport Cursor, room
+from oxillama._core.pushdown cimport Machine
 
-from oxillama._core.pushdown import plain_step
+from oxillama._core.cover import plain_step
 from oxillama.errors import GrammarError
 
 
@@ -43,33 +45,49 @@ cdef void drop_tree(Tree *t) noexcept:
     free(t.tokens)
 
 
+cdef int open_tree(Tree *t, Py_ssize_t nodes, Py_ssize_t tokens) except -1:
+    """Room for so many nodes and tokens; `drop_tree` frees it."""
+    memset(t, 0, sizeof(Tree))
+    t.byte = <uint8_t *>malloc(nodes)
+    t.u8 = <uint8_t *>malloc(nodes)
+    t.depth = <int32_t *>malloc(nodes * sizeof(int32_t))
+    t.skip = <int32_t *>malloc(nodes * sizeof(int32_t))
+    t.chars = <int32_t *>calloc(nodes, sizeof(int32_t))
+    t.below = <uint64_t *>calloc(nodes, sizeof(uint64_t))
+    t.first = <int32_t *>malloc((nodes + 1) * sizeof(int32_t))
+    t.tokens = <int32_t *>malloc((tokens + 1) * sizeof(int32_t))
+    if (t.byte == NULL or t.u8 == NULL or t.depth == NULL or t.skip == NULL or t.chars == NULL or t.below == NULL or t.first == NULL
+            or t.tokens == NULL):
+        raise MemoryError()
+    return 0
+
+
+cdef void look_below(Tree *t) noexcept:
+    """Per node the deepest count of plain characters that start below it (at nodes whose parent is between characters), and the kinds of
+    bytes that occur there; children first."""
+    cdef Py_ssize_t i, k
+    cdef int32_t own
+    for i in range(t.nodes - 1, -1, -1):
+        k = i + 1
+        while k < t.skip[i]:
+            own = t.chars[k] + (1 if t.u8[i] == 0 else 0)
+            if own > t.chars[i]:
+                t.chars[i] = own
+            t.below[i] |= t.below[k] | (<uint64_t>1 << KIND[t.byte[k]])
+            k = t.skip[k]
+
+
 cdef int grow_tree(Tree *t, list pairs, uint8_t[:, ::1] steps) except -1:
     """Builds the preorder arrays from (bytes, token) pairs in byte order; `steps` is the plain automaton as a table (255 = none)."""
-    cdef Py_ssize_t total = 1, i, k, n, common, node, last
+    cdef Py_ssize_t i, n, common, node = -1, last = 0      # last: how many nodes are open, those on the path of the last token
     cdef const uint8_t[::1] now
     cdef const uint8_t[::1] before = b""
     cdef int32_t *open_nodes
-    cdef int32_t chars, own
     cdef uint8_t state
-    for data, _ in pairs:
-        total += len(data)
-    memset(t, 0, sizeof(Tree))
-    t.byte = <uint8_t *>malloc(total)
-    t.u8 = <uint8_t *>malloc(total)
-    t.depth = <int32_t *>malloc(total * sizeof(int32_t))
-    t.skip = <int32_t *>malloc(total * sizeof(int32_t))
-    t.chars = <int32_t *>calloc(total, sizeof(int32_t))
-    t.below = <uint64_t *>calloc(total, sizeof(uint64_t))
-    t.first = <int32_t *>malloc((total + 1) * sizeof(int32_t))
-    t.tokens = <int32_t *>malloc((len(pairs) + 1) * sizeof(int32_t))
-    longest = max([len(data) for data, _ in pairs], default=0)
-    open_nodes = <int32_t *>malloc((longest + 2) * sizeof(int32_t))
-    if (t.byte == NULL or t.u8 == NULL or t.depth == NULL or t.skip == NULL or t.chars == NULL or t.below == NULL or t.first == NULL
-            or t.tokens == NULL or open_nodes == NULL):
-        free(open_nodes)
+    open_tree(t, sum([len(data) for data, _ in pairs]) + 1, len(pairs))
+    open_nodes = <int32_t *>malloc((max([len(data) for data, _ in pairs], default=0) + 2) * sizeof(int32_t))
+    if open_nodes == NULL:
         raise MemoryError()
-    node = -1
-    last = 0                                   # how many nodes are open: those on the path of the last token
     for data, token in pairs:
         now = data
         n = now.shape[0]
@@ -96,17 +114,7 @@ cdef int grow_tree(Tree *t, list pairs, uint8_t[:, ::1] steps) except -1:
         t.skip[open_nodes[last]] = <int32_t>(node + 1)
     t.nodes = node + 1
     t.first[t.nodes] = <int32_t>t.token_count
-    # A character starts at a node whose parent is between characters; the deepest count of such starts below each node, children first.
-    for i in range(t.nodes - 1, -1, -1):
-        chars = 0
-        k = i + 1
-        while k < t.skip[i]:
-            own = t.chars[k] + (1 if t.u8[i] == 0 else 0)
-            if own > chars:
-                chars = own
-            t.below[i] |= t.below[k] | (<uint64_t>1 << KIND[t.byte[k]])
-            k = t.skip[k]
-        t.chars[i] = chars
+    look_below(t)
     free(open_nodes)
     return 0
 
@@ -212,7 +220,7 @@ cdef class TokenTrie:
     cdef int _choose(self, Machine machine, int32_t config) except -1:
         """0: walk the plain trie setting bits; 1: walk it clearing them (most of it is covered); 2: it is covered whole;
         2 + n: exactly its tokens of up to n characters are allowed."""
-        cdef int32_t cover = machine.cover(config, 0)
+        cdef int32_t cover = covers(machine, config, 0)
         cdef int32_t *row
         cdef int32_t follow
         cdef Tree *t = &self.plain
@@ -224,14 +232,14 @@ cdef class TokenTrie:
         if cover >= deepest:
             return 2
         if 0 < cover <= COUNTED:
-            cover = machine.exact_cover(config)
+            cover = exact_cover(machine, config)
             if 0 < cover <= COUNTED:
                 return 2 + cover
         row = machine.row(config)
         node = 0
         while node < t.nodes:
             follow = row[t.byte[node]]
-            if follow and machine.cover(follow, t.u8[node]) >= min(t.chars[node], 8):
+            if follow and covers(machine, follow, t.u8[node]) >= min(t.chars[node], 8):
                 covered += t.first[t.skip[node]] - t.first[node]
             node = t.skip[node]
         return 1 if 2 * covered > t.token_count else 0
@@ -260,7 +268,7 @@ cdef class TokenTrie:
                 if covered:
                     if follow != last_follow or t.u8[i] != last_u8:
                         last_follow, last_u8 = follow, t.u8[i]
-                        last_cover = machine.cover(follow, t.u8[i])
+                        last_cover = covers(machine, follow, t.u8[i])
                     if last_cover >= t.chars[i] and last_cover:
                         if not optimistic:
                             for k in range(t.first[i], t.first[t.skip[i]]):
@@ -291,7 +299,7 @@ cdef class TokenTrie:
         cdef Machine machine = cursor.machine
         if mask.shape[0] != self.words:
             raise GrammarError(f"mask: has {mask.shape[0]} words, the vocabulary of {self.vocab} needs {self.words}")
-        machine.room()
+        room(machine)
         config = cursor.config()
         if self.words == 0:
             return

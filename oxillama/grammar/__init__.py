@@ -8,9 +8,10 @@
   mask         TokenMasker: state -> bitset of allowed tokens
   spelling     how JSON values are written: characters, constants; numerals: numbers within bounds
   formats      string formats as regular expressions
-  json_schema  JSON Schema -> Grammar; the steps: schema_document (references), schema_facts, schema_negation and schema_case (logic into
-               cases), schema_survey (which rules can be written later), schema_emit, schema_objects, schema_arrays, schema_numbers
-               (cases into rules), dataclass_schema
+  json_schema  JSON Schema -> Grammar; the steps: schema_values and schema_document (constants, references), schema_facts with
+               schema_keywords, schema_negation, schema_disjoint, schema_validity and schema_case (logic into cases), schema_survey
+               (which rules can be written later), schema_emit, schema_objects, schema_arrays, schema_numbers (cases into rules),
+               dataclass_schema
 """
 from oxillama.grammar.automaton import Grammar, GrammarLimits, GrammarState
 from oxillama.grammar.json_schema import GrammarWarning, JsonSchemaCompiler

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from oxillama._core.pushdown import Cursor, Machine
+from oxillama._core.cursor import Cursor
+from oxillama._core.pushdown import Machine
 from oxillama.errors import GrammarError
 from oxillama.grammar import gbnf
 from oxillama.grammar.nodes import choice, literal

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 
 from oxillama.errors import GrammarError
 from oxillama.grammar.automaton import Grammar, GrammarLimits
-from oxillama.grammar.schema_document import FALSE, TRUE, Document, load
+from oxillama.grammar.schema_document import FALSE, TRUE, Document
 from oxillama.grammar.schema_emit import Emitter
 from oxillama.grammar.schema_facts import Expander
+from oxillama.grammar.schema_values import load
 
 ORDERS = ("declared", "free")
 WHITESPACE = ("compact", "flexible")

@@ -10,7 +10,7 @@ A node is a plain tuple whose first item is its kind (the numbers are those of t
   (SYMBOL, ((low, high), ...))      one token out of ranges of token symbols, numbered from 256
   (NETWORK, start, ((accept, ((node, target), ...)), ...))   a finite automaton whose edges are nodes
 """
-from oxillama._core.pushdown import CHOICE, CLASS, LITERAL, NETWORK, REPEAT, RULE, SEQUENCE, SYMBOL
+from oxillama._core.emission import CHOICE, CLASS, LITERAL, NETWORK, REPEAT, RULE, SEQUENCE, SYMBOL
 
 __all__ = ["CHOICE", "CLASS", "EMPTY", "LITERAL", "NETWORK", "NEVER", "REPEAT", "RULE", "SEQUENCE", "SYMBOL", "ANY", "choice", "cls",
            "complement", "intersect", "literal", "merge", "repeat", "rule", "seq", "subtract"]

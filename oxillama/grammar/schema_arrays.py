@@ -3,7 +3,8 @@ from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import EMPTY, NETWORK, NEVER, choice, literal, repeat, seq
 from oxillama.grammar.regular import MAX_NETWORK
 from oxillama.grammar.schema_case import Facts
-from oxillama.grammar.schema_document import FALSE, TRUE, canonical
+from oxillama.grammar.schema_document import FALSE, TRUE
+from oxillama.grammar.schema_values import canonical
 
 
 def array(em, facts: Facts) -> tuple:
@@ -17,7 +18,7 @@ def may_be_empty(facts: Facts) -> bool:
     return facts.min_items == 0 and all(least == 0 for _, least, _, _ in facts.contains)
 
 
-def item_at(em, facts: Facts, index: int, *more) -> frozenset | None:
+def item_at(facts: Facts, index: int, *more) -> frozenset | None:
     """What the item at an index must satisfy, with further literals; None where there can be none."""
     out = {prefix[index] if index < len(prefix) else rest for prefix, rest in facts.arrays} | set(more)
     if FALSE in out or any((node, not sign) in out for node, sign in out if node):
@@ -36,12 +37,12 @@ def elements(em, facts: Facts) -> tuple:
     most = facts.max_items
     fixed = []                                   # items of the prefix, up to the first that cannot be
     for i in range(head if most is None else min(head, most)):
-        item = item_at(em, facts, i)
+        item = item_at(facts, i)
         if item is None:
             most = i
             break
         fixed.append(item)
-    rest = item_at(em, facts, head) if len(fixed) == head else None
+    rest = item_at(facts, head) if len(fixed) == head else None
     if rest is None:
         most = len(fixed) if most is None else min(most, len(fixed))
     if most is not None and (most == 0 or most < facts.min_items):
@@ -110,7 +111,7 @@ def steps(em, facts: Facts, index: int, counts, caps, head: int):
             grown.append((unfed, after))
         options = grown
     for literals, after in options:
-        item = item_at(em, facts, min(index, head), *literals)
+        item = item_at(facts, min(index, head), *literals)
         if item is not None:
             yield item, tuple(after)
 
@@ -122,7 +123,7 @@ def distinct(em, facts: Facts, comma: tuple) -> tuple:
     head = max((len(prefix) for prefix, _ in facts.arrays), default=0)
     pools = []
     for i in range(head + 1):
-        item = item_at(em, facts, i)
+        item = item_at(facts, i)
         pools.append([] if item is None else finite(em, item))
     if any(pool is None for pool in pools):
         raise GrammarError("items must have few possible values (an enum)")

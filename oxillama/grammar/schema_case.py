@@ -5,7 +5,8 @@
 from collections.abc import Callable
 from fractions import Fraction
 
-from oxillama.grammar.schema_document import FALSE, TRUE, TYPES, canonical, kind_of
+from oxillama.grammar.schema_document import FALSE, TRUE, TYPES
+from oxillama.grammar.schema_values import canonical, kind_of
 
 
 class Facts:

@@ -3,11 +3,13 @@
 Everything here and in `schema_numbers`, `schema_arrays` and `schema_objects` only ever narrows: a case whose constraints cannot be written
 exactly is refused (`refuse` raises, or warns when the compiler is lenient), never widened.
 """
+import functools
+
 from oxillama.errors import GrammarError
 from oxillama.grammar import numerals
 from oxillama.grammar import spelling as sp
 from oxillama.grammar.formats import format_automaton, format_pattern
-from oxillama.grammar.nodes import ANY, CLASS, EMPTY, NEVER, choice, intersect, literal, repeat, rule, seq
+from oxillama.grammar.nodes import ANY, CLASS, EMPTY, NEVER, Ranges, choice, intersect, literal, repeat, rule, seq
 from oxillama.grammar.regex import parse_regex, search_automaton
 from oxillama.grammar.regular import Dfa, meet
 from oxillama.grammar.schema_arrays import array as array_node
@@ -113,7 +115,7 @@ class Emitter:
         """One character out of ranges; what is not written raw is a rule of its own, shared by all that need the same."""
         known = self.spelled.get(ranges)
         if known is None:
-            plain, rest = intersect(ranges, sp.PLAIN), intersect(ranges, self.spelling.escaped)
+            plain, rest = _spellable(ranges, self.spelling.escaped)
             known = self.spelled[ranges] = choice(
                 *([(CLASS, plain)] if plain else []), *([rule(self.number(("escape", rest)))] if rest else []))
         return known
@@ -235,3 +237,9 @@ class Emitter:
         if self.automaton_states > MAX_AUTOMATA:
             raise GrammarError(f"the schema's patterns, formats and names need more than {MAX_AUTOMATA} states together")
         return rule(self.number(("language", len(self.languages) - 1)))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _spellable(ranges: Ranges, escaped: Ranges) -> tuple[Ranges, Ranges]:
+    """What of the ranges is written raw, and what may be escaped; kept, because names share their letters from schema to schema."""
+    return intersect(ranges, sp.PLAIN), intersect(ranges, escaped)

@@ -7,14 +7,16 @@ from oxillama.errors import GrammarError
 from oxillama.grammar.formats import FORMATS
 from oxillama.grammar.regex import parse_regex
 from oxillama.grammar.schema_case import Action, demand
-from oxillama.grammar.schema_document import FALSE, TRUE, TYPES, exact
+from oxillama.grammar.schema_document import FALSE, TRUE, TYPES
+from oxillama.grammar.schema_keywords import APPLY, array_schemas
+from oxillama.grammar.schema_values import exact
 
 
 def negate(ex, node: int, schema: dict) -> list[list[Action]]:
     """The ways in which a schema can fail to hold, one per keyword that can fail."""
     out: list[list[Action]] = []
     for keyword, value in schema.items():
-        if keyword not in ex.enforced:
+        if keyword not in APPLY:
             continue
         handler = NEGATE.get(keyword)
         if handler is None:
@@ -91,7 +93,7 @@ def _no_arrays(ex, node, schema, value):
     first = next(k for k in schema if k in ("prefixItems", "items", "additionalItems", "unevaluatedItems"))
     if schema[first] is not value:
         return []
-    prefix, rest = ex.document_array(node, schema)
+    prefix, rest = array_schemas(ex, node, schema)
     out = []
     for i, sub in enumerate(prefix):
         literals = (TRUE,) * i + (ex.literal(sub, False),)

@@ -7,7 +7,7 @@ from oxillama.grammar import numerals
 from oxillama.grammar.nodes import NETWORK, NEVER, choice, literal, repeat, seq
 from oxillama.grammar.regular import MAX_NETWORK
 from oxillama.grammar.schema_case import Facts
-from oxillama.grammar.schema_document import exact
+from oxillama.grammar.schema_values import exact
 
 MAX_ENUMERATED = 4096          # multiples listed one by one
 
@@ -107,13 +107,13 @@ def multiples(em, facts: Facts, step: Fraction, banned: set[Fraction]) -> tuple:
     if low is None and high is None:
         return seq(repeat(literal("-"), 0, 1), remainders(step, 1))
     if low is not None:
-        return multiples_from(em, low, facts.low_strict, step)
+        return multiples_from(low, facts.low_strict, step)
     # mirrored: at most high is minus at least -high
-    positive = multiples_from(em, -high, facts.high_strict, step, mirrored=True)
+    positive = multiples_from(-high, facts.high_strict, step, mirrored=True)
     return positive
 
 
-def multiples_from(em, low: Fraction, strict: bool, step: Fraction, mirrored: bool = False) -> tuple:
+def multiples_from(low: Fraction, strict: bool, step: Fraction, mirrored: bool = False) -> tuple:
     """Multiples >= low (mirrored: their negatives): those of few digits listed, longer ones by remainders."""
     first = floor(low / step) + 1 if strict else ceil(low / step)
     whole = len(str(max(floor(abs(low)), floor(step)))) + 1

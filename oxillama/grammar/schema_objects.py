@@ -3,8 +3,10 @@
 `em` is the `Emitter` at work. A name written twice counts once, and its last value counts: members that are demanded without a declared
 name therefore come last, and at most one of them can be counted.
 """
+import functools
+
 from oxillama.errors import GrammarError
-from oxillama.grammar.nodes import EMPTY, NETWORK, NEVER, choice, complement, literal, merge, repeat, rule, seq
+from oxillama.grammar.nodes import EMPTY, NETWORK, NEVER, Ranges, choice, complement, literal, merge, repeat, rule, seq
 from oxillama.grammar.regex import parse_regex, search_automaton
 from oxillama.grammar.regular import MAX_NETWORK, Dfa, meet
 from oxillama.grammar.schema_case import Facts
@@ -219,15 +221,20 @@ def names_but(em, known: frozenset[str]) -> tuple:
                 children.append({})
             at = children[at][c]
         ends[at] = True
-    states, others = [], {}
+    states, own, others = [], {}, {}             # own: a letter's node; others: that of all letters but these
     last = len(children)
     for at, follow in enumerate(children):
-        edges = [(em.spell(((ord(c), ord(c)),)), target) for c, target in follow.items()
-                 if not 0xD800 <= ord(c) <= 0xDFFF]
-        letters = tuple(sorted(follow))
+        letters = tuple(follow) if len(follow) == 1 else tuple(sorted(follow))
         if letters not in others:
-            others[letters] = em.spell(complement(merge((ord(c), ord(c)) for c in letters)))
+            others[letters] = em.spell(_all_but(letters))
+            own.update((c, em.spell(((ord(c), ord(c)),))) for c in letters if c not in own and not "\ud800" <= c <= "\udfff")
+        edges = [(own[c], target) for c, target in follow.items() if c in own]         # a surrogate alone has no spelling
         edges.append((others[letters], last))
         states.append((not ends.get(at, False), tuple(edges)))
     states.append((True, ((em.block("key-char"), last),)))
     return seq(literal('"'), (NETWORK, 0, tuple(states)), literal('"'))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _all_but(letters: tuple[str, ...]) -> Ranges:
+    return complement(merge((ord(c), ord(c)) for c in letters))

@@ -11,7 +11,7 @@ from oxillama.grammar.nodes import CHOICE, CLASS, NETWORK, REPEAT, RULE, SEQUENC
 from oxillama.grammar.schema_arrays import item_at
 from oxillama.grammar.schema_case import Facts
 from oxillama.grammar.schema_document import FALSE, TRUE, TYPES
-from oxillama.grammar.schema_facts import APPLY
+from oxillama.grammar.schema_keywords import APPLY
 
 SCALARS = ("string", "number", "integer", "boolean", "null")
 GLANCED = {"object": {"type", "properties", "required", "additionalProperties"}, "array": {"type", "items"},
@@ -145,7 +145,7 @@ def _array(em, facts: Facts) -> Needs | None:
         return None
     must, most = [], facts.max_items
     for i in range(head + 1 if most is None else min(head + 1, most)):
-        item = item_at(em, facts, i)
+        item = item_at(facts, i)
         if item is None:
             return [] if facts.min_items > i else [must]
         child = em.number(item)

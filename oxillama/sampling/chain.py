@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from oxillama._core.sampler import Chain, SamplerCore, Xorshift64
+from oxillama._core.chain import Chain
+from oxillama._core.sampler import SamplerCore
+from oxillama._core.xorshift import Xorshift64
 from oxillama.errors import ConfigError
 from oxillama.sampling.config import SamplerConfig, token_sequence
 from oxillama.sampling.draw import draw, token_array

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from oxillama._core.sampler import SamplerCore, Xorshift64, logprobs
+from oxillama._core.sampler import SamplerCore, logprobs
+from oxillama._core.xorshift import Xorshift64
 from oxillama.errors import ConfigError, SamplingError
 from oxillama.sampling.chain import breaker_ids, compile_stages, stages_of, token_lists
 from oxillama.sampling.config import SamplerConfig, token_ids

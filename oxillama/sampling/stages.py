@@ -1,6 +1,6 @@
 """The ordered table of sampler stages: what each does, from which paper, with which numbers. Row order is running order.
 
-The compiled table in `oxillama._core.sampler` has the same rows; a test holds the two together. `SamplerStage` is one stage
+The compiled table in `oxillama._core.stages` has the same rows; a test holds the two together. `SamplerStage` is one stage
 with its numbers: a row of this table, or a Python function of your own.
 """
 import math

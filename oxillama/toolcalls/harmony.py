@@ -110,9 +110,9 @@ class HarmonyReader:
             return True
         if match.end() == len(self.buffer):
             return False  # the arguments have not begun
-        return self._begin(out, taken(self, match.end()), recipient)
+        return self._begin(taken(self, match.end()), recipient)
 
-    def _begin(self, out: list[Event], header: str, recipient: str) -> bool:
+    def _begin(self, header: str, recipient: str) -> bool:
         """A message to a tool: its arguments, or what cannot be any."""
         self._said, name = "", recipient.removeprefix(_FUNCTIONS)
         if recipient.startswith(_FUNCTIONS) and name and self.buffer[0] == "{":

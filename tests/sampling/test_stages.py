@@ -4,7 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oxillama._core.sampler import SamplerCore, Xorshift64, instruction_sets, stage_table, use_instruction_set
+from oxillama._core.candidates import instruction_sets, use_instruction_set
+from oxillama._core.sampler import SamplerCore
+from oxillama._core.stages import stage_table
+from oxillama._core.xorshift import Xorshift64
 from oxillama.sampling import REORDERABLE, STAGES, SamplerStage
 from oxillama.sampling.chain import compile_stages
 from tests.reference import sampling_oracle as oracle

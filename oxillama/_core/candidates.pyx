@@ -1,7 +1,54 @@
-# The candidates while a token is drawn: selection over the row and over lists, and the scratch memory both use. Part of sampler.pyx.
-#
-# A view starts dense (the whole row, in `work` and `peak`) and becomes a list of keys once few candidates are left. Everything here
-# is exact: the same candidates survive whichever form the view is in.
+"""The candidates while a token is drawn: selection over the row and over lists, and the scratch memory that both use.
+
+A view starts dense (the whole row, in `work` and `peak`) and becomes a list of keys once few candidates are left. Everything here is
+exact: the same candidates survive whichever form the view is in. Nothing allocates or fails, and no vocabulary is ever sorted (csrc/sample.h).
+"""
+import os
+
+from oxillama.errors import ConfigError
+
+from libc.math cimport nextafterf
+from libc.stdint cimport int32_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+from oxillama._core.sample cimport (
+    OXS_FAINT, OXS_LARGEST, OXS_NONE, OXS_SLACK, OXS_SUPER, oxs_available, oxs_cut, oxs_gather, oxs_highest, oxs_id, oxs_kernels, oxs_key,
+    oxs_kth_peak, oxs_log, oxs_logit, oxs_row_cut, oxs_set, oxs_sort,
+)
+
+cdef enum:
+    SORT_LIMIT = 1024                 # lists up to this length are kept sorted
+    PEAK_LIMIT = 512                  # up to this many candidates are selected by the peaks of blocks
+
+
+# ---- instruction sets ----
+
+cdef const oxs_kernels *_tables[8]
+cdef int _n_tables = oxs_available(_tables)
+cdef const oxs_kernels *_active = _tables[_n_tables - 1]
+for _i in range(_n_tables):        # OXILLAMA_ISA forces one; a name that is not here is the kernels' to refuse
+    if _tables[_i].isa.decode() == os.environ.get("OXILLAMA_ISA"):
+        _active = _tables[_i]
+
+
+def instruction_sets():
+    """Names of the instruction sets this machine can run the sampler with, plainest first; results never depend on it."""
+    return [_tables[i].isa.decode() for i in range(_n_tables)]
+
+
+def use_instruction_set(str name):
+    """Run later draws with the named instruction set (for tests); returns the name used before."""
+    global _active
+    before = _active.isa.decode()
+    for i in range(_n_tables):
+        if _tables[i].isa.decode() == name:
+            _active = _tables[i]
+            _pool.clear()
+            return before
+    raise ConfigError(f"instruction set: found {name!r}, wanted one of {instruction_sets()}")
+
+
+# ---- selection ----
 
 cdef void choose_order(View *v) noexcept nogil:
     if not v.dense and not v.sorted and v.count <= SORT_LIMIT:
@@ -110,7 +157,7 @@ cdef int gather_top(View *v, int k) noexcept nogil:
 
 cdef uint64_t row_cut(View *v, double scale, double need) noexcept nogil:
     """Of a dense view with a valid ref: the smallest key of the shortest descending run with mass (count at scale 0) >= need."""
-    cdef double depth = LOW_WEIGHT / scale if scale > 0 else OXS_LARGEST
+    cdef double depth = OXS_FAINT / scale if scale > 0 else OXS_LARGEST
     return oxs_row_cut(v.k, v.work, v.peak, v.supers, v.ref, scale, v.work, <float>v.ref, depth, need, v.key, v.spare, v.w, v.spare_w, v.logit)
 
 
@@ -121,7 +168,7 @@ cdef void keep_row_from(View *v, const float *order, uint64_t least) noexcept no
     v.weighed = False
     for i in range(<int>oxs_id(least) + 1, v.supers * OXS_SUPER):     # equals of higher ids
         if order[i] == bound and v.work[i] >= -OXS_LARGEST:
-            oxs_set(v.work, v.peak, i, NONE)
+            oxs_set(v.work, v.peak, i, OXS_NONE)
             left -= 1
     if 4 * left <= v.vocab or left <= SORT_LIMIT:
         materialise(v)
@@ -185,7 +232,7 @@ cdef void keep_heavy(View *v, double least) noexcept nogil:
             v.ref = oxs_highest(v.peak, 16 * v.supers)
         else:
             weigh(v)
-    keep_above(v, v.ref + oxs_log((least if least < 1 else 1) * SLACK) / v.scale)
+    keep_above(v, v.ref + oxs_log((least if least < 1 else 1) * OXS_SLACK) / v.scale)
 
 
 cdef int grow_to_mass(View *v, double need) noexcept nogil:
@@ -234,18 +281,20 @@ cdef void fold_scale(View *v) noexcept nogil:
     v.weighed = False
 
 
-cdef inline float clamp(double x) noexcept nogil:
-    """Rounds to a finite float32 without a negative zero: an edited logit never becomes a ban by overflow."""
-    if x > OXS_LARGEST:
-        return OXS_LARGEST
-    if x < -OXS_LARGEST:
-        return -OXS_LARGEST
-    return <float>x + <float>0
+cdef tuple top_values(View *v, int k):
+    """The k most likely candidates of a weighed view and their log-probabilities; consumes the view."""
+    cdef double log_mass = oxs_log(v.mass), ref = v.ref
+    cdef int i
+    keep_top(v, k)
+    materialise(v)
+    if not v.sorted:
+        oxs_sort(v.key, v.count, v.spare)
+    v.ref = ref
+    ids = [oxs_id(v.key[i]) for i in range(v.count)]
+    return ids, [log_weight(v, v.key[i]) - log_mass for i in range(v.count)]
 
 
-cdef inline bint has(const uint32_t *bits, uint32_t id) noexcept nogil:
-    return bits != NULL and (bits[id >> 5] >> (id & 31)) & 1
-
+# ---- scratch ----
 
 cdef dict _pool = {}        # vocabulary size -> workspaces not in use: one exists for each draw in flight, shared by all requests
 

@@ -1,0 +1,3 @@
+"""Types of the proofs about plain text: see cover.pyx."""
+
+def plain_step(state: int, byte: int) -> int: ...

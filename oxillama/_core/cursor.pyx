@@ -1,0 +1,224 @@
+"""Places in a machine, and the memory that they keep: a cursor survives `collect`, which drops all that no cursor needs."""
+from libc.stdint cimport int32_t, uint8_t
+from libc.string cimport memset
+
+from oxillama._core.pushdown cimport Machine
+from oxillama._core.sequences cimport Ints, drop, intern, put, seq_at, seq_len
+
+from oxillama.errors import GrammarError
+
+
+cdef class Cursor:
+    """A position in a machine's grammar that survives `collect`; forking is copying one number."""
+
+    def __cinit__(self, Machine machine not None, Cursor origin=None):
+        self.machine = machine
+        self.slot = -1
+        room(machine)
+        if machine.free_roots.n:
+            machine.free_roots.n -= 1
+            self.slot = machine.free_roots.data[machine.free_roots.n]
+        else:
+            self.slot = machine.roots.n
+            put(&machine.roots, -1)
+        machine.roots.data[self.slot] = origin.config() if origin is not None else machine.start_config()
+
+    def __dealloc__(self):
+        if self.slot >= 0 and self.machine is not None:
+            self.machine.roots.data[self.slot] = -1
+            put(&self.machine.free_roots, <int32_t>self.slot)
+
+    cdef int32_t config(self) noexcept:
+        return self.machine.roots.data[self.slot]
+
+    cdef void place(self, int32_t config) noexcept:
+        self.machine.roots.data[self.slot] = config
+
+    def fork(self):
+        """A second cursor at the same place."""
+        return Cursor(self.machine, self)
+
+    @property
+    def complete(self):
+        """Whether the grammar may end here."""
+        return self.machine.accepts(self.config()) != 0
+
+    @property
+    def finished(self):
+        """Whether the grammar may end here and nothing else may follow."""
+        return self.machine.accepts(self.config()) != 0 and seq_len(&self.machine.configs, self.config()) == 1
+
+    @property
+    def dead(self):
+        """Whether nothing can follow and nothing has matched."""
+        return self.config() == 0
+
+    @property
+    def key(self):
+        """(epoch, config): equal keys mean equal futures."""
+        return self.machine.epoch, self.config()
+
+    cdef int32_t _walk(self, const uint8_t[::1] data, int symbol) except -1:
+        cdef int32_t config = self.config(), by_symbol = 0
+        cdef Py_ssize_t i
+        self.machine.too_deep = False
+        if symbol >= 0:
+            by_symbol = self.machine.row(config)[256 + symbol]
+        for i in range(data.shape[0]):
+            if config == 0:
+                break
+            config = self.machine.row(config)[data[i]]
+        if data.shape[0] == 0 and symbol >= 0:
+            config = 0
+        return self.machine.union_configs(config, by_symbol)
+
+    def allows(self, const uint8_t[::1] data, int symbol=-1):
+        """Whether these bytes (or the token symbol) may come next."""
+        self._check(symbol)
+        room(self.machine)
+        return self._walk(data, symbol) != 0
+
+    def advance(self, const uint8_t[::1] data, int symbol=-1):
+        """Moves over the bytes (or the token symbol); False, without moving, where they cannot come next."""
+        cdef int32_t config
+        self._check(symbol)
+        room(self.machine)
+        config = self._walk(data, symbol)
+        if config == 0:
+            return False
+        self.place(config)
+        return True
+
+    def _check(self, int symbol):
+        if symbol >= self.machine.symbols:
+            raise GrammarError(f"token symbol {symbol}: this grammar has {self.machine.symbols}")
+
+    def next_bytes(self):
+        """The set of bytes that may come next, as a 256-long bytes object of zeros and ones."""
+        cdef int32_t *row
+        room(self.machine)
+        row = self.machine.row(self.config())
+        return bytes([1 if row[i] else 0 for i in range(256)])
+
+    def forced(self, Py_ssize_t limit=4096):
+        """The longest run of bytes that every continuation starts with (at most `limit`); empty where the grammar may end."""
+        cdef int32_t config, follow
+        cdef int32_t *row
+        cdef Py_ssize_t i
+        cdef int byte
+        out = bytearray()
+        room(self.machine)
+        config = self.config()
+        while config != 0 and not self.machine.accepts(config) and len(out) < limit:
+            row = self.machine.row(config)
+            byte = -1
+            follow = 0
+            for i in range(self.machine.width):
+                if row[i]:
+                    if byte >= 0 or i >= 256:
+                        byte = -2
+                        break
+                    byte = <int>i
+                    follow = row[i]
+            if byte < 0:
+                break
+            out.append(byte)
+            config = follow
+        return bytes(out)
+
+
+# ---------------------------------------------------------------------------------------------- bounded memory
+
+
+cdef int room(Machine m) except -1:
+    """Called before each outer operation: waits while another thread writes a rule, and drops what no cursor needs once the tables
+    outgrow their bound."""
+    while m.writing:
+        with m.lock:
+            pass
+    if (m.configs.count > m.max_configs or m.stacks.pool.n + m.unions.pool.n > 64 * m.max_configs
+            or m.dstates.pool.n + m.d_segs.n > 256 * m.max_configs):
+        collect(m)
+    return 0
+
+
+def collect(Machine m not None):
+    """Rebuilds the automaton's tables from the live cursors alone; config ids change, `epoch` tells caches so."""
+    cdef Py_ssize_t i
+    saved = []
+    for i in range(m.roots.n):
+        saved.append(stored(m, m.roots.data[i]) if m.roots.data[i] >= 0 else None)
+    m._reset()
+    memo = {}
+    for i in range(len(saved)):
+        if saved[i] is not None:
+            m.roots.data[i] = restored(m, saved[i], memo)
+
+
+cdef tuple stored(Machine m, int32_t config):
+    """A config as plain Python: (whether it accepts, its (network states, stack) pairs, the stacks by number)."""
+    cdef Py_ssize_t i, k
+    todo = [seq_at(&m.configs, config)[i] for i in range(2, seq_len(&m.configs, config), 2)]
+    reached = set()
+    while todo:
+        s = todo.pop()
+        if s in reached:
+            continue
+        reached.add(s)
+        for k in range(2, seq_len(&m.stacks, s), 2):
+            todo.append(seq_at(&m.stacks, s)[k])
+    stacks = {}
+    for s in reached:
+        entries = []
+        for k in range(1, seq_len(&m.stacks, s), 2):
+            f = seq_at(&m.stacks, s)[k]
+            ret, rep, count = seq_at(&m.frames, f)[0], seq_at(&m.frames, f)[1], seq_at(&m.frames, f)[2]
+            entries.append((states_of(m, ret), rep, count, seq_at(&m.stacks, s)[k + 1]))
+        stacks[s] = (seq_at(&m.stacks, s)[0], entries, m.s_depth.data[s])
+    items = [(states_of(m, seq_at(&m.configs, config)[i]), seq_at(&m.configs, config)[i + 1])
+             for i in range(1, seq_len(&m.configs, config), 2)]
+    return m.accepts(config), items, stacks
+
+
+cdef tuple states_of(Machine m, int32_t d):
+    return tuple([seq_at(&m.dstates, d)[i] for i in range(seq_len(&m.dstates, d))])
+
+
+cdef int32_t dstate_of(Machine m, states) except -1:
+    m.set_work.n = 0
+    for s in states:
+        put(&m.set_work, s)
+    return m._dstate()
+
+
+cdef int32_t restored(Machine m, saved, memo) except -1:
+    cdef int32_t[3] frame
+    cdef Ints seq
+    cdef Py_ssize_t before
+    accept, items, stacks = saved
+    memset(&seq, 0, sizeof(Ints))
+    try:
+        for s in sorted(stacks, key=lambda s: stacks[s][2]):     # parents are shallower than what stands on them
+            if s in memo:
+                continue
+            bottom, entries, depth = stacks[s]
+            pairs = []
+            for states, rep, count, parent in entries:
+                frame[0], frame[1], frame[2] = dstate_of(m, states), rep, count
+                pairs.append((intern(&m.frames, frame, 3), memo[parent]))
+            seq.n = 0
+            put(&seq, bottom)
+            for f, parent in sorted(pairs):
+                put(&seq, f)
+                put(&seq, parent)
+            before = m.stacks.count
+            memo[s] = intern(&m.stacks, seq.data, seq.n)
+            if m.stacks.count > before:
+                put(&m.s_depth, depth)
+        m.items.n = 0
+        for states, s in items:
+            put(&m.items, dstate_of(m, states))
+            put(&m.items, memo[s])
+    finally:
+        drop(&seq)
+    return m._intern_config(accept)

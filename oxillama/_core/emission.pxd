@@ -1,0 +1,30 @@
+"""The emission's compiled face, for the machine that asks for deferred rules."""
+from libc.stdint cimport int32_t
+
+from oxillama._core.networks cimport Networks
+
+
+cdef class Emission(Networks):
+    cdef readonly int symbols, width                     # token symbols; 256 + symbols
+    cdef object deferred                                 # rules that are written when they are first called
+    cdef list bodies                                     # these only while building, or while rules are deferred
+    cdef dict inner, bodies_seen, weights, utf8_cache, uses
+    cdef dict tails                                      # (tail, b): the state from which exactly this tail of byte ranges leads to b
+    cdef dict spans                                      # (ranges, b): where the edges of this class into b stand in byte_edges
+    cdef int build(self, list rules, int symbols, names, Py_ssize_t max_states, deferred) except -1
+    cdef Py_ssize_t _inner(self, Py_ssize_t index, rules) except -1
+    cdef Py_ssize_t _number(self, body) except -1
+    cdef Py_ssize_t _called(self, node) except -1
+    cdef Py_ssize_t _most(self, rule) except -1
+    cdef int _count_uses(self, bodies) except -1
+    cdef bint _copied(self, Py_ssize_t rule) except -1
+    cdef Py_ssize_t _weigh(self, node, int depth) except -1
+    cdef int _emit(self, node, int32_t a, int32_t b, int depth) except -1
+    cdef int _emit_apart(self, node, int32_t a, int32_t b, int depth) except -1
+    cdef int _emit_literal(self, bytes data, int32_t a, int32_t b) except -1
+    cdef int _emit_sequence(self, parts, int32_t a, int32_t b, int depth) except -1
+    cdef int _emit_network(self, int32_t start, states, int32_t a, int32_t b, int depth) except -1
+    cdef int _emit_class(self, ranges, int32_t a, int32_t b) except -1
+    cdef int _emit_repeat(self, body, Py_ssize_t least, Py_ssize_t most, int32_t a, int32_t b, int depth) except -1
+    cdef int _grow(self, Py_ssize_t rule, names) except -1
+    cdef int _emit_rule(self, Py_ssize_t rule, list fresh) except -1

@@ -1,0 +1,13 @@
+"""Types of the emission of rule networks: see emission.pyx."""
+from collections.abc import Sequence
+
+LITERAL: int
+CLASS: int
+SEQUENCE: int
+CHOICE: int
+REPEAT: int
+RULE: int
+SYMBOL: int
+NETWORK: int
+
+def utf8_sequences(ranges: Sequence[tuple[int, int]]) -> list[tuple[tuple[int, int], ...]]: ...

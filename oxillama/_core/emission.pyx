@@ -1,0 +1,371 @@
+"""Turns grammar nodes into rule networks.
+
+Nodes are tuples, their kind first (see `oxillama.grammar.nodes`). Small rules and rules called once are copied into their callers; a
+repetition that would take many copies becomes a counted call; code points become UTF-8 byte ranges whose common tails are shared.
+"""
+from libc.stdint cimport int32_t
+
+from oxillama._core.networks cimport DONE, Marks, Networks
+from oxillama._core.sequences cimport put
+
+from oxillama.errors import GrammarError
+
+cpdef enum:                 # kinds of nodes
+    LITERAL
+    CLASS
+    SEQUENCE
+    CHOICE
+    REPEAT
+    RULE
+    SYMBOL
+    NETWORK
+
+cdef enum:
+    INLINE_WEIGHT = 12      # rules up to this size are copied into their callers (fewer frames, better determinism)
+    ONCE_WEIGHT = 400       # rules that only one place calls: up to this size
+    UNROLL_WEIGHT = 24      # repetitions up to this size are copied instead of counted
+    INFINITE = 1 << 30
+
+
+def utf8_sequences(ranges):
+    """The byte-range sequences that spell the code points in `ranges` ((low, high) pairs) as UTF-8; surrogates have no spelling."""
+    out = []
+    for low, high in ranges:
+        for first, last in ((0, 0x7F), (0x80, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, 0x10FFFF)):
+            a, b = max(low, first), min(high, last)
+            if a <= b:
+                _split_utf8(a, b, out)
+    return out
+
+
+def _split_utf8(a, b, out):
+    """Appends the sequences for code points a..b, all of one encoded length, splitting where the last bytes do not run full."""
+    x, y = chr(a).encode("utf-8"), chr(b).encode("utf-8")
+    for i in range(1, len(x)):
+        unit = (1 << (6 * i)) - 1
+        if (a & ~unit) != (b & ~unit):
+            if a & unit:
+                _split_utf8(a, a | unit, out)
+                _split_utf8((a | unit) + 1, b, out)
+                return
+            if (b & unit) != unit:
+                _split_utf8(a, (b & ~unit) - 1, out)
+                _split_utf8(b & ~unit, b, out)
+                return
+    out.append(tuple(zip(x, y)))
+
+
+cdef class Emission(Networks):
+    """Networks that are written from nodes: all at once, or rule by rule as the machine first calls them (`deferred`)."""
+
+    cdef int build(self, list rules, int symbols, names, Py_ssize_t max_states, deferred) except -1:
+        """Compiles the rules, rule 0 the root. Raises `GrammarError` for left recursion, endless rules and too many states.
+
+        `deferred` (or None) has `rules`, `lazy` and `write`: rule i with `lazy[i]` gets its network when the machine first calls it, from
+        `rules[i]`, which `write(i)` fills where it is None. It must match something, never nothing, and not begin with itself.
+        """
+        cdef Py_ssize_t i
+        self.symbols = symbols
+        self.width = 256 + symbols
+        self.max_states = max_states
+        self.deferred = deferred
+        self.weights, self.utf8_cache, self.bodies_seen, self.uses = {}, {}, {}, {0: 2}
+        self.bodies, self.outer, self.inner = [], [], {}
+        for i in range(len(rules)):
+            self._inner(i, rules)
+        self._count_uses(self.bodies)
+        self._grow(-1, names)
+        if deferred is None:
+            self.bodies = self.weights = self.utf8_cache = self.uses = self.bodies_seen = self.outer = self.inner = None
+        return 0
+
+    cdef Py_ssize_t _inner(self, Py_ssize_t index, rules) except -1:
+        """The number that a rule of the grammar has here (repeated bodies have numbers too); None is the body of a deferred one."""
+        known = self.inner.get(index)
+        if known is None:
+            known = self.inner[index] = self._number(None if self.deferred is not None and self.deferred.lazy[index] else rules[index])
+            self.outer[known] = index
+        return known
+
+    cdef Py_ssize_t _number(self, body) except -1:
+        self.bodies.append(body)
+        self.outer.append(-1)
+        put(&self.rule_start, -1)
+        put(&self.rule_final, -1)
+        put(&self.rule_flags, 0 if body is not None else DONE)
+        return len(self.bodies) - 1
+
+    cdef Py_ssize_t _most(self, rule) except -1:
+        """The size up to which a rule is copied into its callers."""
+        return ONCE_WEIGHT if self.uses.get(rule, 0) == 1 else INLINE_WEIGHT
+
+    cdef int _count_uses(self, bodies) except -1:
+        """How many places call each rule."""
+        cdef int kind
+        todo = [body for body in bodies if body is not None]
+        while todo:
+            node = todo.pop()
+            kind = node[0]
+            if kind == RULE:
+                rule = self._called(node)
+                self.uses[rule] = self.uses.get(rule, 0) + 1
+            elif kind == SEQUENCE or kind == CHOICE:
+                todo.extend(node[1])
+            elif kind == REPEAT:
+                todo.append(node[1])
+                if node[2] > 1 or node[3] > 1:        # copies
+                    todo.append(node[1])
+            elif kind == NETWORK:
+                for _, edges in node[2]:
+                    todo.extend([part for part, _ in edges])
+        return 0
+
+    cdef Py_ssize_t _called(self, node) except -1:
+        return self._inner(node[1], self.deferred.rules if self.deferred is not None else None)
+
+    cdef bint _copied(self, Py_ssize_t rule) except -1:
+        """Whether calls of a rule are replaced by copies of it."""
+        if self.bodies[rule] is None:
+            return False
+        known = self.weights.get(rule)
+        return known is not None and 0 <= known <= self._most(rule)
+
+    cdef Py_ssize_t _weigh(self, node, int depth) except -1:
+        """About how many states a node takes; a rule met while it is being weighed is recursive and weighs as a call."""
+        cdef int kind = node[0]
+        cdef Py_ssize_t total = 0, copies
+        if depth > 400:
+            return INFINITE
+        if kind == LITERAL:
+            return len(node[1])
+        if kind == CLASS:
+            return 1 if all([high < 128 for _, high in node[1]]) else 8
+        if kind == SEQUENCE or kind == CHOICE:
+            for part in node[1]:
+                total += self._weigh(part, depth + 1)
+                if total > INFINITE:
+                    return INFINITE
+            return total
+        if kind == REPEAT:
+            copies = node[3] if node[3] > 0 else node[2] + 1
+            return min(<Py_ssize_t>INFINITE, self._weigh(node[1], depth + 1) * min(<Py_ssize_t>INFINITE, copies))
+        if kind == RULE:
+            rule = self._called(node)
+            if self.bodies[rule] is None:
+                return 1
+            known = self.weights.get(rule)
+            if known is None:
+                self.weights[rule] = -1
+                total = self._weigh(self.bodies[rule], depth + 1)
+                if self.weights[rule] == -2:         # met again below: recursive
+                    total = INFINITE
+                self.weights[rule] = total
+                return total if total <= self._most(rule) else 1
+            if known < 0:
+                self.weights[rule] = -2
+                return 1
+            return known if known <= self._most(rule) else 1
+        if kind == SYMBOL:
+            return 1
+        for accept, edges in node[2]:
+            total += 1
+            for part, target in edges:
+                total += self._weigh(part, depth + 1)
+        return total
+
+    cdef int _emit(self, node, int32_t a, int32_t b, int depth) except -1:
+        """Adds a network for `node` from state a to state b."""
+        cdef int kind = node[0]
+        if depth > 2000:
+            raise GrammarError("grammar: nested deeper than 2000 levels")
+        if kind == LITERAL:
+            return self._emit_literal(<bytes>node[1], a, b)
+        if kind == CLASS:
+            return self._emit_class(node[1], a, b)
+        if kind == SEQUENCE:
+            return self._emit_sequence(node[1], a, b, depth)
+        if kind == CHOICE:
+            for part in node[1]:
+                kind = part[0]
+                if kind == LITERAL or kind == CLASS or kind == RULE or kind == SYMBOL:
+                    self._emit(part, a, b, depth + 1)
+                else:             # own end states: an alternative that ends in a loop must not leak into its siblings
+                    self._emit_apart(part, a, b, depth)
+        elif kind == REPEAT:
+            return self._emit_repeat(node[1], node[2], node[3], a, b, depth)
+        elif kind == RULE:
+            self._weigh(node, 0)
+            rule = self._called(node)
+            if self._copied(rule):
+                return self._emit_apart(self.bodies[rule], a, b, depth)
+            return self._call(a, rule, -1, b)
+        elif kind == SYMBOL:
+            for low, high in node[1]:         # "any but" ranges are open above
+                if low < self.width:
+                    self._bytes(a, low, min(<int32_t>high, <int32_t>self.width - 1), b)
+        else:
+            return self._emit_network(node[1], node[2], a, b, depth)
+        return 0
+
+    cdef int _emit_apart(self, node, int32_t a, int32_t b, int depth) except -1:
+        """A node between two states of its own."""
+        cdef int32_t s = self._state(), t = self._state()
+        self._eps(a, s)
+        self._emit(node, s, t, depth + 1)
+        return self._eps(t, b)
+
+    cdef int _emit_literal(self, bytes data, int32_t a, int32_t b) except -1:
+        cdef Py_ssize_t i, n = len(data)
+        cdef int32_t s = a, t
+        if n == 0:
+            return self._eps(a, b)
+        for i in range(n):
+            t = b if i == n - 1 else self._state()
+            self._bytes(s, <unsigned char>data[i], <unsigned char>data[i], t)
+            s = t
+        return 0
+
+    cdef int _emit_sequence(self, parts, int32_t a, int32_t b, int depth) except -1:
+        cdef Py_ssize_t i, n = len(parts)
+        cdef int32_t s = a, t
+        if n == 0:
+            return self._eps(a, b)
+        for i in range(n):
+            t = b if i == n - 1 else self._state()
+            self._emit(parts[i], s, t, depth + 1)
+            s = t
+        return 0
+
+    cdef int _emit_network(self, int32_t start, states, int32_t a, int32_t b, int depth) except -1:
+        """A node that is an automaton already: per state whether it accepts, and its (node, target) edges."""
+        cdef int32_t first = <int32_t>self.nfa_states
+        cdef Py_ssize_t i
+        for i in range(len(states)):
+            self._state()
+        self._eps(a, first + start)
+        for i in range(len(states)):
+            accept, edges = states[i]
+            if accept:
+                self._eps(first + <int32_t>i, b)
+            for part, target in edges:
+                self._emit(part, first + <int32_t>i, first + <int32_t>target, depth + 1)
+        return 0
+
+    cdef int _emit_class(self, ranges, int32_t a, int32_t b) except -1:
+        """One code point out of `ranges`. Tails of byte ranges are shared; the same class into the same state again is a copy of its edges."""
+        cdef int32_t s, t
+        cdef Py_ssize_t i, start, past
+        known = self.spans.get((ranges, b))
+        if known is not None:
+            start, past = known
+            for i in range(start, past, 4):
+                self._bytes(a, self.byte_edges.data[i + 1], self.byte_edges.data[i + 2], self.byte_edges.data[i + 3])
+            return 0
+        sequences = self.utf8_cache.get(ranges)
+        if sequences is None:
+            sequences = self.utf8_cache[ranges] = utf8_sequences(ranges)
+        firsts = []
+        for sequence in sequences:
+            t = b
+            for i in range(len(sequence) - 1, 0, -1):
+                tail = (sequence[i:], b)
+                known = self.tails.get(tail)
+                if known is None:
+                    s = self._state()
+                    self._bytes(s, sequence[i][0], sequence[i][1], t)
+                    self.tails[tail] = s
+                    t = s
+                else:
+                    t = known
+            firsts.append(t)
+        start = self.byte_edges.n
+        for i in range(len(firsts)):
+            first = sequences[i][0]
+            self._bytes(a, first[0], first[1], firsts[i])
+        self.spans[(ranges, b)] = start, self.byte_edges.n
+        return 0
+
+    cdef int _emit_repeat(self, body, Py_ssize_t least, Py_ssize_t most, int32_t a, int32_t b, int depth) except -1:
+        cdef int kind = body[0]
+        cdef int32_t s, t, loop, rule
+        cdef Py_ssize_t i, copies, weight
+        if most == 0:
+            return self._eps(a, b)
+        copies = most if most > 0 else least + 1
+        weight = self._weigh(body, 0)
+        if copies > 1 and (weight + 1) * copies > UNROLL_WEIGHT and not (least <= 1 and most < 0):
+            key = body if kind == CLASS else id(body)
+            known = self.bodies_seen.get(key)
+            if kind == RULE:
+                rule = <int32_t>self._called(body)
+                self.weights[rule] = INFINITE          # called by number from here on: it needs its own network
+            elif known is None:
+                rule = <int32_t>self._number(body)
+                self.bodies_seen[key] = rule
+            else:
+                rule = known
+            put(&self.reps, rule)
+            put(&self.reps, <int32_t>least)
+            put(&self.reps, <int32_t>most)
+            self._call(a, rule, <int32_t>(self.reps.n // 3 - 1), b)
+            return 0
+        s = self._state()
+        self._eps(a, s)
+        for i in range(least if most >= 0 else max(least - 1, <Py_ssize_t>0)):
+            t = self._state()
+            self._emit(body, s, t, depth + 1)
+            s = t
+        if most < 0:
+            loop = self._state()
+            t = self._state()
+            self._eps(s, loop)
+            self._emit(body, loop, t, depth + 1)
+            self._eps(t, loop)
+            self._eps(t, b)
+            if least == 0:
+                self._eps(s, b)
+            return 0
+        for i in range(most - least):
+            self._eps(s, b)
+            t = self._state()
+            self._emit(body, s, t, depth + 1)
+            s = t
+        return self._eps(s, b)
+
+    cdef int _grow(self, Py_ssize_t rule, names) except -1:
+        """Emits and settles networks: all that need one (rule -1, at first), or that of a deferred rule and of what it calls. States and
+        edges are only ever appended."""
+        cdef Py_ssize_t i, k
+        cdef Marks old = self._marks()
+        cdef list fresh = []
+        self.tails, self.spans = {}, {}       # of this growth alone: what is settled may move
+        if rule < 0:
+            i = 0
+            while i < len(self.bodies):           # repeats append bodies while we go
+                if self.bodies[i] is not None and (i == 0 or not self._copied(i)):
+                    self._emit_rule(i, fresh)
+                i += 1
+        else:
+            if self.deferred.rules[self.outer[rule]] is None:
+                self.deferred.write(self.outer[rule])
+            body = self.deferred.rules[self.outer[rule]]
+            self._count_uses([body])
+            self.bodies[rule] = body
+            self._emit_rule(rule, fresh)
+            self.bodies[rule] = None              # never copied into others
+        k = old.call_edges
+        while k < self.call_edges.n:              # rules thought to be copied everywhere may still be called
+            i = self.call_edges.data[k + 1]
+            k += 4
+            if self.bodies[i] is not None and self.rule_start.data[i] < 0:
+                self._emit_rule(i, fresh)
+        self.tails = self.spans = None
+        return self.settle(fresh, old, names)
+
+    cdef int _emit_rule(self, Py_ssize_t rule, list fresh) except -1:
+        """A rule's start and final state and what lies between."""
+        cdef int32_t start = self._state(), final = self._state()
+        self.rule_start.data[rule], self.rule_final.data[rule] = start, final
+        self._emit(self.bodies[rule], start, final, 0)
+        fresh.append(rule)
+        return 0

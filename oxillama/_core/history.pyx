@@ -1,0 +1,98 @@
+"""What a request has seen: its last tokens, and how often each occurs within the penalty window (open addressing)."""
+from libc.stdint cimport int32_t, int64_t, uint64_t
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memmove, memset
+
+
+cdef int64_t find_slot(const Memory *m, int32_t token) noexcept nogil:
+    cdef uint64_t h = <uint64_t>token * 0x9e3779b97f4a7c15ULL
+    cdef int64_t s = <int64_t>(h >> 32) & (m.slots - 1)
+    while m.slot_token[s] >= 0 and m.slot_token[s] != token:
+        s = (s + 1) & (m.slots - 1)
+    return s
+
+
+cdef int window_count(const Memory *m, int32_t token) noexcept nogil:
+    cdef int64_t s = find_slot(m, token)
+    return m.slot_count[s] if m.slot_token[s] == token else 0
+
+
+cdef void window_add(Memory *m, int32_t token, int by) noexcept nogil:
+    cdef int64_t s = find_slot(m, token)
+    if m.slot_token[s] < 0:
+        m.slot_token[s] = token
+        m.slot_count[s] = 0
+        m.used += 1
+    m.slot_count[s] += by
+
+
+cdef int window_rebuild(Memory *m, int64_t window) except -1:
+    """Makes the counts anew from the history, with room for twice the distinct tokens."""
+    cdef int64_t n = m.length if window < 0 or window > m.length else window
+    cdef int64_t slots = 64, i, distinct = 0
+    for i in range(m.slots):
+        distinct += m.slot_token[i] >= 0 and m.slot_count[i] > 0
+    while slots < 4 * (distinct + 1):
+        slots *= 2
+    while True:
+        if slots != m.slots:
+            free(m.slot_token)
+            free(m.slot_count)
+            m.slot_token = <int32_t *>malloc(slots * 4)
+            m.slot_count = <int32_t *>malloc(slots * 4)
+            if m.slot_token == NULL or m.slot_count == NULL:
+                raise MemoryError("penalty window")
+            m.slots = slots
+        memset(m.slot_token, 0xff, slots * 4)
+        m.used = 0
+        for i in range(m.length - n, m.length):
+            if m.used * 2 >= m.slots:
+                break
+            window_add(m, m.history[i], 1)
+        else:
+            return 0
+        slots *= 2
+
+
+cdef int grow(Memory *m, int64_t more, int64_t keep) except -1:
+    """Makes room for more tokens; of the older ones the last `keep` stay (-1: all)."""
+    cdef int64_t room
+    if m.length + more <= m.room:
+        return 0
+    if keep >= 0 and m.length > keep:
+        memmove(m.history, m.history + (m.length - keep), keep * 4)
+        m.length = keep
+    room = 2 * (m.length + more) + 256
+    if room > m.room:
+        history = <int32_t *>realloc(m.history, room * 4)
+        if history == NULL:
+            raise MemoryError("sampler history")
+        m.history = history
+        run = <int32_t *>realloc(m.run, room * 4)
+        if run == NULL:
+            raise MemoryError("sampler history")
+        m.run = run
+        m.room = room
+    return 0
+
+
+cdef int take(Memory *m, int32_t token, int64_t keep, int64_t window) except -1:
+    """Adds a token; the counts go on over the last `window` tokens (-1: all)."""
+    grow(m, 1, keep)
+    m.history[m.length] = token
+    m.length += 1
+    if window != 0:
+        window_add(m, token, 1)
+        if 0 < window < m.length:
+            window_add(m, m.history[m.length - 1 - window], -1)
+        if 2 * m.used > m.slots:
+            window_rebuild(m, window)
+    return 0
+
+
+cdef void forget(Memory *m) noexcept:
+    """Frees all of it."""
+    free(m.history)
+    free(m.run)
+    free(m.slot_token)
+    free(m.slot_count)

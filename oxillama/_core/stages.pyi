@@ -1,0 +1,3 @@
+"""Types of the table of sampler stages."""
+
+def stage_table() -> tuple[str, ...]: ...

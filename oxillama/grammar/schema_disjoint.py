@@ -1,0 +1,92 @@
+"""Tells the branches of a `oneOf` apart, so that only those that could hold together are forbidden for each other. `ex` is the `Expander`."""
+import math
+
+from oxillama.errors import GrammarError
+from oxillama.grammar.schema_case import Action, Facts, demand
+from oxillama.grammar.schema_document import FALSE, TRUE
+from oxillama.grammar.schema_values import canonical
+
+
+def one_branches(ex, context: Facts, literals) -> list[list[Action]]:
+    """For each branch: it holds, and no branch that could hold with it does."""
+    summaries = [_summary(ex, literal, context) for literal in literals]
+    out = []
+    for i, literal in enumerate(literals):
+        actions = [demand(literal)]
+        for j, other in enumerate(literals):
+            if j != i and not _apart(summaries[i], summaries[j]) and not _disjoint(ex, literal, other):
+                actions.append(demand((other[0], not other[1])))
+        out.append(actions)
+    return out
+
+
+def _summary(ex, literal, context: Facts):
+    """Per case of a branch: types, values, and the values that required properties may have. None if it is not known cheaply."""
+    if literal in (TRUE, FALSE):
+        return [] if literal == FALSE else None
+    try:
+        cases = ex.cases(frozenset([literal]))
+    except GrammarError:
+        return None
+    out = []
+    for facts in cases[:64]:
+        values = None if facts.values is None else {canonical(v) for v in facts.values}
+        tags = {}
+        for name in facts.required:
+            child = ex.property_literals(facts, name)
+            found = None if child is None else ex.values_of(child)
+            if found is not None:
+                tags[name] = {canonical(v) for v in found}
+        out.append((facts.types & context.types, values, tags, set(facts.required), facts))
+    return out if len(cases) <= 64 else None
+
+
+def _disjoint(ex, a, b) -> bool:
+    """Whether two literals provably have no value in common."""
+    try:
+        return not [facts for facts in ex.cases(frozenset([a, b])) if not _hopeless(ex, facts, 2)]
+    except GrammarError as error:
+        if "depends on itself" in str(error) or "cases" in str(error):
+            return False
+        raise
+
+
+def _hopeless(ex, facts: Facts, depth: int) -> bool:
+    """Whether a case with only the type object demands a property that nothing can satisfy (looked at `depth` levels deep)."""
+    if depth == 0 or facts.values is not None or facts.types != {"object"}:
+        return False
+    for name in facts.required:
+        child = ex.property_literals(facts, name)
+        if child is None:
+            return True
+        if child and all(_hopeless(ex, f, depth - 1) for f in ex.cases(child)):
+            return True
+    return False
+
+
+def _apart(a, b) -> bool:
+    """Whether two summaries show that no value fits both branches."""
+    if a is None or b is None:
+        return False
+    for types, values, tags, required, facts in a:
+        for other_types, other_values, other_tags, other_required, other in b:
+            shared = types & other_types
+            if not shared:
+                continue
+            if values is not None and other_values is not None and not values & other_values:
+                continue
+            if shared <= {"object"} and (any(not tags[name] & other_tags[name] for name in tags if name in other_tags)
+                                         or required & other.forbidden or other_required & facts.forbidden):
+                continue
+            if shared <= {"number"} and _no_number(facts, other):
+                continue
+            return False
+    return True
+
+
+def _no_number(a: Facts, b: Facts) -> bool:
+    if a.integer and b.fraction or a.fraction and b.integer:
+        return True
+    low, high = max((f.low for f in (a, b) if f.low is not None), default=-math.inf), min(
+        (f.high for f in (a, b) if f.high is not None), default=math.inf)
+    return low > high

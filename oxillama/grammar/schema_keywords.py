@@ -1,0 +1,285 @@
+"""What each keyword adds to a case where it must hold. `ex` is the `Expander` at work; `APPLY` is the table of what is enforced."""
+from oxillama.errors import GrammarError
+from oxillama.grammar.formats import FORMATS
+from oxillama.grammar.regex import parse_regex
+from oxillama.grammar.schema_case import demand
+from oxillama.grammar.schema_disjoint import one_branches
+from oxillama.grammar.schema_document import FALSE, TRUE, TYPES, escape
+from oxillama.grammar.schema_values import exact, kind_of
+
+INFINITE = 1 << 60
+MAX_SUBSETS = 5          # an `anyOf` of up to this many branches is split into all its subsets where `unevaluated*` looks at it
+IN_PLACE = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "dependentSchemas", "$dynamicRef", "$recursiveRef"))
+
+
+def _type(ex, facts, node, schema, value):
+    names = value if isinstance(value, list) else [value]
+    if not names:
+        facts.dead = True
+        return
+    for name in names:
+        if name not in TYPES and name != "integer":
+            raise GrammarError(f"schema {ex.where(node)}: keyword 'type': {name!r} is no type")
+    facts.only(*("number" if name == "integer" else name for name in names))
+    if "number" in facts.types and "number" not in names:
+        facts.integer = True
+        if facts.fraction:
+            facts.drop("number")
+
+
+def _fraction(ex, facts, node, schema, value):
+    facts.fraction = True
+    if facts.integer:
+        facts.drop("number")
+
+
+def _enum(ex, facts, node, schema, value):
+    if not isinstance(value, list):
+        raise TypeError
+    facts.allow(value)
+
+
+def _banned(ex, facts, node, schema, value):
+    for item in value:
+        kind = kind_of(item)
+        if kind == "null":
+            facts.drop("null")
+        elif kind == "array":
+            demand((ex.document.synthetic({
+                "type": "array", "prefixItems": [{"const": v} for v in item], "minItems": len(item), "maxItems": len(item)},
+                ex.where(node)), False))(facts)
+        elif kind == "object":
+            demand((ex.document.synthetic({
+                "type": "object", "properties": {k: {"const": v} for k, v in item.items()}, "required": list(item),
+                "additionalProperties": False}, ex.where(node)), False))(facts)
+        else:
+            facts.add("banned", item)
+    if True in [b for b in facts.banned if b is True] and False in [b for b in facts.banned if b is False]:
+        facts.drop("boolean")
+
+
+def _minimum(ex, facts, node, schema, value):
+    facts.at_least(exact(value), schema.get("exclusiveMinimum") is True)
+
+
+def _maximum(ex, facts, node, schema, value):
+    facts.at_most(exact(value), schema.get("exclusiveMaximum") is True)
+
+
+def _exclusive_minimum(ex, facts, node, schema, value):
+    if not isinstance(value, bool):
+        facts.at_least(exact(value), True)
+
+
+def _exclusive_maximum(ex, facts, node, schema, value):
+    if not isinstance(value, bool):
+        facts.at_most(exact(value), True)
+
+
+def _multiple(ex, facts, node, schema, value):
+    if exact(value) <= 0:
+        raise ValueError
+    facts.add("multiples", exact(value))
+
+
+def _pattern(ex, facts, node, schema, value):
+    parse_regex(value)
+    facts.add("patterns", (value, True))
+
+
+def _not_pattern(ex, facts, node, schema, value):
+    facts.add("patterns", (value, False))
+
+
+def _format(ex, facts, node, schema, value):
+    if value in FORMATS and (value, True) not in facts.formats:
+        facts.add("formats", (value, True))
+
+
+def _not_format(ex, facts, node, schema, value):
+    facts.add("formats", (value, False))
+
+
+def _arrays(ex, facts, node, schema, value):
+    """`items`, `prefixItems` and `additionalItems` together, when the first of them is met."""
+    first = next(k for k in schema if k in ("prefixItems", "items", "additionalItems", "unevaluatedItems"))
+    if schema[first] is not value:
+        return
+    prefix, rest = array_schemas(ex, node, schema)
+    facts.add("arrays", (tuple(ex.literal(s) for s in prefix), ex.literal(rest)))
+    whole = "items" in schema and ("additionalItems" in schema or not isinstance(schema["items"], list))
+    whole = whole or ("unevaluatedItems" in schema and (schema["unevaluatedItems"] is True or not in_place(schema)))
+    facts.add("spans", (facts.scope, INFINITE if whole else len(prefix)))
+
+
+def array_schemas(ex, node, schema) -> tuple[list, object]:
+    """Prefix schemas and the schema of the rest."""
+    items = schema.get("items", True)
+    if "prefixItems" in schema:
+        rest = items if not isinstance(items, list) else schema.get("additionalItems", True)
+        prefix = schema["prefixItems"]
+    elif isinstance(items, list):
+        prefix, rest = items, schema.get("additionalItems", True)
+    else:
+        prefix, rest = [], items
+    if "unevaluatedItems" in schema and schema["unevaluatedItems"] is not True:
+        if in_place(schema):
+            pass                                  # judged when the case is settled
+        elif "contains" in schema:
+            ex.refuse(ex.where(node), "unevaluatedItems", "beside 'contains'")
+        elif "items" not in schema or isinstance(items, list) and "additionalItems" not in schema:
+            rest = schema["unevaluatedItems"]
+    return prefix, rest
+
+
+
+
+def in_place(schema: dict) -> bool:
+    """Whether further schemas apply to the same value: what they evaluate is known only once a case is settled."""
+    return not IN_PLACE.isdisjoint(schema)
+
+
+def _contains(ex, facts, node, schema, value):
+    least, most = schema.get("minContains", 1), schema.get("maxContains")
+    facts.add("spans", (facts.scope, -1 if ex.document.draft >= 2020 else 0))
+    if least == 0 and most is None:
+        return
+    facts.add("contains", (ex.literal(value), int(least), None if most is None else int(most), 0))
+
+
+def _objects(ex, facts, node, schema, value):
+    """`properties`, `patternProperties` and `additionalProperties` together, when the first of them is met."""
+    first = next(k for k in schema if k in ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties"))
+    if schema[first] is not value:
+        return
+    rest = schema.get("additionalProperties", True)
+    if "additionalProperties" not in schema and not in_place(schema):
+        rest = schema.get("unevaluatedProperties", True)
+    properties = {name: ex.literal(sub) for name, sub in schema.get("properties", {}).items()}
+    patterns = []
+    for source, sub in schema.get("patternProperties", {}).items():
+        try:
+            parse_regex(source)
+        except GrammarError as error:
+            ex.refuse(f"{ex.where(node)}/patternProperties/{escape(source)}", "patternProperties", str(error))
+            continue
+        patterns.append((source, ex.literal(sub)))
+    facts.add("objects", (properties, tuple(patterns), ex.literal(rest)))
+    facts.add("seen", (facts.scope, frozenset(properties), tuple(source for source, _ in patterns),
+                       "additionalProperties" in schema or "unevaluatedProperties" in schema and not in_place(schema)))
+
+
+def _required(ex, facts, node, schema, value):
+    if isinstance(value, bool):               # draft 3 leftovers have no meaning
+        return
+    for name in value:
+        facts.require(name)
+
+
+def _forbidden(ex, facts, node, schema, value):
+    for name in value:
+        facts.forbid(name)
+
+
+def _names(ex, facts, node, schema, value):
+    literal = ex.literal(value)
+    if literal == FALSE:
+        facts.properties(0, 0)
+    elif literal != TRUE:
+        facts.add("names", literal)
+
+
+def _reference(ex, facts, node, schema, value):
+    demand(ex.document.resolve(node, value))(facts)
+
+
+def _dynamic(ex, facts, node, schema, value):
+    anchor = value.partition("#")[2]
+    if ex.document.dynamic.get(anchor, 0) == -1:
+        ex.refuse(ex.where(node), "$dynamicRef", f"several schemas are called {anchor!r}")
+        return
+    _reference(ex, facts, node, schema, value)
+
+
+def _recursive(ex, facts, node, schema, value):
+    if any(isinstance(s, dict) and s.get("$recursiveAnchor") for s in ex.document.schemas) and len(ex.document.roots) > 2:
+        ex.refuse(ex.where(node), "$recursiveRef", "several schemas may be meant")
+        return
+    _reference(ex, facts, node, schema, value)
+
+
+def _all_of(ex, facts, node, schema, value):
+    for sub in value:
+        demand(ex.literal(sub))(facts)
+
+
+def _any_of(ex, facts, node, schema, value):
+    acts = [demand(ex.literal(sub)) for sub in value]
+    if facts.scope and 1 < len(value) <= MAX_SUBSETS:
+        facts.split([[act for i, act in enumerate(acts) if chosen >> i & 1] for chosen in range(1, 1 << len(acts))])
+    else:
+        facts.split([[act] for act in acts])
+
+
+def _one_of(ex, facts, node, schema, value):
+    literals = [ex.literal(sub) for sub in value]
+    if len(literals) == 1:
+        demand(literals[0])(facts)
+        return
+    facts.split(lambda context: one_branches(ex, context, literals))
+
+
+def _not(ex, facts, node, schema, value):
+    demand(ex.literal(value, False))(facts)
+
+
+def _if(ex, facts, node, schema, value):
+    then, otherwise = schema.get("then", True), schema.get("else", True)
+    if then is True and otherwise is True and not facts.scope:
+        return
+    facts.split([[demand(ex.literal(value)), demand(ex.literal(then))],
+                 [demand(ex.literal(value, False)), demand(ex.literal(otherwise))]])
+
+
+def _dependencies(ex, facts, node, schema, value):
+    for name, wanted in value.items():
+        def split(context, name=name, wanted=wanted):
+            if isinstance(wanted, str):
+                wanted = [wanted]
+            consequence = [lambda f, n=n: f.require(n) for n in wanted] if isinstance(wanted, list) else [demand(
+                ex.literal(wanted))]
+            present = [lambda f: f.require(name), *consequence]
+            if "object" not in context.types or name in context.forbidden:
+                return [[]]
+            if name in context.required and context.types == {"object"}:
+                return [consequence]
+            return [[lambda f: f.forbid(name)], [lambda f: f.only("object"), *present]]
+        facts.split(split)
+
+
+def _whole(value) -> int:
+    number = exact(value)
+    if isinstance(value, bool) or number.denominator != 1 or number < 0:
+        raise ValueError
+    return int(number)
+
+
+def _unique(ex, facts, node, schema, value):
+    facts.unique = facts.unique or value is True
+
+
+APPLY = {
+    "type": _type, "enum": _enum, "const": lambda ex, f, n, s, v: f.allow([v]), "$banned": _banned, "$fraction": _fraction,
+    "minimum": _minimum, "maximum": _maximum, "exclusiveMinimum": _exclusive_minimum, "exclusiveMaximum": _exclusive_maximum,
+    "multipleOf": _multiple, "$notMultiple": lambda ex, f, n, s, v: f.add("broken", exact(v)), "minLength": lambda ex, f, n, s, v: f.length(_whole(v)),
+    "maxLength": lambda ex, f, n, s, v: f.length(0, _whole(v)), "pattern": _pattern, "$notPattern": _not_pattern,
+    "format": _format, "$notFormat": _not_format, "prefixItems": _arrays, "items": _arrays, "additionalItems": _arrays,
+    "unevaluatedItems": _arrays, "minItems": lambda ex, f, n, s, v: f.items(_whole(v)),
+    "maxItems": lambda ex, f, n, s, v: f.items(0, _whole(v)), "contains": _contains, "uniqueItems": _unique,
+    "properties": _objects, "patternProperties": _objects, "additionalProperties": _objects, "unevaluatedProperties": _objects,
+    "required": _required, "$forbidden": _forbidden, "propertyNames": _names,
+    "minProperties": lambda ex, f, n, s, v: f.properties(_whole(v)),
+    "maxProperties": lambda ex, f, n, s, v: f.properties(0, _whole(v)), "$ref": _reference, "$dynamicRef": _dynamic,
+    "$recursiveRef": _recursive, "allOf": _all_of, "anyOf": _any_of, "oneOf": _one_of, "not": _not, "if": _if,
+    "dependencies": _dependencies, "dependentRequired": _dependencies, "dependentSchemas": _dependencies,
+}

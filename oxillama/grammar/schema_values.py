@@ -1,0 +1,57 @@
+"""JSON values as a schema's constants need them: numbers exact (int or Decimal), and a form in which equal values are equal."""
+import json
+from decimal import Decimal
+from fractions import Fraction
+
+from oxillama.errors import GrammarError
+
+
+def kind_of(value) -> str:
+    """The JSON type of a value."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, dict):
+        return "object"
+    if isinstance(value, list):
+        return "array"
+    return "string" if isinstance(value, str) else "number"
+
+
+def exact(value) -> Fraction:
+    """A number of the schema as a fraction."""
+    return Fraction(value)
+
+
+def canonical(value):
+    """A hashable form in which equal JSON values are equal: 1 and 1.0 are, 1 and true are not."""
+    kind = kind_of(value)
+    if kind == "object":
+        return kind, frozenset((k, canonical(v)) for k, v in value.items())
+    if kind == "array":
+        return kind, tuple(canonical(v) for v in value)
+    return kind, exact(value) if kind == "number" else value
+
+
+def load(schema, where: str = "schema"):
+    """A schema as plain JSON with exact numbers, from text or from Python objects."""
+    try:
+        text = schema if isinstance(schema, (str, bytes)) else json.dumps(schema, allow_nan=False)
+        loaded = json.loads(text, parse_float=_number, parse_constant=_refuse)
+    except (ValueError, TypeError) as error:
+        raise GrammarError(f"{where}: not JSON ({error})") from None
+    except RecursionError:
+        raise GrammarError(f"{where}: nested too deeply") from None
+    return loaded
+
+
+def _number(text: str) -> Decimal:
+    value = Decimal(text)
+    if value and not -400 < value.adjusted() < 400:
+        raise ValueError(f"number {text} is out of range")
+    return value
+
+
+def _refuse(name: str):
+    raise ValueError(f"{name} is no JSON number")

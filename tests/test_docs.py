@@ -1,0 +1,37 @@
+"""What README.md and docs/ say: every Python block runs as it stands, and every file they name is there."""
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from oxillama import embedded_path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TALK = "ToolDispatcher"                     # of the README: tests/toolcalls/test_readme.py runs it and looks at what it says
+BLOCKS = [(f"{page.name}-{i}", block) for page in PAGES
+          for i, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)) if TALK not in block]
+HOMES = [ROOT, *(ROOT / name for name in ("docs", "oxillama", "oxillama/_core", "oxillama/grammar", "oxillama/engine", "oxillama/toolcalls",
+                                          "csrc", "csrc/lanes", "csrc/vec"))]
+NAMED = re.compile(r"`((?:[\w.]+/)*[\w.{},]*\w\.(?:py|pyx|pxd|pxi|md|c|h|inc|def))`")
+LINKED = re.compile(r"\]\(([^):#]+)[^):]*\)")
+
+
+@pytest.mark.parametrize("block", [block for _, block in BLOCKS], ids=[name for name, _ in BLOCKS])
+def test_every_python_block_runs_in_an_interpreter_of_its_own(block, tmp_path):
+    for name in ("model.gguf", "target.gguf", "draft.gguf"):
+        shutil.copy(embedded_path(), tmp_path / name)
+    done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_file_that_a_page_names_is_there(page):
+    text = page.read_text(encoding="utf-8")
+    missing = [name for name in NAMED.findall(text) if "{" not in name and not any((home / name).is_file() for home in HOMES)]
+    assert not missing
+    assert not [link for link in LINKED.findall(text) if not (page.parent / link).exists()]
