@@ -15,8 +15,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TALK = "ToolDispatcher"                     # of the README: tests/toolcalls/test_readme.py runs it and looks at what it says
 BLOCKS = [(f"{page.name}-{i}", block) for page in PAGES
           for i, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)) if TALK not in block]
-HOMES = [ROOT, *(ROOT / name for name in ("docs", "tools", "asv_benchmarks", "oxillama", "oxillama/_core", "oxillama/grammar", "oxillama/engine", "oxillama/toolcalls",
-                                          "csrc", "csrc/lanes", "csrc/vec"))]
+HOMES = [ROOT, *(ROOT / name for name in ("docs", "tools", "asv_benchmarks", "oxillama", "oxillama/_core", "oxillama/grammar", "oxillama/engine",
+                                          "oxillama/toolcalls", "csrc", "csrc/lanes", "csrc/vec"))]
 NAMED = re.compile(r"`((?:[\w.]+/)*[\w.{},]*\w\.(?:py|pyx|pxd|pxi|md|c|h|inc|def))`")
 LINKED = re.compile(r"\]\(([^):#]+)[^):]*\)")
 
