@@ -1,6 +1,7 @@
-"""What README.md and docs/ say: every Python block runs as it stands, and every file they name is there."""
+"""What README.md and docs/ say: every Python block runs as it stands, every command parses, and every file they name is there."""
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from oxillama import embedded_path
+from oxillama.cli import parser
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -18,6 +20,7 @@ BLOCKS = [(f"{page.name}-{i}", block) for page in PAGES
 HOMES = [ROOT, *(ROOT / name for name in ("docs", "tools", "asv_benchmarks", "oxillama", "oxillama/_core", "oxillama/grammar", "oxillama/engine",
                                           "oxillama/toolcalls", "csrc", "csrc/lanes", "csrc/vec"))]
 NAMED = re.compile(r"`((?:[\w.]+/)*[\w.{},]*\w\.(?:py|pyx|pxd|pxi|md|c|h|inc|def))`")
+SHOWN = re.compile(r"^(oxillama [a-z].*)|`(oxillama [a-z][^`]*)`", re.MULTILINE)
 LINKED = re.compile(r"\]\(([^):#]+)[^):]*\)")
 
 
@@ -35,3 +38,10 @@ def test_every_file_that_a_page_names_is_there(page):
     missing = [name for name in NAMED.findall(text) if "{" not in name and not any((home / name).is_file() for home in HOMES)]
     assert not missing
     assert not [link for link in LINKED.findall(text) if not (page.parent / link).exists()]
+
+
+def test_every_command_that_a_page_shows_is_one():
+    shown = [command or quoted for page in PAGES for command, quoted in SHOWN.findall(page.read_text(encoding="utf-8"))]
+    assert len(shown) > 12
+    for command in shown:
+        assert parser().parse_args(shlex.split(command.replace("[", "").replace("]", ""))[1:]).function
