@@ -20,7 +20,7 @@ BLOCKS = [(f"{page.name}-{i}", block) for page in PAGES
 HOMES = [ROOT, *(ROOT / name for name in ("docs", "tools", "asv_benchmarks", "oxillama", "oxillama/_core", "oxillama/grammar", "oxillama/engine",
                                           "oxillama/toolcalls", "csrc", "csrc/lanes", "csrc/vec"))]
 NAMED = re.compile(r"`((?:[\w.]+/)*[\w.{},]*\w\.(?:py|pyx|pxd|pxi|md|c|h|inc|def))`")
-SHOWN = re.compile(r"^(oxillama [a-z].*)|`(oxillama [a-z][^`]*)`", re.MULTILINE)
+SHOWN = re.compile(r"^(oxillama [a-z].*)|^\| `(oxillama [a-z][^`]*)`", re.MULTILINE)      # in blocks, and where a table lists them
 LINKED = re.compile(r"\]\(([^):#]+)[^):]*\)")
 
 
