@@ -9,10 +9,11 @@ from oxillama.errors import GrammarError
 from oxillama.grammar.schema_values import canonical, kind_of
 
 TRUE, FALSE = (0, True), (0, False)
-MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
-LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-SINGLES = ("items", "additionalItems", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else",
-           "unevaluatedProperties", "unevaluatedItems", "contentSchema")
+MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"))
+LISTS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems", "items"))
+SINGLES = frozenset(("items", "additionalItems", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else",
+                     "unevaluatedProperties", "unevaluatedItems", "contentSchema"))
+HOLDING = MAPS | LISTS | SINGLES               # the keywords that hold schemas
 BESIDE = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "dependentSchemas", "dependencies"))
 TYPES = ("null", "boolean", "object", "array", "string", "number")
 
@@ -77,8 +78,9 @@ class Document:
             else:
                 keys = schema
             for key in keys:
-                value = schema.get(key)
-                at = f"{pointer}/{escape(key)}"
+                if key not in HOLDING:
+                    continue
+                value, at = schema.get(key), f"{pointer}/{key}"
                 if key in MAPS and isinstance(value, dict):
                     todo.extend((v, f"{at}/{escape(k)}", base) for k, v in value.items() if not isinstance(v, list))
                 elif key in LISTS and isinstance(value, list):
@@ -167,46 +169,48 @@ class Document:
 
     def refuse_loops(self) -> None:
         """Raises if a schema refers to itself at the same place of the value: nothing would ever be decided."""
+        beside = self._reached()
         colour: dict[int, int] = {}                  # 1: on the path, 2: done
-        for first in sorted(self._reached()):
-            path = [(first, None)] if first not in colour else []
+        for first in sorted(beside):
+            path = [(first, iter(beside[first]))] if first not in colour else []
             while path:
-                node, rest = path.pop()
-                if rest is None:
-                    colour[node] = 1
-                    rest = self._beside(node)
+                node, rest = path[-1]
+                colour[node] = 1
                 for target in rest:
                     if colour.get(target) == 1:
                         raise GrammarError(f"schema {self.pointers[target] or '/'}: refers to itself without end")
-                    if target not in colour:
-                        path += [(node, rest), (target, None)]
+                    if target not in colour and target in beside:
+                        path.append((target, iter(beside[target])))
                         break
                 else:
                     colour[node] = 2
+                    path.pop()
 
-    def _reached(self) -> set[int]:
-        """The nodes that some value may meet: definitions only where they are referred to."""
+    def _reached(self) -> dict[int, list[int]]:
+        """Of the nodes that some value may meet (definitions only where they are referred to), those with others beside them."""
+        out: dict[int, list[int]] = {}
         reached, todo = set(), [self.root] if self.root else []
         while todo:
             node = todo.pop()
             if node in reached:
                 continue
             reached.add(node)
-            todo.extend(self._beside(node))
             schema = self.keywords(node)
+            if not BESIDE.isdisjoint(schema) and (targets := self._beside(node, schema)):
+                out[node] = targets
+                todo += targets
             for key, value in schema.items():
-                if key in MAPS and isinstance(value, dict) and key not in ("$defs", "definitions"):
-                    subs = value.values()
+                if key not in HOLDING:
+                    continue
+                if key in MAPS:
+                    subs = value.values() if isinstance(value, dict) and key not in ("$defs", "definitions") else ()
                 else:
-                    subs = value if key in LISTS and isinstance(value, list) else [value] if key in SINGLES else []
+                    subs = value if isinstance(value, list) and key in LISTS else (value,) if key in SINGLES else ()
                 todo += [self.numbers[id(sub)] for sub in subs if isinstance(sub, dict) and id(sub) in self.numbers]
-        return reached
+        return out
 
-    def _beside(self, node: int):
+    def _beside(self, node: int, schema: dict) -> list[int]:
         """The nodes that apply to the same value as this one does."""
-        schema = self.keywords(node)
-        if BESIDE.isdisjoint(schema):
-            return iter(())
         subs = [schema[k] for k in ("not", "if", "then", "else") if k in schema]
         for keyword in ("allOf", "anyOf", "oneOf"):
             subs += schema[keyword] if isinstance(schema.get(keyword), list) else []
@@ -216,7 +220,7 @@ class Document:
         if isinstance(schema.get("$ref"), str):
             with contextlib.suppress(GrammarError):   # raised where the reference is used, if it is
                 targets.append(self.resolve(node, schema["$ref"])[0])
-        return iter([target for target in targets if target])
+        return [target for target in targets if target]
 
     def members(self, node: int, keyword: str) -> set:
         """The canonical forms of a listing keyword's values, made once."""
