@@ -28,7 +28,8 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ _PROLOGUE = struct.Struct("<8sIIQQ32s")
 _ENTRY = struct.Struct("<16sIIQQ32s")
 _NAME = re.compile(rb"[a-z][a-z0-9._-]{0,15}\Z")
 _PIECE = 4 << 20            # bytes that are read, hashed and written at a time
+_HANDS = min(4, os.cpu_count() or 1)         # threads that hand pieces over: memory that is written for the first time keeps them waiting
 _MANY, _THREADS = 1 << 20, 8        # bytes from which a hash is worth several threads, and how many it takes
 
 Buffer = bytes | bytearray | memoryview | np.ndarray
@@ -210,8 +212,8 @@ class Envelope:
             if name not in names and name not in optional:
                 raise self.kind.refuse(f"section {name}: is unknown here, wanted {', '.join((*names, *optional))}")
 
-    def read(self, name: str, *, at_most: int | None = None, exactly: int | None = None) -> memoryview:
-        """The plain bytes of a section, verified; refused unless they are `exactly` as many, or `at_most`, before they are read."""
+    def check(self, name: str, *, at_most: int | None = None, exactly: int | None = None) -> Section:
+        """The line of a section, nothing of which is read; refused unless it has `exactly` as many plain bytes, or `at_most`."""
         section = self.sections.get(name)
         if section is None:
             raise self.kind.refuse(f"section {name}: is missing, found {', '.join(self.sections) or 'none'}")
@@ -221,10 +223,30 @@ class Envelope:
             raise self.kind.refuse(f"section {name}: found {section.plain} bytes, wanted at most {at_most}")
         if section.encoding != PLAIN and exactly is None and at_most is None:
             raise self.kind.refuse(f"section {name}: is compressed, wanted it plain")
-        stored, hashed = self._take_hashed(section)
-        if hashed != section.digest:
-            raise self.kind.refuse(f"section {name}: its BLAKE3 hash is another than the header says")
+        return section
+
+    def read(self, name: str, *, at_most: int | None = None, exactly: int | None = None) -> memoryview:
+        """The plain bytes of a section, verified; refused unless they are `exactly` as many, or `at_most`, before they are read."""
+        section = self.check(name, at_most=at_most, exactly=exactly)
+        if self._data is not None or section.stored < 2 * _PIECE:
+            stored = self._take(section.offset, section.stored, f"section {name}")
+            self._verify(section, digest([stored]))
+        else:
+            out = np.empty(section.stored, np.uint8)
+            self._hand_over(section, lambda at, piece: np.copyto(out[at:at + len(piece)], piece))
+            stored = memoryview(out)
         return stored if section.encoding == PLAIN else self._inflated(section, stored)
+
+    def pour(self, name: str, into: Callable[[int, memoryview], object], *, exactly: int, unit: int = 1) -> None:
+        """Hand the plain bytes of a section to `into(offset, piece)` as they are read, and verify them: refused when all were handed over.
+
+        For memory that nobody looks at before this returns. Pieces begin at multiples of `unit`; `into` is called by several threads, and keeps none.
+        """
+        section = self.check(name, exactly=exactly)
+        if section.encoding != PLAIN or section.stored < 2 * _PIECE:
+            into(0, self.read(name, exactly=exactly))
+        else:
+            self._hand_over(section, into, unit)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -242,30 +264,37 @@ class Envelope:
         if getattr(self, "_fd", -1) >= 0:
             self.close()
 
-    def _take(self, offset: int, length: int, what: str) -> memoryview:
-        """Bytes that lie within the file, in memory that is ours alone where they come from a file."""
+    def _verify(self, section: Section, hashed: bytes) -> None:
+        if hashed != section.digest:
+            raise self.kind.refuse(f"section {section.name}: its BLAKE3 hash is another than the header says")
+
+    def _take(self, offset: int, length: int, what: str, room: memoryview | None = None) -> memoryview:
+        """Bytes that lie within the file, in memory that is ours alone where they come from a file: in `room`, where it is given."""
         if self._data is not None:
             return self._data[offset:offset + length]
-        out = memoryview(np.empty(length, np.uint8)).cast("B")
+        out = memoryview(np.empty(length, np.uint8)).cast("B") if room is None else room[:length]
         self._fill(out, offset, what)
         return out
 
-    def _take_hashed(self, section: Section) -> tuple[memoryview, bytes]:
-        """(stored bytes, their hash): of a large file one piece is read while the one before is hashed."""
-        what = f"section {section.name}"
-        if self._data is not None or section.stored < 2 * _PIECE:
-            stored = self._take(section.offset, section.stored, what)
-            return stored, digest([stored])
-        out, hasher = memoryview(np.empty(section.stored, np.uint8)).cast("B"), blake3()
-        pieces = [out[at:at + _PIECE] for at in range(0, len(out), _PIECE)]
-        with ThreadPoolExecutor(1) as pool:
-            coming = pool.submit(self._fill, pieces[0], section.offset, what)
-            for index, piece in enumerate(pieces):
-                coming.result()
-                if index + 1 < len(pieces):
-                    coming = pool.submit(self._fill, pieces[index + 1], section.offset + (index + 1) * _PIECE, what)
-                hasher.update(piece)
-        return out, hasher.digest()
+    def _hand_over(self, section: Section, into: Callable[[int, memoryview], object], unit: int = 1) -> None:
+        """Give `into` the stored bytes, in pieces, then verify them."""
+        size, hasher, in_order = -(-_PIECE // unit) * unit, blake3(), threading.Lock()
+        places = iter(range(0, section.stored, size))
+
+        def hand() -> None:
+            room = memoryview(np.empty(size, np.uint8)).cast("B") if self._data is None else None
+            while True:
+                with in_order:                                 # one reads and hashes while the others hand over
+                    if (at := next(places, None)) is None:
+                        return
+                    piece = self._take(section.offset + at, min(size, section.stored - at), f"section {section.name}", room)
+                    hasher.update(piece)
+                into(at, piece)
+
+        with ThreadPoolExecutor(_HANDS) as pool:
+            for each in [pool.submit(hand) for _ in range(_HANDS)]:
+                each.result()
+        self._verify(section, hasher.digest())
 
     def _fill(self, out: memoryview, offset: int, what: str) -> None:
         """Bytes of the file from `offset` on."""

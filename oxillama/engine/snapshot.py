@@ -9,7 +9,8 @@ Invariants (tests cite them by number):
 
 1. A restored session goes on with the tokens and logits of the one that was saved, whatever threads, chunks, instruction set or process.
 2. Two snapshots of one state are equal bytes, and so is a snapshot of a session that was just restored from one.
-3. All of a snapshot is verified, and fits this engine, before anything of the engine changes; a refused one leaves it as it was.
+3. All of a snapshot is verified, and fits this engine, before anything of the engine changes but pages that nobody has; a refused one
+   leaves it as it was.
 4. What cannot be saved whole is refused by name: adapters, and functions unless they are given again.
 5. Taking a snapshot changes nothing, and stops no other session: pages are shared while they are copied, and whoever writes gets a copy.
 """
@@ -245,8 +246,8 @@ class Snapshots:
             facts = told.facts
             self._check_engine(told)
             with typed(KIND, "snapshot"):
-                session, kv = self._thawed(saved, facts, processors)
-        return self._housed(session, kv, facts["kv"]["length"])
+                session = self._thawed(saved, facts, processors)
+            return self._housed(session, saved, facts["kv"]["length"])
 
     def _check_engine(self, told: EngineSnapshot) -> None:
         """Refuse a snapshot of another model, or of an engine that this one cannot stand in for."""
@@ -265,8 +266,8 @@ class Snapshots:
             if whole(facts["engine"]["context_size"], 1, "context_size") > core.context_size:
                 raise SnapshotIncompatible(f"context_size: the snapshot has {facts['engine']['context_size']}, this engine {core.context_size}")
 
-    def _thawed(self, saved: Envelope, facts: Mapping[str, Any], processors: Sequence[Callable]) -> tuple[Session, memoryview]:
-        """(a session without pages, the bytes of its pages) from verified sections; touches nothing of the engine."""
+    def _thawed(self, saved: Envelope, facts: Mapping[str, Any], processors: Sequence[Callable]) -> Session:
+        """A session without pages from verified sections, with pages that will fit; touches nothing of the engine."""
         core, vocab = self.core, self.core.program.vocab_size
         optional = {name for name in ("sampler", "constraint") if facts[name] is not None}
         length = whole(facts["kv"]["length"], 0, "kv length")
@@ -281,10 +282,10 @@ class Snapshots:
             raise SnapshotIncompatible(f"kv length: found {length}, wanted at most {max(0, most)} for {count} tokens")
         session = core.new_session(tokens.tolist())
         session.start, session.pending = whole(facts["start"], 0, "start", most=count), pending
-        pages = -(-length // core.pool.page_size)
-        kv = saved.read("kv", exactly=pages * core.memory.page_bytes) if length else memoryview(b"")
+        if length:
+            saved.check("kv", exactly=-(-length // core.pool.page_size) * core.memory.page_bytes)
         self._equip(session, saved, facts, processors)
-        return session, kv
+        return session
 
     def _equip(self, session: Session, saved: Envelope, facts: Mapping[str, Any], processors: Sequence[Callable]) -> None:
         """Give a session the sampler, constraint, text decoder and stop filter that the snapshot tells of."""
@@ -314,8 +315,11 @@ class Snapshots:
         if stops is not None:
             session.stops = _stops(stops)
 
-    def _housed(self, session: Session, data: memoryview, length: int) -> Session:
-        """The session with its pages filled, kept by the engine."""
+    def _housed(self, session: Session, saved: Envelope, length: int) -> Session:
+        """The session with its pages filled, kept by the engine.
+
+        Pages that nobody has are filled while they are verified. Where others would have to give pages up, they are verified first.
+        """
         core = self.core
         with core.change(session):
             room, need = core.room.takeable(), -(-length // core.pool.page_size)
@@ -323,26 +327,32 @@ class Snapshots:
                 raise PoolError(f"page pool: the snapshot's {length} tokens need {need} pages, {room} can be had")
             session.busy = True                        # its pages are nobody's to take until they are filled
             core.keep(session)
-            try:
-                if not core.room.make(session.kv, length):
-                    raise PoolError(f"page pool: the snapshot's {length} tokens need {need} pages, memory has no room for them")
-            except BaseException:
-                self._unhouse(session)
-                raise
         try:
-            fill_pages(core.memory, session.kv.pages, data)
+            if not self._reserved(session, length):
+                saved.pour("kv", lambda at, piece: None, exactly=need * core.memory.page_bytes)
+                with core.lock:
+                    if not core.room.make(session.kv, length):
+                        raise PoolError(f"page pool: the snapshot's {length} tokens need {need} pages, memory has no room for them")
+            if length:
+                fill_pages(core.memory, session.kv.pages, saved)
         except BaseException:
             with core.lock:
-                self._unhouse(session)
+                session.busy = False
+                core.drop(session)
             raise
         with core.lock:
             session.kv.commit(length)
             session.busy = False
         return session
 
-    def _unhouse(self, session: Session) -> None:
-        session.busy = False
-        self.core.drop(session)
+    def _reserved(self, session: Session, length: int) -> bool:
+        """Whether so many positions found pages that nobody has."""
+        with self.core.lock:
+            try:
+                session.kv.reserve(length)
+                return True
+            except PoolError:
+                return False
 
 
 def whole(value: Any, least: int, name: str, *, most: int = 1 << 62) -> int:

@@ -56,41 +56,37 @@ def start(room: Snapshots, path: str | os.PathLike) -> int:
     SnapshotIncompatible or ModelFingerprintMismatch for a file that is malformed or of another model; nothing has changed then.
     """
     cache, core = _cache(room), room.core
-    with Envelope.open(KIND, path) as saved, typed(KIND, "prefixes"):
-        tokens, tables, data, pages = _read(room, saved)
-    with core.lock:
-        chosen, own = _chosen(cache, tables, pages)
-        try:
-            for index in own:
-                own[index] = core.pool.alloc()
-        except BaseException:
+    own: dict[int, int] = {}
+    try:
+        with Envelope.open(KIND, path) as saved:
+            with typed(KIND, "prefixes"):
+                tokens, tables, pages = _read(room, saved)
+            with core.lock:
+                chosen, needed = _chosen(cache, tables, pages)
+                for index in needed:
+                    own[index] = core.pool.alloc()
+            fill_pages(core.memory, [own.get(index, -1) for index in range(pages)], saved)
+        with core.lock:
+            return sum(cache.insert(tokens[at], [own[index] for index in tables[at]], key=()) == len(tokens[at]) for at in chosen)
+    finally:
+        with core.lock:
             for page in own.values():
-                if page >= 0:
-                    core.pool.free(page)
-            raise
-    size = core.memory.page_bytes
-    for index, page in own.items():
-        fill_pages(core.memory, [page], data[index * size:(index + 1) * size])
-    with core.lock:
-        stored = sum(cache.insert(tokens[at], [own[index] for index in tables[at]], key=()) == len(tokens[at]) for at in chosen)
-        for page in own.values():
-            core.pool.free(page)
-    return stored
+                core.pool.free(page)
 
 
-def _chosen(cache: PrefixKvCache, tables: list[list[int]], pages: int) -> tuple[list[int], dict[int, int]]:
-    """(which sequences, the least recently used first; the pages they need, not yet had): the last ones that fit into free pages."""
+def _chosen(cache: PrefixKvCache, tables: list[list[int]], pages: int) -> tuple[list[int], set[int]]:
+    """(which sequences, the least recently used first; the pages they need): the last ones that fit into free pages."""
     free = cache.pool.pages_free
     room = min(cache.max_pages, pages if free is None else free)
     chosen: list[int] = []
-    own: dict[int, int] = {}
+    needed: set[int] = set()
     for at in reversed(range(len(tables))):
-        more = [index for index in tables[at] if index not in own]
-        if len(own) + len(more) > room:
+        together = needed.union(tables[at])
+        if len(together) > room:
             break
-        own.update(dict.fromkeys(more, -1))
+        needed = together
         chosen.append(at)
-    return chosen[::-1], own
+    return chosen[::-1], needed
 
 
 def _cache(room: Snapshots) -> PrefixKvCache:
@@ -99,8 +95,8 @@ def _cache(room: Snapshots) -> PrefixKvCache:
     return room.core.prefix
 
 
-def _read(room: Snapshots, saved: Envelope) -> tuple[list[list[int]], list[list[int]], memoryview, int]:
-    """(tokens of each sequence, its page numbers, the bytes of all pages, how many) out of verified sections."""
+def _read(room: Snapshots, saved: Envelope) -> tuple[list[list[int]], list[list[int]], int]:
+    """(tokens of each sequence, its page numbers, how many pages there are) out of verified sections."""
     core = room.core
     facts = load_facts(KIND, saved.read("facts", at_most=1 << 20))
     if facts["kind"] != "prefix":
@@ -120,8 +116,8 @@ def _read(room: Snapshots, saved: Envelope) -> tuple[list[list[int]], list[list[
     for name, values, most in (("tokens", tokens, core.program.vocab_size), ("tables", tables, pages)):
         if len(values) and not 0 <= int(values.min()) <= int(values.max()) < most:
             raise SnapshotIncompatible(f"{name}: found {int(values.min())} to {int(values.max())}, wanted 0 to {most - 1}")
-    data = saved.read("kv", exactly=pages * core.memory.page_bytes)
-    return _cut(tokens, lengths), _cut(tables, spans), data, pages
+    saved.check("kv", exactly=pages * core.memory.page_bytes)
+    return _cut(tokens, lengths), _cut(tables, spans), pages
 
 
 def _cut(values: np.ndarray, lengths: list[int]) -> list[list[int]]:

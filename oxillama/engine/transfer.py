@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from oxillama._core.pool import PageMemory
+from oxillama.engine.envelope import Envelope
 from oxillama.engine.pages import KvCachePool
 
 
@@ -62,8 +63,16 @@ def _filled_part(memory: PageMemory, page: int, tokens: int) -> bytes:
     return scratch.export(1)
 
 
-def fill_pages(memory: Any, pages: Sequence[int], data: memoryview) -> None:
-    """Fill pages, in order, from what `PageCopy.read` gave."""
+def fill_pages(memory: Any, pages: Sequence[int], saved: Envelope) -> None:
+    """Fill pages, in order, from the section "kv" of an envelope, which holds as many; those below 0 are passed over.
+
+    The pages are written before their bytes are verified: they must be nobody's else, and nobody's where this raises the envelope's error.
+    """
     size = memory.page_bytes
-    for index, page in enumerate(pages):
-        memory.load(page, data[index * size:(index + 1) * size])
+
+    def into(at: int, piece: memoryview) -> None:
+        first = at // size
+        for index, page in enumerate(pages[first:first + len(piece) // size]):
+            if page >= 0:
+                memory.load(page, piece[index * size:(index + 1) * size])
+    saved.pour("kv", into, exactly=len(pages) * size, unit=size)

@@ -4,6 +4,7 @@ import struct
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from blake3 import blake3
 
@@ -216,6 +217,39 @@ def test_a_file_is_written_while_its_pages_are_made_and_read_while_it_is_hashed(
             os.truncate(path, 9_000_000)
             with pytest.raises(SnapshotIncompatible, match="section pages: the file ends at byte 9000000"):
                 found.read("pages")
+
+
+@pytest.mark.parametrize("compress", [(), ("pages",)], ids=["plain", "zstd"])
+@pytest.mark.parametrize("size, unit", [(777, 7), (30_000_000, 24), (30_000_000, 6_000_000)])
+def test_a_section_is_poured_each_byte_once_in_pieces_of_whole_units(tmp_path, size, unit, compress):
+    path, whole = tmp_path / "saved", np.random.default_rng(3).integers(0, 256, size, np.uint8)
+    write_sealed(path, KIND, {"pages": whole}, compress=compress)
+    for source in (path, path.read_bytes()):
+        out, filled = np.zeros(size, np.uint8), []
+
+        def into(at, piece, out=out, filled=filled):
+            out[at:at + len(piece)] = piece
+            filled.append((at, len(piece)))
+        with Envelope.open(KIND, source) as found:
+            found.pour("pages", into, exactly=size, unit=unit)
+            assert np.array_equal(out, whole) and sum(length for _, length in filled) == size and not any(at % unit for at, _ in filled)
+            with pytest.raises(SnapshotIncompatible, match="section pages: found"):
+                found.pour("pages", into, exactly=size + 1)
+
+
+@pytest.mark.parametrize("size", [777, 9_000_000])
+def test_what_was_poured_is_refused_where_a_byte_is_another_and_what_the_taker_raises_comes_out(tmp_path, size):
+    data = bytearray(b"".join(seal(KIND, {"pages": bytes(size)})))
+    path = tmp_path / "saved"
+    path.write_bytes(data)
+    for source in (path, bytes(data)):
+        with Envelope.open(KIND, source) as found, pytest.raises(ZeroDivisionError):
+            found.pour("pages", lambda at, piece: 1 // at, exactly=size)
+    data[-1] ^= 1
+    path.write_bytes(data)
+    for source in (path, bytes(data)):
+        with Envelope.open(KIND, source) as found, pytest.raises(SnapshotIncompatible, match="section pages: its BLAKE3 hash"):
+            found.pour("pages", lambda at, piece: None, exactly=size)
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path):

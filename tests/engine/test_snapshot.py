@@ -349,6 +349,10 @@ def test_a_pool_without_room_refuses_and_takes_nothing(small):
             tight.restore(data)
         assert state_of(tight) == before
         held.busy = False
+        before = state_of(tight)
+        with pytest.raises(SnapshotIncompatible, match="section kv: its BLAKE3 hash"):
+            tight.restore(data[:-1] + bytes([data[-1] ^ 1]))       # who would give a page up for it keeps it until it is verified
+        assert state_of(tight) == before and len(held.kv.pages) == 3
         again = tight.restore(data)                                # an idle one can, and goes on with the same bits
         assert parts(again.snapshot())[1] == parts(data)[1] and not held.kv.pages
         assert np.array_equal(tight.prefill([7], session=held), engine.logits([*range(40), 7])[-1])
