@@ -21,6 +21,27 @@ static inline void *ox_block_new(size_t size) {
     return block;
 }
 
+/* Asks that a mapped file come in large pages, where the system keeps files in such. */
+static inline void ox_ask_large(const void *start, size_t size) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    uintptr_t first = (uintptr_t)start / 4096 * 4096;
+    madvise((void *)first, (uintptr_t)start + size - first, MADV_HUGEPAGE);
+#else
+    (void)start, (void)size;
+#endif
+}
+
+/* Brings mapped memory in, by one call of the system where it has one (Linux 5.14), else by a look at every page. */
+static inline void ox_fault_in(const void *start, size_t size) {
+#ifdef __linux__
+    uintptr_t first = (uintptr_t)start / 4096 * 4096;
+    if (madvise((void *)first, (uintptr_t)start + size - first, 22 /* MADV_POPULATE_READ */) == 0)
+        return;
+#endif
+    for (size_t i = 0; i < size; i += 4096)
+        (void)((const volatile char *)start)[i];
+}
+
 /* Asks for ownership of the lines that a pair of panels will write: without it each store waits for the line (8 % of a prompt). */
 static inline void ox_expect(float *out, int64_t ldout, int m) {
     for (int t = 0; t < m; t++, out += ldout) {

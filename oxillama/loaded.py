@@ -42,18 +42,23 @@ class Loaded:
         """Load a model; one that was loaded before is closed."""
         opened = open_model(config, source, tokenizer_json=tokenizer_json, progress=progress)
         with self._lock:
-            before, self._core = self._core, opened.core
+            before, self._core, old = self._core, opened.core, self._model
             self._model, self.vocabulary, self._chat = opened.model, opened.vocabulary, None
             self._live = LiveSession(opened.core)
         if before is not None:
             before.close()
+        if old is not None and old.keeper is not None:
+            old.keeper.cancel()         # the new model wants the memory, and its first requests the bandwidth
 
     def close(self) -> None:
-        """Stop all work and free the model; safe to call twice."""
+        """Stop all work, write what is kept of the model for its next load, and free it; safe to call twice."""
         if self._core is not None:
             self._core.close()
         with self._lock:
-            self._model = self.vocabulary = self._chat = None
+            model, self._model = self._model, None
+            self.vocabulary = self._chat = None
+        if model is not None and model.keeper is not None:
+            model.keeper.finish()
 
     def stop(self) -> None:
         """Let the engine's thread end; for an engine that nobody has any more."""

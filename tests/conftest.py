@@ -1,8 +1,10 @@
 """Shared fixtures: where the cases made by other programs lie, when this checkout has them beside it."""
+import os
 from pathlib import Path
 
 import pytest
 
+os.environ["OXILLAMA_SIDECAR"] = "0"        # no test writes to its user's cache folder; those of sidecars say where
 CASES = Path(__file__).resolve().parents[2] / "shared" / "cases"
 
 

@@ -43,7 +43,7 @@ def ours(path: str, threads: int, sidecar: str | None) -> dict:
     import oxillama.api  # noqa: F401  (imported when first used)
     greedy = oxillama.SamplerConfig.greedy()
     start = time.perf_counter()
-    with oxillama.load(path, num_threads=threads or None, **({"sidecar": sidecar} if sidecar else {})) as engine:
+    with oxillama.load(path, num_threads=threads or None, sidecar=sidecar or False) as engine:
         loaded = time.perf_counter()
         engine.generate([1], max_tokens=1, sampler=greedy)
         done = time.perf_counter()

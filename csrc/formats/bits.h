@@ -93,12 +93,12 @@ static inline float ox_ue4m3_half(uint8_t v) {
  *   byte 4..7    the same for the minima
  *   byte 8..11   low nibble: low 4 bits of scale 4..7; high nibble: low 4 bits of minimum 4..7 */
 static inline void ox_get_scales6(const uint8_t *p, uint8_t *scale, uint8_t *min) {
-    for (int j = 0; j < 4; j++) {
-        scale[j] = p[j] & 63;
-        min[j] = p[4 + j] & 63;
-        scale[4 + j] = (uint8_t)((p[8 + j] & 15) | p[j] >> 6 << 4);
-        min[4 + j] = (uint8_t)(p[8 + j] >> 4 | p[4 + j] >> 6 << 4);
-    }
+    uint32_t w[3], s[2], m[2];      /* four bytes at once: no bit leaves its byte */
+    memcpy(w, p, 12);
+    s[0] = w[0] & 0x3f3f3f3fu, s[1] = (w[2] & 0x0f0f0f0fu) | (w[0] >> 2 & 0x30303030u);
+    m[0] = w[1] & 0x3f3f3f3fu, m[1] = (w[2] >> 4 & 0x0f0f0f0fu) | (w[1] >> 2 & 0x30303030u);
+    memcpy(scale, s, 8);
+    memcpy(min, m, 8);
 }
 
 static inline void ox_put_scales6(uint8_t *p, const uint8_t *scale, const uint8_t *min) {

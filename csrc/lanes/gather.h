@@ -38,7 +38,7 @@ typedef struct {
     uint8_t side[4];
 } ox_strand;
 
-static void low_high(uint8_t *code, const uint8_t *nibbles, int n)      /* n low nibbles, then n high ones */
+static void low_high(uint8_t *restrict code, const uint8_t *restrict nibbles, int n)      /* n low nibbles, then n high ones */
 {
     for (int j = 0; j < n; j++) {
         code[j] = nibbles[j] & 15;
@@ -169,7 +169,7 @@ static void gather_Q2_0(ox_strand *s, const void *src)
     memcpy(s->side, b->d, 2);
 }
 
-static void four_quarters(uint8_t *code, const uint8_t *pairs)      /* 32 bytes: the low pairs of bits, then the next, ... */
+static void four_quarters(uint8_t *restrict code, const uint8_t *restrict pairs)      /* 32 bytes: the low pairs of bits, then the next, ... */
 {
     for (int k = 0; k < 4; k++)
         for (int j = 0; j < 32; j++)
@@ -213,10 +213,10 @@ static void gather_Q8_K(ox_strand *s, const void *src)
 static void gather_IQ4_XS(ox_strand *s, const void *src)
 {
     const ox_iq4_xs *b = src;
-    for (int u = 0; u < 8; u++) {
+    for (int u = 0; u < 8; u++)
         low_high(s->code + 32 * u, b->nibbles + 16 * u, 16);
+    for (int u = 0; u < 8; u++)
         s->scale[u] = (uint8_t)ox_iq4_xs_scale(b, u);
-    }
     memcpy(s->side, b->d, 2);
 }
 

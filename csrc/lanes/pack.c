@@ -52,87 +52,6 @@ int64_t ox_panel_bytes(const ox_form *form, int64_t cols)
     return sides + codes + (form->family == FAMILY_256 ? cols / 256 * OX_HEAD_BYTES(form->head) : 0);
 }
 
-/* 32 columns of 16 strands into their planes (see panel.h). */
-static void weave_unit(uint32_t *out, const ox_strand *s, int u, int store)
-{
-    for (int r = 0; r < 16; r++) {
-        uint32_t w[8], mask = store == 8 ? 0 : store >= 4 ? 0x0f0f0f0fu : 0x03030303u;
-        memcpy(w, s[r].code + 32 * u, 32);
-        uint32_t *o = out + r;
-        if (store == 8) {
-            for (int g = 0; g < 8; g++)
-                o[16 * g] = w[g];
-            continue;
-        }
-        if (store >= 4) {
-            for (int i = 0; i < 4; i++)
-                o[16 * i] = (w[2 * i] & mask) | (w[2 * i + 1] & mask) << 4;
-            o += 64;
-        } else if (store >= 2) {
-            for (int i = 0; i < 2; i++, o += 16)
-                *o = (w[4 * i] & mask) | (w[4 * i + 1] & mask) << 2 | (w[4 * i + 2] & mask) << 4 | (w[4 * i + 3] & mask) << 6;
-        }
-        if (store == 6) {
-            for (int i = 0; i < 2; i++)
-                o[16 * i] = (w[4 * i] >> 4 & 0x03030303u) | (w[4 * i + 1] >> 2 & 0x0c0c0c0cu) | (w[4 * i + 2] & 0x30303030u)
-                            | (w[4 * i + 3] << 2 & 0xc0c0c0c0u);
-        } else if (store & 1) {
-            uint32_t bit = 0;
-            for (int g = 0; g < 8; g++)
-                bit |= (w[g] >> (store - 1) & 0x01010101u) << g;
-            *o = bit;
-        }
-    }
-}
-
-/* Value 4 q + k of a row goes to byte {0, 2, 1, 3}[k] of its dword of vector q. */
-static uint32_t weave4(const uint8_t *v) { return (uint32_t)v[0] | (uint32_t)v[2] << 8 | (uint32_t)v[1] << 16 | (uint32_t)v[3] << 24; }
-
-static void weave_head(uint32_t *out, const ox_strand *s, int head)
-{
-    for (int r = 0; r < 16; r++) {
-        uint8_t v[16];
-        memcpy(v, s[r].scale, 16);
-        if (head == HEAD_8X6_MIN)
-            memcpy(v + 8, s[r].min, 8);
-        if (head == HEAD_16X4_MIN)
-            for (int j = 0; j < 16; j++)
-                v[j] = (uint8_t)(v[j] | s[r].min[j] << 4);
-        uint32_t q0 = weave4(v), q1 = weave4(v + 4), q2 = weave4(v + 8), q3 = weave4(v + 12), m = 0x0f0f0f0fu, h = 0x03030303u;
-        uint32_t *o = out + r;
-        switch (head) {
-        case HEAD_8X6_MIN: case HEAD_16X6:
-            o[0] = (q0 & m) | (q1 & m) << 4;
-            o[16] = (q2 & m) | (q3 & m) << 4;
-            o[32] = (q0 >> 4 & h) | (q1 >> 4 & h) << 2 | (q2 >> 4 & h) << 4 | (q3 >> 4 & h) << 6;
-            break;
-        case HEAD_8X4:
-            o[0] = q0 | q1 << 4;
-            break;
-        case HEAD_16X4:
-            o[0] = q0 | q1 << 4;
-            o[16] = q2 | q3 << 4;
-            break;
-        case HEAD_8X8:
-            o[0] = q0, o[16] = q1;
-            break;
-        case HEAD_16X8: case HEAD_16X4_MIN:
-            o[0] = q0, o[16] = q1, o[32] = q2, o[48] = q3;
-            break;
-        default:
-            break;
-        }
-    }
-}
-
-static void weave_side(uint8_t *out, const ox_strand *s, int side)
-{
-    int size = OX_SIDE_SIZE(side), count = OX_SIDE_COUNT(side);
-    for (int k = 0; k < count; k++)
-        for (int r = 0; r < 16; r++)
-            memcpy(out + (16 * k + r) * size, s[r].side + k * size, (size_t)size);
-}
-
 /* Squares of numbers are turned by perfect shuffles: log2(n) rounds of interleaving row i with row i + n/2. */
 typedef uint16_t halves8 __attribute__((vector_size(16)));
 typedef uint32_t words4 __attribute__((vector_size(16)));
@@ -161,8 +80,108 @@ static void turn_words(words4 *a)
     }
 }
 
+/* 32 columns of 16 strands into their planes (see panel.h): four rows at a time, turned so that a vector holds one dword of each. */
+static void weave_unit(uint32_t *out, const ox_strand *s, int u, int store)
+{
+    for (int r = 0; r < 16; r += 4, out += 4) {
+        words4 w[8];
+        for (int i = 0; i < 4; i++) {
+            memcpy(w + i, s[r + i].code + 32 * u, 16);
+            memcpy(w + 4 + i, s[r + i].code + 32 * u + 16, 16);
+        }
+        turn_words(w);
+        turn_words(w + 4);
+        uint32_t *o = out;
+        if (store == 8) {
+            for (int g = 0; g < 8; g++)
+                memcpy(o + 16 * g, w + g, 16);
+            continue;
+        }
+        if (store >= 4) {
+            for (int i = 0; i < 4; i++, o += 16) {
+                words4 low = (w[2 * i] & 0x0f0f0f0fu) | (w[2 * i + 1] & 0x0f0f0f0fu) << 4;
+                memcpy(o, &low, 16);
+            }
+        } else if (store >= 2) {
+            for (int i = 0; i < 2; i++, o += 16) {
+                const words4 *v = w + 4 * i;
+                words4 low = (v[0] & 0x03030303u) | (v[1] & 0x03030303u) << 2 | (v[2] & 0x03030303u) << 4 | (v[3] & 0x03030303u) << 6;
+                memcpy(o, &low, 16);
+            }
+        }
+        if (store == 6) {
+            for (int i = 0; i < 2; i++, o += 16) {
+                const words4 *v = w + 4 * i;
+                words4 high = (v[0] >> 4 & 0x03030303u) | (v[1] >> 2 & 0x0c0c0c0cu) | (v[2] & 0x30303030u) | (v[3] << 2 & 0xc0c0c0c0u);
+                memcpy(o, &high, 16);
+            }
+        } else if (store & 1) {
+            words4 bit = { 0, 0, 0, 0 };
+            for (int g = 0; g < 8; g++)
+                bit |= (w[g] >> (store - 1) & 0x01010101u) << g;
+            memcpy(o, &bit, 16);
+        }
+    }
+}
+
+/* Values 4 q to 4 q + 3 of a row are a dword of vector q, in the order 0, 2, 1, 3. */
+static words4 weave4(words4 v) { return (v & 0xff0000ffu) | (v >> 8 & 0x0000ff00u) | (v << 8 & 0x00ff0000u); }
+
+static void weave_head(uint32_t *out, const ox_strand *s, int head)
+{
+    for (int r = 0; r < 16; r += 4, out += 4) {
+        words4 q[4], v[4];
+        for (int i = 0; i < 4; i++) {
+            const ox_strand *row = s + r + i;
+            memcpy(v + i, row->scale, 16);
+            if (head == HEAD_8X6_MIN)
+                memcpy((uint8_t *)(v + i) + 8, row->min, 8);
+            if (head == HEAD_16X4_MIN) {
+                memcpy(q, row->min, 16);
+                v[i] |= q[0] << 4;          /* of 4 bits: nothing crosses into the next byte */
+            }
+        }
+        turn_words(v);
+        for (int i = 0; i < 4; i++)
+            q[i] = weave4(v[i]);
+        words4 o[4] = { q[0], q[1], q[2], q[3] };
+        int count = OX_HEAD_BYTES(head) / 64;
+        switch (head) {
+        case HEAD_8X6_MIN: case HEAD_16X6:
+            for (int i = 0; i < 2; i++)
+                o[i] = (q[2 * i] & 0x0f0f0f0fu) | (q[2 * i + 1] & 0x0f0f0f0fu) << 4;
+            o[2] = (q[0] >> 4 & 0x03030303u) | (q[1] >> 4 & 0x03030303u) << 2 | (q[2] >> 4 & 0x03030303u) << 4 | (q[3] >> 4 & 0x03030303u) << 6;
+            break;
+        case HEAD_8X4: case HEAD_16X4:
+            o[0] = q[0] | q[1] << 4, o[1] = q[2] | q[3] << 4;
+            break;
+        default:
+            break;
+        }
+        for (int i = 0; i < count; i++)
+            memcpy(out + 16 * i, o + i, 16);
+    }
+}
+
+static void weave_side(uint8_t *out, const ox_strand *s, int side)
+{
+    int size = OX_SIDE_SIZE(side), count = OX_SIDE_COUNT(side);
+    for (int k = 0; k < count; k++, out += 16 * size)
+        for (int r = 0; r < 16; r++) {
+            const uint8_t *from = s[r].side + k * size;
+            if (size == 2)
+                memcpy(out + 2 * r, from, 2);
+            else if (size == 4)
+                memcpy(out + 4 * r, from, 4);
+            else
+                out[r] = *from;
+        }
+}
+
 static void pack_float(uint8_t *out, const uint8_t *src, int64_t row_bytes, int64_t live, int64_t cols, int size)
 {
+    int64_t whole = cols * 16 * size;
+    memset(out + whole, 0, (size_t)(OX_ROUND64(whole) - whole));
     const int step = 16 / size;         /* columns that 16 bytes of a row hold = rows of a square */
     int64_t c = 0;
     for (; c + step <= cols; c += step, out += 256)

@@ -9,7 +9,7 @@ cdef struct MatmulSegment:
     int64_t panel_bytes
 
 
-cdef class Arena:
+cdef class PanelMemory:
     cdef uint8_t *block
     cdef readonly int64_t nbytes
     cdef readonly int64_t used
@@ -23,8 +23,8 @@ cdef class PackedMatrix:
     cdef readonly str format
     cdef readonly str act
     cdef readonly int64_t nbytes
-    cdef Arena arena                    # the panels' memory, None where they lie in `source`
+    cdef PanelMemory memory            # the panels' memory, None where they lie in `source`
     cdef const uint8_t[::1] source      # what is to be packed, or panels that lay ready; None once packed
     cdef int _shape(self, str format, int64_t rows, int64_t cols) except -1
     cdef int _source(self, object raw, str format, int64_t rows, int64_t cols) except -1
-    cdef int _place(self, Arena arena) except -1
+    cdef int _place(self, PanelMemory memory) except -1

@@ -1,7 +1,8 @@
 """Packed weights: GGUF tensors in panels of 16 rows (csrc/lanes/panel.h), all those of a model in one block of memory.
 
-`PackedMatrix` is one matrix. `reserve_all` makes the room for many, one after another in an `Arena`, which asks for 2 MB pages: a token reads
-all of it, and small pages would cost a third of the bandwidth. `pack_all` fills what was reserved, with all workers.
+`PackedMatrix` is one matrix. `reserve_all` makes the room for many, one after another in a `PanelMemory`, which asks for 2 MB pages: a token reads
+all of it, and small pages would cost a third of the bandwidth. `pack_all` fills what was reserved, with all workers; `fault_in` has them bring
+a mapped file into memory.
 """
 import numpy as np
 
@@ -18,13 +19,16 @@ from oxillama.errors import QuantError
 
 cdef extern from "block.h" nogil:
     void *ox_block_new(size_t size)
+    void ox_ask_large(const void *start, size_t size)
+    void ox_fault_in(const void *start, size_t size)
 
 cdef enum:
-    START = 4096                # a matrix in an arena begins at a multiple of it: at a page of its own, as in a sidecar
+    FAULTED = 16 << 20          # bytes that a worker brings into memory at a time
+    START = 4096                # a matrix of many begins at a multiple of it: at a page of its own, as in a sidecar
 
 
-cdef class Arena:
-    """Memory for the panels of many matrices; whoever holds one of them holds the arena."""
+cdef class PanelMemory:
+    """Memory for the panels of many matrices; whoever holds one of them holds all of it."""
 
     def __cinit__(self, int64_t nbytes):
         self.nbytes, self.used = nbytes, 0
@@ -37,7 +41,7 @@ cdef class Arena:
 
     cdef uint8_t *take(self, int64_t nbytes) except NULL:
         if nbytes > self.nbytes - self.used:
-            raise MemoryError(f"{nbytes} bytes of an arena that has {self.nbytes - self.used} left")
+            raise MemoryError(f"{nbytes} bytes of a memory for panels that has {self.nbytes - self.used} left")
         cdef uint8_t *found = self.block + self.used
         self.used = min(self.nbytes, self.used + room_of(nbytes))
         return found
@@ -57,7 +61,7 @@ cdef class PackedMatrix:
 
     def __init__(self, raw, str format, int64_t rows, int64_t cols, num_threads=0):
         self._source(raw, format, rows, cols)
-        self._place(Arena(self.nbytes))
+        self._place(PanelMemory(self.nbytes))
         pack_all([self], num_threads=num_threads)
 
     cdef int _shape(self, str format, int64_t rows, int64_t cols) except -1:
@@ -82,9 +86,9 @@ cdef class PackedMatrix:
         self.source = view
         return 0
 
-    cdef int _place(self, Arena arena) except -1:
-        self.segment.panels = arena.take(self.nbytes)
-        self.arena = arena
+    cdef int _place(self, PanelMemory memory) except -1:
+        self.segment.panels = memory.take(self.nbytes)
+        self.memory = memory
         return 0
 
     @classmethod
@@ -109,7 +113,7 @@ cdef class PackedMatrix:
 
 
 def reserve_all(list wanted) -> list:
-    """A PackedMatrix for each (raw, format, rows, cols), in one arena and in this order; each `raw` is read when `pack_all` is called."""
+    """A PackedMatrix for each (raw, format, rows, cols), one after another in this order; each `raw` is read when `pack_all` is called."""
     cdef PackedMatrix matrix
     cdef int64_t total = 0
     made = []
@@ -118,9 +122,9 @@ def reserve_all(list wanted) -> list:
         matrix._source(raw, format, rows, cols)
         total += room_of(matrix.nbytes)
         made.append(matrix)
-    arena = Arena(total)
+    memory = PanelMemory(total)
     for matrix in made:
-        matrix._place(arena)
+        matrix._place(memory)
     return made
 
 
@@ -144,7 +148,7 @@ def pack_all(list matrices, *, num_threads=0):
     cdef Packing *job
     try:
         for i, matrix in enumerate(matrices):
-            if matrix.arena is None or matrix.source is None:
+            if matrix.memory is None or matrix.source is None:
                 raise QuantError(f"pack_all: matrix {i} is packed already, wanted one that was reserved")
             job, shape = &jobs[i], form_at(matrix.segment.form)
             job.to, job.source, job.form = <uint8_t *>matrix.segment.panels, &matrix.source[0], matrix.segment.form
@@ -172,3 +176,20 @@ cdef void _pack_chunk(const Packing *jobs, int64_t chunk) noexcept nogil:
         jobs += 1
     cdef int64_t first = (chunk - jobs.first) * jobs.step
     pack_panels(jobs.form, jobs.to, jobs.source, jobs.row_bytes, jobs.rows, jobs.cols, first, min(jobs.panels, first + jobs.step))
+
+
+def fault_in(const uint8_t[::1] view not None, *, num_threads=0):
+    """Bring a mapping into memory with all workers, in its order and in large pages where the system has them; nothing changes but time."""
+    cdef int workers = worker_count(num_threads)
+    cdef int64_t size = view.shape[0], part, parts = (size + FAULTED - 1) // FAULTED
+    if size == 0:
+        return
+    cdef const uint8_t *start = &view[0]
+    ox_ask_large(start, size)
+    if workers > 1 and parts > 1:
+        open_region()
+        for part in prange(parts, nogil=True, num_threads=workers, schedule="dynamic", chunksize=1):
+            ox_fault_in(start + part * FAULTED, min(<int64_t>FAULTED, size - part * FAULTED))
+    else:
+        with nogil:
+            ox_fault_in(start, size)

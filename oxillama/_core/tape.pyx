@@ -71,7 +71,9 @@ cdef class Program:
     cdef size_t partials_capacity
     cdef int done_capacity
     cdef float[:, ::1] logits
-    cdef bint busy
+    cdef readonly bint busy      # a step is running
+    cdef readonly long steps     # begun so far
+    cdef object __weakref__
     cdef int n_layers
     cdef int[::1] shapes         # (kv_heads, k_dim, v_dim) of each layer
     cdef int reach               # most keys an attention layer looks back, 0 = all
@@ -284,6 +286,7 @@ cdef class Program:
             raise EngineError("step: another thread is in a step of this program")
         open_region()
         self.busy = True
+        self.steps += 1
         memory.steps += 1
         cdef Entry *entries = self.entries
         cdef ox_team *team = self.team

@@ -1,4 +1,4 @@
-"""The command line: `oxillama run | chat | info | tokenize | snapshot | bench | doctor | perplexity | imatrix | quantize`.
+"""The command line: `oxillama run | chat | info | tokenize | snapshot | sidecar | bench | doctor | perplexity | imatrix | quantize`.
 
 Each module adds its own commands. A command is a function over parsed arguments that returns an exit code. Errors of this package
 become one line on the standard error stream and exit code 1; Ctrl-C becomes 130.
@@ -10,10 +10,10 @@ import os
 import sys
 from collections.abc import Sequence
 
-from oxillama.cli import bench, doctor, info, quality, quantize, snapshot, talk
+from oxillama.cli import bench, doctor, info, quality, quantize, sidecar, snapshot, talk
 from oxillama.errors import OxillamaError
 
-MODULES = (talk, info, snapshot, bench, doctor, quality, quantize)
+MODULES = (talk, info, snapshot, sidecar, bench, doctor, quality, quantize)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -24,12 +24,12 @@ class EngineConfig:
     "q8_0" or "q4_0" (half and a quarter of f16; head sizes in blocks of 32). max_pages: pages of `page_size`
     tokens in all, None for as many as memory allows. prefix_cache: keep the pages of what was evaluated, within `prefix_max_entries` and
     `prefix_max_bytes`, for prompts that begin alike in at least `prefix_min_tokens`. sidecar: where packed weights are kept on disk for the
-    next load, shared by processes: False nowhere, "auto" in the cache folder (models of 256 MiB and more), or a folder; docs/loading.md.
+    next load, shared by processes: "auto" in the cache folder (models of 256 MiB and more), a folder, or False nowhere; docs/loading.md.
     """
 
     model_path: str | Path | None = None
     tokenizer_path: str | Path | None = None
-    sidecar: str | Path | Literal[False] = False
+    sidecar: str | Path | Literal[False] = "auto"
     context_size: int | None = None
     num_threads: int | None = None
     sampler: SamplerConfig = SamplerConfig()
@@ -53,7 +53,7 @@ class EngineConfig:
         if self.kv_type not in KV_TYPES:
             raise ConfigError(f"kv_type: found {self.kv_type!r}, wanted one of {', '.join(KV_TYPES)}")
         if self.sidecar is not False and (isinstance(self.sidecar, bool) or not isinstance(self.sidecar, (str, Path)) or not str(self.sidecar)):
-            raise ConfigError(f"sidecar: found {self.sidecar!r}, wanted False, 'auto' or a folder")
+            raise ConfigError(f"sidecar: found {self.sidecar!r}, wanted 'auto', a folder or False")
         if not isinstance(self.sampler, SamplerConfig):
             raise ConfigError(f"sampler: found {type(self.sampler).__name__}, wanted a SamplerConfig")
         if self.scheduler is not None and not isinstance(self.scheduler, SchedulerConfig):

@@ -19,13 +19,15 @@ from oxillama.errors import ModelError
 from oxillama.gguf import GgufReader
 from oxillama.model import arch as _arch  # noqa: F401  (importing it registers every architecture)
 from oxillama.model.builder import Builder, Tensor, recorders
+from oxillama.model.keeper import Keeper
 from oxillama.model.lower import Tape, lower
 from oxillama.model.reference import Reference
-from oxillama.model.sidecar import Key, Wanted, sidecar_place
+from oxillama.model.sidecar import Key, Wanted
+from oxillama.model.sidecars import Place, sidecar_place
 
 _ACTS = {name: act for name, _, _, act in packable_formats()}
 Progress = Callable[[int, int], None]      # bytes packed so far, bytes in all
-LEAST_GROUP, MOST_GROUP = 8 << 20, 64 << 20      # bytes packed in one region, between two reports
+LEAST_GROUP, MOST_GROUP = 8 << 20, 16 << 20      # bytes packed in one region, between two reports
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +45,16 @@ class ModelConfig:
 
 @dataclass(slots=True)
 class Model:
-    """A loaded model; `program` runs it, `tape` shows it, `reader` stays open for the rows of its embedding."""
+    """A loaded model; `program` runs it, `tape` shows it, `reader` stays open for the rows of its embedding.
+
+    keeper: what writes its packed weights for the next load, None where nothing does.
+    """
 
     config: ModelConfig
     tape: Tape
     program: Program
     reader: GgufReader = field(repr=False)
+    keeper: Keeper | None = field(default=None, repr=False)
 
     def page_memory(self, *, kv_type: str = "f16", page_size: int = 16) -> PageMemory:
         """Memory for the pages of this model's keys and values; grows as it is used."""
@@ -86,16 +92,19 @@ def load_model(reader: GgufReader, *, num_threads: int = 0, max_rows: int = 512,
                sidecar: str | os.PathLike | Literal[False] = False) -> Model:
     """Record, lower, pack every weight and build the Program; `progress(done, total)` is told of bytes packed.
 
-    sidecar: where packed weights are kept for the next load (model/sidecar.py): "auto" (the cache folder, for models of 256 MiB and more),
+    sidecar: where packed weights are kept for the next load (model/sidecars.py): "auto" (the cache folder, for models of 256 MiB and more),
     a folder, or False.
     """
     config, tape = record(reader)
     tensors = {tensor.key: tensor for op in tape.ops for tensor in op.params.get("weights", ())}
-    weights = _weights(reader, tensors, num_threads, progress, sidecar)
+    place = sidecar_place(reader, sidecar, sum(_rows(reader, tensor).nbytes for tensor in tensors.values()))
+    mapped = None if place is None else _mapped(place, tensors, num_threads, progress)
+    weights = _packed(reader, tensors, num_threads, progress) if mapped is None else mapped
     ops = [(op.name, _ready(reader, op.params, weights)) for op in tape.ops]
     program = Program(ops, list(tape.slots), kv_layers=list(config.kv_layers), vocab_size=config.vocab_size,
                       hidden_size=config.hidden_size, max_rows=max_rows, num_threads=num_threads)
-    return Model(config, tape, program, reader)
+    keeper = Keeper(place, weights, program) if place is not None and mapped is None else None
+    return Model(config, tape, program, reader, keeper)
 
 
 def _rows(reader: GgufReader, tensor: Tensor) -> np.ndarray:
@@ -115,17 +124,10 @@ def _ready(reader: GgufReader, params: dict, weights: Mapping[Key, PackedMatrix]
     return ready
 
 
-def _weights(reader: GgufReader, tensors: Mapping[Key, Tensor], num_threads: int, progress: Progress | None,
-             sidecar: str | os.PathLike | Literal[False]) -> dict[Key, PackedMatrix]:
-    """Every weight in panels: from the model's sidecar, else packed (and the sidecar written in the background)."""
-    place = sidecar_place(reader, sidecar, sum(_rows(reader, tensor).nbytes for tensor in tensors.values()))
-    if place is None:
-        return _packed(reader, tensors, num_threads, progress)
-    weights = place.open({key: Wanted(tensor.format, *tensor.shape) for key, tensor in tensors.items()})
-    if weights is None:
-        weights = _packed(reader, tensors, num_threads, progress)
-        place.write(weights)
-    elif progress is not None:
+def _mapped(place: Place, tensors: Mapping[Key, Tensor], num_threads: int, progress: Progress | None) -> dict[Key, PackedMatrix] | None:
+    """Every weight from the model's sidecar; None where there is none that holds."""
+    weights = place.open({key: Wanted(tensor.format, *tensor.shape) for key, tensor in tensors.items()}, num_threads=num_threads)
+    if weights is not None and progress is not None:
         total = sum(matrix.nbytes for matrix in weights.values())
         progress(total, total)
     return weights

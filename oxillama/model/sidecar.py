@@ -1,42 +1,43 @@
 """Sidecars: packed weights on disk, mapped read-only and shared, so that a model that was loaded once need not be packed again.
 
-    "OXPANEL1" | u64 length of the JSON | BLAKE3 of the JSON | JSON: key, size, sections, probe | zeros up to 4096 | sections, each at 4096 n
+    "OXPANEL2" | u64 length of the JSON | BLAKE3 of the JSON | JSON: key, names, size, sections, probe | zeros up to 2 MB | sections, each at 4096 n
 
 A sidecar is found by its key: the panel layout of this build, the byte order, and for every file of the model its size, time of change and the
 BLAKE3 of its ends. At its opening the header's hash, the file's length, the place and shape of every section and sixteen probes are checked, at
 a cost that does not grow with the model (`verify` hashes all of it). Whatever does not hold is logged and ignored, and the sidecar is written
-again: loading never fails because of one. Sidecars are written in the background under another name and renamed when whole.
+again: loading never fails because of one.
+
+Sections begin at 2 MB and are written 2 MB at a time, because a system that keeps files in large pages makes a page of what is written together,
+and a token reads all of them. Where sidecars lie is said in `sidecars`, when they are written in `keeper`.
 """
 from __future__ import annotations
 
-import atexit
+import fcntl
 import json
 import logging
 import mmap
 import os
-import shutil
 import sys
-import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from blake3 import blake3
 
 from oxillama._core.kernels import PANEL_LAYOUT
-from oxillama._core.panels import PackedMatrix
-from oxillama.errors import ConfigError, QuantError
+from oxillama._core.panels import PackedMatrix, fault_in
+from oxillama.errors import QuantError
 from oxillama.gguf import GgufReader
 
-MAGIC = b"OXPANEL1"
-LEAST_BYTES = 256 << 20         # of weights that "auto" makes one for: smaller ones are packed in a tenth of a second
-LIMIT_BYTES = 32 << 30          # of all sidecars of a folder; OXILLAMA_SIDECAR_LIMIT names another number
-_HEAD, _PAGE, _SLICE = 48, 4096, 8 << 20
+MAGIC = b"OXPANEL2"
+PIECE = 2 << 20                 # bytes written at a time: a large page
+_SYNC = 16 * PIECE              # bytes between two syncs, so that little is ever on its way to the disk
+_HEAD, _PAGE = 48, 4096
 _MAX_JSON = 64 << 20
 _PROBES = 16
-_STALE_SECONDS = 86400
-_log = logging.getLogger("oxillama.sidecar")
+_ZEROS = memoryview(bytes(_PAGE))
+_sync = getattr(os, "fdatasync", os.fsync)
+log = logging.getLogger("oxillama.sidecar")
 
 Key = tuple[str, int, int]      # a weight: tensor name, first row, rows
 
@@ -50,55 +51,8 @@ class Wanted:
     columns: int
 
 
-def sidecar_folder(setting: str | os.PathLike | bool) -> Path | None:
-    """The folder that a setting means: False none, "auto" the cache folder, any other text or path itself.
-
-    The environment variable OXILLAMA_SIDECAR wins over the setting: "0" turns sidecars off, "auto" or a folder says where they are.
-    """
-    setting = os.environ.get("OXILLAMA_SIDECAR") or setting
-    if setting is False or setting == "0":
-        return None
-    if setting is True or not isinstance(setting, (str, os.PathLike)):
-        raise ConfigError(f"sidecar: found {setting!r}, wanted 'auto', a folder or False")
-    if setting == "auto":
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oxillama"
-    return Path(setting)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the sidecar of one model is, or would be."""
-
-    path: Path
-    key: dict
-
-    def open(self, wanted: Mapping[Key, Wanted]) -> dict[Key, PackedMatrix] | None:
-        """The weights of the sidecar, mapped; None where there is none that holds."""
-        return open_sidecar(self.path, self.key, wanted)
-
-    def write(self, matrices: Mapping[Key, PackedMatrix]) -> Writer:
-        """Begin to write it in the background."""
-        writer = Writer(self.path, self.key, matrices)
-        _running.add(writer)
-        writer.start()
-        return writer
-
-
-def sidecar_place(reader: GgufReader, setting: str | os.PathLike | bool, nbytes: int) -> Place | None:
-    """The place of a model's sidecar; None where it shall have none: by its setting, its size, or because it came from memory."""
-    folder = sidecar_folder(setting)
-    if folder is None or nbytes < LEAST_BYTES and "auto" in (setting, os.environ.get("OXILLAMA_SIDECAR")):
-        return None
-    key = key_of(reader)
-    return None if key is None else Place(path_of(folder, key), key)
-
-
-def limit_bytes() -> int:
-    """Most bytes that the sidecars of a folder may take together; ConfigError where OXILLAMA_SIDECAR_LIMIT is no number."""
-    text = os.environ.get("OXILLAMA_SIDECAR_LIMIT", str(LIMIT_BYTES))
-    if not text.isdecimal():
-        raise ConfigError(f"OXILLAMA_SIDECAR_LIMIT: found {text!r}, wanted a number of bytes")
-    return int(text)
+class GivenUp(Exception):
+    """Raised by a `pause` to end the writing of a sidecar, of which nothing stays."""
 
 
 def key_of(reader: GgufReader) -> dict | None:
@@ -121,24 +75,28 @@ def path_of(folder: Path, key: dict) -> Path:
     return folder / f"{blake3(json.dumps(key).encode()).hexdigest()[:32]}.panels"
 
 
-def open_sidecar(path: Path, key: dict, wanted: Mapping[Key, Wanted]) -> dict[Key, PackedMatrix] | None:
-    """The weights of a sidecar, mapped; None where there is none or it does not hold, which is logged."""
+# ---- reading -------------------------------------------------------------------------------------------------------------
+
+
+def open_sidecar(path: Path, key: dict, wanted: Mapping[Key, Wanted], *, num_threads: int = 0) -> dict[Key, PackedMatrix] | None:
+    """The weights of a sidecar, mapped and in memory; None where there is none or it does not hold, which is logged."""
     try:
-        with open(path, "rb") as file:
-            header = _header(file)
-            if header["key"] != key:
-                raise ValueError("it was made from other files")
-            view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            if len(view) != header["size"]:
-                raise ValueError(f"{len(view)} bytes, its header says {header['size']}")
-            found = _matrices(view, header["sections"], wanted)
-            if _probe(view) != header["probe"]:
-                raise ValueError("its bytes are not those that were written")
+        header, view = _mapped(path)
+        if header["key"] != key:
+            raise ValueError("it was made from other files")
+        found = _matrices(view, header["sections"], wanted)
+        if _probe(view) != header["probe"]:
+            raise ValueError("its bytes are not those that were written")
+        if len(view) < _available():
+            fault_in(view, num_threads=num_threads)
         os.utime(path)          # what was used last is evicted last
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError as error:
+        log.info("sidecar %s is left out: %s", path, error)
         return None
     except (OSError, ValueError, KeyError, TypeError, QuantError) as error:
-        _log.warning("sidecar %s is left out and will be written again: %s", path, error)
+        log.warning("sidecar %s is left out and will be written again: %s", path, error)
         return None
     return found
 
@@ -146,14 +104,30 @@ def open_sidecar(path: Path, key: dict, wanted: Mapping[Key, Wanted]) -> dict[Ke
 def verify(path: str | os.PathLike) -> bool:
     """Whether every byte of a sidecar is what was written; reads all of it."""
     try:
-        with open(path, "rb") as file:
-            header = _header(file)
-            view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-            return len(view) == header["size"] and all(
-                blake3(view[offset:offset + size], max_threads=blake3.AUTO).hexdigest() == digest
-                for *_, offset, size, digest in header["sections"])
+        header, view = _mapped(path)
+        return all(blake3(view[offset:offset + size], max_threads=blake3.AUTO).hexdigest() == digest
+                   for *_, offset, size, digest in header["sections"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+def names_of(path: str | os.PathLike) -> tuple[str, ...]:
+    """The names that the model's files had when the sidecar was written; none where its header is damaged."""
+    try:
+        with open(path, "rb") as file:
+            return tuple(map(str, _header(file)["names"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+
+
+def _mapped(path: str | os.PathLike) -> tuple[dict, memoryview]:
+    """The header and the bytes of a sidecar whose length is what it says."""
+    with open(path, "rb") as file:
+        header = _header(file)
+        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    if len(view) != header["size"]:
+        raise ValueError(f"{len(view)} bytes, its header says {header['size']}")
+    return header, view
 
 
 def _header(file) -> dict:
@@ -193,106 +167,145 @@ def _probe(view: memoryview) -> str:
     return hasher.hexdigest()
 
 
+def _available() -> int:
+    """Bytes that may be read into memory without driving out what is in use."""
+    try:
+        with open("/proc/meminfo", "rb") as file:
+            return 1024 * int(next(line for line in file if line.startswith(b"MemAvailable:")).split()[1])
+    except (OSError, StopIteration, ValueError):
+        return 1 << 62
+
+
 # ---- writing -------------------------------------------------------------------------------------------------------------
 
-_running: set[Writer] = set()
 
+def write_sidecar(path: Path, key: dict, matrices: Mapping[Key, PackedMatrix], *, names: Sequence[str] = (),
+                  pause: Callable[[int, int], None] | None = None) -> bool:
+    """Write a sidecar whole or not at all; False where another process is writing it, or has written it meanwhile.
 
-class Writer(threading.Thread):
-    """Writes one sidecar in the background; an interpreter that ends waits for it."""
-
-    def __init__(self, path: Path, key: dict, matrices: Mapping[Key, PackedMatrix]) -> None:
-        super().__init__(name="oxillama-sidecar", daemon=True)
-        self.path, self.key, self.matrices = path, key, dict(matrices)
-        self.cancelled = threading.Event()
-
-    def run(self) -> None:
-        """Thread body: every failure is logged, none is raised."""
+    `pause(written, size)` is called before each 2 MB and may wait, or raise GivenUp. OSError where the disk refuses.
+    """
+    header, places = _laid_out(key, list(names), matrices)
+    temporary = path.with_name(path.name + ".tmp")
+    file = _claimed(temporary)
+    if file is None:
+        return False
+    with file:
         try:
-            write_sidecar(self.path, self.key, self.matrices, cancelled=self.cancelled)
-        except (OSError, MemoryError) as error:
-            _log.warning("sidecar %s is not written: %s", self.path, error)
-        finally:
-            self.matrices = {}
-            _running.discard(self)
+            if _holds(path, header):
+                temporary.unlink(missing_ok=True)
+                return False
+            _write_sections(file.fileno(), header, places, matrices, pause or (lambda written, size: None))
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+                header["probe"] = _probe(view)
+            text = json.dumps(header).encode()
+            _write(file.fileno(), [memoryview(MAGIC + len(text).to_bytes(8, "little") + blake3(text).digest() + text)], 0)
+            os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    return True
 
 
-def _finish() -> None:
-    """An interpreter that ends waits for its sidecars; Ctrl-C gives them up."""
-    writers = list(_running)
-    try:
-        for writer in writers:
-            writer.join()
-    except KeyboardInterrupt:
-        for writer in writers:
-            writer.cancelled.set()
-        for writer in writers:
-            writer.join(5)
-
-
-atexit.register(_finish)
-
-
-def write_sidecar(path: Path, key: dict, matrices: Mapping[Key, PackedMatrix], *, cancelled: threading.Event | None = None) -> bool:
-    """Write a sidecar whole or not at all; False where the disk has too little room, the limit is too small, or it was cancelled."""
+def _laid_out(key: dict, names: list[str], matrices: Mapping[Key, PackedMatrix]) -> tuple[dict, list[int]]:
+    """The header without hashes, and where each section begins."""
     sections, position = [], 0
     for (name, start, rows), matrix in matrices.items():
         sections.append([name, start, rows, matrix.format, matrix.cols, position, matrix.nbytes, "0" * 64])
         position += -(-matrix.nbytes // _PAGE) * _PAGE
-    header = {"key": key, "size": position, "sections": sections, "probe": "0" * 64}
-    first = -(-(_HEAD + len(json.dumps(header)) + 32 * (len(sections) + 1)) // _PAGE) * _PAGE       # numbers grow by the header's length
+    header = {"key": key, "names": names, "size": position, "sections": sections, "probe": "0" * 64}
+    step = PIECE if position >= PIECE else _PAGE        # no need of large pages where there is not even one
+    first = -(-(_HEAD + len(json.dumps(header)) + 32 * (len(sections) + 1)) // step) * step         # numbers grow by the header's length
     for section in sections:
         section[5] += first
-    header["size"] = size = position + first
-    os.makedirs(path.parent, mode=0o700, exist_ok=True)
-    if not _make_room(path.parent, size):
-        return False
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    header["size"] = position + first
+    return header, [section[5] for section in sections]
+
+
+def _holds(path: Path, wanted: dict) -> bool:
+    """Whether a sidecar of this header lies there already, as far as `open_sidecar` looks."""
     try:
-        with open(temporary, "xb+", buffering=0) as file:
-            for section, matrix in zip(sections, matrices.values()):
-                digest = blake3()
-                file.seek(section[5])
-                view = memoryview(matrix)
-                for at in range(0, len(view), _SLICE):
-                    if cancelled is not None and cancelled.is_set():
-                        return False
-                    digest.update(view[at:at + _SLICE])
-                    _write(file, view[at:at + _SLICE])
-                section[7] = digest.hexdigest()
-            file.truncate(size)
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-                header["probe"] = _probe(view)
-            text = json.dumps(header).encode()
-            file.seek(0)
-            _write(file, MAGIC + len(text).to_bytes(8, "little") + blake3(text).digest() + text)
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return True
+        header, view = _mapped(path)
+        return (header["key"] == wanted["key"] and header["size"] == wanted["size"] and header["probe"] == _probe(view)
+                and [section[:7] for section in header["sections"]] == [section[:7] for section in wanted["sections"]])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
-def _write(file, view) -> None:
-    view = memoryview(view)
-    while len(view):
-        view = view[file.write(view):]
+def _claimed(temporary: Path):
+    """The file to write into, locked and empty; None where another process has it."""
+    os.makedirs(temporary.parent, mode=0o700, exist_ok=True)
+    file = os.fdopen(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "rb+", buffering=0)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.stat(temporary).st_ino == os.fstat(file.fileno()).st_ino:
+            file.truncate(0)            # what a process that was killed had left
+            return file
+    except (BlockingIOError, FileNotFoundError):        # another holds it; or has just renamed it
+        pass
+    except BaseException:
+        file.close()
+        raise
+    file.close()
+    return None
 
 
-def _make_room(folder: Path, size: int) -> bool:
-    """Evict sidecars, those used longest ago first, until another fits the limit; False where it cannot, or the disk would be nearly full."""
-    limit = limit_bytes()
-    entries = []
-    for entry in os.scandir(folder):
-        if entry.name.endswith(".tmp") and ".panels." in entry.name and time.time() - entry.stat().st_mtime > _STALE_SECONDS:
-            Path(entry.path).unlink(missing_ok=True)        # of a process that was killed
-        elif entry.name.endswith(".panels"):
-            entries.append((entry.stat().st_mtime, entry.stat().st_size, entry.path))
-    held = sum(entry[1] for entry in entries)
-    for _, bytes_, name in sorted(entries):
-        if size > limit or held + size <= limit:
-            break
-        Path(name).unlink(missing_ok=True)
-        held -= bytes_
-    disk = shutil.disk_usage(folder)
-    return held + size <= limit and disk.free - size >= disk.total // 20
+def abandoned(temporary: Path) -> bool:
+    """Whether nobody is writing a sidecar's temporary file."""
+    try:
+        with open(temporary, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return True
+    except OSError:
+        return False
+
+
+def _write_sections(descriptor: int, header: dict, places: Sequence[int], matrices: Mapping[Key, PackedMatrix],
+                    pause: Callable[[int, int], None]) -> None:
+    size, synced = header["size"], 0
+    digests = [blake3() for _ in places]
+    os.ftruncate(descriptor, size)
+    for offset, views, hashed in _pieces(places, matrices):
+        pause(offset, size)
+        for index, view in hashed:
+            digests[index].update(view)
+        _write(descriptor, views, offset)
+        if offset - synced >= _SYNC:
+            _sync(descriptor)
+            synced = offset
+    for section, digest in zip(header["sections"], digests):
+        section[7] = digest.hexdigest()
+
+
+def _pieces(places: Sequence[int], matrices: Mapping[Key, PackedMatrix]) -> Iterator[tuple[int, list[memoryview], list[tuple[int, memoryview]]]]:
+    """What is written at once: its offset, its views of matrices and of zeros between them, and the views with their matrix's number."""
+    position = start = places[0] if places else 0
+    views: list[memoryview] = []
+    hashed: list[tuple[int, memoryview]] = []
+    for index, (place, matrix) in enumerate(zip(places, matrices.values())):
+        data, at = memoryview(matrix), 0
+        if place > position:            # less than a page, up to its end: never the end of a piece alone
+            views.append(_ZEROS[:place - position])
+            position = place
+        while at < len(data):
+            if position % PIECE == 0 and views:
+                yield start, views, hashed
+                start, views, hashed = position, [], []
+            part = data[at:at + PIECE - position % PIECE]
+            views.append(part)
+            hashed.append((index, part))
+            at, position = at + len(part), position + len(part)
+    if views:
+        yield start, views, hashed
+
+
+def _write(descriptor: int, views: list[memoryview], offset: int) -> None:
+    while views:
+        written = os.pwritev(descriptor, views[:1000], offset)
+        offset += written
+        while views and written >= len(views[0]):
+            written -= len(views[0])
+            views = views[1:]
+        if written:
+            views = [views[0][written:], *views[1:]]

@@ -1,10 +1,11 @@
 """Packed weights: all those of a model in one block, each packed as it would be alone, and alive as long as any of them is."""
 import gc
+import mmap
 
 import numpy as np
 import pytest
 
-from oxillama._core.panels import PackedMatrix, pack_all, reserve_all
+from oxillama._core.panels import PackedMatrix, fault_in, pack_all, reserve_all
 from oxillama.errors import QuantError
 
 # name, rows, cols, bytes of a row
@@ -68,3 +69,20 @@ def test_a_matrix_is_packed_once():
     pack_all(made)
     with pytest.raises(QuantError, match="packed already"):
         pack_all(made)
+
+
+@pytest.mark.parametrize("threads", (1, 2))
+def test_a_mapping_brought_into_memory_is_what_it_was(tmp_path, threads):
+    content = np.random.default_rng(0).integers(0, 256, (17 << 20) + 5, np.uint8)
+    (tmp_path / "file").write_bytes(content)
+    with open(tmp_path / "file", "rb") as file:
+        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    fault_in(view, num_threads=threads)
+    fault_in(view[5000:9000], num_threads=threads)          # no page begins there
+    fault_in(b"", num_threads=threads)
+    assert np.array_equal(np.frombuffer(view, np.uint8), content)
+
+
+def test_what_a_panel_leaves_over_is_zeros():
+    raw = np.full(3 * 14, 0x3c, np.uint8)                   # 3 rows of 7 halves: 224 of 256 bytes of a panel
+    assert not PackedMatrix(raw, "F16", 3, 7).panels()[0, 224:].any()

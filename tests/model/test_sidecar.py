@@ -13,7 +13,7 @@ from oxillama._core.panels import PackedMatrix
 from oxillama._core.tape import Batch
 from oxillama.errors import ConfigError
 from oxillama.gguf import GgufReader
-from oxillama.model import sidecar as rooms
+from oxillama.model import sidecar, sidecars
 from oxillama.model.load import load_model
 from tests.model import tiny
 
@@ -34,8 +34,8 @@ def model(tmp_path):
 def loaded(path, folder):
     """The logits of a fixed prompt from a model loaded with sidecars in `folder`, after whatever it writes is written."""
     model = load_model(GgufReader(path), num_threads=2, sidecar=folder)
-    for writer in list(rooms._running):
-        writer.join()
+    if model.keeper is not None:
+        model.keeper.finish()
     memory = model.page_memory()
     memory.ensure(1)
     ids = np.arange(8, dtype=np.int32)
@@ -52,7 +52,7 @@ def test_a_model_from_its_sidecar_has_the_same_bits(model, tmp_path, monkeypatch
     folder = tmp_path / "sidecars"
     packed = loaded(model, folder)
     written = only(folder)
-    assert rooms.verify(written)
+    assert sidecar.verify(written)
     monkeypatch.setattr("oxillama.model.load.pack_all", lambda *_, **__: pytest.fail("packed again"))
     assert np.array_equal(loaded(model, folder), packed)
     assert np.array_equal(loaded(model, str(folder)), packed)
@@ -96,7 +96,7 @@ def damage(path, how):
         else:
             header["sections"][0][{"section": 5, "shape": 4}[how]] *= 4096
         text = json.dumps(header).encode()
-        data[:48 + len(text)] = rooms.MAGIC + len(text).to_bytes(8, "little") + rooms.blake3(text).digest() + text
+        data[:48 + len(text)] = sidecar.MAGIC + len(text).to_bytes(8, "little") + sidecar.blake3(text).digest() + text
     path.write_bytes(data)
 
 
@@ -107,7 +107,7 @@ def test_a_damaged_sidecar_is_left_out_with_a_warning_and_written_again(model, t
     written = only(folder)
     good = written.read_bytes()
     damage(written, how)
-    assert rooms.verify(written) == (how in ("missing", "shape"))
+    assert sidecar.verify(written) == (how in ("missing", "shape"))
     with caplog.at_level(logging.WARNING, "oxillama.sidecar"):
         assert np.array_equal(loaded(model, folder), packed)
     assert "is left out and will be written again" in caplog.text
@@ -123,10 +123,10 @@ def test_a_flipped_byte_anywhere_is_found_by_the_full_check(model, tmp_path):
         for place in (offset, offset + size - 1):
             data[place] ^= 1
             written.write_bytes(data)
-            assert not rooms.verify(written)
+            assert not sidecar.verify(written)
             data[place] ^= 1
     written.write_bytes(data)
-    assert rooms.verify(written)
+    assert sidecar.verify(written)
 
 
 def test_sidecars_used_longest_ago_make_room_for_a_new_one(model, tmp_path, monkeypatch):
@@ -145,7 +145,7 @@ def test_sidecars_used_longest_ago_make_room_for_a_new_one(model, tmp_path, monk
         loaded(copy, folder)
         if i == 1:
             loaded(copies[0], folder)       # used again: the other one goes next
-    keys = {rooms.path_of(folder, rooms.key_of(GgufReader(copy))) for copy in (copies[0], copies[2])}
+    keys = {sidecar.path_of(folder, sidecar.key_of(GgufReader(copy))) for copy in (copies[0], copies[2])}
     assert set(folder.glob("*")) == keys
 
 
@@ -160,51 +160,52 @@ def test_a_sidecar_over_the_limit_or_on_a_full_disk_is_not_written_and_evicts_no
     loaded(copy, folder)
     assert only(folder).read_bytes() == before
     monkeypatch.delenv("OXILLAMA_SIDECAR_LIMIT")
-    monkeypatch.setattr(rooms.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10, "total": 100})())
+    monkeypatch.setattr(sidecars.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10, "total": 100})())
     loaded(copy, folder)
     assert only(folder).read_bytes() == before
 
 
-def test_a_folder_that_cannot_be_written_is_a_warning(model, tmp_path, caplog):
+def test_a_folder_that_cannot_be_written_is_told_to_those_who_listen(model, tmp_path, caplog):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    with caplog.at_level(logging.WARNING, "oxillama.sidecar"):
+    with caplog.at_level(logging.INFO, "oxillama.sidecar"):
         loaded(model, blocked / "sidecars")
-    assert "is not written" in caplog.text
+    assert "are not kept" in caplog.text and max(record.levelno for record in caplog.records) == logging.INFO
 
 
 def test_an_interpreter_that_ends_at_once_has_written_its_sidecar(model, tmp_path):
     folder = tmp_path / "sidecars"
     code = f"from oxillama.gguf import GgufReader\nfrom oxillama.model import load_model\nload_model(GgufReader({str(model)!r}), sidecar={str(folder)!r})"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(rooms.__file__).parents[2])
-    assert rooms.verify(only(folder))
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(sidecar.__file__).parents[2])
+    assert sidecar.verify(only(folder))
 
 
-def test_a_writing_that_is_cancelled_leaves_nothing(model, tmp_path):
-    event = rooms.threading.Event()
-    event.set()
+def test_a_writing_that_is_given_up_leaves_nothing(tmp_path):
+    def pause(written, size):
+        raise sidecar.GivenUp("no time")
     matrix = PackedMatrix(np.zeros(16 * 34, np.uint8), "Q8_0", 16, 32)
-    assert not rooms.write_sidecar(tmp_path / "s" / "a.panels", {}, {("w", 0, 16): matrix}, cancelled=event)
+    with pytest.raises(sidecar.GivenUp):
+        sidecar.write_sidecar(tmp_path / "s" / "a.panels", {}, {("w", 0, 16): matrix}, pause=pause)
     assert not list((tmp_path / "s").glob("*"))
 
 
 def test_the_setting_the_environment_and_the_size_say_where_sidecars_are(model, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert rooms.sidecar_folder(False) is None
-    assert rooms.sidecar_folder("auto") == tmp_path / "cache" / "oxillama"
-    assert rooms.sidecar_folder(tmp_path) == tmp_path
+    assert sidecars.sidecar_folder(False) is None
+    assert sidecars.sidecar_folder("auto") == tmp_path / "cache" / "oxillama"
+    assert sidecars.sidecar_folder(tmp_path) == tmp_path
     reader = GgufReader(model)
-    assert rooms.sidecar_place(reader, "auto", rooms.LEAST_BYTES - 1) is None
-    assert rooms.sidecar_place(reader, "auto", rooms.LEAST_BYTES).path.parent == tmp_path / "cache" / "oxillama"
-    assert rooms.sidecar_place(GgufReader(model.read_bytes()), tmp_path, 1 << 40) is None
+    assert sidecars.sidecar_place(reader, "auto", sidecars.LEAST_BYTES - 1) is None
+    assert sidecars.sidecar_place(reader, "auto", sidecars.LEAST_BYTES).path.parent == tmp_path / "cache" / "oxillama"
+    assert sidecars.sidecar_place(GgufReader(model.read_bytes()), tmp_path, 1 << 40) is None
     monkeypatch.setenv("OXILLAMA_SIDECAR", "0")
-    assert rooms.sidecar_folder("auto") is None and rooms.sidecar_folder(tmp_path) is None
+    assert sidecars.sidecar_folder("auto") is None and sidecars.sidecar_folder(tmp_path) is None
     monkeypatch.setenv("OXILLAMA_SIDECAR", str(tmp_path))
-    assert rooms.sidecar_folder(False) == tmp_path
+    assert sidecars.sidecar_folder(False) == tmp_path
     monkeypatch.delenv("OXILLAMA_SIDECAR")
     for wrong in (True, 1, None):
         with pytest.raises(ConfigError, match="sidecar"):
-            rooms.sidecar_folder(wrong)
+            sidecars.sidecar_folder(wrong)
     monkeypatch.setenv("OXILLAMA_SIDECAR_LIMIT", "much")
     with pytest.raises(ConfigError, match="OXILLAMA_SIDECAR_LIMIT"):
-        rooms.limit_bytes()
+        sidecars.limit_bytes()

@@ -1,0 +1,56 @@
+"""`oxillama sidecar`: what lies in the folder is shown, verified, removed, and written when asked."""
+import json
+
+import pytest
+
+from oxillama.cli import main
+from tests.model import tiny
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    monkeypatch.delenv("OXILLAMA_SIDECAR")
+    path = tmp_path / "tiny.gguf"
+    tiny.write(path, "llama", formats=lambda name: "Q8_0").close()
+    return path
+
+
+def told(capsys, *arguments):
+    """Exit code and the JSON of one command."""
+    code = main(["sidecar", *map(str, arguments), "--json"])
+    return code, json.loads(capsys.readouterr().out)["sidecars"]
+
+
+def test_a_sidecar_is_written_listed_verified_and_removed(model, tmp_path, capsys):
+    where = ("--folder", tmp_path / "kept")
+    assert told(capsys, "list", *where) == (0, [])
+    code, (row,) = told(capsys, "write", model, *where)
+    assert code == 0 and row["names"] == ["tiny.gguf"] and row["bytes"] == (tmp_path / "kept" / row["path"].rsplit("/")[-1]).stat().st_size
+    assert told(capsys, "write", model, *where)[1][0]["path"] == row["path"]        # it is there, and loads
+    assert [(one["path"], one["state"]) for one in told(capsys, "verify", *where)[1]] == [(row["path"], "whole")]
+    assert [one["state"] for one in told(capsys, "clear", *where)[1]] == ["removed"]
+    assert not list((tmp_path / "kept").iterdir())
+
+
+def test_a_damaged_sidecar_is_named_and_ends_in_an_exit_code(model, tmp_path, capsys):
+    where = ("--folder", tmp_path / "kept")
+    path = told(capsys, "write", model, *where)[1][0]["path"]
+    with open(path, "r+b") as file:
+        file.seek(-4000, 2)
+        byte = file.read(1)
+        file.seek(-4000, 2)
+        file.write(bytes([byte[0] ^ 1]))
+    code, (row,) = told(capsys, "verify", *where)
+    assert code == 1 and row["state"] == "damaged"
+    assert main(["sidecar", "verify", "--folder", str(where[1])]) == 1
+    out = capsys.readouterr().out
+    assert "damaged  tiny.gguf" in out and "in 1 sidecars of" in out
+
+
+def test_without_a_folder_the_cache_folder_is_meant_and_an_environment_that_says_no_is_an_error(tmp_path, capsys, monkeypatch):
+    for arguments, wanted in ((["list"], "OXILLAMA_SIDECAR is 0"), (["write", "x.gguf", "--folder", str(tmp_path)], "wanted one of the two")):
+        assert main(["sidecar", *arguments]) == 1               # the tests' own environment says 0
+        assert wanted in capsys.readouterr().err
+    monkeypatch.delenv("OXILLAMA_SIDECAR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert main(["sidecar", "list"]) == 0 and f"0 sidecars of {tmp_path / 'oxillama'}" in capsys.readouterr().out

@@ -1,0 +1,342 @@
+"""When sidecars are written: by whoever has time, one process at a time, and nothing is left of what could not be finished."""
+import errno
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import oxillama
+from oxillama._core.panels import PackedMatrix
+from oxillama.model import keeper, sidecar, sidecars
+from oxillama.model.keeper import Keeper
+from oxillama.model.sidecar import PIECE
+from oxillama.model.sidecars import Place
+from tests.model import tiny
+
+ROOT = Path(sidecar.__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch):
+    for name in ("OXILLAMA_SIDECAR", "OXILLAMA_SIDECAR_LIMIT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(keeper, "_POLL", 0.005)
+
+
+@pytest.fixture(scope="module")
+def weights():
+    """Two matrices of five pieces together."""
+    rng = np.random.default_rng(0)
+    return {(name, 0, rows): PackedMatrix(rng.standard_normal(rows * 256).astype(np.float32).view(np.uint8), "F32", rows, 256)
+            for name, rows in (("a", 9000), ("b", 1000))}
+
+
+@pytest.fixture
+def place(tmp_path):
+    return Place(tmp_path / "sidecars" / "x.panels", {"of": "x"}, ("x.gguf",), False)
+
+
+class Program:
+    """A program at work until it is told to rest."""
+
+    def __init__(self, busy):
+        self.busy, self.steps = busy, 0
+
+
+def held(place, weights):
+    """The bytes of each matrix, from the sidecar."""
+    found = sidecar.open_sidecar(place.path, place.key, {key: sidecar.Wanted("F32", key[2], 256) for key in weights})
+    return None if found is None else {key: bytes(matrix) for key, matrix in found.items()}
+
+
+def test_nothing_is_written_while_the_model_works_and_all_of_it_when_it_rests(place, weights, monkeypatch):
+    monkeypatch.setattr(keeper, "IDLE_SECONDS", 0.02)
+    program = Program(busy=True)
+    writing = Keeper(place, weights, program)
+    writing.join(0.2)
+    assert writing.is_alive() and not place.path.parent.exists()
+    program.busy = False
+    writing.join()
+    assert writing.written and held(place, weights) == {key: bytes(matrix) for key, matrix in weights.items()}
+    assert [path.name for path in place.path.parent.iterdir()] == ["x.panels"]
+
+
+def test_a_step_amid_the_writing_holds_it_up(place, weights, monkeypatch):
+    monkeypatch.setattr(keeper, "IDLE_SECONDS", 0.02)
+    program, begun, original = Program(busy=False), threading.Event(), os.pwritev
+
+    def pwritev(*arguments):
+        program.busy = True
+        begun.set()
+        return original(*arguments)
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    writing = Keeper(place, weights, program)
+    begun.wait()
+    writing.join(0.1)
+    temporary = place.path.with_name("x.panels.tmp")
+    assert writing.is_alive() and temporary.exists() and not place.path.exists()
+    with open(temporary, "rb") as file:
+        file.seek(2 * PIECE)
+        assert not any(file.read(PIECE))            # one piece was written, which begins at 2 MB for the header lies before it
+    monkeypatch.setattr(os, "pwritev", original)
+    program.busy = False
+    writing.join()
+    assert writing.written and sidecar.verify(place.path)
+
+
+def test_what_cannot_be_done_in_time_is_given_up_and_nothing_of_it_stays(place, weights, caplog):
+    program = Program(busy=True)
+    with caplog.at_level(logging.INFO, "oxillama.sidecar"):
+        writing = Keeper(place, weights, program)
+        writing.finish(0)
+    assert not writing.written and "taken too long" in writing.reason and writing.reason in caplog.text
+    assert not list(place.path.parent.iterdir())
+
+
+def test_a_slow_disk_is_told_by_its_first_pieces(place, weights, monkeypatch):
+    clock = iter(range(0, 10 ** 6, 10))
+    writing = Keeper.__new__(Keeper)
+    writing._mark, writing._deadline = None, 1000.0
+    monkeypatch.setattr(keeper.time, "monotonic", lambda: float(next(clock)))
+    writing._in_time(0, 1 << 40)
+    writing._in_time(32 << 20, 1 << 40)
+    with pytest.raises(sidecar.GivenUp):
+        writing._in_time(64 << 20, 1 << 40)
+
+
+def test_a_model_that_is_gone_is_kept_at_once(place, weights):
+    writing = Keeper(place, weights, Program(busy=True))        # nobody holds the program
+    writing.join()
+    assert writing.written and sidecar.verify(place.path)
+
+
+def test_a_cancelled_one_leaves_nothing(place, weights):
+    program = Program(busy=True)
+    writing = Keeper(place, weights, program)
+    writing.cancel()
+    assert not writing.is_alive() and not writing.written and not place.path.exists()
+
+
+@pytest.mark.parametrize("at", (1, 3, 6))
+def test_a_disk_that_gets_full_leaves_nothing_behind(place, weights, monkeypatch, caplog, at):
+    calls, original = [], os.pwritev
+
+    def pwritev(*arguments):
+        calls.append(1)
+        if len(calls) == at:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original(*arguments)
+    monkeypatch.setattr(os, "pwritev", pwritev)
+    with caplog.at_level(logging.INFO, "oxillama.sidecar"):
+        writing = Keeper(place, weights, Program(busy=True))
+        writing.finish()
+    assert "No space left" in writing.reason and caplog.records[-1].levelno == logging.INFO
+    assert len(calls) == at and not list(place.path.parent.iterdir())
+
+
+def test_a_short_write_is_gone_on_with(place, weights, monkeypatch):
+    original = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda descriptor, views, offset: original(descriptor, [views[0][:1 + len(views[0]) // 2]], offset))
+    Keeper(place, weights, Program(busy=True)).finish()
+    assert sidecar.verify(place.path) and held(place, weights) == {key: bytes(matrix) for key, matrix in weights.items()}
+
+
+def test_sections_of_a_large_one_begin_at_two_megabytes_and_of_a_small_one_at_a_page(tmp_path, weights):
+    small = {("c", 0, 16): PackedMatrix(np.zeros(16 * 34, np.uint8), "Q8_0", 16, 32)}
+    for name, matrices, first in (("large", weights, PIECE), ("small", small, 4096)):
+        assert sidecar.write_sidecar(tmp_path / name, {}, matrices)
+        with open(tmp_path / name, "rb") as file:
+            places = [section[5] for section in sidecar._header(file)["sections"]]
+        assert places[0] == first and all(place % 4096 == 0 for place in places)
+
+
+def test_while_one_process_writes_another_does_not(place, weights):
+    inside, go_on, second = threading.Event(), threading.Event(), []
+
+    def pause(written, size):
+        inside.set()
+        go_on.wait()
+    first = threading.Thread(target=sidecar.write_sidecar, args=(place.path, place.key, weights), kwargs={"pause": pause})
+    first.start()
+    inside.wait()
+    second.append(sidecar.write_sidecar(place.path, place.key, weights))
+    go_on.set()
+    first.join()
+    second.append(sidecar.write_sidecar(place.path, place.key, weights))        # it lies there already
+    assert second == [False, False] and sidecar.verify(place.path)
+    assert [path.name for path in place.path.parent.iterdir()] == ["x.panels"]
+
+
+def test_a_damaged_one_is_written_over(place, weights):
+    assert sidecar.write_sidecar(place.path, place.key, weights)
+    good = place.path.read_bytes()
+    place.path.write_bytes(good[:-4096])
+    assert sidecar.write_sidecar(place.path, place.key, weights) and place.path.read_bytes() == good
+
+
+# ---- other processes -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "model.gguf"
+    tiny.write(path, "llama", formats=lambda name: "Q8_0" if "ffn" in name else "F16").close()
+    return path
+
+
+LOAD = """
+import sys, numpy as np
+from oxillama.gguf import GgufReader
+from oxillama.model import load_model
+from oxillama._core.tape import Batch
+model = load_model(GgufReader(sys.argv[1]), sidecar=sys.argv[2])
+memory = model.page_memory()
+memory.ensure(1)
+ids = np.arange(8, dtype=np.int32)
+print(np.array(model.program.step(Batch(ids, ids, [np.zeros(1, np.int32)], np.zeros(8, np.int32), ids), memory)).tobytes().hex(), model.keeper is None)
+"""
+
+
+def started(code, *arguments, **environment):
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, **environment})
+
+
+def test_processes_that_load_together_write_one_sidecar_and_compute_the_same(model, tmp_path):
+    folder = tmp_path / "sidecars"
+    running = [started(LOAD, model, folder) for _ in range(3)]
+    outputs = [process.communicate()[0].split() for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0]
+    only, = folder.iterdir()
+    assert sidecar.verify(only)
+    outputs.append(started(LOAD, model, folder).communicate()[0].split())
+    assert len({logits for logits, _ in outputs}) == 1 and outputs[-1][1] == "True"
+
+
+KILLED = """
+import os, signal, sys
+from oxillama.model import keeper
+keeper.Keeper._pause = lambda self, written, size: os.kill(os.getpid(), signal.SIGKILL)
+""" + LOAD
+
+
+def test_a_writer_that_is_killed_harms_nobody(model, tmp_path):
+    folder = tmp_path / "sidecars"
+    process = started(KILLED, model, folder)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    left, = folder.iterdir()
+    assert left.name.endswith(".panels.tmp") and sidecar.abandoned(left)
+    first = started(LOAD, model, folder).communicate()[0].split()
+    only, = folder.iterdir()
+    assert sidecar.verify(only) and only.suffix == ".panels"
+    assert started(LOAD, model, folder).communicate()[0].split() == [first[0], "True"] and first[1] == "False"
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_that_is_written(place, weights):
+    left = place.path.with_name("other.panels.tmp")
+    left.parent.mkdir()
+    left.write_bytes(b"half")
+    Keeper(place, weights, Program(busy=True)).finish()
+    assert [path.name for path in place.path.parent.iterdir()] == ["x.panels"]
+
+
+def test_a_file_size_limit_of_the_system_ends_in_a_load_without_sidecar(model, tmp_path):
+    code = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n" + LOAD
+    process = started(code, model, tmp_path / "sidecars")
+    limited = process.communicate()[0].split()
+    assert process.returncode == 0 and not list((tmp_path / "sidecars").iterdir())
+    assert limited == started(LOAD, model, tmp_path / "sidecars").communicate()[0].split()
+
+
+def test_a_forked_child_leaves_the_writing_to_its_parent(place, weights):
+    program = Program(busy=True)
+    writing = Keeper(place, weights, program)
+    child = os.fork()
+    if not child:
+        try:
+            writing.finish()
+            keeper.finish_all()
+            os._exit(place.path.exists())
+        except BaseException:
+            os._exit(99)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    writing.finish()
+    assert writing.written and sidecar.verify(place.path)
+
+
+# ---- the default ---------------------------------------------------------------------------------------------------------
+
+
+def test_by_default_a_large_model_leaves_a_sidecar_in_the_cache_folder_and_loads_from_it_with_the_same_bits(model, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setattr(sidecars, "large_pages", lambda folder: True)
+    ids = [1, 2, 3, 4, 5]
+    with oxillama.load(model) as engine:            # a small one
+        packed = engine.logits(ids).tobytes()
+    assert not cache.exists()
+    monkeypatch.setattr(sidecars, "LEAST_BYTES", 1)
+    with oxillama.load(model) as engine:
+        assert engine.logits(ids).tobytes() == packed
+    only, = (cache / "oxillama").iterdir()
+    assert sidecar.verify(only) and sidecars.entries(cache / "oxillama")[0].names == ("model.gguf",)
+    monkeypatch.setattr("oxillama.model.load.pack_all", lambda *_, **__: pytest.fail("packed again"))
+    with oxillama.load(model) as engine:
+        assert engine.logits(ids).tobytes() == packed
+
+
+@pytest.mark.parametrize("off", ("environment", "argument"))
+def test_whoever_says_no_has_none(model, tmp_path, monkeypatch, off):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sidecars, "LEAST_BYTES", 1)
+    if off == "environment":
+        monkeypatch.setenv("OXILLAMA_SIDECAR", "0")
+    with oxillama.load(model, **({"sidecar": False} if off == "argument" else {})):
+        pass
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_cache_folder_is_left_alone_where_files_come_in_small_pages(model, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sidecars, "LEAST_BYTES", 1)
+    monkeypatch.setattr(sidecars, "large_pages", lambda folder: False)
+    with caplog.at_level(logging.INFO, "oxillama.sidecar"), oxillama.load(model):
+        pass
+    assert "small pages" in caplog.text and not list((tmp_path / "cache" / "oxillama").iterdir())
+    with oxillama.load(model, sidecar=tmp_path / "asked"):
+        pass
+    assert len(list((tmp_path / "asked").iterdir())) == 1
+
+
+def test_another_model_in_the_same_engine_gives_up_the_first_ones_sidecar(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(keeper, "IDLE_SECONDS", 1e6)
+    engine = oxillama.load(model, sidecar=tmp_path / "sidecars")
+    first = engine._loaded.model.keeper
+    other = tmp_path / "other.gguf"
+    other.write_bytes(model.read_bytes())
+    os.utime(other, (1, 1))
+    engine.load_model(other)
+    assert not first.is_alive() and not first.written
+    engine.close()
+    only, = (tmp_path / "sidecars").iterdir()
+    assert sidecars.entries(only.parent)[0].names == ("other.gguf",)
+
+
+def test_a_folder_for_which_there_is_no_room_on_the_disk_is_not_written_to(place, weights, monkeypatch):
+    usage = {"free": 0, "total": 1 << 40}
+    monkeypatch.setattr(sidecars.shutil, "disk_usage", lambda folder: type("Usage", (), usage))
+    size = sum(matrix.nbytes for matrix in weights.values())
+    for free, total, fits in ((4 * size - 1, 0, False), (4 * size, 0, True), (1 << 40, 20 << 40, False), (1 << 40, 19 << 40, True)):
+        usage.update(free=free, total=total)
+        assert (place.refusal(size) is None) == fits
+
+
+def test_large_pages_are_looked_for_where_the_file_would_be(tmp_path):
+    assert sidecars.large_pages(tmp_path) in (True, False)
+    assert not list(tmp_path.iterdir())
