@@ -54,6 +54,9 @@ class InvalidSlot(PoolError):
     """A slot that nobody owns was used or released."""
 
 
+PoolError.Exhausted, PoolError.InvalidSlot = Exhausted, InvalidSlot
+
+
 class ContextError(OxillamaError, ValueError):
     """A prompt or position does not fit the context."""
 

@@ -141,7 +141,7 @@ class EngineCore:
     def keep(self, session: Session) -> Session:
         """Count a session among those that may keep pages while idle; until it is dropped."""
         with self.lock:
-            self.room.sessions.add(session)
+            self.room.keep(session)
         return session
 
     def drop(self, session: Session) -> None:
@@ -149,7 +149,7 @@ class EngineCore:
         with self.lock:
             if session.busy:
                 raise EngineError(_BUSY)
-            self.room.sessions.discard(session)
+            self.room.sessions.pop(session, None)
             session.kv.release()
 
     def saved(self) -> Any:

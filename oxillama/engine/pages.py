@@ -21,7 +21,7 @@ from typing import Protocol
 
 import numpy as np
 
-from oxillama.errors import PoolError, PositionBeyondEnd
+from oxillama.errors import Exhausted, InvalidSlot, PoolError, PositionBeyondEnd
 
 
 class Memory(Protocol):
@@ -68,14 +68,14 @@ class KvCachePool:
         return self.memory.memory_bytes
 
     def alloc(self) -> int:
-        """A free page, now owned once; raises PoolError when there is none."""
+        """A free page, now owned once; raises Exhausted (a PoolError) when there is none."""
         if self._free:
             page = self._free.pop()
             self._counts[page] = 1
             return page
         page = len(self._counts)
         if self.max_pages is not None and page >= self.max_pages:
-            raise PoolError(f"page pool exhausted: all {self.max_pages} pages of {self.page_size} tokens are owned")
+            raise Exhausted(f"page pool exhausted: all {self.max_pages} pages of {self.page_size} tokens are owned")
         self.memory.ensure(page + 1)
         self._counts.append(1)
         return page
@@ -86,7 +86,7 @@ class KvCachePool:
         self._counts[page] += 1
 
     def free(self, page: int) -> None:
-        """One owner less; the last one gives the page back. Freeing a free page raises PoolError."""
+        """One owner less; the last one gives the page back. Freeing a free page raises InvalidSlot (a PoolError)."""
         self._owned(page)
         self._counts[page] -= 1
         if not self._counts[page]:
@@ -99,11 +99,12 @@ class KvCachePool:
             counts[page] += 1
 
     def free_all(self, pages: Sequence[int]) -> None:
-        """One owner less of each page; those without any go back. As `free`, a free page among them raises PoolError."""
-        counts, free = self._counts, self._free
-        for page in pages:
-            left = counts[page] - 1
+        """One owner less of each page; those without any go back. As `free`, a free page among them raises, and then nothing was freed."""
+        counts, free, known = self._counts, self._free, len(self._counts)
+        for at, page in enumerate(pages):
+            left = counts[page] - 1 if 0 <= page < known else -1
             if left < 0:
+                self._take_back(pages[:at])
                 self._owned(page)
             counts[page] = left
             if not left:
@@ -123,9 +124,16 @@ class KvCachePool:
             self._free = [page for page in self._free if page < keep]
             self.memory.release(keep)
 
+    def _take_back(self, freed: Sequence[int]) -> None:
+        """Undo `free_all` of the pages."""
+        for page in reversed(freed):
+            if not self._counts[page]:
+                self._free.pop()                               # they were put there in this order
+            self._counts[page] += 1
+
     def _owned(self, page: int) -> None:
         if not 0 <= page < len(self._counts) or not self._counts[page]:
-            raise PoolError(f"page {page}: nobody owns it, wanted an owned page (0 to {len(self._counts) - 1})")
+            raise InvalidSlot(f"page {page}: nobody owns it, wanted an owned page (0 to {len(self._counts) - 1})")
 
 
 class PagedKvCache:

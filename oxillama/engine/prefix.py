@@ -93,18 +93,14 @@ class PrefixKvCache:
         """(key, tokens, pages) of every stored sequence, least recently used first; no shares are taken."""
         if self.stateful:
             raise ConfigError("prefix cache: holds checkpoints of recurrent state, which cannot be listed")
-        size, keys, out = self.pool.page_size, {id(root): key for key, root in self._roots.items()}, []
+        keys, out = {id(root): key for key, root in self._roots.items()}, []
         for leaf in sorted(self._leaves, key=lambda each: each.used):
             path = [leaf]
             while path[-1].parent is not None:
                 path.append(path[-1].parent)
-            tokens: list[int] = []
-            pages: list[int] = []
-            for node in path[-2::-1]:
-                del pages[node.start // size:]
-                pages.extend(node.pages)
-                tokens.extend(node.tokens)
-            out.append((keys[id(path[-1])], tuple(tokens), pages))
+            root, *nodes = path[::-1]
+            tokens = tuple(token for node in nodes for token in node.tokens)
+            out.append((keys[id(root)], tokens, self._table(nodes, len(tokens))))
         return out
 
     def match(self, tokens: Sequence[int], *, key: Hashable = None) -> int:
@@ -126,17 +122,18 @@ class PrefixKvCache:
         length, checkpoint = self._usable(length, path)
         if not length:
             return Hit(0, [])
-        size = self.pool.page_size
-        pages: list[int] = []
         self._clock += 1
         for node in path:
             node.used = self._clock
-            if node.start < length:
-                del pages[node.start // size:]
-                pages.extend(node.pages)
-        pages = pages[:-(-length // size)]
+        pages = self._table(path, length)
         self.pool.share_all(pages)
         return Hit(length, pages, checkpoint)
+
+    def find(self, tokens: Sequence[int], *, key: Hashable = None) -> tuple[int, list[int]]:
+        """What `lookup` would find, as (length, pages): no shares are taken, and it counts as no use."""
+        length, path = self._walk(tokens, len(tokens) - 1, key)
+        length = self._usable(length, path)[0]
+        return length, self._table(path, length)
 
     def insert(self, tokens: Sequence[int], pages: Sequence[int], *, key: Hashable = None,
                checkpoints: Mapping[int, Any] | None = None) -> int:
@@ -210,6 +207,15 @@ class PrefixKvCache:
                 break
             node = child
         return at, path
+
+    def _table(self, path: list[_Node], length: int) -> list[int]:
+        """The pages of the first `length` positions along a path."""
+        size, pages = self.pool.page_size, []
+        for node in path:
+            if node.start < length:
+                del pages[node.start // size:]
+                pages.extend(node.pages)
+        return pages[:-(-length // size)]
 
     def _usable(self, length: int, path: list[_Node]) -> tuple[int, Any]:
         """The part of a match that may be used, and its checkpoint."""

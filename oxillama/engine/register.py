@@ -61,8 +61,10 @@ class Register:
             self._room.store(request, whole_pages=kept)
         if not kept:
             session.kv.release()
-        elif request.speculation is not None:
-            session.kv.truncate(session.kv.length)             # pages that were reserved for candidates
+        else:
+            self._room.keep(session)                           # now the one used last
+            if request.speculation is not None:
+                session.kv.truncate(session.kv.length)         # pages that were reserved for candidates
         session.busy = False
         if request.speculation is not None:
             request.speculation.close(len(request.generated))

@@ -1,8 +1,8 @@
 """Whose pages are whose: the room that running requests, stored prefixes and idle sessions share.
 
 The scheduler asks here: may a ticket start (`admit`), is there room for its next rows (`reserve`), take its pages away (`release`). Room
-is made in this order: free pages, stored prefixes (least recently used first), pages of idle sessions; what an idle session loses is
-evaluated again, with the same bits, when it goes on.
+is made in this order: free pages, stored prefixes, pages of idle sessions, each the least recently used first; what an idle session loses
+is evaluated again, with the same bits, when it goes on. Whoever could get its pages so does not wait for them.
 """
 from __future__ import annotations
 
@@ -24,9 +24,14 @@ class Room:
 
     def __init__(self, pool: KvCachePool, prefix: PrefixKvCache | None, queue_times: Histogram) -> None:
         self.pool, self.prefix = pool, prefix
-        self.sessions: set[Session] = set()
+        self.sessions: dict[Session, None] = {}         # those that keep pages while idle, the least recently used first
         self.scheduler: Scheduler | None = None         # set once it exists: each asks the other
         self._queue_times = queue_times
+
+    def keep(self, session: Session) -> None:
+        """Count a session among those that keep pages while idle, as the one used last."""
+        self.sessions.pop(session, None)
+        self.sessions[session] = None
 
     def admit(self, ticket: Ticket) -> bool | None:
         """Look for a stored prefix; wait for one that is being computed right now (False), or for pages (None)."""
@@ -39,7 +44,7 @@ class Room:
         cached = ticket.done == 0 and request.cache and self.prefix is not None and not ticket.every_row
         if cached and self._follow(request):
             return False
-        if self.scheduler.running and not self._fits(ticket):
+        if self.scheduler.running and not self._fits(ticket, cached=cached):
             return None
         if cached:
             hit = self.prefix.lookup(request.session.tokens, key=request.session.adapters)
@@ -97,12 +102,16 @@ class Room:
     def takeable(self) -> int | None:
         """Pages that `make` could get together, None where only memory is the limit."""
         free = self.pool.pages_free
-        if free is None:
-            return None
+        return None if free is None else free + self._held_idly(())
+
+    def _held_idly(self, but: Sequence[int]) -> int:
+        """Pages that nobody but stored prefixes and idle sessions has a share in, those of `but` left out."""
         held = Counter(page for session in self.sessions if not session.busy for page in session.kv.pages)
         if self.prefix is not None:
             held.update(self.prefix.shares)
-        return free + sum(self.pool.owners(page) == owners for page, owners in held.items())
+        for page in but:
+            held.pop(page, None)
+        return sum(self.pool.owners(page) == owners for page, owners in held.items())
 
     def leaked(self, requests: set[Request]) -> int:
         """Owned pages that no request, session or stored prefix names."""
@@ -132,13 +141,23 @@ class Room:
                 return True
         return False
 
-    def _fits(self, ticket: Ticket) -> bool:
-        """Whether the pool has pages for a ticket's tokens and one more for everybody who runs."""
+    def _fits(self, ticket: Ticket, *, cached: bool) -> bool:
+        """Whether a ticket's tokens, and one more for everybody who runs, fit into pages that are free or idly held."""
         free = self.pool.pages_free
         if free is None:
             return True
-        need = -(-(ticket.length + 1) // self.pool.page_size) - len(ticket.owner.session.kv.pages) + self.scheduler.running
-        return need <= free or need <= free + (self.prefix.freeable() if self.prefix is not None else 0)
+        session, size, mine = ticket.owner.session, self.pool.page_size, []
+        need = session.kv.missing_pages(ticket.length + 1) + self.scheduler.running
+        if need <= free:
+            return True
+        if cached:
+            length, mine = self.prefix.find(session.tokens, key=session.adapters)
+            need -= length // size                             # a page that is filled in part is copied when it is written
+        return need <= free + self._idle_bound() and need <= free + self._held_idly(mine)
+
+    def _idle_bound(self) -> int:
+        """At least as many as `_held_idly`, and soon counted."""
+        return sum(len(session.kv.pages) for session in self.sessions if not session.busy) + (self.prefix.pages_used if self.prefix is not None else 0)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:
