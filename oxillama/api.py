@@ -126,11 +126,16 @@ class InferenceEngine:
         With a session the prompt is appended to it; a prompt of None goes on with the session, or with the one used last.
         With `n` or `best_of` above 1 the `Siblings` that share the prompt, whose result is a list.
         """
+        return self._begin(prompt, session=session, **options)
+
+    def _begin(self, prompt: Prompt | None, *, live: bool = False, session: Session | None = None, **options: Any) -> Request | Siblings:
+        """`submit`; live: a prompt of None goes on with it next, so that its session keeps what it has evaluated."""
         if options.get("speculative") is not None:
             loaded = self._loaded
             options["speculative"] = candidates_of(loaded.core, loaded.vocabulary, loaded.model, options["speculative"])
         wanted = Options.of(options)
-        return self._submit(make_siblings if wanted.completions > 1 else make_request, prompt, session, wanted)
+        make = make_siblings if wanted.completions > 1 else make_request
+        return self._submit(self._loaded.live.keeping(make) if live else make, prompt, session, wanted)
 
     def _submit(self, make: Callable[..., Request | Siblings], prompt: Prompt | None, session: Session | None,
                 wanted: Options) -> Request | Siblings:
@@ -145,12 +150,12 @@ class InferenceEngine:
         """
         if self.is_many(prompt):
             return all_finished(self.submit(one, **options) for one in prompt)
-        return finished(self._loaded.follow(self.submit(prompt, **options)))
+        return finished(self._loaded.follow(self._begin(prompt, live=True, **options)))
 
     def stream(self, prompt: Prompt | None, **options: Any) -> Stream:
         """The completion as it comes: an iterator of pieces whose `.text` is whole UTF-8. Closing or forgetting it stops the work."""
         _only_one(options)
-        return Stream(self._loaded.follow(self.submit(prompt, **options)))
+        return Stream(self._loaded.follow(self._begin(prompt, live=True, **options)))
 
     def beam_generate(self, prompt: Prompt | None, config: BeamSearchConfig | None = None, *, session: Session | None = None,
                       **options: Any) -> list[BeamHypothesis]:
@@ -173,7 +178,7 @@ class InferenceEngine:
         """
         if stream:
             _only_one(options)
-        request = self._loaded.follow(self.submit_chat(messages, **options))
+        request = self._loaded.follow(self._begin_chat(messages, live=True, **options))
         return Stream(request) if stream else finished(request)
 
     def submit_chat(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, response_format: dict | None = None,
@@ -183,8 +188,11 @@ class InferenceEngine:
         tool_choice ("auto", "none", "required" or a tool's name), tool_format (None: what the template teaches) and parallel_tool_calls go
         with `tools`, whose calls follow their schemas (see `toolcalls.ChatPlanner`); the completion has `content`, `reasoning`, `tool_calls`.
         """
-        turn = self._loaded.chat.turn(messages, tools=tools, response_format=response_format, template=template, **options)
-        request = self.submit(turn.prompt, **turn.options)
+        return self._begin_chat(messages, tools=tools, response_format=response_format, template=template, **options)
+
+    def _begin_chat(self, messages: Sequence[dict], *, live: bool = False, **options: Any) -> Request:
+        turn = self._loaded.chat.turn(messages, **options)
+        request = self._begin(turn.prompt, live=live, **turn.options)
         for each in request.requests if isinstance(request, Siblings) else (request,):
             each.read, each.events = turn.read, turn.events
         return request

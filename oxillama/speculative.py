@@ -90,7 +90,7 @@ class SpeculativeEngine:
             raise ConfigError("speculative: found beside a draft, wanted the draft alone")
         if self.config.seed is not None and prompt is not None:
             options.setdefault("seed", self.config.seed)
-        request = self.target.submit(prompt, speculative=self.candidates if drafting else Candidates(Silent(), adaptive=False), **options)
+        request = self.target._begin(prompt, live=True, speculative=self.candidates if drafting else Candidates(Silent(), adaptive=False), **options)
         self._accepted += self.stats.accepted
         self._last = self.target._loaded.follow(request)
         return request

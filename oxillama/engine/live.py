@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.session import Session
@@ -10,13 +12,14 @@ from oxillama.engine.session import Session
 class LiveSession:
     """A session made when it is first needed, and beside it the one used last. Whoever changes the live session holds `lock`."""
 
-    __slots__ = ("_core", "_session", "lock", "recent")
+    __slots__ = ("_core", "_kept", "_session", "lock", "recent")
 
     def __init__(self, core: EngineCore) -> None:
         self.lock = threading.RLock()
         self.recent: Session | None = None         # what a prompt of None goes on with
         self._core = core
         self._session: Session | None = None
+        self._kept: list[Session] = []             # sessions of `keeping`
 
     def get(self) -> Session:
         """The live session."""
@@ -30,6 +33,21 @@ class LiveSession:
         with self.lock:
             self.recent = self.get()
             return self.recent
+
+    def keeping(self, make: Callable) -> Callable:
+        """`make` of a request, whose session keeps its pages where nobody stores them, until another request that was made so takes its place."""
+        def made(core: EngineCore, vocabulary: Any, options: Any, **more: Any) -> Any:
+            request = make(core, vocabulary, options, **more)
+            session = getattr(request, "session", None)            # several completions have none that is the last
+            with core.lock:
+                idle = [each for each in self._kept if each is not session and not each.busy]
+                for each in idle:
+                    core.drop(each)
+                self._kept = [each for each in self._kept if each not in idle]
+                if session is not None and more.get("session") is None and (core.prefix is None or not options.cache_prompt):
+                    self._kept.append(core.keep(session))
+            return request
+        return made
 
     def take(self, session: Session) -> None:
         """Hold another session: it is the live one and the one used last; the one before is closed."""

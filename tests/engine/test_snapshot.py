@@ -390,18 +390,37 @@ def test_pages_of_every_type_and_size_go_along(kv_type, page_size):
             session.close()
 
 
-def test_without_a_prefix_cache_only_sessions_of_ones_own_have_pages_to_save_and_both_go_on():
-    with oxillama.load(num_threads=1, prefix_cache=False) as engine:
-        whole = engine.generate(PROMPT, max_tokens=20, sampler=SEEDED).tokens
-        engine.generate(PROMPT, max_tokens=9, sampler=SEEDED)
-        plain = engine.snapshot()
-        engine.generate(PROMPT, session=engine.session(), max_tokens=9, sampler=SEEDED)
-        own = engine.snapshot()
-        assert parts(plain)[1].keys() == parts(own)[1].keys() - {"kv"}
-        for data in (plain, own):
-            session = engine.restore(data)
-            assert engine.generate(None, session=session, max_tokens=11).tokens == whole[9:]
-            session.close()
+def plain(engine, **options):
+    return engine.generate(PROMPT, sampler=SEEDED, **options)
+
+
+def streamed(engine, **options):
+    return list(engine.stream(PROMPT, sampler=SEEDED, **options))
+
+
+@pytest.mark.parametrize("door", [plain, streamed])
+@pytest.mark.parametrize("config, options", [({"prefix_cache": False}, {}), ({}, {"cache_prompt": False})], ids=["no cache", "not for this prompt"])
+def test_what_nobody_else_stores_the_last_session_keeps_until_the_next(config, options, door):
+    with oxillama.load(num_threads=1, **config) as engine:
+        door(engine, max_tokens=20, **options)
+        whole, pages = engine.snapshot(), engine.metrics().pages_used
+        assert EngineSnapshot.inspect(whole).facts["kv"]["length"] == EngineSnapshot.inspect(whole).facts["tokens"] - 1
+        door(engine, max_tokens=9, **options)
+        data = engine.snapshot()
+        assert 0 < engine.metrics().pages_used <= pages and engine.metrics().pages_leaked == 0
+        session = engine.session()
+        engine.generate(PROMPT, session=session, max_tokens=9, sampler=SEEDED, **options)
+        assert session.snapshot() == data                          # what a session of one's own would keep
+        session = engine.restore(data)
+        engine.generate(None, session=session, max_tokens=11)
+        assert session.snapshot() == whole
+        running = [threading.Thread(target=door, args=(engine,), kwargs={"max_tokens": 30, **options}) for _ in range(3)]
+        for each in running:
+            each.start()
+        for each in running:
+            each.join()
+        door(engine, max_tokens=1, **options)
+        assert engine.metrics().pages_leaked == 0 and len(engine._loaded.live._kept) == 1
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "f32", "q8_0", "q4_0"])
