@@ -19,7 +19,8 @@ def add_commands(commands) -> None:
     add_model(command)
     command.add_argument("-p", type=int, default=512, metavar="TOKENS", help="prompt tokens (default: %(default)s)")
     command.add_argument("-n", type=int, default=64, metavar="TOKENS", help="generated tokens (default: %(default)s)")
-    command.add_argument("-d", type=int, default=0, metavar="DEPTH", help="tokens already in the context when generation starts (default: %(default)s)")
+    command.add_argument("-d", type=int, default=0, metavar="DEPTH",
+                         help="tokens already in the context when generation starts (default: %(default)s)")
     command.add_argument("-b", type=int, default=1, metavar="BATCH", help="sequences generated together (default: %(default)s)")
     command.add_argument("-r", type=int, default=3, metavar="RUNS", help="runs whose median counts (default: %(default)s)")
     command.add_argument("--json", action="store_true", help="print one JSON object")

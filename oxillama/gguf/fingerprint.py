@@ -17,8 +17,8 @@ from oxillama.gguf.reader import GgufReader, read_shard
 from oxillama.gguf.source import Shard, open_source
 
 PROBE_BYTES = 8 << 20
-_MEANING = {"file_size": "a size of", "probe_size": "probes of", "head": "the first bytes", "tail": "the last bytes", "directory": "hyper-parameters, tokenizer or tensor directory",
-            "full": "the whole file"}
+_MEANING = {"file_size": "a size of", "probe_size": "probes of", "head": "the first bytes", "tail": "the last bytes",
+            "directory": "hyper-parameters, tokenizer or tensor directory", "full": "the whole file"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -271,8 +271,8 @@ def _unique(ex, facts, node, schema, value):
 APPLY = {
     "type": _type, "enum": _enum, "const": lambda ex, f, n, s, v: f.allow([v]), "$banned": _banned, "$fraction": _fraction,
     "minimum": _minimum, "maximum": _maximum, "exclusiveMinimum": _exclusive_minimum, "exclusiveMaximum": _exclusive_maximum,
-    "multipleOf": _multiple, "$notMultiple": lambda ex, f, n, s, v: f.add("broken", exact(v)), "minLength": lambda ex, f, n, s, v: f.length(_whole(v)),
-    "maxLength": lambda ex, f, n, s, v: f.length(0, _whole(v)), "pattern": _pattern, "$notPattern": _not_pattern,
+    "multipleOf": _multiple, "$notMultiple": lambda ex, f, n, s, v: f.add("broken", exact(v)),
+    "minLength": lambda ex, f, n, s, v: f.length(_whole(v)), "maxLength": lambda ex, f, n, s, v: f.length(0, _whole(v)), "pattern": _pattern, "$notPattern": _not_pattern,
     "format": _format, "$notFormat": _not_format, "prefixItems": _arrays, "items": _arrays, "additionalItems": _arrays,
     "unevaluatedItems": _arrays, "minItems": lambda ex, f, n, s, v: f.items(_whole(v)),
     "maxItems": lambda ex, f, n, s, v: f.items(0, _whole(v)), "contains": _contains, "uniqueItems": _unique,

@@ -163,7 +163,10 @@ class Spelling:
         return seq(*parts, literal('"'))
 
     def value(self, value) -> tuple:
-        """A JSON value: scalars as they are, members in their order (if that is free and they are few: in any); a number may be written as an integer or as given."""
+        """A JSON value: scalars as they are, members in their order (if that is free and they are few: in any).
+
+        A number may be written as an integer or as given.
+        """
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):

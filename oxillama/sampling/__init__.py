@@ -13,5 +13,5 @@ from oxillama.sampling.distribution import Distribution
 from oxillama.sampling.sampler import Logprobs, Sampler, token_logprobs
 from oxillama.sampling.stages import REORDERABLE, STAGES, SamplerStage, StageInfo
 
-__all__ = ["DRY_BREAKERS", "REORDERABLE", "STAGES", "Distribution", "Logprobs", "Sampler", "SamplerChain", "SamplerConfig", "SamplerStage", "StageInfo",
-           "Xorshift64", "breaker_sequences", "stages_of", "token_logprobs"]
+__all__ = ["DRY_BREAKERS", "REORDERABLE", "STAGES", "Distribution", "Logprobs", "Sampler", "SamplerChain", "SamplerConfig", "SamplerStage",
+           "StageInfo", "Xorshift64", "breaker_sequences", "stages_of", "token_logprobs"]

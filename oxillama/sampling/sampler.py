@@ -230,7 +230,8 @@ class Sampler:
         if version != _VERSION or zero != 0:
             raise SamplingError(f"sampler state: found version {version}, wanted {_VERSION}")
         if vocab != self.vocab_size or digest != self._identity():
-            raise SamplingError(f"sampler state: found another config or vocabulary ({vocab} tokens), wanted those of this sampler ({self.vocab_size})")
+            raise SamplingError(f"sampler state: found another config or vocabulary ({vocab} tokens), "
+                                f"wanted those of this sampler ({self.vocab_size})")
         if length < 0 or len(state) != _STATE.size + 4 * length + 4 or rng == 0 or generated < 0 or not np.isfinite(mu):
             raise SamplingError(f"sampler state: found {length} tokens in {len(state)} bytes, wanted them to agree")
         history = np.frombuffer(state, "<i4", length, _STATE.size).astype(np.int32)

@@ -39,7 +39,8 @@ STAGES: tuple[StageInfo, ...] = (
         "p-e-w, DRY (text-generation-webui pull request 5677); linear-time matching by Z values, Gusfield 1997, section 1.3",
     ),
     StageInfo("mask", (), "Removes tokens whose bit is clear in the mask or that are not in allowed_tokens.", "Willard and Louf 2023, section 3"),
-    StageInfo("top_n_sigma", (("n", None, 1e-6, INF),), "Keeps l >= max - n * standard deviation of the finite logits.", "Tang et al. 2024, Top-n-sigma"),
+    StageInfo("top_n_sigma", (("n", None, 1e-6, INF),), "Keeps l >= max - n * standard deviation of the finite logits.",
+              "Tang et al. 2024, Top-n-sigma"),
     StageInfo("top_k", (("k", None, 1, 2**31 - 1),), "Keeps the k largest logits; ties go to the lower id.", "Fan et al. 2018, section 5.4"),
     StageInfo(
         "typical",

@@ -14,7 +14,8 @@ from oxillama.tokenizer.bpe import BYTE_TO_CHAR, check_runs
 from oxillama.tokenizer.spm import MARK
 from oxillama.tokenizer.vocabulary import BYTE, CONTROL, NORMAL, SPECIAL_KEYS, UNUSED, USER_DEFINED, Vocabulary
 
-_NAMES = {"bos": ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<|begin|>"), "eos": ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>"),
+_NAMES = {"bos": ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<|begin|>"),
+          "eos": ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>"),
           "unk": ("<unk>",), "pad": ("<pad>",)}
 
 
