@@ -36,7 +36,7 @@ class Load:
 class Model:
     """From `load` to the first token, the best of three: weights packed or mapped from a sidecar, files in the page cache or dropped from it."""
 
-    params = [wanted(), ["Q4_0", "Q4_K_M", "Q8_0"], ["packed", "mapped"], ["warm", "cold"]]
+    params = [wanted(), ["Q4_0", "Q8_0"], ["packed", "mapped"], ["warm", "cold"]]
     param_names = ["shape", "format", "weights", "page cache"]
     timeout = 600
 

@@ -71,7 +71,7 @@ class Generation:
 class Depth:
     """Generated tokens/s of one sequence that has a long context, the median of three runs of 16 tokens."""
 
-    params = [wanted(), ["Q4_K_M", "Q4_0", "Q8_0"], [4096, 16384], ["f16", "q8_0"]]
+    params = [wanted(), ["Q4_K_M", "Q8_0"], [4096, 16384], ["f16", "q8_0"]]
     param_names = ["shape", "format", "depth", "kv_type"]
     unit = "tokens/s"
     timeout = 900
@@ -89,7 +89,7 @@ class Depth:
 class Together:
     """Generated tokens/s of all of several sequences of 64 tokens of context each, the median of three runs of 32 steps."""
 
-    params = [wanted(), ["Q4_K_M", "Q4_0", "Q8_0"], [8, 16]]
+    params = [wanted(), ["Q4_K_M", "Q8_0"], [8, 16]]
     param_names = ["shape", "format", "sequences"]
     unit = "tokens/s"
     timeout = 600

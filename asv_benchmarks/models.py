@@ -117,8 +117,8 @@ def model(name: str, recipe: str) -> Path:
 
 
 def opened(name: str, recipe: str, threads: int, **config) -> oxillama.InferenceEngine:
-    """An engine over a model; the caller closes it."""
-    return oxillama.load(model(name, recipe), num_threads=threads, prefix_cache=False, **config)
+    """An engine over a model, its weights packed into memory; the caller closes it."""
+    return oxillama.load(model(name, recipe), num_threads=threads, prefix_cache=False, sidecar=False, **config)
 
 
 if __name__ == "__main__":

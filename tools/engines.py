@@ -68,6 +68,7 @@ class Harness:
     runs: int
     served: bool = False
     isa: str | None = None          # the instruction set forced on it, which it must report
+    env: dict[str, str] = field(default_factory=dict)
 
     def measure(self, model: Path, work: Work) -> dict[str, float]:
         """One run: the columns it has numbers for."""
@@ -83,7 +84,7 @@ class Harness:
         options = (["--cold"] if work.load == "cold" else []) if work.load else [
             "-p", str(max(work.p, 1)), "-n", str(max(work.n, 1)), "-d", str(work.d), "-b", str(work.b), "-r", str(self.runs)]
         out, _ = call([*self.command, str(model), "-t", str(work.t), *options, "--json"],
-                      env={"OXILLAMA_ISA": self.isa} if self.isa else None)
+                      env=self.env | ({"OXILLAMA_ISA": self.isa} if self.isa else {}))
         return json.loads(out.strip().splitlines()[-1])
 
 

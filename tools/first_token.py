@@ -5,7 +5,8 @@
     PYTHON first_token.py MODEL.gguf --engine llama.cpp              with an interpreter that has the package llama-cpp-python
 
 The prompt is one token, the answer the likeliest next one. Imports are done before. With --cold the model's file (and its sidecar's) is first
-dropped from the system's page cache, and it is an error if it stays there. With --sidecar a process before this one loads and leaves the sidecar.
+dropped from the system's page cache, and it is an error if it stays there. Weights are packed, or with --sidecar mapped from what `oxillama sidecar
+write` has left in the folder before.
 """
 from __future__ import annotations
 
@@ -90,8 +91,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.sidecar and options.engine != "oxillama":
         parser.error("--sidecar: is oxillama's")
+    os.environ.pop("OXILLAMA_SIDECAR", None)        # it would win over what is asked for here
     if options.sidecar:
-        subprocess.run([sys.executable, __file__, str(options.model)], env={**os.environ, "OXILLAMA_SIDECAR": str(options.sidecar)}, check=True,
+        subprocess.run([sys.executable, "-m", "oxillama.cli", "sidecar", "write", str(options.model), "--folder", str(options.sidecar)], check=True,
                        stdout=subprocess.DEVNULL)
     if options.cold:
         for path in (options.model, *(options.sidecar.iterdir() if options.sidecar else ())):

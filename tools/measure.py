@@ -22,7 +22,8 @@ With --served ours is `serve_bench.py`: requests through the engine, prompts inc
 prompts one after another and then its batched generation, b * n / (b * d / pp_tps + b * n / tg_tps), with its pp_tps at -p tokens;
 llama-batched-bench does prompts and generation by itself. With --load ours and the peers are `first_token.py`, and work is "warm" or "cold".
 
-`--isa avx2` forces our instruction set (peers need builds of their own). `--neighbour` keeps one core busy with another process during each run.
+`--isa avx2` forces our instruction set (peers need builds of their own). `--sidecar FOLDER` maps our weights from there, where they would be packed
+into memory otherwise. `--neighbour` keeps one core busy with another process during each run.
 """
 from __future__ import annotations
 
@@ -132,6 +133,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--work", action="append", default=[], help="a piece of work for every model (default: 'p512 n64')")
     parser.add_argument("--cells", choices=CELLS, help="a named list of work instead")
     parser.add_argument("--isa", help="the instruction set forced on ours")
+    parser.add_argument("--sidecar", default="0", metavar="FOLDER", help="where ours keeps packed weights (default: nowhere)")
     parser.add_argument("--neighbour", action="store_true", help="another process keeps one core busy")
     parser.add_argument("--least-reads", type=float, default=0.0, metavar="GB/S", help="wait for plain reads of this rate before a round, tell rounds apart by it")
     parser.add_argument("--patience", type=float, default=20.0, metavar="S", help="seconds a round waits for them at most (default: %(default)g)")
@@ -150,7 +152,8 @@ def engines_of(options: argparse.Namespace) -> list[Harness | LlamaBench]:
     """Ours, then the peers in the order given."""
     script = "serve_bench.py" if options.served else "first_token.py" if options.load else None
     own = [sys.executable, "-W", "ignore", *([str(Path(__file__).with_name(script))] if script else ["-m", "oxillama.cli", "bench"])]
-    engines: list[Harness | LlamaBench] = [Harness("ours", shlex.split(options.ours) if options.ours else own, options.runs, options.served, options.isa)]
+    own = shlex.split(options.ours) if options.ours else [*own, "--sidecar", options.sidecar] if options.load and options.sidecar != "0" else own
+    engines: list[Harness | LlamaBench] = [Harness("ours", own, options.runs, options.served, options.isa, {"OXILLAMA_SIDECAR": options.sidecar})]
     for text in options.peer:
         name, _, command = text.partition("=") if re.match(r"[\w.-]+=", text) else ("peer", "", text)
         engines.append(Harness(name, shlex.split(command), options.runs, options.served))

@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, default=Path("docs/roofline.svg"))
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    with oxillama.load(options.model, num_threads=options.threads or None) as engine:
+    with oxillama.load(options.model, num_threads=options.threads or None, sidecar=False) as engine:
         threads, reader = engine.num_threads, engine._loaded.model.reader
         largest = max(reader.tensors.values(), key=lambda info: info.nbytes if info.name.startswith("blk.") else 0)
         bandwidth, peak = roofs(threads, largest.type_name)
