@@ -239,9 +239,14 @@ static inline uint64_t oxs_cut(const uint64_t *key, const double *w, int n, doub
 
 /* ---- the row and its blocks ---- */
 
+/* The largest of n peaks, n a multiple of 16: a running maximum per lane, because one alone waits for itself. */
 static inline float oxs_highest(const float *peak, int n) {
-    float best = peak[0];
-    for (int i = 1; i < n; i++) best = peak[i] > best ? peak[i] : best;
+    float lane[16], best;
+    memcpy(lane, peak, sizeof lane);
+    for (int i = 16; i < n; i += 16)
+        for (int j = 0; j < 16; j++) lane[j] = peak[i + j] > lane[j] ? peak[i + j] : lane[j];
+    best = lane[0];
+    for (int j = 1; j < 16; j++) best = lane[j] > best ? lane[j] : best;
     return best;
 }
 
