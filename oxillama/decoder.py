@@ -19,10 +19,10 @@ from oxillama.speculative import SpeculativeConfig, SpeculativeEngine
 class AsyncSpecConfig:
     """How a decoder speculates.
 
-    spec_k: candidates of a step. draft_sampler: the draft's own, None to draw with the target's random numbers; with one nothing is drawn
-    ahead, the draft runs between the target's steps (else the text would depend on the clock). target_sampler: of the text, None for the
-    target's own. force_n1: one token a step, the draft left alone. max_tokens: of a generation. draft_threads: workers
-    of a draft that is loaded here, None for half of the cores.
+    spec_k: candidates of a step. draft_sampler: the draft's own, None to draw with the target's random numbers; with one the same seed gives
+    the same text, but another than that of a `SpeculativeEngine`, whose draft draws in another order. target_sampler: of the text, None
+    for the target's own. force_n1: one token a step, the draft left alone. max_tokens: of a generation. draft_threads: workers of a
+    draft that is loaded here, None for half of the cores.
     """
 
     spec_k: int = 4
@@ -76,7 +76,6 @@ class CancellationToken:
 class SpeculativeDecoder:
     """Generates with a target while a draft works ahead in a thread of its own. Close it, or use it in a `with` block.
 
-    With a `draft_sampler` the draft is asked on demand, by the engine's loop, and nothing is drawn ahead: see `AsyncSpecConfig`.
     target, draft: as in `SpeculativeConfig`; a draft that is loaded here has `draft_threads` workers.
     """
 

@@ -5,7 +5,8 @@
 
 A line of candidates knows the tokens it assumes. When the session went on as it said, what it has drawn meanwhile is at hand; when not, the
 line is stale: it is stopped, dropped, and another begun. Whoever asks waits until the line is as long as it wants: nothing is cut short by
-a clock, so the drafts are those of `ModelDrafter`, sooner.
+a clock, so the drafts are those of `ModelDrafter`, sooner. A sampler of the drafter's own draws by the number of a token in the text
+(`Line`), so that neither the candidates nor the text depend on how far a stale line had come.
 """
 from __future__ import annotations
 
@@ -32,11 +33,7 @@ class Ahead:
 
 
 class AheadDrafter:
-    """`ModelDrafter` with a thread of its own. `close_thread` ends it; proposals asked for afterwards raise EngineError.
-
-    With a sampler of the drafter's own nothing is drawn ahead, and the loop's thread drafts on demand, as `ModelDrafter` does: which of its
-    random numbers a line meets would depend on how far the stale one had come, and so on the clock.
-    """
+    """`ModelDrafter` with a thread of its own. `close_thread` ends it; proposals asked for afterwards raise EngineError."""
 
     def __init__(self, inner: ModelDrafter) -> None:
         self.inner = inner
@@ -59,8 +56,6 @@ class AheadDrafter:
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
         """For each session what its line says next, or a new line's beginning."""
-        if any(ask.state.following.sampler is not None for ask in asks):
-            return self.inner.propose([_inner(ask) for ask in asks])
         begun = [self._continue(ask) or self._begin(ask) for ask in asks]
         return [self._take(ask, at) for ask, at in zip(asks, begun)]
 
@@ -94,7 +89,7 @@ class AheadDrafter:
     def _begin(self, ask: Ask) -> int:
         state = ask.state
         self._halt(state)
-        line = Line(_inner(ask), 1 << 30)
+        line = Line(_inner(ask), 1 << 30, numbered=True)
         line.prefix = list(ask.session.tokens)                  # the session goes on while the line is drawn
         with self._ready:
             state.line, state.over, state.stop = line, False, False
@@ -107,7 +102,9 @@ class AheadDrafter:
         with self._ready:
             while not state.over and len(state.line.tokens) < at + ask.most:
                 self._wait()
-            return Draft(state.line.tokens[at:at + ask.most])
+            line = state.line
+            tokens = line.tokens[at:at + ask.most]
+            return Draft(tokens, None, line.shares[at:at + len(tokens)] if state.following.sampler is not None else None)
 
     def _halt(self, state: Ahead) -> None:
         with self._ready:

@@ -9,6 +9,8 @@ whose distributions are then handed over to be judged against. A grammar masks c
 """
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -240,16 +242,22 @@ _NOMINAL = StepCosts({1: 1.0, 17: 2.6})         # a target's step by rows, where
 
 
 class Line:
-    """One session's draft while it is made: samplers and grammar that run ahead of the session's own."""
+    """One session's draft while it is made: samplers and grammar that run ahead of the session's own.
 
-    __slots__ = ("ask", "count", "generated", "grammar", "kv", "prefix", "sampler", "shares", "state", "tokens")
+    numbered: a sampler of the drafter's own draws each token with random numbers of its number in the text, so that lines which were
+    dropped, however far they had come, cannot show; no two tokens of a text share numbers, so the law is what it was.
+    """
 
-    def __init__(self, ask: Ask, count: int) -> None:
+    __slots__ = ("ask", "count", "generated", "grammar", "kv", "numbered", "prefix", "sampler", "seed", "shares", "state", "tokens")
+
+    def __init__(self, ask: Ask, count: int, *, numbered: bool = False) -> None:
         session = ask.session
         self.prefix, self.generated = session.tokens, session.sampler.generated
         self.ask, self.count, self.state, self.kv = ask, count, ask.state, ask.state.session.kv
         self.grammar = None if session.grammar is None else session.grammar.fork()
-        self.sampler = session.sampler.fork() if self.state.sampler is None else self.state.sampler
+        own = self.state.sampler
+        self.numbered, self.seed = numbered and own is not None, session.sampler.seed
+        self.sampler = session.sampler.fork() if own is None else own.fork() if numbered else own
         self.tokens: list[int] = []
         self.shares: list[Distribution] = []
 
@@ -263,7 +271,7 @@ class Line:
             del state.held[keep:]
             self.kv.length = keep
         if state.sampler is not None:
-            state.sampler.set_history(tokens, generated=self.generated)
+            self.sampler.set_history(tokens, generated=self.generated)
 
     def missing(self, most: int) -> list[int]:
         """The first tokens of the session that the draft has not run."""
@@ -283,6 +291,8 @@ class Line:
             if self.state.sampler is None:
                 token = self.sampler.sample(row, mask)
             else:
+                if self.numbered:
+                    self._reseed()
                 self.shares.append(self.sampler.distribution(row, mask))
                 token = self.sampler.sample_from(self.shares[-1])
         except SamplingError:                                  # the draft knows nothing that may come here
@@ -296,3 +306,7 @@ class Line:
             self.ask.masker.advance(grammar, token)
             return not grammar.only_end()
         return True
+
+    def _reseed(self) -> None:
+        told = struct.pack("<3Q", self.state.sampler.seed, self.seed, self.generated + len(self.tokens))
+        self.sampler.reseed(int.from_bytes(hashlib.blake2b(told, digest_size=8, person=b"draft line").digest(), "little"))

@@ -178,6 +178,11 @@ class Sampler:
         self._core.load(self._core.rng, self._core.mu, generated, tokens if keep < 0 else tokens[len(tokens) - min(keep, len(tokens)):])
         self._tokens = tokens.tolist() if self.processors else []
 
+    def reseed(self, seed: int) -> None:
+        """Goes on with the random stream of another seed, in [0, 2^64); what was seen and mirostat's mu stay."""
+        core = self._core
+        core.load(Xorshift64(seed).raw_state(), core.mu, core.generated, core.recent())
+
     @property
     def logprobs(self) -> Logprobs | None:
         """The report of the last draw, when the sampler was made with `logprobs=k`."""

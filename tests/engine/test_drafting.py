@@ -1,8 +1,12 @@
 """A second model as a drafter: equal models agree always, other models never change a token, and neither runs anything twice."""
+import threading
+import time
+
 import numpy as np
 import pytest
 from null import VOCAB, NullProgram, core, hashed, request, solo
 
+from oxillama.engine.ahead import AheadDrafter
 from oxillama.engine.costs import StepCosts
 from oxillama.engine.drafting import ModelDrafter
 from oxillama.engine.speculation import Candidates, Speculation
@@ -115,6 +119,75 @@ def test_drawn_candidates_leave_the_targets_own_law():
     freedom = int(live.sum()) - 1
     assert statistic < freedom * (1 - 2 / (9 * freedom) + 4.7534 * np.sqrt(2 / (9 * freedom))) ** 3
     target.close()
+    draft.close()
+
+
+class Slow(Other):
+    """The same, and now and then a step takes its time; `threads` that ran steps."""
+
+    def __init__(self, every: int) -> None:
+        super().__init__()
+        self.every, self.count, self.threads = every, 0, set()
+
+    def step(self, batch, memory, *, output="logits", cancel=None):
+        self.count += 1
+        self.threads.add(threading.current_thread().name)
+        if self.every and self.count % self.every == 0:
+            time.sleep(0.002)
+        return super().step(batch, memory, output=output, cancel=cancel)
+
+
+@pytest.mark.parametrize("config", [SEEDED, CHAIN, SamplerConfig.mirostat_v2()], ids=["seeded", "chain", "mirostat"])
+def test_a_draft_that_works_ahead_by_its_own_sampler_gives_the_text_of_the_seed_whatever_takes_how_long(config):
+    def drafted(every_target, every_draft, companions=0):
+        program = Slow(every_draft)
+        target, draft = core(program=Slow(every_target), prefix=False), core(program=program, prefix=False)
+        ahead = AheadDrafter(ModelDrafter(draft, SAME, own_sampler=own(config)))
+        beside = [target.submit(request(target, [at, 9], max_tokens=50)) for at in range(companions)]
+        done = run(target, ahead, [1, 2, 3], max_tokens=60, sampler=CHAIN, most=3)
+        for each in beside:
+            each.result(10)
+        target.close()
+        ahead.close_thread()
+        draft.close()
+        assert program.threads == {"oxillama draft"} and ahead.stale and draft.pool.pages_used == 0
+        return done.tokens, done.speculation.accepted, done.speculation.rejected
+    wanted = drafted(0, 0)
+    assert wanted[1] > 10 and wanted[2] > 5
+    assert {drafted(*delays) for delays in ((1, 0), (0, 1), (3, 2), (2, 5), (0, 0, 4))} == {wanted}
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["on demand", "ahead"])
+def test_texts_of_several_drafted_tokens_follow_the_targets_own_law(ahead):
+    """Chi-square over the engine itself: four tokens after one prompt, lines of candidates going on after whole acceptance and falling stale."""
+    config, draws = SamplerConfig(temperature=1.0, top_k=2, top_p=1.0, min_p=0.0), 2000
+    shape, wanted = Sampler(config, VOCAB, seed=1), {(): 1.0}
+    for _ in range(4):
+        after = {text: shape.distribution(hashed([5, *text], VOCAB)) for text in wanted}
+        wanted = {(*text, int(token)): wanted[text] * share for text, found in after.items() for token, share in zip(found.ids, found.shares)}
+    target, draft = core(prefix=False), core(prefix=False)
+    seeds = iter(np.random.default_rng(6).integers(1, 2**63, 2 * draws).tolist())
+    warm = config.replace(temperature=8.0, top_k=3)                # the candidates' own law is another
+    drafter = ModelDrafter(draft, SAME, own_sampler=lambda session: Sampler(warm, VOCAB, seed=next(seeds)))
+    drafter = AheadDrafter(drafter) if ahead else drafter
+    jobs, counts = [], dict.fromkeys(wanted, 0)
+    for _ in range(draws):
+        made = request(target, [5], max_tokens=6, sampler=config.replace(seed=next(seeds)))
+        made.speculation = Speculation(Candidates(drafter, 1, adaptive=False), made.session)
+        jobs.append(target.submit(made))
+    stood = fell = 0
+    for job in jobs:
+        done = job.result(60)
+        counts[done.tokens[:4]] += 1
+        stood, fell = stood + done.speculation.accepted, fell + done.speculation.rejected
+    assert stood > draws / 2 and fell > draws / 2
+    seen, hoped = np.array(list(counts.values())), np.array(list(wanted.values())) * draws
+    freedom = len(hoped) - 1
+    assert hoped.min() > 50 and freedom == 15
+    assert ((seen - hoped) ** 2 / hoped).sum() < freedom * (1 - 2 / (9 * freedom) + 4.7534 * np.sqrt(2 / (9 * freedom))) ** 3
+    target.close()
+    if ahead:
+        drafter.close_thread()
     draft.close()
 
 
