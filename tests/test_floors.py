@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1] / "oxillama"
 FLOORS = {"errors": 0, "_core": 1, "gguf": 2, "tokenizer": 2, "model": 3, "quant": 3, "sampling": 4, "grammar": 4, "engine": 5, "toolcalls": 5,
-          "__init__": 6, "api": 6, "chat": 6, "decoder": 6, "drafts": 6, "embedded": 6, "loaded": 6, "opening": 6, "quality": 6, "speculative": 6, "server": 7, "cli": 8}
+          "__init__": 6, "api": 6, "chat": 6, "decoder": 6, "drafts": 6, "embedded": 6, "loaded": 6, "opening": 6, "quality": 6, "speculative": 6, "cli": 7}
 # A bridge can be asked for by file name alone, so this one function of the tokenizer opens the container (tokenizer.bridge.from_gguf).
 DOORS = {("tokenizer", "gguf")}
 
@@ -62,6 +62,12 @@ def test_compiled_modules_know_their_own_floor_and_errors_and_no_circle():
     for module, others in graph.items():
         others.discard(module)                    # a .pyx and its own .pxd
     assert set(TopologicalSorter(graph).static_order()) >= graph.keys()
+
+
+@pytest.mark.parametrize("home", sorted(path.parent for path in ROOT.glob("*/__init__.py")), ids=lambda path: path.name)
+def test_a_rooms_map_names_every_module_in_it(home):
+    words = set(re.findall(r"\w+", ast.get_docstring(ast.parse((home / "__init__.py").read_text()))))
+    assert {path.stem for path in home.glob("*.p*") if not path.stem.startswith("__")} <= words
 
 
 def test_c_sources_know_nothing_of_python_memory_or_threads():

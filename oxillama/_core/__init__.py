@@ -3,7 +3,7 @@
   a step     threads, batch, step (an op is checked), tape (ops run), linear and elementwise, attention, store: the ops
   memory     panels (packed weights), matmul (the product over them), pool (pages of keys and values)
   csrc       kernels (the lanes), vectors (the float tables), codecs (rows of a file's blocks), sample (the sampler's loops)
-  a draw     candidates, history (what a request has seen), edits and cuts (the stages), stages (their table), chain, sampler;
+  a draw     candidates, history (what a request has seen), stage (what one is), edits and cuts, stages (their table), chain, sampler;
              xorshift (the random stream)
   grammar    networks, emission, dstates, pushdown: one machine in four layers; cover, cursor, trie (masks); sequences (interning);
              automata (regular languages as tables)

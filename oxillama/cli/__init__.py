@@ -1,6 +1,7 @@
 """The command line: `oxillama run | chat | info | tokenize | snapshot | sidecar | bench | doctor | perplexity | imatrix | quantize`.
 
-Each module adds its own commands. A command is a function over parsed arguments that returns an exit code. Errors of this package
+Each module adds its own commands (`talk`: run and chat; `info`: tokenize too; `quality`: perplexity and imatrix; `loading`: options of all
+that load a model). A command is a function over parsed arguments that returns an exit code. Errors of this package
 become one line on the standard error stream and exit code 1; Ctrl-C becomes 130.
 """
 from __future__ import annotations

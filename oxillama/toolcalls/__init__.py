@@ -4,6 +4,7 @@ formats       how model families spell calls; which one a chat template teaches
 events        what is found in a reply, and `ToolCall`
 opening       where a call begins, and what may still become a beginning
 places        the loop of a reader that stands in places
+scan          what the readers of both notations share
 scan_json     one call written as JSON, as it streams
 scan_python   one call written as Python, as it streams
 harmony       replies made of messages on channels (gpt-oss)
