@@ -25,7 +25,7 @@ from oxillama.engine.request import Completion, Request, Stream, finished
 from oxillama.engine.session import Session
 from oxillama.engine.specsnapshot import SpecSnapshot
 from oxillama.engine.speculation import Candidates, Drafter, Silent, SpecStats
-from oxillama.errors import ConfigError, OxillamaError, SpecSnapshotIncompatible
+from oxillama.errors import ConfigError, OxillamaError, SamplingError, SpecSnapshotIncompatible
 from oxillama.sampling import Sampler, SamplerConfig
 
 Model = str | Path | InferenceEngine | None
@@ -112,7 +112,7 @@ class SpeculativeEngine:
 
     def snapshot(self) -> bytes:
         """The session that `generate(None)` would go on with, the draft's beside it; see `engine.specsnapshot`."""
-        target, drafter, session = self.target, self.drafter, self._session()
+        target, drafter, session = self.target, self.drafter, self.target._last()
         core = drafter.core
         following = drafter.kept(session)
         draft = sampler = b""
@@ -156,13 +156,34 @@ class SpeculativeEngine:
         changed = [name for name, value in changes.items() if getattr(config, name) != value]
         if told is not None and changed:
             raise ConfigError(f"{changed[0]}: the text depends on it where the draft draws by its own sampler, wanted it unchanged")
-        opened = InferenceEngine.resume(saved.target, target) if not isinstance(target, InferenceEngine) else target
-        if opened is target:
-            target._loaded.live.take(target.restore(saved.target))
-        engine = cls(replace(config, target=opened, **changes))
-        if opened is not target:
-            engine._mine.append(opened)
-        engine._follow(saved)
+        config = replace(config, **changes)
+        if isinstance(target, InferenceEngine):
+            session = target.restore(saved.target)     # the live one stays until all else has been found good
+            try:
+                engine = cls._resumed(config, session, saved)
+            except BaseException:
+                session.close()
+                raise
+            target._loaded.live.take(session)
+            return engine
+        opened = InferenceEngine.resume(saved.target, target)
+        try:
+            engine = cls._resumed(replace(config, target=opened), opened._last(), saved)
+        except BaseException:
+            opened.close()
+            raise
+        engine._mine.append(opened)
+        return engine
+
+    @classmethod
+    def _resumed(cls, config: SpeculativeConfig, session: Session, saved: SpecSnapshot) -> SpeculativeEngine:
+        """An engine whose draft follows a restored session."""
+        engine = cls(config)
+        try:
+            engine._follow(session, saved)
+        except BaseException:
+            engine.close()
+            raise
         return engine
 
     @classmethod
@@ -170,24 +191,20 @@ class SpeculativeEngine:
         """`resume` from a file of `snapshot_to_file`."""
         return cls.resume(Path(path), target, draft, **changes)
 
-    def _follow(self, saved: SpecSnapshot) -> None:
-        session, drafter = self._session(), self.drafter
+    def _follow(self, session: Session, saved: SpecSnapshot) -> None:
+        drafter = self.drafter
         self._accepted = saved.accepted_tokens
         if not saved.memory:
             return
         try:
             drafted = drafter.core.saved().restore(saved.draft) if saved.draft else drafter.core.new_session()
             drafter.follow(session, drafted, held=saved.held, sampler=saved.sampler or None, memory=saved.memory)
-        except (KeyError, TypeError, ValueError) as error:
-            self.close()
+        except (KeyError, TypeError, ValueError, SamplingError) as error:
             raise SpecSnapshotIncompatible(f"draft: {error}") from error
 
     def _settings(self) -> dict[str, Any]:
         sampler = self.config.draft_sampler
         return {"adaptive": self.config.adaptive, "draft_sampler": None if sampler is None else sampler.to_dict()}
-
-    def _session(self) -> Session:
-        return self.target._last()
 
     def _draft_sampler(self, session: Session) -> Sampler:
         """The draft's own sampler for a session: its stream starts from the session's seed, and shares nothing with the session's."""
@@ -209,6 +226,8 @@ class SpeculativeEngine:
         """Stop, close what was loaded here, and remove the draft that was made here."""
         for engine in self._mine:
             engine.close()
+        if hasattr(self, "drafter"):
+            self.drafter.forget()
         close = getattr(self, "_close_draft", None)
         if close is not None:
             close()

@@ -118,9 +118,14 @@ class ModelDrafter:
 
     def close(self, state: Following, session: Session) -> None:
         """The draft's pages stay while nobody needs them, of the last session alone."""
-        if self._kept is not None:
-            self.core.drop(self._kept[1].session)
+        self.forget()
         self._kept = (session, state)
+
+    def forget(self) -> None:
+        """Let go of the session that was closed last."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            self.core.drop(kept[1].session)
 
     def kept(self, session: Session) -> Following | None:
         """What follows an idle session, None where another was closed after it."""
@@ -133,9 +138,9 @@ class ModelDrafter:
         """
         wanted = self.alignment.ids(session.tokens[:held]).tolist()
         following = self._following(session, self.core.keep(drafted))
-        if following.sampler is not None and sampler is not None:
-            following.sampler.restore(sampler)
         try:
+            if following.sampler is not None and sampler is not None:
+                following.sampler.restore(sampler)
             if drafted.kv.length != held or drafted.tokens[:held] != wanted:
                 raise ValueError(f"held: found {drafted.kv.length} tokens, wanted the session's first {held}")
             following.recall(memory)

@@ -11,7 +11,7 @@ from blake3 import blake3
 import oxillama
 from oxillama.engine.envelope import Envelope, dump_facts, seal
 from oxillama.engine.specsnapshot import KIND, SpecSnapshot
-from oxillama.errors import SpecSnapshotIncompatible
+from oxillama.errors import ConfigError, SpecSnapshotIncompatible
 from oxillama.speculative import SpeculativeEngine
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("speculation-v*.oxispec"))
@@ -89,6 +89,28 @@ def test_a_fact_that_cannot_be_is_refused(draft, path, value):
     with pytest.raises(SpecSnapshotIncompatible):
         SpeculativeEngine.resume(fact(GOLDEN[-1].read_bytes(), *path, value=value), None, draft)
     assert draft.metrics().pages_leaked == 0
+
+
+def held(engine) -> tuple:
+    return engine.metrics().pages_used, engine.metrics().pages_leaked, len(engine._loaded.core.room.sessions)
+
+
+@pytest.mark.parametrize("change", [
+    lambda data: fact(data, "memory", "idle", value=-1), lambda data: fact(data, "held", value=3), lambda data: within(data, "sampler", lambda _: b"OXSM"),
+    lambda data: within(data, "draft", lambda inner: inner[:-1] + bytes([inner[-1] ^ 1])), lambda data: data[:-1]],
+    ids=["memory", "held", "sampler", "draft", "short"])
+def test_a_refusal_leaves_the_live_session_and_the_draft_as_they_were(draft, change):
+    data = GOLDEN[-1].read_bytes()
+    with oxillama.load(num_threads=1) as target:
+        target.prefill([1, 2, 3])
+        before, pages = target.snapshot(), (held(target), held(draft))
+        with pytest.raises(SpecSnapshotIncompatible):
+            SpeculativeEngine.resume(change(data), target, draft)
+        with pytest.raises(ConfigError, match="draft"):
+            SpeculativeEngine.resume(data, target, Path(__file__).parent)          # no draft among its files
+        assert target.snapshot() == before and (held(target), held(draft)) == pages
+        SpeculativeEngine.resume(data, target, draft).close()
+        assert target.snapshot() != before and held(draft) == pages[1]
 
 
 def test_lengths_that_lie_cost_no_memory():
