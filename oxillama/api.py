@@ -25,7 +25,7 @@ from oxillama.engine.metrics import MetricsSnapshot
 from oxillama.engine.raw import RawLoop, diagnose
 from oxillama.engine.request import Completion, Request, Stream, all_finished, finished
 from oxillama.engine.rows import all_logits
-from oxillama.engine.session import Session
+from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.siblings import Siblings, make_siblings
 from oxillama.engine.snapshot import EngineSnapshot
 from oxillama.engine.spill import spill, start
@@ -63,6 +63,8 @@ class InferenceEngine:
     """One model, served to any number of threads; `EngineConfig` says how, `Options` (engine.generation) what a request may ask."""
 
     def __init__(self, config: EngineConfig | None = None) -> None:
+        if config is not None and not isinstance(config, EngineConfig):
+            raise ConfigError(f"config: found {type(config).__name__}, wanted an EngineConfig")
         self.engine_config = config or EngineConfig()
         self._loaded = Loaded()
 
@@ -112,7 +114,7 @@ class InferenceEngine:
 
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text of token ids."""
-        return self.tokenizer.decode(list(ids))
+        return self.tokenizer.decode(checked_ids(ids, name="detokenize", wanted="token ids"))
 
     def is_eos(self, token: int) -> bool:
         """Whether a token ends generation."""
@@ -169,6 +171,8 @@ class InferenceEngine:
     def submit_beams(self, prompt: Prompt | None, config: BeamSearchConfig | None = None, *, session: Session | None = None,
                      **options: Any) -> Request:
         """Start a beam search and return at once; its result is what `beam_generate` returns."""
+        if config is not None and not isinstance(config, BeamSearchConfig):
+            raise ConfigError(f"config: found {type(config).__name__}, wanted a BeamSearchConfig")
         return self._submit(partial(make_beams, config=config or BeamSearchConfig()), prompt, session, Options.of(options))
 
     def chat(self, messages: Sequence[dict], *, stream: bool = False, **options: Any) -> Completion | Stream:
@@ -222,7 +226,7 @@ class InferenceEngine:
         """Append tokens to a session (the engine's live one); returns the logits after them, float32 (vocabulary,)."""
         core, live = self._loaded.core, self._loaded.live
         with nullcontext() if session is not None else live.lock:
-            session = live.use() if session is None else session
+            session = live.use() if session is None else core.check_session(session)
             return core.extend(session, self._loaded.ids(ids, add_special=not len(session)))
 
     def forward_one(self, token: int, *, session: Session | None = None) -> np.ndarray:
@@ -313,7 +317,10 @@ class InferenceEngine:
     def embed_batch(self, texts: Sequence[Prompt], *, mode: PoolingMode | str = PoolingMode.MEAN,
                     normalize: bool = True) -> np.ndarray | list[np.ndarray]:
         """The vectors of many texts, float32 (texts, hidden), packed into shared steps without padding; a list for PoolingMode.NONE."""
-        if not len(texts):
+        if isinstance(texts, (str, bytes)) or not hasattr(texts, "__iter__"):
+            raise ConfigError(f"embed_batch: found {type(texts).__name__}, wanted a list of texts; `embed` takes one")
+        texts = list(texts)
+        if not texts:
             raise EmptySequence("embed_batch: found no texts, wanted 1 or more")
         vectors = all_pooled(self.submit_embedding(text, mode=mode, normalize=normalize) for text in texts)
         return vectors if PoolingMode(mode) is PoolingMode.NONE else np.stack(vectors)

@@ -10,7 +10,7 @@ from typing import Any
 
 from oxillama.engine.generation import Options, Vocabulary, response_constraint
 from oxillama.engine.request import Completion, Piece
-from oxillama.errors import TemplateError
+from oxillama.errors import ConfigError, TemplateError
 from oxillama.tokenizer import ChatTemplate
 from oxillama.toolcalls import ChatEvent, ChatPlan, ChatPlanner, MessageForm, Parts, Tool, tool_of
 
@@ -83,6 +83,12 @@ class Chat:
     def render(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, add_generation_prompt: bool = True,
                **variables: Any) -> str:
         """The conversation as the template writes it; `variables` reach the template as they are."""
+        if isinstance(messages, (str, bytes, Mapping)) or not hasattr(messages, "__iter__"):
+            raise ConfigError(f"messages: found {type(messages).__name__}, wanted a list of messages")
+        messages = list(messages)
+        for at, message in enumerate(messages):
+            if not isinstance(message, Mapping):
+                raise ConfigError(f"messages[{at}]: found {type(message).__name__}, wanted a message: a dict of role and content")
         return self._rendered(self._form.formed(messages), tools=tools, add_generation_prompt=add_generation_prompt, **variables)
 
     def _rendered(self, messages: Sequence[dict], **variables: Any) -> str:
@@ -95,6 +101,8 @@ class Chat:
     def turn(self, messages: Sequence[dict], *, tools: Sequence[Any] | None = None, response_format: dict | None = None,
              template: dict | None = None, **options: Any) -> Turn:
         """The next reply of a conversation, planned; options are those of `generate` and of `ChatPlanner.plan`."""
+        if isinstance(tools, (str, bytes, Mapping)) or not hasattr(tools or (), "__iter__"):
+            raise ConfigError(f"tools: found {type(tools).__name__}, wanted a list of tools")
         tools = [tool_of(tool).listed() if callable(tool) or isinstance(tool, Tool) else tool for tool in tools] if tools else None
         text = self.render(messages, tools=tools, **(template or {}))
         about = {name: options.pop(name) for name in _OF_TOOLS if name in options}

@@ -12,10 +12,10 @@ from typing import Any
 from oxillama.chat import Chat
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.generation import Options, Vocabulary, checked_ids
+from oxillama.engine.generation import Options, Vocabulary
 from oxillama.engine.live import LiveSession
 from oxillama.engine.request import Request
-from oxillama.engine.session import Session
+from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.siblings import Siblings
 from oxillama.errors import EngineError
 from oxillama.model.load import Model
@@ -93,8 +93,8 @@ class Loaded:
     @property
     def live(self) -> LiveSession:
         """The session of prefill and forward_one, and the one used last."""
-        _, live = self.core, self._live
-        return live
+        self.core.check_waiter()           # whoever holds its lock may wait for a step
+        return self._live
 
     @property
     def chat(self) -> Chat:
@@ -125,6 +125,8 @@ class Loaded:
                sampler: SamplerConfig | None, owner: Any) -> Request | Siblings:
         """Hand to the core what `make` makes of a prompt; `sampler` counts where `wanted` has none. A request keeps its owner alive."""
         core = self.core
+        if session is not None:
+            core.check_session(session)
         if prompt is None and session is None:
             session = self.last("generate(None): there is no session to go on with")
         ids = None if prompt is None else self.ids(prompt, add_special=session is None or not len(session))
@@ -132,7 +134,7 @@ class Loaded:
             self.vocabulary.prepare(wanted)          # whatever takes long comes before the lock
         if session is not None:
             core.settle(session)
-        with core.lock if session is not None else nullcontext():
+        with nullcontext() if session is None else core.lock, nullcontext() if session is None else session.as_it_was():
             made = make(core, self.vocabulary, wanted, default=sampler, prompt=ids, session=session)
             first = made.requests[0] if isinstance(made, Siblings) else made
             first.owner = owner

@@ -6,12 +6,15 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from oxillama.engine.request import Completion, Piece, Request
+from oxillama.errors import ConfigError
 
 
 class AsyncEngine:
     """Awaitable doors of an engine; options are those of `generate`. A cancelled task cancels its request."""
 
     def __init__(self, engine: Any) -> None:
+        if not hasattr(engine, "submit"):
+            raise ConfigError(f"engine: found {type(engine).__name__}, wanted an InferenceEngine")
         self.engine = engine
 
     def submit(self, prompt: Any, **options: Any) -> Request:

@@ -50,7 +50,13 @@ class EngineConfig:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name}: found {value!r}, wanted an integer of 1 or more")
-        if self.kv_type not in KV_TYPES:
+            if value >= 1 << 31:
+                raise ConfigError(f"{name}: found {value}, wanted less than 2^31")
+        if not isinstance(self.prefix_cache, bool):
+            raise ConfigError(f"prefix_cache: found {self.prefix_cache!r}, wanted True or False")
+        if self.tokenizer_path is not None and not isinstance(self.tokenizer_path, (str, Path)):
+            raise ConfigError(f"tokenizer_path: found {self.tokenizer_path!r}, wanted a path")
+        if not isinstance(self.kv_type, str) or self.kv_type not in KV_TYPES:
             raise ConfigError(f"kv_type: found {self.kv_type!r}, wanted one of {', '.join(KV_TYPES)}")
         if self.sidecar is not False and (isinstance(self.sidecar, bool) or not isinstance(self.sidecar, (str, Path)) or not str(self.sidecar)):
             raise ConfigError(f"sidecar: found {self.sidecar!r}, wanted 'auto', a folder or False")
@@ -75,8 +81,6 @@ class EngineConfig:
             if name not in known:
                 raise ConfigError(f"EngineConfig: found unknown field {name!r}, wanted one of {', '.join(sorted(known))}")
         given = dict(values)
-        if not isinstance(given.get("prefix_cache", True), bool):
-            raise ConfigError(f"prefix_cache: found {given['prefix_cache']!r}, wanted True or False")
         try:
             if isinstance(given.get("sampler"), Mapping):
                 given["sampler"] = SamplerConfig.from_dict(given["sampler"])

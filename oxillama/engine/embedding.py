@@ -81,6 +81,8 @@ def submit_embedding(core: EngineCore, ids: Sequence[int], *, mode: PoolingMode 
         pooler = Pooler(PoolingMode(mode), normalize=normalize)
     except ValueError:
         raise ConfigError(f"mode: found {mode!r}, wanted one of {', '.join(each.value for each in PoolingMode)}") from None
+    if not isinstance(normalize, bool):
+        raise ConfigError(f"normalize: found {normalize!r}, wanted True or False")
     if not ids:
         raise EmptySequence("embed: found no tokens, wanted 1 or more")
     return submit_rows(core, ids, pooler.add, hidden=True, owner=owner), pooler

@@ -40,7 +40,7 @@ from oxillama.engine.room import Room
 from oxillama.engine.scheduler import Scheduler, SchedulerConfig, State, Ticket
 from oxillama.engine.session import Session
 from oxillama.engine.speculation import propose
-from oxillama.errors import Cancelled, ContextError, EngineError, SnapshotIncompatible
+from oxillama.errors import Cancelled, ConfigError, ContextError, EngineError, SnapshotIncompatible
 
 _CLOSE = object()
 _BUSY = "session: a request is running on it, wanted an idle session"
@@ -74,6 +74,7 @@ class EngineCore:
         self.room = Room(self.pool, self.prefix, self.counters.queue)
         self.lock = threading.RLock()              # pages, sessions, requests; the loop lets go of it during a step
         self.step_lock = threading.Lock()          # the program: one step at a time
+        self.held_by: int | None = None            # the thread that holds `step_lock` over many steps (`RawLoop`)
         self.snapshots: Any = None                 # given by whoever knows the model's file
         self._flag = flag
         room = self.room
@@ -102,6 +103,21 @@ class EngineCore:
         if self._closed:
             raise EngineError("engine: is closed")
 
+    def check_waiter(self) -> None:
+        """Raise EngineError where waiting for a step would never end: in the loop itself, and where this thread holds the steps back."""
+        if threading.current_thread() is self._thread:
+            raise EngineError("engine: its own loop (a processor, a listener) would wait for itself, wanted another thread")
+        if self.held_by == threading.get_ident():
+            raise EngineError("engine: a raw loop is open in this thread, which would wait for itself; wanted it closed")
+
+    def check_session(self, session: Session) -> Session:
+        """The session, if it is one of this engine; ConfigError, or EngineError for another engine's."""
+        if not isinstance(session, Session):
+            raise ConfigError(f"session: found {type(session).__name__}, wanted a Session of this engine")
+        if session.owner is not self:
+            raise EngineError("session: belongs to another engine, wanted one of this engine")
+        return session
+
     def new_session(self, tokens: Sequence[int] = (), *, adapters: tuple = ()) -> Session:
         """A session that holds tokens and no pages yet."""
         session = Session(self, PagedKvCache(self.pool), adapters=adapters)
@@ -111,12 +127,12 @@ class EngineCore:
 
     def request(self, session: Session, *, kind: str = "generate") -> Request:
         """A request to be filled in and handed to `submit`."""
-        return Request(session, kind=kind, cancel=self._cancel)
+        return Request(session, kind=kind, cancel=self._cancel, may_wait=self.check_waiter)
 
     def submit(self, request: Request) -> Request:
         """Give a request to the loop; its session is busy until the request ends."""
         self.check()
-        session = request.session
+        session = self.check_session(request.session)
         with self.lock:
             if session.busy:
                 raise EngineError(_BUSY)
@@ -177,7 +193,8 @@ class EngineCore:
 
         Without success nothing is appended.
         """
-        before = len(session)
+        self.check_waiter()
+        before = len(self.check_session(session))
         if not len(ids):
             raise ContextError("prefill: found no tokens, wanted 1 or more")
         if before + len(ids) > self.context_size:
@@ -208,6 +225,7 @@ class EngineCore:
 
     def clear_cache(self) -> None:
         """Forget every stored prefix and give free memory back to the system where no step is running."""
+        self.check_waiter()
         with self.step_lock, self.lock:            # in the loop's own order
             if self.prefix is not None:
                 self.prefix.clear()
@@ -218,6 +236,8 @@ class EngineCore:
         if self._closed or os.getpid() != self._pid:
             self._closed = True
             return
+        if self.held_by == threading.get_ident() and self._thread is not None:
+            self.check_waiter()                    # the loop would not end
         self._closed = True
         self._flag.set()
         self._inbox.put(_CLOSE)
@@ -307,18 +327,7 @@ class EngineCore:
             with self.lock:
                 self._register.end(request, None, error)
 
-    # ---- beginnings and ends ---------------------------------------------------------------------------------------------
-
-    def _begin(self, request: Request) -> None:
-        """Queue a submitted request; one whose session has logits to go on from gets its first token at once."""
-        pending = self._register.begin(request, self.program.vocab_size)
-        if pending is None:
-            return
-        request.admitted_at = time.perf_counter()
-        try:
-            self._harvest.draw(request, pending, request.admitted_at)
-        except Exception as error:
-            self._register.end(request, None, error)
+    # ---- ends ---------------------------------------------------------------------------------------------------------
 
     def _cancel(self, request: Request) -> None:
         """From any thread: the request ends within a few milliseconds; a step that is mostly its own is stopped."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from oxillama.engine.drafters import checked
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.request import Request
-from oxillama.engine.session import Session
+from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.speculation import Speculation
 from oxillama.engine.stops import StopText
 from oxillama.errors import ConfigError, ContextError
@@ -63,6 +63,11 @@ class Options:
     best_of: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("stop", "stop_token_ids", "shown_tokens", "processors", "choices"):
+            object.__setattr__(self, name, _listed(name, getattr(self, name)))
+        for name in ("cache_prompt", "truncate_prompt", "context_shift"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}: found {getattr(self, name)!r}, wanted True or False")
         for name, least in (("max_tokens", 0), ("keep", 0), ("logprobs", 0), ("prompt_logprobs", 0), ("n", 1), ("best_of", self.n)):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
@@ -109,6 +114,22 @@ class Options:
         if stop or self.stop_token_ids:
             config = config.replace(stop=(*config.stop, *stop), stop_token_ids=(*config.stop_token_ids, *self.stop_token_ids))
         return config
+
+
+def _listed(name: str, value: Any) -> Any:
+    """What a list option holds as a tuple; None is none of them (and no constraint), and a single stop is a text."""
+    if value is None:
+        return None if name == "choices" else ()
+    if name == "stop" and isinstance(value, str):
+        return value
+    if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
+        raise ConfigError(f"{name}: found {value!r:.50}, wanted a list")
+    if name in ("stop_token_ids", "shown_tokens"):
+        return tuple(checked_ids(sorted(value) if isinstance(value, Set) else value, name=name))
+    found = tuple(value)
+    if name == "processors" and not all(map(callable, found)):
+        raise ConfigError(f"processors: found {found!r:.80}, wanted functions over (tokens, logits)")
+    return found
 
 
 def response_constraint(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -198,18 +219,6 @@ class Vocabulary:
         return self.bridge.encode(text.decode("utf-8", "ignore"), add_special=False, parse_special=False)
 
 
-def checked_ids(prompt: Sequence[int], vocab_size: int) -> list[int]:
-    """The token ids of a prompt, each within the vocabulary; ConfigError names one that is not."""
-    try:
-        ids = [int(token) for token in prompt]
-    except (TypeError, ValueError):
-        raise ConfigError(f"prompt: found {type(prompt).__name__}, wanted a string or token ids") from None
-    for index, token in enumerate(ids):
-        if not 0 <= token < vocab_size:
-            raise ConfigError(f"prompt[{index}]: found token {token}, wanted 0 to {vocab_size - 1}")
-    return ids
-
-
 def make_request(core: EngineCore, vocabulary: Vocabulary | None, options: Options, *, default: SamplerConfig,
                  prompt: Sequence[int] | None = None, session: Session | None = None) -> Request:
     """A request over a prompt, or one that goes on with a session, after more tokens where a prompt is given too; not yet submitted."""
@@ -225,7 +234,10 @@ def make_request(core: EngineCore, vocabulary: Vocabulary | None, options: Optio
             session.extend(list(prompt))
     if session.sampler is None or options.draws_anew:
         _equip(session, vocabulary, options, options.sampling(default), core.program.vocab_size)
-    config = session.sampler.config
+    config, vocab_size = session.sampler.config, core.program.vocab_size
+    for name, values in (("stop_token_ids", config.stop_token_ids), ("prompt_logprobs", (options.prompt_logprobs or 0,))):
+        if values and max(values) >= vocab_size + (name == "prompt_logprobs"):
+            raise ConfigError(f"{name}: found {max(values)}, wanted no more than a vocabulary of {vocab_size} has")
     request = core.request(session)
     request.prompt_tokens, request.truncated = len(session.tokens), truncated
     request.max_tokens, request.min_tokens = options.max_tokens, config.min_tokens

@@ -131,7 +131,10 @@ class Harvest:
         request.token_at = now
         before = len(request.generated)
         reason = advance(request, row, self._context_size)
-        self._counters.generated += len(request.generated) - before
+        drawn = len(request.generated) - before
+        self._counters.generated += drawn
+        if ticket.state is State.DECODING:
+            self._counters.decoded += drawn
         if reason is not None:
             self._register.end(request, reason)
             return False

@@ -4,6 +4,22 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, fields
 
+_HELP = {
+    "requests_started_total": "Requests submitted.", "requests_completed_total": "Requests that ended by themselves.",
+    "requests_cancelled_total": "Requests that were cancelled.", "requests_failed_total": "Requests that ended in an error.",
+    "requests_preempted_total": "Times a running request gave its pages to an older one.",
+    "tokens_prefilled_total": "Prompt tokens evaluated; those found in the prefix cache are not among them.",
+    "tokens_generated_total": "Tokens generated.", "steps_total": "Steps run.",
+    "prompt_tokens_per_second": "Prompt tokens per second of the time that steps spent on prompts.",
+    "decode_tokens_per_second": "Tokens per second of the time that steps spent on decoding.",
+    "kv_hits_total": "Prompts that began in the prefix cache.", "kv_misses_total": "Prompts that did not.",
+    "kv_tokens_saved_total": "Prompt tokens taken from the prefix cache.", "kv_evictions_total": "Stored sequences evicted.",
+    "requests_waiting": "Requests that wait for their turn.", "requests_running": "Requests that run.",
+    "pages_used": "Pages of keys and values that somebody owns.", "pages_cached": "Pages the prefix cache has a share in.",
+    "pages_leaked": "Owned pages that nobody knows; always 0.", "page_memory_bytes": "Bytes held for pages, free ones included.",
+    "queue_seconds": "Time from submit to admission.", "first_token_seconds": "Time from submit to the first token.",
+    "inter_token_seconds": "Time between tokens of a request.",
+}
 BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)      # seconds
 
 
@@ -81,6 +97,7 @@ class MetricsSnapshot:
         lines: list[str] = []
         for field in fields(self):
             value, name = getattr(self, field.name), f"{prefix}_{field.name}"
+            lines.append(f"# HELP {name} {_HELP[field.name]}")
             if isinstance(value, HistogramSnapshot):
                 lines.append(f"# TYPE {name} histogram")
                 seen = 0
@@ -96,12 +113,13 @@ class MetricsSnapshot:
 class EngineMetrics:
     """The live counters; the loop writes them, `EngineCore.metrics` freezes them."""
 
-    __slots__ = ("cancelled", "completed", "decode_seconds", "failed", "first_token", "generated", "inter_token", "prefill_seconds",
+    __slots__ = ("cancelled", "completed", "decode_seconds", "decoded", "failed", "first_token", "generated", "inter_token", "prefill_seconds",
                  "prefilled", "queue", "started", "steps")
 
     def __init__(self) -> None:
         self.started = self.completed = self.cancelled = self.failed = 0
         self.prefilled = self.generated = self.steps = 0
+        self.decoded = 0                           # of the generated those that came of decoding rows, not of a prompt's last
         self.prefill_seconds = self.decode_seconds = 0.0
         self.queue, self.first_token, self.inter_token = Histogram(), Histogram(), Histogram()
 
@@ -112,6 +130,6 @@ class EngineMetrics:
             requests_failed_total=self.failed, tokens_prefilled_total=self.prefilled, tokens_generated_total=self.generated,
             steps_total=self.steps,
             prompt_tokens_per_second=self.prefilled / self.prefill_seconds if self.prefill_seconds else 0.0,
-            decode_tokens_per_second=self.generated / self.decode_seconds if self.decode_seconds else 0.0,
+            decode_tokens_per_second=self.decoded / self.decode_seconds if self.decode_seconds else 0.0,
             queue_seconds=self.queue.freeze(), first_token_seconds=self.first_token.freeze(), inter_token_seconds=self.inter_token.freeze(),
             **gauges)

@@ -105,7 +105,7 @@ class KvCachePool:
             left = counts[page] - 1 if 0 <= page < known else -1
             if left < 0:
                 self._take_back(pages[:at])
-                self._owned(page)
+                raise self._unowned(page)
             counts[page] = left
             if not left:
                 free.append(page)
@@ -133,7 +133,10 @@ class KvCachePool:
 
     def _owned(self, page: int) -> None:
         if not 0 <= page < len(self._counts) or not self._counts[page]:
-            raise InvalidSlot(f"page {page}: nobody owns it, wanted an owned page (0 to {len(self._counts) - 1})")
+            raise self._unowned(page)
+
+    def _unowned(self, page: int) -> InvalidSlot:
+        return InvalidSlot(f"page {page}: nobody owns it, wanted an owned page (0 to {len(self._counts) - 1})")
 
 
 class PagedKvCache:

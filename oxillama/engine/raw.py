@@ -1,13 +1,15 @@
 """The program without the engine: a bare step loop to measure against, and the walk that holds each op against its meaning."""
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from oxillama._core.tape import Batch
 from oxillama.engine.engine import EngineCore
-from oxillama.errors import ContextError, ModelError
+from oxillama.engine.session import checked_ids
+from oxillama.errors import ContextError, EngineError, ModelError
 from oxillama.model.builder import Tensor
 from oxillama.model.load import Model
 from oxillama.model.lower import Op
@@ -33,15 +35,18 @@ class RawLoop:
 
     def __enter__(self) -> RawLoop:
         self._core.check()
+        self._core.check_waiter()
         self._core.step_lock.acquire()
+        self._core.held_by = threading.get_ident()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._core.held_by = None
         self._core.step_lock.release()
 
     def prefill(self, sequence: int, ids: Sequence[int]) -> np.ndarray:
         """Logits (1, vocab) after the last of the ids."""
-        ids = np.asarray(ids, np.int32)
+        ids = np.array(checked_ids(ids, self._program.vocab_size), np.int32)
         if not len(ids):
             raise ContextError("prefill: found no tokens, wanted 1 or more")
         for at in range(0, len(ids), self._chunk):
@@ -94,6 +99,8 @@ class RawLoop:
 
     def _grow(self, sequence: int, rows: int) -> int:
         """The first of `rows` new positions of a sequence, with pages for all of them."""
+        if self._core.held_by != threading.get_ident():
+            raise EngineError("raw loop: is not open in this thread, wanted it in a `with` block")
         start = self._lengths.get(sequence, 0)
         table = self._tables.setdefault(sequence, [])
         missing = -(-(start + rows) // self._size) - len(table)
@@ -119,6 +126,7 @@ def unpacked_acts(rows: np.ndarray, act: str, columns: int) -> np.ndarray:
 def diagnose(core: EngineCore, model: Model, ids: Sequence[int], *, page_size: int = 16) -> Iterator[Difference]:
     """Each op of the compiled tape against its numpy meaning, over the ids as one sequence from position 0, float32 pages."""
     core.check()
+    core.check_waiter()
     rows = min(len(ids), model.program.max_rows)
     if not rows:
         raise ContextError("diagnose: found no tokens, wanted 1 or more")

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from oxillama.engine.speculation import SpecStats, Speculation
-from oxillama.errors import Cancelled, EngineError
+from oxillama.errors import Cancelled, ConfigError, EngineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,14 @@ class Request:
     Attributes the loop owns are for reading. `session` is what it runs on.
     """
 
-    __slots__ = ("_cancel", "_done", "_listeners", "_lock", "_pid", "admitted_at", "beams", "cache", "cached", "cancelled",
+    __slots__ = ("_cancel", "_done", "_listeners", "_lock", "_may_wait", "_pid", "admitted_at", "beams", "cache", "cached", "cancelled",
                  "delivered", "error", "events", "finish_reason", "follows", "generated", "hidden", "kind", "logprobs", "masker", "max_tokens",
                  "min_tokens", "on_rows", "owner", "pieces", "prompt_logprobs", "prompt_tokens", "read", "session", "shift_keep", "shifts",
                  "siblings", "speculation", "stop_ids", "submitted_at", "takes_forced", "ticket", "token_at", "truncated", "value")
 
-    def __init__(self, session: Any, *, kind: str = "generate", cancel: Callable[[Request], None]) -> None:
+    def __init__(self, session: Any, *, kind: str = "generate", cancel: Callable[[Request], None],
+                 may_wait: Callable[[], None] = lambda: None) -> None:
+        """may_wait: raises where whoever asks would wait for itself."""
         self.session = session
         self.kind = kind                            # "generate", "extend" (logits of the last token), "rows" (outputs of every one), "beams"
         self.max_tokens: int | None = None
@@ -107,7 +109,7 @@ class Request:
         self.ticket: Any = None
         self.follows: tuple | None = None
         self.submitted_at = self.admitted_at = self.token_at = 0.0
-        self._cancel = cancel
+        self._cancel, self._may_wait = cancel, may_wait
         self._done = threading.Event()
         self._listeners: tuple[Callable[[], None], ...] = ()
         self._lock = threading.Lock()
@@ -129,6 +131,10 @@ class Request:
         Raises what made the request fail, and TimeoutError after `timeout` seconds.
         """
         self.check_process()
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
+            raise ConfigError(f"timeout: found {timeout!r}, wanted seconds, or None")
+        if not self._done.is_set():
+            self._may_wait()
         if not self._done.wait(timeout):
             raise TimeoutError(f"request: not finished within {timeout} s")
         return self._outcome()
@@ -140,7 +146,8 @@ class Request:
 
     def wait(self) -> None:
         """Wait for the end, whatever it is; at once for a request that was never submitted."""
-        if self.submitted_at:
+        if self.submitted_at and not self._done.is_set():
+            self._may_wait()
             self._done.wait()
 
     def __iter__(self) -> Iterator[Piece]:
@@ -310,6 +317,7 @@ class Stream:
                 self._ready.extend((piece,) if reader is None else reader.finish(piece, done))
                 continue
             request.check_process()
+            request._may_wait()
             try:
                 self._queue.get()
             except BaseException:

@@ -9,18 +9,24 @@ changes: while a request runs on a session it is `busy`, and its loop alone touc
 """
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Set
+from contextlib import AbstractContextManager, contextmanager
+from operator import index
 from os import PathLike
 from typing import Any, Protocol
 
 import numpy as np
 
 from oxillama.engine.pages import PagedKvCache
-from oxillama.errors import ContextError
+from oxillama.errors import ConfigError, ContextError
+
+_STATE = ("start", "pending", "sampler", "grammar", "text", "stops", "at_start")
 
 
 class Owner(Protocol):
     """What a session asks of its engine."""
+
+    program: Any        # its `vocab_size`
 
     def change(self, session: Session) -> AbstractContextManager:
         """The lock under which an idle session may be changed; raises EngineError for a busy one."""
@@ -71,10 +77,10 @@ class Session:
             setattr(twin, part, None if value is None else value.fork())
         return twin
 
-    def extend(self, ids: list[int]) -> None:
+    def extend(self, ids: Iterable[int]) -> None:
         """Append tokens, not yet evaluated. Sampler, grammar and text of what was generated before are over."""
         with self.owner.change(self):
-            self.tokens.extend(ids)
+            self.tokens.extend(checked_ids(ids, self.owner.program.vocab_size))
             self.start = len(self.tokens)
             self._forget()
 
@@ -104,6 +110,40 @@ class Session:
         with self.owner.change(self):
             self.owner.drop(self)
 
+    @contextmanager
+    def as_it_was(self) -> Iterator[None]:
+        """Whatever raises inside leaves the session as it stood before; for whoever has the engine's lock, and evaluates nothing inside."""
+        length, state = len(self.tokens), [getattr(self, name) for name in _STATE]
+        try:
+            yield
+        except BaseException:
+            if not self.busy:
+                del self.tokens[length:]
+                for name, value in zip(_STATE, state):
+                    setattr(self, name, value)
+            raise
+
     def _forget(self) -> None:
         self.pending = self.sampler = self.grammar = self.text = self.stops = None
         self.at_start = False
+
+
+def checked_ids(prompt: Iterable[int], vocab_size: int | None = None, *, name: str = "prompt", wanted: str = "a string or token ids") -> list[int]:
+    """The token ids of a prompt, each within a vocabulary of that size; ConfigError names what is none. Nothing is rounded or parsed."""
+    if isinstance(prompt, (str, bytes, bytearray, memoryview, Mapping, Set)):
+        raise ConfigError(f"{name}: found {type(prompt).__name__}, wanted {wanted}")
+    try:
+        given = list(prompt)
+    except TypeError:
+        raise ConfigError(f"{name}: found {type(prompt).__name__}, wanted {wanted}") from None
+    plain = set(map(type, given)) <= {int}                     # as tokenizers give them: no closer look is needed
+    ids = given if plain else []
+    for at, token in enumerate(() if plain else given):
+        try:
+            ids.append(index(None if isinstance(token, bool) else token))
+        except TypeError:
+            raise ConfigError(f"{name}[{at}]: found {type(token).__name__} {token!r:.50}, wanted a token id") from None
+    if vocab_size is not None and ids and (min(ids) < 0 or max(ids) >= vocab_size):
+        at = next(at for at, token in enumerate(ids) if not 0 <= token < vocab_size)
+        raise ConfigError(f"{name}[{at}]: found token {ids[at]}, wanted 0 to {vocab_size - 1}")
+    return ids

@@ -11,7 +11,7 @@ import numpy as np
 from oxillama.engine.metrics import EngineMetrics
 from oxillama.engine.register import Register
 from oxillama.engine.request import Request
-from oxillama.engine.scheduler import Scheduler
+from oxillama.engine.scheduler import Scheduler, State
 
 
 class Together:
@@ -37,6 +37,7 @@ class Together:
         (counters.inter_token if request.token_at else counters.first_token).observe(now - (request.token_at or request.submitted_at))
         request.token_at = now
         counters.generated += len(search.beams)
+        counters.decoded += len(search.beams) if request.ticket.state is State.DECODING else 0
         if over:
             request.value = search.result()
             self._register.end(request, "stop")

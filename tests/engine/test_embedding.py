@@ -3,8 +3,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from null import HIDDEN, VOCAB, NullProgram, core, hashed
 
-from oxillama.engine.embedding import Pooler, PoolingMode
+from oxillama.engine.embedding import Pooler, PoolingMode, submit_embedding
+from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import EmptySequence
 
 ROWS = np.random.default_rng(3).standard_normal((40, 6)).astype(np.float32)
@@ -46,3 +48,18 @@ def test_rows_that_come_twice_count_once():
 def test_nothing_to_pool_raises():
     with pytest.raises(EmptySequence):
         Pooler(PoolingMode.MEAN).result()
+
+
+def test_texts_of_every_length_share_steps_without_padding():
+    program, texts = NullProgram(), [[(3 * i + j) % VOCAB for i in range(length)] for j, length in enumerate((1, 40, 7, 300, 16, 2, 90))]
+    engine = core(program=program, scheduler=SchedulerConfig(prefill_chunk=64, max_batch_tokens=64))
+    with engine.lock:                                                                   # all are there before the first step
+        work = [submit_embedding(engine, ids, mode="mean", normalize=False) for ids in texts]
+    for ids, (request, pooler) in zip(texts, work):
+        request.result(10)
+        total = np.zeros(HIDDEN)
+        for at in range(len(ids)):
+            total = total + hashed(ids[:at + 1], HIDDEN)
+        assert np.array_equal(pooler.result(), (total / len(ids)).astype(np.float32))
+    assert sum(program.rows) == sum(map(len, texts)) and len(program.rows) <= 9         # 456 rows in steps of 64
+    engine.close()

@@ -1,4 +1,8 @@
 """Counters that add up, and a text that Prometheus reads."""
+import re
+from dataclasses import fields
+from itertools import accumulate
+
 from null import core, request
 
 from oxillama.engine.metrics import BOUNDS, Histogram
@@ -17,15 +21,54 @@ def test_counters_add_up_over_a_run():
     engine.close()
 
 
-def test_histograms_are_cumulative_in_prometheus_text():
+def exposition(text):
+    """The families of a text in Prometheus' format 0.0.4: name -> (kind, [(sample name, labels, value)]); asserts its grammar."""
+    families, name = {}, None
+    assert text.endswith("\n") and "\n\n" not in text
+    for line in text.splitlines():
+        if line.startswith("# HELP "):
+            name, told = line[7:].split(" ", 1)
+            assert name not in families and re.fullmatch(r"[a-zA-Z_:][a-zA-Z0-9_:]*", name) and told.endswith(".") and "\\" not in told
+            continue
+        if line.startswith("# TYPE "):
+            assert line.split()[2] == name
+            families[name] = (line.split()[3], [])
+            continue
+        sample, labels, value = re.fullmatch(r'([a-z_]+)(\{le="(?:[0-9.e-]+|\+Inf)"\})? (\S+)', line).groups()
+        kind, samples = families[name]
+        assert sample in ({name} if kind != "histogram" else {f"{name}_bucket", f"{name}_sum", f"{name}_count"})
+        samples.append((sample, labels, float(value)))
+    return families
+
+
+def test_the_text_is_what_prometheus_reads():
     engine = core()
     engine.submit(request(engine, [1], max_tokens=3)).result(5)
-    lines = engine.metrics().to_prometheus().splitlines()
-    assert "oxillama_tokens_generated_total 3" in lines and "# TYPE oxillama_tokens_generated_total counter" in lines
-    assert "# TYPE oxillama_pages_used gauge" in lines
-    buckets = [int(line.split()[-1]) for line in lines if line.startswith("oxillama_inter_token_seconds_bucket")]
-    assert len(buckets) == len(BOUNDS) + 1 and buckets == sorted(buckets) and buckets[-1] == 2
-    assert "oxillama_inter_token_seconds_count 2" in lines
+    found = engine.metrics()
+    families = exposition(found.to_prometheus())
+    assert list(families) == [f"oxillama_{field.name}" for field in fields(found)]
+    for name, (kind, samples) in families.items():
+        assert kind == ("histogram" if name.endswith("_seconds") else "counter" if name.endswith("_total") else "gauge")
+        if kind != "histogram":
+            assert samples == [(name, None, getattr(found, name.removeprefix("oxillama_")))]
+            continue
+        buckets, told = [value for sample, _, value in samples if sample.endswith("_bucket")], getattr(found, name.removeprefix("oxillama_"))
+        assert [labels for _, labels, _ in samples[:-2]] == [f'{{le="{bound}"}}' for bound in (*BOUNDS, "+Inf")]
+        assert buckets == list(accumulate(told.counts))                                 # cumulative, the last one all
+        assert [value for *_, value in samples[-2:]] == [told.sum, buckets[-1]] and [sample for sample, *_ in samples[-2:]] == [f"{name}_sum", f"{name}_count"]
+    assert families["oxillama_inter_token_seconds"][1][-1][2] == 2 and families["oxillama_tokens_generated_total"][1][0][2] == 3
+    assert "other_steps_total" in exposition(found.to_prometheus(prefix="other"))
+    engine.close()
+
+
+def test_tokens_that_prompts_give_are_no_decoding():
+    engine = core()
+    for number in range(4):
+        engine.submit(request(engine, [number, 1], max_tokens=1)).result(5)
+    assert engine.metrics().decode_tokens_per_second == 0                                # not one row of decoding was run
+    engine.submit(request(engine, [9, 1], max_tokens=8)).result(5)
+    found, counters = engine.metrics(), engine.counters
+    assert found.tokens_generated_total == 12 and found.decode_tokens_per_second == 7 / counters.decode_seconds
     engine.close()
 
 

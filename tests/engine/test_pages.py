@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from null import NullMemory
 
 from oxillama.engine.pages import KvCachePool, PagedKvCache
-from oxillama.errors import PoolError
+from oxillama.errors import Exhausted, InvalidSlot, PoolError
 
 
 def filled(pool, length, value=0):
@@ -36,7 +36,7 @@ def test_a_page_freed_twice_raises():
     pool = KvCachePool(NullMemory())
     page = pool.alloc()
     pool.free(page)
-    with pytest.raises(PoolError, match=f"page {page}: nobody owns it"):
+    with pytest.raises(PoolError.InvalidSlot, match=f"page {page}: nobody owns it"):
         pool.free(page)
     with pytest.raises(PoolError, match="page 7"):
         pool.share(7)
@@ -50,10 +50,34 @@ def test_a_page_freed_twice_raises():
     assert pool.pages_used == 0
 
 
+@pytest.mark.parametrize("wrong", (99, -1))
+def test_pages_freed_together_with_one_that_is_free_are_all_kept(wrong):
+    pool = KvCachePool(NullMemory())
+    one, two, free = pool.alloc(), pool.alloc(), pool.alloc()
+    pool.free(free)
+    pool.share(one)
+    for freed in ([one, two, one, free], [two, wrong], [two, one, two]):
+        with pytest.raises(InvalidSlot, match="nobody owns it"):
+            pool.free_all(freed)
+        assert (pool.owners(one), pool.owners(two), pool.owners(free), pool.pages_used) == (2, 1, 0, 2)
+    assert pool.alloc() == free and pool.alloc() == 3                                   # the free list is as it was
+
+
+def test_memory_is_what_was_ever_owned_until_it_is_given_back():
+    memory = NullMemory()
+    pool = KvCachePool(memory)
+    cache = filled(pool, 100)
+    assert pool.memory_bytes == 7 * memory.page_bytes
+    cache.release()
+    assert pool.memory_bytes == 7 * memory.page_bytes and pool.pages_used == 0
+    pool.shrink_to_fit()
+    assert pool.memory_bytes == 0
+
+
 def test_an_exhausted_pool_raises_and_takes_nothing():
     pool = KvCachePool(NullMemory(), max_pages=3)
     cache = filled(pool, 20)
-    with pytest.raises(PoolError, match="all 3 pages of 16 tokens are owned"):
+    with pytest.raises(Exhausted, match="all 3 pages of 16 tokens are owned"):
         cache.reserve(100)
     assert pool.pages_used == 2 and len(cache.pages) == 2 and pool.pages_free == 1
 

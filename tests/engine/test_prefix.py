@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from null import NullMemory
 from test_pages import filled, read
 
+from oxillama.engine.config import EngineConfig
 from oxillama.engine.pages import KvCachePool, PagedKvCache
 from oxillama.engine.prefix import PrefixKvCache
 from oxillama.errors import ConfigError
@@ -33,6 +34,28 @@ def taken(cache, hit):
     out = read(kv)
     kv.release()
     return out
+
+
+def test_the_defaults_are_the_documented_ones():
+    cache, config = tree(), EngineConfig()
+    assert (cache.min_prefix_len, cache.max_entries, cache.max_pages) == (4, 256, (512 << 20) // cache.pool.memory.page_bytes)
+    assert config.prefix_cache and config.prefix() == dict(min_prefix_len=4, max_entries=256, max_memory_bytes=512 << 20)
+
+
+@pytest.mark.parametrize("limits", (dict(max_entries=2), dict(max_memory_bytes=7 * 1024)))
+def test_eviction_comes_before_any_share_is_taken(limits, monkeypatch):
+    cache, most = tree(**limits), 0
+    hold = PrefixKvCache._hold
+
+    def held(self, pages):
+        nonlocal most
+        hold(self, pages)
+        most = max(most, self.pages_used)
+        assert self.entries < cache.max_entries                                         # the new leaf is not yet among them
+    monkeypatch.setattr(PrefixKvCache, "_hold", held)
+    for value in range(6):
+        store(cache, [value] * 50)                                                      # 4 pages each
+    assert most <= min(cache.max_pages, 8) and cache.evictions >= 4
 
 
 def test_hits_are_token_granular_and_leave_the_last_token():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import oxillama
 from oxillama import SamplerConfig, SchedulerConfig
 
-MODELS = (("llama", "f32"), ("llama", "q8_0"), ("gemma3", "q8_0"))
+MODELS = (("llama", "f32"), ("llama", "q8_0"), ("gemma3", "q8_0"), ("the", "embedded"))
 FEW = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -23,7 +23,7 @@ def recorded(engine, prompt, **options):
 def model(request, cases):
     """(path of a model, engine that runs alone: one request at a time, chunk 512, no cache)."""
     name, kind = request.param
-    path = cases / "arch" / name / f"{kind}.gguf"
+    path = oxillama.embedded_path() if kind == "embedded" else cases / "arch" / name / f"{kind}.gguf"
     with oxillama.load(path, prefix_cache=False, num_threads=1) as engine:
         yield path, engine
 
@@ -103,3 +103,31 @@ def test_a_prefix_hit_and_a_miss_give_the_same_logits(model):
             done = request.result(60)
             assert done.tokens == wanted.tokens and np.array_equal(rows, wanted_rows)
             assert done.usage.cached_tokens >= 70
+
+
+@FEW
+@given(seed=st.integers(0, 2**32))
+def test_any_history_of_forks_and_truncations_gives_the_bits_of_a_fresh_prefill(model, seed):
+    path, solo = model
+    rng = random.Random(seed)
+    vocab = solo.config.vocab_size
+    config = SchedulerConfig(max_batch_tokens=48, max_batch_sequences=rng.randint(1, 4), max_sequences=rng.randint(1, 4))
+    with oxillama.load(path, scheduler=config, prefill_chunk_size=rng.randint(1, 48), num_threads=rng.choice([1, 2]),
+                       max_pages=rng.choice([None, 9, 14]), prefix_cache=rng.random() < 0.5) as engine:
+        sessions = [engine.session()]
+        for _ in range(14):
+            session, kind = rng.choice(sessions), rng.randrange(4)
+            if kind == 0 and len(session) < 90:
+                row = engine.prefill([rng.randrange(vocab) for _ in range(rng.randint(1, 40))], session=session)
+                assert np.array_equal(row, solo.logits(session.tokens)[-1])
+            elif kind == 1:
+                sessions.append(session.fork())
+            elif kind == 2:
+                session.truncate(rng.randint(0, len(session)))
+            else:
+                asked = {id(one): one for one in (session, rng.choice(sessions)) if 0 < len(one) < 100}.values()
+                jobs = [(one, list(one.tokens), engine.submit(None, session=one, max_tokens=6, sampler=SamplerConfig(seed=1))) for one in asked]
+                for one, tokens, job in jobs:
+                    assert job.result(60).tokens == solo.generate(tokens, max_tokens=6, sampler=SamplerConfig(seed=1)).tokens
+                    assert one.tokens[:len(tokens)] == tokens
+        assert engine.metrics().pages_leaked == 0

@@ -4,7 +4,9 @@ import pytest
 from null import NullMemory
 from test_pages import filled
 
+import oxillama
 from oxillama._core.pool import PageMemory
+from oxillama._core.tape import Batch
 from oxillama.engine.pages import KvCachePool, PagedKvCache
 from oxillama.engine.views import BatchedKvView, KvCache, KvSlot
 from oxillama.errors import PoolError
@@ -48,3 +50,28 @@ def test_a_contiguous_copy_reads_positions_in_order(kv_type):
     assert (whole.k[0] == np.arange(37)[:, None, None]).all() and (whole.v[0] == np.arange(37)[:, None, None]).all()
     whole.truncate(3)
     assert whole.k[0].shape == (3, 2, 4) and whole.memory_bytes == 4 * 3 * 2 * 7
+
+
+@pytest.mark.parametrize("page_size", (16, 48))
+def test_a_step_over_a_view_gives_the_logits_of_each_sequence(page_size):
+    with oxillama.load(num_threads=1, kv_type="f32") as engine:
+        model, vocab = engine._loaded.model, engine.config.vocab_size
+        pool = KvCachePool(model.page_memory(kv_type="f32", page_size=page_size), page_size=page_size)
+        texts = [[(7 * i + j) % vocab for i in range(length)] for j, length in enumerate((50, 1, 23))]
+        caches = [PagedKvCache(pool) for _ in texts]
+        found = [[] for _ in texts]
+        for start, end in ((0, 20), (20, 50)):                                          # two steps, sequences packed side by side, none padded
+            parts = [(at, start, min(end, len(ids)) - start) for at, ids in enumerate(texts) if len(ids) > start]
+            for at, _, rows in parts:
+                caches[at].reserve(start + rows)
+            view = BatchedKvView([(caches[at], start, rows) for at, start, rows in parts])
+            assert all(table is caches[at].table for table, (at, _, _) in zip(view.tables, parts))      # the block tables themselves
+            tokens = np.concatenate([texts[at][start:start + rows] for at, start, rows in parts]).astype(np.int32)
+            out = model.program.step(Batch(tokens, view.positions, view.tables, view.row_table, np.arange(len(view), dtype=np.int32)), pool.memory)
+            for row, (at, _, _) in zip(out.copy(), (parts[table] for table in view.row_table)):
+                found[at].append(row)
+            for at, _, rows in parts:
+                caches[at].commit(start + rows)
+        for ids, rows, cache in zip(texts, found, caches):
+            assert np.array_equal(rows, engine.logits(ids))
+            assert KvCache.of(cache).length == cache.length == len(ids)
