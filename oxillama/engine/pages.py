@@ -42,10 +42,10 @@ class KvCachePool:
     __slots__ = ("_counts", "_free", "max_pages", "memory", "page_size")
 
     def __init__(self, memory: Memory, *, page_size: int = 16, max_pages: int | None = None) -> None:
-        if page_size < 16 or page_size % 16:
-            raise PoolError(f"page_size: found {page_size}, wanted a multiple of 16")
-        if max_pages is not None and max_pages < 1:
-            raise PoolError(f"max_pages: found {max_pages}, wanted 1 or more")
+        if type(page_size) is not int or page_size < 16 or page_size % 16:
+            raise PoolError(f"page_size: found {page_size!r}, wanted a multiple of 16")
+        if max_pages is not None and (type(max_pages) is not int or max_pages < 1):
+            raise PoolError(f"max_pages: found {max_pages!r}, wanted an integer of 1 or more, or None")
         self.memory = memory
         self.page_size = page_size
         self.max_pages = max_pages

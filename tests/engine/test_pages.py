@@ -132,10 +132,16 @@ def test_shrinking_releases_memory_above_the_highest_owned_page():
     assert read(filled(pool, 40, 3)) == [3 + p for p in range(40)]
 
 
-@pytest.mark.parametrize("size", (0, 8, 24, -16))
+@pytest.mark.parametrize("size", (0, 8, 24, -16, 16.0, "16", True, None))
 def test_a_page_size_that_is_no_multiple_of_16_raises(size):
-    with pytest.raises(PoolError, match="multiple of 16"):
+    with pytest.raises(PoolError, match="page_size: found .* multiple of 16"):
         KvCachePool(NullMemory(), page_size=size)
+
+
+@pytest.mark.parametrize("pages", (0, -1, 2.5, "2", True))
+def test_a_pool_that_can_hold_nothing_raises(pages):
+    with pytest.raises(PoolError, match="max_pages: found"):
+        KvCachePool(NullMemory(), max_pages=pages)
 
 
 class PageMachine(RuleBasedStateMachine):
