@@ -1,6 +1,7 @@
 """Draft models for a target: opened, chosen from a folder, or made from the target itself with fewer bits.
 
     engine.generate(prompt, speculative="draft.gguf")          a file, a folder of files, or an engine that is loaded already
+    engine.generate(prompt, speculative="early_exit:4")        the target's own first layers under its own output norm and head
 
 A draft must have the target's vocabulary (the same pieces under the same ids, or all of them under others). Of several, the one that reads
 the fewest bytes for a token is the best guess before anything has run; whether it pays is then measured, step by step.
@@ -23,8 +24,8 @@ from oxillama.engine.speculation import Candidates
 from oxillama.engine.vocabularies import Alignment, align
 from oxillama.errors import ConfigError, OxillamaError
 from oxillama.gguf import GgufReader
-from oxillama.model.load import Model
-from oxillama.opening import open_model
+from oxillama.model.load import Model, early_exit
+from oxillama.opening import core_over, open_model
 from oxillama.quant import quantize_file
 from oxillama.sampling import Sampler
 from oxillama.tokenizer import TokenizerBridge
@@ -37,9 +38,11 @@ def candidates_of(core: EngineCore, vocabulary: Vocabulary | None, model: Model,
     """What `speculative=` stands for: a draft model becomes `Candidates`, everything else stays as it is."""
     if isinstance(asked, str) and asked in ("auto", "lookup") or asked is None or isinstance(asked, (bool, Candidates)):
         return asked
-    if isinstance(asked, (str, Path)):
+    if isinstance(asked, str) and exit_depth(asked, model.config.layers) is not None:
+        key = asked
+    elif isinstance(asked, (str, Path)):
         if not Path(asked).exists():
-            raise ConfigError(f"speculative: found {str(asked)!r}, wanted 'auto', 'lookup', or the path of a draft model")
+            raise ConfigError(f"speculative: found {str(asked)!r}, wanted 'auto', 'lookup', 'early_exit', or the path of a draft model")
         key = str(Path(asked).resolve())
     elif hasattr(asked, "load_model"):
         key = id(asked)
@@ -50,10 +53,16 @@ def candidates_of(core: EngineCore, vocabulary: Vocabulary | None, model: Model,
 
 def open_draft(vocabulary: Vocabulary | None, model: Model, source: Any, *, own_sampler: OwnSampler | None = None,
                config: EngineConfig | None = None) -> tuple[ModelDrafter, Callable[[], None] | None]:
-    """(a drafter over an engine, a file, or the best file of a folder, what closes it where it was opened here).
+    """(a drafter over an engine, a file, the best file of a folder, or the target's first layers; what closes it where it was opened here).
 
     ConfigError names what the draft's vocabulary lacks.
     """
+    depth = exit_depth(source, model.config.layers)
+    if depth is not None:
+        config = config or EngineConfig()
+        draft = early_exit(model, depth, num_threads=config.num_threads or model.program.num_threads, max_rows=config.scheduling().max_batch_tokens)
+        core, rows = core_over(draft, config), model.config.vocab_size
+        return ModelDrafter(core, Alignment(rows, rows), own_sampler=own_sampler, weight=_run_bytes(draft) / _run_bytes(model)), core.close
     if hasattr(source, "load_model"):
         loaded, close = source._loaded, None
         core, words, draft = loaded.core, loaded.vocabulary, loaded.model
@@ -69,6 +78,17 @@ def open_draft(vocabulary: Vocabulary | None, model: Model, source: Any, *, own_
             close()
         raise
     return ModelDrafter(core, alignment, own_sampler=own_sampler, weight=_bytes(draft.reader) / _bytes(model.reader)), close
+
+
+def exit_depth(source: Any, layers: int) -> int | None:
+    """The layers that "early_exit:n" asks for, of "early_exit" a quarter; None for whatever else names a draft, ConfigError for a bad n."""
+    if not isinstance(source, str) or source.partition(":")[0] != "early_exit":
+        return None
+    told = source.partition(":")[2]
+    depth = max(1, layers // 4) if source == "early_exit" else int(told) if told.isascii() and told.isdigit() else 0
+    if not 1 <= depth <= layers:
+        raise ConfigError(f"draft: found {source!r}, wanted early_exit:n with n from 1 to {layers}, the layers of the target")
+    return depth
 
 
 def aligned(target: Vocabulary | None, draft: Vocabulary | None, target_rows: int, draft_rows: int) -> Alignment:
@@ -101,7 +121,8 @@ def choose_draft(model: Model, folder: Path) -> Path:
 def requantised_draft(model: Model, folder: str | Path | None = None, *, recipes: Sequence[str] = ("Q4_0", "Q2_K")) -> Path:
     """A draft made from the target's own file by the first of the recipes that leaves at most half of its bytes; the file made.
 
-    folder: where to, None for a new temporary one, which goes when the interpreter ends. ConfigError where no recipe does: such a draft costs what it gains.
+    folder: where to, None for a new temporary one, which goes when the interpreter ends. ConfigError where no recipe does: such a draft
+    costs what it gains.
     """
     source, before = model.reader.paths[0], _bytes(model.reader)
     for recipe in recipes:
@@ -125,3 +146,9 @@ def _pieces(bridge: TokenizerBridge) -> list[tuple[bytes, bool]]:
 
 def _bytes(reader: GgufReader) -> int:
     return sum(tensor.nbytes for tensor in reader.tensors.values())
+
+
+def _run_bytes(model: Model) -> int:
+    """Bytes of the tensors that a step reads whole."""
+    names = {tensor.name for op in model.tape.ops for tensor in op.params.get("weights", ())}
+    return sum(model.reader.tensors[name].nbytes for name in names)

@@ -1,7 +1,7 @@
 """From a config and a file to what serves it: the model, its vocabulary, and the core of an engine over both."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,15 +40,19 @@ def open_model(config: EngineConfig, source: Any, *, tokenizer_json: str | bytes
         model = load_model(reader, num_threads=config.num_threads or 0, max_rows=scheduler.max_batch_tokens, progress=progress,
                            sidecar=config.sidecar)
         bridge = reading.result()
-    memory = model.page_memory(kv_type=config.kv_type, page_size=config.page_size)
-    core = EngineCore(model.program, memory, batch=Batch, flag=CancelFlag(), context_size=config.context_size or model.config.context_length,
-                      eog_ids=bridge.eog_ids if bridge else (), scheduler=scheduler, page_size=config.page_size, max_pages=config.max_pages,
-                      prefix=config.prefix())
+    core = core_over(model, config, eog_ids=bridge.eog_ids if bridge else ())
     vocabulary = Vocabulary(bridge, model.config.vocab_size) if bridge else None
     naming = {"architecture": model.config.architecture, "name": model.config.name}
     core.snapshots = Snapshots(core, config, reader, vocabulary, naming=naming, restore_constraint=restore_state,
                                tokenizer=_replacement_hash(config.tokenizer_path, tokenizer_json))
     return Opened(model, core, vocabulary)
+
+
+def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()) -> EngineCore:
+    """The core of an engine over a loaded model, its pages as the config says."""
+    memory = model.page_memory(kv_type=config.kv_type, page_size=config.page_size)
+    return EngineCore(model.program, memory, batch=Batch, flag=CancelFlag(), context_size=config.context_size or model.config.context_length,
+                      eog_ids=eog_ids, scheduler=config.scheduling(), page_size=config.page_size, max_pages=config.max_pages, prefix=config.prefix())
 
 
 def _replacement_hash(path: str | Path | None, tokenizer_json: str | bytes | None) -> str | None:

@@ -36,7 +36,8 @@ class SpeculativeConfig:
     """A target, a draft, and how they go together.
 
     target: an engine or a GGUF file, None for the embedded model. draft: an engine, a file, a folder (the best compatible file in it is
-    taken), or "requantised" (the target itself with fewer bits, in a temporary file that goes when the engine is closed, or at the latest
+    taken), "early_exit:n" (the target's own first n layers under its output norm and head, over the same weights; "early_exit": a quarter of
+    them), or "requantised" (the target itself with fewer bits, in a temporary file that goes when the engine is closed, or at the latest
     when the interpreter ends). num_speculative: most candidates of a step. seed:
     of every generation that says none. draft_sampler: draw candidates by it, and judge them; None: with the target's own random numbers.
     adaptive: bring only as many candidates as pay.
@@ -58,7 +59,7 @@ class SpeculativeConfig:
         if self.draft_sampler is not None and not isinstance(self.draft_sampler, SamplerConfig):
             raise ConfigError(f"draft_sampler: found {type(self.draft_sampler).__name__}, wanted a SamplerConfig")
         if self.draft is None:
-            raise ConfigError("draft: found None, wanted an engine, a GGUF file, a folder of them, or 'requantised'")
+            raise ConfigError("draft: found None, wanted an engine, a GGUF file, a folder of them, 'early_exit' or 'requantised'")
 
 
 class SpeculativeEngine:
@@ -139,7 +140,7 @@ class SpeculativeEngine:
     def resume(cls, data: bytes | str | Path, target: Model = None, draft: Any = None, **changes: Any) -> SpeculativeEngine:
         """An engine over the same two models whose session goes on where that of the snapshot stood.
 
-        changes: fields of `SpeculativeConfig` that shall differ; those that the text depends on may not, where the draft draws by a sampler of its own.
+        changes: fields of `SpeculativeConfig` that shall differ; where the draft draws by a sampler of its own, none that the text depends on.
         SpecSnapshotIncompatible for what is malformed or does not fit, ModelFingerprintMismatch for another target.
         """
         saved = SpecSnapshot.decode(data)

@@ -171,6 +171,32 @@ def test_a_draft_is_chosen_from_a_folder_or_made(target, stories, tmp_path):
         choose_draft(target._loaded.model, tmp_path.parent / "nowhere")
 
 
+@pytest.mark.parametrize("sampler", [oxillama.SamplerConfig.greedy(), SEEDED], ids=["greedy", "seeded"])
+def test_the_targets_own_first_layers_draft_for_it(target, sampler):
+    options = dict(max_tokens=100, sampler=sampler, seed=5)
+    wanted, stood = plain(target, "Once upon a time", **options).tokens, []
+    for depth in range(1, 6):
+        with SpeculativeEngine(SpeculativeConfig(target, f"early_exit:{depth}", adaptive=False)) as engine:
+            done = engine.generate("Once upon a time", cache_prompt=False, **options)
+            stood.append(done.speculation.acceptance_rate)
+            assert done.tokens == wanted
+    assert stood[0] < stood[3] < stood[4] == 1                     # of all five layers it is the target itself
+    done = target.generate("Once upon a time", speculative="early_exit", **options)
+    assert done.tokens == wanted and done.speculation.accepted + done.speculation.rejected > 0
+    for asked in ("early_exit:0", "early_exit:6", "early_exit:", "early_exit:x"):
+        with pytest.raises(oxillama.ConfigError, match="wanted early_exit:n with n from 1 to 5"):
+            target.generate("Once", speculative=asked)
+
+
+def test_a_session_drafted_by_first_layers_is_saved_and_goes_on(target):
+    with SpeculativeEngine(SpeculativeConfig(target, "early_exit:3", seed=12, draft_sampler=SEEDED)) as whole:
+        whole.generate("Once upon", max_tokens=30, sampler=SEEDED)
+        saved = whole.snapshot()
+        rest = whole.generate(None, max_tokens=40)
+    with SpeculativeEngine.resume(saved, target, "early_exit:3") as again:
+        assert again.generate(None, max_tokens=40).tokens == rest.tokens
+
+
 def test_a_draft_that_was_made_goes_with_its_engine_or_with_the_interpreter(stories, tmp_path):
     """A process with a temporary folder of its own: the file stands while the engine is open, and whatever is left open goes at the end."""
     code = f"""

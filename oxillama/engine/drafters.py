@@ -9,7 +9,7 @@ from oxillama.engine.lookup import LookupDrafter
 from oxillama.engine.speculation import Candidates, FirstOf
 from oxillama.errors import ConfigError
 
-_WANTED = "wanted None, False, True, 'auto', 'lookup', Candidates, a drafter, or a draft model (an engine, a GGUF file, a folder of them)"
+_WANTED = "wanted None, False, True, 'auto', 'lookup', Candidates, a drafter, 'early_exit', or a draft model (an engine, a GGUF file, a folder)"
 
 
 def checked(asked: Any) -> None:

@@ -99,7 +99,7 @@ class Heads:
 class Builder:
     """What an architecture's function is given: typed hyper-parameters, tensors by name, and ops to record."""
 
-    def __init__(self, reader: GgufReader, arch: str) -> None:
+    def __init__(self, reader: GgufReader, arch: str, *, depth: int | None = None) -> None:
         self.reader = reader
         self.arch = arch
         self.keys = Keys(reader.metadata, arch)
@@ -108,6 +108,9 @@ class Builder:
         self.used: set[str] = set()
         self.hidden = self.keys.integer("embedding_length", minimum=1, maximum=1 << 20)
         self.n_layers = self.keys.integer("block_count", minimum=1, maximum=1 << 14)
+        self.depth = self.n_layers if depth is None else depth       # layers that are recorded: the first ones
+        if not 1 <= self.depth <= self.n_layers:
+            raise ModelError(f"depth: found {depth!r}, wanted 1 to {self.n_layers}, the layers of the file")
         self.vocab_size = self._matrix_rows("token_embd.weight")
 
     # ---- tensors -------------------------------------------------------------------------------------------------
@@ -161,7 +164,7 @@ class Builder:
 
     def layers(self) -> Iterator[Layer]:
         """The layers of the model in order."""
-        return (Layer(self, index) for index in range(self.n_layers))
+        return (Layer(self, index) for index in range(self.depth))
 
     def embed(self, *, scale: float = 1.0) -> Value:
         """The token's row of `token_embd.weight`, times `scale`."""

@@ -47,13 +47,14 @@ class ModelConfig:
 class Model:
     """A loaded model; `program` runs it, `tape` shows it, `reader` stays open for the rows of its embedding.
 
-    keeper: what writes its packed weights for the next load, None where nothing does.
+    weights: packed, by key. keeper: what writes them for the next load, None where nothing does.
     """
 
     config: ModelConfig
     tape: Tape
     program: Program
     reader: GgufReader = field(repr=False)
+    weights: Mapping[Key, PackedMatrix] = field(repr=False)
     keeper: Keeper | None = field(default=None, repr=False)
 
     def page_memory(self, *, kv_type: str = "f16", page_size: int = 16) -> PageMemory:
@@ -70,22 +71,25 @@ def architectures() -> list[str]:
     return sorted(recorders())
 
 
-def record(reader: GgufReader) -> tuple[ModelConfig, Tape]:
-    """Read the keys, record the architecture and lower it; touches no weight of two dimensions."""
+def record(reader: GgufReader, *, depth: int | None = None) -> tuple[ModelConfig, Tape]:
+    """Read the keys, record the architecture and lower it; touches no weight of two dimensions.
+
+    depth: record the first layers alone, then the output norm and head.
+    """
     name = reader.metadata.get("general.architecture")
     if not isinstance(name, str):
         raise ModelError(f"general.architecture: found {name!r}, wanted the name of an architecture")
     if name not in recorders():
         raise ModelError(f"general.architecture: found {name!r}, wanted one of {', '.join(architectures())}")
-    b = Builder(reader, name)
+    b = Builder(reader, name, depth=depth)
     context = b.keys.integer("context_length", minimum=1, maximum=(1 << 32) - 1)
     result = recorders()[name](b)
     unused = b.unused()
-    if unused:
+    if unused and b.depth == b.n_layers:
         raise ModelError(f"{unused[0]}: {name} has no use for this tensor ({len(unused)} such in the file)")
     tape = lower(b, result, act_of, lambda act, columns: -(-act_bytes(act, columns) // 4))
     label = reader.metadata.get("general.name", "")
-    return ModelConfig(name, label if isinstance(label, str) else "", context, b.vocab_size, b.hidden, b.n_layers, tuple(b.kv_layers)), tape
+    return ModelConfig(name, label if isinstance(label, str) else "", context, b.vocab_size, b.hidden, b.depth, tuple(b.kv_layers)), tape
 
 
 def load_model(reader: GgufReader, *, num_threads: int = 0, max_rows: int = 512, progress: Progress | None = None,
@@ -100,11 +104,23 @@ def load_model(reader: GgufReader, *, num_threads: int = 0, max_rows: int = 512,
     place = sidecar_place(reader, sidecar, sum(_rows(reader, tensor).nbytes for tensor in tensors.values()))
     mapped = None if place is None else _mapped(place, tensors, num_threads, progress)
     weights = _packed(reader, tensors, num_threads, progress) if mapped is None else mapped
-    ops = [(op.name, _ready(reader, op.params, weights)) for op in tape.ops]
-    program = Program(ops, list(tape.slots), kv_layers=list(config.kv_layers), vocab_size=config.vocab_size,
-                      hidden_size=config.hidden_size, max_rows=max_rows, num_threads=num_threads)
+    program = _program(config, tape, reader, weights, max_rows=max_rows, num_threads=num_threads)
     keeper = Keeper(place, weights, program) if place is not None and mapped is None else None
-    return Model(config, tape, program, reader, keeper)
+    return Model(config, tape, program, reader, weights, keeper)
+
+
+def early_exit(model: Model, depth: int, *, num_threads: int = 0, max_rows: int = 512) -> Model:
+    """The first `depth` layers of a loaded model under its own output norm and head: another program over the same packed weights."""
+    config, tape = record(model.reader, depth=depth)
+    program = _program(config, tape, model.reader, model.weights, max_rows=max_rows, num_threads=num_threads)
+    return Model(config, tape, program, model.reader, model.weights)
+
+
+def _program(config: ModelConfig, tape: Tape, reader: GgufReader, weights: Mapping[Key, PackedMatrix], *, max_rows: int,
+             num_threads: int) -> Program:
+    ops = [(op.name, _ready(reader, op.params, weights)) for op in tape.ops]
+    return Program(ops, list(tape.slots), kv_layers=list(config.kv_layers), vocab_size=config.vocab_size, hidden_size=config.hidden_size,
+                   max_rows=max_rows, num_threads=num_threads)
 
 
 def _rows(reader: GgufReader, tensor: Tensor) -> np.ndarray:
