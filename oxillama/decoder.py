@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from oxillama._core.threads import default_threads
 from oxillama.engine.ahead import AheadDrafter
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.request import Completion, Request, Stream, finished
@@ -33,8 +34,10 @@ class AsyncSpecConfig:
     draft_threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("spec_k", 1), ("max_tokens", 0)):
+        for name, least in (("spec_k", 1), ("max_tokens", 0), ("draft_threads", 1)):
             value = getattr(self, name)
+            if name == "draft_threads" and value is None:
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}: found {value!r}, wanted an integer of {least} or more")
         if self.target_sampler is not None and not isinstance(self.target_sampler, SamplerConfig):
@@ -84,7 +87,8 @@ class SpeculativeDecoder:
         self._ahead: AheadDrafter | None = None
         self._requests: list[Request] = []
         spec = SpeculativeConfig(target, draft, num_speculative=config.spec_k, draft_sampler=config.draft_sampler, adaptive=False)
-        self.engine = SpeculativeEngine(spec, wrap=self._wrap, draft_config=EngineConfig(num_threads=config.draft_threads))
+        threads = config.draft_threads or max(1, default_threads() // 2)
+        self.engine = SpeculativeEngine(spec, wrap=self._wrap, draft_config=EngineConfig(num_threads=threads))
 
     def submit(self, prompt: Any, *, cancel: CancellationToken | None = None, **options: Any) -> Request:
         """Start a generation and return at once; options are those of `InferenceEngine.submit`."""

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 import oxillama
+from oxillama._core.threads import default_threads
 from oxillama.decoder import AsyncSpecConfig, CancellationToken, SpeculativeDecoder
 
 SEEDED = oxillama.SamplerConfig(temperature=0.9, top_p=0.95, repetition_penalty=1.1)
@@ -87,7 +88,18 @@ def test_closing_stops_the_requests_and_the_thread(target, draft):
     assert target.generate("Once", max_tokens=3, sampler=GREEDY).finish_reason == "length"
 
 
-def test_what_is_no_number_of_candidates_is_refused():
-    for name, value in (("spec_k", 0), ("spec_k", True), ("max_tokens", -1)):
+@pytest.mark.parametrize("source", ["stories260K-q8_0.gguf", "early_exit:4"])
+def test_a_draft_that_is_loaded_here_has_threads_of_its_own(target, stories, source):
+    draft = source if source.startswith("early") else stories / source
+    for asked, given in ((None, max(1, default_threads() // 2)), (3, 3)):
+        with SpeculativeDecoder(AsyncSpecConfig(target_sampler=GREEDY, draft_threads=asked), target, draft) as decoder:
+            assert decoder.engine.drafter.core.program.num_threads == given
+            done = decoder.generate("Once upon a time", max_tokens=40)
+            assert done.tokens == target.generate("Once upon a time", max_tokens=40, sampler=GREEDY).tokens and done.speculation.accepted
+    assert not alive()
+
+
+def test_what_is_no_number_is_refused():
+    for name, value in (("spec_k", 0), ("spec_k", True), ("max_tokens", -1), ("draft_threads", 0)):
         with pytest.raises(oxillama.ConfigError, match=name):
             AsyncSpecConfig(**{name: value})
