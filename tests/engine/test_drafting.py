@@ -1,6 +1,7 @@
 """A second model as a drafter: equal models agree always, other models never change a token, and neither runs anything twice."""
 import threading
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -62,16 +63,38 @@ def test_a_draft_that_is_the_target_always_stands_by_its_own_sampler_too(sampler
     draft.close()
 
 
-def test_nothing_that_stands_is_run_twice_by_target_or_draft():
-    theirs, mine = NullProgram(), Other()
+class Counted(Other):
+    """The same; `texts` counts how often each text was evaluated, as its pages hold it. right: agrees with the null program always."""
+
+    def __init__(self, *, right: bool = False) -> None:
+        super().__init__()
+        self.texts, self.right = Counter(), right
+
+    def step(self, batch, memory, *, output="logits", cancel=None):
+        out = (NullProgram if self.right else Other).step(self, batch, memory, output=output, cancel=cancel)
+        size = memory.page_size
+        for row, position in enumerate(batch.positions.tolist()):
+            table = batch.tables[batch.row_table[row]]
+            self.texts[tuple(int(memory.pages[table[at // size]][at % size]) for at in range(position + 1))] += 1
+        return out
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["on demand", "ahead"])
+@pytest.mark.parametrize("sampler", [None, SEEDED], ids=["found", "drawn"])
+def test_nothing_is_run_twice_by_target_or_draft(sampler, ahead):
+    theirs, mine = Counted(right=True), Counted()
     target, draft = core(program=theirs, prefix=False), core(program=mine, prefix=False)
-    drafter = ModelDrafter(draft, SAME)
-    done = run(target, drafter, list(range(30)), max_tokens=80)
+    drafter = ModelDrafter(draft, SAME, own_sampler=None if sampler is None else own(sampler))
+    asked = AheadDrafter(drafter) if ahead else drafter
+    done = run(target, asked, list(range(30)), max_tokens=80, sampler=SEEDED)
     stats = done.speculation
-    assert stats.rejected and theirs.evaluated == 30 + 79 + stats.rejected
-    written = [set() for _ in range(2)]
-    assert drafter.forwarded == mine.evaluated <= 30 + 79 + stats.rejected and written
+    assert stats.rejected and stats.accepted and theirs.evaluated == 30 + 79 + stats.rejected
+    assert set(theirs.texts.values()) == set(mine.texts.values()) == {1}
+    assert drafter.forwarded == mine.evaluated == sum(mine.texts.values())
+    assert ahead or drafter.forwarded <= 30 + 79 + stats.rejected
     target.close()
+    if ahead:
+        asked.close_thread()
     draft.close()
 
 
