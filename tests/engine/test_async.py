@@ -1,5 +1,6 @@
 """The engine's awaitable doors: the same results, errors that cancel what was begun beside them, and no thread per request."""
 import asyncio
+import contextlib
 import threading
 
 import numpy as np
@@ -57,3 +58,36 @@ def test_a_closed_loop_leaves_no_request_behind(engine):
     while engine.metrics().requests_running:
         pass
     assert engine.metrics().requests_running == 0 and threading.active_count() == before
+
+
+def test_sixty_four_tasks_with_random_cancels_get_their_solo_tokens_without_a_thread_each(engine):
+    prompts = ["Once upon a time", "Tom", "Lily saw", "The dog"]
+    wanted = [engine.generate(prompt, max_tokens=12, sampler=GREEDY, cache_prompt=False).tokens for prompt in prompts]
+
+    async def one(number):
+        return (await AsyncEngine(engine).generate(prompts[number % 4], max_tokens=12, sampler=GREEDY)).tokens
+
+    async def main():
+        before = threading.active_count()
+        tasks = [asyncio.ensure_future(one(number)) for number in range(64)]
+        for number in range(0, 64, 5):
+            await asyncio.sleep(0)
+            tasks[number].cancel()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert threading.active_count() == before
+        return found
+    for number, found in enumerate(asyncio.run(main())):
+        assert found == wanted[number % 4] or number % 5 == 0 and isinstance(found, asyncio.CancelledError)
+    while engine.metrics().requests_running:
+        pass
+    assert engine.metrics().pages_leaked == 0
+
+
+def test_a_loop_over_pieces_that_is_left_stops_the_work(engine):
+    async def main():
+        request = engine.submit("Once", sampler=SamplerConfig.greedy(ignore_eos=True))
+        async with contextlib.aclosing(aiter(request)) as pieces:
+            async for _ in pieces:
+                break
+        return (await request).finish_reason, [piece async for piece in request][-1].finish_reason
+    assert asyncio.run(main()) == ("cancelled", "cancelled")
