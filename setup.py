@@ -25,9 +25,9 @@ if sys.platform == "darwin":
 
 codecs = ["csrc/codecs.c"]
 sources = {
-    "codecs": codecs,
+    "codecs": codecs + sorted(glob("csrc/codecs/*.c")),
     "elementwise": codecs,
-    "kernels": codecs + sorted({*glob("csrc/*.c"), *glob("csrc/isa/*.c"), *glob("csrc/lanes/*.c")} - {*codecs}),
+    "kernels": sorted({*glob("csrc/*.c"), *glob("csrc/lanes/*.c")} - {*codecs}),
     "vectors": ["csrc/dispatch.c"] + sorted(glob("csrc/vec/*.c")),
 }
 

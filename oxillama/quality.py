@@ -14,12 +14,13 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from oxillama.api import InferenceEngine
+from oxillama.engine.durable import replacing
 from oxillama.engine.rows import submit_rows
 from oxillama.errors import ConfigError, EngineError, QuantError
 
@@ -103,7 +104,7 @@ def perplexity(engine: InferenceEngine, text: str | Sequence[int], *, context: i
                     log_p = log_softmax(logits[position - at])
                     losses.append(-float(log_p[window[position + 1]]))
                     if save is not None:
-                        save.write(_encoded(log_p))
+                        save(_encoded(log_p))
                     if rows is not None:
                         distances.append(_distance(next(rows), log_p, window[position + 1]))
             submit_rows(engine._loaded.core, window, take, owner=engine).result()
@@ -152,31 +153,18 @@ def _encoded(log_p: np.ndarray) -> bytes:
     return struct.pack("<ff", step, least) + codes.tobytes()
 
 
-class _saved:
-    """The file that logits go to, written under another name and renamed when whole; None where none is asked for."""
-
-    def __init__(self, path: str | os.PathLike | None, windows: list[list[int]], context: int, vocab: int) -> None:
-        self.path = None if path is None else Path(path)
-        self.head = MAGIC + struct.pack("<Iii", context, vocab, len(windows)) + np.array(windows, "<i4").tobytes()
-
-    def __enter__(self):
-        if self.path is None:
-            return None
-        try:
-            self.file = open(self.path.with_name(self.path.name + ".part"), "wb")
-        except OSError as error:
-            raise ConfigError(f"{self.path}: cannot be written: {error.strerror}") from error
-        self.file.write(self.head)
-        return self.file
-
-    def __exit__(self, kind, *_: object) -> None:
-        if self.path is None:
-            return
-        self.file.close()
-        if kind is None:
-            os.replace(self.file.name, self.path)
-        else:
-            os.unlink(self.file.name)
+@contextmanager
+def _saved(path: str | os.PathLike | None, windows: list[list[int]], context: int, vocab: int) -> Iterator[Callable | None]:
+    """What writes a row to the file of logits, which appears when it is whole; None where none is asked for."""
+    if path is None:
+        yield None
+        return
+    try:
+        with replacing(path) as fd, open(fd, "wb", closefd=False) as file:
+            file.write(MAGIC + struct.pack("<Iii", context, vocab, len(windows)) + np.array(windows, "<i4").tobytes())
+            yield file.write
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 class _Base:

@@ -101,7 +101,13 @@ static inline void ox_get_scales6(const uint8_t *p, uint8_t *scale, uint8_t *min
     memcpy(min, m, 8);
 }
 
-static inline void ox_put_scales6(uint8_t *p, const uint8_t *scale, const uint8_t *min) {
+/* The same from small integers held in floats. */
+static inline void ox_put_scales6(uint8_t *p, const float *scales, const float *mins) {
+    uint8_t scale[8], min[8];
+    for (int j = 0; j < 8; j++) {
+        scale[j] = (uint8_t)scales[j];
+        min[j] = (uint8_t)mins[j];
+    }
     for (int j = 0; j < 4; j++) {
         p[j] = (uint8_t)(scale[j] | scale[4 + j] >> 4 << 6);
         p[4 + j] = (uint8_t)(min[j] | min[4 + j] >> 4 << 6);

@@ -2,147 +2,105 @@
  *
  * All minimise sum_i w[i] (x[i] - stored[i])^2. For a fixed rounding the best scale is a quotient of sums; so a search tries a row of
  * candidate scales, rounds by each, fits, keeps the best, then alternates rounding and fitting until nothing improves.
- * Sums run in 8 fixed partial sums, so that they vectorise and yet have the same bits on every machine. n is a multiple of 8. */
+ *
+ * Sixteen blocks are fitted side by side on a sheet (sheet.h): every step is written in the words of isa/, a lane never looks at its
+ * neighbours, and a lane whose search is over repeats its last step without effect. So a block's bytes depend on the block alone, on every
+ * instruction set. Sums along a block run in 8 fixed partial sums; lines and n are multiples of 8. */
 #ifndef OX_FORMATS_FIT_H
 #define OX_FORMATS_FIT_H
 
-#include <stddef.h>
-
-#include "bits.h"
-
-#if defined(__GNUC__)
-#define OX_INLINE static inline __attribute__((always_inline))
-#else
-#define OX_INLINE static inline
-#endif
-
-static inline float ox_sum8(const float *p) {
-    return ((p[0] + p[4]) + (p[2] + p[6])) + ((p[1] + p[5]) + (p[3] + p[7]));
-}
-
-static inline float ox_clip(float v, float lo, float hi) {
-    v = v < lo ? lo : v;
-    return v > hi ? hi : v;
-}
-
-/* To the nearest integer, ties to even, for |v| < 2^22. */
-static inline float ox_round(float v) {
-    return (v + 12582912.0f) - 12582912.0f;
-}
-
-static inline float ox_abs(float v) {
-    return ox_as_float(ox_as_bits(v) & 0x7fffffff);
-}
-
-static inline float ox_max_abs(const float *x, int n) {
-    float p[8] = {0};
-    for (int i = 0; i < n; i += 8)
-        for (int j = 0; j < 8; j++) p[j] = ox_abs(x[i + j]) > p[j] ? ox_abs(x[i + j]) : p[j];
-    for (int j = 1; j < 8; j++) p[0] = p[j] > p[0] ? p[j] : p[0];
-    return p[0];
-}
-
-/* What an error in each number of a block costs, 1 on average: 1 without importances, else the importance plus 0.3 of the block's mean:
- * importances are estimates from a sample, and a number that the sample hardly used must not be given up. n is a multiple of 8. */
-static inline void ox_costs(float *cost, const float *weights, int n) {
-    float p[8] = {0};
-    for (int i = 0; weights && i < n; i += 8)
-        for (int j = 0; j < 8; j++) p[j] += weights[i + j];
-    float mean = ox_sum8(p) / (float)n;
-    for (int i = 0; i < n; i++) cost[i] = mean > 0x1p-60f ? (weights[i] / mean + 0.3f) / (1.0f + 0.3f) : 1.0f;
-}
-
-static inline void ox_range(const float *x, int n, float *lo, float *hi) {
-    float a[8], b[8];
-    for (int j = 0; j < 8; j++) a[j] = b[j] = x[j];
-    for (int i = 8; i < n; i += 8)
-        for (int j = 0; j < 8; j++) {
-            a[j] = x[i + j] < a[j] ? x[i + j] : a[j];
-            b[j] = x[i + j] > b[j] ? x[i + j] : b[j];
-        }
-    for (int j = 1; j < 8; j++) {
-        a[0] = a[j] < a[0] ? a[j] : a[0];
-        b[0] = b[j] > b[0] ? b[j] : b[0];
-    }
-    *lo = a[0];
-    *hi = b[0];
-}
-
-/* Writes a half that is finite whatever f is, and returns what was stored. */
-static inline float ox_put_scale(uint8_t *p, float f) {
-    return ox_put_half(p, ox_clip(f, -65504.0f, 65504.0f));
-}
-
-/* 1 / d; 0 for a scale so small that it carries nothing. */
-static inline float ox_inverse(float d) {
-    return ox_abs(d) > 0x1p-120f ? 1.0f / d : 0.0f;
-}
-
-/* What a number becomes when it is measured in units of the scale. Searches take one as an argument and are inlined around it. */
-typedef float (*ox_snap)(float v);
-
-static inline float ox_snap_byte(float v) {
-    return ox_round(ox_clip(v, -127.0f, 127.0f));
-}
-
-/* Writes snap(x / d) as small integers. */
-OX_INLINE void ox_snap_all(int8_t *q, const float *x, int n, float d, ox_snap snap) {
-    float inverse = ox_inverse(d);
-    for (int i = 0; i < n; i++) q[i] = (int8_t)snap(x[i] * inverse);
-}
-
-/* Writes round((x - m) / d), clipped to 0..top. */
-static inline void ox_round_affine(uint8_t *q, const float *x, int n, float top, float d, float m) {
-    float inverse = ox_inverse(d);
-    for (int i = 0; i < n; i++) q[i] = (uint8_t)ox_round(ox_clip((x[i] - m) * inverse, 0.0f, top));
-}
+#include "sheet.h"
 
 /* ---- x ~ d snapped ---- */
 
 typedef struct {
-    float xq, qq; /* sum w x q, sum w q q */
+    ox_f32x16 xq, qq; /* sum w x q, sum w q q */
 } ox_moments;
 
-OX_INLINE ox_moments ox_scaled_moments(const float *x, const float *w, int n, float inverse, ox_snap snap) {
-    float xq[8] = {0}, qq[8] = {0};
-    for (int i = 0; i < n; i += 8)
-        for (int j = 0; j < 8; j++) {
-            float q = snap(x[i + j] * inverse), wq = w[i + j] * q;
-            xq[j] += wq * x[i + j];
-            qq[j] += wq * q;
+OX_INLINE ox_moments ox_scaled_moments(const float *x, const float *w, int lines, ox_f32x16 inverse, ox_snap snap) {
+    ox_f32x16 xq[8], qq[8];
+    for (int j = 0; j < 8; j++) {
+        xq[j] = qq[j] = f32_zero();
+        for (int i = j; i < lines; i += 8) {
+            ox_f32x16 v = f32_load(x + 16 * i), q = snap(f32_mul(v, inverse)), wq = f32_mul(f32_load(w + 16 * i), q);
+            xq[j] = f32_add(xq[j], f32_mul(wq, v));
+            qq[j] = f32_add(qq[j], f32_mul(wq, q));
         }
-    return (ox_moments){ox_sum8(xq), ox_sum8(qq)};
+    }
+    return (ox_moments){ox_sum8_lanes(xq), ox_sum8_lanes(qq)};
 }
 
 /* sum w (x - d snapped)^2. */
-OX_INLINE float ox_scaled_error(const float *x, const float *w, int n, float d, ox_snap snap) {
-    float p[8] = {0}, inverse = ox_inverse(d);
-    for (int i = 0; i < n; i += 8)
-        for (int j = 0; j < 8; j++) {
-            float e = x[i + j] - d * snap(x[i + j] * inverse);
-            p[j] += w[i + j] * e * e;
+OX_INLINE ox_f32x16 ox_scaled_error(const float *x, const float *w, int lines, ox_f32x16 d, ox_snap snap) {
+    ox_f32x16 p[8], inverse = ox_inverse_lanes(d);
+    for (int j = 0; j < 8; j++) {
+        p[j] = f32_zero();
+        for (int i = j; i < lines; i += 8) {
+            ox_f32x16 v = f32_load(x + 16 * i), e = f32_sub(v, f32_mul(d, snap(f32_mul(v, inverse))));
+            p[j] = f32_add(p[j], f32_mul(f32_mul(f32_load(w + 16 * i), e), e));
         }
-    return ox_sum8(p);
+    }
+    return ox_sum8_lanes(p);
 }
 
-/* The best d. `steps` candidates send the largest |x| to `from` .. `to`; the negative of that is tried too unless snap is odd. */
-OX_INLINE float ox_fit_scaled(const float *x, const float *w, int n, ox_snap snap, int odd, float from, float to, int steps) {
-    float top = ox_max_abs(x, n), best_d = 0.0f, best = 0.0f;
-    if (top < 0x1p-100f) return 0.0f;
-    for (int side = 0; side < (odd ? 1 : 2); side++)
+typedef struct {
+    ox_f32x16 d, gain; /* the scale; what it takes off sum w x x */
+} ox_best;
+
+/* Keeps the scale that moments ask for in lanes where it gains more and that are above 0 in `lanes`; gives whether there was one. */
+OX_INLINE int ox_keep_scale(ox_best *best, ox_moments m, ox_f32x16 lanes) {
+    ox_f32x16 squared = f32_mul(m.xq, m.xq), bar = f32_mul(best->gain, m.qq);
+    squared = f32_select_lt(f32_zero(), lanes, squared, f32_zero());
+    best->gain = f32_select_lt(bar, squared, f32_div(squared, m.qq), best->gain);
+    best->d = f32_select_lt(bar, squared, f32_div(m.xq, m.qq), best->d);
+    return f32_hmax(f32_select_lt(bar, squared, f32_set1(1.0f), f32_zero())) > 0.0f;
+}
+
+/* The best d of each block. `steps` candidates send the largest |x| to `from` .. `to`, and to the negative of that. */
+OX_INLINE ox_f32x16 ox_fit_scaled(const float *x, const float *w, int lines, ox_snap snap, float from, float to, int steps) {
+    ox_f32x16 top = ox_max_abs_lanes(x, lines), one = f32_set1(1.0f), there;
+    ox_best best = {f32_zero(), f32_zero()};
+    there = f32_select_lt(top, f32_set1(OX_NOTHING), f32_zero(), one);
+    top = f32_select_lt(top, f32_set1(OX_NOTHING), one, top);
+    for (int side = 0; side < 2; side++)
         for (int k = 0; k < steps; k++) {
-            float reach = (from + (to - from) * (float)k / (float)(steps - 1)) / top;
-            ox_moments m = ox_scaled_moments(x, w, n, side ? -reach : reach, snap);
-            if (m.qq > 0.0f && m.xq * m.xq > best * m.qq) {
-                best = m.xq * m.xq / m.qq;
-                best_d = m.xq / m.qq;
-            }
+            float reach = from + (to - from) * (float)k / (float)(steps - 1);
+            ox_f32x16 inverse = f32_div(f32_set1(side ? -reach : reach), top);
+            ox_keep_scale(&best, ox_scaled_moments(x, w, lines, inverse, snap), there);
         }
-    for (int k = 0; k < 8 && best_d != 0.0f; k++) {
-        ox_moments m = ox_scaled_moments(x, w, n, 1.0f / best_d, snap);
-        if (!(m.qq > 0.0f) || !(m.xq * m.xq > best * m.qq)) break;
-        best = m.xq * m.xq / m.qq;
-        best_d = m.xq / m.qq;
+    for (int k = 0; k < 8; k++) /* a lane that found no scale has none to start from */
+        if (!ox_keep_scale(&best, ox_scaled_moments(x, w, lines, ox_inverse_lanes(best.d), snap), f32_abs(best.d))) break;
+    return best.d;
+}
+
+/* ---- the same for one long row, a lane a column ---- */
+
+OX_INLINE ox_moments ox_row_moments(const float *x, const float *w, int n, float inverse, ox_snap snap) {
+    ox_f32x16 xq = f32_zero(), qq = f32_zero(), by = f32_set1(inverse);
+    for (int i = 0; i < n; i += 16) {
+        ox_f32x16 v = f32_load_n(x + i, n - i), q = snap(f32_mul(v, by)), wq = f32_mul(f32_load_n(w + i, n - i), q);
+        xq = f32_add(xq, f32_mul(wq, v));
+        qq = f32_add(qq, f32_mul(wq, q));
+    }
+    return (ox_moments){xq, qq};
+}
+
+/* The best d. With `odd` (snap(-v) = -snap(v)) the negative candidates are left out. */
+OX_INLINE float ox_fit_row(const float *x, const float *w, int n, ox_snap snap, int odd, float from, float to, int steps) {
+    float top = ox_max_abs(x, n), best_d = 0.0f, best = 0.0f;
+    int tries = odd ? steps : 2 * steps;
+    if (top < OX_NOTHING) return 0.0f;
+    for (int k = 0; k < tries + 8; k++) { /* eight more tries start from the best scale */
+        float reach = (from + (to - from) * (float)(k % steps) / (float)(steps - 1)) / top;
+        if (k >= tries && best_d == 0.0f) break;
+        ox_moments lanes = ox_row_moments(x, w, n, k >= tries ? 1.0f / best_d : k >= steps ? -reach : reach, snap);
+        float xq = f32_hsum(lanes.xq), qq = f32_hsum(lanes.qq);
+        if (qq > 0.0f && xq * xq > best * qq) {
+            best = xq * xq / qq;
+            best_d = xq / qq;
+        } else if (k >= tries) {
+            break;
+        }
     }
     return best_d;
 }
@@ -150,56 +108,100 @@ OX_INLINE float ox_fit_scaled(const float *x, const float *w, int n, ox_snap sna
 /* ---- x ~ d q + m, q in 0..top ---- */
 
 typedef struct {
-    float d, m, error;
+    ox_f32x16 d, m, error;
 } ox_affine;
 
-/* Rounds by (d, m), then fits. With `down`, m may not be above 0. error leaves out sum w x x. */
-static inline ox_affine ox_refit_affine(const float *x, const float *w, int n, float top, int down, float d, float m) {
-    float s1[8] = {0}, sq[8] = {0}, sqq[8] = {0}, sx[8] = {0}, sxq[8] = {0}, inverse = 1.0f / d;
-    for (int i = 0; i < n; i += 8)
-        for (int j = 0; j < 8; j++) {
-            float q = ox_round(ox_clip((x[i + j] - m) * inverse, 0.0f, top)), wi = w[i + j], wq = wi * q, wx = wi * x[i + j];
-            s1[j] += wi;
-            sq[j] += wq;
-            sqq[j] += wq * q;
-            sx[j] += wx;
-            sxq[j] += wx * q;
+typedef struct {
+    ox_f32x16 w, wx;        /* sum w, sum w x: the same for every rounding */
+    ox_f32x16 wq, wqq, wxq; /* sum w q, sum w q q, sum w x q */
+} ox_affine_moments;
+
+OX_INLINE ox_affine_moments ox_affine_sums(const float *x, const float *w, int lines) {
+    ox_f32x16 s1[8], sx[8];
+    for (int j = 0; j < 8; j++) {
+        s1[j] = sx[j] = f32_zero();
+        for (int i = j; i < lines; i += 8) {
+            ox_f32x16 wi = f32_load(w + 16 * i);
+            s1[j] = f32_add(s1[j], wi);
+            sx[j] = f32_add(sx[j], f32_mul(wi, f32_load(x + 16 * i)));
         }
-    float w1 = ox_sum8(s1), wq = ox_sum8(sq), wqq = ox_sum8(sqq), wx = ox_sum8(sx), wxq = ox_sum8(sxq);
-    float det = w1 * wqq - wq * wq;
-    ox_affine fit = {d, m, 0.0f};
-    if (det > 1e-6f * w1 * wqq) {
-        fit.d = (w1 * wxq - wx * wq) / det;
-        fit.m = (wqq * wx - wq * wxq) / det;
     }
-    if (down && fit.m > 0.0f) {
-        fit.m = 0.0f;
-        if (wqq > 0.0f) fit.d = wxq / wqq;
+    return (ox_affine_moments){.w = ox_sum8_lanes(s1), .wx = ox_sum8_lanes(sx)};
+}
+
+/* Rounds (x - m) / d, and sums. */
+OX_INLINE void ox_affine_round(ox_affine_moments *s, const float *x, const float *w, int lines, float top, ox_f32x16 inverse, ox_f32x16 m) {
+    ox_f32x16 sq[8], sqq[8], sxq[8];
+    for (int j = 0; j < 8; j++) {
+        sq[j] = sqq[j] = sxq[j] = f32_zero();
+        for (int i = j; i < lines; i += 8) {
+            ox_f32x16 v = f32_load(x + 16 * i), wi = f32_load(w + 16 * i);
+            ox_f32x16 q = ox_round(ox_clip_lanes(f32_mul(f32_sub(v, m), inverse), 0.0f, top)), wq = f32_mul(wi, q);
+            sq[j] = f32_add(sq[j], wq);
+            sqq[j] = f32_add(sqq[j], f32_mul(wq, q));
+            sxq[j] = f32_add(sxq[j], f32_mul(f32_mul(wi, v), q));
+        }
     }
-    fit.error = fit.d * (fit.d * wqq - 2.0f * wxq) + fit.m * (fit.m * w1 - 2.0f * wx + 2.0f * fit.d * wq);
+    s->wq = ox_sum8_lanes(sq);
+    s->wqq = ox_sum8_lanes(sqq);
+    s->wxq = ox_sum8_lanes(sxq);
+}
+
+/* Rounds by (d, m), then fits: the normal equations of d q + m. With `down`, m may not be above 0. error leaves out sum w x x. */
+OX_INLINE ox_affine ox_refit_affine(ox_affine_moments *s, const float *x, const float *w, int lines, float top, int down, ox_f32x16 d,
+                                    ox_f32x16 m) {
+    const ox_f32x16 two = f32_set1(2.0f);
+    ox_affine_round(s, x, w, lines, top, f32_div(f32_set1(1.0f), d), m);
+    ox_f32x16 det = f32_sub(f32_mul(s->w, s->wqq), f32_mul(s->wq, s->wq));
+    ox_f32x16 bar = f32_mul(f32_mul(f32_set1(1e-6f), s->w), s->wqq);
+    ox_affine fit = {d, m, f32_zero()};
+    fit.d = f32_select_lt(bar, det, f32_div(f32_sub(f32_mul(s->w, s->wxq), f32_mul(s->wx, s->wq)), det), d);
+    fit.m = f32_select_lt(bar, det, f32_div(f32_sub(f32_mul(s->wqq, s->wx), f32_mul(s->wq, s->wxq)), det), m);
+    if (down) {
+        ox_f32x16 alone = f32_select_lt(f32_zero(), s->wqq, f32_div(s->wxq, s->wqq), fit.d);
+        fit.d = f32_select_lt(f32_zero(), fit.m, alone, fit.d);
+        fit.m = f32_min(fit.m, f32_zero());
+    }
+    ox_f32x16 of_d = f32_mul(fit.d, f32_sub(f32_mul(fit.d, s->wqq), f32_mul(two, s->wxq)));
+    ox_f32x16 of_m = f32_add(f32_sub(f32_mul(fit.m, s->w), f32_mul(two, s->wx)), f32_mul(f32_mul(two, fit.d), s->wq));
+    fit.error = f32_add(of_d, f32_mul(fit.m, of_m));
     return fit;
 }
 
-/* The best (d, m): the first rounding stretches the range over top - 1 .. top + `over` steps; d = 0 when all x are alike. */
-static inline ox_affine ox_fit_affine(const float *x, const float *w, int n, float top, int down, float over, int steps) {
-    float lo, hi;
-    ox_range(x, n, &lo, &hi);
-    if (down && lo > 0.0f) lo = 0.0f;
-    if (!(hi - lo > 0x1p-100f)) return (ox_affine){0.0f, lo, 0.0f};
-    ox_affine best = {0.0f, lo, 3.4e38f};
+/* Takes the fit in lanes where it is better and its d above 0; gives whether any lane took it. */
+OX_INLINE int ox_keep_affine(ox_affine *best, ox_affine fit) {
+    ox_f32x16 error = f32_select_lt(f32_zero(), fit.d, fit.error, f32_set1(OX_NEVER)), old = best->error;
+    best->d = f32_select_lt(error, old, fit.d, best->d);
+    best->m = f32_select_lt(error, old, fit.m, best->m);
+    best->error = f32_select_lt(error, old, error, old);
+    return f32_hmax(f32_select_lt(error, old, f32_set1(1.0f), f32_zero())) > 0.0f;
+}
+
+/* The best (d, m) of each block: the first rounding stretches the range over top - 1 .. top + `over` steps; d = 0 when all x are alike. */
+OX_INLINE ox_affine ox_fit_affine(const float *x, const float *w, int lines, float top, int down, float over, int steps) {
+    ox_f32x16 lo = f32_load(x), hi = lo, zero = f32_zero(), one = f32_set1(1.0f), nothing = f32_set1(OX_NOTHING);
+    for (int i = 1; i < lines; i++) {
+        lo = f32_min(f32_load(x + 16 * i), lo);
+        hi = f32_max(f32_load(x + 16 * i), hi);
+    }
+    if (down) lo = f32_min(lo, zero);
+    ox_f32x16 range = f32_sub(hi, lo), stretched = f32_select_lt(nothing, range, range, one);
+    ox_affine best = {zero, lo, f32_select_lt(nothing, range, f32_set1(OX_NEVER), f32_set1(-OX_NEVER))}; /* -OX_NEVER: none is better */
+    ox_affine_moments sums = ox_affine_sums(x, w, lines);
     for (int k = 0; k < steps; k++) {
         float span = top - 1.0f + (over + 1.0f) * (float)k / (float)(steps - 1);
+        ox_f32x16 d = f32_div(stretched, f32_set1(span));
         for (int shift = 0; shift < 3; shift++) { /* what does not fit is cut off above, on both sides, or below */
-            float d = (hi - lo) / span, m = lo + (float)shift * 0.5f * (span - top) * d;
             if (shift && span <= top) break;
-            ox_affine fit = ox_refit_affine(x, w, n, top, down, d, down && m > 0.0f ? 0.0f : m);
-            if (fit.d > 0.0f && fit.error < best.error) best = fit;
+            ox_f32x16 m = f32_add(lo, f32_mul(f32_set1((float)shift * 0.5f * (span - top)), d));
+            ox_keep_affine(&best, ox_refit_affine(&sums, x, w, lines, top, down, d, down ? f32_min(m, zero) : m));
         }
     }
-    for (int k = 0; k < 8 && best.d > 0.0f; k++) {
-        ox_affine fit = ox_refit_affine(x, w, n, top, down, best.d, best.m);
-        if (!(fit.d > 0.0f && fit.error < best.error)) break;
-        best = fit;
+    for (int k = 0; k < 8; k++) {
+        ox_f32x16 d = f32_select_lt(zero, best.d, best.d, one);
+        ox_affine fit = ox_refit_affine(&sums, x, w, lines, top, down, d, best.m);
+        fit.d = f32_select_lt(zero, best.d, fit.d, zero); /* a lane without a fit stays so */
+        if (!ox_keep_affine(&best, fit)) break;
     }
     return best;
 }

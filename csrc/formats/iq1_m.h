@@ -39,18 +39,18 @@ static void ox_quantise_IQ1_M(void *dst, const float *src, const float *weights,
         .levels = ox_iq1_levels, .signs = 0, .shifts = 2, .width = 16, .codes = 8, .unit = 1.0f, .from = 0.9f, .to = 3.2f, .steps = 6,
     };
     ox_iq1_m *b = dst;
-    for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
-        ox_lattice_fit fit;
-        ox_fit_lattice(&kind, src, weights ? weights + i : NULL, &fit);
+    ox_lattice_fit fits[2], *fit;
+    for (int64_t i = 0, left = 0; i < columns; i += 256, left--, fit++, b++) {
+        if (!left) left = ox_fit_lattice(&kind, src + i, weights ? weights + i : NULL, columns - i, fit = fits);
         memset(b, 0, sizeof *b);
-        unsigned d = ox_float_to_half(fit.d);
+        unsigned d = ox_float_to_half(fit->d);
         for (int p = 0; p < 32; p++) {
-            b->low[p] = (uint8_t)fit.point[p];
-            b->high[p / 2] |= (uint8_t)((fit.point[p] >> 8 | fit.shift[p] << 3) << p % 2 * 4);
+            b->low[p] = (uint8_t)fit->point[p];
+            b->high[p / 2] |= (uint8_t)((fit->point[p] >> 8 | fit->shift[p] << 3) << p % 2 * 4);
         }
         for (int w = 0; w < 4; w++) {
             unsigned word = (d >> 4 * w & 15) << 12;
-            for (int k = 0; k < 4; k++) word |= (unsigned)fit.scale[4 * w + k] << 3 * k;
+            for (int k = 0; k < 4; k++) word |= (unsigned)fit->scale[4 * w + k] << 3 * k;
             ox_store16(b->scales[w], word);
         }
     }

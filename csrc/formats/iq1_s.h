@@ -40,15 +40,15 @@ static void ox_quantise_IQ1_S(void *dst, const float *src, const float *weights,
         .levels = ox_iq1_levels, .signs = 0, .shifts = 1, .width = 32, .codes = 8, .unit = 1.0f, .from = 0.9f, .to = 3.2f, .steps = 6,
     };
     ox_iq1_s *b = dst;
-    for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
-        ox_lattice_fit fit;
-        ox_fit_lattice(&kind, src, weights ? weights + i : NULL, &fit);
+    ox_lattice_fit fits[2], *fit;
+    for (int64_t i = 0, left = 0; i < columns; i += 256, left--, fit++, b++) {
+        if (!left) left = ox_fit_lattice(&kind, src + i, weights ? weights + i : NULL, columns - i, fit = fits);
         memset(b, 0, sizeof *b);
-        ox_store16(b->d, ox_float_to_half(fit.d));
-        for (int p = 0; p < 32; p++) b->low[p] = (uint8_t)fit.point[p];
+        ox_store16(b->d, ox_float_to_half(fit->d));
+        for (int p = 0; p < 32; p++) b->low[p] = (uint8_t)fit->point[p];
         for (int s = 0; s < 8; s++) {
-            unsigned word = (unsigned)fit.scale[s] << 12 | (unsigned)fit.shift[4 * s] << 15;
-            for (int k = 0; k < 4; k++) word |= (unsigned)(fit.point[4 * s + k] >> 8) << 3 * k;
+            unsigned word = (unsigned)fit->scale[s] << 12 | (unsigned)fit->shift[4 * s] << 15;
+            for (int k = 0; k < 4; k++) word |= (unsigned)(fit->point[4 * s + k] >> 8) << 3 * k;
             ox_store16(b->high[s], word);
         }
     }

@@ -33,13 +33,13 @@ static void ox_quantise_IQ2_XS(void *dst, const float *src, const float *weights
         .levels = ox_iq2_levels, .signs = 2, .shifts = 0, .width = 16, .codes = 16, .unit = 0.125f, .from = 24.0f, .to = 56.0f, .steps = 5,
     };
     ox_iq2_xs *b = dst;
-    for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
-        ox_lattice_fit fit;
-        ox_fit_lattice(&kind, src, weights ? weights + i : NULL, &fit);
+    ox_lattice_fit fits[2], *fit;
+    for (int64_t i = 0, left = 0; i < columns; i += 256, left--, fit++, b++) {
+        if (!left) left = ox_fit_lattice(&kind, src + i, weights ? weights + i : NULL, columns - i, fit = fits);
         memset(b, 0, sizeof *b);
-        ox_store16(b->d, ox_float_to_half(fit.d));
-        for (int p = 0; p < 32; p++) ox_store16(b->points[p], fit.point[p] | (unsigned)(fit.signs[p] & 127) << 9);
-        for (int s = 0; s < 16; s++) b->scales[s / 2] |= (uint8_t)(fit.scale[s] << s % 2 * 4);
+        ox_store16(b->d, ox_float_to_half(fit->d));
+        for (int p = 0; p < 32; p++) ox_store16(b->points[p], fit->point[p] | (unsigned)(fit->signs[p] & 127) << 9);
+        for (int s = 0; s < 16; s++) b->scales[s / 2] |= (uint8_t)(fit->scale[s] << s % 2 * 4);
     }
 }
 

@@ -38,17 +38,17 @@ static void ox_quantise_IQ3_S(void *dst, const float *src, const float *weights,
         .levels = ox_iq3_s_levels, .signs = 1, .shifts = 0, .width = 32, .codes = 16, .unit = 1.0f, .from = 10.0f, .to = 17.0f, .steps = 5,
     };
     ox_iq3_s *b = dst;
-    for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
-        ox_lattice_fit fit;
-        ox_fit_lattice(&kind, src, weights ? weights + i : NULL, &fit);
+    ox_lattice_fit fits[2], *fit;
+    for (int64_t i = 0, left = 0; i < columns; i += 256, left--, fit++, b++) {
+        if (!left) left = ox_fit_lattice(&kind, src + i, weights ? weights + i : NULL, columns - i, fit = fits);
         memset(b, 0, sizeof *b);
-        ox_store16(b->d, ox_float_to_half(fit.d));
-        memcpy(b->signs, fit.signs, 32);
+        ox_store16(b->d, ox_float_to_half(fit->d));
+        memcpy(b->signs, fit->signs, 32);
         for (int p = 0; p < 64; p++) {
-            b->low[p] = (uint8_t)fit.point[p];
-            b->high[p / 8] |= (uint8_t)(fit.point[p] >> 8 << p % 8);
+            b->low[p] = (uint8_t)fit->point[p];
+            b->high[p / 8] |= (uint8_t)(fit->point[p] >> 8 << p % 8);
         }
-        for (int s = 0; s < 8; s++) b->scales[s / 2] |= (uint8_t)(fit.scale[s] << s % 2 * 4);
+        for (int s = 0; s < 8; s++) b->scales[s / 2] |= (uint8_t)(fit->scale[s] << s % 2 * 4);
     }
 }
 

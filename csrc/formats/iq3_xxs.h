@@ -40,15 +40,15 @@ static void ox_quantise_IQ3_XXS(void *dst, const float *src, const float *weight
         .from = 44.0f, .to = 72.0f, .steps = 5,
     };
     ox_iq3_xxs *b = dst;
-    for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
-        ox_lattice_fit fit;
-        ox_fit_lattice(&kind, src, weights ? weights + i : NULL, &fit);
+    ox_lattice_fit fits[2], *fit;
+    for (int64_t i = 0, left = 0; i < columns; i += 256, left--, fit++, b++) {
+        if (!left) left = ox_fit_lattice(&kind, src + i, weights ? weights + i : NULL, columns - i, fit = fits);
         memset(b, 0, sizeof *b);
-        ox_store16(b->d, ox_float_to_half(fit.d));
-        for (int p = 0; p < 64; p++) b->point[p] = (uint8_t)fit.point[p];
+        ox_store16(b->d, ox_float_to_half(fit->d));
+        for (int p = 0; p < 64; p++) b->point[p] = (uint8_t)fit->point[p];
         for (int s = 0; s < 8; s++) {
-            uint32_t word = (uint32_t)fit.scale[s] << 28;
-            for (int k = 0; k < 4; k++) word |= (uint32_t)(fit.signs[4 * s + k] & 127) << 7 * k;
+            uint32_t word = (uint32_t)fit->scale[s] << 28;
+            for (int k = 0; k < 4; k++) word |= (uint32_t)(fit->signs[4 * s + k] & 127) << 7 * k;
             ox_store32(b->signs_scale[s], word);
         }
     }

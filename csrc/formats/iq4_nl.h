@@ -26,31 +26,36 @@ static void ox_unpack_IQ4_NL(float *dst, const void *src, int64_t columns) {
 static const float ox_iq4_middles[15] = {-115.5f, -93.5f, -74.0f, -57.0f, -42.0f, -28.5f, -16.0f, -4.5f,
                                              7.0f, 19.0f, 31.5f, 45.5f, 61.0f, 79.0f, 101.0f};
 
-static inline int ox_iq4_code(float v) {
-    int code = 0;
-    for (int k = 0; k < 15; k++) code += v > ox_iq4_middles[k];
+/* The number of the nearest level, as a float. */
+OX_INLINE ox_f32x16 ox_code_iq4(ox_f32x16 v) {
+    ox_f32x16 code = f32_zero();
+    for (int k = 0; k < 15; k++) code = f32_add(code, f32_select_lt(f32_set1(ox_iq4_middles[k]), v, f32_set1(1.0f), f32_zero()));
     return code;
 }
 
-/* The nearest level, as a sum of the gaps below v, so that loops over it vectorise. */
-OX_INLINE float ox_snap_iq4(float v) {
-    float level = -127.0f;
-#define OX_GAP(middle, gap) level += v > middle ? gap : 0.0f
-    OX_GAP(-115.5f, 23.0f), OX_GAP(-93.5f, 21.0f), OX_GAP(-74.0f, 18.0f), OX_GAP(-57.0f, 16.0f), OX_GAP(-42.0f, 14.0f);
-    OX_GAP(-28.5f, 13.0f), OX_GAP(-16.0f, 12.0f), OX_GAP(-4.5f, 11.0f), OX_GAP(7.0f, 12.0f), OX_GAP(19.0f, 12.0f);
-    OX_GAP(31.5f, 13.0f), OX_GAP(45.5f, 15.0f), OX_GAP(61.0f, 16.0f), OX_GAP(79.0f, 20.0f), OX_GAP(101.0f, 24.0f);
-#undef OX_GAP
+/* The nearest level, as a sum of the gaps below v. */
+OX_INLINE ox_f32x16 ox_snap_iq4(ox_f32x16 v) {
+    ox_f32x16 level = f32_set1(-127.0f);
+    for (int k = 0; k < 15; k++)
+        level = f32_add(level, f32_select_lt(f32_set1(ox_iq4_middles[k]), v, f32_set1((float)(ox_iq4_levels[k + 1] - ox_iq4_levels[k])),
+                                             f32_zero()));
     return level;
 }
 
 static void ox_quantise_IQ4_NL(void *dst, const float *src, const float *weights, int64_t columns) {
     ox_iq4_nl *b = dst;
-    for (int64_t i = 0; i < columns; i += 32, b++, src += 32) {
-        float cost[32];
-        ox_costs(cost, weights ? weights + i : NULL, 32);
-        float inverse = ox_inverse(ox_put_scale(b->d, ox_fit_scaled(src, cost, 32, ox_snap_iq4, 0, 90.0f, 132.0f, 9)));
-        for (int j = 0; j < 16; j++)
-            b->nibbles[j] = (uint8_t)(ox_iq4_code(src[j] * inverse) | ox_iq4_code(src[16 + j] * inverse) << 4);
+    for (int64_t i = 0; i < columns; i += 512) {
+        ox_sheet sheet;
+        float d[16];
+        int8_t codes[512], q[32];
+        int there = ox_lay_blocks(&sheet, src + i, weights ? weights + i : NULL, columns - i, 32, 32);
+        ox_store_halves(d, ox_fit_scaled(sheet.x, sheet.cost, 32, ox_snap_iq4, 90.0f, 132.0f, 9));
+        ox_snap_sheet(codes, sheet.x, 32, d, ox_code_iq4);
+        for (int l = 0; l < there; l++, b++) {
+            ox_take(q, codes, 32, l, 1);
+            ox_store16(b->d, ox_float_to_half(d[l]));
+            for (int j = 0; j < 16; j++) b->nibbles[j] = (uint8_t)(q[j] | q[16 + j] << 4);
+        }
     }
 }
 

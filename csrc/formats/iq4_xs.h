@@ -38,22 +38,28 @@ static void ox_unpack_IQ4_XS(float *dst, const void *src, int64_t columns) {
 static void ox_quantise_IQ4_XS(void *dst, const float *src, const float *weights, int64_t columns) {
     static const ox_k_scaled_kind kind = {.width = 32, .scale_lo = -32.0f, .scale_hi = 31.0f, .from = 90.0f, .to = 132.0f, .steps = 9};
     ox_iq4_xs *b = dst;
-    for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
-        float cost[256];
-        unsigned high = 0;
-        ox_costs(cost, weights ? weights + i : NULL, 256);
-        ox_k_scaled fit = ox_fit_k_scaled(src, cost, &kind, ox_snap_iq4, ox_snap_scale6);
-        memset(b, 0, sizeof *b);
-        ox_store16(b->d, ox_float_to_half(fit.d));
-        for (int s = 0; s < 8; s++) {
-            float inverse = ox_inverse(fit.d * (float)fit.scale[s]);
-            high |= (unsigned)(fit.scale[s] + 32) >> 4 << 2 * s;
-            b->low[s / 2] |= (uint8_t)(((fit.scale[s] + 32) & 15) << s % 2 * 4);
-            const float *x = src + 32 * s;
-            for (int j = 0; j < 16; j++)
-                b->nibbles[16 * s + j] = (uint8_t)(ox_iq4_code(x[j] * inverse) | ox_iq4_code(x[16 + j] * inverse) << 4);
+    for (int64_t i = 0; i < columns; i += 512) {
+        ox_sheet sheet;
+        ox_k_scaled fit;
+        float d[16];
+        int8_t codes[512], q[256];
+        int there = ox_lay_blocks(&sheet, src + i, weights ? weights + i : NULL, columns - i, 32, 256);
+        ox_fit_k_scaled(&fit, &sheet, &kind, ox_snap_iq4, ox_snap_scale6);
+        for (int l = 0; l < 16; l++) d[l] = fit.d[l / 8] * fit.scale[l];
+        ox_snap_sheet(codes, sheet.x, 32, d, ox_code_iq4);
+        for (int l = 0; l < there; l += 8, b++) {
+            ox_take(q, codes, 32, l, 8);
+            memset(b, 0, sizeof *b);
+            ox_store16(b->d, ox_float_to_half(fit.d[l / 8]));
+            unsigned high = 0;
+            for (int s = 0; s < 8; s++) {
+                unsigned scale = (unsigned)((int)fit.scale[l + s] + 32);
+                high |= scale >> 4 << 2 * s;
+                b->low[s / 2] |= (uint8_t)((scale & 15) << s % 2 * 4);
+                for (int j = 0; j < 16; j++) b->nibbles[16 * s + j] = (uint8_t)(q[32 * s + j] | q[32 * s + 16 + j] << 4);
+            }
+            ox_store16(b->high, high);
         }
-        ox_store16(b->high, high);
     }
 }
 

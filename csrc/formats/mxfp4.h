@@ -23,44 +23,55 @@ static void ox_unpack_MXFP4(float *dst, const void *src, int64_t columns) {
     }
 }
 
+static const float ox_e2m1_middles[7] = {0.5f, 1.5f, 2.5f, 3.5f, 5.0f, 7.0f, 10.0f};
+
 /* The nearest doubled e2m1 magnitude, and with its sign. */
-OX_INLINE float ox_snap_e2m1(float v) {
-    float a = ox_abs(v), level = 0.0f;
-    level += a > 0.5f ? 1.0f : 0.0f;
-    level += a > 1.5f ? 1.0f : 0.0f;
-    level += a > 2.5f ? 1.0f : 0.0f;
-    level += a > 3.5f ? 1.0f : 0.0f;
-    level += a > 5.0f ? 2.0f : 0.0f;
-    level += a > 7.0f ? 2.0f : 0.0f;
-    level += a > 10.0f ? 4.0f : 0.0f;
-    return v < 0.0f ? -level : level;
+OX_INLINE ox_f32x16 ox_snap_e2m1(ox_f32x16 v) {
+    ox_f32x16 a = f32_abs(v), level = f32_zero();
+    for (int k = 0; k < 7; k++)
+        level = f32_add(level, f32_select_lt(f32_set1(ox_e2m1_middles[k]), a, f32_set1((float)(ox_e2m1_doubled[k + 1] - ox_e2m1_doubled[k])),
+                                             f32_zero()));
+    return f32_select_lt(v, f32_zero(), f32_neg(level), level);
 }
 
-static inline int ox_e2m1_code(float v) {
-    float a = ox_abs(v);
-    int code = (a > 0.5f) + (a > 1.5f) + (a > 2.5f) + (a > 3.5f) + (a > 5.0f) + (a > 7.0f) + (a > 10.0f);
-    return v < 0.0f && code ? code + 8 : code;
+/* Its code, as a float; zero has no sign. */
+OX_INLINE ox_f32x16 ox_code_e2m1(ox_f32x16 v) {
+    ox_f32x16 a = f32_abs(v), code = f32_zero();
+    for (int k = 0; k < 7; k++) code = f32_add(code, f32_select_lt(f32_set1(ox_e2m1_middles[k]), a, f32_set1(1.0f), f32_zero()));
+    ox_f32x16 minus = f32_select_lt(v, f32_zero(), f32_set1(8.0f), f32_zero());
+    return f32_add(code, f32_select_lt(f32_zero(), code, minus, f32_zero()));
 }
 
 /* Tries the power of two that just holds the largest number, two below and one above. */
 static void ox_quantise_MXFP4(void *dst, const float *src, const float *weights, int64_t columns) {
     ox_mxfp4 *b = dst;
-    for (int64_t i = 0; i < columns; i += 32, b++, src += 32) {
-        float cost[32], best = 0.0f;
-        int power = (int)(ox_as_bits(ox_max_abs(src, 32)) >> 23) - 2, chosen = -1;
-        ox_costs(cost, weights ? weights + i : NULL, 32);
-        for (int e = power - 2; e <= power + 1; e++) {
-            if (e < 0 || e > 254) continue;
-            float error = ox_scaled_error(src, cost, 32, ox_e8m0_half((uint8_t)e), ox_snap_e2m1);
-            if (chosen < 0 || error < best) {
-                best = error;
-                chosen = e;
+    for (int64_t i = 0; i < columns; i += 512) {
+        ox_sheet sheet;
+        float top[16], d[16], error[16], best[16] = {0};
+        int chosen[16] = {0};
+        int8_t codes[512], q[32];
+        int there = ox_lay_blocks(&sheet, src + i, weights ? weights + i : NULL, columns - i, 32, 32);
+        f32_store(top, ox_max_abs_lanes(sheet.x, 32));
+        for (int k = -4; k <= -1; k++) {
+            for (int l = 0; l < 16; l++) {
+                int e = (int)(ox_as_bits(top[l]) >> 23) + k;
+                d[l] = ox_e8m0_half((uint8_t)(e < 0 ? 0 : e));
+            }
+            f32_store(error, ox_scaled_error(sheet.x, sheet.cost, 32, f32_load(d), ox_snap_e2m1));
+            for (int l = 0; l < 16; l++) {
+                int e = (int)(ox_as_bits(top[l]) >> 23) + k;
+                if (k > -4 && !(error[l] < best[l])) continue;
+                best[l] = error[l];
+                chosen[l] = e < 0 ? 0 : e;
             }
         }
-        b->e = (uint8_t)(chosen < 0 ? 0 : chosen);
-        float inverse = ox_inverse(ox_e8m0_half(b->e));
-        for (int j = 0; j < 16; j++)
-            b->nibbles[j] = (uint8_t)(ox_e2m1_code(src[j] * inverse) | ox_e2m1_code(src[16 + j] * inverse) << 4);
+        for (int l = 0; l < 16; l++) d[l] = ox_e8m0_half((uint8_t)chosen[l]);
+        ox_snap_sheet(codes, sheet.x, 32, d, ox_code_e2m1);
+        for (int l = 0; l < there; l++, b++) {
+            ox_take(q, codes, 32, l, 1);
+            b->e = (uint8_t)chosen[l];
+            for (int j = 0; j < 16; j++) b->nibbles[j] = (uint8_t)(q[j] | q[16 + j] << 4);
+        }
     }
 }
 

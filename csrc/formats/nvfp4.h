@@ -25,27 +25,53 @@ static void ox_unpack_NVFP4(float *dst, const void *src, int64_t columns) {
 }
 
 /* Tries every scale that sends the largest number to between 3.5 and 9 (6 is the largest e2m1). */
+/* The first scale that is tried: the lowest that sends the largest number to 9 or less, or the highest of all. */
+static inline int ox_first_ue4m3(float top) {
+    int lo = 1, hi = 0x7e;
+    while (lo < hi) {
+        int middle = (lo + hi) / 2;
+        if (ox_ue4m3_half((uint8_t)middle) * 18.0f < top) lo = middle + 1;
+        else hi = middle;
+    }
+    return lo;
+}
+
+/* Tries every scale that sends the largest number to between 3.5 and 9 (6 is the largest e2m1). */
 static void ox_quantise_NVFP4(void *dst, const float *src, const float *weights, int64_t columns) {
     ox_nvfp4 *b = dst;
-    for (int64_t i = 0; i < columns; i += 64, b++) {
-        float cost[64];
-        ox_costs(cost, weights ? weights + i : NULL, 64);
-        for (int s = 0; s < 4; s++, src += 16) {
-            float top = ox_max_abs(src, 16), best = 3.4e38f;
-            b->d[s] = 0;
-            for (int code = 1; code < 0x7f && top > 0.0f; code++) {
-                float d = ox_ue4m3_half((uint8_t)code);
-                if (code < 0x7e && d * 18.0f < top) continue;
-                float error = ox_scaled_error(src, cost + 16 * s, 16, d, ox_snap_e2m1);
-                if (error < best) {
-                    best = error;
-                    b->d[s] = (uint8_t)code;
+    for (int64_t i = 0; i < columns; i += 256) {
+        ox_sheet sheet;
+        float top[16], d[16], error[16], best[16];
+        int code[16], chosen[16] = {0}, open = 16;
+        int8_t codes[256], q[64];
+        int there = ox_lay_blocks(&sheet, src + i, weights ? weights + i : NULL, columns - i, 16, 64);
+        f32_store(top, ox_max_abs_lanes(sheet.x, 16));
+        for (int l = 0; l < 16; l++) {
+            code[l] = top[l] > 0.0f ? ox_first_ue4m3(top[l]) : 0x7f; /* 0x7f: no more to try */
+            best[l] = OX_NEVER;
+        }
+        while (open) {
+            open = 0;
+            for (int l = 0; l < 16; l++) d[l] = ox_ue4m3_half((uint8_t)code[l]);
+            f32_store(error, ox_scaled_error(sheet.x, sheet.cost, 16, f32_load(d), ox_snap_e2m1));
+            for (int l = 0; l < 16; l++) {
+                if (code[l] == 0x7f) continue;
+                if (error[l] < best[l]) {
+                    best[l] = error[l];
+                    chosen[l] = code[l];
                 }
-                if (d * 7.0f > top) break;
+                code[l] = d[l] * 7.0f > top[l] ? 0x7f : code[l] + 1;
+                open |= code[l] < 0x7f;
             }
-            float inverse = ox_inverse(ox_ue4m3_half(b->d[s]));
-            for (int j = 0; j < 8; j++)
-                b->nibbles[8 * s + j] = (uint8_t)(ox_e2m1_code(src[j] * inverse) | ox_e2m1_code(src[8 + j] * inverse) << 4);
+        }
+        for (int l = 0; l < 16; l++) d[l] = ox_ue4m3_half((uint8_t)chosen[l]);
+        ox_snap_sheet(codes, sheet.x, 16, d, ox_code_e2m1);
+        for (int l = 0; l < there; l += 4, b++) {
+            ox_take(q, codes, 16, l, 4);
+            for (int s = 0; s < 4; s++) {
+                b->d[s] = (uint8_t)chosen[l + s];
+                for (int j = 0; j < 8; j++) b->nibbles[8 * s + j] = (uint8_t)(q[16 * s + j] | q[16 * s + 8 + j] << 4);
+            }
         }
     }
 }

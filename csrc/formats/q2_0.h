@@ -20,8 +20,8 @@ static void ox_unpack_Q2_0(float *dst, const void *src, int64_t columns) {
     }
 }
 
-static inline float ox_snap_Q2_0(float v) {
-    return ox_round(ox_clip(v, -1.0f, 2.0f));
+OX_INLINE ox_f32x16 ox_snap_Q2_0(ox_f32x16 v) {
+    return ox_round(ox_clip_lanes(v, -1.0f, 2.0f));
 }
 
 static void ox_quantise_Q2_0(void *dst, const float *src, const float *weights, int64_t columns) {
@@ -30,7 +30,7 @@ static void ox_quantise_Q2_0(void *dst, const float *src, const float *weights, 
         float cost[64];
         int8_t q[64];
         ox_costs(cost, weights ? weights + i : NULL, 64);
-        float d = ox_put_scale(b->d, ox_fit_scaled(src, cost, 64, ox_snap_Q2_0, 0, 0.8f, 4.0f, 33));
+        float d = ox_put_scale(b->d, ox_fit_row(src, cost, 64, ox_snap_Q2_0, 0, 0.8f, 4.0f, 33));
         ox_snap_all(q, src, 64, d, ox_snap_Q2_0);
         memset(b->pairs, 0, 16);
         for (int j = 0; j < 64; j++) b->pairs[j / 4] |= (uint8_t)((q[j] + 1) << j % 4 * 2);

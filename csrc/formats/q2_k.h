@@ -31,17 +31,21 @@ static void ox_unpack_Q2_K(float *restrict dst, const void *restrict src, int64_
 static void ox_quantise_Q2_K(void *dst, const float *src, const float *weights, int64_t columns) {
     static const ox_k_affine_kind kind = {.width = 16, .top = 3.0f, .top_scale = 15.0f, .over = 2.0f, .steps = 10};
     ox_q2_k *b = dst;
-    for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
-        float cost[256];
-        uint8_t q[256];
-        ox_costs(cost, weights ? weights + i : NULL, 256);
-        ox_k_affine fit = ox_fit_k_affine(src, cost, &kind);
-        ox_store16(b->d, ox_float_to_half(fit.d));
-        ox_store16(b->dmin, ox_float_to_half(fit.dmin));
-        for (int s = 0; s < 16; s++) b->scales[s] = (uint8_t)(fit.scale[s] | fit.min[s] << 4);
-        ox_round_k_affine(q, src, &kind, &fit);
-        memset(b->pairs, 0, 64);
-        for (int j = 0; j < 256; j++) b->pairs[j / 128 * 32 + j % 32] |= (uint8_t)(q[j] << 2 * (j / 32 % 4));
+    for (int64_t i = 0; i < columns; i += 256) {
+        ox_sheet sheet;
+        ox_k_affine fit;
+        int8_t codes[256], q[256];
+        int there = ox_lay_blocks(&sheet, src + i, weights ? weights + i : NULL, columns - i, 16, 256);
+        ox_fit_k_affine(&fit, &sheet, &kind);
+        ox_round_k_affine(codes, &sheet, &kind, &fit);
+        for (int l = 0; l < there; l += 16, b++) {
+            ox_take(q, codes, 16, l, 16);
+            ox_store16(b->d, ox_float_to_half(fit.d[l / 16]));
+            ox_store16(b->dmin, ox_float_to_half(fit.dmin[l / 16]));
+            for (int s = 0; s < 16; s++) b->scales[s] = (uint8_t)((int)fit.scale[s] | (int)fit.min[s] << 4);
+            memset(b->pairs, 0, 64);
+            for (int j = 0; j < 256; j++) b->pairs[j / 128 * 32 + j % 32] |= (uint8_t)(q[j] << 2 * (j / 32 % 4));
+        }
     }
 }
 

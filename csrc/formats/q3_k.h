@@ -38,28 +38,35 @@ static void ox_unpack_Q3_K(float *restrict dst, const void *restrict src, int64_
     }
 }
 
-static inline float ox_snap_Q3_K(float v) {
-    return ox_round(ox_clip(v, -4.0f, 3.0f));
+OX_INLINE ox_f32x16 ox_snap_Q3_K(ox_f32x16 v) {
+    return ox_round(ox_clip_lanes(v, -4.0f, 3.0f));
 }
 
 static void ox_quantise_Q3_K(void *dst, const float *src, const float *weights, int64_t columns) {
     static const ox_k_scaled_kind kind = {.width = 16, .scale_lo = -32.0f, .scale_hi = 31.0f, .from = 1.8f, .to = 4.6f, .steps = 9};
     ox_q3_k *b = dst;
-    for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
-        float cost[256];
-        int8_t q[256];
-        ox_costs(cost, weights ? weights + i : NULL, 256);
-        ox_k_scaled fit = ox_fit_k_scaled(src, cost, &kind, ox_snap_Q3_K, ox_snap_scale6);
-        memset(b, 0, sizeof *b);
-        ox_store16(b->d, ox_float_to_half(fit.d));
-        for (int s = 0; s < 16; s++) {
-            b->scales[s % 8] |= (uint8_t)(((fit.scale[s] + 32) & 15) << s / 8 * 4);
-            b->scales[8 + s % 4] |= (uint8_t)((fit.scale[s] + 32) >> 4 << s / 4 * 2);
-        }
-        for (int s = 0; s < 16; s++) ox_snap_all(q + 16 * s, src + 16 * s, 16, fit.d * (float)fit.scale[s], ox_snap_Q3_K);
-        for (int j = 0; j < 256; j++) {
-            b->pairs[j / 128 * 32 + j % 32] |= (uint8_t)(((q[j] + 4) & 3) << 2 * (j / 32 % 4));
-            b->high[j % 32] |= (uint8_t)((q[j] + 4) >> 2 << j / 32);
+    for (int64_t i = 0; i < columns; i += 256) {
+        ox_sheet sheet;
+        ox_k_scaled fit;
+        float d[16];
+        int8_t codes[256], q[256];
+        int there = ox_lay_blocks(&sheet, src + i, weights ? weights + i : NULL, columns - i, 16, 256);
+        ox_fit_k_scaled(&fit, &sheet, &kind, ox_snap_Q3_K, ox_snap_scale6);
+        for (int l = 0; l < 16; l++) d[l] = fit.d[l / 16] * fit.scale[l];
+        ox_snap_sheet(codes, sheet.x, 16, d, ox_snap_Q3_K);
+        for (int l = 0; l < there; l += 16, b++) {
+            ox_take(q, codes, 16, l, 16);
+            memset(b, 0, sizeof *b);
+            ox_store16(b->d, ox_float_to_half(fit.d[l / 16]));
+            for (int s = 0; s < 16; s++) {
+                int scale = (int)fit.scale[s] + 32;
+                b->scales[s % 8] |= (uint8_t)((scale & 15) << s / 8 * 4);
+                b->scales[8 + s % 4] |= (uint8_t)(scale >> 4 << s / 4 * 2);
+            }
+            for (int j = 0; j < 256; j++) {
+                b->pairs[j / 128 * 32 + j % 32] |= (uint8_t)(((q[j] + 4) & 3) << 2 * (j / 32 % 4));
+                b->high[j % 32] |= (uint8_t)((q[j] + 4) >> 2 << j / 32);
+            }
         }
     }
 }

@@ -21,19 +21,24 @@ static void ox_unpack_Q4_0(float *dst, const void *src, int64_t columns) {
     }
 }
 
-static inline float ox_snap_Q4_0(float v) {
-    return ox_round(ox_clip(v, -8.0f, 7.0f));
+OX_INLINE ox_f32x16 ox_snap_Q4_0(ox_f32x16 v) {
+    return ox_round(ox_clip_lanes(v, -8.0f, 7.0f));
 }
 
 static void ox_quantise_Q4_0(void *dst, const float *src, const float *weights, int64_t columns) {
     ox_q4_0 *b = dst;
-    for (int64_t i = 0; i < columns; i += 32, b++, src += 32) {
-        int8_t q[32];
-        float cost[32];
-        ox_costs(cost, weights ? weights + i : NULL, 32);
-        float d = ox_fit_scaled(src, cost, 32, ox_snap_Q4_0, 0, 5.5f, 8.5f, 9);
-        ox_snap_all(q, src, 32, ox_put_scale(b->d, d), ox_snap_Q4_0);
-        for (int j = 0; j < 16; j++) b->nibbles[j] = (uint8_t)((q[j] + 8) | (q[16 + j] + 8) << 4);
+    for (int64_t i = 0; i < columns; i += 512) {
+        ox_sheet sheet;
+        float d[16];
+        int8_t codes[512], q[32];
+        int there = ox_lay_blocks(&sheet, src + i, weights ? weights + i : NULL, columns - i, 32, 32);
+        ox_store_halves(d, ox_fit_scaled(sheet.x, sheet.cost, 32, ox_snap_Q4_0, 5.5f, 8.5f, 9));
+        ox_snap_sheet(codes, sheet.x, 32, d, ox_snap_Q4_0);
+        for (int l = 0; l < there; l++, b++) {
+            ox_take(q, codes, 32, l, 1);
+            ox_store16(b->d, ox_float_to_half(d[l]));
+            for (int j = 0; j < 16; j++) b->nibbles[j] = (uint8_t)((q[j] + 8) | (q[16 + j] + 8) << 4);
+        }
     }
 }
 

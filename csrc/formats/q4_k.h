@@ -34,16 +34,20 @@ static void ox_unpack_Q4_K(float *dst, const void *src, int64_t columns) {
 static void ox_quantise_Q4_K(void *dst, const float *src, const float *weights, int64_t columns) {
     static const ox_k_affine_kind kind = {.width = 32, .top = 15.0f, .top_scale = 63.0f, .over = 3.0f, .steps = 7};
     ox_q4_k *b = dst;
-    for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
-        float cost[256];
-        uint8_t q[256];
-        ox_costs(cost, weights ? weights + i : NULL, 256);
-        ox_k_affine fit = ox_fit_k_affine(src, cost, &kind);
-        ox_store16(b->d, ox_float_to_half(fit.d));
-        ox_store16(b->dmin, ox_float_to_half(fit.dmin));
-        ox_put_scales6(b->scales6, fit.scale, fit.min);
-        ox_round_k_affine(q, src, &kind, &fit);
-        for (int j = 0; j < 128; j++) b->nibbles[j] = (uint8_t)(q[2 * j - j % 32] | q[2 * j - j % 32 + 32] << 4);
+    for (int64_t i = 0; i < columns; i += 512) {
+        ox_sheet sheet;
+        ox_k_affine fit;
+        int8_t codes[512], q[256];
+        int there = ox_lay_blocks(&sheet, src + i, weights ? weights + i : NULL, columns - i, 32, 256);
+        ox_fit_k_affine(&fit, &sheet, &kind);
+        ox_round_k_affine(codes, &sheet, &kind, &fit);
+        for (int l = 0; l < there; l += 8, b++) {
+            ox_take(q, codes, 32, l, 8);
+            ox_store16(b->d, ox_float_to_half(fit.d[l / 8]));
+            ox_store16(b->dmin, ox_float_to_half(fit.dmin[l / 8]));
+            ox_put_scales6(b->scales6, fit.scale + l, fit.min + l);
+            for (int j = 0; j < 128; j++) b->nibbles[j] = (uint8_t)(q[2 * j - j % 32] | q[2 * j - j % 32 + 32] << 4);
+        }
     }
 }
 

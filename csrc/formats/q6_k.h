@@ -30,25 +30,31 @@ static void ox_unpack_Q6_K(float *restrict dst, const void *restrict src, int64_
     }
 }
 
-static inline float ox_snap_Q6_K(float v) {
-    return ox_round(ox_clip(v, -32.0f, 31.0f));
+OX_INLINE ox_f32x16 ox_snap_Q6_K(ox_f32x16 v) {
+    return ox_round(ox_clip_lanes(v, -32.0f, 31.0f));
 }
 
 static void ox_quantise_Q6_K(void *dst, const float *src, const float *weights, int64_t columns) {
     static const ox_k_scaled_kind kind = {.width = 16, .scale_lo = -128.0f, .scale_hi = 127.0f, .from = 29.0f, .to = 32.5f, .steps = 9};
     ox_q6_k *b = dst;
-    for (int64_t i = 0; i < columns; i += 256, b++, src += 256) {
-        float cost[256];
-        int8_t q[256];
-        ox_costs(cost, weights ? weights + i : NULL, 256);
-        ox_k_scaled fit = ox_fit_k_scaled(src, cost, &kind, ox_snap_Q6_K, ox_snap_byte);
-        memset(b, 0, sizeof *b);
-        ox_store16(b->d, ox_float_to_half(fit.d));
-        memcpy(b->scale, fit.scale, 16);
-        for (int s = 0; s < 16; s++) ox_snap_all(q + 16 * s, src + 16 * s, 16, fit.d * (float)fit.scale[s], ox_snap_Q6_K);
-        for (int j = 0; j < 256; j++) {
-            b->low[j / 128 * 64 + j % 64] |= (uint8_t)(((q[j] + 32) & 15) << j / 64 % 2 * 4);
-            b->high[j / 128 * 32 + j % 32] |= (uint8_t)((q[j] + 32) >> 4 << 2 * (j / 32 % 4));
+    for (int64_t i = 0; i < columns; i += 256) {
+        ox_sheet sheet;
+        ox_k_scaled fit;
+        float d[16];
+        int8_t codes[256], q[256];
+        int there = ox_lay_blocks(&sheet, src + i, weights ? weights + i : NULL, columns - i, 16, 256);
+        ox_fit_k_scaled(&fit, &sheet, &kind, ox_snap_Q6_K, ox_snap_byte);
+        for (int l = 0; l < 16; l++) d[l] = fit.d[l / 16] * fit.scale[l];
+        ox_snap_sheet(codes, sheet.x, 16, d, ox_snap_Q6_K);
+        for (int l = 0; l < there; l += 16, b++) {
+            ox_take(q, codes, 16, l, 16);
+            memset(b, 0, sizeof *b);
+            ox_store16(b->d, ox_float_to_half(fit.d[l / 16]));
+            for (int s = 0; s < 16; s++) b->scale[s] = (int8_t)fit.scale[s];
+            for (int j = 0; j < 256; j++) {
+                b->low[j / 128 * 64 + j % 64] |= (uint8_t)(((q[j] + 32) & 15) << j / 64 % 2 * 4);
+                b->high[j / 128 * 32 + j % 32] |= (uint8_t)((q[j] + 32) >> 4 << 2 * (j / 32 % 4));
+            }
         }
     }
 }

@@ -23,17 +23,15 @@ static void ox_unpack_TQ2_0(float *dst, const void *src, int64_t columns) {
     }
 }
 
-static inline float ox_snap_ternary(float v) {
-    return ox_round(ox_clip(v, -1.0f, 1.0f));
+OX_INLINE ox_f32x16 ox_snap_ternary(ox_f32x16 v) {
+    return ox_round(ox_clip_lanes(v, -1.0f, 1.0f));
 }
 
 /* The best ternary fit of one block: its d, and q of -1, 0, 1. */
-static inline float ox_fit_ternary(int8_t *q, const float *src, const float *weights, uint8_t *d) {
+static inline void ox_fit_ternary(int8_t *q, const float *src, const float *weights, uint8_t *d) {
     float cost[256];
     ox_costs(cost, weights, 256);
-    float stored = ox_put_scale(d, ox_fit_scaled(src, cost, 256, ox_snap_ternary, 1, 0.6f, 4.0f, 35));
-    ox_snap_all(q, src, 256, stored, ox_snap_ternary);
-    return stored;
+    ox_snap_all(q, src, 256, ox_put_scale(d, ox_fit_row(src, cost, 256, ox_snap_ternary, 1, 0.6f, 4.0f, 35)), ox_snap_ternary);
 }
 
 static void ox_quantise_TQ2_0(void *dst, const float *src, const float *weights, int64_t columns) {

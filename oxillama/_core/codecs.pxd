@@ -9,7 +9,4 @@ cdef extern from "codecs.h" nogil:
         int bytes
         void (*unpack)(float *dst, const void *src, int64_t columns) noexcept nogil
         void (*quantise)(void *dst, const float *src, const float *weights, int64_t columns) noexcept nogil
-    const ox_codec ox_codecs[1]  # ox_codec_count of them
-    const int ox_codec_count
-    const ox_codec *ox_codec_by_id(int id)
     const ox_codec *ox_codec_by_name(const char *name)

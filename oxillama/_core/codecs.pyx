@@ -1,34 +1,48 @@
-"""The doors to the codecs of `csrc/codecs.c`: whole arrays of rows, all cores, the GIL released.
+"""The doors to the codecs of `csrc/codecs`: whole arrays of rows, all cores, the GIL released.
 
 `codec_table` lists the formats, `unpack_rows` and `quantise_rows` convert, `first_beyond` finds a number that no block can hold.
+`isa` names an instruction set (None: the active one, `OXILLAMA_ISA` decides), which changes no bit.
 `oxillama.quant` is the public face; what is checked here is what keeps memory safe.
 """
 from cython.parallel cimport prange
 from libc.stdint cimport int64_t
 
+from oxillama._core.kernels import ISA_NUMBERS, isa_active, isa_available
 from oxillama._core.threads cimport open_region, worker_count
 
-from oxillama.errors import QuantError
+from oxillama.errors import ConfigError, QuantError
+
+cdef extern from "codecs.h" nogil:
+    enum:
+        OX_CODEC_COUNT
+    const ox_codec *ox_codecs_of(int isa)
 
 
 def codec_table():
     """One (name, type number in GGUF files, columns per block, bytes per block) per format."""
-    return tuple((ox_codecs[i].name.decode(), ox_codecs[i].id, ox_codecs[i].block, ox_codecs[i].bytes) for i in range(ox_codec_count))
+    cdef const ox_codec *table = ox_codecs_of(0)
+    return tuple((table[i].name.decode(), table[i].id, table[i].block, table[i].bytes) for i in range(OX_CODEC_COUNT))
 
 
-cdef const ox_codec *_codec(str name, Py_ssize_t columns, Py_ssize_t row_bytes) except NULL:
-    cdef const ox_codec *codec = ox_codec_by_name(name.encode())
-    if codec == NULL:
+cdef dict _numbers = {row[0]: i for i, row in enumerate(codec_table())}
+
+
+cdef const ox_codec *_codec(str name, Py_ssize_t columns, Py_ssize_t row_bytes, object isa) except NULL:
+    active = isa_active() if isa is None else isa
+    if active not in isa_available():
+        raise ConfigError(f"isa: got {isa!r}, wanted one of {', '.join(isa_available())}")
+    if name not in _numbers:
         raise QuantError(f"unknown format {name!r}")
+    cdef const ox_codec *codec = &ox_codecs_of(ISA_NUMBERS[active])[<int>_numbers[name]]
     if columns <= 0 or columns % codec.block or columns // codec.block * codec.bytes != row_bytes:
         raise QuantError(f"{name}: rows of {columns} columns and {row_bytes} bytes, {codec.block} columns take {codec.bytes} bytes")
     return codec
 
 
-def unpack_rows(const unsigned char[:, ::1] blocks, str name, float[:, ::1] out, num_threads=0):
+def unpack_rows(const unsigned char[:, ::1] blocks, str name, float[:, ::1] out, num_threads=0, *, isa=None):
     """Unpack every row of `blocks` (rows, row bytes) into `out` (rows, columns); raises QuantError where the sizes do not fit `name`."""
     cdef Py_ssize_t i, rows = blocks.shape[0], columns = out.shape[1], row_bytes = blocks.shape[1]
-    cdef const ox_codec *codec = _codec(name, columns, row_bytes)
+    cdef const ox_codec *codec = _codec(name, columns, row_bytes, isa)
     cdef int workers = worker_count(num_threads)
     if out.shape[0] != rows:
         raise QuantError(f"{name}: {rows} rows of blocks, room for {out.shape[0]}")
@@ -44,10 +58,10 @@ def unpack_rows(const unsigned char[:, ::1] blocks, str name, float[:, ::1] out,
         codec.unpack(&out[i, 0], &blocks[i, 0], columns)
 
 
-def quantise_rows(const float[:, ::1] rows, str name, const float[::1] weights, unsigned char[:, ::1] out, num_threads=0):
+def quantise_rows(const float[:, ::1] rows, str name, const float[::1] weights, unsigned char[:, ::1] out, num_threads=0, *, isa=None):
     """Quantise every row of `rows` (rows, columns) into `out` (rows, row bytes); `weights` (columns,) or None says what errors cost."""
     cdef Py_ssize_t i, count = rows.shape[0], columns = rows.shape[1], row_bytes = out.shape[1]
-    cdef const ox_codec *codec = _codec(name, columns, row_bytes)
+    cdef const ox_codec *codec = _codec(name, columns, row_bytes, isa)
     cdef const float *importance = NULL
     cdef int workers = worker_count(num_threads)
     if out.shape[0] != count:

@@ -5,7 +5,7 @@ import argparse
 import sys
 
 from oxillama.errors import ConfigError
-from oxillama.quant import quantize_file, read_imatrix
+from oxillama.quant import RECIPES, quantize_file
 
 
 def add_commands(commands) -> None:
@@ -13,7 +13,7 @@ def add_commands(commands) -> None:
     command = commands.add_parser("quantize", help="write a GGUF file in another format")
     command.add_argument("source", metavar="IN.gguf")
     command.add_argument("target", metavar="OUT.gguf")
-    command.add_argument("type", metavar="TYPE", help="a recipe: Q4_0, Q8_0, Q4_K_M, Q5_K_S, Q6_K, IQ4_XS, F16, ...")
+    command.add_argument("type", metavar="TYPE", help=f"a recipe: {', '.join(RECIPES)}")
     command.add_argument("--tensor-type", action="append", default=[], metavar="REGEX=TYPE", help="a format for the tensors whose name matches")
     command.add_argument("--imatrix", metavar="FILE", help="importance matrix, GGUF or legacy")
     command.add_argument("--pure", action="store_true", help="one format for every matrix, no mixture")
@@ -28,9 +28,11 @@ def _quantize(arguments: argparse.Namespace) -> int:
         pattern, equals, kind = item.rpartition("=")
         if not equals:
             raise ConfigError(f"--tensor-type: found {item!r}, wanted REGEX=TYPE")
+        if pattern in overrides:
+            raise ConfigError(f"--tensor-type: {pattern!r} appears twice, as {overrides[pattern]} and as {kind}")
         overrides[pattern] = kind
-    imatrix = read_imatrix(arguments.imatrix) if arguments.imatrix else None
-    options = dict(overrides=overrides, imatrix=imatrix, pure=arguments.pure, num_threads=arguments.threads or None, dry_run=arguments.dry_run)
+    options = dict(overrides=overrides, imatrix=arguments.imatrix, pure=arguments.pure, num_threads=arguments.threads or None,
+                   dry_run=arguments.dry_run)
     if sys.stderr.isatty() and not arguments.dry_run:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn

@@ -1,7 +1,8 @@
 """Files from any format to any other: `quantize_file` plans a format for every tensor, then streams the tensors through the codecs.
 
 `_plan` decides (recipe, overrides, importances); `_convert` turns one tensor's bytes into another format's, a slab of rows at a time, so
-that no more than one stored tensor and one slab of floats is held. `Conversion` tells what was, or with `dry_run` would be, done.
+that no more than one stored tensor and one slab of floats is held. `Conversion` tells what was, or with `dry_run` would be, done. The new
+file stands under its name only when it is whole (`GgufWriter`): an error, a full disk or Ctrl-C leaves nothing.
 """
 import os
 import re
@@ -12,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from oxillama._core.codecs import unpack_rows
 from oxillama.errors import ConfigError, QuantError
 from oxillama.gguf import GgufReader, GgufWriter, TensorInfo, architecture
 from oxillama.quant.imatrix import read_imatrix
 from oxillama.quant.recipes import Place, choose, is_kept, layer_of, recipe_named
-from oxillama.quant.rows import dequantize, format_named, formats, quantize
+from oxillama.quant.rows import format_named, formats, quantize
 
 QUANTIZATION_VERSION = 2  # of the block layouts, as general.quantization_version tells other programs
-_SLAB = 1 << 24  # numbers unpacked at a time
+_SLAB = 1 << 20  # numbers unpacked at a time: 4 MB, which the caches keep until they are packed
 _WEIGHTLESS = ("F32", "F16", "BF16", "Q8_0", "Q8_1", "Q8_K")  # each number to its nearest: importances change nothing
 
 
@@ -33,7 +35,7 @@ class TensorPlan:
     target: str
     bytes_before: int
     bytes_after: int
-    reason: str  # "recipe", "override", "kept", or "fallback": its rows do not fill the blocks of the wanted format
+    reason: str  # "recipe", "override", "kept", or "fallback": its rows do not fill the blocks of the wanted format (`recipes.FALLBACKS`)
     importance: bool  # whether the importance matrix has a say
 
 
@@ -44,6 +46,7 @@ class Conversion:
     recipe: str
     tensors: tuple[TensorPlan, ...]
     path: Path | None  # the file written, None after a dry run
+    weighed: bool = False  # whether an importance matrix was given
 
     @property
     def bytes_before(self) -> int:
@@ -71,7 +74,25 @@ class Conversion:
         lines = [f"{row[0]:{name}}  {row[1]:>{shape}}  {row[2]:{change}}  {row[3]:>{size}}  {row[4]}" for row in rows]
         mebi = 1 << 20
         total = f"{self.bytes_before / mebi:,.2f} MiB -> {self.bytes_after / mebi:,.2f} MiB, {self.bits:.2f} bits per number"
-        return "\n".join((*lines, f"{self.recipe}: {total}" + ("" if self.path is None else f", in {self.path}")))
+        return "\n".join((*lines, *self.notes, f"{self.recipe}: {total}" + ("" if self.path is None else f", in {self.path}")))
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know and might not expect, a sentence each."""
+        found = []
+        changed = [plan for plan in self.tensors if plan.target != plan.source]
+        again = sorted({plan.source for plan in changed} - {"F32", "F16", "BF16"})
+        if again:
+            count = sum(plan.source in again for plan in changed)
+            found.append(f"{count} tensors are quantised a second time (from {', '.join(again)}): the errors of both add up")
+        short = [plan for plan in self.tensors if plan.reason == "fallback"]
+        if short:
+            kinds = ", ".join(sorted({plan.target for plan in short}))
+            found.append(f"{len(short)} tensors have rows that fill no blocks of the recipe's format: {kinds} instead")
+        if self.weighed:
+            able = [plan for plan in changed if plan.target not in _WEIGHTLESS]
+            found.append(f"importances for {sum(plan.importance for plan in able)} of the {len(able)} tensors that they could help")
+        return tuple(found)
 
 
 def quantize_file(
@@ -91,6 +112,7 @@ def quantize_file(
     `overrides`: regular expression to format, searched in tensor names, the first that is found decides; it must fit the rows.
     `imatrix`: a file, or what `read_imatrix` gives. `pure`: the recipe's base format everywhere. `progress(done, total, name)` is called
     after each tensor, with bytes of `src`. `dry_run` plans and checks but writes nothing (`dst` may be None).
+    The recipe `COPY` changes nothing but what an override names. `src` may be split in parts; `dst` is one file.
     Norms, vectors and other small tensors stay as they are. Raises QuantError for a request that cannot be kept: an unknown recipe or
     format, a pattern or an importance that meets no tensor, rows that do not fit, numbers that are not finite.
     """
@@ -101,7 +123,7 @@ def quantize_file(
     with GgufReader(src) as reader:
         plans = _plan(reader, recipe, overrides or {}, importances if imatrix is not None else None, pure)
         if dry_run:
-            return Conversion(recipe, plans, None)
+            return Conversion(recipe, plans, None, imatrix is not None)
         if dst is None:
             raise ConfigError("dst: None, wanted a path (only a dry run writes nothing)")
         if any(Path(dst).exists() and path.samefile(dst) for path in reader.paths):
@@ -112,13 +134,14 @@ def quantize_file(
             for plan in plans:
                 writer.declare(plan.name, plan.target, plan.shape)
             done, total = 0, sum(plan.bytes_before for plan in plans)
+            room = np.empty(_SLAB, np.float32)
             for plan in plans:
                 weights = importances.get(plan.name) if plan.importance else None
-                writer.write(plan.name, _convert(reader.data(plan.name), plan, weights, num_threads))
+                writer.write(plan.name, _convert(reader.data(plan.name), plan, weights, room, num_threads))
                 done += plan.bytes_before
                 if progress is not None:
                     progress(done, total, plan.name)
-    return Conversion(recipe, plans, Path(dst))
+    return Conversion(recipe, plans, Path(dst), imatrix is not None)
 
 
 def _plan(
@@ -159,7 +182,7 @@ def _target(
             return target, "override"
     if chosen.base == "F32":
         return "F32", "recipe"
-    if is_kept(info.name, info.shape):
+    if chosen.base is None or is_kept(info.name, info.shape):
         return info.type_name, "kept"
     target = choose(info.name, info.shape[-1], chosen, place, pure=pure)
     wanted = choose(info.name, 0, chosen, place, pure=pure)  # 0 columns fill any block
@@ -206,8 +229,8 @@ def _matrices(values: np.ndarray, info: TensorInfo) -> np.ndarray:
     return flat.reshape(-1, columns)
 
 
-def _convert(stored: np.ndarray, plan: TensorPlan, weights: np.ndarray | None, num_threads: int) -> np.ndarray:
-    """One tensor's bytes in its new format."""
+def _convert(stored: np.ndarray, plan: TensorPlan, weights: np.ndarray | None, room: np.ndarray, num_threads: int) -> np.ndarray:
+    """One tensor's bytes in its new format; `room` is for a slab of floats, which a single row may exceed."""
     if plan.source == plan.target:
         return stored
     columns = plan.shape[-1] if plan.shape else 1
@@ -218,12 +241,14 @@ def _convert(stored: np.ndarray, plan: TensorPlan, weights: np.ndarray | None, n
     importances = None if weights is None else np.asarray(weights, np.float32).reshape(-1, columns)
     shared = importances is None or len(importances) == 1
     span = len(rows) if shared else per_matrix  # rows that the same importances speak of
+    step = max(1, room.size // columns)
+    room = room[:step * columns] if columns <= room.size else np.empty(columns, np.float32)
     for start in range(0, len(rows), span):
         importance = None if importances is None else importances[0 if shared else start // per_matrix]
-        step = max(1, _SLAB // columns)
         for first in range(start, start + span, step):
             slab = slice(first, min(first + step, start + span))
-            numbers = dequantize(rows[slab], before.name, num_threads=num_threads)
+            numbers = room[:(slab.stop - first) * columns].reshape(-1, columns)
+            unpack_rows(rows[slab], before.name, numbers, num_threads)
             try:
                 out[slab] = quantize(numbers, after.name, importance, num_threads=num_threads)
             except QuantError as error:
@@ -231,12 +256,11 @@ def _convert(stored: np.ndarray, plan: TensorPlan, weights: np.ndarray | None, n
     return out
 
 
-def _copy_keys(reader: GgufReader, writer: GgufWriter, file_type: int, imatrix: Any, entries: int) -> None:
+def _copy_keys(reader: GgufReader, writer: GgufWriter, file_type: int | None, imatrix: Any, entries: int) -> None:
     """All keys but those of the container, then what this conversion changes."""
-    changed = {
-        "general.file_type": (file_type, "uint32"),
-        "general.quantization_version": (QUANTIZATION_VERSION, "uint32"),
-    }
+    changed = {"general.quantization_version": (QUANTIZATION_VERSION, "uint32")}
+    if file_type is not None:
+        changed["general.file_type"] = (file_type, "uint32")
     if imatrix is not None:
         changed["quantize.imatrix.entries_count"] = (entries, "int32")
         if isinstance(imatrix, (str, os.PathLike)):

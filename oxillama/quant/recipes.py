@@ -39,10 +39,13 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`file_type` is the number that `general.file_type` tells other programs; `base` is for all that no rule names."""
+    """`file_type` is the number that `general.file_type` tells other programs; `base` is for all that no rule names.
 
-    file_type: int
-    base: str
+    Both are None in `COPY`, which leaves every tensor as it is.
+    """
+
+    file_type: int | None
+    base: str | None
     rules: tuple[Rule, ...] = ()
     output: str = "Q6_K"  # format of the output matrix, and of an embedding that is one
     embedding: str | None = None  # of any other embedding; None: as `base`
@@ -172,6 +175,7 @@ RECIPES: dict[str, Recipe] = {
     "NVFP4": Recipe(39, "NVFP4", output="Q8_0", embedding="Q8_0"),
     "Q1_0": Recipe(40, "Q1_0", embedding="Q4_K"),
     "Q2_0": Recipe(41, "Q2_0", embedding="Q4_K"),
+    "COPY": Recipe(None, None),
 }
 _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "Q1_0_G128": "Q1_0"}
 
@@ -227,7 +231,7 @@ def is_kept(name: str, shape: tuple[int, ...]) -> bool:
 
 
 def choose(name: str, columns: int, recipe: Recipe, place: Place, *, pure: bool = False) -> str:
-    """The format of a tensor that is not kept; `pure` leaves the rules out and uses the base format everywhere."""
+    """The format of a tensor that is not kept, in any recipe but COPY; `pure` leaves the rules out and uses the base format everywhere."""
     roles = roles_of(name)
     wanted = recipe.base
     if not pure:

@@ -1,4 +1,7 @@
 """Converting a file changes the formats that were asked for and nothing else."""
+import errno
+import os
+
 import numpy as np
 import pytest
 
@@ -79,7 +82,7 @@ def test_a_dry_run_writes_nothing_and_tells_the_sizes(model, tmp_path):
     assert (plan.tensors, plan.bytes_before, plan.bytes_after) == (done.tensors, done.bytes_before, done.bytes_after)
     assert done.bytes_after == sum(len(data) for _, _, data in stored(done.path).values())
     lines = str(plan).splitlines()
-    assert len(lines) == len(TENSORS) + 1
+    assert len(lines) == len(TENSORS) + len(plan.notes) + 1
     assert lines[2].split() == ["blk.0.attn_v.weight", "64x256", "F32", "->", "Q5_K", "11,264", "recipe"]
     assert lines[-1] == "IQ4_XS: 0.26 MiB -> 0.04 MiB, 5.40 bits per number"
     assert done.bits == 8 * done.bytes_after / sum(values.size for values in TENSORS.values())
@@ -186,6 +189,81 @@ def test_impossible_requests_are_refused(model, tmp_path):
         quantize_file(tmp_path / "none.gguf", tmp_path / "new.gguf", "Q4_0")
     with pytest.raises(ConfigError, match="num_threads"):
         quantize_file(model, tmp_path / "new.gguf", "Q4_0", num_threads=-1)
+
+
+def test_copy_changes_what_an_override_names_and_nothing_else(model, tmp_path):
+    done = quantize_file(model, tmp_path / "new.gguf", "COPY", overrides={"ffn_up_exps": "Q6_K"})
+    found, before = stored(done.path), stored(model)
+    assert found.pop("blk.0.ffn_up_exps.weight")[0] == "Q6_K"
+    before.pop("blk.0.ffn_up_exps.weight")
+    assert found == before
+    with GgufReader(done.path) as reader:
+        assert reader.metadata["general.file_type"] == 0
+
+
+def test_what_a_user_may_not_expect_is_said(model, tmp_path):
+    first = quantize_file(model, tmp_path / "first.gguf", "Q4_0", pure=True)
+    assert first.notes == ()
+    again = quantize_file(first.path, None, "Q3_K_S", dry_run=True, imatrix={"blk.0.attn_v.weight": np.ones(256)})
+    assert again.notes == (
+        "5 tensors are quantised a second time (from Q4_0): the errors of both add up",
+        "1 tensors have rows that fill no blocks of the recipe's format: IQ4_NL instead",
+        "importances for 1 of the 5 tensors that they could help",
+    )
+    assert all(note in str(again) for note in again.notes)
+
+
+def test_parts_become_one_file(model, tmp_path):
+    names = list(TENSORS)
+    for part, held in enumerate((names[:3], names[3:])):
+        with GgufWriter(tmp_path / f"m-{part + 1:05}-of-00002.gguf", "llama") as writer:
+            writer.add("split.no", part, "uint16")
+            writer.add("split.count", 2, "uint16")
+            writer.add("split.tensors.count", len(names), "int32")
+            for name in held:
+                writer.add_tensor(name, TENSORS[name].astype(np.float32))
+    whole = quantize_file(model, tmp_path / "whole.gguf", "Q4_K_S", overrides={"attn_v": "Q8_0"})
+    joined = quantize_file(tmp_path / "m-00001-of-00002.gguf", tmp_path / "joined.gguf", "Q4_K_S", overrides={"attn_v": "Q8_0"})
+    kinds = {plan.name: plan.target for plan in whole.tensors}
+    assert {plan.name: plan.target for plan in joined.tensors} == kinds
+    assert stored(joined.path) == stored(whole.path)
+    with pytest.raises(QuantError, match="is the source itself"):
+        quantize_file(tmp_path / "m-00001-of-00002.gguf", tmp_path / "m-00002-of-00002.gguf", "Q4_0")
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError])
+def test_a_conversion_that_is_stopped_leaves_what_was_there(model, tmp_path, stop):
+    target = tmp_path / "new.gguf"
+    target.write_bytes(b"old")
+
+    def progress(done, total, name):
+        raise stop
+
+    with pytest.raises(stop):
+        quantize_file(model, target, "Q4_0", progress=progress)
+    assert target.read_bytes() == b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.gguf", "new.gguf"]
+
+
+def test_a_full_disk_is_said_and_leaves_what_was_there(model, tmp_path, monkeypatch):
+    target = tmp_path / "new.gguf"
+    target.write_bytes(b"old")
+
+    def full(self, info, stored):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(GgufWriter, "_put", full)
+    with pytest.raises(GgufError, match="new.gguf: cannot be written: No space left"):
+        quantize_file(model, target, "Q4_0")
+    assert target.read_bytes() == b"old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.gguf", "new.gguf"]
+
+
+def test_slabs_change_no_byte(model, tmp_path, monkeypatch):
+    whole = stored(quantize_file(model, tmp_path / "whole.gguf", "Q4_K_M").path)
+    for slab in (100, 256, 1000):
+        monkeypatch.setattr("oxillama.quant.convert._SLAB", slab)
+        assert stored(quantize_file(model, tmp_path / "slabs.gguf", "Q4_K_M").path) == whole
 
 
 def test_scalars_vectors_and_integers_survive(tmp_path):

@@ -39,6 +39,31 @@ def test_no_worse_than_ggml(cases, name):
         assert rms(plain[row]) <= SLACK * rms(theirs[row]), f"row {row}"
 
 
+LADDERS = (
+    ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0"), ("Q1_0", "Q2_0", "Q4_0", "Q5_0", "Q8_0"), ("Q4_1", "Q5_1", "Q8_0"),
+    ("IQ1_S", "IQ3_XXS", "IQ4_XS", "Q5_K"), ("IQ1_M", "IQ3_S"), ("IQ2_XXS", "IQ3_XXS"), ("IQ2_XS", "IQ3_S", "IQ4_XS"), ("IQ2_S", "IQ3_S"),
+    ("TQ1_0", "IQ3_XXS"), ("TQ2_0", "Q3_K", "IQ4_NL"),  # IQ2 has no zero, so on sparse rows IQ1 can be nearer
+)  # fmt: skip
+SAMPLES = {
+    "heavy tails": lambda rng: rng.standard_t(2.5, (6, 1024)).clip(-500, 500),
+    "sparse": lambda rng: rng.standard_normal((6, 1024)) * (rng.random((6, 1024)) < 0.1),
+    "small": lambda rng: rng.standard_normal((6, 1024)) * 1e-3,
+    "one outlier": lambda rng: np.where(np.arange(1024) == 77, 30.0, rng.standard_normal((6, 1024))),
+    "one sign": lambda rng: np.abs(rng.standard_normal((6, 1024))),
+    "uneven columns": lambda rng: rng.standard_normal((6, 1024)) * np.exp(rng.standard_normal(1024)),
+    "uniform": lambda rng: rng.uniform(-1, 1, (6, 1024)),
+}
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_more_bits_are_nearer_on_any_distribution(sample):
+    x = SAMPLES[sample](np.random.default_rng(18)).astype(np.float32)
+    for ladder in LADDERS:
+        errors = [rms(trip(x, name) - x) for name in ladder]
+        assert errors == sorted(errors, reverse=True), dict(zip(ladder, errors))
+        assert errors[0] < rms(x)
+
+
 @pytest.mark.parametrize("name", SEARCHED)
 def test_importances_lower_the_weighted_error(name):
     rng = np.random.default_rng(11)

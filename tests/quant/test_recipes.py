@@ -17,7 +17,7 @@ def chosen(recipe, name, columns=4096, pure=False, **where):
 
 
 def test_every_format_named_is_one_and_numbers_tell_recipes_apart():
-    for recipe in RECIPES.values():
+    for recipe in (recipe for name, recipe in RECIPES.items() if name != "COPY"):
         assert {recipe.base, recipe.output, recipe.embedding or recipe.base, *(rule.format for rule in recipe.rules)} <= set(formats())
     numbers = [recipe.file_type for name, recipe in RECIPES.items() if name != "MXFP4_MOE"]
     assert len(set(numbers)) == len(numbers)
@@ -29,6 +29,13 @@ def test_file_types_are_those_of_the_gguf_package():
         wanted = "ALL_F32" if name == "F32" else "MOSTLY_MXFP4_MOE" if name == "MXFP4" else f"MOSTLY_{name}"
         if hasattr(kinds, wanted):
             assert recipe.file_type == kinds[wanted], name
+
+
+def test_every_name_that_users_of_gguf_files_know_is_a_recipe():
+    known = """F32 F16 BF16 COPY Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q2_K_S Q3_K Q3_K_S Q3_K_M Q3_K_L Q4_K Q4_K_S Q4_K_M Q5_K Q5_K_S Q5_K_M Q6_K
+        IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ2_M IQ3_XXS IQ3_XS IQ3_S IQ3_M IQ4_NL IQ4_XS TQ1_0 TQ2_0 MXFP4_MOE NVFP4 Q1_0 Q2_0"""
+    for name in known.split():
+        assert recipe_named(name)
 
 
 def test_q4_k_m_gives_more_bits_to_first_last_and_every_third_layer():

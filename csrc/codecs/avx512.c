@@ -1,0 +1,7 @@
+/* The codecs on AVX-512 with VNNI. */
+#if defined(__x86_64__)
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
+#include "isa/avx512.h"
+#define OX_CODECS ox_codecs_avx512
+#include "codecs/table.inc"
+#endif
