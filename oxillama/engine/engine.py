@@ -155,7 +155,7 @@ class EngineCore:
         return request
 
     def keep(self, session: Session) -> Session:
-        """Count a session among those that may keep pages while idle; until it is dropped."""
+        """Count a session among those that may keep pages while idle; until it is dropped, or forgotten."""
         with self.lock:
             self.room.keep(session)
         return session
@@ -215,13 +215,13 @@ class EngineCore:
     def metrics(self) -> MetricsSnapshot:
         """The counters as they are now."""
         with self.lock:
-            prefix, scheduler = self.prefix, self._scheduler
+            prefix, scheduler, leaked = self.prefix, self._scheduler, self.room.leaked(self._register.in_flight)
             return self.counters.freeze(
                 requests_preempted_total=scheduler.preemptions, requests_waiting=len(scheduler.waiting), requests_running=scheduler.running,
                 kv_hits_total=prefix.hits if prefix else 0, kv_misses_total=prefix.misses if prefix else 0,
                 kv_tokens_saved_total=prefix.tokens_saved if prefix else 0, kv_evictions_total=prefix.evictions if prefix else 0,
                 pages_used=self.pool.pages_used, pages_cached=prefix.pages_used if prefix else 0,
-                pages_leaked=self.room.leaked(self._register.in_flight), page_memory_bytes=self.pool.memory_bytes)
+                pages_leaked=leaked, page_memory_bytes=self.pool.memory_bytes)
 
     def clear_cache(self) -> None:
         """Forget every stored prefix and give free memory back to the system where no step is running."""
@@ -229,6 +229,7 @@ class EngineCore:
         with self.step_lock, self.lock:            # in the loop's own order
             if self.prefix is not None:
                 self.prefix.clear()
+            self.room.collect()
             self.pool.shrink_to_fit()
 
     def close(self) -> None:
@@ -249,6 +250,7 @@ class EngineCore:
         with self.lock:
             for session in list(self.room.sessions):
                 self.drop(session)
+            self.room.collect()
             if self.prefix is not None:
                 self.prefix.clear()
             self.pool.shrink_to_fit()
@@ -273,6 +275,7 @@ class EngineCore:
                         return
                     with self.lock:
                         command()
+                    command = None                 # it knows its request, which whoever asked may have forgotten
                 self._tick()
         except BaseException as error:      # the loop must never end without everybody being told
             self._fail(error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary, finalize
 
 from oxillama.engine.metrics import Histogram
 from oxillama.engine.pages import KvCachePool, PagedKvCache
@@ -24,17 +25,28 @@ class Room:
 
     def __init__(self, pool: KvCachePool, prefix: PrefixKvCache | None, queue_times: Histogram) -> None:
         self.pool, self.prefix = pool, prefix
-        self.sessions: dict[Session, None] = {}         # those that keep pages while idle, the least recently used first
+        self.sessions: WeakKeyDictionary[Session, None] = WeakKeyDictionary()      # those that keep pages while idle, longest at rest first
+        self._forgotten: list[PagedKvCache] = []        # of sessions that nobody has any more
         self.scheduler: Scheduler | None = None         # set once it exists: each asks the other
         self._queue_times = queue_times
 
     def keep(self, session: Session) -> None:
-        """Count a session among those that keep pages while idle, as the one used last."""
-        self.sessions.pop(session, None)
+        """Count a session among those that keep pages while idle, as the one used last; one that is forgotten gives them back."""
+        self.collect()
+        if session in self.sessions:
+            del self.sessions[session]
+        else:
+            finalize(session, self._forgotten.append, session.kv).atexit = False
         self.sessions[session] = None
+
+    def collect(self) -> None:
+        """Take back the pages of sessions that were forgotten: a finaliser may run anywhere, so it only leaves word."""
+        while self._forgotten:
+            self._forgotten.pop().release()
 
     def admit(self, ticket: Ticket) -> bool | None:
         """Look for a stored prefix; wait for one that is being computed right now (False), or for pages (None)."""
+        self.collect()
         request = ticket.owner
         if request.follows is not None:
             leader, shared = request.follows
@@ -73,6 +85,7 @@ class Room:
                 kv.reserve(length)
                 return True
             except PoolError:
+                self.collect()
                 need = kv.missing_pages(length)
             if self.prefix is not None and self.prefix.free_pages(need):
                 continue
@@ -101,6 +114,7 @@ class Room:
 
     def takeable(self) -> int | None:
         """Pages that `make` could get together, None where only memory is the limit."""
+        self.collect()
         free = self.pool.pages_free
         return None if free is None else free + self._held_idly(())
 
@@ -115,6 +129,7 @@ class Room:
 
     def leaked(self, requests: set[Request]) -> int:
         """Owned pages that no request, session or stored prefix names."""
+        self.collect()
         known = {page for request in requests for page in request.session.kv.pages}
         known.update(page for request in requests if request.beams is not None for session in request.beams.sessions for page in session.kv.pages)
         known.update(page for session in self.sessions for page in session.kv.pages)

@@ -44,7 +44,7 @@ class Owner(Protocol):
 class Session:
     """Tokens, pages, sampler, grammar state, text decoder, stop filter and adapters of one sequence."""
 
-    __slots__ = ("adapters", "at_start", "busy", "grammar", "kv", "owner", "pending", "sampler", "start", "stops", "text", "tokens")
+    __slots__ = ("__weakref__", "adapters", "at_start", "busy", "grammar", "kv", "owner", "pending", "sampler", "start", "stops", "text", "tokens")
 
     def __init__(self, owner: Owner, kv: PagedKvCache, *, adapters: tuple = ()) -> None:
         self.owner = owner

@@ -1,6 +1,8 @@
 """Nobody waits for pages that could be had: free ones, stored prefixes', those of idle sessions, the least recently used first."""
+import gc
 import random
 import threading
+import time
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -111,4 +113,43 @@ def test_the_session_that_rested_longest_lends_first():
     engine.extend(sessions[0], [5])
     engine.submit(request(engine, [8] * 30, max_tokens=2)).result(5)
     assert [bool(session.kv.pages) for session in sessions] == [True, False, True]
+    engine.close()
+
+
+def until_forgotten(engine, left):
+    """Collect until so many sessions are left: the loop may be about to let go of the last request."""
+    until = time.monotonic() + 5
+    while len(engine.room.sessions) > left and time.monotonic() < until:
+        gc.collect()
+        time.sleep(0.001)
+    assert len(engine.room.sessions) == left
+
+
+def test_sessions_that_are_forgotten_give_their_pages_back():
+    engine = core(prefix=False)
+    kept = engine.keep(engine.new_session())
+    engine.extend(kept, [1] * 40)
+    for number in range(30):
+        session = engine.keep(engine.new_session())
+        engine.extend(session, [number] * 40)
+        twin, session = session.fork(), None
+        assert (engine.extend(twin, [5]) == hashed([*[number] * 40, 5], VOCAB)).all()    # its pages are its own
+    del twin
+    until_forgotten(engine, 1)
+    found = engine.metrics()
+    assert found.pages_leaked == 0 and found.pages_used == 3
+    assert (engine.extend(kept, [2]) == hashed([1] * 40 + [2], VOCAB)).all()
+    engine.close()
+    assert engine.pool.pages_used == 0
+
+
+def test_pages_of_the_forgotten_are_taken_before_anybody_waits_or_loses_one():
+    engine = core(max_pages=8, prefix=False)
+    kept, lost = (engine.keep(engine.new_session()) for _ in range(2))
+    engine.extend(kept, [1] * 40)
+    engine.extend(lost, [2] * 70)
+    del lost
+    until_forgotten(engine, 1)
+    assert list(engine.submit(request(engine, [3] * 60, max_tokens=10)).result(5).tokens) == solo([3] * 60, 10)
+    assert len(kept.kv.pages) == 3
     engine.close()
