@@ -308,7 +308,7 @@ def test_a_snapshot_that_lies_under_right_hashes_is_refused(small, name):
                                          ("scheduler", {"max_batch_tokens": 2**40}), ("scheduler", {"heat": 1}), ("sampler", 3), ("heat", 1)])
 def test_a_config_that_a_snapshot_may_not_ask_for_is_refused_before_anything_is_made_of_it(small, name, value):
     path, _, _, data = small
-    wanted = {"scheduler": "max_rows|heat", "prefill_chunk_size": "max_rows"}.get(name, name)
+    wanted = {"scheduler": "max_rows|heat"}.get(name, name)
     with pytest.raises((SnapshotIncompatible, ConfigError), match=wanted):
         InferenceEngine.resume(remade(data, at("engine", name, value=value)), path)
 
