@@ -44,7 +44,7 @@ class LiveSession:
                 for each in idle:
                     core.drop(each)
                 self._kept = [each for each in self._kept if each not in idle]
-                if session is not None and more.get("session") is None and (core.prefix is None or not options.cache_prompt):
+                if session is not None and more.get("session") is None and not _stored(core, len(session), options):
                     self._kept.append(core.keep(session))
             return request
         return made
@@ -69,3 +69,11 @@ class LiveSession:
             if self.recent is live:
                 self.recent = None
             self._session = None
+
+
+def _stored(core: EngineCore, tokens: int, options: Any) -> bool:
+    """Whether the prefix cache will take all that a request can evaluate."""
+    if core.prefix is None or not options.cache_prompt:
+        return False
+    most = core.context_size if options.max_tokens is None else min(core.context_size, tokens + options.max_tokens)
+    return -(-most // core.pool.page_size) <= core.prefix.max_pages

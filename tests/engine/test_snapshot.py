@@ -399,7 +399,8 @@ def streamed(engine, **options):
 
 
 @pytest.mark.parametrize("door", [plain, streamed])
-@pytest.mark.parametrize("config, options", [({"prefix_cache": False}, {}), ({}, {"cache_prompt": False})], ids=["no cache", "not for this prompt"])
+@pytest.mark.parametrize("config, options", [({"prefix_cache": False}, {}), ({}, {"cache_prompt": False}), ({"prefix_max_bytes": 1 << 14}, {})],
+                         ids=["no cache", "not for this prompt", "too small a cache"])
 def test_what_nobody_else_stores_the_last_session_keeps_until_the_next(config, options, door):
     with oxillama.load(num_threads=1, **config) as engine:
         door(engine, max_tokens=20, **options)
