@@ -21,16 +21,6 @@ static inline void *ox_block_new(size_t size) {
     return block;
 }
 
-/* Asks that a mapped file come in large pages, where the system keeps files in such. */
-static inline void ox_ask_large(const void *start, size_t size) {
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-    uintptr_t first = (uintptr_t)start / 4096 * 4096;
-    madvise((void *)first, (uintptr_t)start + size - first, MADV_HUGEPAGE);
-#else
-    (void)start, (void)size;
-#endif
-}
-
 /* Brings mapped memory in, by one call of the system where it has one (Linux 5.14), else by a look at every page. */
 static inline void ox_fault_in(const void *start, size_t size) {
 #ifdef __linux__

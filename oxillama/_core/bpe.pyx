@@ -9,7 +9,7 @@ import numpy as np
 from cpython.list cimport PyList_Append
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memchr, memcmp, memcpy
+from libc.string cimport memchr, memcmp, memcpy, memset
 
 from oxillama.errors import TokenizerError
 
@@ -48,6 +48,7 @@ cdef extern from *:
         }
         return 1;
     }
+    #define ox_prefetch(p) __builtin_prefetch(p)
     static inline uint64_t ox_pair_hash(uint64_t key) {
         key = (key ^ key >> 32) * 0x9E3779B97F4A7C15u;
         return key ^ key >> 29;
@@ -56,7 +57,20 @@ cdef extern from *:
     uint64_t OX_NO_PAIR
     uint64_t ox_text_hash(const uint8_t *p, int64_t n) noexcept nogil
     uint64_t ox_pair_hash(uint64_t key) noexcept nogil
+    void ox_prefetch(const void *place) noexcept nogil
     bint ox_is_utf8(const uint8_t *p, int64_t n) noexcept nogil
+
+
+cdef enum:
+    AHEAD = 16          # merges looked up side by side: a core waits for some ten lines at once
+
+# One merge: its two pieces and their product.
+cdef struct Merge:
+    const uint8_t *texts[3]
+    int64_t lengths[3]
+    uint64_t hashes[3]
+    int64_t ids[3]
+    bint odd
 
 
 def _room(int64_t count):
@@ -112,12 +126,16 @@ cdef class Strings:
         cdef list wanted = [text.encode() for text in texts]
         cdef int64_t i, n
         cdef uint64_t lengths = 0
+        cdef bint first[256]            # bytes that one of `texts` begins with
         cdef list found = []
+        memset(first, 0, sizeof(first))
         for text in wanted:
             lengths |= <uint64_t>1 << min(<int64_t>len(text), 63)
+            if text:
+                first[<int>text[0]] = True
         for i in range(self.starts.shape[0]):
             n = self.lengths[i]
-            if lengths >> min(n, 63) & 1:
+            if lengths >> min(n, 63) & 1 and (n == 0 or first[self.data[self.starts[i]]]):
                 for text in wanted:
                     if len(<bytes>text) == n and memcmp(<const char *><bytes>text, &self.data[0] + self.starts[i], n) == 0:
                         found.append(i)
@@ -148,12 +166,14 @@ cdef class BpeTables:
             raise TokenizerError(f"vocabulary: {len(tokens)} tokens and {len(merges)} merges, wanted less than 2^31")
         self.words = np.zeros(_room(2 * len(tokens)), np.uint64)
         self.pairs = np.full((_room(len(merges)), 2), 2 ** 64 - 1, np.uint64)
-        longest = int(np.max(merges.lengths)) if len(merges) else 0
-        room = np.empty(max(1, longest), np.uint8)
-        cdef uint8_t[::1] whole = room
+        together = np.add.reduceat(merges.lengths, np.arange(0, len(merges), AHEAD)).max() if len(merges) else 1
+        cdef uint8_t[::1] whole = np.empty(max(1, together), np.uint8)
+        cdef int64_t begin = 0
         with nogil:
             self._add_words()
-            self._add_pairs(merges, &whole[0])
+            while begin < merges.starts.shape[0]:
+                self._add_pairs(merges, begin, min(<int64_t>AHEAD, merges.starts.shape[0] - begin), &whole[0])
+                begin += AHEAD
         for i in range(256):
             text = alphabet[i].encode()
             self.spelled_bytes[i] = len(text)
@@ -186,33 +206,60 @@ cdef class BpeTables:
                     return token
             at = (at + 1) & mask
 
-    cdef void _add_pairs(self, Strings merges, uint8_t *whole) noexcept nogil:
-        cdef uint64_t mask = self.pairs.shape[0] - 1, h, at, key
-        cdef int64_t i, n, left, right, product, cut
+    cdef void _add_pairs(self, Strings merges, int64_t begin, int64_t count, uint8_t *whole) noexcept nogil:
+        """Up to AHEAD merges side by side: each waits for its lines of the tables while those of the others come."""
+        cdef Merge some[AHEAD]
+        cdef uint64_t mask = self.words.shape[0] - 1, h, at
+        cdef int64_t i, k, n, token
+        cdef Merge *one
         cdef const uint8_t *p
         cdef const uint8_t *space
-        for i in range(merges.starts.shape[0]):
-            p, n = &merges.data[0] + merges.starts[i], merges.lengths[i]
+        for i in range(count):
+            one = &some[i]
+            p, n = &merges.data[0] + merges.starts[begin + i], merges.lengths[begin + i]
             space = <const uint8_t *>memchr(p + 1, c' ', n - 1) if n > 2 else NULL       # a piece may begin with a space, never hold one elsewhere
-            cut = space - p if space != NULL else 0
-            if space == NULL or cut == n - 1:
-                self.odd += 1
+            one.odd = space == NULL or space - p == n - 1
+            if one.odd:
                 continue
-            memcpy(whole, p, cut)
-            memcpy(whole + cut, space + 1, n - cut - 1)
-            left = self._find(p, cut, &h, &at)
-            right = self._find(space + 1, n - cut - 1, &h, &at)
-            product = self._find(whole, n - 1, &h, &at)
-            if left < 0 or right < 0 or product < 0:
+            one.lengths[0], one.lengths[1], one.lengths[2] = space - p, n - 1 - (space - p), n - 1
+            one.texts[0], one.texts[1], one.texts[2] = p, space + 1, whole
+            memcpy(whole, p, one.lengths[0])
+            memcpy(whole + one.lengths[0], space + 1, one.lengths[1])
+            whole += n
+            for k in range(3):
+                one.hashes[k] = ox_text_hash(one.texts[k], one.lengths[k])
+                ox_prefetch(&self.words[one.hashes[k] & mask])
+        for i in range(count):
+            for k in range(0 if some[i].odd else 3):        # the place of the likely token
+                token = <int64_t><uint32_t>self.words[some[i].hashes[k] & mask] - 1
+                if token >= 0:
+                    ox_prefetch(&self.tokens.starts[token])
+                    ox_prefetch(&self.tokens.lengths[token])
+        for i in range(count):
+            for k in range(0 if some[i].odd else 3):        # and its text
+                token = <int64_t><uint32_t>self.words[some[i].hashes[k] & mask] - 1
+                if token >= 0:
+                    ox_prefetch(&self.tokens.data[self.tokens.starts[token]])
+        for i in range(count):
+            one = &some[i]
+            for k in range(0 if one.odd else 3):
+                one.ids[k] = self._find(one.texts[k], one.lengths[k], &h, &at)
+            one.odd = one.odd or one.ids[0] < 0 or one.ids[1] < 0 or one.ids[2] < 0
+            if not one.odd:
+                ox_prefetch(&self.pairs[ox_pair_hash(<uint64_t>one.ids[0] << 32 | <uint64_t>one.ids[1]) & (self.pairs.shape[0] - 1), 0])
+        for i in range(count):
+            if some[i].odd:
                 self.odd += 1
-                continue
-            key = <uint64_t>left << 32 | <uint64_t>right
-            at = ox_pair_hash(key) & mask
-            while self.pairs[at, 0] != OX_NO_PAIR and self.pairs[at, 0] != key:
-                at = (at + 1) & mask
-            if self.pairs[at, 0] == OX_NO_PAIR:           # of equal merges the first counts
-                self.pairs[at, 0] = key
-                self.pairs[at, 1] = <uint64_t>i << 32 | <uint64_t>product
+            else:
+                self._add_pair(some[i].ids, begin + i)
+
+    cdef void _add_pair(self, const int64_t *ids, int64_t rank) noexcept nogil:
+        cdef uint64_t mask = self.pairs.shape[0] - 1, key = <uint64_t>ids[0] << 32 | <uint64_t>ids[1], at = ox_pair_hash(key) & mask
+        while self.pairs[at, 0] != OX_NO_PAIR and self.pairs[at, 0] != key:
+            at = (at + 1) & mask
+        if self.pairs[at, 0] == OX_NO_PAIR:           # of equal merges the first counts
+            self.pairs[at, 0] = key
+            self.pairs[at, 1] = <uint64_t>rank << 32 | <uint64_t>ids[2]
 
     cdef inline uint64_t _pair(self, int32_t left, int32_t right) noexcept nogil:
         """rank << 32 | id of what two neighbours become, OX_NO_PAIR if they stay."""

@@ -19,7 +19,6 @@ from oxillama.errors import QuantError
 
 cdef extern from "block.h" nogil:
     void *ox_block_new(size_t size)
-    void ox_ask_large(const void *start, size_t size)
     void ox_fault_in(const void *start, size_t size)
 
 cdef enum:
@@ -179,13 +178,12 @@ cdef void _pack_chunk(const Packing *jobs, int64_t chunk) noexcept nogil:
 
 
 def fault_in(const uint8_t[::1] view not None, *, num_threads=0):
-    """Bring a mapping into memory with all workers, in its order and in large pages where the system has them; nothing changes but time."""
+    """Bring a mapping into memory with all workers, in its order; nothing changes but time."""
     cdef int workers = worker_count(num_threads)
     cdef int64_t size = view.shape[0], part, parts = (size + FAULTED - 1) // FAULTED
     if size == 0:
         return
     cdef const uint8_t *start = &view[0]
-    ox_ask_large(start, size)
     if workers > 1 and parts > 1:
         open_region()
         for part in prange(parts, nogil=True, num_threads=workers, schedule="dynamic", chunksize=1):

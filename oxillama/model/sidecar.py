@@ -19,6 +19,7 @@ import mmap
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,11 +86,12 @@ def open_sidecar(path: Path, key: dict, wanted: Mapping[Key, Wanted], *, num_thr
         if header["key"] != key:
             raise ValueError("it was made from other files")
         found = _matrices(view, header["sections"], wanted)
-        if _probe(view) != header["probe"]:
-            raise ValueError("its bytes are not those that were written")
         if len(view) < _available():
             fault_in(view, num_threads=num_threads)
-        os.utime(path)          # what was used last is evicted last
+        if _probe(view) != header["probe"]:
+            raise ValueError("its bytes are not those that were written")
+        with suppress(OSError):         # a folder of others that may only be read
+            os.utime(path)              # what was used last is evicted last
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError as error:
@@ -124,10 +126,12 @@ def _mapped(path: str | os.PathLike) -> tuple[dict, memoryview]:
     """The header and the bytes of a sidecar whose length is what it says."""
     with open(path, "rb") as file:
         header = _header(file)
-        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    if len(view) != header["size"]:
-        raise ValueError(f"{len(view)} bytes, its header says {header['size']}")
-    return header, view
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with suppress(AttributeError, OSError):         # before anything is looked at: what comes from the disk in small pages stays so
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    if len(mapped) != header["size"]:
+        raise ValueError(f"{len(mapped)} bytes, its header says {header['size']}")
+    return header, memoryview(mapped)
 
 
 def _header(file) -> dict:

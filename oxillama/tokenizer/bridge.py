@@ -6,6 +6,8 @@ from functools import cached_property
 from os import PathLike
 from typing import Any
 
+import numpy as np
+
 from oxillama.errors import TokenizerError
 from oxillama.tokenizer.bpe import CHAR_TO_BYTE, BpeEncoder
 from oxillama.tokenizer.rwkv import RwkvEncoder, unescaped
@@ -30,7 +32,7 @@ class TokenizerBridge:
         self.eog_ids = vocabulary.end_ids()
         kinds = vocabulary.kinds
         self._kinds = kinds.tolist()
-        by_text = {vocabulary.tokens[i]: i for i in reversed(range(len(kinds))) if self._kinds[i] in (CONTROL, USER_DEFINED, UNKNOWN)}
+        by_text = {vocabulary.tokens[i]: i for i in np.flatnonzero(np.isin(kinds, (CONTROL, USER_DEFINED, UNKNOWN))).tolist()[::-1]}
         by_text.pop("", None)
         self._special_ids = by_text
         self._special = SpecialTokens(by_text)
@@ -96,7 +98,7 @@ class TokenizerBridge:
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids of control and unknown tokens: they are no text."""
-        return frozenset(i for i, kind in enumerate(self._kinds) if kind in (CONTROL, UNKNOWN))
+        return frozenset(np.flatnonzero(np.isin(self.vocabulary.kinds, (CONTROL, UNKNOWN))).tolist())
 
     def is_special(self, token: int) -> bool:
         """Whether the token is a control or unknown token, which contributes no text."""
