@@ -173,7 +173,7 @@ RECIPES: dict[str, Recipe] = {
     "MXFP4": Recipe(38, "MXFP4", output="Q8_0", embedding="Q8_0"),
     "MXFP4_MOE": Recipe(38, "Q8_0", (Rule("experts", "MXFP4"),), output="Q8_0"),
     "NVFP4": Recipe(39, "NVFP4", output="Q8_0", embedding="Q8_0"),
-    "Q1_0": Recipe(40, "Q1_0", embedding="Q4_K"),
+    "Q1_0": Recipe(40, "Q1_0"),
     "Q2_0": Recipe(41, "Q2_0", embedding="Q4_K"),
     "COPY": Recipe(None, None),
 }

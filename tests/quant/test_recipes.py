@@ -79,6 +79,7 @@ def test_q4_k_m_gives_more_bits_to_first_last_and_every_third_layer():
     ("MXFP4_MOE", "blk.9.ffn_down_exps.weight", {}, "MXFP4"),
     ("MXFP4_MOE", "blk.9.ffn_down.weight", {}, "Q8_0"),
     ("MXFP4", "blk.9.ffn_down.weight", {}, "MXFP4"),
+    ("Q1_0", "token_embd.weight", {}, "Q1_0"),
     ("Q4_K", "blk.0.attn_v.weight", {"layer": 0}, "Q6_K"),
     ("Q1_0_G128", "blk.0.attn_v.weight", {}, "Q1_0"),
 ])
