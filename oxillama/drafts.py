@@ -12,6 +12,7 @@ import atexit
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,9 @@ def open_draft(vocabulary: Vocabulary | None, model: Model, source: Any, *, own_
     else:
         path = Path(source)
         path = choose_draft(model, path) if path.is_dir() else path
-        opened = open_model(config or EngineConfig(model_path=path), path)
+        config = config or EngineConfig(model_path=path)
+        # a draft is small and may lie in a file that goes with this interpreter: it is kept only where a folder was named for it
+        opened = open_model(replace(config, sidecar=False) if config.sidecar == "auto" else config, path)
         core, words, draft, close = opened.core, opened.vocabulary, opened.model, opened.core.close
     try:
         alignment = aligned(vocabulary, words, model.config.vocab_size, draft.config.vocab_size)

@@ -13,6 +13,7 @@ import pytest
 
 import oxillama
 from oxillama._core.panels import PackedMatrix
+from oxillama.drafts import open_draft
 from oxillama.model import keeper, sidecar, sidecars
 from oxillama.model.keeper import Keeper
 from oxillama.model.sidecar import PIECE
@@ -340,3 +341,13 @@ def test_a_folder_for_which_there_is_no_room_on_the_disk_is_not_written_to(place
 def test_large_pages_are_looked_for_where_the_file_would_be(tmp_path):
     assert sidecars.large_pages(tmp_path) in (True, False)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_draft_is_kept_only_where_a_folder_was_named_for_it(model, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(sidecars, "LEAST_BYTES", 1)
+    with oxillama.load(model, sidecar=False) as engine:
+        for config in (None, oxillama.EngineConfig(), oxillama.EngineConfig(sidecar=tmp_path / "named")):
+            open_draft(None, engine._loaded.model, model, config=config)[1]()
+            keeper.finish_all()
+    assert not (tmp_path / "cache").exists() and len(list((tmp_path / "named").iterdir())) == 1
