@@ -282,14 +282,23 @@ class GgufReader:
         return self._shards
 
     def release(self, name: str) -> None:
-        """Tell the system that the file's pages of tensor `name` need not stay in memory; they are read again when next asked for."""
+        """Tell the system that the file's pages of tensor `name`, and what lies with it in pages of 2 MB, need not stay in memory.
+
+        Whatever is asked for again is read again.
+        """
+        self._advise(name, "MADV_DONTNEED", 2 << 20)
+
+    def expect(self, name: str) -> None:
+        """Tell the system that the file's pages of tensor `name` will be wanted soon: it begins to read what is not in memory."""
+        self._advise(name, "MADV_WILLNEED", mmap.PAGESIZE)
+
+    def _advise(self, name: str, advice: str, page: int) -> None:
         data = self.data(name)
         mapping = self._shards[self.tensors[name].shard].buffer.obj
-        if isinstance(mapping, mmap.mmap) and hasattr(mapping, "madvise"):
-            start = -(-self.tensors[name].offset // mmap.PAGESIZE) * mmap.PAGESIZE      # pages shared with a neighbour stay
-            length = (self.tensors[name].offset + len(data)) // mmap.PAGESIZE * mmap.PAGESIZE - start
-            if length > 0:
-                mapping.madvise(mmap.MADV_DONTNEED, start, length)
+        if isinstance(mapping, mmap.mmap) and hasattr(mapping, "madvise") and hasattr(mmap, advice):
+            start = self.tensors[name].offset // page * page
+            end = min(len(mapping), -(-(self.tensors[name].offset + len(data)) // page) * page)
+            mapping.madvise(getattr(mmap, advice), start, end - start)
 
     def close(self) -> None:
         """Let go of the files; metadata and tensor places stay readable, and so do the arrays already handed out."""

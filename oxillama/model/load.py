@@ -28,6 +28,7 @@ from oxillama.model.sidecars import Place, sidecar_place
 _ACTS = {name: act for name, _, _, act in packable_formats()}
 Progress = Callable[[int, int], None]      # bytes packed so far, bytes in all
 LEAST_GROUP, MOST_GROUP = 8 << 20, 16 << 20      # bytes packed in one region, between two reports
+_PAGE = 2 << 20                                  # what a look at a file may bring into memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,8 @@ def load_model(reader: GgufReader, *, num_threads: int = 0, max_rows: int = 512,
     """
     config, tape = record(reader)
     tensors = {tensor.key: tensor for op in tape.ops for tensor in op.params.get("weights", ())}
+    for tensor in tensors.values():
+        reader.release(tensor.name)         # the look at a norm may have mapped a large page, which holds weights around it
     place = sidecar_place(reader, sidecar, sum(_rows(reader, tensor).nbytes for tensor in tensors.values()))
     mapped = None if place is None else _mapped(place, tensors, num_threads, progress)
     weights = _packed(reader, tensors, num_threads, progress) if mapped is None else mapped
@@ -153,19 +156,22 @@ def _packed(reader: GgufReader, tensors: Mapping[Key, Tensor], num_threads: int,
     """Every weight packed, a few at a time, the largest first: while a weight is packed it lies in memory twice."""
     raw = {key: _rows(reader, tensor) for key, tensor in tensors.items()}
     order = sorted(raw, key=lambda key: raw[key].nbytes, reverse=True)
-    total, done, at = sum(rows.nbytes for rows in raw.values()), 0, 0
+    total, done = sum(rows.nbytes for rows in raw.values()), 0
     packed = dict(zip(raw, reserve_all([(raw[key], tensors[key].format, *tensors[key].shape) for key in raw])))      # in the order of the tape
     workers = num_threads or default_threads()
     enough = min(max(total // 16, LEAST_GROUP), MOST_GROUP)     # file pages that lie in memory beside their panels
-    while at < len(order):
-        group = [order[at]]
-        while at + len(group) < len(order) and sum(raw[key].nbytes for key in group) < enough:
-            group.append(order[at + len(group)])
+    groups: list[list[Key]] = []
+    for key in order:
+        if not groups or sum(-(-raw[one].nbytes // _PAGE) * _PAGE for one in groups[-1]) >= enough:
+            groups.append([])
+        groups[-1].append(key)
+    for group, following in zip(groups, [*groups[1:], []]):
+        for key in following:
+            reader.expect(tensors[key].name)        # from the disk, while this group is being packed
         pack_all([packed[key] for key in group], num_threads=workers)
         for key in group:
-            reader.release(tensors[key].name)      # its file pages have been read once; the packed copy is what stays
+            reader.release(tensors[key].name)       # its file pages have been read once; the packed copy is what stays
             done += raw[key].nbytes
-        at += len(group)
         if progress is not None:
             progress(done, total)
     return packed
