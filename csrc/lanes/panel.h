@@ -94,7 +94,9 @@ typedef struct {
      * this worker reads next, fetched in good time; NULL if none. */
     void (*tile[FORM_COUNT])(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx,
             int64_t cols, int m);
-    /* the same for two panels, `stride` bytes apart, side by side in c (columns 0-15, 16-31), for many rows; `later` bytes on lies the pair
+    /* c[r] = row r of `first` . x, c[16 + r] = row r of `second` . x, for one row: two streams, wherever the panels lie */
+    void (*two[FORM_COUNT])(float *c, const uint8_t *first, const uint8_t *second, const uint8_t *x, int64_t cols);
+    /* `tile` for two panels, `stride` bytes apart, side by side in c (columns 0-15, 16-31), for many rows; `later` bytes on lies the pair
      * that is read next (0: none). NULL: use tile */
     void (*wide[FORM_COUNT])(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx,
             int64_t cols, int m);

@@ -24,12 +24,11 @@ OX_INLINE int32_t act_i32(const uint8_t *p) { int32_t v; memcpy(&v, p, 4); retur
 
 /* Weights come from memory once per panel, in one stream (panel.h).
  *
- * One row: the processor's own prefetch follows the stream as fast as memory goes, and asking beside it only takes its places: on Zen 4 Q4_0
- * runs at 31 GB/s without, 22 with, beside plain reads of 31 (14 and 23 while the scales lay apart from the codes). Only the beginning of
- * the panel that comes next is asked for, since it may lie elsewhere (up beside gate, the next chunk): 36 instead of 34 GB/s at 576 columns.
+ * One row: the processor's own prefetch follows the streams as fast as memory goes, and asking beside it only takes its places: on Zen 4
+ * Q4_0 runs at 31 GB/s without, 22 with, beside plain reads of 31 (14 and 23 while the scales lay apart from the codes).
  * More rows: computing hides the next misses from that prefetch, so the first tile over a panel asks for what its worker reads OX_AHEAD
  * bytes later: 4 rows 20 GB/s instead of 14, 8 rows 12 instead of 7 (Q4_0, Zen 4). */
-enum { OX_AHEAD = 8192, OX_FIRST = 512 };
+enum { OX_AHEAD = 8192 };
 
 typedef struct {
     const uint8_t *at, *end, *then;     /* position, end of this panel, the panel that this worker reads next (NULL: ask for nothing) */
@@ -37,12 +36,13 @@ typedef struct {
 
 OX_INLINE ox_ahead ahead_of(const uint8_t *panel, int64_t bytes, const uint8_t *then, int m)
 {
-    if (m > 1 || !then)
-        return (ox_ahead){ panel + OX_AHEAD, panel + bytes, then };
-    OX_UNROLL for (int i = 0; i < OX_FIRST; i += 64)
-        OX_PREFETCH(then + i);
-    return (ox_ahead){ NULL, NULL, NULL };
+    return (ox_ahead){ panel + OX_AHEAD, panel + bytes, m > 1 ? then : NULL };
 }
+
+/* Where a tile reads in a panel: the side that its block belongs to, and its codes. */
+typedef struct {
+    const uint8_t *s, *p;
+} ox_place;
 
 OX_INLINE void ahead(ox_ahead *a, int step)
 {
@@ -120,49 +120,56 @@ OX_INLINE ox_i32x16 start_32(const uint8_t *x, int off)
     return off & (off - 1) ? i32_mul(v, i32_set1(off)) : off == 1 ? v : i32_shl(v, off == 8 ? 3 : off == 16 ? 4 : 7);
 }
 
+/* Columns 32 b to 32 b + 31 of a panel against m rows. */
+OX_INLINE void step_32(ox_f32x16 *acc, ox_place *at, int64_t b, const uint8_t *x, int64_t ldx, int m,
+                       int store, int bits, int off, int side, const uint8_t *lut, ox_u8x64 table, int block)
+{
+    const int less = off - (bits == 8 ? OX_DOT8_CENTRE : 0), units = block / 32;
+    ox_i32x16 dot[8];
+    if (b % (units * OX_SIDE_SPAN(side)) == 0)
+        at->s = at->p, at->p += 64;
+    OX_UNROLL for (int h = 0; h < 2; h++) {
+        ox_u8x64 w[4];
+        load_half(w, at->p, h, store, lut, table);
+        OX_UNROLL for (int t = 0; t < m; t++) {
+            const uint8_t *xt = x + t * ldx;
+            if (side == SIDE_UE4M3) {
+                int16_t sum;
+                memcpy(&sum, xt + ACT32_HALVES + 2 * h, 2);
+                dot[t] = i32_set1(-less * sum);
+            } else if (h == 0) {
+                dot[t] = start_32(xt, less);
+            }
+            dot[t] = i32_dot16(dot[t], w, (const int8_t *)xt + 16 * h, bits);
+        }
+        if (h == 1 || side == SIDE_UE4M3) {
+            ox_f32x16 d = side_d(side == SIDE_UE4M3 ? at->s + 32 * (b & 1) + 16 * h : at->s, side);
+            OX_UNROLL for (int t = 0; t < m; t++)
+                acc[t] = f32_fma(i32_to_f32(dot[t]), f32_mul(d, f32_set1(act_f32(x + t * ldx + ACT32_D))), acc[t]);
+        }
+    }
+    if (side == SIDE_F16_MIN) {
+        ox_f32x16 least = side_d(at->s + 32, side);
+        OX_UNROLL for (int t = 0; t < m; t++)
+            acc[t] = f32_fma(least, f32_set1(act_f32(x + t * ldx + ACT32_DSUM)), acc[t]);
+    }
+    if (units == 1 || b % units == units - 1)
+        at->s += OX_SIDE_BYTES(side);
+    at->p += OX_UNIT_BYTES(store);
+}
+
 OX_INLINE void tile_32(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols, int m,
                        int store, int bits, int off, int side, const uint8_t *lut, int block)
 {
-    const uint8_t *s = panel, *p = panel;
-    const int less = off - (bits == 8 ? OX_DOT8_CENTRE : 0), units = block / 32;
-    ox_u8x64 table = u8_table(lut ? lut : (const uint8_t *)panel);
-    const int64_t sides = OX_ROUND64(cols / block * OX_SIDE_BYTES(side));
-    ox_ahead next = ahead_of(panel, sides + cols / 32 * OX_UNIT_BYTES(store), then, m);
+    ox_u8x64 table = u8_table(lut ? lut : panel);
+    ox_ahead next = ahead_of(panel, OX_ROUND64(cols / block * OX_SIDE_BYTES(side)) + cols / 32 * OX_UNIT_BYTES(store), then, m);
+    ox_place at = { panel, panel };
     ox_f32x16 acc[8];
     OX_UNROLL for (int t = 0; t < m; t++)
         acc[t] = f32_zero();
-    for (int64_t b = 0; b < cols / 32; b++, p += OX_UNIT_BYTES(store), x += ACT32_BYTES) {
-        if (b % (units * OX_SIDE_SPAN(side)) == 0)
-            s = p, p += 64;
+    for (int64_t b = 0; b < cols / 32; b++, x += ACT32_BYTES) {
         ahead(&next, OX_STEP32(store, side, block));
-        ox_i32x16 dot[8];
-        OX_UNROLL for (int h = 0; h < 2; h++) {
-            ox_u8x64 w[4];
-            load_half(w, p, h, store, lut, table);
-            OX_UNROLL for (int t = 0; t < m; t++) {
-                const uint8_t *xt = x + t * ldx;
-                if (side == SIDE_UE4M3) {
-                    int16_t sum;
-                    memcpy(&sum, xt + ACT32_HALVES + 2 * h, 2);
-                    dot[t] = i32_set1(-less * sum);
-                } else if (h == 0) {
-                    dot[t] = start_32(xt, less);
-                }
-                dot[t] = i32_dot16(dot[t], w, (const int8_t *)xt + 16 * h, bits);
-            }
-            if (h == 1 || side == SIDE_UE4M3) {
-                ox_f32x16 d = side_d(side == SIDE_UE4M3 ? s + 32 * (b & 1) + 16 * h : s, side);
-                OX_UNROLL for (int t = 0; t < m; t++)
-                    acc[t] = f32_fma(i32_to_f32(dot[t]), f32_mul(d, f32_set1(act_f32(x + t * ldx + ACT32_D))), acc[t]);
-            }
-        }
-        if (side == SIDE_F16_MIN) {
-            ox_f32x16 least = side_d(s + 32, side);
-            OX_UNROLL for (int t = 0; t < m; t++)
-                acc[t] = f32_fma(least, f32_set1(act_f32(x + t * ldx + ACT32_DSUM)), acc[t]);
-        }
-        if (units == 1 || b % units == units - 1)
-            s += OX_SIDE_BYTES(side);
+        step_32(acc, &at, b, x, ldx, m, store, bits, off, side, lut, table, block);
     }
     OX_UNROLL for (int t = 0; t < m; t++)
         f32_store(c + t * ldc, acc[t]);
@@ -212,69 +219,77 @@ OX_INLINE void load_head(ox_i32x16 *sp, ox_i32x16 *mp, const uint8_t *p, int hea
     }
 }
 
-OX_INLINE void tile_256(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols,
-        int m,
-                        int store, int bits, int off, int head, int side, float unit, const uint8_t *lut)
+/* Superblock b of a panel against m rows. */
+OX_INLINE void step_256(ox_f32x16 *acc, ox_place *at, int64_t b, ox_ahead *next, const uint8_t *x, int64_t ldx, int m,
+                        int store, int bits, int off, int head, int side, float unit, const uint8_t *lut, ox_u8x64 table)
 {
-    const uint8_t *s = panel, *p = panel;
     const int less = off - (bits == 8 ? OX_DOT8_CENTRE : 0), sub = OX_HEAD_SUB(head);
-    ox_u8x64 table = u8_table(lut ? lut : (const uint8_t *)panel);
-    const int64_t sides = OX_ROUND64(cols / 256 * OX_SIDE_BYTES(side));
-    ox_ahead next = ahead_of(panel, sides + cols / 256 * (OX_HEAD_BYTES(head) + 8 * OX_UNIT_BYTES(store)), then, m);
-    ox_f32x16 acc[8];
-    OX_UNROLL for (int t = 0; t < m; t++)
-        acc[t] = f32_zero();
-    for (int64_t b = 0; b < cols / 256; b++, x += ACT256_BYTES, s += OX_SIDE_BYTES(side)) {
-        ox_i32x16 sp[8], mp[8], sum[8], least[8];
-        if (b % OX_SIDE_SPAN(side) == 0)
-            s = p, p += 64;
-        load_head(sp, mp, p, head);
-        p += OX_HEAD_BYTES(head);
-        OX_UNROLL for (int t = 0; t < m; t++) {
-            const uint8_t *sums = x + t * ldx + (sub == 32 ? ACT256_SUM32 : ACT256_SUM16);
-            ox_i32x16 a = i32_zero(), z = i32_zero();
-            if (head == HEAD_NONE) {
-                int32_t all = 0;
-                for (int k = 0; k < 8; k++) { int16_t v; memcpy(&v, x + t * ldx + ACT256_SUM32 + 2 * k, 2); all += v; }
-                a = i32_set1(-less * all);
-            } else if (less) {
-                OX_UNROLL for (int k = 0; k < 128 / sub; k++)
-                    a = i32_dot_pairs(a, sp[k], i32_set1(act_i32(sums + 4 * k)));
-                a = less == 128 ? i32_shl(a, 7) : less == 32 ? i32_shl(a, 5) : i32_mul(a, i32_set1(less));
-                a = i32_sub(z, a);
-            }
-            if (OX_HEAD_MIN(head)) {
-                OX_UNROLL for (int k = 0; k < 128 / sub; k++)
-                    z = i32_dot_pairs(z, mp[k], i32_set1(act_i32(sums + 4 * k)));
-                least[t] = z;
-            }
-            sum[t] = a;
+    ox_i32x16 sp[8], mp[8], sum[8], least[8];
+    if (b % OX_SIDE_SPAN(side) == 0)
+        at->s = at->p, at->p += 64;
+    load_head(sp, mp, at->p, head);
+    const uint8_t *p = at->p + OX_HEAD_BYTES(head);
+    OX_UNROLL for (int t = 0; t < m; t++) {
+        const uint8_t *sums = x + t * ldx + (sub == 32 ? ACT256_SUM32 : ACT256_SUM16);
+        ox_i32x16 a = i32_zero(), z = i32_zero();
+        if (head == HEAD_NONE) {
+            int32_t all = 0;
+            for (int k = 0; k < 8; k++) { int16_t v; memcpy(&v, x + t * ldx + ACT256_SUM32 + 2 * k, 2); all += v; }
+            a = i32_set1(-less * all);
+        } else if (less) {
+            OX_UNROLL for (int k = 0; k < 128 / sub; k++)
+                a = i32_dot_pairs(a, sp[k], i32_set1(act_i32(sums + 4 * k)));
+            a = less == 128 ? i32_shl(a, 7) : less == 32 ? i32_shl(a, 5) : i32_mul(a, i32_set1(less));
+            a = i32_sub(z, a);
         }
-        for (int u = 0; u < 8; u += 2) {
-            OX_UNROLL for (int v = 0; v < 2; v++, p += OX_UNIT_BYTES(store)) {
-                ahead(&next, OX_STEP256(store, head, side));
-                ox_i32x16 pair = sub == 32 ? sp[u / 2] : sub == 16 ? sp[u + v] : i32_zero();
-                OX_UNROLL for (int h = 0; h < 2; h++) {
-                    ox_u8x64 w[4];
-                    load_half(w, p, h, store, lut, table);
-                    ox_scale k = (sub == 32 ? v : h) ? scale_high(pair) : scale_low(pair);
-                    OX_UNROLL for (int t = 0; t < m; t++) {
-                        const int8_t *xt = (const int8_t *)x + t * ldx + 32 * (u + v) + 16 * h;
-                        sum[t] = sub == 256 ? i32_dot16(sum[t], w, xt, bits) : i32_dot16_scaled(sum[t], w, xt, bits, k);
-                    }
+        if (OX_HEAD_MIN(head)) {
+            OX_UNROLL for (int k = 0; k < 128 / sub; k++)
+                z = i32_dot_pairs(z, mp[k], i32_set1(act_i32(sums + 4 * k)));
+            least[t] = z;
+        }
+        sum[t] = a;
+    }
+    for (int u = 0; u < 8; u += 2) {
+        OX_UNROLL for (int v = 0; v < 2; v++, p += OX_UNIT_BYTES(store)) {
+            ahead(next, OX_STEP256(store, head, side));
+            ox_i32x16 pair = sub == 32 ? sp[u / 2] : sub == 16 ? sp[u + v] : i32_zero();
+            OX_UNROLL for (int h = 0; h < 2; h++) {
+                ox_u8x64 w[4];
+                load_half(w, p, h, store, lut, table);
+                ox_scale k = (sub == 32 ? v : h) ? scale_high(pair) : scale_low(pair);
+                OX_UNROLL for (int t = 0; t < m; t++) {
+                    const int8_t *xt = (const int8_t *)x + t * ldx + 32 * (u + v) + 16 * h;
+                    sum[t] = sub == 256 ? i32_dot16(sum[t], w, xt, bits) : i32_dot16_scaled(sum[t], w, xt, bits, k);
                 }
             }
         }
-        ox_f32x16 d = side_d(s, side);
-        if (unit != 1.0f)
-            d = f32_mul(d, f32_set1(unit));
-        OX_UNROLL for (int t = 0; t < m; t++) {
-            ox_f32x16 dx = f32_set1(act_f32(x + t * ldx + ACT256_D));
-            acc[t] = f32_fma(i32_to_f32(sum[t]), f32_mul(d, dx), acc[t]);
-            if (OX_HEAD_MIN(head))
-                acc[t] = f32_fnma(i32_to_f32(least[t]), f32_mul(side_d(s + 32, side), dx), acc[t]);
-        }
     }
+    ox_f32x16 d = side_d(at->s, side);
+    if (unit != 1.0f)
+        d = f32_mul(d, f32_set1(unit));
+    OX_UNROLL for (int t = 0; t < m; t++) {
+        ox_f32x16 dx = f32_set1(act_f32(x + t * ldx + ACT256_D));
+        acc[t] = f32_fma(i32_to_f32(sum[t]), f32_mul(d, dx), acc[t]);
+        if (OX_HEAD_MIN(head))
+            acc[t] = f32_fnma(i32_to_f32(least[t]), f32_mul(side_d(at->s + 32, side), dx), acc[t]);
+    }
+    at->s += OX_SIDE_BYTES(side);
+    at->p = p;
+}
+
+OX_INLINE void tile_256(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx,
+        int64_t cols, int m,
+                        int store, int bits, int off, int head, int side, float unit, const uint8_t *lut)
+{
+    ox_u8x64 table = u8_table(lut ? lut : panel);
+    const int64_t sides = OX_ROUND64(cols / 256 * OX_SIDE_BYTES(side));
+    ox_ahead next = ahead_of(panel, sides + cols / 256 * (OX_HEAD_BYTES(head) + 8 * OX_UNIT_BYTES(store)), then, m);
+    ox_place at = { panel, panel };
+    ox_f32x16 acc[8];
+    OX_UNROLL for (int t = 0; t < m; t++)
+        acc[t] = f32_zero();
+    for (int64_t b = 0; b < cols / 256; b++, x += ACT256_BYTES)
+        step_256(acc, &at, b, &next, x, ldx, m, store, bits, off, head, side, unit, lut, table);
     OX_UNROLL for (int t = 0; t < m; t++)
         f32_store(c + t * ldc, acc[t]);
 }

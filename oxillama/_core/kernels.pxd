@@ -16,6 +16,7 @@ cdef extern from "lanes/panel.h" nogil:
         const char *name
         void (*tile[64])(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols,
                          int m) noexcept nogil
+        void (*two[64])(float *c, const uint8_t *first, const uint8_t *second, const uint8_t *x, int64_t cols) noexcept nogil
         void (*wide[64])(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx,
                          int64_t cols, int m) noexcept nogil
         void (*act_quantise[3])(uint8_t *out, const float *x, int64_t cols) noexcept nogil

@@ -104,9 +104,22 @@ cdef void _panel(const MatmulArgs *a, int64_t p, int64_t after, int64_t row, int
         a.lanes.tile[seg.form](c, 16, panel, then, x, a.ldx, a.cols, m)
         a.lanes.finish(out, a.ldout, c, 16, bias, m, live)
         return
+    if m == 1 and seg.form == up.form:
+        a.lanes.two[seg.form](c, panel, up.panels + p * up.panel_bytes, x, a.cols)
+        a.lanes.gate(out, a.ldout, c, c + 16, 16, bias, bias + seg.rows if bias != NULL else NULL, a.gate, 1, live)
+        return
     a.lanes.tile[seg.form](c, 16, panel, up.panels + p * up.panel_bytes, x, a.ldx, a.cols, m)
     a.lanes.tile[up.form](u, 16, up.panels + p * up.panel_bytes, then, x, a.ldx, a.cols, m)
     a.lanes.gate(out, a.ldout, c, u, 16, bias, bias + seg.rows if bias != NULL else NULL, a.gate, m, live)
+
+
+cdef inline int64_t _panels(const MatmulArgs *a) noexcept nogil:
+    """Panels of all segments; of gate and up, those of one."""
+    cdef int64_t panels = 0
+    cdef int i
+    for i in range(1 if a.gate else a.n_segments):
+        panels += (a.segments[i].rows + 15) // 16
+    return panels
 
 
 cdef Cut _cut(const MatmulArgs *a, int nth) noexcept nogil:
@@ -114,11 +127,9 @@ cdef Cut _cut(const MatmulArgs *a, int nth) noexcept nogil:
     cdef Cut cut
     cdef int i
     cdef int64_t bytes = 0, ranges
-    cut.panels = 0
+    cut.panels = _panels(a)
     for i in range(a.n_segments):
         bytes = max(bytes, a.segments[i].panel_bytes)
-        if i == 0 or not a.gate:
-            cut.panels += (a.segments[i].rows + 15) // 16
     bytes *= 2 if a.gate else 1
     cut.rows = max(<int64_t>24, min(<int64_t>RANGE, (<int64_t>512 << 10) // a.ldx))
     ranges = (a.m + cut.rows - 1) // cut.rows
@@ -131,25 +142,63 @@ cdef Cut _cut(const MatmulArgs *a, int nth) noexcept nogil:
     return cut
 
 
+cdef void _two(const MatmulArgs *a, int64_t p, int64_t q) noexcept nogil:
+    """Panels p and q of all segments' panels against the one row of x: two streams from memory at once."""
+    cdef float c[32]
+    cdef int i, j
+    cdef int64_t local, other, column, second
+    cdef const uint8_t *panel = _find(a, p, &i, &local, &column)
+    cdef const uint8_t *far = _find(a, q, &j, &other, &second)
+    if a.segments[i].form != a.segments[j].form:
+        _panel(a, p, -1, 0, 1)
+        _panel(a, q, -1, 0, 1)
+        return
+    a.lanes.two[a.segments[i].form](c, panel, far, a.x, a.cols)
+    a.lanes.finish(a.out + column, a.ldout, c, 32, a.bias + column if a.bias != NULL else NULL, 1,
+                   <int>min(<int64_t>16, a.segments[i].rows - 16 * local))
+    a.lanes.finish(a.out + second, a.ldout, c + 16, 32, a.bias + second if a.bias != NULL else NULL, 1,
+                   <int>min(<int64_t>16, a.segments[j].rows - 16 * other))
+
+
+# A worker's run of panels, for few rows.
+cdef struct Run:
+    int64_t first, end
+    int64_t half                # one row: panel first + half + i goes with panel first + i, two streams; 0: panels one by one
+    int units                   # what workers take: pairs, or panels
+
+
+cdef inline Run _run_of(const MatmulArgs *a, int64_t panels, int run, int runs) noexcept nogil:
+    cdef Run r
+    r.first, r.end = panels * run // runs, panels * (run + 1) // runs
+    r.half = (r.end - r.first + 1) // 2 if a.m == 1 and not a.gate else 0
+    r.units = <int>(r.half if r.half else r.end - r.first)
+    return r
+
+
 cdef void _few(const MatmulArgs *a, const Cut *cut, ox_team *team, int ith, int nth) noexcept nogil:
     """Few rows: each worker reads a run of panels of its own, then helps whoever has most left, from the end of that run.
 
-    Memory gives most to workers that read one long stream each, and takes from a run of one's own do not wait for another core's line.
+    Memory gives most to workers that read long streams of their own, and takes from a run of one's own do not wait for another core's line.
     """
-    cdef int runs = min(nth, <int>OX_TEAM_RUNS), own = ith % runs, run = own, longest = 1, i, n, left
-    cdef int64_t first, end, p, stop
+    cdef int runs = min(nth, <int>OX_TEAM_RUNS), own = ith % runs, run = own, longest = 1, least, i, n, left
+    cdef int64_t p, stop
+    cdef Run r
     while longest:
-        first, end = cut.panels * run // runs, cut.panels * (run + 1) // runs
-        p = first + ox_team_cut(team, run, <int>(end - first), <int>cut.group, 8 * <int>cut.group, run != own, &n)
+        r = _run_of(a, cut.panels, run, runs)
+        least = max(1, <int>cut.group // 2) if r.half else <int>cut.group
+        p = r.first + ox_team_cut(team, run, r.units, least, 8 * least, run != own, &n)
         stop = p + n
         while p < stop:
-            _panel(a, p, p + 1 if p + 1 < (end if run == own else stop) else -1, 0, <int>a.m)
+            if r.half and p + r.half < r.end:
+                _two(a, p, p + r.half)
+            else:
+                _panel(a, p, p + 1 if p + 1 < (r.first + r.units if run == own else stop) else -1, 0, <int>a.m)
             p += 1
         if n:
             continue
         longest = 0
         for i in range(runs):
-            left = ox_team_left(team, i, <int>(cut.panels * (i + 1) // runs - cut.panels * i // runs))
+            left = ox_team_left(team, i, _run_of(a, cut.panels, i, runs).units)
             if left > longest:
                 longest, run = left, i
 
