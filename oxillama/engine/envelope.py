@@ -261,8 +261,7 @@ class Envelope:
         self.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
-            self.close()
+        self.close()
 
     def _verify(self, section: Section, hashed: bytes) -> None:
         if hashed != section.digest:
@@ -278,18 +277,19 @@ class Envelope:
 
     def _hand_over(self, section: Section, into: Callable[[int, memoryview], object], unit: int = 1) -> None:
         """Give `into` the stored bytes, in pieces, then verify them."""
-        size, hasher, in_order = -(-_PIECE // unit) * unit, blake3(), threading.Lock()
-        places = iter(range(0, section.stored, size))
+        size, hasher, in_order, done = -(-_PIECE // unit) * unit, blake3(), threading.Lock(), 0
 
         def hand() -> None:
+            nonlocal done
             room = memoryview(np.empty(size, np.uint8)).cast("B") if self._data is None else None
-            while True:
+            while done < section.stored:
                 with in_order:                                 # one reads and hashes while the others hand over
-                    if (at := next(places, None)) is None:
-                        return
+                    at = done
                     piece = self._take(section.offset + at, min(size, section.stored - at), f"section {section.name}", room)
                     hasher.update(piece)
-                into(at, piece)
+                    done += len(piece)
+                if len(piece):
+                    into(at, piece)
 
         with ThreadPoolExecutor(_HANDS) as pool:
             for each in [pool.submit(hand) for _ in range(_HANDS)]:
