@@ -39,7 +39,16 @@ def open_model(config: EngineConfig, source: Any, *, tokenizer_json: str | bytes
         reading = other.submit(_bridge, reader, config.tokenizer_path, tokenizer_json)
         model = load_model(reader, num_threads=config.num_threads or 0, max_rows=scheduler.max_batch_tokens, progress=progress,
                            sidecar=config.sidecar)
-        bridge = reading.result()
+        try:
+            return _serving(config, reader, model, reading.result(), tokenizer_json)
+        except BaseException:
+            if model.keeper is not None:
+                model.keeper.cancel()           # it holds the weights, which nobody else will
+            raise
+
+
+def _serving(config: EngineConfig, reader: GgufReader, model: Model, bridge: TokenizerBridge | None, tokenizer_json: str | bytes | None) -> Opened:
+    """A loaded model with its core, vocabulary and place of snapshots."""
     core = core_over(model, config, eog_ids=bridge.eog_ids if bridge else ())
     vocabulary = Vocabulary(bridge, model.config.vocab_size) if bridge else None
     naming = {"architecture": model.config.architecture, "name": model.config.name}

@@ -26,7 +26,7 @@ _MOST = 1 << 30             # bytes of tokens, and of tables
 def spill(room: Snapshots, path: str | os.PathLike) -> int:
     """Write the stored prefixes to a file; returns how many. Nothing changes in the cache, and no request waits."""
     core, size = room.core, room.core.pool.page_size
-    cache = _cache(room)
+    cache, model = _cache(room), room.fingerprint()
     with core.lock:
         found = [(tokens, pages) for key, tokens, pages in cache.sequences() if key == ()]
         filled: dict[int, int] = {}
@@ -37,7 +37,7 @@ def spill(room: Snapshots, path: str | os.PathLike) -> int:
             core.pool.share(page)
         copy = PageCopy(core.pool, list(filled), list(filled.values()))
     number = {page: index for index, page in enumerate(filled)}
-    facts = {"kind": "prefix", **room.naming, "model": room.fingerprint().to_dict(), "vocab": core.program.vocab_size, "kv": room.page_facts(),
+    facts = {"kind": "prefix", **room.naming, "model": model.to_dict(), "vocab": core.program.vocab_size, "kv": room.page_facts(),
              "pages": len(number), "sequences": len(found)}
     try:
         write_sealed(path, KIND, {

@@ -255,14 +255,12 @@ def _claimed(temporary: Path):
     return None
 
 
-def abandoned(temporary: Path) -> bool:
-    """Whether nobody is writing a sidecar's temporary file."""
-    try:
-        with open(temporary, "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            return True
-    except OSError:
-        return False
+def remove_abandoned(temporary: Path) -> None:
+    """Remove a sidecar's temporary file if nobody is writing it: under the writer's own lock, so that none can begin meanwhile."""
+    with suppress(OSError), open(temporary, "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.stat(temporary).st_ino == os.fstat(file.fileno()).st_ino:         # else its writer has just renamed it
+            temporary.unlink()
 
 
 def _write_sections(descriptor: int, header: dict, places: Sequence[int], matrices: Mapping[Key, PackedMatrix],

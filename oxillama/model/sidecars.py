@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import numpy as np
 from oxillama._core.panels import PackedMatrix
 from oxillama.errors import ConfigError
 from oxillama.gguf import GgufReader
-from oxillama.model.sidecar import PIECE, Key, Wanted, abandoned, key_of, log, names_of, open_sidecar, path_of
+from oxillama.model.sidecar import PIECE, Key, Wanted, key_of, log, names_of, open_sidecar, path_of, remove_abandoned
 
 LEAST_BYTES = 256 << 20         # of weights that "auto" makes one for: smaller ones are packed in a tenth of a second
 LIMIT_BYTES = 32 << 30          # of all sidecars of a folder; OXILLAMA_SIDECAR_LIMIT names another number
@@ -47,10 +48,10 @@ class Place:
         """Why no sidecar of so many bytes can be written here, None where it can; sidecars used long ago are removed for it."""
         folder = self.path.parent
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        if not _make_room(folder, nbytes):
-            return f"{nbytes} bytes have no room: the limit is {limit_bytes()} bytes, {shutil.disk_usage(folder).free} bytes of the disk are free"
         if self.choosy and not large_pages(folder):
             return "this system has large pages for memory but not for files of this folder, and weights in small pages are read more slowly"
+        if not _make_room(folder, nbytes):          # last: others are removed for what is written, never for what is refused
+            return f"{nbytes} bytes have no room: the limit is {limit_bytes()} bytes, {shutil.disk_usage(folder).free} bytes of the disk are free"
         return None
 
 
@@ -129,12 +130,11 @@ def limit_bytes() -> int:
 def entries(folder: Path) -> list[Entry]:
     """The sidecars of a folder, those used longest ago first; none where there is no such folder."""
     found = []
-    try:
-        for entry in os.scandir(folder):
-            if entry.name.endswith(".panels") and entry.is_file(follow_symlinks=False):
-                found.append(Entry(Path(entry.path), entry.stat().st_size, entry.stat().st_mtime, names_of(entry.path)))
-    except FileNotFoundError:
-        pass
+    with suppress(FileNotFoundError), os.scandir(folder) as inside:
+        for entry in inside:
+            with suppress(FileNotFoundError):       # another process has removed it since
+                if entry.name.endswith(".panels") and entry.is_file(follow_symlinks=False):
+                    found.append(Entry(Path(entry.path), entry.stat().st_size, entry.stat().st_mtime, names_of(entry.path)))
     return sorted(found, key=lambda one: (one.used, one.path))
 
 
@@ -150,8 +150,7 @@ def clear(folder: Path) -> list[Entry]:
 def _sweep(folder: Path) -> None:
     """Remove what processes that were killed have left."""
     for path in folder.glob("*.panels.tmp"):
-        if abandoned(path):
-            path.unlink(missing_ok=True)
+        remove_abandoned(path)
 
 
 def _make_room(folder: Path, size: int) -> bool:

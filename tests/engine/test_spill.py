@@ -1,4 +1,6 @@
 """Stored prefixes in a file: an engine that starts from it finds them, and its tokens are the same."""
+import os
+
 import pytest
 
 import oxillama
@@ -88,6 +90,19 @@ def test_a_malformed_file_is_refused_and_changes_nothing(model, filled, tmp_path
         InferenceEngine.resume_from_file(file, model)
     with oxillama.load(model, prefix_cache=False) as bare, pytest.raises(ConfigError, match="prefix cache: this engine has none"):
         bare.save_prefixes(path)
+
+
+def test_a_model_file_that_was_changed_is_refused_and_no_share_of_a_page_stays_behind(model, tmp_path):
+    path = tmp_path / "changed.gguf"
+    path.write_bytes(model.read_bytes())
+    with oxillama.load(path, num_threads=1) as engine:
+        engine.generate(COMMON, max_tokens=3, sampler=SEEDED)
+        pool = engine._loaded.core.pool
+        pages = [(page, pool.owners(page)) for page in engine._loaded.core.prefix.shares]
+        os.utime(path, (1, 1))
+        with pytest.raises(SnapshotIncompatible, match="was changed since it was loaded"):
+            engine.save_prefixes(tmp_path / "prefixes")
+        assert pages and [(page, pool.owners(page)) for page, _ in pages] == pages and not (tmp_path / "prefixes").exists()
 
 
 def test_prefixes_in_coded_pages_of_another_panel_layout_are_refused(tmp_path):

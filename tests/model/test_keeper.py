@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import oxillama
 from oxillama._core.panels import PackedMatrix
 from oxillama.drafts import open_draft
+from oxillama.errors import OxillamaError
 from oxillama.model import keeper, sidecar, sidecars
 from oxillama.model.keeper import Keeper
 from oxillama.model.sidecar import PIECE
@@ -232,7 +234,7 @@ def test_a_writer_that_is_killed_harms_nobody(model, tmp_path):
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     left, = folder.iterdir()
-    assert left.name.endswith(".panels.tmp") and sidecar.abandoned(left)
+    assert left.name.endswith(".panels.tmp")
     first = started(LOAD, model, folder).communicate()[0].split()
     only, = folder.iterdir()
     assert sidecar.verify(only) and only.suffix == ".panels"
@@ -245,6 +247,16 @@ def test_what_a_killed_writer_left_goes_with_the_next_that_is_written(place, wei
     left.write_bytes(b"half")
     Keeper(place, weights, Program(busy=True)).finish()
     assert [path.name for path in place.path.parent.iterdir()] == ["x.panels"]
+
+
+def test_what_is_being_written_stays_and_nobody_begins_to_write_what_is_being_removed(tmp_path, monkeypatch):
+    path, unlink, begun = tmp_path / "x.panels.tmp", Path.unlink, []
+    with sidecar._claimed(path):
+        sidecar.remove_abandoned(path)
+        assert path.exists()
+    monkeypatch.setattr(Path, "unlink", lambda each: begun.append(sidecar._claimed(each)) or unlink(each))
+    sidecar.remove_abandoned(path)
+    assert begun == [None] and not path.exists()
 
 
 def test_a_file_size_limit_of_the_system_ends_in_a_load_without_sidecar(model, tmp_path):
@@ -329,6 +341,13 @@ def test_another_model_in_the_same_engine_gives_up_the_first_ones_sidecar(model,
     assert sidecars.entries(only.parent)[0].names == ("other.gguf",)
 
 
+def test_a_load_that_fails_after_packing_lets_go_of_the_weights(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(keeper, "IDLE_SECONDS", 1e6)
+    with pytest.raises(OxillamaError):
+        oxillama.load(model, tokenizer_path=tmp_path / "none.json", sidecar=tmp_path / "sidecars")
+    assert not keeper._keepers and not (tmp_path / "sidecars").exists()
+
+
 def test_a_folder_for_which_there_is_no_room_on_the_disk_is_not_written_to(place, weights, monkeypatch):
     usage = {"free": 0, "total": 1 << 40}
     monkeypatch.setattr(sidecars.shutil, "disk_usage", lambda folder: type("Usage", (), usage))
@@ -336,6 +355,15 @@ def test_a_folder_for_which_there_is_no_room_on_the_disk_is_not_written_to(place
     for free, total, fits in ((4 * size - 1, 0, False), (4 * size, 0, True), (1 << 40, 20 << 40, False), (1 << 40, 19 << 40, True)):
         usage.update(free=free, total=total)
         assert (place.refusal(size) is None) == fits
+
+
+def test_nothing_is_removed_for_a_sidecar_that_is_refused(place, weights, monkeypatch):
+    Keeper(place, weights, Program(busy=True)).finish()
+    size = place.path.stat().st_size
+    monkeypatch.setenv("OXILLAMA_SIDECAR_LIMIT", str(size))
+    monkeypatch.setattr(sidecars, "large_pages", lambda folder: False)
+    assert "small pages" in replace(place, choosy=True).refusal(size) and place.path.exists()
+    assert place.refusal(size) is None and not place.path.exists()
 
 
 def test_large_pages_are_looked_for_where_the_file_would_be(tmp_path):
