@@ -1,4 +1,7 @@
-"""Benchmarks for asv, which wants its folder to be a package; each module also runs and is imported by itself, so its neighbours are found by name."""
+"""Benchmarks for asv, which wants its folder to be a package.
+
+Each module also runs and is imported by itself, so its neighbours are found by name.
+"""
 import sys
 from pathlib import Path
 

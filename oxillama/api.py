@@ -218,7 +218,10 @@ class InferenceEngine:
         return all_logits(self._loaded.core, self._loaded.ids(ids), owner=self)
 
     def session(self) -> Session:
-        """A new session of your own: `prefill`, `forward_one` and `generate` take it, and it can `fork`, `truncate` and `close` itself; one that is forgotten is closed."""
+        """A new session of your own: `prefill`, `forward_one` and `generate` take it, and it can `fork`, `truncate` and `close` itself.
+
+        One that is forgotten is closed.
+        """
         core = self._loaded.core
         return core.keep(core.new_session())
 

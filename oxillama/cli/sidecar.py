@@ -16,7 +16,8 @@ from oxillama.model.sidecars import Entry, clear, entries, sidecar_folder
 
 def add_commands(commands) -> None:
     """Add `sidecar` with its commands."""
-    inner = commands.add_parser("sidecar", help="show or remove packed weights kept on disk").add_subparsers(dest="what", required=True, metavar="COMMAND")
+    group = commands.add_parser("sidecar", help="show or remove packed weights kept on disk")
+    inner = group.add_subparsers(dest="what", required=True, metavar="COMMAND")
     for name, function, text in (("list", _list, "show the sidecars of a folder"), ("verify", _verify, "read all of them and compare every byte"),
                                  ("clear", _clear, "remove them"), ("write", _write, "write a model's sidecar now, without running it")):
         command = inner.add_parser(name, help=text)

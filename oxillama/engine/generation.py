@@ -38,7 +38,8 @@ class Options:
     or each token of the prompt. One of grammar (GBNF or Grammar), json_schema, regex and choices constrains the text. shown_tokens:
     control tokens that are written out in the text. processors: Python functions over logits (slow). speculative: bring candidates for
     the next tokens into the steps; the text is the same, sooner ("auto" or True, "lookup", a drafter or `Candidates`; None: what a
-    constraint forces, False: nothing). n: completions of the prompt, each with a seed of its own (`siblings.derived_seed`); best_of: draw so many and keep the n likeliest.
+    constraint forces, False: nothing). n: completions of the prompt, each with a seed of its own (`siblings.derived_seed`); best_of: draw so many and
+    keep the n likeliest.
     """
 
     max_tokens: int | None = None

@@ -177,10 +177,6 @@ class PrefixKvCache:
             self._drop(min(self._leaves, key=lambda leaf: leaf.used))
         return before - self.pool.pages_used
 
-    def freeable(self) -> int:
-        """Pages that would go back to the pool if everything were evicted."""
-        return sum(self.pool.owners(page) == shares for page, shares in self._shares.items())
-
     def clear(self) -> None:
         """Forget everything."""
         while self._leaves:

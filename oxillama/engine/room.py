@@ -172,7 +172,8 @@ class Room:
 
     def _idle_bound(self) -> int:
         """At least as many as `_held_idly`, and soon counted."""
-        return sum(len(session.kv.pages) for session in self.sessions if not session.busy) + (self.prefix.pages_used if self.prefix is not None else 0)
+        stored = 0 if self.prefix is None else self.prefix.pages_used
+        return stored + sum(len(session.kv.pages) for session in self.sessions if not session.busy)
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:

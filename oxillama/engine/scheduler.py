@@ -182,10 +182,6 @@ class Scheduler:
             room = min(room, max(SMALLEST_CHUNK, int(budget / self._row_seconds)))
         return room
 
-    def advanced(self, ticket: Ticket, rows: int) -> None:
-        """Say that `rows` more tokens of a ticket are in its pages."""
-        ticket.done += rows
-
     def decodes(self, ticket: Ticket) -> None:
         """Say that a ticket has its prompt behind it and got a token."""
         if ticket.state is State.PREFILLING:

@@ -135,22 +135,6 @@ class Keys:
             return self.integers(key, count=layers, minimum=minimum, maximum=maximum)
         return (self.integer(key, minimum=minimum, maximum=maximum),) * layers
 
-    def per_layer_number(
-        self, key: str, layers: int, *, minimum: float = -math.inf, maximum: float = math.inf, default: Any = REQUIRED
-    ) -> tuple[float, ...]:
-        """One finite number for each of `layers`, from an array or a single value as in `per_layer`."""
-        if self._absent(key, default, f"a number, or an array of {layers}"):
-            return (default,) * layers
-        if _is_array(self._value(key)):
-            return self.numbers(key, count=layers, minimum=minimum, maximum=maximum)
-        return (self.number(key, minimum=minimum, maximum=maximum),) * layers
-
-    def per_layer_flag(self, key: str, layers: int, *, default: Any = REQUIRED) -> tuple[bool, ...]:
-        """One boolean for each of `layers`, from an array or a single value as in `per_layer`."""
-        if self._absent(key, default, f"a boolean, or an array of {layers}"):
-            return (default,) * layers
-        return self.flags(key, count=layers) if _is_array(self._value(key)) else (self.flag(key),) * layers
-
     def _absent(self, key: str, default: Any, wanted: str) -> bool:
         """Whether the file lacks `key`; raises ModelError where it has no default either."""
         absent = key not in self

@@ -53,10 +53,6 @@ def test_a_per_layer_value_may_be_single_or_an_array_of_the_layers(keys):
     assert keys.per_layer("attention.head_count_kv", 3) == (1, 2, 4)
     assert keys.per_layer("feed_forward_length", 3) == (64, 64, 64)
     assert keys.per_layer("absent", 2, default=7) == (7, 7)
-    assert keys.per_layer_number("scales", 3) == (0.5, 1.0, 2.0)
-    assert keys.per_layer_number("rope.freq_base", 2) == (10000.0, 10000.0)
-    assert keys.per_layer_flag("pattern", 3) == (True, False, True)
-    assert keys.per_layer_flag("use_bias", 2) == (True, True)
 
 
 def test_a_default_stands_for_a_missing_key_only(keys):
