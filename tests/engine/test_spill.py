@@ -6,7 +6,7 @@ import pytest
 import oxillama
 from oxillama import InferenceEngine, SamplerConfig
 from oxillama.errors import ConfigError, ModelFingerprintMismatch, SnapshotIncompatible
-from tests.engine.test_snapshot import at, parts, remade, state_of
+from tests.engine.saved import at, parts, remade, state_of
 from tests.model import tiny
 
 SEEDED = SamplerConfig(temperature=1.0, seed=5)
