@@ -16,7 +16,8 @@ done or `--minutes` are over, and a cell is the median of its rounds.
 
 Plain reads of memory by all cores are measured before every run and after the last of a round, because a shared machine has better and worse
 minutes. With `--least-reads GB/S` a round waits up to `--patience` seconds for such a minute, and the table has a line for the rounds that
-had it throughout, for those that never had it, and for those in which it changed. "of reads" is our generation's rate of the model's bytes over those reads.
+had it throughout, for those that never had it, and for those in which it changed. "of reads" is our generation's rate of the model's bytes
+over those reads.
 
 With --served ours is `serve_bench.py`: requests through the engine, prompts included. llama.cpp has no such mode: what it would serve is its
 prompts one after another and then its batched generation, b * n / (b * d / pp_tps + b * n / tg_tps), with its pp_tps at -p tokens;
@@ -135,7 +136,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--isa", help="the instruction set forced on ours")
     parser.add_argument("--sidecar", default="0", metavar="FOLDER", help="where ours keeps packed weights (default: nowhere)")
     parser.add_argument("--neighbour", action="store_true", help="another process keeps one core busy")
-    parser.add_argument("--least-reads", type=float, default=0.0, metavar="GB/S", help="wait for plain reads of this rate before a round, tell rounds apart by it")
+    parser.add_argument("--least-reads", type=float, default=0.0, metavar="GB/S",
+                        help="wait for plain reads of this rate before a round, tell rounds apart by it")
     parser.add_argument("--patience", type=float, default=20.0, metavar="S", help="seconds a round waits for them at most (default: %(default)g)")
     parser.add_argument("--runs", type=int, default=1, help="runs inside one process after its warm-up")
     parser.add_argument("--rounds", type=int, default=3)
@@ -161,8 +163,8 @@ def engines_of(options: argparse.Namespace) -> list[Harness | LlamaBench]:
     for kind, texts in (("bench", options.llama_bench), ("batched", options.batched_bench)):
         for text in texts:
             name, _, program = text.rpartition("=")
-            tool = tools.setdefault(name or "llama-bench", LlamaBench(name or "llama-bench", options.runs, options.flags or ["-fa 1 -rtr 0", "-fa 1 -rtr 1"],
-                                                                     served=options.served))
+            flags = options.flags or ["-fa 1 -rtr 0", "-fa 1 -rtr 1"]
+            tool = tools.setdefault(name or "llama-bench", LlamaBench(name or "llama-bench", options.runs, flags, served=options.served))
             setattr(tool, kind, program)
     return [*engines, *tools.values()]
 

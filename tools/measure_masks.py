@@ -4,8 +4,9 @@
     measure_masks.py VOCABULARY.gguf SCHEMAS --every 40 [--offset 0] [--peer PYTHON] [--peers llguidance,xgrammar] [--seconds 80]
 
 SCHEMAS is a folder of JSON files with `schema` and `tests` (`data`, `valid`), as MaskBench has them. PYTHON is an interpreter with
-llguidance, xgrammar and what oxillama depends on; it runs this file with --serve and answers a JSON line a schema. For each schema an engine compiles, gives its first mask, and then one
-mask per token along every text as far as it allows it; a text is right if it is allowed to its end exactly where it is valid. Compilation and masks
+llguidance, xgrammar and what oxillama depends on; it runs this file with --serve and answers a JSON line a schema. For each schema an engine
+compiles, gives its first mask, and then one mask per token along every text as far as it allows it; a text is right if it is allowed to its
+end exactly where it is valid. Compilation and masks
 are timed by themselves. A schema that an engine refuses is not right; its time to refuse is left out of the compile times.
 """
 import argparse
@@ -164,7 +165,8 @@ def main() -> None:
     child = None
     if options.peer:
         child = subprocess.Popen([options.peer, os.path.abspath(__file__), options.vocabulary, "--serve", "--peers", options.peers],
-                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"})
+                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                                 env={**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"})
     found, begun = {"ours": []}, now()
     for path in sorted(options.schemas.glob("*.json"))[options.offset::options.every]:
         if now() - begun > options.seconds:

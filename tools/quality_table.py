@@ -55,7 +55,8 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=8)
     parser.add_argument("--context", type=int, default=256)
     options = parser.parse_args()
-    print("| recipe | bits per weight | round-trip error | perplexity | KL mean | KL median | KL 99 % | same likeliest token |\n" + "| --- " * 8 + "|")
+    print("| recipe | bits per weight | round-trip error | perplexity | KL mean | KL median | KL 99 % | same likeliest token |")
+    print("| --- " * 8 + "|")
     with tempfile.TemporaryDirectory() as folder:
         base, asked = Path(folder) / "base.logits", dict(context=options.context, limit=options.windows)
         with oxillama.load(options.model, context_size=4096 if options.text else None) as engine:
@@ -68,8 +69,8 @@ def main() -> None:
             with oxillama.load(path) as engine:
                 found = oxillama.perplexity(engine, text, kl_base=base, **asked)
             d = found.divergence
-            print(f"| {recipe} | {made.bits:.2f} | {100 * round_trip(options.model, path):.2f} % | {found.value:.4f} +- {found.error:.4f} | {d.mean:.5f} "
-                  f"| {d.median:.5f} | {d.p99:.4f} | {100 * d.same_top:.1f} % |", flush=True)
+            print(f"| {recipe} | {made.bits:.2f} | {100 * round_trip(options.model, path):.2f} % | {found.value:.4f} +- {found.error:.4f} "
+                  f"| {d.mean:.5f} | {d.median:.5f} | {d.p99:.4f} | {100 * d.same_top:.1f} % |", flush=True)
 
 
 if __name__ == "__main__":

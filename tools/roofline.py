@@ -4,9 +4,10 @@
     roofline.py MODEL.gguf [-t 2] [-o docs/roofline.svg] [--json NUMBERS.json]
 
 Three steps are profiled op by op (Program.profile): one token at depth 0 and at depth 4096, and a prompt of 512. For each class the weights or
-keys and values it must read and the products it must do are counted from the tape. The first picture places the classes (of more than 1 % of a step) under the roof
-min(bandwidth x intensity, peak); the second shows each step's time, and under it the least time the roof allows. Bandwidth is that of plain
-reads by all threads; the peak is what the product kernel reaches on weights that stay in the cache. Needs no plotting library.
+keys and values it must read and the products it must do are counted from the tape. The first picture places the classes (of more than 1 % of
+a step) under the roof min(bandwidth x intensity, peak); the second shows each step's time, and under it the least time the roof allows.
+Bandwidth is that of plain reads by all threads; the peak is what the product kernel reaches on weights that stay in the cache. Needs no
+plotting library.
 """
 from __future__ import annotations
 
@@ -91,7 +92,8 @@ class Drawing:
     def __init__(self, width: int, height: int) -> None:
         self.width, self.height = width, height
         self.parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-                      'font-family="DejaVu Sans, Helvetica, Arial, sans-serif" font-size="12">', f'<rect width="{width}" height="{height}" fill="white"/>']
+                      'font-family="DejaVu Sans, Helvetica, Arial, sans-serif" font-size="12">',
+                      f'<rect width="{width}" height="{height}" fill="white"/>']
 
     def text(self, x: float, y: float, words: str, *, anchor: str = "start", size: int = 12, colour: str = "#222") -> None:
         words = words.replace("&", "&amp;").replace("<", "&lt;")
@@ -122,7 +124,8 @@ def draw(steps: dict[str, dict[str, Share]], bandwidth: float, peak: float, titl
     """Both pictures side by side."""
     page = Drawing(1180, 520)
     page.text(24, 28, title, size=15)
-    page.text(24, 48, f"roof: {bandwidth / 1e9:.1f} GB/s of plain reads, {peak / 1e9:.0f} GMAC/s of the product kernel on weights in the cache", colour="#555")
+    page.text(24, 48, f"roof: {bandwidth / 1e9:.1f} GB/s of plain reads, {peak / 1e9:.0f} GMAC/s of the product kernel on weights in the cache",
+              colour="#555")
     _roofline(page, steps, bandwidth, peak)
     _bars(page, steps, bandwidth, peak)
     for i, (name, colour) in enumerate(COLOURS.items()):
@@ -171,7 +174,8 @@ def _bars(page: Drawing, steps: dict[str, dict[str, Share]], bandwidth: float, p
                 width = seconds / total * (right - left)
                 page.box(x, y + 34 * row, width, 28, COLOURS[name], opacity)
                 if width > 38:
-                    page.text(x + width / 2, y + 34 * row + 18, f"{100 * seconds / total:.0f} %", anchor="middle", colour="white" if row == 0 else "#222")
+                    page.text(x + width / 2, y + 34 * row + 18, f"{100 * seconds / total:.0f} %", anchor="middle",
+                              colour="white" if row == 0 else "#222")
                 x += width
             page.text(right + 8, y + 34 * row + 18, label)
 
@@ -194,8 +198,8 @@ def main() -> None:
     title = f"{options.model.stem}, {threads} thread{'s' if threads > 1 else ''}, {info['isa']}, {info['model']}"
     options.output.write_text(draw(steps, bandwidth, peak, title), encoding="utf-8")
     if options.json:
-        options.json.write_text(json.dumps({"title": title, "bytes_per_s": bandwidth, "products_per_s": peak,
-                                            "steps": {name: {kind: asdict(share) for kind, share in step.items()} for name, step in steps.items()}}, indent=1))
+        told = {name: {kind: asdict(share) for kind, share in step.items()} for name, step in steps.items()}
+        options.json.write_text(json.dumps({"title": title, "bytes_per_s": bandwidth, "products_per_s": peak, "steps": told}, indent=1))
 
 
 if __name__ == "__main__":

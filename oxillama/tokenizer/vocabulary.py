@@ -38,7 +38,8 @@ _DEFAULTS: dict[str, tuple[dict[str, int], frozenset[str]]] = {
     "t5": ({"eos": 1, "unk": 2, "pad": 0}, frozenset({"eos"})),
     "bert": ({"bos": 101, "unk": 100, "sep": 102, "pad": 0, "mask": 103}, frozenset({"bos", "sep"})),
 }
-_ADD_BOS = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "tekken", "chameleon", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"})
+_ADD_BOS = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "tekken", "chameleon", "pixtral", "midm-2.0", "lfm2",
+                      "jina-v5-nano"})
 
 
 @dataclass(frozen=True, slots=True)
