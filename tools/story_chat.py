@@ -11,21 +11,7 @@ from collections.abc import Callable
 
 from story_plots import PLOTS, Story, tell
 from story_world import (
-    BOYS,
-    BY_NAME,
-    CHILD_KINDS,
-    COLOURS,
-    GIRLS,
-    NARRATOR,
-    PEOPLE,
-    PLACES,
-    SKILLS,
-    THINGS,
-    VISITOR_KINDS,
-    Person,
-    article,
-    person_slots,
-    visitor,
+    BOYS, BY_NAME, CHILD_KINDS, COLOURS, GIRLS, NARRATOR, PEOPLE, PLACES, SKILLS, THINGS, VISITOR_KINDS, Person, article, person_slots, visitor,
 )
 
 Turn = tuple[str, str]
