@@ -3,7 +3,6 @@
 `conversation` draws one list of messages (role, content) such as the embedded model's chat template renders; the narrator answers only from
 the valley's facts, from the story in the conversation or from what the user said, and says so when it does not know.
 """
-
 from __future__ import annotations
 
 import random
@@ -11,7 +10,21 @@ from collections.abc import Callable
 
 from story_plots import PLOTS, Story, tell
 from story_world import (
-    BOYS, BY_NAME, CHILD_KINDS, COLOURS, GIRLS, NARRATOR, PEOPLE, PLACES, SKILLS, THINGS, VISITOR_KINDS, Person, article, person_slots, visitor,
+    BOYS,
+    BY_NAME,
+    CHILD_KINDS,
+    COLOURS,
+    GIRLS,
+    NARRATOR,
+    PEOPLE,
+    PLACES,
+    SKILLS,
+    THINGS,
+    VISITOR_KINDS,
+    Person,
+    article,
+    person_slots,
+    visitor,
 )
 
 Turn = tuple[str, str]
@@ -27,16 +40,15 @@ SMALL_TALK: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("What can you do?", "How can you help me?", "What do you do?", "Help", "What can I ask you?"),
      ("I can tell you stories about Willow Valley and answer questions about the animals who live there.",)),
     (("Thank you!", "Thanks.", "Thank you very much.", "Thanks a lot!", "That was nice.", "I liked that.", "Great story!",
-     "What a nice story!", "Cool!", "Good job."), ("You are welcome!", "You are welcome! I am glad that you liked it.",
-     "I am happy that you liked it.")),
+     "What a nice story!", "Cool!", "Good job."),
+     ("You are welcome!", "You are welcome! I am glad that you liked it.", "I am happy that you liked it.")),
     (("Goodbye!", "Bye.", "Good night.", "See you later!", "See you tomorrow.", "I have to go now."),
      ("Goodbye! Come back to Willow Valley soon.", "Goodbye! Sleep well and dream of Willow Valley.")),
     (("What is Willow Valley?", "Where do you live?", "Tell me about Willow Valley.", "Where is Willow Valley?"),
      ("Willow Valley is a green valley with a river, a forest and a hill. Many animals live there and help each other.",)),
     (("Who lives in Willow Valley?", "Which animals live in the valley?", "Who are the animals of Willow Valley?",
      "Tell me some names from the valley."),
-     ("Many animals live in Willow Valley: Fern the fox, Otto the otter, Hazel the squirrel, Bruno the bear, Olive the owl and many more.",
-      )),
+     ("Many animals live in Willow Valley: Fern the fox, Otto the otter, Hazel the squirrel, Bruno the bear, Olive the owl and many more.",)),
     (("Are you a robot?", "Are you human?", "Are you real?", "Are you a computer?", "Are you an AI?"),
      ("I am a very small language model. I tell stories about Willow Valley.",)),
     (("How old are you?", "When were you born?"), ("I do not know how old I am. I am as old as the stories of Willow Valley.",)),
@@ -75,8 +87,7 @@ ASK_STORY = ("Tell me a story about {x}.", "Tell me a story about {x}", "tell me
              "Tell me about an adventure of {x}.", "Write a short tale about {x}.")
 ASK_ANY = ("Tell me a story.", "Tell me a story", "tell me a story please", "Can you tell me a story?", "I want to hear a story.",
     "Please tell me a bedtime story.", "Yes, please!", "Yes, tell me a story.", "A story, please.", "Another story, please.",
-    "Another one!",
-           "Tell me another story.", "Surprise me.", "Tell me something.", "Once more!", "I cannot sleep. Tell me a story.")
+    "Another one!", "Tell me another story.", "Surprise me.", "Tell me something.", "Once more!", "I cannot sleep. Tell me a story.")
 ASK_SHORT = ("Tell me a short story.", "Tell me a very short story.", "A short story, please.", "Can you tell me a short story?",
     "Write a few sentences for me.")
 LEADS = ("", "", "", "Of course! ", "Here is a story for you. ", "Gladly! ")
@@ -94,8 +105,8 @@ def casual(rng: random.Random, text: str) -> str:
 
 def odd_word(rng: random.Random) -> str:
     """A made-up word, so that copying a name is learned for any spelling."""
-    return "".join(rng.choice("bcdfghjklmnprstvwz") + rng.choice("aeiou") for _ in range(rng.choice((1, 2, 2, 3)))) + rng.choice(("", "n",
-        "r", "s", "l", "k"))
+    return "".join(rng.choice("bcdfghjklmnprstvwz") + rng.choice("aeiou") for _ in range(rng.choice((1, 2, 2, 3)))) \
+        + rng.choice(("", "n", "r", "s", "l", "k"))
 
 
 class Conversation:
