@@ -23,8 +23,6 @@
 #error "oxillama needs gcc or clang"
 #endif
 
-#define OX_LANES 16            /* rows of a panel = lanes of a vector, on every instruction set */
-
 enum { OX_ISA_SCALAR = 0, OX_ISA_AVX2 = 1, OX_ISA_AVX512 = 2, OX_ISA_NEON = 3, OX_ISA_COUNT = 4 };
 
 /* Bits of ox_cpu_features(): what the kernels may use, already checked against what the operating system saves (XCR0). */

@@ -62,6 +62,8 @@ cdef class Chain:
         bias = dict(bias or {})
         f.bias_id = _copy_ids(list(bias), vocab, "logit_bias")
         f.bias = <float *>malloc((len(bias) + 1) * 4)
+        if f.bias == NULL:
+            raise MemoryError("sampler chain")
         f.n_bias = len(bias)
         for i, value in enumerate(bias.values()):
             f.bias[i] = value
@@ -75,7 +77,7 @@ cdef class Chain:
         f.breakers = <int32_t *>malloc((len(longer) + 1) * 4)
         f.n_breakers = len(longer)
         self.ops = <Op *>calloc(len(ops) + 1, sizeof(Op))
-        if f.breakers == NULL or f.bias == NULL or self.ops == NULL:
+        if f.breakers == NULL or self.ops == NULL:
             raise MemoryError("sampler chain")
         for i in range(len(longer)):
             f.breakers[i] = longer[i]

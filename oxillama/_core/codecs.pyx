@@ -5,7 +5,6 @@
 `oxillama.quant` is the public face; what is checked here is what keeps memory safe.
 """
 from cython.parallel cimport prange
-from libc.stdint cimport int64_t
 
 from oxillama._core.kernels import ISA_NUMBERS, isa_active, isa_available
 from oxillama._core.threads cimport open_region, worker_count

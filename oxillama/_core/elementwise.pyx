@@ -3,7 +3,7 @@
 Each op is an argument struct, a `_part` every worker of the step calls, and a class that checks parameters and fills the struct.
 `OPS` is this room's share of the tape's dispatch table. With many rows a chunk is some rows; with few, a range of columns.
 """
-from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcpy
 
 from oxillama._core.codecs cimport ox_codec, ox_codec_by_name

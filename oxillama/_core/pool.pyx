@@ -27,7 +27,7 @@ from libc.limits cimport INT_MAX
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
-from oxillama._core.vectors cimport OX_KV_COUNT, OX_KV_F16, OX_KV_F32, OX_KV_Q4_0, OX_KV_Q8_0
+from oxillama._core.vectors cimport OX_KV_F16, OX_KV_F32, OX_KV_Q4_0, OX_KV_Q8_0
 
 from oxillama.errors import ConfigError, PoolError
 
