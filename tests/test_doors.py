@@ -103,7 +103,8 @@ def test_a_field_of_the_config_that_cannot_be_honoured_is_named(wrong):
 
 def test_what_is_no_config_or_engine_is_refused(engine):
     for make, told in ((lambda: oxillama.InferenceEngine({}), "config: found dict"), (lambda: AsyncEngine(5), "engine: found int"),
-                       (lambda: engine.beam_generate("x", 5), "config: found int"), (lambda: engine.submit("x", max_tokens=1).result("x"), "timeout")):
+                       (lambda: engine.beam_generate("x", 5), "config: found int"),
+                       (lambda: engine.submit("x", max_tokens=1).result("x"), "timeout")):
         with pytest.raises(ConfigError, match=told):
             make()
 
@@ -113,16 +114,16 @@ def test_sessions_of_another_engine_are_refused_and_stay_whole(engine):
         theirs = other.session()
         other.prefill("Once upon a", session=theirs)
         held = list(theirs.tokens)
-        for door in (lambda: engine.generate("x", session=theirs), lambda: engine.generate(None, session=theirs), lambda: engine.prefill("x", session=theirs),
-                     lambda: engine.beam_generate("x", session=theirs), lambda: engine.stream("x", session=theirs)):
+        for door in (lambda: engine.generate("x", session=theirs), lambda: engine.generate(None, session=theirs),
+                     lambda: engine.prefill("x", session=theirs), lambda: engine.beam_generate("x", session=theirs), lambda: engine.stream("x", session=theirs)):
             with pytest.raises(EngineError, match="another engine"):
                 door()
         assert theirs.tokens == held and not theirs.busy
         assert other.generate(None, session=theirs, max_tokens=4, sampler=GREEDY).tokens == engine.generate(held, max_tokens=4, sampler=GREEDY).tokens
 
 
-@pytest.mark.parametrize("wrong", (dict(sampler=SamplerConfig(banned_tokens=[10**9])), dict(grammar="root ::= ["), dict(shown_tokens=[10**9]), dict(logprobs=10**9),
-                                   dict(context_shift=True, keep=10**9), dict(stop_token_ids=[10**9]), dict(n=2)), ids=str)
+@pytest.mark.parametrize("wrong", (dict(sampler=SamplerConfig(banned_tokens=[10**9])), dict(grammar="root ::= ["), dict(shown_tokens=[10**9]),
+                                   dict(logprobs=10**9), dict(context_shift=True, keep=10**9), dict(stop_token_ids=[10**9]), dict(n=2)), ids=str)
 def test_a_request_that_is_refused_leaves_its_session_as_it_was(engine, wrong):
     whole = engine.generate("Once upon", max_tokens=12, sampler=SamplerConfig(seed=5))
     session = engine.session()
@@ -138,8 +139,9 @@ def test_a_request_that_is_refused_leaves_its_session_as_it_was(engine, wrong):
 
 @pytest.mark.parametrize("door", ("generate", "embed", "prefill", "clear_cache", "stream", "raw_loop", "kv_cache_seq_len", "diagnose"))
 def test_the_loop_is_never_made_to_wait_for_itself(engine, door):
-    doors = {"generate": lambda: engine.generate("Once", max_tokens=2), "embed": lambda: engine.embed("Once"), "prefill": lambda: engine.prefill("Once"),
-             "clear_cache": engine.clear_cache, "stream": lambda: list(engine.stream("Once", max_tokens=2)), "raw_loop": lambda: engine.raw_loop().__enter__(),
+    doors = {"generate": lambda: engine.generate("Once", max_tokens=2), "embed": lambda: engine.embed("Once"),
+             "prefill": lambda: engine.prefill("Once"), "clear_cache": engine.clear_cache,
+             "stream": lambda: list(engine.stream("Once", max_tokens=2)), "raw_loop": lambda: engine.raw_loop().__enter__(),
              "kv_cache_seq_len": engine.kv_cache_seq_len, "diagnose": lambda: list(engine.diagnose([1]))}
     told = answered(lambda: engine.generate("Once", max_tokens=3, processors=[lambda ids, row: doors[door]() and None]))
     assert isinstance(told, EngineError) and "its own loop" in str(told)
@@ -166,8 +168,8 @@ def test_a_raw_loop_keeps_its_own_thread_from_waiting_for_what_it_holds_back():
             with engine.raw_loop() as loop:
                 loop.prefill(0, [1, 2])
                 waiting = engine.submit("Once", max_tokens=3, sampler=GREEDY)
-                for door in (lambda: engine.generate("Once"), lambda: engine.prefill("Once"), waiting.result, engine.raw_loop().__enter__, engine.clear_cache,
-                             engine.kv_cache_seq_len, lambda: list(engine.stream("Once")), engine.close):
+                for door in (lambda: engine.generate("Once"), lambda: engine.prefill("Once"), waiting.result, engine.raw_loop().__enter__,
+                             engine.clear_cache, engine.kv_cache_seq_len, lambda: list(engine.stream("Once")), engine.close):
                     with pytest.raises(EngineError, match="raw loop is open in this thread"):
                         door()
             with pytest.raises(EngineError, match="not open in this thread"):

@@ -90,7 +90,8 @@ def test_a_grammar_holds_among_candidates_and_forced_tokens_change_nothing(targe
     wanted = run(logprobs=0, speculative=False)    # a report of every draw: nothing is taken without one
     assert wanted.speculation is None
     assert json.loads(wanted.text)["description"] in ("warm", "cold")
-    for options in ({}, dict(speculative=False), dict(speculative="auto"), dict(speculative="lookup"), dict(speculative=draft), dict(speculative="auto", logprobs=0)):
+    for options in ({}, dict(speculative=False), dict(speculative="auto"), dict(speculative="lookup"), dict(speculative=draft),
+                    dict(speculative="auto", logprobs=0)):
         done = run(**options)
         assert (done.text, done.tokens) == (wanted.text, wanted.tokens)
 

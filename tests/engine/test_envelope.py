@@ -83,7 +83,8 @@ def test_a_newer_version_is_refused_by_its_number_alone(door):
 
 
 LENGTHS = (2**31, 2**32, 2**63, 2**64 - 1)
-PLACES = {"header length": 16, "file length": 24, "stored": 64 + 24, "plain": 64 + 32, "last stored": 64 + 2 * 72 + 24, "last plain": 64 + 2 * 72 + 32}
+PLACES = {"header length": 16, "file length": 24, "stored": 64 + 24, "plain": 64 + 32, "last stored": 64 + 2 * 72 + 24,
+          "last plain": 64 + 2 * 72 + 32}
 
 
 @pytest.mark.parametrize("where", PLACES)

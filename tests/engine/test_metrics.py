@@ -55,7 +55,8 @@ def test_the_text_is_what_prometheus_reads():
         buckets, told = [value for sample, _, value in samples if sample.endswith("_bucket")], getattr(found, name.removeprefix("oxillama_"))
         assert [labels for _, labels, _ in samples[:-2]] == [f'{{le="{bound}"}}' for bound in (*BOUNDS, "+Inf")]
         assert buckets == list(accumulate(told.counts))                                 # cumulative, the last one all
-        assert [value for *_, value in samples[-2:]] == [told.sum, buckets[-1]] and [sample for sample, *_ in samples[-2:]] == [f"{name}_sum", f"{name}_count"]
+        assert [value for *_, value in samples[-2:]] == [told.sum, buckets[-1]]
+        assert [sample for sample, *_ in samples[-2:]] == [f"{name}_sum", f"{name}_count"]
     assert families["oxillama_inter_token_seconds"][1][-1][2] == 2 and families["oxillama_tokens_generated_total"][1][0][2] == 3
     assert "other_steps_total" in exposition(found.to_prometheus(prefix="other"))
     engine.close()

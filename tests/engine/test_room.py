@@ -35,7 +35,8 @@ def watched(engine):
 @given(st.integers(0, 2**32), st.integers(10, 40), st.booleans())
 def test_nobody_waits_while_the_pages_it_needs_can_be_taken(seed, pages, stores):
     rng = random.Random(seed)
-    config = SchedulerConfig(max_sequences=rng.randint(2, 8), max_batch_sequences=rng.randint(1, 8), max_batch_tokens=32, prefill_chunk=rng.randint(8, 32))
+    config = SchedulerConfig(max_sequences=rng.randint(2, 8), max_batch_sequences=rng.randint(1, 8), max_batch_tokens=32,
+                             prefill_chunk=rng.randint(8, 32))
     engine = core(max_pages=pages, prefix={"max_entries": 4} if stores else False, scheduler=config)
     refused = watched(engine)
     beginning, idle, jobs = [rng.randrange(VOCAB) for _ in range(40)], [], []

@@ -47,7 +47,8 @@ def test_an_engine_that_cannot_stand_in_refuses_by_name(small):
 
 def test_an_engine_is_resumed_as_it_was_configured(small):
     path = small[0]
-    config = dict(context_size=200, prefill_chunk_size=9, kv_type="f32", page_size=32, sampler=SamplerConfig(temperature=0.3, stop=("x",), logit_bias={3: 1.0}))
+    config = dict(context_size=200, prefill_chunk_size=9, kv_type="f32", page_size=32,
+                  sampler=SamplerConfig(temperature=0.3, stop=("x",), logit_bias={3: 1.0}))
     with oxillama.load(path, num_threads=1, **{**config, "sampler": config["sampler"].replace(stop=())}) as engine:
         engine.prefill([1, 2, 3])
         with InferenceEngine.resume(engine.snapshot(), path) as other:

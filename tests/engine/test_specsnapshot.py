@@ -96,7 +96,8 @@ def held(engine) -> tuple:
 
 
 @pytest.mark.parametrize("change", [
-    lambda data: fact(data, "memory", "idle", value=-1), lambda data: fact(data, "held", value=3), lambda data: within(data, "sampler", lambda _: b"OXSM"),
+    lambda data: fact(data, "memory", "idle", value=-1), lambda data: fact(data, "held", value=3),
+    lambda data: within(data, "sampler", lambda _: b"OXSM"),
     lambda data: within(data, "draft", lambda inner: inner[:-1] + bytes([inner[-1] ^ 1])), lambda data: data[:-1]],
     ids=["memory", "held", "sampler", "draft", "short"])
 def test_a_refusal_leaves_the_live_session_and_the_draft_as_they_were(draft, change):

@@ -40,7 +40,7 @@ def test_an_engine_starts_where_another_stood(model, filled):
     with oxillama.load(model, num_threads=1) as other:
         assert other.load_prefixes(file) == 5 and listed(other) == listed(engine)
         assert other._loaded.core.prefix.pages_used == engine._loaded.core.prefix.pages_used == other._loaded.core.pool.pages_used
-        assert [tokens for _, tokens, _ in other._loaded.core.prefix.sequences()] == [tokens for _, tokens, _ in engine._loaded.core.prefix.sequences()]
+        assert list(listed(other)) == list(listed(engine))         # in the order of their last use
         again = [other.generate(prompt, max_tokens=3, sampler=SEEDED) for prompt in PROMPTS]
         assert [each.tokens for each in again] == done and all(each.usage.cached_tokens == len(prompt) - 1 for each, prompt in zip(again, PROMPTS))
         assert other.metrics().pages_leaked == 0

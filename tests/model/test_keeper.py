@@ -207,7 +207,8 @@ print(np.array(model.program.step(Batch(ids, ids, [np.zeros(1, np.int32)], np.ze
 
 
 def started(code, *arguments, **environment):
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, **environment})
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, text=True, cwd=ROOT,
+                            env={**os.environ, **environment})
 
 
 def test_processes_that_load_together_write_one_sidecar_and_compute_the_same(model, tmp_path):

@@ -175,7 +175,8 @@ def test_a_folder_that_cannot_be_written_is_told_to_those_who_listen(model, tmp_
 
 def test_an_interpreter_that_ends_at_once_has_written_its_sidecar(model, tmp_path):
     folder = tmp_path / "sidecars"
-    code = f"from oxillama.gguf import GgufReader\nfrom oxillama.model import load_model\nload_model(GgufReader({str(model)!r}), sidecar={str(folder)!r})"
+    code = ("from oxillama.gguf import GgufReader\nfrom oxillama.model import load_model\n"
+            f"load_model(GgufReader({str(model)!r}), sidecar={str(folder)!r})")
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(sidecar.__file__).parents[2])
     assert sidecar.verify(only(folder))
 

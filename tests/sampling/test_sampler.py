@@ -95,7 +95,8 @@ def test_damaged_states_raise_and_change_nothing(data):
 
 def test_states_of_other_configs_are_refused():
     state = Sampler(SamplerConfig(seed=5), VOCAB).state()
-    for other in (Sampler(SamplerConfig(seed=5, top_k=39), VOCAB), Sampler(SamplerConfig(seed=5), VOCAB + 1), Sampler(SamplerConfig(), VOCAB, eog_ids=[3], special_ids=[4])):
+    for other in (Sampler(SamplerConfig(seed=5, top_k=39), VOCAB), Sampler(SamplerConfig(seed=5), VOCAB + 1),
+                  Sampler(SamplerConfig(), VOCAB, eog_ids=[3], special_ids=[4])):
         with pytest.raises(SamplingError, match="another config"):
             other.restore(state)
     Sampler(SamplerConfig(seed=6), VOCAB).restore(state)      # the seed is part of the state

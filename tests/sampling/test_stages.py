@@ -181,7 +181,8 @@ def test_mirostat_moves_mu_by_what_was_drawn():
 @pytest.mark.parametrize("shape", ["flat", "usual", "peaked", "ties"])
 def test_large_vocabulary_survivors_equal_the_definition(shape):
     logits = rows(9, 40000, shape)
-    for name, numbers in [("top_p", (0.95,)), ("top_k", (7000,)), ("min_p", (0.001,)), ("typical", (0.6,)), ("epsilon", (1e-5,)), ("xtc", (1.0, 1e-5))]:
+    for name, numbers in [("top_p", (0.95,)), ("top_k", (7000,)), ("min_p", (0.001,)), ("typical", (0.6,)), ("epsilon", (1e-5,)),
+                          ("xtc", (1.0, 1e-5))]:
         want = oracle.start(logits)
         if near_bound(want, name, numbers):
             continue

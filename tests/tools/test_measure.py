@@ -24,7 +24,8 @@ def tools(monkeypatch):
 
 def program(path, body):
     """An executable that runs a body of Python with its arguments in `a`, and appends them to a log."""
-    path.write_text(f"#!{sys.executable}\nimport json, os, sys\na = sys.argv[1:]\nopen({str(path) + '.log'!r}, 'a').write(json.dumps(a) + '\\n')\n{body}\n")
+    path.write_text(f"#!{sys.executable}\nimport json, os, sys\na = sys.argv[1:]\n"
+                    f"open({str(path) + '.log'!r}, 'a').write(json.dumps(a) + '\\n')\n{body}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return str(path)
 
