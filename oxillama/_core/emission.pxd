@@ -10,7 +10,6 @@ cdef class Emission(Networks):
     cdef list bodies                                     # these only while building, or while rules are deferred
     cdef dict inner, bodies_seen, weights, utf8_cache, uses
     cdef dict tails                                      # (tail, b): the state from which exactly this tail of byte ranges leads to b
-    cdef dict spans                                      # (ranges, b): where the edges of this class into b stand in byte_edges
     cdef int build(self, list rules, int symbols, names, Py_ssize_t max_states, deferred) except -1
     cdef Py_ssize_t _inner(self, Py_ssize_t index, rules) except -1
     cdef Py_ssize_t _number(self, body) except -1
@@ -24,6 +23,7 @@ cdef class Emission(Networks):
     cdef int _emit_literal(self, bytes data, int32_t a, int32_t b) except -1
     cdef int _emit_sequence(self, parts, int32_t a, int32_t b, int depth) except -1
     cdef int _emit_network(self, int32_t start, states, int32_t a, int32_t b, int depth) except -1
+    cdef int _begin_alike(self, int32_t a, tuple known) except -1
     cdef int _emit_class(self, ranges, int32_t a, int32_t b) except -1
     cdef int _emit_repeat(self, body, Py_ssize_t least, Py_ssize_t most, int32_t a, int32_t b, int depth) except -1
     cdef int _grow(self, Py_ssize_t rule, names) except -1

@@ -237,34 +237,58 @@ cdef class Emission(Networks):
         return 0
 
     cdef int _emit_network(self, int32_t start, states, int32_t a, int32_t b, int depth) except -1:
-        """A node that is an automaton already: per state whether it accepts, and its (node, target) edges."""
-        cdef int32_t first = <int32_t>self.nfa_states
+        """A node that is an automaton already: per state whether it accepts, and its (node, target) edges.
+
+        The same node into the same state again is a copy of the edges it begins with: what lies behind them leads nowhere but there.
+        """
+        cdef int32_t first = <int32_t>self.nfa_states, s
+        cdef Marks before
         cdef Py_ssize_t i
+        cdef dict begun = {}
         for i in range(len(states)):
             self._state()
         self._eps(a, first + start)
         for i in range(len(states)):
+            s = first + <int32_t>i
             accept, edges = states[i]
             if accept:
-                self._eps(first + <int32_t>i, b)
+                self._eps(s, b)
             for part, target in edges:
-                self._emit(part, first + <int32_t>i, first + <int32_t>target, depth + 1)
+                known = begun.get((id(part), target))
+                if known is not None:
+                    self._begin_alike(s, known)
+                    continue
+                before = self._marks()
+                self._emit(part, s, first + <int32_t>target, depth + 1)
+                if self.byte_edges.n - before.byte_edges > 4:
+                    begun[(id(part), target)] = (s, before.eps, self.eps.n, before.byte_edges, self.byte_edges.n, before.call_edges,
+                                                 self.call_edges.n)
+        return 0
+
+    cdef int _begin_alike(self, int32_t a, tuple known) except -1:
+        """Copies the edges that were made from a state: (state, where they begin and end among empty, byte and call edges)."""
+        cdef int32_t like = known[0]
+        cdef Py_ssize_t i
+        for i in range(<Py_ssize_t>known[1], <Py_ssize_t>known[2], 2):
+            if self.eps.data[i] == like:
+                self._eps(a, self.eps.data[i + 1])
+        for i in range(<Py_ssize_t>known[3], <Py_ssize_t>known[4], 4):
+            if self.byte_edges.data[i] == like:
+                self._bytes(a, self.byte_edges.data[i + 1], self.byte_edges.data[i + 2], self.byte_edges.data[i + 3])
+        for i in range(<Py_ssize_t>known[5], <Py_ssize_t>known[6], 4):
+            if self.call_edges.data[i] == like:
+                self._call(a, self.call_edges.data[i + 1], self.call_edges.data[i + 2], self.call_edges.data[i + 3])
         return 0
 
     cdef int _emit_class(self, ranges, int32_t a, int32_t b) except -1:
-        """One code point out of `ranges`. Tails of byte ranges are shared; the same class into the same state again is a copy of its edges."""
+        """One code point out of `ranges`; common tails of byte ranges are shared."""
         cdef int32_t s, t
-        cdef Py_ssize_t i, start, past
-        known = self.spans.get((ranges, b))
-        if known is not None:
-            start, past = known
-            for i in range(start, past, 4):
-                self._bytes(a, self.byte_edges.data[i + 1], self.byte_edges.data[i + 2], self.byte_edges.data[i + 3])
-            return 0
+        cdef Py_ssize_t i
+        if len(ranges) == 1 and ranges[0][1] < 0x80:
+            return self._bytes(a, ranges[0][0], ranges[0][1], b)
         sequences = self.utf8_cache.get(ranges)
         if sequences is None:
             sequences = self.utf8_cache[ranges] = utf8_sequences(ranges)
-        firsts = []
         for sequence in sequences:
             t = b
             for i in range(len(sequence) - 1, 0, -1):
@@ -277,12 +301,7 @@ cdef class Emission(Networks):
                     t = s
                 else:
                     t = known
-            firsts.append(t)
-        start = self.byte_edges.n
-        for i in range(len(firsts)):
-            first = sequences[i][0]
-            self._bytes(a, first[0], first[1], firsts[i])
-        self.spans[(ranges, b)] = start, self.byte_edges.n
+            self._bytes(a, sequence[0][0], sequence[0][1], t)
         return 0
 
     cdef int _emit_repeat(self, body, Py_ssize_t least, Py_ssize_t most, int32_t a, int32_t b, int depth) except -1:
@@ -338,7 +357,7 @@ cdef class Emission(Networks):
         cdef Py_ssize_t i, k
         cdef Marks old = self._marks()
         cdef list fresh = []
-        self.tails, self.spans = {}, {}       # of this growth alone: what is settled may move
+        self.tails = {}
         if rule < 0:
             i = 0
             while i < len(self.bodies):           # repeats append bodies while we go
@@ -359,7 +378,7 @@ cdef class Emission(Networks):
             k += 4
             if self.bodies[i] is not None and self.rule_start.data[i] < 0:
                 self._emit_rule(i, fresh)
-        self.tails = self.spans = None
+        self.tails = None
         return self.settle(fresh, old, names)
 
     cdef int _emit_rule(self, Py_ssize_t rule, list fresh) except -1:
