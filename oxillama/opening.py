@@ -38,7 +38,7 @@ def open_model(config: EngineConfig, source: Any, *, tokenizer_json: str | bytes
     with ThreadPoolExecutor(1) as other:        # the vocabulary is read while workers pack weights
         reading = other.submit(_bridge, reader, config.tokenizer_path, tokenizer_json)
         model = load_model(reader, num_threads=config.num_threads or 0, max_rows=scheduler.max_batch_tokens, progress=progress,
-                           sidecar=config.sidecar)
+                           sidecar=config.sidecar, rope=config.rope())
         try:
             return _serving(config, reader, model, reading.result(), tokenizer_json)
         except BaseException:

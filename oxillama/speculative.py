@@ -74,6 +74,8 @@ class SpeculativeEngine:
             self.target = config.target if isinstance(config.target, InferenceEngine) else self._own(load(config.target))
             source = self._requantised() if config.draft == "requantised" else config.draft
             own = None if config.draft_sampler is None else self._draft_sampler
+            if config.draft == "requantised":          # the same weights: their positions are rotated alike
+                draft_config = replace(draft_config or EngineConfig(), **self.target._loaded.model.rope.given())
             self.drafter, close = open_draft(self.target._loaded.vocabulary, self.target._loaded.model, source, own_sampler=own,
                                                   config=draft_config)
         except BaseException:

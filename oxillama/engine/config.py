@@ -9,6 +9,7 @@ from typing import Any, Literal
 from oxillama._core.pool import KV_TYPES
 from oxillama.engine.scheduler import PREFILL_CHUNK, SchedulerConfig
 from oxillama.errors import ConfigError
+from oxillama.model.rope import RopeOverrides
 from oxillama.sampling import SamplerConfig
 
 _LOCAL = ("model_path", "num_threads", "sidecar", "tokenizer_path")      # of a machine, not of a conversation
@@ -25,6 +26,9 @@ class EngineConfig:
     tokens in all, None for as many as memory allows. prefix_cache: keep the pages of what was evaluated, within `prefix_max_entries` and
     `prefix_max_bytes`, for prompts that begin alike in at least `prefix_min_tokens`. sidecar: where packed weights are kept on disk for the
     next load, shared by processes: "auto" in the cache folder (models of 256 MiB and more), a folder, or False nowhere; docs/loading.md.
+
+    rope_freq_base to yarn_beta_slow: how positions are rotated, in place of the file's own facts (`model.rope.RopeOverrides`, docs/loading.md);
+    None leaves the file's.
     """
 
     model_path: str | Path | None = None
@@ -42,6 +46,14 @@ class EngineConfig:
     prefix_min_tokens: int = 4
     prefix_max_entries: int = 256
     prefix_max_bytes: int = 512 << 20
+    rope_freq_base: float | None = None
+    rope_freq_scale: float | None = None
+    rope_scaling: Literal["none", "linear", "yarn"] | None = None
+    yarn_orig_ctx: int | None = None
+    yarn_ext_factor: float | None = None
+    yarn_attn_factor: float | None = None
+    yarn_beta_fast: float | None = None
+    yarn_beta_slow: float | None = None
 
     def __post_init__(self) -> None:
         for name in ("context_size", "num_threads", "prefill_chunk_size", "max_pages"):
@@ -65,6 +77,8 @@ class EngineConfig:
         if self.scheduler is not None and not isinstance(self.scheduler, SchedulerConfig):
             raise ConfigError(f"scheduler: found {type(self.scheduler).__name__}, wanted a SchedulerConfig")
         self.scheduling()
+        for name, value in self.rope().given().items():
+            object.__setattr__(self, name, value)          # 10000 is 10000.0: equal configs are saved as equal bytes
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values but those that are of this machine: paths, threads, sidecars."""
@@ -89,6 +103,10 @@ class EngineConfig:
             return cls(**given)
         except TypeError as error:
             raise ConfigError(f"EngineConfig: {error}") from None
+
+    def rope(self) -> RopeOverrides:
+        """What is said of the rotation in place of the file."""
+        return RopeOverrides(**{field.name: getattr(self, field.name) for field in fields(RopeOverrides)})
 
     def prefix(self) -> dict | None:
         """The limits of the prefix cache, None where there is none."""

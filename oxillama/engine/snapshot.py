@@ -137,10 +137,10 @@ class Snapshots:
             model.verify(self._reader)
 
     def page_facts(self) -> dict[str, Any]:
-        """How the pages of this engine are laid out, as JSON values; of coded types the layout of the panels that hold keys too."""
+        """How pages are laid out and keys rotated, as JSON values: of coded types the keys' panels too, of the rotation what is not the file's."""
         memory = self.core.memory
         told = {"type": memory.kv_type, "page_size": memory.page_size, "layers": [list(dims) for dims in memory.kv_layers],
-                "page_bytes": memory.page_bytes}
+                "page_bytes": memory.page_bytes, **self.config.rope().given()}
         return {**told, "layout": PANEL_LAYOUT} if KV_BLOCK[memory.kv_type] > 1 else told
 
     def check_pages(self, told: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from oxillama._core.codecs import unpack_rows
 from oxillama.errors import ModelError
 from oxillama.gguf import GgufReader
 from oxillama.gguf.keys import Keys
-from oxillama.model.rope import Rope, rope_from_keys
+from oxillama.model.rope import AS_FILED, BASE, SCALING, Rope, RopeOverrides, rope_from_keys
 
 _ARCHITECTURES: dict[str, Callable[[Builder], Value]] = {}
 
@@ -99,10 +99,11 @@ class Heads:
 class Builder:
     """What an architecture's function is given: typed hyper-parameters, tensors by name, and ops to record."""
 
-    def __init__(self, reader: GgufReader, arch: str, *, depth: int | None = None) -> None:
+    def __init__(self, reader: GgufReader, arch: str, *, depth: int | None = None, rope: RopeOverrides = AS_FILED) -> None:
         self.reader = reader
         self.arch = arch
-        self.keys = Keys(reader.metadata, arch)
+        self.keys = rope.over(Keys(reader.metadata, arch))
+        self.rotated_by: set[str] = set()                            # of `BASE` and `SCALING`, what a rotation was made of
         self.nodes: list[Node] = []
         self.kv_layers: list[tuple[int, int, int]] = []
         self.used: set[str] = set()
@@ -194,8 +195,9 @@ class Builder:
         """cap * tanh(x / cap), elementwise; no cap when it is 0."""
         return x if cap == 0.0 else self.record("softcap", (x,), width=x.width, cap=float(cap))
 
-    def rope(self, dims: int, *, base_key: str = "rope.freq_base", base: float = 10000.0, scaled: bool = True) -> Rope:
-        """The file's rotary embedding over `dims` floats of a head (scaling and per-frequency factors included)."""
+    def rope(self, dims: int, *, base_key: str = BASE, base: float = 10000.0, scaled: bool = True) -> Rope:
+        """The rotary embedding in force over `dims` floats of a head (scaling and per-frequency factors included)."""
+        self.rotated_by |= {base_key, SCALING} if scaled else {base_key}
         factors = self.optional_vector("rope_freqs.weight", dims // 2) if scaled else None
         return rope_from_keys(self.keys, dims, base_key=base_key, base=base, factors=factors, scaled=scaled)
 

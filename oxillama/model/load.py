@@ -17,11 +17,13 @@ from oxillama._core.tape import Program
 from oxillama._core.threads import default_threads
 from oxillama.errors import ModelError
 from oxillama.gguf import GgufReader
+from oxillama.gguf.keys import Keys
 from oxillama.model import arch as _arch  # noqa: F401  (importing it registers every architecture)
 from oxillama.model.builder import Builder, Tensor, recorders
 from oxillama.model.keeper import Keeper
 from oxillama.model.lower import Tape, lower
 from oxillama.model.reference import Reference
+from oxillama.model.rope import AS_FILED, RopeOverrides, context_in_force
 from oxillama.model.sidecar import Key, Wanted
 from oxillama.model.sidecars import Place, sidecar_place
 
@@ -48,7 +50,7 @@ class ModelConfig:
 class Model:
     """A loaded model; `program` runs it, `tape` shows it, `reader` stays open for the rows of its embedding.
 
-    weights: packed, by key. keeper: what writes them for the next load, None where nothing does.
+    weights: packed, by key. keeper: what writes them for the next load, None where nothing does. rope: what was said in place of the file.
     """
 
     config: ModelConfig
@@ -57,6 +59,7 @@ class Model:
     reader: GgufReader = field(repr=False)
     weights: Mapping[Key, PackedMatrix] = field(repr=False)
     keeper: Keeper | None = field(default=None, repr=False)
+    rope: RopeOverrides = AS_FILED
 
     def page_memory(self, *, kv_type: str = "f16", page_size: int = 16) -> PageMemory:
         """Memory for the pages of this model's keys and values; grows as it is used."""
@@ -72,19 +75,23 @@ def architectures() -> list[str]:
     return sorted(recorders())
 
 
-def record(reader: GgufReader, *, depth: int | None = None) -> tuple[ModelConfig, Tape]:
+def record(reader: GgufReader, *, depth: int | None = None, rope: RopeOverrides = AS_FILED) -> tuple[ModelConfig, Tape]:
     """Read the keys, record the architecture and lower it; touches no weight of two dimensions.
 
-    depth: record the first layers alone, then the output norm and head.
+    depth: record the first layers alone, then the output norm and head. rope: what takes the place of the file's rotation; ConfigError
+    where the architecture does not rotate by it.
     """
     name = reader.metadata.get("general.architecture")
     if not isinstance(name, str):
         raise ModelError(f"general.architecture: found {name!r}, wanted the name of an architecture")
     if name not in recorders():
         raise ModelError(f"general.architecture: found {name!r}, wanted one of {', '.join(architectures())}")
-    b = Builder(reader, name, depth=depth)
-    context = b.keys.integer("context_length", minimum=1, maximum=(1 << 32) - 1)
+    b = Builder(reader, name, depth=depth, rope=rope)
+    own = Keys(reader.metadata, name)
+    context = context_in_force(own, b.keys if rope.given() else own)
     result = recorders()[name](b)
+    if b.depth == b.n_layers:
+        rope.check_used(name, b.rotated_by)
     unused = b.unused()
     if unused and b.depth == b.n_layers:
         raise ModelError(f"{unused[0]}: {name} has no use for this tensor ({len(unused)} such in the file)")
@@ -94,13 +101,13 @@ def record(reader: GgufReader, *, depth: int | None = None) -> tuple[ModelConfig
 
 
 def load_model(reader: GgufReader, *, num_threads: int = 0, max_rows: int = 512, progress: Progress | None = None,
-               sidecar: str | os.PathLike | Literal[False] = False) -> Model:
+               sidecar: str | os.PathLike | Literal[False] = False, rope: RopeOverrides = AS_FILED) -> Model:
     """Record, lower, pack every weight and build the Program; `progress(done, total)` is told of bytes packed.
 
     sidecar: where packed weights are kept for the next load (model/sidecars.py): "auto" (the cache folder, for models of 256 MiB and more),
-    a folder, or False.
+    a folder, or False. rope: see `record`; weights and sidecars know nothing of it.
     """
-    config, tape = record(reader)
+    config, tape = record(reader, rope=rope)
     tensors = {tensor.key: tensor for op in tape.ops for tensor in op.params.get("weights", ())}
     for tensor in tensors.values():
         reader.release(tensor.name)         # the look at a norm may have mapped a large page, which holds weights around it
@@ -109,14 +116,14 @@ def load_model(reader: GgufReader, *, num_threads: int = 0, max_rows: int = 512,
     weights = _packed(reader, tensors, num_threads, progress) if mapped is None else mapped
     program = _program(config, tape, reader, weights, max_rows=max_rows, num_threads=num_threads)
     keeper = Keeper(place, weights, program) if place is not None and mapped is None else None
-    return Model(config, tape, program, reader, weights, keeper)
+    return Model(config, tape, program, reader, weights, keeper, rope)
 
 
 def early_exit(model: Model, depth: int, *, num_threads: int = 0, max_rows: int = 512) -> Model:
-    """The first `depth` layers of a loaded model under its own output norm and head: another program over the same packed weights."""
-    config, tape = record(model.reader, depth=depth)
+    """The first `depth` layers of a loaded model, rotated as it is, under its own output norm and head: another program over the same weights."""
+    config, tape = record(model.reader, depth=depth, rope=model.rope)
     program = _program(config, tape, model.reader, model.weights, max_rows=max_rows, num_threads=num_threads)
-    return Model(config, tape, program, model.reader, model.weights)
+    return Model(config, tape, program, model.reader, model.weights, rope=model.rope)
 
 
 def _program(config: ModelConfig, tape: Tape, reader: GgufReader, weights: Mapping[Key, PackedMatrix], *, max_rows: int,
