@@ -4,43 +4,50 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
-from oxillama.engine.pages import KvCachePool, PagedKvCache
+from oxillama.engine.pages import PagedKvCache
 from oxillama.errors import PoolError
 
 LEAST_GAIN = 1.03               # tokens per second against a step without candidates; below this none are brought
-POINTS = (1, 2, 3, 5, 9, 17)    # rows that are measured at the start
+POINTS = (1, 2, 3, 5, 9, 17)    # rows that are measured, as far as somebody may use them
 _WEIGHT = 0.1                   # of a new step in the running estimate of its number of rows
 
 
 class StepCosts:
-    """Seconds of a step by rows: points that were measured, straight lines between, the last slope beyond. Steps that run refine it."""
+    """Seconds of a step by rows: points that were measured, straight lines between, the last slope beyond. Steps that run refine it.
 
-    __slots__ = ("_rows", "_seconds")
+    measured: rows up to which the points were measured, 0 where they are assumed.
+    """
+
+    __slots__ = ("_rows", "_seconds", "measured")
 
     def __init__(self, points: Mapping[int, float]) -> None:
         self._rows = sorted(points)
         self._seconds = [points[rows] for rows in self._rows]
+        self.measured = self._rows[-1]
 
     @classmethod
-    def measure(cls, step: Callable[[int], object], most: int) -> StepCosts:
-        """Run `step(rows)` once to warm up, then once for each of `POINTS` up to `most` rows."""
-        points = {}
+    def measure(cls, step: Callable[[int], object], most: int, *, known: StepCosts | None = None) -> StepCosts:
+        """Run `step(rows)` once to warm up, then once for each of `POINTS` up to `most` rows that is not known yet, the last being `most`."""
+        before = 0 if known is None else known.measured
+        points = {rows: seconds for rows, seconds in zip(known._rows, known._seconds) if rows <= before} if before else {}
         step(1)
         for rows in sorted({min(rows, most) for rows in POINTS}):
-            start = time.perf_counter()
-            step(rows)
-            points[rows] = time.perf_counter() - start
+            if rows > before:
+                start = time.perf_counter()
+                step(rows)
+                points[rows] = time.perf_counter() - start
         return cls(points)
 
     @classmethod
     def assumed(cls, seconds: float) -> StepCosts:
         """What is commonly so where a step of one row takes so long: a tenth more for each further row."""
-        return cls({1: seconds, POINTS[-1]: seconds * (1 + 0.1 * (POINTS[-1] - 1))})
+        made = cls({1: seconds, POINTS[-1]: seconds * (1 + 0.1 * (POINTS[-1] - 1))})
+        made.measured = 0
+        return made
 
     def __call__(self, rows: int) -> float:
         """Seconds that a step of so many rows takes."""
@@ -84,21 +91,32 @@ class StepCosts:
         return count
 
 
-def measure(program: Any, memory: Any, pool: KvCachePool, make: Callable, lock: AbstractContextManager) -> StepCosts | None:
-    """The costs of a program's steps over a few pages of the pool, None where it has none to spare. The caller keeps the program to itself."""
-    kv, most = PagedKvCache(pool), min(POINTS[-1], program.max_rows)
-    with lock:
-        try:
-            kv.reserve(most)
-        except PoolError:
-            return None
+def measured(core: Any, most: int, known: StepCosts | None = None) -> StepCosts | None:
+    """The costs of an engine's steps of up to `most` rows: `known` where it goes so far, else measured over a few pages of the pool.
 
-    def step(rows: int) -> None:
-        every = np.arange(rows, dtype=np.int32)
-        none = np.zeros(rows, np.int32)
-        program.step(make(none, every, (kv.table,), none, every), memory)
-    try:
-        return StepCosts.measure(step, most)
-    finally:
-        with lock:
-            kv.release()
+    `known` too where the pool has none to spare. What is measured for the second time goes up to the next of `POINTS`: rows that come one
+    by one are not measured one by one.
+    """
+    before = 0 if known is None else known.measured
+    if before:
+        most = next((rows for rows in POINTS if rows >= most), POINTS[-1])
+    most = min(most, POINTS[-1], core.program.max_rows)
+    if most <= before:
+        return known
+    kv = PagedKvCache(core.pool)
+    with core.step_lock:
+        with core.lock:
+            try:
+                kv.reserve(most)
+            except PoolError:
+                return known
+
+        def step(rows: int) -> None:
+            every = np.arange(rows, dtype=np.int32)
+            none = np.zeros(rows, np.int32)
+            core.program.step(core.make_batch(none, every, (kv.table,), none, every), core.memory)
+        try:
+            return StepCosts.measure(step, most, known=known)
+        finally:
+            with core.lock:
+                kv.release()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from oxillama.engine.costs import StepCosts, measure
+from oxillama.engine.costs import StepCosts, measured
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.room import common_prefix
 from oxillama.engine.session import Session
@@ -181,10 +181,7 @@ class ModelDrafter:
             return ask.most
         chances = state.pace.trust.chances(ask.most)
         if state.sampler is None:
-            if self._costs is None:
-                core = self.core
-                with core.step_lock:
-                    self._costs = measure(core.program, core.memory, core.pool, core.make_batch, core.lock)
+            self._costs = measured(self.core, ask.sequences, self._costs)
             each = self._costs(ask.sequences) / ask.sequences if self._costs is not None else ask.costs(1)
             return state.pace.count(ask.costs.best(chances, rows=ask.rows, sequences=ask.sequences, each=each))
         return state.pace.count(_NOMINAL.best(chances, each=self._weight))

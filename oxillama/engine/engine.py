@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from oxillama.engine.batching import Batcher
-from oxillama.engine.costs import StepCosts, measure
+from oxillama.engine.costs import StepCosts, measured
 from oxillama.engine.drafters import Drafters
 from oxillama.engine.harvest import Harvest
 from oxillama.engine.metrics import EngineMetrics, MetricsSnapshot
@@ -320,13 +320,13 @@ class EngineCore:
             for request in live:
                 request.speculation.fallbacks += 1
             return
-        if not harvest.measured and any(each.adaptive and each.asked for each in (request.speculation.candidates for request in live)):
-            with self.step_lock:
-                harvest.costs = measure(self.program, self.memory, self.pool, self.make_batch, self.lock)
-            harvest.measured = harvest.costs is not None
+        sequences = len(self._scheduler.decoding)
+        rows = max((request.speculation.rows_to_measure(request, self.context_size, sequences) for request in live), default=0)
+        if rows:
+            harvest.costs = measured(self, rows, harvest.costs)
         if harvest.costs is None and self._scheduler.decode_seconds:
             harvest.costs = StepCosts.assumed(self._scheduler.decode_seconds)
-        for request, error in propose(live, context_size=self.context_size, sequences=len(self._scheduler.decoding), costs=harvest.costs):
+        for request, error in propose(live, context_size=self.context_size, sequences=sequences, costs=harvest.costs):
             with self.lock:
                 self._register.end(request, None, error)
 

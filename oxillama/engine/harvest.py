@@ -27,7 +27,6 @@ class Harvest:
     def __init__(self, room: Room, register: Register, scheduler: Scheduler, counters: EngineMetrics, *, context_size: int) -> None:
         self.wanting: dict[Request, None] = {}
         self.costs: StepCosts | None = None
-        self.measured = False
         self._room, self._register, self._scheduler, self._counters = room, register, scheduler, counters
         self._together = Together(register, scheduler, counters)
         self._context_size = context_size

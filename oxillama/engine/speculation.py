@@ -238,9 +238,7 @@ class Speculation:
         if self._queue:
             return None
         tokens, candidates = request.session.tokens, self.candidates
-        most = min(candidates.most, context_size - len(tokens) - 1)
-        if request.max_tokens is not None:
-            most = min(most, request.max_tokens - len(request.generated) - 1)
+        most = self._most(request, context_size)
         if most < 1:
             return None
         costs = (self._costs or costs) if candidates.adaptive else None
@@ -248,6 +246,18 @@ class Speculation:
             return None
         rows = sequences - 1 + len(tokens) - request.ticket.done
         return Ask(request.session, self._state, most, costs, rows, sequences, request.stop_ids, request.masker)
+
+    def rows_to_measure(self, request: Any, context_size: int, sequences: int) -> int:
+        """Rows of the largest step that the request may bring about beside so many sequences; 0 where nobody need know what it costs."""
+        if not (self.candidates.adaptive and self.candidates.asked) or self._costs is not None:
+            return 0
+        most = self._most(request, context_size)
+        return sequences + most if most > 0 else 0
+
+    def _most(self, request: Any, context_size: int) -> int:
+        """Candidates that may be brought: the context has room for them, and for the token that comes after them."""
+        most = min(self.candidates.most, context_size - len(request.session.tokens) - 1)
+        return most if request.max_tokens is None else min(most, request.max_tokens - len(request.generated) - 1)
 
     def offer(self, request: Any, ask: Ask, draft: Draft) -> None:
         """Bring a draft into the request's next step, as much of it as is worth its rows."""
