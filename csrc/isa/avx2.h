@@ -167,6 +167,8 @@ OX_INLINE ox_i32x16 pairs_odd_numbers(ox_i32x16 x)
     return OX_I2(_mm256_add_epi16(_mm256_add_epi16(x.a, x.a), k), _mm256_add_epi16(_mm256_add_epi16(x.b, x.b), k));
 }
 
+/* gcc would turn a chain of additions into a tree and keep all of its leaves, which 16 registers do not hold: to it, this changes v. */
+OX_INLINE ox_i32x16 i32_settled(ox_i32x16 v) { __asm__("" : "+x"(v.a), "+x"(v.b)); return v; }
 OX_INLINE __m256i ox_x4(const int8_t *x) { int32_t v; memcpy(&v, x, 4); return _mm256_set1_epi32(v); }
 #ifdef OX_AVX_VNNI
 /* With dpbusd on 256 bits (AVX-VNNI) codes of every size are one instruction per 4 columns. */
@@ -186,6 +188,19 @@ OX_INLINE ox_i32x16 i32_dot16_scaled(ox_i32x16 c, const ox_u8x64 *w, const int8_
 { return i32_add(c, i32_mul(i32_dot16(i32_zero(), w, x, bits), s)); }
 OX_INLINE ox_i32x16 i32_dot32_scaled(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits, ox_scale s)
 { return i32_add(c, i32_mul(i32_dot16(i32_dot16(i32_zero(), w, x, bits), w + 4, x + 16, bits), s)); }
+/* Sums of byte products in the making (lanes/parts.h): here in 32 bits. `off`: w is the signed byte, x the unsigned one. */
+#define OX_PART_WORDS 0
+#define OX_PART_GROUPS(bits, off) 8
+typedef ox_i32x16 ox_part;
+OX_INLINE ox_part part_zero(void) { return i32_zero(); }
+OX_INLINE ox_part part_dot4(ox_part p, ox_u8x64 w, ox_i32x16 x, int off)
+{
+    return off ? OX_I2(_mm256_dpbusd_avx_epi32(p.a, x.a, w.a), _mm256_dpbusd_avx_epi32(p.b, x.b, w.b))
+               : OX_I2(_mm256_dpbusd_avx_epi32(p.a, w.a, x.a), _mm256_dpbusd_avx_epi32(p.b, w.b, x.b));
+}
+OX_INLINE ox_part part_neg(ox_part p) { return i32_sub(i32_zero(), p); }
+OX_INLINE ox_i32x16 part_sum(ox_part p) { return p; }
+OX_INLINE ox_i32x16 part_scaled(ox_i32x16 c, ox_part p, ox_scale s) { return i32_add(c, i32_mul(p, s)); }
 #else
 typedef ox_i32x16 ox_scale;                                     /* the scale twice, as a pair: madd_epi16 widens and scales at once */
 OX_INLINE __m256i ox_twice(__m256i v) { return _mm256_or_si256(_mm256_and_si256(v, _mm256_set1_epi32(0xffff)), _mm256_slli_epi32(v, 16)); }
@@ -227,6 +242,37 @@ OX_INLINE ox_i32x16 i32_dot16(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, i
 { __m256i one = _mm256_set1_epi16(1); return i32_dot16_scaled(c, w, x, bits, OX_I2(one, one)); }
 OX_INLINE ox_i32x16 i32_dot32_scaled(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits, ox_scale s)
 { return i32_dot16_scaled(i32_dot16_scaled(c, w, x, bits, s), w + 4, x + 16, bits, s); }
+/* Sums of byte products in the making (lanes/parts.h): here in 16 bits, two a lane. `off`: w is the signed byte, x the unsigned one. */
+#define OX_PART_WORDS 1
+#define OX_PART_GROUPS(bits, off) ((off) ? (bits) <= 5 ? 8 : (bits) == 6 ? 4 : 2 : (bits) == 4 ? 8 : (bits) == 5 ? 4 : (bits) == 6 ? 2 : 1)
+typedef ox_i32x16 ox_part;
+OX_INLINE ox_part part_zero(void) { return i32_zero(); }
+OX_INLINE ox_part part_dot4(ox_part p, ox_u8x64 w, ox_i32x16 x, int off)
+{
+    __m256i a = off ? _mm256_maddubs_epi16(x.a, w.a) : _mm256_maddubs_epi16(w.a, x.a);
+    __m256i b = off ? _mm256_maddubs_epi16(x.b, w.b) : _mm256_maddubs_epi16(w.b, x.b);
+    return i32_settled(OX_I2(_mm256_add_epi16(p.a, a), _mm256_add_epi16(p.b, b)));
+}
+OX_INLINE ox_part part_neg(ox_part p)
+{ return OX_I2(_mm256_sub_epi16(_mm256_setzero_si256(), p.a), _mm256_sub_epi16(_mm256_setzero_si256(), p.b)); }
+OX_INLINE ox_i32x16 part_sum(ox_part p) { __m256i k = _mm256_set1_epi16(1); return OX_I2(_mm256_madd_epi16(p.a, k), _mm256_madd_epi16(p.b, k)); }
+OX_INLINE ox_i32x16 part_scaled(ox_i32x16 c, ox_part p, ox_scale s) { return i32_dot_pairs(c, p, s); }
 #endif
+
+OX_INLINE void part_store(void *p, ox_part v) { i32_store((int32_t *)p, v); }
+OX_INLINE ox_part part_load(const void *p) { return i32_load((const int32_t *)p); }
+OX_INLINE ox_u8x64 u8_less(ox_u8x64 v, int n)
+{ __m256i k = _mm256_set1_epi8((char)n); return (ox_u8x64){ _mm256_sub_epi8(v.a, k), _mm256_sub_epi8(v.b, k) }; }
+OX_INLINE ox_i32x16 pairs_mul(ox_i32x16 x, ox_i32x16 y) { return OX_I2(_mm256_mullo_epi16(x.a, y.a), _mm256_mullo_epi16(x.b, y.b)); }
+/* 32 columns of x: as bytes x + 128; as 16-bit numbers in the order of pairs_even and pairs_odd, by turns per 4 columns. */
+OX_INLINE void act_unsigned(uint8_t *to, const uint8_t *x)
+{ _mm256_storeu_si256((__m256i *)to, _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)x), _mm256_set1_epi8((char)0x80))); }
+OX_INLINE void act_pairs(uint8_t *to, const uint8_t *x)
+{
+    __m256i v = _mm256_loadu_si256((const __m256i *)x), e = _mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8), o = _mm256_srai_epi16(v, 8);
+    __m256i a = _mm256_unpacklo_epi32(e, o), b = _mm256_unpackhi_epi32(e, o);
+    _mm256_storeu_si256((__m256i *)to, _mm256_permute2x128_si256(a, b, 0x20));
+    _mm256_storeu_si256((__m256i *)to + 1, _mm256_permute2x128_si256(a, b, 0x31));
+}
 
 #endif

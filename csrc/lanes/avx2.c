@@ -3,6 +3,7 @@
 #pragma GCC target("avx2,fma,f16c")
 #include "isa/avx2.h"
 #define OX_TILE_ROWS 4
+#define OX_PART_ROWS 4
 #define OX_LANES_NAME "avx2"
 #define OX_LANES_TABLE ox_lanes_avx2
 #include "lanes/table.inc"

@@ -4,6 +4,7 @@
 #define OX_AVX_VNNI
 #include "isa/avx2.h"
 #define OX_TILE_ROWS 4
+#define OX_PART_ROWS 5
 #define OX_LANES_NAME "avxvnni"
 #define OX_LANES_TABLE ox_lanes_avxvnni
 #include "lanes/table.inc"

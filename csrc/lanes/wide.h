@@ -229,6 +229,8 @@ OX_INLINE void spread_256(float *c, int64_t ldc, const uint8_t *p, int64_t strid
 }
 
 enum { OX_SPREAD_ROWS = 24 };       /* from so many rows on it pays */
+#define OX_WIDE_32(store, bits) 1
+#define OX_WIDE_256(store, bits) 1
 
 #define OX_WIDE_ARGS float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, \
         int64_t cols, int m

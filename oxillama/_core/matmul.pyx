@@ -26,7 +26,7 @@ cdef extern from "block.h" nogil:
 
 cdef enum:
     RANGE = 120                 # most rows of x that one chunk covers
-    WIDE_ROWS = 12              # from so many rows on two panels share a tile
+    WIDE_ROWS = 9               # from so many rows on two panels share a tile
     FEW_ROWS = 8                # up to so many rows of x a product waits for memory
     MOST_PANELS = 0x7fffffff    # what a run counts
 
