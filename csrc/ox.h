@@ -15,7 +15,9 @@
 #include <string.h>
 
 #if defined(__GNUC__) || defined(__clang__)
+#ifndef OX_INLINE
 #define OX_INLINE static inline __attribute__((always_inline))
+#endif
 #define OX_NOINLINE __attribute__((noinline))
 #define OX_ALIGN(n) __attribute__((aligned(n)))
 #define OX_PREFETCH(p) __builtin_prefetch((p), 0, 3)
