@@ -51,23 +51,27 @@ cdef inline const uint8_t *_find(const MatmulArgs *a, int64_t p, int *segment, i
     return a.segments[i].panels + p * a.segments[i].panel_bytes
 
 
-cdef void _pair(const MatmulArgs *a, int64_t p, int64_t end, int64_t row, int m) noexcept nogil:
-    """Two neighbouring panels of one segment (of gate and up if gated) against many rows of x."""
+cdef void _pair(const MatmulArgs *a, int64_t p, int64_t after, int64_t row, int m) noexcept nogil:
+    """Two neighbouring panels of one segment (of gate and up if gated) against many rows of x; `after` is the pair that is likely next, or -1."""
     cdef float c[RANGE * 32]
     cdef float u[RANGE * 32]
-    cdef int i, h, live
-    cdef int64_t local, column
+    cdef int i, j, h, live
+    cdef int64_t local, column, k, other
     cdef const uint8_t *panel = _find(a, p, &i, &local, &column)
     cdef const MatmulSegment *seg = a.segments + i
     cdef const MatmulSegment *up = a.segments + 1
     cdef const uint8_t *x = a.x + row * a.ldx
     cdef float *out = a.out + row * a.ldout + column
     cdef const float *bias = a.bias + column if a.bias != NULL else NULL
-    cdef int64_t later = 2 if p + 2 < end else 0
+    cdef const uint8_t *then = _find(a, after, &j, &k, &other) if after >= 0 else panel
+    cdef const uint8_t *twin
     ox_expect(out, a.ldout, m)
-    a.lanes.wide[seg.form](c, 32, panel, seg.panel_bytes, later * seg.panel_bytes, x, a.ldx, a.cols, m)
     if a.gate:
-        a.lanes.wide[up.form](u, 32, up.panels + p * up.panel_bytes, up.panel_bytes, later * up.panel_bytes, x, a.ldx, a.cols, m)
+        twin = up.panels + p * up.panel_bytes
+        a.lanes.wide[seg.form](c, 32, panel, seg.panel_bytes, twin - panel, x, a.ldx, a.cols, m)
+        a.lanes.wide[up.form](u, 32, twin, up.panel_bytes, then - twin if then != panel else 0, x, a.ldx, a.cols, m)
+    else:
+        a.lanes.wide[seg.form](c, 32, panel, seg.panel_bytes, then - panel, x, a.ldx, a.cols, m)
     for h in range(2):
         live = <int>min(<int64_t>16, seg.rows - 16 * (local + h))
         if a.gate:
@@ -222,7 +226,7 @@ cdef void matmul_part(const MatmulArgs *a, ox_team *team, int ith, int nth) noex
         after = (chunk + nth) % cut.groups * cut.group if chunk + nth < cut.chunks else -1
         while p < end:
             if m >= WIDE_ROWS and p + 1 < end and _pairs(a, p):
-                _pair(a, p, end, row, m)
+                _pair(a, p, p + 2 if p + 2 < end else after, row, m)
                 p += 2
                 continue
             _panel(a, p, p + 1 if p + 1 < end else after, row, m)
