@@ -259,7 +259,8 @@ enum { OX_SPREAD_ROWS = 24 };       /* from so many rows on it pays */
     {                                                                                                                        \
         const int tiles = m / OX_WIDE;                                                                                       \
         for (int i = 0; side != SIDE_UE4M3 && i < tiles; i++, m -= OX_WIDE, c += OX_WIDE * ldc, x += OX_WIDE * ldx)          \
-            wide_32(c, ldc, panel, stride, turn_of(later, i, tiles), x, ldx, cols, OX_WIDE, store, bits, off, side, lut_##name, BLOCK_##name);         \
+            wide_32(c, ldc, panel, stride, turn_of(later, i, tiles), x, ldx, cols, OX_WIDE, store, bits, off, side, lut_##name,\
+                    BLOCK_##name);                                                                                           \
         tile_##name(c, ldc, panel, NULL, x, ldx, cols, m);                                                                   \
         tile_##name(c + 16, ldc, panel + stride, NULL, x, ldx, cols, m);                                                     \
     }
@@ -272,7 +273,8 @@ enum { OX_SPREAD_ROWS = 24 };       /* from so many rows on it pays */
         m -= many, c += many * ldc, x += many * ldx;                                                                         \
         const int tiles = m / OX_WIDE;                                                                                       \
         for (int i = 0; i < tiles; i++, m -= OX_WIDE, c += OX_WIDE * ldc, x += OX_WIDE * ldx)                                \
-            wide_256(c, ldc, panel, stride, turn_of(many ? 0 : later, i, tiles), x, ldx, cols, OX_WIDE, store, bits, off, head, side, unit, lut_##name);   \
+            wide_256(c, ldc, panel, stride, turn_of(many ? 0 : later, i, tiles), x, ldx, cols, OX_WIDE, store, bits, off, head,\
+                     side, unit, lut_##name);                                                                                \
         tile_##name(c, ldc, panel, NULL, x, ldx, cols, m);                                                                   \
         tile_##name(c + 16, ldc, panel + stride, NULL, x, ldx, cols, m);                                                     \
     }
