@@ -88,7 +88,7 @@ def exit_depth(source: Any, layers: int) -> int | None:
     if not isinstance(source, str) or source.partition(":")[0] != "early_exit":
         return None
     told = source.partition(":")[2]
-    depth = max(1, layers // 4) if source == "early_exit" else int(told) if told.isascii() and told.isdigit() else 0
+    depth = max(1, layers // 4) if source == "early_exit" else int(told) if told.isascii() and told.isdigit() and len(told) < 10 else 0
     if not 1 <= depth <= layers:
         raise ConfigError(f"draft: found {source!r}, wanted early_exit:n with n from 1 to {layers}, the layers of the target")
     return depth

@@ -184,7 +184,7 @@ def test_the_targets_own_first_layers_draft_for_it(target, sampler):
     assert stood[0] < stood[3] < stood[4] == 1                     # of all five layers it is the target itself
     done = target.generate("Once upon a time", speculative="early_exit", **options)
     assert done.tokens == wanted and done.speculation.accepted + done.speculation.rejected > 0
-    for asked in ("early_exit:0", "early_exit:6", "early_exit:", "early_exit:x"):
+    for asked in ("early_exit:0", "early_exit:6", "early_exit:", "early_exit:x", "early_exit:" + "9" * 5000):
         with pytest.raises(oxillama.ConfigError, match="wanted early_exit:n with n from 1 to 5"):
             target.generate("Once", speculative=asked)
 
