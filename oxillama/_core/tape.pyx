@@ -78,11 +78,7 @@ cdef class Program:
     cdef int[::1] shapes         # (kv_heads, k_dim, v_dim) of each layer
     cdef int reach               # most keys an attention layer looks back, 0 = all
     cdef double *clock
-    cdef readonly int n_tiles
-    cdef readonly int max_rows
-    cdef readonly int num_threads
-    cdef readonly int vocab_size
-    cdef readonly int hidden_size
+    cdef readonly int n_tiles, max_rows, num_threads, vocab_size, hidden_size
     cdef readonly list kv_layers
 
     def __cinit__(self):

@@ -9,18 +9,10 @@ from oxillama.engine.config import EngineConfig
 from oxillama.engine.envelope import Envelope
 from oxillama.engine.snapshot import KIND
 from oxillama.errors import SnapshotIncompatible
-from tests.model import tiny
 
 SEEDED = SamplerConfig(temperature=1.0, seed=5)
 YARN = {"rope_scaling": "yarn", "rope_freq_scale": 0.25, "yarn_orig_ctx": 100, "rope_freq_base": 20000}
 PROMPT = [(7 * i + 3) % 80 for i in range(37)]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    tiny.write(path, "llama")
-    return path
 
 
 @pytest.fixture(scope="module")

@@ -12,20 +12,7 @@ from oxillama import EngineSnapshot, InferenceEngine, SamplerConfig
 from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, SnapshotIncompatible
 from tests.engine.null import core as null_core
-from tests.engine.saved import PROMPT, SEEDED, at, parts, remade, small_engine, state_of
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with oxillama.load(num_threads=1) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    with small_engine(tmp_path_factory.mktemp("model")) as found:
-        yield found
-
+from tests.engine.saved import PROMPT, SEEDED, at, parts, remade, state_of
 
 # ---- equal states, equal bytes -------------------------------------------------------------------------------------------------------
 

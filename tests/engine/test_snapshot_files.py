@@ -13,21 +13,8 @@ from oxillama import EngineSnapshot, InferenceEngine, SamplerConfig
 from oxillama.engine import durable
 from oxillama.engine.snapshot import KIND
 from oxillama.errors import ConfigError, ModelFingerprintMismatch, SnapshotIncompatible
-from tests.engine.saved import PROMPT, SEEDED, at, parts, remade, small_engine
+from tests.engine.saved import PROMPT, SEEDED, at, parts, remade
 from tests.engine.test_durable import Failing
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with oxillama.load(num_threads=1) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    with small_engine(tmp_path_factory.mktemp("model")) as found:
-        yield found
-
 
 # ---- another engine, another model ---------------------------------------------------------------------------------------------------
 

@@ -8,19 +8,7 @@ import oxillama
 from oxillama import EngineSnapshot
 from oxillama._core.kernels import PANEL_LAYOUT
 from oxillama.errors import EngineError, PoolError, SnapshotIncompatible
-from tests.engine.saved import PROMPT, SEEDED, at, parts, remade, small_engine, state_of
-
-
-@pytest.fixture(scope="module")
-def engine():
-    with oxillama.load(num_threads=1) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    with small_engine(tmp_path_factory.mktemp("model")) as found:
-        yield found
+from tests.engine.saved import PROMPT, SEEDED, at, parts, remade, state_of
 
 
 def test_a_pool_without_room_refuses_and_takes_nothing(small):

@@ -7,18 +7,10 @@ import oxillama
 from oxillama import InferenceEngine, SamplerConfig
 from oxillama.errors import ConfigError, ModelFingerprintMismatch, SnapshotIncompatible
 from tests.engine.saved import at, parts, remade, state_of
-from tests.model import tiny
 
 SEEDED = SamplerConfig(temperature=1.0, seed=5)
 COMMON = [(7 * i + 3) % 80 for i in range(37)]
 PROMPTS = [COMMON + [1] * 5, COMMON + [2] * 30, COMMON[:20] + [3] * 9, [9] * 40, COMMON]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    tiny.write(path, "llama")
-    return path
 
 
 @pytest.fixture(scope="module")
