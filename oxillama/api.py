@@ -102,6 +102,11 @@ class InferenceEngine:
         return sum(tensor.nbytes for tensor in self._loaded.model.reader.tensors.values())
 
     @property
+    def model_files(self) -> tuple[Path, ...]:
+        """The files the model was read from, every part of a set; none for one that came as bytes."""
+        return self._loaded.model.reader.paths
+
+    @property
     def tokenizer(self) -> TokenizerBridge:
         """The vocabulary; EngineError for a file without one."""
         return self._loaded.words.bridge

@@ -23,6 +23,7 @@ from oxillama.api import InferenceEngine
 from oxillama.engine.durable import replacing
 from oxillama.engine.rows import submit_rows
 from oxillama.errors import ConfigError, EngineError, QuantError
+from oxillama.gguf import is_among
 
 Progress = Callable[[int, int, float], None]        # windows done, windows in all, perplexity so far
 MAGIC = b"_logits_"
@@ -64,11 +65,11 @@ def windows_of(engine: InferenceEngine, text: str | Sequence[int], context: int,
     if context > engine.context_size:
         raise ConfigError(f"context: found {context}, the engine's sessions hold {engine.context_size}")
     ids = engine.tokenize(text) if isinstance(text, str) else [int(token) for token in text]
-    count = len(ids) // context
-    if limit is not None:
-        count = min(count, limit)
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise ConfigError(f"limit: found {limit!r}, wanted None or an integer of 1 or more")
+    count = len(ids) // context if limit is None else min(len(ids) // context, limit)
     if count < 1:
-        raise ConfigError(f"text: found {len(ids)} tokens and a limit of {limit}, wanted at least one window of {context}")
+        raise ConfigError(f"text: found {len(ids)} tokens, wanted at least one window of {context}")
     windows = [ids[i * context:(i + 1) * context] for i in range(count)]
     bos = _beginning(engine)
     return windows if bos is None else [[bos, *window[1:]] for window in windows]
@@ -92,6 +93,8 @@ def perplexity(engine: InferenceEngine, text: str | Sequence[int], *, context: i
     windows are then those of the file, which must be those of the text. ConfigError for settings that cannot be kept, QuantError for a file
     that does not fit.
     """
+    if save_logits is not None and is_among(save_logits, engine.model_files):
+        raise ConfigError(f"save_logits: {save_logits} is the model itself, wanted another file")
     windows = windows_of(engine, text, context, limit)
     base = None if kl_base is None else _Base(kl_base, windows, context, engine.config.vocab_size)
     first, losses, distances = context // 2, [], []

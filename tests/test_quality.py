@@ -143,3 +143,23 @@ def test_the_commands_write_what_the_functions_give(engine, tmp_path, capsys):
     assert f"perplexity {found.value:.4f} +- {found.error:.4f} over 30 tokens" in capsys.readouterr().out
     assert main(["perplexity", model, str(text), "-w", str(CONTEXT), "-l", "2", "--kl-base", str(base)]) == 0
     assert "same likeliest token 100.00 %" in capsys.readouterr().out
+
+
+def test_what_a_command_reads_is_never_written_over(tmp_path, capsys):
+    model, text = tmp_path / "model.gguf", tmp_path / "text.txt"
+    quant.quantize_file(oxillama.embedded_path(), model, "COPY")
+    text.write_text(TEXT)
+    before = model.read_bytes()
+    for output in (model, text):
+        for command in (["imatrix", "-o"], ["perplexity", "--save-logits"]):
+            assert main([command[0], str(model), str(text), command[1], str(output), "-w", str(CONTEXT), "-l", "1"]) == 1
+            assert str(output) in capsys.readouterr().err
+    with oxillama.load(model, context_size=64) as engine, pytest.raises(ConfigError, match="save_logits: .* is the model itself"):
+        oxillama.perplexity(engine, TEXT, context=CONTEXT, limit=1, save_logits=model)
+    assert (model.read_bytes(), text.read_text()) == (before, TEXT)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, True])
+def test_a_limit_that_is_no_number_of_windows_is_refused(engine, limit):
+    with pytest.raises(ConfigError, match="limit: found .*, wanted None or an integer of 1 or more"):
+        oxillama.perplexity(engine, TEXT, context=CONTEXT, limit=limit)

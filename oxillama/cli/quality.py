@@ -11,6 +11,7 @@ from pathlib import Path
 
 import oxillama
 from oxillama.cli.loading import add_model, load
+from oxillama.gguf import is_among
 
 
 def add_commands(commands) -> None:
@@ -48,6 +49,12 @@ def _text(path: str) -> str:
         raise oxillama.ConfigError(f"{path}: no UTF-8 at byte {error.start}, wanted a text file") from error
 
 
+def _check_output(path: str | None, *inputs: Path) -> None:
+    """Raise ConfigError where the file to write is one that is read."""
+    if path is not None and is_among(path, inputs):
+        raise oxillama.ConfigError(f"{path}: is read by this command, wanted another file to write")
+
+
 @contextmanager
 def _bar(title: str) -> Iterator[Callable | None]:
     """A function that is told of windows done; None where nobody watches."""
@@ -65,7 +72,9 @@ def _bar(title: str) -> Iterator[Callable | None]:
 
 def _perplexity(arguments: argparse.Namespace) -> int:
     text = _text(arguments.text)
+    _check_output(arguments.save_logits, Path(arguments.text))
     with load(arguments) as engine, _bar("perplexity") as progress:
+        _check_output(arguments.save_logits, *engine.model_files)
         found = oxillama.perplexity(engine, text, context=arguments.window, limit=arguments.limit, save_logits=arguments.save_logits,
                                     kl_base=arguments.kl_base, progress=progress)
     if arguments.json:
@@ -82,6 +91,7 @@ def _perplexity(arguments: argparse.Namespace) -> int:
 def _imatrix(arguments: argparse.Namespace) -> int:
     text = _text(arguments.text)
     with load(arguments) as engine, _bar("imatrix") as progress:
+        _check_output(arguments.output, Path(arguments.text), *engine.model_files)
         sums, counts, windows = oxillama.collect_imatrix(engine, text, context=arguments.window, limit=arguments.limit, progress=progress)
     from oxillama.quant import write_imatrix
     path = write_imatrix(arguments.output, sums, counts, chunk_count=windows, chunk_size=arguments.window, datasets=[arguments.text])

@@ -7,6 +7,7 @@ import mmap
 import os
 import re
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,11 @@ def open_source(source: Any) -> tuple[Shard, ...]:
             raise GgufError("source: an empty list, wanted at least one file")
         return tuple(_map(Path(os.fspath(one))) if isinstance(one, (str, os.PathLike)) else _view(one) for one in source)
     return (_view(source),)
+
+
+def is_among(path: str | os.PathLike[str], files: Iterable[Path]) -> bool:
+    """Whether `path` leads to one of `files`, under whatever name: writing there would take the place of it."""
+    return any(os.path.exists(path) and file.samefile(path) for file in files)
 
 
 def _view(source: Any) -> Shard:

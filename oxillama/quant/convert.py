@@ -15,7 +15,7 @@ import numpy as np
 
 from oxillama._core.codecs import unpack_rows
 from oxillama.errors import ConfigError, QuantError
-from oxillama.gguf import GgufReader, GgufWriter, TensorInfo, architecture
+from oxillama.gguf import GgufReader, GgufWriter, TensorInfo, architecture, is_among
 from oxillama.quant.imatrix import read_imatrix
 from oxillama.quant.recipes import Place, choose, is_kept, layer_of, recipe_named
 from oxillama.quant.rows import format_named, formats, quantize
@@ -117,17 +117,19 @@ def quantize_file(
     format, a pattern or an importance that meets no tensor, rows that do not fit, numbers that are not finite.
     """
     chosen = recipe_named(recipe)
+    if pure and chosen.base is None:
+        raise QuantError(f"pure: found with the recipe {recipe}, which has no base format, wanted one that has")
     if num_threads is None:
         num_threads = 0
     importances = read_imatrix(imatrix) if isinstance(imatrix, (str, os.PathLike)) else dict(imatrix or {})
     with GgufReader(src) as reader:
+        if dst is None and not dry_run:
+            raise ConfigError("dst: None, wanted a path (only a dry run writes nothing)")
+        if dst is not None and is_among(dst, reader.paths):
+            raise QuantError(f"{dst}: is the source itself, wanted another file")
         plans = _plan(reader, recipe, overrides or {}, importances if imatrix is not None else None, pure)
         if dry_run:
             return Conversion(recipe, plans, None, imatrix is not None)
-        if dst is None:
-            raise ConfigError("dst: None, wanted a path (only a dry run writes nothing)")
-        if any(Path(dst).exists() and path.samefile(dst) for path in reader.paths):
-            raise QuantError(f"{dst}: is the source itself, wanted another file")
         writer = GgufWriter(dst, architecture(reader.metadata), alignment=reader.alignment)
         with writer:
             _copy_keys(reader, writer, chosen.file_type, imatrix, sum(plan.importance for plan in plans))
@@ -158,9 +160,7 @@ def _plan(
         rows, columns = int(np.prod(info.shape[:-1])), info.shape[-1] if info.shape else 1
         after = info.nbytes if target == info.type_name else rows * format_named(target).row_bytes(columns)
         plans.append(TensorPlan(info.name, info.shape, info.type_name, target, info.nbytes, after, reason, weighed))
-    unmet = [pattern for pattern in overrides if pattern not in met]
-    if unmet:
-        raise QuantError(f"override {unmet[0]!r}: meets no tensor that can change")
+    _check_met(reader, patterns, met)
     if importances is not None and not any(info.name in importances for info in reader.tensors.values()):
         raise QuantError(f"imatrix: none of its {len(importances)} tensors is in the file: it was made for another model")
     return tuple(plans)
@@ -172,8 +172,8 @@ def _target(
     """The format of one tensor, and why."""
     chosen = recipe_named(recipe)
     if info.type_name not in formats():
-        return info.type_name, "kept"  # integers and doubles are no weights
-    for pattern, regex, target in patterns if len(info.shape) >= 2 else ():
+        return info.type_name, "kept"
+    for pattern, regex, target in patterns if _is_matrix(info) else ():
         if regex.search(info.name):
             met.add(pattern)
             if info.shape[-1] % format_named(target).columns:
@@ -192,11 +192,35 @@ def _target(
 def _patterns(overrides: Mapping[str, str]) -> list[tuple[str, re.Pattern[str], str]]:
     compiled = []
     for pattern, target in overrides.items():
+        if not pattern:
+            raise QuantError(f"override {pattern!r} to {target}: an empty pattern, wanted a regular expression ('.' meets every name)")
         try:
             compiled.append((pattern, re.compile(pattern), format_named(target).name))
         except re.error as error:
             raise QuantError(f"override {pattern!r}: no regular expression: {error}") from None
+        except QuantError as error:
+            raise QuantError(f"override {pattern!r}: {error}") from None
     return compiled
+
+
+def _check_met(reader: GgufReader, patterns: list[tuple[str, re.Pattern[str], str]], met: set[str]) -> None:
+    """Raise QuantError for the first pattern that decided nothing, saying why."""
+    for place, (pattern, regex, _) in enumerate(patterns):
+        if pattern in met:
+            continue
+        named = [info for info in reader.tensors.values() if regex.search(info.name)]
+        able = [info for info in named if _is_matrix(info)]
+        if not named:
+            raise QuantError(f"override {pattern!r}: meets no tensor's name")
+        name = (able or named)[0].name
+        earlier = [one for one, before, _ in patterns[:place] if before.search(name)]
+        why = f"is decided by {earlier[0]!r} before it" if able else "never changes (one axis, or integers)"
+        raise QuantError(f"override {pattern!r}: meets no tensor that it could change: {name} {why}")
+
+
+def _is_matrix(info: TensorInfo) -> bool:
+    """Whether a tensor's format can be chosen: integers and doubles are no weights, and vectors stay as they are."""
+    return len(info.shape) >= 2 and info.type_name in formats()
 
 
 def _places(reader: GgufReader, has_imatrix: bool) -> list[tuple[TensorInfo, Place]]:

@@ -1,6 +1,7 @@
 """Converting a file changes the formats that were asked for and nothing else."""
 import errno
 import os
+import re
 
 import numpy as np
 import pytest
@@ -100,14 +101,16 @@ def test_overrides_decide_and_the_first_match_wins(model, tmp_path):
 
 
 @pytest.mark.parametrize("rules, why", [
-    ({"nothing": "Q8_0"}, "override 'nothing': meets no tensor"),
-    ({"attn_norm": "Q8_0"}, "override 'attn_norm': meets no tensor"),
-    ({"(": "Q8_0"}, "no regular expression"),
-    ({"output": "Q9"}, "unknown format 'Q9'"),
+    ({"nothing": "Q8_0"}, "override 'nothing': meets no tensor's name"),
+    ({"attn_norm": "Q8_0"}, "override 'attn_norm': meets no tensor that it could change: blk.0.attn_norm.weight never changes"),
+    ({"blk": "Q8_0", "attn": "Q6_K"}, "override 'attn': meets no tensor that it could change: blk.0.attn_v.weight is decided by 'blk' before it"),
+    ({"(": "Q8_0"}, "override '(': no regular expression"),
+    ({"": "Q8_0"}, "override '' to Q8_0: an empty pattern"),
+    ({"output": "Q9"}, "override 'output': unknown format 'Q9'"),
     ({"ffn_down": "Q4_K"}, "blk.1.ffn_down.weight: rows of 96 columns, override 'ffn_down' to Q4_K needs a multiple of 256"),
 ])
 def test_an_override_that_cannot_be_kept_is_refused(model, tmp_path, rules, why):
-    with pytest.raises(QuantError, match=why.replace("(", "\\(")):
+    with pytest.raises(QuantError, match=re.escape(why)):
         quantize_file(model, tmp_path / "new.gguf", "Q4_0", overrides=rules)
     assert not (tmp_path / "new.gguf").exists()
 
@@ -181,8 +184,13 @@ def test_numbers_that_are_none_stop_the_conversion_and_leave_no_file(tmp_path):
 def test_impossible_requests_are_refused(model, tmp_path):
     with pytest.raises(QuantError, match="unknown recipe"):
         quantize_file(model, tmp_path / "new.gguf", "Q4_K_XL")
-    with pytest.raises(QuantError, match="is the source itself"):
-        quantize_file(model, model, "Q4_0")
+    (tmp_path / "link.gguf").symlink_to(model)
+    for dry_run in (False, True):
+        for itself in (model, tmp_path / "link.gguf"):
+            with pytest.raises(QuantError, match="is the source itself"):
+                quantize_file(model, itself, "Q4_0", dry_run=dry_run)
+    with pytest.raises(QuantError, match="pure: found with the recipe COPY, which has no base format"):
+        quantize_file(model, tmp_path / "new.gguf", "COPY", pure=True)
     with pytest.raises(ConfigError, match="dst: None"):
         quantize_file(model, None, "Q4_0")
     with pytest.raises(GgufError):
