@@ -274,12 +274,12 @@ OX_INLINE void parts_256(ox_parts a, int store, int bits, int off, int head, int
 
 #define OX_WIDE_ARGS float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx, \
         int64_t cols, int m
-/* Where spreading pays: from 8 rows on, 12 if a nibble is the code. Not for superblocks whose codes are nibbles (Q4_K: a fifth faster alone, in a
- * whole model nothing), and with 32-bit sums not for 32s whose bytes or nibbles are the codes: these stay on tiles.
+/* Where spreading pays: from 8 rows on, 12 if a nibble is the code. With 32-bit sums not where the codes are nibbles (Q4_K) or, in 32s, bytes or
+ * nibbles: these stay on tiles.
  * One row left over is cheaper in a tile of its own than in a whole one that overlaps. */
 #define OX_PART_FROM(store, bits) ((store) == 4 && (bits) == 4 ? 12 : 8)
 #define OX_WIDE_32(store, bits) (OX_PART_WORDS || (store) != (bits) || ((store) & ((store) - 1)))
-#define OX_WIDE_256(store, bits) ((store) != 4 || (bits) != 4)
+#define OX_WIDE_256(store, bits) (OX_PART_WORDS || (store) != 4 || (bits) != 4)
 #define OX_PARTS_OR_TILES(name, able, from, call)                                                                            \
     static void wide_##name(OX_WIDE_ARGS)                                                                                    \
     {                                                                                                                        \

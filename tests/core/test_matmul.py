@@ -28,6 +28,15 @@ def test_workers_never_change_a_bit(name):
         assert matmul(w, x, num_threads=workers).tobytes() == one.tobytes()
 
 
+@pytest.mark.parametrize("name,rows", [("Q8_0", 4200), ("Q4_K", 4200), ("Q6_K", 200), ("F16", 200)])
+def test_how_many_rows_a_chunk_takes_never_changes_a_bit(name, rows):
+    """A long range of x where panels are many, short ones where they are few, against rows that come 20 at a time."""
+    w, x = packed(name, rows, 256), numbers(541, 256)
+    few = np.vstack([matmul(w, x[i:i + 20]) for i in range(0, 541, 20)])
+    for workers in (1, 3):
+        assert matmul(w, x, num_threads=workers).tobytes() == few.tobytes()
+
+
 @pytest.mark.parametrize("rows", [16, 700, 9000])
 def test_every_panel_is_computed_once_however_few_rows_are_shared(rows):
     """Runs of panels, one for each of 1 to 70 workers (a team keeps 64 runs), some empty, some finished by others."""
