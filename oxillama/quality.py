@@ -177,7 +177,7 @@ class _Base:
         try:
             data = np.memmap(path, np.uint8, "r")
         except (OSError, ValueError) as error:
-            raise QuantError(f"{path}: cannot be read: {error}") from error
+            raise QuantError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
         if bytes(data[:8]) != MAGIC or len(data) < 20:
             raise QuantError(f"{path}: starts with {bytes(data[:8])!r}, wanted {MAGIC!r}: no file of logits")
         n, words, count = struct.unpack("<Iii", bytes(data[8:20]))

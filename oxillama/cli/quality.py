@@ -49,7 +49,7 @@ def _text(path: str) -> str:
         raise oxillama.ConfigError(f"{path}: no UTF-8 at byte {error.start}, wanted a text file") from error
 
 
-def _check_output(path: str | None, *inputs: Path) -> None:
+def _check_output(path: str | None, *inputs: str | Path) -> None:
     """Raise ConfigError where the file to write is one that is read."""
     if path is not None and is_among(path, inputs):
         raise oxillama.ConfigError(f"{path}: is read by this command, wanted another file to write")
@@ -72,7 +72,7 @@ def _bar(title: str) -> Iterator[Callable | None]:
 
 def _perplexity(arguments: argparse.Namespace) -> int:
     text = _text(arguments.text)
-    _check_output(arguments.save_logits, Path(arguments.text))
+    _check_output(arguments.save_logits, arguments.text)
     with load(arguments) as engine, _bar("perplexity") as progress:
         _check_output(arguments.save_logits, *engine.model_files)
         found = oxillama.perplexity(engine, text, context=arguments.window, limit=arguments.limit, save_logits=arguments.save_logits,
@@ -91,7 +91,7 @@ def _perplexity(arguments: argparse.Namespace) -> int:
 def _imatrix(arguments: argparse.Namespace) -> int:
     text = _text(arguments.text)
     with load(arguments) as engine, _bar("imatrix") as progress:
-        _check_output(arguments.output, Path(arguments.text), *engine.model_files)
+        _check_output(arguments.output, arguments.text, *engine.model_files)
         sums, counts, windows = oxillama.collect_imatrix(engine, text, context=arguments.window, limit=arguments.limit, progress=progress)
     from oxillama.quant import write_imatrix
     path = write_imatrix(arguments.output, sums, counts, chunk_count=windows, chunk_size=arguments.window, datasets=[arguments.text])

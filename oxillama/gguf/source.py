@@ -57,9 +57,9 @@ def open_source(source: Any) -> tuple[Shard, ...]:
     return (_view(source),)
 
 
-def is_among(path: str | os.PathLike[str], files: Iterable[Path]) -> bool:
+def is_among(path: str | os.PathLike[str], files: Iterable[str | os.PathLike[str]]) -> bool:
     """Whether `path` leads to one of `files`, under whatever name: writing there would take the place of it."""
-    return any(os.path.exists(path) and file.samefile(path) for file in files)
+    return os.path.exists(path) and any(os.path.exists(file) and os.path.samefile(path, file) for file in files)
 
 
 def _view(source: Any) -> Shard:

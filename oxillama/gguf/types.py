@@ -1,7 +1,7 @@
 """The table of every tensor type a GGUF file can hold: number, name, block columns and block bytes.
 
 `TENSOR_TYPES` is the ordered table; `type_by_id` and `type_by_name` look one up or raise. The numbers are those of ggml's
-own enumeration; the numbers that are absent (4, 5, 31 to 33, 36 to 38) were withdrawn by ggml and are refused.
+own enumeration; those of `WITHDRAWN` ggml has taken back, and files of them are refused by that name.
 """
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,6 +78,7 @@ TENSOR_TYPES: tuple[TensorType, ...] = (
     TensorType(41, "Q1_0", 128, 18),
     TensorType(42, "Q2_0", 64, 18),
 )
+WITHDRAWN = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
 _BY_ID = {kind.id: kind for kind in TENSOR_TYPES}
 _BY_NAME = {kind.name: kind for kind in TENSOR_TYPES}
 # The type a numpy array is written as when none is named; BF16 has no dtype of its own, so uint16 never means it silently.
@@ -88,7 +89,8 @@ def type_by_id(number: int) -> TensorType:
     """The type with ggml's `number`; raises GgufError for one that is unknown or withdrawn."""
     found = _BY_ID.get(number)
     if found is None:
-        raise GgufError(f"unknown tensor type {number}, wanted one of the {len(TENSOR_TYPES)} known types (0 to {TENSOR_TYPES[-1].id})")
+        which = f"tensor type {number} ({WITHDRAWN[number]}), withdrawn by ggml" if number in WITHDRAWN else f"unknown tensor type {number}"
+        raise GgufError(f"{which}, wanted one of the {len(TENSOR_TYPES)} known types (0 to {TENSOR_TYPES[-1].id})")
     return found
 
 

@@ -4,6 +4,7 @@ Two ways, which may be mixed. In two phases: `declare` every tensor, then `write
 In one: `add_tensor` with its data, which is held by reference until `finish`. Either way the file appears under its name only
 when it is whole; until then it is a temporary file beside it, removed on failure. What the reader would refuse, this refuses.
 """
+import contextlib
 import os
 import secrets
 import struct
@@ -152,7 +153,8 @@ class GgufWriter:
     def abort(self) -> None:
         """Remove what was written; the path keeps what it held before. Does nothing to a finished file."""
         if self._state == "writing":
-            self._file.close()
+            with contextlib.suppress(OSError):  # what is still in its buffer may not fit, and shall not be kept
+                self._file.close()
             self._temporary.unlink(missing_ok=True)
         if self._state != "finished":
             self._state = "aborted"

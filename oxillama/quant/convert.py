@@ -17,11 +17,13 @@ from oxillama._core.codecs import unpack_rows
 from oxillama.errors import ConfigError, QuantError
 from oxillama.gguf import GgufReader, GgufWriter, TensorInfo, architecture, is_among
 from oxillama.quant.imatrix import read_imatrix
-from oxillama.quant.recipes import Place, choose, is_kept, layer_of, recipe_named
+from oxillama.quant.recipes import Place, choose, is_kept, layer_of, recipe_named, roles_of
 from oxillama.quant.rows import format_named, formats, quantize
 
 QUANTIZATION_VERSION = 2  # of the block layouts, as general.quantization_version tells other programs
 _SLAB = 1 << 20  # numbers unpacked at a time: 4 MB, which the caches keep until they are packed
+_FLOATS = {"F32", "F16", "BF16"}
+_COARSE = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")  # of so few bits that llama.cpp refuses them without importances
 _WEIGHTLESS = ("F32", "F16", "BF16", "Q8_0", "Q8_1", "Q8_K")  # each number to its nearest: importances change nothing
 
 
@@ -81,10 +83,10 @@ class Conversion:
         """What a user should know and might not expect, a sentence each."""
         found = []
         changed = [plan for plan in self.tensors if plan.target != plan.source]
-        again = sorted({plan.source for plan in changed} - {"F32", "F16", "BF16"})
+        again = [plan.source for plan in changed if not {plan.source, plan.target} & _FLOATS]
         if again:
-            count = sum(plan.source in again for plan in changed)
-            found.append(f"{count} tensors are quantised a second time (from {', '.join(again)}): the errors of both add up")
+            kinds = ", ".join(sorted(set(again)))
+            found.append(f"{len(again)} tensors are quantised a second time (from {kinds}): the errors of both add up")
         short = [plan for plan in self.tensors if plan.reason == "fallback"]
         if short:
             kinds = ", ".join(sorted({plan.target for plan in short}))
@@ -92,6 +94,10 @@ class Conversion:
         if self.weighed:
             able = [plan for plan in changed if plan.target not in _WEIGHTLESS]
             found.append(f"importances for {sum(plan.importance for plan in able)} of the {len(able)} tensors that they could help")
+        else:
+            coarse = sorted({plan.target for plan in changed if plan.target in _COARSE})
+            if coarse:
+                found.append(f"{', '.join(coarse)} without importances, which llama.cpp would refuse (`oxillama imatrix` collects them)")
         return tuple(found)
 
 
@@ -232,9 +238,13 @@ def _places(reader: GgufReader, has_imatrix: bool) -> list[tuple[TensorInfo, Pla
     grouping = heads // key_heads if heads and key_heads else 1
     experts = _largest(reader.metadata.get(f"{arch}.expert_count"))
     tied = "output.weight" not in reader.tensors
+    attending = sorted({layer for info, layer in zip(reader.tensors.values(), numbered) if layer is not None and "attn_v" in roles_of(info.name)})
     places = []
     for info, layer in zip(reader.tensors.values(), numbered):
-        places.append((info, Place(layer or 0, layers, grouping, experts, has_imatrix, tied)))
+        among = (layer or 0, layers)
+        if layer in attending and "attn_v" in roles_of(info.name):
+            among = (attending.index(layer), len(attending))  # where some layers have no attention, those that have are counted
+        places.append((info, Place(*among, grouping, experts, has_imatrix, tied)))
     return places
 
 

@@ -124,20 +124,20 @@ RECIPES: dict[str, Recipe] = {
     "Q3_K_S": Recipe(11, "Q3_K", _ATTENTION_OUT_OF_EXPERTS),
     "Q3_K_M": Recipe(12, "Q3_K", (
         *_ATTENTION_OUT_OF_EXPERTS,
-        Rule("attn_v", "Q5_K", _below(2)), Rule("attn_v", "Q4_K"), Rule("attn_qkv", "Q4_K"),
+        Rule("attn_v", "Q5_K", _below(2)), Rule("attn_v", "Q4_K"),
         Rule("ffn_down", "Q5_K", _first(16)), Rule("ffn_down", "Q4_K"), Rule("attn_output", "Q4_K"),
     )),
     "Q3_K_L": Recipe(13, "Q3_K", (
         *_ATTENTION_OF_EXPERTS,
-        Rule("attn_v", "Q5_K"), Rule("attn_qkv", "Q4_K"), Rule("ffn_down", "Q5_K"), Rule("attn_output", "Q5_K"),
+        Rule("attn_v", "Q5_K"), Rule("ffn_down", "Q5_K"), Rule("attn_output", "Q5_K", lambda place: not _eight_experts(place)),
     )),
     "Q4_K_S": Recipe(14, "Q4_K", (*_ATTENTION_OUT_OF_EXPERTS, Rule("attn_v", "Q5_K", _below(4)), Rule("ffn_down", "Q5_K", _first(8)))),
     "Q4_K_M": Recipe(15, "Q4_K", (
-        *_ATTENTION_OUT_OF_EXPERTS, Rule("attn_v", "Q6_K", _sensitive), Rule("attn_qkv", "Q5_K"), Rule("ffn_down", "Q6_K", _sensitive),
+        *_ATTENTION_OUT_OF_EXPERTS, Rule("attn_v", "Q6_K", _sensitive), Rule("ffn_down", "Q6_K", _sensitive),
     )),
     "Q5_K_S": Recipe(16, "Q5_K", _ATTENTION_OF_EXPERTS),
     "Q5_K_M": Recipe(17, "Q5_K", (
-        *_ATTENTION_OF_EXPERTS, Rule("attn_v", "Q6_K", _sensitive), Rule("attn_qkv", "Q6_K"), Rule("ffn_down", "Q6_K", _sensitive),
+        *_ATTENTION_OF_EXPERTS, Rule("attn_v", "Q6_K", _sensitive), Rule("ffn_down", "Q6_K", _sensitive),
     )),
     "Q6_K": Recipe(18, "Q6_K", _ATTENTION_OF_EXPERTS),
     "IQ1_S": _tiny(24, "IQ1_S", "Q2_K", "Q2_K", "IQ2_XXS"),
@@ -159,7 +159,7 @@ RECIPES: dict[str, Recipe] = {
     "IQ3_S": Recipe(26, "IQ3_S", (*_ATTENTION_OUT_OF_EXPERTS, Rule("attn_v", "Q4_K", _grouped))),
     "IQ3_M": Recipe(27, "IQ3_S", (
         *_ATTENTION_OUT_OF_EXPERTS,
-        Rule("attn_v", "Q4_K"), Rule("attn_qkv", "Q4_K"), Rule("ffn_down", "Q4_K", _first(8)),
+        Rule("attn_v", "Q4_K"), Rule("ffn_down", "Q4_K", _first(8)),
         Rule("ffn_down", "Q4_K", _both(_eight_experts, _sensitive)), Rule("attn_output", "Q4_K"),
     )),
     "IQ4_NL": Recipe(25, "IQ4_NL", (
@@ -168,21 +168,21 @@ RECIPES: dict[str, Recipe] = {
     "IQ4_XS": Recipe(30, "IQ4_XS", (
         *_ATTENTION_OUT_OF_EXPERTS, Rule("attn_v", "Q5_K", _grouped), Rule("ffn_down", "Q5_K", _both(_no_imatrix, _first(8))),
     )),
-    "TQ1_0": Recipe(36, "TQ1_0", embedding="Q4_K"),
-    "TQ2_0": Recipe(37, "TQ2_0", embedding="Q4_K"),
+    "TQ1_0": Recipe(36, "TQ1_0", _ATTENTION_OF_EXPERTS, embedding="Q4_K"),
+    "TQ2_0": Recipe(37, "TQ2_0", _ATTENTION_OF_EXPERTS, embedding="Q4_K"),
     "MXFP4": Recipe(38, "MXFP4", output="Q8_0", embedding="Q8_0"),
     "MXFP4_MOE": Recipe(38, "Q8_0", (Rule("experts", "MXFP4"),), output="Q8_0"),
     "NVFP4": Recipe(39, "NVFP4", output="Q8_0", embedding="Q8_0"),
-    "Q1_0": Recipe(40, "Q1_0"),
-    "Q2_0": Recipe(41, "Q2_0", embedding="Q4_K"),
+    "Q1_0": Recipe(40, "Q1_0", _ATTENTION_OF_EXPERTS),
+    "Q2_0": Recipe(41, "Q2_0", _ATTENTION_OF_EXPERTS, embedding="Q4_K"),
     "COPY": Recipe(None, None),
 }
 _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "Q1_0_G128": "Q1_0"}
 
 # Where a row is no whole number of blocks: the format that is tried next. What is not named here goes to F16.
 FALLBACKS: dict[str, str] = {
-    **dict.fromkeys(("Q2_K", "Q3_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
-    **dict.fromkeys(("TQ1_0", "TQ2_0", "Q1_0", "Q2_0", "NVFP4"), "Q4_0"),
+    **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
+    **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0", "Q1_0", "Q2_0", "NVFP4"), "Q4_0"),
     "Q4_K": "Q5_0",
     "Q5_K": "Q5_1",
     "Q6_K": "Q8_0",
@@ -191,7 +191,7 @@ FALLBACKS: dict[str, str] = {
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _ROLES = {
     "output.weight": "output", "token_embd.weight": "embedding", "attn_v.weight": "attn_v", "attn_kv_b.weight": "attn_v",
-    "attn_v_b.weight": "attn_v", "attn_k.weight": "attn_k", "attn_q.weight": "attn_q", "attn_qkv.weight": "attn_qkv",
+    "attn_k.weight": "attn_k", "attn_q.weight": "attn_q", "attn_qkv.weight": "attn_v",
     "attn_output.weight": "attn_output",
 }  # fmt: skip
 _KEPT = re.compile(
@@ -236,7 +236,7 @@ def choose(name: str, columns: int, recipe: Recipe, place: Place, *, pure: bool 
     wanted = recipe.base
     if not pure:
         if "output" in roles or ("embedding" in roles and place.tied):
-            wanted = recipe.output
+            wanted = recipe.output if columns % format_named(recipe.output).columns == 0 else "Q8_0"
         elif "embedding" in roles:
             wanted = recipe.embedding or recipe.base
         else:

@@ -203,7 +203,7 @@ BAD = {
     "size 0": (file([], [info("t", (4, 0), F32, 0)], bytes(32)), r"shape \(0, 4\), wanted sizes from 1"),
     "size negative": (file([], [info("t", (2**64 - 1,), F32, 0)], bytes(32)), "wanted sizes from 1"),
     "size overflows": (file([], [info("t", (1 << 32, 1 << 32), F32, 0)], bytes(32)), "the file holds 32"),
-    "withdrawn type": (file([], [info("t", (32,), 4, 0)], bytes(64)), "tensor t: unknown tensor type 4"),
+    "withdrawn type": (file([], [info("t", (32,), 4, 0)], bytes(64)), "tensor t: tensor type 4 .Q4_2., withdrawn by ggml"),
     "half a block": (file([], [info("t", (48,), Q8, 0)], bytes(64)), "tensor t: row of 48 values, Q8_0 needs a multiple of 32"),
     "scalar of blocks": (file([], [info("t", (), Q8, 0)], bytes(64)), "row of 1 values"),
     "offset off the grid": (file([], [info("t", (1,), F32, 16)], bytes(64)), "offset 16, wanted a multiple of 32"),

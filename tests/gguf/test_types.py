@@ -6,6 +6,7 @@ import pytest
 
 from oxillama.errors import GgufError
 from oxillama.gguf import TENSOR_TYPES, type_by_id, type_by_name
+from oxillama.gguf.types import WITHDRAWN
 
 FORMATS = Path(__file__).resolve().parents[2] / "csrc" / "formats.def"
 
@@ -28,7 +29,11 @@ def test_the_table_equals_that_of_the_compiled_formats():
 
 def test_types_are_found_by_id_and_by_name():
     assert all(type_by_id(kind.id) is kind and type_by_name(kind.name) is kind for kind in TENSOR_TYPES)
-    for number in (4, 5, 31, 36, 43, 200, 2**32 - 1):
+    assert set(WITHDRAWN) == set(range(TENSOR_TYPES[-1].id)) - {kind.id for kind in TENSOR_TYPES}
+    for number, name in WITHDRAWN.items():
+        with pytest.raises(GgufError, match=rf"tensor type {number} \({name}\), withdrawn by ggml"):
+            type_by_id(number)
+    for number in (43, 200, 2**32 - 1):
         with pytest.raises(GgufError, match=f"unknown tensor type {number}"):
             type_by_id(number)
     with pytest.raises(GgufError, match="unknown tensor type 'q4_k'"):

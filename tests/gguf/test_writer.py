@@ -1,4 +1,6 @@
 """What is written is read back equal, by us and by the gguf package, and a file appears only when it is whole."""
+import resource
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -228,6 +230,19 @@ def test_a_file_appears_only_when_it_is_whole(tmp_path):
         writer.finish()
     with pytest.raises(GgufError, match="cannot be written: No such file"):
         GgufWriter(tmp_path / "no" / "a.gguf", "llama").finish()
+
+
+def test_a_disk_that_takes_no_more_is_said_and_keeps_nothing(tmp_path):
+    writer = GgufWriter(tmp_path / "m.gguf", "llama")
+    writer.add_tensor("a", np.ones(1500, np.float32))  # what does not fit is still in the buffer when the file is closed
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(GgufError, match="m.gguf: cannot be written: File too large"):
+            writer.finish()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_architecture_and_alignment_are_checked(tmp_path):

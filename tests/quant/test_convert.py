@@ -48,7 +48,7 @@ def test_each_tensor_is_what_quantize_makes_of_its_rows(model, tmp_path):
     found = stored(done.path)
     assert list(found) == list(TENSORS)
     wanted = {
-        "token_embd.weight": "Q4_K", "blk.0.attn_norm.weight": "F32", "blk.0.attn_v.weight": "Q4_K", "blk.0.ffn_up_exps.weight": "Q4_K",
+        "token_embd.weight": "Q4_K", "blk.0.attn_norm.weight": "F32", "blk.0.attn_v.weight": "Q6_K", "blk.0.ffn_up_exps.weight": "Q4_K",
         "blk.0.ffn_gate_inp.weight": "F32", "blk.1.ffn_down.weight": "Q8_0", "output.weight": "Q6_K",
     }  # fmt: skip
     assert {name: kind for name, (kind, _, _) in found.items()} == wanted
@@ -214,11 +214,22 @@ def test_what_a_user_may_not_expect_is_said(model, tmp_path):
     assert first.notes == ()
     again = quantize_file(first.path, None, "Q3_K_S", dry_run=True, imatrix={"blk.0.attn_v.weight": np.ones(256)})
     assert again.notes == (
-        "5 tensors are quantised a second time (from Q4_0): the errors of both add up",
-        "1 tensors have rows that fill no blocks of the recipe's format: IQ4_NL instead",
-        "importances for 1 of the 5 tensors that they could help",
+        "4 tensors are quantised a second time (from Q4_0): the errors of both add up",
+        "1 tensors have rows that fill no blocks of the recipe's format: Q4_0 instead",
+        "importances for 1 of the 4 tensors that they could help",
     )
     assert all(note in str(again) for note in again.notes)
+    assert quantize_file(first.path, None, "F16", dry_run=True).notes == ()
+    (note,) = quantize_file(model, None, "IQ2_XXS", dry_run=True, overrides={"ffn_down": "F32"}).notes
+    assert note == "IQ2_XXS without importances, which llama.cpp would refuse (`oxillama imatrix` collects them)"
+
+
+def test_layers_without_attention_do_not_count_where_its_values_get_more_bits(tmp_path):
+    with GgufWriter(tmp_path / "hybrid.gguf", "lfm2") as writer:
+        for layer in range(8):
+            writer.add_tensor(f"blk.{layer}.attn_{'v' if layer % 2 else 'q'}.weight", np.ones((4, 256), np.float32))
+    found = {plan.name: plan.target for plan in quantize_file(tmp_path / "hybrid.gguf", None, "Q3_K_M", dry_run=True).tensors}
+    assert [found[f"blk.{layer}.attn_v.weight"] for layer in (1, 3, 5, 7)] == ["Q5_K", "Q5_K", "Q4_K", "Q4_K"]
 
 
 def test_parts_become_one_file(model, tmp_path):

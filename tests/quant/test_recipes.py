@@ -81,6 +81,15 @@ def test_q4_k_m_gives_more_bits_to_first_last_and_every_third_layer():
     ("MXFP4", "blk.9.ffn_down.weight", {}, "MXFP4"),
     ("Q1_0", "token_embd.weight", {}, "Q1_0"),
     ("Q4_K", "blk.0.attn_v.weight", {"layer": 0}, "Q6_K"),
+    ("Q4_K_M", "blk.0.attn_qkv.weight", {"layer": 0}, "Q6_K"),
+    ("Q4_K_M", "blk.9.attn_qkv.weight", {"layer": 10}, "Q4_K"),
+    ("Q2_K", "blk.9.attn_qkv.weight", {}, "Q3_K"),
+    ("Q4_K_M", "blk.0.attn_v_b.weight", {"layer": 0}, "Q4_K"),
+    ("Q3_K_L", "blk.9.attn_output.weight", {}, "Q5_K"),
+    ("Q3_K_L", "blk.9.attn_output.weight", {"experts": 8}, "Q3_K"),
+    ("TQ1_0", "blk.9.attn_v.weight", {"experts": 8}, "Q8_0"),
+    ("IQ2_XXS", "output.weight", {"columns": 288}, "Q8_0"),
+    ("IQ2_XXS", "token_embd.weight", {"columns": 288, "tied": True}, "Q8_0"),
     ("Q1_0_G128", "blk.0.attn_v.weight", {}, "Q1_0"),
 ])
 def test_known_mixtures(recipe, name, where, wanted):
@@ -93,7 +102,8 @@ def test_pure_leaves_the_rules_out():
 
 
 @pytest.mark.parametrize("wanted, columns, found", [
-    ("Q4_K", 512, "Q4_K"), ("Q4_K", 320, "Q5_0"), ("Q5_K", 320, "Q5_1"), ("Q6_K", 320, "Q8_0"), ("Q2_K", 320, "IQ4_NL"),
+    ("Q4_K", 512, "Q4_K"), ("Q4_K", 320, "Q5_0"), ("Q5_K", 320, "Q5_1"), ("Q6_K", 320, "Q8_0"), ("Q2_K", 320, "Q4_0"),
+    ("Q3_K", 320, "Q4_0"), ("IQ2_XS", 320, "IQ4_NL"),
     ("IQ4_XS", 96, "IQ4_NL"), ("TQ1_0", 96, "Q4_0"), ("Q1_0", 192, "Q4_0"), ("NVFP4", 96, "Q4_0"), ("Q4_K", 48, "F16"),
     ("MXFP4", 48, "F16"),
     ("Q8_0", 33, "F16"), ("F32", 33, "F32"), ("BF16", 33, "BF16"),
