@@ -192,20 +192,22 @@ ctypedef struct Cut:
 
 
 cdef Cut cut_op(const AttendArgs *a, const Step *step, const Tiles *tiles, int nth) noexcept nogil:
-    """By splits where whole tiles would leave workers without work; heads go together as far as queries and balance allow."""
+    """By splits where whole tiles would leave workers without work. Heads go together as far as queries and balance allow: those of a
+    page lie side by side, so a worker with all of them reads pages from end to end."""
     cdef Cut cut
-    cdef int tile, splits = 0, most
+    cdef int tile, splits = 0, together = 1
     for tile in range(tiles.count):
         splits += last_split(a, step, tiles, tile) - first_split(a, step, tiles, tile) + 1
+    if a.parts == 1:
+        together = max(1, min(<int>OX_MAX_QUERIES // (tiles.widest * a.share), a.kv_heads))
     cut.splits = splits
-    if nth == 1 or tiles.count * a.kv_heads * a.parts >= ITEMS_PER_WORKER * nth or splits == tiles.count:
+    if nth == 1 or splits == tiles.count or tiles.count * ((a.kv_heads + together - 1) // together) * a.parts >= ITEMS_PER_WORKER * nth:
         cut.splits = 0
     elif <size_t>(splits * a.kv_heads * a.parts) * partial_size(a, tiles) > PARTIAL_LIMIT:
         cut.splits = 0
-    most = OX_MAX_QUERIES // (tiles.widest * a.share)
+    cut.heads = together
     if nth > 1:
-        most = min(most, (cut.splits or tiles.count) * a.kv_heads // (CHUNKS_PER_WORKER * nth))
-    cut.heads = 1 if a.parts > 1 else max(1, min(most, a.kv_heads))
+        cut.heads = max(1, min(together, (cut.splits or tiles.count) * a.kv_heads // (CHUNKS_PER_WORKER * nth)))
     cut.blocks = (a.kv_heads + cut.heads - 1) // cut.heads * a.parts
     cut.chunks = (cut.splits or tiles.count) * cut.blocks
     return cut
@@ -334,29 +336,34 @@ cdef void attend_part(const void *args, ox_team *team, int ith, int nth) noexcep
 
 
 cdef void attend_warm(const void *args, int ith, int nth) noexcept nogil:
-    """The first keys and values of this worker's likely first chunk: a step on a short sequence finds them nowhere near."""
+    """The first keys (and values, where a sequence is short) of this worker's likely first chunk: a step finds them nowhere near."""
     cdef const AttendArgs *a = <const AttendArgs *>args
     cdef const Step *step = a.common.step
     cdef const Tiles *tiles = &step.tiles[a.tiles]
     cdef const KvLayer *layer = &step.layers[a.layer]
     cdef Cut cut = cut_op(a, step, tiles, nth)
-    cdef Item item
+    cdef Place p
     cdef const int32_t *pages
     cdef const void *v
     cdef const char *k
-    cdef int g, h, first, last
-    if cut.splits or ith >= cut.chunks:
+    cdef int g, h, first, groups, last
+    if ith >= cut.chunks:
         return
-    choose(a, &cut, ith // tiles.count, &item)
-    item.tile = tiles.count - 1 - ith % tiles.count
-    pages = step.tables[step.row_table[tiles.first[item.tile]]]
-    last = step.positions[tiles.first[item.tile + 1] - 1] // 16
-    first = first_key(a, step.positions[tiles.first[item.tile]]) // 16
-    for g in range(first, min(last, first + WARM_GROUPS - 1) + 1):
-        k = group_at(a, step, pages, 16 * g, item.head, &v)
-        for h in range(item.heads):
+    if cut.splits:
+        p = locate(a, step, tiles, &cut, ith)
+        first, groups = (p.first + p.split) * (OX_SPLIT_KEYS // 16), OX_BLOCK_GROUPS
+    else:
+        choose(a, &cut, ith // tiles.count, &p.item)
+        p.item.tile = tiles.count - 1 - ith % tiles.count
+        first, groups = first_key(a, step.positions[tiles.first[p.item.tile]]) // 16, WARM_GROUPS
+    pages = step.tables[step.row_table[tiles.first[p.item.tile]]]
+    last = min(first + groups - 1, step.positions[tiles.first[p.item.tile + 1] - 1] // 16)
+    for g in range(first, last + 1):
+        k = group_at(a, step, pages, 16 * g, p.item.head, &v)
+        for h in range(p.item.heads):
             ox_fetch(k + h * layer.k_head_bytes, layer.k_group_bytes)
-            ox_fetch(<const char *>v + h * layer.v_head_bytes, layer.v_group_bytes)
+            if not cut.splits:
+                ox_fetch(<const char *>v + h * layer.v_head_bytes, layer.v_group_bytes)
 
 
 cdef class AttendOp(Op):
