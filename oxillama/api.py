@@ -213,8 +213,11 @@ class InferenceEngine:
 
     @staticmethod
     def is_many(prompt: Any) -> bool:
-        """Whether a prompt is a list of prompts: a list whose first item is a text or itself a list."""
-        return isinstance(prompt, (list, tuple)) and bool(prompt) and not isinstance(prompt[0], (int, np.integer))
+        """Whether a prompt is a list of prompts: a list whose first item is a text or itself a list; ConfigError for a None among them."""
+        many = isinstance(prompt, (list, tuple)) and bool(prompt) and not isinstance(prompt[0], (int, np.integer))
+        if many and any(each is None for each in prompt):
+            raise ConfigError(f"prompt: found None in a list of {len(prompt)}, wanted texts or token ids (None alone goes on with the last session)")
+        return many
 
     # ---- logits and the live session ----------------------------------------------------------------------------------------
 

@@ -68,6 +68,15 @@ def test_token_ids_of_every_kind_are_the_same_prompt(engine, ids):
     assert engine.generate(ids, max_tokens=4, sampler=GREEDY).tokens == engine.generate([5, 9], max_tokens=4, sampler=GREEDY).tokens
 
 
+def test_going_on_is_asked_for_alone(engine):
+    engine.generate("Once", max_tokens=2, sampler=GREEDY)
+    held = engine.kv_cache_seq_len()
+    for prompts in ([None], ["a", None], [None, "a"], [[5, 9], None]):
+        with pytest.raises(ConfigError, match=f"prompt: found None in a list of {len(prompts)}, wanted texts or token ids"):
+            engine.generate(prompts, max_tokens=2, sampler=GREEDY)
+    assert engine.kv_cache_seq_len() == held
+
+
 def test_texts_and_ids_are_told_apart_where_many_are_wanted(engine):
     for texts, kind in (("abc", "str"), (5, "int"), (None, "NoneType")):
         with pytest.raises(ConfigError, match=f"embed_batch: found {kind}"):
@@ -115,7 +124,8 @@ def test_sessions_of_another_engine_are_refused_and_stay_whole(engine):
         other.prefill("Once upon a", session=theirs)
         held = list(theirs.tokens)
         for door in (lambda: engine.generate("x", session=theirs), lambda: engine.generate(None, session=theirs),
-                     lambda: engine.prefill("x", session=theirs), lambda: engine.beam_generate("x", session=theirs), lambda: engine.stream("x", session=theirs)):
+                     lambda: engine.prefill("x", session=theirs),
+                     lambda: engine.beam_generate("x", session=theirs), lambda: engine.stream("x", session=theirs)):
             with pytest.raises(EngineError, match="another engine"):
                 door()
         assert theirs.tokens == held and not theirs.busy

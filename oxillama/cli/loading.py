@@ -15,9 +15,11 @@ def add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", nargs="?", metavar="MODEL", help="a GGUF file; the embedded model when left out")
     command.add_argument("-t", "--threads", type=int, default=0, help="worker threads (default: the cores this process may use)")
     command.add_argument("-c", "--context", type=int, default=None, help="context size in tokens (default: the model's own)")
-    command.add_argument("--kv-type", choices=("f16", "f32", "q8_0", "q4_0"), default="f16", help="how keys and values are stored (default: %(default)s)")
+    command.add_argument("--kv-type", choices=("f16", "f32", "q8_0", "q4_0"), default="f16",
+                         help="how keys and values are stored (default: %(default)s)")
     command.add_argument("--sidecar", metavar="auto|FOLDER|0", default="auto",
-                         help="where packed weights are kept for the next load: auto is the cache folder, for large models; 0 is nowhere (default: auto)")
+                         help="where packed weights are kept for the next load: auto is the cache folder, for large models; 0 is nowhere "
+                              "(default: auto)")
     _add_rope(command)
 
 
@@ -31,7 +33,8 @@ def _add_rope(command: argparse.ArgumentParser) -> None:
                        help="base of the frequencies; a windowed layer's own base stays")
     group.add_argument("--yarn-orig-ctx", type=int, default=None, metavar="TOKENS",
                        help="the context that the model was made for (default: the file's)")
-    for name, text in (("ext-factor", "share of frequencies that are kept where fast; 0 stretches all"), ("attn-factor", "factor of cosines and sines"),
+    for name, text in (("ext-factor", "share of frequencies that are kept where fast; 0 stretches all"),
+                       ("attn-factor", "factor of cosines and sines"),
                        ("beta-fast", "turns over the original context from which a pair is kept"),
                        ("beta-slow", "turns under which a pair is stretched in full")):
         group.add_argument(f"--yarn-{name}", type=float, default=None, metavar="N", help=f"{text} (default: the file's)")

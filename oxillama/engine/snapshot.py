@@ -92,7 +92,8 @@ class EngineSnapshot:
             ("format", f"OXISNAP1, version {self.version}, {self.file_size:,} bytes"),
             ("model", f"{facts['name'] or 'unnamed'} ({facts['architecture']})"),
             ("file", self.model.display()),
-            ("tokens", f"{facts['tokens']:,}, {facts['tokens'] - facts['start']:,} of them generated last; context {facts['engine']['context_size']:,}"),
+            ("tokens", f"{facts['tokens']:,}, {facts['tokens'] - facts['start']:,} of them generated last; "
+                       f"context {facts['engine']['context_size']:,}"),
             ("keys, values", f"{kv['length']:,} tokens of {kv['type']} in pages of {kv['page_size']}"),
             ("sampler", "none" if sampler is None else f"temperature {sampler['config']['temperature']}, seed {sampler['seed']}"),
             ("constraint", "none" if constraint is None else str(constraint["kind"])),

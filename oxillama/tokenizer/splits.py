@@ -41,7 +41,8 @@ SPLITS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "kormo", "megrez", "hunyuan", "grok-2", "solar-open", "f2llmv2"), (_QWEN2,)),
     "tekken": (_TEKKEN,),
     **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2", "kanana2", "talkie", "granite-embed-multi-97m"), (_GPT4O,)),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "granite-code", "mellum2"), _DIGITS_THEN_GPT2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "granite-code", "mellum2"),
+                    _DIGITS_THEN_GPT2),
     "deepseek-llm": ("[\r\n]", rf"\s?[{_DEEPSEEK_LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}+"),
     "deepseek-coder": ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\ud7ff]+", r"\p{N}"),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), _DEEPSEEK3),
@@ -53,11 +54,13 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "ufakzeka": (_QWEN2.removeprefix(_CONTRACTIONS + "|"),),
     "laguna": (r"[^\n]+|\n+", _QWEN2),
     "minicpm5": (r"\p{N}{1,3}", _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}+")),
-    "jais-2": (_LLAMA3.removesuffix(r"|\s+(?!\S)|\s+") + "".join(rf"|\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4)) + r"|\s{1,2}(?!\S)|\s",),
+    "jais-2": (_LLAMA3.removesuffix(r"|\s+(?!\S)|\s+")
+               + "".join(rf"|\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4)) + r"|\s{1,2}(?!\S)|\s",),
     "spark2_5": _SPARK, "kimi-k2": (_KIMI,), "youtu": _YOUTU, "exaone-moe": (_EXAONE_MOE,), "chameleon": _CHAMELEON,
     "seed-coder": (_CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",),
 }
 
 # A word that is a token as it stands is taken whole, whatever the merges say.
-WHOLE_WORDS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken", "minicpm5",
+WHOLE_WORDS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano", "tekken",
+                          "minicpm5",
                          "youtu", "granite-embed-multi-97m"})

@@ -86,7 +86,8 @@ def test_every_instruction_set_gives_the_same_bits(shape, kv_type):
 def test_chunks_threads_pages_and_page_sizes_never_change_a_bit(shape, more):
     tokens = tokens_for(620, 4)
     whole = run(program(**shape, **more, max_rows=620), tokens)
-    for workers, chunks, page_size, seed in ((2, None, 16, 5), (1, [1, 2, 61, 192, 300, 3, 61], 32, 6), (3, [255, 1, 1, 363], 16, 7), (2, 100, 48, 8)):
+    for workers, chunks, page_size, seed in ((2, None, 16, 5), (1, [1, 2, 61, 192, 300, 3, 61], 32, 6),
+                                         (3, [255, 1, 1, 363], 16, 7), (2, 100, 48, 8)):
         step = program(**shape, **more, num_threads=workers, max_rows=620)
         assert np.array_equal(run(step, tokens, chunks=chunks, page_size=page_size, seed=seed), whole), (workers, chunks)
 
@@ -115,7 +116,8 @@ def test_companions_in_a_step_never_change_a_bit(workers):
     while any(at[i] < n for i, n in enumerate(lengths)):
         parts = [(i, min(n - at[i], (7, 1, 64, 90, 2)[(i + turn) % 5])) for i, n in enumerate(lengths) if at[i] < n]
         turn += 1
-        batch = Batch(np.concatenate([sequences[i][at[i]:at[i] + m] for i, m in parts]), np.concatenate([np.arange(at[i], at[i] + m) for i, m in parts]),
+        batch = Batch(np.concatenate([sequences[i][at[i]:at[i] + m] for i, m in parts]),
+                      np.concatenate([np.arange(at[i], at[i] + m) for i, m in parts]),
                       [tables[i] for i, _ in parts], np.repeat(np.arange(len(parts)), [m for _, m in parts]), [])
         step.run_until(batch, memory, len(step) - 1)
         rows, first = step.slot(1, batch.rows), 0

@@ -149,7 +149,8 @@ STORE = dict(x=0, rope=None, rope_dims=0, style="norm", q_norm=None, k_norm=None
     ("embed", dict(out=0, table=table(TABLE[:20]), scale=1.0)), ("embed", dict(out=2, table=table(), scale=1.0)), ("embed", dict(out=0, table=TABLE)),
     ("rope_table", dict(out=2, inv_freq=np.ones(20, np.float32))), ("rope_table", dict(out=1, inv_freq=np.ones(0, np.float32))),
     ("rope_store", {**STORE, "layer": 1}), ("rope_store", {**STORE, "kv_heads": 2}), ("rope_store", {**STORE, "k_dim": 16}),
-    ("rope_store", {**STORE, "q_heads": 3, "kv_heads": 2}), ("rope_store", {**STORE, "style": "gptj"}), ("rope_store", {**STORE, "rope": 1, "rope_dims": 8}),
+    ("rope_store", {**STORE, "q_heads": 3, "kv_heads": 2}),
+    ("rope_store", {**STORE, "style": "gptj"}), ("rope_store", {**STORE, "rope": 1, "rope_dims": 8}),
     ("rope_store", {**STORE, "q_norm": WEIGHT}), ("attend", dict(x=0, out=0, **SHAPE)), ("attend", dict(x=0, out=1, window=-1, **SHAPE)),
     ("attend", dict(x=0, out=1, sinks=WEIGHT, **SHAPE)), ("attend", dict(x=0, out=2, **SHAPE)),
 ], ids=lambda op: op[0])
@@ -173,7 +174,8 @@ def test_impossible_programs_are_refused(more):
 
 @pytest.mark.parametrize("make", [
     lambda: EmbeddingTable(TABLE.reshape(-1).view(np.uint8), "Q9", VOCAB, WIDTH), lambda: EmbeddingTable(b"1234", "F32", VOCAB, WIDTH),
-    lambda: EmbeddingTable(TABLE.reshape(-1).view(np.uint8), "Q4_0", VOCAB, WIDTH), lambda: EmbeddingTable(b"", "F32", 0, 0), lambda: table().row(VOCAB)])
+    lambda: EmbeddingTable(TABLE.reshape(-1).view(np.uint8), "Q4_0", VOCAB, WIDTH),
+    lambda: EmbeddingTable(b"", "F32", 0, 0), lambda: table().row(VOCAB)])
 def test_tables_that_do_not_fit_are_refused(make):
     with pytest.raises(ModelError):
         make()
@@ -183,9 +185,11 @@ GOOD = dict(tokens=[1, 2, 3], positions=[0, 1, 2], tables=[[0]], row_table=[0, 0
 
 
 @pytest.mark.parametrize("change", [
-    dict(tokens=[]), dict(tokens=[1, 2]), dict(tokens=[[1, 2, 3]]), dict(tokens=[1.5, 2, 3]), dict(tokens=["a", "b", "c"]), dict(tokens=[1, 2, 1 << 40]),
+    dict(tokens=[]), dict(tokens=[1, 2]), dict(tokens=[[1, 2, 3]]), dict(tokens=[1.5, 2, 3]),
+    dict(tokens=["a", "b", "c"]), dict(tokens=[1, 2, 1 << 40]),
     dict(positions=[0, 1]), dict(positions=[0, 2, 1]), dict(positions=[0, 1, 1]), dict(positions=[-1, 0, 1]), dict(row_table=[0, 1, 0]),
-    dict(row_table=[0, 0, -1]), dict(tables=[]), dict(tables=[[0], [0]], row_table=[0, 1, 0]), dict(wanted=[3]), dict(wanted=[-1]), dict(wanted=[1, 1]),
+    dict(row_table=[0, 0, -1]), dict(tables=[]), dict(tables=[[0], [0]], row_table=[0, 1, 0]),
+    dict(wanted=[3]), dict(wanted=[-1]), dict(wanted=[1, 1]),
     dict(wanted=[2, 0]), dict(tables=[[0.5]])], ids=str)
 def test_batches_that_make_no_sense_are_refused(change):
     Batch(**GOOD)
@@ -194,8 +198,10 @@ def test_batches_that_make_no_sense_are_refused(change):
 
 
 @pytest.mark.parametrize("change, error", [
-    (dict(tokens=[1, 2, 64]), ConfigError), (dict(tokens=[1, -2, 3]), ConfigError), (dict(tables=[[]]), ContextError), (dict(tables=[[-1]]), ContextError),
-    (dict(tables=[[10 ** 6]]), ContextError), (dict(positions=[14, 15, 16]), ContextError), (dict(positions=[14, 15, 16], tables=[[0, -7]]), ContextError),
+    (dict(tokens=[1, 2, 64]), ConfigError), (dict(tokens=[1, -2, 3]), ConfigError), (dict(tables=[[]]), ContextError),
+    (dict(tables=[[-1]]), ContextError),
+    (dict(tables=[[10 ** 6]]), ContextError), (dict(positions=[14, 15, 16]), ContextError),
+    (dict(positions=[14, 15, 16], tables=[[0, -7]]), ContextError),
     (dict(positions=[30, 31, 32], tables=[[-1, 0, 1]]), ContextError)], ids=str)
 def test_batches_that_do_not_fit_the_program_are_refused(change, error):
     step = program()

@@ -1,6 +1,7 @@
 """Run as a program: resumes snapshots in a process of its own and says how each goes on.
 
-Standard input is JSON about {isa, threads, jobs}, each job {snapshot, model, tokens, first}; standard output a list of {tokens, rows, reason, text, again}, where
+Standard input is JSON about {isa, threads, jobs}, each job {snapshot, model, tokens, first}; standard output a list of
+{tokens, rows, reason, text, again}, where
 `rows` is a hash of all logits drawn from and `again` one of the snapshot taken at the end.
 """
 import json

@@ -6,6 +6,7 @@ import struct
 import time
 import tracemalloc
 
+import gguf
 import numpy as np
 import pytest
 
@@ -113,7 +114,6 @@ def test_versions_2_and_3_are_the_same_layout(small):
 
 
 def test_the_gguf_package_reads_the_same(cases):
-    gguf = pytest.importorskip("gguf")
     for file_name in ("bad_gguf/ok_base.gguf", "bad_gguf/align_8.gguf", "arch/gemma3/q8_0.gguf", "arch/mixtral/f32.gguf"):
         path = cases / file_name
         theirs, ours = gguf.GGUFReader(path), GgufReader(path)

@@ -3,6 +3,7 @@ import re
 from pathlib import Path
 
 import pytest
+from gguf import constants
 
 from oxillama.errors import GgufError
 from oxillama.gguf import TENSOR_TYPES, type_by_id, type_by_name
@@ -12,7 +13,6 @@ FORMATS = Path(__file__).resolve().parents[2] / "csrc" / "formats.def"
 
 
 def test_the_table_equals_that_of_the_gguf_package():
-    constants = pytest.importorskip("gguf.constants")
     theirs = {kind.name: (kind.value, *constants.GGML_QUANT_SIZES[kind]) for kind in constants.GGMLQuantizationType}
     ours = {kind.name: (kind.id, kind.columns, kind.block_bytes) for kind in TENSOR_TYPES}
     assert {name: ours.get(name) for name in theirs} == theirs

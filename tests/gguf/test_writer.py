@@ -1,6 +1,7 @@
 """What is written is read back equal, by us and by the gguf package, and a file appears only when it is whole."""
 import resource
 
+import gguf
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -108,7 +109,6 @@ def test_a_file_copied_through_reader_and_writer_is_the_same_bytes(cases, tmp_pa
 
 
 def test_every_tensor_type_is_written_and_the_gguf_package_reads_it(tmp_path):
-    gguf = pytest.importorskip("gguf")
     rng = np.random.default_rng(1)
     blocks = {kind.name: rng.integers(0, 256, (3, 2 * kind.block_bytes), np.uint8) for kind in TENSOR_TYPES}
     known = {kind.name for kind in gguf.GGMLQuantizationType}

@@ -6,12 +6,12 @@ import json
 import random
 import typing
 
+import jsonschema
 import pytest
 
 from oxillama.errors import GrammarError
 from oxillama.grammar import Grammar, GrammarWarning, JsonSchemaCompiler
 
-jsonschema = pytest.importorskip("jsonschema")
 COMPACT, FLEXIBLE = JsonSchemaCompiler(), JsonSchemaCompiler(whitespace="flexible")
 
 
@@ -240,7 +240,8 @@ def test_lenient_compilation_warns_and_leaves_the_keyword_out():
 
 
 @pytest.mark.parametrize("schema", [False, {"not": {}}, {"type": "integer", "minimum": 3, "maximum": 2},
-                                    {"allOf": [{"const": 1}, {"const": 2}]}, {"type": "object", "required": ["a"], "properties": {"a": False}}, {"$ref": "#"},
+                                    {"allOf": [{"const": 1}, {"const": 2}]}, {"type": "object", "required": ["a"], "properties": {"a": False}},
+                                    {"$ref": "#"},
                                     {"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}}])
 def test_schemas_that_nothing_satisfies_raise(schema):
     with pytest.raises(GrammarError):

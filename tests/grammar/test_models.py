@@ -37,7 +37,8 @@ class Home(pydantic.BaseModel):
     next: "Home | None" = None
 
 
-GOOD = ['{"pets":[]}', '{"pets":[{"kind":"cat","lives":9}],"colour":"blue"}', '{"pets":[{"kind":"dog","name":"Rex","born":"2024-02-29"}],"next":{"pets":[]}}']
+GOOD = ['{"pets":[]}', '{"pets":[{"kind":"cat","lives":9}],"colour":"blue"}',
+        '{"pets":[{"kind":"dog","name":"Rex","born":"2024-02-29"}],"next":{"pets":[]}}']
 BAD = ['{}', '{"pets":[{"kind":"cat","lives":10}]}', '{"pets":[{"kind":"dog","name":"R"}]}', '{"pets":[],"colour":"green"}', '{"pets":[],"more":1}',
        '{"pets":[{"kind":"dog","name":"Rex","born":"2023-02-29"}]}', '{"pets":[],"next":{}}']
 

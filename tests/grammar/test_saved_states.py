@@ -74,7 +74,8 @@ def test_a_state_shares_a_grammar_of_the_same_description_only():
         GrammarState.restore(state.serialise(), grammar=JsonSchemaCompiler().compile(SCHEMA))
 
 
-@pytest.mark.parametrize("junk", [None, {}, [], "x", {"gbnf": 3}, {"schema": "{}"}, {"choices": 5}, {"regex": "(", "more": 1}, {"gbnf": "root ::= x"}])
+@pytest.mark.parametrize("junk", [None, {}, [], "x", {"gbnf": 3}, {"schema": "{}"}, {"choices": 5},
+                                 {"regex": "(", "more": 1}, {"gbnf": "root ::= x"}])
 def test_what_is_no_description_raises(junk):
     with pytest.raises(GrammarError):
         Grammar.rebuild(junk)

@@ -202,7 +202,8 @@ model = load_model(GgufReader(sys.argv[1]), sidecar=sys.argv[2])
 memory = model.page_memory()
 memory.ensure(1)
 ids = np.arange(8, dtype=np.int32)
-print(np.array(model.program.step(Batch(ids, ids, [np.zeros(1, np.int32)], np.zeros(8, np.int32), ids), memory)).tobytes().hex(), model.keeper is None)
+print(np.array(model.program.step(Batch(ids, ids, [np.zeros(1, np.int32)], np.zeros(8, np.int32), ids), memory)).tobytes().hex(),
+      model.keeper is None)
 """
 
 

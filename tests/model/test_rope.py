@@ -73,7 +73,8 @@ def test_yarn_keeps_fast_pairs_stretches_slow_ones_and_raises_the_temperature(ll
 OWN = [
     ("llama", {"rope.freq_base": 10000.0}, {"rope_freq_base": 10000}),
     ("llama", {"rope.scaling.type": "linear", "rope.scaling.factor": 49.0}, {"rope_scaling": "linear", "rope_freq_scale": 1 / 49}),
-    ("qwen2", {"rope.scaling.type": "yarn", "rope.scaling.factor": 6.5, "rope.scaling.original_context_length": 64, "rope.scaling.yarn_ext_factor": 0.75,
+    ("qwen2", {"rope.scaling.type": "yarn", "rope.scaling.factor": 6.5,
+              "rope.scaling.original_context_length": 64, "rope.scaling.yarn_ext_factor": 0.75,
                "rope.scaling.yarn_attn_factor": 0.5, "rope.scaling.yarn_beta_fast": 16.0, "rope.scaling.yarn_beta_slow": 2.0},
      {"rope_scaling": "yarn", "rope_freq_scale": 1 / 6.5, "yarn_orig_ctx": 64, "yarn_ext_factor": 0.75, "yarn_attn_factor": 0.5, "yarn_beta_fast": 16,
       "yarn_beta_slow": 2}),

@@ -1,5 +1,6 @@
 """Recipes give each tensor of a model the format that users of GGUF files expect under that name."""
 import pytest
+from gguf import LlamaFileType
 
 from oxillama.errors import QuantError
 from oxillama.quant import RECIPES, formats
@@ -24,11 +25,10 @@ def test_every_format_named_is_one_and_numbers_tell_recipes_apart():
 
 
 def test_file_types_are_those_of_the_gguf_package():
-    kinds = pytest.importorskip("gguf.constants").LlamaFileType
     for name, recipe in RECIPES.items():
         wanted = "ALL_F32" if name == "F32" else "MOSTLY_MXFP4_MOE" if name == "MXFP4" else f"MOSTLY_{name}"
-        if hasattr(kinds, wanted):
-            assert recipe.file_type == kinds[wanted], name
+        if hasattr(LlamaFileType, wanted):
+            assert recipe.file_type == LlamaFileType[wanted], name
 
 
 def test_every_name_that_users_of_gguf_files_know_is_a_recipe():

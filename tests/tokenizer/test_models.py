@@ -147,7 +147,8 @@ def test_names_that_end_a_turn_are_control_tokens_whatever_the_file_calls_them()
 
 def test_phi_3_swallows_the_white_space_after_its_special_tokens():
     tokens = ["<unk>", "<s>", "</s>", "▁", "a", "<|user|>", "\n"]
-    metadata = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": np.array([2, 3, 3, 1, 1, 3, 1], np.int32),
+    metadata = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens,
+                "tokenizer.ggml.token_type": np.array([2, 3, 3, 1, 1, 3, 1], np.int32),
                 "tokenizer.ggml.scores": np.zeros(7, np.float32), "tokenizer.ggml.add_space_prefix": False}
     assert TokenizerBridge.from_metadata(metadata).encode("<|user|>\n a") == [1, 5, 6, 3, 4]
     assert TokenizerBridge.from_metadata(metadata | {"general.name": "Phi-3-mini"}).encode("<|user|>\n a") == [1, 5, 4]

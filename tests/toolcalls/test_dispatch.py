@@ -6,6 +6,7 @@ import enum
 import typing
 from dataclasses import dataclass
 
+import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -159,7 +160,6 @@ schemas = st.recursive(
 @settings(max_examples=150, deadline=None)
 @given(json_values, schemas)
 def test_faults_are_found_exactly_where_the_standard_finds_them(value, schema):
-    jsonschema = pytest.importorskip("jsonschema")
     assert (not faults(value, schema)) == jsonschema.Draft202012Validator(schema).is_valid(value)
 
 

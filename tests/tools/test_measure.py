@@ -35,7 +35,8 @@ def asked(path):
 
 
 @pytest.mark.parametrize(("text", "shown"), [
-    ("p512 n64", "prompt 512, generation 64, 2 threads"), ("n32 d4096 b16 t1", "generation 32 at 4096 x 16, 1 thread"), ("cold t1", "cold load, 1 thread")])
+    ("p512 n64", "prompt 512, generation 64, 2 threads"),
+    ("n32 d4096 b16 t1", "generation 32 at 4096 x 16, 1 thread"), ("cold t1", "cold load, 1 thread")])
 def test_work_says_what_was_asked(tools, text, shown):
     assert str(tools.engines.Work.of(text)) == shown
 
@@ -78,7 +79,8 @@ def test_a_forced_instruction_set_must_be_reported(tools, tmp_path):
 def test_rounds_are_told_apart_by_what_plain_reads_gave(tools, tmp_path):
     work = tools.engines.Work.of("n8")
     ours = [{"tg_tps": rate, "model_bytes": 1e9} for rate in (10.0, 20.0, 30.0, 24.0)]
-    cell = tools.measure.Cell(tmp_path / "m.gguf", work, {"ours": ours, "peer": [{"tg_tps": 10.0}] * 4}, [[30, 31, 30], [30, 60, 58], [60, 58, 60], [60, 61, 60]])
+    cell = tools.measure.Cell(tmp_path / "m.gguf", work, {"ours": ours, "peer": [{"tg_tps": 10.0}] * 4},
+                           [[30, 31, 30], [30, 60, 58], [60, 58, 60], [60, 61, 60]])
     assert cell.moods(50) == {"< 50": [0], "50 passed": [1], ">= 50": [2, 3]}
     assert tools.measure.table([cell], ["ours", "peer"], 50).splitlines()[2:] == [
         "| m | generation 8, 2 threads | generation tokens/s | 10.0 | 10.0 | 1.00 | 1 | 30 to 31 (< 50) | 33 % |",
