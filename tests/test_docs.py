@@ -11,6 +11,8 @@ import pytest
 
 from oxillama import embedded_path
 from oxillama.cli import parser
+from oxillama.model import architectures
+from oxillama.quant import formats
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -38,6 +40,13 @@ def test_every_file_that_a_page_names_is_there(page):
     missing = [name for name in NAMED.findall(text) if "{" not in name and not any((home / name).is_file() for home in HOMES)]
     assert not missing
     assert not [link for link in LINKED.findall(text) if not (page.parent / link).exists()]
+
+
+def test_the_readme_names_every_format_and_architecture():
+    told = (ROOT / "README.md").read_text(encoding="utf-8").partition("## What it runs")[2].partition("\n## ")[0]
+    named = re.search(r"\*\*Formats\*\*[^:]*written: (.*?)\. ", told, re.DOTALL)[1]
+    assert set(named.replace("\n", " ").replace(",", "").split()) == set(formats())
+    assert set(re.findall(r"`(\w+)`", told.partition("**Architectures**")[2].partition(". ")[0])) == set(architectures())
 
 
 def test_every_command_that_a_page_shows_is_one():
