@@ -1,14 +1,17 @@
 """A program without a model: its logits are a hash of the tokens it reads back out of the pages, so a wrong page is a wrong answer."""
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections import namedtuple
+from collections.abc import Iterator
 
 import numpy as np
 
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.request import Request
+from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import Cancelled, PoolError
 from oxillama.sampling import Sampler, SamplerConfig
 
@@ -128,3 +131,26 @@ def solo(prompt, max_tokens: int = 8, sampler: SamplerConfig | None = None) -> l
         draw.accept(token)
         tokens.append(token)
     return tokens[len(prompt):]
+
+
+def drawn_core(rng: random.Random, max_batch_tokens: int) -> EngineCore:
+    """An engine whose limits are drawn: batch, sequences, chunks, pages, prefix cache."""
+    limits = SchedulerConfig(max_batch_tokens=max_batch_tokens, max_batch_sequences=rng.randint(1, min(8, max_batch_tokens)),
+                             max_sequences=rng.randint(1, 12), max_prefill_tokens=rng.randint(1, 64), prefill_chunk=rng.randint(1, 128))
+    return core(scheduler=limits, max_pages=rng.choice([None, 12, 16, 30]), prefix=rng.choice([None, False, {"max_entries": 2}]))
+
+
+def drawn_prompts(rng: random.Random) -> Iterator[list[int]]:
+    """Up to fourteen prompts that begin as one of three do, of any length."""
+    beginnings = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 70))] for _ in range(3)]
+    for _ in range(rng.randint(1, 14)):
+        yield rng.choice(beginnings)[:rng.randint(1, 70)] + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 20))]
+
+
+def check_solo(jobs) -> None:
+    """Every request of (request, prompt, sampler) gives its solo tokens, as many as it came to where it was cancelled."""
+    for job, prompt, sampler in jobs:
+        done = job.result(20)
+        wanted = solo(prompt, job.max_tokens, sampler)
+        assert list(done.tokens) == (wanted if done.finish_reason == "length" else wanted[:len(done.tokens)])
+        assert done.finish_reason == "length" or job.cancelled
