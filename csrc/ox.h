@@ -21,6 +21,7 @@
 #define OX_NOINLINE __attribute__((noinline))
 #define OX_ALIGN(n) __attribute__((aligned(n)))
 #define OX_PREFETCH(p) __builtin_prefetch((p), 0, 3)
+#define OX_PREFETCH_L2(p) __builtin_prefetch((p), 0, 2)
 #else
 #error "oxillama needs gcc or clang"
 #endif

@@ -3,6 +3,7 @@
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
 #include "isa/avx512.h"
 #define OX_TILE_ROWS 8
+#define OX_BESIDE_ROWS(store) ((store) == 8 ? 4 : 3)
 #ifndef OX_WIDE
 #define OX_WIDE 6
 #endif

@@ -16,7 +16,10 @@ cdef extern from "lanes/panel.h" nogil:
         const char *name
         void (*tile[64])(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols,
                          int m) noexcept nogil
-        void (*two[64])(float *c, const uint8_t *first, const uint8_t *second, const uint8_t *x, int64_t cols) noexcept nogil
+        void (*beside[64])(float *c, const uint8_t *const *panels, int n, const uint8_t *x, int64_t ldx, int64_t cols,
+                           int m) noexcept nogil
+        signed char beside_rows[64]
+        int few_rows
         void (*wide[64])(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx,
                          int64_t cols, int m) noexcept nogil
         void (*act_quantise[3])(uint8_t *out, const float *x, int64_t cols) noexcept nogil

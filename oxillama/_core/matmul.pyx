@@ -29,7 +29,6 @@ cdef enum:
     LEAST_RANGE = 48            # and the least, where there are as many
     MANY_CHUNKS = 32            # chunks a worker, so that waiting for the last one is no matter
     WIDE_ROWS = 9               # from so many rows on two panels share a tile
-    FEW_ROWS = 8                # up to so many rows of x a product waits for memory
     MOST_PANELS = 0x7fffffff    # what a run counts
 
 
@@ -110,10 +109,6 @@ cdef void _panel(const MatmulArgs *a, int64_t p, int64_t after, int64_t row, int
         a.lanes.tile[seg.form](c, 16, panel, then, x, a.ldx, a.cols, m)
         a.lanes.finish(out, a.ldout, c, 16, bias, m, live)
         return
-    if m == 1 and seg.form == up.form:
-        a.lanes.two[seg.form](c, panel, up.panels + p * up.panel_bytes, x, a.cols)
-        a.lanes.gate(out, a.ldout, c, c + 16, 16, bias, bias + seg.rows if bias != NULL else NULL, a.gate, 1, live)
-        return
     a.lanes.tile[seg.form](c, 16, panel, up.panels + p * up.panel_bytes, x, a.ldx, a.cols, m)
     a.lanes.tile[up.form](u, 16, up.panels + p * up.panel_bytes, then, x, a.ldx, a.cols, m)
     a.lanes.gate(out, a.ldout, c, u, 16, bias, bias + seg.rows if bias != NULL else NULL, a.gate, m, live)
@@ -147,43 +142,88 @@ cdef Cut _cut(const MatmulArgs *a, int nth) noexcept nogil:
         ranges *= 2
     cut.rows = ((a.m + ranges - 1) // ranges + 11) // 12 * 12      # whole tiles of 6, 4 and 3
     cut.group = max(<int64_t>1, min(49152 // bytes, cut.panels // (4 * nth)))
-    if a.m > FEW_ROWS:
+    if a.m > a.lanes.few_rows:
         cut.group = max(<int64_t>2, cut.group * 8 // min(a.m, cut.rows) // 2 * 2)
+    elif a.m > 8:
+        cut.group = max(<int64_t>1, cut.group * 8 // a.m)
     cut.groups = (cut.panels + cut.group - 1) // cut.group
     cut.chunks = cut.groups * ((a.m + cut.rows - 1) // cut.rows)
     return cut
 
 
-cdef void _two(const MatmulArgs *a, int64_t p, int64_t q) noexcept nogil:
-    """Panels p and q of all segments' panels against the one row of x: two streams from memory at once."""
-    cdef float c[32]
-    cdef int i, j
-    cdef int64_t local, other, column, second
-    cdef const uint8_t *panel = _find(a, p, &i, &local, &column)
-    cdef const uint8_t *far = _find(a, q, &j, &other, &second)
-    if a.segments[i].form != a.segments[j].form:
-        _panel(a, p, -1, 0, 1)
-        _panel(a, q, -1, 0, 1)
-        return
-    a.lanes.two[a.segments[i].form](c, panel, far, a.x, a.cols)
-    a.lanes.finish(a.out + column, a.ldout, c, 32, a.bias + column if a.bias != NULL else NULL, 1,
-                   <int>min(<int64_t>16, a.segments[i].rows - 16 * local))
-    a.lanes.finish(a.out + second, a.ldout, c + 16, 32, a.bias + second if a.bias != NULL else NULL, 1,
-                   <int>min(<int64_t>16, a.segments[j].rows - 16 * other))
+# Panels of one form that are read side by side: their addresses, and their numbers among all segments' panels.
+cdef struct Beside:
+    const uint8_t *panels[4]
+    int64_t numbers[4]
+    int n, form
 
 
-# A worker's run of panels, for few rows.
+cdef void _flush(const MatmulArgs *a, Beside *b) noexcept nogil:
+    """The product of what was gathered; a panel alone is a tile."""
+    cdef float c[128]
+    cdef int i = 0, j, live, width = 4 if b.n > 2 else 2, m = <int>a.m
+    cdef int64_t local, column
+    cdef const float *bias
+    cdef const MatmulSegment *seg
+    if b.n == 1:
+        _panel(a, b.numbers[0], -1, 0, m)
+    elif b.n:
+        b.panels[3] = b.panels[b.n - 1]         # three panels: the last one twice
+        a.lanes.beside[b.form](c, b.panels, width, a.x, a.ldx, a.cols, m)
+        while i < b.n:
+            _find(a, b.numbers[i], &j, &local, &column)
+            seg = a.segments + j
+            live = <int>min(<int64_t>16, seg.rows - 16 * local)
+            bias = a.bias + column if a.bias != NULL else NULL
+            if a.gate:
+                a.lanes.gate(a.out + column, a.ldout, c + 16 * i, c + 16 * i + 16, 16 * width, bias, bias + seg.rows if bias != NULL else NULL,
+                             a.gate, m, live)
+            else:
+                a.lanes.finish(a.out + column, a.ldout, c + 16 * i, 16 * width, bias, m, live)
+            i += 2 if a.gate else 1
+    b.n = 0
+
+
+cdef void _beside(const MatmulArgs *a, int64_t p, int64_t apart, int64_t end) noexcept nogil:
+    """Panels p, p + apart, ... before `end` (with gate and up, of both) against a few rows of x: as many streams from memory."""
+    cdef Beside b
+    cdef int i
+    cdef int64_t local, column
+    cdef const uint8_t *panel
+    b.n = b.form = 0
+    while p < end:
+        panel = _find(a, p, &i, &local, &column)
+        if b.n and b.form != a.segments[i].form:
+            _flush(a, &b)
+        b.form, b.panels[b.n], b.numbers[b.n] = a.segments[i].form, panel, p
+        b.n += 1
+        if a.gate:
+            b.panels[b.n], b.numbers[b.n] = a.segments[1].panels + p * a.segments[1].panel_bytes, p
+            b.n += 1
+        p += apart
+    _flush(a, &b)
+
+
+cdef inline bint _side_by_side(const MatmulArgs *a) noexcept nogil:
+    """Whether rows are so few that panels are read side by side."""
+    cdef int i
+    for i in range(a.n_segments):
+        if a.m > a.lanes.beside_rows[a.segments[i].form] or (a.gate and a.segments[i].form != a.segments[0].form):
+            return False
+    return True
+
+
+# A worker's run of panels, for few rows: panel first + i goes with first + i + apart, first + i + 2 apart and so on.
 cdef struct Run:
-    int64_t first, end
-    int64_t half                # one row: panel first + half + i goes with panel first + i, two streams; 0: panels one by one
-    int units                   # what workers take: pairs, or panels
+    int64_t first, end, apart
+    int units                   # what workers take: panels that are not read beside an earlier one
 
 
-cdef inline Run _run_of(const MatmulArgs *a, int64_t panels, int run, int runs) noexcept nogil:
+cdef inline Run _run_of(const MatmulArgs *a, int64_t panels, int streams, int run, int runs) noexcept nogil:
     cdef Run r
     r.first, r.end = panels * run // runs, panels * (run + 1) // runs
-    r.half = (r.end - r.first + 1) // 2 if a.m == 1 and not a.gate else 0
-    r.units = <int>(r.half if r.half else r.end - r.first)
+    r.apart = (r.end - r.first + streams - 1) // streams
+    r.units = <int>r.apart
     return r
 
 
@@ -192,25 +232,26 @@ cdef void _few(const MatmulArgs *a, const Cut *cut, ox_team *team, int ith, int 
 
     Memory gives most to workers that read long streams of their own, and takes from a run of one's own do not wait for another core's line.
     """
-    cdef int runs = min(nth, <int>OX_TEAM_RUNS), own = ith % runs, run = own, longest = 1, least, i, n, left
+    cdef int runs = min(nth, <int>OX_TEAM_RUNS), own = ith % runs, run = own, longest = 1, i, n, left
+    cdef bint beside = _side_by_side(a)
+    cdef int streams = 1 if not beside else (4 if a.m == 1 and nth == 1 else 2) // (2 if a.gate else 1), least = max(1, <int>cut.group // streams)
     cdef int64_t p, stop
     cdef Run r
     while longest:
-        r = _run_of(a, cut.panels, run, runs)
-        least = max(1, <int>cut.group // 2) if r.half else <int>cut.group
+        r = _run_of(a, cut.panels, streams, run, runs)
         p = r.first + ox_team_cut(team, run, r.units, least, 8 * least, run != own, &n)
         stop = p + n
         while p < stop:
-            if r.half and p + r.half < r.end:
-                _two(a, p, p + r.half)
+            if beside:
+                _beside(a, p, r.apart, r.end)
             else:
-                _panel(a, p, p + 1 if p + 1 < (r.first + r.units if run == own else stop) else -1, 0, <int>a.m)
+                _panel(a, p, p + 1 if p + 1 < (r.end if run == own else stop) else -1, 0, <int>a.m)
             p += 1
         if n:
             continue
         longest = 0
         for i in range(runs):
-            left = ox_team_left(team, i, _run_of(a, cut.panels, i, runs).units)
+            left = ox_team_left(team, i, _run_of(a, cut.panels, streams, i, runs).units)
             if left > longest:
                 longest, run = left, i
 
@@ -220,7 +261,7 @@ cdef void matmul_part(const MatmulArgs *a, ox_team *team, int ith, int nth) noex
     cdef Cut cut = _cut(a, nth)
     cdef int64_t chunk, p, end, row, after
     cdef int m
-    if a.m <= FEW_ROWS and cut.panels < MOST_PANELS:
+    if a.m <= a.lanes.few_rows and cut.panels < MOST_PANELS:
         _few(a, &cut, team, ith, nth)
         return
     while True:

@@ -147,10 +147,13 @@ cdef class Pace:
         """Takes in one step; returns the number of workers for the next."""
         if self.most == 1:
             return 1
+        cdef bint reduced = self.workers < self.most
         if key != self.key:
             self.key, self.count, self.hits, self.spent, self.losers = key, 0, 0, 0.0, 0
+            self.left -= 1
+            if self.trying or (reduced and self.left <= 0):                     # nothing to compare with: as if never tried
+                self._turn(False, False, 0)
             return self.workers
-        cdef bint reduced = self.workers < self.most
         self.spent += seconds
         self.count += 1
         self.hits += preempted > 0

@@ -49,17 +49,18 @@ def test_every_panel_is_computed_once_however_few_rows_are_shared(rows):
 
 
 @pytest.mark.parametrize("name", list(SHAPES))
-def test_a_row_alone_has_the_bits_it_has_among_others(name):
-    """One row reads two panels at once, from halves of a worker's run or from gate and up; more rows read them one by one."""
-    w, u, other, x = packed(name, 149, 256), packed(name, 149, 256, 1), packed("Q4_K", 40, 256, 2), numbers(3, 256)
+def test_a_few_rows_have_the_bits_they_have_among_others(name):
+    """One row reads four panels at once, a few two, from stretches of a worker's run or from gate and up; more rows read them one by one."""
+    w, u, other, x = packed(name, 149, 256), packed(name, 149, 256, 1), packed("Q4_K", 40, 256, 2), numbers(7, 256)
     bias = numbers(1, 338, 3)[0]
     segments = [w, other, u] if w.act == other.act else [w, u]
     rows = sum(s.rows for s in segments)
     many, gated = matmul(segments, x, bias=bias[:rows]), matmul([w, u], x, bias=bias[:298], gate="silu")
     for workers in (1, 3):
-        for i in range(3):
-            assert matmul(segments, x[i:i + 1], bias=bias[:rows], num_threads=workers).tobytes() == many[i].tobytes()
-            assert matmul([w, u], x[i:i + 1], bias=bias[:298], gate="silu", num_threads=workers).tobytes() == gated[i].tobytes()
+        for first, end in ((0, 1), (1, 3), (3, 6), (2, 6), (0, 5)):
+            part = x[first:end]
+            assert matmul(segments, part, bias=bias[:rows], num_threads=workers).tobytes() == many[first:end].tobytes()
+            assert matmul([w, u], part, bias=bias[:298], gate="silu", num_threads=workers).tobytes() == gated[first:end].tobytes()
 
 
 def test_packing_by_many_workers_gives_the_same_panels():

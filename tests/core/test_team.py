@@ -88,6 +88,16 @@ def test_fewer_workers_are_not_kept_when_they_are_no_quicker():
     assert used.count(1) < 60
 
 
+def test_steps_that_change_their_kind_do_not_keep_fewer_workers():
+    pace = threads.Pace(2)
+    for _ in range(40):
+        pace.note(1, {1: 1.0, 2: 8.0}[pace.workers], int(pace.workers == 2))
+    assert pace.workers == 1
+    for step in range(100):
+        pace.note(2 + step % 2, 0.5, 0)
+    assert pace.workers == 2
+
+
 def test_more_workers_than_cores_give_the_same_bits():
     results = []
     for workers in (1, 2, 3, 8):
