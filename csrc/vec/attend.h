@@ -13,6 +13,8 @@
 #ifndef OX_VEC_ATTEND_H
 #define OX_VEC_ATTEND_H
 
+#define OX_SOFTEN 4 /* queries whose softmax runs side by side */
+
 /* Queries i0 to the return value make the next tile: the rest shared out evenly. */
 OX_INLINE int tile_end(int i0, int queries)
 {
@@ -120,34 +122,54 @@ OX_INLINE void score_panels(const walk *w, int n)
     }
 }
 
-/* Scores of query i into exp(score - m); sets m and l, clears its row of acc. */
-OX_INLINE void soften(ox_split *s, int i)
+/* Scores of n neighbouring queries, which see the same keys, into exp(score - m); sets m and l, clears their rows of acc. */
+OX_INLINE void soften(ox_split *s, int i0, int n)
 {
-    int first = s->first[i], last = s->last[i], g0 = first / 16, g1 = (last + 15) / 16;
-    float *p = s->scores + OX_SPLIT_KEYS * i;
-    const ox_f32x16 cap = f32_set1(s->softcap);
-    for (int t = 16 * g0; t < first; t++) p[t] = -INFINITY;
-    for (int t = last; t < 16 * g1; t++) p[t] = -INFINITY;
-    ox_f32x16 top = f32_set1(-INFINITY), sum = f32_zero();
-    for (int g = g0; g < g1; g++) {
-        ox_f32x16 v = f32_load(p + 16 * g);
-        if (s->softcap != 0.0f) {
-            v = f32_select_lt(f32_set1(-INFINITY), v, vec_softcap(v, cap), v);
-            f32_store(p + 16 * g, v);
+    int first = s->first[i0], last = s->last[i0], g0 = first / 16, g1 = (last + 15) / 16;
+    float *p = s->scores + OX_SPLIT_KEYS * i0;
+    const ox_f32x16 cap = f32_set1(s->softcap), least = f32_set1(-INFINITY);
+    ox_f32x16 top[OX_SOFTEN], sum[OX_SOFTEN];
+    OX_UNROLL for (int i = 0; i < n; i++) {
+        for (int t = 16 * g0; t < first; t++) p[OX_SPLIT_KEYS * i + t] = -INFINITY;
+        for (int t = last; t < 16 * g1; t++) p[OX_SPLIT_KEYS * i + t] = -INFINITY;
+        top[i] = least, sum[i] = f32_zero();
+    }
+    for (int g = g0; g < g1; g++)
+        OX_UNROLL for (int i = 0; i < n; i++) {
+            ox_f32x16 v = f32_load(p + OX_SPLIT_KEYS * i + 16 * g);
+            if (s->softcap != 0.0f) {
+                v = f32_select_lt(least, v, vec_softcap(v, cap), v);
+                f32_store(p + OX_SPLIT_KEYS * i + 16 * g, v);
+            }
+            top[i] = f32_max(top[i], v);
         }
-        top = f32_max(top, v);
+    OX_UNROLL for (int i = 0; i < n; i++) {
+        s->m[i0 + i] = f32_hmax(top[i]);
+        top[i] = f32_set1(s->m[i0 + i]);
     }
-    float m = f32_hmax(top);
-    top = f32_set1(m);
-    for (int g = g0; g < g1; g++) {
-        ox_f32x16 v = vec_exp(f32_sub(f32_load(p + 16 * g), top));
-        f32_store(p + 16 * g, v);
-        sum = f32_add(sum, v);
+    for (int g = g0; g < g1; g++)
+        OX_UNROLL for (int i = 0; i < n; i++) {
+            ox_f32x16 v = vec_exp_low(f32_sub(f32_load(p + OX_SPLIT_KEYS * i + 16 * g), top[i]));
+            f32_store(p + OX_SPLIT_KEYS * i + 16 * g, v);
+            sum[i] = f32_add(sum[i], v);
+        }
+    OX_UNROLL for (int i = 0; i < n; i++)
+        s->l[i0 + i] = f32_hsum(sum[i]);
+    memset(s->acc + (int64_t)s->width * i0, 0, (size_t)n * (size_t)s->width * sizeof *s->acc);
+}
+
+/* Neighbours side by side where they see the same keys: one query's chain of additions would wait for itself. */
+OX_INLINE void soften_all(ox_split *s)
+{
+    for (int i = 0, n; i < s->queries; i += n) {
+        int same = i + OX_SOFTEN <= s->queries;
+        for (int j = 1; same && j < OX_SOFTEN; j++)
+            same = s->first[i + j] == s->first[i] && s->last[i + j] == s->last[i];
+        n = same ? OX_SOFTEN : 1;
+        if (s->first[i] >= s->last[i]) continue;
+        if (same) soften(s, i, OX_SOFTEN);
+        else soften(s, i, 1);
     }
-    s->m[i] = m;
-    s->l[i] = f32_hsum(sum);
-    for (int c = 0; c < s->width; c += 16)
-        f32_store(s->acc + (int64_t)s->width * i + c, f32_zero());
 }
 
 /* The values of keys t0 <= key < t1 for one tile of queries. Each query adds exactly the keys it sees, ascending: those all of them see
@@ -232,8 +254,7 @@ static void split(ox_split *s)
         if (s->kind <= OX_KV_F16) score_block(&w, n);
         else score_panels(&w, n);
     }
-    for (int i = 0; i < s->queries; i++)
-        if (s->first[i] < s->last[i]) soften(s, i);
+    soften_all(s);
     for (int n = 0; n < w.blocks * s->heads; n++) mix_block(&w, n);
 }
 

@@ -13,13 +13,12 @@
 
 #include "vec/acts.h"
 
-/* exp(x) = 2^n p(r): x log2(e) rounded by adding 1.5 * 2^23, whose low bits then hold n; r = x - n ln 2 in two steps. */
-OX_INLINE ox_f32x16 vec_exp(ox_f32x16 x)
+/* exp(x) = 2^n p(r): x log2(e) rounded by adding 1.5 * 2^23, whose low bits then hold n; r = x - n ln 2 in two steps. For x <= 88.36 or NaN. */
+OX_INLINE ox_f32x16 vec_exp_low(ox_f32x16 x)
 {
     const ox_f32x16 shift = f32_set1(0x1.8p23f), least = f32_set1(-0x1.5d4p6f);
-    ox_f32x16 y = f32_min(f32_set1(0x1.617p6f), x);
-    ox_f32x16 t = f32_fma(y, f32_set1(0x1.715476p0f), shift), n = f32_sub(t, shift);
-    ox_f32x16 r = f32_fnma(n, f32_set1(0x1.62e43p-1f), y);
+    ox_f32x16 t = f32_fma(x, f32_set1(0x1.715476p0f), shift), n = f32_sub(t, shift);
+    ox_f32x16 r = f32_fnma(n, f32_set1(0x1.62e43p-1f), x);
     r = f32_fnma(n, f32_set1(-0x1.05c61p-29f), r);
     ox_f32x16 p = f32_set1(0x1.6a2256p-10f);
     p = f32_fma(p, r, f32_set1(0x1.123b02p-7f));
@@ -31,6 +30,8 @@ OX_INLINE ox_f32x16 vec_exp(ox_f32x16 x)
     p = i32_as_f32(i32_add(f32_as_i32(p), i32_shl(f32_as_i32(t), 23)));
     return f32_select_lt(x, least, f32_zero(), p);
 }
+
+OX_INLINE ox_f32x16 vec_exp(ox_f32x16 x) { return vec_exp_low(f32_min(f32_set1(0x1.617p6f), x)); }
 
 OX_INLINE ox_f32x16 vec_exp_all(ox_f32x16 x)
 {

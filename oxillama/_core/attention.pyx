@@ -32,6 +32,7 @@ cdef enum:
     PARTIAL_LIMIT = 16 << 20         # floats: beyond this a tile's splits are folded by one worker
     WARM_GROUPS = 8                  # groups of 16 keys fetched before the op begins
     ITEMS_PER_WORKER = 4             # fewer items than this a worker: go by splits
+    DEEP_SPLITS = 4                  # a tile on average: from here on several heads at a time read memory faster than one
     CHUNKS_PER_WORKER = 8            # aimed at: heads go together where there are more
 
 
@@ -193,17 +194,16 @@ ctypedef struct Cut:
 
 cdef Cut cut_op(const AttendArgs *a, const Step *step, const Tiles *tiles, int nth) noexcept nogil:
     """By splits where whole tiles would leave workers without work. Heads go together as far as queries and balance allow: those of a
-    page lie side by side, so a worker with all of them reads pages from end to end."""
+    page lie side by side, so a worker with all of them reads pages from end to end. With more workers splits are never given up again."""
     cdef Cut cut
-    cdef int tile, splits = 0, together = 1
+    cdef int tile, splits = 0, together = 1, items = tiles.count * a.kv_heads * a.parts, deep
     for tile in range(tiles.count):
         splits += last_split(a, step, tiles, tile) - first_split(a, step, tiles, tile) + 1
     if a.parts == 1:
         together = max(1, min(<int>OX_MAX_QUERIES // (tiles.widest * a.share), a.kv_heads))
-    cut.splits = splits
-    if nth == 1 or splits == tiles.count or tiles.count * ((a.kv_heads + together - 1) // together) * a.parts >= ITEMS_PER_WORKER * nth:
-        cut.splits = 0
-    elif <size_t>(splits * a.kv_heads * a.parts) * partial_size(a, tiles) > PARTIAL_LIMIT:
+    deep = together > 1 and splits >= DEEP_SPLITS * tiles.count and items < together * ITEMS_PER_WORKER * nth
+    cut.splits = splits if nth > 1 and splits > tiles.count and (deep or items < ITEMS_PER_WORKER * nth) else 0
+    if <size_t>(cut.splits * a.kv_heads * a.parts) * partial_size(a, tiles) > PARTIAL_LIMIT:
         cut.splits = 0
     cut.heads = together
     if nth > 1:
