@@ -94,9 +94,9 @@ typedef struct {
      * this worker reads next, fetched in good time; NULL if none. */
     void (*tile[FORM_COUNT])(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx,
             int64_t cols, int m);
-    /* c[16 (n t + k) + r] = row r of panels[k] . activation row t, for n panels side by side, wherever they lie: n streams. n is 2, or 4 with
-     * one row; there may be up to `beside_rows` rows */
-    void (*beside[FORM_COUNT])(float *c, const uint8_t *const *panels, int n, const uint8_t *x, int64_t ldx, int64_t cols, int m);
+    /* c[32 t + r] = row r of `first` . activation row t, c[32 t + 16 + r] = row r of `second` . that, for up to `beside_rows` rows: two
+     * streams, wherever the panels lie */
+    void (*beside[FORM_COUNT])(float *c, const uint8_t *first, const uint8_t *second, const uint8_t *x, int64_t ldx, int64_t cols, int m);
     int8_t beside_rows[FORM_COUNT];
     int few_rows;          /* up to so many rows tiles are best, each worker over a run of panels of its own; with more, `wide` */
     /* `tile` for two panels, `stride` bytes apart, side by side in c (columns 0-15, 16-31), for many rows; `later` bytes on lies the pair

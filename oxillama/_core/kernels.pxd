@@ -16,7 +16,7 @@ cdef extern from "lanes/panel.h" nogil:
         const char *name
         void (*tile[64])(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols,
                          int m) noexcept nogil
-        void (*beside[64])(float *c, const uint8_t *const *panels, int n, const uint8_t *x, int64_t ldx, int64_t cols,
+        void (*beside[64])(float *c, const uint8_t *first, const uint8_t *second, const uint8_t *x, int64_t ldx, int64_t cols,
                            int m) noexcept nogil
         signed char beside_rows[64]
         int few_rows

@@ -29,6 +29,7 @@ cdef enum:
     LEAST_RANGE = 48            # and the least, where there are as many
     MANY_CHUNKS = 32            # chunks a worker, so that waiting for the last one is no matter
     WIDE_ROWS = 9               # from so many rows on two panels share a tile
+    MOST_BESIDE = 4             # most rows that the kernels take for panels side by side
     MOST_PANELS = 0x7fffffff    # what a run counts
 
 
@@ -151,57 +152,29 @@ cdef Cut _cut(const MatmulArgs *a, int nth) noexcept nogil:
     return cut
 
 
-# Panels of one form that are read side by side: their addresses, and their numbers among all segments' panels.
-cdef struct Beside:
-    const uint8_t *panels[4]
-    int64_t numbers[4]
-    int n, form
-
-
-cdef void _flush(const MatmulArgs *a, Beside *b) noexcept nogil:
-    """The product of what was gathered; a panel alone is a tile."""
-    cdef float c[128]
-    cdef int i = 0, j, live, width = 4 if b.n > 2 else 2, m = <int>a.m
-    cdef int64_t local, column
-    cdef const float *bias
-    cdef const MatmulSegment *seg
-    if b.n == 1:
-        _panel(a, b.numbers[0], -1, 0, m)
-    elif b.n:
-        b.panels[3] = b.panels[b.n - 1]         # three panels: the last one twice
-        a.lanes.beside[b.form](c, b.panels, width, a.x, a.ldx, a.cols, m)
-        while i < b.n:
-            _find(a, b.numbers[i], &j, &local, &column)
-            seg = a.segments + j
-            live = <int>min(<int64_t>16, seg.rows - 16 * local)
-            bias = a.bias + column if a.bias != NULL else NULL
-            if a.gate:
-                a.lanes.gate(a.out + column, a.ldout, c + 16 * i, c + 16 * i + 16, 16 * width, bias, bias + seg.rows if bias != NULL else NULL,
-                             a.gate, m, live)
-            else:
-                a.lanes.finish(a.out + column, a.ldout, c + 16 * i, 16 * width, bias, m, live)
-            i += 2 if a.gate else 1
-    b.n = 0
-
-
-cdef void _beside(const MatmulArgs *a, int64_t p, int64_t apart, int64_t end) noexcept nogil:
-    """Panels p, p + apart, ... before `end` (with gate and up, of both) against a few rows of x: as many streams from memory."""
-    cdef Beside b
-    cdef int i
-    cdef int64_t local, column
-    cdef const uint8_t *panel
-    b.n = b.form = 0
-    while p < end:
-        panel = _find(a, p, &i, &local, &column)
-        if b.n and b.form != a.segments[i].form:
-            _flush(a, &b)
-        b.form, b.panels[b.n], b.numbers[b.n] = a.segments[i].form, panel, p
-        b.n += 1
-        if a.gate:
-            b.panels[b.n], b.numbers[b.n] = a.segments[1].panels + p * a.segments[1].panel_bytes, p
-            b.n += 1
-        p += apart
-    _flush(a, &b)
+cdef void _beside(const MatmulArgs *a, int64_t p, int64_t q) noexcept nogil:
+    """Panels p and q of all segments' panels (gate's and up's p if gated) against a few rows of x: two streams from memory at once."""
+    cdef float c[32 * MOST_BESIDE]
+    cdef int i, j, m = <int>a.m
+    cdef int64_t local, other, column, far
+    cdef const uint8_t *first = _find(a, p, &i, &local, &column)
+    cdef const uint8_t *second
+    cdef const MatmulSegment *seg = a.segments + i
+    cdef const float *bias = a.bias + column if a.bias != NULL else NULL
+    cdef int live = <int>min(<int64_t>16, seg.rows - 16 * local)
+    if a.gate:
+        a.lanes.beside[seg.form](c, first, a.segments[1].panels + p * a.segments[1].panel_bytes, a.x, a.ldx, a.cols, m)
+        a.lanes.gate(a.out + column, a.ldout, c, c + 16, 32, bias, bias + seg.rows if bias != NULL else NULL, a.gate, m, live)
+        return
+    second = _find(a, q, &j, &other, &far)
+    if seg.form != a.segments[j].form:
+        _panel(a, p, -1, 0, m)
+        _panel(a, q, -1, 0, m)
+        return
+    a.lanes.beside[seg.form](c, first, second, a.x, a.ldx, a.cols, m)
+    a.lanes.finish(a.out + column, a.ldout, c, 32, bias, m, live)
+    a.lanes.finish(a.out + far, a.ldout, c + 16, 32, a.bias + far if a.bias != NULL else NULL, m,
+                   <int>min(<int64_t>16, a.segments[j].rows - 16 * other))
 
 
 cdef inline bint _side_by_side(const MatmulArgs *a) noexcept nogil:
@@ -213,17 +186,18 @@ cdef inline bint _side_by_side(const MatmulArgs *a) noexcept nogil:
     return True
 
 
-# A worker's run of panels, for few rows: panel first + i goes with first + i + apart, first + i + 2 apart and so on.
+# A worker's run of panels, for few rows.
 cdef struct Run:
-    int64_t first, end, apart
-    int units                   # what workers take: panels that are not read beside an earlier one
+    int64_t first, end
+    int64_t half                # panel first + half + i goes with panel first + i, two streams; of all, if they are read one by one
+    int units                   # what workers take: pairs, or panels
 
 
-cdef inline Run _run_of(const MatmulArgs *a, int64_t panels, int streams, int run, int runs) noexcept nogil:
+cdef inline Run _run_of(const MatmulArgs *a, int64_t panels, bint halves, int run, int runs) noexcept nogil:
     cdef Run r
     r.first, r.end = panels * run // runs, panels * (run + 1) // runs
-    r.apart = (r.end - r.first + streams - 1) // streams
-    r.units = <int>r.apart
+    r.half = (r.end - r.first + 1) // 2 if halves else r.end - r.first
+    r.units = <int>r.half
     return r
 
 
@@ -233,17 +207,17 @@ cdef void _few(const MatmulArgs *a, const Cut *cut, ox_team *team, int ith, int 
     Memory gives most to workers that read long streams of their own, and takes from a run of one's own do not wait for another core's line.
     """
     cdef int runs = min(nth, <int>OX_TEAM_RUNS), own = ith % runs, run = own, longest = 1, i, n, left
-    cdef bint beside = _side_by_side(a)
-    cdef int streams = 1 if not beside else (4 if a.m == 1 and nth == 1 else 2) // (2 if a.gate else 1), least = max(1, <int>cut.group // streams)
+    cdef bint beside = _side_by_side(a), halves = beside and not a.gate
+    cdef int least = max(1, <int>cut.group // 2) if halves else <int>cut.group
     cdef int64_t p, stop
     cdef Run r
     while longest:
-        r = _run_of(a, cut.panels, streams, run, runs)
+        r = _run_of(a, cut.panels, halves, run, runs)
         p = r.first + ox_team_cut(team, run, r.units, least, 8 * least, run != own, &n)
         stop = p + n
         while p < stop:
-            if beside:
-                _beside(a, p, r.apart, r.end)
+            if beside and (a.gate or p + r.half < r.end):
+                _beside(a, p, p + r.half)
             else:
                 _panel(a, p, p + 1 if p + 1 < (r.end if run == own else stop) else -1, 0, <int>a.m)
             p += 1
@@ -251,7 +225,7 @@ cdef void _few(const MatmulArgs *a, const Cut *cut, ox_team *team, int ith, int 
             continue
         longest = 0
         for i in range(runs):
-            left = ox_team_left(team, i, _run_of(a, cut.panels, streams, i, runs).units)
+            left = ox_team_left(team, i, _run_of(a, cut.panels, halves, i, runs).units)
             if left > longest:
                 longest, run = left, i
 

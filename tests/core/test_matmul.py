@@ -50,7 +50,7 @@ def test_every_panel_is_computed_once_however_few_rows_are_shared(rows):
 
 @pytest.mark.parametrize("name", list(SHAPES))
 def test_a_few_rows_have_the_bits_they_have_among_others(name):
-    """One row reads four panels at once, a few two, from stretches of a worker's run or from gate and up; more rows read them one by one."""
+    """Up to four rows read two panels at once, from halves of a worker's run or from gate and up; more rows read them one by one."""
     w, u, other, x = packed(name, 149, 256), packed(name, 149, 256, 1), packed("Q4_K", 40, 256, 2), numbers(7, 256)
     bias = numbers(1, 338, 3)[0]
     segments = [w, other, u] if w.act == other.act else [w, u]
