@@ -56,9 +56,6 @@ OX_INLINE void f32_store_f16(uint16_t *p, ox_f32x16 v)
     _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(v.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     _mm_storeu_si128((__m128i *)(p + 8), _mm256_cvtps_ph(v.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
-OX_INLINE __m256 ox_bf16x8(const uint16_t *p)
-{ return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16)); }
-OX_INLINE ox_f32x16 f32_load_bf16(const uint16_t *p) { return OX_F2(ox_bf16x8(p), ox_bf16x8(p + 8)); }
 OX_INLINE float f32_hsum(ox_f32x16 v)
 {
     __m256 b = _mm256_add_ps(v.a, v.b);
@@ -166,6 +163,36 @@ OX_INLINE ox_i32x16 pairs_odd_numbers(ox_i32x16 x)
     __m256i k = _mm256_set1_epi16(1);
     return OX_I2(_mm256_add_epi16(_mm256_add_epi16(x.a, x.a), k), _mm256_add_epi16(_mm256_add_epi16(x.b, x.b), k));
 }
+
+/* bf16 pairs, widened to floats; MXCSR flushes subnormals, after rounding, for as long as such a tile runs (0x9fc0: to nearest, no traps). What is
+ * loaded and stored between two barriers is computed between them. */
+typedef struct { ox_f32x16 even, odd; } ox_bf16x32;
+typedef unsigned ox_flush;
+OX_INLINE ox_flush flush_begin(void)
+{
+    ox_flush was = _mm_getcsr();
+    _mm_setcsr(0x9fc0);
+    __asm__ volatile("" ::: "memory");
+    return was;
+}
+OX_INLINE int flush_end(ox_flush was)
+{
+    __asm__ volatile("" ::: "memory");
+    _mm_setcsr(was);
+    return 0;
+}
+OX_INLINE ox_bf16x32 ox_widen(__m256i a, __m256i b)
+{
+    __m256i high = _mm256_set1_epi32((int)0xffff0000);
+    return (ox_bf16x32){ OX_F2(_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))),
+                         OX_F2(_mm256_castsi256_ps(_mm256_and_si256(a, high)), _mm256_castsi256_ps(_mm256_and_si256(b, high))) };
+}
+OX_INLINE ox_bf16x32 bf16_load(const void *p)
+{ return ox_widen(_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)p + 1)); }
+OX_INLINE ox_bf16x32 bf16_set1(int32_t pair) { __m256i v = _mm256_set1_epi32(pair); return ox_widen(v, v); }
+OX_INLINE ox_f32x16 f32_dot2(ox_f32x16 c, ox_bf16x32 w, ox_bf16x32 x) { return f32_fma(w.even, x.even, f32_fma(w.odd, x.odd, c)); }
+OX_INLINE void i32_store_i16(void *p, ox_i32x16 x)
+{ _mm256_storeu_si256((__m256i *)p, _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8)); }
 
 /* gcc would turn a chain of additions into a tree and keep all of its leaves, which 16 registers do not hold: to it, this changes v. */
 OX_INLINE ox_i32x16 i32_settled(ox_i32x16 v) { __asm__("" : "+x"(v.a), "+x"(v.b)); return v; }

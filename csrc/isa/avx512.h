@@ -35,8 +35,6 @@ OX_INLINE void f32_store_n(float *p, ox_f32x16 a, int n) { _mm512_mask_storeu_ps
 OX_INLINE ox_f32x16 f32_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 OX_INLINE void f32_store_f16(uint16_t *p, ox_f32x16 a)
 { _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
-OX_INLINE ox_f32x16 f32_load_bf16(const uint16_t *p)
-{ return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16)); }
 OX_INLINE float f32_hsum(ox_f32x16 a)
 {
     __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
@@ -99,6 +97,33 @@ OX_INLINE ox_i32x16 pairs_odd(ox_u8x64 a) { return _mm512_srai_epi16(a, 8); }
 OX_INLINE ox_i32x16 i32_dot_pairs(ox_i32x16 c, ox_i32x16 a, ox_i32x16 b) { return _mm512_dpwssd_epi32(c, a, b); }
 OX_INLINE ox_i32x16 pairs_less(ox_i32x16 a, int n) { return _mm512_sub_epi16(a, _mm512_set1_epi16((short)n)); }
 OX_INLINE ox_i32x16 pairs_odd_numbers(ox_i32x16 a) { return _mm512_add_epi16(_mm512_add_epi16(a, a), _mm512_set1_epi16(1)); }
+
+/* bf16 pairs, widened to floats; MXCSR flushes subnormals, after rounding, for as long as such a tile runs (0x9fc0: to nearest, no traps). What is
+ * loaded and stored between two barriers is computed between them. */
+typedef struct { ox_f32x16 even, odd; } ox_bf16x32;
+typedef unsigned ox_flush;
+OX_INLINE ox_flush flush_begin(void)
+{
+    ox_flush was = _mm_getcsr();
+    _mm_setcsr(0x9fc0);
+    __asm__ volatile("" ::: "memory");
+    return was;
+}
+OX_INLINE int flush_end(ox_flush was)
+{
+    __asm__ volatile("" ::: "memory");
+    _mm_setcsr(was);
+    return 0;
+}
+OX_INLINE ox_bf16x32 ox_widen(__m512i v)
+{
+    return (ox_bf16x32){ _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)),
+                         _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32((int)0xffff0000))) };
+}
+OX_INLINE ox_bf16x32 bf16_load(const void *p) { return ox_widen(_mm512_loadu_si512(p)); }
+OX_INLINE ox_bf16x32 bf16_set1(int32_t pair) { return ox_widen(_mm512_set1_epi32(pair)); }
+OX_INLINE ox_f32x16 f32_dot2(ox_f32x16 c, ox_bf16x32 w, ox_bf16x32 x) { return f32_fma(w.even, x.even, f32_fma(w.odd, x.odd, c)); }
+OX_INLINE void i32_store_i16(void *p, ox_i32x16 a) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(a)); }
 
 typedef __m512i ox_scale;                                       /* the scale as a 32-bit number */
 OX_INLINE ox_scale scale_low(ox_i32x16 pairs) { return _mm512_srai_epi32(_mm512_slli_epi32(pairs, 16), 16); }

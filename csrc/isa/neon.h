@@ -56,7 +56,6 @@ OX_INLINE void f32_store_n(float *p, ox_f32x16 a, int n)
 }
 OX_INLINE ox_f32x16 f32_load_f16(const uint16_t *p) { OX_F1(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * q)))); }
 OX_INLINE void f32_store_f16(uint16_t *p, ox_f32x16 a) { OX_QUADS vst1_u16(p + 4 * q, vreinterpret_u16_f16(vcvt_f16_f32(a.v[q]))); }
-OX_INLINE ox_f32x16 f32_load_bf16(const uint16_t *p) { OX_F1(vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * q), 16))); }
 OX_INLINE float f32_hsum(ox_f32x16 a)
 {
     float32x4_t w = vaddq_f32(vaddq_f32(a.v[0], a.v[2]), vaddq_f32(a.v[1], a.v[3]));
@@ -141,6 +140,29 @@ OX_INLINE int32x4_t ox_pairs4(int32x4_t c, int16x8_t a, int16x8_t b)
 OX_INLINE ox_i32x16 i32_dot_pairs(ox_i32x16 c, ox_i32x16 a, ox_i32x16 b) { OX_I1(ox_pairs4(c.v[q], ox_as16(a.v[q]), ox_as16(b.v[q]))); }
 OX_INLINE ox_i32x16 pairs_less(ox_i32x16 a, int n) { OX_I1(ox_as32(vsubq_s16(ox_as16(a.v[q]), vdupq_n_s16((int16_t)n)))); }
 OX_INLINE ox_i32x16 pairs_odd_numbers(ox_i32x16 a) { OX_I1(ox_as32(vaddq_s16(vshlq_n_s16(ox_as16(a.v[q]), 1), vdupq_n_s16(1)))); }
+
+/* bf16 pairs, widened to floats. FPCR.FZ flushes before rounding where the dot flushes after it: a result between 2^-126 (1 - 2^-25) and 2^-126 becomes
+ * zero instead of 2^-126. Whether anything was flushed FPSR.UFC tells; then flushed_pairs does the tile again. */
+typedef struct { ox_f32x16 even, odd; } ox_bf16x32;
+typedef uint64_t ox_flush;
+OX_INLINE ox_flush flush_begin(void)
+{
+    uint64_t was, status;
+    __asm__ volatile("mrs %0, fpcr\n\tmrs %1, fpsr" : "=r"(was), "=r"(status) : : "memory");
+    __asm__ volatile("msr fpsr, %0\n\tmsr fpcr, %1" : : "r"(status & ~(uint64_t)8), "r"((uint64_t)1 << 24) : "memory");
+    return was;
+}
+OX_INLINE int flush_end(ox_flush was)
+{
+    uint64_t status;
+    __asm__ volatile("mrs %0, fpsr\n\tmsr fpcr, %1" : "=&r"(status) : "r"(was) : "memory");
+    return (int)(status & 8);
+}
+OX_INLINE ox_bf16x32 ox_widen(ox_i32x16 v) { return (ox_bf16x32){ i32_as_f32(i32_shl(v, 16)), i32_as_f32(i32_and(v, i32_set1((int32_t)0xffff0000))) }; }
+OX_INLINE ox_bf16x32 bf16_load(const void *p) { return ox_widen(i32_load((const int32_t *)p)); }
+OX_INLINE ox_bf16x32 bf16_set1(int32_t pair) { return ox_widen(i32_set1(pair)); }
+OX_INLINE ox_f32x16 f32_dot2(ox_f32x16 c, ox_bf16x32 w, ox_bf16x32 x) { return f32_fma(w.even, x.even, f32_fma(w.odd, x.odd, c)); }
+OX_INLINE void i32_store_i16(void *p, ox_i32x16 a) { OX_QUADS vst1_s16((int16_t *)p + 4 * q, vmovn_s32(a.v[q])); }
 
 typedef ox_i32x16 ox_scale;                                     /* the scale as a 32-bit number */
 OX_INLINE ox_scale scale_low(ox_i32x16 pairs) { return i32_shr(i32_shl(pairs, 16), 16); }

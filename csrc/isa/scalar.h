@@ -1,8 +1,7 @@
 /* The vocabulary in plain C: the law the other instruction sets must equal bit for bit. See docs/kernels.md for the words. */
 #ifndef OX_ISA_SCALAR_H
 #define OX_ISA_SCALAR_H
-#include "ox.h"
-#include <math.h>
+#include "isa/flush.h"
 
 #define OX_ISA_NAME scalar
 #define OX_ISA_INDEX OX_ISA_SCALAR
@@ -38,7 +37,6 @@ OX_INLINE ox_f32x16 f32_load_n(const float *p, int n) { ox_f32x16 r; OX_EACH r.v
 OX_INLINE void f32_store_n(float *p, ox_f32x16 a, int n) { for (int i = 0; i < n && i < 16; i++) p[i] = a.v[i]; }
 OX_INLINE ox_f32x16 f32_load_f16(const uint16_t *p) { ox_f32x16 r; OX_EACH r.v[i] = ox_f16_to_f32(p[i]); return r; }
 OX_INLINE void f32_store_f16(uint16_t *p, ox_f32x16 a) { OX_EACH p[i] = ox_f32_to_f16(a.v[i]); }
-OX_INLINE ox_f32x16 f32_load_bf16(const uint16_t *p) { ox_f32x16 r; OX_EACH r.v[i] = ox_bf16_to_f32(p[i]); return r; }
 OX_INLINE float f32_hsum(ox_f32x16 a)       /* lane i + lane i+8, then +4, +2, +1 */
 {
     for (int w = 8; w; w >>= 1) for (int i = 0; i < w; i++) a.v[i] = a.v[i] + a.v[i + w];
@@ -105,6 +103,25 @@ OX_INLINE ox_i32x16 pairs_less(ox_i32x16 a, int n)                          /* b
 { OX_EACH a.v[i] = (int32_t)((uint16_t)((int16_t)a.v[i] - n) | (uint32_t)((a.v[i] >> 16) - n) << 16); return a; }
 OX_INLINE ox_i32x16 pairs_odd_numbers(ox_i32x16 a)                          /* both halves 2 n + 1 */
 { OX_EACH a.v[i] = (int32_t)((uint16_t)(2 * (int16_t)a.v[i] + 1) | (uint32_t)(2 * (a.v[i] >> 16) + 1) << 16); return a; }
+
+/* bf16 pairs: a 32-bit lane holds two columns, the even one in its low half. f32_dot2 is c + odd * odd, then + even * even, each fused, rounded to
+ * nearest even and then zero if below 2^-126; subnormal inputs are zero too. It stands between flush_begin and flush_end, so that a processor
+ * can be told to flush; where that flushes more than it should, flush_end says so, and flushed_pairs does the tile again. */
+typedef struct { uint32_t v[16]; } ox_bf16x32;
+typedef int ox_flush;
+OX_INLINE ox_flush flush_begin(void) { return 0; }
+OX_INLINE int flush_end(ox_flush was) { return was; }
+OX_INLINE ox_bf16x32 bf16_load(const void *p) { ox_bf16x32 r; memcpy(&r, p, 64); return r; }
+OX_INLINE ox_bf16x32 bf16_set1(int32_t pair) { ox_bf16x32 r; OX_EACH r.v[i] = (uint32_t)pair; return r; }
+OX_INLINE ox_f32x16 f32_dot2(ox_f32x16 c, ox_bf16x32 w, ox_bf16x32 x)
+{
+    OX_EACH {
+        c.v[i] = ox_flushed_fma(ox_bf16_flushed(w.v[i] >> 16), ox_bf16_flushed(x.v[i] >> 16), c.v[i]);
+        c.v[i] = ox_flushed_fma(ox_bf16_flushed(w.v[i] & 0xffff), ox_bf16_flushed(x.v[i] & 0xffff), c.v[i]);
+    }
+    return c;
+}
+OX_INLINE void i32_store_i16(void *p, ox_i32x16 a) { int16_t v[16]; OX_EACH v[i] = (int16_t)a.v[i]; memcpy(p, v, 32); }      /* values already in range */
 
 /* A sub-block's integer scale per row, in the shape that i32_dot16_scaled likes. */
 typedef ox_i32x16 ox_scale;

@@ -1,4 +1,4 @@
-/* Floats to activation rows: int8 codes under one float scale per 32 or 256 columns, and the sums the tiles need (layout: panel.h).
+/* Floats to activation rows: int8 codes under one float scale per 32 or 256 columns, and the sums the tiles need, or bf16 (layout: panel.h).
  *
  * A block's scale is its largest magnitude / 127 and code = round(x * (127 / largest)), to nearest even: |code| <= 127, so that no dot
  * leaves 32 bits. A block whose largest magnitude is below 2^-100 is zero. A block holding an infinity or a NaN gets the scale NaN and
@@ -67,6 +67,28 @@ static void act_q8_256(uint8_t *out, const float *x, int64_t cols)
         memcpy(out + ACT256_D, &d, 4);
         memcpy(out + ACT256_SUM16, sum16, 32);
         memcpy(out + ACT256_SUM32, sum32, 16);
+    }
+}
+
+/* 16 numbers in bf16, to nearest even, as the low halves of lanes: zero below 2^-126, where a dot would take it for zero, and one NaN for all. */
+OX_INLINE ox_i32x16 act_brain(ox_f32x16 x)
+{
+    ox_i32x16 bits = f32_as_i32(x), size = act_magnitude(x), one = i32_set1(1);
+    ox_i32x16 number = i32_shr(i32_add(bits, i32_add(i32_set1(0x7fff), i32_and(i32_shr(bits, 16), one))), 16);
+    ox_i32x16 normal = i32_shr(i32_sub(i32_set1(0x7fffff), size), 31), none = i32_shr(i32_sub(i32_set1(0x7f800000), size), 31);
+    ox_i32x16 some = i32_shr(i32_sub(size, i32_set1(0x7f800001)), 31);
+    return i32_or(i32_and(number, i32_and(normal, some)), i32_and(none, i32_set1(0x7fc0)));
+}
+
+static void act_bf16(uint8_t *out, const float *x, int64_t cols)
+{
+    int64_t c = 0;
+    for (; c + 16 <= cols; c += 16)
+        i32_store_i16(out + 2 * c, act_brain(f32_load(x + c)));
+    if (c < cols) {
+        int16_t rest[16];
+        i32_store_i16(rest, act_brain(f32_load_n(x + c, (int)(cols - c))));
+        memcpy(out + 2 * c, rest, (size_t)(cols - c + 1) / 2 * 4);
     }
 }
 

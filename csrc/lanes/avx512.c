@@ -1,4 +1,4 @@
-/* The lanes on AVX-512 with VNNI. */
+/* The lanes on AVX-512 with VNNI; and, where the compiler knows them, a second table with bf16 dots. */
 #if defined(__x86_64__)
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
 #include "isa/avx512.h"
@@ -10,4 +10,43 @@
 #define OX_LANES_NAME "avx512"
 #define OX_LANES_TABLE ox_lanes_avx512
 #include "lanes/table.inc"
+
+#if __GNUC__ >= 10 || __clang_major__ >= 9
+static void fused_pairs(OX_TILE_ARGS) { tile_BF16(c, ldc, panel, then, x, ldx, cols, m); }
+
+#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16")
+#include "isa/avx512bf16.h"
+#undef OX_LANES_NAME
+#undef OX_LANES_TABLE
+#define OX_LANES_NAME "avx512bf16"
+#define OX_LANES_TABLE ox_lanes_avx512bf16
+#include "lanes/pairs.inc"
+#include "lanes/entries.inc"
+
+/* Two pairs of columns a time, numbers of all sizes, many of them where products and sums come to lie about 2^-126. */
+int ox_avx512bf16_agrees(void)
+{
+    enum { COLS = 4, ROWS = 8 };
+    OX_ALIGN(64) uint16_t panel[COLS * 16], x[ROWS][COLS];
+    OX_ALIGN(64) float fused[ROWS][16], dots[ROWS][16];
+    uint64_t seed = 88172645463325252u;
+    for (int i = 0; i < 256; i++) {
+        const int least = i % 4 ? 40 : 0, span = i % 4 == 0 ? 255 : i % 4 == 1 ? 50 : 12;
+        for (int k = 0; k < COLS * (16 + ROWS); k++) {
+            seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17;
+            const int high = i % 4 < 2 ? least : k < COLS * 16 ? 55 : 58;        /* of exponents whose sum makes 2^-126: 127 + 1 */
+            uint16_t number = (uint16_t)((seed >> 20 & 0x807f) | ((high + (int)((seed >> 40) % (unsigned)span)) << 7));
+            if (k < COLS * 16)
+                panel[k] = number;
+            else
+                x[k / COLS - 16][k % COLS] = number & 0x7f80 ? number : 0;
+        }
+        fused_pairs(fused[0], 16, (const uint8_t *)panel, NULL, (const uint8_t *)x, sizeof x[0], COLS, ROWS);
+        dot_tile_BF16(dots[0], 16, (const uint8_t *)panel, NULL, (const uint8_t *)x, sizeof x[0], COLS, ROWS);
+        if (memcmp(fused, dots, sizeof fused))
+            return 0;
+    }
+    return 1;
+}
+#endif
 #endif

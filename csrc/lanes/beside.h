@@ -81,6 +81,7 @@ OX_INLINE void beside_float(float *c, const uint8_t *first, const uint8_t *secon
 
 #define OX_FLOAT(name, bytes) \
     static void beside_##name(OX_BESIDE_ARGS) { (void)ldx, (void)m; beside_float(c, first, second, x, cols, FORM_##name, bytes); }
+#define OX_PAIRS(name)
 #define OX_FORM32(name, store, bits, off, side) \
     static void beside_##name(OX_BESIDE_ARGS) \
     { OX_BESIDE_TILES(store, beside_32(c, first, second, x, ldx, cols, M, store, bits, off, side, lut_##name, BLOCK_##name)) }
@@ -89,6 +90,7 @@ OX_INLINE void beside_float(float *c, const uint8_t *first, const uint8_t *secon
     { OX_BESIDE_TILES(store, beside_256(c, first, second, x, ldx, cols, M, store, bits, off, head, side, unit, lut_##name)) }
 #include "lanes/forms.def"
 #undef OX_FLOAT
+#undef OX_PAIRS
 #undef OX_FORM32
 #undef OX_FORM256
 

@@ -92,14 +92,28 @@ static void gather_Q5_K(ox_strand *s, const void *src)
     memcpy(s->side, b->d, 4);
 }
 
+/* Sixteen bytes of a block as dwords: shifted together and masked, which compilers do not find for bytes. */
+typedef uint32_t ox_bytes16 __attribute__((vector_size(16)));
+
+static inline ox_bytes16 bytes16(const uint8_t *p)
+{
+    ox_bytes16 v;
+    memcpy(&v, p, 16);
+    return v;
+}
+
 static void gather_Q6_K(ox_strand *s, const void *src)
 {
     const ox_q6_k *b = src;
-    for (int h = 0; h < 2; h++) {
-        low_high(s->code + 128 * h, b->low + 64 * h, 64);
+    for (int h = 0; h < 4; h++) {               /* columns 128 (h / 2) + 32 k + 16 (h % 2) and 15 more */
+        const uint8_t *low = b->low + 64 * (h >> 1) + 16 * (h & 1);
+        ox_bytes16 first = bytes16(low), second = bytes16(low + 32), high = bytes16(b->high + 16 * h);
+        ox_bytes16 code[4] = {
+            (first & 0x0f0f0f0fu) | (high & 0x03030303u) << 4, (second & 0x0f0f0f0fu) | (high & 0x0c0c0c0cu) << 2,
+            (first >> 4 & 0x0f0f0f0fu) | (high & 0x30303030u), (second >> 4 & 0x0f0f0f0fu) | (high >> 2 & 0x30303030u),
+        };
         for (int k = 0; k < 4; k++)
-            for (int j = 0; j < 32; j++)
-                s->code[128 * h + 32 * k + j] |= (uint8_t)((b->high[32 * h + j] >> 2 * k & 3) << 4);
+            memcpy(s->code + 128 * (h >> 1) + 16 * (h & 1) + 32 * k, code + k, 16);
     }
     memcpy(s->scale, b->scale, 16);
     memcpy(s->side, b->d, 2);

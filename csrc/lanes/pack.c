@@ -6,10 +6,12 @@ typedef void (*ox_gather)(ox_strand *s, const void *src);
 
 static const ox_gather gathers[FORM_COUNT] = {
 #define OX_FLOAT(name, bytes) NULL,
+#define OX_PAIRS(name) NULL,
 #define OX_FORM32(name, store, bits, off, side) gather_##name,
 #define OX_FORM256(name, store, bits, off, head, side, unit) gather_##name,
 #include "lanes/forms.def"
 #undef OX_FLOAT
+#undef OX_PAIRS
 #undef OX_FORM32
 #undef OX_FORM256
 };
@@ -22,11 +24,13 @@ enum {
 
 const ox_form ox_forms[FORM_COUNT] = {
 #define OX_FLOAT(name, bytes) { #name, 1, bytes, FAMILY_FLOAT, ACT_F32, 0, SIDE_NONE, HEAD_NONE },
+#define OX_PAIRS(name) { #name, 1, 2, FAMILY_PAIRS, ACT_BF16, 0, SIDE_NONE, HEAD_NONE },
 #define OX_FORM32(name, store, bits, off, side) { #name, BLOCK_##name, BYTES_##name, FAMILY_32, ACT_Q8_32, store, side, HEAD_NONE },
 #define OX_FORM256(name, store, bits, off, head, side, unit) { #name, BLOCK_##name, BYTES_##name, FAMILY_256, ACT_Q8_256, store, side, \
         head },
 #include "lanes/forms.def"
 #undef OX_FLOAT
+#undef OX_PAIRS
 #undef OX_FORM32
 #undef OX_FORM256
 };
@@ -41,13 +45,16 @@ int ox_form_from_name(const char *name)
 
 int64_t ox_act_bytes(int act, int64_t cols)
 {
-    return OX_ROUND64(act == ACT_Q8_32 ? cols / 32 * ACT32_BYTES : act == ACT_Q8_256 ? cols / 256 * ACT256_BYTES : cols * 4);
+    return OX_ROUND64(act == ACT_Q8_32 ? cols / 32 * ACT32_BYTES : act == ACT_Q8_256 ? cols / 256 * ACT256_BYTES
+                      : act == ACT_BF16 ? cols * 2 : cols * 4);
 }
 
 int64_t ox_panel_bytes(const ox_form *form, int64_t cols)
 {
     if (form->family == FAMILY_FLOAT)
         return OX_ROUND64(cols * 16 * form->bytes);
+    if (form->family == FAMILY_PAIRS)
+        return (cols + 1) / 2 * 64;
     int64_t sides = OX_ROUND64(cols / form->block * OX_SIDE_BYTES(form->side)), codes = cols / 32 * OX_UNIT_BYTES(form->store);
     return sides + codes + (form->family == FAMILY_256 ? cols / 256 * OX_HEAD_BYTES(form->head) : 0);
 }
@@ -209,6 +216,18 @@ static void pack_float(uint8_t *out, const uint8_t *src, int64_t row_bytes, int6
         }
 }
 
+/* Pairs of columns are woven as numbers of 4 bytes; the last of an odd count has a zero beside it. */
+static void pack_pairs(uint8_t *out, const uint8_t *src, int64_t row_bytes, int64_t live, int64_t cols)
+{
+    pack_float(out, src, row_bytes, live, cols / 2, 4);
+    if (cols % 2) {
+        uint8_t *last = out + cols / 2 * 64;
+        memset(last, 0, 64);
+        for (int64_t r = 0; r < live; r++)
+            memcpy(last + 4 * r, src + r * row_bytes + 2 * (cols - 1), 2);
+    }
+}
+
 static void pack_codes(const ox_form *form, ox_gather gather, uint8_t *panel, const uint8_t *src, int64_t row_bytes, int64_t live,
         int64_t cols)
 {
@@ -242,6 +261,8 @@ void ox_pack(const ox_form *form, uint8_t *panels, const uint8_t *src, int64_t r
         const uint8_t *from = src + 16 * p * row_bytes;
         if (form->family == FAMILY_FLOAT && form->bytes == 2)
             pack_float(panels + p * size, from, row_bytes, live, cols, 2);
+        else if (form->family == FAMILY_PAIRS)
+            pack_pairs(panels + p * size, from, row_bytes, live, cols);
         else if (form->family == FAMILY_FLOAT)
             pack_float(panels + p * size, from, row_bytes, live, cols, 4);
         else

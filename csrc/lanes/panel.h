@@ -15,11 +15,11 @@
 #define OX_LANES_PANEL_H
 #include "ox.h"
 
-enum { OX_PANEL_LAYOUT = 2 };       /* grows when these bytes change: what keeps panels in a file asks for it */
+enum { OX_PANEL_LAYOUT = 3 };       /* grows when these bytes change: what keeps panels in a file asks for it */
 
-enum { ACT_F32 = 0, ACT_Q8_32 = 1, ACT_Q8_256 = 2, ACT_COUNT = 3 };
+enum { ACT_F32 = 0, ACT_Q8_32 = 1, ACT_Q8_256 = 2, ACT_BF16 = 3, ACT_COUNT = 4 };
 
-enum { FAMILY_FLOAT, FAMILY_32, FAMILY_256 };
+enum { FAMILY_FLOAT, FAMILY_PAIRS, FAMILY_32, FAMILY_256 };
 
 /* Sides: `count` numbers of `size` bytes per row and file block; number k of row r lies at (16 k + r) size. */
 enum {
@@ -57,16 +57,19 @@ enum {
 
 /* Activation rows, block after block:
  *   q8_32   48 bytes per 32 columns:    codes int8[32], d float, - sum int32, d * sum float, sums of 16 int16[2]
- *   q8_256  320 bytes per 256 columns:  codes int8[256], d float, 12 zero bytes, sums of 16 int16[16], sums of 32 int16[8] */
+ *   q8_256  320 bytes per 256 columns:  codes int8[256], d float, 12 zero bytes, sums of 16 int16[16], sums of 32 int16[8]
+ *   bf16    2 bytes a column, a zero after an odd one */
 enum { ACT32_D = 32, ACT32_LESS = 36, ACT32_DSUM = 40, ACT32_HALVES = 44, ACT32_BYTES = 48 };
 enum { ACT256_D = 256, ACT256_SUM16 = 272, ACT256_SUM32 = 304, ACT256_BYTES = 320 };
 
 enum {
 #define OX_FLOAT(name, bytes) FORM_##name,
+#define OX_PAIRS(name) FORM_##name,
 #define OX_FORM32(name, store, bits, off, side) FORM_##name,
 #define OX_FORM256(name, store, bits, off, head, side, unit) FORM_##name,
 #include "lanes/forms.def"
 #undef OX_FLOAT
+#undef OX_PAIRS
 #undef OX_FORM32
 #undef OX_FORM256
     FORM_COUNT
@@ -112,7 +115,7 @@ typedef struct {
             int kind, int m, int n);
 } ox_lanes;
 
-enum { LANES_SCALAR, LANES_AVX2, LANES_AVXVNNI, LANES_AVX512, LANES_NEON, LANES_NEONDOT, LANES_COUNT };
+enum { LANES_SCALAR, LANES_AVX2, LANES_AVXVNNI, LANES_AVX512, LANES_AVX512BF16, LANES_NEON, LANES_NEONDOT, LANES_COUNT };
 const ox_lanes *ox_lanes_table(int index);          /* NULL when this CPU cannot run it */
 int ox_lanes_best(int isa);                         /* the lanes an instruction set of ox.h uses on this CPU */
 

@@ -292,6 +292,7 @@ OX_INLINE void parts_256(ox_parts a, int store, int bits, int off, int head, int
         tile_##name(c + 16, ldc, panel + stride, NULL, x, ldx, cols, m);                                                     \
     }
 #define OX_FLOAT(name, bytes)
+#define OX_PAIRS(name)
 #define OX_FORM32(name, store, bits, off, side)                                                                              \
     OX_PARTS_OR_TILES(name, side != SIDE_UE4M3 && OX_WIDE_32(store, bits), OX_PART_FROM(store, bits),                        \
                       parts_32(a, store, bits, off, side, lut_##name, BLOCK_##name))
@@ -300,6 +301,7 @@ OX_INLINE void parts_256(ox_parts a, int store, int bits, int off, int head, int
                       parts_256(a, store, bits, off, head, side, unit, lut_##name))
 #include "lanes/forms.def"
 #undef OX_FLOAT
+#undef OX_PAIRS
 #undef OX_FORM32
 #undef OX_FORM256
 

@@ -5,6 +5,7 @@
  *   32s    acc = fma(float(sum (code - off) x), d dx, acc); with a minimum then acc = fma(dmin, dx sum x, acc)
  *   256s   acc = fma(float(sum of scale (code - off) x), d dx, acc); with minima then acc = acc - float(sum of min x) (dmin dx)
  *   floats acc = fma(w, x, acc) column by column, even and odd columns in a chain each, added at the end
+ *   bf16   pairs.inc
  */
 #ifndef OX_LANES_TILES_H
 #define OX_LANES_TILES_H
@@ -298,8 +299,7 @@ OX_INLINE void tile_256(float *c, int64_t ldc, const uint8_t *panel, const uint8
 
 OX_INLINE ox_f32x16 load_weights(const uint8_t *p, int form)
 {
-    return form == FORM_F32 ? f32_load((const float *)p) : form == FORM_F16 ? f32_load_f16((const uint16_t *)p)
-                                                                              : f32_load_bf16((const uint16_t *)p);
+    return form == FORM_F32 ? f32_load((const float *)p) : f32_load_f16((const uint16_t *)p);
 }
 
 /* Two chains per output, even and odd columns: one alone would wait for its own fma (4 cycles for 32 bytes of F16). */
@@ -314,11 +314,12 @@ OX_INLINE void tile_float(float *c, int64_t ldc, const uint8_t *panel, const uin
     int64_t k = 0;
     for (; k + 2 <= cols; k += 2, panel += 32 * bytes) {
         ahead(&next, 32 * bytes);
-        ox_f32x16 w0 = load_weights(panel, form), w1 = load_weights(panel + 16 * bytes, form);
-        OX_UNROLL for (int t = 0; t < m; t++) {
+        ox_f32x16 w0 = load_weights(panel, form);
+        OX_UNROLL for (int t = 0; t < m; t++)
             even[t] = f32_fma(w0, f32_set1(act_f32(x + t * ldx + 4 * k)), even[t]);
+        ox_f32x16 w1 = load_weights(panel + 16 * bytes, form);
+        OX_UNROLL for (int t = 0; t < m; t++)
             odd[t] = f32_fma(w1, f32_set1(act_f32(x + t * ldx + 4 * k + 4)), odd[t]);
-        }
     }
     if (k < cols) {
         ox_f32x16 w0 = load_weights(panel, form);
@@ -346,8 +347,15 @@ enum {
 #undef OX_FORMAT
 };
 
+/* Two chains a row: with 16 registers three rows fit, four would be spilled (AVX2 on Zen 4, 60 rows: 31 GMAC/s and 53). */
+#define OX_FLOAT_TILES(call)                                                                                                 \
+    for (; OX_TILE_ROWS < 8 && (m == 3 || m > 4); m -= 3, c += 3 * ldc, x += 3 * ldx, then = 0) { enum { M = 3 }; call; }    \
+    for (; OX_TILE_ROWS < 8 && m > 2; m -= 2, c += 2 * ldc, x += 2 * ldx, then = 0) { enum { M = 2 }; call; }                \
+    OX_TILES(call)
+
 #define OX_FLOAT(name, bytes) \
-    static void tile_##name(OX_TILE_ARGS) { OX_TILES(tile_float(c, ldc, panel, then, x, ldx, cols, M, FORM_##name, bytes)) }
+    static void tile_##name(OX_TILE_ARGS) { OX_FLOAT_TILES(tile_float(c, ldc, panel, then, x, ldx, cols, M, FORM_##name, bytes)) }
+#define OX_PAIRS(name)
 #define OX_FORM32(name, store, bits, off, side) \
     static void tile_##name(OX_TILE_ARGS) \
     { OX_TILES(tile_32(c, ldc, panel, then, x, ldx, cols, M, store, bits, off, side, lut_##name, BLOCK_##name)) }
@@ -356,6 +364,7 @@ enum {
     { OX_TILES(tile_256(c, ldc, panel, then, x, ldx, cols, M, store, bits, off, head, side, unit, lut_##name)) }
 #include "lanes/forms.def"
 #undef OX_FLOAT
+#undef OX_PAIRS
 #undef OX_FORM32
 #undef OX_FORM256
 

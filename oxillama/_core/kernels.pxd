@@ -6,6 +6,7 @@ cdef extern from "lanes/panel.h" nogil:
         ACT_F32
         ACT_Q8_32
         ACT_Q8_256
+        ACT_BF16
         ACT_COUNT
         FORM_COUNT
     ctypedef struct ox_form:
@@ -22,7 +23,7 @@ cdef extern from "lanes/panel.h" nogil:
         int few_rows
         void (*wide[64])(float *c, int64_t ldc, const uint8_t *panel, int64_t stride, int64_t later, const uint8_t *x, int64_t ldx,
                          int64_t cols, int m) noexcept nogil
-        void (*act_quantise[3])(uint8_t *out, const float *x, int64_t cols) noexcept nogil
+        void (*act_quantise[4])(uint8_t *out, const float *x, int64_t cols) noexcept nogil
         void (*finish)(float *out, int64_t ldout, const float *c, int64_t ldc, const float *bias, int m, int n) noexcept nogil
         void (*gate)(float *out, int64_t ldout, const float *g, const float *u, int64_t ldc, const float *bias_g, const float *bias_u,
                      int kind, int m, int n) noexcept nogil

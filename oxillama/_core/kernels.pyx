@@ -37,7 +37,7 @@ cdef extern from "lanes/panel.h" nogil:
     const ox_lanes *ox_lanes_table(int index)
     int ox_lanes_best(int isa)
 
-ACTS = ("f32", "q8_32", "q8_256")
+ACTS = ("f32", "q8_32", "q8_256", "bf16")
 PANEL_LAYOUT = OX_PANEL_LAYOUT      # the number of the bytes' order in panels: what keeps panels in a file compares it
 
 # CPUID is slow in a virtual machine: asked once, at import.
@@ -45,6 +45,9 @@ cdef const ox_lanes *tables[LANES_COUNT]
 cdef int _i
 for _i in range(LANES_COUNT):
     tables[_i] = ox_lanes_table(_i)
+cdef int best[OX_ISA_COUNT]
+for _i in range(OX_ISA_COUNT):
+    best[_i] = ox_lanes_best(_i)
 LANES = {tables[i].name.decode(): i for i in range(LANES_COUNT) if tables[i] != NULL}
 ISA_NUMBERS = {ox_isa_name(i).decode(): i for i in range(OX_ISA_COUNT)}
 AVAILABLE = tuple(ox_isa_name(i).decode() for i in range(OX_ISA_COUNT) if (ox_isa_available() >> i) & 1)
@@ -99,7 +102,7 @@ def cpu_info() -> dict:
 
 cdef const ox_lanes *lanes_table(object isa) except NULL:
     """The kernels of an instruction set by name, None for the active one; ConfigError when it cannot run here."""
-    index = ox_lanes_best(ISA_NUMBERS[isa_active()]) if isa is None else LANES.get(isa)
+    index = best[<int>ISA_NUMBERS[isa_active()]] if isa is None else LANES.get(isa)
     if index is None:
         raise ConfigError(f"isa: got {isa!r}, wanted one of {', '.join(LANES)}")
     return tables[<int>index]

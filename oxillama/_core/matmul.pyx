@@ -13,7 +13,7 @@ from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free
 from openmp cimport omp_get_num_threads, omp_get_thread_num
 
-from oxillama._core.kernels cimport ACT_F32, ACT_Q8_32, act_index, act_row_bytes, lanes_table, ox_lanes
+from oxillama._core.kernels cimport ACT_Q8_256, ACT_Q8_32, act_index, act_row_bytes, lanes_table, ox_lanes
 from oxillama._core.panels cimport MatmulSegment, PackedMatrix
 from oxillama._core.threads cimport OX_TEAM_RUNS, open_region, ox_team, ox_team_cut, ox_team_init, ox_team_left, ox_team_take, worker_count
 from oxillama._core.vectors cimport activation
@@ -257,9 +257,9 @@ cdef void matmul_part(const MatmulArgs *a, ox_team *team, int ith, int nth) noex
 
 
 def act_bytes(str act, int64_t cols) -> int:
-    """Bytes of one activation row of `cols` columns in the format `act` ("f32", "q8_32", "q8_256"); QuantError if it does not fit."""
+    """Bytes of one activation row of `cols` columns in the format `act` ("f32", "bf16", "q8_32", "q8_256"); QuantError if it does not fit."""
     cdef int index = act_index(act)
-    cdef int64_t block = 1 if index == ACT_F32 else 32 if index == ACT_Q8_32 else 256
+    cdef int64_t block = 32 if index == ACT_Q8_32 else 256 if index == ACT_Q8_256 else 1
     if cols < 1 or cols % block or cols > <int64_t>1 << 32:
         raise QuantError(f"{act}: rows of {cols} columns, wanted a multiple of {block}")
     return act_row_bytes(index, cols)

@@ -9,7 +9,7 @@ ctypedef void (*QuantiseFn)(uint8_t *out, const float *x, int64_t columns) noexc
 
 cdef enum:
     KV_KINDS = 4      # OX_KV_COUNT
-    ACTS = 3          # activation formats: f32, q8_32, q8_256
+    ACTS = 4          # activation formats: f32, q8_32, q8_256, bf16
     OUTPUT = -1       # the slot number of the program's output rows
 
 

@@ -8,9 +8,9 @@ import numpy as np
 from oxillama.errors import ModelError
 
 MAX_COLUMNS = 1 << 30
-ACT_NAMES = ("f32", "q8_32", "q8_256")
-cdef int[3] ACT_BLOCK = [1, 32, 256]
-cdef int[3] ACT_BLOCK_BYTES = [4, 48, 320]
+ACT_NAMES = ("f32", "q8_32", "q8_256", "bf16")
+cdef int[4] ACT_BLOCK = [1, 32, 256, 1]
+cdef int[4] ACT_BLOCK_BYTES = [4, 48, 320, 2]
 
 
 cdef int act_number(object act) except -1:

@@ -117,6 +117,8 @@ def unpacked_acts(rows: np.ndarray, act: str, columns: int) -> np.ndarray:
     """Activation rows as float32 (rows, columns): `rows` holds their bytes, in the layout of csrc/lanes/panel.h."""
     if act == "f32":
         return rows[:, :columns]
+    if act == "bf16":
+        return (np.ascontiguousarray(rows).view(np.uint16)[:, :columns].astype(np.uint32) << 16).view(np.float32)
     block, size = {"q8_32": (32, 48), "q8_256": (256, 320)}[act]
     raw = np.ascontiguousarray(rows).view(np.uint8)[:, :columns // block * size].reshape(len(rows), -1, size)
     codes = raw[:, :, :block].view(np.int8).astype(np.float32)

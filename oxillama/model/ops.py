@@ -41,9 +41,13 @@ class OpKind:
 
 
 def rounded(x: np.ndarray, act: str) -> np.ndarray:
-    """x (rows, width) as its activation format holds it: int8 steps of the largest magnitude in each 32 or 256 columns."""
+    """x (rows, width) as its activation format holds it: int8 steps of the largest magnitude in each 32 or 256 columns, or bf16 to nearest even."""
     if act == "f32":
         return x
+    if act == "bf16":
+        bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+        near = (bits + (0x7FFF + (bits >> 16 & 1)).astype(np.uint32) & 0xFFFF0000).view(np.float32)
+        return np.where(np.isnan(x), np.float32(np.nan), np.where(np.abs(x) < np.float32(2.0**-126), np.float32(0), near))
     block = {"q8_32": 32, "q8_256": 256}[act]
     blocks = x.reshape(len(x), -1, block)
     step = np.abs(blocks).max(axis=2, keepdims=True) / np.float32(127)

@@ -38,6 +38,8 @@ def act_floats(rows, act, cols):
     """float64 (m, cols): the numbers that activation rows (uint8) stand for."""
     if act == "f32":
         return rows[:, :4 * cols].copy().view(np.float32).astype(np.float64)
+    if act == "bf16":
+        return (rows[:, :2 * cols].copy().view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     block, size = (32, 48) if act == "q8_32" else (256, 320)
     blocks = rows[:, :cols // block * size].reshape(len(rows), cols // block, size)
     codes = blocks[:, :, :block].copy().view(np.int8).astype(np.float64)
