@@ -202,8 +202,8 @@ _SMALLEST_ROW = 32
 
 
 def recipe_named(name: str) -> Recipe:
-    """The recipe called `name`; raises QuantError for an unknown one."""
-    found = RECIPES.get(_ALIASES.get(name, name)) if isinstance(name, str) else None
+    """The recipe called `name`, in any case; raises QuantError for an unknown one."""
+    found = RECIPES.get(_ALIASES.get(name.upper(), name.upper())) if isinstance(name, str) else None
     if found is None:
         raise QuantError(f"unknown recipe {name!r}, wanted one of {', '.join((*RECIPES, *_ALIASES))}")
     return found

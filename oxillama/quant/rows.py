@@ -68,8 +68,8 @@ def formats() -> Mapping[str, Format]:
 
 
 def format_named(name: str) -> Format:
-    """The format called `name`, as GGUF files and users write it; raises QuantError for an unknown one."""
-    found = _FORMATS.get(_ALIASES.get(name, name)) if isinstance(name, str) else None
+    """The format called `name`, in any case, as GGUF files and users write it; raises QuantError for an unknown one."""
+    found = _FORMATS.get(_ALIASES.get(name.upper(), name.upper())) if isinstance(name, str) else None
     if found is None:
         raise QuantError(f"unknown format {name!r}, wanted one of {', '.join((*_FORMATS, *_ALIASES))}")
     return found

@@ -250,6 +250,12 @@ def test_parts_become_one_file(model, tmp_path):
         quantize_file(tmp_path / "m-00001-of-00002.gguf", tmp_path / "m-00002-of-00002.gguf", "Q4_0")
 
 
+def test_recipes_and_formats_are_taken_in_any_case_and_make_the_same_file(model, tmp_path):
+    upper = quantize_file(model, tmp_path / "upper.gguf", "Q4_K_M", overrides={"attn_v": "Q8_0"})
+    lower = quantize_file(model, tmp_path / "lower.gguf", "q4_k_m", overrides={"attn_v": "q8_0"})
+    assert lower.path.read_bytes() == upper.path.read_bytes() and lower.tensors == upper.tensors
+
+
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, OSError])
 def test_a_conversion_that_is_stopped_leaves_what_was_there(model, tmp_path, stop):
     target = tmp_path / "new.gguf"

@@ -135,7 +135,12 @@ def test_roles_are_read_from_names():
     assert roles_of("blk.7.ssm_in.weight") == ()
 
 
-@pytest.mark.parametrize("name", ["Q4_K_XL", "q4_k_m", None, ""])
+def test_names_are_taken_in_any_case():
+    assert all(recipe_named(name.lower()) is recipe_named(name.title()) is recipe for name, recipe in RECIPES.items())
+    assert recipe_named("q4_k") is RECIPES["Q4_K_M"]
+
+
+@pytest.mark.parametrize("name", ["Q4_K_XL", "q4_k_xl", None, ""])
 def test_an_unknown_recipe_is_named_beside_the_known_ones(name):
     with pytest.raises(QuantError, match="unknown recipe .*wanted one of F32, F16, BF16, Q4_0.*Q4_K_M"):
         recipe_named(name)

@@ -13,12 +13,13 @@ def test_the_table_says_what_each_format_costs():
     assert formats()["Q4_K"].row_bytes(512) == 288
     assert formats()["Q4_K"].row_columns(288) == 512
     assert list(formats())[:3] == ["F32", "F16", "Q4_0"]
-    assert format_named("Q1_0_G128") is formats()["Q1_0"]
+    assert format_named("Q1_0_G128") is format_named("q1_0_g128") is formats()["Q1_0"]
+    assert all(format_named(name.lower()) is kind for name, kind in formats().items())
     with pytest.raises(TypeError):
         formats()["Q9_X"] = None
 
 
-@pytest.mark.parametrize("name", ["Q4_X", "q4_k", "", None, 12])
+@pytest.mark.parametrize("name", ["Q4_X", "q4_x", "", None, 12])
 def test_an_unknown_format_is_named_beside_the_known_ones(name):
     for door in (lambda: dequantize(np.zeros(144, np.uint8), name), lambda: quantize(ONES, name), lambda: format_named(name)):
         with pytest.raises(QuantError, match="unknown format .*wanted one of F32, F16, Q4_0"):
