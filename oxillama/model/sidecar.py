@@ -27,6 +27,7 @@ from blake3 import blake3
 
 from oxillama._core.kernels import PANEL_LAYOUT
 from oxillama._core.panels import PackedMatrix, fault_in
+from oxillama._core.pool import available_bytes
 from oxillama.errors import QuantError
 from oxillama.gguf import GgufReader
 
@@ -86,7 +87,8 @@ def open_sidecar(path: Path, key: dict, wanted: Mapping[Key, Wanted], *, num_thr
         if header["key"] != key:
             raise ValueError("it was made from other files")
         found = _matrices(view, header["sections"], wanted)
-        if len(view) < _available():
+        free = available_bytes()
+        if free is None or len(view) < free:        # else it would drive out what is in use
             fault_in(view, num_threads=num_threads)
         if _probe(view) != header["probe"]:
             raise ValueError("its bytes are not those that were written")
@@ -169,15 +171,6 @@ def _probe(view: memoryview) -> str:
         at = len(view) * i // _PROBES // _PAGE * _PAGE
         hasher.update(view[at:at + _PAGE] if at else view[-_PAGE:])         # the first page is the header, which has a hash of its own
     return hasher.hexdigest()
-
-
-def _available() -> int:
-    """Bytes that may be read into memory without driving out what is in use."""
-    try:
-        with open("/proc/meminfo", "rb") as file:
-            return 1024 * int(next(line for line in file if line.startswith(b"MemAvailable:")).split()[1])
-    except (OSError, StopIteration, ValueError):
-        return 1 << 62
 
 
 # ---- writing -------------------------------------------------------------------------------------------------------------

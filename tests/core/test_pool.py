@@ -2,6 +2,7 @@
 import numpy as np
 import pytest
 
+from oxillama._core import pool
 from oxillama._core.pool import PageMemory
 from oxillama._core.tape import Batch
 from oxillama.errors import ConfigError, PoolError
@@ -105,3 +106,18 @@ def test_rope_store_puts_keys_and_values_where_read_finds_them(kv_type, dtype):
         part = rows[16 * page:16 * page + n]
         assert np.array_equal(k[:n], part[:, 96:144].reshape(n, 2, 24).astype(dtype).astype(np.float32))
         assert np.array_equal(v[:n], part[:, 144:].reshape(n, 2, 40).astype(dtype).astype(np.float32))
+
+
+@pytest.mark.parametrize(("files", "wanted"), [
+    ({"proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 7 kB\n"}, 7168),
+    ({"proc/meminfo": "MemAvailable: 7 kB\n", "sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "5\n"}, 7168),
+    ({"proc/meminfo": "MemAvailable: 7 kB\n", "sys/fs/cgroup/memory.max": "5000\n", "sys/fs/cgroup/memory.current": "4900\n"}, 100),
+    ({"sys/fs/cgroup/memory/memory.limit_in_bytes": "50\n", "sys/fs/cgroup/memory/memory.usage_in_bytes": "70\n"}, 0),
+    ({}, None),
+])
+def test_free_memory_is_what_the_system_and_the_cgroup_both_leave(tmp_path, monkeypatch, files, wanted):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(pool, "Path", lambda name: tmp_path / name[1:])
+    assert pool.available_bytes() == wanted

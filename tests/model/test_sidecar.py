@@ -210,3 +210,14 @@ def test_the_setting_the_environment_and_the_size_say_where_sidecars_are(model, 
     monkeypatch.setenv("OXILLAMA_SIDECAR_LIMIT", "much")
     with pytest.raises(ConfigError, match="OXILLAMA_SIDECAR_LIMIT"):
         sidecars.limit_bytes()
+
+
+def test_a_sidecar_is_read_into_memory_where_that_drives_out_nothing_in_use(model, tmp_path, monkeypatch):
+    folder, read = tmp_path / "sidecars", []
+    packed = loaded(model, folder)
+    size = only(folder).stat().st_size
+    monkeypatch.setattr(sidecar, "fault_in", lambda view, **_: read.append(len(view)))
+    for free, wanted in ((0, []), (size, []), (size + 1, [size]), (None, [size])):       # None: nobody knows
+        read.clear()
+        monkeypatch.setattr(sidecar, "available_bytes", lambda free=free: free)
+        assert np.array_equal(loaded(model, folder), packed) and read == wanted
