@@ -34,7 +34,7 @@ from oxillama.engine.session import Session
 from oxillama.engine.stops import StopText
 from oxillama.engine.transfer import PageCopy, fill_pages
 from oxillama.errors import ConfigError, EngineError, PoolError, SnapshotIncompatible
-from oxillama.gguf import PROBE_BYTES, GgufReader, ModelFingerprint
+from oxillama.gguf import PROBE_BYTES, GgufReader, ModelFingerprint, check_apart
 from oxillama.grammar.automaton import MOST_SAVED
 from oxillama.sampling import Sampler, SamplerConfig
 
@@ -110,13 +110,13 @@ class Snapshots:
     nothing. restore_constraint: makes a constraint's state from its description and bytes.
     """
 
-    __slots__ = ("_fingerprints", "_marks", "_reader", "_restore_constraint", "config", "core", "naming", "tokenizer", "vocabulary")
+    __slots__ = ("_fingerprints", "_marks", "_restore_constraint", "config", "core", "naming", "reader", "tokenizer", "vocabulary")
 
     def __init__(self, core: EngineCore, config: EngineConfig, reader: GgufReader, vocabulary: Vocabulary | None, *,
                  naming: Mapping[str, str], restore_constraint: RestoreConstraint, tokenizer: str | None = None) -> None:
         self.core, self.config, self.vocabulary = core, config, vocabulary
         self.naming, self.tokenizer = dict(naming), tokenizer
-        self._reader, self._restore_constraint = reader, restore_constraint
+        self.reader, self._restore_constraint = reader, restore_constraint
         self._marks = [(path, _mark(path)) for path in reader.paths]
         self._fingerprints: dict[bool, ModelFingerprint] = {}
 
@@ -127,7 +127,7 @@ class Snapshots:
                 now = _mark(path)
                 if now is not None and known is not None and now[0] == known[0] and now != known:
                     raise SnapshotIncompatible(f"model: {path} was changed since it was loaded, wanted the file as it was")
-            self._fingerprints[full] = ModelFingerprint.compute(self._reader, full=full)
+            self._fingerprints[full] = ModelFingerprint.compute(self.reader, full=full)
         return self._fingerprints[full]
 
     def check_model(self, model: ModelFingerprint) -> None:
@@ -135,7 +135,7 @@ class Snapshots:
         if model.probe_size == PROBE_BYTES:
             model.check(self.fingerprint(full=model.full is not None))
         else:
-            model.verify(self._reader)
+            model.verify(self.reader)
 
     def page_facts(self) -> dict[str, Any]:
         """How pages are laid out and keys rotated, as JSON values: of coded types the keys' panels too, of the rotation what is not the file's."""
@@ -165,7 +165,8 @@ class Snapshots:
         return b"".join(seal(KIND, sections, compress=sections.keys() & {"kv"} if compress else ()))
 
     def save(self, session: Session, path: str | os.PathLike, *, compress: str | None = None, full: bool = False) -> None:
-        """The session in a file, in one step: OSError where the system refuses, and then the file is as it was."""
+        """The session in a file, not the model's own, in one step: OSError where the system refuses, and then the file is as it was."""
+        check_apart("snapshot_to_file", path, self.reader.paths)
         with self._saving(session, compress, full) as (sections, kv):
             if kv.nbytes:
                 sections["kv"] = kv
@@ -257,15 +258,14 @@ class Snapshots:
         with typed(KIND, "facts"):
             self.check_pages(facts["kv"])
             mine, theirs = self.config.to_dict(), told.config().to_dict()      # fields that are newer than the snapshot have their defaults
-            core = self.core
             for name, found, wanted in (
-                    ("tokenizer", facts["tokenizer"], self.tokenizer), ("vocabulary", facts["vocab"], core.program.vocab_size),
+                    ("tokenizer", facts["tokenizer"], self.tokenizer), ("vocabulary", facts["vocab"], self.core.program.vocab_size),
                     ("adapters", facts["adapters"], []),
                     *((name, theirs[name], value) for name, value in mine.items() if name not in _FREE and not name.startswith("prefix_"))):
                 if type(found) is not type(wanted) or found != wanted:
                     raise SnapshotIncompatible(f"{name}: the snapshot has {found!r}, this engine {wanted!r}")
-            if whole(facts["engine"]["context_size"], 1, "context_size") > core.context_size:
-                raise SnapshotIncompatible(f"context_size: the snapshot has {facts['engine']['context_size']}, this engine {core.context_size}")
+            if whole(facts["engine"]["context_size"], 1, "context_size") > self.core.context_size:
+                raise SnapshotIncompatible(f"context_size: the snapshot has {facts['engine']['context_size']}, this engine {self.core.context_size}")
 
     def _thawed(self, saved: Envelope, facts: Mapping[str, Any], processors: Sequence[Callable]) -> Session:
         """A session without pages from verified sections, with pages that will fit; touches nothing of the engine."""

@@ -18,13 +18,14 @@ from oxillama.engine.prefix import PrefixKvCache
 from oxillama.engine.snapshot import KIND, Snapshots, whole
 from oxillama.engine.transfer import PageCopy, fill_pages
 from oxillama.errors import ConfigError, SnapshotIncompatible
-from oxillama.gguf import ModelFingerprint
+from oxillama.gguf import ModelFingerprint, check_apart
 
 _MOST = 1 << 30             # bytes of tokens, and of tables
 
 
 def spill(room: Snapshots, path: str | os.PathLike) -> int:
-    """Write the stored prefixes to a file; returns how many. Nothing changes in the cache, and no request waits."""
+    """Write the stored prefixes to a file, not the model's own; returns how many. Nothing changes in the cache, and no request waits."""
+    check_apart("save_prefixes", path, room.reader.paths)
     core, size = room.core, room.core.pool.page_size
     cache, model = _cache(room), room.fingerprint()
     with core.lock:

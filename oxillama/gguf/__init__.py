@@ -7,7 +7,7 @@ from oxillama.gguf.fingerprint import PROBE_BYTES, ModelFingerprint
 from oxillama.gguf.keys import REQUIRED, Keys, architecture
 from oxillama.gguf.layout import TensorInfo
 from oxillama.gguf.reader import GgufReader, Metadata
-from oxillama.gguf.source import is_among
+from oxillama.gguf.source import check_apart, is_among
 from oxillama.gguf.types import TENSOR_TYPES, TensorType, type_by_id, type_by_name
 from oxillama.gguf.writer import GgufWriter
 
@@ -23,6 +23,7 @@ __all__ = [
     "TensorInfo",
     "TensorType",
     "architecture",
+    "check_apart",
     "is_among",
     "type_by_id",
     "type_by_name",

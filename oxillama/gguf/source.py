@@ -62,6 +62,12 @@ def is_among(path: str | os.PathLike[str], files: Iterable[str | os.PathLike[str
     return os.path.exists(path) and any(os.path.exists(file) and os.path.samefile(path, file) for file in files)
 
 
+def check_apart(name: str, path: str | os.PathLike[str], files: Iterable[str | os.PathLike[str]]) -> None:
+    """Raise ConfigError, by the name of what is to be written, where `path` leads to one of a model's files."""
+    if is_among(path, files):
+        raise ConfigError(f"{name}: {path} is the model itself, wanted another file")
+
+
 def _view(source: Any) -> Shard:
     try:
         view = memoryview(source)

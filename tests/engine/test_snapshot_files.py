@@ -131,6 +131,17 @@ def test_a_header_is_read_without_the_pages(small, tmp_path):
         engine.restore_from_file(tmp_path / "none")
 
 
+def test_the_models_own_file_is_never_written_over(small, tmp_path):
+    path, engine, session, _ = small
+    before, link = path.read_bytes(), tmp_path / "link"
+    link.symlink_to(path)
+    for each in (path, str(path), link):
+        for name, write in (("snapshot_to_file", session.snapshot_to_file), ("save_prefixes", engine.save_prefixes)):
+            with pytest.raises(ConfigError, match=f"{name}: .* is the model itself, wanted another file"):
+                write(each)
+    assert path.read_bytes() == before
+
+
 @pytest.mark.parametrize("step", range(1, 10))       # open, four sections, header, fsync, close, rename
 def test_the_old_snapshot_loads_after_a_save_that_failed_at_any_step(small, tmp_path, monkeypatch, step):
     path, engine, session, data = small
