@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.drafting import ModelDrafter
 from oxillama.engine.engine import EngineCore
@@ -65,22 +67,40 @@ def open_draft(vocabulary: Vocabulary | None, model: Model, source: Any, *, own_
         core, rows = core_over(draft, config), model.config.vocab_size
         return ModelDrafter(core, Alignment(rows, rows), own_sampler=own_sampler, weight=_run_bytes(draft) / _run_bytes(model)), core.close
     if hasattr(source, "load_model"):
-        loaded, close = source._loaded, None
+        opened, loaded = None, source._loaded
         core, words, draft = loaded.core, loaded.vocabulary, loaded.model
     else:
         path = Path(source)
         path = choose_draft(model, path) if path.is_dir() else path
-        config = config or EngineConfig(model_path=path)
+        config = _rotated(config or EngineConfig(model_path=path), model, path)
         # a draft is small and may lie in a file that goes with this interpreter: it is kept only where a folder was named for it
         opened = open_model(replace(config, sidecar=False) if config.sidecar == "auto" else config, path)
-        core, words, draft, close = opened.core, opened.vocabulary, opened.model, opened.core.close
+        core, words, draft = opened.core, opened.vocabulary, opened.model
     try:
         alignment = aligned(vocabulary, words, model.config.vocab_size, draft.config.vocab_size)
     except BaseException:
-        if close is not None:
-            close()
+        if opened is not None:
+            opened.close(keep=False)
         raise
-    return ModelDrafter(core, alignment, own_sampler=own_sampler, weight=_bytes(draft.reader) / _bytes(model.reader)), close
+    drafter = ModelDrafter(core, alignment, own_sampler=own_sampler, weight=_bytes(draft.reader) / _bytes(model.reader))
+    return drafter, None if opened is None else opened.close
+
+
+def _rotated(config: EngineConfig, target: Model, path: Path) -> EngineConfig:
+    """A draft's config with the target's rope overrides where it has none and the file says of its architecture all that the target's says."""
+    told = target.rope.given()
+    if not told or config.rope().given():
+        return config
+    with GgufReader(path) as reader:
+        same = _hyperparameters(reader) == _hyperparameters(target.reader)
+    return replace(config, **told) if same else config
+
+
+def _hyperparameters(reader: GgufReader) -> dict[str, Any]:
+    """The architecture's name and its keys, arrays as lists."""
+    arch = reader.metadata.get("general.architecture")
+    wanted = ["general.architecture", *(key for key in reader.metadata if key.startswith(f"{arch}."))]
+    return {key: np.asarray(reader.metadata.get(key)).tolist() for key in wanted}
 
 
 def exit_depth(source: Any, layers: int) -> int | None:

@@ -30,6 +30,12 @@ class Opened:
     core: EngineCore
     vocabulary: Vocabulary | None
 
+    def close(self, *, keep: bool = True) -> None:
+        """Stop all work and end what writes the model's packed weights: with what is left written first, or (keep=False) given up."""
+        self.core.close()
+        if self.model.keeper is not None:
+            self.model.keeper.finish() if keep else self.model.keeper.cancel()
+
 
 def open_model(config: EngineConfig, source: Any, *, tokenizer_json: str | bytes | None = None, progress: Progress | None = None) -> Opened:
     """Load the GGUF file at a path, or in bytes, as the config says. `progress(done, total)` is told of the bytes of weights prepared."""

@@ -9,6 +9,8 @@ from oxillama.engine.config import EngineConfig
 from oxillama.engine.envelope import Envelope
 from oxillama.engine.snapshot import KIND
 from oxillama.errors import SnapshotIncompatible
+from oxillama.quant import quantize_file
+from tests.model import tiny
 
 SEEDED = SamplerConfig(temperature=1.0, seed=5)
 YARN = {"rope_scaling": "yarn", "rope_freq_scale": 0.25, "yarn_orig_ctx": 100, "rope_freq_base": 20000}
@@ -90,3 +92,30 @@ def test_a_draft_by_first_layers_rotates_as_its_target():
 def test_a_requantised_draft_rotates_as_its_target(model):
     with oxillama.load(model, num_threads=1, **YARN) as target, SpeculativeEngine(SpeculativeConfig(target, "requantised")) as engine:
         assert engine.drafter.core.snapshots.config.rope().given() == YARN and engine.drafter.core.context_size == 400
+
+
+def given(target, draft, config=None):
+    """The overrides that a draft from a file runs under."""
+    with SpeculativeEngine(SpeculativeConfig(target, draft), draft_config=config) as engine:
+        return engine.drafter.core.snapshots.config.rope().given()
+
+
+def test_a_draft_from_a_file_that_says_the_same_of_its_architecture_rotates_as_its_target(model, tmp_path):
+    draft = quantize_file(model, tmp_path / "draft.gguf", "Q8_0").path
+    with oxillama.load(model, num_threads=1, **YARN) as target:
+        assert given(target, draft) == YARN
+        assert given(target, draft, EngineConfig(num_threads=1)) == YARN
+        assert given(target, draft, EngineConfig(rope_freq_base=30000)) == {"rope_freq_base": 30000.0}       # its own word is whole
+        plain = target.generate(PROMPT, max_tokens=12, sampler=SEEDED).tokens
+        assert target.generate(PROMPT, max_tokens=12, sampler=SEEDED, speculative=draft).tokens == plain
+    with oxillama.load(model, num_threads=1) as target:
+        assert given(target, draft) == {}
+
+
+@pytest.mark.parametrize(("arch", "keys"), [
+    ("qwen3", {}), ("llama", {"llama.rope.freq_base": 20000.0}), ("llama", {"llama.context_length": 128}),
+    ("llama", {"llama.rope.scaling.type": "linear"}), ("llama", {"llama.attention.layer_norm_rms_epsilon": 1e-6})])
+def test_a_draft_of_anything_else_rotates_as_its_file_says(model, tmp_path, arch, keys):
+    tiny.write(tmp_path / "draft.gguf", arch, keys=keys).close()
+    with oxillama.load(model, num_threads=1, **YARN) as target:
+        assert given(target, tmp_path / "draft.gguf") == {}

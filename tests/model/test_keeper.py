@@ -381,3 +381,36 @@ def test_a_draft_is_kept_only_where_a_folder_was_named_for_it(model, tmp_path, m
             open_draft(None, engine._loaded.model, model, config=config)[1]()
             keeper.finish_all()
     assert not (tmp_path / "cache").exists() and len(list((tmp_path / "named").iterdir())) == 1
+
+
+def test_closing_a_draft_writes_its_sidecar_and_ends_its_keeper(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(keeper, "IDLE_SECONDS", 1e6)
+    named = oxillama.EngineConfig(sidecar=tmp_path / "named")
+    with oxillama.load(model, sidecar=False) as engine:
+        _, close = open_draft(None, engine._loaded.model, model, config=named)
+        assert len(keeper._keepers) == 1
+        close()
+        only, = (tmp_path / "named").iterdir()
+        assert not keeper._keepers and sidecar.verify(only)
+
+
+def test_an_engine_that_is_closed_closes_the_keepers_of_its_drafts(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(keeper, "IDLE_SECONDS", 1e6)
+    monkeypatch.setenv("OXILLAMA_SIDECAR", str(tmp_path / "named"))
+    copy = tmp_path / "draft.gguf"
+    copy.write_bytes(model.read_bytes())
+    os.utime(copy, (1, 1))
+    with oxillama.load(model) as engine:
+        engine.generate([1, 2, 3], max_tokens=3, speculative=copy)
+        assert len(keeper._keepers) == 2
+    assert not keeper._keepers and {one.names for one in sidecars.entries(tmp_path / "named")} == {("model.gguf",), ("draft.gguf",)}
+
+
+def test_a_draft_that_is_refused_is_not_kept(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(keeper, "IDLE_SECONDS", 1e6)
+    other = tmp_path / "other.gguf"
+    shape = dict.fromkeys(("token_embd.weight", "output.weight"), (96, 64))
+    tiny.write(other, "llama", tensors=shape).close()
+    with oxillama.load(model, sidecar=False) as engine, pytest.raises(OxillamaError, match="draft: found 96 tokens"):
+        open_draft(None, engine._loaded.model, other, config=oxillama.EngineConfig(sidecar=tmp_path / "named"))
+    assert not keeper._keepers and not (tmp_path / "named").exists()
