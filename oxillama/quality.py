@@ -23,7 +23,7 @@ from oxillama.api import InferenceEngine
 from oxillama.engine.durable import replacing
 from oxillama.engine.rows import submit_rows
 from oxillama.errors import ConfigError, EngineError, QuantError
-from oxillama.gguf import is_among
+from oxillama.gguf import check_apart
 
 Progress = Callable[[int, int, float], None]        # windows done, windows in all, perplexity so far
 MAGIC = b"_logits_"
@@ -93,8 +93,8 @@ def perplexity(engine: InferenceEngine, text: str | Sequence[int], *, context: i
     windows are then those of the file, which must be those of the text. ConfigError for settings that cannot be kept, QuantError for a file
     that does not fit.
     """
-    if save_logits is not None and is_among(save_logits, engine.model_files):
-        raise ConfigError(f"save_logits: {save_logits} is the model itself, wanted another file")
+    if save_logits is not None:
+        check_apart("save_logits", save_logits, engine.model_files)
     windows = windows_of(engine, text, context, limit)
     base = None if kl_base is None else _Base(kl_base, windows, context, engine.config.vocab_size)
     first, losses, distances = context // 2, [], []

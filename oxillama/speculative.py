@@ -26,6 +26,7 @@ from oxillama.engine.session import Session
 from oxillama.engine.specsnapshot import SpecSnapshot
 from oxillama.engine.speculation import Candidates, Drafter, Silent, SpecStats
 from oxillama.errors import ConfigError, OxillamaError, SamplingError, SpecSnapshotIncompatible
+from oxillama.gguf import check_apart
 from oxillama.sampling import Sampler, SamplerConfig
 
 Model = str | Path | InferenceEngine | None
@@ -74,8 +75,6 @@ class SpeculativeEngine:
             self.target = config.target if isinstance(config.target, InferenceEngine) else self._own(load(config.target))
             source = self._requantised() if config.draft == "requantised" else config.draft
             own = None if config.draft_sampler is None else self._draft_sampler
-            if config.draft == "requantised":          # the same weights: their positions are rotated alike
-                draft_config = replace(draft_config or EngineConfig(), **self.target._loaded.model.rope.given())
             self.drafter, close = open_draft(self.target._loaded.vocabulary, self.target._loaded.model, source, own_sampler=own,
                                                   config=draft_config)
         except BaseException:
@@ -135,7 +134,10 @@ class SpeculativeEngine:
                             sampler=sampler, held=held if draft else 0, memory=memory, settings=self._settings()).encode()
 
     def snapshot_to_file(self, path: str | Path) -> None:
-        """The same in a file, whole or not at all."""
+        """The same in a file, whole or not at all; none of the two models' own."""
+        for core in (self.target._loaded.core, self.drafter.core):
+            if core.snapshots is not None:          # a draft of the target's first layers has no file of its own
+                check_apart("snapshot_to_file", path, core.snapshots.reader.paths)
         write_parts(path, [self.snapshot()])
 
     @classmethod
@@ -231,7 +233,7 @@ class SpeculativeEngine:
             engine.close()
         if hasattr(self, "drafter"):
             self.drafter.forget()
-        close = getattr(self, "_close_draft", None)
+        close, self._close_draft = getattr(self, "_close_draft", None), None       # it holds the draft's weights
         if close is not None:
             close()
         if self._folder is not None:

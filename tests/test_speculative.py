@@ -145,6 +145,19 @@ def test_a_saved_session_goes_on_as_if_nothing_had_been(target, draft, stories, 
         assert (*first.tokens, *rest.tokens) == plain(target, "Once upon", max_tokens=100, sampler=SEEDED, seed=12).tokens
 
 
+def test_neither_models_file_is_written_over_by_a_snapshot(cases, tmp_path):
+    paths = [tmp_path / "target.gguf", tmp_path / "draft.gguf"]
+    for path, kind in zip(paths, ("f32", "q8_0")):
+        path.write_bytes((cases / "stories260K" / f"stories260K-{kind}.gguf").read_bytes())
+    before = [path.read_bytes() for path in paths]
+    with SpeculativeEngine(SpeculativeConfig(*paths)) as engine:
+        engine.generate("Once", max_tokens=3)
+        for path in paths:
+            with pytest.raises(oxillama.ConfigError, match="snapshot_to_file: .* is the model itself"):
+                engine.snapshot_to_file(path)
+    assert [path.read_bytes() for path in paths] == before
+
+
 def test_a_saved_session_is_refused_when_a_byte_is_another(target, draft):
     with SpeculativeEngine(SpeculativeConfig(target, draft)) as engine:
         engine.generate("Once", max_tokens=5)
