@@ -73,6 +73,15 @@ cdef size_t _round_up(size_t value, size_t unit) noexcept:
     return (value + unit - 1) // unit * unit
 
 
+def _cached_bytes(stat, total) -> int:
+    """Cached files in a cgroup's memory: they count as used, a mapped model's among them, and yield to whoever asks for memory."""
+    try:
+        numbers = dict(line.split() for line in stat.read_text().splitlines())
+        return int(numbers[total + "active_file"]) + int(numbers[total + "inactive_file"])
+    except (OSError, ValueError, KeyError):
+        return 0
+
+
 def available_bytes() -> int | None:
     """Memory the system could still give this process: MemAvailable and the cgroup's limit, None where neither is known."""
     found = []
@@ -82,12 +91,14 @@ def available_bytes() -> int | None:
                 found.append(int(line.split()[1]) * 1024)
     except (OSError, ValueError):
         pass
-    for limit, used in (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")):
+    for place, limit, used, total in (("", "memory.max", "memory.current", ""),
+                                      ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")):
         try:
-            root = Path("/sys/fs/cgroup")
-            found.append(int((root / limit).read_text()) - int((root / used).read_text()))
+            group = Path("/sys/fs/cgroup") / place
+            room = int((group / limit).read_text()) - int((group / used).read_text())
         except (OSError, ValueError):
             continue
+        found.append(room + _cached_bytes(group / "memory.stat", total))
     return max(0, min(found)) if found else None
 
 

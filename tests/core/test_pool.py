@@ -113,6 +113,10 @@ def test_rope_store_puts_keys_and_values_where_read_finds_them(kv_type, dtype):
     ({"proc/meminfo": "MemAvailable: 7 kB\n", "sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "5\n"}, 7168),
     ({"proc/meminfo": "MemAvailable: 7 kB\n", "sys/fs/cgroup/memory.max": "5000\n", "sys/fs/cgroup/memory.current": "4900\n"}, 100),
     ({"sys/fs/cgroup/memory/memory.limit_in_bytes": "50\n", "sys/fs/cgroup/memory/memory.usage_in_bytes": "70\n"}, 0),
+    ({"sys/fs/cgroup/memory.max": "5000\n", "sys/fs/cgroup/memory.current": "4900\n",
+      "sys/fs/cgroup/memory.stat": "anon 900\nactive_file 1000\ninactive_file 2500\n"}, 3600),
+    ({"sys/fs/cgroup/memory/memory.limit_in_bytes": "50\n", "sys/fs/cgroup/memory/memory.usage_in_bytes": "45\n",
+      "sys/fs/cgroup/memory/memory.stat": "active_file 1\ninactive_file 1\ntotal_active_file 10\ntotal_inactive_file 20\n"}, 35),
     ({}, None),
 ])
 def test_free_memory_is_what_the_system_and_the_cgroup_both_leave(tmp_path, monkeypatch, files, wanted):
