@@ -270,12 +270,16 @@ def test_a_forgotten_stream_stops_the_work(engine):
 
 
 def test_ctrl_c_reaches_a_caller_that_waits(engine):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)       # a shell's background jobs ignore the signal, and so would python
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     start = time.monotonic()
-    with pytest.raises(KeyboardInterrupt):
-        while True:
-            engine.generate("Once", sampler=SamplerConfig(ignore_eos=True))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                engine.generate("Once", sampler=SamplerConfig(ignore_eos=True))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert time.monotonic() - start < 2
 
 

@@ -15,7 +15,6 @@ import ctypes
 import json
 import mmap
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -100,8 +99,8 @@ def main() -> None:
             drop(path)
     found = (ours(str(options.model), options.t, options.sidecar and str(options.sidecar)) if options.engine == "oxillama"
              else llama_cpp(str(options.model), options.t))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20 if sys.platform == "darwin" else 1 << 10)
-    found = {**found, "model": str(options.model), "cold": options.cold, "peak_rss_mb": peak}
+    held = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]      # ru_maxrss may be a parent's
+    found = {**found, "model": str(options.model), "cold": options.cold, "peak_rss_mb": int(held[0].split()[1]) / (1 << 10)}
     print(json.dumps(found) if options.json else "\n".join(f"{key:<12} {value}" for key, value in found.items()))
 
 

@@ -8,6 +8,7 @@ import resource
 import statistics
 import sys
 import time
+from pathlib import Path
 
 import oxillama
 from oxillama.cli.loading import add_model, load
@@ -69,6 +70,13 @@ def measure(engine: oxillama.InferenceEngine, *, prompt: int, generate: int, dep
 
 
 def peak_rss_mb() -> float:
-    """The most memory this process has held, in MB (2^20 bytes)."""
+    """The most memory this process has held, in MB (2^20 bytes).
+
+    Linux tells of this program alone; `ru_maxrss` counts what the process was before it became this program, a large parent's copy.
+    """
+    status = Path("/proc/self/status")
+    for line in status.read_text().splitlines() if status.exists() else ():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / (1 << 10)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1 << 20 if sys.platform == "darwin" else 1 << 10)
