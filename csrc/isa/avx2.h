@@ -2,6 +2,7 @@
 #ifndef OX_ISA_AVX2_H
 #define OX_ISA_AVX2_H
 #include "ox.h"
+#include "isa/mxcsr.h"
 #include <immintrin.h>
 
 #define OX_ISA_NAME avx2
@@ -164,23 +165,8 @@ OX_INLINE ox_i32x16 pairs_odd_numbers(ox_i32x16 x)
     return OX_I2(_mm256_add_epi16(_mm256_add_epi16(x.a, x.a), k), _mm256_add_epi16(_mm256_add_epi16(x.b, x.b), k));
 }
 
-/* bf16 pairs, widened to floats; MXCSR flushes subnormals, after rounding, for as long as such a tile runs (0x9fc0: to nearest, no traps). What is
- * loaded and stored between two barriers is computed between them. */
+/* bf16 pairs, widened to floats; isa/mxcsr.h flushes. */
 typedef struct { ox_f32x16 even, odd; } ox_bf16x32;
-typedef unsigned ox_flush;
-OX_INLINE ox_flush flush_begin(void)
-{
-    ox_flush was = _mm_getcsr();
-    _mm_setcsr(0x9fc0);
-    __asm__ volatile("" ::: "memory");
-    return was;
-}
-OX_INLINE int flush_end(ox_flush was)
-{
-    __asm__ volatile("" ::: "memory");
-    _mm_setcsr(was);
-    return 0;
-}
 OX_INLINE ox_bf16x32 ox_widen(__m256i a, __m256i b)
 {
     __m256i high = _mm256_set1_epi32((int)0xffff0000);

@@ -2,6 +2,7 @@
 #ifndef OX_ISA_AVX512_H
 #define OX_ISA_AVX512_H
 #include "ox.h"
+#include "isa/mxcsr.h"
 #include <immintrin.h>
 
 #define OX_ISA_NAME avx512
@@ -98,23 +99,8 @@ OX_INLINE ox_i32x16 i32_dot_pairs(ox_i32x16 c, ox_i32x16 a, ox_i32x16 b) { retur
 OX_INLINE ox_i32x16 pairs_less(ox_i32x16 a, int n) { return _mm512_sub_epi16(a, _mm512_set1_epi16((short)n)); }
 OX_INLINE ox_i32x16 pairs_odd_numbers(ox_i32x16 a) { return _mm512_add_epi16(_mm512_add_epi16(a, a), _mm512_set1_epi16(1)); }
 
-/* bf16 pairs, widened to floats; MXCSR flushes subnormals, after rounding, for as long as such a tile runs (0x9fc0: to nearest, no traps). What is
- * loaded and stored between two barriers is computed between them. */
+/* bf16 pairs, widened to floats; isa/mxcsr.h flushes. */
 typedef struct { ox_f32x16 even, odd; } ox_bf16x32;
-typedef unsigned ox_flush;
-OX_INLINE ox_flush flush_begin(void)
-{
-    ox_flush was = _mm_getcsr();
-    _mm_setcsr(0x9fc0);
-    __asm__ volatile("" ::: "memory");
-    return was;
-}
-OX_INLINE int flush_end(ox_flush was)
-{
-    __asm__ volatile("" ::: "memory");
-    _mm_setcsr(was);
-    return 0;
-}
 OX_INLINE ox_bf16x32 ox_widen(__m512i v)
 {
     return (ox_bf16x32){ _mm512_castsi512_ps(_mm512_slli_epi32(v, 16)),

@@ -35,10 +35,11 @@ OX_INLINE void beside_32(float *c, const uint8_t *first, const uint8_t *second, 
     OX_UNROLL for (int t = 0; t < m; t++)
         acc[0][t] = acc[1][t] = f32_zero();
     for (int64_t i = 0; i < cols / 32; i++, x += ACT32_BYTES) {
-        OX_UNROLL for (int k = 0; store == 8 && m == 1 && k < OX_STEP32(store, side, block); k += 64) {
-            OX_PREFETCH_L2(a.p + OX_NEAR + k);
-            OX_PREFETCH_L2(b.p + OX_NEAR + k);
-        }
+        if (store == 8 && m == 1)
+            OX_UNROLL for (int k = 0; k < OX_STEP32(store, side, block); k += 64) {
+                OX_PREFETCH_L2(a.p + OX_NEAR + k);
+                OX_PREFETCH_L2(b.p + OX_NEAR + k);
+            }
         step_32(acc[0], &a, i, x, ldx, m, store, bits, off, side, lut, table, block);
         step_32(acc[1], &b, i, x, ldx, m, store, bits, off, side, lut, table, block);
     }

@@ -29,6 +29,7 @@ cdef enum:
     LEAST_RANGE = 48            # and the least, where there are as many
     MANY_CHUNKS = 32            # chunks a worker, so that waiting for the last one is no matter
     WIDE_ROWS = 9               # from so many rows on two panels share a tile
+    GROUP_ROWS = 8              # a chunk keeps its full size up to so many rows
     MOST_BESIDE = 4             # most rows that the kernels take for panels side by side
     MOST_PANELS = 0x7fffffff    # what a run counts
 
@@ -144,9 +145,9 @@ cdef Cut _cut(const MatmulArgs *a, int nth) noexcept nogil:
     cut.rows = ((a.m + ranges - 1) // ranges + 11) // 12 * 12      # whole tiles of 6, 4 and 3
     cut.group = max(<int64_t>1, min(49152 // bytes, cut.panels // (4 * nth)))
     if a.m > a.lanes.few_rows:
-        cut.group = max(<int64_t>2, cut.group * 8 // min(a.m, cut.rows) // 2 * 2)
-    elif a.m > 8:
-        cut.group = max(<int64_t>1, cut.group * 8 // a.m)
+        cut.group = max(<int64_t>2, cut.group * GROUP_ROWS // min(a.m, cut.rows) // 2 * 2)
+    elif a.m > GROUP_ROWS:
+        cut.group = max(<int64_t>1, cut.group * GROUP_ROWS // a.m)
     cut.groups = (cut.panels + cut.group - 1) // cut.group
     cut.chunks = cut.groups * ((a.m + cut.rows - 1) // cut.rows)
     return cut
