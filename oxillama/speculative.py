@@ -136,8 +136,7 @@ class SpeculativeEngine:
     def snapshot_to_file(self, path: str | Path) -> None:
         """The same in a file, whole or not at all; none of the two models' own."""
         for core in (self.target._loaded.core, self.drafter.core):
-            if core.snapshots is not None:          # a draft of the target's first layers has no file of its own
-                check_apart("snapshot_to_file", path, core.snapshots.reader.paths)
+            check_apart("snapshot_to_file", path, core.files())
         write_parts(path, [self.snapshot()])
 
     @classmethod

@@ -155,6 +155,11 @@ def test_neither_models_file_is_written_over_by_a_snapshot(cases, tmp_path):
         for path in paths:
             with pytest.raises(oxillama.ConfigError, match="snapshot_to_file: .* is the model itself"):
                 engine.snapshot_to_file(path)
+    with oxillama.load(paths[0]) as engine:                       # the same where a request names the draft
+        engine.generate("Once", max_tokens=3, speculative=str(paths[1]))
+        for path, write in ((paths[1], engine.snapshot_to_file), (paths[1], engine.save_prefixes), (paths[0], engine.snapshot_to_file)):
+            with pytest.raises(oxillama.ConfigError, match="is the model itself"):
+                write(path)
     assert [path.read_bytes() for path in paths] == before
 
 

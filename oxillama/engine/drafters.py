@@ -34,6 +34,10 @@ class Drafters:
             self._models[key] = make()
         return self._models[key][0]
 
+    def cores(self) -> tuple[Any, ...]:
+        """The engines whose models draft."""
+        return tuple(drafter.core for drafter, _ in self._models.values())
+
     def close(self) -> None:
         """Close what was opened for this engine alone."""
         models, self._models = self._models, {}

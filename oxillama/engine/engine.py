@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -173,6 +174,11 @@ class EngineCore:
         if self.snapshots is None:
             raise SnapshotIncompatible("engine: was made without a model file, wanted one that a snapshot can name")
         return self.snapshots
+
+    def files(self) -> tuple[Path, ...]:
+        """The files that weights are read from: the model's own, and those of the drafts that requests have named; none for models without."""
+        cores = (self, *self.drafters.cores())
+        return tuple(path for core in cores if core.snapshots is not None for path in core.snapshots.reader.paths)
 
     def settle(self, session: Session) -> None:
         """Wait for a cancelled request that still runs on the session; it leaves within milliseconds."""

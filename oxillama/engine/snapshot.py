@@ -165,8 +165,8 @@ class Snapshots:
         return b"".join(seal(KIND, sections, compress=sections.keys() & {"kv"} if compress else ()))
 
     def save(self, session: Session, path: str | os.PathLike, *, compress: str | None = None, full: bool = False) -> None:
-        """The session in a file, not the model's own, in one step: OSError where the system refuses, and then the file is as it was."""
-        check_apart("snapshot_to_file", path, self.reader.paths)
+        """The session in a file, no model's own, in one step: OSError where the system refuses, and then the file is as it was."""
+        check_apart("snapshot_to_file", path, self.core.files())
         with self._saving(session, compress, full) as (sections, kv):
             if kv.nbytes:
                 sections["kv"] = kv

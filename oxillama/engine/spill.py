@@ -24,8 +24,8 @@ _MOST = 1 << 30             # bytes of tokens, and of tables
 
 
 def spill(room: Snapshots, path: str | os.PathLike) -> int:
-    """Write the stored prefixes to a file, not the model's own; returns how many. Nothing changes in the cache, and no request waits."""
-    check_apart("save_prefixes", path, room.reader.paths)
+    """Write the stored prefixes to a file, no model's own; returns how many. Nothing changes in the cache, and no request waits."""
+    check_apart("save_prefixes", path, room.core.files())
     core, size = room.core, room.core.pool.page_size
     cache, model = _cache(room), room.fingerprint()
     with core.lock:
