@@ -119,8 +119,8 @@ OX_INLINE void ox_first_halves(ox_k_affine *fit, const ox_affine *own, const ox_
         top_m[l / per] = -m[l] > top_m[l / per] ? -m[l] : top_m[l / per];
     }
     for (int block = 0; block < 2; block++) {
-        fit->d[block] = ox_half_of(top_d[block] / kind->top_scale);
-        fit->dmin[block] = ox_half_of(top_m[block] / kind->top_scale);
+        fit->d[block] = ox_half_reaching(top_d[block] / kind->top_scale);
+        fit->dmin[block] = ox_half_reaching(top_m[block] / kind->top_scale);
     }
 }
 
@@ -217,8 +217,8 @@ OX_INLINE void ox_scale_starts(float starts[3][2], const ox_sheet *sheet, const 
     for (int block = 0; block < OX_SHEET / per; block++) {
         float top = 0.0f;
         for (int l = per * block; l < per * (block + 1); l++) top = ox_abs(scales[l]) > ox_abs(top) ? scales[l] : top;
-        starts[0][block] = ox_half_of(top / kind->scale_lo);
-        starts[1][block] = ox_half_of(top / kind->scale_hi);
+        starts[0][block] = ox_half_reaching(top / kind->scale_lo);
+        starts[1][block] = ox_half_reaching(top / kind->scale_hi);
         float lo = kind->scale_lo, fitted = ox_fit_row(scales + per * block, matters + per * block, per, snap_scale, 0, -0.7f * lo,
                                                        -1.1f * lo, 24);
         starts[2][block] = ox_half_of(fitted);

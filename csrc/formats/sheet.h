@@ -68,6 +68,12 @@ static inline float ox_half_of(float f) {
     return ox_half_to_float(ox_float_to_half(f));
 }
 
+/* A half for f that is not nearer to zero than f, where halves are so coarse that integers under the nearest one could not reach: subnormal. */
+static inline float ox_half_reaching(float f) {
+    float half = ox_half_of(f), size = ox_abs(f);
+    return size < 0x1p-14f && ox_abs(half) < size ? half + (f < 0.0f ? -0x1p-24f : 0x1p-24f) : half;
+}
+
 /* Writes f as a finite half and returns what was stored. */
 static inline float ox_put_scale(uint8_t *p, float f) {
     float stored = ox_half_of(f);

@@ -114,6 +114,14 @@ def test_any_row_comes_back_finite_and_nearer_than_nothing(name, data):
             assert rms(stored - block) <= COARSEST[name] * np.abs(block).max() + floor
 
 
+@pytest.mark.parametrize("name", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"])
+@pytest.mark.parametrize("size", [2e-4, 1e-4, 5e-5])
+def test_rows_so_small_that_their_halves_are_subnormal_lose_no_more_than_large_ones(name, size):
+    x = np.random.default_rng(15).standard_normal((6, 1024)).astype(np.float32)
+    small = np.float32(size) * x
+    assert rms(trip(small, name) - small) / size <= 1.04 * rms(trip(x, name) - x)
+
+
 @pytest.mark.parametrize("name, step", [("F16", 2.0**-11), ("BF16", 2.0**-8)])
 def test_short_floats_round_to_the_nearest(name, step):
     x = np.random.default_rng(14).standard_normal(4096).astype(np.float32)
