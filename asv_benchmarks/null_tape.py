@@ -41,7 +41,7 @@ class NullFlag:
 class NullProgram:
     """Gives every wanted row the same logits at once."""
 
-    vocab_size, hidden_size, max_rows = VOCAB, 64, 512
+    vocab_size, hidden_size, max_rows, usual = VOCAB, 64, 512, True
 
     def __init__(self) -> None:
         self.out = np.zeros((512, VOCAB), np.float32)

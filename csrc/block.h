@@ -32,6 +32,30 @@ static inline void ox_fault_in(const void *start, size_t size) {
         (void)((const volatile char *)start)[i];
 }
 
+/* Pages of a mapped file that lie wholly between `start` and `size` bytes on, and the one where that begins: no longer needed here. */
+static inline void ox_let_go(const void *start, size_t size) {
+#ifdef __linux__
+    uintptr_t first = (uintptr_t)start / 4096 * 4096, end = ((uintptr_t)start + size) / 4096 * 4096;
+    if (end > first) madvise((void *)first, end - first, MADV_DONTNEED);
+#else
+    (void)start, (void)size;
+#endif
+}
+
+/* Pages of a mapped file that are wanted soon: the system begins to read what is not in memory. */
+static inline void ox_expect_pages(const void *start, size_t size) {
+#ifdef __linux__
+    uintptr_t first = (uintptr_t)start / 4096 * 4096;
+    madvise((void *)first, (uintptr_t)start + size - first, MADV_WILLNEED);
+#else
+    (void)start, (void)size;
+#endif
+}
+
+/* The number of the next unit that nobody has taken; and whether somebody wants those who take them to stop. */
+static inline int64_t ox_units_take(int64_t *next) { return __atomic_fetch_add(next, 1, __ATOMIC_RELAXED); }
+static inline int ox_flag_get(const int32_t *flag) { return __atomic_load_n(flag, __ATOMIC_RELAXED); }
+
 /* Asks for ownership of the lines that a pair of panels will write: without it each store waits for the line (8 % of a prompt). */
 static inline void ox_expect(float *out, int64_t ldout, int m) {
     for (int t = 0; t < m; t++, out += ldout) {

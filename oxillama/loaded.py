@@ -47,8 +47,8 @@ class Loaded:
             self._live = LiveSession(opened.core)
         if before is not None:
             before.close()
-        if old is not None and old.keeper is not None:
-            old.keeper.cancel()         # the new model wants the memory, and its first requests the bandwidth
+        if old is not None:
+            old.end(keep=False)         # the new model wants the memory, and its first requests the bandwidth
 
     def close(self) -> None:
         """Stop all work, write what is kept of the model for its next load, and free it; safe to call twice."""
@@ -57,8 +57,8 @@ class Loaded:
         with self._lock:
             model, self._model = self._model, None
             self.vocabulary = self._chat = None
-        if model is not None and model.keeper is not None:
-            model.keeper.finish()
+        if model is not None:
+            model.end(keep=True)
 
     def stop(self) -> None:
         """Let the engine's thread end; for an engine that nobody has any more."""

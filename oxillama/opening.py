@@ -31,10 +31,9 @@ class Opened:
     vocabulary: Vocabulary | None
 
     def close(self, *, keep: bool = True) -> None:
-        """Stop all work and end what writes the model's packed weights: with what is left written first, or (keep=False) given up."""
+        """Stop all work and end what packs and writes the model's weights: with what is left written first, or (keep=False) given up."""
         self.core.close()
-        if self.model.keeper is not None:
-            self.model.keeper.finish() if keep else self.model.keeper.cancel()
+        self.model.end(keep=keep)
 
 
 def open_model(config: EngineConfig, source: Any, *, tokenizer_json: str | bytes | None = None, progress: Progress | None = None) -> Opened:
@@ -48,8 +47,7 @@ def open_model(config: EngineConfig, source: Any, *, tokenizer_json: str | bytes
         try:
             return _serving(config, reader, model, reading.result(), tokenizer_json)
         except BaseException:
-            if model.keeper is not None:
-                model.keeper.cancel()           # it holds the weights, which nobody else will
+            model.end(keep=False)               # what runs beside it holds the weights, which nobody else will
             raise
 
 

@@ -4,9 +4,10 @@ from libc.stdlib cimport calloc, free
 
 from oxillama._core.kernels cimport form_index, lanes_table, ox_lanes
 from oxillama._core.matmul cimport MatmulArgs, matmul_part
-from oxillama._core.panels cimport MatmulSegment, PackedMatrix
+from oxillama._core.panels cimport MatmulSegment, PackedMatrix, Supply
 from oxillama._core.step cimport ACTS, OUTPUT, Common, Op, Plan, Step, row_of, rows_of
 from oxillama._core.threads cimport ox_team
+from oxillama._core.unpacked cimport unpacked_part, unpacked_scratch
 from oxillama._core.vectors cimport OX_KV_Q4_0, OX_KV_Q8_0, activation
 
 MAX_SEGMENTS = 64
@@ -16,6 +17,7 @@ ctypedef struct LinearArgs:
     MatmulArgs matmul        # rows, slots and strides are filled in at each step
     int x, out
     int64_t offset           # first float of the out row
+    const Supply **supplies  # of each segment, for steps over weights that are not all packed
 
 
 cdef int fill_quantise(Step *step, object isa) except -1:
@@ -38,7 +40,10 @@ cdef void linear_part(const void *args, ox_team *team, int ith, int nth) noexcep
     m.x, m.ldx = <const uint8_t *>row_of(step, a.x, 0), step.strides[a.x]
     m.out = <float *>row_of(step, a.out, 0) + a.offset
     m.ldout = <int64_t>(step.out_stride if a.out == OUTPUT else step.strides[a.out]) // 4
-    matmul_part(&m, team, ith, nth)
+    if step.unpacked:
+        unpacked_part(&m, a.supplies, <uint8_t *>step.scratch + <size_t>ith * step.scratch_stride, team, ith, nth)
+    else:
+        matmul_part(&m, team, ith, nth)
 
 
 cdef class MatmulOp(Op):
@@ -69,17 +74,21 @@ cdef class MatmulOp(Op):
         if self.a.out == self.a.x:
             raise plan.fail(f"x and out are both slot {self.a.x}")
         self.segments = <MatmulSegment *>calloc(len(weights), sizeof(MatmulSegment))
-        if self.segments == NULL:
+        self.a.supplies = <const Supply **>calloc(len(weights), sizeof(Supply *))
+        if self.segments == NULL or self.a.supplies == NULL:
             raise MemoryError
         for i in range(len(weights)):
             self.segments[i] = (<PackedMatrix>weights[i]).segment
+            self.a.supplies[i] = &(<PackedMatrix>weights[i]).supply
         m.segments, m.n_segments, m.lanes = self.segments, len(weights), lanes_table(plan.isa)
         self.output = self.a.out == OUTPUT
+        plan.need_scratch(self, unpacked_scratch(m))            # address space, touched where weights are not packed yet
         self.begin(plan, &self.a.common, "matmul", linear_part, p)
         self.held.append(weights)
 
     def __dealloc__(self):
         free(self.segments)
+        free(self.a.supplies)
 
 
 OPS = {"matmul": MatmulOp}

@@ -314,6 +314,7 @@ def matmul_acts(list segments, const uint8_t[:, ::1] acts, *, num_threads=1, isa
     if acts.shape[1] != act_bytes(segments[0].act, segments[0].cols):
         raise QuantError(f"matmul: activation rows of {acts.shape[1]} bytes, wanted {act_bytes(segments[0].act, segments[0].cols)}")
     for i in range(len(segments)):
+        (<PackedMatrix>segments[i]).check_packed()
         table[i] = (<PackedMatrix>segments[i]).segment
     width = segments[0].rows if kind else sum(w.rows for w in segments)
     cdef float[:, ::1] result = np.empty((acts.shape[0], width), np.float32) if out is None else out

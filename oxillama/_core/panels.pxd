@@ -9,6 +9,13 @@ cdef struct MatmulSegment:
     int64_t panel_bytes
 
 
+# What a matrix is packed from, and how far that has come.
+cdef struct Supply:
+    const uint8_t *source       # its rows in the file's blocks; not to be read once all is packed
+    int64_t row_bytes
+    int64_t ready               # panels that are packed: the first so many
+
+
 cdef class PanelMemory:
     cdef uint8_t *block
     cdef readonly int64_t nbytes
@@ -18,6 +25,7 @@ cdef class PanelMemory:
 
 cdef class PackedMatrix:
     cdef MatmulSegment segment
+    cdef Supply supply
     cdef readonly int64_t rows
     cdef readonly int64_t cols
     cdef readonly str format
@@ -28,3 +36,21 @@ cdef class PackedMatrix:
     cdef int _shape(self, str format, int64_t rows, int64_t cols) except -1
     cdef int _source(self, object raw, str format, int64_t rows, int64_t cols) except -1
     cdef int _place(self, PanelMemory memory) except -1
+    cdef int check_packed(self) except -1
+
+
+# Panels first to end - 1 of one matrix: what a worker packs at a time.
+cdef struct Unit:
+    const MatmulSegment *segment
+    Supply *supply
+    int64_t cols, first, end
+    bint mapped
+
+
+cdef class Units:
+    cdef list matrices              # kept: units point into them
+    cdef Unit *units
+    cdef int64_t next               # all before are packed
+    cdef readonly int64_t count
+    cdef readonly int64_t nbytes    # of the file
+    cdef readonly int64_t done      # of them, packed

@@ -1,16 +1,17 @@
 """Packed weights: GGUF tensors in panels of 16 rows (csrc/lanes/panel.h), all those of a model in one block of memory.
 
 `PackedMatrix` is one matrix. `reserve_all` makes the room for many, one after another in a `PanelMemory`, which asks for 2 MB pages: a token reads
-all of it, and small pages would cost a third of the bandwidth. `pack_all` fills what was reserved, with all workers; `fault_in` has them bring
-a mapped file into memory.
+all of it, and small pages would cost a third of the bandwidth. `Units` fill what was reserved, piece by piece, with all workers (`unpacked`
+multiplies what is not there yet), `pack_all` at once; `fault_in` has them bring a mapped file into memory.
 """
 import numpy as np
 
 from cpython.buffer cimport PyBuffer_FillInfo
-from cython.parallel cimport prange
-from libc.stdint cimport int64_t, uint8_t
+from cython.parallel cimport parallel, prange
+from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free
 
+from oxillama._core.batch cimport CancelFlag
 from oxillama._core.kernels cimport form_at, form_index, ox_form, pack_panels, panel_bytes
 from oxillama._core.threads cimport open_region, worker_count
 
@@ -20,9 +21,15 @@ from oxillama.errors import QuantError
 cdef extern from "block.h" nogil:
     void *ox_block_new(size_t size)
     void ox_fault_in(const void *start, size_t size)
+    void ox_let_go(const void *start, size_t size)
+    void ox_expect_pages(const void *start, size_t size)
+    int64_t ox_units_take(int64_t *next)
+    int ox_flag_get(const int32_t *flag)
 
 cdef enum:
     FAULTED = 16 << 20          # bytes that a worker brings into memory at a time
+    LARGE = 2 << 20             # a large page
+    AHEAD = 8                   # units that are asked for from the disk while others are packed
     START = 4096                # a matrix of many begins at a multiple of it: at a page of its own, as in a sidecar
 
 
@@ -54,7 +61,7 @@ cdef class PackedMatrix:
     """The weights of one matrix (rows, cols) in lane panels, 64-byte aligned; `act` says which activation rows it multiplies.
 
     `raw` holds the GGUF blocks of all rows, row after row; it is only read while packing. `reserve_all` makes the room for many and leaves
-    the packing to `pack_all`; `PackedMatrix.over` takes panels that lie ready. As a buffer it shows its panels' bytes, read-only.
+    the packing to `Units` or `pack_all`; `PackedMatrix.over` takes panels that lie ready. As a buffer it shows its panels' bytes, read-only.
     Raises QuantError when `format` cannot be packed or the sizes do not fit it, MemoryError when the panels find no room.
     """
 
@@ -83,6 +90,7 @@ cdef class PackedMatrix:
         if view.shape[0] != wanted:
             raise QuantError(f"{format}: ({rows}, {cols}) takes {wanted} bytes, found {view.shape[0]}")
         self.source = view
+        self.supply.source, self.supply.row_bytes, self.supply.ready = &view[0], wanted // rows, 0
         return 0
 
     cdef int _place(self, PanelMemory memory) except -1:
@@ -101,9 +109,20 @@ cdef class PackedMatrix:
         made.segment.panels = &made.source[0]
         if <size_t>made.segment.panels % 64:
             raise QuantError(f"{format}: panels at an address that is no multiple of 64")
+        made.supply.ready = (rows + 15) // 16
         return made
 
+    cdef int check_packed(self) except -1:
+        if 16 * self.supply.ready < self.rows:
+            raise QuantError(f"{self.format}: {16 * self.supply.ready} of {self.rows} rows are packed, wanted all")
+        return 0
+
+    def __len__(self):
+        """Its panels."""
+        return (self.rows + 15) // 16
+
     def __getbuffer__(self, Py_buffer *buffer, int flags):
+        self.check_packed()
         PyBuffer_FillInfo(buffer, self, <void *>self.segment.panels, self.nbytes, 1, flags)
 
     def panels(self):
@@ -112,7 +131,7 @@ cdef class PackedMatrix:
 
 
 def reserve_all(list wanted) -> list:
-    """A PackedMatrix for each (raw, format, rows, cols), one after another in this order; each `raw` is read when `pack_all` is called."""
+    """A PackedMatrix for each (raw, format, rows, cols), one after another in this order; each `raw` is read while it is packed."""
     cdef PackedMatrix matrix
     cdef int64_t total = 0
     made = []
@@ -127,54 +146,109 @@ def reserve_all(list wanted) -> list:
     return made
 
 
-# One matrix to pack: its chunks are numbers first to first + chunks - 1 of the region's.
-cdef struct Packing:
-    uint8_t *to
-    const uint8_t *source
-    int64_t row_bytes, rows, cols, panels, step, first, chunks
-    int form
+cdef class Units:
+    """Matrices that `reserve_all` made, cut into units that workers pack one after another, in their order; `whole` once all of them are.
+
+    mapped: of each matrix, whether its rows lie in a mapped file, whose pages are asked for before and given back after. unit: bytes of a unit: a
+    large page, whose first touch would cost two workers twice. One thread at a time may call `pack`.
+    """
+
+    def __cinit__(self, list matrices, *, mapped=(), int64_t unit=LARGE):
+        cdef PackedMatrix matrix
+        cdef int64_t step, first
+        cdef Unit *one
+        cdef int i
+        self.matrices = list(matrices)
+        for i, matrix in enumerate(self.matrices):
+            if matrix.memory is None or matrix.source is None or matrix.supply.ready:
+                raise QuantError(f"pack: matrix {i} is packed already, wanted one that was reserved")
+            step = max(1, unit // matrix.segment.panel_bytes)
+            self.count += (len(matrix) + step - 1) // step
+        self.units = <Unit *>calloc(max(<int64_t>1, self.count), sizeof(Unit))
+        if self.units == NULL:
+            raise MemoryError
+        one = self.units
+        for i, matrix in enumerate(self.matrices):
+            step = max(1, unit // matrix.segment.panel_bytes)
+            for first in range(0, len(matrix), step):
+                one.segment, one.supply, one.cols, one.mapped = &matrix.segment, &matrix.supply, matrix.cols, mapped[i] if mapped else False
+                one.first, one.end = first, min(<int64_t>len(matrix), first + step)
+                one += 1
+            self.nbytes += matrix.rows * matrix.supply.row_bytes
+
+    def __dealloc__(self):
+        free(self.units)
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything is packed."""
+        return self.next == self.count
+
+    def pack(self, int64_t most, *, num_threads=0, CancelFlag flag=None):
+        """Pack units, `most` of them or until `flag` is set; each worker ends the one it has."""
+        cdef int workers = worker_count(num_threads)
+        cdef int64_t before = self.next, end = min(self.count, before + most), taken = before, i
+        cdef int64_t *next = &taken         # not what others read: they are to see what is packed
+        cdef int32_t never = 0
+        cdef const int32_t *stop = &never if flag is None else &flag.flag
+        if workers == 1 or end <= before + 1:
+            with nogil:
+                _pack_units(self.units, end, next, stop)
+        else:
+            open_region()
+            with nogil, parallel(num_threads=workers):
+                _pack_units(self.units, end, next, stop)
+        for i in range(before, min(taken, end)):
+            self.units[i].supply.ready = self.units[i].end
+            self.done += bytes_of(self.units + i)
+        self.next = min(taken, end)
+        if self.whole:
+            for matrix in self.matrices:
+                (<PackedMatrix>matrix).source = None
+
+    def expect(self):
+        """Have the system begin to read what is left of the file."""
+        cdef int64_t i
+        with nogil:
+            for i in range(self.next, self.count):
+                _expect(self.units + i)
+
+
+cdef inline int64_t bytes_of(const Unit *unit) noexcept nogil:
+    """Bytes of the file."""
+    return (min(unit.segment.rows, 16 * unit.end) - 16 * unit.first) * unit.supply.row_bytes
+
+
+cdef void _expect(const Unit *unit) noexcept nogil:
+    if unit.mapped:
+        ox_expect_pages(unit.supply.source + 16 * unit.first * unit.supply.row_bytes, bytes_of(unit))
+
+
+cdef void _pack_units(const Unit *units, int64_t end, int64_t *next, const int32_t *stop) noexcept nogil:
+    """A worker's share: whatever it takes it packs, so that those before `next` are all that is packed."""
+    cdef int64_t i, size, before
+    cdef const Unit *unit
+    cdef const uint8_t *source
+    while not ox_flag_get(stop):
+        i = ox_units_take(next)
+        if i >= end:
+            return
+        if i + AHEAD < end:
+            _expect(units + i + AHEAD)
+        unit = units + i
+        pack_panels(unit.segment.form, <uint8_t *>unit.segment.panels, unit.supply.source, unit.supply.row_bytes, unit.segment.rows, unit.cols,
+                    unit.first, unit.end)
+        if unit.mapped:             # read once; with it goes what a look at it has mapped of the matrix before
+            before = 16 * unit.first * unit.supply.row_bytes
+            source, size = unit.supply.source + before, bytes_of(unit)
+            before = min(before, <int64_t>LARGE)
+            ox_let_go(source - before, size + before)
 
 
 def pack_all(list matrices, *, num_threads=0):
-    """Pack matrices that `reserve_all` made, all of them in one region: workers take chunks of about 256 KB, in order."""
-    cdef int workers = worker_count(num_threads), i
-    cdef int64_t chunk, chunks = 0
-    cdef PackedMatrix matrix
-    cdef const ox_form *shape
-    cdef Packing *jobs = <Packing *>calloc(max(1, len(matrices)), sizeof(Packing))
-    if jobs == NULL:
-        raise MemoryError
-    cdef Packing *job
-    try:
-        for i, matrix in enumerate(matrices):
-            if matrix.memory is None or matrix.source is None:
-                raise QuantError(f"pack_all: matrix {i} is packed already, wanted one that was reserved")
-            job, shape = &jobs[i], form_at(matrix.segment.form)
-            job.to, job.source, job.form = <uint8_t *>matrix.segment.panels, &matrix.source[0], matrix.segment.form
-            job.rows, job.cols = matrix.rows, matrix.cols
-            job.row_bytes, job.panels = matrix.cols // shape.block * shape.bytes, (matrix.rows + 15) // 16
-            job.step = max(1, (1 << 18) // matrix.segment.panel_bytes)
-            job.first, job.chunks = chunks, (job.panels + job.step - 1) // job.step
-            chunks += job.chunks
-        if workers == 1 or chunks == 1:
-            with nogil:
-                for chunk in range(chunks):
-                    _pack_chunk(jobs, chunk)
-        else:
-            open_region()
-            for chunk in prange(chunks, nogil=True, num_threads=workers, schedule="dynamic", chunksize=1):
-                _pack_chunk(jobs, chunk)
-        for matrix in matrices:
-            matrix.source = None
-    finally:
-        free(jobs)
-
-
-cdef void _pack_chunk(const Packing *jobs, int64_t chunk) noexcept nogil:
-    while chunk >= jobs.first + jobs.chunks:
-        jobs += 1
-    cdef int64_t first = (chunk - jobs.first) * jobs.step
-    pack_panels(jobs.form, jobs.to, jobs.source, jobs.row_bytes, jobs.rows, jobs.cols, first, min(jobs.panels, first + jobs.step))
+    """Pack matrices that `reserve_all` made, all of them in one region."""
+    units = Units(matrices)
+    units.pack(units.count, num_threads=num_threads)
 
 
 def fault_in(const uint8_t[::1] view not None, *, num_threads=0):

@@ -49,6 +49,7 @@ ctypedef struct Step:
     int32_t *done                # attention: splits finished per item
     size_t partial_floats
     int done_items
+    int unpacked                 # not 0: weights may not be packed yet, products look (unpacked.pyx)
 
 
 ctypedef struct Common:

@@ -30,11 +30,13 @@ from oxillama._core.elementwise import EmbeddingTable
 from oxillama._core.pool import PageMemory
 from oxillama.errors import Cancelled, ConfigError, ContextError, EngineError, ModelError
 
+cdef extern from "block.h" nogil:
+    void *ox_block_new(size_t size)
+
 __all__ = ["OPS", "Batch", "CancelFlag", "EmbeddingTable", "PageMemory", "Program"]
 
 # The dispatch table: op name -> the class that checks its parameters and holds its arguments.
 OPS = {**elementwise.OPS, **store.OPS, **attention.OPS, **linear.OPS}
-
 
 cdef enum:
     WARM_AHEAD = 2           # ops ahead that may fetch what they will read
@@ -55,26 +57,26 @@ cdef class Program:
 
     ops: (name, parameters) as `model/lower.py` makes them; slots: the width of each slot in float32s; kv_layers: (kv_heads, k_dim,
     v_dim) per attention layer; max_rows: most rows of a step; num_threads: workers (0 = all cores this process may use);
-    isa: instruction set of the float kernels (None = the active one). ModelError or ConfigError for whatever cannot run.
+    isa: instruction set of the float kernels (None = the active one); packing: `begin(rows, cancel)` and `end()` of weights that may not be
+    packed yet (model/packing.py). ModelError or ConfigError for whatever cannot run.
     """
     cdef Step step_
     cdef Entry *entries
     cdef int n_ops
     cdef int first_output        # first op that writes the output rows
     cdef int hidden_slot
-    cdef list ops
-    cdef list widths
-    cdef list arenas
+    cdef list ops, widths, arenas
     cdef Arena scratch
     cdef ox_team *team
     cdef Pace pace
+    cdef object packing          # None: all weights are packed
     cdef size_t partials_capacity
-    cdef int done_capacity
+    cdef int done_capacity, n_layers
     cdef float[:, ::1] logits
     cdef readonly bint busy      # a step is running
     cdef readonly long steps     # begun so far
+    cdef readonly bint usual     # the last step neither ran over unpacked weights nor waited for them: its seconds tell of the next
     cdef object __weakref__
-    cdef int n_layers
     cdef int[::1] shapes         # (kv_heads, k_dim, v_dim) of each layer
     cdef int reach               # most keys an attention layer looks back, 0 = all
     cdef double *clock
@@ -82,16 +84,16 @@ cdef class Program:
     cdef readonly list kv_layers
 
     def __cinit__(self):
-        self.team = new_team()
+        self.team = <ox_team *>ox_block_new(sizeof(ox_team))
         if self.team == NULL:
             raise MemoryError
 
-    def __init__(self, ops, slots, *, kv_layers, vocab_size, hidden_size, max_rows=512, num_threads=0, isa=None):
+    def __init__(self, ops, slots, *, kv_layers, vocab_size, hidden_size, max_rows=512, num_threads=0, isa=None, packing=None):
         for name, value, most in (("vocab_size", vocab_size, 1 << 30), ("hidden_size", hidden_size, 1 << 24), ("max_rows", max_rows, MAX_ROWS)):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 raise ConfigError(f"{name}: got {value!r}, wanted an int from 1 to {most}")
         self.num_threads = worker_count(num_threads)
-        self.pace = Pace(self.num_threads)
+        self.pace, self.packing = Pace(self.num_threads), packing
         self.max_rows, self.vocab_size, self.hidden_size = max_rows, vocab_size, hidden_size
         self.kv_layers = [tuple(layer) for layer in kv_layers]
         self.n_layers = len(self.kv_layers)
@@ -276,6 +278,14 @@ cdef class Program:
         step.out = &self.logits[0, 0]
         return 0
 
+    cdef int _take_weights(self, int rows, Flag cancel) except -1:
+        """Before a step: its weights are packed, or it runs over them as they are."""
+        found = self.packing.begin(rows, cancel) if self.packing is not None else None
+        self.usual, self.step_.unpacked = found is None, found is True
+        if not self.step_.unpacked:
+            self.packing = None
+        return 0
+
     cdef int _run(self, Rows batch, Pages memory, int last, Flag cancel, int first=0) except -1:
         """Ops first to last - 1 over the batch, in one region."""
         if self.busy:
@@ -293,10 +303,11 @@ cdef class Program:
         cdef long before
         cdef double start
         cdef double *clock = self.clock
-        if paced:
-            workers = self.pace.workers
         try:
             self._open(batch, memory)
+            self._take_weights(batch.rows, cancel)
+            paced = paced and self.usual
+            workers = self.pace.workers if paced else workers
             ox_team_init(team, NULL if cancel is None else &cancel.flag)
             start = omp_get_wtime()
             with nogil, parallel(num_threads=workers):
@@ -321,7 +332,9 @@ cdef class Program:
             if paced:
                 self.pace.note(batch.rows, omp_get_wtime() - start, preempted)
         finally:
-            self.busy = False
+            if self.step_.unpacked:
+                self.packing.end()
+            self.step_.unpacked, self.busy = 0, False
             memory.steps -= 1
         if ox_team_stopped(team):
             raise Cancelled("step: cancelled by its caller")
@@ -385,14 +398,3 @@ cdef class Program:
         finally:
             self.clock = NULL
         return [(op.name, float(us)) for op, us in zip(self.ops, np.median(runs, axis=0))]
-
-
-cdef extern from *:
-    """
-    #include <stdlib.h>
-    static ox_team *ox_new_team(void) {
-        ox_team *team = NULL;
-        return posix_memalign((void **)&team, 64, sizeof(ox_team)) ? NULL : team;
-    }
-    """
-    ox_team *new_team "ox_new_team"()

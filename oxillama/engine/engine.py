@@ -4,7 +4,7 @@
                                         |                     |
                                    [ schedule -> step -> sample -> postprocess ]      thread "oxillama engine"
 
-`EngineCore` knows integers: tokens, pages, positions. It is given a program (anything with `step`), page memory, and requests whose
+`EngineCore` knows integers: tokens, pages, positions. It is given a program (anything with `step` and `usual`), page memory, and requests whose
 sessions carry what turns logits into tokens and tokens into text. Callers never touch what the loop owns but under `lock`, which the loop
 does not hold during a step.
 
@@ -311,7 +311,7 @@ class EngineCore:
                 now = time.perf_counter()
                 with self.lock:
                     self._plan = []
-                    self._harvest.reap(plan, out, start, now)
+                    self._harvest.reap(plan, out, start, now, usual=self.program.usual)
         except Cancelled:
             with self.lock:
                 self._plan = []

@@ -42,8 +42,8 @@ class Harvest:
         except Exception as error:
             self._register.end(request, None, error)
 
-    def reap(self, plan: list[tuple[Ticket, int]], out: np.ndarray, start: float, now: float) -> None:
-        """Commit what the step wrote, then sample and tell."""
+    def reap(self, plan: list[tuple[Ticket, int]], out: np.ndarray, start: float, now: float, *, usual: bool = True) -> None:
+        """Commit what the step wrote, then sample and tell. usual: its seconds tell what other steps will take."""
         counters, at, prefilled, decoded = self._counters, 0, 0, 0
         for ticket, rows in plan:
             request, first = ticket.owner, ticket.done
@@ -68,6 +68,8 @@ class Harvest:
         share = prefilled / (prefilled + decoded)
         counters.prefill_seconds += (now - start) * share
         counters.decode_seconds += (now - start) * (1 - share)
+        if not usual:
+            return
         self._scheduler.observe(prefill_rows=prefilled, seconds=now - start)
         if self.costs is not None and not prefilled:
             self.costs.observe(decoded, now - start)

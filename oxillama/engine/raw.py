@@ -26,6 +26,7 @@ class RawLoop:
 
     def __init__(self, core: EngineCore, model: Model, *, kv_type: str, page_size: int, chunk: int) -> None:
         self._core, self._program, self._tape = core, model.program, model.tape
+        model.pack()                            # what is measured here is what every later step takes
         self._memory = model.page_memory(kv_type=kv_type, page_size=page_size)
         self._size, self._chunk = page_size, chunk
         self._tables: dict[int, list[int]] = {}

@@ -286,19 +286,15 @@ class GgufReader:
 
         Whatever is asked for again is read again.
         """
-        self._advise(name, "MADV_DONTNEED", 2 << 20)
+        info, page = self.tensors[name], 2 << 20
+        mapping = self._shards[info.shard].buffer.obj
+        if self.is_mapped(name) and hasattr(mapping, "madvise") and hasattr(mmap, "MADV_DONTNEED"):
+            start, end = info.offset // page * page, -(-(info.offset + len(self.data(name))) // page) * page
+            mapping.madvise(mmap.MADV_DONTNEED, start, min(len(mapping), end) - start)
 
-    def expect(self, name: str) -> None:
-        """Tell the system that the file's pages of tensor `name` will be wanted soon: it begins to read what is not in memory."""
-        self._advise(name, "MADV_WILLNEED", mmap.PAGESIZE)
-
-    def _advise(self, name: str, advice: str, page: int) -> None:
-        data = self.data(name)
-        mapping = self._shards[self.tensors[name].shard].buffer.obj
-        if isinstance(mapping, mmap.mmap) and hasattr(mapping, "madvise") and hasattr(mmap, advice):
-            start = self.tensors[name].offset // page * page
-            end = min(len(mapping), -(-(self.tensors[name].offset + len(data)) // page) * page)
-            mapping.madvise(getattr(mmap, advice), start, end - start)
+    def is_mapped(self, name: str) -> bool:
+        """Whether tensor `name` lies in a mapped file: its pages may be given back to the system, and are read again when they are asked for."""
+        return isinstance(self._shards[self.tensors[name].shard].buffer.obj, mmap.mmap)
 
     def close(self) -> None:
         """Let go of the files; metadata and tensor places stay readable, and so do the arrays already handed out."""

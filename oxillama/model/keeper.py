@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from oxillama._core.panels import PackedMatrix
+from oxillama.model.packing import Packing
 from oxillama.model.sidecar import PIECE, GivenUp, Key, log, write_sidecar
 from oxillama.model.sidecars import Place
 
@@ -35,10 +36,11 @@ class Worked(Protocol):
 
 
 class Keeper(threading.Thread):
-    """Writes one sidecar in the background; `program` is watched, and not kept alive."""
+    """Writes one sidecar in the background; `program` is watched, and not kept alive. packing: what may still have matrices to pack."""
 
-    def __init__(self, place: Place, matrices: Mapping[Key, PackedMatrix], program: Worked) -> None:
+    def __init__(self, place: Place, matrices: Mapping[Key, PackedMatrix], program: Worked, *, packing: Packing | None = None) -> None:
         super().__init__(name="oxillama sidecar", daemon=True)
+        self._packing = packing
         self._place, self._matrices = place, dict(matrices)
         self._program = weakref.ref(program)
         self._hurry, self._cancelled = threading.Event(), threading.Event()
@@ -60,7 +62,7 @@ class Keeper(threading.Thread):
         except (GivenUp, OSError, MemoryError) as error:
             self.reason = str(error)
         finally:
-            self._matrices = {}
+            self._matrices, self._packing = {}, None
             _keepers.discard(self)
         if self.reason:
             log.info("packed weights are not kept in %s: %s", self._place.path.parent, self.reason)
@@ -108,11 +110,18 @@ class Keeper(threading.Thread):
         self.reason = self._place.refusal(nbytes) or ""
         if self.reason:
             return
+        self._pack()
         self.written = write_sidecar(self._place.path, self._place.key, self._matrices, names=self._place.names, pause=self._pause)
         if self.written:
             log.info("packed weights of %s are kept in %s (%d bytes) for the next load", self._place.names[0], self._place.path, nbytes)
         else:
             self.reason = "another process writes them, or has written them"
+
+    def _pack(self) -> None:
+        """What the model has left: only where it was closed at once."""
+        while self._packing is not None and self._packing.some():
+            if self._cancelled.is_set() or self._hurry.is_set() and time.monotonic() > self._deadline:
+                raise GivenUp("the model was closed before its weights were packed")
 
     def _wait_until_idle(self) -> None:
         while not self._hurry.is_set() and self._at_work():

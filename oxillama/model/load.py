@@ -11,10 +11,9 @@ import numpy as np
 from oxillama._core.elementwise import EmbeddingTable
 from oxillama._core.kernels import packable_formats
 from oxillama._core.matmul import act_bytes
-from oxillama._core.panels import PackedMatrix, pack_all, reserve_all
-from oxillama._core.pool import PageMemory
+from oxillama._core.panels import PackedMatrix, reserve_all
+from oxillama._core.pool import PageMemory, available_bytes
 from oxillama._core.tape import Program
-from oxillama._core.threads import default_threads
 from oxillama.errors import ModelError
 from oxillama.gguf import GgufReader
 from oxillama.gguf.keys import Keys
@@ -22,6 +21,7 @@ from oxillama.model import arch as _arch  # noqa: F401  (importing it registers 
 from oxillama.model.builder import Builder, Tensor, recorders
 from oxillama.model.keeper import Keeper
 from oxillama.model.lower import Tape, lower
+from oxillama.model.packing import Packer, Packing
 from oxillama.model.reference import Reference
 from oxillama.model.rope import AS_FILED, RopeOverrides, context_in_force
 from oxillama.model.sidecar import Key, Wanted
@@ -29,8 +29,7 @@ from oxillama.model.sidecars import Place, sidecar_place
 
 _ACTS = {name: act for name, _, _, act in packable_formats()}
 Progress = Callable[[int, int], None]      # bytes packed so far, bytes in all
-LEAST_GROUP, MOST_GROUP = 8 << 20, 16 << 20      # bytes packed in one region, between two reports
-_PAGE = 2 << 20                                  # what a look at a file may bring into memory
+PACKED_AT_ONCE = 32 << 20                        # bytes of weights that are packed before anything runs: a hundredth of a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +50,7 @@ class Model:
     """A loaded model; `program` runs it, `tape` shows it, `reader` stays open for the rows of its embedding.
 
     weights: packed, by key. keeper: what writes them for the next load, None where nothing does. rope: what was said in place of the file.
+    packing: what packs the weights while the program already runs, None where they were packed before; packer: the thread of it.
     """
 
     config: ModelConfig
@@ -60,6 +60,20 @@ class Model:
     weights: Mapping[Key, PackedMatrix] = field(repr=False)
     keeper: Keeper | None = field(default=None, repr=False)
     rope: RopeOverrides = AS_FILED
+    packing: Packing | None = field(default=None, repr=False)
+    packer: Packer | None = field(default=None, repr=False)
+
+    def pack(self) -> None:
+        """Pack what is left of the weights: steps then take what they always will."""
+        if self.packing is not None:
+            self.packing.finish()
+
+    def end(self, *, keep: bool) -> None:
+        """End what runs beside the model; keep: what is to be written of it for its next load is written first."""
+        if self.packer is not None:
+            self.packer.cancel()
+        if self.keeper is not None:
+            self.keeper.finish() if keep else self.keeper.cancel()
 
     def page_memory(self, *, kv_type: str = "f16", page_size: int = 16) -> PageMemory:
         """Memory for the pages of this model's keys and values; grows as it is used."""
@@ -102,10 +116,11 @@ def record(reader: GgufReader, *, depth: int | None = None, rope: RopeOverrides 
 
 def load_model(reader: GgufReader, *, num_threads: int = 0, max_rows: int = 512, progress: Progress | None = None,
                sidecar: str | os.PathLike | Literal[False] = False, rope: RopeOverrides = AS_FILED) -> Model:
-    """Record, lower, pack every weight and build the Program; `progress(done, total)` is told of bytes packed.
+    """Record, lower and build the Program over weights that are packed, or being packed (model/packing.py).
 
-    sidecar: where packed weights are kept for the next load (model/sidecars.py): "auto" (the cache folder, for models of 256 MiB and more),
-    a folder, or False. rope: see `record`; weights and sidecars know nothing of it.
+    progress: told of bytes packed, all of them before this returns; without it a large model answers earlier. sidecar: where packed weights
+    are kept for the next load (model/sidecars.py): "auto" (the cache folder, for models of 256 MiB and more), a folder, or False. rope: see
+    `record`; weights and sidecars know nothing of it.
     """
     config, tape = record(reader, rope=rope)
     tensors = {tensor.key: tensor for op in tape.ops for tensor in op.params.get("weights", ())}
@@ -113,24 +128,25 @@ def load_model(reader: GgufReader, *, num_threads: int = 0, max_rows: int = 512,
         reader.release(tensor.name)         # the look at a norm may have mapped a large page, which holds weights around it
     place = sidecar_place(reader, sidecar, sum(_rows(reader, tensor).nbytes for tensor in tensors.values()))
     mapped = None if place is None else _mapped(place, tensors, num_threads, progress)
-    weights = _packed(reader, tensors, num_threads, progress) if mapped is None else mapped
-    program = _program(config, tape, reader, weights, max_rows=max_rows, num_threads=num_threads)
-    keeper = Keeper(place, weights, program) if place is not None and mapped is None else None
-    return Model(config, tape, program, reader, weights, keeper, rope)
+    weights, packing = _reserved(reader, tensors, num_threads, progress) if mapped is None else (mapped, None)
+    program = _program(config, tape, reader, weights, max_rows=max_rows, num_threads=num_threads, packing=packing)
+    keeper = Keeper(place, weights, program, packing=packing) if place is not None and mapped is None else None
+    packer = None if packing is None else Packer(packing, program)
+    return Model(config, tape, program, reader, weights, keeper, rope, packing, packer)
 
 
 def early_exit(model: Model, depth: int, *, num_threads: int = 0, max_rows: int = 512) -> Model:
     """The first `depth` layers of a loaded model, rotated as it is, under its own output norm and head: another program over the same weights."""
     config, tape = record(model.reader, depth=depth, rope=model.rope)
-    program = _program(config, tape, model.reader, model.weights, max_rows=max_rows, num_threads=num_threads)
-    return Model(config, tape, program, model.reader, model.weights, rope=model.rope)
+    program = _program(config, tape, model.reader, model.weights, max_rows=max_rows, num_threads=num_threads, packing=model.packing)
+    return Model(config, tape, program, model.reader, model.weights, rope=model.rope, packing=model.packing)
 
 
 def _program(config: ModelConfig, tape: Tape, reader: GgufReader, weights: Mapping[Key, PackedMatrix], *, max_rows: int,
-             num_threads: int) -> Program:
+             num_threads: int, packing: Packing | None) -> Program:
     ops = [(op.name, _ready(reader, op.params, weights)) for op in tape.ops]
     return Program(ops, list(tape.slots), kv_layers=list(config.kv_layers), vocab_size=config.vocab_size, hidden_size=config.hidden_size,
-                   max_rows=max_rows, num_threads=num_threads)
+                   max_rows=max_rows, num_threads=num_threads, packing=packing)
 
 
 def _rows(reader: GgufReader, tensor: Tensor) -> np.ndarray:
@@ -159,29 +175,22 @@ def _mapped(place: Place, tensors: Mapping[Key, Tensor], num_threads: int, progr
     return weights
 
 
-def _packed(reader: GgufReader, tensors: Mapping[Key, Tensor], num_threads: int, progress: Progress | None) -> dict[Key, PackedMatrix]:
-    """Every weight packed, a few at a time, the largest first: while a weight is packed it lies in memory twice."""
+def _reserved(reader: GgufReader, tensors: Mapping[Key, Tensor], num_threads: int,
+              progress: Progress | None) -> tuple[dict[Key, PackedMatrix], Packing | None]:
+    """Every weight in the order of the tape, with what packs them; None where all of them are packed.
+
+    That is so for small models, where somebody watches, and where memory has no room for the panels and the file: it would be read twice.
+    """
     raw = {key: _rows(reader, tensor) for key, tensor in tensors.items()}
-    order = sorted(raw, key=lambda key: raw[key].nbytes, reverse=True)
-    total, done = sum(rows.nbytes for rows in raw.values()), 0
-    packed = dict(zip(raw, reserve_all([(raw[key], tensors[key].format, *tensors[key].shape) for key in raw])))      # in the order of the tape
-    workers = num_threads or default_threads()
-    enough = min(max(total // 16, LEAST_GROUP), MOST_GROUP)     # file pages that lie in memory beside their panels
-    groups: list[list[Key]] = []
-    for key in order:
-        if not groups or sum(-(-raw[one].nbytes // _PAGE) * _PAGE for one in groups[-1]) >= enough:
-            groups.append([])
-        groups[-1].append(key)
-    for group, following in zip(groups, [*groups[1:], []]):
-        for key in following:
-            reader.expect(tensors[key].name)        # from the disk, while this group is being packed
-        pack_all([packed[key] for key in group], num_threads=workers)
-        for key in group:
-            reader.release(tensors[key].name)       # its file pages have been read once; the packed copy is what stays
-            done += raw[key].nbytes
-        if progress is not None:
-            progress(done, total)
-    return packed
+    weights = dict(zip(raw, reserve_all([(raw[key], tensors[key].format, *tensors[key].shape) for key in raw])))
+    packing = Packing(list(weights.values()), [reader.is_mapped(key[0]) for key in weights], num_threads=num_threads)
+    free = available_bytes()
+    if progress is None and packing.nbytes > PACKED_AT_ONCE and (free is None or 2 * packing.nbytes <= free):
+        return weights, packing
+    packing.finish(progress)
+    for tensor in tensors.values():
+        reader.release(tensor.name)             # what a look at others has mapped
+    return weights, None
 
 
 def act_of(weight_format: str) -> str:

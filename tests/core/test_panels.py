@@ -5,7 +5,9 @@ import mmap
 import numpy as np
 import pytest
 
-from oxillama._core.panels import PackedMatrix, fault_in, pack_all, reserve_all
+from oxillama._core.batch import CancelFlag
+from oxillama._core.matmul import matmul
+from oxillama._core.panels import PackedMatrix, Units, fault_in, pack_all, reserve_all
 from oxillama.errors import QuantError
 
 # name, rows, cols, bytes of a row
@@ -33,6 +35,7 @@ def test_matrices_of_one_arena_hold_what_each_holds_alone(threads):
 
 def test_an_arena_lays_matrices_one_after_another_each_on_pages_of_its_own():
     made = reserve_all(blocks())
+    pack_all(made)
     start = address(made[0])
     for matrix in made:
         assert address(matrix) == start
@@ -69,6 +72,50 @@ def test_a_matrix_is_packed_once():
     pack_all(made)
     with pytest.raises(QuantError, match="packed already"):
         pack_all(made)
+
+
+@pytest.mark.parametrize("threads", (1, 2))
+def test_matrices_packed_unit_by_unit_are_the_whole_and_are_not_read_before(threads):
+    wanted = blocks()
+    made = reserve_all(wanted)
+    units = Units(made, unit=1)                                 # of a panel each: 3, 2, 1 and 7
+    assert (units.count, units.done, units.whole) == (13, 0, False)
+    units.pack(4, num_threads=threads)
+    assert units.done == 48 * 36 + 16 * 34
+    with pytest.raises(QuantError, match="16 of 17 rows are packed, wanted all"):
+        made[1].panels()
+    with pytest.raises(QuantError, match="0 of 100 rows are packed, wanted all"):
+        matmul(made[3], np.zeros((1, 512), np.float32))
+    with pytest.raises(QuantError, match="matrix 1 is packed already"):
+        Units([made[3], made[1]])
+    units.pack(100, num_threads=threads)
+    assert units.whole and units.done == units.nbytes == sum(len(raw) for raw, *_ in wanted)
+    for matrix, (raw, name, rows, cols) in zip(made, wanted):
+        assert bytes(matrix) == bytes(PackedMatrix(raw, name, rows, cols))
+
+
+@pytest.mark.parametrize("threads", (1, 2))
+def test_a_flag_that_is_set_keeps_units_from_being_packed(threads):
+    units, flag = Units(reserve_all(blocks()), unit=1), CancelFlag()
+    flag.set()
+    units.pack(100, num_threads=threads, flag=flag)
+    assert units.done == 0
+    flag.clear()
+    units.pack(100, num_threads=threads, flag=flag)
+    assert units.whole
+
+
+@pytest.mark.parametrize("threads", (1, 2))
+def test_rows_of_a_mapped_file_are_packed_as_those_in_memory(tmp_path, threads):
+    raw = np.random.default_rng(0).integers(0, 60, 2064 * 34 * 8, np.uint8)
+    (tmp_path / "file").write_bytes(bytes(100) + raw.tobytes())
+    with open(tmp_path / "file", "rb") as file:
+        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    made = reserve_all([(view[100:], "Q8_0", 2064, 256)])
+    units = Units(made, mapped=[True], unit=1 << 14)
+    units.expect()
+    units.pack(100, num_threads=threads)
+    assert bytes(made[0]) == bytes(PackedMatrix(raw, "Q8_0", 2064, 256))
 
 
 @pytest.mark.parametrize("threads", (1, 2))

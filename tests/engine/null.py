@@ -76,7 +76,7 @@ def hashed(tokens, width: int) -> np.ndarray:
 class NullProgram:
     """Writes tokens into pages, reads each wanted row's whole past back through its block table, and hashes it."""
 
-    vocab_size, hidden_size, max_rows = VOCAB, HIDDEN, 512
+    vocab_size, hidden_size, max_rows, usual = VOCAB, HIDDEN, 512, True
 
     def __init__(self, seconds_per_row: float = 0.0) -> None:
         self.seconds_per_row = seconds_per_row

@@ -301,7 +301,7 @@ def test_by_default_a_large_model_leaves_a_sidecar_in_the_cache_folder_and_loads
         assert engine.logits(ids).tobytes() == packed
     only, = (cache / "oxillama").iterdir()
     assert sidecar.verify(only) and sidecars.entries(cache / "oxillama")[0].names == ("model.gguf",)
-    monkeypatch.setattr("oxillama.model.load.pack_all", lambda *_, **__: pytest.fail("packed again"))
+    monkeypatch.setattr("oxillama.model.load.Packing", lambda *_, **__: pytest.fail("packed again"))
     with oxillama.load(model) as engine:
         assert engine.logits(ids).tobytes() == packed
 

@@ -1,0 +1,171 @@
+"""`Packing`: weights become panels while a model already answers; `Packer`: the thread that does so when nothing else runs.
+
+    load ----- packer ... unit, unit, unit ... --------------------------------+--- all are packed: the packer ends
+               first step: over what is packed and what still is in the file   |
+               any later step packs what is left, with all its workers --------+
+
+Memory that is written for the first time can cost more than all the rest of a first token. So the first step waits for nobody: its products pack
+what they need into a worker's cache and forget it (`_core/unpacked`). That work is done again, so it happens once, and only where waiting would
+take longer, for few rows. Weights are packed by one thread at a time, and by none while such a step runs.
+"""
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from oxillama._core.batch import CancelFlag
+from oxillama._core.panels import PackedMatrix, Units
+from oxillama._core.threads import default_threads
+from oxillama.errors import Cancelled
+
+UNIT = 2 << 20                  # bytes that a worker packs at a time: a large page
+PATIENCE = 0.2                  # seconds that a first step waits for all weights, as long as that seems enough
+FEW_UNITS, MANY_UNITS = 8, 32   # packed between two looks at the clock; and at whether anything else is wanted
+MOST_ROWS = 64                  # of a step that goes without: a longer prompt would lose more than it gains
+_all: weakref.WeakSet[Packing] = weakref.WeakSet()
+_packers: set[Packer] = set()
+
+
+class Packing:
+    """Packs matrices that `reserve_all` made, in their order; `whole` once all are. From any thread, a few units at a time.
+
+    mapped: of each, whether its rows lie in a mapped file.
+    """
+
+    def __init__(self, matrices: Sequence[PackedMatrix], mapped: Sequence[bool], *, num_threads: int = 0) -> None:
+        self._units, self._workers = Units(list(matrices), mapped=mapped, unit=UNIT), num_threads or default_threads()
+        self.nbytes, self._begun = self._units.nbytes, False
+        self._pace = 0.0                # seconds that all workers take for a byte of the file, of late; 0 is not known yet
+        self._renew()
+        _all.add(self)
+
+    def _renew(self) -> None:
+        """Nobody packs, nobody waits: so it begins, here and in a forked child."""
+        self._turn, self._taken, self._waiting, self._wanted = threading.Condition(), False, 0, CancelFlag()
+
+    @property
+    def whole(self) -> bool:
+        """Whether everything is packed."""
+        return self._units.whole
+
+    @property
+    def done(self) -> int:
+        """Bytes of the file that are packed."""
+        return self._units.done
+
+    def begin(self, rows: int, cancel: CancelFlag | None = None) -> bool | None:
+        """Before a step of so many rows: None, all is packed; False, what was left has been packed now; True, it goes over weights as they are.
+
+        After True `end` must be called. Cancelled where `cancel` is set meanwhile.
+        """
+        if self.whole:
+            return None
+        self._take(step=True)
+        begun, first, until = False, not self._begun and rows <= MOST_ROWS, time.monotonic() + PATIENCE
+        self._begun = True
+        try:
+            while not (begun or self.whole):
+                if cancel:
+                    raise Cancelled("step: cancelled by its caller")
+                begun = first and not self._in_time(until)
+                if not begun:
+                    self._pack(FEW_UNITS, self._workers, cancel)
+        finally:
+            if not begun:
+                self.end()
+        return begun
+
+    def end(self) -> None:
+        """Let others pack."""
+        with self._turn:
+            self._taken = False
+            self._turn.notify_all()
+
+    def some(self, *, sparing: bool = False) -> bool:
+        """Pack a few units when no step wants to, until one does; whether there is more. sparing: leave a core to others."""
+        if self._taken:
+            self._units.expect()                # what a step is going through is better read before it comes there
+        self._take(step=False)
+        try:
+            self._pack(MANY_UNITS, max(1, self._workers - sparing), self._wanted)
+        finally:
+            self.end()
+        return not self.whole
+
+    def finish(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Pack all that is left; `progress(done, total)` is told of the file's bytes now and then."""
+        while not self.whole:
+            self.some()
+            if progress is not None:
+                progress(self.done, self.nbytes)
+
+    def _take(self, *, step: bool) -> None:
+        with self._turn:
+            self._waiting += step
+            try:
+                while self._taken or (self._waiting and not step):
+                    if step:
+                        self._wanted.set()
+                    self._turn.wait()
+                self._taken = True
+            finally:
+                self._waiting -= step
+                if not self._waiting:
+                    self._wanted.clear()
+
+    def _pack(self, most: int, workers: int, flag: CancelFlag | None) -> None:
+        start, before = time.monotonic(), self.done
+        self._units.pack(most, num_threads=workers, flag=flag)
+        if self.done > before:
+            pace = (time.monotonic() - start) * workers / (self._workers * (self.done - before))
+            self._pace = (self._pace + pace) / 2 if self._pace else pace
+
+    def _in_time(self, until: float) -> bool:
+        """Whether what is left will be packed by then, as far as can be told: memory's mood changes within a load."""
+        return self._pace > 0 and time.monotonic() + (self.nbytes - self.done) * self._pace <= until
+
+
+class Packer(threading.Thread):
+    """Packs in the background while `program` lives, which is watched and not kept alive; a core is left to the rest of a load."""
+
+    def __init__(self, packing: Packing, program: object) -> None:
+        super().__init__(name="oxillama packing", daemon=True)
+        self._packing, self._program = packing, weakref.ref(program)
+        self._cancelled, self._pid = threading.Event(), os.getpid()
+        _packers.add(self)
+        self.start()
+
+    def run(self) -> None:
+        """Thread body."""
+        with suppress(MemoryError):             # which the next step meets too, and can raise
+            while not self._cancelled.is_set() and self._program() is not None and self._packing.some(sparing=True):
+                pass
+        _packers.discard(self)
+
+    def cancel(self) -> None:
+        """End it within a group's time; what is not packed stays so."""
+        if os.getpid() == self._pid:            # a forked child has the object, and no such thread
+            self._cancelled.set()
+            self.join()
+
+
+def cancel_all() -> None:
+    """Let none run while the interpreter is taken down."""
+    for packer in list(_packers):
+        packer.cancel()
+
+
+def _after_fork() -> None:
+    _packers.clear()
+    for packing in _all:
+        packing._renew()
+
+
+atexit.register(cancel_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
