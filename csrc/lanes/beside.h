@@ -14,9 +14,10 @@
 #define OX_BESIDE_ROWS(store) 1
 #endif
 
-/* One row of whole bytes has so little to compute that the processor's prefetch falls behind; asked for this many bytes ahead, a token of the 1B in
- * Q8_0 took 46.8 ms instead of 49.1 on one thread (medians of three by turns). Narrower codes read slower when asked for. */
-enum { OX_NEAR = 512 };
+/* One row of whole bytes has so little to compute that the processor's prefetch falls behind, so it is asked for this many bytes ahead of both
+ * streams. Asking for 512 took a token of the 1B in Q8_0 from 49.1 to 46.8 ms on one thread, 1024 takes 2 to 4 % less, 1536 on plain AVX2 29 % more
+ * (docs/kernel-figures.md). Narrower codes read slower when asked for. */
+enum { OX_NEAR = 1024 };
 
 OX_INLINE void beside_store(float *c, const ox_f32x16 *a, const ox_f32x16 *b, int m)
 {
@@ -34,9 +35,10 @@ OX_INLINE void beside_32(float *c, const uint8_t *first, const uint8_t *second, 
     ox_f32x16 acc[2][4];
     OX_UNROLL for (int t = 0; t < m; t++)
         acc[0][t] = acc[1][t] = f32_zero();
+    const int step = store == 8 && m == 1 ? OX_STEP32(store, side, block) : 0;
     for (int64_t i = 0; i < cols / 32; i++, x += ACT32_BYTES) {
-        if (store == 8 && m == 1)
-            OX_UNROLL for (int k = 0; k < OX_STEP32(store, side, block); k += 64) {
+        if (step)
+            OX_UNROLL for (int k = 0; k < step; k += 64) {
                 OX_PREFETCH_L2(a.p + OX_NEAR + k);
                 OX_PREFETCH_L2(b.p + OX_NEAR + k);
             }

@@ -4,6 +4,8 @@
 #include <stdint.h>
 
 static const uint8_t lut_IQ4_NL[16] = { 1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241 };   /* levels + 128 */
+/* The same as 15 code + rest, for OX_DOT8_RAMP: two dots of few bits instead of one of 8. The only table of 8 bits. */
+static const uint8_t rest_IQ4_NL[16] = { 1, 9, 15, 18, 19, 18, 16, 13, 9, 6, 3, 1, 1, 2, 7, 16 };
 static const uint8_t lut_MXFP4[16] = { 12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0 };                 /* 2 e2m1 + 12 */
 static const uint8_t lut_Q1_0[16] = { 0, 2 };                                                                       /* -1, 1 */
 static const uint8_t lut_IQ3_S[16] = { 16, 18, 20, 22, 24, 26, 28, 30, 14, 12, 10, 8, 6, 4, 2, 0 };                 /* 15 +- 1, 3 .. 15 */

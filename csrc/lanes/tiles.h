@@ -15,6 +15,9 @@
 #ifndef OX_UNROLL
 #define OX_UNROLL _Pragma("GCC unroll 16")
 #endif
+#ifndef OX_DOT8_RAMP
+#define OX_DOT8_RAMP 0
+#endif
 
 OX_INLINE float act_f32(const uint8_t *p) { float v; memcpy(&v, p, 4); return v; }
 OX_INLINE int32_t act_i32(const uint8_t *p) { int32_t v; memcpy(&v, p, 4); return v; }
@@ -227,8 +230,9 @@ OX_INLINE void load_head(ox_i32x16 *sp, ox_i32x16 *mp, const uint8_t *p, int hea
 OX_INLINE void step_256(ox_f32x16 *acc, ox_place *at, int64_t b, ox_ahead *next, const uint8_t *x, int64_t ldx, int m,
                         int store, int bits, int off, int head, int side, float unit, const uint8_t *lut, ox_u8x64 table)
 {
-    const int less = off - (bits == 8 ? OX_DOT8_CENTRE : 0), sub = OX_HEAD_SUB(head);
-    ox_i32x16 sp[8], mp[8], sum[8], least[8];
+    const int ramp = OX_DOT8_RAMP && bits == 8 && lut && m == 1;        /* tables.h */
+    const int less = off - (bits == 8 && !ramp ? OX_DOT8_CENTRE : 0), sub = OX_HEAD_SUB(head);
+    ox_i32x16 sp[8], mp[8], sum[8], least[8], codes = i32_zero();
     if (b % OX_SIDE_SPAN(side) == 0)
         at->s = at->p, at->p += 64;
     load_head(sp, mp, at->p, head);
@@ -259,8 +263,16 @@ OX_INLINE void step_256(ox_f32x16 *acc, ox_place *at, int64_t b, ox_ahead *next,
             ox_i32x16 pair = sub == 32 ? sp[u / 2] : sub == 16 ? sp[u + v] : i32_zero();
             OX_UNROLL for (int h = 0; h < 2; h++) {
                 ox_u8x64 w[4];
-                load_half(w, p, h, store, lut, table);
+                load_half(w, p, h, store, ramp ? NULL : lut, table);
                 ox_scale k = (sub == 32 ? v : h) ? scale_high(pair) : scale_low(pair);
+                if (ramp) {
+                    const int8_t *part = (const int8_t *)x + 32 * (u + v) + 16 * h;
+                    codes = i32_dot16_scaled(codes, w, part, 4, k);
+                    OX_UNROLL for (int q = 0; q < 4; q++)
+                        w[q] = u8_lookup(u8_table(rest_IQ4_NL), w[q]);
+                    sum[0] = i32_dot16_scaled(sum[0], w, part, 5, k);
+                    continue;
+                }
                 OX_UNROLL for (int t = 0; t < m; t++) {
                     const int8_t *xt = (const int8_t *)x + t * ldx + 32 * (u + v) + 16 * h;
                     sum[t] = sub == 256 ? i32_dot16(sum[t], w, xt, bits) : i32_dot16_scaled(sum[t], w, xt, bits, k);
@@ -268,6 +280,8 @@ OX_INLINE void step_256(ox_f32x16 *acc, ox_place *at, int64_t b, ox_ahead *next,
             }
         }
     }
+    if (ramp)
+        sum[0] = i32_add(sum[0], i32_mul(codes, i32_set1(15)));
     ox_f32x16 d = side_d(at->s, side);
     if (unit != 1.0f)
         d = f32_mul(d, f32_set1(unit));
