@@ -14,7 +14,7 @@ with every set of `--flags`; the first round finds the best set for each number,
 program for several sequences of a peer of the same name. One round is one turn of every engine over all work; rounds go on until `--rounds` are
 done or `--minutes` are over, and a cell is the median of its rounds.
 
-Plain reads of memory by all cores are measured before every run and after the last of a round, because a shared machine has better and worse
+Plain reads of memory by as many threads are measured before every run and after the last of a round, because a shared machine has better and worse
 minutes. With `--least-reads GB/S` a round waits up to `--patience` seconds for such a minute, and the table has a line for the rounds that
 had it throughout, for those that never had it, and for those in which it changed. "of reads" is our generation's rate of the model's bytes
 over those reads.
@@ -183,17 +183,17 @@ def neighbour(wanted: bool) -> Iterator[None]:
         busy.wait()
 
 
-def reads_before(options: argparse.Namespace) -> float:
-    """GB/s of plain reads now; waits for the least asked for as long as patience allows."""
+def reads_before(options: argparse.Namespace, threads: int) -> float:
+    """GB/s of plain reads by so many threads now; waits for the least asked for as long as patience allows."""
     end = time.monotonic() + (options.patience if options.least_reads else 0)
-    while (found := read_bandwidth(len(CORES))) < options.least_reads and time.monotonic() < end:
+    while (found := read_bandwidth(threads)) < options.least_reads and time.monotonic() < end:
         time.sleep(1)
     return found
 
 
 def one_round(cell: Cell, engines: list[Harness | LlamaBench], options: argparse.Namespace) -> None:
     """A turn of every engine."""
-    reads = [reads_before(options)]
+    reads = [reads_before(options, cell.work.t)]
     for engine in engines:
         found: dict[str, float] = {}
         try:
@@ -202,7 +202,7 @@ def one_round(cell: Cell, engines: list[Harness | LlamaBench], options: argparse
         except (RuntimeError, KeyError, ValueError) as error:       # one engine's failure is no reason to lose the others' numbers
             print(f"{engine.name}: {cell.model.stem}: {cell.work}: {error}", file=sys.stderr, flush=True)
         cell.rounds.setdefault(engine.name, []).append(found)
-        reads.append(read_bandwidth(len(CORES)))
+        reads.append(read_bandwidth(cell.work.t))
     cell.reads.append(reads)
 
 

@@ -94,10 +94,10 @@ def test_a_round_waits_for_memory_no_longer_than_its_patience(tools, monkeypatch
     found, slept = iter((30.0, 31.0, 60.0)), []
     monkeypatch.setattr(tools.measure, "read_bandwidth", lambda threads: next(found))
     monkeypatch.setattr(tools.measure.time, "sleep", slept.append)
-    assert tools.measure.reads_before(argparse.Namespace(least_reads=50.0, patience=100.0)) == 60.0 and slept == [1, 1]
+    assert tools.measure.reads_before(argparse.Namespace(least_reads=50.0, patience=100.0), 2) == 60.0 and slept == [1, 1]
     monkeypatch.setattr(tools.measure, "read_bandwidth", lambda threads: 20.0)
-    assert tools.measure.reads_before(argparse.Namespace(least_reads=50.0, patience=0.0)) == 20.0
-    assert tools.measure.reads_before(argparse.Namespace(least_reads=0.0, patience=100.0)) == 20.0 and slept == [1, 1]
+    assert tools.measure.reads_before(argparse.Namespace(least_reads=50.0, patience=0.0), 2) == 20.0
+    assert tools.measure.reads_before(argparse.Namespace(least_reads=0.0, patience=100.0), 2) == 20.0 and slept == [1, 1]
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise") or sys.platform != "linux", reason="page caches are dropped on Linux alone")
