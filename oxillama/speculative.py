@@ -17,9 +17,9 @@ from typing import Any
 
 from oxillama.api import InferenceEngine, load
 from oxillama.drafts import open_draft, requantised_draft
+from oxillama.durable import write_parts
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.drafting import ModelDrafter
-from oxillama.engine.durable import write_parts
 from oxillama.engine.generation import sampler_of
 from oxillama.engine.request import Completion, Request, Stream, finished
 from oxillama.engine.session import Session

@@ -32,7 +32,6 @@
   snapshot   EngineSnapshot, Snapshots: a session as bytes and back, exact at any token
   spill        stored prefixes in a file
   envelope     their container: sections under hashes
-  durable      files written whole or not at all
   transfer     pages out of the pool as bytes, and back
   asynchronous AsyncEngine: the same for asyncio
   raw        RawLoop and diagnose: the program without the engine

@@ -38,7 +38,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from blake3 import blake3
 
-from oxillama.engine.durable import Writer, replacing, write_at
+from oxillama.durable import Writer, replacing, write_at
 from oxillama.errors import ConfigError, ContextError, GrammarError, OxillamaError, SamplingError
 
 PLAIN, ZSTD = 0, 1

@@ -9,12 +9,11 @@ import pytest
 from blake3 import blake3
 
 import oxillama
-from oxillama import EngineSnapshot, InferenceEngine, SamplerConfig
-from oxillama.engine import durable
+from oxillama import EngineSnapshot, InferenceEngine, SamplerConfig, durable
 from oxillama.engine.snapshot import KIND
 from oxillama.errors import ConfigError, ModelFingerprintMismatch, SnapshotIncompatible
 from tests.engine.saved import PROMPT, SEEDED, at, parts, remade
-from tests.engine.test_durable import Failing
+from tests.test_durable import Failing
 
 # ---- another engine, another model ---------------------------------------------------------------------------------------------------
 

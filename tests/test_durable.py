@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from oxillama.engine import durable
-from oxillama.engine.durable import write_parts
+from oxillama import durable
+from oxillama.durable import target_of, write_parts
 from oxillama.engine.envelope import Kind, seal
 
 OLD, NEW = b"old" * 100, [b"new" * 1000, b"", memoryview(b"er" * 50_000), b"!"]
@@ -82,9 +82,10 @@ WHOLE = {"parts": b"".join(NEW), "sealed": b"".join(seal(KIND, {"a": b"1" * 5000
 def test_a_kill_at_any_step_leaves_the_old_file_or_the_new_one(target, save, step, old):
     code = f"""
 import os, signal, sys
-sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from oxillama.engine import durable, envelope
-from tests.engine.test_durable import KIND, NEW, Failing
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from oxillama import durable
+from oxillama.engine import envelope
+from tests.test_durable import KIND, NEW, Failing
 class Killed(Failing):
     def __getattr__(self, name):
         call = super().__getattr__(name)
@@ -113,6 +114,28 @@ def test_a_link_keeps_being_one(target):
     assert link.is_symlink() and target.read_bytes() == b"through"
 
 
-def test_a_folder_that_is_not_there_is_said(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        write_parts(tmp_path / "none" / "saved", [b"x"])
+def test_a_link_to_nothing_yet_becomes_one_to_the_new_file(tmp_path):
+    (tmp_path / "link").symlink_to("later")
+    write_parts(tmp_path / "link", [b"new"])
+    assert os.readlink(tmp_path / "link") == "later" and (tmp_path / "later").read_bytes() == b"new"
+
+
+def test_nothing_is_replaced_but_a_regular_file(tmp_path, monkeypatch):     # invariant 3
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    os.symlink("pipe", "link")
+    os.mkdir("folder")
+    Path("file").write_bytes(OLD)
+    for path, message in (("pipe", "no regular file"), ("link", "no regular file"), ("folder", "a folder, wanted a file"),
+                          (".", "a folder, wanted a file"), ("", "a folder, wanted a file"), ("/", "a folder, wanted a file"),
+                          ("none/saved", "No such file"), ("file/saved", "Not a directory"), ("a\0b", "a zero byte"), ("n" * 256, "name too long")):
+        for write in (target_of, lambda path: write_parts(path, NEW)):
+            with pytest.raises(OSError, match=message):
+                write(path)
+    assert Path("pipe").is_fifo() and sorted(os.listdir()) == ["file", "folder", "link", "pipe"] and not os.listdir("folder")
+
+
+@pytest.mark.parametrize("name", ["n" * 255, "é" * 127], ids=["ascii", "two bytes a letter"])
+def test_a_name_as_long_as_names_may_be_is_written(tmp_path, name):
+    write_parts(tmp_path / name, NEW)
+    assert os.listdir(tmp_path) == [name] and (tmp_path / name).read_bytes() == b"".join(NEW)

@@ -2,22 +2,78 @@
 
     temporary file beside the target -> write -> fsync -> rename over the target -> fsync of the folder
 
+The target is what a path leads to, through links: a link stays one. `target_of` is the door, which may be asked before there are bytes.
+
 Invariants (tests cite them by number):
 
 1. Until the rename the target is untouched; from the rename on it holds all of the new bytes, which were on the disk before.
 2. A failure that the process survives leaves no temporary file; one that it does not survive leaves one that nothing ever reads.
+3. Nothing is replaced but a regular file: a folder, a device, a pipe or a socket is refused.
 """
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 _AT_ONCE = 256              # buffers of one system call; every system takes so many
 _START_WRITE = 2            # SYNC_FILE_RANGE_WRITE
+_NAME_BYTES = 100           # of the target's name that a temporary one has: the whole might be as long as names may be
+
+
+def target_of(path: str | os.PathLike) -> str:
+    """The absolute path of the file that would be replaced or made; OSError where there is, or can be, no regular file."""
+    if "\0" in os.fspath(path):
+        raise OSError(errno.EINVAL, "a name with a zero byte", path)
+    target = os.path.realpath(path)
+    try:
+        mode = os.stat(target).st_mode
+    except FileNotFoundError:
+        os.stat(os.path.join(os.path.dirname(target), ""))       # the folder must be there, and be one
+        return target
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, "a folder, wanted a file", path)
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "no regular file", path)
+    return target
+
+
+class Replacement:
+    """New bytes for the file at a path, in a temporary file beside it: `fd` is open for writing until `keep` or `drop`."""
+
+    __slots__ = ("_target", "_temporary", "fd")
+
+    def __init__(self, path: str | os.PathLike) -> None:
+        self._target = target_of(path)
+        folder, name = os.path.split(self._target)
+        name = os.fsencode(name)[:_NAME_BYTES].decode(errors="ignore")
+        # not tempfile: its files are private to the user, this one becomes the result and follows the umask
+        self._temporary = os.path.join(folder, f".{name}.{os.getpid()}-{secrets.token_hex(6)}.tmp")
+        self.fd = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+
+    def keep(self) -> None:
+        """Have the new bytes on the disk, and in the old ones' place in one step; after an OSError, `drop`."""
+        os.fsync(self.fd)
+        self._close()
+        os.rename(self._temporary, self._target)
+        _sync_folder(os.path.dirname(self._target))
+
+    def drop(self) -> None:
+        """Forget the new bytes, unless they are in place."""
+        with contextlib.suppress(OSError):
+            self._close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._temporary)
+
+    def _close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
 
 
 @contextlib.contextmanager
@@ -26,22 +82,13 @@ def replacing(path: str | os.PathLike) -> Iterator[int]:
 
     Whatever is raised, within the block or by the system (OSError), leaves the old file as it was.
     """
-    target = os.path.realpath(os.fspath(path))
-    folder, name = os.path.split(target)
-    temporary = os.path.join(folder, f".{name[:100]}.{os.getpid()}-{secrets.token_hex(6)}.tmp")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+    new = Replacement(path)
     try:
-        try:
-            yield fd
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.rename(temporary, target)
+        yield new.fd
+        new.keep()
     except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
+        new.drop()
         raise
-    _sync_folder(folder)
 
 
 def write_parts(path: str | os.PathLike, parts: Sequence[bytes | memoryview]) -> None:
