@@ -2,12 +2,15 @@
 
 Windows follow llama.cpp's convention, so that numbers compare: a text is cut into windows of `context` tokens that do not overlap, the first
 token of each is replaced by the one that begins a text (where the vocabulary wants one), and only predictions from the second half of a
-window count, which have at least `context / 2` tokens before them.
+window count, which have at least `context / 2` tokens before them. Special tokens spelled in a text are text.
 
-A file of logits holds the window's tokens and, per counted row, the log-probabilities in 16 bits, in the layout llama.cpp writes:
+A file of logits holds the windows' tokens and, per counted row, the log-probabilities in 16 bits, in the layout llama.cpp writes:
 
     "_logits_" | u32 context | i32 vocabulary | i32 windows | i32 tokens[windows context] | rows
     row = f32 step, f32 least, u16 code[vocabulary (+ 1 if odd)]: log p = least + step code, cut at 24 below the likeliest
+
+llama.cpp cuts at 16 below the likeliest, and keeps the text's own token where we keep the one that begins a text. So the first token of a window
+says nothing where it is replaced, and a divergence sums the entries of the base above -16 alone, as llama.cpp's does: what was cut is in no sum.
 """
 from __future__ import annotations
 
@@ -21,13 +24,18 @@ import numpy as np
 
 from oxillama.api import InferenceEngine
 from oxillama.durable import replacing
+from oxillama.engine.raw import inner_matmuls
 from oxillama.engine.rows import submit_rows
+from oxillama.engine.session import checked_ids
 from oxillama.errors import ConfigError, EngineError, QuantError
 from oxillama.gguf import check_apart
+from oxillama.quant import check_importance_name
 
 Progress = Callable[[int, int, float], None]        # windows done, windows in all, perplexity so far
 MAGIC = b"_logits_"
+NARROWEST = 4           # tokens of a window: one prediction has two tokens before it
 _DEEPEST = 24.0
+_SUMMED = np.float32(-16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +67,16 @@ class Perplexity:
 
 
 def windows_of(engine: InferenceEngine, text: str | Sequence[int], context: int, limit: int | None = None) -> list[list[int]]:
-    """The windows of a text (or of token ids), each of `context` tokens; ConfigError where there is not one whole window."""
-    if isinstance(context, bool) or not isinstance(context, int) or context < 4:
-        raise ConfigError(f"context: found {context!r}, wanted an integer of 4 or more")
+    """The windows of a text (or of token ids), each of `context` tokens.
+
+    ConfigError for ids that are none of the model's, and where there is not one whole window.
+    """
+    if isinstance(context, bool) or not isinstance(context, int) or context < NARROWEST:
+        raise ConfigError(f"context: found {context!r}, wanted an integer of {NARROWEST} or more")
     if context > engine.context_size:
         raise ConfigError(f"context: found {context}, the engine's sessions hold {engine.context_size}")
-    ids = engine.tokenize(text) if isinstance(text, str) else [int(token) for token in text]
+    ids = engine.tokenize(text, parse_special=False) if isinstance(text, str) else text
+    ids = checked_ids(ids, engine.config.vocab_size, name="text", wanted="a text or token ids")
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise ConfigError(f"limit: found {limit!r}, wanted None or an integer of 1 or more")
     count = len(ids) // context if limit is None else min(len(ids) // context, limit)
@@ -89,14 +101,14 @@ def perplexity(engine: InferenceEngine, text: str | Sequence[int], *, context: i
                progress: Progress | None = None) -> Perplexity:
     """The perplexity of `text` under the engine's model, over windows of `context` tokens (at most `limit` of them).
 
-    save_logits: write every counted prediction to this file (2 bytes a vocabulary entry and token). kl_base: compare with such a file; the
-    windows are then those of the file, which must be those of the text. ConfigError for settings that cannot be kept, QuantError for a file
-    that does not fit.
+    save_logits: write every counted prediction to this file (2 bytes a vocabulary entry and token). kl_base: compare with such a file,
+    which must begin with the windows of the text and may go on. ConfigError for settings that cannot be kept, QuantError for a file that does
+    not fit.
     """
     if save_logits is not None:
         check_apart("save_logits", save_logits, engine.model_files)
     windows = windows_of(engine, text, context, limit)
-    base = None if kl_base is None else _Base(kl_base, windows, context, engine.config.vocab_size)
+    base = None if kl_base is None else _Base(kl_base, windows, engine.config.vocab_size, begins=_beginning(engine) is not None)
     first, losses, distances = context // 2, [], []
     with _saved(save_logits, windows, context, engine.config.vocab_size) as save:
         for index, window in enumerate(windows):
@@ -132,8 +144,9 @@ def _mean(values: np.ndarray) -> tuple[float, float]:
 
 def _distance(base: np.ndarray, log_p: np.ndarray, token: int) -> tuple[float, bool, float]:
     """KL divergence of base from the model's row, whether their likeliest tokens agree, and the base's loss."""
-    weights = np.exp(base, dtype=np.float64)
-    return float((weights * (base - log_p)).sum()), int(base.argmax()) == int(log_p.argmax()), -float(base[token])
+    kept = base > _SUMMED
+    known = base[kept]
+    return float((np.exp(known, dtype=np.float64) * (known - log_p[kept])).sum()), int(base.argmax()) == int(log_p.argmax()), -float(base[token])
 
 
 def _divergence(rows: np.ndarray) -> Divergence:
@@ -171,9 +184,13 @@ def _saved(path: str | os.PathLike | None, windows: list[list[int]], context: in
 
 
 class _Base:
-    """A file of logits, mapped: checked against the windows it shall be compared over."""
+    """A file of logits, mapped: checked against the windows it shall be compared over.
 
-    def __init__(self, path: str | os.PathLike, windows: list[list[int]], context: int, vocab: int) -> None:
+    `begins`: the first token of each window is the one that begins a text, not the text's own.
+    """
+
+    def __init__(self, path: str | os.PathLike, windows: list[list[int]], vocab: int, *, begins: bool) -> None:
+        context = len(windows[0])
         try:
             data = np.memmap(path, np.uint8, "r")
         except (OSError, ValueError) as error:
@@ -188,10 +205,16 @@ class _Base:
         self.start = 20 + 4 * n * count
         if len(data) < self.start + count * self.kept * self.size:
             raise QuantError(f"{path}: {len(data)} bytes, wanted {self.start + count * self.kept * self.size}: truncated")
-        tokens = data[20:20 + 4 * n * len(windows)].view("<i4").reshape(-1, n)
-        wrong = np.argwhere(tokens != np.array(windows))
-        if len(wrong):
-            raise QuantError(f"{path}: token {wrong[0][1]} of window {wrong[0][0]} is another than the text's: it was made from another text")
+        wrong = data[20:20 + 4 * n * len(windows)].view("<i4").reshape(-1, n) != np.array(windows)
+        wrong[:, 0] &= not begins
+        if wrong.any():
+            window, at = np.argwhere(wrong)[0]
+            raise QuantError(f"{path}: token {at} of window {window} is another than the text's: it was made from another text")
+        scales = np.ndarray((len(windows) * self.kept, 2), "<f4", data, self.start, (self.size, 4))
+        bad = np.flatnonzero(~(np.isfinite(scales).all(1) & (scales[:, 0] >= 0)))
+        if len(bad):
+            step, least = scales[bad[0]]
+            raise QuantError(f"{path}: row {bad[0]} counts from {least:g} in steps of {step:g}, wanted finite numbers and no negative step")
         self.data = data
 
     def rows(self, window: int) -> Iterator[np.ndarray]:
@@ -205,15 +228,25 @@ class _Base:
 # ---- importances -----------------------------------------------------------------------------------------------------------
 
 
+def widest_collected(engine: InferenceEngine) -> int:
+    """Most tokens of a window of `collect_imatrix`: it is one step of the engine's program, and fits a session."""
+    return min(engine.context_size, engine._loaded.core.program.max_rows)
+
+
 def collect_imatrix(engine: InferenceEngine, text: str | Sequence[int], *, context: int = 512, limit: int | None = None,
                     progress: Callable[[int, int], None] | None = None) -> tuple[dict[str, np.ndarray], dict[str, int], int]:
     """Sums of squares of what meets each column of every matrix but the output's, over windows of a text.
 
     Gives tensor name to float32 sums (columns,), tensor name to the tokens summed, and the number of windows: what
     `quant.write_imatrix` takes. The inputs are those the kernels see, in steps of 1/127 of a block's largest. ConfigError for a text
-    shorter than a window.
+    shorter than a window and a window longer than a step, QuantError for a tensor whose name a file of importances cannot hold.
     """
     windows = windows_of(engine, text, context, limit)
+    if context > widest_collected(engine):
+        raise ConfigError(f"context: found {context}, wanted at most {widest_collected(engine)}, the tokens of one step, to collect importances")
+    for _, op in inner_matmuls(engine._loaded.model.tape):
+        for tensor in op.params["weights"]:
+            check_importance_name(tensor.name)
     sums: dict[str, np.ndarray] = {}
     counts: dict[str, int] = {}
     for index, window in enumerate(windows):

@@ -4,7 +4,7 @@
 file; `imatrix` reads and writes importance matrices.
 """
 from oxillama.quant.convert import Conversion, TensorPlan, quantize_file
-from oxillama.quant.imatrix import read_imatrix, write_imatrix
+from oxillama.quant.imatrix import check_imatrix_path, check_importance_name, read_imatrix, write_imatrix
 from oxillama.quant.recipes import RECIPES, Recipe
 from oxillama.quant.rows import Format, dequantize, format_named, formats, quantize
 
@@ -14,6 +14,8 @@ __all__ = [
     "Format",
     "Recipe",
     "TensorPlan",
+    "check_imatrix_path",
+    "check_importance_name",
     "dequantize",
     "format_named",
     "formats",

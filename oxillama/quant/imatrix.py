@@ -4,7 +4,7 @@ An importance is the mean, over the tokens of a sample, of the square of the inp
 files with `NAME.in_sum2` (sums of squares) and `NAME.counts` (tokens summed) for every tensor NAME, and the older `.dat` files,
 little-endian:
 
-    int32 entries, then per entry: int32 length, name, int32 calls, int32 values, float32[values]   (sum / tokens * calls)
+    int32 entries, then per entry: int32 length, name, int32 calls, int32 values, float32[values]   (mean * calls, or the mean itself at 0 calls)
     and, where the file goes on: int32 chunks, int32 length, name of the sample
 
 Both are read by `read_imatrix`; `write_imatrix` writes the first.
@@ -17,10 +17,13 @@ from typing import Any
 
 import numpy as np
 
+from oxillama.durable import Replacement
 from oxillama.errors import QuantError
 from oxillama.gguf import GgufReader, GgufWriter
+from oxillama.gguf.layout import MAX_NAME_BYTES
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
+_WRITTEN_NAME = MAX_NAME_BYTES - len(_SUMS)
 _MAX_NAME = 4096
 
 
@@ -28,7 +31,7 @@ def read_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """Tensor name to its importances, float32: (columns,), or (experts, columns) where a tensor holds several matrices.
 
     Older files do not say how many matrices a tensor holds, so all their columns stand in one row. A matrix that no token met has
-    importances of 1. Raises QuantError for a file that is neither kind or is malformed.
+    importances of 1. Raises QuantError for a file that is neither kind or is malformed, to its last byte.
     """
     path = Path(path)
     try:
@@ -57,6 +60,8 @@ def _modern(reader: GgufReader, label: str) -> dict[str, np.ndarray]:
         tokens = reader.data(counts.name).view(np.float32).reshape(-1, 1)
         if len(tokens) != len(sums):
             raise QuantError(f"{label}: {counts.name}: {len(tokens)} counts, {name} has {len(sums)} matrices")
+        _checked(tokens, f"{label}: {counts.name}", "count")
+        _checked(sums, f"{label}: {name}", "sum")
         means = np.divide(sums, tokens, out=np.ones_like(sums), where=tokens > 0)
         found[tensor] = _checked(means[0].copy() if len(means) == 1 else means, f"{label}: {tensor}")
     if not found:
@@ -90,19 +95,39 @@ def _legacy(data: bytes, label: str) -> dict[str, np.ndarray]:
         except UnicodeDecodeError:
             raise QuantError(f"{label}: entry {index}: its name is no UTF-8") from None
         calls, count = integer(f"calls of {name}"), integer(f"value count of {name}")
-        if count < 1 or name in found:
-            raise QuantError(f"{label}: {name}: {'appears twice' if name in found else f'{count} values, wanted at least 1'}")
+        if count < 1 or calls < 0 or name in found:
+            raise QuantError(f"{label}: {name}: {'appears twice' if name in found else f'{count} values, {calls} calls, wanted 1 and 0 at least'}")
         sums = np.frombuffer(take(4 * count, f"values of {name}"), "<f4").astype(np.float32)
-        found[name] = _checked(sums / np.float32(calls) if calls > 0 else np.ones_like(sums), f"{label}: {name}")
+        found[name] = _checked(sums / np.float32(calls) if calls else sums, f"{label}: {name}")
+    if position < len(data):
+        integer("chunk count")
+        take(integer("length of the sample's name"), "sample's name")
+    if position < len(data):
+        raise QuantError(f"{label}: ends at {len(data)}, its last field at {position}: no imatrix, or damaged")
     return found
 
 
-def _checked(values: np.ndarray, label: str) -> np.ndarray:
+def _checked(values: np.ndarray, label: str, what: str = "importance") -> np.ndarray:
     bad = np.argwhere(~(np.isfinite(values) & (values >= 0)))
     if len(bad):
         where = tuple(int(i) for i in bad[0])
-        raise QuantError(f"{label}: importance {where} is {values[where]:g}, wanted a finite number of at least 0")
+        raise QuantError(f"{label}: {what} {where} is {values[where]:g}, wanted a finite number of at least 0")
     return values
+
+
+def check_importance_name(name: str) -> None:
+    """Raise QuantError where a tensor's importances have no name in a file: of a GGUF name's 64 bytes the suffix takes 8."""
+    length = len(name.encode())
+    if length > _WRITTEN_NAME:
+        raise QuantError(f"{name}: a name of {length} bytes, importances are written of names of at most {_WRITTEN_NAME}")
+
+
+def check_imatrix_path(path: str | os.PathLike[str]) -> None:
+    """Raise QuantError where `write_imatrix` could make no file, by making one under a passing name and removing it."""
+    try:
+        Replacement(path).drop()
+    except OSError as error:
+        raise QuantError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def write_imatrix(
@@ -117,11 +142,14 @@ def write_imatrix(
     """Write sums of squares and the numbers of tokens they were summed over as a GGUF file; gives its path.
 
     `sums`: tensor name to float32 (columns,) or (experts, columns). `counts`: tensor name to one number, or (experts,) of them.
-    `chunk_count` chunks of `chunk_size` tokens of `datasets` were seen. Raises QuantError for sums or counts that are not finite and >= 0.
+    `chunk_count` chunks of `chunk_size` tokens of `datasets`, names of files, were seen; what in a name is no UTF-8 is written as
+    an escape. Raises QuantError for sums or counts that are not finite and >= 0, and what `check_importance_name` does.
     """
+    for name in sums:
+        check_importance_name(name)
     with GgufWriter(path, "imatrix") as writer:
         writer.add("general.type", "imatrix")
-        writer.add("imatrix.datasets", list(datasets), "array[string]")
+        writer.add("imatrix.datasets", [name.encode(errors="backslashreplace").decode() for name in datasets], "array[string]")
         writer.add("imatrix.chunk_count", chunk_count, "uint32")
         writer.add("imatrix.chunk_size", chunk_size, "uint32")
         for name, values in sums.items():
@@ -129,6 +157,6 @@ def write_imatrix(
             tokens = np.asarray(counts.get(name, ()), np.float32).reshape(-1, 1)
             if rows.ndim != 2 or len(tokens) != len(rows):
                 raise QuantError(f"{name}: {tokens.size} counts for sums of shape {rows.shape}, wanted one count per matrix")
-            writer.add_tensor(name + _SUMS, _checked(rows, f"{name}: sums"))
-            writer.add_tensor(name + _COUNTS, _checked(tokens, f"{name}: counts"))
+            writer.add_tensor(name + _SUMS, _checked(rows, name, "sum"))
+            writer.add_tensor(name + _COUNTS, _checked(tokens, name, "count"))
     return Path(path)

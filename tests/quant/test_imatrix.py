@@ -38,7 +38,7 @@ def test_older_files_hold_sums_over_calls(tmp_path, tail):
     path.write_bytes(legacy([("one", 4, [4, 8, 2]), ("two", 0, [3, 3])], tail))
     found = read_imatrix(path)
     assert np.array_equal(found["one"], np.float32([1, 2, 0.5]))
-    assert np.array_equal(found["two"], np.float32([1, 1]))
+    assert np.array_equal(found["two"], np.float32([3, 3]))     # of no calls: means already
 
 
 @pytest.mark.parametrize("cut", range(0, 41, 3))
@@ -51,7 +51,9 @@ def test_a_truncated_older_file_is_refused(tmp_path, cut):
 
 @pytest.mark.parametrize("entries, why", [
     ([("one", 1, [1]), ("one", 1, [1])], "one: appears twice"),
-    ([("one", 1, [])], "one: 0 values"),
+    ([("one", 1, [])], "one: 0 values, 1 calls, wanted 1 and 0 at least"),
+    ([("one", -7, [4])], "one: 1 values, -7 calls, wanted 1 and 0 at least"),
+    ([("one", 1, [4])], r"a.dat: ends at 39, its last field at 31"),
     ([("one", 1, [1, np.nan])], r"one: importance \(1,\) is nan"),
     ([("one", 1, [-1, 1])], r"one: importance \(0,\) is -1"),
 ])
@@ -80,7 +82,11 @@ def test_other_files_are_refused(tmp_path):
     ({"a.in_sum2": np.ones((1, 4), np.float32)}, "wanted F32"),
     ({"a.in_sum2": np.ones((1, 4), np.float16), "a.counts": np.ones((1, 1), np.float32)}, "F16"),
     ({"a.in_sum2": np.ones((2, 4), np.float32), "a.counts": np.ones((3, 1), np.float32)}, "3 counts, a.in_sum2 has 2 matrices"),
-    ({"a.in_sum2": np.float32([[1, -2]]), "a.counts": np.ones((1, 1), np.float32)}, r"a: importance \(1,\) is -2"),
+    ({"a.in_sum2": np.float32([[1, -2]]), "a.counts": np.ones((1, 1), np.float32)}, r"a.in_sum2: sum \(0, 1\) is -2"),
+    ({"a.in_sum2": np.ones((1, 4), np.float32), "a.counts": np.float32([[np.nan]])}, r"a.counts: count \(0, 0\) is nan"),
+    ({"a.in_sum2": np.ones((1, 4), np.float32), "a.counts": np.float32([[np.inf]])}, r"a.counts: count \(0, 0\) is inf"),
+    ({"a.in_sum2": np.ones((2, 4), np.float32), "a.counts": np.float32([[1], [-5]])}, r"a.counts: count \(1, 0\) is -5"),
+    ({"a.in_sum2": np.float32([[np.nan]]), "a.counts": np.float32([[0]])}, r"a.in_sum2: sum \(0, 0\) is nan"),
 ])
 def test_a_malformed_newer_file_is_refused(tmp_path, tensors, why):
     with GgufWriter(tmp_path / "a.gguf", "imatrix") as writer:
