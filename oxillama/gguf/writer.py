@@ -1,19 +1,18 @@
-"""Writes GGUF files (version 3, little-endian): keys first, then tensors, streamed to disk and renamed into place at the end.
+"""Writes GGUF files (version 3, little-endian): keys first, then tensors, streamed to disk and put into place at the end.
 
 Two ways, which may be mixed. In two phases: `declare` every tensor, then `write` each one's bytes, in any order; nothing is held.
 In one: `add_tensor` with its data, which is held by reference until `finish`. Either way the file appears under its name only
-when it is whole; until then it is a temporary file beside it, removed on failure. What the reader would refuse, this refuses.
+when it is whole (`durable`), and nothing is left after a failure. What the reader would refuse, this refuses.
 """
-import contextlib
 import os
-import secrets
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
+from oxillama.durable import Replacement, target_of, write_at
 from oxillama.errors import GgufError
 from oxillama.gguf.keys import checked_architecture
 from oxillama.gguf.layout import (
@@ -29,6 +28,7 @@ from oxillama.gguf.layout import (
     checked_alignment,
     checked_name,
 )
+from oxillama.gguf.source import shard_names
 from oxillama.gguf.types import TensorType, type_by_dtype, type_by_name
 from oxillama.gguf.values import encode_value
 
@@ -38,15 +38,17 @@ _VERSION = 3
 class GgufWriter:
     """A GGUF file in the making.
 
-    `path` is where it will stand, replacing what is there; `arch` is written as `general.architecture`, and `alignment` as
-    `general.alignment` where it is not 32. As a context manager it finishes on leaving, or removes what it wrote if an error leaves.
-    Every method raises GgufError for what a reader would refuse, and the constructor ModelError for a name that is no architecture's.
+    `path` is where it will stand, replacing the regular file that is there; `arch` is written as `general.architecture`, and `alignment` as
+    `general.alignment` where it is not 32. `part`: it is one file of a set, as its name and its keys `split.*` say; no other may have such a
+    name. As a context manager it finishes on leaving, or removes what it wrote if an error leaves.
+    Every method raises GgufError for what a reader would refuse; the constructor, which touches nothing, for a path where no file can be,
+    and ModelError for a name that is no architecture's.
     """
 
-    __slots__ = ("_data", "_end", "_file", "_infos", "_keys", "_start", "_state", "_temporary", "_written", "alignment", "path")
+    __slots__ = ("_data", "_end", "_infos", "_keys", "_new", "_start", "_state", "_written", "alignment", "path")
 
-    def __init__(self, path: str | os.PathLike[str], arch: str, *, alignment: int = DEFAULT_ALIGNMENT):
-        self.path = Path(path)
+    def __init__(self, path: str | os.PathLike[str], arch: str, *, alignment: int = DEFAULT_ALIGNMENT, part: bool = False):
+        self.path = _checked_path(path, part)
         self.alignment = checked_alignment(alignment)
         self._keys: dict[str, bytes] = {}
         self._infos: dict[str, TensorInfo] = {}
@@ -55,8 +57,7 @@ class GgufWriter:
         self._end = 0  # of the data declared so far
         self._start = 0  # of the data in the file, once the header is written
         self._state = "adding"  # then "writing", once the header is on disk, then "finished" or "aborted"
-        self._file: BinaryIO | None = None
-        self._temporary: Path | None = None
+        self._new: Replacement | None = None
         self.add("general.architecture", checked_architecture(arch))
         if alignment != DEFAULT_ALIGNMENT:
             self._keys["general.alignment"] = encode_value(alignment, "uint32", "general.alignment")[1]
@@ -132,7 +133,7 @@ class GgufWriter:
             raise self._failed(error) from error
 
     def finish(self) -> Path:
-        """Write what is left, rename the file into place and give its path; raises GgufError where a declared tensor has no data."""
+        """Write what is left, put the file into place and give its path; raises GgufError where a declared tensor has no data."""
         missing = [name for name in self._infos if name not in self._written and name not in self._data]
         if missing:
             raise GgufError(f"tensor {missing[0]}: declared but never written ({len(missing)} of {len(self._infos)})")
@@ -140,11 +141,8 @@ class GgufWriter:
             self._begin()
             for name in list(self._data):
                 self._put(self._infos[name], self._data.pop(name))
-            self._file.truncate(self._start + self._end)  # the padding after the last tensor
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
-            os.replace(self._temporary, self.path)
+            os.ftruncate(self._new.fd, self._start + self._end)  # the padding after the last tensor
+            self._new.keep()
         except OSError as error:
             raise self._failed(error) from error
         self._state = "finished"
@@ -153,9 +151,7 @@ class GgufWriter:
     def abort(self) -> None:
         """Remove what was written; the path keeps what it held before. Does nothing to a finished file."""
         if self._state == "writing":
-            with contextlib.suppress(OSError):  # what is still in its buffer may not fit, and shall not be kept
-                self._file.close()
-            self._temporary.unlink(missing_ok=True)
+            self._new.drop()
         if self._state != "finished":
             self._state = "aborted"
         self._data.clear()
@@ -188,21 +184,34 @@ class GgufWriter:
             dims = info.shape[::-1]
             parts += (_string(info.name), struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, info.type_id, info.offset))
         header = b"".join(parts)
-        # not tempfile: its files are private to the user, this one becomes the result and follows the umask
-        self._temporary = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.tmp")
-        self._file = open(self._temporary, "xb")  # noqa: SIM115 - lives until finish or abort
+        self._new = Replacement(self.path)
         self._state = "writing"
-        self._file.write(header)
+        write_at(self._new.fd, 0, [header])
         self._start = aligned(len(header), self.alignment)
 
     def _put(self, info: TensorInfo, stored: np.ndarray) -> None:
-        self._file.seek(self._start + info.offset)  # what is skipped reads as zeros
-        self._file.write(memoryview(stored))
+        write_at(self._new.fd, self._start + info.offset, [stored])  # what is skipped reads as zeros
         self._written.add(info.name)
 
     def _failed(self, error: OSError) -> GgufError:
         self.abort()
-        return GgufError(f"{self.path}: cannot be written: {error.strerror or error}")
+        return _unwritable(self.path, error)
+
+
+def _checked_path(path: str | os.PathLike[str], part: bool) -> Path:
+    path = Path(path)
+    try:
+        target_of(path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    names = shard_names(path.name) or ()
+    if len(names) > 1 and not part:
+        raise GgufError(f"{path}: the name of one file of {len(names)}, wanted that of a whole one: it could not be opened")
+    return path
+
+
+def _unwritable(path: Path, error: OSError) -> GgufError:
+    return GgufError(f"{path}: cannot be written: {error.strerror or error}")
 
 
 def _string(text: str) -> bytes:

@@ -79,7 +79,7 @@ def test_an_edit_that_breaks_the_header_is_a_mismatch_too(model, tmp_path):
 
 def test_every_file_of_a_set_counts(tmp_path):
     for number in (1, 2):
-        with GgufWriter(tmp_path / f"m-0000{number}-of-00002.gguf", "llama") as writer:
+        with GgufWriter(tmp_path / f"m-0000{number}-of-00002.gguf", "llama", part=True) as writer:
             writer.add("split.no", number - 1, "uint16")
             writer.add("split.count", 2, "uint16")
             writer.add_tensor(f"t{number}", np.full((64, 40), number, np.float32))

@@ -12,7 +12,7 @@ from oxillama.gguf import GgufReader, GgufWriter
 
 def shard(path, number, count, tensors, total, **more):
     """One file of a set, holding the named one-value tensors."""
-    with GgufWriter(path, "llama") as writer:
+    with GgufWriter(path, "llama", part=True) as writer:
         writer.add("split.no", number, "uint16")
         writer.add("split.count", count, "uint16")
         writer.add("split.tensors.count", total, "int32")
@@ -60,7 +60,7 @@ def test_a_set_that_is_not_whole_is_refused(shards, tmp_path):
         GgufReader(shards[0])
     plain = tmp_path / "x-00001-of-00002.gguf"
     for name in (plain, tmp_path / "x-00002-of-00002.gguf"):
-        GgufWriter(name, "llama").finish()
+        GgufWriter(name, "llama", part=True).finish()
     with pytest.raises(GgufError, match="split.count is None, wanted 2"):
         GgufReader(plain)
     with pytest.raises(GgufError, match="shard 4 of 3"):

@@ -1,5 +1,7 @@
 """What is written is read back equal, by us and by the gguf package, and a file appears only when it is whole."""
+import os
 import resource
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -228,13 +230,45 @@ def test_a_file_appears_only_when_it_is_whole(tmp_path):
     assert GgufReader(path).tensors["t"].nbytes == 4 and list(tmp_path.iterdir()) == [path]
     with pytest.raises(GgufError, match="the writer is finished"):
         writer.finish()
-    with pytest.raises(GgufError, match="cannot be written: No such file"):
-        GgufWriter(tmp_path / "no" / "a.gguf", "llama").finish()
+
+
+def test_a_path_where_no_file_can_be_is_refused_before_anything_is_added(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    os.mkdir("folder")
+    for path, message in (("pipe", "pipe: cannot be written: no regular file"), ("folder", "folder: cannot be written: a folder"),
+                          (".", ".: cannot be written: a folder"), ("", ".: cannot be written: a folder"), ("/", "/: cannot be written: a folder"),
+                          ("no/a.gguf", "no/a.gguf: cannot be written: No such file"), ("a\0b", "cannot be written: a name with a zero byte")):
+        with pytest.raises(GgufError, match=message):
+            GgufWriter(path, "llama")
+    writer = GgufWriter("a.gguf", "llama")
+    os.mkdir("a.gguf")          # since
+    with pytest.raises(GgufError, match="a.gguf: cannot be written: a folder"):
+        writer.finish()
+    assert Path("pipe").is_fifo() and sorted(os.listdir()) == ["a.gguf", "folder", "pipe"]
+
+
+def test_a_link_keeps_being_one_and_a_name_may_be_as_long_as_names_may_be(tmp_path):
+    for name in ("there.gguf", "n" * 250 + ".gguf"):
+        (tmp_path / "link").symlink_to(name)
+        with GgufWriter(tmp_path / "link", "llama") as writer:
+            writer.add("general.name", name)
+        assert os.readlink(tmp_path / "link") == name and GgufReader(tmp_path / name).metadata["general.name"] == name
+        (tmp_path / "link").unlink()
+
+
+def test_a_whole_file_has_no_name_of_a_part(tmp_path):
+    with pytest.raises(GgufError, match="m-00001-of-00002.gguf: the name of one file of 2, wanted that of a whole one"):
+        GgufWriter(tmp_path / "m-00001-of-00002.gguf", "llama")
+    with pytest.raises(GgufError, match="shard 3 of 2, wanted 1 to 2"):
+        GgufWriter(tmp_path / "m-00003-of-00002.gguf", "llama", part=True)
+    path = GgufWriter(tmp_path / "m-00001-of-00001.gguf", "llama").finish()
+    assert GgufReader(path).paths == (path,) and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_disk_that_takes_no_more_is_said_and_keeps_nothing(tmp_path):
     writer = GgufWriter(tmp_path / "m.gguf", "llama")
-    writer.add_tensor("a", np.ones(1500, np.float32))  # what does not fit is still in the buffer when the file is closed
+    writer.add_tensor("a", np.ones(1500, np.float32))  # some of it fits
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:

@@ -235,7 +235,7 @@ def test_layers_without_attention_do_not_count_where_its_values_get_more_bits(tm
 def test_parts_become_one_file(model, tmp_path):
     names = list(TENSORS)
     for part, held in enumerate((names[:3], names[3:])):
-        with GgufWriter(tmp_path / f"m-{part + 1:05}-of-00002.gguf", "llama") as writer:
+        with GgufWriter(tmp_path / f"m-{part + 1:05}-of-00002.gguf", "llama", part=True) as writer:
             writer.add("split.no", part, "uint16")
             writer.add("split.count", 2, "uint16")
             writer.add("split.tensors.count", len(names), "int32")
