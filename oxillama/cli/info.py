@@ -3,16 +3,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import sys
 from collections import Counter
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from oxillama.embedded import embedded_path
 from oxillama.gguf import GgufReader
 
 _SHOWN = 8      # elements of an array that are worth a line
+_PIPED = 1 << 12        # columns where no terminal says how many: a line is never cut or folded
 
 
 def add_commands(commands) -> None:
@@ -41,31 +45,37 @@ def _info(arguments: argparse.Namespace) -> int:
 
 def _summary(reader: GgufReader) -> dict:
     metadata, arch = reader.metadata, reader.metadata.get("general.architecture")
+
+    def said(key: str):
+        return _plain(metadata.get(key))
+    words = metadata.get("tokenizer.ggml.tokens", ())
     bytes_by_type: Counter = Counter()
     for tensor in reader.tensors.values():
         bytes_by_type[tensor.type_name] += tensor.nbytes
     return {
         "file": str(reader.path), "gguf_version": reader.version, "file_bytes": reader.size,
-        "name": metadata.get("general.name"), "architecture": arch,
+        "name": said("general.name"), "architecture": _plain(arch),
         "parameters": sum(int(np.prod(t.shape, dtype=np.int64)) for t in reader.tensors.values()),
         "tensor_bytes": sum(bytes_by_type.values()), "bytes_by_type": dict(bytes_by_type.most_common()),
-        "layers": metadata.get(f"{arch}.block_count"), "context_length": metadata.get(f"{arch}.context_length"),
-        "embedding_length": metadata.get(f"{arch}.embedding_length"), "heads": _plain(metadata.get(f"{arch}.attention.head_count")),
-        "kv_heads": _plain(metadata.get(f"{arch}.attention.head_count_kv")),
-        "tokenizer": metadata.get("tokenizer.ggml.model"), "vocabulary": len(metadata.get("tokenizer.ggml.tokens", ())),
+        "layers": said(f"{arch}.block_count"), "context_length": said(f"{arch}.context_length"),
+        "embedding_length": said(f"{arch}.embedding_length"), "heads": said(f"{arch}.attention.head_count"),
+        "kv_heads": said(f"{arch}.attention.head_count_kv"), "tokenizer": said("tokenizer.ggml.model"),
+        "vocabulary": len(words) if isinstance(words, (tuple, list, np.ndarray)) else None,
         "chat_template": "tokenizer.chat_template" in metadata,
     }
 
 
 def _plain(value):
-    """A metadata value as JSON can hold it."""
-    if isinstance(value, (str, int, float, bool)) or value is None:
+    """A metadata value as JSON can hold it: what is no number there ("nan", "inf") as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, (str, int, float)) or value is None:
         return value
-    return [_plain(item.item() if isinstance(item, np.generic) else item) for item in value]
+    return [_plain(item) for item in (value.tolist() if isinstance(value, np.ndarray) else value)]
 
 
 def _show(report: dict) -> None:
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, emoji=False, width=None if sys.stdout.isatty() else _PIPED)
     tensors, metadata = report.pop("tensors", None), report.pop("metadata", None)
     for title, pairs in (("", report), ("metadata", metadata)):
         if pairs is not None:
@@ -76,7 +86,8 @@ def _show(report: dict) -> None:
     if tensors is not None:
         table = Table("tensor", "type", "shape", "bytes", title="tensors", title_style="bold")
         for tensor in tensors:
-            table.add_row(tensor["name"], tensor["type"], " x ".join(map(str, tensor["shape"])), f"{tensor['bytes']:,}")
+            name = Text(tensor["name"], overflow="fold")
+            table.add_row(name, tensor["type"], " x ".join(map(str, tensor["shape"])), f"{tensor['bytes']:,}")
         console.print(table)
 
 
@@ -85,4 +96,6 @@ def _short(value) -> str:
         return f"[{', '.join(repr(item) for item in value[:_SHOWN])}, ... {len(value):,} in all]"
     if isinstance(value, dict):
         return ", ".join(f"{key} {item:,}" for key, item in value.items())
+    if isinstance(value, str):          # what a terminal would obey is spelled out; a template keeps its lines
+        return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in value)
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

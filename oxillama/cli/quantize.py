@@ -36,7 +36,8 @@ def _quantize(arguments: argparse.Namespace) -> int:
     if sys.stderr.isatty() and not arguments.dry_run:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-        with Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=Console(stderr=True), transient=True) as bar:
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())        # a tensor's name is no markup
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("quantizing", total=None)
 
             def progress(done: int, total: int, name: str) -> None:
