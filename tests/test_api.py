@@ -356,7 +356,7 @@ def test_a_closed_engine_says_so_and_holds_no_model(stories):
     for door in (lambda: engine.generate("Once"), lambda: engine.tokenize("x"), engine.metrics, engine.session, lambda: engine.config):
         with pytest.raises(oxillama.EngineError, match="closed"):
             door()
-    assert core.program is None and engine._loaded._model is None and core.pool.pages_used == 0
+    assert core._program is None and engine._loaded._model is None and core.pool.pages_used == 0
 
 
 @pytest.mark.parametrize("bad", (dict(context_size=0), dict(kv_type="q8"), dict(num_threads=1.5), dict(prefill_chunk_size=None),

@@ -66,7 +66,7 @@ class EngineCore:
     def __init__(self, program: Any, memory: Any, *, batch: Callable, flag: Any, context_size: int, eog_ids: Iterable[int] = (),
                  scheduler: SchedulerConfig | None = None, page_size: int = 16, max_pages: int | None = None,
                  prefix: dict | None = None) -> None:
-        self.program, self.memory = program, memory
+        self._program, self.memory = program, memory
         self.context_size = context_size
         self.eog_ids = frozenset(eog_ids)
         self.counters = EngineMetrics()
@@ -94,6 +94,14 @@ class EngineCore:
         self._batch = Batcher(batch, self._scheduler.config.max_batch_tokens)
 
     # ---- doors: any thread ---------------------------------------------------------------------------------------------
+
+    @property
+    def program(self) -> Any:
+        """What computes the steps; EngineError once the engine is closed, which may be while somebody is about to ask."""
+        program = self._program
+        if program is None:
+            raise EngineError("engine: is closed")
+        return program
 
     def check(self) -> None:
         """Raise EngineError when the engine cannot serve: closed, failed, or in a process that was forked off."""
@@ -135,6 +143,7 @@ class EngineCore:
         self.check()
         session = self.check_session(request.session)
         with self.lock:
+            self.check()                           # again: nothing begins any more once `close` has had the lock
             if session.busy:
                 raise EngineError(_BUSY)
             if not session.tokens:
@@ -147,8 +156,9 @@ class EngineCore:
                 each.submitted_at = time.perf_counter()
                 self.counters.started += 1
             if self._thread is None:
-                self._thread = threading.Thread(target=self._loop, name="oxillama engine", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._loop, name="oxillama engine", daemon=True)
+                thread.start()
+                self._thread = thread              # which runs: `close` waits for its end
                 _RUNNING.add(self)
         self._inbox.put(partial(self._harvest.begin, request))
         if self._failure is not None or self._closed:      # the loop may have ended between the check and the inbox
@@ -248,7 +258,8 @@ class EngineCore:
         self._closed = True
         self._flag.set()
         self._inbox.put(_CLOSE)
-        thread = self._thread
+        with self.lock:                            # which whoever is starting the thread holds
+            thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
         self._abandon()
@@ -260,7 +271,7 @@ class EngineCore:
             if self.prefix is not None:
                 self.prefix.clear()
             self.pool.shrink_to_fit()
-            self.program = None
+            self._program = None
 
     def stop(self) -> None:
         """Ask the loop to end, and wait for nothing: for whoever may not wait (a finaliser)."""

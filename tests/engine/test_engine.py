@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from null import VOCAB, NullMemory, NullProgram, check_solo, core, drawn_core, drawn_prompts, request, solo
 
+from oxillama.engine.generation import Options, make_request
+from oxillama.engine.rows import all_logits
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import ContextError, EngineError, PoolError
 from oxillama.sampling import Sampler, SamplerConfig
@@ -243,6 +245,42 @@ def test_closing_ends_what_runs_and_doors_say_so():
     with pytest.raises(EngineError, match="closed"):
         engine.submit(request(engine, [1]))
     engine.close()
+
+
+def test_closing_waits_for_a_thread_that_is_just_being_started(monkeypatch):
+    engine, start, begun, asked = core(), threading.Thread.start, threading.Event(), []
+
+    def slowly(thread):
+        if thread.name == "oxillama engine":
+            begun.set()
+            while not engine._closed:
+                time.sleep(0.001)
+            time.sleep(0.02)
+        start(thread)
+    monkeypatch.setattr(threading.Thread, "start", slowly)
+    caller = threading.Thread(target=lambda: asked.append(engine.submit(request(engine, [1], max_tokens=300))))
+    caller.start()
+    begun.wait()
+    engine.close()
+    caller.join()
+    assert not engine._thread.is_alive() and asked[0].result(1).finish_reason == "cancelled"
+
+
+def test_a_request_that_comes_while_the_engine_is_closed_is_told_so_and_starts_nothing(monkeypatch):
+    engine, threads = core(), threading.active_count()
+    late, check = request(engine, [1]), engine.check_session
+    monkeypatch.setattr(engine, "check_session", lambda session: engine.close() or check(session))
+    with pytest.raises(EngineError, match="closed"):
+        engine.submit(late)
+    assert engine._thread is None and threading.active_count() == threads and not late.session.busy and not engine._register.in_flight
+
+
+def test_whoever_reads_the_program_of_a_closed_engine_is_told_so():
+    engine = core()
+    engine.close()
+    for late in (lambda: make_request(engine, None, Options(), default=SEEDED, prompt=[1]), lambda: all_logits(engine, [1])):
+        with pytest.raises(EngineError, match="closed"):
+            late()
 
 
 def test_a_forked_process_is_told_not_hung():
