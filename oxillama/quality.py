@@ -24,12 +24,10 @@ import numpy as np
 
 from oxillama.api import InferenceEngine
 from oxillama.durable import replacing
-from oxillama.engine.raw import inner_matmuls
 from oxillama.engine.rows import submit_rows
 from oxillama.engine.session import checked_ids
 from oxillama.errors import ConfigError, EngineError, QuantError
 from oxillama.gguf import check_apart
-from oxillama.quant import check_importance_name
 
 Progress = Callable[[int, int, float], None]        # windows done, windows in all, perplexity so far
 MAGIC = b"_logits_"
@@ -239,14 +237,11 @@ def collect_imatrix(engine: InferenceEngine, text: str | Sequence[int], *, conte
 
     Gives tensor name to float32 sums (columns,), tensor name to the tokens summed, and the number of windows: what
     `quant.write_imatrix` takes. The inputs are those the kernels see, in steps of 1/127 of a block's largest. ConfigError for a text
-    shorter than a window and a window longer than a step, QuantError for a tensor whose name a file of importances cannot hold.
+    shorter than a window and a window longer than a step.
     """
     windows = windows_of(engine, text, context, limit)
     if context > widest_collected(engine):
         raise ConfigError(f"context: found {context}, wanted at most {widest_collected(engine)}, the tokens of one step, to collect importances")
-    for _, op in inner_matmuls(engine._loaded.model.tape):
-        for tensor in op.params["weights"]:
-            check_importance_name(tensor.name)
     sums: dict[str, np.ndarray] = {}
     counts: dict[str, int] = {}
     for index, window in enumerate(windows):

@@ -1,4 +1,7 @@
 """Perplexity, divergence and importances: plain numpy over the same logits says the same, and files that do not fit are refused."""
+import os
+import struct
+
 import numpy as np
 import pytest
 
@@ -6,6 +9,7 @@ import oxillama
 from oxillama import quality, quant
 from oxillama.cli import main
 from oxillama.errors import ConfigError, QuantError
+from oxillama.gguf import GgufReader
 
 TEXT = "Once upon a time there was a small fox who lived near the river. " * 12
 CONTEXT = 32
@@ -34,6 +38,27 @@ def losses(engine, windows):
         log_p -= np.log(np.exp(log_p).sum(1, keepdims=True))
         rows += [(-log_p[i, window[i + 1]], log_p[i]) for i in range(CONTEXT // 2, CONTEXT - 1)]
     return np.array([loss for loss, _ in rows]), np.array([row for _, row in rows])
+
+
+def as_llama_cpp_keeps_it(logits):
+    """A row of logits in 16 bits, cut at 16 below the likeliest: its bytes, and the log-probabilities in them."""
+    top = logits.max()
+    least = max(logits.min(), top - np.float32(16))
+    log_sum = np.float32(np.log(np.exp(logits - top).sum(dtype=np.float64)))
+    step, floor = np.float32((top - least) / 65535), least - top - log_sum
+    codes = np.zeros(len(logits) + len(logits) % 2, "<u2")
+    codes[:len(logits)] = np.where(logits > least, np.rint((logits - least) / step), 0)
+    return struct.pack("<ff", step, floor) + codes.tobytes(), step * codes[:len(logits)].astype(np.float32) + floor
+
+
+@pytest.fixture(scope="module")
+def foreign(engine):
+    """A file of logits of three windows as llama.cpp writes it, with the text's own tokens, and the log-probabilities in its rows."""
+    rows = [as_llama_cpp_keeps_it(logits) for window in quality.windows_of(engine, TEXT, CONTEXT, 3)
+            for logits in engine.logits(window)[CONTEXT // 2:CONTEXT - 1]]
+    ids = np.array(engine.tokenize(TEXT)[:3 * CONTEXT], "<i4")
+    head = b"_logits_" + struct.pack("<Iii", CONTEXT, engine.config.vocab_size, 3) + ids.tobytes()
+    return head + b"".join(data for data, _ in rows), np.array([values for _, values in rows])
 
 
 def test_perplexity_counts_the_second_half_of_each_window(engine):
@@ -82,6 +107,65 @@ def test_divergence_is_the_kullback_leibler_divergence_of_the_base_from_the_mode
     assert found.same_top == (base.argmax(1) == model.argmax(1)).mean()
 
 
+def test_a_base_that_llama_cpp_wrote_holds_the_text_s_own_tokens_where_a_window_begins(engine, foreign, tmp_path):
+    path = tmp_path / "base.kld"
+    path.write_bytes(foreign[0])
+    begins = np.frombuffer(foreign[0], "<i4", 3 * CONTEXT, 20).reshape(3, CONTEXT)[:, 0]
+    assert engine.tokenizer.add_bos and (begins != engine.tokenizer.bos_id).sum() == 2
+    assert oxillama.perplexity(engine, TEXT, context=CONTEXT, limit=3, kl_base=path).divergence.same_top == 1.0
+    path.write_bytes(foreign[0][:24] + struct.pack("<i", 7) + foreign[0][28:])
+    with pytest.raises(QuantError, match="token 1 of window 0 is another than the text's"):
+        oxillama.perplexity(engine, TEXT, context=CONTEXT, limit=3, kl_base=path)
+
+
+def test_what_a_base_cut_off_is_in_no_divergence(engine, requantised, foreign, tmp_path):
+    path = tmp_path / "base.kld"
+    path.write_bytes(foreign[0])
+    base = foreign[1].astype(np.float64)
+    assert (base <= -16).mean() > 0.3
+    for model in (engine, requantised):
+        found = oxillama.perplexity(model, TEXT, context=CONTEXT, limit=3, kl_base=path).divergence
+        log_p = losses(model, quality.windows_of(model, TEXT, CONTEXT, 3))[1]
+        wanted = np.where(base > -16, np.exp(base) * (base - log_p), 0).sum(1)
+        assert (found.mean, found.largest) == (pytest.approx(wanted.mean(), rel=1e-3, abs=1e-6), pytest.approx(wanted.max(), rel=1e-3, abs=1e-6))
+        assert model is requantised or abs(found.mean) < 3e-6
+
+
+def test_a_base_goes_on_where_the_text_ends(engine, foreign, tmp_path):
+    path = tmp_path / "base.kld"
+    path.write_bytes(foreign[0])
+    assert oxillama.perplexity(engine, TEXT, context=CONTEXT, limit=2, kl_base=path).divergence.same_top == 1.0
+
+
+@pytest.mark.parametrize("at, value", [(0, np.nan), (0, -1.0), (0, np.inf), (4, np.nan), (4, -np.inf)])
+def test_a_base_whose_rows_are_no_numbers_is_refused(engine, foreign, tmp_path, at, value):
+    at += len(foreign[0]) - 2 * (8 + 2 * engine.config.vocab_size)     # of the last row but one
+    path = tmp_path / "base.kld"
+    path.write_bytes(foreign[0][:at] + struct.pack("<f", value) + foreign[0][at + 4:])
+    with pytest.raises(QuantError, match="row 43 counts from .* in steps of .*, wanted finite numbers and no negative step"):
+        oxillama.perplexity(engine, TEXT, context=CONTEXT, limit=3, kl_base=path)
+
+
+@pytest.mark.parametrize("bad, why", [
+    ([10 ** 6] * 64, r"text\[0\]: found token 1000000"), ([5] * 40 + [-1] * 24, r"text\[40\]: found token -1"),
+    ([2 ** 40] * 64, r"text\[0\]: found token 1099511627776"), ([5.9] * 64, r"text\[0\]: found float 5.9"),
+    ([True] * 64, r"text\[0\]: found bool"), (b"x" * 64, "text: found bytes, wanted a text or token ids"),
+])
+@pytest.mark.parametrize("function", [oxillama.perplexity, oxillama.collect_imatrix])
+def test_ids_that_are_none_of_the_model_s_are_refused_and_nobody_else_feels_it(engine, function, bad, why):
+    with pytest.raises(ConfigError, match=why):
+        function(engine, bad, context=CONTEXT)
+    assert len(engine.generate("Once", max_tokens=2).tokens) == 2
+
+
+def test_special_tokens_spelled_in_a_text_are_text(engine):
+    spelled = engine.tokenizer.token_text(engine.tokenizer.bos_id)
+    assert engine.tokenize(spelled) == [engine.tokenizer.bos_id] * 2
+    window = quality.windows_of(engine, spelled * CONTEXT, CONTEXT)[0]
+    assert window == engine.tokenize(spelled * CONTEXT, parse_special=False)[:CONTEXT]
+    assert engine.tokenizer.bos_id not in window[1:]
+
+
 def test_a_file_of_logits_of_another_text_size_or_kind_is_refused(engine, tmp_path):
     path = tmp_path / "base.logits"
     oxillama.perplexity(engine, TEXT, context=CONTEXT, limit=2, save_logits=path)
@@ -124,6 +208,36 @@ def test_importances_are_the_squares_of_what_the_reference_says_each_matrix_meet
     for name, found in sums.items():
         assert np.abs(found - wanted[name]).max() <= 0.1 * wanted[name].max(), name
         assert found.sum() == pytest.approx(wanted[name].sum(), rel=0.03), name
+
+
+def test_importances_are_of_windows_that_a_step_can_take(engine, tmp_path, capsys):
+    assert quality.widest_collected(engine) == 256
+    with oxillama.load(num_threads=1, context_size=1024) as wide:
+        assert quality.widest_collected(wide) == 512
+        with pytest.raises(ConfigError, match="context: found 513, wanted at most 512, the tokens of one step"):
+            oxillama.collect_imatrix(wide, [5] * 513, context=513)
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    assert main(["imatrix", "-c", "1024", str(oxillama.embedded_path()), str(text), "-w", "513", "-o", str(tmp_path / "m.gguf")]) == 1
+    assert capsys.readouterr().err == "oxillama: --window: found 513, wanted 4 to 512 tokens\n"
+    assert main(["perplexity", "-c", "512", str(oxillama.embedded_path()), str(text), "-w", "513"]) == 1
+    assert capsys.readouterr().err == "oxillama: --window: found 513, wanted 4 to 512 tokens\n"
+
+
+def test_a_place_that_cannot_be_written_is_said_before_a_model_is_loaded(tmp_path, capsys, monkeypatch):
+    (tmp_path / "text.txt").write_text(TEXT)
+    monkeypatch.setattr("oxillama.cli.quality.load", None)
+    assert main(["imatrix", str(tmp_path / "text.txt"), "-o", str(tmp_path / "none" / "m.gguf")]) == 1
+    assert "none/m.gguf: cannot be written: No such file or directory" in capsys.readouterr().err
+
+
+def test_a_text_file_may_have_a_name_that_is_no_utf_8(tmp_path):
+    text = os.path.join(tmp_path, os.fsdecode(b"caf\xe9.txt"))
+    with open(text, "w") as file:
+        file.write(TEXT)
+    assert main(["imatrix", str(oxillama.embedded_path()), text, "-w", "8", "-l", "1", "-o", str(tmp_path / "m.gguf")]) == 0
+    with GgufReader(tmp_path / "m.gguf") as reader:
+        assert list(reader.metadata["imatrix.datasets"]) == [os.path.join(tmp_path, r"caf\udce9.txt")]
 
 
 def test_the_commands_write_what_the_functions_give(engine, tmp_path, capsys):

@@ -12,13 +12,15 @@ from pathlib import Path
 import oxillama
 from oxillama.cli.loading import add_model, load
 from oxillama.gguf import is_among
+from oxillama.quality import NARROWEST, widest_collected
+from oxillama.quant import check_imatrix_path, write_imatrix
 
 
 def add_commands(commands) -> None:
     """Add `perplexity` and `imatrix`."""
     measure = commands.add_parser("perplexity", help="perplexity of a text, and the distance from another file's logits")
     add_model(measure)
-    _add_text(measure)
+    _add_text(measure, "the context")
     both = measure.add_mutually_exclusive_group()
     both.add_argument("--save-logits", metavar="FILE", help="keep every prediction, to compare other files with")
     both.add_argument("--kl-base", metavar="FILE", help="compare with predictions kept by --save-logits (or by llama.cpp)")
@@ -27,14 +29,15 @@ def add_commands(commands) -> None:
 
     collect = commands.add_parser("imatrix", help="collect the importance matrix that `quantize --imatrix` takes")
     add_model(collect)
-    _add_text(collect)
+    _add_text(collect, "512 and the context")
     collect.add_argument("-o", "--output", required=True, metavar="FILE", help="the GGUF file to write")
     collect.set_defaults(function=_imatrix)
 
 
-def _add_text(command: argparse.ArgumentParser) -> None:
+def _add_text(command: argparse.ArgumentParser, widest: str) -> None:
     command.add_argument("text", metavar="TEXT", help="a text file; '-' reads standard input")
-    command.add_argument("-w", "--window", type=int, default=512, metavar="TOKENS", help="tokens of a window (default: %(default)s)")
+    command.add_argument("-w", "--window", type=int, default=512, metavar="TOKENS",
+                         help=f"tokens of a window: {NARROWEST} or more, at most {widest} (default: %(default)s)")
     command.add_argument("-l", "--limit", type=int, default=None, metavar="WINDOWS", help="most windows (default: the whole text)")
 
 
@@ -53,6 +56,12 @@ def _check_output(path: str | None, *inputs: str | Path) -> None:
     """Raise ConfigError where the file to write is one that is read."""
     if path is not None and is_among(path, inputs):
         raise oxillama.ConfigError(f"{path}: is read by this command, wanted another file to write")
+
+
+def _check_window(tokens: int, widest: int) -> None:
+    """Raise ConfigError where a window is wider than the command can take it, or too narrow."""
+    if not NARROWEST <= tokens <= widest:
+        raise oxillama.ConfigError(f"--window: found {tokens}, wanted {NARROWEST} to {widest} tokens")
 
 
 @contextmanager
@@ -75,6 +84,7 @@ def _perplexity(arguments: argparse.Namespace) -> int:
     _check_output(arguments.save_logits, arguments.text)
     with load(arguments) as engine, _bar("perplexity") as progress:
         _check_output(arguments.save_logits, *engine.model_files)
+        _check_window(arguments.window, engine.context_size)
         found = oxillama.perplexity(engine, text, context=arguments.window, limit=arguments.limit, save_logits=arguments.save_logits,
                                     kl_base=arguments.kl_base, progress=progress)
     if arguments.json:
@@ -90,10 +100,12 @@ def _perplexity(arguments: argparse.Namespace) -> int:
 
 def _imatrix(arguments: argparse.Namespace) -> int:
     text = _text(arguments.text)
+    _check_output(arguments.output, arguments.text)
+    check_imatrix_path(arguments.output)
     with load(arguments) as engine, _bar("imatrix") as progress:
-        _check_output(arguments.output, arguments.text, *engine.model_files)
+        _check_output(arguments.output, *engine.model_files)
+        _check_window(arguments.window, widest_collected(engine))
         sums, counts, windows = oxillama.collect_imatrix(engine, text, context=arguments.window, limit=arguments.limit, progress=progress)
-    from oxillama.quant import write_imatrix
     path = write_imatrix(arguments.output, sums, counts, chunk_count=windows, chunk_size=arguments.window, datasets=[arguments.text])
     print(f"{path}: {len(sums)} matrices over {windows} windows of {arguments.window} tokens")
     return 0

@@ -12,7 +12,7 @@ from oxillama.engine.session import checked_ids
 from oxillama.errors import ContextError, EngineError, ModelError
 from oxillama.model.builder import Tensor
 from oxillama.model.load import Model
-from oxillama.model.lower import Op, Tape
+from oxillama.model.lower import Op
 from oxillama.model.ops import OUTPUT
 from oxillama.model.reference import Difference, compare
 
@@ -87,8 +87,10 @@ class RawLoop:
         every = np.arange(rows, dtype=np.int32)
         batch = Batch(np.asarray(ids, np.int32), every, [self._arrays[sequence]], np.zeros(rows, np.int32), every)
         done = 0
-        for index, op in inner_matmuls(self._tape):
-            weights = op.params["weights"]
+        for index, op in enumerate(self._tape.ops):
+            weights = op.params.get("weights")
+            if weights is None or op.params.get("out") == OUTPUT:
+                continue
             if op.name != "matmul":
                 raise ModelError(f"op {index} ({op.name}): its inputs cannot be shown, wanted a matmul")
             if index > done:
@@ -110,11 +112,6 @@ class RawLoop:
             self._arrays[sequence] = np.array(table, np.int32)
         self._lengths[sequence] = start + rows
         return start
-
-
-def inner_matmuls(tape: Tape) -> Iterator[tuple[int, Op]]:
-    """The ops of a tape that have weights, but for the output's, with their places."""
-    return ((index, op) for index, op in enumerate(tape.ops) if "weights" in op.params and op.params.get("out") != OUTPUT)
 
 
 def unpacked_acts(rows: np.ndarray, act: str, columns: int) -> np.ndarray:

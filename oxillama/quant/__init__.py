@@ -4,7 +4,7 @@
 file; `imatrix` reads and writes importance matrices.
 """
 from oxillama.quant.convert import Conversion, TensorPlan, quantize_file
-from oxillama.quant.imatrix import check_imatrix_path, check_importance_name, read_imatrix, write_imatrix
+from oxillama.quant.imatrix import check_imatrix_path, read_imatrix, write_imatrix
 from oxillama.quant.recipes import RECIPES, Recipe
 from oxillama.quant.rows import Format, dequantize, format_named, formats, quantize
 
@@ -15,7 +15,6 @@ __all__ = [
     "Recipe",
     "TensorPlan",
     "check_imatrix_path",
-    "check_importance_name",
     "dequantize",
     "format_named",
     "formats",

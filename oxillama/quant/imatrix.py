@@ -60,10 +60,10 @@ def _modern(reader: GgufReader, label: str) -> dict[str, np.ndarray]:
         tokens = reader.data(counts.name).view(np.float32).reshape(-1, 1)
         if len(tokens) != len(sums):
             raise QuantError(f"{label}: {counts.name}: {len(tokens)} counts, {name} has {len(sums)} matrices")
-        _checked(tokens, f"{label}: {counts.name}", "count")
-        _checked(sums, f"{label}: {name}", "sum")
+        checked(tokens, f"{label}: {counts.name}", "count")
+        checked(sums, f"{label}: {name}", "sum")
         means = np.divide(sums, tokens, out=np.ones_like(sums), where=tokens > 0)
-        found[tensor] = _checked(means[0].copy() if len(means) == 1 else means, f"{label}: {tensor}")
+        found[tensor] = checked(means[0].copy() if len(means) == 1 else means, f"{label}: {tensor}")
     if not found:
         raise QuantError(f"{label}: no tensor named *{_SUMS}, wanted at least one")
     return found
@@ -98,7 +98,7 @@ def _legacy(data: bytes, label: str) -> dict[str, np.ndarray]:
         if count < 1 or calls < 0 or name in found:
             raise QuantError(f"{label}: {name}: {'appears twice' if name in found else f'{count} values, {calls} calls, wanted 1 and 0 at least'}")
         sums = np.frombuffer(take(4 * count, f"values of {name}"), "<f4").astype(np.float32)
-        found[name] = _checked(sums / np.float32(calls) if calls else sums, f"{label}: {name}")
+        found[name] = checked(sums / np.float32(calls) if calls else sums, f"{label}: {name}")
     if position < len(data):
         integer("chunk count")
         take(integer("length of the sample's name"), "sample's name")
@@ -107,19 +107,12 @@ def _legacy(data: bytes, label: str) -> dict[str, np.ndarray]:
     return found
 
 
-def _checked(values: np.ndarray, label: str, what: str = "importance") -> np.ndarray:
+def checked(values: np.ndarray, label: str, what: str = "importance") -> np.ndarray:
     bad = np.argwhere(~(np.isfinite(values) & (values >= 0)))
     if len(bad):
         where = tuple(int(i) for i in bad[0])
         raise QuantError(f"{label}: {what} {where} is {values[where]:g}, wanted a finite number of at least 0")
     return values
-
-
-def check_importance_name(name: str) -> None:
-    """Raise QuantError where a tensor's importances have no name in a file: of a GGUF name's 64 bytes the suffix takes 8."""
-    length = len(name.encode())
-    if length > _WRITTEN_NAME:
-        raise QuantError(f"{name}: a name of {length} bytes, importances are written of names of at most {_WRITTEN_NAME}")
 
 
 def check_imatrix_path(path: str | os.PathLike[str]) -> None:
@@ -143,10 +136,13 @@ def write_imatrix(
 
     `sums`: tensor name to float32 (columns,) or (experts, columns). `counts`: tensor name to one number, or (experts,) of them.
     `chunk_count` chunks of `chunk_size` tokens of `datasets`, names of files, were seen; what in a name is no UTF-8 is written as
-    an escape. Raises QuantError for sums or counts that are not finite and >= 0, and what `check_importance_name` does.
+    an escape. Raises QuantError for sums or counts that are not finite and >= 0, and for names of more than 56 bytes, which leave no room
+    for `.in_sum2` in a GGUF name.
     """
     for name in sums:
-        check_importance_name(name)
+        length = len(name.encode(errors="surrogatepass"))
+        if length > _WRITTEN_NAME:
+            raise QuantError(f"{name}: a name of {length} bytes, wanted at most {_WRITTEN_NAME} to write its importances")
     with GgufWriter(path, "imatrix") as writer:
         writer.add("general.type", "imatrix")
         writer.add("imatrix.datasets", [name.encode(errors="backslashreplace").decode() for name in datasets], "array[string]")
@@ -157,6 +153,6 @@ def write_imatrix(
             tokens = np.asarray(counts.get(name, ()), np.float32).reshape(-1, 1)
             if rows.ndim != 2 or len(tokens) != len(rows):
                 raise QuantError(f"{name}: {tokens.size} counts for sums of shape {rows.shape}, wanted one count per matrix")
-            writer.add_tensor(name + _SUMS, _checked(rows, name, "sum"))
-            writer.add_tensor(name + _COUNTS, _checked(tokens, name, "count"))
+            writer.add_tensor(name + _SUMS, checked(rows, name, "sum"))
+            writer.add_tensor(name + _COUNTS, checked(tokens, name, "count"))
     return Path(path)

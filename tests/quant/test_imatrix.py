@@ -1,4 +1,6 @@
 """Importance matrices are read from both kinds of file, written in the newer one, and refused when malformed."""
+import os
+import re
 import struct
 
 import numpy as np
@@ -6,7 +8,7 @@ import pytest
 
 from oxillama.errors import QuantError
 from oxillama.gguf import GgufReader, GgufWriter
-from oxillama.quant import read_imatrix, write_imatrix
+from oxillama.quant import check_imatrix_path, read_imatrix, write_imatrix
 
 SUMS = {"blk.0.attn_q.weight": np.float32([1, 4, 9, 16]), "blk.0.ffn_up_exps.weight": np.float32([[2, 4], [8, 6], [5, 5]])}
 COUNTS = {"blk.0.attn_q.weight": 2, "blk.0.ffn_up_exps.weight": [2, 4, 0]}
@@ -95,6 +97,31 @@ def test_a_malformed_newer_file_is_refused(tmp_path, tensors, why):
             writer.add_tensor(name, values)
     with pytest.raises(QuantError, match=why):
         read_imatrix(tmp_path / "a.gguf")
+
+
+def test_a_name_with_no_room_for_its_suffix_is_refused_by_itself(tmp_path):
+    sums = {"b" * 56: np.ones(4, np.float32)}
+    path = write_imatrix(tmp_path / "a.gguf", sums, {"b" * 56: 2})
+    assert {name: list(values) for name, values in read_imatrix(path).items()} == {"b" * 56: [0.5] * 4}
+    with pytest.raises(QuantError, match="^b{57}: a name of 57 bytes, wanted at most 56 to write its importances"):
+        write_imatrix(tmp_path / "b.gguf", sums | {"b" * 57: sums["b" * 56]}, {"b" * 56: 2, "b" * 57: 2})
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_sample_s_name_that_is_no_utf_8_is_written_with_escapes(tmp_path):
+    path = write_imatrix(tmp_path / "a.gguf", SUMS, COUNTS, datasets=[os.fsdecode(b"caf\xe9.txt"), "café.txt"])
+    with GgufReader(path) as reader:
+        assert list(reader.metadata["imatrix.datasets"]) == [r"caf\udce9.txt", "café.txt"]
+
+
+def test_a_path_where_nothing_can_be_written_is_said_and_one_where_it_can_left_as_it_was(tmp_path):
+    for path in (tmp_path / "none" / "a.gguf", tmp_path):
+        with pytest.raises(QuantError, match=f"^{re.escape(str(path))}: cannot be written: "):
+            check_imatrix_path(path)
+    (tmp_path / "old").write_bytes(b"old")
+    check_imatrix_path(tmp_path / "old")
+    check_imatrix_path(tmp_path / "new")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
 
 
 def test_only_whole_finite_sums_are_written(tmp_path):
