@@ -47,7 +47,14 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 def measure(engine: oxillama.InferenceEngine, *, prompt: int, generate: int, depth: int, batch: int, runs: int) -> dict:
-    """Median tokens/s of `runs` runs after one that warms up; generation counts the tokens of all sequences."""
+    """Median tokens/s of `runs` runs after one that warms up; generation counts the tokens of all sequences.
+
+    ContextError for a prompt, or a depth and what is generated there, that the engine's context does not hold.
+    """
+    filled = max(depth, 1)
+    for what, count in ((f"a prompt of {prompt} tokens", prompt), (f"{generate} tokens at depth {filled}", filled + generate)):
+        if count > engine.context_size:
+            raise oxillama.ContextError(f"bench: found {what}, the context holds {engine.context_size}: wanted fewer, or a larger context (-c)")
     vocab = engine.config.vocab_size
     prompt_rates, generation_rates = [], []
     for _ in range(runs + 1):
@@ -57,7 +64,6 @@ def measure(engine: oxillama.InferenceEngine, *, prompt: int, generate: int, dep
             loop.prefill(0, ids)
             prompt_rates.append(prompt / (time.perf_counter() - start))
         with engine.raw_loop() as loop:
-            filled = max(depth, 1)
             for sequence in range(batch):
                 loop.prefill(sequence, [(7 * j + 11) % vocab for j in range(filled)])
             start = time.perf_counter()
