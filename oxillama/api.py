@@ -358,7 +358,10 @@ class InferenceEngine:
         return RawLoop(self._loaded.core, self._loaded.model, kv_type=config.kv_type, page_size=config.page_size, chunk=config.prefill_chunk_size)
 
     def diagnose(self, ids: Sequence[int]) -> Iterator:
-        """Each op of the compiled tape against its numpy meaning (model.reference.Difference), in order."""
+        """Each op of the compiled tape against its numpy meaning (model.reference.Difference), in order.
+
+        ContextError for no ids, or more than one step takes or the context holds.
+        """
         return diagnose(self._loaded.core, self._loaded.model, self._loaded.ids(ids))
 
     def dump(self) -> str:

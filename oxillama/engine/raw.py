@@ -127,13 +127,16 @@ def unpacked_acts(rows: np.ndarray, act: str, columns: int) -> np.ndarray:
 
 
 def diagnose(core: EngineCore, model: Model, ids: Sequence[int], *, page_size: int = 16) -> Iterator[Difference]:
-    """Each op of the compiled tape against its numpy meaning, over the ids as one sequence from position 0, float32 pages."""
+    """Each op of the compiled tape against its numpy meaning, over the ids as one sequence from position 0, float32 pages.
+
+    ContextError for no ids, or more than one step takes or the context holds.
+    """
     core.check()
     core.check_waiter()
-    rows = min(len(ids), model.program.max_rows)
-    if not rows:
-        raise ContextError("diagnose: found no tokens, wanted 1 or more")
-    ids = np.asarray(ids[:rows], np.int32)
+    rows, most = len(ids), min(model.program.max_rows, core.context_size)
+    if not 1 <= rows <= most:
+        raise ContextError(f"diagnose: found {rows} tokens, wanted 1 to {most}")
+    ids = np.asarray(ids, np.int32)
     memory = model.page_memory(kv_type="f32", page_size=page_size)
     pages = -(-rows // page_size)
     memory.ensure(pages)

@@ -104,6 +104,7 @@ def test_quantize_writes_a_file_that_runs(capsys, tmp_path):
     (("run", "--grammar-file", "missing.gbnf"), ("missing.gbnf",)),
     (("run", "--json-schema", "{"), ()),
     (("bench", "-p", "0"), ("-p", "0")),
+    (("doctor", "-p", "one fox " * 700), ("tokens, wanted 1 to 512",)),
     (("quantize", "missing.gguf", "out.gguf", "Q4_0"), ("missing.gguf",)),
 ])
 def test_what_cannot_be_done_is_one_line_and_code_1(capsys, monkeypatch, tmp_path, arguments, words):

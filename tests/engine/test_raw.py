@@ -46,6 +46,15 @@ def test_activation_rows_are_unpacked_to_the_numbers_they_stand_for(act):
     assert (np.abs(found - x).reshape(5, -1, block) <= (0 if act == "f32" else 0.5001 * largest / 127)).all()
 
 
+@pytest.mark.parametrize(("context", "most"), ((16, 16), (1024, 512)))
+def test_what_is_diagnosed_is_all_that_was_given_or_refused(context, most):
+    with oxillama.load(num_threads=2, context_size=context) as engine:
+        for count in (0, most + 1):
+            with pytest.raises(ContextError, match=f"diagnose: found {count} tokens, wanted 1 to {most}$"):
+                next(engine.diagnose([5] * count))
+        assert next(engine.diagnose([5] * most)).agrees
+
+
 def test_every_op_of_the_tape_has_its_time(engine):
     with engine.raw_loop() as loop:
         loop.prefill(0, [1, 2, 3])
