@@ -36,6 +36,12 @@ def _folder(arguments: argparse.Namespace) -> Path:
     found = sidecar_folder("auto") if arguments.folder == "auto" else Path(arguments.folder)
     if found is None:
         raise ConfigError("sidecar: OXILLAMA_SIDECAR is 0 or this user has no home, wanted --folder FOLDER")
+    try:
+        os.scandir(found).close()
+    except FileNotFoundError:           # it holds nothing yet
+        pass
+    except OSError as error:
+        raise ConfigError(f"sidecar: {found}: {error.strerror}, wanted a folder") from error
     return found
 
 

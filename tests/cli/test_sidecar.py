@@ -47,6 +47,14 @@ def test_a_damaged_sidecar_is_named_and_ends_in_an_exit_code(model, tmp_path, ca
     assert "damaged  tiny.gguf" in out and "in 1 sidecars of" in out
 
 
+@pytest.mark.parametrize("command", ("list", "verify", "clear", "write"))
+def test_a_file_where_a_folder_was_named_is_an_error(model, capsys, command):
+    arguments = [command, str(model)] if command == "write" else [command]
+    before = model.read_bytes()
+    assert main(["sidecar", *arguments, "--folder", str(model)]) == 1
+    assert capsys.readouterr().err == f"oxillama: sidecar: {model}: Not a directory, wanted a folder\n" and model.read_bytes() == before
+
+
 def test_without_a_folder_the_cache_folder_is_meant_and_an_environment_that_says_no_is_an_error(tmp_path, capsys, monkeypatch):
     for arguments, wanted in ((["list"], "OXILLAMA_SIDECAR is 0"), (["write", "x.gguf", "--folder", str(tmp_path)], "wanted one of the two")):
         assert main(["sidecar", *arguments]) == 1               # the tests' own environment says 0
