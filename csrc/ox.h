@@ -75,6 +75,5 @@ OX_INLINE uint16_t ox_f32_to_f16(float f)
     return (uint16_t)(sign | ((a - 0x38000000u) >> 13));
 }
 
-OX_INLINE float ox_bf16_to_f32(uint16_t h) { return ox_bits_to_f32((uint32_t)h << 16); }
 
 #endif

@@ -171,11 +171,12 @@ def engines_of(options: argparse.Namespace) -> list[Harness | LlamaBench]:
 
 @contextlib.contextmanager
 def neighbour(wanted: bool) -> Iterator[None]:
-    """Another process that keeps the last core busy."""
+    """Another process that keeps the last core busy, for as long as this one lives."""
     if not wanted:
         yield
         return
-    busy = subprocess.Popen([sys.executable, "-c", f"import os\nos.sched_setaffinity(0, [{CORES[-1]}])\nwhile True: pass"])
+    loop = f"import os\nos.sched_setaffinity(0, [{CORES[-1]}])\nwhile os.getppid() == {os.getpid()}:\n for _ in range(10 ** 6): pass"
+    busy = subprocess.Popen([sys.executable, "-c", loop])
     try:
         yield
     finally:

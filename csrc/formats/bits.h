@@ -61,13 +61,6 @@ static inline float ox_half(const uint8_t *p) {
     return ox_half_to_float(ox_load16(p));
 }
 
-/* Writes f as a half and returns what was really stored. */
-static inline float ox_put_half(uint8_t *p, float f) {
-    uint16_t h = ox_float_to_half(f);
-    ox_store16(p, h);
-    return ox_half_to_float(h);
-}
-
 static inline uint16_t ox_float_to_brain(float f) {
     uint32_t bits = ox_as_bits(f);
     if ((bits & 0x7fffffff) > 0x7f800000) return (uint16_t)(bits >> 16 | 0x40);

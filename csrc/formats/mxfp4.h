@@ -42,20 +42,25 @@ OX_INLINE ox_f32x16 ox_code_e2m1(ox_f32x16 v) {
     return f32_add(code, f32_select_lt(f32_zero(), code, minus, f32_zero()));
 }
 
-/* Tries the power of two that just holds the largest number, two below and one above. */
+/* Tries the power of two that just holds the largest number, two below and one above; in units of its own size, lest squares of errors vanish. */
 static void ox_quantise_MXFP4(void *dst, const float *src, const float *weights, int64_t columns) {
     ox_mxfp4 *b = dst;
     for (int64_t i = 0; i < columns; i += 512) {
         ox_sheet sheet;
-        float top[16], d[16], error[16], best[16] = {0};
+        float top[16], unit[16], d[16], error[16], best[16] = {0};
         int chosen[16] = {0};
         int8_t codes[512], q[32];
         int there = ox_lay_blocks(&sheet, src + i, weights ? weights + i : NULL, columns - i, 32, 32);
         f32_store(top, ox_max_abs_lanes(sheet.x, 32));
+        for (int l = 0; l < 16; l++) {
+            int e = (int)(ox_as_bits(top[l]) >> 23);
+            unit[l] = ox_as_float((uint32_t)(e < 254 ? 254 - e : 1) << 23);
+        }
+        for (int j = 0; j < 32; j++) f32_store(sheet.x + 16 * j, f32_mul(f32_load(sheet.x + 16 * j), f32_load(unit)));
         for (int k = -4; k <= -1; k++) {
             for (int l = 0; l < 16; l++) {
                 int e = (int)(ox_as_bits(top[l]) >> 23) + k;
-                d[l] = ox_e8m0_half((uint8_t)(e < 0 ? 0 : e));
+                d[l] = unit[l] * ox_e8m0_half((uint8_t)(e < 0 ? 0 : e));
             }
             f32_store(error, ox_scaled_error(sheet.x, sheet.cost, 32, f32_load(d), ox_snap_e2m1));
             for (int l = 0; l < 16; l++) {
@@ -65,7 +70,7 @@ static void ox_quantise_MXFP4(void *dst, const float *src, const float *weights,
                 chosen[l] = e < 0 ? 0 : e;
             }
         }
-        for (int l = 0; l < 16; l++) d[l] = ox_e8m0_half((uint8_t)chosen[l]);
+        for (int l = 0; l < 16; l++) d[l] = unit[l] * ox_e8m0_half((uint8_t)chosen[l]);
         ox_snap_sheet(codes, sheet.x, 32, d, ox_code_e2m1);
         for (int l = 0; l < there; l++, b++) {
             ox_take(q, codes, 32, l, 1);

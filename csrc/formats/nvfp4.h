@@ -24,7 +24,6 @@ static void ox_unpack_NVFP4(float *dst, const void *src, int64_t columns) {
     }
 }
 
-/* Tries every scale that sends the largest number to between 3.5 and 9 (6 is the largest e2m1). */
 /* The first scale that is tried: the lowest that sends the largest number to 9 or less, or the highest of all. */
 static inline int ox_first_ue4m3(float top) {
     int lo = 1, hi = 0x7e;

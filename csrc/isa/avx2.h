@@ -6,7 +6,6 @@
 #include <immintrin.h>
 
 #define OX_ISA_NAME avx2
-#define OX_ISA_INDEX OX_ISA_AVX2
 
 typedef struct { __m256 a, b; } ox_f32x16;      /* lanes 0-7, 8-15 */
 typedef struct { __m256i a, b; } ox_i32x16;
@@ -30,7 +29,6 @@ OX_INLINE ox_f32x16 f32_fnma(ox_f32x16 x, ox_f32x16 y, ox_f32x16 z)
 { return OX_F2(_mm256_fnmadd_ps(x.a, y.a, z.a), _mm256_fnmadd_ps(x.b, y.b, z.b)); }
 OX_INLINE ox_f32x16 f32_max(ox_f32x16 x, ox_f32x16 y) { return OX_F2(_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)); }
 OX_INLINE ox_f32x16 f32_min(ox_f32x16 x, ox_f32x16 y) { return OX_F2(_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)); }
-OX_INLINE ox_f32x16 f32_sqrt(ox_f32x16 x) { return OX_F2(_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)); }
 OX_INLINE ox_f32x16 f32_abs(ox_f32x16 x)
 { __m256 s = _mm256_set1_ps(-0.0f); return OX_F2(_mm256_andnot_ps(s, x.a), _mm256_andnot_ps(s, x.b)); }
 OX_INLINE ox_f32x16 f32_neg(ox_f32x16 x)

@@ -6,7 +6,6 @@
 #include <immintrin.h>
 
 #define OX_ISA_NAME avx512
-#define OX_ISA_INDEX OX_ISA_AVX512
 
 typedef __m512 ox_f32x16;
 typedef __m512i ox_i32x16;
@@ -25,7 +24,6 @@ OX_INLINE ox_f32x16 f32_fma(ox_f32x16 a, ox_f32x16 b, ox_f32x16 c) { return _mm5
 OX_INLINE ox_f32x16 f32_fnma(ox_f32x16 a, ox_f32x16 b, ox_f32x16 c) { return _mm512_fnmadd_ps(a, b, c); }
 OX_INLINE ox_f32x16 f32_max(ox_f32x16 a, ox_f32x16 b) { return _mm512_max_ps(a, b); }
 OX_INLINE ox_f32x16 f32_min(ox_f32x16 a, ox_f32x16 b) { return _mm512_min_ps(a, b); }
-OX_INLINE ox_f32x16 f32_sqrt(ox_f32x16 a) { return _mm512_sqrt_ps(a); }
 OX_INLINE ox_f32x16 f32_abs(ox_f32x16 a) { return _mm512_abs_ps(a); }
 OX_INLINE ox_f32x16 f32_neg(ox_f32x16 a) { return _mm512_xor_ps(a, _mm512_set1_ps(-0.0f)); }
 OX_INLINE ox_f32x16 f32_select_lt(ox_f32x16 a, ox_f32x16 b, ox_f32x16 x, ox_f32x16 y)

@@ -6,7 +6,6 @@
 #include <arm_neon.h>
 
 #define OX_ISA_NAME neon
-#define OX_ISA_INDEX OX_ISA_NEON
 
 typedef struct { float32x4_t v[4]; } ox_f32x16;
 typedef struct { int32x4_t v[4]; } ox_i32x16;
@@ -31,7 +30,6 @@ OX_INLINE ox_f32x16 f32_fnma(ox_f32x16 a, ox_f32x16 b, ox_f32x16 c) { OX_F1(vfms
 OX_INLINE float32x4_t ox_choose(uint32x4_t k, float32x4_t x, float32x4_t y) { return vbslq_f32(k, x, y); }
 OX_INLINE ox_f32x16 f32_max(ox_f32x16 a, ox_f32x16 b) { OX_F1(ox_choose(vcgtq_f32(a.v[q], b.v[q]), a.v[q], b.v[q])); }
 OX_INLINE ox_f32x16 f32_min(ox_f32x16 a, ox_f32x16 b) { OX_F1(ox_choose(vcltq_f32(a.v[q], b.v[q]), a.v[q], b.v[q])); }
-OX_INLINE ox_f32x16 f32_sqrt(ox_f32x16 a) { OX_F1(vsqrtq_f32(a.v[q])); }
 OX_INLINE ox_f32x16 f32_abs(ox_f32x16 a) { OX_F1(vabsq_f32(a.v[q])); }
 OX_INLINE ox_f32x16 f32_neg(ox_f32x16 a) { OX_F1(vnegq_f32(a.v[q])); }
 OX_INLINE ox_f32x16 f32_select_lt(ox_f32x16 a, ox_f32x16 b, ox_f32x16 x, ox_f32x16 y)

@@ -4,7 +4,6 @@
 #include "isa/flush.h"
 
 #define OX_ISA_NAME scalar
-#define OX_ISA_INDEX OX_ISA_SCALAR
 
 typedef struct { float v[16]; } ox_f32x16;
 typedef struct { int32_t v[16]; } ox_i32x16;
@@ -28,7 +27,6 @@ OX_INLINE ox_f32x16 f32_fnma(ox_f32x16 a, ox_f32x16 b, ox_f32x16 c) { OX_EACH c.
 /* b if either is NaN */
 OX_INLINE ox_f32x16 f32_max(ox_f32x16 a, ox_f32x16 b) { OX_EACH a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return a; }
 OX_INLINE ox_f32x16 f32_min(ox_f32x16 a, ox_f32x16 b) { OX_EACH a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return a; }
-OX_INLINE ox_f32x16 f32_sqrt(ox_f32x16 a) { OX_EACH a.v[i] = sqrtf(a.v[i]); return a; }
 OX_INLINE ox_f32x16 f32_abs(ox_f32x16 a) { OX_EACH a.v[i] = fabsf(a.v[i]); return a; }
 OX_INLINE ox_f32x16 f32_neg(ox_f32x16 a) { OX_EACH a.v[i] = -a.v[i]; return a; }
 OX_INLINE ox_f32x16 f32_select_lt(ox_f32x16 a, ox_f32x16 b, ox_f32x16 x, ox_f32x16 y)   /* a < b ? x : y (false on NaN) */

@@ -27,7 +27,7 @@ OX_INLINE ox_f32x16 vec_exp_low(ox_f32x16 x)
     p = f32_fma(p, r, f32_set1(0x1.fffffcp-2f));
     p = f32_fma(f32_mul(r, r), p, r);
     p = f32_add(p, f32_set1(1.0f));
-    p = i32_as_f32(i32_add(f32_as_i32(p), i32_shl(f32_as_i32(t), 23)));
+    p = f32_mul(p, i32_as_f32(i32_add(i32_shl(f32_as_i32(t), 23), i32_set1(0x3f800000))));    /* exact, and NaN stays NaN (its bits take no sums) */
     return f32_select_lt(x, least, f32_zero(), p);
 }
 

@@ -75,7 +75,7 @@ OX_INLINE uint16_t round_q4(int8_t *codes, const float *x)
                 error = f32_fma(off, off, error);
             }
             float sum = f32_hsum(error);
-            if (sum < least || i == 0)
+            if (sum < least || least != least || i == 0)    /* NaN: this scale did not fit a half */
                 least = sum, d = half, best[0] = q[0], best[1] = q[1];
         }
     }

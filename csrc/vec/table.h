@@ -71,7 +71,6 @@ typedef struct {
      * Then the sink (or NULL) and the division, one query at a time. */
     void (*fold)(ox_split *s, float *M, float *L, float *ACC, int *seen);
     void (*finish)(float *out, float M, float L, const float *ACC, const float *sink, int n);
-    int tile_queries;                  /* queries that one register tile takes: tiles of a multiple waste nothing */
 } ox_vec;
 
 extern const ox_vec ox_vec_scalar;

@@ -22,10 +22,11 @@ from pathlib import Path
 
 import numpy as np
 
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
 from libc.limits cimport INT_MAX
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from oxillama._core.vectors cimport OX_KV_F16, OX_KV_F32, OX_KV_Q4_0, OX_KV_Q8_0
 
@@ -115,6 +116,9 @@ cdef class Arena:
     def __dealloc__(self):
         if self.data != NULL:
             munmap(self.data, self.nbytes)
+
+    def __getbuffer__(self, Py_buffer *view, int flags):
+        PyBuffer_FillInfo(view, self, self.data, self.nbytes, 0, flags)
 
 
 cdef size_t kept_bytes(int kind, size_t numbers) noexcept:
@@ -280,13 +284,17 @@ cdef class PageMemory:
 
     def release(self, keep_pages: int) -> None:
         """Gives memory back: slabs wholly above the first `keep_pages` pages go, pages above them in the last slab read as zero again."""
-        cdef long keep = keep_pages
-        cdef size_t first, start, end
+        cdef long keep
+        cdef size_t first, low, high, start, end
+        cdef char *slab
         cdef int i
-        if keep < 0:
+        if keep_pages < 0:
             raise PoolError(f"keep_pages: got {keep_pages}, wanted at least 0")
         if self.steps:
             raise PoolError("release: a step is running on this memory")
+        if keep_pages >= self.capacity:
+            return
+        keep = keep_pages
         cdef int slabs = <int>((keep + (1 << self.shift) - 1) >> self.shift)
         while self.n_slabs > slabs:
             self.n_slabs -= 1
@@ -297,10 +305,14 @@ cdef class PageMemory:
             return
         first = <size_t>(keep & ((1 << self.shift) - 1))
         for i in range(self.n_layers):
-            start = _round_up(self.layers[i].region + first * self.layers[i].page_bytes, 4096)
-            end = (self.layers[i].region + (self.layers[i].page_bytes << self.shift)) // 4096 * 4096
+            low = self.layers[i].region + first * self.layers[i].page_bytes
+            high = self.layers[i].region + (self.layers[i].page_bytes << self.shift)
+            start, end, slab = min(high, _round_up(low, 4096)), high // 4096 * 4096, self.slabs[self.n_slabs - 1]
+            memset(slab + low, 0, start - low)
             if start < end:
-                madvise(self.slabs[self.n_slabs - 1] + start, end - start, MADV_DONTNEED)
+                madvise(slab + start, end - start, MADV_DONTNEED)
+            if max(start, end) < high:
+                memset(slab + max(start, end), 0, high - max(start, end))
 
     cdef int _check(self, int page) except -1:
         if page < 0 or page >= self.capacity:

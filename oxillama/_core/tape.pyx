@@ -214,7 +214,7 @@ cdef class Program:
 
     cdef int _check_pages(self, Rows batch, Pages memory) except -1:
         """Every page a row reads or writes exists."""
-        cdef int r, table, first, last, p
+        cdef int r, table, first, last, p, begun = 0
         if memory.n_layers != self.n_layers:
             raise ConfigError(f"memory: {memory.n_layers} layers, this program has {self.n_layers}")
         for r in range(self.n_layers):
@@ -223,15 +223,16 @@ cdef class Program:
                 raise ConfigError(f"memory: layer {r} is {memory.kv_layers[r]}, this program has {self.kv_layers[r]}")
         for r in range(batch.rows):
             table = batch.row_table[r]
-            if r + 1 < batch.rows and batch.row_table[r + 1] == table:
-                if r and batch.row_table[r - 1] == table:
-                    continue
+            if r == 0 or batch.row_table[r - 1] != table:
+                begun = r
+            elif r + 1 < batch.rows and batch.row_table[r + 1] == table:
+                continue                                               # the last row of the table looks at what lies between
             last = batch.positions[r] // memory.page_size
             if last >= batch.lengths[table]:
                 raise ContextError(f"row {r}: position {batch.positions[r]} is beyond its table of {batch.lengths[table]} pages")
             first = max(0, batch.positions[r] - self.reach + 1) // memory.page_size if self.reach else 0
-            if r and batch.row_table[r - 1] == table:
-                first = batch.positions[r - 1] // memory.page_size     # the first row of the table looked at those before
+            if r > begun:
+                first = batch.positions[begun] // memory.page_size     # the first row of the table looked at those before
             for p in range(first, last + 1):
                 if batch.pages[table][p] < 0 or batch.pages[table][p] >= memory.capacity:
                     raise ContextError(f"row {r}: page {batch.pages[table][p]} of its table, wanted 0 to {memory.capacity - 1}")
@@ -290,7 +291,8 @@ cdef class Program:
         """Ops first to last - 1 over the batch, in one region."""
         if self.busy:
             raise EngineError("step: another thread is in a step of this program")
-        open_region()
+        if self.num_threads > 1:
+            open_region()
         self.busy = True
         self.steps += 1
         memory.steps += 1
@@ -361,8 +363,8 @@ cdef class Program:
 
     cdef _rows(self, int slot, int rows, int columns):
         cdef size_t stride = self.step_.strides[slot] // 4
-        cdef float[::1] flat = <float[:stride * <size_t>self.max_rows]>(<float *>self.step_.slots[slot])
-        return np.asarray(flat).reshape(self.max_rows, -1)[:rows, :columns]
+        flat = np.frombuffer(self.arenas[slot], np.float32, stride * <size_t>self.max_rows)        # keeps the arena alive
+        return flat.reshape(self.max_rows, -1)[:rows, :columns]
 
     def run_until(self, Rows batch not None, Pages memory not None, int op_index, *, int first=0, Flag cancel=None):
         """Runs ops 0 to op_index (included) over the batch; `slot` then shows what they left.

@@ -56,7 +56,6 @@ cdef extern from "vec/table.h" nogil:
         void (*split)(ox_split *s) noexcept nogil
         void (*fold)(ox_split *s, float *M, float *L, float *ACC, int *seen) noexcept nogil
         void (*finish)(float *out, float M, float L, const float *ACC, const float *sink, int n) noexcept nogil
-        int tile_queries
 
 cdef const ox_vec *vec_table(object isa) except NULL
 cdef void angles(float *out, const float *f, int n, double position, double scale) noexcept nogil

@@ -294,7 +294,7 @@ class GgufReader:
 
     def is_mapped(self, name: str) -> bool:
         """Whether tensor `name` lies in a mapped file: its pages may be given back to the system, and are read again when they are asked for."""
-        return isinstance(self._shards[self.tensors[name].shard].buffer.obj, mmap.mmap)
+        return self._shards[self.tensors[name].shard].path is not None      # mapped here: another's mapping may be private, with bytes no file has
 
     def close(self) -> None:
         """Let go of the files; metadata and tensor places stay readable, and so do the arrays already handed out."""

@@ -58,9 +58,10 @@ def rounded(x: np.ndarray, act: str) -> np.ndarray:
 
 def _coded(x: np.ndarray, scale: np.ndarray, least: int, most: int) -> tuple[np.ndarray, np.ndarray]:
     """Blocks x (..., 32) as codes times half-precision scales (..., 1): the numbers kept, and their sums of squared errors (..., 1)."""
-    scale = scale.astype(np.float16).astype(np.float32)
-    inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
-    kept = np.rint(np.clip(x * inverse, least, most)) * scale
+    with np.errstate(over="ignore", invalid="ignore"):      # a scale that no half holds gives NaN
+        scale = scale.astype(np.float16).astype(np.float32)
+        inverse = np.divide(np.float32(1), scale, out=np.zeros_like(scale), where=scale != 0)
+        kept = np.rint(np.clip(x * inverse, least, most)) * scale
     return kept, np.square(x - kept).sum(axis=-1, keepdims=True)
 
 
@@ -81,7 +82,8 @@ def as_kept(x: np.ndarray, kv_type: str) -> np.ndarray:
     best, least = _coded(blocks, most / np.float32(-7.5), -8, 7)
     for divisor in (-8.0, -8.5):
         found, error = _coded(blocks, most / np.float32(divisor), -8, 7)
-        best, least = np.where(error < least, found, best), np.minimum(error, least)
+        better = (error < least) | np.isnan(least)          # NaN: that scale did not fit a half
+        best, least = np.where(better, found, best), np.where(better, error, least)
     return best.reshape(x.shape)
 
 

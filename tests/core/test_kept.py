@@ -48,6 +48,18 @@ def test_pages_hold_what_the_catalogue_says(shape, kv_type):
         assert np.array_equal(v[:n], as_kept(values[16 * page:16 * page + n], kv_type))
 
 
+def test_a_scale_that_fits_no_half_is_left_for_one_that_does():
+    shape = dict(q_heads=4, kv_heads=2, k_dim=32)
+    rows = rows_of(256)
+    rows[:, 128:256:32] = 520_000.0         # / 7.5 is beyond the largest half, / 8 is not
+    step = program(**shape, rows=rows)
+    memory, table = memory_for(step, 16, "q4_0")
+    step.run_until(Batch([5], [0], [table], [0], []), memory, len(step) - 1)
+    _, keys, values = parts(rows[[5]], **shape)
+    for found, wanted in zip(memory.read(int(table[0]), 0), (keys, values)):
+        assert np.isfinite(found[:1]).all() and np.array_equal(found[:1], as_kept(wanted, "q4_0"))
+
+
 @pytest.mark.parametrize("kv_type, worst", (("q8_0", 0.0055), ("q4_0", 0.095)))
 def test_rounding_errors_are_those_of_the_format(kv_type, worst):
     x = np.random.default_rng(0).standard_normal((500, 4, 64)).astype(np.float32)

@@ -78,6 +78,21 @@ def test_release_forgets_what_lies_above():
     assert memory.export(2) == bytes(memory.page_bytes)
 
 
+def test_release_of_nothing_keeps_everything():
+    memory = filled(pages=6)
+    before, capacity = memory.export(5), memory.capacity
+    memory.release(1 << 40)
+    assert memory.capacity == capacity and memory.export(5) == before
+
+
+def test_pages_above_the_kept_ones_are_zero_though_many_share_a_page_of_the_system():
+    memory = filled(pages=8)
+    kept = [memory.export(page) for page in range(5)]
+    memory.release(5)
+    assert memory.page_bytes < 3 * 4096 and [memory.export(page) for page in range(5)] == kept
+    assert all(memory.export(page) == bytes(memory.page_bytes) for page in range(5, memory.capacity))
+
+
 @pytest.mark.parametrize("make", [lambda: PageMemory(LAYERS, "q9_9"), lambda: PageMemory(LAYERS, "f16", 20), lambda: PageMemory(LAYERS, "f16", 0),
                                   lambda: PageMemory([(0, 8, 8)]), lambda: PageMemory([(1, 8, 1 << 20)]), lambda: PageMemory(LAYERS, "f16", True)])
 def test_impossible_memories_are_refused(make):

@@ -1,4 +1,5 @@
 """The tape: every op against numpy, validation at the doors, cancelling, and the programs' own promises."""
+import gc
 import threading
 import time
 
@@ -116,6 +117,17 @@ def test_hidden_rows_come_even_when_the_norm_has_no_slot_for_them():
         step.step(batch([4, 5], [1]), memory())
 
 
+def test_hidden_rows_outlive_their_program():
+    ops = [("embed", dict(out=0, table=table(), scale=1.0)), ("take_rows", dict(x=0, out=1)),
+           ("norm", dict(x=1, add=None, kind="rms", weight=WEIGHT, bias=None, eps=1e-5, out=None, acts={}))]
+    step = build(ops, [WIDTH] * 2, max_rows=4096)
+    rows = step.step(batch([4, 5], [0, 1]), memory(), output="hidden")
+    before = rows.copy()
+    del step
+    gc.collect()
+    assert np.array_equal(rows, before)
+
+
 def test_matmul_with_bias_offset_and_gate():
     a, b = (RNG.standard_normal((n, WIDTH)).astype(np.float32) for n in (20, 28))
     bias = RNG.standard_normal(48).astype(np.float32)
@@ -202,7 +214,8 @@ def test_batches_that_make_no_sense_are_refused(change):
     (dict(tables=[[-1]]), ContextError),
     (dict(tables=[[10 ** 6]]), ContextError), (dict(positions=[14, 15, 16]), ContextError),
     (dict(positions=[14, 15, 16], tables=[[0, -7]]), ContextError),
-    (dict(positions=[30, 31, 32], tables=[[-1, 0, 1]]), ContextError)], ids=str)
+    (dict(positions=[30, 31, 32], tables=[[-1, 0, 1]]), ContextError), (dict(positions=[0, 40, 41], tables=[[0, 10 ** 9, 1, 2]]), ContextError),
+    (dict(tokens=[1] * 64, positions=range(64), tables=[[0, -7, 1, 2]], row_table=[0] * 64), ContextError)], ids=str)
 def test_batches_that_do_not_fit_the_program_are_refused(change, error):
     step = program()
     pages, _ = memory_for(step, 64)

@@ -133,6 +133,16 @@ def test_a_forked_child_is_refused_instead_of_hanging():
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_program_of_one_worker_steps_in_a_forked_child_too():
+    code = ("import os, numpy as np; from oxillama._core.tape import Batch; from tests.core.attention_program import memory_for, program\n"
+            "p = program(); m, t = memory_for(p, 64); b = Batch(np.arange(40), np.arange(40), [t], np.zeros(40, int), [])\n"
+            "p.run_until(b, m, 2); before = p.slot(1, 40); pid = os.fork()\n"
+            "if pid == 0:\n    p.run_until(b, m, 2); os._exit(7 if np.array_equal(p.slot(1, 40), before) else 1)\n"
+            "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7")
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
 def test_memory_may_not_be_released_under_a_step():
     memory = PageMemory([(1, 16, 16)])
     memory.ensure(4)

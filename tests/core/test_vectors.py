@@ -33,6 +33,14 @@ def test_exp_ends_are_zero_and_finite():
     assert all(np.isnan(vectors.apply("exp", np.array([[np.nan]], np.float32), isa=isa)) for isa in ISAS)
 
 
+@pytest.mark.parametrize("name, more", [("exp", {}), ("softcap", {"value": 30.0}), *(("activate", {"kind": kind}) for kind in vectors.ACTIVATIONS[1:])],
+                         ids=str)
+def test_a_nan_of_any_bits_stays_one(name, more):
+    x = np.array([[0xFFFFFFFF, 0x7FFFFFFF, 0x7FC00001, 0xFFCA0181, 0x7F800001]], np.uint32).view(np.float32)
+    for isa in ISAS:
+        assert np.isnan(vectors.apply(name, x, isa=isa, **more)).all(), isa
+
+
 @pytest.mark.parametrize("kind", vectors.ACTIVATIONS[1:])
 def test_activations_are_near_and_equal_everywhere(kind):
     x = np.concatenate([np.linspace(-12, 12, 20_001), np.linspace(-0.7, 0.7, 5001), np.logspace(-30, 1, 301), [0.0]]).astype(np.float32)[None]

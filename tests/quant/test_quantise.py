@@ -159,3 +159,9 @@ def test_float64_and_float16_rows_are_taken_as_float32():
     x = np.random.default_rng(17).standard_normal((2, 64)).astype(np.float16)
     assert np.array_equal(quantize(x, "Q4_0"), quantize(x.astype(np.float32), "Q4_0"))
     assert np.array_equal(quantize(x.astype(np.float64), "Q4_0"), quantize(x.astype(np.float32), "Q4_0"))
+
+
+def test_blocks_whose_squares_vanish_lose_what_others_do():
+    rows = np.random.default_rng(0).standard_normal((4, 256)).astype(np.float32)
+    small = dequantize(quantize(rows * np.float32(2.0 ** -90), "MXFP4"), "MXFP4")
+    assert np.array_equal(small * np.float32(2.0 ** 90), dequantize(quantize(rows, "MXFP4"), "MXFP4"))
