@@ -10,8 +10,8 @@ from pathlib import Path
 from oxillama.errors import ConfigError
 from oxillama.gguf import GgufReader
 from oxillama.model.load import load_model
-from oxillama.model.sidecar import verify
-from oxillama.model.sidecars import Entry, clear, entries, sidecar_folder
+from oxillama.model.sidecar import key_of, path_of, verify
+from oxillama.model.sidecars import LEAST_BYTES, Entry, clear, entries, sidecar_folder
 
 
 def add_commands(commands) -> None:
@@ -70,6 +70,9 @@ def _write(arguments: argparse.Namespace) -> int:
             model.keeper.finish(1e6)
             if not model.keeper.written:
                 raise ConfigError(f"sidecar: {model.keeper.reason}")
+        elif not path_of(folder, key_of(reader)).exists():
+            raise ConfigError(f"sidecar: OXILLAMA_SIDECAR is {os.environ.get('OXILLAMA_SIDECAR')!r}, which makes none of weights of less than "
+                              f"{LEAST_BYTES} bytes, wanted it unset or a folder")
     return _list(arguments)
 
 

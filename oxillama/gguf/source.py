@@ -78,7 +78,7 @@ def _view(source: Any) -> Shard:
 
 def _map(path: Path) -> Shard:
     try:
-        with open(path, "rb", opener=_open_without_waiting) as file:
+        with open(path, "rb", opener=open_without_waiting) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise GgufError(f"{path}: not a regular file")
@@ -93,8 +93,9 @@ def _map(path: Path) -> Shard:
         raise GgufError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _open_without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe without a writer must not hang the reader
+def open_without_waiting(path: str, flags: int) -> int:
+    """An opener for `open`, which a pipe without a writer does not hang; what is no regular file is for its caller to see."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _is_hub(source: str) -> bool:

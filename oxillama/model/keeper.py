@@ -25,6 +25,7 @@ IDLE_SECONDS = 2.0              # without a step, before anything is written
 LAST_SECONDS = 5.0              # for what is left when a model is closed or the interpreter ends
 BYTES_A_SECOND = 600 << 20      # at most, while the model may be asked at any moment
 _POLL = 0.25
+_LEAVE = 1.0                    # seconds in which what is given up ends, unless the disk hangs: then its thread ends when it can
 _keepers: set[Keeper] = set()
 
 
@@ -71,7 +72,7 @@ class Keeper(threading.Thread):
         """Write what is left now, for at most so many seconds; returns when that is done or given up."""
         self.hurry(seconds)
         self.join(seconds + _POLL)
-        self.cancel()
+        self.cancel(_LEAVE)
 
     def hurry(self, seconds: float) -> None:
         """Have it written within so many seconds, or not at all; returns at once."""
@@ -80,14 +81,14 @@ class Keeper(threading.Thread):
         self._deadline = time.monotonic() + seconds
         self._hurry.set()
 
-    def cancel(self) -> None:
-        """Give up; returns when nothing of it is left."""
+    def cancel(self, seconds: float = LAST_SECONDS) -> None:
+        """Give up; returns when nothing of it is left, or after so many seconds of a disk that hangs."""
         if os.getpid() != self._pid:
             return
         self._cancelled.set()
         self._hurry.set()
         if self is not threading.current_thread():
-            self.join(LAST_SECONDS)
+            self.join(seconds)
 
     # ---- in its own thread ---------------------------------------------------------------------------------------------------
 

@@ -46,7 +46,8 @@ class Packing:
 
     def _renew(self) -> None:
         """Nobody packs, nobody waits: so it begins, here and in a forked child."""
-        self._turn, self._taken, self._waiting, self._wanted = threading.Condition(), False, 0, CancelFlag()
+        self._turn, self._waiting, self._wanted = threading.Condition(), 0, CancelFlag()
+        self._taken: int | None = None          # by which thread
 
     @property
     def whole(self) -> bool:
@@ -65,10 +66,10 @@ class Packing:
         """
         if self.whole:
             return None
-        self._take(step=True)
-        begun, first, until = False, not self._begun and rows <= MOST_ROWS, time.monotonic() + PATIENCE
-        self._begun = True
-        try:
+        begun = False
+        try:                        # an interrupt may come as soon as the turn is taken
+            self._take(step=True)
+            first, until, self._begun = not self._begun and rows <= MOST_ROWS, time.monotonic() + PATIENCE, True
             while not (begun or self.whole):
                 if cancel:
                     raise Cancelled("step: cancelled by its caller")
@@ -81,17 +82,18 @@ class Packing:
         return begun
 
     def end(self) -> None:
-        """Let others pack."""
+        """Let others pack, where this thread has the turn."""
         with self._turn:
-            self._taken = False
-            self._turn.notify_all()
+            if self._taken == threading.get_ident():
+                self._taken = None
+                self._turn.notify_all()
 
     def some(self, *, sparing: bool = False) -> bool:
         """Pack a few units when no step wants to, until one does; whether there is more. sparing: leave a core to others."""
-        if self._taken:
+        if self._taken is not None:
             self._units.expect()                # what a step is going through is better read before it comes there
-        self._take(step=False)
         try:
+            self._take(step=False)
             self._pack(MANY_UNITS, max(1, self._workers - sparing), self._wanted)
         finally:
             self.end()
@@ -108,11 +110,11 @@ class Packing:
         with self._turn:
             self._waiting += step
             try:
-                while self._taken or (self._waiting and not step):
+                while self._taken is not None or (self._waiting and not step):
                     if step:
                         self._wanted.set()
                     self._turn.wait()
-                self._taken = True
+                self._taken = threading.get_ident()
             finally:
                 self._waiting -= step
                 if not self._waiting:

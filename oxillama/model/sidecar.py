@@ -17,11 +17,13 @@ import json
 import logging
 import mmap
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from blake3 import blake3
 
@@ -30,6 +32,7 @@ from oxillama._core.panels import PackedMatrix, fault_in
 from oxillama._core.pool import available_bytes
 from oxillama.errors import QuantError
 from oxillama.gguf import GgufReader
+from oxillama.gguf.source import open_without_waiting
 
 MAGIC = b"OXPANEL2"
 PIECE = 2 << 20                 # bytes written at a time: a large page
@@ -37,6 +40,7 @@ _SYNC = 16 * PIECE              # bytes between two syncs, so that little is eve
 _HEAD, _PAGE = 48, 4096
 _MAX_JSON = 64 << 20
 _PROBES = 16
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, RecursionError, QuantError)        # what may be raised by bytes that no writer has left so
 _ZEROS = memoryview(bytes(_PAGE))
 _sync = getattr(os, "fdatasync", os.fsync)
 log = logging.getLogger("oxillama.sidecar")
@@ -64,11 +68,11 @@ def key_of(reader: GgufReader) -> dict | None:
         if shard.path is None:
             return None
         try:
-            stat = os.stat(shard.path)
+            found = os.stat(shard.path)
         except OSError:
             return None
         ends = [blake3(shard.buffer[:1 << 16]).hexdigest(), blake3(shard.buffer[-(1 << 16):]).hexdigest()]
-        files.append([stat.st_size, stat.st_mtime_ns, *ends])
+        files.append([found.st_size, found.st_mtime_ns, *ends])
     return {"layout": PANEL_LAYOUT, "byteorder": sys.byteorder, "files": files}
 
 
@@ -90,7 +94,7 @@ def open_sidecar(path: Path, key: dict, wanted: Mapping[Key, Wanted], *, num_thr
         free = available_bytes()
         if free is None or len(view) < free:        # else it would drive out what is in use
             fault_in(view, num_threads=num_threads)
-        if _probe(view) != header["probe"]:
+        if _probe(view, header["sections"]) != header["probe"]:
             raise ValueError("its bytes are not those that were written")
         with suppress(OSError):         # a folder of others that may only be read
             os.utime(path)              # what was used last is evicted last
@@ -99,7 +103,7 @@ def open_sidecar(path: Path, key: dict, wanted: Mapping[Key, Wanted], *, num_thr
     except PermissionError as error:
         log.info("sidecar %s is left out: %s", path, error)
         return None
-    except (OSError, ValueError, KeyError, TypeError, QuantError) as error:
+    except _DAMAGED as error:
         log.warning("sidecar %s is left out and will be written again: %s", path, error)
         return None
     return found
@@ -111,22 +115,22 @@ def verify(path: str | os.PathLike) -> bool:
         header, view = _mapped(path)
         return all(blake3(view[offset:offset + size], max_threads=blake3.AUTO).hexdigest() == digest
                    for *_, offset, size, digest in header["sections"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except _DAMAGED:
         return False
 
 
 def names_of(path: str | os.PathLike) -> tuple[str, ...]:
     """The names that the model's files had when the sidecar was written; none where its header is damaged."""
     try:
-        with open(path, "rb") as file:
+        with _opened(path) as file:
             return tuple(map(str, _header(file)["names"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except _DAMAGED:
         return ()
 
 
 def _mapped(path: str | os.PathLike) -> tuple[dict, memoryview]:
     """The header and the bytes of a sidecar whose length is what it says."""
-    with open(path, "rb") as file:
+    with _opened(path) as file:
         header = _header(file)
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     with suppress(AttributeError, OSError):         # before anything is looked at: what comes from the disk in small pages stays so
@@ -136,7 +140,15 @@ def _mapped(path: str | os.PathLike) -> tuple[dict, memoryview]:
     return header, memoryview(mapped)
 
 
-def _header(file) -> dict:
+@contextmanager
+def _opened(path: str | os.PathLike) -> Iterator[BinaryIO]:
+    with open(path, "rb", opener=open_without_waiting) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is no regular file")
+        yield file
+
+
+def _header(file: BinaryIO) -> dict:
     head = file.read(_HEAD)
     if len(head) < _HEAD or head[:8] != MAGIC:
         raise ValueError(f"starts with {head[:8]!r}, wanted {MAGIC!r}")
@@ -164,12 +176,12 @@ def _matrices(view: memoryview, sections: Sequence[Sequence], wanted: Mapping[Ke
     return found
 
 
-def _probe(view: memoryview) -> str:
-    """The hash of sixteen pages spread over the sections."""
-    hasher = blake3()
+def _probe(view: memoryview, sections: Sequence[Sequence]) -> str:
+    """The hash of sixteen pages spread over the file; the last for each that lies in the header, which is written after it and has its own."""
+    hasher, first = blake3(), min((section[5] for section in sections), default=len(view))
     for i in range(_PROBES):
         at = len(view) * i // _PROBES // _PAGE * _PAGE
-        hasher.update(view[at:at + _PAGE] if at else view[-_PAGE:])         # the first page is the header, which has a hash of its own
+        hasher.update(view[at:at + _PAGE] if at >= first else view[-_PAGE:])
     return hasher.hexdigest()
 
 
@@ -194,7 +206,7 @@ def write_sidecar(path: Path, key: dict, matrices: Mapping[Key, PackedMatrix], *
                 return False
             _write_sections(file.fileno(), header, places, matrices, pause or (lambda written, size: None))
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-                header["probe"] = _probe(view)
+                header["probe"] = _probe(view, header["sections"])
             text = json.dumps(header).encode()
             _write(file.fileno(), [memoryview(MAGIC + len(text).to_bytes(8, "little") + blake3(text).digest() + text)], 0)
             os.fsync(file.fileno())
@@ -224,9 +236,10 @@ def _holds(path: Path, wanted: dict) -> bool:
     """Whether a sidecar of this header lies there already, as far as `open_sidecar` looks."""
     try:
         header, view = _mapped(path)
-        return (header["key"] == wanted["key"] and header["size"] == wanted["size"] and header["probe"] == _probe(view)
-                and [section[:7] for section in header["sections"]] == [section[:7] for section in wanted["sections"]])
-    except (OSError, ValueError, KeyError, TypeError):
+        return (header["key"] == wanted["key"] and header["size"] == wanted["size"]
+                and [section[:7] for section in header["sections"]] == [section[:7] for section in wanted["sections"]]
+                and header["probe"] == _probe(view, wanted["sections"]))
+    except _DAMAGED:
         return False
 
 
@@ -250,7 +263,7 @@ def _claimed(temporary: Path):
 
 def remove_abandoned(temporary: Path) -> None:
     """Remove a sidecar's temporary file if nobody is writing it: under the writer's own lock, so that none can begin meanwhile."""
-    with suppress(OSError), open(temporary, "rb") as file:
+    with suppress(OSError), open(temporary, "rb", opener=open_without_waiting) as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.stat(temporary).st_ino == os.fstat(file.fileno()).st_ino:         # else its writer has just renamed it
             temporary.unlink()

@@ -62,3 +62,13 @@ def test_without_a_folder_the_cache_folder_is_meant_and_an_environment_that_says
     monkeypatch.delenv("OXILLAMA_SIDECAR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert main(["sidecar", "list"]) == 0 and f"0 sidecars of {tmp_path / 'oxillama'}" in capsys.readouterr().out
+
+
+def test_an_automatic_folder_that_holds_no_small_models_is_an_error_where_one_is_to_be_written(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("OXILLAMA_SIDECAR", "auto")
+    assert main(["sidecar", "write", str(model)]) == 1
+    assert "OXILLAMA_SIDECAR is 'auto'" in capsys.readouterr().err and not (tmp_path / "cache").exists()
+    monkeypatch.delenv("OXILLAMA_SIDECAR")
+    first = told(capsys, "write", model)
+    assert first[0] == 0 and len(first[1]) == 1 and [one["path"] for one in told(capsys, "write", model)[1]] == [first[1][0]["path"]]

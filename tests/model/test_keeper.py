@@ -102,6 +102,15 @@ def test_what_cannot_be_done_in_time_is_given_up_and_nothing_of_it_stays(place, 
     assert not list(place.path.parent.iterdir())
 
 
+def test_a_disk_that_hangs_is_waited_for_no_longer_than_closing_may_take(place, weights, monkeypatch):
+    writing, joined = Keeper(place, weights, Program(busy=False)), []
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "join", joined.append)
+        writing.finish(5.0)
+    assert joined == [5.0 + keeper._POLL, 1.0]
+    writing.join()
+
+
 def test_a_slow_disk_is_told_by_its_first_pieces(place, weights, monkeypatch):
     clock = iter(range(0, 10 ** 6, 10))
     writing = Keeper.__new__(Keeper)

@@ -1,4 +1,5 @@
 """A model that answers before its weights are packed: the same bits, whoever packs them, and nothing left running."""
+import mmap
 import os
 import subprocess
 import sys
@@ -171,6 +172,23 @@ def test_a_step_that_was_cancelled_packs_no_further(path, monkeypatch):
     assert np.array_equal(logits(model, IDS), logits(whole(path), IDS))
 
 
+@pytest.mark.parametrize(("path", "at", "step"), (("Q8_0", "turn", True), ("Q8_0", "turn", False), ("Q8_0", "clock", True)), indirect=["path"])
+def test_an_interrupt_leaves_nobody_with_the_turn_to_pack(path, monkeypatch, step, at):
+    model, take = unpacked(monkeypatch, path), packing.Packing._take
+
+    def interrupted(*some, **more):
+        if more:
+            take(*some, **more)
+        raise KeyboardInterrupt
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(*((packing.Packing, "_take") if at == "turn" else (packing.time, "monotonic")), interrupted)
+        model.packing.begin(1) if step else model.packing.some()
+    after = threading.Thread(target=model.packing.finish, daemon=True)
+    after.start()
+    after.join(10)
+    assert not after.is_alive() and model.packing.whole
+
+
 def test_threads_that_step_two_programs_over_the_same_weights_get_the_same(path, monkeypatch):
     packed = whole(path)
     wanted, wanted_early = logits(packed, IDS, chunk=5), logits(load.early_exit(packed, 1), IDS, chunk=5)
@@ -255,6 +273,15 @@ def test_a_raw_loop_runs_over_packed_weights(path):
     with oxillama.load(path, sidecar=False) as engine, engine.raw_loop() as loop:
         assert engine._loaded.model.packing.whole
         loop.prefill(0, [1, 2, 3])
+
+
+def test_the_bytes_of_a_mapping_that_is_not_ours_stay(path):
+    data = path.read_bytes()
+    mapping = mmap.mmap(-1, len(data), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mapping[:] = data
+    model = load_model(GgufReader(mapping), sidecar=False)
+    model.pack()
+    assert np.array_equal(logits(model, IDS), logits(whole(path), IDS)) and mapping[:] == data
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")

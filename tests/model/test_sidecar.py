@@ -96,8 +96,13 @@ def damage(path, how):
         else:
             header["sections"][0][{"section": 5, "shape": 4}[how]] *= 4096
         text = json.dumps(header).encode()
-        data[:48 + len(text)] = sidecar.MAGIC + len(text).to_bytes(8, "little") + sidecar.blake3(text).digest() + text
+        data[:48 + len(text)] = headed(text)
     path.write_bytes(data)
+
+
+def headed(text):
+    """The beginning of a sidecar whose header is so and in order."""
+    return sidecar.MAGIC + len(text).to_bytes(8, "little") + sidecar.blake3(text).digest() + text
 
 
 @pytest.mark.parametrize("how", ("empty", "magic", "header", "length", "truncated", "longer", "zeros", "section", "shape", "missing"))
@@ -112,6 +117,53 @@ def test_a_damaged_sidecar_is_left_out_with_a_warning_and_written_again(model, t
         assert np.array_equal(loaded(model, folder), packed)
     assert "is left out and will be written again" in caplog.text
     assert only(folder).read_bytes() == good
+
+
+@pytest.mark.parametrize("text", (b"[" * 200000, b'{"key":' * 100000), ids=("lists", "objects"))
+def test_a_header_nested_deeper_than_python_reads_is_damaged_to_everybody(model, tmp_path, caplog, text):
+    folder = tmp_path / "sidecars"
+    packed = loaded(model, folder)
+    written = only(folder)
+    good = written.read_bytes()
+    written.write_bytes(headed(text))
+    assert not sidecar.verify(written) and [one.names for one in sidecars.entries(folder)] == [()]
+    with caplog.at_level(logging.WARNING, "oxillama.sidecar"):
+        assert np.array_equal(loaded(model, folder), packed)
+    assert "is left out and will be written again" in caplog.text and only(folder).read_bytes() == good
+
+
+def test_a_pipe_in_the_place_of_a_sidecar_hangs_nobody_and_is_replaced(model, tmp_path):
+    folder = tmp_path / "sidecars"
+    loaded(model, folder)
+    written = only(folder)
+    good = written.read_bytes()
+    written.unlink()
+    os.mkfifo(written)
+    code = ("import sys\nfrom pathlib import Path\nfrom oxillama.gguf import GgufReader\nfrom oxillama.model import load_model, sidecar, sidecars\n"
+            f"path = Path({str(written)!r})\n"
+            "assert not sidecar.verify(path) and sidecar.names_of(path) == () and sidecars.entries(path.parent) == []\n"
+            f"load_model(GgufReader({str(model)!r}), sidecar=path.parent).end(keep=True)")
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(sidecar.__file__).parents[2], timeout=20)
+    assert only(folder).read_bytes() == good
+
+
+def test_a_pipe_in_the_place_of_a_temporary_file_hangs_nobody_and_is_removed(tmp_path):
+    os.mkfifo(tmp_path / "x.panels.tmp")
+    code = f"from pathlib import Path\nfrom oxillama.model import sidecars\nsidecars.clear(Path({str(tmp_path)!r}))"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(sidecar.__file__).parents[2], timeout=20)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("files", "sections"), ((1, 29), (20, 5), (20, 40)))
+def test_a_sidecar_whose_header_is_longer_than_a_page_holds(tmp_path, files, sections):
+    raw = np.arange(16 * 36, dtype=np.uint16).astype(np.uint8)
+    matrices = {(f"blk.{i}.attn_output.weight", 0, 16): PackedMatrix(raw, "Q4_0", 16, 64) for i in range(sections)}
+    key, path = {"files": [[123456, 1700000000000000000, "a" * 64, "b" * 64]] * files}, tmp_path / "x.panels"
+    assert sidecar.write_sidecar(path, key, matrices)
+    assert 48 + int.from_bytes(path.read_bytes()[8:16], "little") > 4096
+    found = sidecar.open_sidecar(path, key, dict.fromkeys(matrices, sidecar.Wanted("Q4_0", 16, 64)), num_threads=1)
+    assert {name: bytes(matrix) for name, matrix in found.items()} == {name: bytes(matrix) for name, matrix in matrices.items()}
+    assert not sidecar.write_sidecar(path, key, matrices)           # it lies there already
 
 
 def test_a_flipped_byte_anywhere_is_found_by_the_full_check(model, tmp_path):
