@@ -33,8 +33,8 @@ def test_exp_ends_are_zero_and_finite():
     assert all(np.isnan(vectors.apply("exp", np.array([[np.nan]], np.float32), isa=isa)) for isa in ISAS)
 
 
-@pytest.mark.parametrize("name, more", [("exp", {}), ("softcap", {"value": 30.0}), *(("activate", {"kind": kind}) for kind in vectors.ACTIVATIONS[1:])],
-                         ids=str)
+@pytest.mark.parametrize("name, more", [("exp", {}), ("softcap", {"value": 30.0}),
+                                        *(("activate", {"kind": kind}) for kind in vectors.ACTIVATIONS[1:])], ids=str)
 def test_a_nan_of_any_bits_stays_one(name, more):
     x = np.array([[0xFFFFFFFF, 0x7FFFFFFF, 0x7FC00001, 0xFFCA0181, 0x7F800001]], np.uint32).view(np.float32)
     for isa in ISAS:
