@@ -20,7 +20,7 @@ from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.speculation import Speculation
 from oxillama.engine.stops import StopText
 from oxillama.errors import ConfigError, ContextError
-from oxillama.grammar import Grammar, TokenMasker
+from oxillama.grammar import Grammar, TokenMasker, schema_of
 from oxillama.sampling import Sampler, SamplerConfig, breaker_sequences, token_logprobs
 from oxillama.tokenizer import TokenizerBridge
 
@@ -195,7 +195,8 @@ class Vocabulary:
         if callable(getattr(options.grammar, "state", None)):
             return options.grammar          # compiled: a Grammar, or what makes states as one does
         choices = None if options.choices is None else tuple(options.choices)
-        for make, value in ((Grammar.parse, options.grammar), (Grammar.from_json_schema, options.json_schema),
+        schema = schema_of(options.json_schema)          # of a class what it asks for: another one may have its name
+        for make, value in ((Grammar.parse, options.grammar), (Grammar.from_json_schema, schema),
                             (Grammar.from_regex, options.regex), (Grammar.from_choices, choices)):
             if value is None:
                 continue

@@ -14,7 +14,7 @@
                dataclass_schema
 """
 from oxillama.grammar.automaton import Grammar, GrammarLimits, GrammarState
-from oxillama.grammar.json_schema import GrammarWarning, JsonSchemaCompiler
+from oxillama.grammar.json_schema import GrammarWarning, JsonSchemaCompiler, schema_of
 from oxillama.grammar.mask import TokenMasker, apply_grammar_mask
 
-__all__ = ["Grammar", "GrammarLimits", "GrammarState", "GrammarWarning", "JsonSchemaCompiler", "TokenMasker", "apply_grammar_mask"]
+__all__ = ["Grammar", "GrammarLimits", "GrammarState", "GrammarWarning", "JsonSchemaCompiler", "TokenMasker", "apply_grammar_mask", "schema_of"]
