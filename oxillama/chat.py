@@ -16,6 +16,7 @@ from oxillama.toolcalls import ChatEvent, ChatPlan, ChatPlanner, MessageForm, Pa
 
 _OF_TOOLS = ("tool_choice", "tool_format", "parallel_tool_calls")
 _CONSTRAINTS = ("grammar", "json_schema", "regex", "choices")
+_PLANNED = (*_CONSTRAINTS, "shown_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,6 @@ class Turn:
         reason = "tool_calls" if reply.tool_calls and done.finish_reason == "stop" else done.finish_reason
         return replace(done, content=reply.content, reasoning=reply.reasoning, tool_calls=reply.tool_calls, malformed_calls=reply.malformed,
                        finish_reason=reason)
-
 
     def events(self) -> EventReader:
         """What makes the events of a streamed reply out of its pieces."""
@@ -105,11 +105,18 @@ class Chat:
             raise ConfigError(f"tools: found {type(tools).__name__}, wanted a list of tools")
         tools = [tool_of(tool).listed() if callable(tool) or isinstance(tool, Tool) else tool for tool in tools] if tools else None
         text = self.render(messages, tools=tools, **(template or {}))
-        about = {name: options.pop(name) for name in _OF_TOOLS if name in options}
-        wanted = {**response_constraint(response_format), **options}
-        words = self.vocabulary
-        plan = self._planner.plan(text, tools=tools, constraint=words.grammar(Options.of(wanted)), **about)
-        wanted = {key: value for key, value in wanted.items() if key not in _CONSTRAINTS}
+        about, asked = ({name: options.pop(name) for name in names if name in options} for names in (_OF_TOOLS, _PLANNED))
+        planned, words = _planned(response_format, asked), self.vocabulary
+        plan = self._planner.plan(text, tools=tools, constraint=words.grammar(planned), **about)
         prompt = words.bridge.encode(text, add_special=False, parse_special=True)
-        shown = {*wanted.get("shown_tokens", ()), *plan.shown.values()}
-        return Turn(prompt, {**wanted, "grammar": plan.constraint, "shown_tokens": sorted(shown)}, plan)
+        shown = {*planned.shown_tokens, *plan.shown.values()}
+        return Turn(prompt, {**options, "grammar": plan.constraint, "shown_tokens": sorted(shown)}, plan)
+
+
+def _planned(response_format: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> Options:
+    """The options that a plan stands in for; ConfigError for a constraint beside the one that response_format stands for."""
+    formed = response_constraint(response_format)
+    beside = [name for name in _CONSTRAINTS if formed and asked.get(name) is not None]
+    if beside:
+        raise ConfigError(f"{beside[0]}: found beside response_format, wanted one constraint")
+    return Options.of({**asked, **formed})

@@ -1,0 +1,49 @@
+"""Chats through the embedded model's own template: what is asked of a reply is asked once, and every option of a generation counts."""
+import pytest
+
+import oxillama
+from oxillama import ConfigError, SamplerConfig
+
+GREEDY = SamplerConfig.greedy()
+TALK = [{"role": "user", "content": "How old are you?"}]
+SCHEMA = {"type": "object", "properties": {"a": {"const": True}}, "required": ["a"], "additionalProperties": False}
+FORMAT = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with oxillama.load(num_threads=1) as loaded:
+        yield loaded
+
+
+@pytest.mark.parametrize("beside", [dict(json_schema={}), dict(regex="x+"), dict(choices=["x"]), dict(grammar='root ::= "x"')])
+def test_a_constraint_beside_a_response_format_is_refused(engine, beside):
+    with pytest.raises(ConfigError, match=f"^{next(iter(beside))}: found beside response_format"):
+        engine.chat(TALK, response_format=FORMAT, max_tokens=1, **beside)
+
+
+def test_constraints_of_none_leave_the_response_format_in_force(engine):
+    done = engine.chat(TALK, response_format=FORMAT, grammar=None, json_schema=None, regex=None, choices=None, max_tokens=12, sampler=GREEDY)
+    assert done.text == '{"a":true}'
+
+
+def test_free_text_as_a_response_format_is_no_constraint(engine):
+    assert engine.chat(TALK, response_format={"type": "text"}, regex="x{3}", max_tokens=4, sampler=GREEDY).text == "xxx"
+
+
+@pytest.mark.parametrize("asked", ["lookup", "early_exit", "early_exit:1", str(oxillama.embedded_path())])
+def test_a_reply_may_speculate_as_any_text_may(engine, asked):
+    done = engine.chat(TALK, speculative=asked, max_tokens=6, sampler=GREEDY)
+    assert done.tokens == engine.chat(TALK, max_tokens=6, sampler=GREEDY).tokens and done.speculation is not None
+
+
+def test_a_reply_may_be_in_a_session_of_ones_own(engine):
+    session = engine.session()
+    done = engine.chat(TALK, session=session, max_tokens=6, sampler=GREEDY)
+    assert done.tokens == engine.chat(TALK, max_tokens=6, sampler=GREEDY).tokens == tuple(session.tokens[-len(done.tokens):])
+    session.close()
+
+
+def test_an_option_that_is_none_is_named(engine):
+    with pytest.raises(ConfigError, match="^max_toknes: is no option"):
+        engine.chat(TALK, max_toknes=4)
