@@ -5,7 +5,7 @@ import numpy as np
 
 KV_TYPES: dict[str, int]
 
-def available_bytes() -> int | None: ...
+def available_bytes(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> int | None: ...
 
 class PageMemory:
     page_size: int

@@ -30,6 +30,7 @@ from libc.string cimport memcpy, memset
 
 from oxillama._core.vectors cimport OX_KV_F16, OX_KV_F32, OX_KV_Q4_0, OX_KV_Q8_0
 
+from oxillama._core.threads import cgroup_folders
 from oxillama.errors import ConfigError, PoolError
 
 cdef extern from "<sys/mman.h>" nogil:
@@ -83,23 +84,22 @@ def _cached_bytes(stat, total) -> int:
         return 0
 
 
-def available_bytes() -> int | None:
-    """Memory the system could still give this process: MemAvailable and the cgroup's limit, None where neither is known."""
+def available_bytes(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> int | None:
+    """Memory the system could still give this process: MemAvailable and the limits of its cgroups, None where neither is known."""
     found = []
     try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in (Path(proc) / "meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 found.append(int(line.split()[1]) * 1024)
     except (OSError, ValueError):
         pass
-    for place, limit, used, total in (("", "memory.max", "memory.current", ""),
-                                      ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")):
-        try:
-            group = Path("/sys/fs/cgroup") / place
-            room = int((group / limit).read_text()) - int((group / used).read_text())
-        except (OSError, ValueError):
-            continue
-        found.append(room + _cached_bytes(group / "memory.stat", total))
+    for group in cgroup_folders("memory", f"{proc}/self/cgroup", root):
+        for limit, used, total in (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")):
+            try:
+                room = int((group / limit).read_text()) - int((group / used).read_text())
+            except (OSError, ValueError):
+                continue
+            found.append(room + _cached_bytes(group / "memory.stat", total))
     return max(0, min(found)) if found else None
 
 

@@ -66,26 +66,28 @@ def _quota(folder: Path) -> float | None:
     return int(limit) / int(period)
 
 
-def cgroup_cpus(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> float | None:
-    """The tightest CPU quota above this process in CPUs, None when there is none or the system has no cgroups."""
+def cgroup_folders(controller: str, proc: str, root: str) -> list:
+    """The folders of the cgroups that hold this process under a controller, its own first; none where the system has no cgroups."""
     try:
         lines = Path(proc).read_text().splitlines()
     except OSError:
-        return None
-    quotas = []
+        return []
+    folders = []
     for line in lines:
         hierarchy, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if hierarchy != "0" and "cpu" not in controllers.split(","):
+        if hierarchy != "0" and controller not in controllers.split(","):
             continue
         base = Path(root) if hierarchy == "0" else Path(root) / controllers
         folder = base / path.lstrip("/")
-        for one in (folder, *folder.parents):
-            if one == base.parent:
-                break
-            quotas.append(_quota(one))
-    found = [quota for quota in quotas if quota is not None]
-    return min(found) if found else None
+        folders += [folder, *(one for one in folder.parents if one.is_relative_to(base))]
+    return folders
+
+
+def cgroup_cpus(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -> float | None:
+    """The tightest CPU quota above this process in CPUs, None when there is none or the system has no cgroups."""
+    quotas = [_quota(folder) for folder in cgroup_folders("cpu", proc, root)]
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def physical_cores(cpus, sysfs: str = "/sys/devices/system/cpu") -> int:

@@ -125,18 +125,19 @@ def test_rope_store_puts_keys_and_values_where_read_finds_them(kv_type, dtype):
 
 @pytest.mark.parametrize(("files", "wanted"), [
     ({"proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 7 kB\n"}, 7168),
-    ({"proc/meminfo": "MemAvailable: 7 kB\n", "sys/fs/cgroup/memory.max": "max\n", "sys/fs/cgroup/memory.current": "5\n"}, 7168),
-    ({"proc/meminfo": "MemAvailable: 7 kB\n", "sys/fs/cgroup/memory.max": "5000\n", "sys/fs/cgroup/memory.current": "4900\n"}, 100),
-    ({"sys/fs/cgroup/memory/memory.limit_in_bytes": "50\n", "sys/fs/cgroup/memory/memory.usage_in_bytes": "70\n"}, 0),
-    ({"sys/fs/cgroup/memory.max": "5000\n", "sys/fs/cgroup/memory.current": "4900\n",
-      "sys/fs/cgroup/memory.stat": "anon 900\nactive_file 1000\ninactive_file 2500\n"}, 3600),
-    ({"sys/fs/cgroup/memory/memory.limit_in_bytes": "50\n", "sys/fs/cgroup/memory/memory.usage_in_bytes": "45\n",
-      "sys/fs/cgroup/memory/memory.stat": "active_file 1\ninactive_file 1\ntotal_active_file 10\ntotal_inactive_file 20\n"}, 35),
+    ({"proc/meminfo": "MemAvailable: 7 kB\n", "sys/memory.max": "max\n", "sys/memory.current": "5\n"}, 7168),
+    ({"proc/meminfo": "MemAvailable: 7 kB\n", "sys/memory.max": "5000\n", "sys/memory.current": "4900\n"}, 100),
+    ({"sys/memory/a/memory.limit_in_bytes": "50\n", "sys/memory/a/memory.usage_in_bytes": "70\n"}, 0),
+    ({"sys/memory.max": "5000\n", "sys/memory.current": "4900\n", "sys/memory.stat": "anon 900\nactive_file 1000\ninactive_file 2500\n"}, 3600),
+    ({"sys/memory/memory.limit_in_bytes": "50\n", "sys/memory/memory.usage_in_bytes": "45\n",
+      "sys/memory/memory.stat": "active_file 1\ninactive_file 1\ntotal_active_file 10\ntotal_inactive_file 20\n"}, 35),
+    ({"sys/a/memory.max": "900\n", "sys/a/memory.current": "800\n", "sys/a/b/memory.max": "max\n", "sys/a/b/memory.current": "1\n"}, 100),
+    ({"sys/a/memory.max": "900\n", "sys/a/memory.current": "100\n", "sys/a/b/memory.max": "70\n", "sys/a/b/memory.current": "1\n",
+      "sys/c/memory.max": "5\n", "sys/c/memory.current": "1\n"}, 69),
     ({}, None),
 ])
-def test_free_memory_is_what_the_system_and_the_cgroup_both_leave(tmp_path, monkeypatch, files, wanted):
-    for name, text in files.items():
+def test_free_memory_is_what_the_system_and_every_cgroup_above_leave(tmp_path, files, wanted):
+    for name, text in {"proc/self/cgroup": "3:memory:/a\n0::/a/b\n", **files}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(pool, "Path", lambda name: tmp_path / name[1:])
-    assert pool.available_bytes() == wanted
+    assert pool.available_bytes(str(tmp_path / "proc"), str(tmp_path / "sys")) == wanted
