@@ -355,7 +355,9 @@ class InferenceEngine:
     def raw_loop(self) -> RawLoop:
         """A bare step loop over the program, to measure against; requests wait while it is open."""
         config = self.engine_config
-        return RawLoop(self._loaded.core, self._loaded.model, kv_type=config.kv_type, page_size=config.page_size, chunk=config.prefill_chunk_size)
+        steps = config.scheduling()
+        return RawLoop(self._loaded.core, self._loaded.model, kv_type=config.kv_type, page_size=config.page_size,
+                       chunk=min(steps.prefill_chunk, steps.max_batch_tokens))
 
     def diagnose(self, ids: Sequence[int]) -> Iterator:
         """Each op of the compiled tape against its numpy meaning (model.reference.Difference), in order.

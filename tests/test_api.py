@@ -359,7 +359,7 @@ def test_a_closed_engine_says_so_and_holds_no_model(stories):
     assert core._program is None and engine._loaded._model is None and core.pool.pages_used == 0
 
 
-@pytest.mark.parametrize("bad", (dict(context_size=0), dict(kv_type="q8"), dict(num_threads=1.5), dict(prefill_chunk_size=None),
+@pytest.mark.parametrize("bad", (dict(context_size=0), dict(kv_type="q8"), dict(num_threads=1.5), dict(prefill_chunk_size=0),
                                  dict(sampler=0.7), dict(prefill_chunk_size=600, scheduler=oxillama.SchedulerConfig())))
 def test_configs_that_cannot_be_honoured_raise(bad):
     with pytest.raises(oxillama.ConfigError):

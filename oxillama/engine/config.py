@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from oxillama._core.pool import KV_TYPES
-from oxillama.engine.scheduler import PREFILL_CHUNK, SchedulerConfig
+from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import ConfigError
 from oxillama.model.rope import RopeOverrides
 from oxillama.sampling import SamplerConfig
@@ -20,12 +20,13 @@ class EngineConfig:
     """How a model is loaded and served; the fields are keyword arguments of `load` too.
 
     model_path: a GGUF file (any shard of a set), None for the embedded model. tokenizer_path: a tokenizer.json instead of the file's own
-    vocabulary. context_size: most tokens of a session, None for the model's own; costs nothing until used. num_threads: None for the
-    cores this process may use. prefill_chunk_size: most prompt tokens of a step. kv_type: how keys and values are kept, "f16", "f32",
-    "q8_0" or "q4_0" (half and a quarter of f16; head sizes in blocks of 32). max_pages: pages of `page_size`
-    tokens in all, None for as many as memory allows. prefix_cache: keep the pages of what was evaluated, within `prefix_max_entries` and
-    `prefix_max_bytes`, for prompts that begin alike in at least `prefix_min_tokens`. sidecar: where packed weights are kept on disk for the
-    next load, shared by processes: "auto" in the cache folder (models of 256 MiB and more), a folder, or False nowhere; docs/loading.md.
+    vocabulary. context_size: most tokens of a session, None for the model's own; costs nothing until used. num_threads: None for the cores this
+    process may use. prefill_chunk_size: most prompt tokens of a step, None for the scheduler's `prefill_chunk`, in whose place a number stands.
+    kv_type: how keys and values are kept, "f16", "f32", "q8_0" or "q4_0" (half and a quarter of f16; head sizes in blocks of 32). max_pages:
+    pages of `page_size` tokens in all, None for as many as memory allows. prefix_cache: keep the pages of what was evaluated, within
+    `prefix_max_entries` and `prefix_max_bytes`, for prompts that begin alike in at least `prefix_min_tokens`. sidecar: where packed weights are
+    kept on disk for the next load, shared by processes: "auto" in the cache folder (models of 256 MiB and more), a folder, or False nowhere;
+    docs/loading.md.
 
     rope_freq_base to yarn_beta_slow: how positions are rotated, in place of the file's own facts (`model.rope.RopeOverrides`, docs/loading.md);
     None leaves the file's.
@@ -37,7 +38,7 @@ class EngineConfig:
     context_size: int | None = None
     num_threads: int | None = None
     sampler: SamplerConfig = SamplerConfig()
-    prefill_chunk_size: int = PREFILL_CHUNK
+    prefill_chunk_size: int | None = None
     kv_type: str = "f16"
     page_size: int = 16
     max_pages: int | None = None
@@ -58,7 +59,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("context_size", "num_threads", "prefill_chunk_size", "max_pages"):
             value = getattr(self, name)
-            if value is None and name != "prefill_chunk_size":
+            if value is None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name}: found {value!r}, wanted an integer of 1 or more")
@@ -114,8 +115,10 @@ class EngineConfig:
         return limits if self.prefix_cache else None
 
     def scheduling(self) -> SchedulerConfig:
-        """The scheduler's config with `prefill_chunk_size` in it."""
+        """The scheduler's config, with `prefill_chunk_size` in it where it is given."""
         chunk = self.prefill_chunk_size
+        if chunk is None:
+            return self.scheduler or SchedulerConfig()
         if self.scheduler is None:
             return SchedulerConfig(prefill_chunk=chunk, max_batch_tokens=max(SchedulerConfig().max_batch_tokens, chunk))
         if chunk > self.scheduler.max_batch_tokens:
