@@ -13,7 +13,7 @@ def add_commands(commands) -> None:
     command = commands.add_parser("quantize", help="write a GGUF file in another format")
     command.add_argument("source", metavar="IN.gguf")
     command.add_argument("target", metavar="OUT.gguf")
-    command.add_argument("type", metavar="TYPE", help=f"a recipe, in any case: {', '.join(RECIPES)}")
+    command.add_argument("type", metavar="TYPE", help=f"a recipe, in any case: {', '.join(RECIPES)}; or its file type's number")
     command.add_argument("--tensor-type", action="append", default=[], metavar="REGEX=TYPE", help="a format for the tensors whose name matches")
     command.add_argument("--imatrix", metavar="FILE", help="importance matrix, GGUF or legacy")
     command.add_argument("--pure", action="store_true", help="one format for every matrix, no mixture")

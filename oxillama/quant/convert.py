@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from oxillama._core.codecs import unpack_rows
+from oxillama._core.threads import worker_count
 from oxillama.errors import ConfigError, QuantError
 from oxillama.gguf import GgufReader, GgufWriter, TensorInfo, architecture, is_among
-from oxillama.quant.imatrix import read_imatrix
-from oxillama.quant.recipes import Place, choose, is_kept, layer_of, recipe_named, roles_of
+from oxillama.quant.imatrix import checked, read_imatrix
+from oxillama.quant.places import places
+from oxillama.quant.recipes import Place, choose, is_kept, recipe_name, recipe_named
 from oxillama.quant.rows import format_named, formats, quantize
 
 QUANTIZATION_VERSION = 2  # of the block layouts, as general.quantization_version tells other programs
@@ -45,7 +47,7 @@ class TensorPlan:
 class Conversion:
     """What a conversion did, or a dry run would do."""
 
-    recipe: str
+    recipe: str  # its name in `RECIPES`
     tensors: tuple[TensorPlan, ...]
     path: Path | None  # the file written, None after a dry run
     weighed: bool = False  # whether an importance matrix was given
@@ -117,39 +119,54 @@ def quantize_file(
 
     `overrides`: regular expression to format, searched in tensor names, the first that is found decides; it must fit the rows.
     `imatrix`: a file, or what `read_imatrix` gives. `pure`: the recipe's base format everywhere. `progress(done, total, name)` is called
-    after each tensor, with bytes of `src`. `dry_run` plans and checks but writes nothing (`dst` may be None).
-    The recipe `COPY` changes nothing but what an override names. `src` may be split in parts; `dst` is one file.
-    Norms, vectors and other small tensors stay as they are. Raises QuantError for a request that cannot be kept: an unknown recipe or
-    format, a pattern or an importance that meets no tensor, rows that do not fit, numbers that are not finite.
+    after each tensor, with bytes of `src`. `dry_run` plans and checks, all but the numbers of tensors, and writes nothing (`dst` may be None).
+    `recipe`: its name in any case, or its file type's number ("15"); `COPY` changes nothing but what an override names. `src` may be split in
+    parts; `dst` is one file. Norms, vectors and other small tensors stay as they are. Raises QuantError for a request that cannot be kept: an
+    unknown recipe or format, a pattern or an importance that meets no tensor, rows that do not fit, numbers that are not finite, a `dst` that
+    is read; ModelError for keys that tell no sizes; GgufError for a `dst` where no file can be.
     """
-    chosen = recipe_named(recipe)
-    if pure and chosen.base is None:
+    recipe = recipe_name(recipe)
+    if pure and recipe_named(recipe).base is None:
         raise QuantError(f"pure: found with the recipe {recipe}, which has no base format, wanted one that has")
-    if num_threads is None:
-        num_threads = 0
-    importances = read_imatrix(imatrix) if isinstance(imatrix, (str, os.PathLike)) else dict(imatrix or {})
+    threads = worker_count(0 if num_threads is None else num_threads)
+    if dst is None and not dry_run:
+        raise ConfigError("dst: None, wanted a path (only a dry run writes nothing)")
+    from_file = isinstance(imatrix, (str, os.PathLike))
+    if from_file and dst is not None and is_among(dst, (imatrix,)):
+        raise QuantError(f"{dst}: is the importance matrix, wanted another file")
+    importances = read_imatrix(imatrix) if from_file else dict(imatrix or {})
     with GgufReader(src) as reader:
-        if dst is None and not dry_run:
-            raise ConfigError("dst: None, wanted a path (only a dry run writes nothing)")
         if dst is not None and is_among(dst, reader.paths):
             raise QuantError(f"{dst}: is the source itself, wanted another file")
         plans = _plan(reader, recipe, overrides or {}, importances if imatrix is not None else None, pure)
-        if dry_run:
-            return Conversion(recipe, plans, None, imatrix is not None)
-        writer = GgufWriter(dst, architecture(reader.metadata), alignment=reader.alignment)
-        with writer:
-            _copy_keys(reader, writer, chosen.file_type, imatrix, sum(plan.importance for plan in plans))
+        if dst is not None:
+            writer = GgufWriter(dst, architecture(reader.metadata), alignment=reader.alignment)
+            _copy_keys(reader, writer, recipe, imatrix, sum(plan.importance for plan in plans))
             for plan in plans:
                 writer.declare(plan.name, plan.target, plan.shape)
-            done, total = 0, sum(plan.bytes_before for plan in plans)
-            room = np.empty(_SLAB, np.float32)
-            for plan in plans:
-                weights = importances.get(plan.name) if plan.importance else None
-                writer.write(plan.name, _convert(reader.data(plan.name), plan, weights, room, num_threads))
-                done += plan.bytes_before
-                if progress is not None:
-                    progress(done, total, plan.name)
-    return Conversion(recipe, plans, Path(dst), imatrix is not None)
+            if not dry_run:
+                with writer:
+                    _write(reader, writer, plans, importances, threads, progress)
+    return Conversion(recipe, plans, None if dry_run else Path(dst), imatrix is not None)
+
+
+def _write(
+    reader: GgufReader,
+    writer: GgufWriter,
+    plans: tuple[TensorPlan, ...],
+    importances: Mapping[str, np.ndarray],
+    threads: int,
+    progress: Callable[[int, int, str], None] | None,
+) -> None:
+    """Bring every declared tensor's bytes."""
+    done, total = 0, sum(plan.bytes_before for plan in plans)
+    room = np.empty(_SLAB, np.float32)
+    for plan in plans:
+        weights = importances.get(plan.name) if plan.importance else None
+        writer.write(plan.name, _convert(reader.data(plan.name), plan, weights, room, threads))
+        done += plan.bytes_before
+        if progress is not None:
+            progress(done, total, plan.name)
 
 
 def _plan(
@@ -158,7 +175,7 @@ def _plan(
     patterns = _patterns(overrides)
     met: set[str] = set()
     plans = []
-    for info, place in _places(reader, importances is not None):
+    for info, place in places(reader, importances is not None):
         target, reason = _target(info, recipe, patterns, place, pure, met)
         weighed = importances is not None and info.name in importances and target not in (*_WEIGHTLESS, info.type_name)
         if weighed:
@@ -229,35 +246,13 @@ def _is_matrix(info: TensorInfo) -> bool:
     return len(info.shape) >= 2 and info.type_name in formats()
 
 
-def _places(reader: GgufReader, has_imatrix: bool) -> list[tuple[TensorInfo, Place]]:
-    """Every tensor with its place in the model, as far as the file's keys tell."""
-    arch = reader.metadata.get("general.architecture", "")
-    numbered = [layer_of(name) for name in reader.tensors]
-    layers = 1 + max((layer for layer in numbered if layer is not None), default=0)
-    heads, key_heads = (_largest(reader.metadata.get(f"{arch}.attention.{key}")) for key in ("head_count", "head_count_kv"))
-    grouping = heads // key_heads if heads and key_heads else 1
-    experts = _largest(reader.metadata.get(f"{arch}.expert_count"))
-    tied = "output.weight" not in reader.tensors
-    attending = sorted({layer for info, layer in zip(reader.tensors.values(), numbered) if layer is not None and "attn_v" in roles_of(info.name)})
-    places = []
-    for info, layer in zip(reader.tensors.values(), numbered):
-        among = (layer or 0, layers)
-        if layer in attending and "attn_v" in roles_of(info.name):
-            among = (attending.index(layer), len(attending))  # where some layers have no attention, those that have are counted
-        places.append((info, Place(*among, grouping, experts, has_imatrix, tied)))
-    return places
-
-
-def _largest(value: Any) -> int:
-    """A key's number, the largest of an array of them, 0 where there is none."""
-    numbers = np.asarray(0 if value is None else value)
-    return int(numbers.max()) if numbers.size and numbers.dtype.kind in "iu" else 0
-
-
 def _matrices(values: np.ndarray, info: TensorInfo) -> np.ndarray:
     """A tensor's importances as (matrices, columns); raises QuantError where they do not fit it."""
     columns, matrices = info.shape[-1], int(np.prod(info.shape[:-2]))
-    flat = np.asarray(values, np.float32)
+    try:
+        flat = checked(np.asarray(values, np.float32), f"imatrix: {info.name}")
+    except (TypeError, ValueError):
+        raise QuantError(f"imatrix: {info.name}: no array of numbers, wanted one") from None
     if flat.size not in (columns, columns * matrices):
         raise QuantError(f"{info.name}: imatrix has {flat.size} values, wanted {columns} or {columns} for each of {matrices} matrices")
     return flat.reshape(-1, columns)
@@ -290,8 +285,9 @@ def _convert(stored: np.ndarray, plan: TensorPlan, weights: np.ndarray | None, r
     return out
 
 
-def _copy_keys(reader: GgufReader, writer: GgufWriter, file_type: int | None, imatrix: Any, entries: int) -> None:
+def _copy_keys(reader: GgufReader, writer: GgufWriter, recipe: str, imatrix: Any, entries: int) -> None:
     """All keys but those of the container, then what this conversion changes."""
+    file_type = recipe_named(recipe).file_type
     changed = {"general.quantization_version": (QUANTIZATION_VERSION, "uint32")}
     if file_type is not None:
         changed["general.file_type"] = (file_type, "uint32")
@@ -299,8 +295,10 @@ def _copy_keys(reader: GgufReader, writer: GgufWriter, file_type: int | None, im
         changed["quantize.imatrix.entries_count"] = (entries, "int32")
         if isinstance(imatrix, (str, os.PathLike)):
             changed["quantize.imatrix.file"] = (Path(imatrix).name, "string")
+    # a copy's tensors were still made with the importances that its keys name
+    gone = ("split.",) if recipe == "COPY" and imatrix is None else ("split.", "quantize.imatrix.")
     for key, value in reader.metadata.items():
-        if key not in changed and key not in ("general.architecture", "general.alignment") and not key.startswith("split."):
+        if key not in changed and key not in ("general.architecture", "general.alignment") and not key.startswith(gone):
             writer.add(key, value, reader.kv_types[key])
     for key, (value, kind) in changed.items():
         writer.add(key, value, kind)

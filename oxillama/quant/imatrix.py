@@ -108,6 +108,7 @@ def _legacy(data: bytes, label: str) -> dict[str, np.ndarray]:
 
 
 def checked(values: np.ndarray, label: str, what: str = "importance") -> np.ndarray:
+    """`values` themselves; raises QuantError, by the place of the first that is wrong, unless all are finite and at least 0."""
     bad = np.argwhere(~(np.isfinite(values) & (values >= 0)))
     if len(bad):
         where = tuple(int(i) for i in bad[0])

@@ -15,14 +15,20 @@ from oxillama.quant.rows import format_named
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor stands in its model: layer number and count, query heads per key head, experts, and what else is known."""
+    """Where a tensor stands in its model: layer number and count, query heads per key head, experts, and what else is known.
+
+    Not every layer has every tensor, so the `layer` of attn_v, ffn_down, ffn_gate and ffn_up is the number of such tensors before it, in order
+    of layers and then of names; the feed-forward tensors of a model with experts have the layer's own number, as have all other tensors.
+    """
 
     layer: int
-    layers: int
-    grouping: int
+    layers: int  # of the model; for attn_v the number of such tensors
+    before: int  # tensors of the same role before it, in models with experts too
+    grouping: int  # of the first layer; 0 where that has no key heads
     experts: int
     has_imatrix: bool
     tied: bool  # the embedding is the output matrix too
+    large: bool  # one of the models of 70 billion weights, see `places`
 
 
 Condition = Callable[[Place], bool]
@@ -30,7 +36,7 @@ Condition = Callable[[Place], bool]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Tensors of `role` get `format` where `when` holds; the first rule that fits decides."""
+    """Tensors of `role` ("any": all that reach the rule) get `format` where `when` holds; the first rule that fits decides."""
 
     role: str
     format: str
@@ -49,6 +55,7 @@ class Recipe:
     rules: tuple[Rule, ...] = ()
     output: str = "Q6_K"  # format of the output matrix, and of an embedding that is one
     embedding: str | None = None  # of any other embedding; None: as `base`
+    large_values: str | None = "Q5_K"  # of the attn_v of a large model, in place of Q3_K and Q4_K
 
 
 def _sensitive(place: Place) -> bool:
@@ -59,6 +66,10 @@ def _sensitive(place: Place) -> bool:
 
 def _first(part: int) -> Condition:
     return lambda place: place.layer < place.layers // part
+
+
+def _first_counted(part: int) -> Condition:
+    return lambda place: place.before < place.layers // part
 
 
 def _below(layer: int) -> Condition:
@@ -97,12 +108,12 @@ def _tiny(file_type: int, base: str, better: str, embedding: str, attn_output: s
         Rule("attn_v", "Q4_K", _grouped_or_experts),
         Rule("attn_v", better),
         Rule("attn_k", "Q4_K", _eight_experts),
-        Rule("ffn_down", better, _first(8)),
+        Rule("ffn_down", better, _first_counted(8)),
         Rule("attn_output", "Q5_K", _eight_experts),
     )
     if attn_output is not None:
         rules += (Rule("attn_output", attn_output),)
-    return Recipe(file_type, base, rules, output="Q5_K", embedding=embedding)
+    return Recipe(file_type, base, rules, output="Q5_K", embedding=embedding, large_values=None)
 
 
 RECIPES: dict[str, Recipe] = {
@@ -171,7 +182,7 @@ RECIPES: dict[str, Recipe] = {
     "TQ1_0": Recipe(36, "TQ1_0", _ATTENTION_OF_EXPERTS, embedding="Q4_K"),
     "TQ2_0": Recipe(37, "TQ2_0", _ATTENTION_OF_EXPERTS, embedding="Q4_K"),
     "MXFP4": Recipe(38, "MXFP4", output="Q8_0", embedding="Q8_0"),
-    "MXFP4_MOE": Recipe(38, "Q8_0", (Rule("experts", "MXFP4"),), output="Q8_0"),
+    "MXFP4_MOE": Recipe(38, "MXFP4", (Rule("experts", "MXFP4"), Rule("any", "Q8_0")), output="Q8_0", embedding="Q8_0"),
     "NVFP4": Recipe(39, "NVFP4", output="Q8_0", embedding="Q8_0"),
     "Q1_0": Recipe(40, "Q1_0", _ATTENTION_OF_EXPERTS),
     "Q2_0": Recipe(41, "Q2_0", _ATTENTION_OF_EXPERTS, embedding="Q4_K"),
@@ -188,46 +199,58 @@ FALLBACKS: dict[str, str] = {
     "Q6_K": "Q8_0",
 }
 
-_LAYER = re.compile(r"blk\.(\d+)\.(.+)")
-_ROLES = {
-    "output.weight": "output", "token_embd.weight": "embedding", "attn_v.weight": "attn_v", "attn_kv_b.weight": "attn_v",
-    "attn_k.weight": "attn_k", "attn_q.weight": "attn_q", "attn_qkv.weight": "attn_v",
-    "attn_output.weight": "attn_output",
-}  # fmt: skip
+_LAYER = re.compile(r"blk\.(\d+)\.")
+_EXACT = {"output.weight": "output", "token_embd.weight": "embedding", "per_layer_token_embd.weight": "embedding"}
+_ROLE = re.compile(r"(attn_(?:qkv|kv_b|v|k|q|output))\.weight|(ffn_(?:up|gate|down))")  # anywhere: `dec.blk.0.cross_attn_v.weight`
+_VALUES = {"attn_qkv": "attn_v", "attn_kv_b": "attn_v"}
 _KEPT = re.compile(
-    r"_norm\.weight$|ffn_gate_inp|ssm_conv1d|shortconv\.conv|position_embd|token_types|time_mix_|attn_rel_b"
-    r"|altup|laurel|per_layer_model_proj"
+    r"_norm\.weight|ffn_gate_(?:inp|tid2eid)\.weight|ssm_conv1d|shortconv\.conv\.weight|attn_rel_b\.weight|indexer\.[kq]_proj\.weight"
+    r"|^(?:position_embd|token_types)\.weight$|\.position_embd|altup|laurel|per_layer_model_proj"
+    r"|time_mix_(?:first|lerp_fused|[wva][012]|g[12]|decay_w[12])\.weight"
+    r"|sam\.(?:pos_embd|neck\.|net_)|\.rel_pos|\.patch_embd|\.patch_merger|a\.rvq\.codebook|mm\.a\.code_embd"
 )
 _SMALLEST_ROW = 32
 
 
-def recipe_named(name: str) -> Recipe:
-    """The recipe called `name`, in any case; raises QuantError for an unknown one."""
-    found = RECIPES.get(_ALIASES.get(name.upper(), name.upper())) if isinstance(name, str) else None
-    if found is None:
-        raise QuantError(f"unknown recipe {name!r}, wanted one of {', '.join((*RECIPES, *_ALIASES))}")
+_NUMBERS = {str(recipe.file_type): name for name, recipe in RECIPES.items()}  # 38, which two share, is the later's
+
+
+def recipe_name(name: str) -> str:
+    """The recipe that a user calls `name`, in any case or by its file type's number, as `RECIPES` has it; raises QuantError for an unknown one."""
+    found = name.upper() if isinstance(name, str) else None
+    found = _NUMBERS.get(found, _ALIASES.get(found, found))
+    if found not in RECIPES:
+        raise QuantError(f"unknown recipe {name!r}, wanted one of {', '.join((*RECIPES, *_ALIASES))}, or a file type's number")
     return found
 
 
+def recipe_named(name: str) -> Recipe:
+    """The recipe called `name`, see `recipe_name`."""
+    return RECIPES[recipe_name(name)]
+
+
 def layer_of(name: str) -> int | None:
-    """The layer number in a tensor's name, None where it has none."""
-    match = _LAYER.fullmatch(name)
+    """The layer number that a tensor's name begins with, None where there is none."""
+    match = _LAYER.match(name)
     return int(match[1]) if match else None
 
 
 def roles_of(name: str) -> tuple[str, ...]:
     """What a tensor is, the most telling role first; empty for one that no rule speaks of."""
-    match = _LAYER.fullmatch(name)
-    rest = match[2] if match else name
-    if rest in _ROLES:
-        return (_ROLES[rest],)
-    roles = ("experts",) if rest.endswith("_exps.weight") else ()
-    return roles + tuple(role for role in ("ffn_down", "ffn_gate", "ffn_up") if rest.startswith(role))
+    if name in _EXACT:
+        return (_EXACT[name],)
+    roles = ("experts",) if name.endswith("_exps.weight") else ()
+    match = _ROLE.search(name)
+    if match is None:
+        return roles
+    role = match[1] or match[2]
+    return (*roles, _VALUES.get(role, role))
 
 
 def is_kept(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor stays as it is in every recipe: vectors, norms, routers, convolutions and the like."""
-    return len(shape) < 2 or shape[-1] < _SMALLEST_ROW or not name.endswith(".weight") or _KEPT.search(name) is not None
+    """Whether a tensor stays as it is in every recipe: vectors (of whatever axes), norms, routers, convolutions and the like."""
+    matrix = any(size > 1 for size in shape[:-1]) and shape[-1] >= _SMALLEST_ROW
+    return not matrix or not name.endswith("weight") or _KEPT.search(name) is not None
 
 
 def choose(name: str, columns: int, recipe: Recipe, place: Place, *, pure: bool = False) -> str:
@@ -240,7 +263,9 @@ def choose(name: str, columns: int, recipe: Recipe, place: Place, *, pure: bool 
         elif "embedding" in roles:
             wanted = recipe.embedding or recipe.base
         else:
-            wanted = next((rule.format for rule in recipe.rules if rule.role in roles and rule.when(place)), recipe.base)
+            wanted = next((rule.format for rule in recipe.rules if rule.role in (*roles, "any") and rule.when(place)), recipe.base)
+            if place.large and "attn_v" in roles and wanted in ("Q3_K", "Q4_K"):
+                wanted = recipe.large_values or wanted
     return fitting(wanted, columns)
 
 

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from oxillama.errors import ConfigError, GgufError, QuantError
+from oxillama.errors import ConfigError, GgufError, ModelError, QuantError
 from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.quant import dequantize, quantize, quantize_file, write_imatrix
 
@@ -49,7 +49,7 @@ def test_each_tensor_is_what_quantize_makes_of_its_rows(model, tmp_path):
     assert list(found) == list(TENSORS)
     wanted = {
         "token_embd.weight": "Q4_K", "blk.0.attn_norm.weight": "F32", "blk.0.attn_v.weight": "Q6_K", "blk.0.ffn_up_exps.weight": "Q4_K",
-        "blk.0.ffn_gate_inp.weight": "F32", "blk.1.ffn_down.weight": "Q8_0", "output.weight": "Q6_K",
+        "blk.0.ffn_gate_inp.weight": "F32", "blk.1.ffn_down.weight": "Q5_0", "output.weight": "Q6_K",
     }  # fmt: skip
     assert {name: kind for name, (kind, _, _) in found.items()} == wanted
     for plan in done.tensors:
@@ -224,12 +224,57 @@ def test_what_a_user_may_not_expect_is_said(model, tmp_path):
     assert note == "IQ2_XXS without importances, which llama.cpp would refuse (`oxillama imatrix` collects them)"
 
 
-def test_layers_without_attention_do_not_count_where_its_values_get_more_bits(tmp_path):
-    with GgufWriter(tmp_path / "hybrid.gguf", "lfm2") as writer:
-        for layer in range(8):
-            writer.add_tensor(f"blk.{layer}.attn_{'v' if layer % 2 else 'q'}.weight", np.ones((4, 256), np.float32))
-    found = {plan.name: plan.target for plan in quantize_file(tmp_path / "hybrid.gguf", None, "Q3_K_M", dry_run=True).tensors}
-    assert [found[f"blk.{layer}.attn_v.weight"] for layer in (1, 3, 5, 7)] == ["Q5_K", "Q5_K", "Q4_K", "Q4_K"]
+def test_the_importance_matrix_is_not_written_over(model, tmp_path):
+    path = write_imatrix(tmp_path / "i.gguf", {"blk.0.attn_v.weight": np.ones(256, np.float32)}, {"blk.0.attn_v.weight": 1})
+    before = path.read_bytes()
+    (tmp_path / "link.gguf").symlink_to(path)
+    for dst in (path, tmp_path / "link.gguf"):
+        for dry_run in (True, False):
+            with pytest.raises(QuantError, match="gguf: is the importance matrix, wanted another file"):
+                quantize_file(model, dst, "Q4_K_M", imatrix=path, dry_run=dry_run)
+    assert path.read_bytes() == before
+
+
+def test_keys_of_importances_tell_of_the_new_file(model, tmp_path):
+    path = write_imatrix(tmp_path / "i.gguf", {"blk.0.attn_v.weight": np.ones(256, np.float32)}, {"blk.0.attn_v.weight": 1})
+
+    def keys(source, name, recipe, **options):
+        with GgufReader(quantize_file(source, tmp_path / name, recipe, **options).path) as reader:
+            return {key.rpartition(".")[2]: reader.metadata[key] for key in reader.metadata if key.startswith("quantize.")}
+
+    assert keys(model, "one.gguf", "Q4_K_M", imatrix=path) == {"entries_count": 1, "file": "i.gguf"}
+    assert keys(tmp_path / "one.gguf", "copy.gguf", "COPY") == {"entries_count": 1, "file": "i.gguf"}
+    assert keys(tmp_path / "one.gguf", "two.gguf", "Q3_K_S") == {}
+    given = {"blk.0.attn_v.weight": np.ones(256, np.float32)}
+    assert keys(tmp_path / "one.gguf", "two.gguf", "Q3_K_S", imatrix=given) == {"entries_count": 1}
+    assert keys(tmp_path / "one.gguf", "two.gguf", "COPY", imatrix=given) == {"entries_count": 0}
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1, "x"])
+def test_a_dry_run_refuses_importances_that_are_no_weights(model, value):
+    with pytest.raises(QuantError, match="imatrix: blk.0.attn_v.weight: "):
+        quantize_file(model, None, "Q4_K_S", imatrix={"blk.0.attn_v.weight": [value] * 256}, dry_run=True)
+
+
+def test_a_dry_run_refuses_what_a_run_refuses(model, tmp_path):
+    for dry_run in (True, False):
+        with pytest.raises(ConfigError, match="num_threads: got -1"):
+            quantize_file(model, tmp_path / "new.gguf", "Q4_0", num_threads=-1, dry_run=dry_run)
+        for dst in (tmp_path / "none" / "new.gguf", tmp_path, tmp_path / "new-00001-of-00002.gguf"):
+            with pytest.raises(GgufError):
+                quantize_file(model, dst, "Q4_0", dry_run=dry_run)
+    whole = model.read_bytes()
+    model.write_bytes(whole.replace(b"general.architecture", b"general.architectura", 1))
+    for dst in (None, tmp_path / "new.gguf"):
+        with pytest.raises(ModelError, match="general.architecture: missing"):
+            quantize_file(model, dst, "COPY", dry_run=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def test_a_recipe_s_number_is_said_by_its_name(model):
+    plan = quantize_file(model, None, "15", dry_run=True)
+    assert plan == quantize_file(model, None, "q4_k_m", dry_run=True) and plan.recipe == "Q4_K_M"
+    assert str(plan).splitlines()[-1].startswith("Q4_K_M: ")
 
 
 def test_parts_become_one_file(model, tmp_path):

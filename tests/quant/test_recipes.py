@@ -4,13 +4,18 @@ from gguf import LlamaFileType
 
 from oxillama.errors import QuantError
 from oxillama.quant import RECIPES, formats
-from oxillama.quant.recipes import FALLBACKS, Place, choose, fitting, is_kept, recipe_named, roles_of
+from oxillama.quant.recipes import FALLBACKS, Place, choose, fitting, is_kept, layer_of, recipe_name, recipe_named, roles_of
 
 LAYERS = 32
+KEPT = """time_mix_first time_mix_lerp_fused time_mix_w0 time_mix_w1 time_mix_w2 time_mix_v0 time_mix_v1 time_mix_v2 time_mix_a0 time_mix_a1
+    time_mix_a2 time_mix_g1 time_mix_g2 time_mix_decay_w1 time_mix_decay_w2 indexer.k_proj indexer.q_proj ffn_gate_tid2eid rel_pos
+    patch_embd patch_merger position_embd shortconv.conv altup_router laurel_l"""
+CHANGED = """time_mix_key time_mix_receptance time_mix_value time_mix_gate time_mix_output time_mix_g0 time_mix_decay channel_mix_key
+    indexer.attn_k indexer.proj ffn_gate_inp_shexp shortconv.in_proj ssm_in cross_attn_rel"""
 
 
-def place(layer=10, grouping=1, experts=0, has_imatrix=False, tied=False):
-    return Place(layer, LAYERS, grouping, experts, has_imatrix, tied)
+def place(layer=10, before=None, grouping=1, experts=0, has_imatrix=False, tied=False, large=False):
+    return Place(layer, LAYERS, layer if before is None else before, grouping, experts, has_imatrix, tied, large)
 
 
 def chosen(recipe, name, columns=4096, pure=False, **where):
@@ -91,6 +96,19 @@ def test_q4_k_m_gives_more_bits_to_first_last_and_every_third_layer():
     ("IQ2_XXS", "output.weight", {"columns": 288}, "Q8_0"),
     ("IQ2_XXS", "token_embd.weight", {"columns": 288, "tied": True}, "Q8_0"),
     ("Q1_0_G128", "blk.0.attn_v.weight", {}, "Q1_0"),
+    ("IQ2_XXS", "blk.3.ffn_down_exps.weight", {"layer": 3, "before": 4, "experts": 4}, "IQ2_XXS"),
+    ("Q4_K_M", "per_layer_token_embd.weight", {}, "Q4_K"),
+    ("Q4_K_M", "per_layer_token_embd.weight", {"tied": True}, "Q6_K"),
+    ("Q2_0", "per_layer_token_embd.weight", {}, "Q4_K"),
+    ("Q4_K_S", "blk.9.attn_v.weight", {"large": True}, "Q5_K"),
+    ("Q3_K_S", "blk.9.attn_v.weight", {"large": True}, "Q5_K"),
+    ("Q4_K_M", "blk.0.attn_v.weight", {"layer": 0, "large": True}, "Q6_K"),
+    ("Q2_K", "blk.9.attn_qkv.weight", {"large": True}, "Q5_K"),
+    ("Q2_K_S", "blk.9.attn_v.weight", {"large": True}, "Q2_K"),
+    ("IQ2_XXS", "blk.9.attn_v.weight", {"grouping": 8, "large": True}, "Q4_K"),
+    ("Q4_K_M", "blk.9.attn_v.weight", {"experts": 8, "large": True}, "Q8_0"),
+    ("Q4_K_S", "blk.9.attn_q.weight", {"large": True}, "Q4_K"),
+    ("MXFP4_MOE", "token_embd.weight", {}, "Q8_0"),
 ])
 def test_known_mixtures(recipe, name, where, wanted):
     assert chosen(recipe, name, **where) == wanted
@@ -99,6 +117,7 @@ def test_known_mixtures(recipe, name, where, wanted):
 def test_pure_leaves_the_rules_out():
     for name in ("output.weight", "token_embd.weight", "blk.0.attn_v.weight"):
         assert chosen("Q4_K_M", name, pure=True, layer=0) == "Q4_K"
+        assert chosen("MXFP4_MOE", name, pure=True, layer=0) == "MXFP4"
 
 
 @pytest.mark.parametrize("wanted, columns, found", [
@@ -123,9 +142,19 @@ def test_every_fallback_has_smaller_blocks():
     ("blk.0.attn_norm.weight", (64,), True), ("blk.0.attn_q.bias", (64,), True), ("blk.0.ssm_norm.weight", (2, 128), True),
     ("blk.0.ffn_gate_inp.weight", (4, 64), True), ("blk.0.ssm_conv1d.weight", (384, 4), True), ("blk.0.ssm_a", (8, 64), True),
     ("blk.0.ffn_down_exps.bias", (4, 64), True), ("blk.0.ssm_dt.weight", (128, 8), True), ("position_embd.weight", (512, 64), True),
+    ("cls.output.weight", (1, 64), True), ("blk.0.channel_mix_lerp_k.weight", (1, 1, 64), True), ("a.weight", (4, 1, 64), False),
+    ("dec.blk.0.attn_rel_b.weight", (64, 64), True), ("my_position_embd.weight", (64, 64), False),
 ])
 def test_norms_vectors_and_small_tensors_are_kept(name, shape, kept):
     assert is_kept(name, shape) is kept
+
+
+def test_small_matrices_are_kept_by_their_names_and_their_large_neighbours_are_not():
+    kept, changed = KEPT.split(), CHANGED.split()
+    assert [name for name in kept if not is_kept(f"blk.0.{name}.weight", (64, 64))] == []
+    assert [name for name in changed if is_kept(f"blk.0.{name}.weight", (64, 64))] == []
+    whole = ("sam.neck.0.weight", "sam.net_2.weight", "sam.pos_embd.weight", "a.rvq.codebook.weight", "mm.a.code_embd.weight", "token_types.weight")
+    assert [name for name in whole if not is_kept(name, (64, 64))] == []
 
 
 def test_roles_are_read_from_names():
@@ -133,6 +162,11 @@ def test_roles_are_read_from_names():
     assert roles_of("blk.7.ffn_down_shexp.weight") == ("ffn_down",)
     assert roles_of("blk.7.attn_kv_b.weight") == ("attn_v",)
     assert roles_of("blk.7.ssm_in.weight") == ()
+    assert roles_of("enc.blk.7.ffn_down.weight") == ("ffn_down",)
+    assert roles_of("dec.blk.7.cross_attn_v.weight") == roles_of("v.blk.7.attn_v.weight") == ("attn_v",)
+    assert roles_of("per_layer_token_embd.weight") == ("embedding",)
+    assert roles_of("dec.output.weight") == roles_of("blk.7.attn_kv_a_mqa.weight") == ()
+    assert (layer_of("blk.17.attn_v.weight"), layer_of("dec.blk.17.attn_v.weight")) == (17, None)
 
 
 def test_names_are_taken_in_any_case():
@@ -140,7 +174,12 @@ def test_names_are_taken_in_any_case():
     assert recipe_named("q4_k") is RECIPES["Q4_K_M"]
 
 
-@pytest.mark.parametrize("name", ["Q4_K_XL", "q4_k_xl", None, ""])
+@pytest.mark.parametrize("number, name", [("0", "F32"), ("2", "Q4_0"), ("15", "Q4_K_M"), ("30", "IQ4_XS"), ("38", "MXFP4_MOE")])
+def test_a_file_type_s_number_names_its_recipe(number, name):
+    assert recipe_name(number) == name and recipe_named(number) is RECIPES[name]
+
+
+@pytest.mark.parametrize("name", ["Q4_K_XL", "q4_k_xl", None, "", "4", "None", "015", 15])
 def test_an_unknown_recipe_is_named_beside_the_known_ones(name):
     with pytest.raises(QuantError, match="unknown recipe .*wanted one of F32, F16, BF16, Q4_0.*Q4_K_M"):
         recipe_named(name)

@@ -1,0 +1,55 @@
+"""Where each tensor of a file stands in its model: `places` reads it from names, shapes and keys, for the rules of `recipes`.
+
+Tensors of the roles whose rules ask for the layer are counted in order of their layers and then of their names, as llama.cpp meets them; those
+that no recipe changes are passed over. What begins with no `blk.N.` (the sides of an encoder and decoder) stands before the layers.
+"""
+from collections import Counter
+
+import numpy as np
+
+from oxillama.gguf import GgufReader, Keys, TensorInfo
+from oxillama.quant.recipes import Place, is_kept, layer_of, roles_of
+
+_COUNTED = ("attn_v", "ffn_down", "ffn_gate", "ffn_up")
+# Models of 70 billion weights, most of which share each value among eight queries: architecture to layers. One of `_GROUPED_ONLY` that has as
+# many key heads as heads is none of them.
+_LARGE = {"llama": 80, "llama-embed": 80, "deci": 80, "olmo": 80, "qwen2": 80, "jais2": 68}
+_GROUPED_ONLY = ("llama", "llama-embed")
+
+
+def places(reader: GgufReader, has_imatrix: bool) -> list[tuple[TensorInfo, Place]]:
+    """Every tensor, in the file's order, with its place in the model, as far as the keys tell; raises ModelError for keys that are no sizes."""
+    keys = Keys(reader.metadata)
+    numbers = {info.name: layer_of(info.name) for info in reader.tensors.values()}
+    layers = _first(keys, "block_count") or 1 + max((layer for layer in numbers.values() if layer is not None), default=0)
+    heads = _first(keys, "attention.head_count") or 0
+    key_heads = _first(keys, "attention.head_count_kv")
+    key_heads = heads if key_heads is None else key_heads
+    experts = _first(keys, "expert_count") or 0
+    model = {
+        "grouping": heads // key_heads if key_heads else 0, "experts": experts, "has_imatrix": has_imatrix,
+        "tied": "output.weight" not in reader.tensors, "large": _is_large(keys.arch, layers, heads, key_heads),
+    }  # fmt: skip
+    values = sum("attn_v" in roles_of(name) for name in numbers)
+    met: Counter[str] = Counter()
+    found = {}
+    for info in sorted(reader.tensors.values(), key=lambda info: (-1 if numbers[info.name] is None else numbers[info.name], info.name)):
+        role = next((role for role in roles_of(info.name) if role in _COUNTED), None)
+        own = numbers[info.name]
+        counted = role == "attn_v" or (role is not None and (experts < 2 or own is None))
+        layer = met[role] if counted else own or 0
+        found[info.name] = Place(layer=layer, layers=values if role == "attn_v" else layers, before=met[role], **model)
+        if role is not None and not is_kept(info.name, info.shape):
+            met[role] += 1
+    return [(info, found[info.name]) for info in reader.tensors.values()]
+
+
+def _first(keys: Keys, key: str) -> int | None:
+    """A key's number, of an array of them the first layer's, None where the file has none."""
+    if isinstance(keys.metadata.get(keys.name(key)), (list, tuple, np.ndarray)):
+        return next(iter(keys.integers(key)), None)
+    return keys.integer(key, default=None)
+
+
+def _is_large(arch: str, layers: int, heads: int, key_heads: int) -> bool:
+    return _LARGE.get(arch) == layers and not (arch in _GROUPED_ONLY and heads == key_heads)
