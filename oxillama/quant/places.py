@@ -3,6 +3,7 @@
 Tensors of the roles whose rules ask for the layer are counted in order of their layers and then of their names, as llama.cpp meets them; those
 that no recipe changes are passed over. What begins with no `blk.N.` (the sides of an encoder and decoder) stands before the layers.
 """
+import re
 from collections import Counter
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from oxillama.gguf import GgufReader, Keys, TensorInfo
 from oxillama.quant.recipes import Place, is_kept, layer_of, roles_of
 
+_BLOCK = re.compile(r"\bblk\.(\d+)\.")  # of `v.blk.3.ffn_down.weight` too
 _COUNTED = ("attn_v", "ffn_down", "ffn_gate", "ffn_up")
 # Models of 70 billion weights, most of which share each value among eight queries: architecture to layers. One of `_GROUPED_ONLY` that has as
 # many key heads as heads is none of them.
@@ -21,7 +23,7 @@ def places(reader: GgufReader, has_imatrix: bool) -> list[tuple[TensorInfo, Plac
     """Every tensor, in the file's order, with its place in the model, as far as the keys tell; raises ModelError for keys that are no sizes."""
     keys = Keys(reader.metadata)
     numbers = {info.name: layer_of(info.name) for info in reader.tensors.values()}
-    layers = _first(keys, "block_count") or 1 + max((layer for layer in numbers.values() if layer is not None), default=0)
+    layers = _first(keys, "block_count") or 1 + max((int(layer) for name in numbers for layer in _BLOCK.findall(name)), default=0)
     heads = _first(keys, "attention.head_count") or 0
     key_heads = _first(keys, "attention.head_count_kv")
     key_heads = heads if key_heads is None else key_heads

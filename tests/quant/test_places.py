@@ -27,6 +27,13 @@ def test_the_ways_down_are_counted_where_some_layers_have_none(tmp_path):
     assert more == [f"blk.{layer}.ffn_down.weight" for layer in (1, 3, 9, 15)]
 
 
+@pytest.mark.parametrize("prefix", ["", "v."])
+def test_layers_are_those_of_the_names_where_no_key_tells(tmp_path, prefix):
+    path = bare(tmp_path / "m.gguf", "clip", [f"{prefix}blk.{layer}.ffn_down.weight" for layer in range(8)])
+    more = [name for name, target in targets(path, "Q4_K_M").items() if target == "Q6_K"]
+    assert more == [f"{prefix}blk.{layer}.ffn_down.weight" for layer in (0, 3, 6, 7)]
+
+
 def test_layers_with_experts_have_their_own_number_but_where_the_first_tensors_count(tmp_path):
     names = ["blk.0.ffn_down.weight", *(f"blk.{layer}.ffn_down_{kind}.weight" for layer in range(1, 16) for kind in ("exps", "shexp"))]
     path = bare(tmp_path / "m.gguf", "deepseek2", names, {"block_count": 16, "expert_count": 4})
