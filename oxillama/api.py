@@ -137,12 +137,19 @@ class InferenceEngine:
 
     def _begin(self, prompt: Prompt | None, *, live: bool = False, session: Session | None = None, **options: Any) -> Request | Siblings:
         """`submit`; live: a prompt of None goes on with it next, so that its session keeps what it has evaluated."""
-        if options.get("speculative") is not None:
-            loaded = self._loaded
-            options["speculative"] = candidates_of(loaded.core, loaded.vocabulary, loaded.model, options["speculative"])
-        wanted = Options.of(options)
-        make = make_siblings if wanted.completions > 1 else make_request
+        make, wanted = self._asked(options)
         return self._submit(self._loaded.live.keeping(make) if live else make, prompt, session, wanted)
+
+    def submit_each(self, prompts: Iterable[Prompt], *, session: Session | None = None, **options: Any) -> Iterator[Request | Siblings]:
+        """Start a generation of each of many prompts, as it is taken from the iterator; options are those of `submit`, read once for all."""
+        make, wanted = self._asked(options)
+        return (self._submit(make, prompt, session, wanted) for prompt in prompts)
+
+    def _asked(self, options: dict[str, Any]) -> tuple[Callable[..., Request | Siblings], Options]:
+        """(what makes a request, the checked options of it)."""
+        loaded = self._loaded
+        wanted = Options.of({**options, "speculative": candidates_of(loaded.core, loaded.vocabulary, loaded.model, options.get("speculative"))})
+        return make_siblings if wanted.completions > 1 else make_request, wanted
 
     def _submit(self, make: Callable[..., Request | Siblings], prompt: Prompt | None, session: Session | None,
                 wanted: Options) -> Request | Siblings:
@@ -156,7 +163,7 @@ class InferenceEngine:
         None goes on with the session used last: that of `prefill`, or of the last `generate` or `stream` of a single prompt.
         """
         if self.is_many(prompt):
-            return all_finished(self.submit(one, **options) for one in prompt)
+            return all_finished(self.submit_each(prompt, **options))
         return finished(self._loaded.follow(self._begin(prompt, live=True, **options)))
 
     def stream(self, prompt: Prompt | None, **options: Any) -> Stream:

@@ -161,6 +161,16 @@ def test_a_list_of_prompts_gives_each_its_own(engine):
     assert found == [engine.generate(prompt, max_tokens=8, sampler=GREEDY).tokens for prompt in prompts]
 
 
+@pytest.mark.parametrize(("name", "values"), [("stop", [" time"]), ("choices", ["yes"]), ("processors", [lambda ids, row: np.zeros_like(row)])])
+def test_an_iterator_of_options_counts_for_every_prompt_of_a_list(engine, name, values):
+    options = dict(max_tokens=8, sampler=GREEDY)
+    wanted = [done.tokens for done in engine.generate(["Once upon"] * 3, **options, **{name: values})]
+    assert wanted[0] != engine.generate("Once upon", **options).tokens
+    assert [done.tokens for done in engine.generate(["Once upon"] * 3, **options, **{name: iter(values)})] == wanted
+    doors = oxillama.AsyncEngine(engine)
+    assert [done.tokens for done in asyncio.run(doors.generate(["Once upon"] * 3, **options, **{name: iter(values)}))] == wanted
+
+
 def test_the_seed_is_reported_and_repeats(engine):
     first = engine.generate("Once", max_tokens=20)
     again = engine.generate("Once", max_tokens=20, seed=first.seed)

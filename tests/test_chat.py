@@ -44,6 +44,12 @@ def test_a_reply_may_be_in_a_session_of_ones_own(engine):
     session.close()
 
 
+def test_an_iterator_of_options_counts(engine):
+    stop = engine.chat(TALK, max_tokens=12, sampler=GREEDY).text[4:7]
+    done, wanted = (engine.chat(TALK, stop=given, max_tokens=12, sampler=GREEDY) for given in (iter([stop]), [stop]))
+    assert (done.text, done.finish_reason) == (wanted.text, "stop")
+
+
 def test_an_option_that_is_none_is_named(engine):
     with pytest.raises(ConfigError, match="^max_toknes: is no option"):
         engine.chat(TALK, max_toknes=4)

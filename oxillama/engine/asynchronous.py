@@ -26,8 +26,7 @@ class AsyncEngine:
         if self.engine.is_many(prompt):
             requests: list[Request] = []
             try:
-                for one in prompt:
-                    requests.append(self.engine.submit(one, **options))
+                requests.extend(self.engine.submit_each(prompt, **options))
                 return list(await asyncio.gather(*requests))
             except BaseException:                      # gather leaves the others running
                 for request in requests:
