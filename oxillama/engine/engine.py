@@ -343,7 +343,8 @@ class EngineCore:
             harvest.costs = measured(self, rows, harvest.costs)
         if harvest.costs is None and self._scheduler.decode_seconds:
             harvest.costs = StepCosts.assumed(self._scheduler.decode_seconds)
-        for request, error in propose(live, context_size=self.context_size, sequences=sequences, costs=harvest.costs):
+        for request, error in propose(live, context_size=self.context_size, vocab_size=self.program.vocab_size, sequences=sequences,
+                                      costs=harvest.costs):
             with self.lock:
                 self._register.end(request, None, error)
 

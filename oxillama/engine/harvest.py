@@ -39,7 +39,7 @@ class Harvest:
         request.admitted_at = time.perf_counter()
         try:
             self.draw(request, pending, request.admitted_at)
-        except Exception as error:
+        except BaseException as error:
             self._register.end(request, None, error)
 
     def reap(self, plan: list[tuple[Ticket, int]], out: np.ndarray, start: float, now: float, *, usual: bool = True) -> None:
@@ -60,7 +60,7 @@ class Harvest:
                 prefilled += rows
             try:
                 self._serve(request, out[at:at + take], now)
-            except Exception as error:      # this request's own doing: its companions go on
+            except BaseException as error:      # this request's own doing: its companions go on
                 self._register.end(request, None, error)
             at += take
         counters.steps += 1

@@ -51,23 +51,17 @@ class Register:
         if request not in self.in_flight:
             return
         self.in_flight.discard(request)
-        session, counters = request.session, self._counters
-        if request.ticket is not None:
-            self._scheduler.finish(request.ticket)
-        if request.beams is not None:
-            request.beams.close()
-        kept = session in self._room.sessions
-        if error is None:
-            self._room.store(request, whole_pages=kept)
-        if not kept:
-            session.kv.release()
-        else:
-            self._room.keep(session)                           # now the one used last
-            if request.speculation is not None:
-                session.kv.truncate(session.kv.length)         # pages that were reserved for candidates
-        session.busy = False
-        if request.speculation is not None:
-            request.speculation.close(len(request.generated))
+        try:
+            self._put_away(request, error)
+        except BaseException:                                  # the ledger itself: the loop ends of it, and tells this one too
+            self.in_flight.add(request)
+            raise
+        counters, speculation = self._counters, request.speculation
+        if speculation is not None:
+            try:
+                speculation.close(len(request.generated))
+            except BaseException as told:                      # a drafter's own doing
+                error = error or told
         if error is not None:
             counters.failed += 1
         elif reason == "cancelled":
@@ -77,16 +71,36 @@ class Register:
         request.end(reason, error)
         self._hand_over(request, reason, error)
 
+    def _put_away(self, request: Request, error: BaseException | None) -> None:
+        """What a request held goes where it belongs, and its session is idle."""
+        session = request.session
+        if request.ticket is not None:
+            self._scheduler.finish(request.ticket)
+        if request.beams is not None:
+            request.beams.close()
+        kept = session in self._room.sessions
+        if error is None:
+            self._room.store(request, whole_pages=kept)
+        if kept:
+            self._room.keep(session)                           # now the one used last
+            session.kv.truncate(session.kv.length)             # without pages that were reserved for a step that never was
+        else:
+            session.kv.release()
+        session.busy = False
+
     def _hand_over(self, request: Request, reason: str | None, error: BaseException | None) -> None:
         """Those who still wait for the prompt of a request that has ended: one of them evaluates it, or all end of the same error."""
         heirs = [each for each in request.siblings if each in self.in_flight]
         request.siblings = ()
-        if heirs and error is None:
-            heirs[0].siblings = tuple(heirs[1:])
-            self.begin(heirs[0])
-            return
-        for each in heirs:
-            self.end(each, reason, error)
+        for at, each in enumerate(heirs):
+            if error is not None:
+                self.end(each, reason, error)
+            elif each.cancelled:                               # it has no siblings: whoever lives evaluates the prompt
+                self.end(each, "cancelled")
+            else:
+                each.siblings = tuple(heirs[at + 1:])
+                self.begin(each)
+                return
 
     def end_starved(self) -> None:
         """A request that is alone and cannot be given its pages will never be."""
@@ -113,4 +127,5 @@ class Register:
             try:
                 self.end(request, None, told)
             except Exception:                                  # the ledger itself may be what broke
+                self.in_flight.discard(request)
                 request.end(None, told)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -160,7 +162,10 @@ class Request:
         return self._astream()
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call `listener()` from the loop's thread after every piece and at the end; it must be quick."""
+        """Call `listener()` from the loop's thread after every piece and at the end; it must be quick.
+
+        What it raises ends the request with that error, and it is called no more; what it raises at the end goes to `threading.excepthook`.
+        """
         with self._lock:
             self._listeners = (*self._listeners, listener)
 
@@ -173,7 +178,11 @@ class Request:
         """A piece of text, from the loop."""
         self.pieces.append((text, len(self.generated)))
         for listener in self._listeners:
-            listener()
+            try:
+                listener()
+            except BaseException:
+                self.unlisten(listener)
+                raise
 
     def end(self, reason: str | None, error: BaseException | None = None) -> None:
         """The end, from the loop; the first one counts."""
@@ -182,7 +191,11 @@ class Request:
         self.finish_reason, self.error = reason, error
         self._done.set()
         for listener in self._listeners:
-            listener()
+            try:
+                listener()
+            except BaseException:                   # too late for the request, and nobody else's business
+                with suppress(BaseException):
+                    threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
 
     def piece(self, index: int) -> Piece:
         """Piece number `index` of those pushed so far."""

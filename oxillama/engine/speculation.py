@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from oxillama.engine.costs import StepCosts
+from oxillama.engine.session import checked_ids
 from oxillama.errors import ConfigError
 from oxillama.sampling import Distribution, Sampler
 
@@ -259,9 +260,11 @@ class Speculation:
         most = min(self.candidates.most, context_size - len(request.session.tokens) - 1)
         return most if request.max_tokens is None else min(most, request.max_tokens - len(request.generated) - 1)
 
-    def offer(self, request: Any, ask: Ask, draft: Draft) -> None:
-        """Bring a draft into the request's next step, as much of it as is worth its rows."""
-        tokens = list(draft.tokens[:ask.most])
+    def offer(self, request: Any, ask: Ask, draft: Draft, vocab_size: int) -> None:
+        """Bring a draft into the request's next step, as much of it as is worth its rows; ConfigError for what is none."""
+        if not isinstance(draft, Draft):
+            raise ConfigError(f"drafter: found {type(draft).__name__}, wanted a Draft")
+        tokens = checked_ids(draft.tokens, vocab_size, name="draft", wanted="token ids")[:ask.most]
         if draft.shares is not None:
             self._queue.extend(zip(tokens, draft.shares))
         elif ask.costs is not None and draft.chances is not None:
@@ -295,7 +298,8 @@ def runnable(tokens: list[int], stop_ids: frozenset[int]) -> list[int]:
     return tokens
 
 
-def propose(requests: Iterable[Any], *, context_size: int, sequences: int, costs: StepCosts | None) -> list[tuple[Any, Exception]]:
+def propose(requests: Iterable[Any], *, context_size: int, vocab_size: int, sequences: int,
+            costs: StepCosts | None) -> list[tuple[Any, BaseException]]:
     """Give each request its candidates for the next step, asking each drafter once; returns (request, error) where a drafter failed."""
     asked: dict[int, tuple[Drafter, list[tuple[Any, Ask]]]] = {}
     for request in requests:
@@ -306,13 +310,23 @@ def propose(requests: Iterable[Any], *, context_size: int, sequences: int, costs
         else:
             drafter = speculation.candidates.drafter
             asked.setdefault(id(drafter), (drafter, []))[1].append((request, ask))
+    return [each for drafter, group in asked.values() for each in _offered(drafter, group, vocab_size)]
+
+
+def _offered(drafter: Drafter, group: list[tuple[Any, Ask]], vocab_size: int) -> list[tuple[Any, BaseException]]:
+    """Ask a drafter for all of a group; where that fails, for each of them alone, so that nobody fails of another's text or grammar."""
     failed = []
-    for drafter, group in asked.values():
+    try:
+        drafts = list(drafter.propose([ask for _, ask in group]))
+        if len(drafts) != len(group):
+            raise ConfigError(f"drafter: found {len(drafts)} drafts, wanted {len(group)}, one for each session")
+    except BaseException as error:
+        if len(group) == 1:
+            return [(group[0][0], error)]
+        return [each for one in group for each in _offered(drafter, [one], vocab_size)]
+    for (request, ask), draft in zip(group, drafts):
         try:
-            drafts = drafter.propose([ask for _, ask in group])
-        except Exception as error:
-            failed += [(request, error) for request, _ in group]
-            continue
-        for (request, ask), draft in zip(group, drafts):
-            request.speculation.offer(request, ask, draft)
+            request.speculation.offer(request, ask, draft, vocab_size)
+        except BaseException as error:
+            failed.append((request, error))
     return failed

@@ -27,7 +27,7 @@ class Together:
                 self._register.end(request, "cancelled")
             elif request.beams.took(request.ticket, rows, out):
                 self.searched(request, request.beams.step(), now)
-        except Exception as error:      # this request's own doing: its companions go on
+        except BaseException as error:      # this request's own doing: its companions go on
             self._register.end(request, None, error)
         return len(out)
 
@@ -47,8 +47,8 @@ class Together:
 
     def branch(self, request: Request, row: np.ndarray, begin: Callable[[Request], None]) -> None:
         """A prompt is evaluated, `row` are its logits: the siblings who waited for it go on from forks of its pages."""
-        siblings, request.siblings = request.siblings, ()
-        for each in siblings:
+        while request.siblings:                    # those that are not reached yet stay its own: it hands them over if it ends here
+            each, request.siblings = request.siblings[0], request.siblings[1:]
             if each in self._register.in_flight:
                 each.session.kv, each.session.pending = request.session.kv.fork(), row.copy()
                 each.prompt_logprobs, each.on_rows, each.cached = request.prompt_logprobs, None, each.prompt_tokens

@@ -64,7 +64,7 @@ def test_pairs_of_judged_candidates_follow_the_targets_own_chain(config, rules):
         shares = [others[0], others[1 + token]]
         speculation.again(request)
         assert not request.ticket.draft                    # the last pair is judged to its end
-        speculation.offer(request, ask, Draft([token, draft.sample_from(shares[1])], None, shares))
+        speculation.offer(request, ask, Draft([token, draft.sample_from(shares[1])], None, shares), VOCAB)
         target.set_history(PROMPT, generated=0)
         first = speculation.draw(target, rows[0], bits[0])
         target.accept(first)
