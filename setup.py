@@ -5,6 +5,7 @@
 import copy
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 
 import numpy
@@ -50,11 +51,21 @@ cores = os.cpu_count() or 1
 
 
 class BuildExt(build_ext):
-    """Builds extensions side by side, each with an object folder of its own: some of them compile the same C file."""
+    """Builds extensions side by side, each with an object folder of its own (some of them compile the same C file), and the C files of each too."""
 
     def finalize_options(self):
         super().finalize_options()
         self.parallel = self.parallel or cores
+
+    def build_extensions(self):
+        one_by_one = self.compiler.compile
+
+        def compile(files, *args, **more):
+            with ThreadPoolExecutor(cores) as pool:
+                return [made for some in pool.map(lambda file: one_by_one([file], *args, **more), files) for made in some]
+
+        self.compiler.compile = compile
+        super().build_extensions()
 
     def build_extension(self, ext):
         own = copy.copy(self)
