@@ -44,7 +44,7 @@ def stages_of(config: SamplerConfig) -> tuple[SamplerStage, ...]:
         "temperature": (greedy or c.temperature != 1 or c.dynatemp_range > 0, (c.temperature, c.dynatemp_range, c.dynatemp_exponent)),
     }
     if greedy:    # the largest logit after the edits: stages of chance or truncation have nothing to say
-        names = [n for n in (c.samplers or REORDERABLE) if n in ("penalties", "dry")]
+        names = [n for n in (REORDERABLE if c.samplers is None else c.samplers) if n in ("penalties", "dry")]
         out = [SamplerStage(n, wanted[n][1]) for n in names if wanted[n][0]]
         return (*out, SamplerStage("temperature", (0.0, 0.0, 1.0)))
     out = [SamplerStage(n, wanted[n][1]) for n in (REORDERABLE if c.samplers is None else c.samplers) if wanted[n][0]]

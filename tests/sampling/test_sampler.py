@@ -231,6 +231,13 @@ def test_token_ids_are_never_rounded_or_wrapped():
         s.set_history([1, 2], generated=3)
 
 
+@pytest.mark.parametrize("samplers", [(), ("top_k",)])
+def test_a_greedy_sampler_without_penalties_among_its_stages_has_none(samplers):
+    sampler = Sampler(SamplerConfig(temperature=0.0, repetition_penalty=2.0, samplers=samplers), 4)
+    sampler.accept_prompt([0])
+    assert (tuple(sampler.stage_names), sampler.sample(np.array([5, 4, 0, 0], np.float32))) == (("temperature",), 0)
+
+
 def test_samplers_list_selects_and_orders():
     c = SamplerConfig(samplers=("temperature", "min_p", "top_k"), min_p=0.1)
     assert Sampler(c, VOCAB).stage_names == ("bias", "mask", "temperature", "min_p", "top_k")
