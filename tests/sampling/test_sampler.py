@@ -235,7 +235,7 @@ def test_token_ids_are_never_rounded_or_wrapped():
 def test_a_greedy_sampler_without_penalties_among_its_stages_has_none(samplers):
     sampler = Sampler(SamplerConfig(temperature=0.0, repetition_penalty=2.0, samplers=samplers), 4)
     sampler.accept_prompt([0])
-    assert (tuple(sampler.stage_names), sampler.sample(np.array([5, 4, 0, 0], np.float32))) == (("temperature",), 0)
+    assert (tuple(sampler.stage_names), sampler.sample(np.array([5, 4, 0, 0], np.float32))) == (("bias", "mask", "temperature"), 0)
 
 
 def test_samplers_list_selects_and_orders():
