@@ -136,7 +136,8 @@ class Loaded:
             core.settle(session)
         with nullcontext() if session is None else core.lock, nullcontext() if session is None else session.as_it_was():
             made = make(core, self.vocabulary, wanted, default=sampler, prompt=ids, session=session)
-            first = made.requests[0] if isinstance(made, Siblings) else made
-            first.owner = owner
-            core.submit(first)
+            requests = made.requests if isinstance(made, Siblings) else (made,)
+            for each in requests:
+                each.owner = owner
+            core.submit(requests[0])
             return made

@@ -20,7 +20,7 @@ from oxillama.drafts import open_draft, requantised_draft
 from oxillama.durable import write_parts
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.drafting import ModelDrafter
-from oxillama.engine.generation import sampler_of
+from oxillama.engine.generation import Options, sampler_of
 from oxillama.engine.request import Completion, Request, Stream, finished
 from oxillama.engine.session import Session
 from oxillama.engine.specsnapshot import SpecSnapshot
@@ -87,9 +87,15 @@ class SpeculativeEngine:
         self._accepted = 0                     # candidates that stood before the last request
 
     def submit(self, prompt: Any, *, drafting: bool = True, **options: Any) -> Request:
-        """Start a generation and return at once; options are those of `InferenceEngine.submit`. drafting=False leaves the draft alone."""
+        """Start a generation and return at once; options are those of `InferenceEngine.submit` but `n` and `best_of`.
+
+        drafting=False leaves the draft alone.
+        """
         if "speculative" in options:
             raise ConfigError("speculative: found beside a draft, wanted the draft alone")
+        count = Options.of({name: options[name] for name in ("n", "best_of") if name in options}).completions
+        if count > 1:
+            raise ConfigError(f"n, best_of: found {count} completions beside a draft, wanted 1")
         if self.config.seed is not None and prompt is not None:
             options.setdefault("seed", self.config.seed)
         request = self.target._begin(prompt, live=True, speculative=self.candidates if drafting else Candidates(Silent(), adaptive=False), **options)

@@ -123,6 +123,16 @@ def test_a_stream_gives_the_same_pieces_in_sum(target, draft):
     engine.close()
 
 
+@pytest.mark.parametrize("options", [{"n": 2}, {"best_of": 3}])
+@pytest.mark.parametrize("door", ["submit", "generate", "stream"])
+def test_several_completions_beside_a_draft_are_refused_and_the_next_one_runs(target, draft, door, options):
+    engine = SpeculativeEngine(SpeculativeConfig(target, draft))
+    with pytest.raises(oxillama.ConfigError, match="n, best_of: found [23] completions beside a draft, wanted 1"):
+        getattr(engine, door)("Once", max_tokens=5, **options)
+    assert engine.generate("Once", max_tokens=5, seed=3, n=1).tokens == plain(target, "Once", max_tokens=5, seed=3).tokens
+    engine.close()
+
+
 @pytest.mark.parametrize("draft_sampler", [None, SEEDED], ids=["found", "drawn"])
 def test_a_saved_session_goes_on_as_if_nothing_had_been(target, draft, stories, tmp_path, draft_sampler):
     def engine():

@@ -25,6 +25,8 @@ class Register:
             self.end(request, "cancelled")
             return None
         tokens, kv = session.tokens, session.kv
+        if request.kind == "generate" and request.on_rows is not None:
+            kv.truncate(0)                                     # every row is reported: those that were evaluated before, too
         pending = session.pending if request.kind == "generate" and kv.length == len(tokens) else None
         if pending is None and kv.length >= len(tokens):
             kv.truncate(len(tokens) - 1)                       # the last token again, for its logits

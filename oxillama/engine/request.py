@@ -76,13 +76,14 @@ class Request:
 
     __slots__ = ("_cancel", "_done", "_listeners", "_lock", "_may_wait", "_pid", "admitted_at", "beams", "cache", "cached", "cancelled",
                  "delivered", "error", "events", "finish_reason", "follows", "generated", "hidden", "kind", "logprobs", "masker", "max_tokens",
-                 "min_tokens", "on_rows", "owner", "pieces", "prompt_logprobs", "prompt_tokens", "read", "session", "shift_keep", "shifts",
+                 "min_tokens", "on_rows", "owner", "pieces", "prompt_logprobs", "prompt_tokens", "read", "seed", "session", "shift_keep", "shifts",
                  "siblings", "speculation", "stop_ids", "submitted_at", "takes_forced", "ticket", "token_at", "truncated", "value")
 
     def __init__(self, session: Any, *, kind: str = "generate", cancel: Callable[[Request], None],
                  may_wait: Callable[[], None] = lambda: None) -> None:
         """may_wait: raises where whoever asks would wait for itself."""
         self.session = session
+        self.seed: int | None = None if session.sampler is None else session.sampler.seed      # that the session's draws began from
         self.kind = kind                            # "generate", "extend" (logits of the last token), "rows" (outputs of every one), "beams"
         self.max_tokens: int | None = None
         self.min_tokens = 0
@@ -148,6 +149,7 @@ class Request:
 
     def wait(self) -> None:
         """Wait for the end, whatever it is; at once for a request that was never submitted."""
+        self.check_process()
         if self.submitted_at and not self._done.is_set():
             self._may_wait()
             self._done.wait()
@@ -216,13 +218,13 @@ class Request:
                 raise Cancelled("request: was cancelled before it had its result")
             return self.value
         usage = Usage(self.prompt_tokens, len(self.generated), self.cached, self.truncated, self.shifts)
-        sampler = self.session.sampler
         done = Completion("".join(text for text, _ in self.pieces), tuple(self.generated), self.finish_reason or "cancelled", usage,
-                          None if sampler is None else sampler.seed, tuple(self.logprobs), tuple(self.prompt_logprobs),
+                          self.seed, tuple(self.logprobs), tuple(self.prompt_logprobs),
                           speculation=self.speculation.stats() if self.speculation is not None and self.speculation.candidates.asked else None)
         return done if self.read is None else self.read(done)
 
     async def _wait(self) -> Any:
+        self.check_process()
         loop, event = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -240,6 +242,7 @@ class Request:
         return self._outcome()
 
     async def _astream(self) -> AsyncIterator[Any]:
+        self.check_process()
         loop, event, at = asyncio.get_running_loop(), asyncio.Event(), 0
         reader = None if self.events is None else self.events()
 

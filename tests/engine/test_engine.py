@@ -1,6 +1,8 @@
 """The step loop over a null program: the same tokens whoever else is there, and nobody left waiting."""
+import asyncio
 import os
 import random
+import signal
 import threading
 import time
 
@@ -292,6 +294,30 @@ def test_a_forked_process_is_told_not_hung():
         code = 1
         try:
             engine.submit(request(engine, [1]))
+        except EngineError as error:
+            code = 0 if "process" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    engine.close()
+
+
+@pytest.mark.parametrize("way", ["wait", "await", "async for"])
+def test_whoever_waits_for_a_request_in_a_forked_process_is_told_not_hung(way):
+    engine = core(program=NullProgram(seconds_per_row=0.01))
+    job = engine.submit(request(engine, [1], max_tokens=300))
+
+    async def waited():
+        if way == "await":
+            await job
+        async for _ in job:
+            pass
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.alarm(10)
+            job.wait() if way == "wait" else asyncio.run(waited())
         except EngineError as error:
             code = 0 if "process" in str(error) else 2
         finally:

@@ -108,3 +108,24 @@ def test_tokens_that_did_not_fit_are_taken_back():
         engine.extend(session, [2] * 11)
     assert session.tokens == [1] * 40
     engine.close()
+
+
+@pytest.mark.parametrize("before", [1, 5, None])
+def test_a_prompt_whose_beginning_was_evaluated_has_its_log_probabilities_reported_whole(engine, before):
+    ids = engine.tokenize("Once upon a time there was a girl")
+    wanted = engine.generate(ids, prompt_logprobs=2, max_tokens=4, seed=7)
+    assert len(wanted.prompt_logprobs) == len(ids) - 1
+    session = engine.session()
+    engine.prefill(ids[:before], session=session)
+    done = engine.generate(ids[before:] if before else None, session=session, prompt_logprobs=2, max_tokens=4, seed=7)
+    assert done.prompt_logprobs == wanted.prompt_logprobs and done.tokens == wanted.tokens
+
+
+def test_a_completion_names_the_seed_it_was_drawn_with_whatever_its_session_does_later(engine):
+    session = engine.session()
+    first = engine.submit("Once", session=session, seed=1, max_tokens=3)
+    assert first.result().seed == 1
+    second = engine.submit(" upon", session=session, seed=2, max_tokens=3)
+    assert (second.result().seed, first.result().seed) == (2, 1)
+    session.truncate(1)
+    assert (second.result().seed, first.result().seed) == (2, 1)
