@@ -12,12 +12,12 @@ MAX_FRACTION = 32
 DIGIT = cls("09")
 
 
-def number_literal(value) -> tuple:
-    """One number: its shortest form, with and without a zero fraction where it is an integer."""
+def number_literal(value, *, integer: bool) -> tuple:
+    """One number: its shortest form, with and without a zero fraction where it is an integer and none is asked for, and as it is given."""
     exact = Fraction(str(value)) if not isinstance(value, Fraction) else value
-    texts = [] if isinstance(value, Fraction) else [str(value)]
+    texts = [] if isinstance(value, Fraction) or integer else [str(value)]
     if exact.denominator == 1 and len(str(exact)) < 400:
-        texts += [str(exact), f"{exact}.0"]
+        texts += [str(exact)] if integer else [str(exact), f"{exact}.0"]
     elif (text := decimal_text(exact)) is not None:
         texts.append(text)
     return choice(*(literal(text) for text in dict.fromkeys(texts)))

@@ -6,7 +6,7 @@ import contextlib
 from urllib.parse import unquote, urljoin
 
 from oxillama.errors import GrammarError
-from oxillama.grammar.schema_values import canonical, kind_of
+from oxillama.grammar.schema_values import canonical, exact, kind_of
 
 TRUE, FALSE = (0, True), (0, False)
 MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"))
@@ -16,6 +16,33 @@ SINGLES = frozenset(("items", "additionalItems", "additionalProperties", "proper
 HOLDING = MAPS | LISTS | SINGLES               # the keywords that hold schemas
 BESIDE = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "dependentSchemas", "dependencies"))
 TYPES = ("null", "boolean", "object", "array", "string", "number")
+REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
+
+
+def _number(value) -> bool:
+    return kind_of(value) == "number"
+
+
+def _count(value) -> bool:
+    return _number(value) and exact(value).denominator == 1 and value >= 0
+
+
+def _names(value) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+# What the values of keywords must be for anything to be enforced by them; draft 3's `required: false` asks for nothing.
+WELL_FORMED = {
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains"), _count),
+    **dict.fromkeys(("minimum", "maximum"), _number),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), lambda value: isinstance(value, bool) or _number(value)),
+    **dict.fromkeys(REFERENCES, lambda value: isinstance(value, str)),
+    "multipleOf": lambda value: _number(value) and value > 0, "uniqueItems": lambda value: isinstance(value, bool),
+    "enum": lambda value: isinstance(value, list), "pattern": lambda value: isinstance(value, str),
+    "required": lambda value: value is False or _names(value),
+    "dependentRequired": lambda value: isinstance(value, dict) and all(map(_names, value.values())),
+    "dependencies": lambda value: isinstance(value, dict) and all(isinstance(part, (dict, bool)) or _names(part) for part in value.values()),
+}
 
 
 class Document:
@@ -32,6 +59,7 @@ class Document:
         self.keep: list = []
         self.resolved: dict[tuple[str, str], tuple[int, bool]] = {}
         self.listed: dict[tuple[int, str], set] = {}
+        self.well_formed: set[int] = set()
         self.draft = _draft(root)
         for uri, schema in (resources or {}).items():
             self._index(schema, f"{uri}#", uri)
@@ -120,11 +148,31 @@ class Document:
         return self.numbers[id(schema)]
 
     def keywords(self, node: int) -> dict:
-        """The keywords that count: before 2019-09, siblings of `$ref` are ignored."""
+        """The keywords that count: before 2019-09, siblings of `$ref` are ignored. Raises for values that mean nothing."""
         schema = self.schemas[node]
         if self.draft < 2019 and isinstance(schema.get("$ref"), str):
             return {"$ref": schema["$ref"]}
+        if node and node not in self.well_formed:
+            for keyword, value in schema.items():
+                if keyword in WELL_FORMED and not WELL_FORMED[keyword](value):
+                    raise GrammarError(f"schema {self.pointers[node] or '/'}: keyword {keyword!r}: malformed value {str(value)[:80]!r}")
+            self.well_formed.add(node)
         return schema
+
+    def several(self, keyword: str, reference: str) -> str:
+        """Why it is not known what a reference means that depends on where one comes from; empty where it is known."""
+        if keyword == "$dynamicRef" and self.dynamic.get(anchor := reference.partition("#")[2], 0) == -1:
+            return f"several schemas are called {anchor!r}"
+        if keyword == "$recursiveRef" and len(self.roots) > 2 and any(isinstance(s, dict) and s.get("$recursiveAnchor") for s in self.schemas):
+            return "several schemas may be meant"
+        return ""
+
+    def referred(self, node: int, schema: dict) -> list[tuple[int, bool]]:
+        """The literals that a schema refers to in its own place; GrammarError for a reference of which several may be meant."""
+        for keyword in REFERENCES:
+            if keyword in schema and (why := self.several(keyword, schema[keyword])):
+                raise GrammarError(f"schema {self.pointers[node] or '/'}: keyword {keyword!r}: {why}")
+        return [self.resolve(node, schema[keyword]) for keyword in REFERENCES if keyword in schema]
 
     def resolve(self, node: int, reference: str) -> tuple[int, bool]:
         """The literal a `$ref` in this node points to."""

@@ -143,7 +143,7 @@ class Emitter:
     def case(self, facts: Facts) -> tuple:
         """All ways of writing the values of one case."""
         if facts.values is not None:
-            return choice(*(self.spelling.value(v) for v in facts.values))
+            return choice(*(self.spelling.value(v, integer=facts.integer) for v in facts.values))
         parts = []
         for kind, write in (("object", object_node), ("array", array_node), ("string", Emitter.string), ("number", numeric)):
             if kind in facts.types:

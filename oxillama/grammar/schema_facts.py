@@ -50,6 +50,7 @@ class Expander:
         values = self.values_of(literals)
         if values is not None:
             start.allow([v for v in values if all(holds(self.document, literal, v) for literal in literals)])
+            start.integer = self._whole(literals)
             return [] if start.dead else [start]
         for literal in sorted(literals):
             demand(literal)(start)
@@ -94,6 +95,23 @@ class Expander:
             if len(stack) > MAX_CASES:
                 raise GrammarError(f"schema {self.where(min(literals)[0])}: expands to more than {MAX_CASES} cases")
         return out
+
+    def _whole(self, literals) -> bool:
+        """Whether one of the literals, or what it refers to or is made of, wants its numbers to be integers."""
+        todo, seen = [node for node, sign in literals if sign], {0}
+        while todo:
+            node = todo.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            schema = self.document.keywords(node)
+            names = schema.get("type", ())
+            names = names if isinstance(names, list) else [names]
+            if "integer" in names and "number" not in names:
+                return True
+            inside = [self.literal(sub) for sub in schema.get("allOf", ())] + self.document.referred(node, schema)
+            todo += [other for other, sign in inside if sign]
+        return False
 
     def values_of(self, literals) -> list | None:
         """The values of a plain `enum` or `const` among the literals: everything else then only filters them."""

@@ -77,8 +77,6 @@ def _exclusive_maximum(ex, facts, node, schema, value):
 
 
 def _multiple(ex, facts, node, schema, value):
-    if exact(value) <= 0:
-        raise ValueError
     facts.add("multiples", exact(value))
 
 
@@ -132,8 +130,6 @@ def array_schemas(ex, node, schema) -> tuple[list, object]:
     return prefix, rest
 
 
-
-
 def in_place(schema: dict) -> bool:
     """Whether further schemas apply to the same value: what they evaluate is known only once a case is settled."""
     return not IN_PLACE.isdisjoint(schema)
@@ -170,9 +166,7 @@ def _objects(ex, facts, node, schema, value):
 
 
 def _required(ex, facts, node, schema, value):
-    if isinstance(value, bool):               # draft 3 leftovers have no meaning
-        return
-    for name in value:
+    for name in value or ():
         facts.require(name)
 
 
@@ -193,19 +187,15 @@ def _reference(ex, facts, node, schema, value):
     demand(ex.document.resolve(node, value))(facts)
 
 
-def _dynamic(ex, facts, node, schema, value):
-    anchor = value.partition("#")[2]
-    if ex.document.dynamic.get(anchor, 0) == -1:
-        ex.refuse(ex.where(node), "$dynamicRef", f"several schemas are called {anchor!r}")
-        return
-    _reference(ex, facts, node, schema, value)
-
-
-def _recursive(ex, facts, node, schema, value):
-    if any(isinstance(s, dict) and s.get("$recursiveAnchor") for s in ex.document.schemas) and len(ex.document.roots) > 2:
-        ex.refuse(ex.where(node), "$recursiveRef", "several schemas may be meant")
-        return
-    _reference(ex, facts, node, schema, value)
+def _by_place(keyword: str):
+    """A reference whose meaning may depend on where one comes from."""
+    def handler(ex, facts, node, schema, value):
+        why = ex.document.several(keyword, value)
+        if why:
+            ex.refuse(ex.where(node), keyword, why)
+        else:
+            _reference(ex, facts, node, schema, value)
+    return handler
 
 
 def _all_of(ex, facts, node, schema, value):
@@ -244,8 +234,6 @@ def _if(ex, facts, node, schema, value):
 def _dependencies(ex, facts, node, schema, value):
     for name, wanted in value.items():
         def split(context, name=name, wanted=wanted):
-            if isinstance(wanted, str):
-                wanted = [wanted]
             consequence = [lambda f, n=n: f.require(n) for n in wanted] if isinstance(wanted, list) else [demand(
                 ex.literal(wanted))]
             present = [lambda f: f.require(name), *consequence]
@@ -257,13 +245,6 @@ def _dependencies(ex, facts, node, schema, value):
         facts.split(split)
 
 
-def _whole(value) -> int:
-    number = exact(value)
-    if isinstance(value, bool) or number.denominator != 1 or number < 0:
-        raise ValueError
-    return int(number)
-
-
 def _unique(ex, facts, node, schema, value):
     facts.unique = facts.unique or value is True
 
@@ -272,15 +253,15 @@ APPLY = {
     "type": _type, "enum": _enum, "const": lambda ex, f, n, s, v: f.allow([v]), "$banned": _banned, "$fraction": _fraction,
     "minimum": _minimum, "maximum": _maximum, "exclusiveMinimum": _exclusive_minimum, "exclusiveMaximum": _exclusive_maximum,
     "multipleOf": _multiple, "$notMultiple": lambda ex, f, n, s, v: f.add("broken", exact(v)),
-    "minLength": lambda ex, f, n, s, v: f.length(_whole(v)), "maxLength": lambda ex, f, n, s, v: f.length(0, _whole(v)),
+    "minLength": lambda ex, f, n, s, v: f.length(int(v)), "maxLength": lambda ex, f, n, s, v: f.length(0, int(v)),
     "pattern": _pattern, "$notPattern": _not_pattern, "format": _format, "$notFormat": _not_format,
     "prefixItems": _arrays, "items": _arrays, "additionalItems": _arrays,
-    "unevaluatedItems": _arrays, "minItems": lambda ex, f, n, s, v: f.items(_whole(v)),
-    "maxItems": lambda ex, f, n, s, v: f.items(0, _whole(v)), "contains": _contains, "uniqueItems": _unique,
+    "unevaluatedItems": _arrays, "minItems": lambda ex, f, n, s, v: f.items(int(v)),
+    "maxItems": lambda ex, f, n, s, v: f.items(0, int(v)), "contains": _contains, "uniqueItems": _unique,
     "properties": _objects, "patternProperties": _objects, "additionalProperties": _objects, "unevaluatedProperties": _objects,
     "required": _required, "$forbidden": _forbidden, "propertyNames": _names,
-    "minProperties": lambda ex, f, n, s, v: f.properties(_whole(v)),
-    "maxProperties": lambda ex, f, n, s, v: f.properties(0, _whole(v)), "$ref": _reference, "$dynamicRef": _dynamic,
-    "$recursiveRef": _recursive, "allOf": _all_of, "anyOf": _any_of, "oneOf": _one_of, "not": _not, "if": _if,
+    "minProperties": lambda ex, f, n, s, v: f.properties(int(v)),
+    "maxProperties": lambda ex, f, n, s, v: f.properties(0, int(v)), "$ref": _reference, "$dynamicRef": _by_place("$dynamicRef"),
+    "$recursiveRef": _by_place("$recursiveRef"), "allOf": _all_of, "anyOf": _any_of, "oneOf": _one_of, "not": _not, "if": _if,
     "dependencies": _dependencies, "dependentRequired": _dependencies, "dependentSchemas": _dependencies,
 }

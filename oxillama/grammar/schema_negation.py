@@ -154,8 +154,7 @@ def _no_names(ex, node, schema, value):
 
 
 def _no_required(ex, node, schema, value):
-    names = [] if isinstance(value, bool) else value
-    return [positive(ex, node, {"type": "object", "$forbidden": [name]}) for name in names]
+    return [positive(ex, node, {"type": "object", "$forbidden": [name]}) for name in value or ()]
 
 
 def _no_reference(ex, node, schema, value):

@@ -61,7 +61,7 @@ def unmultiplied(em, facts: Facts, banned: list[Fraction]) -> tuple:
         last = ceil(facts.high) - 1 if facts.high_strict else floor(facts.high)
         if last - first > MAX_ENUMERATED:
             raise GrammarError(f"more than {MAX_ENUMERATED} integers between the bounds")
-        parts += [numerals.number_literal(Fraction(k)) for k in range(first, last + 1)
+        parts += [numerals.number_literal(Fraction(k), integer=facts.integer) for k in range(first, last + 1)
                   if k not in banned and all(k % step for step in facts.broken)]
     elif facts.low is None and facts.high is None and not banned and len(facts.broken) == 1:
         parts.append(seq(repeat(literal("-"), 0, 1), remainders(facts.broken[0], 1, inverse=True)))
@@ -101,19 +101,19 @@ def multiples(em, facts: Facts, step: Fraction, banned: set[Fraction]) -> tuple:
         last = ceil(high / step) - 1 if facts.high_strict else floor(high / step)
         if last - first > MAX_ENUMERATED:
             raise GrammarError(f"more than {MAX_ENUMERATED} multiples of {step} between the bounds")
-        return choice(*(numerals.number_literal(k * step) for k in range(first, last + 1) if k * step not in banned))
+        return choice(*(numerals.number_literal(k * step, integer=facts.integer) for k in range(first, last + 1) if k * step not in banned))
     if banned:
         raise GrammarError("excluded values beside 'multipleOf' need two bounds")
     if low is None and high is None:
         return seq(repeat(literal("-"), 0, 1), remainders(step, 1))
     if low is not None:
-        return multiples_from(low, facts.low_strict, step)
+        return multiples_from(low, facts.low_strict, step, integer=facts.integer)
     # mirrored: at most high is minus at least -high
-    positive = multiples_from(-high, facts.high_strict, step, mirrored=True)
+    positive = multiples_from(-high, facts.high_strict, step, integer=facts.integer, mirrored=True)
     return positive
 
 
-def multiples_from(low: Fraction, strict: bool, step: Fraction, mirrored: bool = False) -> tuple:
+def multiples_from(low: Fraction, strict: bool, step: Fraction, *, integer: bool, mirrored: bool = False) -> tuple:
     """Multiples >= low (mirrored: their negatives): those of few digits listed, longer ones by remainders."""
     first = floor(low / step) + 1 if strict else ceil(low / step)
     whole = len(str(max(floor(abs(low)), floor(step)))) + 1
@@ -122,7 +122,7 @@ def multiples_from(low: Fraction, strict: bool, step: Fraction, mirrored: bool =
     if last - first > MAX_ENUMERATED:
         raise GrammarError(f"too many multiples of {step} near the bound {low}")
     sign = -1 if mirrored else 1
-    listed = [numerals.number_literal(sign * k * step) for k in range(first, last + 1)]
+    listed = [numerals.number_literal(sign * k * step, integer=integer) for k in range(first, last + 1)]
     more = remainders(step, whole + 1)
     return choice(*listed, seq(literal("-"), more) if mirrored else more)
 

@@ -32,7 +32,7 @@ def _valid(document: Document, node: int, value, depth: int) -> bool:
         return False
     if "$banned" in schema and canonical(value) in document.members(node, "$banned"):
         return False
-    if "$ref" in schema and not holds(document, document.resolve(node, schema["$ref"]), value, depth + 1):
+    if any(not holds(document, literal, value, depth + 1) for literal in document.referred(node, schema)):
         return False
     for keyword, fold in (("allOf", all), ("anyOf", any)):
         if keyword in schema and not fold(fits(sub) for sub in schema[keyword]):
@@ -70,7 +70,7 @@ def _evaluated(document: Document, node: int, value, depth: int, skip: str = "")
     if "if" in schema:
         subs.append(schema.get("then" if holds(document, document.literal(schema["if"]), value, depth + 1) else "else", True))
     subs += [sub for name, sub in schema.get("dependentSchemas", {}).items() if isinstance(value, dict) and name in value]
-    literals = [document.literal(sub) for sub in subs] + ([document.resolve(node, schema["$ref"])] if "$ref" in schema else [])
+    literals = [document.literal(sub) for sub in subs] + document.referred(node, schema)
     out: set = set()
     for literal in literals:
         if literal[1] and holds(document, literal, value, depth + 1):
@@ -118,15 +118,12 @@ def _valid_object(schema, value, fits) -> bool:
             return False
         if "propertyNames" in schema and not fits(schema["propertyNames"], name):
             return False
-    if any(name not in value for name in schema.get("required", []) if isinstance(schema.get("required"), list)):
+    if any(name not in value for name in schema.get("required") or ()):
         return False
     if not schema.get("minProperties", 0) <= len(value) <= schema.get("maxProperties", len(value)):
         return False
-    wanted = {**schema.get("dependencies", {}), **schema.get("dependentRequired", {}), **schema.get("dependentSchemas", {})}
-    for name, demand in wanted.items():
-        if name in value and not (all(n in value for n in demand) if isinstance(demand, list) else fits(demand)):
-            return False
-    return True
+    wanted = [pair for keyword in ("dependencies", "dependentRequired", "dependentSchemas") for pair in schema.get(keyword, {}).items()]
+    return all(all(n in value for n in demand) if isinstance(demand, list) else fits(demand) for name, demand in wanted if name in value)
 
 
 def _valid_number(schema, value: Fraction) -> bool:

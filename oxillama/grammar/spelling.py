@@ -162,10 +162,10 @@ class Spelling:
                 parts.append(choice(*([literal(run)] if intersect(code, PLAIN) else []), escape_any(code)))
         return seq(*parts, literal('"'))
 
-    def value(self, value) -> tuple:
+    def value(self, value, *, integer: bool = False) -> tuple:
         """A JSON value: scalars as they are, members in their order (if that is free and they are few: in any).
 
-        A number may be written as an integer or as given.
+        A number that is given as an integer, or wanted as one (integer), is written so; 1.0 may be written as 1 too.
         """
         if isinstance(value, str):
             return self.text(value)
@@ -178,7 +178,7 @@ class Spelling:
             return self.bracket("[", [self.value(item) for item in value], "]")
         if isinstance(value, bool) or value is None:
             return literal(json.dumps(value))
-        return number_literal(value)
+        return number_literal(value, integer=integer or isinstance(value, int))
 
     def bracket(self, opening: str, parts: list[tuple], closing: str) -> tuple:
         """Parts separated by commas between two brackets."""
