@@ -11,8 +11,8 @@ from oxillama.errors import GrammarError
 SCALARS = {str: {"type": "string"}, bool: {"type": "boolean"}, int: {"type": "integer"}, float: {"type": "number"},
            type(None): {"type": "null"}, datetime.date: {"type": "string", "format": "date"},
            datetime.datetime: {"type": "string", "format": "date-time"}, datetime.time: {"type": "string", "format": "time"},
-           uuid.UUID: {"type": "string", "format": "uuid"}, dict: {"type": "object"}, list: {"type": "array"}, typing.Any: {},
-           object: {}}
+           uuid.UUID: {"type": "string", "format": "uuid"}, dict: {"type": "object"}, list: {"type": "array"},
+           tuple: {"type": "array"}, typing.Any: {}, object: {}}
 BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum", "multiple_of": "multipleOf", "pattern": "pattern",
           "min_length": {"string": "minLength", "array": "minItems", "object": "minProperties"},
           "max_length": {"string": "maxLength", "array": "maxItems", "object": "maxProperties"}}
@@ -40,6 +40,9 @@ def _schema(kind, definitions: dict, where: str) -> dict:
         return {"anyOf": [_schema(arg, definitions, where) for arg in args]}
     if origin is typing.Literal:
         return {"enum": list(args)}
+    mapping = origin is dict or getattr(origin, "__name__", "") == "Mapping"
+    if kind is tuple or not args and origin not in (None, tuple):      # of tuple[()] nothing is left open
+        args = (str, typing.Any) if mapping else (typing.Any, ...)
     if origin in (list, typing.Sequence) or getattr(origin, "__name__", "") in ("Sequence", "Iterable"):
         return {"type": "array", "items": _schema(args[0], definitions, where)}
     if origin in (set, frozenset):
@@ -49,7 +52,7 @@ def _schema(kind, definitions: dict, where: str) -> dict:
             return {"type": "array", "items": _schema(args[0], definitions, where)}
         items = [_schema(arg, definitions, where) for arg in args]
         return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
-    if origin is dict or getattr(origin, "__name__", "") == "Mapping":
+    if mapping:
         if args[0] is not str:
             raise GrammarError(f"{where}: a mapping with {args[0]} keys has no JSON form, str keys wanted")
         return {"type": "object", "additionalProperties": _schema(args[1], definitions, where)}

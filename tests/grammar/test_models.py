@@ -3,6 +3,7 @@ import ast
 import dataclasses
 import datetime
 import enum
+import typing
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -98,3 +99,17 @@ def test_no_module_of_the_package_imports_pydantic():
         for node in ast.walk(ast.parse(path.read_text())):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not any(name.split(".")[0] == "pydantic" for name in names), path
+
+
+@pytest.mark.parametrize(("kind", "good", "bad"), [
+    *((getattr(typing, name), ["[]", '[1,"a"]'], ["{}"]) for name in ("List", "Sequence", "Tuple")), (tuple, ["[]", '[1,"a"]'], ["{}"]),
+    *((getattr(typing, name), ["{}", '{"a":1}'], ["[]"]) for name in ("Dict", "Mapping")), (tuple[()], ["[]"], ["[1]"]),
+])
+def test_containers_that_do_not_say_of_what_hold_anything(kind, good, bad):
+    grammar = Grammar.from_json_schema(dataclasses.make_dataclass("Held", [("x", kind)]))
+    assert [[text for text in texts if grammar.matches(f'{{"x":{text}}}')] for texts in (good, bad)] == [good, []]
+
+
+def test_a_set_that_does_not_say_of_what_raises_for_its_unique_items():
+    with pytest.raises(GrammarError, match="uniqueItems"):
+        Grammar.from_json_schema(dataclasses.make_dataclass("Held", [("x", getattr(typing, "Set"))]))  # noqa: B009
