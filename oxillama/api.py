@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,18 +42,16 @@ def load(model_path: str | Path | None = None, *, progress: Progress | None = No
 
     `progress(done, total)` is told of the bytes of weights prepared.
     """
-    known = {field.name for field in fields(EngineConfig)}
-    for name in config:
-        if name not in known:
-            raise ConfigError(f"{name}: is no argument of load, wanted one of {', '.join(sorted(known))}")
-    engine = InferenceEngine(EngineConfig(model_path=model_path, **config))
+    engine = InferenceEngine(EngineConfig.of({"model_path": model_path, **config}, door="load"))
     engine.load_model(progress=progress)
     return engine
 
 
 def load_model_from_bytes(gguf_bytes: bytes, tokenizer_json: str | bytes | None = None, **config: Any) -> InferenceEngine:
-    """An engine over a GGUF file held in memory; `tokenizer_json` replaces the file's own vocabulary."""
-    engine = InferenceEngine(EngineConfig(**config))
+    """An engine over a GGUF file held in memory; `tokenizer_json` replaces the file's own vocabulary. No path may stand beside either."""
+    if config.get("model_path") is not None:
+        raise ConfigError(f"model_path: found {str(config['model_path'])!r} beside the bytes of a file, wanted one model")
+    engine = InferenceEngine(EngineConfig.of(config, door="load_model_from_bytes"))
     engine.load_model_from_bytes(gguf_bytes, tokenizer_json)
     return engine
 

@@ -14,6 +14,7 @@ from oxillama.engine.config import EngineConfig
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Vocabulary
 from oxillama.engine.snapshot import Snapshots
+from oxillama.errors import ConfigError, TokenizerError
 from oxillama.gguf import GgufReader
 from oxillama.model.load import Model, load_model
 from oxillama.tokenizer import TokenizerBridge
@@ -38,6 +39,10 @@ class Opened:
 
 def open_model(config: EngineConfig, source: Any, *, tokenizer_json: str | bytes | None = None, progress: Progress | None = None) -> Opened:
     """Load the GGUF file at a path, or in bytes, as the config says. `progress(done, total)` is told of the bytes of weights prepared."""
+    if tokenizer_json is not None and config.tokenizer_path is not None:
+        raise ConfigError(f"tokenizer_json: found beside tokenizer_path {str(config.tokenizer_path)!r}, wanted one vocabulary")
+    if tokenizer_json is not None and not isinstance(tokenizer_json, (str, bytes, bytearray, memoryview)):
+        raise ConfigError(f"tokenizer_json: found {type(tokenizer_json).__name__}, wanted the text or bytes of a tokenizer.json")
     scheduler = config.scheduling()
     reader = GgufReader(source)
     with ThreadPoolExecutor(1) as other:        # the vocabulary is read while workers pack weights
@@ -78,7 +83,10 @@ def _replacement_hash(path: str | Path | None, tokenizer_json: str | bytes | Non
 def _bridge(reader: GgufReader, path: str | Path | None, tokenizer_json: str | bytes | None) -> TokenizerBridge | None:
     """The vocabulary asked for: tokenizer.json's, else the file's own; None where the file has none."""
     if isinstance(tokenizer_json, (bytes, bytearray, memoryview)):
-        tokenizer_json = bytes(tokenizer_json).decode("utf-8", "replace")
+        try:
+            tokenizer_json = bytes(tokenizer_json).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise TokenizerError(f"tokenizer_json: found byte {error.start} to be no UTF-8, wanted the text of a tokenizer.json") from None
     if tokenizer_json is not None or path is not None:
         return TokenizerBridge.from_tokenizer_json(path if tokenizer_json is None else tokenizer_json, metadata=reader.metadata)
     if "tokenizer.ggml.model" not in reader.metadata:

@@ -81,6 +81,15 @@ class EngineConfig:
         for name, value in self.rope().given().items():
             object.__setattr__(self, name, value)          # 10000 is 10000.0: equal configs are saved as equal bytes
 
+    @classmethod
+    def of(cls, given: Mapping[str, Any], *, door: str) -> EngineConfig:
+        """A config from the keyword arguments of a door; ConfigError names an unknown one."""
+        known = {field.name for field in fields(cls)}
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"{name}: is no argument of {door}, wanted one of {', '.join(sorted(known))}")
+        return cls(**given)
+
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values but those that are of this machine: paths, threads, sidecars."""
         found = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _LOCAL}
