@@ -79,6 +79,14 @@ def test_a_cancelled_token_stops_what_runs_and_what_comes_later(target, draft):
         assert decoder.generate("Once upon", max_tokens=20).finish_reason == "length"
 
 
+def test_an_engine_drafts_for_itself(target):
+    with SpeculativeDecoder(AsyncSpecConfig(target_sampler=SEEDED, max_tokens=40), target, target) as decoder:
+        for seed in range(8):
+            done = decoder.submit("Once upon a time", seed=seed).result(20)
+            assert done.tokens == target.generate("Once upon a time", max_tokens=40, sampler=SEEDED, seed=seed).tokens
+            assert done.speculation.rejected == 0
+
+
 def test_closing_stops_the_requests_and_the_thread(target, draft):
     decoder = SpeculativeDecoder(AsyncSpecConfig(target_sampler=GREEDY, max_tokens=450), target, draft)
     request = decoder.submit("Once upon a time")

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -93,6 +95,8 @@ class ModelDrafter:
     own_sampler: makes the sampler of a session's draft, None to draw with a fork of the session's own. weight: what a step of the draft
     costs of a step of the target, in bytes that it reads; it replaces the clock where the text itself depends on how many candidates are
     drafted, which is with a sampler of its own. Where both are the same engine, its own requests and drafts take turns.
+
+    `open`, `close` and `forget` ask for no engine's lock: whoever calls them may hold the target's, and two engines may draft for each other.
     """
 
     def __init__(self, core: EngineCore, alignment: Alignment, *, own_sampler: Callable[[Session], Sampler] | None = None,
@@ -103,13 +107,15 @@ class ModelDrafter:
         self._pace = Pace()                # of all sessions, but where the text depends on it
         self.forwarded = 0                 # rows that the draft has run
         self._kept: tuple[Session, Following] | None = None
+        self._lock = threading.Lock()      # of `_kept`
 
     def open(self, session: Session) -> Following:
         """Nothing is run yet; the session that was closed last is gone on with where it stood."""
-        if self._kept is not None and self._kept[0] is session:
-            following, self._kept = self._kept[1], None
-            return following
-        return self._following(session, self.core.keep(self.core.new_session()))
+        with self._lock:
+            if self._kept is not None and self._kept[0] is session:
+                following, self._kept = self._kept[1], None
+                return following
+        return self._following(session, self.core.new_session())
 
     def _following(self, session: Session, drafted: Session) -> Following:
         if self._own_sampler is None:
@@ -118,18 +124,18 @@ class ModelDrafter:
 
     def close(self, state: Following, session: Session) -> None:
         """The draft's pages stay while nobody needs them, of the last session alone."""
-        self.forget()
-        self._kept = (session, state)
+        with self._lock:
+            self._kept = (session, state)
 
     def forget(self) -> None:
-        """Let go of the session that was closed last."""
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            self.core.drop(kept[1].session)
+        """Let go of the session that was closed last; one that nobody has any more gives its pages back."""
+        with self._lock:
+            self._kept = None
 
     def kept(self, session: Session) -> Following | None:
         """What follows an idle session, None where another was closed after it."""
-        return self._kept[1] if self._kept is not None and self._kept[0] is session else None
+        with self._lock:
+            return self._kept[1] if self._kept is not None and self._kept[0] is session else None
 
     def follow(self, session: Session, drafted: Session, *, held: int, sampler: bytes | None, memory: dict) -> None:
         """Go on where `kept` of another process stood: `drafted` holds the first `held` tokens of the session in pages of this draft's.
@@ -159,19 +165,27 @@ class ModelDrafter:
             count = self._count(ask)
             if count:
                 work[at] = Line(ask, count)
-        with self.core.lock:
-            for line in work.values():
-                line.state.session.busy = True
-        try:
+        with self.held(list(work.values())):
             self.draft(list(work.values()))
-        finally:
-            with self.core.lock:
-                for line in work.values():
-                    line.state.session.busy = False
         for at, line in work.items():
             line.state.position, line.state.offered = len(line.ask.session.tokens), line.tokens
             out[at] = Draft(line.tokens, None, line.shares if line.state.sampler is not None else None)
         return out
+
+    @contextmanager
+    def held(self, lines: Sequence[Line]) -> Iterator[None]:
+        """While the lines are drawn nobody takes the pages of their sessions."""
+        sessions = [line.state.session for line in lines]
+        with self.core.lock:
+            for session in sessions:
+                self.core.keep(session)
+                session.busy = True
+        try:
+            yield
+        finally:
+            with self.core.lock:
+                for session in sessions:
+                    session.busy = False
 
     def _count(self, ask: Ask) -> int:
         """How many candidates to draft: as many as pay, by the clock or, where the text depends on their number, without it."""
@@ -221,6 +235,7 @@ class ModelDrafter:
 
     def _reserve(self, line: Line, ids: list[int]) -> bool:
         with self.core.lock:
+            self.core.check()              # closed meanwhile, its pages are nobody's
             try:
                 line.kv.reserve(line.kv.length + len(ids))
                 return True
@@ -236,8 +251,9 @@ class ModelDrafter:
         self.forwarded += len(tokens)
         core = self.core
         with core.step_lock:
+            program = core.program         # first: closed meanwhile, the lines have no pages
             batch = core.make_batch(tokens, positions, [line.kv.table for line, _ in part], row_table, wanted)
-            return core.program.step(batch, core.memory).copy()
+            return program.step(batch, core.memory).copy()
 
 
 _NOMINAL = StepCosts({1: 1.0, 17: 2.6})         # a target's step by rows, where the clock may not be asked
@@ -260,14 +276,14 @@ class Line:
         own = self.state.sampler
         self.numbered, self.seed = numbered and own is not None, session.sampler.seed
         self.sampler = session.sampler.fork() if own is None else own.fork() if numbered else own
+        self.sampler.processors = ()       # which may count their calls: they are called for the text alone, by the target's loop
         self.tokens: list[int] = []
         self.shares: list[Distribution] = []
 
     def cut_back(self) -> None:
         """Forget what the session did not say; its last token is run again where nothing else would give logits."""
         state, tokens = self.state, self.prefix
-        if self.kv.length < len(state.held):                   # somebody needed the pages
-            del state.held[self.kv.length:]
+        self.refit()
         keep = common_prefix(state.held, tokens, min(len(state.held), len(tokens) - 1))
         if keep < len(state.held):
             del state.held[keep:]
@@ -275,15 +291,25 @@ class Line:
         if state.sampler is not None:
             self.sampler.set_history(tokens, generated=self.generated)
 
+    def refit(self) -> None:
+        """Forget what somebody needed the pages of."""
+        if self.kv.length < len(self.state.held):
+            del self.state.held[self.kv.length:]
+
     def missing(self, most: int) -> list[int]:
-        """The first tokens of the session that the draft has not run."""
+        """The first tokens that the draft has not run: the session's, then the line's own."""
         at = len(self.state.held)
-        return self.prefix[at:at + most]
+        return self.prefix[at:at + most] if at < len(self.prefix) else self.tokens[at - len(self.prefix):][:most]
 
     @property
     def caught_up(self) -> bool:
         """Whether the draft has run all that the session said."""
         return len(self.state.held) >= len(self.prefix)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the draft has run its own tokens, too."""
+        return len(self.state.held) == len(self.prefix) + len(self.tokens)
 
     def draw(self, row: np.ndarray) -> bool:
         """Add a candidate from logits of the target's vocabulary; whether there may be one more."""

@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -264,9 +264,11 @@ class EngineCore:
             thread.join()
         self._abandon()
         self.drafters.close()
-        with self.lock:
+        mine = thread is threading.current_thread() or self.held_by == threading.get_ident()
+        with nullcontext() if mine else self.step_lock, self.lock:      # another engine's draft may be in a step over these pages
             for session in list(self.room.sessions):
-                self.drop(session)
+                self.room.sessions.pop(session)
+                session.kv.release()
             self.room.collect()
             if self.prefix is not None:
                 self.prefix.clear()
@@ -345,8 +347,9 @@ class EngineCore:
             harvest.costs = StepCosts.assumed(self._scheduler.decode_seconds)
         for request, error in propose(live, context_size=self.context_size, vocab_size=self.program.vocab_size, sequences=sequences,
                                       costs=harvest.costs):
-            with self.lock:
-                self._register.end(request, None, error)
+            if not self._closed:                   # else they end as cancelled, whatever a draft that was closed with this engine says
+                with self.lock:
+                    self._register.end(request, None, error)
 
     # ---- ends ---------------------------------------------------------------------------------------------------------
 

@@ -280,8 +280,9 @@ class Speculation:
         """The request is over, with so many tokens."""
         if not self.ended:
             self.output, self.ended = output, time.perf_counter()
-            self.candidates.drafter.close(self._state, self._session)
             self._queue.clear()
+            state, self._state = self._state, None                    # a request that is kept keeps nothing of a draft's
+            self.candidates.drafter.close(state, self._session)
 
     def stats(self) -> SpecStats:
         """The counts as they are now."""

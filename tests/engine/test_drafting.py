@@ -228,14 +228,33 @@ def test_a_draft_that_never_pays_is_asked_rarely():
     draft.close()
 
 
-def test_a_long_prompt_is_caught_up_with_in_parts():
+@pytest.mark.parametrize("ahead", [False, True], ids=["on demand", "ahead"])
+def test_a_long_prompt_is_caught_up_with_in_parts(ahead):
     target, draft = core(prefix=False, context_size=1000), core(prefix=False, context_size=1000)
     prompt = [at % VOCAB for at in range(700)]
-    done = run(target, ModelDrafter(draft, SAME), prompt, max_tokens=40)
+    drafter = AheadDrafter(ModelDrafter(draft, SAME)) if ahead else ModelDrafter(draft, SAME)
+    done = run(target, drafter, prompt, max_tokens=40)
     assert list(done.tokens) == solo(prompt, 40)
     assert max(draft.program.rows) == 256 and done.speculation.accepted > 25
     target.close()
+    if ahead:
+        drafter.close_thread()
     draft.close()
+
+
+def test_a_long_prompt_leaves_the_text_of_a_seed_alone_whatever_takes_how_long():
+    def drafted(every_target, every_draft):
+        target, draft = core(program=Slow(every_target), prefix=False, context_size=1000), core(program=Slow(every_draft), prefix=False,
+                                                                                              context_size=1000)
+        ahead = AheadDrafter(ModelDrafter(draft, SAME, own_sampler=own(SEEDED)))
+        done = run(target, ahead, [at % VOCAB for at in range(700)], max_tokens=40, sampler=CHAIN, most=3)
+        target.close()
+        ahead.close_thread()
+        draft.close()
+        return done.tokens, done.speculation.accepted, done.speculation.rejected, done.speculation.n1_fallbacks
+    wanted = drafted(0, 0)
+    assert wanted[1] and wanted[2] and wanted[3] == 2          # after 512 rows of the prompt there are candidates
+    assert {drafted(*delays) for delays in ((1, 0), (0, 1), (3, 2))} == {wanted}
 
 
 def test_a_draft_without_pages_leaves_the_target_alone():
