@@ -41,7 +41,7 @@ def _schema(kind, definitions: dict, where: str) -> dict:
     if origin is typing.Literal:
         return {"enum": list(args)}
     mapping = origin is dict or getattr(origin, "__name__", "") == "Mapping"
-    if kind is tuple or not args and origin not in (None, tuple):      # of tuple[()] nothing is left open
+    if kind is typing.Tuple or not args and origin not in (None, tuple):      # noqa: UP006 (of tuple[()] nothing is left open)
         args = (str, typing.Any) if mapping else (typing.Any, ...)
     if origin in (list, typing.Sequence) or getattr(origin, "__name__", "") in ("Sequence", "Iterable"):
         return {"type": "array", "items": _schema(args[0], definitions, where)}
