@@ -150,16 +150,16 @@ class EngineCore:
                 raise ContextError("prompt: found no tokens, wanted 1 or more")
             if len(session.tokens) > self.context_size:
                 raise ContextError(f"prompt: {len(session.tokens)} tokens, the context holds {self.context_size}")
+            if self._thread is None:               # first: where none can be started, nothing has begun
+                thread = threading.Thread(target=self._loop, name="oxillama engine", daemon=True)
+                thread.start()
+                self._thread = thread              # which runs: `close` waits for its end
+                _RUNNING.add(self)
             for each in (request, *request.siblings):
                 each.session.busy = True
                 self._register.in_flight.add(each)
                 each.submitted_at = time.perf_counter()
                 self.counters.started += 1
-            if self._thread is None:
-                thread = threading.Thread(target=self._loop, name="oxillama engine", daemon=True)
-                thread.start()
-                self._thread = thread              # which runs: `close` waits for its end
-                _RUNNING.add(self)
         self._inbox.put(partial(self._harvest.begin, request))
         if self._failure is not None or self._closed:      # the loop may have ended between the check and the inbox
             self._abandon()
@@ -210,22 +210,26 @@ class EngineCore:
         Without success nothing is appended.
         """
         self.check_waiter()
-        before = len(self.check_session(session))
-        if not len(ids):
+        self.check_session(session)
+        ids = list(ids)
+        if not ids:
             raise ContextError("prefill: found no tokens, wanted 1 or more")
-        if before + len(ids) > self.context_size:
-            raise ContextError(f"prefill: {before} tokens and {len(ids)} more, the context holds {self.context_size}")
-        request = self.request(session, kind="extend")
-        with self.lock:
-            session.extend(list(ids))
+        with self.lock, session.as_it_was():
+            before = len(session)
+            if before + len(ids) > self.context_size:
+                raise ContextError(f"prefill: {before} tokens and {len(ids)} more, the context holds {self.context_size}")
+            session.extend(ids)
+            request = self.request(session, kind="extend")
+            request.before = before
             self.submit(request)
         try:
             return request.result()
         except BaseException:
             request.cancel()
             request.wait()
-            if not self._closed:
-                session.truncate(before)
+            with self.lock:                        # interrupted with the logits at hand: nobody saw them
+                if request.value is not None and not session.busy and len(session) == before + len(ids):
+                    session.cut(before)
             raise
 
     def metrics(self) -> MetricsSnapshot:

@@ -83,6 +83,8 @@ class Register:
         kept = session in self._room.sessions
         if error is None:
             self._room.store(request, whole_pages=kept)
+        if request.kind == "extend" and request.value is None:
+            session.cut(request.before)                        # here: once it is idle somebody else may append to it
         if kept:
             self._room.keep(session)                           # now the one used last
             session.kv.truncate(session.kv.length)             # without pages that were reserved for a step that never was

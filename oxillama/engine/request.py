@@ -74,7 +74,7 @@ class Request:
     Attributes the loop owns are for reading. `session` is what it runs on.
     """
 
-    __slots__ = ("_cancel", "_done", "_listeners", "_lock", "_may_wait", "_pid", "admitted_at", "beams", "cache", "cached", "cancelled",
+    __slots__ = ("_cancel", "_done", "_listeners", "_lock", "_may_wait", "_pid", "admitted_at", "beams", "before", "cache", "cached", "cancelled",
                  "delivered", "error", "events", "finish_reason", "follows", "generated", "hidden", "kind", "logprobs", "masker", "max_tokens",
                  "min_tokens", "on_rows", "owner", "pieces", "prompt_logprobs", "prompt_tokens", "read", "seed", "session", "shift_keep", "shifts",
                  "siblings", "speculation", "stop_ids", "submitted_at", "takes_forced", "ticket", "token_at", "truncated", "value")
@@ -88,6 +88,7 @@ class Request:
         self.max_tokens: int | None = None
         self.min_tokens = 0
         self.stop_ids: frozenset[int] = frozenset()
+        self.before = 0                             # of kind "extend": tokens that its session goes back to, without the logits
         self.masker: Any = None                     # consumes tokens for the session's grammar
         self.speculation: Speculation | None = None # brings candidates into the steps
         self.takes_forced = True                    # tokens that the grammar forces are taken without a draw; the same ones either way

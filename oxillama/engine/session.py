@@ -89,13 +89,17 @@ class Session:
         with self.owner.change(self):
             if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length <= len(self.tokens):
                 raise ContextError(f"truncate: found length {length!r}, wanted 0 to {len(self.tokens)}")
-            if length == len(self.tokens):
-                return
-            del self.tokens[length:]
-            if self.kv.length > length:
-                self.kv.truncate(length)
-            self.start = min(self.start, length)
-            self._forget()
+            self.cut(length)
+
+    def cut(self, length: int) -> None:
+        """`truncate` for the engine's loop, which may do so while the session is busy."""
+        if length == len(self.tokens):
+            return
+        del self.tokens[length:]
+        if self.kv.length > length:
+            self.kv.truncate(length)
+        self.start = min(self.start, length)
+        self._forget()
 
     def snapshot(self, **options: Any) -> bytes:
         """The whole state as bytes, for `engine.restore` of any engine over the same model; options are those of `Snapshots.take`."""

@@ -1,12 +1,15 @@
 """Sessions by a machine that tries everything: forks, truncations, generations and drops, against plain lists of tokens."""
+import threading
+import time
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from null import VOCAB, core, hashed, request, solo
+from null import VOCAB, NullProgram, core, hashed, request, solo
 
 from oxillama.engine.scheduler import SchedulerConfig
-from oxillama.errors import ContextError, EngineError
+from oxillama.errors import Cancelled, ConfigError, ContextError, EngineError
 from oxillama.sampling import SamplerConfig
 
 SEEDED = SamplerConfig(seed=3)
@@ -129,3 +132,54 @@ def test_a_completion_names_the_seed_it_was_drawn_with_whatever_its_session_does
     assert (second.result().seed, first.result().seed) == (2, 1)
     session.truncate(1)
     assert (second.result().seed, first.result().seed) == (2, 1)
+
+
+class Interrupted(list):
+    """Tokens; somebody else appends to the session while they are looked at for the first time."""
+
+    def __init__(self, ids, other):
+        super().__init__(ids)
+        self.other = [other]
+
+    def __len__(self):
+        while self.other:
+            self.other.pop()()
+        return super().__len__()
+
+    def __iter__(self):
+        len(self)
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("ids, error", [([VOCAB + 5], ConfigError), ([5] * 20, ContextError)])
+def test_a_prefill_that_is_refused_takes_no_tokens_of_another_away(ids, error):
+    engine = core(context_size=30)
+    session = engine.keep(engine.new_session())
+    with pytest.raises(error):
+        engine.extend(session, Interrupted(ids, lambda: engine.extend(session, [7] * 15)))
+    assert session.tokens == [7] * 15 and session.kv.length == 15 and (session.pending == hashed([7] * 15, VOCAB)).all()
+    engine.close()
+
+
+def test_a_prefill_that_is_cancelled_is_undone_before_anybody_else_may_append():
+    program = NullProgram(seconds_per_row=0.01)
+    engine = core(program=program)
+    session = engine.keep(engine.new_session())
+    program.seconds_per_row, held = 0.0, []
+    engine.extend(session, [1, 2, 3])
+    program.seconds_per_row = 0.01
+
+    def cancel():
+        while not (running := tuple(engine._register.in_flight)):
+            time.sleep(0.001)
+        running[0].listen(lambda: held.append((session.busy, list(session.tokens))))
+        running[0].cancel()
+    other = threading.Thread(target=cancel)
+    other.start()
+    with pytest.raises(Cancelled):
+        engine.extend(session, [4] * 200)
+    other.join()
+    assert held == [(False, [1, 2, 3])] and session.tokens == [1, 2, 3]
+    program.seconds_per_row = 0.0
+    assert (engine.extend(session, [9]) == hashed([1, 2, 3, 9], VOCAB)).all()
+    engine.close()
