@@ -240,6 +240,9 @@ def make_request(core: EngineCore, vocabulary: Vocabulary | None, options: Optio
     for name, values in (("stop_token_ids", config.stop_token_ids), ("prompt_logprobs", (options.prompt_logprobs or 0,))):
         if values and max(values) >= vocab_size + (name == "prompt_logprobs"):
             raise ConfigError(f"{name}: found {max(values)}, wanted no more than a vocabulary of {vocab_size} has")
+    least = config.min_tokens - session.sampler.generated
+    if options.max_tokens is not None and options.max_tokens < least:
+        raise ConfigError(f"min_tokens: found {least} still to come, wanted no more than the {options.max_tokens} that come at most")
     request = core.request(session)
     request.prompt_tokens, request.truncated = len(session.tokens), truncated
     request.max_tokens, request.min_tokens = options.max_tokens, config.min_tokens

@@ -23,7 +23,8 @@ class SamplerConfig:
     top_k 0, top_p 1, min_p 0, typical_p 1, top_a 0, eta_cutoff 0, epsilon_cutoff 0, top_n_sigma None, dry_multiplier 0,
     xtc_probability 0, dynatemp_range 0 and mirostat 0 are off. Mirostat runs after the truncation stages that are on;
     `SamplerConfig.mirostat_v2()` turns them off, as its paper has it. repetition_window and dry_penalty_last_n count tokens
-    (prompt included), -1 being all. seed None draws one from the system; `Sampler.seed` reports it.
+    (prompt included), -1 being all. seed None draws one from the system; `Sampler.seed` reports it. min_tokens holds back the end of
+    generation and what stops until so many tokens are drawn, where the text may go on: a grammar whose text is whole ends it all the same.
 
     `samplers` names the stages that run, in the order wanted, out of `oxillama.sampling.REORDERABLE`; None is all of them in
     table order. Bans, biases and masks always run, first.

@@ -89,7 +89,7 @@ def test_stopping_early_saves_steps(penalty, most):
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40), st.integers(1, 30), st.integers(0, VOCAB - 1), st.integers(0, 9))
 def test_width_one_is_greedy(prompt, length, stop, least):
-    engine = core()
+    engine, least = core(), min(least, length)
     sampler = SamplerConfig.greedy(stop_token_ids=(stop,), banned_tokens=(3, 60), min_tokens=least, logit_bias={7: 1.5, 8: -math.inf})
     job = request(engine, prompt, max_tokens=length, sampler=sampler, stop_ids=frozenset([stop]), min_tokens=least)
     wanted = engine.submit(job).result(20)
