@@ -47,11 +47,12 @@ class AsyncSpecConfig:
 class CancellationToken:
     """Stops whatever was started with it; may be cancelled from any thread, at any time, more than once."""
 
-    __slots__ = ("_actions", "_cancelled", "_lock")
+    __slots__ = ("_actions", "_cancelled", "_lock", "_requests")
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._actions: list[Callable[[], None]] = []
+        self._requests: list[Request] = []
         self._cancelled = False
 
     @property
@@ -63,7 +64,8 @@ class CancellationToken:
         """Stop now, and stop at once whatever is started with this token later."""
         with self._lock:
             self._cancelled = True
-            actions, self._actions = self._actions, []
+            actions, self._actions = [*self._actions, *(each.cancel for each in self._requests)], []
+            self._requests = []
         for action in actions:
             action()
 
@@ -74,6 +76,14 @@ class CancellationToken:
                 self._actions.append(action)
                 return
         action()
+
+    def stops(self, request: Request) -> None:
+        """Cancel a request when it is cancelled; now, where it was. Requests that have ended are not kept."""
+        with self._lock:
+            if not self._cancelled:
+                self._requests = [*(each for each in self._requests if not each.done), request]
+                return
+        request.cancel()
 
 
 class SpeculativeDecoder:
@@ -98,7 +108,7 @@ class SpeculativeDecoder:
         request = self.engine.submit(prompt, drafting=not self.config.force_n1, **options)
         self._requests = [each for each in self._requests if not each.done] + [request]
         if cancel is not None:
-            cancel.on_cancel(request.cancel)
+            cancel.stops(request)
         return request
 
     def generate(self, prompt: Any, *, cancel: CancellationToken | None = None, **options: Any) -> Completion:

@@ -48,7 +48,7 @@ def candidates_of(core: EngineCore, vocabulary: Vocabulary | None, model: Model,
             raise ConfigError(f"speculative: found {str(asked)!r}, wanted 'auto', 'lookup', 'early_exit', or the path of a draft model")
         key = str(Path(asked).resolve())
     elif hasattr(asked, "load_model"):
-        key = id(asked)
+        return Candidates(core.drafters.engine(asked, lambda: open_draft(vocabulary, model, asked)[0]), owner=asked)
     else:
         return asked
     return Candidates(core.drafters.model(key, lambda: open_draft(vocabulary, model, asked)))
@@ -147,6 +147,8 @@ def requantised_draft(model: Model, folder: str | Path | None = None, *, recipes
     folder: where to, None for a new temporary one, which goes when the interpreter ends. ConfigError where no recipe does: such a draft
     costs what it gains.
     """
+    if not model.reader.paths:
+        raise ConfigError("draft: 'requantised' is made from the target's file, found one that came as bytes, wanted a draft model of its own")
     source, before = model.reader.paths[0], _bytes(model.reader)
     for recipe in recipes:
         after = quantize_file(source, None, recipe, dry_run=True).bytes_after

@@ -87,6 +87,18 @@ def test_an_engine_drafts_for_itself(target):
             assert done.speculation.rejected == 0
 
 
+def test_a_token_keeps_no_request_that_has_ended(target, draft):
+    token = CancellationToken()
+    with SpeculativeDecoder(AsyncSpecConfig(max_tokens=3), target, draft) as decoder:
+        for seed in range(5):
+            decoder.generate("Once", cancel=token, seed=seed)
+        running = decoder.submit("Once", cancel=token, max_tokens=400)
+        assert token._requests == [running]
+        token.cancel()
+        assert running.result().finish_reason == "cancelled"
+        assert decoder.generate("Once", cancel=token).finish_reason == "cancelled"
+
+
 def test_closing_stops_the_requests_and_the_thread(target, draft):
     decoder = SpeculativeDecoder(AsyncSpecConfig(target_sampler=GREEDY, max_tokens=450), target, draft)
     request = decoder.submit("Once upon a time")

@@ -1,13 +1,15 @@
 """What `speculative=` may be, and the drafters that an engine's requests share."""
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from oxillama.engine.forced import ForcedText
 from oxillama.engine.lookup import LookupDrafter
 from oxillama.engine.speculation import Candidates, FirstOf
-from oxillama.errors import ConfigError
+from oxillama.errors import ConfigError, EngineError
 
 _WANTED = "wanted None, False, True, 'auto', 'lookup', Candidates, a drafter, 'early_exit', or a draft model (an engine, a GGUF file, a folder)"
 
@@ -21,29 +23,50 @@ def checked(asked: Any) -> None:
 
 
 class Drafters:
-    """The drafters of one engine: what one request taught them serves the next. Used under the engine's lock."""
+    """The drafters of one engine: what one request taught them serves the next. `candidates` is asked under the engine's lock."""
 
     def __init__(self) -> None:
         self._lookup: LookupDrafter | None = None
         self._text: ForcedText | None = None
         self._models: dict[Any, tuple[Any, Callable[[], None] | None]] = {}
+        self._engines: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()      # one that nobody has any more drafts no more
+        self._opening = threading.Lock()           # held while a model is loaded: whoever asks for the same one waits for it
+        self._closed = False
 
     def model(self, key: Any, make: Callable[[], tuple[Any, Callable[[], None] | None]]) -> Any:
         """The drafter known by a key; made, with what closes it, when it is first asked for."""
-        if key not in self._models:
-            self._models[key] = make()
-        return self._models[key][0]
+        with self._opening:
+            self._check()
+            if key not in self._models:
+                self._models[key] = make()
+            return self._models[key][0]
+
+    def engine(self, engine: Any, make: Callable[[], Any]) -> Any:
+        """The drafter over an engine, which is not kept alive here; made when it is first asked for, and when it has another model."""
+        with self._opening:
+            self._check()
+            drafter = self._engines.get(engine)
+            if drafter is None or drafter.core is not engine._loaded.core:
+                drafter = self._engines[engine] = make()
+            return drafter
 
     def cores(self) -> tuple[Any, ...]:
         """The engines whose models draft."""
-        return tuple(drafter.core for drafter, _ in self._models.values())
+        with self._opening:
+            return tuple(drafter.core for drafter in (*(drafter for drafter, _ in self._models.values()), *self._engines.values()))
 
     def close(self) -> None:
-        """Close what was opened for this engine alone."""
-        models, self._models = self._models, {}
+        """Close what was opened for this engine alone; nothing is opened any more."""
+        with self._opening:
+            self._closed = True
+            models, self._models = self._models, {}
         for _, close in models.values():
             if close is not None:
                 close()
+
+    def _check(self) -> None:
+        if self._closed:
+            raise EngineError("engine: is closed")
 
     def candidates(self, asked: Any, masker: Any) -> Candidates | None:
         """How a request speculates; `masker` is the vocabulary of its grammar, None where it has none.

@@ -143,13 +143,14 @@ class Candidates:
     """How a request speculates: whose candidates, at most how many a step, and whether only as many as pay are brought.
 
     asked: whether the caller wanted it: then nothing is begun before the costs of steps are measured, and the completion tells what became
-    of the candidates. Else steps are assumed to cost what they commonly do until they have run.
+    of the candidates. Else steps are assumed to cost what they commonly do until they have run. owner: what is kept alive for the drafter.
     """
 
     drafter: Drafter
     most: int = MOST
     adaptive: bool = True
     asked: bool = True
+    owner: Any = None
 
     def __post_init__(self) -> None:
         if isinstance(self.most, bool) or not isinstance(self.most, int) or self.most < 1:
