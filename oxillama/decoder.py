@@ -3,11 +3,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from oxillama._core.threads import default_threads
-from oxillama.engine.ahead import AheadDrafter
+from oxillama.engine.ahead import AheadDrafter, Lease
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.request import Completion, Request, Stream, finished
 from oxillama.engine.speculation import SpecStats
@@ -87,7 +87,8 @@ class CancellationToken:
 
 
 class SpeculativeDecoder:
-    """Generates with a target while a draft works ahead in a thread of its own. Close it, or use it in a `with` block.
+    """Generates with a target while a draft works ahead in a thread of its own. Close it, or use it in a `with` block; one that is forgotten
+    ends its thread once its requests are over.
 
     target, draft: as in `SpeculativeConfig`; a draft that is loaded here has `draft_threads` workers.
     """
@@ -99,6 +100,7 @@ class SpeculativeDecoder:
         spec = SpeculativeConfig(target, draft, num_speculative=config.spec_k, draft_sampler=config.draft_sampler, adaptive=False)
         threads = config.draft_threads or max(1, default_threads() // 2)
         self.engine = SpeculativeEngine(spec, wrap=self._wrap, draft_config=EngineConfig(num_threads=threads))
+        self.engine.candidates = replace(self.engine.candidates, owner=Lease(self._ahead))      # of this decoder and of its requests
 
     def submit(self, prompt: Any, *, cancel: CancellationToken | None = None, **options: Any) -> Request:
         """Start a generation and return at once; options are those of `InferenceEngine.submit`."""

@@ -1,6 +1,9 @@
 """Speculation whose draft works ahead in a thread of its own: the same text, cancelled at once, shut down cleanly."""
+import gc
 import json
 import threading
+import time
+import weakref
 
 import pytest
 
@@ -97,6 +100,23 @@ def test_a_token_keeps_no_request_that_has_ended(target, draft):
         token.cancel()
         assert running.result().finish_reason == "cancelled"
         assert decoder.generate("Once", cancel=token).finish_reason == "cancelled"
+
+
+def test_a_forgotten_decoder_finishes_what_it_began_and_lets_go_of_its_thread_and_models(stories):
+    paths = [stories / name for name in ("stories260K-f32.gguf", "stories260K-q8_0.gguf")]
+    decoder = SpeculativeDecoder(AsyncSpecConfig(target_sampler=GREEDY, max_tokens=120, draft_threads=1), *paths)
+    models = [weakref.ref(decoder.engine.drafter), weakref.ref(decoder.engine.target)]
+    wanted = decoder.generate("Once").tokens
+    request = decoder.submit("Once")
+    del decoder
+    gc.collect()
+    assert request.result(20).tokens == wanted
+    del request
+    until = time.monotonic() + 10
+    while (alive() or any(each() for each in models)) and time.monotonic() < until:
+        gc.collect()
+        time.sleep(0.01)
+    assert not alive() and [each() for each in models] == [None, None]
 
 
 def test_closing_stops_the_requests_and_the_thread(target, draft):

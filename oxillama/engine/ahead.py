@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from weakref import finalize
 
 from oxillama.engine.drafting import CATCH_UP, Following, Line, ModelDrafter
 from oxillama.engine.session import Session
@@ -36,6 +37,15 @@ class Ahead:
         self.want = self.ran = 0
         self.over = True                # the line will get no longer
         self.stop = self.working = False
+
+
+class Lease:
+    """Of a drafter's thread: it ends when nobody has the lease any more."""
+
+    __slots__ = ("__weakref__",)
+
+    def __init__(self, drafter: AheadDrafter) -> None:
+        finalize(self, drafter.stop).atexit = False
 
 
 class AheadDrafter:

@@ -307,7 +307,7 @@ class EngineCore:
 
     def _tick(self) -> None:
         """One step, from the plan to the callers."""
-        if self._harvest.wanting:
+        if self._register.wanting:
             self._draft()
         with self.lock:
             plan = self._scheduler.schedule()
@@ -336,9 +336,9 @@ class EngineCore:
 
     def _draft(self) -> None:
         """Candidates for those who speculate. Not under the lock: a draft model takes its time, and what it reads is the loop's alone."""
-        harvest = self._harvest
-        live = [request for request in harvest.wanting if request.ticket.state is State.DECODING]
-        harvest.wanting = {}
+        harvest, register = self._harvest, self._register
+        live = [request for request in register.wanting if request.ticket.state is State.DECODING]
+        register.wanting = {}
         if not rewindable(self.memory):            # what was run cannot be unsaid: a row at a time
             for request in live:
                 request.speculation.fallbacks += 1

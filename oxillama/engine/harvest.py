@@ -19,13 +19,12 @@ from oxillama.engine.together import Together
 
 
 class Harvest:
-    """Deals out the rows of steps. wanting: requests that speculate and have no candidates for their next step yet.
+    """Deals out the rows of steps.
 
     costs: of a step by rows, None until somebody speculates, and then measured, or assumed; steps that ran refine it.
     """
 
     def __init__(self, room: Room, register: Register, scheduler: Scheduler, counters: EngineMetrics, *, context_size: int) -> None:
-        self.wanting: dict[Request, None] = {}
         self.costs: StepCosts | None = None
         self._room, self._register, self._scheduler, self._counters = room, register, scheduler, counters
         self._together = Together(register, scheduler, counters)
@@ -145,5 +144,5 @@ class Harvest:
             return False
         self._scheduler.decodes(ticket)
         if request.speculation is not None:
-            self.wanting[request] = None
+            self._register.wanting[request] = None
         return True

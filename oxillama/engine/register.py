@@ -12,10 +12,11 @@ from oxillama.errors import EngineError, PoolError
 
 
 class Register:
-    """The requests that were submitted and have not ended."""
+    """The requests that were submitted and have not ended. wanting: those that speculate and have no candidates for their next step yet."""
 
     def __init__(self, pool: KvCachePool, room: Room, scheduler: Scheduler, counters: EngineMetrics, vocab_size: int) -> None:
         self.in_flight: set[Request] = set()
+        self.wanting: dict[Request, None] = {}
         self._pool, self._room, self._scheduler, self._counters, self._vocab_size = pool, room, scheduler, counters, vocab_size
 
     def begin(self, request: Request) -> np.ndarray | None:
@@ -53,6 +54,7 @@ class Register:
         if request not in self.in_flight:
             return
         self.in_flight.discard(request)
+        self.wanting.pop(request, None)
         try:
             self._put_away(request, error)
         except BaseException:                                  # the ledger itself: the loop ends of it, and tells this one too
