@@ -124,18 +124,21 @@ class InferenceEngine:
 
     # ---- generation --------------------------------------------------------------------------------------------------------
 
-    def submit(self, prompt: Prompt | None, *, session: Session | None = None, **options: Any) -> Request | Siblings:
+    def submit(self, prompt: Prompt | None, *, session: Session | None = None, live: bool = False, **options: Any) -> Request | Siblings:
         """Start a generation and return at once; `result()`, iteration, `await`, `cancel()` are the request's.
 
-        With a session the prompt is appended to it; a prompt of None goes on with the session, or with the one used last.
+        With a session the prompt is appended to it; a prompt of None goes on with the session, or with the one used last, which this one
+        is from now on where it is `live`, as those of `generate` and `stream` are. Going on, what options do not name stays as it was.
         With `n` or `best_of` above 1 the `Siblings` that share the prompt, whose result is a list.
         """
-        return self._begin(prompt, session=session, **options)
+        return self._begin(prompt, session=session, live=live, **options)
 
     def _begin(self, prompt: Prompt | None, *, live: bool = False, session: Session | None = None, **options: Any) -> Request | Siblings:
         """`submit`; live: a prompt of None goes on with it next, so that its session keeps what it has evaluated."""
         make, wanted = self._asked(options)
-        return self._submit(self._loaded.live.keeping(make) if live else make, prompt, session, wanted)
+        if not live:
+            return self._submit(make, prompt, session, wanted)
+        return self._loaded.follow(self._submit(self._loaded.live.keeping(make), prompt, session, wanted))
 
     def submit_each(self, prompts: Iterable[Prompt], *, session: Session | None = None, **options: Any) -> Iterator[Request | Siblings]:
         """Start a generation of each of many prompts, as it is taken from the iterator; options are those of `submit`, read once for all."""
@@ -157,16 +160,17 @@ class InferenceEngine:
         """The completion of a prompt (text or token ids), or of each of a list of prompts, batched; options as `Options` lists them.
 
         With `n` or `best_of` above 1 a list of completions takes the place of each.
-        None goes on with the session used last: that of `prefill`, or of the last `generate` or `stream` of a single prompt.
+        None goes on with the session used last: that of `prefill`, or of the last `generate` or `stream` of a single prompt. Of the one
+        completion that `best_of` returns it is that one's; several leave none to go on with.
         """
         if self.is_many(prompt):
             return all_finished(self.submit_each(prompt, **options))
-        return finished(self._loaded.follow(self._begin(prompt, live=True, **options)))
+        return finished(self._begin(prompt, live=True, **options))
 
     def stream(self, prompt: Prompt | None, **options: Any) -> Stream:
         """The completion as it comes: an iterator of pieces whose `.text` is whole UTF-8. Closing or forgetting it stops the work."""
         _only_one(options)
-        return Stream(self._loaded.follow(self._begin(prompt, live=True, **options)))
+        return Stream(self._begin(prompt, live=True, **options))
 
     def beam_generate(self, prompt: Prompt | None, config: BeamSearchConfig | None = None, *, session: Session | None = None,
                       **options: Any) -> list[BeamHypothesis]:
@@ -191,7 +195,7 @@ class InferenceEngine:
         """
         if stream:
             _only_one(options)
-        request = self._loaded.follow(self._begin_chat(messages, live=True, **options))
+        request = self._begin_chat(messages, live=True, **options)
         return Stream(request) if stream else finished(request)
 
     def submit_chat(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, response_format: dict | None = None,

@@ -110,15 +110,16 @@ class Loaded:
         return checked_ids(prompt, self.model.config.vocab_size)
 
     def last(self, purpose: str) -> Session:
-        """The session used last; what it is wanted for is named where there is none."""
-        session = self.live.recent
+        """The session used last; what it is wanted for is named where there is none: after several completions there is none either."""
+        recent = self.live.recent
+        session = recent.session if isinstance(recent, Siblings) else recent
         if session is None:
             raise EngineError(f"{purpose}, wanted a prompt first")
         return session
 
-    def follow(self, request: Request) -> Request:
+    def follow(self, request: Request | Siblings) -> Request | Siblings:
         """A request whose session a prompt of None goes on with."""
-        self._live.recent = request.session
+        self._live.recent = request if isinstance(request, Siblings) else request.session
         return request
 
     def submit(self, make: Callable[..., Request | Siblings], prompt: Prompt | None, wanted: Options, *, session: Session | None,

@@ -32,11 +32,11 @@ class AsyncEngine:
                 for request in requests:
                     request.cancel()
                 raise
-        return await self.engine.submit(prompt, **options)
+        return await self.engine.submit(prompt, live=True, **options)
 
     async def stream(self, prompt: Any, **options: Any) -> AsyncIterator[Piece]:
         """The pieces of a completion as they come."""
-        async for piece in self.engine.submit(prompt, **options):
+        async for piece in self.engine.submit(prompt, live=True, **options):
             yield piece
 
     async def beam_generate(self, prompt: Any, config: Any = None, **options: Any) -> list:
@@ -45,7 +45,7 @@ class AsyncEngine:
 
     async def chat(self, messages: Any, *, stream: bool = False, **options: Any) -> Completion | AsyncIterator:
         """The reply to a conversation; with `stream` its events as they come: `async for event in await engine.chat(..., stream=True)`."""
-        request = self.engine.submit_chat(messages, **options)
+        request = self.engine.submit_chat(messages, live=True, **options)
         return aiter(request) if stream else await request
 
     async def embed(self, text: Any, **options: Any) -> Any:

@@ -97,8 +97,8 @@ class Options:
         return not (self.grammar is None and self.json_schema is None and self.regex is None and self.choices is None)
 
     @property
-    def draws_anew(self) -> bool:
-        """Whether anything here needs a sampler of its own, so that a session cannot go on with the one it has."""
+    def amends(self) -> bool:
+        """Whether anything here changes how a session goes on that has begun to draw."""
         given = (self.sampler, self.seed, self.logprobs)
         return any(each is not None for each in given) or self.constrained or bool(
             self.stop or self.stop_token_ids or self.shown_tokens or self.processors)
@@ -234,8 +234,10 @@ def make_request(core: EngineCore, vocabulary: Vocabulary | None, options: Optio
             raise ContextError(f"session: {len(session.tokens)} tokens and {more} more, no room left in a context of {core.context_size}")
         if more:
             session.extend(list(prompt))
-    if session.sampler is None or options.draws_anew:
+    if session.sampler is None:
         _equip(session, vocabulary, options, options.sampling(default), core.program.vocab_size)
+    elif options.amends:
+        _amend(session, vocabulary, options, core.program.vocab_size)
     config, vocab_size = session.sampler.config, core.program.vocab_size
     for name, values in (("stop_token_ids", config.stop_token_ids), ("prompt_logprobs", (options.prompt_logprobs or 0,))):
         if values and max(values) >= vocab_size + (name == "prompt_logprobs"):
@@ -283,21 +285,52 @@ def sampler_of(config: SamplerConfig, vocabulary: Vocabulary | None, vocab_size:
 
 def _equip(session: Session, vocabulary: Vocabulary | None, options: Options, config: SamplerConfig, vocab_size: int) -> None:
     """Give a session its sampler, grammar state, text decoder and stop filter, from where it stands."""
-    bridge = None if vocabulary is None else vocabulary.bridge
-    if bridge is not None and bridge.vocab_size < vocab_size:
-        config = config.replace(banned_tokens=(*config.banned_tokens, *range(bridge.vocab_size, vocab_size)))
+    config = _without_padding(config, vocabulary, vocab_size)
     session.sampler = sampler_of(config, vocabulary, vocab_size, seed=options.seed, processors=options.processors, logprobs=options.logprobs)
     session.sampler.accept_prompt(np.array(session.tokens, np.int32))
     session.start = len(session.tokens)
     session.at_start = vocabulary is not None and vocabulary.begins_text(session.tokens)
     session.stops = StopText(config.stop)
-    if vocabulary is None:
-        if options.constrained or config.stop or options.shown_tokens:
-            raise ConfigError("grammar, stop, shown_tokens: the file has no vocabulary, wanted token ids and stop_token_ids alone")
-        return
-    grammar = vocabulary.grammar(options)
-    session.grammar = None if grammar is None else vocabulary.masker.state(grammar)
-    session.text = bridge.stream(shown=options.shown_tokens)
+    if _wants_text(vocabulary, options, config):
+        grammar = vocabulary.grammar(options)
+        session.grammar = None if grammar is None else vocabulary.masker.state(grammar)
+        session.text = vocabulary.bridge.stream(shown=options.shown_tokens)
+
+
+def _amend(session: Session, vocabulary: Vocabulary | None, options: Options, vocab_size: int) -> None:
+    """Give a session that goes on what the options ask for; what they do not name stays as it is, the grammar where it stands too."""
+    before = session.sampler
+    config = options.sampling(before.config)
+    if options.sampler is not None:
+        config = _without_padding(config, vocabulary, vocab_size)
+    anew = options.sampler is not None or options.seed is not None
+    session.sampler = sampler_of(config, vocabulary, vocab_size, seed=options.seed if anew else before.seed,
+                                 processors=options.processors or before.processors,
+                                 logprobs=before.top if options.logprobs is None else options.logprobs)
+    if anew:
+        session.sampler.accept_prompt(np.array(session.tokens, np.int32))
+    else:
+        session.sampler.go_on_from(before, session.tokens)
+    if config.stop != before.config.stop:
+        session.stops = StopText(config.stop)
+    if _wants_text(vocabulary, options, config):
+        if options.constrained:
+            session.grammar = vocabulary.masker.state(vocabulary.grammar(options))
+        if options.shown_tokens:
+            session.text = vocabulary.bridge.stream(shown=options.shown_tokens)
+
+
+def _without_padding(config: SamplerConfig, vocabulary: Vocabulary | None, vocab_size: int) -> SamplerConfig:
+    """The config with the rows banned that a model has beyond its vocabulary."""
+    known = vocab_size if vocabulary is None else vocabulary.bridge.vocab_size
+    return config.replace(banned_tokens=(*config.banned_tokens, *range(known, vocab_size))) if known < vocab_size else config
+
+
+def _wants_text(vocabulary: Vocabulary | None, options: Options, config: SamplerConfig) -> bool:
+    """Whether there is a vocabulary to write text with; ConfigError where there is none and text is asked for."""
+    if vocabulary is None and (options.constrained or config.stop or options.shown_tokens):
+        raise ConfigError("grammar, stop, shown_tokens: the file has no vocabulary, wanted token ids and stop_token_ids alone")
+    return vocabulary is not None
 
 
 def _want_prompt_logprobs(request: Request, top: int) -> None:

@@ -16,7 +16,7 @@ class LiveSession:
 
     def __init__(self, core: EngineCore) -> None:
         self.lock = threading.RLock()
-        self.recent: Session | None = None         # what a prompt of None goes on with
+        self.recent: Any = None                    # what a prompt of None goes on with: a session, or `Siblings`, who know theirs at the end
         self._core = core
         self._session: Session | None = None
         self._kept: list[Session] = []             # sessions of `keeping`
@@ -38,7 +38,7 @@ class LiveSession:
         """`make` of a request, whose session keeps its pages where nobody stores them, until another request that was made so takes its place."""
         def made(core: EngineCore, vocabulary: Any, options: Any, **more: Any) -> Any:
             request = make(core, vocabulary, options, **more)
-            session = getattr(request, "session", None)            # several completions have none that is the last
+            session = getattr(request, "session", None)            # of several completions it is known at their end
             with core.lock:
                 idle = [each for each in self._kept if each is not session and not each.busy]
                 for each in idle:

@@ -43,9 +43,11 @@ class Siblings:
         self.requests, self.n, self._told = tuple(requests), n, told
 
     @property
-    def session(self) -> Any:
-        """The session of the first."""
-        return self.requests[0].session
+    def session(self) -> Session | None:
+        """The session of the one completion that is wanted, once all have ended; None where several are."""
+        if self.n > 1 or not self.done:
+            return None
+        return max(self.requests, key=_likelihood).session
 
     @property
     def done(self) -> bool:
@@ -89,7 +91,7 @@ class Siblings:
         return done if self._told else [replace(each, logprobs=()) for each in done]
 
 
-def _likelihood(done: Completion) -> float:
+def _likelihood(done: Completion | Request) -> float:
     """Mean log-probability per token."""
     values = [each.raw for each in done.logprobs]
     return sum(values) / len(values) if values else float("-inf")

@@ -178,6 +178,15 @@ class Sampler:
         self._core.load(self._core.rng, self._core.mu, generated, tokens if keep < 0 else tokens[len(tokens) - min(keep, len(tokens)):])
         self._tokens = tokens.tolist() if self.processors else []
 
+    def go_on_from(self, other: "Sampler", tokens: Sequence[int]) -> None:
+        """Stands where another sampler of the same stages stands: its seed, random stream, mirostat's mu and what it has seen.
+
+        tokens: all of them so far, which processors are given.
+        """
+        core = other._core
+        self._core.load(core.rng, core.mu, core.generated, core.recent())
+        self.seed, self._tokens = other.seed, list(tokens) if self.processors else []
+
     def reseed(self, seed: int) -> None:
         """Goes on with the random stream of another seed, in [0, 2^64); what was seen and mirostat's mu stay."""
         core = self._core

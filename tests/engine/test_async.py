@@ -32,6 +32,14 @@ def test_every_door_gives_what_the_engine_gives(engine):
     assert np.array_equal(mean, engine.embed("Lily")) and np.array_equal(last, engine.embed_with("Lily", "last"))
 
 
+def test_going_on_is_with_what_was_awaited_last(engine):
+    async def main():
+        engine.generate("The first", max_tokens=2, sampler=GREEDY)
+        begun = await AsyncEngine(engine).generate("Once upon a time", max_tokens=4, sampler=GREEDY)
+        return begun.tokens + (await AsyncEngine(engine).generate(None, max_tokens=5)).tokens
+    assert asyncio.run(main()) == engine.generate("Once upon a time", max_tokens=9, sampler=GREEDY).tokens
+
+
 def test_an_error_of_one_of_many_cancels_the_others(engine):
     def bad(tokens, logits):
         if tokens[0] == 5:

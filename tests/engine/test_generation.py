@@ -50,3 +50,38 @@ def test_tokens_that_a_session_has_drawn_count_towards_the_least(engine):
 def test_a_grammar_whose_text_is_whole_ends_it_before_the_least_tokens(engine):
     done = engine.generate("Once", choices=["cat"], sampler=HELD)
     assert (done.text, done.finish_reason, len(done.tokens) < 8) == ("cat", "stop", True)
+
+
+@pytest.mark.parametrize("asked", [dict(logprobs=0), dict(stop="zzz"), dict(stop_token_ids=[9]), dict(processors=[lambda ids, row: None])])
+def test_going_on_keeps_what_the_options_do_not_name(engine, asked):
+    options = dict(regex="[a-m]{30}", sampler=SamplerConfig(temperature=1.0, seed=5))
+    whole = engine.generate("x", max_tokens=12, **options)
+    begun = engine.generate("x", max_tokens=6, **options)
+    rest = engine.generate(None, max_tokens=6, **asked)
+    assert (begun.tokens + rest.tokens, rest.seed, len(rest.logprobs)) == (whole.tokens, 5, 6 * ("logprobs" in asked))
+
+
+def test_going_on_with_another_sampler_leaves_the_grammar_where_it_stands(engine):
+    begun = engine.generate("x", regex="[ab]{7}", max_tokens=5, sampler=SamplerConfig.greedy())
+    rest = engine.generate(None, max_tokens=20, sampler=SamplerConfig(seed=3))
+    assert (len(begun.text + rest.text), set(begun.text + rest.text) <= {"a", "b"}, rest.finish_reason, rest.seed) == (7, True, "stop", 3)
+
+
+def test_after_the_best_of_several_the_one_that_was_returned_goes_on(engine):
+    drawn = dict(max_tokens=4, sampler=SamplerConfig(temperature=1.5, top_k=0, top_p=1.0))
+    places = set()
+    for seed in range(1, 7):
+        siblings = engine.submit("Once upon", best_of=4, seed=seed, live=True, **drawn)
+        (best,) = siblings.result()
+        assert tuple(siblings.session.tokens[-len(best.tokens):]) == best.tokens
+        places.add([request.session for request in siblings.requests].index(siblings.session))
+        request = engine.submit(None, max_tokens=1)
+        request.result()
+        assert request.session is siblings.session and request.result().seed == best.seed
+    assert len(places) > 1
+
+
+def test_after_several_completions_there_is_none_to_go_on_with(engine):
+    engine.generate("Once upon", n=2, max_tokens=2)
+    with pytest.raises(oxillama.EngineError, match="there is no session to go on with"):
+        engine.generate(None)
