@@ -60,19 +60,19 @@ class Register:
         except BaseException:                                  # the ledger itself: the loop ends of it, and tells this one too
             self.in_flight.add(request)
             raise
-        counters, speculation = self._counters, request.speculation
+        counters, speculation, own = self._counters, request.speculation, error
         if speculation is not None:
             try:
                 speculation.close(len(request.generated))
-            except BaseException as told:                      # a drafter's own doing
-                error = error or told
-        if error is not None:
+            except BaseException as told:                      # a drafter's doing, and no business of those who wait for the prompt
+                own = error or told
+        if own is not None:
             counters.failed += 1
         elif reason == "cancelled":
             counters.cancelled += 1
         else:
             counters.completed += 1
-        request.end(reason, error)
+        request.end(reason, own)
         self._hand_over(request, reason, error)
 
     def _put_away(self, request: Request, error: BaseException | None) -> None:

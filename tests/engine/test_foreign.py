@@ -61,6 +61,21 @@ def test_a_drafter_that_fails_at_its_end_fails_its_request(beside, cancelled):
         made.result(10)
 
 
+def test_a_drafter_that_fails_at_the_end_of_a_cancelled_sibling_leaves_the_others_theirs(beside):
+    seeded = SamplerConfig(temperature=1.0, seed=11, repetition_penalty=1.0)
+    candidates = Candidates(Drafting(Draft(), RuntimeError("of close")), adaptive=False)
+    made = make_siblings(beside, None, Options(sampler=seeded, max_tokens=3, n=3), default=seeded, prompt=[5] * 200)
+    first, second, third = made.requests
+    first.speculation = Speculation(candidates, first.session)
+    beside.submit(first)
+    first.cancel()
+    with pytest.raises(RuntimeError, match="of close"):
+        first.result(10)
+    for each in (second, third):
+        done = each.result(10)
+        assert list(done.tokens) == solo([5] * 200, 3, seeded.replace(seed=done.seed))
+
+
 @pytest.mark.parametrize("proposes", [None, Draft([VOCAB]), Draft([-1]), Draft(["a"]), Draft([1 << 40]), Draft([1.0]), Draft(None)])
 def test_candidates_that_are_no_tokens_fail_their_request(beside, proposes):
     made = beside.submit(drafted(beside, [3, 4], Drafting(proposes), max_tokens=20))
