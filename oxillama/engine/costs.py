@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from oxillama.engine.pages import PagedKvCache
 from oxillama.errors import PoolError
 
 LEAST_GAIN = 1.03               # tokens per second against a step without candidates; below this none are brought
@@ -103,20 +102,23 @@ def measured(core: Any, most: int, known: StepCosts | None = None) -> StepCosts 
     most = min(most, POINTS[-1], core.program.max_rows)
     if most <= before:
         return known
-    kv = PagedKvCache(core.pool)
-    with core.step_lock:
-        with core.lock:
-            try:
-                kv.reserve(most)
-            except PoolError:
-                return known
+    session = core.new_session()                   # one that is kept, so that its pages are known to be somebody's, and busy: nobody takes them
+    kv = session.kv
 
-        def step(rows: int) -> None:
-            every = np.arange(rows, dtype=np.int32)
-            none = np.zeros(rows, np.int32)
-            core.program.step(core.make_batch(none, every, (kv.table,), none, every), core.memory)
+    def step(rows: int) -> None:
+        every = np.arange(rows, dtype=np.int32)
+        none = np.zeros(rows, np.int32)
+        core.program.step(core.make_batch(none, every, (kv.table,), none, every), core.memory)
+    with core.step_lock:
         try:
+            with core.lock:
+                session.busy = True
+                core.keep(session)
+                kv.reserve(most)
             return StepCosts.measure(step, most, known=known)
+        except PoolError:
+            return known
         finally:
             with core.lock:
-                kv.release()
+                session.busy = False
+                core.drop(session)

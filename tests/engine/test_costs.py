@@ -69,3 +69,18 @@ def test_what_was_measured_and_refined_is_kept_where_more_is_wanted(engine):
     assert more.measured == 5 and [more(rows) for rows in (1, 2, 3)] == [1.0, known(2), 2.0] and more(5) < 1.0
     assert measured(core, 3, known) is known and core.pool.pages_used == 0
     assert measured(core, 2, StepCosts.assumed(100.0))(1) < 100.0          # what is assumed is not kept
+
+
+def test_pages_that_are_measured_over_are_known_and_given_back(engine, monkeypatch):
+    core, leaked = engine._loaded.core, []
+    step = core.program.step
+
+    class Program:
+        max_rows, vocab_size = core.program.max_rows, core.program.vocab_size
+
+        def step(self, *args, **options):
+            leaked.append((core.metrics().pages_leaked, core.pool.pages_used))
+            return step(*args, **options)
+    monkeypatch.setattr(core, "_program", Program())
+    measured(core, 3)
+    assert (leaked, core.pool.pages_used, core.metrics().pages_leaked) == ([(0, 1)] * len(leaked), 0, 0) and len(leaked) == 4
