@@ -16,6 +16,7 @@ from oxillama.toolcalls import ChatEvent, ChatPlan, ChatPlanner, MessageForm, Pa
 
 _OF_TOOLS = ("tool_choice", "tool_format", "parallel_tool_calls")
 _CONSTRAINTS = ("grammar", "json_schema", "regex", "choices")
+_GIVEN = ("messages", "tools")               # variables of a template that are arguments of their own
 _PLANNED = (*_CONSTRAINTS, "shown_tokens")
 
 
@@ -103,6 +104,8 @@ class Chat:
         """The next reply of a conversation, planned; options are those of `generate` and of `ChatPlanner.plan`."""
         if isinstance(tools, (str, bytes, Mapping)) or not hasattr(tools or (), "__iter__"):
             raise ConfigError(f"tools: found {type(tools).__name__}, wanted a list of tools")
+        if not isinstance(template or {}, Mapping) or not all(isinstance(name, str) and name not in _GIVEN for name in template or ()):
+            raise ConfigError(f"template: found {template!r:.80}, wanted a dict of further variables, none of them {' or '.join(_GIVEN)}")
         tools = [tool_of(tool).listed() if callable(tool) or isinstance(tool, Tool) else tool for tool in tools] if tools else None
         text = self.render(messages, tools=tools, **(template or {}))
         about, asked = ({name: options.pop(name) for name in names if name in options} for names in (_OF_TOOLS, _PLANNED))

@@ -53,3 +53,18 @@ def test_an_iterator_of_options_counts(engine):
 def test_an_option_that_is_none_is_named(engine):
     with pytest.raises(ConfigError, match="^max_toknes: is no option"):
         engine.chat(TALK, max_toknes=4)
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (dict(template={"tools": []}), "template: found {'tools': \\[\\]}, wanted a dict of further variables, none of them messages or tools"),
+    (dict(template=5), "template: found 5"), (dict(template={5: 1}), "template: found {5: 1}"),
+    (dict(tool_format="bogus"), "tool call format: found 'bogus'"), (dict(parallel_tool_calls="no"), "parallel_tool_calls: found 'no'"),
+    (dict(tool_choice={"function": None}), "tool_choice: found {'function': None}"), (dict(tool_choice={"function": "f"}), "tool_choice: found"),
+])
+def test_what_cannot_be_honoured_is_named(engine, options, message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        engine.chat(TALK, max_tokens=1, **options)
+
+
+def test_no_tokens_to_be_shown_are_none(engine):
+    assert engine.chat(TALK, shown_tokens=None, max_tokens=1, sampler=GREEDY).tokens == engine.chat(TALK, max_tokens=1, sampler=GREEDY).tokens

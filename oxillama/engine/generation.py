@@ -75,6 +75,8 @@ class Options:
                 raise ConfigError(f"{name}: found {value!r}, wanted an integer of {least} or more")
         if self.sampler is not None and not isinstance(self.sampler, SamplerConfig):
             raise ConfigError(f"sampler: found {type(self.sampler).__name__}, wanted a SamplerConfig")
+        if self.regex is not None and not isinstance(self.regex, str):
+            raise ConfigError(f"regex: found {type(self.regex).__name__}, wanted a text")
         given = [name for name in ("grammar", "json_schema", "regex", "choices") if getattr(self, name) is not None]
         if len(given) > 1:
             raise ConfigError(f"{given[1]}: found beside {given[0]}, wanted one constraint")

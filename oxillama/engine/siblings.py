@@ -61,6 +61,8 @@ class Siblings:
 
     def result(self, timeout: float | None = None) -> list[Completion]:
         """Wait for all; raises what made one of them fail, the others being cancelled, and TimeoutError after `timeout` seconds."""
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
+            raise ConfigError(f"timeout: found {timeout!r}, wanted seconds, or None")
         end = None if timeout is None else time.monotonic() + timeout
         try:
             return self._best([request.result(None if end is None else max(0.0, end - time.monotonic())) for request in self.requests])

@@ -89,15 +89,18 @@ class ChatPlanner:
         """
         offered = tools_of(tools or ())
         choice, name = _choice(tool_choice, offered)
-        kind = self.format if tool_format is None and self.format is HARMONY else None
+        if not isinstance(parallel_tool_calls, bool):
+            raise ConfigError(f"parallel_tool_calls: found {parallel_tool_calls!r}, wanted True or False")
+        told = None if tool_format is None else format_of(tool_format)
+        kind = self.format if told is None and self.format is HARMONY else None
         if offered and choice != "none":
-            kind = self.format if tool_format is None else format_of(tool_format)
+            kind = told or self.format
             if kind is None:
                 raise ConfigError("tool_format: the chat template teaches none that is known, wanted tool_format or tool_choice='none'")
         if constraint is not None and not isinstance(constraint, Grammar) and (kind is not None or self.reasoning is not None):
             raise ConfigError(f"grammar: found {type(constraint).__name__} in a chat with tools or reasoning, wanted a Grammar")
         opened = self.reasoning is not None and opened_by(prompt, self.reasoning)
-        return self._plan(_told(offered), choice, name, kind, opened, bool(parallel_tool_calls), constraint)
+        return self._plan(_told(offered), choice, name, kind, opened, parallel_tool_calls, constraint)
 
     def _made(
         self, told: str, choice: str, name: str | None, kind: ToolCallFormat | None, opened: bool, parallel: bool, answer: Grammar | None
@@ -157,11 +160,12 @@ def _choice(given: Any, tools: tuple[Tool, ...]) -> tuple[str, str | None]:
     names = [tool.name for tool in tools]
     if given is None:
         return ("auto" if tools else "none"), None
-    name = given.get("function", given).get("name") if isinstance(given, Mapping) else given
+    told = given.get("function", given) if isinstance(given, Mapping) else {"name": given}
+    name = told.get("name") if isinstance(told, Mapping) else None
     if name in names:
         return "named", name
     if given not in CHOICES:
-        raise ConfigError(f"tool_choice: found {name!r}, wanted one of {', '.join((*CHOICES, *names))}")
+        raise ConfigError(f"tool_choice: found {given if name is None else name!r}, wanted one of {', '.join((*CHOICES, *names))}")
     if given == "required" and not tools:
         raise ConfigError("tool_choice: found 'required' without tools, wanted at least one")
     return given, None

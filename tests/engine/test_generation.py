@@ -85,3 +85,15 @@ def test_after_several_completions_there_is_none_to_go_on_with(engine):
     engine.generate("Once upon", n=2, max_tokens=2)
     with pytest.raises(oxillama.EngineError, match="there is no session to go on with"):
         engine.generate(None)
+
+
+def test_an_expression_is_a_text(engine):
+    with pytest.raises(ConfigError, match="^regex: found list, wanted a text"):
+        engine.generate("x", regex=["a"])
+
+
+def test_siblings_are_waited_for_in_seconds(engine):
+    siblings = engine.submit("Once", n=2, max_tokens=2)
+    with pytest.raises(ConfigError, match="^timeout: found 'x', wanted seconds"):
+        siblings.result("x")
+    assert [len(done.tokens) for done in siblings.result()] == [2, 2]
