@@ -140,5 +140,11 @@ class Loaded:
             requests = made.requests if isinstance(made, Siblings) else (made,)
             for each in requests:
                 each.owner = owner
-            core.submit(requests[0])
+            try:
+                core.submit(requests[0])
+            except BaseException:
+                for each in requests:
+                    if each.speculation is not None:
+                        each.speculation.close(0)
+                raise
             return made

@@ -155,6 +155,19 @@ def test_a_saved_session_goes_on_as_if_nothing_had_been(target, draft, stories, 
         assert (*first.tokens, *rest.tokens) == plain(target, "Once upon", max_tokens=100, sampler=SEEDED, seed=12).tokens
 
 
+@pytest.mark.parametrize("busy", [False, True])
+def test_what_is_refused_leaves_the_draft_where_it_stood(target, draft, busy):
+    with SpeculativeEngine(SpeculativeConfig(target, draft, draft_sampler=SEEDED)) as engine:
+        session = target.session()
+        engine.generate("Once upon a time", session=session, max_tokens=10, seed=3)
+        stood = engine.drafter.kept(session)
+        session.busy = busy                        # as while a request runs on it
+        with pytest.raises(oxillama.OxillamaError):
+            engine.submit(None, session=session, **({} if busy else {"context_shift": True, "keep": 10**6}))
+        session.busy = False
+        assert stood is not None and engine.drafter.kept(session) is stood
+
+
 def test_neither_models_file_is_written_over_by_a_snapshot(cases, tmp_path):
     paths = [tmp_path / "target.gguf", tmp_path / "draft.gguf"]
     for path, kind in zip(paths, ("f32", "q8_0")):

@@ -253,15 +253,15 @@ def make_request(core: EngineCore, vocabulary: Vocabulary | None, options: Optio
     request.stop_ids = frozenset(config.stop_token_ids) | (core.eog_ids if not config.ignore_eos else frozenset())
     request.cache = options.cache_prompt
     request.masker = vocabulary.masker if session.grammar is not None else None
-    candidates = core.drafters.candidates(options.speculative, request.masker)
-    if candidates is not None:
-        request.speculation = Speculation(candidates, session)
     if options.context_shift:
         if options.keep >= core.context_size - 1:
             raise ConfigError(f"keep: found {options.keep}, wanted less than the context of {core.context_size} tokens")
         request.shift_keep = options.keep
     if options.prompt_logprobs is not None:
         _want_prompt_logprobs(request, options.prompt_logprobs)
+    candidates = core.drafters.candidates(options.speculative, request.masker)
+    if candidates is not None:                     # last: nothing that is refused has opened a draft
+        request.speculation = Speculation(candidates, session)
     return request
 
 
