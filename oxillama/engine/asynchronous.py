@@ -13,7 +13,7 @@ class AsyncEngine:
     """Awaitable doors of an engine; options are those of `generate`. A cancelled task cancels its request."""
 
     def __init__(self, engine: Any) -> None:
-        if not hasattr(engine, "submit"):
+        if not hasattr(engine, "submit_each"):
             raise ConfigError(f"engine: found {type(engine).__name__}, wanted an InferenceEngine")
         self.engine = engine
 

@@ -40,6 +40,12 @@ def test_going_on_is_with_what_was_awaited_last(engine):
     assert asyncio.run(main()) == engine.generate("Once upon a time", max_tokens=9, sampler=GREEDY).tokens
 
 
+def test_an_engine_without_its_doors_is_refused(engine):
+    with oxillama.SpeculativeEngine(oxillama.SpeculativeConfig(engine, "early_exit:1")) as other, \
+            pytest.raises(oxillama.ConfigError, match="^engine: found SpeculativeEngine, wanted an InferenceEngine"):
+        AsyncEngine(other)
+
+
 def test_an_error_of_one_of_many_cancels_the_others(engine):
     def bad(tokens, logits):
         if tokens[0] == 5:
