@@ -86,7 +86,9 @@ def write(path: Path, shape: Shape, recipe: str) -> Path:
             writer.add(key, value, kind)
         formats = {}
         for name, size in sizes.items():
-            place = Place(layer_of(name) or 0, shape.layers, shape.heads // shape.kv_heads, 0, False, True)
+            layer = layer_of(name) or 0
+            place = Place(layer=layer, layers=shape.layers, before=layer, grouping=shape.heads // shape.kv_heads, experts=0, has_imatrix=False,
+                          tied=True, large=False)
             formats[name] = "F32" if is_kept(name, size) else choose(name, size[-1], RECIPES[recipe], place)
             writer.declare(name, formats[name], size)
         for name, size in sizes.items():
