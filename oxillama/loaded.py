@@ -131,12 +131,13 @@ class Loaded:
         if prompt is None and session is None:
             session = self.last("generate(None): there is no session to go on with")
         ids = None if prompt is None else self.ids(prompt, add_special=session is None or not len(session))
-        if self.vocabulary is not None:
-            self.vocabulary.prepare(wanted)          # whatever takes long comes before the lock
+        vocabulary = self.vocabulary                 # once: another thread may close meanwhile, which the core tells
+        if vocabulary is not None:
+            vocabulary.prepare(wanted)               # whatever takes long comes before the lock
         if session is not None:
             core.settle(session)
         with nullcontext() if session is None else core.lock, nullcontext() if session is None else session.as_it_was():
-            made = make(core, self.vocabulary, wanted, default=sampler, prompt=ids, session=session)
+            made = make(core, vocabulary, wanted, default=sampler, prompt=ids, session=session)
             requests = made.requests if isinstance(made, Siblings) else (made,)
             for each in requests:
                 each.owner = owner
