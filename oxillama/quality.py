@@ -27,7 +27,7 @@ from oxillama.durable import replacing
 from oxillama.engine.rows import submit_rows
 from oxillama.engine.session import checked_ids
 from oxillama.errors import ConfigError, EngineError, QuantError
-from oxillama.gguf import check_apart
+from oxillama.gguf import check_apart, is_among
 
 Progress = Callable[[int, int, float], None]        # windows done, windows in all, perplexity so far
 MAGIC = b"_logits_"
@@ -105,6 +105,8 @@ def perplexity(engine: InferenceEngine, text: str | Sequence[int], *, context: i
     """
     if save_logits is not None:
         check_apart("save_logits", save_logits, engine.model_files)
+        if kl_base is not None and is_among(save_logits, [kl_base]):
+            raise ConfigError(f"save_logits: {save_logits} is kl_base itself, wanted another file")
     windows = windows_of(engine, text, context, limit)
     base = None if kl_base is None else _Base(kl_base, windows, engine.config.vocab_size, begins=_beginning(engine) is not None)
     first, losses, distances = context // 2, [], []

@@ -113,7 +113,9 @@ def test_a_field_of_the_config_that_cannot_be_honoured_is_named(wrong):
 def test_what_is_no_config_or_engine_is_refused(engine):
     for make, told in ((lambda: oxillama.InferenceEngine({}), "config: found dict"), (lambda: AsyncEngine(5), "engine: found int"),
                        (lambda: engine.beam_generate("x", 5), "config: found int"),
-                       (lambda: engine.submit("x", max_tokens=1).result("x"), "timeout")):
+                       (lambda: engine.submit("x", max_tokens=1).result("x"), "timeout"),
+                       (lambda: engine.submit("x", max_tokens=1).result(float("nan")), "timeout: found nan"),
+                       (lambda: engine.generate("x", max_tokens=1, speculative=np.array([1, 2])), "speculative: found array")):
         with pytest.raises(ConfigError, match=told):
             make()
 

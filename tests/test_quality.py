@@ -270,6 +270,8 @@ def test_what_a_command_reads_is_never_written_over(tmp_path, capsys):
             assert str(output) in capsys.readouterr().err
     with oxillama.load(model, context_size=64) as engine, pytest.raises(ConfigError, match="save_logits: .* is the model itself"):
         oxillama.perplexity(engine, TEXT, context=CONTEXT, limit=1, save_logits=model)
+    with oxillama.load(model, context_size=64) as engine, pytest.raises(ConfigError, match="save_logits: .* is kl_base itself"):
+        oxillama.perplexity(engine, TEXT, context=CONTEXT, limit=1, save_logits=text, kl_base=text)
     assert (model.read_bytes(), text.read_text()) == (before, TEXT)
 
 

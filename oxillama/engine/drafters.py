@@ -16,7 +16,7 @@ _WANTED = "wanted None, False, True, 'auto', 'lookup', Candidates, a drafter, 'e
 
 def checked(asked: Any) -> None:
     """Raise ConfigError for what no request can mean by `speculative`."""
-    if asked is None or isinstance(asked, (bool, Candidates)) or asked in ("auto", "lookup"):
+    if asked is None or isinstance(asked, (bool, Candidates)) or isinstance(asked, str) and asked in ("auto", "lookup"):
         return
     if not all(callable(getattr(asked, name, None)) for name in ("open", "propose", "close")):
         raise ConfigError(f"speculative: found {asked!r}, {_WANTED}")

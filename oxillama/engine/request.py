@@ -135,11 +135,11 @@ class Request:
         Raises what made the request fail, and TimeoutError after `timeout` seconds.
         """
         self.check_process()
-        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
+        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout != timeout):
             raise ConfigError(f"timeout: found {timeout!r}, wanted seconds, or None")
         if not self._done.is_set():
             self._may_wait()
-        if not self._done.wait(timeout):
+        if not self._done.wait(None if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)):
             raise TimeoutError(f"request: not finished within {timeout} s")
         return self._outcome()
 
