@@ -75,5 +75,4 @@ OX_INLINE uint16_t ox_f32_to_f16(float f)
     return (uint16_t)(sign | ((a - 0x38000000u) >> 13));
 }
 
-
 #endif

@@ -226,13 +226,12 @@ cdef class Program:
             if r == 0 or batch.row_table[r - 1] != table:
                 begun = r
             elif r + 1 < batch.rows and batch.row_table[r + 1] == table:
-                continue                                               # the last row of the table looks at what lies between
+                continue
             last = batch.positions[r] // memory.page_size
             if last >= batch.lengths[table]:
                 raise ContextError(f"row {r}: position {batch.positions[r]} is beyond its table of {batch.lengths[table]} pages")
-            first = max(0, batch.positions[r] - self.reach + 1) // memory.page_size if self.reach else 0
-            if r > begun:
-                first = batch.positions[begun] // memory.page_size     # the first row of the table looked at those before
+            # the first row of a table looks at those before it, the last one at those between
+            first = (batch.positions[begun] if r > begun else max(0, batch.positions[r] - self.reach + 1) if self.reach else 0) // memory.page_size
             for p in range(first, last + 1):
                 if batch.pages[table][p] < 0 or batch.pages[table][p] >= memory.capacity:
                     raise ContextError(f"row {r}: page {batch.pages[table][p]} of its table, wanted 0 to {memory.capacity - 1}")
@@ -362,9 +361,8 @@ cdef class Program:
     # ---- for the doctor, the tests and the benchmarks ----------------------------------------------------------------
 
     cdef _rows(self, int slot, int rows, int columns):
-        cdef size_t stride = self.step_.strides[slot] // 4
-        flat = np.frombuffer(self.arenas[slot], np.float32, stride * <size_t>self.max_rows)        # keeps the arena alive
-        return flat.reshape(self.max_rows, -1)[:rows, :columns]
+        cdef size_t stride = self.step_.strides[slot] // 4          # the array keeps the arena alive
+        return np.frombuffer(self.arenas[slot], np.float32, stride * <size_t>self.max_rows).reshape(self.max_rows, -1)[:rows, :columns]
 
     def run_until(self, Rows batch not None, Pages memory not None, int op_index, *, int first=0, Flag cancel=None):
         """Runs ops 0 to op_index (included) over the batch; `slot` then shows what they left.
