@@ -135,8 +135,7 @@ class Request:
         Raises what made the request fail, and TimeoutError after `timeout` seconds.
         """
         self.check_process()
-        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout != timeout):
-            raise ConfigError(f"timeout: found {timeout!r}, wanted seconds, or None")
+        check_timeout(timeout)
         if not self._done.is_set():
             self._may_wait()
         if not self._done.wait(None if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)):
@@ -266,6 +265,12 @@ class Request:
         finally:
             self.unlisten(wake)
             self.cancel()
+
+
+def check_timeout(timeout: Any) -> None:
+    """Raise ConfigError for what is no number of seconds, nor None."""
+    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout != timeout):
+        raise ConfigError(f"timeout: found {timeout!r}, wanted seconds, or None")
 
 
 def finished(request: Request) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Options, Vocabulary, make_request
-from oxillama.engine.request import Completion, Request
+from oxillama.engine.request import Completion, Request, check_timeout
 from oxillama.engine.session import Session
 from oxillama.errors import ConfigError
 from oxillama.sampling import SamplerConfig
@@ -61,8 +61,7 @@ class Siblings:
 
     def result(self, timeout: float | None = None) -> list[Completion]:
         """Wait for all; raises what made one of them fail, the others being cancelled, and TimeoutError after `timeout` seconds."""
-        if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float))):
-            raise ConfigError(f"timeout: found {timeout!r}, wanted seconds, or None")
+        check_timeout(timeout)
         end = None if timeout is None else time.monotonic() + timeout
         try:
             return self._best([request.result(None if end is None else max(0.0, end - time.monotonic())) for request in self.requests])

@@ -285,20 +285,26 @@ def test_whoever_reads_the_program_of_a_closed_engine_is_told_so():
             late()
 
 
-def test_a_forked_process_is_told_not_hung():
-    engine = core()
-    job = engine.submit(request(engine, [1], max_tokens=3))
-    job.result(5)
+def is_told_in_a_forked_child(act):
+    """Whether `act()` raises there, within ten seconds, an EngineError that speaks of the process."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            engine.submit(request(engine, [1]))
+            signal.alarm(10)
+            act()
         except EngineError as error:
             code = 0 if "process" in str(error) else 2
         finally:
             os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_forked_process_is_told_not_hung():
+    engine = core()
+    job = engine.submit(request(engine, [1], max_tokens=3))
+    job.result(5)
+    assert is_told_in_a_forked_child(lambda: engine.submit(request(engine, [1])))
     engine.close()
 
 
@@ -312,17 +318,7 @@ def test_whoever_waits_for_a_request_in_a_forked_process_is_told_not_hung(way):
             await job
         async for _ in job:
             pass
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            signal.alarm(10)
-            job.wait() if way == "wait" else asyncio.run(waited())
-        except EngineError as error:
-            code = 0 if "process" in str(error) else 2
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert is_told_in_a_forked_child(lambda: job.wait() if way == "wait" else asyncio.run(waited()))
     engine.close()
 
 

@@ -10,12 +10,6 @@ HELD = SamplerConfig.greedy(min_tokens=8)
 
 
 @pytest.fixture(scope="module")
-def engine():
-    with oxillama.load(num_threads=1) as loaded:
-        yield loaded
-
-
-@pytest.fixture(scope="module")
 def words(engine):
     return engine._loaded.words
 
@@ -94,6 +88,7 @@ def test_an_expression_is_a_text(engine):
 
 def test_siblings_are_waited_for_in_seconds(engine):
     siblings = engine.submit("Once", n=2, max_tokens=2)
-    with pytest.raises(ConfigError, match="^timeout: found 'x', wanted seconds"):
-        siblings.result("x")
+    for wrong in ("x", float("nan")):
+        with pytest.raises(ConfigError, match=f"^timeout: found {wrong!r}, wanted seconds"):
+            siblings.result(wrong)
     assert [len(done.tokens) for done in siblings.result()] == [2, 2]
