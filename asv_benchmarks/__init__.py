@@ -2,6 +2,7 @@
 
 Each module also runs and is imported by itself, so its neighbours are found by name.
 """
+
 import sys
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""Attention alone: bytes of keys and values per second while generating deep, arithmetic per second over a prompt."""
+"""Attention alone: bytes of keys and values per second while generating deep, arithmetic per second
+over a prompt.
+"""
+
 from __future__ import annotations
 
 import time
@@ -8,7 +11,11 @@ import numpy as np
 from oxillama._core.pool import KV_TYPES
 from oxillama._core.tape import Batch, EmbeddingTable, PageMemory, Program
 
-SHAPES = {"1B (32 heads, 8 kv, 64)": (32, 8, 64), "4B (32 heads, 8 kv, 128)": (32, 8, 128), "135M (9 heads, 3 kv, 64)": (9, 3, 64)}
+SHAPES = {
+    "1B (32 heads, 8 kv, 64)": (32, 8, 64),
+    "4B (32 heads, 8 kv, 128)": (32, 8, 128),
+    "135M (9 heads, 3 kv, 64)": (9, 3, 64),
+}
 VOCAB, LAYERS = 64, 8
 
 
@@ -18,19 +25,43 @@ def only_attention(shape: str, num_threads: int) -> Program:
     width = (heads + 2 * kv) * dim
     rows = np.random.default_rng(0).standard_normal((VOCAB, width)).astype(np.float32)
     sizes = dict(q_heads=heads, kv_heads=kv, k_dim=dim, v_dim=dim)
-    ops = [("embed", dict(out=0, table=EmbeddingTable(rows.reshape(-1).view(np.uint8), "F32", VOCAB, width), scale=0.3))]
+    ops = [
+        (
+            "embed",
+            dict(
+                out=0,
+                table=EmbeddingTable(rows.reshape(-1).view(np.uint8), "F32", VOCAB, width),
+                scale=0.3,
+            ),
+        )
+    ]
     for layer in range(LAYERS):
         ops.append(("rope_store", dict(x=0, layer=layer, **sizes)))
         ops.append(("attend", dict(x=0, out=1, layer=layer, **sizes)))
-    return Program(ops, [width, heads * dim], kv_layers=[(kv, dim, dim)] * LAYERS, vocab_size=VOCAB, hidden_size=width, num_threads=num_threads)
+    return Program(
+        ops,
+        [width, heads * dim],
+        kv_layers=[(kv, dim, dim)] * LAYERS,
+        vocab_size=VOCAB,
+        hidden_size=width,
+        num_threads=num_threads,
+    )
 
 
 def rows(first: int, count: int, table: np.ndarray) -> Batch:
-    return Batch(np.arange(count) % VOCAB, np.arange(first, first + count), [table], np.zeros(count, np.int32), [])
+    return Batch(
+        np.arange(count) % VOCAB,
+        np.arange(first, first + count),
+        [table],
+        np.zeros(count, np.int32),
+        [],
+    )
 
 
 def stored(step: Program, pages: int, kv_type: str) -> PageMemory:
-    """Pages full of keys and values as the program stores them: sixteen tokens of its own, copied everywhere."""
+    """Pages full of keys and values as the program stores them: sixteen tokens of its own, copied
+    everywhere.
+    """
     memory = PageMemory(step.kv_layers, kv_type)
     memory.ensure(pages)
     step.run_until(rows(0, 16, np.zeros(1, np.int32)), memory, len(step) - 1)
@@ -65,11 +96,19 @@ class Depth:
         self.batch = rows(depth, 1, np.arange(pages, dtype=np.int32))
 
     def track_read(self, shape: str, depth: int, threads: int, kv_type: str) -> float:
-        return depth / 16 * self.memory.page_bytes / seconds(self.step, self.batch, self.memory, 9) / 1e9
+        return (
+            depth
+            / 16
+            * self.memory.page_bytes
+            / seconds(self.step, self.batch, self.memory, 9)
+            / 1e9
+        )
 
 
 class Together:
-    """GB/s of keys and values read by one step of 16 sequences, each at a depth with pages of its own."""
+    """GB/s of keys and values read by one step of 16 sequences, each at a depth with pages of its
+    own.
+    """
 
     params = [list(SHAPES), [512, 4096], [1, 2]]
     param_names = ["shape", "depth", "threads"]
@@ -107,4 +146,6 @@ class Prompt:
     def track_arithmetic(self, shape: str, length: int, threads: int, kv_type: str) -> float:
         heads, _, dim = SHAPES[shape]
         seen = 512 * (length - 512) + 512 * 513 // 2
-        return seen * heads * dim * 4 * LAYERS / seconds(self.step, self.batch, self.memory, 3) / 1e9
+        return (
+            seen * heads * dim * 4 * LAYERS / seconds(self.step, self.batch, self.memory, 3) / 1e9
+        )

@@ -1,4 +1,7 @@
-"""Grammar masks over a 128k vocabulary made from a fixed seed: compilation, first mask, masks along a text, advancing."""
+"""Grammar masks over a 128k vocabulary made from a fixed seed: compilation, first mask, masks along
+a text, advancing.
+"""
+
 import random
 
 import numpy as np
@@ -8,36 +11,67 @@ from oxillama.grammar import Grammar, JsonSchemaCompiler, TokenMasker
 SCHEMA = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "minLength": 1, "maxLength": 60}, "age": {"type": "integer", "minimum": 0, "maximum": 150},
-        "email": {"type": "string", "format": "email"}, "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 8},
-        "kind": {"enum": ["person", "robot", "other"]}, "notes": {"type": "string"},
+        "name": {"type": "string", "minLength": 1, "maxLength": 60},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "email": {"type": "string", "format": "email"},
+        "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 8},
+        "kind": {"enum": ["person", "robot", "other"]},
+        "notes": {"type": "string"},
     },
     "required": ["name", "age", "kind"],
 }
-TEXT = (b'{"name": "Alice Liddell", "age": 7, "email": "alice@example.com", "tags": ["curious", "small \xe2\x80\x93 then tall"], '
-        b'"kind": "person", "notes": "It was the best of times, it was the worst of times, \\n it was the age of wisdom"}')
+TEXT = (
+    b'{"name": "Alice Liddell", "age": 7, "email": "alice@example.com", "tags": ["curious", "small \xe2\x80\x93 then tall"], '
+    b'"kind": "person", "notes": "It was the best of times, it was the worst of times, \\n it was the age of wisdom"}'
+)
 GBNF = 'root ::= "[" item ("," item)* "]"\nitem ::= [a-z]+ ":" ([0-9]+ | "\\"" [^"\\\\\\x00-\\x1F]* "\\"")\n'
 
 
 def vocabulary(size: int = 128_000) -> list[bytes]:
-    """Tokens shaped like a byte-level BPE's: all bytes, words with and without a leading space, digits, punctuation, a few scripts."""
+    """Tokens shaped like a byte-level BPE's: all bytes, words with and without a leading space,
+    digits, punctuation, a few scripts.
+    """
     rng = random.Random(7)
     tokens = {bytes([b]): None for b in range(256)}
-    for piece in ('"', '":', '": "', '", "', '{"', '"}', "},", "[", "],", '\\"', "\\n", "\n\n", "    ", ",\n", ': {"'):
+    for piece in (
+        '"',
+        '":',
+        '": "',
+        '", "',
+        '{"',
+        '"}',
+        "},",
+        "[",
+        "],",
+        '\\"',
+        "\\n",
+        "\n\n",
+        "    ",
+        ",\n",
+        ': {"',
+    ):
         tokens[piece.encode()] = None
     letters = "etaoinshrdlucmfwypvbgkjqxz"
     while len(tokens) < size:
         kind = rng.random()
         if kind < 0.85:
-            word = "".join(rng.choices(letters, range(26, 0, -1), k=min(12, 2 + int(rng.expovariate(0.25)))))
+            word = "".join(
+                rng.choices(letters, range(26, 0, -1), k=min(12, 2 + int(rng.expovariate(0.25))))
+            )
             word = word.capitalize() if rng.random() < 0.25 else word
             tokens[(" " * (rng.random() < 0.5) + word).encode()] = None
         elif kind < 0.88:
             tokens[str(rng.randrange(1000)).encode()] = None
         elif kind < 0.97:
-            tokens["".join(chr(rng.randrange(0x4E00, 0x9FA5)) for _ in range(rng.randint(1, 3))).encode()] = None
+            tokens[
+                "".join(
+                    chr(rng.randrange(0x4E00, 0x9FA5)) for _ in range(rng.randint(1, 3))
+                ).encode()
+            ] = None
         else:
-            tokens["".join(rng.choices("_-+*/=<>()[]{}.,;:'\"\\\n ", k=rng.randint(1, 4))).encode()] = None
+            tokens[
+                "".join(rng.choices("_-+*/=<>()[]{}.,;:'\"\\\n ", k=rng.randint(1, 4))).encode()
+            ] = None
     return list(tokens)
 
 
@@ -50,8 +84,10 @@ class Masks:
         index = {piece: i for i, piece in enumerate(vocab) if piece}
         self.tokens, at = [], 0
         while at < len(TEXT):
-            length = next(n for n in range(min(16, len(TEXT) - at), 0, -1) if TEXT[at:at + n] in index)
-            self.tokens.append(index[TEXT[at:at + length]])
+            length = next(
+                n for n in range(min(16, len(TEXT) - at), 0, -1) if TEXT[at : at + n] in index
+            )
+            self.tokens.append(index[TEXT[at : at + length]])
             at += length
         self.compiler = JsonSchemaCompiler(whitespace="flexible")
         self.warm = self.compiler.compile(SCHEMA)

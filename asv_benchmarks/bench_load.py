@@ -1,4 +1,7 @@
-"""What it costs to import the package, to load a model, and to reach its first token, each in a fresh process."""
+"""What it costs to import the package, to load a model, and to reach its first token, each in a
+fresh process.
+"""
+
 from __future__ import annotations
 
 import subprocess
@@ -13,8 +16,16 @@ from first_token import in_fresh_process  # noqa: E402  (the folder of tools is 
 
 
 def _seconds(code: str) -> float:
-    out = subprocess.run([sys.executable, "-c", f"import time; t = time.perf_counter()\n{code}\nprint(time.perf_counter() - t)"],
-                         capture_output=True, text=True, check=True)
+    out = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            f"import time; t = time.perf_counter()\n{code}\nprint(time.perf_counter() - t)",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return float(out.stdout.splitlines()[-1])
 
 
@@ -30,11 +41,16 @@ class Load:
         return min(_seconds("import oxillama; oxillama.load()") for _ in range(3))
 
     def track_first_text(self) -> float:
-        return min(_seconds("import oxillama; next(oxillama.load().stream('Once upon a time'))") for _ in range(3))
+        return min(
+            _seconds("import oxillama; next(oxillama.load().stream('Once upon a time'))")
+            for _ in range(3)
+        )
 
 
 class Model:
-    """From `load` to the first token, the best of three: weights packed or mapped from a sidecar, files in the page cache or dropped from it."""
+    """From `load` to the first token, the best of three: weights packed or mapped from a sidecar,
+    files in the page cache or dropped from it.
+    """
 
     params = [wanted(), ["Q4_0", "Q8_0"], ["packed", "mapped"], ["warm", "cold"]]
     param_names = ["shape", "format", "weights", "page cache"]
@@ -42,7 +58,9 @@ class Model:
 
     def setup(self, shape: str, recipe: str, weights: str, cache: str) -> None:
         self.folder = tempfile.TemporaryDirectory()
-        self.options = dict(sidecar=self.folder.name if weights == "mapped" else None, cold=cache == "cold")
+        self.options = dict(
+            sidecar=self.folder.name if weights == "mapped" else None, cold=cache == "cold"
+        )
         self.path = model(shape, recipe)
 
     def teardown(self, shape: str, recipe: str, weights: str, cache: str) -> None:

@@ -1,7 +1,10 @@
-"""The matrix product alone: GB/s of packed weights for a few rows, GMAC/s for many, beside the read bandwidth of the same minute.
+"""The matrix product alone: GB/s of packed weights for a few rows, GMAC/s for many, beside the read
+bandwidth of the same minute.
 
-`python asv_benchmarks/bench_matmul.py [FORMAT,FORMAT...] [THREADS,THREADS...]` prints one table without asv, the best of many short runs.
+`python asv_benchmarks/bench_matmul.py [FORMAT,FORMAT...] [THREADS,THREADS...]` prints one table
+without asv, the best of many short runs.
 """
+
 from __future__ import annotations
 
 import sys
@@ -16,7 +19,7 @@ from oxillama._core.panels import PackedMatrix
 
 SHAPES = {name: (block, size) for name, block, size, _ in packable_formats()}
 COMMON = ["F16", "Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"]
-STREAM = 96 << 20           # bytes of weights that no cache keeps
+STREAM = 96 << 20  # bytes of weights that no cache keeps
 COLS = 2048
 
 
@@ -32,7 +35,9 @@ def weights(name: str, rows: int, cols: int) -> PackedMatrix:
 def product(name: str, rows: int, m: int, threads: int, isa: str | None = None):
     """A call that multiplies m rows by a fresh matrix, and that matrix."""
     w = weights(name, rows, COLS)
-    acts = quantise_rows(np.random.default_rng(1).standard_normal((m, COLS)).astype(np.float32), w.act)
+    acts = quantise_rows(
+        np.random.default_rng(1).standard_normal((m, COLS)).astype(np.float32), w.act
+    )
     out = np.empty((m, rows), np.float32)
     return (lambda: matmul_acts([w], acts, num_threads=threads, isa=isa, out=out)), w
 
@@ -70,7 +75,10 @@ class Prompt:
 class InstructionSets:
     """GMAC/s of every table of kernels this machine runs, one thread, 64 rows."""
 
-    params = [["Q4_0", "Q8_0", "Q4_K", "Q6_K"], [isa for isa in lanes_available() if isa != "scalar"]]
+    params = [
+        ["Q4_0", "Q8_0", "Q4_K", "Q6_K"],
+        [isa for isa in lanes_available() if isa != "scalar"],
+    ]
     param_names = ["format", "lanes"]
     unit = "GMAC/s"
 
@@ -94,7 +102,9 @@ class Packing:
         self.raw, self.rows = np.zeros(rows * COLS // block * size, np.uint8), rows
 
     def track_packing(self, name: str) -> float:
-        return self.raw.nbytes / best(lambda: PackedMatrix(self.raw, name, self.rows, COLS), 1.0) / 1e9
+        return (
+            self.raw.nbytes / best(lambda: PackedMatrix(self.raw, name, self.rows, COLS), 1.0) / 1e9
+        )
 
 
 def table(names: list[str], counts: list[int]) -> None:
@@ -114,4 +124,7 @@ def table(names: list[str], counts: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    table(sys.argv[1].split(",") if len(sys.argv) > 1 else COMMON, [int(t) for t in (sys.argv[2] if len(sys.argv) > 2 else "1,2").split(",")])
+    table(
+        sys.argv[1].split(",") if len(sys.argv) > 1 else COMMON,
+        [int(t) for t in (sys.argv[2] if len(sys.argv) > 2 else "1,2").split(",")],
+    )

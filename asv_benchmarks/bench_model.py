@@ -1,8 +1,10 @@
-"""Whole models, the cells of the speed table: prompts, generation, generation at depth, sequences together, and what is outside the products.
+"""Whole models, the cells of the speed table: prompts, generation, generation at depth, sequences
+together, and what is outside the products.
 
-Shapes and where their files lie: models.py (`OXILLAMA_BENCH_SHAPES=135m,1b,4b` for the real ones). `tools/measure.py` takes the same cells
-beside peers.
+Shapes and where their files lie: models.py (`OXILLAMA_BENCH_SHAPES=135m,1b,4b` for the real ones).
+`tools/measure.py` takes the same cells beside peers.
 """
+
 from __future__ import annotations
 
 import statistics
@@ -16,7 +18,9 @@ from oxillama.cli.bench import measure
 
 
 def at_depth(engine: oxillama.InferenceEngine, depth: int, tokens: int, runs: int) -> float:
-    """Median tokens/s of runs that go on from `depth` tokens: a page of evaluated ones, copied as often as it takes."""
+    """Median tokens/s of runs that go on from `depth` tokens: a page of evaluated ones, copied as
+    often as it takes.
+    """
     vocab, rates = engine.config.vocab_size, []
     with engine.raw_loop() as loop:
         loop.prefill(0, [(7 * j + 11) % vocab for j in range(min(depth, 16))])
@@ -70,7 +74,9 @@ class Generation:
 
 
 class Depth:
-    """Generated tokens/s of one sequence that has a long context, the median of three runs of 16 tokens."""
+    """Generated tokens/s of one sequence that has a long context, the median of three runs of 16
+    tokens.
+    """
 
     params = [wanted(), ["Q4_K_M", "Q8_0"], [4096, 16384], ["f16", "q8_0"]]
     param_names = ["shape", "format", "depth", "kv_type"]
@@ -88,7 +94,9 @@ class Depth:
 
 
 class Together:
-    """Generated tokens/s of all of several sequences of 64 tokens of context each, the median of three runs of 32 steps."""
+    """Generated tokens/s of all of several sequences of 64 tokens of context each, the median of
+    three runs of 32 steps.
+    """
 
     params = [wanted(), ["Q4_K_M", "Q8_0"], [8, 16]]
     param_names = ["shape", "format", "sequences"]
@@ -102,11 +110,15 @@ class Together:
         self.engine.close()
 
     def track_generation(self, shape: str, recipe: str, sequences: int) -> float:
-        return measure(self.engine, prompt=1, generate=32, depth=64, batch=sequences, runs=3)["tg_tps"]
+        return measure(self.engine, prompt=1, generate=32, depth=64, batch=sequences, runs=3)[
+            "tg_tps"
+        ]
 
 
 class Outside:
-    """Percent of a step's time that is neither a product with weights nor attention, one token, by the times of its ops."""
+    """Percent of a step's time that is neither a product with weights nor attention, one token, by
+    the times of its ops.
+    """
 
     params = [wanted(), ["Q4_0", "Q8_0"], [2, 1]]
     param_names = ["shape", "format", "threads"]

@@ -1,4 +1,7 @@
-"""What the engine itself costs: the scheduler's tick, and the whole ledger of a token over a tape that computes nothing."""
+"""What the engine itself costs: the scheduler's tick, and the whole ledger of a token over a tape
+that computes nothing.
+"""
+
 from __future__ import annotations
 
 import time
@@ -18,7 +21,12 @@ class SchedulerTick:
 
     def setup(self, sequences: int) -> None:
         config = SchedulerConfig(max_sequences=64, max_batch_sequences=64)
-        self.scheduler = Scheduler(config, admit=lambda ticket: True, reserve=lambda ticket, length: True, release=lambda ticket: None)
+        self.scheduler = Scheduler(
+            config,
+            admit=lambda ticket: True,
+            reserve=lambda ticket, length: True,
+            release=lambda ticket: None,
+        )
         for _ in range(sequences):
             self.scheduler.add(Ticket(1))
         for ticket, _ in self.scheduler.schedule():
@@ -29,7 +37,9 @@ class SchedulerTick:
 
 
 class Ledger:
-    """Microseconds per token of schedule, batch, call, sample, stop check and hand-over; nothing is computed."""
+    """Microseconds per token of schedule, batch, call, sample, stop check and hand-over; nothing is
+    computed.
+    """
 
     params = [1, 16]
     param_names = ["sequences"]

@@ -1,4 +1,7 @@
-"""Microseconds per drawn token at a vocabulary of 128,256: the default chain (bar: 60 us), and each kind of chain alone."""
+"""Microseconds per drawn token at a vocabulary of 128,256: the default chain (bar: 60 us), and each
+kind of chain alone.
+"""
+
 import numpy as np
 
 from oxillama.sampling import Sampler, SamplerConfig
@@ -18,7 +21,9 @@ CHAINS = {
 
 
 class Sample:
-    """One draw; 16 rows in turn, so that a row is not in the first cache, after a prompt of 64 tokens."""
+    """One draw; 16 rows in turn, so that a row is not in the first cache, after a prompt of 64
+    tokens.
+    """
 
     params = list(CHAINS)
     param_names = ["chain"]

@@ -1,4 +1,7 @@
-"""What sessions cost: forks, hits in the prefix tree, a system prompt that many share, beams, and how soon a cancelled prefill stops."""
+"""What sessions cost: forks, hits in the prefix tree, a system prompt that many share, beams, and
+how soon a cancelled prefill stops.
+"""
+
 from __future__ import annotations
 
 import time
@@ -45,7 +48,9 @@ class PrefixLookup:
 
 
 class FirstToken:
-    """Milliseconds from `submit` to the first token over a null tape: 2,000 prompt tokens, stored or not."""
+    """Milliseconds from `submit` to the first token over a null tape: 2,000 prompt tokens, stored
+    or not.
+    """
 
     params = ["miss", "hit"]
     param_names = ["prefix"]
@@ -65,7 +70,9 @@ class FirstToken:
 
 
 class Served:
-    """The embedded model through the engine: tokens/s of so many requests at once, 32 tokens in and 64 out each."""
+    """The embedded model through the engine: tokens/s of so many requests at once, 32 tokens in and
+    64 out each.
+    """
 
     params = [1, 4, 16, 32]
     param_names = ["sessions"]
@@ -76,11 +83,15 @@ class Served:
         sampler = oxillama.SamplerConfig.greedy(ignore_eos=True)
         best = 0.0
         with oxillama.load(scheduler=config, prefix_cache=False) as engine:
-            prompts = [[(7 * i + j) % engine.config.vocab_size for i in range(32)] for j in range(sessions)]
+            prompts = [
+                [(7 * i + j) % engine.config.vocab_size for i in range(32)] for j in range(sessions)
+            ]
             for _ in range(3):
                 begin = time.perf_counter()
                 done = engine.generate(prompts, max_tokens=64, sampler=sampler)
-                best = max(best, sum(len(each.tokens) for each in done) / (time.perf_counter() - begin))
+                best = max(
+                    best, sum(len(each.tokens) for each in done) / (time.perf_counter() - begin)
+                )
         return best
 
 
@@ -101,29 +112,44 @@ class ServedFirstToken:
                 else:
                     engine.generate(prompt, max_tokens=1)
                 begin = time.perf_counter()
-                next(engine.stream([*prompt, 5], max_tokens=1, sampler=oxillama.SamplerConfig.greedy()))
+                next(
+                    engine.stream(
+                        [*prompt, 5], max_tokens=1, sampler=oxillama.SamplerConfig.greedy()
+                    )
+                )
                 best = min(best, time.perf_counter() - begin)
         return best * 1e3
 
 
-def shared_prompt(engine: oxillama.InferenceEngine, requests: int, *, tokens: int = 2_000) -> dict[str, float]:
-    """Requests one after another that share a system prompt: seconds to the first token of the first, the median of the others, rows run."""
+def shared_prompt(
+    engine: oxillama.InferenceEngine, requests: int, *, tokens: int = 2_000
+) -> dict[str, float]:
+    """Requests one after another that share a system prompt: seconds to the first token of the
+    first, the median of the others, rows run.
+    """
     vocab, times = engine.config.vocab_size, []
     system, greedy = [(7 * i + 3) % vocab for i in range(tokens)], oxillama.SamplerConfig.greedy()
-    engine.generate([(5 * i + 4) % vocab for i in range(tokens)], max_tokens=1, sampler=greedy)          # memory is touched once
+    # memory is touched once
+    engine.generate([(5 * i + 4) % vocab for i in range(tokens)], max_tokens=1, sampler=greedy)
     before = engine.metrics().tokens_prefilled_total
     for number in range(requests):
         begin = time.perf_counter()
-        next(engine.stream([*system, number % vocab, number // vocab], max_tokens=1, sampler=greedy))
+        next(
+            engine.stream([*system, number % vocab, number // vocab], max_tokens=1, sampler=greedy)
+        )
         times.append(time.perf_counter() - begin)
     found = engine.metrics().tokens_prefilled_total - before
     if found > tokens + 2 * requests:
-        raise RuntimeError(f"shared prompt: {found} rows were run, wanted at most {tokens + 2 * requests}")
+        raise RuntimeError(
+            f"shared prompt: {found} rows were run, wanted at most {tokens + 2 * requests}"
+        )
     return {"miss": times[0], "hit": sorted(times[1:])[len(times) // 2], "rows": found}
 
 
 class SharedPrompt:
-    """Percent of a miss that the first token of a hit takes: requests that share 2,000 tokens, which are evaluated once (embedded model)."""
+    """Percent of a miss that the first token of a hit takes: requests that share 2,000 tokens,
+    which are evaluated once (embedded model).
+    """
 
     params = [20, 1_000]
     param_names = ["requests"]
@@ -136,7 +162,9 @@ class SharedPrompt:
 
 
 class Beams:
-    """Milliseconds per token of a search with four beams by its length: its cost is linear in length where these are equal (embedded model)."""
+    """Milliseconds per token of a search with four beams by its length: its cost is linear in
+    length where these are equal (embedded model).
+    """
 
     params = [32, 128, 512]
     param_names = ["tokens"]

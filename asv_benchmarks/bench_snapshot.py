@@ -1,4 +1,7 @@
-"""What it costs to save a session and to go on from it: bytes per second of its pages, and how many bytes more than its pages it takes."""
+"""What it costs to save a session and to go on from it: bytes per second of its pages, and how many
+bytes more than its pages it takes.
+"""
+
 from __future__ import annotations
 
 import shutil
@@ -29,7 +32,9 @@ def filled(engine, tokens: int):
 
 
 class Session:
-    """A session of the embedded model: GB/s to and from a file that is in the page cache, and its size beside its pages."""
+    """A session of the embedded model: GB/s to and from a file that is in the page cache, and its
+    size beside its pages.
+    """
 
     params = [64, 1_000]
     param_names = ["tokens"]
@@ -52,11 +57,15 @@ class Session:
         self.engine.restore_from_file(self.file).close()
 
     def track_size_beside_pages(self, tokens: int) -> float:
-        return self.file.stat().st_size / (len(self.session.kv.pages) * self.engine._loaded.core.memory.page_bytes)
+        return self.file.stat().st_size / (
+            len(self.session.kv.pages) * self.engine._loaded.core.memory.page_bytes
+        )
 
 
 class Container:
-    """GB/s of the envelope itself over one large section, written with its syncs, and read with its hash."""
+    """GB/s of the envelope itself over one large section, written with its syncs, and read with its
+    hash.
+    """
 
     params = [64]
     param_names = ["MiB"]
@@ -77,6 +86,7 @@ class Container:
         def read() -> None:
             with Envelope.open(_KIND, self.folder / "saved") as saved:
                 saved.read("pages", exactly=len(self.data))
+
         return self._best(read)
 
     def _best(self, work) -> float:

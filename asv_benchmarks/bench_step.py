@@ -1,4 +1,7 @@
-"""What a step costs where nothing is computed, and what the small ops cost: barriers, empty ops, norms, quantising."""
+"""What a step costs where nothing is computed, and what the small ops cost: barriers, empty ops,
+norms, quantising.
+"""
+
 from __future__ import annotations
 
 import time
@@ -36,11 +39,31 @@ class SmallOps:
     def setup(self, op: str, width: int, workers: int) -> None:
         rows = np.random.default_rng(0).standard_normal((4, width)).astype(np.float32)
         table = EmbeddingTable(rows.reshape(-1).view(np.uint8), "F32", 4, width)
-        params = {"norm": dict(x=0, add=1, kind="rms", weight=rows[0], bias=None, eps=1e-5, out=None, acts={"q8_32": 2}),
-                  "quantise": dict(x=0, acts={"q8_32": 2}), "scale": dict(x=0, factor=1.0, out=0)}[op]
-        ops = [("embed", dict(out=slot, table=table, scale=1.0)) for slot in (0, 1)] + [(op, params)] * OPS
-        self.step = Program(ops, [width, width, act_bytes("q8_32", width) // 4, width], kv_layers=[], vocab_size=4, hidden_size=width,
-                            num_threads=workers)
+        params = {
+            "norm": dict(
+                x=0,
+                add=1,
+                kind="rms",
+                weight=rows[0],
+                bias=None,
+                eps=1e-5,
+                out=None,
+                acts={"q8_32": 2},
+            ),
+            "quantise": dict(x=0, acts={"q8_32": 2}),
+            "scale": dict(x=0, factor=1.0, out=0),
+        }[op]
+        ops = [("embed", dict(out=slot, table=table, scale=1.0)) for slot in (0, 1)] + [
+            (op, params)
+        ] * OPS
+        self.step = Program(
+            ops,
+            [width, width, act_bytes("q8_32", width) // 4, width],
+            kv_layers=[],
+            vocab_size=4,
+            hidden_size=width,
+            num_threads=workers,
+        )
         self.memory = PageMemory([])
         self.memory.ensure(1)
         self.batch = Batch([1], [0], [[0]], [0], [])

@@ -1,4 +1,5 @@
 """A program that computes nothing, so that what is left to measure is the engine's own ledger."""
+
 from __future__ import annotations
 
 from collections import namedtuple
@@ -51,13 +52,21 @@ class NullProgram:
     def step(self, batch, memory, *, output="logits", cancel=None) -> np.ndarray:
         """A view of rows that are always the same."""
         self.steps += 1
-        return self.out[:len(batch.wanted)]
+        return self.out[: len(batch.wanted)]
 
 
 def null_core(*, batch=NullBatch, prefix: dict | None = None, **scheduler: int) -> EngineCore:
     """An engine over the null program with as many sequences a step as rows."""
     config = SchedulerConfig(**{"max_sequences": 64, "max_batch_sequences": 64, **scheduler})
-    return EngineCore(NullProgram(), NullMemory(), batch=batch, flag=NullFlag(), context_size=1 << 16, scheduler=config, prefix=prefix)
+    return EngineCore(
+        NullProgram(),
+        NullMemory(),
+        batch=batch,
+        flag=NullFlag(),
+        context_size=1 << 16,
+        scheduler=config,
+        prefix=prefix,
+    )
 
 
 def start(core: EngineCore, prompt: list[int], max_tokens: int):

@@ -6,6 +6,7 @@
 
 Names are imported when they are first used, so that `import oxillama` costs next to nothing.
 """
+
 from __future__ import annotations
 
 import importlib
@@ -15,7 +16,13 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "oxillama.engine.generation": ("Options",),
-    "oxillama.api": ("EngineConfig", "InferenceEngine", "cpu_info", "load", "load_model_from_bytes"),
+    "oxillama.api": (
+        "EngineConfig",
+        "InferenceEngine",
+        "cpu_info",
+        "load",
+        "load_model_from_bytes",
+    ),
     "oxillama.decoder": ("AsyncSpecConfig", "CancellationToken", "SpeculativeDecoder"),
     "oxillama.embedded": ("embedded_path",),
     "oxillama.engine.beam": ("BeamHypothesis", "BeamSearchConfig"),
@@ -27,28 +34,86 @@ _HOMES = {
     "oxillama.engine.prefix": ("PrefixKvCache",),
     "oxillama.engine.request": ("Completion", "Piece", "Request", "Stream", "Usage"),
     "oxillama.engine.rewind": ("Rewindable",),
-    "oxillama.engine.scheduler": ("MAX_DECODE_WAIT_MS", "PREFILL_CHUNK", "Scheduler", "SchedulerConfig"),
+    "oxillama.engine.scheduler": (
+        "MAX_DECODE_WAIT_MS",
+        "PREFILL_CHUNK",
+        "Scheduler",
+        "SchedulerConfig",
+    ),
     "oxillama.engine.session": ("Session",),
     "oxillama.engine.snapshot": ("EngineSnapshot",),
     "oxillama.engine.specsnapshot": ("SpecSnapshot",),
     "oxillama.engine.speculation": ("Candidates", "SpecStats"),
     "oxillama.engine.states": ("SequencePool", "SsmStatePool"),
     "oxillama.engine.views": ("BatchedKvView", "KvCache", "KvSlot"),
-    "oxillama.errors": ("Cancelled", "ConfigError", "ContextError", "EmptySequence", "EngineError", "Exhausted", "GgufError",
-                        "GrammarError", "InvalidSlot", "ModelError", "ModelFingerprintMismatch", "NotSupported", "OxillamaError", "PoolError",
-                        "PositionBeyondEnd", "QuantError", "RewindError", "RoundsExhausted", "SamplingError", "SnapshotIncompatible",
-                        "SpecSnapshotIncompatible", "TemplateError", "TokenizerError"),
+    "oxillama.errors": (
+        "Cancelled",
+        "ConfigError",
+        "ContextError",
+        "EmptySequence",
+        "EngineError",
+        "Exhausted",
+        "GgufError",
+        "GrammarError",
+        "InvalidSlot",
+        "ModelError",
+        "ModelFingerprintMismatch",
+        "NotSupported",
+        "OxillamaError",
+        "PoolError",
+        "PositionBeyondEnd",
+        "QuantError",
+        "RewindError",
+        "RoundsExhausted",
+        "SamplingError",
+        "SnapshotIncompatible",
+        "SpecSnapshotIncompatible",
+        "TemplateError",
+        "TokenizerError",
+    ),
     "oxillama.gguf": ("ModelFingerprint",),
-    "oxillama.grammar": ("Grammar", "GrammarState", "GrammarWarning", "JsonSchemaCompiler", "TokenMasker", "apply_grammar_mask"),
+    "oxillama.grammar": (
+        "Grammar",
+        "GrammarState",
+        "GrammarWarning",
+        "JsonSchemaCompiler",
+        "TokenMasker",
+        "apply_grammar_mask",
+    ),
     "oxillama.quality": ("Perplexity", "collect_imatrix", "perplexity"),
     "oxillama.sampling": ("Sampler", "SamplerChain", "SamplerConfig", "SamplerStage", "Xorshift64"),
     "oxillama.speculative": ("SpeculativeConfig", "SpeculativeEngine"),
     "oxillama.tokenizer": ("ChatTemplate", "TextStream", "TokenizerBridge"),
-    "oxillama.toolcalls": ("ChatEvent", "NoOpDispatcher", "ReasoningSplitter", "ReplyParser", "ToolCall", "ToolCallDetector", "ToolCallGrammar",
-                           "ToolDispatcher", "ToolResult", "TriggeredGrammar", "run_until_answer", "run_until_answer_async",
-                           "split_reasoning"),
+    "oxillama.toolcalls": (
+        "ChatEvent",
+        "NoOpDispatcher",
+        "ReasoningSplitter",
+        "ReplyParser",
+        "ToolCall",
+        "ToolCallDetector",
+        "ToolCallGrammar",
+        "ToolDispatcher",
+        "ToolResult",
+        "TriggeredGrammar",
+        "run_until_answer",
+        "run_until_answer_async",
+        "split_reasoning",
+    ),
 }
-_ROOMS = ("api", "embedded", "engine", "errors", "gguf", "grammar", "model", "quality", "quant", "sampling", "tokenizer", "toolcalls")
+_ROOMS = (
+    "api",
+    "embedded",
+    "engine",
+    "errors",
+    "gguf",
+    "grammar",
+    "model",
+    "quality",
+    "quant",
+    "sampling",
+    "tokenizer",
+    "toolcalls",
+)
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = sorted([*_HOME, *_ROOMS, "__version__"])

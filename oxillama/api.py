@@ -1,8 +1,11 @@
-"""The public face: `load` a GGUF file, then generate, stream, chat, embed, or ask for logits. Every method may be called from any thread.
+"""The public face: `load` a GGUF file, then generate, stream, chat, embed, or ask for logits. Every
+method may be called from any thread.
 
-`InferenceEngine(EngineConfig(...)).load_model()` and `oxillama.load(...)` make the same object. Work runs in the engine's own thread, many
-requests in one step, each with the tokens it would have had alone; the caller waits, so Ctrl-C and `stream.close()` act at once.
+`InferenceEngine(EngineConfig(...)).load_model()` and `oxillama.load(...)` make the same object.
+Work runs in the engine's own thread, many requests in one step, each with the tokens it would have
+had alone; the caller waits, so Ctrl-C and `stream.close()` act at once.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -37,8 +40,11 @@ from oxillama.tokenizer import TokenizerBridge
 __all__ = ["EngineConfig", "InferenceEngine", "cpu_info", "load", "load_model_from_bytes"]
 
 
-def load(model_path: str | Path | None = None, *, progress: Progress | None = None, **config: Any) -> InferenceEngine:
-    """An engine with a model loaded: the embedded one without a path. Keyword arguments are the fields of `EngineConfig`.
+def load(
+    model_path: str | Path | None = None, *, progress: Progress | None = None, **config: Any
+) -> InferenceEngine:
+    """An engine with a model loaded: the embedded one without a path. Keyword arguments are the
+    fields of `EngineConfig`.
 
     `progress(done, total)` is told of the bytes of weights prepared.
     """
@@ -47,17 +53,25 @@ def load(model_path: str | Path | None = None, *, progress: Progress | None = No
     return engine
 
 
-def load_model_from_bytes(gguf_bytes: bytes, tokenizer_json: str | bytes | None = None, **config: Any) -> InferenceEngine:
-    """An engine over a GGUF file held in memory; `tokenizer_json` replaces the file's own vocabulary. No path may stand beside either."""
+def load_model_from_bytes(
+    gguf_bytes: bytes, tokenizer_json: str | bytes | None = None, **config: Any
+) -> InferenceEngine:
+    """An engine over a GGUF file held in memory; `tokenizer_json` replaces the file's own
+    vocabulary. No path may stand beside either.
+    """
     if config.get("model_path") is not None:
-        raise ConfigError(f"model_path: found {str(config['model_path'])!r} beside the bytes of a file, wanted one model")
+        raise ConfigError(
+            f"model_path: found {str(config['model_path'])!r} beside the bytes of a file, wanted one model"
+        )
     engine = InferenceEngine(EngineConfig.of(config, door="load_model_from_bytes"))
     engine.load_model_from_bytes(gguf_bytes, tokenizer_json)
     return engine
 
 
 class InferenceEngine:
-    """One model, served to any number of threads; `EngineConfig` says how, `Options` (engine.generation) what a request may ask."""
+    """One model, served to any number of threads; `EngineConfig` says how, `Options`
+    (engine.generation) what a request may ask.
+    """
 
     def __init__(self, config: EngineConfig | None = None) -> None:
         if config is not None and not isinstance(config, EngineConfig):
@@ -65,15 +79,22 @@ class InferenceEngine:
         self.engine_config = config or EngineConfig()
         self._loaded = Loaded()
 
-    # ---- loading -------------------------------------------------------------------------------------------------------
+    # ---- loading
+    # -------------------------------------------------------------------------------------------------------
 
-    def load_model(self, model_path: str | Path | None = None, *, progress: Progress | None = None) -> InferenceEngine:
+    def load_model(
+        self, model_path: str | Path | None = None, *, progress: Progress | None = None
+    ) -> InferenceEngine:
         """Load the config's model, or another one; returns the engine."""
         path = model_path if model_path is not None else self.engine_config.model_path
-        self._loaded.open(self.engine_config, path if path is not None else embedded_path(), progress=progress)
+        self._loaded.open(
+            self.engine_config, path if path is not None else embedded_path(), progress=progress
+        )
         return self
 
-    def load_model_from_bytes(self, gguf_bytes: bytes, tokenizer_json: str | bytes | None = None) -> InferenceEngine:
+    def load_model_from_bytes(
+        self, gguf_bytes: bytes, tokenizer_json: str | bytes | None = None
+    ) -> InferenceEngine:
         """Load a model from the bytes of a GGUF file; returns the engine."""
         self._loaded.open(self.engine_config, gguf_bytes, tokenizer_json=tokenizer_json)
         return self
@@ -108,10 +129,15 @@ class InferenceEngine:
         """The vocabulary; EngineError for a file without one."""
         return self._loaded.words.bridge
 
-    # ---- text ------------------------------------------------------------------------------------------------------------
+    # ---- text
+    # ------------------------------------------------------------------------------------------------------------
 
-    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """Token ids of a text, with the vocabulary's special tokens around it and those spelled in it recognised, unless told otherwise."""
+    def tokenize(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """Token ids of a text, with the vocabulary's special tokens around it and those spelled in
+        it recognised, unless told otherwise.
+        """
         return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
 
     def detokenize(self, ids: Iterable[int]) -> str:
@@ -122,119 +148,222 @@ class InferenceEngine:
         """Whether a token ends generation."""
         return token in self._loaded.core.eog_ids
 
-    # ---- generation --------------------------------------------------------------------------------------------------------
+    # ---- generation
+    # --------------------------------------------------------------------------------------------------------
 
-    def submit(self, prompt: Prompt | None, *, session: Session | None = None, live: bool = False, **options: Any) -> Request | Siblings:
-        """Start a generation and return at once; `result()`, iteration, `await`, `cancel()` are the request's.
+    def submit(
+        self,
+        prompt: Prompt | None,
+        *,
+        session: Session | None = None,
+        live: bool = False,
+        **options: Any,
+    ) -> Request | Siblings:
+        """Start a generation and return at once; `result()`, iteration, `await`, `cancel()` are the
+        request's.
 
-        With a session the prompt is appended to it; a prompt of None goes on with the session, or with the one used last, which this one
-        is from now on where it is `live`, as those of `generate` and `stream` are. Going on, what options do not name stays as it was.
-        With `n` or `best_of` above 1 the `Siblings` that share the prompt, whose result is a list.
+        With a session the prompt is appended to it; a prompt of None goes on with the session, or
+        with the one used last, which this one is from now on where it is `live`, as those of
+        `generate` and `stream` are. Going on, what options do not name stays as it was. With `n` or
+        `best_of` above 1 the `Siblings` that share the prompt, whose result is a list.
         """
         return self._begin(prompt, session=session, live=live, **options)
 
-    def _begin(self, prompt: Prompt | None, *, live: bool = False, session: Session | None = None, **options: Any) -> Request | Siblings:
-        """`submit`; live: a prompt of None goes on with it next, so that its session keeps what it has evaluated."""
+    def _begin(
+        self,
+        prompt: Prompt | None,
+        *,
+        live: bool = False,
+        session: Session | None = None,
+        **options: Any,
+    ) -> Request | Siblings:
+        """`submit`; live: a prompt of None goes on with it next, so that its session keeps what it
+        has evaluated.
+        """
         make, wanted = self._asked(options)
         if not live:
             return self._submit(make, prompt, session, wanted)
-        return self._loaded.follow(self._submit(self._loaded.live.keeping(make), prompt, session, wanted))
+        return self._loaded.follow(
+            self._submit(self._loaded.live.keeping(make), prompt, session, wanted)
+        )
 
-    def submit_each(self, prompts: Iterable[Prompt], *, session: Session | None = None, **options: Any) -> Iterator[Request | Siblings]:
-        """Start a generation of each of many prompts, as it is taken from the iterator; options are those of `submit`, read once for all."""
+    def submit_each(
+        self, prompts: Iterable[Prompt], *, session: Session | None = None, **options: Any
+    ) -> Iterator[Request | Siblings]:
+        """Start a generation of each of many prompts, as it is taken from the iterator; options are
+        those of `submit`, read once for all.
+        """
         make, wanted = self._asked(options)
         return (self._submit(make, prompt, session, wanted) for prompt in prompts)
 
     def _asked(self, options: dict[str, Any]) -> tuple[Callable[..., Request | Siblings], Options]:
         """(what makes a request, the checked options of it)."""
         loaded = self._loaded
-        wanted = Options.of({**options, "speculative": candidates_of(loaded.core, loaded.vocabulary, loaded.model, options.get("speculative"))})
+        wanted = Options.of(
+            {
+                **options,
+                "speculative": candidates_of(
+                    loaded.core, loaded.vocabulary, loaded.model, options.get("speculative")
+                ),
+            }
+        )
         return make_siblings if wanted.completions > 1 else make_request, wanted
 
-    def _submit(self, make: Callable[..., Request | Siblings], prompt: Prompt | None, session: Session | None,
-                wanted: Options) -> Request | Siblings:
-        """Start what `make` makes of a prompt; the request keeps this engine: one that is forgotten finishes what it began."""
-        return self._loaded.submit(make, prompt, wanted, session=session, sampler=self.engine_config.sampler, owner=self)
+    def _submit(
+        self,
+        make: Callable[..., Request | Siblings],
+        prompt: Prompt | None,
+        session: Session | None,
+        wanted: Options,
+    ) -> Request | Siblings:
+        """Start what `make` makes of a prompt; the request keeps this engine: one that is forgotten
+        finishes what it began.
+        """
+        return self._loaded.submit(
+            make, prompt, wanted, session=session, sampler=self.engine_config.sampler, owner=self
+        )
 
-    def generate(self, prompt: Prompt | Sequence[Prompt] | None, **options: Any) -> Completion | list[Completion]:
-        """The completion of a prompt (text or token ids), or of each of a list of prompts, batched; options as `Options` lists them.
+    def generate(
+        self, prompt: Prompt | Sequence[Prompt] | None, **options: Any
+    ) -> Completion | list[Completion]:
+        """The completion of a prompt (text or token ids), or of each of a list of prompts, batched;
+        options as `Options` lists them.
 
-        With `n` or `best_of` above 1 a list of completions takes the place of each.
-        None goes on with the session used last: that of `prefill`, or of the last `generate` or `stream` of a single prompt. Of the one
-        completion that `best_of` returns it is that one's; several leave none to go on with.
+        With `n` or `best_of` above 1 a list of completions takes the place of each. None goes on
+        with the session used last: that of `prefill`, or of the last `generate` or `stream` of a
+        single prompt. Of the one completion that `best_of` returns it is that one's; several leave
+        none to go on with.
         """
         if self.is_many(prompt):
             return all_finished(self.submit_each(prompt, **options))
         return finished(self._begin(prompt, live=True, **options))
 
     def stream(self, prompt: Prompt | None, **options: Any) -> Stream:
-        """The completion as it comes: an iterator of pieces whose `.text` is whole UTF-8. Closing or forgetting it stops the work."""
+        """The completion as it comes: an iterator of pieces whose `.text` is whole UTF-8. Closing
+        or forgetting it stops the work.
+        """
         _only_one(options)
         return Stream(self._begin(prompt, live=True, **options))
 
-    def beam_generate(self, prompt: Prompt | None, config: BeamSearchConfig | None = None, *, session: Session | None = None,
-                      **options: Any) -> list[BeamHypothesis]:
-        """The likeliest continuations of a prompt, best first, at most `beam_width` of them (see `engine.beam`).
+    def beam_generate(
+        self,
+        prompt: Prompt | None,
+        config: BeamSearchConfig | None = None,
+        *,
+        session: Session | None = None,
+        **options: Any,
+    ) -> list[BeamHypothesis]:
+        """The likeliest continuations of a prompt, best first, at most `beam_width` of them (see
+        `engine.beam`).
 
-        With a session from a fork of it, which it leaves as it is. Of the options those count that say what the text may be and where it
-        stops; a sampler must be `SamplerConfig.greedy(...)` with bans, biases and stops alone.
+        With a session from a fork of it, which it leaves as it is. Of the options those count that
+        say what the text may be and where it stops; a sampler must be `SamplerConfig.greedy(...)`
+        with bans, biases and stops alone.
         """
         return finished(self.submit_beams(prompt, config, session=session, **options))
 
-    def submit_beams(self, prompt: Prompt | None, config: BeamSearchConfig | None = None, *, session: Session | None = None,
-                     **options: Any) -> Request:
+    def submit_beams(
+        self,
+        prompt: Prompt | None,
+        config: BeamSearchConfig | None = None,
+        *,
+        session: Session | None = None,
+        **options: Any,
+    ) -> Request:
         """Start a beam search and return at once; its result is what `beam_generate` returns."""
         if config is not None and not isinstance(config, BeamSearchConfig):
             raise ConfigError(f"config: found {type(config).__name__}, wanted a BeamSearchConfig")
-        return self._submit(partial(make_beams, config=config or BeamSearchConfig()), prompt, session, Options.of(options))
+        return self._submit(
+            partial(make_beams, config=config or BeamSearchConfig()),
+            prompt,
+            session,
+            Options.of(options),
+        )
 
-    def chat(self, messages: Sequence[dict], *, stream: bool = False, **options: Any) -> Completion | Stream:
-        """The reply to a conversation, through the model's own chat template; options are those of `submit_chat` and `generate`.
+    def chat(
+        self, messages: Sequence[dict], *, stream: bool = False, **options: Any
+    ) -> Completion | Stream:
+        """The reply to a conversation, through the model's own chat template; options are those of
+        `submit_chat` and `generate`.
 
-        With `stream` the `ChatEvent`s of the reply as they come: their `.text` is the answer, the last one holds the completion.
+        With `stream` the `ChatEvent`s of the reply as they come: their `.text` is the answer, the
+        last one holds the completion.
         """
         if stream:
             _only_one(options)
         request = self._begin_chat(messages, live=True, **options)
         return Stream(request) if stream else finished(request)
 
-    def submit_chat(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, response_format: dict | None = None,
-                    template: dict | None = None, **options: Any) -> Request:
-        """Start a reply and return at once. `template` holds more variables for the chat template; response_format asks for JSON.
+    def submit_chat(
+        self,
+        messages: Sequence[dict],
+        *,
+        tools: Sequence[dict] | None = None,
+        response_format: dict | None = None,
+        template: dict | None = None,
+        **options: Any,
+    ) -> Request:
+        """Start a reply and return at once. `template` holds more variables for the chat template;
+        response_format asks for JSON.
 
-        tool_choice ("auto", "none", "required" or a tool's name), tool_format (None: what the template teaches) and parallel_tool_calls go
-        with `tools`, whose calls follow their schemas (see `toolcalls.ChatPlanner`); the completion has `content`, `reasoning`, `tool_calls`.
+        tool_choice ("auto", "none", "required" or a tool's name), tool_format (None: what the
+        template teaches) and parallel_tool_calls go with `tools`, whose calls follow their schemas
+        (see `toolcalls.ChatPlanner`); the completion has `content`, `reasoning`, `tool_calls`.
         """
-        return self._begin_chat(messages, tools=tools, response_format=response_format, template=template, **options)
+        return self._begin_chat(
+            messages, tools=tools, response_format=response_format, template=template, **options
+        )
 
-    def _begin_chat(self, messages: Sequence[dict], *, live: bool = False, **options: Any) -> Request:
+    def _begin_chat(
+        self, messages: Sequence[dict], *, live: bool = False, **options: Any
+    ) -> Request:
         turn = self._loaded.chat.turn(messages, **options)
         request = self._begin(turn.prompt, live=live, **turn.options)
         for each in request.requests if isinstance(request, Siblings) else (request,):
             each.read, each.events = turn.read, turn.events
         return request
 
-    def render_chat(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, add_generation_prompt: bool = True,
-                    **variables: Any) -> str:
+    def render_chat(
+        self,
+        messages: Sequence[dict],
+        *,
+        tools: Sequence[dict] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
         """The text that the model's chat template makes of a conversation."""
-        return self._loaded.chat.render(messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables)
+        return self._loaded.chat.render(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
+        )
 
     @staticmethod
     def is_many(prompt: Any) -> bool:
-        """Whether a prompt is a list of prompts: a list whose first item is a text or itself a list; ConfigError for a None among them."""
-        many = isinstance(prompt, (list, tuple)) and bool(prompt) and not isinstance(prompt[0], (int, np.integer))
+        """Whether a prompt is a list of prompts: a list whose first item is a text or itself a
+        list; ConfigError for a None among them.
+        """
+        many = (
+            isinstance(prompt, (list, tuple))
+            and bool(prompt)
+            and not isinstance(prompt[0], (int, np.integer))
+        )
         if many and any(each is None for each in prompt):
-            raise ConfigError(f"prompt: found None in a list of {len(prompt)}, wanted texts or token ids (None alone goes on with the last session)")
+            raise ConfigError(
+                f"prompt: found None in a list of {len(prompt)}, wanted texts or token ids (None alone goes on with the last session)"
+            )
         return many
 
-    # ---- logits and the live session ----------------------------------------------------------------------------------------
+    # ---- logits and the live session
+    # ----------------------------------------------------------------------------------------
 
     def logits(self, ids: Sequence[int]) -> np.ndarray:
-        """float32 (len(ids), vocabulary): row i predicts token i + 1, through the same compiled path as `generate`."""
+        """float32 (len(ids), vocabulary): row i predicts token i + 1, through the same compiled
+        path as `generate`.
+        """
         return all_logits(self._loaded.core, self._loaded.ids(ids), owner=self)
 
     def session(self) -> Session:
-        """A new session of your own: `prefill`, `forward_one` and `generate` take it, and it can `fork`, `truncate` and `close` itself.
+        """A new session of your own: `prefill`, `forward_one` and `generate` take it, and it can
+        `fork`, `truncate` and `close` itself.
 
         One that is forgotten is closed.
         """
@@ -242,7 +371,9 @@ class InferenceEngine:
         return core.keep(core.new_session())
 
     def prefill(self, ids: Prompt, *, session: Session | None = None) -> np.ndarray:
-        """Append tokens to a session (the engine's live one); returns the logits after them, float32 (vocabulary,)."""
+        """Append tokens to a session (the engine's live one); returns the logits after them,
+        float32 (vocabulary,).
+        """
         core, live = self._loaded.core, self._loaded.live
         with nullcontext() if session is not None else live.lock:
             session = live.use() if session is None else core.check_session(session)
@@ -264,28 +395,44 @@ class InferenceEngine:
         """Tokens of the live session."""
         return len(self._loaded.live.get())
 
-    # ---- snapshots -----------------------------------------------------------------------------------------------------------
+    # ---- snapshots
+    # -----------------------------------------------------------------------------------------------------------
 
     def snapshot(self, **options: Any) -> bytes:
-        """The session that `generate(None)` would go on with, whole, as bytes; options are those of `Snapshots.take` (engine.snapshot)."""
+        """The session that `generate(None)` would go on with, whole, as bytes; options are those of
+        `Snapshots.take` (engine.snapshot).
+        """
         return self._last().snapshot(**options)
 
     def snapshot_to_file(self, path: str | Path, **options: Any) -> None:
-        """The same in a file: whatever fails, or is killed, when, the file holds what it held before or all of the snapshot."""
+        """The same in a file: whatever fails, or is killed, when, the file holds what it held
+        before or all of the snapshot.
+        """
         self._last().snapshot_to_file(path, **options)
 
     @classmethod
-    def resume(cls, data: bytes, model_path: Any = None, *, processors: Sequence[Callable] = (), progress: Progress | None = None,
-               **config: Any) -> InferenceEngine:
-        """A new engine, as the one that took the snapshot was configured, whose live session goes on where that one stood, bit for bit.
+    def resume(
+        cls,
+        data: bytes,
+        model_path: Any = None,
+        *,
+        processors: Sequence[Callable] = (),
+        progress: Progress | None = None,
+        **config: Any,
+    ) -> InferenceEngine:
+        """A new engine, as the one that took the snapshot was configured, whose live session goes
+        on where that one stood, bit for bit.
 
-        model_path: the same model's file (or bytes), None for the embedded one. config: fields of `EngineConfig` that shall differ, such
-        as num_threads; processors: see `restore`. ModelFingerprintMismatch for another model, SnapshotIncompatible for the rest.
+        model_path: the same model's file (or bytes), None for the embedded one. config: fields of
+        `EngineConfig` that shall differ, such as num_threads; processors: see `restore`.
+        ModelFingerprintMismatch for another model, SnapshotIncompatible for the rest.
         """
         told = EngineSnapshot.inspect(data)
         model = embedded_path() if model_path is None else model_path
         told.model.verify(model)
-        engine = cls(told.config(model_path=model if isinstance(model, (str, Path)) else None, **config))
+        engine = cls(
+            told.config(model_path=model if isinstance(model, (str, Path)) else None, **config)
+        )
         engine._loaded.open(engine.engine_config, model, progress=progress)
         try:
             engine._loaded.live.take(engine.restore(data, processors=processors))
@@ -295,24 +442,31 @@ class InferenceEngine:
         return engine
 
     @classmethod
-    def resume_from_file(cls, path: str | Path, model_path: Any = None, **options: Any) -> InferenceEngine:
+    def resume_from_file(
+        cls, path: str | Path, model_path: Any = None, **options: Any
+    ) -> InferenceEngine:
         """`resume` from a file of `snapshot_to_file`; options are those of `resume`."""
         return cls.resume(Path(path), model_path, **options)
 
     def restore(self, data: bytes, *, processors: Sequence[Callable] = ()) -> Session:
-        """A session of your own that stands where the one of a snapshot stood, beside all others, which do not notice.
+        """A session of your own that stands where the one of a snapshot stood, beside all others,
+        which do not notice.
 
-        processors: the functions that its generation was given, which no snapshot can hold. When it is refused (SnapshotIncompatible,
-        ModelFingerprintMismatch, PoolError), nothing has changed.
+        processors: the functions that its generation was given, which no snapshot can hold. When it
+        is refused (SnapshotIncompatible, ModelFingerprintMismatch, PoolError), nothing has changed.
         """
         return self._loaded.core.saved().restore(data, processors=processors)
 
-    def restore_from_file(self, path: str | Path, *, processors: Sequence[Callable] = ()) -> Session:
+    def restore_from_file(
+        self, path: str | Path, *, processors: Sequence[Callable] = ()
+    ) -> Session:
         """`restore` from a file."""
         return self.restore(Path(path), processors=processors)
 
     def save_prefixes(self, path: str | Path) -> int:
-        """Write the stored prefixes to a file, for `load_prefixes` of an engine to come over the same model; returns how many."""
+        """Write the stored prefixes to a file, for `load_prefixes` of an engine to come over the
+        same model; returns how many.
+        """
         return spill(self._loaded.core.saved(), path)
 
     def load_prefixes(self, path: str | Path) -> int:
@@ -323,34 +477,56 @@ class InferenceEngine:
         """The session that a snapshot saves."""
         return self._loaded.last("snapshot: there is no session to save")
 
-    # ---- embeddings --------------------------------------------------------------------------------------------------------
+    # ---- embeddings
+    # --------------------------------------------------------------------------------------------------------
 
     def embed(self, text: Prompt, *, normalize: bool = True) -> np.ndarray:
-        """The vector of a text: the mean of its hidden rows, float32 (hidden,), of length 1 unless told otherwise."""
+        """The vector of a text: the mean of its hidden rows, float32 (hidden,), of length 1 unless
+        told otherwise.
+        """
         return self.embed_with(text, PoolingMode.MEAN, normalize=normalize)
 
-    def embed_with(self, text: Prompt, mode: PoolingMode | str, *, normalize: bool = True) -> np.ndarray:
-        """The vector of a text pooled as asked, float32 (hidden,); (tokens, hidden) for PoolingMode.NONE."""
+    def embed_with(
+        self, text: Prompt, mode: PoolingMode | str, *, normalize: bool = True
+    ) -> np.ndarray:
+        """The vector of a text pooled as asked, float32 (hidden,); (tokens, hidden) for
+        PoolingMode.NONE.
+        """
         return all_pooled([self.submit_embedding(text, mode=mode, normalize=normalize)])[0]
 
-    def embed_batch(self, texts: Sequence[Prompt], *, mode: PoolingMode | str = PoolingMode.MEAN,
-                    normalize: bool = True) -> np.ndarray | list[np.ndarray]:
-        """The vectors of many texts, float32 (texts, hidden), packed into shared steps without padding; a list for PoolingMode.NONE."""
+    def embed_batch(
+        self,
+        texts: Sequence[Prompt],
+        *,
+        mode: PoolingMode | str = PoolingMode.MEAN,
+        normalize: bool = True,
+    ) -> np.ndarray | list[np.ndarray]:
+        """The vectors of many texts, float32 (texts, hidden), packed into shared steps without
+        padding; a list for PoolingMode.NONE.
+        """
         if isinstance(texts, (str, bytes)) or not hasattr(texts, "__iter__"):
-            raise ConfigError(f"embed_batch: found {type(texts).__name__}, wanted a list of texts; `embed` takes one")
+            raise ConfigError(
+                f"embed_batch: found {type(texts).__name__}, wanted a list of texts; `embed` takes one"
+            )
         texts = list(texts)
         if not texts:
             raise EmptySequence("embed_batch: found no texts, wanted 1 or more")
-        vectors = all_pooled(self.submit_embedding(text, mode=mode, normalize=normalize) for text in texts)
+        vectors = all_pooled(
+            self.submit_embedding(text, mode=mode, normalize=normalize) for text in texts
+        )
         return vectors if PoolingMode(mode) is PoolingMode.NONE else np.stack(vectors)
 
-    def submit_embedding(self, text: Prompt, *, mode: PoolingMode | str = PoolingMode.MEAN,
-                         normalize: bool = True) -> tuple[Request, Pooler]:
-        """Start an embedding and return at once: the request, and the pooler that has the vector when it is done."""
+    def submit_embedding(
+        self, text: Prompt, *, mode: PoolingMode | str = PoolingMode.MEAN, normalize: bool = True
+    ) -> tuple[Request, Pooler]:
+        """Start an embedding and return at once: the request, and the pooler that has the vector
+        when it is done.
+        """
         ids = [] if isinstance(text, str) and not text else self._loaded.ids(text)
         return submit_embedding(self._loaded.core, ids, mode=mode, normalize=normalize, owner=self)
 
-    # ---- looking inside -----------------------------------------------------------------------------------------------------
+    # ---- looking inside
+    # -----------------------------------------------------------------------------------------------------
 
     def metrics(self) -> MetricsSnapshot:
         """The engine's counters as they are now."""
@@ -364,11 +540,17 @@ class InferenceEngine:
         """A bare step loop over the program, to measure against; requests wait while it is open."""
         config = self.engine_config
         steps = config.scheduling()
-        return RawLoop(self._loaded.core, self._loaded.model, kv_type=config.kv_type, page_size=config.page_size,
-                       chunk=min(steps.prefill_chunk, steps.max_batch_tokens))
+        return RawLoop(
+            self._loaded.core,
+            self._loaded.model,
+            kv_type=config.kv_type,
+            page_size=config.page_size,
+            chunk=min(steps.prefill_chunk, steps.max_batch_tokens),
+        )
 
     def diagnose(self, ids: Sequence[int]) -> Iterator:
-        """Each op of the compiled tape against its numpy meaning (model.reference.Difference), in order.
+        """Each op of the compiled tape against its numpy meaning (model.reference.Difference), in
+        order.
 
         ContextError for no ids, or more than one step takes or the context holds.
         """
@@ -396,5 +578,12 @@ class InferenceEngine:
 
 def _only_one(options: dict[str, Any]) -> None:
     """Raise ConfigError where more than one completion is asked for of a door that gives pieces."""
-    if Options.of({name: options[name] for name in ("n", "best_of") if name in options}).completions > 1:
-        raise ConfigError("n, best_of: found more than 1 completion to stream as one, wanted 1; `submit` gives requests to iterate over")
+    if (
+        Options.of(
+            {name: options[name] for name in ("n", "best_of") if name in options}
+        ).completions
+        > 1
+    ):
+        raise ConfigError(
+            "n, best_of: found more than 1 completion to stream as one, wanted 1; `submit` gives requests to iterate over"
+        )

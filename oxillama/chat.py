@@ -1,7 +1,10 @@
-"""Conversations with one model: a chat goes out through its template as a `Turn`, and what comes back is read into its parts.
+"""Conversations with one model: a chat goes out through its template as a `Turn`, and what comes
+back is read into its parts.
 
-    messages, tools --render--> text --plan--> Turn(prompt, options, plan) --submit--> Request --read--> Completion, or ChatEvents
+    messages, tools --render--> text --plan--> Turn(prompt, options, plan) --submit--> Request
+    --read--> Completion, or ChatEvents
 """
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +19,16 @@ from oxillama.toolcalls import ChatEvent, ChatPlan, ChatPlanner, MessageForm, Pa
 
 _OF_TOOLS = ("tool_choice", "tool_format", "parallel_tool_calls")
 _CONSTRAINTS = ("grammar", "json_schema", "regex", "choices")
-_GIVEN = ("messages", "tools")               # variables of a template that are arguments of their own
+# variables of a template that are arguments of their own
+_GIVEN = ("messages", "tools")
 _PLANNED = (*_CONSTRAINTS, "shown_tokens")
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One reply to come: the prompt's token ids, the options of its generation, and how the reply is read."""
+    """One reply to come: the prompt's token ids, the options of its generation, and how the reply
+    is read.
+    """
 
     prompt: list[int]
     options: dict[str, Any]
@@ -31,9 +37,19 @@ class Turn:
     def read(self, done: Completion) -> Completion:
         """The completion with its reply read: content, reasoning, calls."""
         reply = self.plan.read(done.text)
-        reason = "tool_calls" if reply.tool_calls and done.finish_reason == "stop" else done.finish_reason
-        return replace(done, content=reply.content, reasoning=reply.reasoning, tool_calls=reply.tool_calls, malformed_calls=reply.malformed,
-                       finish_reason=reason)
+        reason = (
+            "tool_calls"
+            if reply.tool_calls and done.finish_reason == "stop"
+            else done.finish_reason
+        )
+        return replace(
+            done,
+            content=reply.content,
+            reasoning=reply.reasoning,
+            tool_calls=reply.tool_calls,
+            malformed_calls=reply.malformed,
+            finish_reason=reason,
+        )
 
     def events(self) -> EventReader:
         """What makes the events of a streamed reply out of its pieces."""
@@ -56,7 +72,10 @@ class EventReader:
 
     def finish(self, piece: Piece, done: Completion) -> list[ChatEvent]:
         """The events of the reply's end, over its last piece."""
-        out = self._parts.take(self._parser.feed(piece.text) + self._parser.finish()) + self._parts.finish()
+        out = (
+            self._parts.take(self._parser.feed(piece.text) + self._parser.finish())
+            + self._parts.finish()
+        )
         return self._with_tokens(piece, [*out, ChatEvent(kind="end", completion=done)])
 
     def _with_tokens(self, piece: Piece, out: list[ChatEvent]) -> list[ChatEvent]:
@@ -69,28 +88,47 @@ class EventReader:
 
 
 class Chat:
-    """How one model is talked to: its chat template over its vocabulary. What was planned for tools and constraints is kept."""
+    """How one model is talked to: its chat template over its vocabulary. What was planned for tools
+    and constraints is kept.
+    """
 
     __slots__ = ("_form", "_planner", "template", "vocabulary")
 
     def __init__(self, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> None:
         source = metadata.get("tokenizer.chat_template")
         if not isinstance(source, str):
-            raise TemplateError("tokenizer.chat_template: the file has none, wanted one to chat with")
+            raise TemplateError(
+                "tokenizer.chat_template: the file has none, wanted one to chat with"
+            )
         self.template, self.vocabulary = ChatTemplate(source), vocabulary
         self._planner = ChatPlanner(source, vocabulary.bridge)
         self._form = MessageForm(source, self._rendered)
 
-    def render(self, messages: Sequence[dict], *, tools: Sequence[dict] | None = None, add_generation_prompt: bool = True,
-               **variables: Any) -> str:
+    def render(
+        self,
+        messages: Sequence[dict],
+        *,
+        tools: Sequence[dict] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
         """The conversation as the template writes it; `variables` reach the template as they are."""
         if isinstance(messages, (str, bytes, Mapping)) or not hasattr(messages, "__iter__"):
-            raise ConfigError(f"messages: found {type(messages).__name__}, wanted a list of messages")
+            raise ConfigError(
+                f"messages: found {type(messages).__name__}, wanted a list of messages"
+            )
         messages = list(messages)
         for at, message in enumerate(messages):
             if not isinstance(message, Mapping):
-                raise ConfigError(f"messages[{at}]: found {type(message).__name__}, wanted a message: a dict of role and content")
-        return self._rendered(self._form.formed(messages), tools=tools, add_generation_prompt=add_generation_prompt, **variables)
+                raise ConfigError(
+                    f"messages[{at}]: found {type(message).__name__}, wanted a message: a dict of role and content"
+                )
+        return self._rendered(
+            self._form.formed(messages),
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            **variables,
+        )
 
     def _rendered(self, messages: Sequence[dict], **variables: Any) -> str:
         """What the template makes of messages as they are."""
@@ -99,25 +137,52 @@ class Chat:
         special = {name: bridge.token_text(token) for name, token in ends if token is not None}
         return self.template.render(messages, **{**special, **variables})
 
-    def turn(self, messages: Sequence[dict], *, tools: Sequence[Any] | None = None, response_format: dict | None = None,
-             template: dict | None = None, **options: Any) -> Turn:
-        """The next reply of a conversation, planned; options are those of `generate` and of `ChatPlanner.plan`."""
+    def turn(
+        self,
+        messages: Sequence[dict],
+        *,
+        tools: Sequence[Any] | None = None,
+        response_format: dict | None = None,
+        template: dict | None = None,
+        **options: Any,
+    ) -> Turn:
+        """The next reply of a conversation, planned; options are those of `generate` and of
+        `ChatPlanner.plan`.
+        """
         if isinstance(tools, (str, bytes, Mapping)) or not hasattr(tools or (), "__iter__"):
             raise ConfigError(f"tools: found {type(tools).__name__}, wanted a list of tools")
-        if not isinstance(template or {}, Mapping) or not all(isinstance(name, str) and name not in _GIVEN for name in template or ()):
-            raise ConfigError(f"template: found {template!r:.80}, wanted a dict of further variables, none of them {' or '.join(_GIVEN)}")
-        tools = [tool_of(tool).listed() if callable(tool) or isinstance(tool, Tool) else tool for tool in tools] if tools else None
+        if not isinstance(template or {}, Mapping) or not all(
+            isinstance(name, str) and name not in _GIVEN for name in template or ()
+        ):
+            raise ConfigError(
+                f"template: found {template!r:.80}, wanted a dict of further variables, none of them {' or '.join(_GIVEN)}"
+            )
+        tools = (
+            [
+                tool_of(tool).listed() if callable(tool) or isinstance(tool, Tool) else tool
+                for tool in tools
+            ]
+            if tools
+            else None
+        )
         text = self.render(messages, tools=tools, **(template or {}))
-        about, asked = ({name: options.pop(name) for name in names if name in options} for names in (_OF_TOOLS, _PLANNED))
+        about, asked = (
+            {name: options.pop(name) for name in names if name in options}
+            for names in (_OF_TOOLS, _PLANNED)
+        )
         planned, words = _planned(response_format, asked), self.vocabulary
         plan = self._planner.plan(text, tools=tools, constraint=words.grammar(planned), **about)
         prompt = words.bridge.encode(text, add_special=False, parse_special=True)
         shown = {*planned.shown_tokens, *plan.shown.values()}
-        return Turn(prompt, {**options, "grammar": plan.constraint, "shown_tokens": sorted(shown)}, plan)
+        return Turn(
+            prompt, {**options, "grammar": plan.constraint, "shown_tokens": sorted(shown)}, plan
+        )
 
 
 def _planned(response_format: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> Options:
-    """The options that a plan stands in for; ConfigError for a constraint beside the one that response_format stands for."""
+    """The options that a plan stands in for; ConfigError for a constraint beside the one that
+    response_format stands for.
+    """
     formed = response_constraint(response_format)
     beside = [name for name in _CONSTRAINTS if formed and asked.get(name) is not None]
     if beside:

@@ -1,4 +1,7 @@
-"""`SpeculativeDecoder`: speculation whose draft works while the target verifies, in a thread and with a thread budget of its own."""
+"""`SpeculativeDecoder`: speculation whose draft works while the target verifies, in a thread and
+with a thread budget of its own.
+"""
+
 from __future__ import annotations
 
 import threading
@@ -20,10 +23,11 @@ from oxillama.speculative import SpeculativeConfig, SpeculativeEngine
 class AsyncSpecConfig:
     """How a decoder speculates.
 
-    spec_k: candidates of a step. draft_sampler: the draft's own, None to draw with the target's random numbers; with one the same seed gives
-    the same text, but another than that of a `SpeculativeEngine`, whose draft draws in another order. target_sampler: of the text, None
-    for the target's own. force_n1: one token a step, the draft left alone. max_tokens: of a generation. draft_threads: workers of a
-    draft that is loaded here, None for half of the cores.
+    spec_k: candidates of a step. draft_sampler: the draft's own, None to draw with the target's
+    random numbers; with one the same seed gives the same text, but another than that of a
+    `SpeculativeEngine`, whose draft draws in another order. target_sampler: of the text, None for
+    the target's own. force_n1: one token a step, the draft left alone. max_tokens: of a generation.
+    draft_threads: workers of a draft that is loaded here, None for half of the cores.
     """
 
     spec_k: int = 4
@@ -41,11 +45,15 @@ class AsyncSpecConfig:
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}: found {value!r}, wanted an integer of {least} or more")
         if self.target_sampler is not None and not isinstance(self.target_sampler, SamplerConfig):
-            raise ConfigError(f"target_sampler: found {type(self.target_sampler).__name__}, wanted a SamplerConfig")
+            raise ConfigError(
+                f"target_sampler: found {type(self.target_sampler).__name__}, wanted a SamplerConfig"
+            )
 
 
 class CancellationToken:
-    """Stops whatever was started with it; may be cancelled from any thread, at any time, more than once."""
+    """Stops whatever was started with it; may be cancelled from any thread, at any time, more than
+    once.
+    """
 
     __slots__ = ("_actions", "_cancelled", "_lock", "_requests")
 
@@ -78,7 +86,9 @@ class CancellationToken:
         action()
 
     def stops(self, request: Request) -> None:
-        """Cancel a request when it is cancelled; now, where it was. Requests that have ended are not kept."""
+        """Cancel a request when it is cancelled; now, where it was. Requests that have ended are
+        not kept.
+        """
         with self._lock:
             if not self._cancelled:
                 self._requests = [*(each for each in self._requests if not each.done), request]
@@ -87,22 +97,34 @@ class CancellationToken:
 
 
 class SpeculativeDecoder:
-    """Generates with a target while a draft works ahead in a thread of its own. Close it, or use it in a `with` block; one that is forgotten
-    ends its thread once its requests are over.
+    """Generates with a target while a draft works ahead in a thread of its own. Close it, or use it
+    in a `with` block; one that is forgotten ends its thread once its requests are over.
 
-    target, draft: as in `SpeculativeConfig`; a draft that is loaded here has `draft_threads` workers.
+    target, draft: as in `SpeculativeConfig`; a draft that is loaded here has `draft_threads`
+    workers.
     """
 
     def __init__(self, config: AsyncSpecConfig, target: Any = None, draft: Any = None) -> None:
         self.config = config
         self._ahead: AheadDrafter | None = None
         self._requests: list[Request] = []
-        spec = SpeculativeConfig(target, draft, num_speculative=config.spec_k, draft_sampler=config.draft_sampler, adaptive=False)
+        spec = SpeculativeConfig(
+            target,
+            draft,
+            num_speculative=config.spec_k,
+            draft_sampler=config.draft_sampler,
+            adaptive=False,
+        )
         threads = config.draft_threads or max(1, default_threads() // 2)
-        self.engine = SpeculativeEngine(spec, wrap=self._wrap, draft_config=EngineConfig(num_threads=threads))
-        self.engine.candidates = replace(self.engine.candidates, owner=Lease(self._ahead))      # of this decoder and of its requests
+        self.engine = SpeculativeEngine(
+            spec, wrap=self._wrap, draft_config=EngineConfig(num_threads=threads)
+        )
+        # of this decoder and of its requests
+        self.engine.candidates = replace(self.engine.candidates, owner=Lease(self._ahead))
 
-    def submit(self, prompt: Any, *, cancel: CancellationToken | None = None, **options: Any) -> Request:
+    def submit(
+        self, prompt: Any, *, cancel: CancellationToken | None = None, **options: Any
+    ) -> Request:
         """Start a generation and return at once; options are those of `InferenceEngine.submit`."""
         options.setdefault("max_tokens", self.config.max_tokens)
         if self.config.target_sampler is not None and prompt is not None:
@@ -113,11 +135,17 @@ class SpeculativeDecoder:
             cancel.stops(request)
         return request
 
-    def generate(self, prompt: Any, *, cancel: CancellationToken | None = None, **options: Any) -> Completion:
-        """The completion of a prompt, text or token ids; finish_reason is "cancelled" where the token was cancelled before its end."""
+    def generate(
+        self, prompt: Any, *, cancel: CancellationToken | None = None, **options: Any
+    ) -> Completion:
+        """The completion of a prompt, text or token ids; finish_reason is "cancelled" where the
+        token was cancelled before its end.
+        """
         return finished(self.submit(prompt, cancel=cancel, **options))
 
-    def stream(self, prompt: Any, *, cancel: CancellationToken | None = None, **options: Any) -> Stream:
+    def stream(
+        self, prompt: Any, *, cancel: CancellationToken | None = None, **options: Any
+    ) -> Stream:
         """The completion as it comes."""
         return Stream(self.submit(prompt, cancel=cancel, **options))
 

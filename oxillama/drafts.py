@@ -1,11 +1,14 @@
-"""Draft models for a target: opened, chosen from a folder, or made from the target itself with fewer bits.
+"""Draft models for a target: opened, chosen from a folder, or made from the target itself with
+fewer bits.
 
     engine.generate(prompt, speculative="draft.gguf")          a file, a folder of files, or an engine that is loaded already
     engine.generate(prompt, speculative="early_exit:4")        the target's own first layers under its own output norm and head
 
-A draft must have the target's vocabulary (the same pieces under the same ids, or all of them under others). Of several, the one that reads
-the fewest bytes for a token is the best guess before anything has run; whether it pays is then measured, step by step.
+A draft must have the target's vocabulary (the same pieces under the same ids, or all of them under
+others). Of several, the one that reads the fewest bytes for a token is the best guess before
+anything has run; whether it pays is then measured, step by step.
 """
+
 from __future__ import annotations
 
 import atexit
@@ -33,39 +36,69 @@ from oxillama.quant import quantize_file
 from oxillama.sampling import Sampler
 from oxillama.tokenizer import TokenizerBridge
 
-PAYS_BELOW = 0.5                # bytes of a draft against the target's, above which even a perfect draft hardly gains
+# bytes of a draft against the target's, above which even a perfect draft hardly gains
+PAYS_BELOW = 0.5
 OwnSampler = Callable[[Session], Sampler]
 
 
 def candidates_of(core: EngineCore, vocabulary: Vocabulary | None, model: Model, asked: Any) -> Any:
-    """What `speculative=` stands for: a draft model becomes `Candidates`, everything else stays as it is."""
-    if isinstance(asked, str) and asked in ("auto", "lookup") or asked is None or isinstance(asked, (bool, Candidates)):
+    """What `speculative=` stands for: a draft model becomes `Candidates`, everything else stays as
+    it is.
+    """
+    if (
+        isinstance(asked, str)
+        and asked in ("auto", "lookup")
+        or asked is None
+        or isinstance(asked, (bool, Candidates))
+    ):
         return asked
     if isinstance(asked, str) and exit_depth(asked, model.config.layers) is not None:
         key = asked
     elif isinstance(asked, (str, Path)):
         if not Path(asked).exists():
-            raise ConfigError(f"speculative: found {str(asked)!r}, wanted 'auto', 'lookup', 'early_exit', or the path of a draft model")
+            raise ConfigError(
+                f"speculative: found {str(asked)!r}, wanted 'auto', 'lookup', 'early_exit', or the path of a draft model"
+            )
         key = str(Path(asked).resolve())
     elif hasattr(asked, "load_model"):
-        return Candidates(core.drafters.engine(asked, lambda: open_draft(vocabulary, model, asked)[0]), owner=asked)
+        return Candidates(
+            core.drafters.engine(asked, lambda: open_draft(vocabulary, model, asked)[0]),
+            owner=asked,
+        )
     else:
         return asked
     return Candidates(core.drafters.model(key, lambda: open_draft(vocabulary, model, asked)))
 
 
-def open_draft(vocabulary: Vocabulary | None, model: Model, source: Any, *, own_sampler: OwnSampler | None = None,
-               config: EngineConfig | None = None) -> tuple[ModelDrafter, Callable[[], None] | None]:
-    """(a drafter over an engine, a file, the best file of a folder, or the target's first layers; what closes it where it was opened here).
+def open_draft(
+    vocabulary: Vocabulary | None,
+    model: Model,
+    source: Any,
+    *,
+    own_sampler: OwnSampler | None = None,
+    config: EngineConfig | None = None,
+) -> tuple[ModelDrafter, Callable[[], None] | None]:
+    """(a drafter over an engine, a file, the best file of a folder, or the target's first layers;
+    what closes it where it was opened here).
 
     ConfigError names what the draft's vocabulary lacks.
     """
     depth = exit_depth(source, model.config.layers)
     if depth is not None:
         config = config or EngineConfig()
-        draft = early_exit(model, depth, num_threads=config.num_threads or model.program.num_threads, max_rows=config.scheduling().max_batch_tokens)
+        draft = early_exit(
+            model,
+            depth,
+            num_threads=config.num_threads or model.program.num_threads,
+            max_rows=config.scheduling().max_batch_tokens,
+        )
         core, rows = core_over(draft, config), model.config.vocab_size
-        return ModelDrafter(core, Alignment(rows, rows), own_sampler=own_sampler, weight=_run_bytes(draft) / _run_bytes(model)), core.close
+        return ModelDrafter(
+            core,
+            Alignment(rows, rows),
+            own_sampler=own_sampler,
+            weight=_run_bytes(draft) / _run_bytes(model),
+        ), core.close
     if hasattr(source, "load_model"):
         opened, loaded = None, source._loaded
         core, words, draft = loaded.core, loaded.vocabulary, loaded.model
@@ -73,8 +106,11 @@ def open_draft(vocabulary: Vocabulary | None, model: Model, source: Any, *, own_
         path = Path(source)
         path = choose_draft(model, path) if path.is_dir() else path
         config = _rotated(config or EngineConfig(model_path=path), model, path)
-        # a draft is small and may lie in a file that goes with this interpreter: it is kept only where a folder was named for it
-        opened = open_model(replace(config, sidecar=False) if config.sidecar == "auto" else config, path)
+        # a draft is small and may lie in a file that goes with this interpreter: it is kept only
+        # where a folder was named for it
+        opened = open_model(
+            replace(config, sidecar=False) if config.sidecar == "auto" else config, path
+        )
         core, words, draft = opened.core, opened.vocabulary, opened.model
     try:
         alignment = aligned(vocabulary, words, model.config.vocab_size, draft.config.vocab_size)
@@ -82,12 +118,16 @@ def open_draft(vocabulary: Vocabulary | None, model: Model, source: Any, *, own_
         if opened is not None:
             opened.close(keep=False)
         raise
-    drafter = ModelDrafter(core, alignment, own_sampler=own_sampler, weight=_bytes(draft.reader) / _bytes(model.reader))
+    drafter = ModelDrafter(
+        core, alignment, own_sampler=own_sampler, weight=_bytes(draft.reader) / _bytes(model.reader)
+    )
     return drafter, None if opened is None else opened.close
 
 
 def _rotated(config: EngineConfig, target: Model, path: Path) -> EngineConfig:
-    """A draft's config with the target's rope overrides where it has none and the file says of its architecture all that the target's says."""
+    """A draft's config with the target's rope overrides where it has none and the file says of its
+    architecture all that the target's says.
+    """
     told = target.rope.given()
     if not told or config.rope().given():
         return config
@@ -99,56 +139,94 @@ def _rotated(config: EngineConfig, target: Model, path: Path) -> EngineConfig:
 def _hyperparameters(reader: GgufReader) -> dict[str, Any]:
     """The architecture's name and its keys, arrays as lists."""
     arch = reader.metadata.get("general.architecture")
-    wanted = ["general.architecture", *(key for key in reader.metadata if key.startswith(f"{arch}."))]
+    wanted = [
+        "general.architecture",
+        *(key for key in reader.metadata if key.startswith(f"{arch}.")),
+    ]
     return {key: np.asarray(reader.metadata.get(key)).tolist() for key in wanted}
 
 
 def exit_depth(source: Any, layers: int) -> int | None:
-    """The layers that "early_exit:n" asks for, of "early_exit" a quarter; None for whatever else names a draft, ConfigError for a bad n."""
+    """The layers that "early_exit:n" asks for, of "early_exit" a quarter; None for whatever else
+    names a draft, ConfigError for a bad n.
+    """
     if not isinstance(source, str) or source.partition(":")[0] != "early_exit":
         return None
     told = source.partition(":")[2]
-    depth = max(1, layers // 4) if source == "early_exit" else int(told) if told.isascii() and told.isdigit() and len(told) < 10 else 0
+    depth = (
+        max(1, layers // 4)
+        if source == "early_exit"
+        else int(told)
+        if told.isascii() and told.isdigit() and len(told) < 10
+        else 0
+    )
     if not 1 <= depth <= layers:
-        raise ConfigError(f"draft: found {source!r}, wanted early_exit:n with n from 1 to {layers}, the layers of the target")
+        raise ConfigError(
+            f"draft: found {source!r}, wanted early_exit:n with n from 1 to {layers}, the layers of the target"
+        )
     return depth
 
 
-def aligned(target: Vocabulary | None, draft: Vocabulary | None, target_rows: int, draft_rows: int) -> Alignment:
-    """How a draft's tokens stand for the target's; models without a vocabulary must have as many tokens."""
+def aligned(
+    target: Vocabulary | None, draft: Vocabulary | None, target_rows: int, draft_rows: int
+) -> Alignment:
+    """How a draft's tokens stand for the target's; models without a vocabulary must have as many
+    tokens.
+    """
     if target is None or draft is None:
         if target is not draft or target_rows != draft_rows:
-            raise ConfigError(f"draft: found {draft_rows} tokens {'with' if draft else 'without'} a vocabulary, wanted {target_rows} "
-                              f"{'with' if target else 'without'} one")
+            raise ConfigError(
+                f"draft: found {draft_rows} tokens {'with' if draft else 'without'} a vocabulary, wanted {target_rows} "
+                f"{'with' if target else 'without'} one"
+            )
         return Alignment(target_rows, draft_rows)
-    return align(_pieces(target.bridge), _pieces(draft.bridge), target_rows=target_rows, draft_rows=draft_rows)
+    return align(
+        _pieces(target.bridge),
+        _pieces(draft.bridge),
+        target_rows=target_rows,
+        draft_rows=draft_rows,
+    )
 
 
 def choose_draft(model: Model, folder: Path) -> Path:
-    """The compatible GGUF file of a folder that reads the fewest bytes for a token; ConfigError where none is small enough and compatible."""
+    """The compatible GGUF file of a folder that reads the fewest bytes for a token; ConfigError
+    where none is small enough and compatible.
+    """
     target = _pieces(TokenizerBridge.from_metadata(model.reader.metadata))
     limit, found = PAYS_BELOW * _bytes(model.reader), []
     for path in sorted(folder.glob("*.gguf")):
         try:
             reader = GgufReader(path)
             if _bytes(reader) <= limit:
-                align(target, _pieces(TokenizerBridge.from_metadata(reader.metadata)), target_rows=len(target), draft_rows=len(target))
+                align(
+                    target,
+                    _pieces(TokenizerBridge.from_metadata(reader.metadata)),
+                    target_rows=len(target),
+                    draft_rows=len(target),
+                )
                 found.append((_bytes(reader), path))
         except OxillamaError:
             continue
     if not found:
-        raise ConfigError(f"draft: {folder} holds no GGUF file with the target's vocabulary and at most {limit:,.0f} bytes of weights")
+        raise ConfigError(
+            f"draft: {folder} holds no GGUF file with the target's vocabulary and at most {limit:,.0f} bytes of weights"
+        )
     return min(found)[1]
 
 
-def requantised_draft(model: Model, folder: str | Path | None = None, *, recipes: Sequence[str] = ("Q4_0", "Q2_K")) -> Path:
-    """A draft made from the target's own file by the first of the recipes that leaves at most half of its bytes; the file made.
+def requantised_draft(
+    model: Model, folder: str | Path | None = None, *, recipes: Sequence[str] = ("Q4_0", "Q2_K")
+) -> Path:
+    """A draft made from the target's own file by the first of the recipes that leaves at most half
+    of its bytes; the file made.
 
-    folder: where to, None for a new temporary one, which goes when the interpreter ends. ConfigError where no recipe does: such a draft
-    costs what it gains.
+    folder: where to, None for a new temporary one, which goes when the interpreter ends.
+    ConfigError where no recipe does: such a draft costs what it gains.
     """
     if not model.reader.paths:
-        raise ConfigError("draft: 'requantised' is made from the target's file, found one that came as bytes, wanted a draft model of its own")
+        raise ConfigError(
+            "draft: 'requantised' is made from the target's file, found one that came as bytes, wanted a draft model of its own"
+        )
     source, before = model.reader.paths[0], _bytes(model.reader)
     for recipe in recipes:
         after = quantize_file(source, None, recipe, dry_run=True).bytes_after
@@ -159,14 +237,18 @@ def requantised_draft(model: Model, folder: str | Path | None = None, *, recipes
             made = Path(folder) / f"draft-{recipe}.gguf"
             quantize_file(source, made, recipe)
             return made
-    raise ConfigError(f"draft: {', '.join(recipes)} would leave more than {PAYS_BELOW:.0%} of the target's {before:,} bytes, wanted less")
+    raise ConfigError(
+        f"draft: {', '.join(recipes)} would leave more than {PAYS_BELOW:.0%} of the target's {before:,} bytes, wanted less"
+    )
 
 
 def _pieces(bridge: TokenizerBridge) -> list[tuple[bytes, bool]]:
     """(bytes or text, whether it is a control token) of each token."""
     special = bridge.special_ids
-    return [(bridge.token_text(token).encode() if token in special else piece, token in special)
-            for token, piece in enumerate(bridge.vocab_bytes())]
+    return [
+        (bridge.token_text(token).encode() if token in special else piece, token in special)
+        for token, piece in enumerate(bridge.vocab_bytes())
+    ]
 
 
 def _bytes(reader: GgufReader) -> int:

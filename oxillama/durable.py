@@ -1,15 +1,20 @@
-"""Writes a file whole or not at all: whatever fails or is killed, a reader finds the old bytes or the new ones.
+"""Writes a file whole or not at all: whatever fails or is killed, a reader finds the old bytes or
+the new ones.
 
-    temporary file beside the target -> write -> fsync -> rename over the target -> fsync of the folder
+    temporary file beside the target -> write -> fsync -> rename over the target -> fsync of the
+    folder
 
-The target is what a path leads to, through links: a link stays one. `target_of` is the door, which may be asked before there are bytes.
+The target is what a path leads to, through links: a link stays one. `target_of` is the door, which
+may be asked before there are bytes.
 
 Invariants (tests cite them by number):
 
-1. Until the rename the target is untouched; from the rename on it holds all of the new bytes, which were on the disk before.
-2. A failure that the process survives leaves no temporary file; one that it does not survive leaves one that nothing ever reads.
-3. Nothing is replaced but a regular file: a folder, a device, a pipe or a socket is refused.
+1. Until the rename the target is untouched; from the rename on it holds all of the new bytes, which
+were on the disk before. 2. A failure that the process survives leaves no temporary file; one that
+it does not survive leaves one that nothing ever reads. 3. Nothing is replaced but a regular file: a
+folder, a device, a pipe or a socket is refused.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -21,20 +26,24 @@ import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-_AT_ONCE = 256              # buffers of one system call; every system takes so many
-_START_WRITE = 2            # SYNC_FILE_RANGE_WRITE
-_NAME_BYTES = 100           # of the target's name that a temporary one has: the whole might be as long as names may be
+_AT_ONCE = 256  # buffers of one system call; every system takes so many
+_START_WRITE = 2  # SYNC_FILE_RANGE_WRITE
+# of the target's name that a temporary one has: the whole might be as long as names may be
+_NAME_BYTES = 100
 
 
 def target_of(path: str | os.PathLike) -> str:
-    """The absolute path of the file that would be replaced or made; OSError where there is, or can be, no regular file."""
+    """The absolute path of the file that would be replaced or made; OSError where there is, or can
+    be, no regular file.
+    """
     if "\0" in os.fspath(path):
         raise OSError(errno.EINVAL, "a name with a zero byte", path)
     target = os.path.realpath(path)
     try:
         mode = os.stat(target).st_mode
     except FileNotFoundError:
-        os.stat(os.path.join(os.path.dirname(target), ""))       # the folder must be there, and be one
+        # the folder must be there, and be one
+        os.stat(os.path.join(os.path.dirname(target), ""))
         return target
     if stat.S_ISDIR(mode):
         raise OSError(errno.EISDIR, "a folder, wanted a file", path)
@@ -44,7 +53,9 @@ def target_of(path: str | os.PathLike) -> str:
 
 
 class Replacement:
-    """New bytes for the file at a path, in a temporary file beside it: `fd` is open for writing until `keep` or `drop`."""
+    """New bytes for the file at a path, in a temporary file beside it: `fd` is open for writing
+    until `keep` or `drop`.
+    """
 
     __slots__ = ("_target", "_temporary", "fd")
 
@@ -52,12 +63,19 @@ class Replacement:
         self._target = target_of(path)
         folder, name = os.path.split(self._target)
         name = os.fsencode(name)[:_NAME_BYTES].decode(errors="ignore")
-        # not tempfile: its files are private to the user, this one becomes the result and follows the umask
+        # not tempfile: its files are private to the user, this one becomes the result and follows
+        # the umask
         self._temporary = os.path.join(folder, f".{name}.{os.getpid()}-{secrets.token_hex(6)}.tmp")
-        self.fd = os.open(self._temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+        self.fd = os.open(
+            self._temporary,
+            os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0),
+            0o666,
+        )
 
     def keep(self) -> None:
-        """Have the new bytes on the disk, and in the old ones' place in one step; after an OSError, `drop`."""
+        """Have the new bytes on the disk, and in the old ones' place in one step; after an OSError,
+        `drop`.
+        """
         os.fsync(self.fd)
         self._close()
         os.rename(self._temporary, self._target)
@@ -78,7 +96,8 @@ class Replacement:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike) -> Iterator[int]:
-    """A descriptor to write the new bytes to; when the block ends they replace the file at `path` in one step.
+    """A descriptor to write the new bytes to; when the block ends they replace the file at `path`
+    in one step.
 
     Whatever is raised, within the block or by the system (OSError), leaves the old file as it was.
     """
@@ -92,7 +111,9 @@ def replacing(path: str | os.PathLike) -> Iterator[int]:
 
 
 def write_parts(path: str | os.PathLike, parts: Sequence[bytes | memoryview]) -> None:
-    """Make the file at `path` hold the parts, one after the other, in one step; OSError where the system refuses, the old file as it was."""
+    """Make the file at `path` hold the parts, one after the other, in one step; OSError where the
+    system refuses, the old file as it was.
+    """
     with replacing(path) as fd:
         write_at(fd, 0, parts)
 
@@ -102,7 +123,7 @@ def write_at(fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
     waiting = [view for view in (memoryview(part).cast("B") for part in parts) if len(view)]
     waiting.reverse()
     while waiting:
-        wrote = os.pwritev(fd, waiting[:-_AT_ONCE - 1:-1], offset)
+        wrote = os.pwritev(fd, waiting[: -_AT_ONCE - 1 : -1], offset)
         offset += wrote
         while wrote:
             if wrote < len(waiting[-1]):
@@ -112,10 +133,17 @@ def write_at(fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
 
 
 def start_back(fd: int, offset: int, length: int) -> None:
-    """Have written bytes on their way to the disk, where the system can be asked: the fsync at the end then finds little left to wait for."""
+    """Have written bytes on their way to the disk, where the system can be asked: the fsync at the
+    end then finds little left to wait for.
+    """
     call = getattr(ctypes.CDLL(None), "sync_file_range", None)
-    if call is not None:                        # what it refuses, the fsync refuses too
-        call(ctypes.c_int(fd), ctypes.c_int64(offset), ctypes.c_int64(length), ctypes.c_uint(_START_WRITE))
+    if call is not None:  # what it refuses, the fsync refuses too
+        call(
+            ctypes.c_int(fd),
+            ctypes.c_int64(offset),
+            ctypes.c_int64(length),
+            ctypes.c_uint(_START_WRITE),
+        )
 
 
 class Writer:

@@ -1,4 +1,7 @@
-"""Where the model that ships with the package lies: a small storyteller, trained by `tools/` from text that `tools/` wrote."""
+"""Where the model that ships with the package lies: a small storyteller, trained by `tools/` from
+text that `tools/` wrote.
+"""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -10,5 +13,7 @@ def embedded_path() -> Path:
     """The embedded model's GGUF file."""
     path = Path(__file__).with_name("embedded.gguf")
     if not path.is_file():
-        raise ModelError(f"embedded model: {path} is missing, wanted the file that the package was built with")
+        raise ModelError(
+            f"embedded model: {path} is missing, wanted the file that the package was built with"
+        )
     return path

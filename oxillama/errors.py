@@ -1,8 +1,8 @@
 """Every error this package raises, as one tree under `OxillamaError`.
 
-A message names the thing, the value found and the value wanted, on one line:
-`blk.3.attn_q.weight: file has (4096, 4096), qwen3 needs (2048, 4096)`.
-Classes that replace a builtin also derive from it, so `except ValueError` written by a caller keeps working.
+A message names the thing, the value found and the value wanted, on one line: `blk.3.attn_q.weight:
+file has (4096, 4096), qwen3 needs (2048, 4096)`. Classes that replace a builtin also derive from
+it, so `except ValueError` written by a caller keeps working.
 """
 
 
@@ -19,7 +19,9 @@ class GgufError(OxillamaError, ValueError):
 
 
 class ModelError(OxillamaError, ValueError):
-    """A well-formed file does not describe a model that can run (architecture, hyper-parameter, tensor)."""
+    """A well-formed file does not describe a model that can run (architecture, hyper-parameter,
+    tensor).
+    """
 
 
 class QuantError(OxillamaError, ValueError):
@@ -66,7 +68,9 @@ class EngineError(OxillamaError, RuntimeError):
 
 
 class RewindError(EngineError):
-    """A past cannot be cut back to the position asked for; `NotSupported` and `PositionBeyondEnd` say why."""
+    """A past cannot be cut back to the position asked for; `NotSupported` and `PositionBeyondEnd`
+    say why.
+    """
 
 
 class NotSupported(RewindError):
@@ -85,7 +89,9 @@ class EmptySequence(OxillamaError, ValueError):
 
 
 class RoundsExhausted(OxillamaError, RuntimeError):
-    """A model went on calling tools for as many rounds as it was given; `answer` holds the conversation up to there."""
+    """A model went on calling tools for as many rounds as it was given; `answer` holds the
+    conversation up to there.
+    """
 
     answer: object = None
 
@@ -95,7 +101,9 @@ class Cancelled(OxillamaError):
 
 
 class SnapshotIncompatible(OxillamaError, ValueError):
-    """A snapshot is malformed, of a newer format, or of a session that this engine cannot go on with exactly; `detail` says which."""
+    """A snapshot is malformed, of a newer format, or of a session that this engine cannot go on
+    with exactly; `detail` says which.
+    """
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail)
@@ -103,11 +111,15 @@ class SnapshotIncompatible(OxillamaError, ValueError):
 
 
 class SpecSnapshotIncompatible(SnapshotIncompatible):
-    """A snapshot of a speculating session is malformed, or of one that this target and draft cannot go on with exactly."""
+    """A snapshot of a speculating session is malformed, or of one that this target and draft cannot
+    go on with exactly.
+    """
 
 
 class ModelFingerprintMismatch(OxillamaError, ValueError):
-    """A model file is not the one that was asked for: the fingerprints `expected` and `found`, and in `detail` where they differ."""
+    """A model file is not the one that was asked for: the fingerprints `expected` and `found`, and
+    in `detail` where they differ.
+    """
 
     def __init__(self, expected: object, found: object, detail: str) -> None:
         super().__init__(expected, found, detail)

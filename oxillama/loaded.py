@@ -1,7 +1,10 @@
-"""`Loaded`: what an engine has loaded, and the checks that stand before all work: is there a model, is it open, has it a vocabulary?
+"""`Loaded`: what an engine has loaded, and the checks that stand before all work: is there a model,
+is it open, has it a vocabulary?
 
-    file --opening--> model, core, vocabulary --Loaded--> the doors of `api.InferenceEngine`, `speculative` and `drafts`
+    file --opening--> model, core, vocabulary --Loaded--> the doors of `api.InferenceEngine`,
+    `speculative` and `drafts`
 """
+
 from __future__ import annotations
 
 import threading
@@ -26,19 +29,29 @@ Prompt = str | Sequence[int]
 
 
 class Loaded:
-    """A model, the core of an engine over it, its vocabulary and chat template, and the session used last. EngineError for what is not there."""
+    """A model, the core of an engine over it, its vocabulary and chat template, and the session
+    used last. EngineError for what is not there.
+    """
 
     __slots__ = ("_chat", "_core", "_live", "_lock", "_model", "vocabulary")
 
     def __init__(self) -> None:
-        self.vocabulary: Vocabulary | None = None  # None also for a file without one; `words` wants one
+        # None also for a file without one; `words` wants one
+        self.vocabulary: Vocabulary | None = None
         self._model: Model | None = None
         self._core: EngineCore | None = None
         self._chat: Chat | None = None
         self._live: LiveSession | None = None
         self._lock = threading.RLock()
 
-    def open(self, config: EngineConfig, source: Any, *, tokenizer_json: str | bytes | None = None, progress: Progress | None = None) -> None:
+    def open(
+        self,
+        config: EngineConfig,
+        source: Any,
+        *,
+        tokenizer_json: str | bytes | None = None,
+        progress: Progress | None = None,
+    ) -> None:
         """Load a model; one that was loaded before is closed."""
         opened = open_model(config, source, tokenizer_json=tokenizer_json, progress=progress)
         with self._lock:
@@ -48,10 +61,13 @@ class Loaded:
         if before is not None:
             before.close()
         if old is not None:
-            old.end(keep=False)         # the new model wants the memory, and its first requests the bandwidth
+            # the new model wants the memory, and its first requests the bandwidth
+            old.end(keep=False)
 
     def close(self) -> None:
-        """Stop all work, write what is kept of the model for its next load, and free it; safe to call twice."""
+        """Stop all work, write what is kept of the model for its next load, and free it; safe to
+        call twice.
+        """
         if self._core is not None:
             self._core.close()
         with self._lock:
@@ -77,7 +93,7 @@ class Loaded:
     @property
     def model(self) -> Model:
         """The model of an open engine."""
-        _, model = self.core, self._model          # the core says why where there is none
+        _, model = self.core, self._model  # the core says why where there is none
         if model is None:
             raise EngineError("engine: is closed")
         return model
@@ -87,13 +103,15 @@ class Loaded:
         """The vocabulary."""
         _, words = self.model, self.vocabulary
         if words is None:
-            raise EngineError("tokenizer: the file has no vocabulary, wanted tokenizer_path or token ids")
+            raise EngineError(
+                "tokenizer: the file has no vocabulary, wanted tokenizer_path or token ids"
+            )
         return words
 
     @property
     def live(self) -> LiveSession:
         """The session of prefill and forward_one, and the one used last."""
-        self.core.check_waiter()           # whoever holds its lock may wait for a step
+        self.core.check_waiter()  # whoever holds its lock may wait for a step
         return self._live
 
     @property
@@ -110,7 +128,9 @@ class Loaded:
         return checked_ids(prompt, self.model.config.vocab_size)
 
     def last(self, purpose: str) -> Session:
-        """The session used last; what it is wanted for is named where there is none: after several completions there is none either."""
+        """The session used last; what it is wanted for is named where there is none: after several
+        completions there is none either.
+        """
         recent = self.live.recent
         session = recent.session if isinstance(recent, Siblings) else recent
         if session is None:
@@ -122,21 +142,39 @@ class Loaded:
         self._live.recent = request if isinstance(request, Siblings) else request.session
         return request
 
-    def submit(self, make: Callable[..., Request | Siblings], prompt: Prompt | None, wanted: Options, *, session: Session | None,
-               sampler: SamplerConfig | None, owner: Any) -> Request | Siblings:
-        """Hand to the core what `make` makes of a prompt; `sampler` counts where `wanted` has none. A request keeps its owner alive."""
+    def submit(
+        self,
+        make: Callable[..., Request | Siblings],
+        prompt: Prompt | None,
+        wanted: Options,
+        *,
+        session: Session | None,
+        sampler: SamplerConfig | None,
+        owner: Any,
+    ) -> Request | Siblings:
+        """Hand to the core what `make` makes of a prompt; `sampler` counts where `wanted` has none.
+        A request keeps its owner alive.
+        """
         core = self.core
         if session is not None:
             core.check_session(session)
         if prompt is None and session is None:
             session = self.last("generate(None): there is no session to go on with")
-        ids = None if prompt is None else self.ids(prompt, add_special=session is None or not len(session))
-        vocabulary = self.vocabulary                 # once: another thread may close meanwhile, which the core tells
+        ids = (
+            None
+            if prompt is None
+            else self.ids(prompt, add_special=session is None or not len(session))
+        )
+        # once: another thread may close meanwhile, which the core tells
+        vocabulary = self.vocabulary
         if vocabulary is not None:
-            vocabulary.prepare(wanted)               # whatever takes long comes before the lock
+            vocabulary.prepare(wanted)  # whatever takes long comes before the lock
         if session is not None:
             core.settle(session)
-        with nullcontext() if session is None else core.lock, nullcontext() if session is None else session.as_it_was():
+        with (
+            nullcontext() if session is None else core.lock,
+            nullcontext() if session is None else session.as_it_was(),
+        ):
             made = make(core, vocabulary, wanted, default=sampler, prompt=ids, session=session)
             requests = made.requests if isinstance(made, Siblings) else (made,)
             for each in requests:

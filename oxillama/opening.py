@@ -1,4 +1,7 @@
-"""From a config and a file to what serves it: the model, its vocabulary, and the core of an engine over both."""
+"""From a config and a file to what serves it: the model, its vocabulary, and the core of an engine
+over both.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -32,63 +35,121 @@ class Opened:
     vocabulary: Vocabulary | None
 
     def close(self, *, keep: bool = True) -> None:
-        """Stop all work and end what packs and writes the model's weights: with what is left written first, or (keep=False) given up."""
+        """Stop all work and end what packs and writes the model's weights: with what is left
+        written first, or (keep=False) given up.
+        """
         self.core.close()
         self.model.end(keep=keep)
 
 
-def open_model(config: EngineConfig, source: Any, *, tokenizer_json: str | bytes | None = None, progress: Progress | None = None) -> Opened:
-    """Load the GGUF file at a path, or in bytes, as the config says. `progress(done, total)` is told of the bytes of weights prepared."""
+def open_model(
+    config: EngineConfig,
+    source: Any,
+    *,
+    tokenizer_json: str | bytes | None = None,
+    progress: Progress | None = None,
+) -> Opened:
+    """Load the GGUF file at a path, or in bytes, as the config says. `progress(done, total)` is
+    told of the bytes of weights prepared.
+    """
     if tokenizer_json is not None and config.tokenizer_path is not None:
-        raise ConfigError(f"tokenizer_json: found beside tokenizer_path {str(config.tokenizer_path)!r}, wanted one vocabulary")
-    if tokenizer_json is not None and not isinstance(tokenizer_json, (str, bytes, bytearray, memoryview)):
-        raise ConfigError(f"tokenizer_json: found {type(tokenizer_json).__name__}, wanted the text or bytes of a tokenizer.json")
+        raise ConfigError(
+            f"tokenizer_json: found beside tokenizer_path {str(config.tokenizer_path)!r}, wanted one vocabulary"
+        )
+    if tokenizer_json is not None and not isinstance(
+        tokenizer_json, (str, bytes, bytearray, memoryview)
+    ):
+        raise ConfigError(
+            f"tokenizer_json: found {type(tokenizer_json).__name__}, wanted the text or bytes of a tokenizer.json"
+        )
     scheduler = config.scheduling()
     reader = GgufReader(source)
-    with ThreadPoolExecutor(1) as other:        # the vocabulary is read while workers pack weights
+    with ThreadPoolExecutor(1) as other:  # the vocabulary is read while workers pack weights
         reading = other.submit(_bridge, reader, config.tokenizer_path, tokenizer_json)
-        model = load_model(reader, num_threads=config.num_threads or 0, max_rows=scheduler.max_batch_tokens, progress=progress,
-                           sidecar=config.sidecar, rope=config.rope())
+        model = load_model(
+            reader,
+            num_threads=config.num_threads or 0,
+            max_rows=scheduler.max_batch_tokens,
+            progress=progress,
+            sidecar=config.sidecar,
+            rope=config.rope(),
+        )
         try:
             return _serving(config, reader, model, reading.result(), tokenizer_json)
         except BaseException:
-            model.end(keep=False)               # what runs beside it holds the weights, which nobody else will
+            # what runs beside it holds the weights, which nobody else will
+            model.end(keep=False)
             raise
 
 
-def _serving(config: EngineConfig, reader: GgufReader, model: Model, bridge: TokenizerBridge | None, tokenizer_json: str | bytes | None) -> Opened:
+def _serving(
+    config: EngineConfig,
+    reader: GgufReader,
+    model: Model,
+    bridge: TokenizerBridge | None,
+    tokenizer_json: str | bytes | None,
+) -> Opened:
     """A loaded model with its core, vocabulary and place of snapshots."""
     core = core_over(model, config, eog_ids=bridge.eog_ids if bridge else ())
     vocabulary = Vocabulary(bridge, model.config.vocab_size) if bridge else None
     naming = {"architecture": model.config.architecture, "name": model.config.name}
-    core.snapshots = Snapshots(core, config, reader, vocabulary, naming=naming, restore_constraint=restore_state,
-                               tokenizer=_replacement_hash(config.tokenizer_path, tokenizer_json))
+    core.snapshots = Snapshots(
+        core,
+        config,
+        reader,
+        vocabulary,
+        naming=naming,
+        restore_constraint=restore_state,
+        tokenizer=_replacement_hash(config.tokenizer_path, tokenizer_json),
+    )
     return Opened(model, core, vocabulary)
 
 
 def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()) -> EngineCore:
     """The core of an engine over a loaded model, its pages as the config says."""
     memory = model.page_memory(kv_type=config.kv_type, page_size=config.page_size)
-    return EngineCore(model.program, memory, batch=Batch, flag=CancelFlag(), context_size=config.context_size or model.config.context_length,
-                      eog_ids=eog_ids, scheduler=config.scheduling(), page_size=config.page_size, max_pages=config.max_pages, prefix=config.prefix())
+    return EngineCore(
+        model.program,
+        memory,
+        batch=Batch,
+        flag=CancelFlag(),
+        context_size=config.context_size or model.config.context_length,
+        eog_ids=eog_ids,
+        scheduler=config.scheduling(),
+        page_size=config.page_size,
+        max_pages=config.max_pages,
+        prefix=config.prefix(),
+    )
 
 
 def _replacement_hash(path: str | Path | None, tokenizer_json: str | bytes | None) -> str | None:
-    """BLAKE3 of the tokenizer.json that stands in for the file's own vocabulary, None where none does."""
+    """BLAKE3 of the tokenizer.json that stands in for the file's own vocabulary, None where none
+    does.
+    """
     if tokenizer_json is None:
         return None if path is None else blake3(Path(path).read_bytes()).hexdigest()
-    return blake3(tokenizer_json.encode() if isinstance(tokenizer_json, str) else bytes(tokenizer_json)).hexdigest()
+    return blake3(
+        tokenizer_json.encode() if isinstance(tokenizer_json, str) else bytes(tokenizer_json)
+    ).hexdigest()
 
 
-def _bridge(reader: GgufReader, path: str | Path | None, tokenizer_json: str | bytes | None) -> TokenizerBridge | None:
-    """The vocabulary asked for: tokenizer.json's, else the file's own; None where the file has none."""
+def _bridge(
+    reader: GgufReader, path: str | Path | None, tokenizer_json: str | bytes | None
+) -> TokenizerBridge | None:
+    """The vocabulary asked for: tokenizer.json's, else the file's own; None where the file has
+    none.
+    """
     if isinstance(tokenizer_json, (bytes, bytearray, memoryview)):
         try:
             tokenizer_json = bytes(tokenizer_json).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise TokenizerError(f"tokenizer_json: found byte {error.start} to be no UTF-8, wanted the text of a tokenizer.json") from None
+            raise TokenizerError(
+                f"tokenizer_json: found byte {error.start} to be no UTF-8, wanted the text of a tokenizer.json"
+            ) from None
     if tokenizer_json is not None or path is not None:
-        return TokenizerBridge.from_tokenizer_json(path if tokenizer_json is None else tokenizer_json, metadata=reader.metadata)
+        return TokenizerBridge.from_tokenizer_json(
+            path if tokenizer_json is None else tokenizer_json, metadata=reader.metadata
+        )
     if "tokenizer.ggml.model" not in reader.metadata:
         return None
     return TokenizerBridge.from_metadata(reader.metadata)

@@ -1,17 +1,23 @@
-"""How good a model's file is: perplexity over a text, its distance from another file's logits, and the importances quantisers weigh by.
+"""How good a model's file is: perplexity over a text, its distance from another file's logits, and
+the importances quantisers weigh by.
 
-Windows follow llama.cpp's convention, so that numbers compare: a text is cut into windows of `context` tokens that do not overlap, the first
-token of each is replaced by the one that begins a text (where the vocabulary wants one), and only predictions from the second half of a
-window count, which have at least `context / 2` tokens before them. Special tokens spelled in a text are text.
+Windows follow llama.cpp's convention, so that numbers compare: a text is cut into windows of
+`context` tokens that do not overlap, the first token of each is replaced by the one that begins a
+text (where the vocabulary wants one), and only predictions from the second half of a window count,
+which have at least `context / 2` tokens before them. Special tokens spelled in a text are text.
 
-A file of logits holds the windows' tokens and, per counted row, the log-probabilities in 16 bits, in the layout llama.cpp writes:
+A file of logits holds the windows' tokens and, per counted row, the log-probabilities in 16 bits,
+in the layout llama.cpp writes:
 
-    "_logits_" | u32 context | i32 vocabulary | i32 windows | i32 tokens[windows context] | rows
-    row = f32 step, f32 least, u16 code[vocabulary (+ 1 if odd)]: log p = least + step code, cut at 24 below the likeliest
+    "_logits_" | u32 context | i32 vocabulary | i32 windows | i32 tokens[windows context] | rows row
+    = f32 step, f32 least, u16 code[vocabulary (+ 1 if odd)]: log p = least + step code, cut at 24
+    below the likeliest
 
-llama.cpp cuts at 16 below the likeliest, and keeps the text's own token where we keep the one that begins a text. So the first token of a window
-says nothing where it is replaced, and a divergence sums the entries of the base above -16 alone, as llama.cpp's does: what was cut is in no sum.
+llama.cpp cuts at 16 below the likeliest, and keeps the text's own token where we keep the one that
+begins a text. So the first token of a window says nothing where it is replaced, and a divergence
+sums the entries of the base above -16 alone, as llama.cpp's does: what was cut is in no sum.
 """
+
 from __future__ import annotations
 
 import os
@@ -29,19 +35,21 @@ from oxillama.engine.session import checked_ids
 from oxillama.errors import ConfigError, EngineError, QuantError
 from oxillama.gguf import check_apart, is_among
 
-Progress = Callable[[int, int, float], None]        # windows done, windows in all, perplexity so far
+# windows done, windows in all, perplexity so far
+Progress = Callable[[int, int, float], None]
 MAGIC = b"_logits_"
-NARROWEST = 4           # tokens of a window: one prediction has two tokens before it
+NARROWEST = 4  # tokens of a window: one prediction has two tokens before it
 _DEEPEST = 24.0
 _SUMMED = np.float32(-16)
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """How far a model's predictions are from another's, in nats per token: Kullback-Leibler divergence of the base from the model.
+    """How far a model's predictions are from another's, in nats per token: Kullback-Leibler
+    divergence of the base from the model.
 
-    `error` is the standard error of `mean`; `same_top` the share of tokens (0 to 1) whose likeliest token is the same; `base_perplexity`
-    that of the base over the same tokens.
+    `error` is the standard error of `mean`; `same_top` the share of tokens (0 to 1) whose likeliest
+    token is the same; `base_perplexity` that of the base over the same tokens.
     """
 
     mean: float
@@ -55,7 +63,9 @@ class Divergence:
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """exp of the mean negative log-likelihood of `tokens` predictions, and its standard error (first order)."""
+    """exp of the mean negative log-likelihood of `tokens` predictions, and its standard error
+    (first order).
+    """
 
     value: float
     error: float
@@ -64,7 +74,9 @@ class Perplexity:
     divergence: Divergence | None = None
 
 
-def windows_of(engine: InferenceEngine, text: str | Sequence[int], context: int, limit: int | None = None) -> list[list[int]]:
+def windows_of(
+    engine: InferenceEngine, text: str | Sequence[int], context: int, limit: int | None = None
+) -> list[list[int]]:
     """The windows of a text (or of token ids), each of `context` tokens.
 
     ConfigError for ids that are none of the model's, and where there is not one whole window.
@@ -72,7 +84,9 @@ def windows_of(engine: InferenceEngine, text: str | Sequence[int], context: int,
     if isinstance(context, bool) or not isinstance(context, int) or context < NARROWEST:
         raise ConfigError(f"context: found {context!r}, wanted an integer of {NARROWEST} or more")
     if context > engine.context_size:
-        raise ConfigError(f"context: found {context}, the engine's sessions hold {engine.context_size}")
+        raise ConfigError(
+            f"context: found {context}, the engine's sessions hold {engine.context_size}"
+        )
     ids = engine.tokenize(text, parse_special=False) if isinstance(text, str) else text
     ids = checked_ids(ids, engine.config.vocab_size, name="text", wanted="a text or token ids")
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
@@ -80,7 +94,7 @@ def windows_of(engine: InferenceEngine, text: str | Sequence[int], context: int,
     count = len(ids) // context if limit is None else min(len(ids) // context, limit)
     if count < 1:
         raise ConfigError(f"text: found {len(ids)} tokens, wanted at least one window of {context}")
-    windows = [ids[i * context:(i + 1) * context] for i in range(count)]
+    windows = [ids[i * context : (i + 1) * context] for i in range(count)]
     bos = _beginning(engine)
     return windows if bos is None else [[bos, *window[1:]] for window in windows]
 
@@ -94,21 +108,35 @@ def _beginning(engine: InferenceEngine) -> int | None:
     return bridge.bos_id if bridge.add_bos else None
 
 
-def perplexity(engine: InferenceEngine, text: str | Sequence[int], *, context: int = 512, limit: int | None = None,
-               save_logits: str | os.PathLike | None = None, kl_base: str | os.PathLike | None = None,
-               progress: Progress | None = None) -> Perplexity:
-    """The perplexity of `text` under the engine's model, over windows of `context` tokens (at most `limit` of them).
+def perplexity(
+    engine: InferenceEngine,
+    text: str | Sequence[int],
+    *,
+    context: int = 512,
+    limit: int | None = None,
+    save_logits: str | os.PathLike | None = None,
+    kl_base: str | os.PathLike | None = None,
+    progress: Progress | None = None,
+) -> Perplexity:
+    """The perplexity of `text` under the engine's model, over windows of `context` tokens (at most
+    `limit` of them).
 
-    save_logits: write every counted prediction to this file (2 bytes a vocabulary entry and token). kl_base: compare with such a file,
-    which must begin with the windows of the text and may go on. ConfigError for settings that cannot be kept, QuantError for a file that does
-    not fit.
+    save_logits: write every counted prediction to this file (2 bytes a vocabulary entry and token).
+    kl_base: compare with such a file, which must begin with the windows of the text and may go on.
+    ConfigError for settings that cannot be kept, QuantError for a file that does not fit.
     """
     if save_logits is not None:
         check_apart("save_logits", save_logits, engine.model_files)
         if kl_base is not None and is_among(save_logits, [kl_base]):
             raise ConfigError(f"save_logits: {save_logits} is kl_base itself, wanted another file")
     windows = windows_of(engine, text, context, limit)
-    base = None if kl_base is None else _Base(kl_base, windows, engine.config.vocab_size, begins=_beginning(engine) is not None)
+    base = (
+        None
+        if kl_base is None
+        else _Base(
+            kl_base, windows, engine.config.vocab_size, begins=_beginning(engine) is not None
+        )
+    )
     first, losses, distances = context // 2, [], []
     with _saved(save_logits, windows, context, engine.config.vocab_size) as save:
         for index, window in enumerate(windows):
@@ -122,12 +150,15 @@ def perplexity(engine: InferenceEngine, text: str | Sequence[int], *, context: i
                         save(_encoded(log_p))
                     if rows is not None:
                         distances.append(_distance(next(rows), log_p, window[position + 1]))
+
             submit_rows(engine._loaded.core, window, take, owner=engine).result()
             if progress is not None:
                 progress(index + 1, len(windows), float(np.exp(np.mean(losses))))
     value, error = _mean(np.array(losses))
     found = _divergence(np.array(distances)) if base is not None else None
-    return Perplexity(float(np.exp(value)), float(np.exp(value) * error), len(losses), len(windows), found)
+    return Perplexity(
+        float(np.exp(value)), float(np.exp(value) * error), len(losses), len(windows), found
+    )
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -143,20 +174,34 @@ def _mean(values: np.ndarray) -> tuple[float, float]:
 
 
 def _distance(base: np.ndarray, log_p: np.ndarray, token: int) -> tuple[float, bool, float]:
-    """KL divergence of base from the model's row, whether their likeliest tokens agree, and the base's loss."""
+    """KL divergence of base from the model's row, whether their likeliest tokens agree, and the
+    base's loss.
+    """
     kept = base > _SUMMED
     known = base[kept]
-    return float((np.exp(known, dtype=np.float64) * (known - log_p[kept])).sum()), int(base.argmax()) == int(log_p.argmax()), -float(base[token])
+    return (
+        float((np.exp(known, dtype=np.float64) * (known - log_p[kept])).sum()),
+        int(base.argmax()) == int(log_p.argmax()),
+        -float(base[token]),
+    )
 
 
 def _divergence(rows: np.ndarray) -> Divergence:
     values = rows[:, 0]
     mean, error = _mean(values)
-    return Divergence(mean, error, float(np.median(values)), float(np.quantile(values, 0.99)), float(values.max()), float(rows[:, 1].mean()),
-                      float(np.exp(rows[:, 2].mean())))
+    return Divergence(
+        mean,
+        error,
+        float(np.median(values)),
+        float(np.quantile(values, 0.99)),
+        float(values.max()),
+        float(rows[:, 1].mean()),
+        float(np.exp(rows[:, 2].mean())),
+    )
 
 
-# ---- files of logits -------------------------------------------------------------------------------------------------------
+# ---- files of logits
+# -------------------------------------------------------------------------------------------------------
 
 
 def _encoded(log_p: np.ndarray) -> bytes:
@@ -165,19 +210,27 @@ def _encoded(log_p: np.ndarray) -> bytes:
     step = np.float32((top - least) / 65535)
     codes = np.zeros(len(log_p) + len(log_p) % 2, "<u2")
     if step > 0:
-        codes[:len(log_p)] = np.rint(np.maximum(log_p - least, 0) / step).clip(0, 65535)
+        codes[: len(log_p)] = np.rint(np.maximum(log_p - least, 0) / step).clip(0, 65535)
     return struct.pack("<ff", step, least) + codes.tobytes()
 
 
 @contextmanager
-def _saved(path: str | os.PathLike | None, windows: list[list[int]], context: int, vocab: int) -> Iterator[Callable | None]:
-    """What writes a row to the file of logits, which appears when it is whole; None where none is asked for."""
+def _saved(
+    path: str | os.PathLike | None, windows: list[list[int]], context: int, vocab: int
+) -> Iterator[Callable | None]:
+    """What writes a row to the file of logits, which appears when it is whole; None where none is
+    asked for.
+    """
     if path is None:
         yield None
         return
     try:
         with replacing(path) as fd, open(fd, "wb", closefd=False) as file:
-            file.write(MAGIC + struct.pack("<Iii", context, vocab, len(windows)) + np.array(windows, "<i4").tobytes())
+            file.write(
+                MAGIC
+                + struct.pack("<Iii", context, vocab, len(windows))
+                + np.array(windows, "<i4").tobytes()
+            )
             yield file.write
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
@@ -189,61 +242,92 @@ class _Base:
     `begins`: the first token of each window is the one that begins a text, not the text's own.
     """
 
-    def __init__(self, path: str | os.PathLike, windows: list[list[int]], vocab: int, *, begins: bool) -> None:
+    def __init__(
+        self, path: str | os.PathLike, windows: list[list[int]], vocab: int, *, begins: bool
+    ) -> None:
         context = len(windows[0])
         try:
             data = np.memmap(path, np.uint8, "r")
         except (OSError, ValueError) as error:
-            raise QuantError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+            raise QuantError(
+                f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
+            ) from error
         if bytes(data[:8]) != MAGIC or len(data) < 20:
-            raise QuantError(f"{path}: starts with {bytes(data[:8])!r}, wanted {MAGIC!r}: no file of logits")
+            raise QuantError(
+                f"{path}: starts with {bytes(data[:8])!r}, wanted {MAGIC!r}: no file of logits"
+            )
         n, words, count = struct.unpack("<Iii", bytes(data[8:20]))
         if (n, words) != (context, vocab) or count < len(windows):
-            raise QuantError(f"{path}: {count} windows of {n} tokens of {words}, wanted at least {len(windows)} of {context} of {vocab}")
+            raise QuantError(
+                f"{path}: {count} windows of {n} tokens of {words}, wanted at least {len(windows)} of {context} of {vocab}"
+            )
         self.vocab, self.kept = vocab, context - 1 - context // 2
         self.size = 8 + 2 * (vocab + vocab % 2)
         self.start = 20 + 4 * n * count
         if len(data) < self.start + count * self.kept * self.size:
-            raise QuantError(f"{path}: {len(data)} bytes, wanted {self.start + count * self.kept * self.size}: truncated")
-        wrong = data[20:20 + 4 * n * len(windows)].view("<i4").reshape(-1, n) != np.array(windows)
+            raise QuantError(
+                f"{path}: {len(data)} bytes, wanted {self.start + count * self.kept * self.size}: truncated"
+            )
+        wrong = data[20 : 20 + 4 * n * len(windows)].view("<i4").reshape(-1, n) != np.array(windows)
         wrong[:, 0] &= not begins
         if wrong.any():
             window, at = np.argwhere(wrong)[0]
-            raise QuantError(f"{path}: token {at} of window {window} is another than the text's: it was made from another text")
+            raise QuantError(
+                f"{path}: token {at} of window {window} is another than the text's: it was made from another text"
+            )
         scales = np.ndarray((len(windows) * self.kept, 2), "<f4", data, self.start, (self.size, 4))
         bad = np.flatnonzero(~(np.isfinite(scales).all(1) & (scales[:, 0] >= 0)))
         if len(bad):
             step, least = scales[bad[0]]
-            raise QuantError(f"{path}: row {bad[0]} counts from {least:g} in steps of {step:g}, wanted finite numbers and no negative step")
+            raise QuantError(
+                f"{path}: row {bad[0]} counts from {least:g} in steps of {step:g}, wanted finite numbers and no negative step"
+            )
         self.data = data
 
     def rows(self, window: int) -> Iterator[np.ndarray]:
         """The log-probabilities of a window's counted rows, float32 (vocabulary,) each."""
         for row in range(window * self.kept, (window + 1) * self.kept):
-            raw = self.data[self.start + row * self.size:self.start + (row + 1) * self.size]
+            raw = self.data[self.start + row * self.size : self.start + (row + 1) * self.size]
             step, least = np.frombuffer(raw[:8].tobytes(), "<f4")
-            yield np.frombuffer(raw[8:8 + 2 * self.vocab].tobytes(), "<u2").astype(np.float32) * step + least
+            yield (
+                np.frombuffer(raw[8 : 8 + 2 * self.vocab].tobytes(), "<u2").astype(np.float32)
+                * step
+                + least
+            )
 
 
-# ---- importances -----------------------------------------------------------------------------------------------------------
+# ---- importances
+# -----------------------------------------------------------------------------------------------------------
 
 
 def widest_collected(engine: InferenceEngine) -> int:
-    """Most tokens of a window of `collect_imatrix`: it is one step of the engine's program, and fits a session."""
+    """Most tokens of a window of `collect_imatrix`: it is one step of the engine's program, and
+    fits a session.
+    """
     return min(engine.context_size, engine._loaded.core.program.max_rows)
 
 
-def collect_imatrix(engine: InferenceEngine, text: str | Sequence[int], *, context: int = 512, limit: int | None = None,
-                    progress: Callable[[int, int], None] | None = None) -> tuple[dict[str, np.ndarray], dict[str, int], int]:
-    """Sums of squares of what meets each column of every matrix but the output's, over windows of a text.
+def collect_imatrix(
+    engine: InferenceEngine,
+    text: str | Sequence[int],
+    *,
+    context: int = 512,
+    limit: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[dict[str, np.ndarray], dict[str, int], int]:
+    """Sums of squares of what meets each column of every matrix but the output's, over windows of a
+    text.
 
-    Gives tensor name to float32 sums (columns,), tensor name to the tokens summed, and the number of windows: what
-    `quant.write_imatrix` takes. The inputs are those the kernels see, in steps of 1/127 of a block's largest. ConfigError for a text
-    shorter than a window and a window longer than a step.
+    Gives tensor name to float32 sums (columns,), tensor name to the tokens summed, and the number
+    of windows: what `quant.write_imatrix` takes. The inputs are those the kernels see, in steps of
+    1/127 of a block's largest. ConfigError for a text shorter than a window and a window longer
+    than a step.
     """
     windows = windows_of(engine, text, context, limit)
     if context > widest_collected(engine):
-        raise ConfigError(f"context: found {context}, wanted at most {widest_collected(engine)}, the tokens of one step, to collect importances")
+        raise ConfigError(
+            f"context: found {context}, wanted at most {widest_collected(engine)}, the tokens of one step, to collect importances"
+        )
     sums: dict[str, np.ndarray] = {}
     counts: dict[str, int] = {}
     for index, window in enumerate(windows):
@@ -252,7 +336,7 @@ def collect_imatrix(engine: InferenceEngine, text: str | Sequence[int], *, conte
             for weights, rows in loop.matmul_inputs(window):
                 squares = np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
                 for name in dict.fromkeys(tensor.name for tensor in weights):
-                    if name not in seen:        # parts of one tensor meet the same rows
+                    if name not in seen:  # parts of one tensor meet the same rows
                         sums[name] = sums.get(name, 0) + squares
                         counts[name] = counts.get(name, 0) + len(rows)
                         seen.add(name)

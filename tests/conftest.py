@@ -1,16 +1,22 @@
-"""Shared fixtures: where the cases made by other programs lie, when this checkout has them beside it."""
+"""Shared fixtures: where the cases made by other programs lie, when this checkout has them beside
+it.
+"""
+
 import os
 from pathlib import Path
 
 import pytest
 
-os.environ["OXILLAMA_SIDECAR"] = "0"        # no test writes to its user's cache folder; those of sidecars say where
+# no test writes to its user's cache folder; those of sidecars say where
+os.environ["OXILLAMA_SIDECAR"] = "0"
 CASES = Path(__file__).resolve().parents[2] / "shared" / "cases"
 
 
 @pytest.fixture(scope="session")
 def cases():
-    """The folder of facts made by other programs; a test that asks for it is skipped where a user has none."""
+    """The folder of facts made by other programs; a test that asks for it is skipped where a user
+    has none.
+    """
     if not CASES.is_dir():
         pytest.skip("no cases")
     return CASES

@@ -1,4 +1,5 @@
 """The public face, as a user writes it."""
+
 import asyncio
 import gc
 import json
@@ -30,20 +31,28 @@ def engine(stories):
 
 @pytest.fixture(scope="module")
 def golden(cases):
-    return json.loads((cases / "stories260K" / "stories260K-golden.json").read_text())["expected_run_c"]
+    return json.loads((cases / "stories260K" / "stories260K-golden.json").read_text())[
+        "expected_run_c"
+    ]
 
 
 @pytest.mark.parametrize("kind", ("f32", "f16"))
 @pytest.mark.parametrize("kv_type", ("f32", "f16"))
 def test_the_story_equals_the_golden_text(cases, golden, kind, kv_type):
-    with oxillama.load(cases / "stories260K" / f"stories260K-{kind}.gguf", kv_type=kv_type) as engine:
+    with oxillama.load(
+        cases / "stories260K" / f"stories260K-{kind}.gguf", kv_type=kv_type
+    ) as engine:
         done = engine.generate("", max_tokens=256, sampler=GREEDY)
-        assert done.text[:len(golden)] == golden
-        assert done.finish_reason in ("stop", "length") and done.usage.completion_tokens == len(done.tokens)
+        assert done.text[: len(golden)] == golden
+        assert done.finish_reason in ("stop", "length") and done.usage.completion_tokens == len(
+            done.tokens
+        )
 
 
 def test_long_form_and_short_form_are_the_same_object(stories):
-    engine = oxillama.InferenceEngine(oxillama.EngineConfig(model_path=stories, context_size=100, num_threads=1))
+    engine = oxillama.InferenceEngine(
+        oxillama.EngineConfig(model_path=stories, context_size=100, num_threads=1)
+    )
     engine.load_model()
     assert type(engine) is type(oxillama.load(stories, context_size=100, num_threads=1))
     assert engine.context_size == 100 and engine.num_threads == 1
@@ -55,8 +64,20 @@ def test_bytes_load_as_a_file_does(stories, engine):
         assert np.array_equal(other.logits([1, 5, 9]), engine.logits([1, 5, 9]))
 
 
-@pytest.mark.parametrize("name", ("llama", "llama_bias", "llama_linear", "llama_bpe_tied_rope3", "mistral", "qwen2", "qwen2_yarn", "qwen3",
-                                  "gemma3"))
+@pytest.mark.parametrize(
+    "name",
+    (
+        "llama",
+        "llama_bias",
+        "llama_linear",
+        "llama_bpe_tied_rope3",
+        "mistral",
+        "qwen2",
+        "qwen2_yarn",
+        "qwen3",
+        "gemma3",
+    ),
+)
 def test_logits_equal_what_others_compute(cases, name):
     facts = np.load(cases / "arch" / name / "logits.npz")
     with oxillama.load(cases / "arch" / name / "f32.gguf", kv_type="f32") as engine:
@@ -70,7 +91,7 @@ def test_logits_are_those_that_generate_draws_from(engine):
     ids = engine.tokenize("Once upon a time")
     done = engine.generate(ids, max_tokens=10, sampler=GREEDY)
     rows = engine.logits([*ids, *done.tokens])
-    assert rows[len(ids) - 1:-1].argmax(1).tolist() == list(done.tokens)
+    assert rows[len(ids) - 1 : -1].argmax(1).tolist() == list(done.tokens)
 
 
 def test_the_live_session_is_untouched_by_generate(engine):
@@ -94,7 +115,9 @@ def test_generate_none_goes_on_with_the_last_session(engine):
     assert first.tokens + rest.tokens == whole.tokens and first.text + rest.text == whole.text
     engine.reset()
     engine.prefill(engine.tokenize("Lily and Tom"))
-    assert engine.generate(None, max_tokens=30, sampler=SamplerConfig(seed=4)).tokens == whole.tokens
+    assert (
+        engine.generate(None, max_tokens=30, sampler=SamplerConfig(seed=4)).tokens == whole.tokens
+    )
     engine.reset()
 
 
@@ -109,9 +132,16 @@ def test_sessions_fork_and_go_their_own_ways(engine):
     for twin, word in zip(twins, (" cat", " dog", " big tree")):
         more = engine.tokenize(word, add_special=False)
         done = engine.generate(word, session=twin, max_tokens=8, sampler=GREEDY)
-        assert done.tokens == engine.generate([*ids, *more], max_tokens=8, sampler=GREEDY, cache_prompt=False).tokens
+        assert (
+            done.tokens
+            == engine.generate(
+                [*ids, *more], max_tokens=8, sampler=GREEDY, cache_prompt=False
+            ).tokens
+        )
         assert twin.tokens == [*ids, *more, *done.tokens]
-    assert base.tokens == ids and np.array_equal(engine.forward_one(5, session=base), engine.logits([*ids, 5])[-1])
+    assert base.tokens == ids and np.array_equal(
+        engine.forward_one(5, session=base), engine.logits([*ids, 5])[-1]
+    )
     for each in (base, *twins):
         each.close()
     assert engine.metrics().pages_leaked == 0
@@ -137,38 +167,69 @@ def test_pieces_are_whole_characters(engine):
 def test_a_stop_string_is_never_shown(engine, stop):
     whole = engine.generate("Once upon a time", max_tokens=40, sampler=GREEDY).text
     pieces = list(engine.stream("Once upon a time", max_tokens=40, sampler=GREEDY, stop=stop))
-    assert "".join(piece.text for piece in pieces) == whole[:whole.index(stop)] and pieces[-1].finish_reason == "stop"
+    assert (
+        "".join(piece.text for piece in pieces) == whole[: whole.index(stop)]
+        and pieces[-1].finish_reason == "stop"
+    )
 
 
 def test_stop_ids_and_min_tokens(engine):
     ids = engine.generate("Once upon a time", max_tokens=20, sampler=GREEDY).tokens
-    done = engine.generate("Once upon a time", max_tokens=20, sampler=GREEDY, stop_token_ids=[ids[6]])
-    assert done.tokens == ids[:ids.index(ids[6])] and done.finish_reason == "stop"
-    late = engine.generate("Once upon a time", max_tokens=20, sampler=GREEDY.replace(min_tokens=12), stop_token_ids=[ids[6]])
+    done = engine.generate(
+        "Once upon a time", max_tokens=20, sampler=GREEDY, stop_token_ids=[ids[6]]
+    )
+    assert done.tokens == ids[: ids.index(ids[6])] and done.finish_reason == "stop"
+    late = engine.generate(
+        "Once upon a time",
+        max_tokens=20,
+        sampler=GREEDY.replace(min_tokens=12),
+        stop_token_ids=[ids[6]],
+    )
     assert len(late.tokens) >= 12
 
 
 def test_every_end_token_of_the_file_stops(engine):
     for token in engine.tokenizer.eog_ids:
         assert engine.is_eos(token)
-        done = engine.generate("Once", max_tokens=5, sampler=GREEDY.replace(allowed_tokens=(token,)))
+        done = engine.generate(
+            "Once", max_tokens=5, sampler=GREEDY.replace(allowed_tokens=(token,))
+        )
         assert done.tokens == () and done.finish_reason == "stop"
 
 
 def test_a_list_of_prompts_gives_each_its_own(engine):
     prompts = ["Once", engine.tokenize("Tom"), "The dog"]
     found = [done.tokens for done in engine.generate(prompts, max_tokens=8, sampler=GREEDY)]
-    assert found == [engine.generate(prompt, max_tokens=8, sampler=GREEDY).tokens for prompt in prompts]
+    assert found == [
+        engine.generate(prompt, max_tokens=8, sampler=GREEDY).tokens for prompt in prompts
+    ]
 
 
-@pytest.mark.parametrize(("name", "values"), [("stop", [" time"]), ("choices", ["yes"]), ("processors", [lambda ids, row: np.zeros_like(row)])])
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("stop", [" time"]),
+        ("choices", ["yes"]),
+        ("processors", [lambda ids, row: np.zeros_like(row)]),
+    ],
+)
 def test_an_iterator_of_options_counts_for_every_prompt_of_a_list(engine, name, values):
     options = dict(max_tokens=8, sampler=GREEDY)
-    wanted = [done.tokens for done in engine.generate(["Once upon"] * 3, **options, **{name: values})]
+    wanted = [
+        done.tokens for done in engine.generate(["Once upon"] * 3, **options, **{name: values})
+    ]
     assert wanted[0] != engine.generate("Once upon", **options).tokens
-    assert [done.tokens for done in engine.generate(["Once upon"] * 3, **options, **{name: iter(values)})] == wanted
+    assert [
+        done.tokens
+        for done in engine.generate(["Once upon"] * 3, **options, **{name: iter(values)})
+    ] == wanted
     doors = oxillama.AsyncEngine(engine)
-    assert [done.tokens for done in asyncio.run(doors.generate(["Once upon"] * 3, **options, **{name: iter(values)}))] == wanted
+    assert [
+        done.tokens
+        for done in asyncio.run(
+            doors.generate(["Once upon"] * 3, **options, **{name: iter(values)})
+        )
+    ] == wanted
 
 
 def test_the_seed_is_reported_and_repeats(engine):
@@ -181,7 +242,11 @@ def test_logprobs_are_of_the_rows_drawn_from(engine):
     ids = engine.tokenize("Once upon a time")
     done = engine.generate(ids, max_tokens=4, sampler=GREEDY, logprobs=3, prompt_logprobs=2)
     rows = engine.logits([*ids, *done.tokens]).astype(np.float64)
-    table = rows - np.log(np.exp(rows - rows.max(1, keepdims=True)).sum(1, keepdims=True)) - rows.max(1, keepdims=True)
+    table = (
+        rows
+        - np.log(np.exp(rows - rows.max(1, keepdims=True)).sum(1, keepdims=True))
+        - rows.max(1, keepdims=True)
+    )
     for i, report in enumerate(done.logprobs):
         assert report.token == done.tokens[i] and len(report.raw_ids) == 3
         assert abs(report.raw - table[len(ids) - 1 + i, report.token]) < 1e-4
@@ -190,20 +255,35 @@ def test_logprobs_are_of_the_rows_drawn_from(engine):
         assert abs(own - table[i, ids[i + 1]]) < 1e-4 and len(top) == 2
 
 
-@pytest.mark.parametrize(("name", "value"), (("choices", ["yes", "no", "maybe so"]), ("regex", "[ab]{3,5}"),
-                                             ("grammar", 'root ::= "x" [0-9]+ "y"')))
+@pytest.mark.parametrize(
+    ("name", "value"),
+    (
+        ("choices", ["yes", "no", "maybe so"]),
+        ("regex", "[ab]{3,5}"),
+        ("grammar", 'root ::= "x" [0-9]+ "y"'),
+    ),
+)
 def test_constrained_text_belongs_to_its_language(engine, name, value):
     make = oxillama.Grammar
-    grammar = {"choices": make.from_choices, "regex": make.from_regex, "grammar": make.parse}[name](value)
+    grammar = {"choices": make.from_choices, "regex": make.from_regex, "grammar": make.parse}[name](
+        value
+    )
     for seed in range(4):
-        done = engine.generate("Once", max_tokens=60, sampler=SamplerConfig(seed=seed), **{name: value})
+        done = engine.generate(
+            "Once", max_tokens=60, sampler=SamplerConfig(seed=seed), **{name: value}
+        )
         assert done.finish_reason == "length" or grammar.matches(done.text)
         assert done.finish_reason == "stop" or name == "grammar"
 
 
 def test_a_json_schema_is_followed(engine):
     age = {"type": "integer", "minimum": 1, "maximum": 9}
-    schema = {"type": "object", "properties": {"age": age}, "required": ["age"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"age": age},
+        "required": ["age"],
+        "additionalProperties": False,
+    }
     done = engine.generate("Once", max_tokens=40, json_schema=schema, seed=1)
     assert done.finish_reason == "stop" and 1 <= json.loads(done.text)["age"] <= 9
 
@@ -223,13 +303,27 @@ def test_long_prompts_raise_unless_truncation_is_asked_for(stories):
 
 def test_the_context_can_be_shifted(stories):
     with oxillama.load(stories, context_size=48) as engine:
-        done = engine.generate("Once upon a time", max_tokens=120, sampler=GREEDY.replace(ignore_eos=True), context_shift=True, keep=4)
+        done = engine.generate(
+            "Once upon a time",
+            max_tokens=120,
+            sampler=GREEDY.replace(ignore_eos=True),
+            context_shift=True,
+            keep=4,
+        )
         assert len(done.tokens) == 120 and done.usage.context_shifts >= 2
 
 
-@pytest.mark.parametrize("bad", (
-    dict(max_tokens=-1), dict(sampler="greedy"), dict(grammar="root ::= [a]", regex="a"),
-    dict(temperature=0.5), dict(keep=3), dict(logprobs=1.5)))
+@pytest.mark.parametrize(
+    "bad",
+    (
+        dict(max_tokens=-1),
+        dict(sampler="greedy"),
+        dict(grammar="root ::= [a]", regex="a"),
+        dict(temperature=0.5),
+        dict(keep=3),
+        dict(logprobs=1.5),
+    ),
+)
 def test_options_that_cannot_be_honoured_raise(engine, bad):
     with pytest.raises(oxillama.ConfigError):
         engine.generate("Once", **bad)
@@ -248,7 +342,10 @@ def test_prompts_that_are_none_raise(engine):
 
 def test_many_threads_share_one_engine(engine):
     prompts = [f"Once upon a time number {i}" for i in range(12)]
-    wanted = [engine.generate(p, max_tokens=12, sampler=GREEDY, cache_prompt=False).tokens for p in prompts]
+    wanted = [
+        engine.generate(p, max_tokens=12, sampler=GREEDY, cache_prompt=False).tokens
+        for p in prompts
+    ]
     found = {}
 
     def work(index):
@@ -280,7 +377,8 @@ def test_a_forgotten_stream_stops_the_work(engine):
 
 
 def test_ctrl_c_reaches_a_caller_that_waits(engine):
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)       # a shell's background jobs ignore the signal, and so would python
+    # a shell's background jobs ignore the signal, and so would python
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()
     start = time.monotonic()
@@ -311,7 +409,9 @@ def test_asyncio_streams_and_gathers(engine):
 
 def test_a_cancelled_task_cancels_its_request(engine):
     async def main():
-        request = oxillama.AsyncEngine(engine).submit("Once", sampler=SamplerConfig(ignore_eos=True))
+        request = oxillama.AsyncEngine(engine).submit(
+            "Once", sampler=SamplerConfig(ignore_eos=True)
+        )
         task = asyncio.ensure_future(request._wait())
         await asyncio.sleep(0.01)
         task.cancel()
@@ -326,7 +426,10 @@ def test_embeddings_have_length_one_and_need_text(engine):
     vector = engine.embed("Once upon a time")
     assert vector.shape == (engine.config.hidden_size,) and abs(np.linalg.norm(vector) - 1) < 1e-6
     ids = engine.tokenize("Once upon a time")
-    assert engine.embed_with("Once upon a time", "none").shape == (len(ids), engine.config.hidden_size)
+    assert engine.embed_with("Once upon a time", "none").shape == (
+        len(ids),
+        engine.config.hidden_size,
+    )
     assert engine.embed_batch(["Once", "Tom and Lily"]).shape == (2, engine.config.hidden_size)
     for nothing in ("", []):
         with pytest.raises(oxillama.EmptySequence):
@@ -363,14 +466,29 @@ def test_a_closed_engine_says_so_and_holds_no_model(stories):
     engine.generate("Once", max_tokens=2)
     engine.close()
     engine.close()
-    for door in (lambda: engine.generate("Once"), lambda: engine.tokenize("x"), engine.metrics, engine.session, lambda: engine.config):
+    for door in (
+        lambda: engine.generate("Once"),
+        lambda: engine.tokenize("x"),
+        engine.metrics,
+        engine.session,
+        lambda: engine.config,
+    ):
         with pytest.raises(oxillama.EngineError, match="closed"):
             door()
     assert core._program is None and engine._loaded._model is None and core.pool.pages_used == 0
 
 
-@pytest.mark.parametrize("bad", (dict(context_size=0), dict(kv_type="q8"), dict(num_threads=1.5), dict(prefill_chunk_size=0),
-                                 dict(sampler=0.7), dict(prefill_chunk_size=600, scheduler=oxillama.SchedulerConfig())))
+@pytest.mark.parametrize(
+    "bad",
+    (
+        dict(context_size=0),
+        dict(kv_type="q8"),
+        dict(num_threads=1.5),
+        dict(prefill_chunk_size=0),
+        dict(sampler=0.7),
+        dict(prefill_chunk_size=600, scheduler=oxillama.SchedulerConfig()),
+    ),
+)
 def test_configs_that_cannot_be_honoured_raise(bad):
     with pytest.raises(oxillama.ConfigError):
         oxillama.EngineConfig(**bad)

@@ -1,4 +1,7 @@
-"""Every benchmark runs: its setup and each of its measurements once, at the first of its parameters, which are the smallest."""
+"""Every benchmark runs: its setup and each of its measurements once, at the first of its
+parameters, which are the smallest.
+"""
+
 import importlib
 import inspect
 import math
@@ -18,7 +21,11 @@ def benchmarks(request, monkeypatch, tmp_path):
     monkeypatch.setenv("OXILLAMA_BENCH_MODELS", str(tmp_path))
     monkeypatch.delenv("OXILLAMA_BENCH_SHAPES", raising=False)
     module = importlib.import_module(request.param)
-    yield [each for each in vars(module).values() if inspect.isclass(each) and each.__module__ == request.param]
+    yield [
+        each
+        for each in vars(module).values()
+        if inspect.isclass(each) and each.__module__ == request.param
+    ]
     for path in FOLDER.glob("*.py"):
         sys.modules.pop(path.stem, None)
 
@@ -26,7 +33,11 @@ def benchmarks(request, monkeypatch, tmp_path):
 def smallest(benchmark):
     """The first value of every parameter."""
     params = getattr(benchmark, "params", [])
-    return [values[0] for values in params] if params and isinstance(params[0], (list, tuple)) else params[:1]
+    return (
+        [values[0] for values in params]
+        if params and isinstance(params[0], (list, tuple))
+        else params[:1]
+    )
 
 
 @pytest.mark.parametrize("benchmarks", MODULES, indirect=True)

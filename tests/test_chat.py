@@ -1,4 +1,7 @@
-"""Chats through the embedded model's own template: what is asked of a reply is asked once, and every option of a generation counts."""
+"""Chats through the embedded model's own template: what is asked of a reply is asked once, and
+every option of a generation counts.
+"""
+
 import pytest
 
 import oxillama
@@ -6,7 +9,12 @@ from oxillama import ConfigError, SamplerConfig
 
 GREEDY = SamplerConfig.greedy()
 TALK = [{"role": "user", "content": "How old are you?"}]
-SCHEMA = {"type": "object", "properties": {"a": {"const": True}}, "required": ["a"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"const": True}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
 FORMAT = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
 
 
@@ -16,37 +24,66 @@ def engine():
         yield loaded
 
 
-@pytest.mark.parametrize("beside", [dict(json_schema={}), dict(regex="x+"), dict(choices=["x"]), dict(grammar='root ::= "x"')])
+@pytest.mark.parametrize(
+    "beside",
+    [dict(json_schema={}), dict(regex="x+"), dict(choices=["x"]), dict(grammar='root ::= "x"')],
+)
 def test_a_constraint_beside_a_response_format_is_refused(engine, beside):
     with pytest.raises(ConfigError, match=f"^{next(iter(beside))}: found beside response_format"):
         engine.chat(TALK, response_format=FORMAT, max_tokens=1, **beside)
 
 
 def test_constraints_of_none_leave_the_response_format_in_force(engine):
-    done = engine.chat(TALK, response_format=FORMAT, grammar=None, json_schema=None, regex=None, choices=None, max_tokens=12, sampler=GREEDY)
+    done = engine.chat(
+        TALK,
+        response_format=FORMAT,
+        grammar=None,
+        json_schema=None,
+        regex=None,
+        choices=None,
+        max_tokens=12,
+        sampler=GREEDY,
+    )
     assert done.text == '{"a":true}'
 
 
 def test_free_text_as_a_response_format_is_no_constraint(engine):
-    assert engine.chat(TALK, response_format={"type": "text"}, regex="x{3}", max_tokens=4, sampler=GREEDY).text == "xxx"
+    assert (
+        engine.chat(
+            TALK, response_format={"type": "text"}, regex="x{3}", max_tokens=4, sampler=GREEDY
+        ).text
+        == "xxx"
+    )
 
 
-@pytest.mark.parametrize("asked", ["lookup", "early_exit", "early_exit:1", str(oxillama.embedded_path())])
+@pytest.mark.parametrize(
+    "asked", ["lookup", "early_exit", "early_exit:1", str(oxillama.embedded_path())]
+)
 def test_a_reply_may_speculate_as_any_text_may(engine, asked):
     done = engine.chat(TALK, speculative=asked, max_tokens=6, sampler=GREEDY)
-    assert done.tokens == engine.chat(TALK, max_tokens=6, sampler=GREEDY).tokens and done.speculation is not None
+    assert (
+        done.tokens == engine.chat(TALK, max_tokens=6, sampler=GREEDY).tokens
+        and done.speculation is not None
+    )
 
 
 def test_a_reply_may_be_in_a_session_of_ones_own(engine):
     session = engine.session()
     done = engine.chat(TALK, session=session, max_tokens=6, sampler=GREEDY)
-    assert done.tokens == engine.chat(TALK, max_tokens=6, sampler=GREEDY).tokens == tuple(session.tokens[-len(done.tokens):])
+    assert (
+        done.tokens
+        == engine.chat(TALK, max_tokens=6, sampler=GREEDY).tokens
+        == tuple(session.tokens[-len(done.tokens) :])
+    )
     session.close()
 
 
 def test_an_iterator_of_options_counts(engine):
     stop = engine.chat(TALK, max_tokens=12, sampler=GREEDY).text[4:7]
-    done, wanted = (engine.chat(TALK, stop=given, max_tokens=12, sampler=GREEDY) for given in (iter([stop]), [stop]))
+    done, wanted = (
+        engine.chat(TALK, stop=given, max_tokens=12, sampler=GREEDY)
+        for given in (iter([stop]), [stop])
+    )
     assert (done.text, done.finish_reason) == (wanted.text, "stop")
 
 
@@ -55,16 +92,28 @@ def test_an_option_that_is_none_is_named(engine):
         engine.chat(TALK, max_toknes=4)
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    (dict(template={"tools": []}), "template: found {'tools': \\[\\]}, wanted a dict of further variables, none of them messages or tools"),
-    (dict(template=5), "template: found 5"), (dict(template={5: 1}), "template: found {5: 1}"),
-    (dict(tool_format="bogus"), "tool call format: found 'bogus'"), (dict(parallel_tool_calls="no"), "parallel_tool_calls: found 'no'"),
-    (dict(tool_choice={"function": None}), "tool_choice: found {'function': None}"), (dict(tool_choice={"function": "f"}), "tool_choice: found"),
-])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            dict(template={"tools": []}),
+            "template: found {'tools': \\[\\]}, wanted a dict of further variables, none of them messages or tools",
+        ),
+        (dict(template=5), "template: found 5"),
+        (dict(template={5: 1}), "template: found {5: 1}"),
+        (dict(tool_format="bogus"), "tool call format: found 'bogus'"),
+        (dict(parallel_tool_calls="no"), "parallel_tool_calls: found 'no'"),
+        (dict(tool_choice={"function": None}), "tool_choice: found {'function': None}"),
+        (dict(tool_choice={"function": "f"}), "tool_choice: found"),
+    ],
+)
 def test_what_cannot_be_honoured_is_named(engine, options, message):
     with pytest.raises(ConfigError, match=f"^{message}"):
         engine.chat(TALK, max_tokens=1, **options)
 
 
 def test_no_tokens_to_be_shown_are_none(engine):
-    assert engine.chat(TALK, shown_tokens=None, max_tokens=1, sampler=GREEDY).tokens == engine.chat(TALK, max_tokens=1, sampler=GREEDY).tokens
+    assert (
+        engine.chat(TALK, shown_tokens=None, max_tokens=1, sampler=GREEDY).tokens
+        == engine.chat(TALK, max_tokens=1, sampler=GREEDY).tokens
+    )

@@ -1,4 +1,7 @@
-"""What README.md and docs/ say: every Python block runs as it stands, every command parses, and every file they name is there."""
+"""What README.md and docs/ say: every Python block runs as it stands, every command parses, and
+every file they name is there.
+"""
+
 import os
 import re
 import shlex
@@ -16,13 +19,38 @@ from oxillama.quant import formats
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-TALK = "ToolDispatcher"                     # of the README: tests/toolcalls/test_readme.py runs it and looks at what it says
-BLOCKS = [(f"{page.name}-{i}", block) for page in PAGES
-          for i, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)) if TALK not in block]
-HOMES = [ROOT, *(ROOT / name for name in ("docs", "tools", "asv_benchmarks", "oxillama", "oxillama/_core", "oxillama/grammar", "oxillama/engine",
-                                          "oxillama/toolcalls", "csrc", "csrc/lanes", "csrc/vec"))]
+# of the README: tests/toolcalls/test_readme.py runs it and looks at what it says
+TALK = "ToolDispatcher"
+BLOCKS = [
+    (f"{page.name}-{i}", block)
+    for page in PAGES
+    for i, block in enumerate(
+        re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    )
+    if TALK not in block
+]
+HOMES = [
+    ROOT,
+    *(
+        ROOT / name
+        for name in (
+            "docs",
+            "tools",
+            "asv_benchmarks",
+            "oxillama",
+            "oxillama/_core",
+            "oxillama/grammar",
+            "oxillama/engine",
+            "oxillama/toolcalls",
+            "csrc",
+            "csrc/lanes",
+            "csrc/vec",
+        )
+    ),
+]
 NAMED = re.compile(r"`((?:[\w.]+/)*[\w.{},]*\w\.(?:py|pyx|pxd|pxi|md|c|h|inc|def))`")
-SHOWN = re.compile(r"^(oxillama [a-z].*)|^\| `(oxillama [a-z][^`]*)`", re.MULTILINE)      # in blocks, and where a table lists them
+# in blocks, and where a table lists them
+SHOWN = re.compile(r"^(oxillama [a-z].*)|^\| `(oxillama [a-z][^`]*)`", re.MULTILINE)
 LINKED = re.compile(r"\]\(([^):#]+)[^):]*\)")
 
 
@@ -30,27 +58,50 @@ LINKED = re.compile(r"\]\(([^):#]+)[^):]*\)")
 def test_every_python_block_runs_in_an_interpreter_of_its_own(block, tmp_path):
     for name in ("model.gguf", "target.gguf", "draft.gguf"):
         shutil.copy(embedded_path(), tmp_path / name)
-    done = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", block],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_file_that_a_page_names_is_there(page):
     text = page.read_text(encoding="utf-8")
-    missing = [name for name in NAMED.findall(text) if "{" not in name and not any((home / name).is_file() for home in HOMES)]
+    missing = [
+        name
+        for name in NAMED.findall(text)
+        if "{" not in name and not any((home / name).is_file() for home in HOMES)
+    ]
     assert not missing
     assert not [link for link in LINKED.findall(text) if not (page.parent / link).exists()]
 
 
 def test_the_readme_names_every_format_and_architecture():
-    told = (ROOT / "README.md").read_text(encoding="utf-8").partition("## What it runs")[2].partition("\n## ")[0]
+    told = (
+        (ROOT / "README.md")
+        .read_text(encoding="utf-8")
+        .partition("## What it runs")[2]
+        .partition("\n## ")[0]
+    )
     named = re.search(r"\*\*Formats\*\*[^:]*written: (.*?)\. ", told, re.DOTALL)[1]
     assert set(named.replace("\n", " ").replace(",", "").split()) == set(formats())
-    assert set(re.findall(r"`(\w+)`", told.partition("**Architectures**")[2].partition(". ")[0])) == set(architectures())
+    assert set(
+        re.findall(r"`(\w+)`", told.partition("**Architectures**")[2].partition(". ")[0])
+    ) == set(architectures())
 
 
 def test_every_command_that_a_page_shows_is_one():
-    shown = [command or quoted for page in PAGES for command, quoted in SHOWN.findall(page.read_text(encoding="utf-8"))]
+    shown = [
+        command or quoted
+        for page in PAGES
+        for command, quoted in SHOWN.findall(page.read_text(encoding="utf-8"))
+    ]
     assert len(shown) > 12
     for command in shown:
-        assert parser().parse_args(shlex.split(command.replace("[", "").replace("]", ""))[1:]).function
+        assert (
+            parser().parse_args(shlex.split(command.replace("[", "").replace("]", ""))[1:]).function
+        )

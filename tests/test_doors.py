@@ -1,11 +1,23 @@
-"""Whatever is asked wrongly is answered by one clear error of this package's own, at once: no guess, no crash, no wait without an end."""
+"""Whatever is asked wrongly is answered by one clear error of this package's own, at once: no
+guess, no crash, no wait without an end.
+"""
+
 import threading
 
 import numpy as np
 import pytest
 
 import oxillama
-from oxillama import AsyncEngine, ConfigError, ContextError, EmptySequence, EngineError, SamplerConfig, SchedulerConfig, TokenizerError
+from oxillama import (
+    AsyncEngine,
+    ConfigError,
+    ContextError,
+    EmptySequence,
+    EngineError,
+    SamplerConfig,
+    SchedulerConfig,
+    TokenizerError,
+)
 
 GREEDY = SamplerConfig.greedy()
 
@@ -17,7 +29,9 @@ def engine():
 
 
 def answered(call, seconds=20.0):
-    """What a call raised or returned; it must do either soon, and a daemon is left behind where it does not."""
+    """What a call raised or returned; it must do either soon, and a daemon is left behind where it
+    does not.
+    """
     out = []
 
     def run():
@@ -25,6 +39,7 @@ def answered(call, seconds=20.0):
             out.append(call())
         except BaseException as error:
             out.append(error)
+
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
@@ -32,14 +47,26 @@ def answered(call, seconds=20.0):
     return out[0]
 
 
-@pytest.mark.parametrize(("name", "value", "told"), (
-    ("stop", 5, "stop: found 5, wanted a list"), ("stop", ["a", 5], "stop: found"), ("stop_token_ids", 5, "stop_token_ids: found 5"),
-    ("stop_token_ids", [1.5], r"stop_token_ids\[0\]: found float 1.5"), ("stop_token_ids", [10**9], "stop_token_ids: found 1000000000"),
-    ("shown_tokens", ["a"], r"shown_tokens\[0\]: found str 'a'"), ("processors", 5, "processors: found 5"), ("processors", [5], "wanted functions"),
-    ("choices", "abc", "choices: found 'abc', wanted a list"), ("cache_prompt", 0, "cache_prompt: found 0, wanted True or False"),
-    ("truncate_prompt", "no", "truncate_prompt: found 'no'"), ("context_shift", 1, "context_shift: found 1"),
-    ("prompt_logprobs", 10**9, "prompt_logprobs: found 1000000000"), ("session", 5, "session: found int, wanted a Session"),
-    ("colour", 1, "colour: is no option of generate")))
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    (
+        ("stop", 5, "stop: found 5, wanted a list"),
+        ("stop", ["a", 5], "stop: found"),
+        ("stop_token_ids", 5, "stop_token_ids: found 5"),
+        ("stop_token_ids", [1.5], r"stop_token_ids\[0\]: found float 1.5"),
+        ("stop_token_ids", [10**9], "stop_token_ids: found 1000000000"),
+        ("shown_tokens", ["a"], r"shown_tokens\[0\]: found str 'a'"),
+        ("processors", 5, "processors: found 5"),
+        ("processors", [5], "wanted functions"),
+        ("choices", "abc", "choices: found 'abc', wanted a list"),
+        ("cache_prompt", 0, "cache_prompt: found 0, wanted True or False"),
+        ("truncate_prompt", "no", "truncate_prompt: found 'no'"),
+        ("context_shift", 1, "context_shift: found 1"),
+        ("prompt_logprobs", 10**9, "prompt_logprobs: found 1000000000"),
+        ("session", 5, "session: found int, wanted a Session"),
+        ("colour", 1, "colour: is no option of generate"),
+    ),
+)
 def test_an_option_that_cannot_be_honoured_is_named(engine, name, value, told):
     with pytest.raises(ConfigError, match=told):
         engine.generate("Once", **{"max_tokens": 2, name: value})
@@ -47,32 +74,78 @@ def test_an_option_that_cannot_be_honoured_is_named(engine, name, value, told):
 
 def test_options_may_be_any_iterable_and_are_read_once(engine):
     wanted = engine.generate("Once", max_tokens=9, sampler=GREEDY, stop=["upon", "time"]).text
-    assert engine.generate("Once", max_tokens=9, sampler=GREEDY, stop=(each for each in ("upon", "time"))).text == wanted
-    assert engine.generate("Once", max_tokens=3, sampler=GREEDY, stop=None, stop_token_ids=None).finish_reason == "length"
+    assert (
+        engine.generate(
+            "Once", max_tokens=9, sampler=GREEDY, stop=(each for each in ("upon", "time"))
+        ).text
+        == wanted
+    )
+    assert (
+        engine.generate(
+            "Once", max_tokens=3, sampler=GREEDY, stop=None, stop_token_ids=None
+        ).finish_reason
+        == "length"
+    )
 
 
-@pytest.mark.parametrize("prompt", (b"Once", bytearray(b"ab"), {1: 2}, {1, 2}, 5, 1.5, object(), [1.7], [1, "2"], [True, False], np.array([1.7]),
-                                    np.array([[1, 2]]), np.array(5), [-1], [10**30], [5, None]), ids=str)
+@pytest.mark.parametrize(
+    "prompt",
+    (
+        b"Once",
+        bytearray(b"ab"),
+        {1: 2},
+        {1, 2},
+        5,
+        1.5,
+        object(),
+        [1.7],
+        [1, "2"],
+        [True, False],
+        np.array([1.7]),
+        np.array([[1, 2]]),
+        np.array(5),
+        [-1],
+        [10**30],
+        [5, None],
+    ),
+    ids=str,
+)
 def test_nothing_is_taken_for_token_ids_that_is_none(engine, prompt):
     session = engine.session()
-    for door in (engine.generate, engine.logits, engine.embed, lambda ids: engine.prefill(ids, session=session), session.extend,
-                 lambda ids: list(engine.diagnose(ids))):
+    for door in (
+        engine.generate,
+        engine.logits,
+        engine.embed,
+        lambda ids: engine.prefill(ids, session=session),
+        session.extend,
+        lambda ids: list(engine.diagnose(ids)),
+    ):
         with pytest.raises(ConfigError, match="prompt"):
             door(prompt)
     assert session.tokens == []
     session.close()
 
 
-@pytest.mark.parametrize("ids", ((5, 9), range(5, 10, 4), np.array([5, 9]), np.array([5, 9], np.uint8), iter([5, 9])), ids=repr)
+@pytest.mark.parametrize(
+    "ids",
+    ((5, 9), range(5, 10, 4), np.array([5, 9]), np.array([5, 9], np.uint8), iter([5, 9])),
+    ids=repr,
+)
 def test_token_ids_of_every_kind_are_the_same_prompt(engine, ids):
-    assert engine.generate(ids, max_tokens=4, sampler=GREEDY).tokens == engine.generate([5, 9], max_tokens=4, sampler=GREEDY).tokens
+    assert (
+        engine.generate(ids, max_tokens=4, sampler=GREEDY).tokens
+        == engine.generate([5, 9], max_tokens=4, sampler=GREEDY).tokens
+    )
 
 
 def test_going_on_is_asked_for_alone(engine):
     engine.generate("Once", max_tokens=2, sampler=GREEDY)
     held = engine.kv_cache_seq_len()
     for prompts in ([None], ["a", None], [None, "a"], [[5, 9], None]):
-        with pytest.raises(ConfigError, match=f"prompt: found None in a list of {len(prompts)}, wanted texts or token ids"):
+        with pytest.raises(
+            ConfigError,
+            match=f"prompt: found None in a list of {len(prompts)}, wanted texts or token ids",
+        ):
             engine.generate(prompts, max_tokens=2, sampler=GREEDY)
     assert engine.kv_cache_seq_len() == held
 
@@ -81,7 +154,9 @@ def test_texts_and_ids_are_told_apart_where_many_are_wanted(engine):
     for texts, kind in (("abc", "str"), (5, "int"), (None, "NoneType")):
         with pytest.raises(ConfigError, match=f"embed_batch: found {kind}"):
             engine.embed_batch(texts)
-    assert np.array_equal(engine.embed_batch(text for text in ("a", "b")), engine.embed_batch(["a", "b"]))
+    assert np.array_equal(
+        engine.embed_batch(text for text in ("a", "b")), engine.embed_batch(["a", "b"])
+    )
     for nothing in ([], ["a", ""]):
         with pytest.raises(EmptySequence):
             engine.embed_batch(nothing)
@@ -103,19 +178,35 @@ def test_a_conversation_is_a_list_of_messages(engine, messages):
         engine.chat([{"role": "user", "content": "hi"}], tools=5)
 
 
-@pytest.mark.parametrize("wrong", (dict(context_size=2**31), dict(max_pages=2**70), dict(prefix_cache="no"), dict(kv_type=[]), dict(tokenizer_path=5),
-                                   dict(page_size=24)), ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    (
+        dict(context_size=2**31),
+        dict(max_pages=2**70),
+        dict(prefix_cache="no"),
+        dict(kv_type=[]),
+        dict(tokenizer_path=5),
+        dict(page_size=24),
+    ),
+    ids=str,
+)
 def test_a_field_of_the_config_that_cannot_be_honoured_is_named(wrong):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         oxillama.load(**wrong)
 
 
 def test_what_is_no_config_or_engine_is_refused(engine):
-    for make, told in ((lambda: oxillama.InferenceEngine({}), "config: found dict"), (lambda: AsyncEngine(5), "engine: found int"),
-                       (lambda: engine.beam_generate("x", 5), "config: found int"),
-                       (lambda: engine.submit("x", max_tokens=1).result("x"), "timeout"),
-                       (lambda: engine.submit("x", max_tokens=1).result(float("nan")), "timeout: found nan"),
-                       (lambda: engine.generate("x", max_tokens=1, speculative=np.array([1, 2])), "speculative: found array")):
+    for make, told in (
+        (lambda: oxillama.InferenceEngine({}), "config: found dict"),
+        (lambda: AsyncEngine(5), "engine: found int"),
+        (lambda: engine.beam_generate("x", 5), "config: found int"),
+        (lambda: engine.submit("x", max_tokens=1).result("x"), "timeout"),
+        (lambda: engine.submit("x", max_tokens=1).result(float("nan")), "timeout: found nan"),
+        (
+            lambda: engine.generate("x", max_tokens=1, speculative=np.array([1, 2])),
+            "speculative: found array",
+        ),
+    ):
         with pytest.raises(ConfigError, match=told):
             make()
 
@@ -125,39 +216,85 @@ def test_sessions_of_another_engine_are_refused_and_stay_whole(engine):
         theirs = other.session()
         other.prefill("Once upon a", session=theirs)
         held = list(theirs.tokens)
-        for door in (lambda: engine.generate("x", session=theirs), lambda: engine.generate(None, session=theirs),
-                     lambda: engine.prefill("x", session=theirs),
-                     lambda: engine.beam_generate("x", session=theirs), lambda: engine.stream("x", session=theirs)):
+        for door in (
+            lambda: engine.generate("x", session=theirs),
+            lambda: engine.generate(None, session=theirs),
+            lambda: engine.prefill("x", session=theirs),
+            lambda: engine.beam_generate("x", session=theirs),
+            lambda: engine.stream("x", session=theirs),
+        ):
             with pytest.raises(EngineError, match="another engine"):
                 door()
         assert theirs.tokens == held and not theirs.busy
-        assert other.generate(None, session=theirs, max_tokens=4, sampler=GREEDY).tokens == engine.generate(held, max_tokens=4, sampler=GREEDY).tokens
+        assert (
+            other.generate(None, session=theirs, max_tokens=4, sampler=GREEDY).tokens
+            == engine.generate(held, max_tokens=4, sampler=GREEDY).tokens
+        )
 
 
-@pytest.mark.parametrize("wrong", (dict(sampler=SamplerConfig(banned_tokens=[10**9])), dict(grammar="root ::= ["), dict(shown_tokens=[10**9]),
-                                   dict(logprobs=10**9), dict(context_shift=True, keep=10**9), dict(stop_token_ids=[10**9]), dict(n=2)), ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    (
+        dict(sampler=SamplerConfig(banned_tokens=[10**9])),
+        dict(grammar="root ::= ["),
+        dict(shown_tokens=[10**9]),
+        dict(logprobs=10**9),
+        dict(context_shift=True, keep=10**9),
+        dict(stop_token_ids=[10**9]),
+        dict(n=2),
+    ),
+    ids=str,
+)
 def test_a_request_that_is_refused_leaves_its_session_as_it_was(engine, wrong):
     whole = engine.generate("Once upon", max_tokens=12, sampler=SamplerConfig(seed=5))
     session = engine.session()
-    first = engine.generate("Once upon", session=session, max_tokens=5, sampler=SamplerConfig(seed=5))
+    first = engine.generate(
+        "Once upon", session=session, max_tokens=5, sampler=SamplerConfig(seed=5)
+    )
     tokens = list(session.tokens)
     for prompt in (" and then", None):
         with pytest.raises(oxillama.OxillamaError):
             engine.generate(prompt, session=session, **wrong)
     assert session.tokens == tokens
-    assert first.tokens + engine.generate(None, session=session, max_tokens=7).tokens == whole.tokens      # its sampler too
+    # its sampler too
+    assert (
+        first.tokens + engine.generate(None, session=session, max_tokens=7).tokens == whole.tokens
+    )
     session.close()
 
 
-@pytest.mark.parametrize("door", ("generate", "embed", "prefill", "clear_cache", "stream", "raw_loop", "kv_cache_seq_len", "diagnose"))
+@pytest.mark.parametrize(
+    "door",
+    (
+        "generate",
+        "embed",
+        "prefill",
+        "clear_cache",
+        "stream",
+        "raw_loop",
+        "kv_cache_seq_len",
+        "diagnose",
+    ),
+)
 def test_the_loop_is_never_made_to_wait_for_itself(engine, door):
-    doors = {"generate": lambda: engine.generate("Once", max_tokens=2), "embed": lambda: engine.embed("Once"),
-             "prefill": lambda: engine.prefill("Once"), "clear_cache": engine.clear_cache,
-             "stream": lambda: list(engine.stream("Once", max_tokens=2)), "raw_loop": lambda: engine.raw_loop().__enter__(),
-             "kv_cache_seq_len": engine.kv_cache_seq_len, "diagnose": lambda: list(engine.diagnose([1]))}
-    told = answered(lambda: engine.generate("Once", max_tokens=3, processors=[lambda ids, row: doors[door]() and None]))
+    doors = {
+        "generate": lambda: engine.generate("Once", max_tokens=2),
+        "embed": lambda: engine.embed("Once"),
+        "prefill": lambda: engine.prefill("Once"),
+        "clear_cache": engine.clear_cache,
+        "stream": lambda: list(engine.stream("Once", max_tokens=2)),
+        "raw_loop": lambda: engine.raw_loop().__enter__(),
+        "kv_cache_seq_len": engine.kv_cache_seq_len,
+        "diagnose": lambda: list(engine.diagnose([1])),
+    }
+    told = answered(
+        lambda: engine.generate(
+            "Once", max_tokens=3, processors=[lambda ids, row: doors[door]() and None]
+        )
+    )
     assert isinstance(told, EngineError) and "its own loop" in str(told)
-    assert len(engine.generate("Once", max_tokens=3).tokens) == 3                        # the engine goes on
+    # the engine goes on
+    assert len(engine.generate("Once", max_tokens=3).tokens) == 3
 
 
 def test_a_listener_may_look_at_the_metrics_and_cancel_but_not_wait(engine):
@@ -170,29 +307,42 @@ def test_a_listener_may_look_at_the_metrics_and_cancel_but_not_wait(engine):
         if not request.done:
             with pytest.raises(EngineError, match="its own loop"):
                 request.result()
+
     request.listen(listener)
     assert answered(request.result).finish_reason == "cancelled" and seen
 
 
 def test_a_raw_loop_keeps_its_own_thread_from_waiting_for_what_it_holds_back():
     with oxillama.load(num_threads=1) as engine:
+
         def inside():
             with engine.raw_loop() as loop:
                 loop.prefill(0, [1, 2])
                 waiting = engine.submit("Once", max_tokens=3, sampler=GREEDY)
-                for door in (lambda: engine.generate("Once"), lambda: engine.prefill("Once"), waiting.result, engine.raw_loop().__enter__,
-                             engine.clear_cache, engine.kv_cache_seq_len, lambda: list(engine.stream("Once")), engine.close):
+                for door in (
+                    lambda: engine.generate("Once"),
+                    lambda: engine.prefill("Once"),
+                    waiting.result,
+                    engine.raw_loop().__enter__,
+                    engine.clear_cache,
+                    engine.kv_cache_seq_len,
+                    lambda: list(engine.stream("Once")),
+                    engine.close,
+                ):
                     with pytest.raises(EngineError, match="raw loop is open in this thread"):
                         door()
             with pytest.raises(EngineError, match="not open in this thread"):
                 loop.decode([3])
             return waiting.result().tokens
+
         assert answered(inside) == engine.generate("Once", max_tokens=3, sampler=GREEDY).tokens
 
 
 def test_an_engine_closed_by_its_own_processor_ends_what_runs(engine):
     other = oxillama.load(num_threads=1)
-    done = answered(lambda: other.generate("Once", max_tokens=50, processors=[lambda ids, row: other.close()]))
+    done = answered(
+        lambda: other.generate("Once", max_tokens=50, processors=[lambda ids, row: other.close()])
+    )
     assert done.finish_reason == "cancelled" and len(done.tokens) <= 1
     with pytest.raises(EngineError, match="closed"):
         other.generate("Once")
@@ -205,28 +355,50 @@ def test_results_and_pieces_can_be_had_again_and_after_the_end(engine):
     request.cancel()
     assert request.result() == request.result() and request.result().finish_reason == "length"
     with oxillama.load(num_threads=1) as other:
-        stream, later = other.stream("Once", sampler=SamplerConfig(ignore_eos=True)), other.submit("Once", sampler=SamplerConfig(ignore_eos=True))
-    assert later.result().finish_reason == "cancelled" and list(stream)[-1].finish_reason == stream.completion.finish_reason == "cancelled"
+        stream, later = (
+            other.stream("Once", sampler=SamplerConfig(ignore_eos=True)),
+            other.submit("Once", sampler=SamplerConfig(ignore_eos=True)),
+        )
+    assert (
+        later.result().finish_reason == "cancelled"
+        and list(stream)[-1].finish_reason == stream.completion.finish_reason == "cancelled"
+    )
 
 
 def test_sixty_four_threads_with_random_cancels_on_a_real_model():
     prompts = [f"Once upon a time {name}" for name in ("Tom", "Lily", "the fox", "a pony")]
     config = SchedulerConfig(max_sequences=12, max_batch_sequences=5, max_batch_tokens=64)
-    with oxillama.load(num_threads=2, max_pages=40, scheduler=config, prefill_chunk_size=32) as engine:
-        wanted = [engine.generate(prompt, max_tokens=10, sampler=SamplerConfig(seed=3), cache_prompt=False).tokens for prompt in prompts]
+    with oxillama.load(
+        num_threads=2, max_pages=40, scheduler=config, prefill_chunk_size=32
+    ) as engine:
+        wanted = [
+            engine.generate(
+                prompt, max_tokens=10, sampler=SamplerConfig(seed=3), cache_prompt=False
+            ).tokens
+            for prompt in prompts
+        ]
         wrong, barrier = [], threading.Barrier(64)
 
         def work(number):
             barrier.wait()
             for turn in range(3):
                 which = (number + turn) % len(prompts)
-                request = engine.submit(prompts[which], max_tokens=10, sampler=SamplerConfig(seed=3))
+                request = engine.submit(
+                    prompts[which], max_tokens=10, sampler=SamplerConfig(seed=3)
+                )
                 if (number + 2 * turn) % 5 == 0:
                     request.cancel()
                 done = request.result(60)
-                if done.tokens != wanted[which][:len(done.tokens)] or done.finish_reason == "cancelled" and (number + 2 * turn) % 5:
+                if (
+                    done.tokens != wanted[which][: len(done.tokens)]
+                    or done.finish_reason == "cancelled"
+                    and (number + 2 * turn) % 5
+                ):
                     wrong.append((number, turn))
-        threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(64)]
+
+        threads = [
+            threading.Thread(target=work, args=(number,), daemon=True) for number in range(64)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -238,16 +410,24 @@ def test_sixty_four_threads_with_random_cancels_on_a_real_model():
 @pytest.mark.parametrize("page_size", (32, 48, 256))
 def test_page_sizes_do_not_change_a_bit(engine, page_size):
     ids = [(7 * at + 3) % engine.config.vocab_size for at in range(150)]
-    with oxillama.load(page_size=page_size, num_threads=2, prefill_chunk_size=37, max_pages=-(-600 // page_size)) as other:
+    with oxillama.load(
+        page_size=page_size, num_threads=2, prefill_chunk_size=37, max_pages=-(-600 // page_size)
+    ) as other:
         assert np.array_equal(other.logits(ids), engine.logits(ids))
         options = dict(max_tokens=20, sampler=SamplerConfig(seed=2))
         wanted = [engine.generate(ids[:length], **options).tokens for length in (150, 149, 40)]
-        assert [done.tokens for done in other.generate([ids, ids[:149], ids[:40]], **options)] == wanted
+        assert [
+            done.tokens for done in other.generate([ids, ids[:149], ids[:40]], **options)
+        ] == wanted
         session = other.session()
-        assert np.array_equal(other.prefill(ids[:100], session=session), engine.logits(ids[:100])[-1])
+        assert np.array_equal(
+            other.prefill(ids[:100], session=session), engine.logits(ids[:100])[-1]
+        )
         twin = session.fork()
         twin.truncate(min(page_size + 1, 70))
-        assert np.array_equal(other.prefill(ids[min(page_size + 1, 70):], session=twin), engine.logits(ids)[-1])
+        assert np.array_equal(
+            other.prefill(ids[min(page_size + 1, 70) :], session=twin), engine.logits(ids)[-1]
+        )
 
 
 def test_a_context_is_the_models_own_unless_told_otherwise(engine):

@@ -1,4 +1,7 @@
-"""A file is written whole or not at all: writes that fail, processes that are killed, at every step."""
+"""A file is written whole or not at all: writes that fail, processes that are killed, at every
+step.
+"""
+
 import errno
 import os
 import signal
@@ -36,13 +39,14 @@ class Failing:
 
         def call(*arguments, **named):
             if name == "pwritev" and self.short:
-                return real(arguments[0], [memoryview(arguments[1][0])[:self.short]], arguments[2])
+                return real(arguments[0], [memoryview(arguments[1][0])[: self.short]], arguments[2])
             self.at += 1
             if self.at == self.step and self.error is not None:
                 if name == "close":
                     real(*arguments)
                 raise self.error
             return real(*arguments, **named)
+
         return call
 
 
@@ -59,26 +63,35 @@ def test_parts_are_written_one_after_the_other_however_few_bytes_a_call_takes(ta
 
 
 @pytest.mark.parametrize("step", range(1, len(STEPS) + 1), ids=STEPS)
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()], ids=["full", "interrupt"])
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()], ids=["full", "interrupt"]
+)
 def test_a_failure_at_any_step_leaves_the_old_file_or_the_new_one(target, monkeypatch, step, error):
     monkeypatch.setattr(durable, "os", Failing(step, error))
     with pytest.raises(type(error)):
         write_parts(target, NEW)
     monkeypatch.undo()
-    assert target.read_bytes() == (OLD if step <= 5 else b"".join(NEW))      # invariant 1
-    assert os.listdir(target.parent) == ["saved"]                            # invariant 2
+    assert target.read_bytes() == (OLD if step <= 5 else b"".join(NEW))  # invariant 1
+    assert os.listdir(target.parent) == ["saved"]  # invariant 2
 
 
-SAVES = {"parts": "durable.write_parts(path, NEW)",
-         "sealed": "envelope.write_sealed(path, KIND, {'a': b'1' * 5000, 'b': NEW})"}
+SAVES = {
+    "parts": "durable.write_parts(path, NEW)",
+    "sealed": "envelope.write_sealed(path, KIND, {'a': b'1' * 5000, 'b': NEW})",
+}
 
 
 KIND = Kind(b"OXITEST1", 1, ValueError)
 WHOLE = {"parts": b"".join(NEW), "sealed": b"".join(seal(KIND, {"a": b"1" * 5000, "b": NEW}))}
 
 
-@pytest.mark.parametrize("save, step, old", [*(("parts", step, step <= 5) for step in range(1, 8)),
-                                             *(("sealed", step, step <= 7) for step in (2, 3, 4, 5, 7, 8))])
+@pytest.mark.parametrize(
+    "save, step, old",
+    [
+        *(("parts", step, step <= 5) for step in range(1, 8)),
+        *(("sealed", step, step <= 7) for step in (2, 3, 4, 5, 7, 8)),
+    ],
+)
 def test_a_kill_at_any_step_leaves_the_old_file_or_the_new_one(target, save, step, old):
     code = f"""
 import os, signal, sys
@@ -120,22 +133,37 @@ def test_a_link_to_nothing_yet_becomes_one_to_the_new_file(tmp_path):
     assert os.readlink(tmp_path / "link") == "later" and (tmp_path / "later").read_bytes() == b"new"
 
 
-def test_nothing_is_replaced_but_a_regular_file(tmp_path, monkeypatch):     # invariant 3
+def test_nothing_is_replaced_but_a_regular_file(tmp_path, monkeypatch):  # invariant 3
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     os.symlink("pipe", "link")
     os.mkdir("folder")
     Path("file").write_bytes(OLD)
-    for path, message in (("pipe", "no regular file"), ("link", "no regular file"), ("folder", "a folder, wanted a file"),
-                          (".", "a folder, wanted a file"), ("", "a folder, wanted a file"), ("/", "a folder, wanted a file"),
-                          ("none/saved", "No such file"), ("file/saved", "Not a directory"), ("a\0b", "a zero byte"), ("n" * 256, "name too long")):
+    for path, message in (
+        ("pipe", "no regular file"),
+        ("link", "no regular file"),
+        ("folder", "a folder, wanted a file"),
+        (".", "a folder, wanted a file"),
+        ("", "a folder, wanted a file"),
+        ("/", "a folder, wanted a file"),
+        ("none/saved", "No such file"),
+        ("file/saved", "Not a directory"),
+        ("a\0b", "a zero byte"),
+        ("n" * 256, "name too long"),
+    ):
         for write in (target_of, lambda path: write_parts(path, NEW)):
             with pytest.raises(OSError, match=message):
                 write(path)
-    assert Path("pipe").is_fifo() and sorted(os.listdir()) == ["file", "folder", "link", "pipe"] and not os.listdir("folder")
+    assert (
+        Path("pipe").is_fifo()
+        and sorted(os.listdir()) == ["file", "folder", "link", "pipe"]
+        and not os.listdir("folder")
+    )
 
 
-@pytest.mark.parametrize("name", ["n" * 255, "\U0001f98a" * 63], ids=["ascii", "four bytes a letter"])
+@pytest.mark.parametrize(
+    "name", ["n" * 255, "\U0001f98a" * 63], ids=["ascii", "four bytes a letter"]
+)
 def test_a_name_as_long_as_names_may_be_is_written(tmp_path, name):
     write_parts(tmp_path / name, NEW)
     assert os.listdir(tmp_path) == [name] and (tmp_path / name).read_bytes() == b"".join(NEW)

@@ -1,4 +1,7 @@
-"""The law of the floors: a module imports from its own package or from lower floors, and from nowhere else in the house."""
+"""The law of the floors: a module imports from its own package or from lower floors, and from
+nowhere else in the house.
+"""
+
 import ast
 import re
 from graphlib import TopologicalSorter
@@ -7,10 +10,32 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1] / "oxillama"
-FLOORS = {"errors": 0, "durable": 0, "_core": 1, "gguf": 2, "tokenizer": 2, "model": 3, "quant": 3, "sampling": 4, "grammar": 4,
-          "engine": 5, "toolcalls": 5, "__init__": 6, "api": 6, "chat": 6, "decoder": 6, "drafts": 6, "embedded": 6,
-          "loaded": 6, "opening": 6, "quality": 6, "speculative": 6, "cli": 7}
-# A bridge can be asked for by file name alone, so this one function of the tokenizer opens the container (tokenizer.bridge.from_gguf).
+FLOORS = {
+    "errors": 0,
+    "durable": 0,
+    "_core": 1,
+    "gguf": 2,
+    "tokenizer": 2,
+    "model": 3,
+    "quant": 3,
+    "sampling": 4,
+    "grammar": 4,
+    "engine": 5,
+    "toolcalls": 5,
+    "__init__": 6,
+    "api": 6,
+    "chat": 6,
+    "decoder": 6,
+    "drafts": 6,
+    "embedded": 6,
+    "loaded": 6,
+    "opening": 6,
+    "quality": 6,
+    "speculative": 6,
+    "cli": 7,
+}
+# A bridge can be asked for by file name alone, so this one function of the tokenizer opens the
+# container (tokenizer.bridge.from_gguf).
 DOORS = {("tokenizer", "gguf")}
 
 
@@ -26,9 +51,15 @@ def imported(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            package = path.relative_to(ROOT.parent).with_suffix("").parts[:-node.level] if node.level else ()
+            package = (
+                path.relative_to(ROOT.parent).with_suffix("").parts[: -node.level]
+                if node.level
+                else ()
+            )
             base = ".".join((*package, node.module) if node.module else package)
-            names = [base] if base != "oxillama" else [f"oxillama.{alias.name}" for alias in node.names]
+            names = (
+                [base] if base != "oxillama" else [f"oxillama.{alias.name}" for alias in node.names]
+            )
         else:
             continue
         for name in names:
@@ -47,27 +78,35 @@ def test_modules_import_only_from_their_own_room_or_from_lower_floors(path):
     assert mine in FLOORS, f"{mine} stands on no floor"
     for other in imported(path) - {mine}:
         if (mine, other) not in DOORS:
-            assert FLOORS[other] < FLOORS[mine] or (FLOORS[mine] == FLOORS[other] == 6), f"{path} imports {other}"
+            assert FLOORS[other] < FLOORS[mine] or (FLOORS[mine] == FLOORS[other] == 6), (
+                f"{path} imports {other}"
+            )
 
 
 def test_compiled_modules_know_their_own_floor_and_errors_and_no_circle():
     graph = {}
     for path in sorted((ROOT / "_core").glob("*.p[yx][xd]")):
         mine = graph.setdefault(path.stem, set())
-        for home, names in re.findall(r"^\s*from (oxillama[\w.]*) c?import \(?([^)\n]*)", path.read_text(), re.MULTILINE):
+        for home, names in re.findall(
+            r"^\s*from (oxillama[\w.]*) c?import \(?([^)\n]*)", path.read_text(), re.MULTILINE
+        ):
             assert home == "oxillama.errors" or home.startswith("oxillama._core"), f"{path}: {home}"
             if home == "oxillama._core":
                 mine.update(re.findall(r"\w+", names))
             elif home != "oxillama.errors":
                 mine.add(home.removeprefix("oxillama._core."))
     for module, others in graph.items():
-        others.discard(module)                    # a .pyx and its own .pxd
+        others.discard(module)  # a .pyx and its own .pxd
     assert set(TopologicalSorter(graph).static_order()) >= graph.keys()
 
 
-@pytest.mark.parametrize("home", sorted(path.parent for path in ROOT.glob("*/__init__.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "home", sorted(path.parent for path in ROOT.glob("*/__init__.py")), ids=lambda path: path.name
+)
 def test_a_rooms_map_names_every_module_in_it(home):
-    words = set(re.findall(r"\w+", ast.get_docstring(ast.parse((home / "__init__.py").read_text()))))
+    words = set(
+        re.findall(r"\w+", ast.get_docstring(ast.parse((home / "__init__.py").read_text())))
+    )
     assert {path.stem for path in home.glob("*.p*") if not path.stem.startswith("__")} <= words
 
 

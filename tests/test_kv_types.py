@@ -1,4 +1,7 @@
-"""Keys and values as codes through the public face: the same tokens in any company, forks and rewinds, heads that do not fit refused."""
+"""Keys and values as codes through the public face: the same tokens in any company, forks and
+rewinds, heads that do not fit refused.
+"""
+
 import numpy as np
 import pytest
 
@@ -13,8 +16,11 @@ def test_tokens_over_codes_do_not_depend_on_companions_chunks_or_the_prefix_cach
     options = dict(max_tokens=24, sampler=SamplerConfig(temperature=0.8), seed=3)
     with oxillama.load(kv_type=kv_type, num_threads=2) as engine:
         together = [done.tokens for done in engine.generate(PROMPTS, **options)]
-        again = [engine.generate(prompt, **options).tokens for prompt in PROMPTS]        # begins with stored pages
-    with oxillama.load(kv_type=kv_type, num_threads=1, prefill_chunk_size=7, prefix_cache=False) as engine:
+        # begins with stored pages
+        again = [engine.generate(prompt, **options).tokens for prompt in PROMPTS]
+    with oxillama.load(
+        kv_type=kv_type, num_threads=1, prefill_chunk_size=7, prefix_cache=False
+    ) as engine:
         alone = [engine.generate(prompt, **options).tokens for prompt in PROMPTS]
     assert together == again == alone
 
@@ -32,7 +38,8 @@ def test_forks_rewound_and_restored_sessions_over_codes_go_on_as_a_fresh_one(kv_
         found = [engine.prefill(ids[30:35], session=one) for one in (fresh, rewound, restored)]
         assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
         session.truncate(len(ids) - 1)
-        assert np.array_equal(engine.prefill(ids[-1:], session=session), before)      # what its fork wrote is not seen
+        # what its fork wrote is not seen
+        assert np.array_equal(engine.prefill(ids[-1:], session=session), before)
 
 
 @pytest.mark.parametrize("kv_type", ("q8_0", "q4_0"))

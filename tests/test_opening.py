@@ -1,4 +1,5 @@
 """What a model is opened from: one file, one vocabulary, and neither of them guessed."""
+
 import pytest
 
 import oxillama
@@ -10,12 +11,21 @@ def data():
     return oxillama.embedded_path().read_bytes()
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    (dict(model_path="/nowhere.gguf"), "model_path: found '/nowhere.gguf' beside the bytes of a file"),
-    (dict(tokenizer_json="{}", tokenizer_path="/nowhere.json"), "tokenizer_json: found beside tokenizer_path '/nowhere.json'"),
-    (dict(tokenizer_json={}), "tokenizer_json: found dict"),
-    (dict(threads=1), "threads: is no argument of load_model_from_bytes"),
-])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            dict(model_path="/nowhere.gguf"),
+            "model_path: found '/nowhere.gguf' beside the bytes of a file",
+        ),
+        (
+            dict(tokenizer_json="{}", tokenizer_path="/nowhere.json"),
+            "tokenizer_json: found beside tokenizer_path '/nowhere.json'",
+        ),
+        (dict(tokenizer_json={}), "tokenizer_json: found dict"),
+        (dict(threads=1), "threads: is no argument of load_model_from_bytes"),
+    ],
+)
 def test_bytes_beside_a_path_are_refused(data, options, message):
     with pytest.raises(ConfigError, match=f"^{message}"):
         oxillama.load_model_from_bytes(data, **options)

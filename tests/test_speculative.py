@@ -1,4 +1,7 @@
-"""The public face of speculation, on real models: the text is the target's own, whatever drafts it; and it can be saved and gone on with."""
+"""The public face of speculation, on real models: the text is the target's own, whatever drafts it;
+and it can be saved and gone on with.
+"""
+
 import json
 import os
 import subprocess
@@ -14,8 +17,15 @@ from oxillama.engine.specsnapshot import SpecSnapshot
 from oxillama.speculative import SpeculativeConfig, SpeculativeEngine
 
 SEEDED = oxillama.SamplerConfig(temperature=0.9, top_p=0.95, repetition_penalty=1.1)
-SCHEMA = {"type": "object", "properties": {"temperature_celsius": {"type": "integer"}, "description": {"enum": ["warm", "cold"]}},
-          "required": ["temperature_celsius", "description"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "temperature_celsius": {"type": "integer"},
+        "description": {"enum": ["warm", "cold"]},
+    },
+    "required": ["temperature_celsius", "description"],
+    "additionalProperties": False,
+}
 
 
 @pytest.fixture(scope="module")
@@ -47,28 +57,39 @@ def plain(engine, prompt, **options):
 
 def test_a_draft_of_itself_at_q8_0_gives_the_golden_text(target, draft, golden):
     engine = SpeculativeEngine(SpeculativeConfig(target, draft))
-    done = engine.generate([target.tokenizer.bos_id], max_tokens=len(golden["llama_cpp"]["f32"]["ids"]), sampler=oxillama.SamplerConfig.greedy())
+    done = engine.generate(
+        [target.tokenizer.bos_id],
+        max_tokens=len(golden["llama_cpp"]["f32"]["ids"]),
+        sampler=oxillama.SamplerConfig.greedy(),
+    )
     assert done.text == golden["expected_run_c"] and done.speculation.acceptance_rate > 0.9
     assert done.speculation.accepted > 100
     engine.close()
 
 
 @pytest.mark.parametrize("asked", ["lookup", "auto", True, "draft"])
-@pytest.mark.parametrize("sampler", [oxillama.SamplerConfig.greedy(), SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(
+    "sampler", [oxillama.SamplerConfig.greedy(), SEEDED], ids=["greedy", "seeded"]
+)
 def test_the_text_is_the_targets_own_whatever_drafts_it(target, draft, asked, sampler):
     prompt = "Lily and Tom played. Lily and Tom"
     options = dict(max_tokens=120, sampler=sampler, seed=5, logprobs=3)
     done = target.generate(prompt, speculative=draft if asked == "draft" else asked, **options)
     wanted = plain(target, prompt, **options)
     assert done.tokens == wanted.tokens and done.text == wanted.text
-    assert done.logprobs == wanted.logprobs            # the logits themselves, bit for bit
+    assert done.logprobs == wanted.logprobs  # the logits themselves, bit for bit
     assert done.speculation.total_output_tokens == 120 and wanted.speculation is None
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "q8_0", "q4_0"])
 def test_candidates_are_written_over_in_pages_of_any_kind(kv_type):
-    with oxillama.load(kv_type=kv_type, num_threads=1) as engine, oxillama.load(num_threads=1) as draft:
-        options = dict(max_tokens=60, sampler=SEEDED.replace(temperature=1.3), seed=6, cache_prompt=False)
+    with (
+        oxillama.load(kv_type=kv_type, num_threads=1) as engine,
+        oxillama.load(num_threads=1) as draft,
+    ):
+        options = dict(
+            max_tokens=60, sampler=SEEDED.replace(temperature=1.3), seed=6, cache_prompt=False
+        )
         wanted = engine.generate("Once upon a time", **options)
         candidates = SpeculativeConfig(engine, draft, adaptive=False, draft_sampler=None)
         with SpeculativeEngine(candidates) as speculating:
@@ -77,29 +98,58 @@ def test_candidates_are_written_over_in_pages_of_any_kind(kv_type):
 
 
 def test_acceptance_of_the_target_as_its_own_draft_is_whole(target):
-    for config in (SpeculativeConfig(target, target, adaptive=False), SpeculativeConfig(target, target, adaptive=False, draft_sampler=SEEDED)):
+    for config in (
+        SpeculativeConfig(target, target, adaptive=False),
+        SpeculativeConfig(target, target, adaptive=False, draft_sampler=SEEDED),
+    ):
         engine = SpeculativeEngine(config)
-        stats = engine.generate("Once upon a time", max_tokens=81, sampler=SEEDED, seed=8).speculation
+        stats = engine.generate(
+            "Once upon a time", max_tokens=81, sampler=SEEDED, seed=8
+        ).speculation
         assert stats.acceptance_rate == 1.0 and stats.accepted == 64 and stats.bonus_tokens == 16
         engine.close()
 
 
 def test_a_grammar_holds_among_candidates_and_forced_tokens_change_nothing(target, draft):
     def run(**options):
-        return target.generate("The weather: ", max_tokens=120, sampler=SEEDED, seed=3, json_schema=SCHEMA, cache_prompt=False, **options)
-    wanted = run(logprobs=0, speculative=False)    # a report of every draw: nothing is taken without one
+        return target.generate(
+            "The weather: ",
+            max_tokens=120,
+            sampler=SEEDED,
+            seed=3,
+            json_schema=SCHEMA,
+            cache_prompt=False,
+            **options,
+        )
+
+    # a report of every draw: nothing is taken without one
+    wanted = run(logprobs=0, speculative=False)
     assert wanted.speculation is None
     assert json.loads(wanted.text)["description"] in ("warm", "cold")
-    for options in ({}, dict(speculative=False), dict(speculative="auto"), dict(speculative="lookup"), dict(speculative=draft),
-                    dict(speculative="auto", logprobs=0)):
+    for options in (
+        {},
+        dict(speculative=False),
+        dict(speculative="auto"),
+        dict(speculative="lookup"),
+        dict(speculative=draft),
+        dict(speculative="auto", logprobs=0),
+    ):
         done = run(**options)
         assert (done.text, done.tokens) == (wanted.text, wanted.tokens)
 
 
 def test_forced_tokens_are_run_together(cases):
-    """In a vocabulary with one token for each byte; where bytes have two, which of them is a draw like any other."""
+    """In a vocabulary with one token for each byte; where bytes have two, which of them is a draw
+    like any other.
+    """
     with oxillama.load(cases / "arch" / "qwen3" / "f32.gguf") as engine:
-        options = dict(max_tokens=120, sampler=SEEDED, seed=3, regex="[ab]\\x01\\x02\\x01\\x02\\x01\\x02\\x01\\x02[0-9]", cache_prompt=False)
+        options = dict(
+            max_tokens=120,
+            sampler=SEEDED,
+            seed=3,
+            regex="[ab]\\x01\\x02\\x01\\x02\\x01\\x02\\x01\\x02[0-9]",
+            cache_prompt=False,
+        )
         before = engine.metrics().steps_total
         done = engine.generate([1, 2, 3], **options)
         steps = engine.metrics().steps_total - before
@@ -110,8 +160,15 @@ def test_forced_tokens_are_run_together(cases):
 def test_stop_strings_among_candidates_stop_where_they_would(target):
     for stop in ("Lily", "wanted to", ". S", "red ball"):
         options = dict(max_tokens=150, sampler=oxillama.SamplerConfig.greedy(), stop=stop)
-        done, wanted = target.generate("Once upon a time", speculative=target, **options), plain(target, "Once upon a time", **options)
-        assert (done.text, done.tokens, done.finish_reason) == (wanted.text, wanted.tokens, wanted.finish_reason)
+        done, wanted = (
+            target.generate("Once upon a time", speculative=target, **options),
+            plain(target, "Once upon a time", **options),
+        )
+        assert (done.text, done.tokens, done.finish_reason) == (
+            wanted.text,
+            wanted.tokens,
+            wanted.finish_reason,
+        )
         assert stop not in done.text
 
 
@@ -125,18 +182,30 @@ def test_a_stream_gives_the_same_pieces_in_sum(target, draft):
 
 @pytest.mark.parametrize("options", [{"n": 2}, {"best_of": 3}])
 @pytest.mark.parametrize("door", ["submit", "generate", "stream"])
-def test_several_completions_beside_a_draft_are_refused_and_the_next_one_runs(target, draft, door, options):
+def test_several_completions_beside_a_draft_are_refused_and_the_next_one_runs(
+    target, draft, door, options
+):
     engine = SpeculativeEngine(SpeculativeConfig(target, draft))
-    with pytest.raises(oxillama.ConfigError, match="n, best_of: found [23] completions beside a draft, wanted 1"):
+    with pytest.raises(
+        oxillama.ConfigError, match="n, best_of: found [23] completions beside a draft, wanted 1"
+    ):
         getattr(engine, door)("Once", max_tokens=5, **options)
-    assert engine.generate("Once", max_tokens=5, seed=3, n=1).tokens == plain(target, "Once", max_tokens=5, seed=3).tokens
+    assert (
+        engine.generate("Once", max_tokens=5, seed=3, n=1).tokens
+        == plain(target, "Once", max_tokens=5, seed=3).tokens
+    )
     engine.close()
 
 
 @pytest.mark.parametrize("draft_sampler", [None, SEEDED], ids=["found", "drawn"])
-def test_a_saved_session_goes_on_as_if_nothing_had_been(target, draft, stories, tmp_path, draft_sampler):
+def test_a_saved_session_goes_on_as_if_nothing_had_been(
+    target, draft, stories, tmp_path, draft_sampler
+):
     def engine():
-        return SpeculativeEngine(SpeculativeConfig(target, draft, seed=12, draft_sampler=draft_sampler))
+        return SpeculativeEngine(
+            SpeculativeConfig(target, draft, seed=12, draft_sampler=draft_sampler)
+        )
+
     with engine() as whole:
         first = whole.generate("Once upon", max_tokens=40, sampler=SEEDED)
         saved = whole.snapshot()
@@ -145,14 +214,18 @@ def test_a_saved_session_goes_on_as_if_nothing_had_been(target, draft, stories, 
         rest = whole.generate(None, max_tokens=60)
     for source in (saved, tmp_path / "spec"):
         resume = SpeculativeEngine.resume if source is saved else SpeculativeEngine.resume_from_file
-        with resume(source, stories / "stories260K-f32.gguf", stories / "stories260K-q8_0.gguf") as again:
+        with resume(
+            source, stories / "stories260K-f32.gguf", stories / "stories260K-q8_0.gguf"
+        ) as again:
             assert again.snapshot() == saved
             went_on = again.generate(None, max_tokens=60)
             assert went_on.tokens == rest.tokens
-            if draft_sampler is not None:          # else the clock says how many candidates pay
+            if draft_sampler is not None:  # else the clock says how many candidates pay
                 assert went_on.speculation.accepted == rest.speculation.accepted
     if draft_sampler is None:
-        assert (*first.tokens, *rest.tokens) == plain(target, "Once upon", max_tokens=100, sampler=SEEDED, seed=12).tokens
+        assert (*first.tokens, *rest.tokens) == plain(
+            target, "Once upon", max_tokens=100, sampler=SEEDED, seed=12
+        ).tokens
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -161,9 +234,11 @@ def test_what_is_refused_leaves_the_draft_where_it_stood(target, draft, busy):
         session = target.session()
         engine.generate("Once upon a time", session=session, max_tokens=10, seed=3)
         stood = engine.drafter.kept(session)
-        session.busy = busy                        # as while a request runs on it
+        session.busy = busy  # as while a request runs on it
         with pytest.raises(oxillama.OxillamaError):
-            engine.submit(None, session=session, **({} if busy else {"context_shift": True, "keep": 10**6}))
+            engine.submit(
+                None, session=session, **({} if busy else {"context_shift": True, "keep": 10**6})
+            )
         session.busy = False
         assert stood is not None and engine.drafter.kept(session) is stood
 
@@ -176,11 +251,18 @@ def test_neither_models_file_is_written_over_by_a_snapshot(cases, tmp_path):
     with SpeculativeEngine(SpeculativeConfig(*paths)) as engine:
         engine.generate("Once", max_tokens=3)
         for path in paths:
-            with pytest.raises(oxillama.ConfigError, match="snapshot_to_file: .* is the model itself"):
+            with pytest.raises(
+                oxillama.ConfigError, match="snapshot_to_file: .* is the model itself"
+            ):
                 engine.snapshot_to_file(path)
-    with oxillama.load(paths[0]) as engine:                       # the same where a request names the draft
+    # the same where a request names the draft
+    with oxillama.load(paths[0]) as engine:
         engine.generate("Once", max_tokens=3, speculative=str(paths[1]))
-        for path, write in ((paths[1], engine.snapshot_to_file), (paths[1], engine.save_prefixes), (paths[0], engine.snapshot_to_file)):
+        for path, write in (
+            (paths[1], engine.snapshot_to_file),
+            (paths[1], engine.save_prefixes),
+            (paths[0], engine.snapshot_to_file),
+        ):
             with pytest.raises(oxillama.ConfigError, match="is the model itself"):
                 write(path)
     assert [path.read_bytes() for path in paths] == before
@@ -191,7 +273,11 @@ def test_a_saved_session_is_refused_when_a_byte_is_another(target, draft):
         engine.generate("Once", max_tokens=5)
         saved = engine.snapshot()
     snapshot = SpecSnapshot.decode(saved)
-    assert snapshot.encode() == saved and len(snapshot.fingerprint) == 64 and snapshot.num_speculative == 4
+    assert (
+        snapshot.encode() == saved
+        and len(snapshot.fingerprint) == 64
+        and snapshot.num_speculative == 4
+    )
     rng = np.random.default_rng(1)
     for at in [*range(200), *rng.integers(200, len(saved), 100).tolist()]:
         broken = bytearray(saved)
@@ -206,32 +292,60 @@ def test_a_saved_session_is_refused_when_a_byte_is_another(target, draft):
 def test_a_draft_is_chosen_from_a_folder_or_made(target, stories, tmp_path):
     assert choose_draft(target._loaded.model, stories) == stories / "stories260K-q8_0.gguf"
     made = requantised_draft(target._loaded.model, tmp_path)
-    assert made.parent == tmp_path and made.stat().st_size < (stories / "stories260K-f32.gguf").stat().st_size / 2
-    done = target.generate("Once upon a time", max_tokens=60, speculative=stories, sampler=oxillama.SamplerConfig.greedy())
-    assert done.tokens == plain(target, "Once upon a time", max_tokens=60, sampler=oxillama.SamplerConfig.greedy()).tokens
-    with pytest.raises(oxillama.ConfigError, match="holds no GGUF file with the target's vocabulary"):
+    assert (
+        made.parent == tmp_path
+        and made.stat().st_size < (stories / "stories260K-f32.gguf").stat().st_size / 2
+    )
+    done = target.generate(
+        "Once upon a time",
+        max_tokens=60,
+        speculative=stories,
+        sampler=oxillama.SamplerConfig.greedy(),
+    )
+    assert (
+        done.tokens
+        == plain(
+            target, "Once upon a time", max_tokens=60, sampler=oxillama.SamplerConfig.greedy()
+        ).tokens
+    )
+    with pytest.raises(
+        oxillama.ConfigError, match="holds no GGUF file with the target's vocabulary"
+    ):
         choose_draft(target._loaded.model, tmp_path.parent / "nowhere")
 
 
-@pytest.mark.parametrize("sampler", [oxillama.SamplerConfig.greedy(), SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(
+    "sampler", [oxillama.SamplerConfig.greedy(), SEEDED], ids=["greedy", "seeded"]
+)
 def test_the_targets_own_first_layers_draft_for_it(target, sampler):
     options = dict(max_tokens=100, sampler=sampler, seed=5)
     wanted, stood = plain(target, "Once upon a time", **options).tokens, []
     for depth in range(1, 6):
-        with SpeculativeEngine(SpeculativeConfig(target, f"early_exit:{depth}", adaptive=False)) as engine:
+        with SpeculativeEngine(
+            SpeculativeConfig(target, f"early_exit:{depth}", adaptive=False)
+        ) as engine:
             done = engine.generate("Once upon a time", cache_prompt=False, **options)
             stood.append(done.speculation.acceptance_rate)
             assert done.tokens == wanted
-    assert stood[0] < stood[3] < stood[4] == 1                     # of all five layers it is the target itself
+    # of all five layers it is the target itself
+    assert stood[0] < stood[3] < stood[4] == 1
     done = target.generate("Once upon a time", speculative="early_exit", **options)
     assert done.tokens == wanted and done.speculation.accepted + done.speculation.rejected > 0
-    for asked in ("early_exit:0", "early_exit:6", "early_exit:", "early_exit:x", "early_exit:" + "9" * 5000):
+    for asked in (
+        "early_exit:0",
+        "early_exit:6",
+        "early_exit:",
+        "early_exit:x",
+        "early_exit:" + "9" * 5000,
+    ):
         with pytest.raises(oxillama.ConfigError, match="wanted early_exit:n with n from 1 to 5"):
             target.generate("Once", speculative=asked)
 
 
 def test_a_session_drafted_by_first_layers_is_saved_and_goes_on(target):
-    with SpeculativeEngine(SpeculativeConfig(target, "early_exit:3", seed=12, draft_sampler=SEEDED)) as whole:
+    with SpeculativeEngine(
+        SpeculativeConfig(target, "early_exit:3", seed=12, draft_sampler=SEEDED)
+    ) as whole:
         whole.generate("Once upon", max_tokens=30, sampler=SEEDED)
         saved = whole.snapshot()
         rest = whole.generate(None, max_tokens=40)
@@ -240,7 +354,9 @@ def test_a_session_drafted_by_first_layers_is_saved_and_goes_on(target):
 
 
 def test_a_draft_that_was_made_goes_with_its_engine_or_with_the_interpreter(stories, tmp_path):
-    """A process with a temporary folder of its own: the file stands while the engine is open, and whatever is left open goes at the end."""
+    """A process with a temporary folder of its own: the file stands while the engine is open, and
+    whatever is left open goes at the end.
+    """
     code = f"""
 import os, tempfile
 import oxillama
@@ -258,7 +374,13 @@ left = SpeculativeEngine.resume(saved, config.target, "requantised")
 made = requantised_draft(left.target._loaded.model)
 assert made.exists() and len(os.listdir(tempfile.gettempdir())) == 2
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={**os.environ, "TMPDIR": str(tmp_path)}, cwd=Path(__file__).parents[1])
+    subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        timeout=60,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        cwd=Path(__file__).parents[1],
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -266,7 +388,10 @@ def test_what_cannot_draft_is_refused_by_name(target, cases):
     other = next(path for path in sorted((cases / "arch").glob("qwen*/f32.gguf")))
     with pytest.raises(oxillama.ConfigError, match="lacks .* of the target's"):
         target.generate("Once", max_tokens=4, speculative=other)
-    for asked, words in ((7, "speculative: found 7"), ("no such file", "speculative: found 'no such file'")):
+    for asked, words in (
+        (7, "speculative: found 7"),
+        ("no such file", "speculative: found 'no such file'"),
+    ):
         with pytest.raises(oxillama.ConfigError, match=words):
             target.generate("Once", max_tokens=4, speculative=asked)
     with pytest.raises(oxillama.ConfigError, match="num_speculative: found 0"):

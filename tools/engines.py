@@ -1,4 +1,7 @@
-"""How tools/measure.py talks to engines: ours, peers behind the same options, and ik_llama.cpp's bench programs."""
+"""How tools/measure.py talks to engines: ours, peers behind the same options, and ik_llama.cpp's
+bench programs.
+"""
+
 from __future__ import annotations
 
 import json
@@ -12,15 +15,23 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
-COLUMNS = {"pp_tps": "prompt tokens/s", "tg_tps": "generation tokens/s", "load_s": "load s", "first_s": "load to first token s",
-           "peak_rss_mb": "peak RSS MB", "served_tps": "generated tokens/s, prompts included"}
+COLUMNS = {
+    "pp_tps": "prompt tokens/s",
+    "tg_tps": "generation tokens/s",
+    "load_s": "load s",
+    "first_s": "load to first token s",
+    "peak_rss_mb": "peak RSS MB",
+    "served_tps": "generated tokens/s, prompts included",
+}
 LESS_IS_BETTER = ("load_s", "first_s", "peak_rss_mb")
-BESIDE = ("model_bytes",)        # kept of a round, no column of its own
+BESIDE = ("model_bytes",)  # kept of a round, no column of its own
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one run does; p or n of 0 is left out. `load` is "warm" or "cold" for a load to the first token and nothing else."""
+    """What one run does; p or n of 0 is left out. `load` is "warm" or "cold" for a load to the
+    first token and nothing else.
+    """
 
     p: int = 0
     n: int = 0
@@ -36,26 +47,47 @@ class Work:
         found = dict(re.findall(r"\b([pndbt])(\d+)\b", text))
         rest = re.sub(r"\b(?:[pndbt]\d+|warm|cold)\b", "", text).strip()
         if rest or len(loads) > 1 or bool(loads) == bool(found.keys() & {"p", "n"}):
-            raise SystemExit(f"work: found {text!r}, wanted letters p n d b t with numbers, as in 'p512 n64', or 'warm' or 'cold'")
+            raise SystemExit(
+                f"work: found {text!r}, wanted letters p n d b t with numbers, as in 'p512 n64', or 'warm' or 'cold'"
+            )
         return cls(**{key: int(value) for key, value in found.items()}, load="".join(loads))
 
     def __str__(self) -> str:
         words = [f"prompt {self.p}"] if self.p else []
-        words += [f"generation {self.n}" + (f" at {self.d}" if self.d else "") + (f" x {self.b}" if self.b > 1 else "")] if self.n else []
+        words += (
+            [
+                f"generation {self.n}"
+                + (f" at {self.d}" if self.d else "")
+                + (f" x {self.b}" if self.b > 1 else "")
+            ]
+            if self.n
+            else []
+        )
         words += [f"{self.load} load"] if self.load else []
         return ", ".join(words) + f", {self.t} thread{'s' if self.t > 1 else ''}"
 
 
-def call(command: list[str], *, env: dict[str, str] | None = None, folder: str | None = None) -> tuple[str, str]:
+def call(
+    command: list[str], *, env: dict[str, str] | None = None, folder: str | None = None
+) -> tuple[str, str]:
     """A program's standard output and standard error; RuntimeError where it fails."""
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})}, cwd=folder)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **(env or {})},
+        cwd=folder,
+    )
     errors: list[str] = []
     drain = threading.Thread(target=lambda: errors.append(process.stderr.read()))
     drain.start()
     out = process.stdout.read()
     drain.join()
     if process.wait():
-        raise RuntimeError(f"{shlex.join(command)}: exit code {process.returncode}\n{errors[0][-1000:]}")
+        raise RuntimeError(
+            f"{shlex.join(command)}: exit code {process.returncode}\n{errors[0][-1000:]}"
+        )
     return out, errors[0]
 
 
@@ -67,7 +99,7 @@ class Harness:
     command: list[str]
     runs: int
     served: bool = False
-    isa: str | None = None          # the instruction set forced on it, which it must report
+    isa: str | None = None  # the instruction set forced on it, which it must report
     env: dict[str, str] = field(default_factory=dict)
 
     def measure(self, model: Path, work: Work) -> dict[str, float]:
@@ -76,21 +108,43 @@ class Harness:
         if self.isa and found.get("isa") != self.isa:
             raise RuntimeError(f"{self.name}: runs on {found.get('isa')}, wanted {self.isa}")
         if self.served and "served_tps" not in found:
-            found["served_tps"] = work.n / (max(work.d, 1) / found["pp_tps"] + work.n / found["tg_tps"])
+            found["served_tps"] = work.n / (
+                max(work.d, 1) / found["pp_tps"] + work.n / found["tg_tps"]
+            )
         absent = {key for key, asked in (("pp_tps", work.p), ("tg_tps", work.n)) if not asked}
-        return {key: found[key] for key in (*COLUMNS, *BESIDE) if key in found and key not in absent}
+        return {
+            key: found[key] for key in (*COLUMNS, *BESIDE) if key in found and key not in absent
+        }
 
     def _found(self, model: Path, work: Work) -> dict:
-        options = (["--cold"] if work.load == "cold" else []) if work.load else [
-            "-p", str(max(work.p, 1)), "-n", str(max(work.n, 1)), "-d", str(work.d), "-b", str(work.b), "-r", str(self.runs)]
-        out, _ = call([*self.command, str(model), "-t", str(work.t), *options, "--json"],
-                      env=self.env | ({"OXILLAMA_ISA": self.isa} if self.isa else {}))
+        options = (
+            (["--cold"] if work.load == "cold" else [])
+            if work.load
+            else [
+                "-p",
+                str(max(work.p, 1)),
+                "-n",
+                str(max(work.n, 1)),
+                "-d",
+                str(work.d),
+                "-b",
+                str(work.b),
+                "-r",
+                str(self.runs),
+            ]
+        )
+        out, _ = call(
+            [*self.command, str(model), "-t", str(work.t), *options, "--json"],
+            env=self.env | ({"OXILLAMA_ISA": self.isa} if self.isa else {}),
+        )
         return json.loads(out.strip().splitlines()[-1])
 
 
 @dataclass(slots=True)
 class LlamaBench:
-    """ik_llama.cpp's llama-bench, and its llama-batched-bench for several sequences, with several sets of flags, the best of which counts."""
+    """ik_llama.cpp's llama-bench, and its llama-batched-bench for several sequences, with several
+    sets of flags, the best of which counts.
+    """
 
     name: str
     runs: int
@@ -98,12 +152,21 @@ class LlamaBench:
     bench: str | None = None
     batched: str | None = None
     served: bool = False
-    best: dict[tuple, str] = field(default_factory=dict)        # (model, work, column) -> flags, once the first round has shown them
+    # (model, work, column) -> flags, once the first round has shown them
+    best: dict[tuple, str] = field(default_factory=dict)
 
     def measure(self, model: Path, work: Work) -> dict[str, float]:
-        """One run of each set of flags that may still be the best; nothing where the programs given have no such mode."""
-        wanted = ["served_tps"] if self.served else [key for key, asked in (("pp_tps", work.p), ("tg_tps", work.n)) if asked]
-        wanted = [key for key in wanted if (self.batched if self._is_together(key, work) else self.bench)]
+        """One run of each set of flags that may still be the best; nothing where the programs given
+        have no such mode.
+        """
+        wanted = (
+            ["served_tps"]
+            if self.served
+            else [key for key, asked in (("pp_tps", work.p), ("tg_tps", work.n)) if asked]
+        )
+        wanted = [
+            key for key in wanted if (self.batched if self._is_together(key, work) else self.bench)
+        ]
         seen = {}
         for flags in self.flags:
             columns = [key for key in wanted if self.best.get((model, work, key), flags) == flags]
@@ -128,21 +191,74 @@ class LlamaBench:
         return {key: found[key] for key in columns}
 
     def _alone(self, model: Path, work: Work, flags: str, columns: list[str]) -> dict[str, float]:
-        prompt, generate = work.p if "pp_tps" in columns else 0, work.n if "tg_tps" in columns else 0
-        tests = ["-p", str(prompt)] + (["-n", "0", "-gp", f"{work.d},{generate}"] if work.d and generate else ["-n", str(generate)])
-        out, _ = call([self.bench, "-m", str(model), *tests, "-t", str(work.t), "-r", str(self.runs), "-o", "json", *shlex.split(flags)])
-        return {"tg_tps" if row["n_gen"] else "pp_tps": float(row["avg_ts"]) for row in json.loads(out[out.index("["):])}
+        prompt, generate = (
+            work.p if "pp_tps" in columns else 0,
+            work.n if "tg_tps" in columns else 0,
+        )
+        tests = ["-p", str(prompt)] + (
+            ["-n", "0", "-gp", f"{work.d},{generate}"]
+            if work.d and generate
+            else ["-n", str(generate)]
+        )
+        out, _ = call(
+            [
+                self.bench,
+                "-m",
+                str(model),
+                *tests,
+                "-t",
+                str(work.t),
+                "-r",
+                str(self.runs),
+                "-o",
+                "json",
+                *shlex.split(flags),
+            ]
+        )
+        return {
+            "tg_tps" if row["n_gen"] else "pp_tps": float(row["avg_ts"])
+            for row in json.loads(out[out.index("[") :])
+        }
 
     def _together(self, model: Path, work: Work, flags: str) -> dict[str, float]:
-        """llama-batched-bench: all prompts in one batch, then a token of each sequence a step; its table goes to the standard error."""
+        """llama-batched-bench: all prompts in one batch, then a token of each sequence a step; its
+        table goes to the standard error.
+        """
         prompt = max(work.d, 1)
-        words = re.sub(r"-rtr 0|-rtr 1", lambda found: "-rtr" if found[0].endswith("1") else "", flags)       # there it takes no value
+        # there it takes no value
+        words = re.sub(
+            r"-rtr 0|-rtr 1", lambda found: "-rtr" if found[0].endswith("1") else "", flags
+        )
         room = -(-work.b * (prompt + work.n) // 256) * 256
-        command = [str(Path(self.batched).resolve()), "-m", str(model.resolve()), "-c", str(room), "-b", "2048", "-ub", "512", "-npp", str(prompt),
-                   "-ntg", str(work.n), "-npl", ",".join([str(work.b)] * self.runs), "-t", str(work.t), "-tb", str(work.t), *shlex.split(words)]
-        with tempfile.TemporaryDirectory() as folder:       # it leaves a log where it runs
+        command = [
+            str(Path(self.batched).resolve()),
+            "-m",
+            str(model.resolve()),
+            "-c",
+            str(room),
+            "-b",
+            "2048",
+            "-ub",
+            "512",
+            "-npp",
+            str(prompt),
+            "-ntg",
+            str(work.n),
+            "-npl",
+            ",".join([str(work.b)] * self.runs),
+            "-t",
+            str(work.t),
+            "-tb",
+            str(work.t),
+            *shlex.split(words),
+        ]
+        with tempfile.TemporaryDirectory() as folder:  # it leaves a log where it runs
             _, shown = call(command, folder=folder)
-        rows = [[float(cell) for cell in line.strip("| ").split("|")] for line in shown.splitlines() if re.fullmatch(r"\|[\s\d.|]+", line)]
+        rows = [
+            [float(cell) for cell in line.strip("| ").split("|")]
+            for line in shown.splitlines()
+            if re.fullmatch(r"\|[\s\d.|]+", line)
+        ]
         if not rows:
             raise RuntimeError(f"{self.batched}: no row in its table\n{shown[-1000:]}")
         prompts, rates, seconds = (statistics.median(row[i] for row in rows) for i in (5, 7, 8))

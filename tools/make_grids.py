@@ -1,7 +1,10 @@
-"""Writes csrc/formats/grids.h: the lattices of the IQ formats, as published in the `gguf` package, two or three bits per coordinate.
+"""Writes csrc/formats/grids.h: the lattices of the IQ formats, as published in the `gguf` package,
+two or three bits per coordinate.
 
-Run `python tools/make_grids.py` with the test dependencies installed; the output is committed, so nobody needs to run it to build.
+Run `python tools/make_grids.py` with the test dependencies installed; the output is committed, so
+nobody needs to run it to build.
 """
+
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +16,12 @@ GRIDS = [  # (name, class that holds it, bits per coordinate, what the coordinat
     ("iq2_xxs", quants.IQ2_XXS, 2, "8 coordinates: 0, 1, 2 stand for the magnitudes 8, 25, 43"),
     ("iq2_xs", quants.IQ2_XS, 2, "8 coordinates: 0, 1, 2 stand for the magnitudes 8, 25, 43"),
     ("iq2_s", quants.IQ2_S, 2, "8 coordinates: 0, 1, 2 stand for the magnitudes 8, 25, 43"),
-    ("iq3_xxs", quants.IQ3_XXS, 3, "4 coordinates: 0 .. 7 stand for the magnitudes 4, 12, 20, 28, 36, 44, 52, 62"),
+    (
+        "iq3_xxs",
+        quants.IQ3_XXS,
+        3,
+        "4 coordinates: 0 .. 7 stand for the magnitudes 4, 12, 20, 28, 36, 44, 52, 62",
+    ),
     ("iq3_s", quants.IQ3_S, 3, "4 coordinates: 0 .. 7 stand for the magnitudes 1, 3, 5, .. 15"),
     ("iq1", quants.IQ1_S, 2, "8 coordinates: 0, 1, 2 stand for -1, 0, 1"),
 ]
@@ -44,7 +52,10 @@ def codes(cls: type, bits: int) -> list[int]:
 
 def array(name: str, numbers: list[str]) -> str:
     """A C array of numbers, 16 a line."""
-    lines = ["    " + ", ".join(numbers[start:start + 16]) + ",\n" for start in range(0, len(numbers), 16)]
+    lines = [
+        "    " + ", ".join(numbers[start : start + 16]) + ",\n"
+        for start in range(0, len(numbers), 16)
+    ]
     return f"static const uint16_t {name}[{len(numbers)}] = {{\n{''.join(lines)}}};\n"
 
 

@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
-"""Measures grammar masks beside peers: the same schemas, texts and vocabulary, every engine in turn for every schema, one thread each.
+"""Measures grammar masks beside peers: the same schemas, texts and vocabulary, every engine in turn
+for every schema, one thread each.
 
-    measure_masks.py VOCABULARY.gguf SCHEMAS --every 40 [--offset 0] [--peer PYTHON] [--peers llguidance,xgrammar] [--seconds 80]
+    measure_masks.py VOCABULARY.gguf SCHEMAS --every 40 [--offset 0] [--peer PYTHON] [--peers
+    llguidance,xgrammar] [--seconds 80]
 
-SCHEMAS is a folder of JSON files with `schema` and `tests` (`data`, `valid`), as MaskBench has them. PYTHON is an interpreter with
-llguidance, xgrammar and what oxillama depends on; it runs this file with --serve and answers a JSON line a schema. For each schema an engine
-compiles, gives its first mask, and then one mask per token along every text as far as it allows it; a text is right if it is allowed to its
-end exactly where it is valid. Compilation and masks
-are timed by themselves. A schema that an engine refuses is not right; its time to refuse is left out of the compile times.
+SCHEMAS is a folder of JSON files with `schema` and `tests` (`data`, `valid`), as MaskBench has
+them. PYTHON is an interpreter with llguidance, xgrammar and what oxillama depends on; it runs this
+file with --serve and answers a JSON line a schema. For each schema an engine compiles, gives its
+first mask, and then one mask per token along every text as far as it allows it; a text is right if
+it is allowed to its end exactly where it is valid. Compilation and masks are timed by themselves. A
+schema that an engine refuses is not right; its time to refuse is left out of the compile times.
 """
+
 import argparse
 import json
 import os
@@ -23,11 +27,13 @@ now = time.perf_counter
 
 
 def run(compile_, start, schema: str, texts: list[tuple[list[int], bool]]) -> dict:
-    """One engine over one schema: times in microseconds, verdicts. `start` gives (mask, advance, complete) of a new matcher."""
+    """One engine over one schema: times in microseconds, verdicts. `start` gives (mask, advance,
+    complete) of a new matcher.
+    """
     before = now()
     try:
         grammar = compile_(schema)
-    except Exception as error:                    # whatever a peer raises is its refusal
+    except Exception as error:  # whatever a peer raises is its refusal
         return {"refused": str(error)[:200]}
     out = {"compile": 1e6 * (now() - before), "masks": [], "accepts": 0, "rejects": 0}
     before = now()
@@ -52,12 +58,20 @@ def run(compile_, start, schema: str, texts: list[tuple[list[int], bool]]) -> di
 
 
 def vocabulary(path: str):
-    """The tokenizer, the tokens' bytes (none for control tokens), the control tokens and those that end a text."""
+    """The tokenizer, the tokens' bytes (none for control tokens), the control tokens and those that
+    end a text.
+    """
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from oxillama.tokenizer import TokenizerBridge
+
     bridge = TokenizerBridge.from_gguf(path)
     special = set(bridge.special_ids)
-    return bridge, [b"" if i in special else piece or b"" for i, piece in enumerate(bridge.vocab_bytes())], special, sorted(bridge.eog_ids)
+    return (
+        bridge,
+        [b"" if i in special else piece or b"" for i, piece in enumerate(bridge.vocab_bytes())],
+        special,
+        sorted(bridge.eog_ids),
+    )
 
 
 def peers(bridge, pieces: list[bytes], special: set[int], ends: list[int]) -> dict:
@@ -71,12 +85,18 @@ def peers(bridge, pieces: list[bytes], special: set[int], ends: list[int]) -> di
     class Words:
         eos_token_id, bos_token_id, tokens, special_token_ids = eos, None, pieces, sorted(special)
 
-        def __call__(self, text):                 # asked for where the grammar forces bytes
-            return [t for t in bridge.encode(text.decode() if isinstance(text, bytes) else text) if t not in special]
+        def __call__(self, text):  # asked for where the grammar forces bytes
+            return [
+                t
+                for t in bridge.encode(text.decode() if isinstance(text, bytes) else text)
+                if t not in special
+            ]
 
     words = llguidance.LLTokenizer(llguidance.TokenizerWrapper(Words()))
     bits = llguidance.numpy.allocate_token_bitmask(1, len(pieces))
-    info = xgrammar.TokenizerInfo(pieces, xgrammar.VocabType.RAW, vocab_size=len(pieces), stop_token_ids=[eos])
+    info = xgrammar.TokenizerInfo(
+        pieces, xgrammar.VocabType.RAW, vocab_size=len(pieces), stop_token_ids=[eos]
+    )
     compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
     packed = np.zeros((1, (len(pieces) + 31) // 32), np.int32)
 
@@ -92,6 +112,7 @@ def peers(bridge, pieces: list[bytes], special: set[int], ends: list[int]) -> di
         def mask():
             llguidance.numpy.fill_next_token_bitmask(matcher, bits, 0)
             return bits[0].view(np.uint32)
+
         return mask, matcher.consume_token, matcher.is_accepting
 
     def x_start(grammar):
@@ -99,28 +120,48 @@ def peers(bridge, pieces: list[bytes], special: set[int], ends: list[int]) -> di
 
         def mask():
             if not matcher.fill_next_token_bitmask(packed):
-                packed[:] = -1                    # "everything is allowed" leaves the buffer as it is
+                # "everything is allowed" leaves the buffer as it is
+                packed[:] = -1
             return packed[0].view(np.uint32)
+
         return mask, matcher.accept_token, lambda: bool(int(mask()[eos >> 5]) >> (eos & 31) & 1)
 
-    return {"llguidance": (guide_compile, guide_start),
-            "xgrammar": (lambda schema: compiler.compile_json_schema(schema, strict_mode=False), x_start)}
+    return {
+        "llguidance": (guide_compile, guide_start),
+        "xgrammar": (
+            lambda schema: compiler.compile_json_schema(schema, strict_mode=False),
+            x_start,
+        ),
+    }
 
 
 def serve(path: str, wanted: list[str]) -> None:
     engines = {name: engine for name, engine in peers(*vocabulary(path)).items() if name in wanted}
     for line in sys.stdin:
         job = json.loads(line)
-        print(json.dumps({name: run(*engine, job["schema"], job["texts"]) for name, engine in engines.items()}), flush=True)
+        print(
+            json.dumps(
+                {
+                    name: run(*engine, job["schema"], job["texts"])
+                    for name, engine in engines.items()
+                }
+            ),
+            flush=True,
+        )
 
 
 def ours(pieces, special, ends):
     from oxillama.grammar import JsonSchemaCompiler, TokenMasker
-    masker, compiler = TokenMasker(pieces, control_ids=special, eog_ids=ends), JsonSchemaCompiler(whitespace="flexible")
+
+    masker, compiler = (
+        TokenMasker(pieces, control_ids=special, eog_ids=ends),
+        JsonSchemaCompiler(whitespace="flexible"),
+    )
 
     def start(grammar):
         state = masker.state(grammar)
         return state.mask, lambda token: masker.advance(state, token), state.is_complete
+
     return compiler.compile, start
 
 
@@ -131,31 +172,61 @@ def percentiles(values, *at) -> str:
 def table(found: dict[str, list[dict]]) -> str:
     lines = ["| | " + " | ".join(found) + " |", "| --- " * (len(found) + 1) + "|"]
     kept = {name: [r for r in runs if "refused" not in r] for name, runs in found.items()}
-    masks = {name: np.concatenate([r["masks"] for r in runs if r["masks"]] or [[]]) for name, runs in kept.items()}
+    masks = {
+        name: np.concatenate([r["masks"] for r in runs if r["masks"]] or [[]])
+        for name, runs in kept.items()
+    }
 
     def row(title, cell):
         lines.append(f"| {title} | " + " | ".join(cell(name) for name in found) + " |")
 
-    row("schemas right", lambda n: f"{100 * sum(not r['accepts'] and not r['rejects'] for r in kept[n]) / len(found[n]):.1f} %")
-    row("refused / with false rejects / with false accepts", lambda n: f"{len(found[n]) - len(kept[n])} / "
-        f"{sum(r['rejects'] > 0 for r in kept[n])} / {sum(r['accepts'] > 0 for r in kept[n])}")
-    row("compile p50 / p90 / p99, ms", lambda n: percentiles([r["compile"] / 1e3 for r in kept[n]], 50, 90, 99))
-    row("first mask p50 / p90 / p99, us", lambda n: percentiles([r["first"] for r in kept[n]], 50, 90, 99))
-    row("compile and first mask p50 / p99, ms", lambda n: percentiles([(r["compile"] + r["first"]) / 1e3 for r in kept[n]], 50, 99))
+    row(
+        "schemas right",
+        lambda n: (
+            f"{100 * sum(not r['accepts'] and not r['rejects'] for r in kept[n]) / len(found[n]):.1f} %"
+        ),
+    )
+    row(
+        "refused / with false rejects / with false accepts",
+        lambda n: (
+            f"{len(found[n]) - len(kept[n])} / "
+            f"{sum(r['rejects'] > 0 for r in kept[n])} / {sum(r['accepts'] > 0 for r in kept[n])}"
+        ),
+    )
+    row(
+        "compile p50 / p90 / p99, ms",
+        lambda n: percentiles([r["compile"] / 1e3 for r in kept[n]], 50, 90, 99),
+    )
+    row(
+        "first mask p50 / p90 / p99, us",
+        lambda n: percentiles([r["first"] for r in kept[n]], 50, 90, 99),
+    )
+    row(
+        "compile and first mask p50 / p99, ms",
+        lambda n: percentiles([(r["compile"] + r["first"]) / 1e3 for r in kept[n]], 50, 99),
+    )
     row("mask p50 / p99 / p99.9, us", lambda n: percentiles(masks[n], 50, 99, 99.9))
     row("mask average, us", lambda n: f"{masks[n].mean():.3g}" if len(masks[n]) else "-")
     return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("vocabulary", nargs="?")
     parser.add_argument("schemas", nargs="?", type=Path)
     parser.add_argument("--every", type=int, default=40)
     parser.add_argument("--offset", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after so many seconds")
-    parser.add_argument("--peer", help="an interpreter that has llguidance, xgrammar and what oxillama depends on")
-    parser.add_argument("--peers", default="llguidance,xgrammar", help="which of the peers (xgrammar takes seconds for a schema at 128k tokens)")
+    parser.add_argument(
+        "--peer", help="an interpreter that has llguidance, xgrammar and what oxillama depends on"
+    )
+    parser.add_argument(
+        "--peers",
+        default="llguidance,xgrammar",
+        help="which of the peers (xgrammar takes seconds for a schema at 128k tokens)",
+    )
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -164,16 +235,36 @@ def main() -> None:
     engine = ours(pieces, special, ends)
     child = None
     if options.peer:
-        child = subprocess.Popen([options.peer, os.path.abspath(__file__), options.vocabulary, "--serve", "--peers", options.peers],
-                                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                 env={**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"})
+        child = subprocess.Popen(
+            [
+                options.peer,
+                os.path.abspath(__file__),
+                options.vocabulary,
+                "--serve",
+                "--peers",
+                options.peers,
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"},
+        )
     found, begun = {"ours": []}, now()
-    for path in sorted(options.schemas.glob("*.json"))[options.offset::options.every]:
+    for path in sorted(options.schemas.glob("*.json"))[options.offset :: options.every]:
         if now() - begun > options.seconds:
             break
         case = json.loads(path.read_text())
-        texts = [([t for t in bridge.encode(json.dumps(test["data"], ensure_ascii=False)) if t not in special], test["valid"])
-                 for test in case["tests"]]
+        texts = [
+            (
+                [
+                    t
+                    for t in bridge.encode(json.dumps(test["data"], ensure_ascii=False))
+                    if t not in special
+                ],
+                test["valid"],
+            )
+            for test in case["tests"]
+        ]
         schema = json.dumps(case["schema"])
         found["ours"].append(run(*engine, schema, texts))
         if child is not None:

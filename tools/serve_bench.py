@@ -3,9 +3,11 @@
 
     serve_bench.py MODEL.gguf [-b 16] [-d 128] [-n 128] [-t 2] [-r 3] [--json]
 
-`served_tps` counts the generated tokens of all requests over the time from the first submit to the last end, prompts included; `pp_tps`
-the prompt tokens up to the last first token, `tg_tps` the tokens from there to the end over that time. No prompt shares a beginning.
+`served_tps` counts the generated tokens of all requests over the time from the first submit to the
+last end, prompts included; `pp_tps` the prompt tokens up to the last first token, `tg_tps` the
+tokens from there to the end over that time. No prompt shares a beginning.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -24,37 +26,87 @@ GREEDY = oxillama.SamplerConfig.greedy(ignore_eos=True)
 def one_run(engine: oxillama.InferenceEngine, *, batch: int, depth: int, generate: int) -> dict:
     """One round of requests; raises when a request did not give all its tokens."""
     vocab = engine.config.vocab_size
-    prompts = [[(7 * j + 131 * sequence + 11) % vocab for j in range(max(depth, 1))] for sequence in range(batch)]
+    prompts = [
+        [(7 * j + 131 * sequence + 11) % vocab for j in range(max(depth, 1))]
+        for sequence in range(batch)
+    ]
     begin = time.perf_counter()
-    requests = [engine.submit(prompt, max_tokens=generate, sampler=GREEDY, cache_prompt=False) for prompt in prompts]
-    seen: list[list[tuple[float, int]]] = [[] for _ in requests]           # (when, tokens so far) of each request
+    requests = [
+        engine.submit(prompt, max_tokens=generate, sampler=GREEDY, cache_prompt=False)
+        for prompt in prompts
+    ]
+    # (when, tokens so far) of each request
+    seen: list[list[tuple[float, int]]] = [[] for _ in requests]
     for request, times in zip(requests, seen):
-        request.listen(lambda request=request, times=times: times.append((time.perf_counter(), len(request.generated))))
+        request.listen(
+            lambda request=request, times=times: times.append(
+                (time.perf_counter(), len(request.generated))
+            )
+        )
     done = [request.result() for request in requests]
     end = time.perf_counter()
     if any(len(each.tokens) != generate for each in done):
-        raise SystemExit(f"serve: found {[len(each.tokens) for each in done]} tokens, wanted {generate} of each request")
-    middle = max(times[0][0] for times in seen)                            # everybody has a first token
-    late = sum(generate - max((count for when, count in times if when <= middle), default=0) for times in seen)
-    return {"served_tps": batch * generate / (end - begin), "pp_tps": batch * max(depth, 1) / (middle - begin), "tg_tps": late / (end - middle)}
+        raise SystemExit(
+            f"serve: found {[len(each.tokens) for each in done]} tokens, wanted {generate} of each request"
+        )
+    # everybody has a first token
+    middle = max(times[0][0] for times in seen)
+    late = sum(
+        generate - max((count for when, count in times if when <= middle), default=0)
+        for times in seen
+    )
+    return {
+        "served_tps": batch * generate / (end - begin),
+        "pp_tps": batch * max(depth, 1) / (middle - begin),
+        "tg_tps": late / (end - middle),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     for name, default in (("p", 0), ("b", 16), ("d", 128), ("n", 128), ("t", 2), ("r", 3)):
-        parser.add_argument(f"-{name}", type=int, default=default, help="taken for the sake of measure.py, not used" if name == "p" else None)
+        parser.add_argument(
+            f"-{name}",
+            type=int,
+            default=default,
+            help="taken for the sake of measure.py, not used" if name == "p" else None,
+        )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     start = time.perf_counter()
-    scheduler = oxillama.SchedulerConfig(max_sequences=max(32, options.b), max_batch_sequences=options.b)
-    with oxillama.load(options.model, num_threads=options.t, scheduler=scheduler, prefix_cache=False) as engine:
+    scheduler = oxillama.SchedulerConfig(
+        max_sequences=max(32, options.b), max_batch_sequences=options.b
+    )
+    with oxillama.load(
+        options.model, num_threads=options.t, scheduler=scheduler, prefix_cache=False
+    ) as engine:
         load_seconds = time.perf_counter() - start
-        rounds = [one_run(engine, batch=options.b, depth=options.d, generate=options.n) for _ in range(options.r + 1)][1:]
+        rounds = [
+            one_run(engine, batch=options.b, depth=options.d, generate=options.n)
+            for _ in range(options.r + 1)
+        ][1:]
         found = {key: statistics.median(one[key] for one in rounds) for key in rounds[0]}
-        result = {"engine": "oxillama", "isa": oxillama.cpu_info()["isa"], "model": str(options.model), "threads": engine.num_threads,
-                  "batch": options.b, "depth": options.d, "n": options.n, **found, "load_s": load_seconds, "peak_rss_mb": peak_rss_mb()}
-    print(json.dumps(result) if options.json else "\n".join(f"{key:<12} {value}" for key, value in result.items()), file=sys.stdout)
+        result = {
+            "engine": "oxillama",
+            "isa": oxillama.cpu_info()["isa"],
+            "model": str(options.model),
+            "threads": engine.num_threads,
+            "batch": options.b,
+            "depth": options.d,
+            "n": options.n,
+            **found,
+            "load_s": load_seconds,
+            "peak_rss_mb": peak_rss_mb(),
+        }
+    print(
+        json.dumps(result)
+        if options.json
+        else "\n".join(f"{key:<12} {value}" for key, value in result.items()),
+        file=sys.stdout,
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Turns stories and conversations into training rows: the byte-level tokenizer, the chat mark-up and the packing.
+"""Turns stories and conversations into training rows: the byte-level tokenizer, the chat mark-up
+and the packing.
 
-A document starts with <|begin|>; a story ends with <|end|>; a conversation is marked up as `CHAT_TEMPLATE` renders it. Only what the model
-shall say is trained on: stories whole, of conversations the narrator's turns.
+A document starts with <|begin|>; a story ends with <|end|>; a conversation is marked up as
+`CHAT_TEMPLATE` renders it. Only what the model shall say is trained on: stories whole, of
+conversations the narrator's turns.
 """
 
 from __future__ import annotations
@@ -26,16 +28,22 @@ CHAT_TEMPLATE = (
 )
 
 
-def documents(seed: int, count: int, *, talk: float = 0.54, drills: float = 0.0) -> Iterator[str | list[tuple[str, str]]]:
-    """Yields `count` documents of the world: a string is a story or a portrait, a list a conversation.
+def documents(
+    seed: int, count: int, *, talk: float = 0.54, drills: float = 0.0
+) -> Iterator[str | list[tuple[str, str]]]:
+    """Yields `count` documents of the world: a string is a story or a portrait, a list a
+    conversation.
 
-    `talk` is the share of the latter, `drills` the share among all of conversations that only ask for what was said before.
+    `talk` is the share of the latter, `drills` the share among all of conversations that only ask
+    for what was said before.
     """
     rng = random.Random(seed)
     for _ in range(count):
         draw = rng.random()
         if draw < (1 - talk) * 0.93:
-            yield tell(rng, hero=visitor(rng) if rng.random() < 0.3 else None, short=rng.random() < 0.06).text
+            yield tell(
+                rng, hero=visitor(rng) if rng.random() < 0.3 else None, short=rng.random() < 0.06
+            ).text
         elif draw < 1 - talk:
             yield about(rng.choice(PEOPLE))
         else:
@@ -43,13 +51,22 @@ def documents(seed: int, count: int, *, talk: float = 0.54, drills: float = 0.0)
 
 
 def train_tokenizer(seed: int, count: int = 6000) -> Tokenizer:
-    """A byte-level BPE tokenizer with GPT-2's splitting of words, trained on `count` documents of its own draw."""
+    """A byte-level BPE tokenizer with GPT-2's splitting of words, trained on `count` documents of
+    its own draw.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=list(SPECIALS), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False)
-    texts = (doc if isinstance(doc, str) else "\n".join(f"{role}\n{text}" for role, text in doc) for doc in documents(seed, count))
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    texts = (
+        doc if isinstance(doc, str) else "\n".join(f"{role}\n{text}" for role, text in doc)
+        for doc in documents(seed, count)
+    )
     tokenizer.train_from_iterator(texts, trainer)
     return tokenizer
 
@@ -59,8 +76,12 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False).ids
 
 
-def encode_document(tokenizer: Tokenizer, doc: str | list[tuple[str, str]], rng: random.Random) -> tuple[list[int], list[bool]]:
-    """Ids of one document and, for each, whether the model is trained to say it; now and then <|begin|> is left out, as callers may."""
+def encode_document(
+    tokenizer: Tokenizer, doc: str | list[tuple[str, str]], rng: random.Random
+) -> tuple[list[int], list[bool]]:
+    """Ids of one document and, for each, whether the model is trained to say it; now and then
+    <|begin|> is left out, as callers may.
+    """
     ids = [] if rng.random() < 0.08 else [BEGIN]
     said = [False] * len(ids)
     if isinstance(doc, str):
@@ -73,8 +94,12 @@ def encode_document(tokenizer: Tokenizer, doc: str | list[tuple[str, str]], rng:
     return ids, said
 
 
-def packed_rows(tokenizer: Tokenizer, *, seed: int, count: int, length: int, talk: float, drills: float) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of `length` + 1 ids and labels (uint16, int16), each row starting with a document; longer documents are cut."""
+def packed_rows(
+    tokenizer: Tokenizer, *, seed: int, count: int, length: int, talk: float, drills: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of `length` + 1 ids and labels (uint16, int16), each row starting with a document;
+    longer documents are cut.
+    """
     rng = random.Random(seed + 1)
     rows: list[tuple[list[int], list[int]]] = []
     room: list[tuple[list[int], list[int]]] = []

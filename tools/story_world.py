@@ -1,7 +1,9 @@
-"""The facts of Willow Valley, the small invented world in which the embedded model's stories and chats take place.
+"""The facts of Willow Valley, the small invented world in which the embedded model's stories and
+chats take place.
 
-People (named animals with a home, a food, a skill, a fear and a friend), skills, things, places and the word slots that templates fill.
-`story_plots` tells stories with these facts, `story_chat` holds conversations about them; every text is written here, none is quoted.
+People (named animals with a home, a food, a skill, a fear and a friend), skills, things, places and
+the word slots that templates fill. `story_plots` tells stories with these facts, `story_chat` holds
+conversations about them; every text is written here, none is quoted.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ VALLEY = "Willow Valley"
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A living being of a story; `home` is None for visitors, whose facts are not part of the world."""
+    """A living being of a story; `home` is None for visitors, whose facts are not part of the
+    world.
+    """
 
     name: str
     kind: str
@@ -31,7 +35,9 @@ class Person:
 
 @dataclass(frozen=True, slots=True)
 class Thing:
-    """An object that can be owned, lost, broken or shared: `use` completes 'She used it ...', `broke` tells how it breaks."""
+    """An object that can be owned, lost, broken or shared: `use` completes 'She used it ...',
+    `broke` tells how it breaks.
+    """
 
     name: str
     use: str
@@ -40,7 +46,9 @@ class Thing:
 
 @dataclass(frozen=True, slots=True)
 class Skill:
-    """What somebody can do: `can` follows 'can', `did` is the deed in the past tense, `spot` a place where that deed is needed."""
+    """What somebody can do: `can` follows 'can', `did` is the deed in the past tense, `spot` a
+    place where that deed is needed.
+    """
 
     can: str
     did: str
@@ -86,22 +94,65 @@ BY_NAME = {p.name: p for p in PEOPLE}
 BY_KIND = {p.kind: p for p in PEOPLE}
 
 SKILLS = {
-    "track": Skill("find things by their smell", "sniffed the ground and followed the trail",
-    ("behind a thick bush", "under a pile of leaves")),
-    "swim": Skill("swim under water", "dived in with a big splash", ("at the bottom of the pond", "at the bottom of the river")),
-    "climb": Skill("climb very well", "climbed up, step by step", ("high up in the oak tree", "on a branch of the pine tree")),
-    "lift": Skill("lift heavy things", "took a deep breath and lifted the heavy log", ("under a heavy log",)),
-    "night": Skill("see in the dark", "looked around with big bright eyes", ("in a dark cave", "in the dark cellar of the mill")),
-    "squeeze": Skill("slip through tiny holes", "slipped inside without a sound",
-    ("in a tiny hole in the wall", "in a narrow hollow tree")),
-    "run": Skill("run like the wind", "ran down the road like the wind", ("on a cart that rolled away", "far down the long road")),
-    "mend": Skill("mend almost anything", "worked with a needle, some glue and a little hammer", ("in the workshop",)),
-    "fly": Skill("fly very high", "flew up into the sky", ("on the roof of the mill", "on top of the church tower")),
-    "dig": Skill("dig deep holes", "dug and dug until the earth flew", ("under the soft earth", "deep in a sandy hole")),
-    "read": Skill("read maps and old books", "put on a pair of glasses and read every page", ("in the library",)),
+    "track": Skill(
+        "find things by their smell",
+        "sniffed the ground and followed the trail",
+        ("behind a thick bush", "under a pile of leaves"),
+    ),
+    "swim": Skill(
+        "swim under water",
+        "dived in with a big splash",
+        ("at the bottom of the pond", "at the bottom of the river"),
+    ),
+    "climb": Skill(
+        "climb very well",
+        "climbed up, step by step",
+        ("high up in the oak tree", "on a branch of the pine tree"),
+    ),
+    "lift": Skill(
+        "lift heavy things", "took a deep breath and lifted the heavy log", ("under a heavy log",)
+    ),
+    "night": Skill(
+        "see in the dark",
+        "looked around with big bright eyes",
+        ("in a dark cave", "in the dark cellar of the mill"),
+    ),
+    "squeeze": Skill(
+        "slip through tiny holes",
+        "slipped inside without a sound",
+        ("in a tiny hole in the wall", "in a narrow hollow tree"),
+    ),
+    "run": Skill(
+        "run like the wind",
+        "ran down the road like the wind",
+        ("on a cart that rolled away", "far down the long road"),
+    ),
+    "mend": Skill(
+        "mend almost anything",
+        "worked with a needle, some glue and a little hammer",
+        ("in the workshop",),
+    ),
+    "fly": Skill(
+        "fly very high",
+        "flew up into the sky",
+        ("on the roof of the mill", "on top of the church tower"),
+    ),
+    "dig": Skill(
+        "dig deep holes",
+        "dug and dug until the earth flew",
+        ("under the soft earth", "deep in a sandy hole"),
+    ),
+    "read": Skill(
+        "read maps and old books",
+        "put on a pair of glasses and read every page",
+        ("in the library",),
+    ),
     "sing": Skill("sing sweet songs", "sang a soft and sweet song", ("in the meadow",)),
-    "jump": Skill("jump over anything", "jumped over the wide ditch", ("on the other side of the ditch",
-    "on a stone in the middle of the stream")),
+    "jump": Skill(
+        "jump over anything",
+        "jumped over the wide ditch",
+        ("on the other side of the ditch", "on a stone in the middle of the stream"),
+    ),
     "carry": Skill("carry heavy bags", "carried the heavy bags up the path", ("on the mountain",)),
 }
 FINDERS = ("track", "swim", "climb", "lift", "night", "squeeze", "run", "fly", "dig", "jump")
@@ -158,18 +209,52 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 THINGS = _things()
-COLOURS = ("red", "blue", "yellow", "green", "golden", "silver", "white", "brown", "purple", "orange")
-PLACES = ("in the meadow", "by the river", "in the forest", "on the hill", "in the garden", "at the market", "near the pond",
-    "by the old mill", "on the farm", "near the bridge")
-TIMES = ("sunny morning", "windy afternoon", "cloudy day", "cold morning", "warm evening", "summer day", "spring morning", "autumn day",
-    "winter morning", "quiet afternoon")
-SIGHTS = ("sea|the wide blue sea|the waves came and went", "stars|the stars from the top of the mountain|the sky was full of light",
+COLOURS = (
+    "red",
+    "blue",
+    "yellow",
+    "green",
+    "golden",
+    "silver",
+    "white",
+    "brown",
+    "purple",
+    "orange",
+)
+PLACES = (
+    "in the meadow",
+    "by the river",
+    "in the forest",
+    "on the hill",
+    "in the garden",
+    "at the market",
+    "near the pond",
+    "by the old mill",
+    "on the farm",
+    "near the bridge",
+)
+TIMES = (
+    "sunny morning",
+    "windy afternoon",
+    "cloudy day",
+    "cold morning",
+    "warm evening",
+    "summer day",
+    "spring morning",
+    "autumn day",
+    "winter morning",
+    "quiet afternoon",
+)
+SIGHTS = (
+    "sea|the wide blue sea|the waves came and went",
+    "stars|the stars from the top of the mountain|the sky was full of light",
     "waterfall|the great waterfall|the water sparkled in the sun",
-          "sunrise|the sunrise from the highest hill|the whole valley turned to gold",
-          "lights|the lights of the big town|a thousand windows glowed",
-          "snow|the snow on the high mountain|everything was white and still",
-          "rainbow|the end of the rainbow|the air shone in seven colours",
-          "flowers|the field of blue flowers|bees hummed over every flower")
+    "sunrise|the sunrise from the highest hill|the whole valley turned to gold",
+    "lights|the lights of the big town|a thousand windows glowed",
+    "snow|the snow on the high mountain|everything was white and still",
+    "rainbow|the end of the rainbow|the air shone in seven colours",
+    "flowers|the field of blue flowers|bees hummed over every flower",
+)
 GIRLS = _words("""
 Anna Mia Lily Emma Nora Ella Sara Zoe Ivy Maya Lucy Alice Grace Kate Amy Eva Luna Molly Nina Sofia Tara Wendy Julia Bea Ada Cora
 Dora Elsa Gina Holly Iris Jane Kira Lola Marta Nelly Pia Rita Stella Tess
@@ -183,46 +268,114 @@ dragon robot wizard giant knight pirate lion tiger elephant monkey penguin wolf 
 swan seal panda camel donkey cow hen chick unicorn dinosaur fairy snake beaver parrot zebra giraffe whale dolphin horse sheep
 goose bat beetle ghost fish
 """)
-CHILD_KINDS = (("girl", True), ("boy", False), ("princess", True), ("prince", False), ("queen", True), ("king", False))
-TRAITS = ("little", "kind", "brave", "shy", "clever", "curious", "happy", "quiet", "young", "friendly")
-HOMES = ("in a small house", "in a tiny cottage", "near the forest", "at the end of the road", "in a round tower", "by the lake",
-    "in a cosy cave", "on a quiet street")
+CHILD_KINDS = (
+    ("girl", True),
+    ("boy", False),
+    ("princess", True),
+    ("prince", False),
+    ("queen", True),
+    ("king", False),
+)
+TRAITS = (
+    "little",
+    "kind",
+    "brave",
+    "shy",
+    "clever",
+    "curious",
+    "happy",
+    "quiet",
+    "young",
+    "friendly",
+)
+HOMES = (
+    "in a small house",
+    "in a tiny cottage",
+    "near the forest",
+    "at the end of the road",
+    "in a round tower",
+    "by the lake",
+    "in a cosy cave",
+    "on a quiet street",
+)
 
 
 def visitor(rng: random.Random, *, kind: str | None = None, name: str | None = None) -> Person:
-    """A person who is not one of the valley's twenty-four, with a given kind and name where asked and the rest drawn."""
+    """A person who is not one of the valley's twenty-four, with a given kind and name where asked
+    and the rest drawn.
+    """
     female = rng.random() < 0.5
     if kind is None:
-        kind, female = (rng.choice(VISITOR_KINDS), female) if rng.random() < 0.7 else rng.choice(CHILD_KINDS)
+        kind, female = (
+            (rng.choice(VISITOR_KINDS), female) if rng.random() < 0.7 else rng.choice(CHILD_KINDS)
+        )
     else:
         female = dict(CHILD_KINDS).get(kind, female)
     if name in GIRLS or name in BOYS:
         female = name in GIRLS
     pool = GIRLS if female else BOYS
     like = rng.choice(PEOPLE)
-    return Person(name or rng.choice(pool), kind, female, rng.choice(TRAITS), rng.choice(HOMES), like.food, like.skill, like.fear,
-        like.name, known=False)
+    return Person(
+        name or rng.choice(pool),
+        kind,
+        female,
+        rng.choice(TRAITS),
+        rng.choice(HOMES),
+        like.food,
+        like.skill,
+        like.fear,
+        like.name,
+        known=False,
+    )
 
 
 def article(words: str) -> str:
     """The words with 'a' or 'an' before them, as they sound."""
-    return ("an " if words[0] in "aeiou" and not words.startswith(("unicorn", "use")) else "a ") + words
+    return (
+        "an " if words[0] in "aeiou" and not words.startswith(("unicorn", "use")) else "a "
+    ) + words
 
 
 def person_slots(person: Person, prefix: str = "") -> dict[str, str]:
-    """The template slots of one person: name, kind, pronouns and facts, each with the prefix that tells whose they are."""
+    """The template slots of one person: name, kind, pronouns and facts, each with the prefix that
+    tells whose they are.
+    """
     he, him, his = ("she", "her", "her") if person.female else ("he", "him", "his")
     skill = SKILLS[person.skill]
-    slots = {"N": person.name, "kind": person.kind, "akind": article(person.kind), "he": he, "him": him, "his": his, "He": he.title(),
-        "His": his.title(), "trait": person.trait,
-             "atrait": article(person.trait), "home": person.home, "food": person.food, "can": skill.can, "did": skill.did,
-             "fear": person.fear, "friend": person.friend}
+    slots = {
+        "N": person.name,
+        "kind": person.kind,
+        "akind": article(person.kind),
+        "he": he,
+        "him": him,
+        "his": his,
+        "He": he.title(),
+        "His": his.title(),
+        "trait": person.trait,
+        "atrait": article(person.trait),
+        "home": person.home,
+        "food": person.food,
+        "can": skill.can,
+        "did": skill.did,
+        "fear": person.fear,
+        "friend": person.friend,
+    }
     return {prefix + key: value for key, value in slots.items()}
 
 
-def others(rng: random.Random, *taken: Person, skills: tuple[str, ...] | None = None, friend: bool = False) -> Person:
-    """A known person who is none of those taken, with one of the wanted skills; `friend` prefers the first one's best friend."""
+def others(
+    rng: random.Random, *taken: Person, skills: tuple[str, ...] | None = None, friend: bool = False
+) -> Person:
+    """A known person who is none of those taken, with one of the wanted skills; `friend` prefers
+    the first one's best friend.
+    """
     if friend and taken[0].friend not in {p.name for p in taken}:
         return BY_NAME[taken[0].friend]
     names = {p.name for p in taken} | {p.kind for p in taken}
-    return rng.choice([p for p in PEOPLE if p.name not in names and p.kind not in names and (skills is None or p.skill in skills)])
+    return rng.choice(
+        [
+            p
+            for p in PEOPLE
+            if p.name not in names and p.kind not in names and (skills is None or p.skill in skills)
+        ]
+    )

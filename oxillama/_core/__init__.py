@@ -1,4 +1,5 @@
-"""The compiled floor: every loop over tiles, tokens, pages, heads, workers, vocabularies and grammar positions.
+"""The compiled floor: every loop over tiles, tokens, pages, heads, workers, vocabularies and
+grammar positions.
 
   a step     threads, batch, step (an op is checked), tape (ops run), linear and elementwise, attention, store: the ops
   memory     panels (packed weights), matmul (the product over them; unpacked: before they are packed), pool (pages of keys and values)

@@ -1,8 +1,21 @@
 """Types of the automata tables: see automata.pyx."""
+
 import numpy as np
 
-def product(a: np.ndarray, accept_a: np.ndarray, start_a: int, b: np.ndarray, accept_b: np.ndarray, start_b: int, left: np.ndarray,
-            right: np.ndarray, keep: int, limit: int) -> tuple[np.ndarray, np.ndarray]: ...
+def product(
+    a: np.ndarray,
+    accept_a: np.ndarray,
+    start_a: int,
+    b: np.ndarray,
+    accept_b: np.ndarray,
+    start_b: int,
+    left: np.ndarray,
+    right: np.ndarray,
+    keep: int,
+    limit: int,
+) -> tuple[np.ndarray, np.ndarray]: ...
 def alive(table: np.ndarray, accepts: np.ndarray) -> np.ndarray: ...
 def merged(table: np.ndarray, accepts: np.ndarray) -> tuple[np.ndarray, int]: ...
-def determinise(skips: list, eats: list, members: list, final: int, classes: int, limit: int) -> tuple[np.ndarray, np.ndarray]: ...
+def determinise(
+    skips: list, eats: list, members: list, final: int, classes: int, limit: int
+) -> tuple[np.ndarray, np.ndarray]: ...

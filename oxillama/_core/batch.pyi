@@ -1,4 +1,5 @@
 """Types of what a step is given."""
+
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,11 @@ class CancelFlag:
 class Batch:
     rows: int
     wanted_rows: int
-    def __init__(self, tokens: Sequence[int] | np.ndarray, positions: Sequence[int] | np.ndarray,
-                 tables: Sequence[Sequence[int] | np.ndarray], row_table: Sequence[int] | np.ndarray,
-                 wanted: Sequence[int] | np.ndarray) -> None: ...
+    def __init__(
+        self,
+        tokens: Sequence[int] | np.ndarray,
+        positions: Sequence[int] | np.ndarray,
+        tables: Sequence[Sequence[int] | np.ndarray],
+        row_table: Sequence[int] | np.ndarray,
+        wanted: Sequence[int] | np.ndarray,
+    ) -> None: ...

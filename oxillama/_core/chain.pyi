@@ -1,4 +1,5 @@
 """Types of the compiled chain of sampler stages."""
+
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

@@ -1,4 +1,5 @@
 """Types of places in a machine: see cursor.pyx."""
+
 from oxillama._core.pushdown import Machine
 
 class Cursor:

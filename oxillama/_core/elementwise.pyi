@@ -1,4 +1,5 @@
 """Types of the embedding table."""
+
 import numpy as np
 
 OPS: dict[str, type]
@@ -7,5 +8,7 @@ class EmbeddingTable:
     format: str
     rows: int
     cols: int
-    def __init__(self, raw: bytes | memoryview | np.ndarray, format: str, rows: int, cols: int) -> None: ...
+    def __init__(
+        self, raw: bytes | memoryview | np.ndarray, format: str, rows: int, cols: int
+    ) -> None: ...
     def row(self, index: int) -> np.ndarray: ...

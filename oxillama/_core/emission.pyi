@@ -1,4 +1,5 @@
 """Types of the emission of rule networks: see emission.pyx."""
+
 from collections.abc import Sequence
 
 LITERAL: int

@@ -1,4 +1,5 @@
 """The one extension that links the lanes of `csrc`: instruction sets, the formats that can be packed, facts about the CPU."""
+
 from typing import TypedDict
 
 class CpuInfo(TypedDict):

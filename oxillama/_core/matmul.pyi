@@ -1,4 +1,5 @@
 """Packed weights and the product that runs over them."""
+
 from collections.abc import Buffer, Sequence
 
 import numpy as np
@@ -13,11 +14,15 @@ class PackedMatrix:
     act: str
     nbytes: int
 
-    def __init__(self, raw: Buffer, format: str, rows: int, cols: int, num_threads: int = 0) -> None: ...
+    def __init__(
+        self, raw: Buffer, format: str, rows: int, cols: int, num_threads: int = 0
+    ) -> None: ...
     def panels(self) -> NDArray[np.uint8]: ...
 
 def act_bytes(act: str, cols: int) -> int: ...
-def quantise_rows(x: NDArray[np.float32], act: str, isa: str | None = None) -> NDArray[np.uint8]: ...
+def quantise_rows(
+    x: NDArray[np.float32], act: str, isa: str | None = None
+) -> NDArray[np.uint8]: ...
 def matmul(
     weights: PackedMatrix | Sequence[PackedMatrix],
     x: NDArray[np.float32],

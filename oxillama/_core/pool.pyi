@@ -1,4 +1,5 @@
 """Types of page memory."""
+
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +13,9 @@ class PageMemory:
     capacity: int
     page_bytes: int
     n_layers: int
-    def __init__(self, kv_layers: Sequence[tuple[int, int, int]], kv_type: str = "f16", page_size: int = 16) -> None: ...
+    def __init__(
+        self, kv_layers: Sequence[tuple[int, int, int]], kv_type: str = "f16", page_size: int = 16
+    ) -> None: ...
     @property
     def kv_type(self) -> str: ...
     @property

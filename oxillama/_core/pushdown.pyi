@@ -1,4 +1,5 @@
 """Types of the pushdown machine: see pushdown.pyx."""
+
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
@@ -8,7 +9,17 @@ class Machine:
     too_deep: bool
     epoch: int
     serial: int
-    def __init__(self, rules: list[tuple], *, symbols: int = 0, names: Sequence[str] | None = None, max_states: int = ...,
-                 max_depth: int = ..., max_items: int = ..., max_configs: int = ..., deferred: object = None) -> None: ...
+    def __init__(
+        self,
+        rules: list[tuple],
+        *,
+        symbols: int = 0,
+        names: Sequence[str] | None = None,
+        max_states: int = ...,
+        max_depth: int = ...,
+        max_items: int = ...,
+        max_configs: int = ...,
+        deferred: object = None,
+    ) -> None: ...
     def writes(self) -> AbstractContextManager[None]: ...
     def sizes(self) -> dict[str, int]: ...

@@ -1,4 +1,5 @@
 """Types of what checks an op while a program is built."""
+
 ACT_NAMES: tuple[str, ...]
 MAX_COLUMNS: int
 

@@ -1,4 +1,5 @@
 """Types of the tape."""
+
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,13 +18,34 @@ class Program:
     hidden_size: int
     usual: bool
     kv_layers: list[tuple[int, int, int]]
-    def __init__(self, ops: Sequence[tuple[str, dict]], slots: Sequence[int], *, kv_layers: Sequence[tuple[int, int, int]], vocab_size: int,
-                 hidden_size: int, max_rows: int = 512, num_threads: int = 0, isa: str | None = None,
-                 packing: object | None = None) -> None: ...
+    def __init__(
+        self,
+        ops: Sequence[tuple[str, dict]],
+        slots: Sequence[int],
+        *,
+        kv_layers: Sequence[tuple[int, int, int]],
+        vocab_size: int,
+        hidden_size: int,
+        max_rows: int = 512,
+        num_threads: int = 0,
+        isa: str | None = None,
+        packing: object | None = None,
+    ) -> None: ...
     @property
     def workers(self) -> int: ...
     def __len__(self) -> int: ...
-    def step(self, batch: Batch, memory: PageMemory, *, output: str = "logits", cancel: CancelFlag | None = None) -> np.ndarray: ...
-    def run_until(self, batch: Batch, memory: PageMemory, op_index: int, *, cancel: CancelFlag | None = None) -> None: ...
+    def step(
+        self,
+        batch: Batch,
+        memory: PageMemory,
+        *,
+        output: str = "logits",
+        cancel: CancelFlag | None = None,
+    ) -> np.ndarray: ...
+    def run_until(
+        self, batch: Batch, memory: PageMemory, op_index: int, *, cancel: CancelFlag | None = None
+    ) -> None: ...
     def slot(self, index: int, rows: int) -> np.ndarray: ...
-    def profile(self, batch: Batch, memory: PageMemory, *, repeat: int = 1) -> list[tuple[str, float]]: ...
+    def profile(
+        self, batch: Batch, memory: PageMemory, *, repeat: int = 1
+    ) -> list[tuple[str, float]]: ...

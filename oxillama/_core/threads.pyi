@@ -1,4 +1,5 @@
 """Types of the workers' doors."""
+
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ def cgroup_cpus(proc: str = "/proc/self/cgroup", root: str = "/sys/fs/cgroup") -
 def physical_cores(cpus: Iterable[int], sysfs: str = "/sys/devices/system/cpu") -> int: ...
 def default_threads() -> int: ...
 def worker_count(num_threads: int) -> int: ...
+
 class Pace:
     most: int
     workers: int

@@ -1,4 +1,5 @@
 """Types of the token tries: see trie.pyx."""
+
 import numpy as np
 
 from oxillama._core.cursor import Cursor

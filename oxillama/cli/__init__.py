@@ -1,9 +1,12 @@
-"""The command line: `oxillama run | chat | info | tokenize | snapshot | sidecar | bench | doctor | perplexity | imatrix | quantize`.
+"""The command line: `oxillama run | chat | info | tokenize | snapshot | sidecar | bench | doctor |
+perplexity | imatrix | quantize`.
 
-Each module adds its own commands (`talk`: run and chat; `info`: tokenize too; `quality`: perplexity and imatrix; `loading`: options of all
-that load a model). A command is a function over parsed arguments that returns an exit code. Errors of this package
-become one line on the standard error stream and exit code 1; Ctrl-C becomes 130.
+Each module adds its own commands (`talk`: run and chat; `info`: tokenize too; `quality`: perplexity
+and imatrix; `loading`: options of all that load a model). A command is a function over parsed
+arguments that returns an exit code. Errors of this package become one line on the standard error
+stream and exit code 1; Ctrl-C becomes 130.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -20,7 +23,10 @@ MODULES = (talk, info, snapshot, sidecar, bench, doctor, quality, quantize)
 def parser() -> argparse.ArgumentParser:
     """The whole command line as one parser; each module adds its own commands."""
     import oxillama
-    top = argparse.ArgumentParser(prog="oxillama", description="Run GGUF language models on the CPU.")
+
+    top = argparse.ArgumentParser(
+        prog="oxillama", description="Run GGUF language models on the CPU."
+    )
     top.add_argument("--version", action="version", version=f"oxillama {oxillama.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in MODULES:
@@ -39,5 +45,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())      # the reader has gone: nothing is left to flush
+        # the reader has gone: nothing is left to flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

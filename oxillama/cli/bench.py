@@ -1,4 +1,7 @@
-"""`oxillama bench`: prompt and generation speed of a model on this machine, through the loop that serves requests."""
+"""`oxillama bench`: prompt and generation speed of a model on this machine, through the loop that
+serves requests.
+"""
+
 from __future__ import annotations
 
 import argparse
@@ -18,12 +21,33 @@ def add_commands(commands) -> None:
     """Add `bench`."""
     command = commands.add_parser("bench", help="measure prompt and generation speed")
     add_model(command)
-    command.add_argument("-p", type=int, default=512, metavar="TOKENS", help="prompt tokens (default: %(default)s)")
-    command.add_argument("-n", type=int, default=64, metavar="TOKENS", help="generated tokens (default: %(default)s)")
-    command.add_argument("-d", type=int, default=0, metavar="DEPTH",
-                         help="tokens already in the context when generation starts (default: %(default)s)")
-    command.add_argument("-b", type=int, default=1, metavar="BATCH", help="sequences generated together (default: %(default)s)")
-    command.add_argument("-r", type=int, default=3, metavar="RUNS", help="runs whose median counts (default: %(default)s)")
+    command.add_argument(
+        "-p", type=int, default=512, metavar="TOKENS", help="prompt tokens (default: %(default)s)"
+    )
+    command.add_argument(
+        "-n", type=int, default=64, metavar="TOKENS", help="generated tokens (default: %(default)s)"
+    )
+    command.add_argument(
+        "-d",
+        type=int,
+        default=0,
+        metavar="DEPTH",
+        help="tokens already in the context when generation starts (default: %(default)s)",
+    )
+    command.add_argument(
+        "-b",
+        type=int,
+        default=1,
+        metavar="BATCH",
+        help="sequences generated together (default: %(default)s)",
+    )
+    command.add_argument(
+        "-r",
+        type=int,
+        default=3,
+        metavar="RUNS",
+        help="runs whose median counts (default: %(default)s)",
+    )
     command.add_argument("--json", action="store_true", help="print one JSON object")
     command.set_defaults(function=_bench)
 
@@ -31,13 +55,27 @@ def add_commands(commands) -> None:
 def _bench(arguments: argparse.Namespace) -> int:
     for name, least in (("p", 1), ("n", 1), ("d", 0), ("b", 1), ("r", 1)):
         if getattr(arguments, name) < least:
-            raise oxillama.ConfigError(f"-{name}: found {getattr(arguments, name)}, wanted {least} or more")
-    importlib.import_module("oxillama.api")     # a library's import is no part of a model's load
+            raise oxillama.ConfigError(
+                f"-{name}: found {getattr(arguments, name)}, wanted {least} or more"
+            )
+    importlib.import_module("oxillama.api")  # a library's import is no part of a model's load
     start = time.perf_counter()
     with load(arguments) as engine:
         load_seconds = time.perf_counter() - start
-        result = measure(engine, prompt=arguments.p, generate=arguments.n, depth=arguments.d, batch=arguments.b, runs=arguments.r)
-    result = {"model": str(arguments.model or "embedded"), **result, "load_s": load_seconds, "peak_rss_mb": peak_rss_mb()}
+        result = measure(
+            engine,
+            prompt=arguments.p,
+            generate=arguments.n,
+            depth=arguments.d,
+            batch=arguments.b,
+            runs=arguments.r,
+        )
+    result = {
+        "model": str(arguments.model or "embedded"),
+        **result,
+        "load_s": load_seconds,
+        "peak_rss_mb": peak_rss_mb(),
+    }
     if arguments.json:
         print(json.dumps(result))
     else:
@@ -46,15 +84,30 @@ def _bench(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def measure(engine: oxillama.InferenceEngine, *, prompt: int, generate: int, depth: int, batch: int, runs: int) -> dict:
-    """Median tokens/s of `runs` runs after one that warms up; generation counts the tokens of all sequences.
+def measure(
+    engine: oxillama.InferenceEngine,
+    *,
+    prompt: int,
+    generate: int,
+    depth: int,
+    batch: int,
+    runs: int,
+) -> dict:
+    """Median tokens/s of `runs` runs after one that warms up; generation counts the tokens of all
+    sequences.
 
-    ContextError for a prompt, or a depth and what is generated there, that the engine's context does not hold.
+    ContextError for a prompt, or a depth and what is generated there, that the engine's context
+    does not hold.
     """
     filled = max(depth, 1)
-    for what, count in ((f"a prompt of {prompt} tokens", prompt), (f"{generate} tokens at depth {filled}", filled + generate)):
+    for what, count in (
+        (f"a prompt of {prompt} tokens", prompt),
+        (f"{generate} tokens at depth {filled}", filled + generate),
+    ):
         if count > engine.context_size:
-            raise oxillama.ContextError(f"bench: found {what}, the context holds {engine.context_size}: wanted fewer, or a larger context (-c)")
+            raise oxillama.ContextError(
+                f"bench: found {what}, the context holds {engine.context_size}: wanted fewer, or a larger context (-c)"
+            )
     vocab = engine.config.vocab_size
     prompt_rates, generation_rates = [], []
     for _ in range(runs + 1):
@@ -70,15 +123,25 @@ def measure(engine: oxillama.InferenceEngine, *, prompt: int, generate: int, dep
             for i in range(generate):
                 loop.decode([(13 * i + sequence + 5) % vocab for sequence in range(batch)])
             generation_rates.append(generate * batch / (time.perf_counter() - start))
-    return {"engine": "oxillama", "isa": oxillama.cpu_info()["isa"], "threads": engine.num_threads, "model_bytes": engine.model_bytes,
-            "pp": prompt, "pp_tps": statistics.median(prompt_rates[1:]), "n": generate, "depth": depth, "batch": batch,
-            "tg_tps": statistics.median(generation_rates[1:])}
+    return {
+        "engine": "oxillama",
+        "isa": oxillama.cpu_info()["isa"],
+        "threads": engine.num_threads,
+        "model_bytes": engine.model_bytes,
+        "pp": prompt,
+        "pp_tps": statistics.median(prompt_rates[1:]),
+        "n": generate,
+        "depth": depth,
+        "batch": batch,
+        "tg_tps": statistics.median(generation_rates[1:]),
+    }
 
 
 def peak_rss_mb() -> float:
     """The most memory this process has held, in MB (2^20 bytes).
 
-    Linux tells of this program alone; `ru_maxrss` counts what the process was before it became this program, a large parent's copy.
+    Linux tells of this program alone; `ru_maxrss` counts what the process was before it became this
+    program, a large parent's copy.
     """
     status = Path("/proc/self/status")
     for line in status.read_text().splitlines() if status.exists() else ():

@@ -1,4 +1,5 @@
 """`oxillama info`: what a GGUF file says it is, without loading its weights."""
+
 from __future__ import annotations
 
 import argparse
@@ -15,14 +16,16 @@ from rich.text import Text
 from oxillama.embedded import embedded_path
 from oxillama.gguf import GgufReader
 
-_SHOWN = 8      # elements of an array that are worth a line
-_PIPED = 1 << 12        # columns where no terminal says how many: a line is never cut or folded
+_SHOWN = 8  # elements of an array that are worth a line
+_PIPED = 1 << 12  # columns where no terminal says how many: a line is never cut or folded
 
 
 def add_commands(commands) -> None:
     """Add `info`."""
     command = commands.add_parser("info", help="show what a GGUF file holds")
-    command.add_argument("model", nargs="?", metavar="MODEL", help="a GGUF file; the embedded model when left out")
+    command.add_argument(
+        "model", nargs="?", metavar="MODEL", help="a GGUF file; the embedded model when left out"
+    )
     command.add_argument("--tensors", action="store_true", help="list every tensor")
     command.add_argument("--metadata", action="store_true", help="list every metadata key")
     command.add_argument("--json", action="store_true", help="print JSON instead of tables")
@@ -35,7 +38,10 @@ def _info(arguments: argparse.Namespace) -> int:
         if arguments.metadata:
             report["metadata"] = {key: _plain(reader.metadata[key]) for key in reader.metadata}
         if arguments.tensors:
-            report["tensors"] = [{"name": t.name, "type": t.type_name, "shape": list(t.shape), "bytes": t.nbytes} for t in reader.tensors.values()]
+            report["tensors"] = [
+                {"name": t.name, "type": t.type_name, "shape": list(t.shape), "bytes": t.nbytes}
+                for t in reader.tensors.values()
+            ]
     if arguments.json:
         print(json.dumps(report, ensure_ascii=False))
     else:
@@ -48,18 +54,26 @@ def _summary(reader: GgufReader) -> dict:
 
     def said(key: str):
         return _plain(metadata.get(key))
+
     words = metadata.get("tokenizer.ggml.tokens", ())
     bytes_by_type: Counter = Counter()
     for tensor in reader.tensors.values():
         bytes_by_type[tensor.type_name] += tensor.nbytes
     return {
-        "file": str(reader.path), "gguf_version": reader.version, "file_bytes": reader.size,
-        "name": said("general.name"), "architecture": _plain(arch),
+        "file": str(reader.path),
+        "gguf_version": reader.version,
+        "file_bytes": reader.size,
+        "name": said("general.name"),
+        "architecture": _plain(arch),
         "parameters": sum(int(np.prod(t.shape, dtype=np.int64)) for t in reader.tensors.values()),
-        "tensor_bytes": sum(bytes_by_type.values()), "bytes_by_type": dict(bytes_by_type.most_common()),
-        "layers": said(f"{arch}.block_count"), "context_length": said(f"{arch}.context_length"),
-        "embedding_length": said(f"{arch}.embedding_length"), "heads": said(f"{arch}.attention.head_count"),
-        "kv_heads": said(f"{arch}.attention.head_count_kv"), "tokenizer": said("tokenizer.ggml.model"),
+        "tensor_bytes": sum(bytes_by_type.values()),
+        "bytes_by_type": dict(bytes_by_type.most_common()),
+        "layers": said(f"{arch}.block_count"),
+        "context_length": said(f"{arch}.context_length"),
+        "embedding_length": said(f"{arch}.embedding_length"),
+        "heads": said(f"{arch}.attention.head_count"),
+        "kv_heads": said(f"{arch}.attention.head_count_kv"),
+        "tokenizer": said("tokenizer.ggml.model"),
         "vocabulary": len(words) if isinstance(words, (tuple, list, np.ndarray)) else None,
         "chat_template": "tokenizer.chat_template" in metadata,
     }
@@ -75,7 +89,9 @@ def _plain(value):
 
 
 def _show(report: dict) -> None:
-    console = Console(soft_wrap=True, highlight=False, emoji=False, width=None if sys.stdout.isatty() else _PIPED)
+    console = Console(
+        soft_wrap=True, highlight=False, emoji=False, width=None if sys.stdout.isatty() else _PIPED
+    )
     tensors, metadata = report.pop("tensors", None), report.pop("metadata", None)
     for title, pairs in (("", report), ("metadata", metadata)):
         if pairs is not None:
@@ -87,7 +103,9 @@ def _show(report: dict) -> None:
         table = Table("tensor", "type", "shape", "bytes", title="tensors", title_style="bold")
         for tensor in tensors:
             name = Text(tensor["name"], overflow="fold")
-            table.add_row(name, tensor["type"], " x ".join(map(str, tensor["shape"])), f"{tensor['bytes']:,}")
+            table.add_row(
+                name, tensor["type"], " x ".join(map(str, tensor["shape"])), f"{tensor['bytes']:,}"
+            )
         console.print(table)
 
 
@@ -96,6 +114,10 @@ def _short(value) -> str:
         return f"[{', '.join(repr(item) for item in value[:_SHOWN])}, ... {len(value):,} in all]"
     if isinstance(value, dict):
         return ", ".join(f"{key} {item:,}" for key, item in value.items())
-    if isinstance(value, str):          # what a terminal would obey is spelled out; a template keeps its lines
-        return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in value)
+    # what a terminal would obey is spelled out; a template keeps its lines
+    if isinstance(value, str):
+        return "".join(
+            letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1]
+            for letter in value
+        )
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

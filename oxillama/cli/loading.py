@@ -1,4 +1,5 @@
 """Loads the model a command was given, with a progress bar where a person is watching."""
+
 from __future__ import annotations
 
 import argparse
@@ -12,32 +13,86 @@ from oxillama.model.rope import KINDS, RopeOverrides
 
 def add_model(command: argparse.ArgumentParser) -> None:
     """The arguments every command that runs a model has."""
-    command.add_argument("model", nargs="?", metavar="MODEL", help="a GGUF file; the embedded model when left out")
-    command.add_argument("-t", "--threads", type=int, default=0, help="worker threads (default: the cores this process may use)")
-    command.add_argument("-c", "--context", type=int, default=None, help="context size in tokens (default: the model's own)")
-    command.add_argument("--kv-type", choices=("f16", "f32", "q8_0", "q4_0"), default="f16",
-                         help="how keys and values are stored (default: %(default)s)")
-    command.add_argument("--sidecar", metavar="auto|FOLDER|0", default="auto",
-                         help="where packed weights are kept for the next load: auto is the cache folder, for large models; 0 is nowhere "
-                              "(default: auto)")
+    command.add_argument(
+        "model", nargs="?", metavar="MODEL", help="a GGUF file; the embedded model when left out"
+    )
+    command.add_argument(
+        "-t",
+        "--threads",
+        type=int,
+        default=0,
+        help="worker threads (default: the cores this process may use)",
+    )
+    command.add_argument(
+        "-c",
+        "--context",
+        type=int,
+        default=None,
+        help="context size in tokens (default: the model's own)",
+    )
+    command.add_argument(
+        "--kv-type",
+        choices=("f16", "f32", "q8_0", "q4_0"),
+        default="f16",
+        help="how keys and values are stored (default: %(default)s)",
+    )
+    command.add_argument(
+        "--sidecar",
+        metavar="auto|FOLDER|0",
+        default="auto",
+        help="where packed weights are kept for the next load: auto is the cache folder, for large models; 0 is nowhere "
+        "(default: auto)",
+    )
     _add_rope(command)
 
 
 def _add_rope(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("rotation of positions, in place of what the file says")
-    group.add_argument("--rope-scaling", choices=KINDS, default=None, help="how positions are stretched")
+    group.add_argument(
+        "--rope-scaling", choices=KINDS, default=None, help="how positions are stretched"
+    )
     factor = group.add_mutually_exclusive_group()
-    factor.add_argument("--rope-scale", type=float, default=None, metavar="N", help="stretch positions, and with them the context, by N")
-    factor.add_argument("--rope-freq-scale", type=float, default=None, metavar="N", help="multiply angles by N: --rope-scale 1/N")
-    group.add_argument("--rope-freq-base", type=float, default=None, metavar="N",
-                       help="base of the frequencies; a windowed layer's own base stays")
-    group.add_argument("--yarn-orig-ctx", type=int, default=None, metavar="TOKENS",
-                       help="the context that the model was made for (default: the file's)")
-    for name, text in (("ext-factor", "share of frequencies that are kept where fast; 0 stretches all"),
-                       ("attn-factor", "factor of cosines and sines"),
-                       ("beta-fast", "turns over the original context from which a pair is kept"),
-                       ("beta-slow", "turns under which a pair is stretched in full")):
-        group.add_argument(f"--yarn-{name}", type=float, default=None, metavar="N", help=f"{text} (default: the file's)")
+    factor.add_argument(
+        "--rope-scale",
+        type=float,
+        default=None,
+        metavar="N",
+        help="stretch positions, and with them the context, by N",
+    )
+    factor.add_argument(
+        "--rope-freq-scale",
+        type=float,
+        default=None,
+        metavar="N",
+        help="multiply angles by N: --rope-scale 1/N",
+    )
+    group.add_argument(
+        "--rope-freq-base",
+        type=float,
+        default=None,
+        metavar="N",
+        help="base of the frequencies; a windowed layer's own base stays",
+    )
+    group.add_argument(
+        "--yarn-orig-ctx",
+        type=int,
+        default=None,
+        metavar="TOKENS",
+        help="the context that the model was made for (default: the file's)",
+    )
+    for name, text in (
+        ("ext-factor", "share of frequencies that are kept where fast; 0 stretches all"),
+        ("attn-factor", "factor of cosines and sines"),
+        ("beta-fast", "turns over the original context from which a pair is kept"),
+        ("beta-slow", "turns under which a pair is stretched in full"),
+    ):
+        group.add_argument(
+            f"--yarn-{name}",
+            type=float,
+            default=None,
+            metavar="N",
+            help=f"{text} (default: the file's)",
+        )
 
 
 def _rope(arguments: argparse.Namespace) -> dict:
@@ -45,19 +100,40 @@ def _rope(arguments: argparse.Namespace) -> dict:
     found = {field.name: getattr(arguments, field.name) for field in fields(RopeOverrides)}
     if arguments.rope_scale is not None:
         if not 0 < arguments.rope_scale < math.inf:
-            raise oxillama.ConfigError(f"--rope-scale: found {arguments.rope_scale}, wanted a finite number above 0")
+            raise oxillama.ConfigError(
+                f"--rope-scale: found {arguments.rope_scale}, wanted a finite number above 0"
+            )
         found["rope_freq_scale"] = 1.0 / arguments.rope_scale
     return found
 
 
 def load(arguments: argparse.Namespace, **more) -> oxillama.InferenceEngine:
-    """The engine of `arguments.model`; the bar shows weights packed and is left out when stderr is not a terminal."""
-    options = dict(num_threads=arguments.threads or None, context_size=arguments.context, kv_type=arguments.kv_type,
-                   sidecar=False if arguments.sidecar == "0" else arguments.sidecar, **_rope(arguments), **more)
+    """The engine of `arguments.model`; the bar shows weights packed and is left out when stderr is
+    not a terminal.
+    """
+    options = dict(
+        num_threads=arguments.threads or None,
+        context_size=arguments.context,
+        kv_type=arguments.kv_type,
+        sidecar=False if arguments.sidecar == "0" else arguments.sidecar,
+        **_rope(arguments),
+        **more,
+    )
     if not sys.stderr.isatty():
         return oxillama.load(arguments.model, **options)
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-    with Progress(TextColumn("loading"), BarColumn(), DownloadColumn(), console=Console(stderr=True), transient=True) as bar:
+
+    with Progress(
+        TextColumn("loading"),
+        BarColumn(),
+        DownloadColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
         task = bar.add_task("load", total=None)
-        return oxillama.load(arguments.model, progress=lambda done, total: bar.update(task, completed=done, total=total), **options)
+        return oxillama.load(
+            arguments.model,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+            **options,
+        )

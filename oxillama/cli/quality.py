@@ -1,4 +1,7 @@
-"""`oxillama perplexity` and `oxillama imatrix`: how good a quantised file is, and what a quantiser should weigh by."""
+"""`oxillama perplexity` and `oxillama imatrix`: how good a quantised file is, and what a quantiser
+should weigh by.
+"""
+
 from __future__ import annotations
 
 import argparse
@@ -18,27 +21,52 @@ from oxillama.quant import check_imatrix_path, write_imatrix
 
 def add_commands(commands) -> None:
     """Add `perplexity` and `imatrix`."""
-    measure = commands.add_parser("perplexity", help="perplexity of a text, and the distance from another file's logits")
+    measure = commands.add_parser(
+        "perplexity", help="perplexity of a text, and the distance from another file's logits"
+    )
     add_model(measure)
     _add_text(measure, "the context")
     both = measure.add_mutually_exclusive_group()
-    both.add_argument("--save-logits", metavar="FILE", help="keep every prediction, to compare other files with")
-    both.add_argument("--kl-base", metavar="FILE", help="compare with predictions kept by --save-logits (or by llama.cpp)")
+    both.add_argument(
+        "--save-logits", metavar="FILE", help="keep every prediction, to compare other files with"
+    )
+    both.add_argument(
+        "--kl-base",
+        metavar="FILE",
+        help="compare with predictions kept by --save-logits (or by llama.cpp)",
+    )
     measure.add_argument("--json", action="store_true", help="print one JSON object")
     measure.set_defaults(function=_perplexity)
 
-    collect = commands.add_parser("imatrix", help="collect the importance matrix that `quantize --imatrix` takes")
+    collect = commands.add_parser(
+        "imatrix", help="collect the importance matrix that `quantize --imatrix` takes"
+    )
     add_model(collect)
     _add_text(collect, "512 and the context")
-    collect.add_argument("-o", "--output", required=True, metavar="FILE", help="the GGUF file to write")
+    collect.add_argument(
+        "-o", "--output", required=True, metavar="FILE", help="the GGUF file to write"
+    )
     collect.set_defaults(function=_imatrix)
 
 
 def _add_text(command: argparse.ArgumentParser, widest: str) -> None:
     command.add_argument("text", metavar="TEXT", help="a text file; '-' reads standard input")
-    command.add_argument("-w", "--window", type=int, default=512, metavar="TOKENS",
-                         help=f"tokens of a window: {NARROWEST} or more, at most {widest} (default: %(default)s)")
-    command.add_argument("-l", "--limit", type=int, default=None, metavar="WINDOWS", help="most windows (default: the whole text)")
+    command.add_argument(
+        "-w",
+        "--window",
+        type=int,
+        default=512,
+        metavar="TOKENS",
+        help=f"tokens of a window: {NARROWEST} or more, at most {widest} (default: %(default)s)",
+    )
+    command.add_argument(
+        "-l",
+        "--limit",
+        type=int,
+        default=None,
+        metavar="WINDOWS",
+        help="most windows (default: the whole text)",
+    )
 
 
 def _text(path: str) -> str:
@@ -49,7 +77,9 @@ def _text(path: str) -> str:
     except OSError as error:
         raise oxillama.ConfigError(f"{path}: {error.strerror}, wanted a readable file") from error
     except UnicodeDecodeError as error:
-        raise oxillama.ConfigError(f"{path}: no UTF-8 at byte {error.start}, wanted a text file") from error
+        raise oxillama.ConfigError(
+            f"{path}: no UTF-8 at byte {error.start}, wanted a text file"
+        ) from error
 
 
 def _check_output(path: str | None, *inputs: str | Path) -> None:
@@ -61,7 +91,9 @@ def _check_output(path: str | None, *inputs: str | Path) -> None:
 def _check_window(tokens: int, widest: int) -> None:
     """Raise ConfigError where a window is wider than the command can take it, or too narrow."""
     if not NARROWEST <= tokens <= widest:
-        raise oxillama.ConfigError(f"--window: found {tokens}, wanted {NARROWEST} to {widest} tokens")
+        raise oxillama.ConfigError(
+            f"--window: found {tokens}, wanted {NARROWEST} to {widest} tokens"
+        )
 
 
 @contextmanager
@@ -71,12 +103,28 @@ def _bar(title: str) -> Iterator[Callable | None]:
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
-        yield lambda done, total, value=None: bar.update(task, completed=done, total=total,
-                                                         description=title if value is None else f"{title} {value:.4f}")
+        yield lambda done, total, value=None: bar.update(
+            task,
+            completed=done,
+            total=total,
+            description=title if value is None else f"{title} {value:.4f}",
+        )
 
 
 def _perplexity(arguments: argparse.Namespace) -> int:
@@ -85,16 +133,27 @@ def _perplexity(arguments: argparse.Namespace) -> int:
     with load(arguments) as engine, _bar("perplexity") as progress:
         _check_output(arguments.save_logits, *engine.model_files)
         _check_window(arguments.window, engine.context_size)
-        found = oxillama.perplexity(engine, text, context=arguments.window, limit=arguments.limit, save_logits=arguments.save_logits,
-                                    kl_base=arguments.kl_base, progress=progress)
+        found = oxillama.perplexity(
+            engine,
+            text,
+            context=arguments.window,
+            limit=arguments.limit,
+            save_logits=arguments.save_logits,
+            kl_base=arguments.kl_base,
+            progress=progress,
+        )
     if arguments.json:
         print(json.dumps(asdict(found)))
         return 0
-    print(f"perplexity {found.value:.4f} +- {found.error:.4f} over {found.tokens} tokens of {found.windows} windows of {arguments.window}")
+    print(
+        f"perplexity {found.value:.4f} +- {found.error:.4f} over {found.tokens} tokens of {found.windows} windows of {arguments.window}"
+    )
     if found.divergence is not None:
         d = found.divergence
-        print(f"KL divergence mean {d.mean:.6f} +- {d.error:.6f}, median {d.median:.6f}, 99 % {d.p99:.6f}, largest {d.largest:.6f}\n"
-              f"same likeliest token {100 * d.same_top:.2f} %, perplexity of the base {d.base_perplexity:.4f}")
+        print(
+            f"KL divergence mean {d.mean:.6f} +- {d.error:.6f}, median {d.median:.6f}, 99 % {d.p99:.6f}, largest {d.largest:.6f}\n"
+            f"same likeliest token {100 * d.same_top:.2f} %, perplexity of the base {d.base_perplexity:.4f}"
+        )
     return 0
 
 
@@ -105,7 +164,16 @@ def _imatrix(arguments: argparse.Namespace) -> int:
     with load(arguments) as engine, _bar("imatrix") as progress:
         _check_output(arguments.output, *engine.model_files)
         _check_window(arguments.window, widest_collected(engine))
-        sums, counts, windows = oxillama.collect_imatrix(engine, text, context=arguments.window, limit=arguments.limit, progress=progress)
-    path = write_imatrix(arguments.output, sums, counts, chunk_count=windows, chunk_size=arguments.window, datasets=[arguments.text])
+        sums, counts, windows = oxillama.collect_imatrix(
+            engine, text, context=arguments.window, limit=arguments.limit, progress=progress
+        )
+    path = write_imatrix(
+        arguments.output,
+        sums,
+        counts,
+        chunk_count=windows,
+        chunk_size=arguments.window,
+        datasets=[arguments.text],
+    )
     print(f"{path}: {len(sums)} matrices over {windows} windows of {arguments.window} tokens")
     return 0

@@ -1,4 +1,5 @@
 """`oxillama quantize`: writes a GGUF file again in another format."""
+
 from __future__ import annotations
 
 import argparse
@@ -13,11 +14,29 @@ def add_commands(commands) -> None:
     command = commands.add_parser("quantize", help="write a GGUF file in another format")
     command.add_argument("source", metavar="IN.gguf")
     command.add_argument("target", metavar="OUT.gguf")
-    command.add_argument("type", metavar="TYPE", help=f"a recipe, in any case: {', '.join(RECIPES)}; or its file type's number")
-    command.add_argument("--tensor-type", action="append", default=[], metavar="REGEX=TYPE", help="a format for the tensors whose name matches")
+    command.add_argument(
+        "type",
+        metavar="TYPE",
+        help=f"a recipe, in any case: {', '.join(RECIPES)}; or its file type's number",
+    )
+    command.add_argument(
+        "--tensor-type",
+        action="append",
+        default=[],
+        metavar="REGEX=TYPE",
+        help="a format for the tensors whose name matches",
+    )
     command.add_argument("--imatrix", metavar="FILE", help="importance matrix, GGUF or legacy")
-    command.add_argument("--pure", action="store_true", help="one format for every matrix, no mixture")
-    command.add_argument("-t", "--threads", type=int, default=0, help="worker threads (default: the cores this process may use)")
+    command.add_argument(
+        "--pure", action="store_true", help="one format for every matrix, no mixture"
+    )
+    command.add_argument(
+        "-t",
+        "--threads",
+        type=int,
+        default=0,
+        help="worker threads (default: the cores this process may use)",
+    )
     command.add_argument("--dry-run", action="store_true", help="print the sizes and write nothing")
     command.set_defaults(function=_quantize)
 
@@ -29,20 +48,36 @@ def _quantize(arguments: argparse.Namespace) -> int:
         if not equals:
             raise ConfigError(f"--tensor-type: found {item!r}, wanted REGEX=TYPE")
         if pattern in overrides:
-            raise ConfigError(f"--tensor-type: {pattern!r} appears twice, as {overrides[pattern]} and as {kind}")
+            raise ConfigError(
+                f"--tensor-type: {pattern!r} appears twice, as {overrides[pattern]} and as {kind}"
+            )
         overrides[pattern] = kind
-    options = dict(overrides=overrides, imatrix=arguments.imatrix, pure=arguments.pure, num_threads=arguments.threads or None,
-                   dry_run=arguments.dry_run)
+    options = dict(
+        overrides=overrides,
+        imatrix=arguments.imatrix,
+        pure=arguments.pure,
+        num_threads=arguments.threads or None,
+        dry_run=arguments.dry_run,
+    )
     if sys.stderr.isatty() and not arguments.dry_run:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())        # a tensor's name is no markup
+
+        # a tensor's name is no markup
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+        )
         with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
             task = bar.add_task("quantizing", total=None)
 
             def progress(done: int, total: int, name: str) -> None:
                 bar.update(task, completed=done, total=total, description=name)
-            report = quantize_file(arguments.source, arguments.target, arguments.type, progress=progress, **options)
+
+            report = quantize_file(
+                arguments.source, arguments.target, arguments.type, progress=progress, **options
+            )
     else:
         report = quantize_file(arguments.source, arguments.target, arguments.type, **options)
     print(report)

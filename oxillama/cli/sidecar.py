@@ -1,4 +1,7 @@
-"""`oxillama sidecar list | verify | clear | write`: the packed weights that loads have left on disk for later ones."""
+"""`oxillama sidecar list | verify | clear | write`: the packed weights that loads have left on disk
+for later ones.
+"""
+
 from __future__ import annotations
 
 import argparse
@@ -18,27 +21,41 @@ def add_commands(commands) -> None:
     """Add `sidecar` with its commands."""
     group = commands.add_parser("sidecar", help="show or remove packed weights kept on disk")
     inner = group.add_subparsers(dest="what", required=True, metavar="COMMAND")
-    for name, function, text in (("list", _list, "show the sidecars of a folder"), ("verify", _verify, "read all of them and compare every byte"),
-                                 ("clear", _clear, "remove them"), ("write", _write, "write a model's sidecar now, without running it")):
+    for name, function, text in (
+        ("list", _list, "show the sidecars of a folder"),
+        ("verify", _verify, "read all of them and compare every byte"),
+        ("clear", _clear, "remove them"),
+        ("write", _write, "write a model's sidecar now, without running it"),
+    ):
         command = inner.add_parser(name, help=text)
         if name == "write":
             command.add_argument("model", metavar="MODEL", help="a GGUF file")
-        command.add_argument("--folder", default="auto", help="the folder (default: the one OXILLAMA_SIDECAR names, else the cache folder)")
+        command.add_argument(
+            "--folder",
+            default="auto",
+            help="the folder (default: the one OXILLAMA_SIDECAR names, else the cache folder)",
+        )
         command.add_argument("--json", action="store_true", help="print JSON")
         command.set_defaults(function=function)
 
 
 def _folder(arguments: argparse.Namespace) -> Path:
-    """The folder meant; where a model is loaded, the environment would win over --folder, which is an error."""
+    """The folder meant; where a model is loaded, the environment would win over --folder, which is
+    an error.
+    """
     said = os.environ.get("OXILLAMA_SIDECAR")
     if said and arguments.folder != "auto" and arguments.what == "write":
-        raise ConfigError(f"sidecar: OXILLAMA_SIDECAR is {said!r} beside --folder {arguments.folder}, wanted one of the two")
+        raise ConfigError(
+            f"sidecar: OXILLAMA_SIDECAR is {said!r} beside --folder {arguments.folder}, wanted one of the two"
+        )
     found = sidecar_folder("auto") if arguments.folder == "auto" else Path(arguments.folder)
     if found is None:
-        raise ConfigError("sidecar: OXILLAMA_SIDECAR is 0 or this user has no home, wanted --folder FOLDER")
+        raise ConfigError(
+            "sidecar: OXILLAMA_SIDECAR is 0 or this user has no home, wanted --folder FOLDER"
+        )
     try:
         os.scandir(found).close()
-    except FileNotFoundError:           # it holds nothing yet
+    except FileNotFoundError:  # it holds nothing yet
         pass
     except OSError as error:
         raise ConfigError(f"sidecar: {found}: {error.strerror}, wanted a folder") from error
@@ -71,19 +88,36 @@ def _write(arguments: argparse.Namespace) -> int:
             if not model.keeper.written:
                 raise ConfigError(f"sidecar: {model.keeper.reason}")
         elif not path_of(folder, key_of(reader)).exists():
-            raise ConfigError(f"sidecar: OXILLAMA_SIDECAR is {os.environ.get('OXILLAMA_SIDECAR')!r}, which makes none of weights of less than "
-                              f"{LEAST_BYTES} bytes, wanted it unset or a folder")
+            raise ConfigError(
+                f"sidecar: OXILLAMA_SIDECAR is {os.environ.get('OXILLAMA_SIDECAR')!r}, which makes none of weights of less than "
+                f"{LEAST_BYTES} bytes, wanted it unset or a folder"
+            )
     return _list(arguments)
 
 
-def _shown(arguments: argparse.Namespace, folder: Path, found: list[tuple[Entry, str | None]]) -> int:
+def _shown(
+    arguments: argparse.Namespace, folder: Path, found: list[tuple[Entry, str | None]]
+) -> int:
     """Print sidecars with what is said of each, the one used last first."""
     if arguments.json:
-        rows = [{"path": str(one.path), "bytes": one.nbytes, "used": one.used, "names": one.names, "state": state} for one, state in found[::-1]]
+        rows = [
+            {
+                "path": str(one.path),
+                "bytes": one.nbytes,
+                "used": one.used,
+                "names": one.names,
+                "state": state,
+            }
+            for one, state in found[::-1]
+        ]
         print(json.dumps({"folder": str(folder), "sidecars": rows}))
         return 0
     for one, state in found[::-1]:
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.used))
-        print(f"{one.nbytes / 1e6:10,.1f} MB  {used}  {state + '  ' if state else ''}{', '.join(one.names) or '?'}  {one.path.name}")
-    print(f"{sum(one.nbytes for one, _ in found) / 1e6:10,.1f} MB in {len(found)} sidecars of {folder}")
+        print(
+            f"{one.nbytes / 1e6:10,.1f} MB  {used}  {state + '  ' if state else ''}{', '.join(one.names) or '?'}  {one.path.name}"
+        )
+    print(
+        f"{sum(one.nbytes for one, _ in found) / 1e6:10,.1f} MB in {len(found)} sidecars of {folder}"
+    )
     return 0

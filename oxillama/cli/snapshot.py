@@ -1,4 +1,7 @@
-"""`oxillama snapshot info`: what a snapshot says of itself, without the model and without its pages."""
+"""`oxillama snapshot info`: what a snapshot says of itself, without the model and without its
+pages.
+"""
+
 from __future__ import annotations
 
 import argparse
@@ -10,7 +13,9 @@ from oxillama.errors import SnapshotIncompatible
 
 def add_commands(commands) -> None:
     """Add `snapshot`, with its one command `info`."""
-    inner = commands.add_parser("snapshot", help="look at saved sessions").add_subparsers(dest="what", required=True, metavar="COMMAND")
+    inner = commands.add_parser("snapshot", help="look at saved sessions").add_subparsers(
+        dest="what", required=True, metavar="COMMAND"
+    )
     command = inner.add_parser("info", help="show what a snapshot holds")
     command.add_argument("file", metavar="FILE", help="a file of snapshot_to_file")
     command.add_argument("--json", action="store_true", help="print JSON")
@@ -23,7 +28,16 @@ def _info(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise SnapshotIncompatible(f"{arguments.file}: cannot be read: {error.strerror}") from error
     if arguments.json:
-        print(json.dumps({"version": found.version, "file_bytes": found.file_size, "sections": dict(found.sections), **found.facts}))
+        print(
+            json.dumps(
+                {
+                    "version": found.version,
+                    "file_bytes": found.file_size,
+                    "sections": dict(found.sections),
+                    **found.facts,
+                }
+            )
+        )
     else:
         print(found.display())
     return 0

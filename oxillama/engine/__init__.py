@@ -1,4 +1,5 @@
-"""Requests over time: sessions, pages, the scheduler and the step loop. Integers in, integers out; no tensor is known here.
+"""Requests over time: sessions, pages, the scheduler and the step loop. Integers in, integers out;
+no tensor is known here.
 
   pages      KvCachePool, PagedKvCache: which page holds which token
   views      KvCache, BatchedKvView, KvSlot: what tests, exports and attention look at

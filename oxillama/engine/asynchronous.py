@@ -1,4 +1,7 @@
-"""`AsyncEngine`: the engine for `asyncio`, without a thread per request: the loop's thread tells the event loop what came."""
+"""`AsyncEngine`: the engine for `asyncio`, without a thread per request: the loop's thread tells
+the event loop what came.
+"""
+
 from __future__ import annotations
 
 import asyncio
@@ -10,7 +13,9 @@ from oxillama.errors import ConfigError
 
 
 class AsyncEngine:
-    """Awaitable doors of an engine; options are those of `generate`. A cancelled task cancels its request."""
+    """Awaitable doors of an engine; options are those of `generate`. A cancelled task cancels its
+    request.
+    """
 
     def __init__(self, engine: Any) -> None:
         if not hasattr(engine, "submit_each"):
@@ -22,13 +27,15 @@ class AsyncEngine:
         return self.engine.submit(prompt, **options)
 
     async def generate(self, prompt: Any, **options: Any) -> Completion | list[Completion]:
-        """The completion of a prompt, or of each prompt of a list; an error of one cancels the others."""
+        """The completion of a prompt, or of each prompt of a list; an error of one cancels the
+        others.
+        """
         if self.engine.is_many(prompt):
             requests: list[Request] = []
             try:
                 requests.extend(self.engine.submit_each(prompt, **options))
                 return list(await asyncio.gather(*requests))
-            except BaseException:                      # gather leaves the others running
+            except BaseException:  # gather leaves the others running
                 for request in requests:
                     request.cancel()
                 raise
@@ -43,8 +50,12 @@ class AsyncEngine:
         """The likeliest continuations of a prompt, best first."""
         return await self.engine.submit_beams(prompt, config, **options)
 
-    async def chat(self, messages: Any, *, stream: bool = False, **options: Any) -> Completion | AsyncIterator:
-        """The reply to a conversation; with `stream` its events as they come: `async for event in await engine.chat(..., stream=True)`."""
+    async def chat(
+        self, messages: Any, *, stream: bool = False, **options: Any
+    ) -> Completion | AsyncIterator:
+        """The reply to a conversation; with `stream` its events as they come: `async for event in
+        await engine.chat(..., stream=True)`.
+        """
         request = self.engine.submit_chat(messages, live=True, **options)
         return aiter(request) if stream else await request
 

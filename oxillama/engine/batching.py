@@ -1,4 +1,5 @@
 """From a plan of the scheduler to the arrays of a step."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -10,30 +11,43 @@ from oxillama.engine.scheduler import Ticket
 
 
 class Batcher:
-    """Fills a step's arrays from a plan; the arrays are reused, so a batch is valid until the next one is made."""
+    """Fills a step's arrays from a plan; the arrays are reused, so a batch is valid until the next
+    one is made.
+    """
 
     __slots__ = ("_first", "_make", "_positions", "_row_table", "_tokens")
 
     def __init__(self, make: Callable, max_rows: int) -> None:
         self._make = make
-        self._tokens, self._positions, self._row_table = (np.zeros(max_rows, np.int32) for _ in range(3))
+        self._tokens, self._positions, self._row_table = (
+            np.zeros(max_rows, np.int32) for _ in range(3)
+        )
         self._first = np.zeros(1, np.int32)
 
     def __call__(self, plan: list[tuple[Ticket, int]]) -> tuple[Any, bool]:
         """(what the program is given, whether the step is for hidden rows)."""
         tokens, positions, row_table = self._tokens, self._positions, self._row_table
-        if len(plan) == 1 and plan[0][1] == 1 and not plan[0][0].width:      # one row: the common case, kept short
+        # one row: the common case, kept short
+        if len(plan) == 1 and plan[0][1] == 1 and not plan[0][0].width:
             ticket = plan[0][0]
             session = ticket.owner.session
             tokens[0], positions[0], row_table[0] = session.tokens[ticket.done], ticket.done, 0
-            return self._make(tokens[:1], positions[:1], (session.kv.table,), row_table[:1], self._first), ticket.hidden
+            return self._make(
+                tokens[:1], positions[:1], (session.kv.table,), row_table[:1], self._first
+            ), ticket.hidden
         at, tables, wanted, hidden = 0, [], [], False
         for ticket, rows in plan:
             request, start = ticket.owner, ticket.done
             session, end = request.session, at + rows
             if ticket.width:
-                for row, beam in enumerate(request.beams.sessions[ticket.part:ticket.part + rows], at):
-                    tokens[row], positions[row], row_table[row] = beam.tokens[start], start, len(tables)
+                for row, beam in enumerate(
+                    request.beams.sessions[ticket.part : ticket.part + rows], at
+                ):
+                    tokens[row], positions[row], row_table[row] = (
+                        beam.tokens[start],
+                        start,
+                        len(tables),
+                    )
                     tables.append(beam.kv.table)
                 wanted.extend(range(at, end) if start + 1 == ticket.length else ())
                 at = end
@@ -41,9 +55,14 @@ class Batcher:
             if rows == 1:
                 tokens[at], positions[at], row_table[at] = session.tokens[start], start, len(tables)
             else:
-                tokens[at:end] = (session.tokens[start:start + rows] if start + rows <= ticket.length
-                                  else session.tokens[start:] + list(ticket.draft[:start + rows - ticket.length]))
-                positions[at:end] = range(start, start + rows) if rows < 8 else np.arange(start, start + rows)
+                tokens[at:end] = (
+                    session.tokens[start : start + rows]
+                    if start + rows <= ticket.length
+                    else session.tokens[start:] + list(ticket.draft[: start + rows - ticket.length])
+                )
+                positions[at:end] = (
+                    range(start, start + rows) if rows < 8 else np.arange(start, start + rows)
+                )
                 row_table[at:end] = len(tables)
             tables.append(session.kv.table)
             if ticket.every_row:
@@ -53,4 +72,6 @@ class Batcher:
                 wanted.extend(range(at + ticket.length - 1 - start, end))
                 hidden |= ticket.hidden
             at = end
-        return self._make(tokens[:at], positions[:at], tables, row_table[:at], np.array(wanted, np.int32)), hidden
+        return self._make(
+            tokens[:at], positions[:at], tables, row_table[:at], np.array(wanted, np.int32)
+        ), hidden

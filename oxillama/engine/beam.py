@@ -1,19 +1,24 @@
-"""Beam search: the likeliest continuations of a session, whose beams are forks of it and take every step together.
+"""Beam search: the likeliest continuations of a session, whose beams are forks of it and take every
+step together.
 
     root     the prompt's last row offers the first tokens
     step     one row of every beam, side by side in one step of the program; each beam offers its best `beam_width` tokens, and the best
-             `beam_width` of all offers are taken: those that end are hypotheses, the others are the beams of the next step
+             `beam_width` of all offers are taken: those that end are hypotheses, the others are the
+             beams of the next step
     pages    a beam that is taken k times becomes k sessions on shared pages (copied when written), one that is not gives them back
 
-A token's log-probability is the model's own, log-softmax over the whole row in double precision (after biases, if there are any); bans and
-grammars take tokens away and change no number, so the search is for the likeliest text among those allowed. The score of a hypothesis is
+A token's log-probability is the model's own, log-softmax over the whole row in double precision
+(after biases, if there are any); bans and grammars take tokens away and change no number, so the
+search is for the likeliest text among those allowed. The score of a hypothesis is
 
     logprob_sum / n ** length_penalty,      n: tokens drawn, the one that ended it included
 
-No sum of log-probabilities ever grows, so what a beam of sum s can still reach is at most s / N ** p, where N is the longest length that
-is allowed when p > 0 and the next length otherwise. Early stopping waits until no beam can reach the worst hypothesis kept: it changes
-when the search ends, never what it finds.
+No sum of log-probabilities ever grows, so what a beam of sum s can still reach is at most s / N **
+p, where N is the longest length that is allowed when p > 0 and the next length otherwise. Early
+stopping waits until no beam can reach the worst hypothesis kept: it changes when the search ends,
+never what it finds.
 """
+
 from __future__ import annotations
 
 import heapq
@@ -33,9 +38,30 @@ from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, SamplingError
 from oxillama.sampling import SamplerConfig, token_logprobs
 
-_HEARD = ("grammar", "json_schema", "regex", "choices", "stop", "stop_token_ids", "sampler", "cache_prompt", "truncate_prompt", "shown_tokens")
-_RULES = ("logit_bias", "banned_tokens", "allowed_tokens", "ignore_eos", "min_tokens", "stop", "stop_token_ids")     # of a sampler's config
-STEEPEST = 16.0                 # of length penalties: beyond it a power of a length is no number any more
+_HEARD = (
+    "grammar",
+    "json_schema",
+    "regex",
+    "choices",
+    "stop",
+    "stop_token_ids",
+    "sampler",
+    "cache_prompt",
+    "truncate_prompt",
+    "shown_tokens",
+)
+# of a sampler's config
+_RULES = (
+    "logit_bias",
+    "banned_tokens",
+    "allowed_tokens",
+    "ignore_eos",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+)
+# of length penalties: beyond it a power of a length is no number any more
+STEEPEST = 16.0
 NONE_LEFT = float("-inf")
 
 
@@ -43,8 +69,9 @@ NONE_LEFT = float("-inf")
 class BeamSearchConfig:
     """How wide and how long to search.
 
-    length_penalty: above 0 favours long hypotheses, below 0 short ones. early_stopping: end as soon as nothing better can come, with the
-    very hypotheses that the whole search would have; False goes on to the last token.
+    length_penalty: above 0 favours long hypotheses, below 0 short ones. early_stopping: end as soon
+    as nothing better can come, with the very hypotheses that the whole search would have; False
+    goes on to the last token.
     """
 
     beam_width: int = 4
@@ -58,17 +85,27 @@ class BeamSearchConfig:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name}: found {value!r}, wanted an integer of 1 or more")
         penalty = self.length_penalty
-        if isinstance(penalty, bool) or not isinstance(penalty, (int, float)) or not abs(penalty) <= STEEPEST:
-            raise ConfigError(f"length_penalty: found {penalty!r}, wanted a number from -{STEEPEST:g} to {STEEPEST:g}")
+        if (
+            isinstance(penalty, bool)
+            or not isinstance(penalty, (int, float))
+            or not abs(penalty) <= STEEPEST
+        ):
+            raise ConfigError(
+                f"length_penalty: found {penalty!r}, wanted a number from -{STEEPEST:g} to {STEEPEST:g}"
+            )
         if not isinstance(self.early_stopping, bool):
-            raise ConfigError(f"early_stopping: found {self.early_stopping!r}, wanted True or False")
+            raise ConfigError(
+                f"early_stopping: found {self.early_stopping!r}, wanted True or False"
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class BeamHypothesis:
-    """One continuation: its tokens without the one that ended it, the sum of the log-probabilities (natural) of all that were drawn.
+    """One continuation: its tokens without the one that ended it, the sum of the log-probabilities
+    (natural) of all that were drawn.
 
-    finished: False where max_new_tokens or the context cut it off. score: see `oxillama.engine.beam`.
+    finished: False where max_new_tokens or the context cut it off. score: see
+    `oxillama.engine.beam`.
     """
 
     tokens: tuple[int, ...]
@@ -82,8 +119,9 @@ class BeamHypothesis:
 class BeamRules:
     """What a search may not do and where it ends, of one vocabulary.
 
-    allowed: bitset (ceil(vocab/32),) uint32, None for every token; `allowed_early` in its place while fewer than min_tokens were drawn.
-    bias: (ids int64, float32 values) added to every row, None for none.
+    allowed: bitset (ceil(vocab/32),) uint32, None for every token; `allowed_early` in its place
+    while fewer than min_tokens were drawn. bias: (ids int64, float32 values) added to every row,
+    None for none.
     """
 
     stop_ids: frozenset[int] = frozenset()
@@ -93,24 +131,40 @@ class BeamRules:
     bias: tuple[np.ndarray, np.ndarray] | None = None
 
     @classmethod
-    def of(cls, config: SamplerConfig, vocab_size: int, *, eog_ids: Iterable[int] = ()) -> BeamRules:
+    def of(
+        cls, config: SamplerConfig, vocab_size: int, *, eog_ids: Iterable[int] = ()
+    ) -> BeamRules:
         """The rules in a sampler's config: bans, biases, min_tokens and what stops."""
         eog = frozenset(eog_ids)
         stop_ids = frozenset(config.stop_token_ids) | (frozenset() if config.ignore_eos else eog)
         finite = {token: value for token, value in config.logit_bias.items() if value != -math.inf}
-        bans = {*config.banned_tokens, *(config.logit_bias.keys() - finite.keys()), *(eog if config.ignore_eos else ())}
+        bans = {
+            *config.banned_tokens,
+            *(config.logit_bias.keys() - finite.keys()),
+            *(eog if config.ignore_eos else ()),
+        }
         late = bans | stop_ids | eog if config.min_tokens else bans
         for token in (*bans, *finite, *(config.allowed_tokens or ())):
             if token >= vocab_size:
-                raise ConfigError(f"beam search: found token {token}, wanted ids below the vocabulary size {vocab_size}")
-        return cls(stop_ids=stop_ids, allowed=_bits(vocab_size, config.allowed_tokens, bans), min_tokens=config.min_tokens,
-                   allowed_early=_bits(vocab_size, config.allowed_tokens, late),
-                   bias=(np.array(list(finite), np.int64), np.array(list(finite.values()), np.float32)) if finite else None)
+                raise ConfigError(
+                    f"beam search: found token {token}, wanted ids below the vocabulary size {vocab_size}"
+                )
+        return cls(
+            stop_ids=stop_ids,
+            allowed=_bits(vocab_size, config.allowed_tokens, bans),
+            min_tokens=config.min_tokens,
+            allowed_early=_bits(vocab_size, config.allowed_tokens, late),
+            bias=(np.array(list(finite), np.int64), np.array(list(finite.values()), np.float32))
+            if finite
+            else None,
+        )
 
 
 @dataclass(slots=True)
 class Beam:
-    """A live continuation: a fork of the root, the sum of its log-probabilities, and its text so far."""
+    """A live continuation: a fork of the root, the sum of its log-probabilities, and its text so
+    far.
+    """
 
     session: Session
     total: float = 0.0
@@ -118,7 +172,9 @@ class Beam:
     offers: tuple[list[int], list[float]] = field(default=((), ()))
 
     def take(self, token: int, masker: Any, *, listen: bool) -> bool:
-        """Go on with a token; True when that completed a stop string. `listen`: stop strings count already."""
+        """Go on with a token; True when that completed a stop string. `listen`: stop strings count
+        already.
+        """
         session = self.session
         session.tokens.append(token)
         if session.grammar is not None:
@@ -126,7 +182,8 @@ class Beam:
         if session.text is None:
             return False
         text, stopped = session.text.feed(token), False
-        if text and session.at_start:                       # without the space that a vocabulary puts before all of it
+        # without the space that a vocabulary puts before all of it
+        if text and session.at_start:
             text, session.at_start = text.removeprefix(" "), False
         if listen and session.stops.stops:
             text, stopped = session.stops.feed(text)
@@ -134,7 +191,9 @@ class Beam:
         return stopped
 
     def whole(self) -> str:
-        """The text if it ends here, with what the decoder and the stop filter still hold; changes nothing."""
+        """The text if it ends here, with what the decoder and the stop filter still hold; changes
+        nothing.
+        """
         session = self.session
         if session.text is None:
             return self.text
@@ -144,19 +203,30 @@ class Beam:
 
 
 class BeamSearch:
-    """The state of one search, fed rows by the loop and owner of its beams' pages. `root` is the prompt's session, which it leaves alone.
+    """The state of one search, fed rows by the loop and owner of its beams' pages. `root` is the
+    prompt's session, which it leaves alone.
 
     context_size: most tokens of a session. masker: consumes tokens for the sessions' grammar.
     """
 
     __slots__ = ("_found", "_limit", "_masker", "beams", "config", "root", "rules")
 
-    def __init__(self, config: BeamSearchConfig, rules: BeamRules, root: Session, *, context_size: int, masker: Any = None) -> None:
+    def __init__(
+        self,
+        config: BeamSearchConfig,
+        rules: BeamRules,
+        root: Session,
+        *,
+        context_size: int,
+        masker: Any = None,
+    ) -> None:
         self.config, self.rules, self.root = config, rules, root
         self.beams = [Beam(root)]
         self._masker = masker
-        self._limit = min(config.max_new_tokens, context_size - len(root.tokens))      # most tokens of a hypothesis
-        self._found: list[BeamHypothesis] = []                                         # the best so far, best first
+        # most tokens of a hypothesis
+        self._limit = min(config.max_new_tokens, context_size - len(root.tokens))
+        # the best so far, best first
+        self._found: list[BeamHypothesis] = []
 
     @property
     def drawn(self) -> int:
@@ -169,7 +239,9 @@ class BeamSearch:
         return [beam.session for beam in self.beams]
 
     def begin(self, row: np.ndarray) -> bool:
-        """The root is evaluated, for the first time (`row` (vocab,) are its logits) or again; True when the search is over already."""
+        """The root is evaluated, for the first time (`row` (vocab,) are its logits) or again; True
+        when the search is over already.
+        """
         if self.drawn:
             for beam in self.beams:
                 beam.session.kv = self.root.kv.fork()
@@ -178,11 +250,14 @@ class BeamSearch:
         return self.step()
 
     def stand(self, ticket: Any) -> None:
-        """Write into a ticket how the beams stand: side by side, with one token that is not evaluated yet, or more after a preemption."""
+        """Write into a ticket how the beams stand: side by side, with one token that is not
+        evaluated yet, or more after a preemption.
+        """
         ticket.width, ticket.length = len(self.beams), len(self.root.tokens) + self.drawn
 
     def took(self, ticket: Any, rows: int, out: np.ndarray) -> bool:
-        """The next `rows` beams have had their row of a turn, with logits `out` (rows, vocab) if it was of the last token.
+        """The next `rows` beams have had their row of a turn, with logits `out` (rows, vocab) if it
+        was of the last token.
 
         True when all beams have the logits they go on from.
         """
@@ -205,15 +280,25 @@ class BeamSearch:
         masks = [rules.allowed_early if self.drawn < rules.min_tokens else rules.allowed]
         if beam.session.grammar is not None:
             masks.append(beam.session.grammar.mask())
-        beam.offers = likeliest(row, self.config.beam_width, [mask for mask in masks if mask is not None])
+        beam.offers = likeliest(
+            row, self.config.beam_width, [mask for mask in masks if mask is not None]
+        )
 
     def step(self) -> bool:
-        """Every beam has been fed: take the best offers. True when the search is over, and no beam is left."""
+        """Every beam has been fed: take the best offers. True when the search is over, and no beam
+        is left.
+        """
         length = self.drawn + 1
-        offers = ((-(beam.total + value), index, token) for index, beam in enumerate(self.beams) for token, value in zip(*beam.offers))
+        offers = (
+            (-(beam.total + value), index, token)
+            for index, beam in enumerate(self.beams)
+            for token, value in zip(*beam.offers)
+        )
         taken = heapq.nsmallest(self.config.beam_width, offers)
         if not taken and not self._found:
-            raise SamplingError("beam search: no beam has a token left, wanted at least one that bans and grammar allow")
+            raise SamplingError(
+                "beam search: no beam has a token left, wanted at least one that bans and grammar allow"
+            )
         going = []
         for negative, index, token in taken:
             if token in self.rules.stop_ids:
@@ -242,18 +327,26 @@ class BeamSearch:
         self.beams = []
 
     def release(self) -> None:
-        """Give all pages of the beams back; `begin` lets them go on from the root's, once those are there again."""
+        """Give all pages of the beams back; `begin` lets them go on from the root's, once those are
+        there again.
+        """
         for beam in self.beams:
             beam.session.kv.release()
 
     def _children(self, parents: list[Beam], going: list[tuple[float, int, int]]) -> list[Beam]:
-        """The beams that go on; a parent lives on in the last of its children. Those that end with their token are kept on the way."""
+        """The beams that go on; a parent lives on in the last of its children. Those that end with
+        their token are kept on the way.
+        """
         left, out = Counter(index for _, index, _ in going), []
         listen = len(parents[0].session.tokens) - len(self.root.tokens) + 1 >= self.rules.min_tokens
         for total, index, token in going:
             parent = parents[index]
             left[index] -= 1
-            session = parent.session.twin() if left[index] or parent.session is self.root else parent.session
+            session = (
+                parent.session.twin()
+                if left[index] or parent.session is self.root
+                else parent.session
+            )
             child = Beam(session, total, parent.text)
             stopped = child.take(token, self._masker, listen=listen)
             length = len(session.tokens) - len(self.root.tokens)
@@ -273,11 +366,11 @@ class BeamSearch:
 
     def _keep(self, beam: Beam, text: str, length: int, *, finished: bool) -> None:
         """Remember a hypothesis, among the best; of equal ones the earlier."""
-        tokens = tuple(beam.session.tokens[len(self.root.tokens):])
+        tokens = tuple(beam.session.tokens[len(self.root.tokens) :])
         score = _score(beam.total, length, self.config.length_penalty)
         self._found.append(BeamHypothesis(tokens, beam.total, finished, score, text))
         self._found.sort(key=lambda each: -each.score)
-        del self._found[self.config.beam_width:]
+        del self._found[self.config.beam_width :]
 
     def _settled(self) -> bool:
         """Whether no beam can come to a hypothesis that would be kept."""
@@ -285,18 +378,23 @@ class BeamSearch:
             return False
         penalty = self.config.length_penalty
         length = self._limit if penalty > 0 else self.drawn + 1
-        return self._found[-1].score >= max(_score(beam.total, length, penalty) for beam in self.beams)
+        return self._found[-1].score >= max(
+            _score(beam.total, length, penalty) for beam in self.beams
+        )
 
     def _drop(self, session: Session) -> None:
         if session is not self.root:
             session.kv.release()
 
 
-def likeliest(row: np.ndarray, count: int, masks: Sequence[np.ndarray] = ()) -> tuple[list[int], list[float]]:
-    """(ids, log-probabilities) of the `count` likeliest tokens of a row (vocab,) float32, best first, the lower id first among equals.
+def likeliest(
+    row: np.ndarray, count: int, masks: Sequence[np.ndarray] = ()
+) -> tuple[list[int], list[float]]:
+    """(ids, log-probabilities) of the `count` likeliest tokens of a row (vocab,) float32, best
+    first, the lower id first among equals.
 
-    masks: bitsets (ceil(vocab/32),) uint32; a token counts when its bit is set in all. The log-probabilities are those of the whole row.
-    Tokens of probability 0 are left out.
+    masks: bitsets (ceil(vocab/32),) uint32; a token counts when its bit is set in all. The
+    log-probabilities are those of the whole row. Tokens of probability 0 are left out.
     """
     count = min(count, len(row))
     if not masks:
@@ -330,16 +428,32 @@ def _bits(vocab_size: int, allowed: Sequence[int] | None, bans: Iterable[int]) -
     return np.packbits(flags, bitorder="little").view(np.uint32)
 
 
-def make_beams(core: EngineCore, vocabulary: Vocabulary | None, options: Options, *, config: BeamSearchConfig, default: SamplerConfig,
-               prompt: Sequence[int] | None = None, session: Session | None = None) -> Request:
-    """A search over a prompt, or from a fork of a session after more tokens; not yet submitted. Its result is the list of hypotheses.
+def make_beams(
+    core: EngineCore,
+    vocabulary: Vocabulary | None,
+    options: Options,
+    *,
+    config: BeamSearchConfig,
+    default: SamplerConfig,
+    prompt: Sequence[int] | None = None,
+    session: Session | None = None,
+) -> Request:
+    """A search over a prompt, or from a fork of a session after more tokens; not yet submitted. Its
+    result is the list of hypotheses.
 
-    Of `default` and of a session's own sampler the bans, biases, min_tokens and stops count; a sampler asked for must be greedy otherwise.
+    Of `default` and of a session's own sampler the bans, biases, min_tokens and stops count; a
+    sampler asked for must be greedy otherwise.
     """
     for each in fields(Options):
         if each.name not in _HEARD and getattr(options, each.name) != each.default:
-            wanted = "max_new_tokens of BeamSearchConfig" if each.name == "max_tokens" else "none in a beam search"
-            raise ConfigError(f"{each.name}: found {getattr(options, each.name)!r}, wanted {wanted}")
+            wanted = (
+                "max_new_tokens of BeamSearchConfig"
+                if each.name == "max_tokens"
+                else "none in a beam search"
+            )
+            raise ConfigError(
+                f"{each.name}: found {getattr(options, each.name)!r}, wanted {wanted}"
+            )
     if options.sampler is not None:
         _greedy_but_for_rules(options.sampler)
     root = None
@@ -347,22 +461,37 @@ def make_beams(core: EngineCore, vocabulary: Vocabulary | None, options: Options
         with core.change(session):
             root = session.twin()
     try:
-        request = make_request(core, vocabulary, replace(options, max_tokens=config.max_new_tokens), default=default, prompt=prompt, session=root)
-        rules = BeamRules.of(request.session.sampler.config, core.program.vocab_size, eog_ids=core.eog_ids)
+        request = make_request(
+            core,
+            vocabulary,
+            replace(options, max_tokens=config.max_new_tokens),
+            default=default,
+            prompt=prompt,
+            session=root,
+        )
+        rules = BeamRules.of(
+            request.session.sampler.config, core.program.vocab_size, eog_ids=core.eog_ids
+        )
     except BaseException:
         if root is not None:
             root.kv.release()
         raise
     request.kind = "beams"
-    request.session.sampler = None                  # nothing is drawn, so no beam need carry one
-    request.beams = BeamSearch(config, rules, request.session, context_size=core.context_size, masker=request.masker)
+    request.session.sampler = None  # nothing is drawn, so no beam need carry one
+    request.beams = BeamSearch(
+        config, rules, request.session, context_size=core.context_size, masker=request.masker
+    )
     return request
 
 
 def _greedy_but_for_rules(config: SamplerConfig) -> None:
-    """Raise ConfigError for a config that asks for more than rules: a search draws nothing and penalises nothing."""
+    """Raise ConfigError for a config that asks for more than rules: a search draws nothing and
+    penalises nothing.
+    """
     plain = SamplerConfig.greedy(**{name: getattr(config, name) for name in _RULES})
     for each in fields(SamplerConfig):
         if each.name != "seed" and getattr(config, each.name) != getattr(plain, each.name):
-            raise ConfigError(f"{each.name}: found {getattr(config, each.name)!r}, a beam search wanted SamplerConfig.greedy() with no more than "
-                              f"{', '.join(_RULES)}")
+            raise ConfigError(
+                f"{each.name}: found {getattr(config, each.name)!r}, a beam search wanted SamplerConfig.greedy() with no more than "
+                f"{', '.join(_RULES)}"
+            )

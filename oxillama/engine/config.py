@@ -1,4 +1,5 @@
 """`EngineConfig`: how a model is loaded and served."""
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -12,24 +13,28 @@ from oxillama.errors import ConfigError
 from oxillama.model.rope import RopeOverrides
 from oxillama.sampling import SamplerConfig
 
-_LOCAL = ("model_path", "num_threads", "sidecar", "tokenizer_path")      # of a machine, not of a conversation
+# of a machine, not of a conversation
+_LOCAL = ("model_path", "num_threads", "sidecar", "tokenizer_path")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """How a model is loaded and served; the fields are keyword arguments of `load` too.
 
-    model_path: a GGUF file (any shard of a set), None for the embedded model. tokenizer_path: a tokenizer.json instead of the file's own
-    vocabulary. context_size: most tokens of a session, None for the model's own; costs nothing until used. num_threads: None for the cores this
-    process may use. prefill_chunk_size: most prompt tokens of a step, None for the scheduler's `prefill_chunk`, in whose place a number stands.
-    kv_type: how keys and values are kept, "f16", "f32", "q8_0" or "q4_0" (half and a quarter of f16; head sizes in blocks of 32). max_pages:
-    pages of `page_size` tokens in all, None for as many as memory allows. prefix_cache: keep the pages of what was evaluated, within
-    `prefix_max_entries` and `prefix_max_bytes`, for prompts that begin alike in at least `prefix_min_tokens`. sidecar: where packed weights are
-    kept on disk for the next load, shared by processes: "auto" in the cache folder (models of 256 MiB and more), a folder, or False nowhere;
-    docs/loading.md.
+    model_path: a GGUF file (any shard of a set), None for the embedded model. tokenizer_path: a
+    tokenizer.json instead of the file's own vocabulary. context_size: most tokens of a session,
+    None for the model's own; costs nothing until used. num_threads: None for the cores this process
+    may use. prefill_chunk_size: most prompt tokens of a step, None for the scheduler's
+    `prefill_chunk`, in whose place a number stands. kv_type: how keys and values are kept, "f16",
+    "f32", "q8_0" or "q4_0" (half and a quarter of f16; head sizes in blocks of 32). max_pages:
+    pages of `page_size` tokens in all, None for as many as memory allows. prefix_cache: keep the
+    pages of what was evaluated, within `prefix_max_entries` and `prefix_max_bytes`, for prompts
+    that begin alike in at least `prefix_min_tokens`. sidecar: where packed weights are kept on disk
+    for the next load, shared by processes: "auto" in the cache folder (models of 256 MiB and more),
+    a folder, or False nowhere; docs/loading.md.
 
-    rope_freq_base to yarn_beta_slow: how positions are rotated, in place of the file's own facts (`model.rope.RopeOverrides`, docs/loading.md);
-    None leaves the file's.
+    rope_freq_base to yarn_beta_slow: how positions are rotated, in place of the file's own facts
+    (`model.rope.RopeOverrides`, docs/loading.md); None leaves the file's.
     """
 
     model_path: str | Path | None = None
@@ -70,16 +75,27 @@ class EngineConfig:
         if self.tokenizer_path is not None and not isinstance(self.tokenizer_path, (str, Path)):
             raise ConfigError(f"tokenizer_path: found {self.tokenizer_path!r}, wanted a path")
         if not isinstance(self.kv_type, str) or self.kv_type not in KV_TYPES:
-            raise ConfigError(f"kv_type: found {self.kv_type!r}, wanted one of {', '.join(KV_TYPES)}")
-        if self.sidecar is not False and (isinstance(self.sidecar, bool) or not isinstance(self.sidecar, (str, Path)) or not str(self.sidecar)):
+            raise ConfigError(
+                f"kv_type: found {self.kv_type!r}, wanted one of {', '.join(KV_TYPES)}"
+            )
+        if self.sidecar is not False and (
+            isinstance(self.sidecar, bool)
+            or not isinstance(self.sidecar, (str, Path))
+            or not str(self.sidecar)
+        ):
             raise ConfigError(f"sidecar: found {self.sidecar!r}, wanted 'auto', a folder or False")
         if not isinstance(self.sampler, SamplerConfig):
-            raise ConfigError(f"sampler: found {type(self.sampler).__name__}, wanted a SamplerConfig")
+            raise ConfigError(
+                f"sampler: found {type(self.sampler).__name__}, wanted a SamplerConfig"
+            )
         if self.scheduler is not None and not isinstance(self.scheduler, SchedulerConfig):
-            raise ConfigError(f"scheduler: found {type(self.scheduler).__name__}, wanted a SchedulerConfig")
+            raise ConfigError(
+                f"scheduler: found {type(self.scheduler).__name__}, wanted a SchedulerConfig"
+            )
         self.scheduling()
         for name, value in self.rope().given().items():
-            object.__setattr__(self, name, value)          # 10000 is 10000.0: equal configs are saved as equal bytes
+            # 10000 is 10000.0: equal configs are saved as equal bytes
+            object.__setattr__(self, name, value)
 
     @classmethod
     def of(cls, given: Mapping[str, Any], *, door: str) -> EngineConfig:
@@ -87,23 +103,37 @@ class EngineConfig:
         known = {field.name for field in fields(cls)}
         for name in given:
             if name not in known:
-                raise ConfigError(f"{name}: is no argument of {door}, wanted one of {', '.join(sorted(known))}")
+                raise ConfigError(
+                    f"{name}: is no argument of {door}, wanted one of {', '.join(sorted(known))}"
+                )
         return cls(**given)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values but those that are of this machine: paths, threads, sidecars."""
-        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _LOCAL}
-        return {**found, "sampler": self.sampler.to_dict(), "scheduler": None if self.scheduler is None else asdict(self.scheduler)}
+        found = {
+            field.name: getattr(self, field.name)
+            for field in fields(self)
+            if field.name not in _LOCAL
+        }
+        return {
+            **found,
+            "sampler": self.sampler.to_dict(),
+            "scheduler": None if self.scheduler is None else asdict(self.scheduler),
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EngineConfig:
         """A config from `to_dict()`'s form; ConfigError for what is none."""
         known = {field.name for field in fields(cls)} - set(_LOCAL)
         if not isinstance(values, Mapping):
-            raise ConfigError(f"EngineConfig: found {type(values).__name__}, wanted a mapping of fields")
+            raise ConfigError(
+                f"EngineConfig: found {type(values).__name__}, wanted a mapping of fields"
+            )
         for name in values:
             if name not in known:
-                raise ConfigError(f"EngineConfig: found unknown field {name!r}, wanted one of {', '.join(sorted(known))}")
+                raise ConfigError(
+                    f"EngineConfig: found unknown field {name!r}, wanted one of {', '.join(sorted(known))}"
+                )
         given = dict(values)
         try:
             if isinstance(given.get("sampler"), Mapping):
@@ -116,11 +146,17 @@ class EngineConfig:
 
     def rope(self) -> RopeOverrides:
         """What is said of the rotation in place of the file."""
-        return RopeOverrides(**{field.name: getattr(self, field.name) for field in fields(RopeOverrides)})
+        return RopeOverrides(
+            **{field.name: getattr(self, field.name) for field in fields(RopeOverrides)}
+        )
 
     def prefix(self) -> dict | None:
         """The limits of the prefix cache, None where there is none."""
-        limits = dict(min_prefix_len=self.prefix_min_tokens, max_entries=self.prefix_max_entries, max_memory_bytes=self.prefix_max_bytes)
+        limits = dict(
+            min_prefix_len=self.prefix_min_tokens,
+            max_entries=self.prefix_max_entries,
+            max_memory_bytes=self.prefix_max_bytes,
+        )
         return limits if self.prefix_cache else None
 
     def scheduling(self) -> SchedulerConfig:
@@ -129,7 +165,11 @@ class EngineConfig:
         if chunk is None:
             return self.scheduler or SchedulerConfig()
         if self.scheduler is None:
-            return SchedulerConfig(prefill_chunk=chunk, max_batch_tokens=max(SchedulerConfig().max_batch_tokens, chunk))
+            return SchedulerConfig(
+                prefill_chunk=chunk, max_batch_tokens=max(SchedulerConfig().max_batch_tokens, chunk)
+            )
         if chunk > self.scheduler.max_batch_tokens:
-            raise ConfigError(f"prefill_chunk_size: found {chunk}, the scheduler's max_batch_tokens is {self.scheduler.max_batch_tokens}")
+            raise ConfigError(
+                f"prefill_chunk_size: found {chunk}, the scheduler's max_batch_tokens is {self.scheduler.max_batch_tokens}"
+            )
         return replace(self.scheduler, prefill_chunk=chunk)

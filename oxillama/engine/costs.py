@@ -1,4 +1,7 @@
-"""What a step costs by the rows it holds, measured; and how many candidates that makes worth bringing."""
+"""What a step costs by the rows it holds, measured; and how many candidates that makes worth
+bringing.
+"""
+
 from __future__ import annotations
 
 import time
@@ -10,13 +13,15 @@ import numpy as np
 
 from oxillama.errors import PoolError
 
-LEAST_GAIN = 1.03               # tokens per second against a step without candidates; below this none are brought
-POINTS = (1, 2, 3, 5, 9, 17)    # rows that are measured, as far as somebody may use them
-_WEIGHT = 0.1                   # of a new step in the running estimate of its number of rows
+# tokens per second against a step without candidates; below this none are brought
+LEAST_GAIN = 1.03
+POINTS = (1, 2, 3, 5, 9, 17)  # rows that are measured, as far as somebody may use them
+_WEIGHT = 0.1  # of a new step in the running estimate of its number of rows
 
 
 class StepCosts:
-    """Seconds of a step by rows: points that were measured, straight lines between, the last slope beyond. Steps that run refine it.
+    """Seconds of a step by rows: points that were measured, straight lines between, the last slope
+    beyond. Steps that run refine it.
 
     measured: rows up to which the points were measured, 0 where they are assumed.
     """
@@ -29,10 +34,18 @@ class StepCosts:
         self.measured = self._rows[-1]
 
     @classmethod
-    def measure(cls, step: Callable[[int], object], most: int, *, known: StepCosts | None = None) -> StepCosts:
-        """Run `step(rows)` once to warm up, then once for each of `POINTS` up to `most` rows that is not known yet, the last being `most`."""
+    def measure(
+        cls, step: Callable[[int], object], most: int, *, known: StepCosts | None = None
+    ) -> StepCosts:
+        """Run `step(rows)` once to warm up, then once for each of `POINTS` up to `most` rows that
+        is not known yet, the last being `most`.
+        """
         before = 0 if known is None else known.measured
-        points = {rows: seconds for rows, seconds in zip(known._rows, known._seconds) if rows <= before} if before else {}
+        points = (
+            {rows: seconds for rows, seconds in zip(known._rows, known._seconds) if rows <= before}
+            if before
+            else {}
+        )
         step(1)
         for rows in sorted({min(rows, most) for rows in POINTS}):
             if rows > before:
@@ -43,7 +56,9 @@ class StepCosts:
 
     @classmethod
     def assumed(cls, seconds: float) -> StepCosts:
-        """What is commonly so where a step of one row takes so long: a tenth more for each further row."""
+        """What is commonly so where a step of one row takes so long: a tenth more for each further
+        row.
+        """
         made = cls({1: seconds, POINTS[-1]: seconds * (1 + 0.1 * (POINTS[-1] - 1))})
         made.measured = 0
         return made
@@ -73,10 +88,14 @@ class StepCosts:
             self._rows.insert(at, rows)
             self._seconds.insert(at, estimate + _WEIGHT * (seconds - estimate))
 
-    def best(self, chances: Sequence[float], *, rows: int = 1, sequences: int = 1, each: float = 0.0) -> int:
-        """How many candidates to bring to a step that holds `rows` rows of `sequences` sequences without them, 0 where none pay.
+    def best(
+        self, chances: Sequence[float], *, rows: int = 1, sequences: int = 1, each: float = 0.0
+    ) -> int:
+        """How many candidates to bring to a step that holds `rows` rows of `sequences` sequences
+        without them, 0 where none pay.
 
-        chances: of each candidate, to be right where those before it are. each: seconds that it costs to draft one.
+        chances: of each candidate, to be right where those before it are. each: seconds that it
+        costs to draft one.
         """
         tokens = float(sequences)
         plain = tokens / self(rows)
@@ -91,10 +110,11 @@ class StepCosts:
 
 
 def measured(core: Any, most: int, known: StepCosts | None = None) -> StepCosts | None:
-    """The costs of an engine's steps of up to `most` rows: `known` where it goes so far, else measured over a few pages of the pool.
+    """The costs of an engine's steps of up to `most` rows: `known` where it goes so far, else
+    measured over a few pages of the pool.
 
-    `known` too where the pool has none to spare. What is measured for the second time goes up to the next of `POINTS`: rows that come one
-    by one are not measured one by one.
+    `known` too where the pool has none to spare. What is measured for the second time goes up to
+    the next of `POINTS`: rows that come one by one are not measured one by one.
     """
     before = 0 if known is None else known.measured
     if before:
@@ -102,13 +122,15 @@ def measured(core: Any, most: int, known: StepCosts | None = None) -> StepCosts 
     most = min(most, POINTS[-1], core.program.max_rows)
     if most <= before:
         return known
-    session = core.new_session()                   # one that is kept, so that its pages are known to be somebody's, and busy: nobody takes them
+    # one that is kept, so that its pages are known to be somebody's, and busy: nobody takes them
+    session = core.new_session()
     kv = session.kv
 
     def step(rows: int) -> None:
         every = np.arange(rows, dtype=np.int32)
         none = np.zeros(rows, np.int32)
         core.program.step(core.make_batch(none, every, (kv.table,), none, every), core.memory)
+
     with core.step_lock:
         try:
             with core.lock:

@@ -1,12 +1,15 @@
-"""A second model as a drafter: its own pages follow the session's tokens, and are cut back with them, never filled again.
+"""A second model as a drafter: its own pages follow the session's tokens, and are cut back with
+them, never filled again.
 
     target  t0 ... tn-1 | x0 x1 x2                 draft  t0 ... tn-1 c0 c1            (the last candidate is not run)
     x0 = c0, x1 != c1:                             cut back to  t0 ... tn-1 c0,  then run  x1
 
-Candidates are drawn after the target's whole chain, from logits that stand in the target's vocabulary: with a fork of the session's own
-sampler (the same random numbers the target will use, so that equal logits draw equal tokens), or with a sampler of the drafter's own,
-whose distributions are then handed over to be judged against. A grammar masks candidates as it masks the text.
+Candidates are drawn after the target's whole chain, from logits that stand in the target's
+vocabulary: with a fork of the session's own sampler (the same random numbers the target will use,
+so that equal logits draw equal tokens), or with a sampler of the drafter's own, whose distributions
+are then handed over to be judged against. A grammar masks candidates as it masks the text.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -26,14 +29,18 @@ from oxillama.engine.vocabularies import Alignment
 from oxillama.errors import PoolError, SamplingError
 from oxillama.sampling import Distribution, Sampler
 
-CATCH_UP = 256                  # rows of a long prompt that the draft runs between two steps of the target
-PATIENCE = 16                   # draws until a draft that does not pay is tried again; doubles while it fails
+# rows of a long prompt that the draft runs between two steps of the target
+CATCH_UP = 256
+# draws until a draft that does not pay is tried again; doubles while it fails
+PATIENCE = 16
 _MOST_PATIENCE = 512
 _FIRST_TRUST = 0.7
 
 
 class Pace:
-    """How far a draft can be trusted, and while it does not pay, how many draws until it is tried again."""
+    """How far a draft can be trusted, and while it does not pay, how many draws until it is tried
+    again.
+    """
 
     __slots__ = ("idle", "patience", "trust")
 
@@ -41,7 +48,9 @@ class Pace:
         self.trust, self.idle, self.patience = Trust(_FIRST_TRUST, weight=2.0), 0, PATIENCE
 
     def count(self, paying: int) -> int:
-        """How many candidates to draft where so many would pay: one now and then where none do, to see whether that has changed."""
+        """How many candidates to draft where so many would pay: one now and then where none do, to
+        see whether that has changed.
+        """
         if paying:
             self.idle = 0
             return paying
@@ -53,7 +62,9 @@ class Pace:
 
 
 class Following:
-    """A draft's own session for one of the target's: `held` are the target's tokens that its pages are filled with."""
+    """A draft's own session for one of the target's: `held` are the target's tokens that its pages
+    are filled with.
+    """
 
     __slots__ = ("held", "offered", "pace", "position", "sampler", "session")
 
@@ -66,15 +77,24 @@ class Following:
     def remember(self) -> dict:
         """What was learned, as JSON values."""
         pace = self.pace
-        return {"trust": [pace.trust.right, pace.trust.judged, pace.trust.reach], "idle": pace.idle, "patience": pace.patience,
-                "offered": self.offered, "position": self.position}
+        return {
+            "trust": [pace.trust.right, pace.trust.judged, pace.trust.reach],
+            "idle": pace.idle,
+            "patience": pace.patience,
+            "offered": self.offered,
+            "position": self.position,
+        }
 
     def recall(self, memory: dict) -> None:
         """Take in what `remember` gave; ValueError for what it cannot have given."""
         (right, judged, reach), offered = memory["trust"], memory["offered"]
         counts = [reach, memory["idle"], memory["patience"], memory["position"], *offered]
-        if any(type(each) is not int or each < 0 for each in counts) or not (0 <= right <= judged < np.inf and judged > 0 and reach):
-            raise ValueError(f"memory: found {memory!r}, wanted counts of 0 or more and a share of what was judged")
+        if any(type(each) is not int or each < 0 for each in counts) or not (
+            0 <= right <= judged < np.inf and judged > 0 and reach
+        ):
+            raise ValueError(
+                f"memory: found {memory!r}, wanted counts of 0 or more and a share of what was judged"
+            )
         pace = self.pace
         pace.trust.right, pace.trust.judged, pace.trust.reach = right, judged, reach
         pace.idle, pace.patience = memory["idle"], memory["patience"]
@@ -82,7 +102,7 @@ class Following:
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Compare the last draft with what came."""
-        came = tokens[self.position:self.position + len(self.offered)]
+        came = tokens[self.position : self.position + len(self.offered)]
         self.pace.trust.learn(came, self.offered)
         if self.offered and came[:1] == self.offered[:1]:
             self.pace.patience = PATIENCE
@@ -92,22 +112,31 @@ class Following:
 class ModelDrafter:
     """Drafts with the program of another engine. alignment: between the two vocabularies.
 
-    own_sampler: makes the sampler of a session's draft, None to draw with a fork of the session's own. weight: what a step of the draft
-    costs of a step of the target, in bytes that it reads; it replaces the clock where the text itself depends on how many candidates are
-    drafted, which is with a sampler of its own. Where both are the same engine, its own requests and drafts take turns.
+    own_sampler: makes the sampler of a session's draft, None to draw with a fork of the session's
+    own. weight: what a step of the draft costs of a step of the target, in bytes that it reads; it
+    replaces the clock where the text itself depends on how many candidates are drafted, which is
+    with a sampler of its own. Where both are the same engine, its own requests and drafts take
+    turns.
 
-    `open`, `close` and `forget` ask for no engine's lock: whoever calls them may hold the target's, and two engines may draft for each other.
+    `open`, `close` and `forget` ask for no engine's lock: whoever calls them may hold the target's,
+    and two engines may draft for each other.
     """
 
-    def __init__(self, core: EngineCore, alignment: Alignment, *, own_sampler: Callable[[Session], Sampler] | None = None,
-                 weight: float = 1.0) -> None:
+    def __init__(
+        self,
+        core: EngineCore,
+        alignment: Alignment,
+        *,
+        own_sampler: Callable[[Session], Sampler] | None = None,
+        weight: float = 1.0,
+    ) -> None:
         self.core, self.alignment = core, alignment
         self._own_sampler, self._weight = own_sampler, weight
         self._costs: StepCosts | None = None
-        self._pace = Pace()                # of all sessions, but where the text depends on it
-        self.forwarded = 0                 # rows that the draft has run
+        self._pace = Pace()  # of all sessions, but where the text depends on it
+        self.forwarded = 0  # rows that the draft has run
         self._kept: tuple[Session, Following] | None = None
-        self._lock = threading.Lock()      # of `_kept`
+        self._lock = threading.Lock()  # of `_kept`
 
     def open(self, session: Session) -> Following:
         """Nothing is run yet; the session that was closed last is gone on with where it stood."""
@@ -128,7 +157,9 @@ class ModelDrafter:
             self._kept = (session, state)
 
     def forget(self) -> None:
-        """Let go of the session that was closed last; one that nobody has any more gives its pages back."""
+        """Let go of the session that was closed last; one that nobody has any more gives its pages
+        back.
+        """
         with self._lock:
             self._kept = None
 
@@ -137,10 +168,14 @@ class ModelDrafter:
         with self._lock:
             return self._kept[1] if self._kept is not None and self._kept[0] is session else None
 
-    def follow(self, session: Session, drafted: Session, *, held: int, sampler: bytes | None, memory: dict) -> None:
-        """Go on where `kept` of another process stood: `drafted` holds the first `held` tokens of the session in pages of this draft's.
+    def follow(
+        self, session: Session, drafted: Session, *, held: int, sampler: bytes | None, memory: dict
+    ) -> None:
+        """Go on where `kept` of another process stood: `drafted` holds the first `held` tokens of
+        the session in pages of this draft's.
 
-        ValueError, after which the pages are let go, where it holds others, or `memory` is not what `Following.remember` gave.
+        ValueError, after which the pages are let go, where it holds others, or `memory` is not what
+        `Following.remember` gave.
         """
         wanted = self.alignment.ids(session.tokens[:held]).tolist()
         following = self._following(session, self.core.keep(drafted))
@@ -148,7 +183,9 @@ class ModelDrafter:
             if following.sampler is not None and sampler is not None:
                 following.sampler.restore(sampler)
             if drafted.kv.length != held or drafted.tokens[:held] != wanted:
-                raise ValueError(f"held: found {drafted.kv.length} tokens, wanted the session's first {held}")
+                raise ValueError(
+                    f"held: found {drafted.kv.length} tokens, wanted the session's first {held}"
+                )
             following.recall(memory)
         except BaseException:
             self.core.drop(drafted)
@@ -157,7 +194,9 @@ class ModelDrafter:
         self.close(following, session)
 
     def propose(self, asks: Sequence[Ask]) -> list[Draft]:
-        """Candidates of all sessions, drafted together: one step of the draft for the next candidate of each."""
+        """Candidates of all sessions, drafted together: one step of the draft for the next
+        candidate of each.
+        """
         self.core.check()
         out = [Draft()] * len(asks)
         work = {}
@@ -169,7 +208,9 @@ class ModelDrafter:
             self.draft(list(work.values()))
         for at, line in work.items():
             line.state.position, line.state.offered = len(line.ask.session.tokens), line.tokens
-            out[at] = Draft(line.tokens, None, line.shares if line.state.sampler is not None else None)
+            out[at] = Draft(
+                line.tokens, None, line.shares if line.state.sampler is not None else None
+            )
         return out
 
     @contextmanager
@@ -188,7 +229,9 @@ class ModelDrafter:
                     session.busy = False
 
     def _count(self, ask: Ask) -> int:
-        """How many candidates to draft: as many as pay, by the clock or, where the text depends on their number, without it."""
+        """How many candidates to draft: as many as pay, by the clock or, where the text depends on
+        their number, without it.
+        """
         state = ask.state
         state.learn(ask.session.tokens)
         if ask.costs is None:
@@ -196,8 +239,14 @@ class ModelDrafter:
         chances = state.pace.trust.chances(ask.most)
         if state.sampler is None:
             self._costs = measured(self.core, ask.sequences, self._costs)
-            each = self._costs(ask.sequences) / ask.sequences if self._costs is not None else ask.costs(1)
-            return state.pace.count(ask.costs.best(chances, rows=ask.rows, sequences=ask.sequences, each=each))
+            each = (
+                self._costs(ask.sequences) / ask.sequences
+                if self._costs is not None
+                else ask.costs(1)
+            )
+            return state.pace.count(
+                ask.costs.best(chances, rows=ask.rows, sequences=ask.sequences, each=each)
+            )
         return state.pace.count(_NOMINAL.best(chances, each=self._weight))
 
     def draft(self, lines: list[Line]) -> None:
@@ -215,15 +264,19 @@ class ModelDrafter:
                 live = [(line, row) for line, row in zip(going, rows) if row is not None]
 
     def run(self, work: list[tuple[Line, list[int]]]) -> list[np.ndarray | None]:
-        """Run tokens of several lines; the logits after the last of each, None for a line that got no pages."""
+        """Run tokens of several lines; the logits after the last of each, None for a line that got
+        no pages.
+        """
         out: list[np.ndarray | None] = [None] * len(work)
         most, start = self.core.program.max_rows, 0
-        while start < len(work):                               # as many lines as a step holds
+        while start < len(work):  # as many lines as a step holds
             end, rows = start, 0
             while end < len(work) and rows + len(work[end][1]) <= most:
                 rows += len(work[end][1])
                 end += 1
-            part = [(index, *work[index]) for index in range(start, end) if self._reserve(*work[index])]
+            part = [
+                (index, *work[index]) for index in range(start, end) if self._reserve(*work[index])
+            ]
             if part:
                 logits = self._step([(line, ids) for _, line, ids in part])
                 for (index, line, ids), row in zip(part, logits):
@@ -235,7 +288,7 @@ class ModelDrafter:
 
     def _reserve(self, line: Line, ids: list[int]) -> bool:
         with self.core.lock:
-            self.core.check()              # closed meanwhile, its pages are nobody's
+            self.core.check()  # closed meanwhile, its pages are nobody's
             try:
                 line.kv.reserve(line.kv.length + len(ids))
                 return True
@@ -243,30 +296,55 @@ class ModelDrafter:
                 return False
 
     def _step(self, part: list[tuple[Line, list[int]]]) -> np.ndarray:
-        """Logits (lines, vocabulary) after the last token of each line; a view that the next step overwrites."""
+        """Logits (lines, vocabulary) after the last token of each line; a view that the next step
+        overwrites.
+        """
         tokens = np.concatenate([self.alignment.ids(ids) for _, ids in part])
-        positions = np.concatenate([np.arange(line.kv.length, line.kv.length + len(ids), dtype=np.int32) for line, ids in part])
+        positions = np.concatenate(
+            [
+                np.arange(line.kv.length, line.kv.length + len(ids), dtype=np.int32)
+                for line, ids in part
+            ]
+        )
         row_table = np.repeat(np.arange(len(part), dtype=np.int32), [len(ids) for _, ids in part])
         wanted = (np.cumsum([len(ids) for _, ids in part]) - 1).astype(np.int32)
         self.forwarded += len(tokens)
         core = self.core
         with core.step_lock:
-            program = core.program         # first: closed meanwhile, the lines have no pages
-            batch = core.make_batch(tokens, positions, [line.kv.table for line, _ in part], row_table, wanted)
+            program = core.program  # first: closed meanwhile, the lines have no pages
+            batch = core.make_batch(
+                tokens, positions, [line.kv.table for line, _ in part], row_table, wanted
+            )
             return program.step(batch, core.memory).copy()
 
 
-_NOMINAL = StepCosts({1: 1.0, 17: 2.6})         # a target's step by rows, where the clock may not be asked
+# a target's step by rows, where the clock may not be asked
+_NOMINAL = StepCosts({1: 1.0, 17: 2.6})
 
 
 class Line:
-    """One session's draft while it is made: samplers and grammar that run ahead of the session's own.
+    """One session's draft while it is made: samplers and grammar that run ahead of the session's
+    own.
 
-    numbered: a sampler of the drafter's own draws each token with random numbers of its number in the text, so that lines which were
-    dropped, however far they had come, cannot show; no two tokens of a text share numbers, so the law is what it was.
+    numbered: a sampler of the drafter's own draws each token with random numbers of its number in
+    the text, so that lines which were dropped, however far they had come, cannot show; no two
+    tokens of a text share numbers, so the law is what it was.
     """
 
-    __slots__ = ("ask", "count", "generated", "grammar", "kv", "numbered", "prefix", "sampler", "seed", "shares", "state", "tokens")
+    __slots__ = (
+        "ask",
+        "count",
+        "generated",
+        "grammar",
+        "kv",
+        "numbered",
+        "prefix",
+        "sampler",
+        "seed",
+        "shares",
+        "state",
+        "tokens",
+    )
 
     def __init__(self, ask: Ask, count: int, *, numbered: bool = False) -> None:
         session = ask.session
@@ -276,12 +354,15 @@ class Line:
         own = self.state.sampler
         self.numbered, self.seed = numbered and own is not None, session.sampler.seed
         self.sampler = session.sampler.fork() if own is None else own.fork() if numbered else own
-        self.sampler.processors = ()       # which may count their calls: they are called for the text alone, by the target's loop
+        # which may count their calls: they are called for the text alone, by the target's loop
+        self.sampler.processors = ()
         self.tokens: list[int] = []
         self.shares: list[Distribution] = []
 
     def cut_back(self) -> None:
-        """Forget what the session did not say; its last token is run again where nothing else would give logits."""
+        """Forget what the session did not say; its last token is run again where nothing else would
+        give logits.
+        """
         state, tokens = self.state, self.prefix
         self.refit()
         keep = common_prefix(state.held, tokens, min(len(state.held), len(tokens) - 1))
@@ -294,12 +375,16 @@ class Line:
     def refit(self) -> None:
         """Forget what somebody needed the pages of."""
         if self.kv.length < len(self.state.held):
-            del self.state.held[self.kv.length:]
+            del self.state.held[self.kv.length :]
 
     def missing(self, most: int) -> list[int]:
         """The first tokens that the draft has not run: the session's, then the line's own."""
         at = len(self.state.held)
-        return self.prefix[at:at + most] if at < len(self.prefix) else self.tokens[at - len(self.prefix):][:most]
+        return (
+            self.prefix[at : at + most]
+            if at < len(self.prefix)
+            else self.tokens[at - len(self.prefix) :][:most]
+        )
 
     @property
     def caught_up(self) -> bool:
@@ -323,8 +408,9 @@ class Line:
                     self._reseed()
                 self.shares.append(self.sampler.distribution(row, mask))
                 token = self.sampler.sample_from(self.shares[-1])
-        except SamplingError:                                  # the draft knows nothing that may come here
-            del self.shares[len(self.tokens):]
+        # the draft knows nothing that may come here
+        except SamplingError:
+            del self.shares[len(self.tokens) :]
             return False
         self.sampler.accept(token)
         self.tokens.append(token)
@@ -336,5 +422,11 @@ class Line:
         return True
 
     def _reseed(self) -> None:
-        told = struct.pack("<3Q", self.state.sampler.seed, self.seed, self.generated + len(self.tokens))
-        self.sampler.reseed(int.from_bytes(hashlib.blake2b(told, digest_size=8, person=b"draft line").digest(), "little"))
+        told = struct.pack(
+            "<3Q", self.state.sampler.seed, self.seed, self.generated + len(self.tokens)
+        )
+        self.sampler.reseed(
+            int.from_bytes(
+                hashlib.blake2b(told, digest_size=8, person=b"draft line").digest(), "little"
+            )
+        )

@@ -1,4 +1,7 @@
-"""Text as vectors: pooling of hidden rows that arrive in chunks, with the same bits as if they had come at once."""
+"""Text as vectors: pooling of hidden rows that arrive in chunks, with the same bits as if they had
+come at once.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,12 +22,13 @@ class PoolingMode(Enum):
     LAST = "last"
     MEAN = "mean"
     MAX = "max"
-    CLS = "cls"       # the first row
+    CLS = "cls"  # the first row
     NONE = "none"
 
 
 class Pooler:
-    """Collects hidden rows (rows, hidden) float32 in order of position, a chunk at a time; `result` is the pooled vector.
+    """Collects hidden rows (rows, hidden) float32 in order of position, a chunk at a time; `result`
+    is the pooled vector.
 
     Means are summed in double, row by row, so that chunks cannot be seen in the result.
     """
@@ -38,7 +42,7 @@ class Pooler:
 
     def add(self, first: int, rows: np.ndarray) -> None:
         """Rows of positions `first` on; rows that were added before are passed over."""
-        rows = rows[self._rows - first:]
+        rows = rows[self._rows - first :]
         if not len(rows):
             return
         self._rows += len(rows)
@@ -58,7 +62,9 @@ class Pooler:
             self._kept = total
 
     def result(self) -> np.ndarray:
-        """float32 (hidden,), or (rows, hidden) without pooling; of length 1 (each row) where normalised. EmptySequence without rows."""
+        """float32 (hidden,), or (rows, hidden) without pooling; of length 1 (each row) where
+        normalised. EmptySequence without rows.
+        """
         if self._kept is None:
             raise EmptySequence("embedding: found no tokens, wanted 1 or more")
         if self.mode is PoolingMode.NONE:
@@ -74,13 +80,23 @@ class Pooler:
         return out
 
 
-def submit_embedding(core: EngineCore, ids: Sequence[int], *, mode: PoolingMode | str, normalize: bool,
-                     owner: Any = None) -> tuple[Request, Pooler]:
-    """Start an embedding of token ids: the request, and the pooler that has the vector when it is done."""
+def submit_embedding(
+    core: EngineCore,
+    ids: Sequence[int],
+    *,
+    mode: PoolingMode | str,
+    normalize: bool,
+    owner: Any = None,
+) -> tuple[Request, Pooler]:
+    """Start an embedding of token ids: the request, and the pooler that has the vector when it is
+    done.
+    """
     try:
         pooler = Pooler(PoolingMode(mode), normalize=normalize)
     except ValueError:
-        raise ConfigError(f"mode: found {mode!r}, wanted one of {', '.join(each.value for each in PoolingMode)}") from None
+        raise ConfigError(
+            f"mode: found {mode!r}, wanted one of {', '.join(each.value for each in PoolingMode)}"
+        ) from None
     if not isinstance(normalize, bool):
         raise ConfigError(f"normalize: found {normalize!r}, wanted True or False")
     if not ids:
@@ -96,5 +112,6 @@ def all_pooled(work: Iterable[tuple[Request, Pooler]]) -> list[np.ndarray]:
         for request, pooler in work:
             poolers.append(pooler)
             yield request
+
     all_finished(begun())
     return [pooler.result() for pooler in poolers]

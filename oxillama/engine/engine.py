@@ -1,16 +1,20 @@
-"""The step loop: `schedule -> step -> sample -> postprocess`, in one thread that starts on demand and sleeps when idle.
+"""The step loop: `schedule -> step -> sample -> postprocess`, in one thread that starts on demand
+and sleeps when idle.
 
     callers --submit, cancel--> inbox --+                     +--> Request.push, Request.end --> callers
                                         |                     |
                                    [ schedule -> step -> sample -> postprocess ]      thread "oxillama engine"
 
-`EngineCore` knows integers: tokens, pages, positions. It is given a program (anything with `step` and `usual`), page memory, and requests whose
-sessions carry what turns logits into tokens and tokens into text. Callers never touch what the loop owns but under `lock`, which the loop
-does not hold during a step.
+`EngineCore` knows integers: tokens, pages, positions. It is given a program (anything with `step`
+and `usual`), page memory, and requests whose sessions carry what turns logits into tokens and
+tokens into text. Callers never touch what the loop owns but under `lock`, which the loop does not
+hold during a step.
 
-Errors: what one request does wrong (nothing left to sample, a page pool too small for it) ends that request. Whatever else is raised in the
-loop fails every request in flight with that cause, and every door afterwards says so.
+Errors: what one request does wrong (nothing left to sample, a page pool too small for it) ends that
+request. Whatever else is raised in the loop fails every request in flight with that cause, and
+every door afterwards says so.
 """
+
 from __future__ import annotations
 
 import atexit
@@ -57,15 +61,27 @@ def _close_all() -> None:
 
 
 class EngineCore:
-    """Runs requests over one program. `batch` makes what `program.step` is given; `flag` stops a running step (`set`, `clear`).
+    """Runs requests over one program. `batch` makes what `program.step` is given; `flag` stops a
+    running step (`set`, `clear`).
 
-    context_size: most tokens of a session. eog_ids: tokens that end generation. prefix: limits of the prefix cache as keyword arguments of
-    `PrefixKvCache`, None for no cache.
+    context_size: most tokens of a session. eog_ids: tokens that end generation. prefix: limits of
+    the prefix cache as keyword arguments of `PrefixKvCache`, None for no cache.
     """
 
-    def __init__(self, program: Any, memory: Any, *, batch: Callable, flag: Any, context_size: int, eog_ids: Iterable[int] = (),
-                 scheduler: SchedulerConfig | None = None, page_size: int = 16, max_pages: int | None = None,
-                 prefix: dict | None = None) -> None:
+    def __init__(
+        self,
+        program: Any,
+        memory: Any,
+        *,
+        batch: Callable,
+        flag: Any,
+        context_size: int,
+        eog_ids: Iterable[int] = (),
+        scheduler: SchedulerConfig | None = None,
+        page_size: int = 16,
+        max_pages: int | None = None,
+        prefix: dict | None = None,
+    ) -> None:
         self._program, self.memory = program, memory
         self.context_size = context_size
         self.eog_ids = frozenset(eog_ids)
@@ -73,16 +89,27 @@ class EngineCore:
         self.pool = KvCachePool(memory, page_size=page_size, max_pages=max_pages)
         self.prefix = PrefixKvCache(self.pool, **prefix) if prefix is not None else None
         self.room = Room(self.pool, self.prefix, self.counters.queue)
-        self.lock = threading.RLock()              # pages, sessions, requests; the loop lets go of it during a step
-        self.step_lock = threading.Lock()          # the program: one step at a time
-        self.held_by: int | None = None            # the thread that holds `step_lock` over many steps (`RawLoop`)
-        self.snapshots: Any = None                 # given by whoever knows the model's file
+        # pages, sessions, requests; the loop lets go of it during a step
+        self.lock = threading.RLock()
+        self.step_lock = threading.Lock()  # the program: one step at a time
+        # the thread that holds `step_lock` over many steps (`RawLoop`)
+        self.held_by: int | None = None
+        self.snapshots: Any = None  # given by whoever knows the model's file
         self._flag = flag
         room = self.room
-        self._scheduler = Scheduler(scheduler or SchedulerConfig(), admit=room.admit, reserve=room.reserve, release=room.release)
+        self._scheduler = Scheduler(
+            scheduler or SchedulerConfig(),
+            admit=room.admit,
+            reserve=room.reserve,
+            release=room.release,
+        )
         room.scheduler = self._scheduler
-        self._register = Register(self.pool, room, self._scheduler, self.counters, program.vocab_size)
-        self._harvest = Harvest(room, self._register, self._scheduler, self.counters, context_size=context_size)
+        self._register = Register(
+            self.pool, room, self._scheduler, self.counters, program.vocab_size
+        )
+        self._harvest = Harvest(
+            room, self._register, self._scheduler, self.counters, context_size=context_size
+        )
         self._inbox: SimpleQueue = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._failure: EngineError | None = None
@@ -93,36 +120,53 @@ class EngineCore:
         self.make_batch = batch
         self._batch = Batcher(batch, self._scheduler.config.max_batch_tokens)
 
-    # ---- doors: any thread ---------------------------------------------------------------------------------------------
+    # ---- doors: any thread
+    # ---------------------------------------------------------------------------------------------
 
     @property
     def program(self) -> Any:
-        """What computes the steps; EngineError once the engine is closed, which may be while somebody is about to ask."""
+        """What computes the steps; EngineError once the engine is closed, which may be while
+        somebody is about to ask.
+        """
         program = self._program
         if program is None:
             raise EngineError("engine: is closed")
         return program
 
     def check(self) -> None:
-        """Raise EngineError when the engine cannot serve: closed, failed, or in a process that was forked off."""
+        """Raise EngineError when the engine cannot serve: closed, failed, or in a process that was
+        forked off.
+        """
         if os.getpid() != self._pid:
-            raise EngineError(f"engine: belongs to process {self._pid}, this is process {os.getpid()}; wanted spawn, not fork")
+            raise EngineError(
+                f"engine: belongs to process {self._pid}, this is process {os.getpid()}; wanted spawn, not fork"
+            )
         if self._failure is not None:
             raise EngineError(str(self._failure)) from self._failure.__cause__
         if self._closed:
             raise EngineError("engine: is closed")
 
     def check_waiter(self) -> None:
-        """Raise EngineError where waiting for a step would never end: in the loop itself, and where this thread holds the steps back."""
+        """Raise EngineError where waiting for a step would never end: in the loop itself, and where
+        this thread holds the steps back.
+        """
         if threading.current_thread() is self._thread:
-            raise EngineError("engine: its own loop (a processor, a listener) would wait for itself, wanted another thread")
+            raise EngineError(
+                "engine: its own loop (a processor, a listener) would wait for itself, wanted another thread"
+            )
         if self.held_by == threading.get_ident():
-            raise EngineError("engine: a raw loop is open in this thread, which would wait for itself; wanted it closed")
+            raise EngineError(
+                "engine: a raw loop is open in this thread, which would wait for itself; wanted it closed"
+            )
 
     def check_session(self, session: Session) -> Session:
-        """The session, if it is one of this engine; ConfigError, or EngineError for another engine's."""
+        """The session, if it is one of this engine; ConfigError, or EngineError for another
+        engine's.
+        """
         if not isinstance(session, Session):
-            raise ConfigError(f"session: found {type(session).__name__}, wanted a Session of this engine")
+            raise ConfigError(
+                f"session: found {type(session).__name__}, wanted a Session of this engine"
+            )
         if session.owner is not self:
             raise EngineError("session: belongs to another engine, wanted one of this engine")
         return session
@@ -143,17 +187,21 @@ class EngineCore:
         self.check()
         session = self.check_session(request.session)
         with self.lock:
-            self.check()                           # again: nothing begins any more once `close` has had the lock
+            # again: nothing begins any more once `close` has had the lock
+            self.check()
             if session.busy:
                 raise EngineError(_BUSY)
             if not session.tokens:
                 raise ContextError("prompt: found no tokens, wanted 1 or more")
             if len(session.tokens) > self.context_size:
-                raise ContextError(f"prompt: {len(session.tokens)} tokens, the context holds {self.context_size}")
-            if self._thread is None:               # first: where none can be started, nothing has begun
+                raise ContextError(
+                    f"prompt: {len(session.tokens)} tokens, the context holds {self.context_size}"
+                )
+            # first: where none can be started, nothing has begun
+            if self._thread is None:
                 thread = threading.Thread(target=self._loop, name="oxillama engine", daemon=True)
                 thread.start()
-                self._thread = thread              # which runs: `close` waits for its end
+                self._thread = thread  # which runs: `close` waits for its end
                 _RUNNING.add(self)
             for each in (request, *request.siblings):
                 each.session.busy = True
@@ -161,12 +209,15 @@ class EngineCore:
                 each.submitted_at = time.perf_counter()
                 self.counters.started += 1
         self._inbox.put(partial(self._harvest.begin, request))
-        if self._failure is not None or self._closed:      # the loop may have ended between the check and the inbox
+        # the loop may have ended between the check and the inbox
+        if self._failure is not None or self._closed:
             self._abandon()
         return request
 
     def keep(self, session: Session) -> Session:
-        """Count a session among those that may keep pages while idle; until it is dropped, or forgotten."""
+        """Count a session among those that may keep pages while idle; until it is dropped, or
+        forgotten.
+        """
         with self.lock:
             self.room.keep(session)
         return session
@@ -180,24 +231,43 @@ class EngineCore:
             session.kv.release()
 
     def saved(self) -> Any:
-        """Where sessions are saved; SnapshotIncompatible for an engine that was made without a model file to bind them to."""
+        """Where sessions are saved; SnapshotIncompatible for an engine that was made without a
+        model file to bind them to.
+        """
         if self.snapshots is None:
-            raise SnapshotIncompatible("engine: was made without a model file, wanted one that a snapshot can name")
+            raise SnapshotIncompatible(
+                "engine: was made without a model file, wanted one that a snapshot can name"
+            )
         return self.snapshots
 
     def files(self) -> tuple[Path, ...]:
-        """The files that weights are read from: the model's own, and those of the drafts that requests have named; none for models without."""
+        """The files that weights are read from: the model's own, and those of the drafts that
+        requests have named; none for models without.
+        """
         cores = (self, *self.drafters.cores())
-        return tuple(path for core in cores if core.snapshots is not None for path in core.snapshots.reader.paths)
+        return tuple(
+            path
+            for core in cores
+            if core.snapshots is not None
+            for path in core.snapshots.reader.paths
+        )
 
     def settle(self, session: Session) -> None:
-        """Wait for a cancelled request that still runs on the session; it leaves within milliseconds."""
-        for request in [each for each in tuple(self._register.in_flight) if each.session is session and each.cancelled]:
+        """Wait for a cancelled request that still runs on the session; it leaves within
+        milliseconds.
+        """
+        for request in [
+            each
+            for each in tuple(self._register.in_flight)
+            if each.session is session and each.cancelled
+        ]:
             request.wait()
 
     @contextmanager
     def change(self, session: Session) -> Iterator[None]:
-        """The lock under which an idle session may be changed; EngineError while a request runs on it."""
+        """The lock under which an idle session may be changed; EngineError while a request runs on
+        it.
+        """
         self.check()
         with self.lock:
             if session.busy:
@@ -205,7 +275,8 @@ class EngineCore:
             yield
 
     def extend(self, session: Session, ids: Sequence[int]) -> np.ndarray:
-        """Append tokens to a session and evaluate them; returns the logits after the last, float32 (vocab,).
+        """Append tokens to a session and evaluate them; returns the logits after the last, float32
+        (vocab,).
 
         Without success nothing is appended.
         """
@@ -217,7 +288,9 @@ class EngineCore:
         with self.lock, session.as_it_was():
             before = len(session)
             if before + len(ids) > self.context_size:
-                raise ContextError(f"prefill: {before} tokens and {len(ids)} more, the context holds {self.context_size}")
+                raise ContextError(
+                    f"prefill: {before} tokens and {len(ids)} more, the context holds {self.context_size}"
+                )
             session.extend(ids)
             request = self.request(session, kind="extend")
             request.before = before
@@ -227,49 +300,70 @@ class EngineCore:
         except BaseException:
             request.cancel()
             request.wait()
-            with self.lock:                        # interrupted with the logits at hand: nobody saw them
-                if request.value is not None and not session.busy and len(session) == before + len(ids):
+            # interrupted with the logits at hand: nobody saw them
+            with self.lock:
+                if (
+                    request.value is not None
+                    and not session.busy
+                    and len(session) == before + len(ids)
+                ):
                     session.cut(before)
             raise
 
     def metrics(self) -> MetricsSnapshot:
         """The counters as they are now."""
         with self.lock:
-            prefix, scheduler, leaked = self.prefix, self._scheduler, self.room.leaked(self._register.in_flight)
+            prefix, scheduler, leaked = (
+                self.prefix,
+                self._scheduler,
+                self.room.leaked(self._register.in_flight),
+            )
             return self.counters.freeze(
-                requests_preempted_total=scheduler.preemptions, requests_waiting=len(scheduler.waiting), requests_running=scheduler.running,
-                kv_hits_total=prefix.hits if prefix else 0, kv_misses_total=prefix.misses if prefix else 0,
-                kv_tokens_saved_total=prefix.tokens_saved if prefix else 0, kv_evictions_total=prefix.evictions if prefix else 0,
-                pages_used=self.pool.pages_used, pages_cached=prefix.pages_used if prefix else 0,
-                pages_leaked=leaked, page_memory_bytes=self.pool.memory_bytes)
+                requests_preempted_total=scheduler.preemptions,
+                requests_waiting=len(scheduler.waiting),
+                requests_running=scheduler.running,
+                kv_hits_total=prefix.hits if prefix else 0,
+                kv_misses_total=prefix.misses if prefix else 0,
+                kv_tokens_saved_total=prefix.tokens_saved if prefix else 0,
+                kv_evictions_total=prefix.evictions if prefix else 0,
+                pages_used=self.pool.pages_used,
+                pages_cached=prefix.pages_used if prefix else 0,
+                pages_leaked=leaked,
+                page_memory_bytes=self.pool.memory_bytes,
+            )
 
     def clear_cache(self) -> None:
-        """Forget every stored prefix and give free memory back to the system where no step is running."""
+        """Forget every stored prefix and give free memory back to the system where no step is
+        running.
+        """
         self.check_waiter()
-        with self.step_lock, self.lock:            # in the loop's own order
+        with self.step_lock, self.lock:  # in the loop's own order
             if self.prefix is not None:
                 self.prefix.clear()
             self.room.collect()
             self.pool.shrink_to_fit()
 
     def close(self) -> None:
-        """End the loop; requests in flight end as cancelled. Safe to call twice, from any thread, in a forked child too."""
+        """End the loop; requests in flight end as cancelled. Safe to call twice, from any thread,
+        in a forked child too.
+        """
         if self._closed or os.getpid() != self._pid:
             self._closed = True
             return
         if self.held_by == threading.get_ident() and self._thread is not None:
-            self.check_waiter()                    # the loop would not end
+            self.check_waiter()  # the loop would not end
         self._closed = True
         self._flag.set()
         self._inbox.put(_CLOSE)
-        with self.lock:                            # which whoever is starting the thread holds
+        with self.lock:  # which whoever is starting the thread holds
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
         self._abandon()
         self.drafters.close()
         mine = thread is threading.current_thread() or self.held_by == threading.get_ident()
-        with nullcontext() if mine else self.step_lock, self.lock:      # another engine's draft may be in a step over these pages
+        # another engine's draft may be in a step over these pages
+        with nullcontext() if mine else self.step_lock, self.lock:
             for session in list(self.room.sessions):
                 self.room.sessions.pop(session)
                 session.kv.release()
@@ -286,7 +380,8 @@ class EngineCore:
             self._flag.set()
             self._inbox.put(_CLOSE)
 
-    # ---- the loop --------------------------------------------------------------------------------------------------------
+    # ---- the loop
+    # --------------------------------------------------------------------------------------------------------
 
     def _loop(self) -> None:
         inbox, scheduler = self._inbox, self._scheduler
@@ -298,9 +393,10 @@ class EngineCore:
                         return
                     with self.lock:
                         command()
-                    command = None                 # it knows its request, which whoever asked may have forgotten
+                    # it knows its request, which whoever asked may have forgotten
+                    command = None
                 self._tick()
-        except BaseException as error:      # the loop must never end without everybody being told
+        except BaseException as error:  # the loop must never end without everybody being told
             self._fail(error)
         finally:
             self._abandon()
@@ -324,7 +420,9 @@ class EngineCore:
         start = time.perf_counter()
         try:
             with self.step_lock:
-                out = self.program.step(batch, self.memory, output="hidden" if hidden else "logits", cancel=self._flag)
+                out = self.program.step(
+                    batch, self.memory, output="hidden" if hidden else "logits", cancel=self._flag
+                )
                 now = time.perf_counter()
                 with self.lock:
                     self._plan = []
@@ -335,30 +433,47 @@ class EngineCore:
                 self._register.end_cancelled()
 
     def _draft(self) -> None:
-        """Candidates for those who speculate. Not under the lock: a draft model takes its time, and what it reads is the loop's alone."""
+        """Candidates for those who speculate. Not under the lock: a draft model takes its time, and
+        what it reads is the loop's alone.
+        """
         harvest, register = self._harvest, self._register
         live = [request for request in register.wanting if request.ticket.state is State.DECODING]
         register.wanting = {}
-        if not rewindable(self.memory):            # what was run cannot be unsaid: a row at a time
+        if not rewindable(self.memory):  # what was run cannot be unsaid: a row at a time
             for request in live:
                 request.speculation.fallbacks += 1
             return
         sequences = len(self._scheduler.decoding)
-        rows = max((request.speculation.rows_to_measure(request, self.context_size, sequences) for request in live), default=0)
+        rows = max(
+            (
+                request.speculation.rows_to_measure(request, self.context_size, sequences)
+                for request in live
+            ),
+            default=0,
+        )
         if rows:
             harvest.costs = measured(self, rows, harvest.costs)
         if harvest.costs is None and self._scheduler.decode_seconds:
             harvest.costs = StepCosts.assumed(self._scheduler.decode_seconds)
-        for request, error in propose(live, context_size=self.context_size, vocab_size=self.program.vocab_size, sequences=sequences,
-                                      costs=harvest.costs):
-            if not self._closed:                   # else they end as cancelled, whatever a draft that was closed with this engine says
+        for request, error in propose(
+            live,
+            context_size=self.context_size,
+            vocab_size=self.program.vocab_size,
+            sequences=sequences,
+            costs=harvest.costs,
+        ):
+            # else they end as cancelled, whatever a draft that was closed with this engine says
+            if not self._closed:
                 with self.lock:
                     self._register.end(request, None, error)
 
-    # ---- ends ---------------------------------------------------------------------------------------------------------
+    # ---- ends
+    # ---------------------------------------------------------------------------------------------------------
 
     def _cancel(self, request: Request) -> None:
-        """From any thread: the request ends within a few milliseconds; a step that is mostly its own is stopped."""
+        """From any thread: the request ends within a few milliseconds; a step that is mostly its
+        own is stopped.
+        """
         request.cancelled = True
         plan = self._plan
         own = sum(rows for ticket, rows in plan if ticket.owner is request)
@@ -379,5 +494,7 @@ class EngineCore:
             thread = self._thread
             if self._failure is not None:
                 self._register.end_all(self._failure)
-            elif self._closed and (thread is None or not thread.is_alive() or thread is threading.current_thread()):
+            elif self._closed and (
+                thread is None or not thread.is_alive() or thread is threading.current_thread()
+            ):
                 self._register.end_all(None)

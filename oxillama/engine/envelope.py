@@ -1,11 +1,13 @@
-"""The container of everything that is saved: a few named sections in one file, each under its own hash. Byte by byte in `docs/snapshot.md`.
+"""The container of everything that is saved: a few named sections in one file, each under its own
+hash. Byte by byte in `docs/snapshot.md`.
 
     prologue  64 bytes    magic 8 | u32 format version | u32 sections | u64 header length | u64 file length | BLAKE3 of the header 32
     table     72 each     name 16, zero padded | u32 encoding | u32 zero | u64 stored length | u64 plain length | BLAKE3 of the stored bytes 32
     sections              their stored bytes, one after the other, in the order of the table, nothing between or after them
 
-Little-endian; the header's hash is over its bytes without that hash. `Kind` names a container (magic, newest version, the error it raises);
-`seal` makes the parts of one, `Envelope` opens one. To save another thing, make another `Kind` and call the same two:
+Little-endian; the header's hash is over its bytes without that hash. `Kind` names a container
+(magic, newest version, the error it raises); `seal` makes the parts of one, `Envelope` opens one.
+To save another thing, make another `Kind` and call the same two:
 
     KIND = Kind(b"OXISPEC1", 1, SpecSnapshotIncompatible)
     data = b"".join(seal(KIND, {"facts": dump_facts({...}), "target": blob}))        # or write_sealed(path, KIND, {...})
@@ -15,12 +17,14 @@ Little-endian; the header's hash is over its bytes without that hash. `Kind` nam
 
 Invariants (tests cite them by number):
 
-1. Equal sections make equal bytes.
-2. Nothing is allocated for a length before it is known to lie within the file, and within what the caller of `read` says.
-3. `read` gives bytes whose hash was right, in memory that nobody else writes: a file that changes meanwhile is refused, not believed.
-4. Every byte of a file counts: whichever is changed, left out or added, opening or reading raises the kind's own error.
-5. A newer format version is refused by its number, before anything else of it is believed.
+1. Equal sections make equal bytes. 2. Nothing is allocated for a length before it is known to lie
+within the file, and within what the caller of `read` says. 3. `read` gives bytes whose hash was
+right, in memory that nobody else writes: a file that changes meanwhile is refused, not believed. 4.
+Every byte of a file counts: whichever is changed, left out or added, opening or reading raises the
+kind's own error. 5. A newer format version is refused by its number, before anything else of it is
+believed.
 """
+
 from __future__ import annotations
 
 import json
@@ -47,16 +51,20 @@ _ENCODINGS = {PLAIN: "plain", ZSTD: "zstd"}
 _PROLOGUE = struct.Struct("<8sIIQQ32s")
 _ENTRY = struct.Struct("<16sIIQQ32s")
 _NAME = re.compile(rb"[a-z][a-z0-9._-]{0,15}\Z")
-_PIECE = 4 << 20            # bytes that are read, hashed and written at a time
-_HANDS = min(4, os.cpu_count() or 1)         # threads that hand pieces over: memory that is written for the first time keeps them waiting
-_MANY, _THREADS = 1 << 20, 8        # bytes from which a hash is worth several threads, and how many it takes
+_PIECE = 4 << 20  # bytes that are read, hashed and written at a time
+# threads that hand pieces over: memory that is written for the first time keeps them waiting
+_HANDS = min(4, os.cpu_count() or 1)
+# bytes from which a hash is worth several threads, and how many it takes
+_MANY, _THREADS = 1 << 20, 8
 
 Buffer = bytes | bytearray | memoryview | np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a container is called: 8 bytes of magic, the newest format version, and the error that malformed ones raise."""
+    """What a container is called: 8 bytes of magic, the newest format version, and the error that
+    malformed ones raise.
+    """
 
     magic: bytes
     version: int
@@ -85,14 +93,17 @@ class Section:
 
     @property
     def encoding_name(self) -> str:
-        """"plain" or "zstd"."""
+        """ "plain" or "zstd"."""
         return _ENCODINGS[self.encoding]
 
 
-def seal(kind: Kind, sections: Mapping[str, Buffer | Sequence[Buffer]], *, compress: Collection[str] = ()) -> list[Buffer]:
+def seal(
+    kind: Kind, sections: Mapping[str, Buffer | Sequence[Buffer]], *, compress: Collection[str] = ()
+) -> list[Buffer]:
     """The parts of a container, header first, to be joined; a section may come in pieces.
 
-    Sections named in `compress` are stored with zstd (the extra oxillama[zstd]; ConfigError without it).
+    Sections named in `compress` are stored with zstd (the extra oxillama[zstd]; ConfigError without
+    it).
     """
     lines, parts = [], []
     for name, content in sections.items():
@@ -103,9 +114,16 @@ def seal(kind: Kind, sections: Mapping[str, Buffer | Sequence[Buffer]], *, compr
     return [_header(kind, lines, sum(map(len, parts))), *parts]
 
 
-def write_sealed(path: str | os.PathLike, kind: Kind, sections: Mapping[str, Buffer | Sequence[Buffer] | Pieces], *,
-                 compress: Collection[str] = ()) -> None:
-    """A container in a file, in one step (see `durable`): the same bytes as `seal` makes, hashed while they are written."""
+def write_sealed(
+    path: str | os.PathLike,
+    kind: Kind,
+    sections: Mapping[str, Buffer | Sequence[Buffer] | Pieces],
+    *,
+    compress: Collection[str] = (),
+) -> None:
+    """A container in a file, in one step (see `durable`): the same bytes as `seal` makes, hashed
+    while they are written.
+    """
     start = _PROLOGUE.size + _ENTRY.size * len(sections)
     with replacing(path) as fd:
         lines = []
@@ -117,7 +135,9 @@ def write_sealed(path: str | os.PathLike, kind: Kind, sections: Mapping[str, Buf
                     out.write(batch)
                     for piece in batch:
                         hasher.update(piece)
-                lines.append(_line(name, name in compress, out.offset - before, plain, hasher.digest()))
+                lines.append(
+                    _line(name, name in compress, out.offset - before, plain, hasher.digest())
+                )
         write_at(fd, 0, [_header(kind, lines, out.offset - start)])
 
 
@@ -143,14 +163,22 @@ def _stored(content: Any, compressed: bool) -> tuple[Iterable[memoryview], int]:
         pieces = [memoryview(piece).cast("B") for piece in given if len(piece)]
         plain = sum(map(len, pieces))
     if compressed:
-        pieces = [memoryview(_zstd().ZstdCompressor(level=3, write_content_size=True).compress(b"".join(map(bytes, pieces))))]
+        pieces = [
+            memoryview(
+                _zstd()
+                .ZstdCompressor(level=3, write_content_size=True)
+                .compress(b"".join(map(bytes, pieces)))
+            )
+        ]
     return pieces, plain
 
 
 def _line(name: str, compressed: bool, stored: int, plain: int, hashed: bytes) -> bytes:
     raw = name.encode("ascii", "replace")
     if not _NAME.match(raw):
-        raise ConfigError(f"section {name!r}: wanted 1 to 16 of a-z, 0-9, '.', '_' and '-', a letter first")
+        raise ConfigError(
+            f"section {name!r}: wanted 1 to 16 of a-z, 0-9, '.', '_' and '-', a letter first"
+        )
     return _ENTRY.pack(raw, ZSTD if compressed else PLAIN, 0, stored, plain, hashed)
 
 
@@ -160,21 +188,26 @@ def _header(kind: Kind, lines: Sequence[bytes], total: int) -> bytes:
         raise ConfigError(f"envelope: found {len(lines)} sections, wanted at most {MAX_SECTIONS}")
     table = b"".join(lines)
     length = _PROLOGUE.size + len(table)
-    start = _PROLOGUE.pack(kind.magic, kind.version, len(lines), length, length + total, bytes(32))[:-32]
+    start = _PROLOGUE.pack(kind.magic, kind.version, len(lines), length, length + total, bytes(32))[
+        :-32
+    ]
     return b"".join((start, blake3(start + table).digest(), table))
 
 
 def digest(pieces: Sequence[Buffer]) -> bytes:
     """BLAKE3 of the pieces, one after the other."""
     many = sum(map(len, pieces)) >= _MANY
-    hasher = blake3(max_threads=min(_THREADS, os.cpu_count() or 1) if many else 1)      # AUTO's threads would be lost in a forked child
+    # AUTO's threads would be lost in a forked child
+    hasher = blake3(max_threads=min(_THREADS, os.cpu_count() or 1) if many else 1)
     for piece in pieces:
         hasher.update(piece)
     return hasher.digest()
 
 
 class Envelope:
-    """An opened container: its header has been verified, its sections are when they are read. Close it, or use it with `with`."""
+    """An opened container: its header has been verified, its sections are when they are read. Close
+    it, or use it with `with`.
+    """
 
     __slots__ = ("_data", "_fd", "kind", "length", "sections", "version")
 
@@ -188,9 +221,13 @@ class Envelope:
 
     @classmethod
     def open(cls, kind: Kind, source: Buffer | str | os.PathLike) -> Envelope:
-        """Open bytes, or the file at a path; the kind's error for whatever is not a whole container of it, OSError for no such file."""
+        """Open bytes, or the file at a path; the kind's error for whatever is not a whole container
+        of it, OSError for no such file.
+        """
         if isinstance(source, (str, os.PathLike)):
-            fd = os.open(source, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+            fd = os.open(
+                source, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+            )
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 os.close(fd)
@@ -199,7 +236,9 @@ class Envelope:
         try:
             view = memoryview(source).cast("B")
         except TypeError:
-            raise kind.refuse(f"snapshot: found {type(source).__name__}, wanted bytes or a path") from None
+            raise kind.refuse(
+                f"snapshot: found {type(source).__name__}, wanted bytes or a path"
+            ) from None
         view = view if view.readonly else memoryview(bytes(view))
         return cls(kind, view, -1, len(view))
 
@@ -207,40 +246,60 @@ class Envelope:
         """Refuse a container that lacks one of these sections, or has any beside them."""
         for name in names:
             if name not in self.sections:
-                raise self.kind.refuse(f"section {name}: is missing, found {', '.join(self.sections) or 'none'}")
+                raise self.kind.refuse(
+                    f"section {name}: is missing, found {', '.join(self.sections) or 'none'}"
+                )
         for name in self.sections:
             if name not in names and name not in optional:
-                raise self.kind.refuse(f"section {name}: is unknown here, wanted {', '.join((*names, *optional))}")
+                raise self.kind.refuse(
+                    f"section {name}: is unknown here, wanted {', '.join((*names, *optional))}"
+                )
 
-    def check(self, name: str, *, at_most: int | None = None, exactly: int | None = None) -> Section:
-        """The line of a section, nothing of which is read; refused unless it has `exactly` as many plain bytes, or `at_most`."""
+    def check(
+        self, name: str, *, at_most: int | None = None, exactly: int | None = None
+    ) -> Section:
+        """The line of a section, nothing of which is read; refused unless it has `exactly` as many
+        plain bytes, or `at_most`.
+        """
         section = self.sections.get(name)
         if section is None:
-            raise self.kind.refuse(f"section {name}: is missing, found {', '.join(self.sections) or 'none'}")
+            raise self.kind.refuse(
+                f"section {name}: is missing, found {', '.join(self.sections) or 'none'}"
+            )
         if exactly is not None and section.plain != exactly:
             raise self.kind.refuse(f"section {name}: found {section.plain} bytes, wanted {exactly}")
         if at_most is not None and section.plain > at_most:
-            raise self.kind.refuse(f"section {name}: found {section.plain} bytes, wanted at most {at_most}")
+            raise self.kind.refuse(
+                f"section {name}: found {section.plain} bytes, wanted at most {at_most}"
+            )
         if section.encoding != PLAIN and exactly is None and at_most is None:
             raise self.kind.refuse(f"section {name}: is compressed, wanted it plain")
         return section
 
-    def read(self, name: str, *, at_most: int | None = None, exactly: int | None = None) -> memoryview:
-        """The plain bytes of a section, verified; refused unless they are `exactly` as many, or `at_most`, before they are read."""
+    def read(
+        self, name: str, *, at_most: int | None = None, exactly: int | None = None
+    ) -> memoryview:
+        """The plain bytes of a section, verified; refused unless they are `exactly` as many, or
+        `at_most`, before they are read.
+        """
         section = self.check(name, at_most=at_most, exactly=exactly)
         if self._data is not None or section.stored < 2 * _PIECE:
             stored = self._take(section.offset, section.stored, f"section {name}")
             self._verify(section, digest([stored]))
         else:
             out = np.empty(section.stored, np.uint8)
-            self._hand_over(section, lambda at, piece: np.copyto(out[at:at + len(piece)], piece))
+            self._hand_over(section, lambda at, piece: np.copyto(out[at : at + len(piece)], piece))
             stored = memoryview(out)
         return stored if section.encoding == PLAIN else self._inflated(section, stored)
 
-    def pour(self, name: str, into: Callable[[int, memoryview], object], *, exactly: int, unit: int = 1) -> None:
-        """Hand the plain bytes of a section to `into(offset, piece)` as they are read, and verify them: refused when all were handed over.
+    def pour(
+        self, name: str, into: Callable[[int, memoryview], object], *, exactly: int, unit: int = 1
+    ) -> None:
+        """Hand the plain bytes of a section to `into(offset, piece)` as they are read, and verify
+        them: refused when all were handed over.
 
-        For memory that nobody looks at before this returns. Pieces begin at multiples of `unit`; `into` is called by several threads, and keeps none.
+        For memory that nobody looks at before this returns. Pieces begin at multiples of `unit`;
+        `into` is called by several threads, and keeps none.
         """
         section = self.check(name, exactly=exactly)
         if section.encoding != PLAIN or section.stored < 2 * _PIECE:
@@ -265,17 +324,25 @@ class Envelope:
 
     def _verify(self, section: Section, hashed: bytes) -> None:
         if hashed != section.digest:
-            raise self.kind.refuse(f"section {section.name}: its BLAKE3 hash is another than the header says")
+            raise self.kind.refuse(
+                f"section {section.name}: its BLAKE3 hash is another than the header says"
+            )
 
-    def _take(self, offset: int, length: int, what: str, room: memoryview | None = None) -> memoryview:
-        """Bytes that lie within the file, in memory that is ours alone where they come from a file: in `room`, where it is given."""
+    def _take(
+        self, offset: int, length: int, what: str, room: memoryview | None = None
+    ) -> memoryview:
+        """Bytes that lie within the file, in memory that is ours alone where they come from a file:
+        in `room`, where it is given.
+        """
         if self._data is not None:
-            return self._data[offset:offset + length]
+            return self._data[offset : offset + length]
         out = memoryview(np.empty(length, np.uint8)).cast("B") if room is None else room[:length]
         self._fill(out, offset, what)
         return out
 
-    def _hand_over(self, section: Section, into: Callable[[int, memoryview], object], unit: int = 1) -> None:
+    def _hand_over(
+        self, section: Section, into: Callable[[int, memoryview], object], unit: int = 1
+    ) -> None:
         """Give `into` the stored bytes, in pieces, then verify them."""
         size, hasher, in_order, done = -(-_PIECE // unit) * unit, blake3(), threading.Lock(), 0
 
@@ -283,9 +350,15 @@ class Envelope:
             nonlocal done
             room = memoryview(np.empty(size, np.uint8)).cast("B") if self._data is None else None
             while done < section.stored:
-                with in_order:                                 # one reads and hashes while the others hand over
+                # one reads and hashes while the others hand over
+                with in_order:
                     at = done
-                    piece = self._take(section.offset + at, min(size, section.stored - at), f"section {section.name}", room)
+                    piece = self._take(
+                        section.offset + at,
+                        min(size, section.stored - at),
+                        f"section {section.name}",
+                        room,
+                    )
                     hasher.update(piece)
                     done += len(piece)
                 if len(piece):
@@ -302,24 +375,34 @@ class Envelope:
         while at < len(out):
             got = os.preadv(self._fd, [out[at:]], offset + at)
             if not got:
-                raise self.kind.refuse(f"{what}: the file ends at byte {offset + at}, wanted {offset + len(out)}")
+                raise self.kind.refuse(
+                    f"{what}: the file ends at byte {offset + at}, wanted {offset + len(out)}"
+                )
             at += got
 
     def _header(self) -> tuple[int, dict[str, Section]]:
         """(version, sections) of the verified prologue and table."""
         refuse, least = self.kind.refuse, _PROLOGUE.size
         head = bytes(self._take(0, min(self.length, least), "header"))
-        if head[:8] != self.kind.magic[:len(head)] or not head:
+        if head[:8] != self.kind.magic[: len(head)] or not head:
             raise refuse(f"magic: found {head[:8]!r}, wanted {self.kind.magic!r}")
         if len(head) < least:
             raise refuse(f"header: found {len(head)} bytes, wanted at least {least}")
         _, version, count, header_length, length, wanted = _PROLOGUE.unpack(head)
         if not 1 <= version <= self.kind.version:
-            raise refuse(f"format version: found {version}, this release reads 1 to {self.kind.version}")
+            raise refuse(
+                f"format version: found {version}, this release reads 1 to {self.kind.version}"
+            )
         if length != self.length:
             raise refuse(f"length: the header says {length} bytes, found {self.length}")
-        if count > MAX_SECTIONS or header_length != least + _ENTRY.size * count or header_length > length:
-            raise refuse(f"header: found {count} sections in {header_length} bytes of {length}, wanted at most {MAX_SECTIONS} of {_ENTRY.size} each")
+        if (
+            count > MAX_SECTIONS
+            or header_length != least + _ENTRY.size * count
+            or header_length > length
+        ):
+            raise refuse(
+                f"header: found {count} sections in {header_length} bytes of {length}, wanted at most {MAX_SECTIONS} of {_ENTRY.size} each"
+            )
         lines = bytes(self._take(least, header_length - least, "header"))
         if blake3(head[:-32] + lines).digest() != wanted:
             raise refuse("header: its BLAKE3 hash is another than it says")
@@ -329,8 +412,15 @@ class Envelope:
         refuse, sections = self.kind.refuse, {}
         for raw, encoding, zero, stored, plain, hashed in _ENTRY.iter_unpack(lines):
             name = raw.rstrip(b"\0")
-            if not _NAME.match(name) or zero or encoding not in _ENCODINGS or (encoding == PLAIN and stored != plain):
-                raise refuse(f"section {name!r}: found encoding {encoding}, {stored} stored and {plain} plain bytes, wanted a known encoding of them")
+            if (
+                not _NAME.match(name)
+                or zero
+                or encoding not in _ENCODINGS
+                or (encoding == PLAIN and stored != plain)
+            ):
+                raise refuse(
+                    f"section {name!r}: found encoding {encoding}, {stored} stored and {plain} plain bytes, wanted a known encoding of them"
+                )
             text = name.decode("ascii")
             if text in sections:
                 raise refuse(f"section {text}: is there twice")
@@ -346,16 +436,25 @@ class Envelope:
         out, at = memoryview(np.empty(section.plain, np.uint8)).cast("B"), 0
         try:
             frame = zstd.get_frame_parameters(stored)
-            if frame.content_size != section.plain or zstd.frame_header_size(stored) > section.stored:
-                raise refuse(f"section {section.name}: a zstd frame of {frame.content_size} bytes, wanted {section.plain}")
+            if (
+                frame.content_size != section.plain
+                or zstd.frame_header_size(stored) > section.stored
+            ):
+                raise refuse(
+                    f"section {section.name}: a zstd frame of {frame.content_size} bytes, wanted {section.plain}"
+                )
             reader = zstd.ZstdDecompressor(max_window_size=1 << 27).stream_reader(stored)
             while at < section.plain:
                 got = reader.readinto(out[at:])
                 if not got:
-                    raise refuse(f"section {section.name}: its zstd frame ends after {at} bytes, wanted {section.plain}")
+                    raise refuse(
+                        f"section {section.name}: its zstd frame ends after {at} bytes, wanted {section.plain}"
+                    )
                 at += got
             if reader.read(1):
-                raise refuse(f"section {section.name}: its zstd frame goes on after {section.plain} bytes")
+                raise refuse(
+                    f"section {section.name}: its zstd frame goes on after {section.plain} bytes"
+                )
         except zstd.ZstdError as error:
             raise refuse(f"section {section.name}: zstd says {error}") from None
         return out
@@ -370,7 +469,15 @@ def typed(kind: Kind, what: str) -> Iterator[None]:
         raise
     except (ConfigError, ContextError, GrammarError, SamplingError) as error:
         raise kind.refuse(f"{what}: {error}") from error
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError, RecursionError) as error:
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        OverflowError,
+        IndexError,
+        RecursionError,
+    ) as error:
         if isinstance(error, OxillamaError):
             raise
         raise kind.refuse(f"{what}: malformed ({type(error).__name__}: {error})") from error
@@ -378,7 +485,9 @@ def typed(kind: Kind, what: str) -> Iterator[None]:
 
 def dump_facts(facts: Mapping[str, Any]) -> bytes:
     """JSON values as the one spelling that `load_facts` takes: sorted keys, no spaces, ASCII."""
-    return json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+    return json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode(
+        "ascii"
+    )
 
 
 def load_facts(kind: Kind, data: Buffer) -> dict[str, Any]:
@@ -389,7 +498,9 @@ def load_facts(kind: Kind, data: Buffer) -> dict[str, Any]:
             return facts
     except (ValueError, TypeError, RecursionError, OverflowError) as error:
         raise kind.refuse(f"facts: malformed ({error})") from None
-    raise kind.refuse("facts: found another spelling than that of this format, wanted one JSON object")
+    raise kind.refuse(
+        "facts: found another spelling than that of this format, wanted one JSON object"
+    )
 
 
 def _zstd() -> Any:

@@ -1,8 +1,10 @@
-"""From what a caller asks for (text and options) to a request the loop can run (token ids, sampler, grammar state, stops).
+"""From what a caller asks for (text and options) to a request the loop can run (token ids, sampler,
+grammar state, stops).
 
-`Options` holds and checks everything `generate` and its kin accept; `Vocabulary` keeps what a tokenizer and its grammars share between
-requests; `make_request` puts a session together.
+`Options` holds and checks everything `generate` and its kin accept; `Vocabulary` keeps what a
+tokenizer and its grammars share between requests; `make_request` puts a session together.
 """
+
 from __future__ import annotations
 
 import threading
@@ -31,15 +33,18 @@ _GRAMMARS_KEPT = 64
 class Options:
     """What one request asks for.
 
-    max_tokens: None is to the end of the context. sampler: a SamplerConfig, None for the engine's. stop, stop_token_ids and seed come on
-    top of the sampler's own. cache_prompt: share pages with prompts that begin alike. truncate_prompt: leave out the middle of a prompt
-    that is too long (its first token stays) where it would raise. context_shift: at the end of the context forget the older half of what
-    follows the first `keep` tokens, and evaluate the rest anew. logprobs, prompt_logprobs: report so many likeliest tokens of each draw,
-    or each token of the prompt. One of grammar (GBNF or Grammar), json_schema, regex and choices constrains the text. shown_tokens:
-    control tokens that are written out in the text. processors: Python functions over logits (slow). speculative: bring candidates for
-    the next tokens into the steps; the text is the same, sooner ("auto" or True, "lookup", a drafter or `Candidates`; None: what a
-    constraint forces, False: nothing). n: completions of the prompt, each with a seed of its own (`siblings.derived_seed`); best_of: draw so many and
-    keep the n likeliest.
+    max_tokens: None is to the end of the context. sampler: a SamplerConfig, None for the engine's.
+    stop, stop_token_ids and seed come on top of the sampler's own. cache_prompt: share pages with
+    prompts that begin alike. truncate_prompt: leave out the middle of a prompt that is too long
+    (its first token stays) where it would raise. context_shift: at the end of the context forget
+    the older half of what follows the first `keep` tokens, and evaluate the rest anew. logprobs,
+    prompt_logprobs: report so many likeliest tokens of each draw, or each token of the prompt. One
+    of grammar (GBNF or Grammar), json_schema, regex and choices constrains the text. shown_tokens:
+    control tokens that are written out in the text. processors: Python functions over logits
+    (slow). speculative: bring candidates for the next tokens into the steps; the text is the same,
+    sooner ("auto" or True, "lookup", a drafter or `Candidates`; None: what a constraint forces,
+    False: nothing). n: completions of the prompt, each with a seed of its own
+    (`siblings.derived_seed`); best_of: draw so many and keep the n likeliest.
     """
 
     max_tokens: int | None = None
@@ -69,20 +74,37 @@ class Options:
         for name in ("cache_prompt", "truncate_prompt", "context_shift"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: found {getattr(self, name)!r}, wanted True or False")
-        for name, least in (("max_tokens", 0), ("keep", 0), ("logprobs", 0), ("prompt_logprobs", 0), ("n", 1), ("best_of", self.n)):
+        for name, least in (
+            ("max_tokens", 0),
+            ("keep", 0),
+            ("logprobs", 0),
+            ("prompt_logprobs", 0),
+            ("n", 1),
+            ("best_of", self.n),
+        ):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int) or value < least
+            ):
                 raise ConfigError(f"{name}: found {value!r}, wanted an integer of {least} or more")
         if self.sampler is not None and not isinstance(self.sampler, SamplerConfig):
-            raise ConfigError(f"sampler: found {type(self.sampler).__name__}, wanted a SamplerConfig")
+            raise ConfigError(
+                f"sampler: found {type(self.sampler).__name__}, wanted a SamplerConfig"
+            )
         if self.regex is not None and not isinstance(self.regex, str):
             raise ConfigError(f"regex: found {type(self.regex).__name__}, wanted a text")
-        given = [name for name in ("grammar", "json_schema", "regex", "choices") if getattr(self, name) is not None]
+        given = [
+            name
+            for name in ("grammar", "json_schema", "regex", "choices")
+            if getattr(self, name) is not None
+        ]
         if len(given) > 1:
             raise ConfigError(f"{given[1]}: found beside {given[0]}, wanted one constraint")
         checked(self.speculative)
         if self.keep and not self.context_shift:
-            raise ConfigError(f"keep: found {self.keep} without context_shift, wanted both or neither")
+            raise ConfigError(
+                f"keep: found {self.keep} without context_shift, wanted both or neither"
+            )
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
@@ -90,20 +112,30 @@ class Options:
         known = {field.name for field in fields(cls)}
         for name in given:
             if name not in known:
-                raise ConfigError(f"{name}: is no option of generate, wanted one of {', '.join(sorted(known))}")
+                raise ConfigError(
+                    f"{name}: is no option of generate, wanted one of {', '.join(sorted(known))}"
+                )
         return cls(**given)
 
     @property
     def constrained(self) -> bool:
         """Whether the text is constrained."""
-        return not (self.grammar is None and self.json_schema is None and self.regex is None and self.choices is None)
+        return not (
+            self.grammar is None
+            and self.json_schema is None
+            and self.regex is None
+            and self.choices is None
+        )
 
     @property
     def amends(self) -> bool:
         """Whether anything here changes how a session goes on that has begun to draw."""
         given = (self.sampler, self.seed, self.logprobs)
-        return any(each is not None for each in given) or self.constrained or bool(
-            self.stop or self.stop_token_ids or self.shown_tokens or self.processors)
+        return (
+            any(each is not None for each in given)
+            or self.constrained
+            or bool(self.stop or self.stop_token_ids or self.shown_tokens or self.processors)
+        )
 
     @property
     def completions(self) -> int:
@@ -115,12 +147,17 @@ class Options:
         config = self.sampler or default
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if stop or self.stop_token_ids:
-            config = config.replace(stop=(*config.stop, *stop), stop_token_ids=(*config.stop_token_ids, *self.stop_token_ids))
+            config = config.replace(
+                stop=(*config.stop, *stop),
+                stop_token_ids=(*config.stop_token_ids, *self.stop_token_ids),
+            )
         return config
 
 
 def _listed(name: str, value: Any) -> Any:
-    """What a list option holds as a tuple; None is none of them (and no constraint), and a single stop is a text."""
+    """What a list option holds as a tuple; None is none of them (and no constraint), and a single
+    stop is a text.
+    """
     if value is None:
         return None if name == "choices" else ()
     if name == "stop" and isinstance(value, str):
@@ -131,12 +168,16 @@ def _listed(name: str, value: Any) -> Any:
         return tuple(checked_ids(sorted(value) if isinstance(value, Set) else value, name=name))
     found = tuple(value)
     if name == "processors" and not all(map(callable, found)):
-        raise ConfigError(f"processors: found {found!r:.80}, wanted functions over (tokens, logits)")
+        raise ConfigError(
+            f"processors: found {found!r:.80}, wanted functions over (tokens, logits)"
+        )
     return found
 
 
 def response_constraint(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The option of `Options` that a chat's response_format stands for: text, json_object, or json_schema with its schema."""
+    """The option of `Options` that a chat's response_format stands for: text, json_object, or
+    json_schema with its schema.
+    """
     if response_format is None:
         return {}
     kind = response_format.get("type") if isinstance(response_format, Mapping) else None
@@ -148,17 +189,24 @@ def response_constraint(response_format: Mapping[str, Any] | None) -> dict[str, 
         given = response_format.get("json_schema", response_format)
         schema = given.get("schema") if isinstance(given, Mapping) else None
         if schema is None:
-            raise ConfigError("response_format: found json_schema without a schema, wanted json_schema: {schema: ...}")
+            raise ConfigError(
+                "response_format: found json_schema without a schema, wanted json_schema: {schema: ...}"
+            )
         return {"json_schema": schema}
-    raise ConfigError(f"response_format: found {response_format!r}, wanted a type of text, json_object or json_schema")
+    raise ConfigError(
+        f"response_format: found {response_format!r}, wanted a type of text, json_object or json_schema"
+    )
 
 
 class Vocabulary:
-    """A tokenizer with what requests share: end-of-generation ids, the token masker, compiled grammars, DRY's breakers."""
+    """A tokenizer with what requests share: end-of-generation ids, the token masker, compiled
+    grammars, DRY's breakers.
+    """
 
     def __init__(self, bridge: TokenizerBridge, vocab_size: int) -> None:
         self.bridge = bridge
-        self.vocab_size = vocab_size          # rows of the output, which some models pad beyond their vocabulary
+        # rows of the output, which some models pad beyond their vocabulary
+        self.vocab_size = vocab_size
         self.eog_ids = frozenset(bridge.eog_ids)
         self.special_ids = bridge.special_ids
         self._lock = threading.Lock()
@@ -175,7 +223,9 @@ class Vocabulary:
                 pieces = bridge.vocab_bytes()
                 pieces += [b""] * (self.vocab_size - len(pieces))
                 names = {bridge.token_text(token): token for token in bridge.special_ids}
-                self._masker = TokenMasker(pieces, control_ids=bridge.special_ids, eog_ids=self.eog_ids, names=names)
+                self._masker = TokenMasker(
+                    pieces, control_ids=bridge.special_ids, eog_ids=self.eog_ids, names=names
+                )
             return self._masker
 
     def prepare(self, options: Options) -> None:
@@ -189,17 +239,24 @@ class Vocabulary:
             return None
         key = tuple(config.dry_sequence_breakers)
         if key not in self._breakers:
-            self._breakers[key] = breaker_sequences(key, self.bridge.vocab_bytes(), self._encode_bytes)
+            self._breakers[key] = breaker_sequences(
+                key, self.bridge.vocab_bytes(), self._encode_bytes
+            )
         return self._breakers[key]
 
     def grammar(self, options: Options) -> Grammar | None:
         """The compiled constraint of the options; the last ones are kept."""
         if callable(getattr(options.grammar, "state", None)):
-            return options.grammar          # compiled: a Grammar, or what makes states as one does
+            return options.grammar  # compiled: a Grammar, or what makes states as one does
         choices = None if options.choices is None else tuple(options.choices)
-        schema = schema_of(options.json_schema)          # of a class what it asks for: another one may have its name
-        for make, value in ((Grammar.parse, options.grammar), (Grammar.from_json_schema, schema),
-                            (Grammar.from_regex, options.regex), (Grammar.from_choices, choices)):
+        # of a class what it asks for: another one may have its name
+        schema = schema_of(options.json_schema)
+        for make, value in (
+            (Grammar.parse, options.grammar),
+            (Grammar.from_json_schema, schema),
+            (Grammar.from_regex, options.regex),
+            (Grammar.from_choices, choices),
+        ):
             if value is None:
                 continue
             key = (make.__name__, repr(value))
@@ -216,24 +273,43 @@ class Vocabulary:
         return None
 
     def begins_text(self, tokens: Sequence[int]) -> bool:
-        """Whether the next token is the first of its text, in a vocabulary that puts a space before a text."""
-        return self.bridge.vocabulary.add_space_prefix and all(token in self.special_ids for token in tokens)
+        """Whether the next token is the first of its text, in a vocabulary that puts a space before
+        a text.
+        """
+        return self.bridge.vocabulary.add_space_prefix and all(
+            token in self.special_ids for token in tokens
+        )
 
     def _encode_bytes(self, text: bytes) -> Sequence[int]:
-        return self.bridge.encode(text.decode("utf-8", "ignore"), add_special=False, parse_special=False)
+        return self.bridge.encode(
+            text.decode("utf-8", "ignore"), add_special=False, parse_special=False
+        )
 
 
-def make_request(core: EngineCore, vocabulary: Vocabulary | None, options: Options, *, default: SamplerConfig,
-                 prompt: Sequence[int] | None = None, session: Session | None = None) -> Request:
-    """A request over a prompt, or one that goes on with a session, after more tokens where a prompt is given too; not yet submitted."""
+def make_request(
+    core: EngineCore,
+    vocabulary: Vocabulary | None,
+    options: Options,
+    *,
+    default: SamplerConfig,
+    prompt: Sequence[int] | None = None,
+    session: Session | None = None,
+) -> Request:
+    """A request over a prompt, or one that goes on with a session, after more tokens where a prompt
+    is given too; not yet submitted.
+    """
     truncated = 0
     if session is None:
         ids, truncated = fitted(prompt, options, core.context_size)
         session = core.new_session(ids)
     else:
         more = len(prompt or ())
-        if len(session.tokens) + more >= core.context_size and not (options.context_shift and not more):
-            raise ContextError(f"session: {len(session.tokens)} tokens and {more} more, no room left in a context of {core.context_size}")
+        if len(session.tokens) + more >= core.context_size and not (
+            options.context_shift and not more
+        ):
+            raise ContextError(
+                f"session: {len(session.tokens)} tokens and {more} more, no room left in a context of {core.context_size}"
+            )
         if more:
             session.extend(list(prompt))
     if session.sampler is None:
@@ -241,54 +317,103 @@ def make_request(core: EngineCore, vocabulary: Vocabulary | None, options: Optio
     elif options.amends:
         _amend(session, vocabulary, options, core.program.vocab_size)
     config, vocab_size = session.sampler.config, core.program.vocab_size
-    for name, values in (("stop_token_ids", config.stop_token_ids), ("prompt_logprobs", (options.prompt_logprobs or 0,))):
+    for name, values in (
+        ("stop_token_ids", config.stop_token_ids),
+        ("prompt_logprobs", (options.prompt_logprobs or 0,)),
+    ):
         if values and max(values) >= vocab_size + (name == "prompt_logprobs"):
-            raise ConfigError(f"{name}: found {max(values)}, wanted no more than a vocabulary of {vocab_size} has")
+            raise ConfigError(
+                f"{name}: found {max(values)}, wanted no more than a vocabulary of {vocab_size} has"
+            )
     least = config.min_tokens - session.sampler.generated
     if options.max_tokens is not None and options.max_tokens < least:
-        raise ConfigError(f"min_tokens: found {least} still to come, wanted no more than the {options.max_tokens} that come at most")
+        raise ConfigError(
+            f"min_tokens: found {least} still to come, wanted no more than the {options.max_tokens} that come at most"
+        )
     request = core.request(session)
     request.prompt_tokens, request.truncated = len(session.tokens), truncated
     request.max_tokens, request.min_tokens = options.max_tokens, config.min_tokens
-    request.stop_ids = frozenset(config.stop_token_ids) | (core.eog_ids if not config.ignore_eos else frozenset())
+    request.stop_ids = frozenset(config.stop_token_ids) | (
+        core.eog_ids if not config.ignore_eos else frozenset()
+    )
     request.cache = options.cache_prompt
     request.masker = vocabulary.masker if session.grammar is not None else None
     if options.context_shift:
         if options.keep >= core.context_size - 1:
-            raise ConfigError(f"keep: found {options.keep}, wanted less than the context of {core.context_size} tokens")
+            raise ConfigError(
+                f"keep: found {options.keep}, wanted less than the context of {core.context_size} tokens"
+            )
         request.shift_keep = options.keep
     if options.prompt_logprobs is not None:
         _want_prompt_logprobs(request, options.prompt_logprobs)
     candidates = core.drafters.candidates(options.speculative, request.masker)
-    if candidates is not None:                     # last: nothing that is refused has opened a draft
+    # last: nothing that is refused has opened a draft
+    if candidates is not None:
         request.speculation = Speculation(candidates, session)
     return request
 
 
 def fitted(prompt: Sequence[int], options: Options, context: int) -> tuple[list[int], int]:
-    """(the prompt as it will run, tokens left out); ContextError for one that leaves no room, unless truncation was asked for."""
+    """(the prompt as it will run, tokens left out); ContextError for one that leaves no room,
+    unless truncation was asked for.
+    """
     ids = list(prompt)
     limit = context if options.max_tokens == 0 else context - 1
     if len(ids) <= limit:
         return ids, 0
     if not options.truncate_prompt:
-        raise ContextError(f"prompt: {len(ids)} tokens, a context of {context} has room for {limit}; truncate_prompt=True shortens it")
-    room = context - min(max(1, options.max_tokens if options.max_tokens is not None else context // 4), max(1, context // 2))
-    return [ids[0], *ids[len(ids) - room + 1:]] if room > 1 else ids[-1:], len(ids) - max(room, 1)
+        raise ContextError(
+            f"prompt: {len(ids)} tokens, a context of {context} has room for {limit}; truncate_prompt=True shortens it"
+        )
+    room = context - min(
+        max(1, options.max_tokens if options.max_tokens is not None else context // 4),
+        max(1, context // 2),
+    )
+    return [ids[0], *ids[len(ids) - room + 1 :]] if room > 1 else ids[-1:], len(ids) - max(room, 1)
 
 
-def sampler_of(config: SamplerConfig, vocabulary: Vocabulary | None, vocab_size: int, *, seed: int | None = None,
-               processors: Sequence[Callable] = (), logprobs: int | None = None) -> Sampler:
+def sampler_of(
+    config: SamplerConfig,
+    vocabulary: Vocabulary | None,
+    vocab_size: int,
+    *,
+    seed: int | None = None,
+    processors: Sequence[Callable] = (),
+    logprobs: int | None = None,
+) -> Sampler:
     """The sampler that a config means over a vocabulary."""
     words = vocabulary
-    return Sampler(config, vocab_size, special_ids=() if words is None else words.special_ids, eog_ids=() if words is None else words.eog_ids,
-                   dry_breakers=None if words is None else words.breakers(config), seed=seed, processors=processors, logprobs=logprobs)
+    return Sampler(
+        config,
+        vocab_size,
+        special_ids=() if words is None else words.special_ids,
+        eog_ids=() if words is None else words.eog_ids,
+        dry_breakers=None if words is None else words.breakers(config),
+        seed=seed,
+        processors=processors,
+        logprobs=logprobs,
+    )
 
 
-def _equip(session: Session, vocabulary: Vocabulary | None, options: Options, config: SamplerConfig, vocab_size: int) -> None:
-    """Give a session its sampler, grammar state, text decoder and stop filter, from where it stands."""
+def _equip(
+    session: Session,
+    vocabulary: Vocabulary | None,
+    options: Options,
+    config: SamplerConfig,
+    vocab_size: int,
+) -> None:
+    """Give a session its sampler, grammar state, text decoder and stop filter, from where it
+    stands.
+    """
     config = _without_padding(config, vocabulary, vocab_size)
-    session.sampler = sampler_of(config, vocabulary, vocab_size, seed=options.seed, processors=options.processors, logprobs=options.logprobs)
+    session.sampler = sampler_of(
+        config,
+        vocabulary,
+        vocab_size,
+        seed=options.seed,
+        processors=options.processors,
+        logprobs=options.logprobs,
+    )
     session.sampler.accept_prompt(np.array(session.tokens, np.int32))
     session.start = len(session.tokens)
     session.at_start = vocabulary is not None and vocabulary.begins_text(session.tokens)
@@ -299,16 +424,25 @@ def _equip(session: Session, vocabulary: Vocabulary | None, options: Options, co
         session.text = vocabulary.bridge.stream(shown=options.shown_tokens)
 
 
-def _amend(session: Session, vocabulary: Vocabulary | None, options: Options, vocab_size: int) -> None:
-    """Give a session that goes on what the options ask for; what they do not name stays as it is, the grammar where it stands too."""
+def _amend(
+    session: Session, vocabulary: Vocabulary | None, options: Options, vocab_size: int
+) -> None:
+    """Give a session that goes on what the options ask for; what they do not name stays as it is,
+    the grammar where it stands too.
+    """
     before = session.sampler
     config = options.sampling(before.config)
     if options.sampler is not None:
         config = _without_padding(config, vocabulary, vocab_size)
     anew = options.sampler is not None or options.seed is not None
-    session.sampler = sampler_of(config, vocabulary, vocab_size, seed=options.seed if anew else before.seed,
-                                 processors=options.processors or before.processors,
-                                 logprobs=before.top if options.logprobs is None else options.logprobs)
+    session.sampler = sampler_of(
+        config,
+        vocabulary,
+        vocab_size,
+        seed=options.seed if anew else before.seed,
+        processors=options.processors or before.processors,
+        logprobs=before.top if options.logprobs is None else options.logprobs,
+    )
     if anew:
         session.sampler.accept_prompt(np.array(session.tokens, np.int32))
     else:
@@ -322,16 +456,26 @@ def _amend(session: Session, vocabulary: Vocabulary | None, options: Options, vo
             session.text = vocabulary.bridge.stream(shown=options.shown_tokens)
 
 
-def _without_padding(config: SamplerConfig, vocabulary: Vocabulary | None, vocab_size: int) -> SamplerConfig:
+def _without_padding(
+    config: SamplerConfig, vocabulary: Vocabulary | None, vocab_size: int
+) -> SamplerConfig:
     """The config with the rows banned that a model has beyond its vocabulary."""
     known = vocab_size if vocabulary is None else vocabulary.bridge.vocab_size
-    return config.replace(banned_tokens=(*config.banned_tokens, *range(known, vocab_size))) if known < vocab_size else config
+    return (
+        config.replace(banned_tokens=(*config.banned_tokens, *range(known, vocab_size)))
+        if known < vocab_size
+        else config
+    )
 
 
 def _wants_text(vocabulary: Vocabulary | None, options: Options, config: SamplerConfig) -> bool:
-    """Whether there is a vocabulary to write text with; ConfigError where there is none and text is asked for."""
+    """Whether there is a vocabulary to write text with; ConfigError where there is none and text is
+    asked for.
+    """
     if vocabulary is None and (options.constrained or config.stop or options.shown_tokens):
-        raise ConfigError("grammar, stop, shown_tokens: the file has no vocabulary, wanted token ids and stop_token_ids alone")
+        raise ConfigError(
+            "grammar, stop, shown_tokens: the file has no vocabulary, wanted token ids and stop_token_ids alone"
+        )
     return vocabulary is not None
 
 
@@ -343,4 +487,5 @@ def _want_prompt_logprobs(request: Request, top: int) -> None:
         for position, row in enumerate(values, first):
             if position + 1 < request.prompt_tokens and len(out) <= position:
                 out.append(token_logprobs(row, tokens[position + 1], top=top))
+
     request.on_rows = rows

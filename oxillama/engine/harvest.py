@@ -1,7 +1,9 @@
-"""What a finished step gives to whom: the rows of a plan are dealt out, tokens drawn from them, candidates kept or let go.
+"""What a finished step gives to whom: the rows of a plan are dealt out, tokens drawn from them,
+candidates kept or let go.
 
 Called by the engine's loop, under its lock.
 """
+
 from __future__ import annotations
 
 import time
@@ -21,17 +23,33 @@ from oxillama.engine.together import Together
 class Harvest:
     """Deals out the rows of steps.
 
-    costs: of a step by rows, None until somebody speculates, and then measured, or assumed; steps that ran refine it.
+    costs: of a step by rows, None until somebody speculates, and then measured, or assumed; steps
+    that ran refine it.
     """
 
-    def __init__(self, room: Room, register: Register, scheduler: Scheduler, counters: EngineMetrics, *, context_size: int) -> None:
+    def __init__(
+        self,
+        room: Room,
+        register: Register,
+        scheduler: Scheduler,
+        counters: EngineMetrics,
+        *,
+        context_size: int,
+    ) -> None:
         self.costs: StepCosts | None = None
-        self._room, self._register, self._scheduler, self._counters = room, register, scheduler, counters
+        self._room, self._register, self._scheduler, self._counters = (
+            room,
+            register,
+            scheduler,
+            counters,
+        )
         self._together = Together(register, scheduler, counters)
         self._context_size = context_size
 
     def begin(self, request: Request) -> None:
-        """Queue a submitted request; one whose session has logits to go on from gets its first token at once."""
+        """Queue a submitted request; one whose session has logits to go on from gets its first
+        token at once.
+        """
         pending = self._register.begin(request)
         if pending is None:
             return
@@ -41,25 +59,45 @@ class Harvest:
         except BaseException as error:
             self._register.end(request, None, error)
 
-    def reap(self, plan: list[tuple[Ticket, int]], out: np.ndarray, start: float, now: float, *, usual: bool = True) -> None:
-        """Commit what the step wrote, then sample and tell. usual: its seconds tell what other steps will take."""
+    def reap(
+        self,
+        plan: list[tuple[Ticket, int]],
+        out: np.ndarray,
+        start: float,
+        now: float,
+        *,
+        usual: bool = True,
+    ) -> None:
+        """Commit what the step wrote, then sample and tell. usual: its seconds tell what other
+        steps will take.
+        """
         counters, at, prefilled, decoded = self._counters, 0, 0, 0
         for ticket, rows in plan:
             request, first = ticket.owner, ticket.done
             if ticket.width:
                 decoded += rows
-                at += self._together.took(request, out[at:at + rows] if first + 1 == ticket.length else out[:0], rows, now)
+                at += self._together.took(
+                    request,
+                    out[at : at + rows] if first + 1 == ticket.length else out[:0],
+                    rows,
+                    now,
+                )
                 continue
             done = first + rows
-            take = max(0, done - max(first, request.delivered)) if ticket.every_row else max(0, done + 1 - ticket.length)
-            ticket.done = request.session.kv.length = min(done, ticket.length)      # of candidates nothing is known yet
+            take = (
+                max(0, done - max(first, request.delivered))
+                if ticket.every_row
+                else max(0, done + 1 - ticket.length)
+            )
+            # of candidates nothing is known yet
+            ticket.done = request.session.kv.length = min(done, ticket.length)
             if ticket.state is State.DECODING:
                 decoded += rows
             else:
                 prefilled += rows
             try:
-                self._serve(request, out[at:at + take], now)
-            except BaseException as error:      # this request's own doing: its companions go on
+                self._serve(request, out[at : at + take], now)
+            except BaseException as error:  # this request's own doing: its companions go on
                 self._register.end(request, None, error)
             at += take
         counters.steps += 1
@@ -102,27 +140,43 @@ class Harvest:
                 self._together.branch(request, rows[-1], self.begin)
         if ticket.draft and len(rows) > 1:
             self._verify(request, rows, now)
-        elif len(rows):                                        # none while forced tokens are still to run
+        # none while forced tokens are still to run
+        elif len(rows):
             ticket.draft = ()
             self.draw(request, rows[-1], now)
 
     def _verify(self, request: Request, rows: np.ndarray, now: float) -> None:
-        """Draw from the row after the last token, then from the row after each candidate as long as the text goes on as it said."""
+        """Draw from the row after the last token, then from the row after each candidate as long as
+        the text goes on as it said.
+        """
         session, ticket = request.session, request.ticket
-        tokens, start, draft, at, goes_on = session.tokens, ticket.length, ticket.draft[:len(rows) - 1], 0, True
+        tokens, start, draft, at, goes_on = (
+            session.tokens,
+            ticket.length,
+            ticket.draft[: len(rows) - 1],
+            0,
+            True,
+        )
         ticket.draft = ()
         while goes_on and start + at == len(tokens):
             ticket.done = session.kv.length = start + at
             goes_on = self.draw(request, rows[at], now)
             while at < len(draft) and start + at < len(tokens) and tokens[start + at] == draft[at]:
-                at += 1                                        # forced tokens may have come along: more than one at a time
+                # forced tokens may have come along: more than one at a time
+                at += 1
         if goes_on:
             ticket.done = session.kv.length = start + at
         # Where the text is over, candidates that were not looked at are neither right nor wrong.
-        request.speculation.judged(stood=at, fell=len(draft) - at if goes_on else 0, bonus=at == len(draft) and len(tokens) > start + at)
+        request.speculation.judged(
+            stood=at,
+            fell=len(draft) - at if goes_on else 0,
+            bonus=at == len(draft) and len(tokens) > start + at,
+        )
 
     def draw(self, request: Request, row: np.ndarray, now: float) -> bool:
-        """Draw the next token of a request and do all that follows from it; False when its step is over for it."""
+        """Draw the next token of a request and do all that follows from it; False when its step is
+        over for it.
+        """
         session, ticket = request.session, request.ticket
         if request.token_at:
             self._counters.inter_token.observe(now - request.token_at)
@@ -139,7 +193,8 @@ class Harvest:
             self._register.end(request, reason)
             return False
         ticket.length = len(session.tokens)
-        if session.kv.length < ticket.done:            # the context was shifted: evaluate what moved
+        # the context was shifted: evaluate what moved
+        if session.kv.length < ticket.done:
             self._register.restart(request)
             return False
         self._scheduler.decodes(ticket)

@@ -1,4 +1,7 @@
-"""`LiveSession`: the one conversation that an engine itself holds, for callers who keep none of their own."""
+"""`LiveSession`: the one conversation that an engine itself holds, for callers who keep none of
+their own.
+"""
+
 from __future__ import annotations
 
 import threading
@@ -10,16 +13,19 @@ from oxillama.engine.session import Session
 
 
 class LiveSession:
-    """A session made when it is first needed, and beside it the one used last. Whoever changes the live session holds `lock`."""
+    """A session made when it is first needed, and beside it the one used last. Whoever changes the
+    live session holds `lock`.
+    """
 
     __slots__ = ("_core", "_kept", "_session", "lock", "recent")
 
     def __init__(self, core: EngineCore) -> None:
         self.lock = threading.RLock()
-        self.recent: Any = None                    # what a prompt of None goes on with: a session, or `Siblings`, who know theirs at the end
+        # what a prompt of None goes on with: a session, or `Siblings`, who know theirs at the end
+        self.recent: Any = None
         self._core = core
         self._session: Session | None = None
-        self._kept: list[Session] = []             # sessions of `keeping`
+        self._kept: list[Session] = []  # sessions of `keeping`
 
     def get(self) -> Session:
         """The live session."""
@@ -35,18 +41,27 @@ class LiveSession:
             return self.recent
 
     def keeping(self, make: Callable) -> Callable:
-        """`make` of a request, whose session keeps its pages where nobody stores them, until another request that was made so takes its place."""
+        """`make` of a request, whose session keeps its pages where nobody stores them, until
+        another request that was made so takes its place.
+        """
+
         def made(core: EngineCore, vocabulary: Any, options: Any, **more: Any) -> Any:
             request = make(core, vocabulary, options, **more)
-            session = getattr(request, "session", None)            # of several completions it is known at their end
+            # of several completions it is known at their end
+            session = getattr(request, "session", None)
             with core.lock:
                 idle = [each for each in self._kept if each is not session and not each.busy]
                 for each in idle:
                     core.drop(each)
                 self._kept = [each for each in self._kept if each not in idle]
-                if session is not None and more.get("session") is None and not _stored(core, len(session), options):
+                if (
+                    session is not None
+                    and more.get("session") is None
+                    and not _stored(core, len(session), options)
+                ):
                     self._kept.append(core.keep(session))
             return request
+
         return made
 
     def take(self, session: Session) -> None:
@@ -75,5 +90,9 @@ def _stored(core: EngineCore, tokens: int, options: Any) -> bool:
     """Whether the prefix cache will take all that a request can evaluate."""
     if core.prefix is None or not options.cache_prompt:
         return False
-    most = core.context_size if options.max_tokens is None else min(core.context_size, tokens + options.max_tokens)
+    most = (
+        core.context_size
+        if options.max_tokens is None
+        else min(core.context_size, tokens + options.max_tokens)
+    )
     return -(-most // core.pool.page_size) <= core.prefix.max_pages

@@ -1,12 +1,14 @@
-"""Prompt lookup: what followed the newest tokens the last time they came, in the session itself or in one beside it, may follow again.
+"""Prompt lookup: what followed the newest tokens the last time they came, in the session itself or
+in one beside it, may follow again.
 
     tokens   ... the quick brown fox ... the quick brown        candidates: fox ...
                  ^-------------^          ^-------------^
                  the longest earlier run that ends as the text does
 
-Looking costs microseconds and no rows, so every draw is compared with what would have been offered, offered or not: how often runs of a
-length were right is known even while nothing is brought.
+Looking costs microseconds and no rows, so every draw is compared with what would have been offered,
+offered or not: how often runs of a length were right is known even while nothing is brought.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -15,18 +17,20 @@ from typing import Any
 from oxillama.engine.speculation import MOST, Ask, Draft, Trust
 from oxillama.errors import ConfigError
 
-_PLACES = 8                     # earlier places that are compared
-_LONGEST = 32                   # tokens of a run that are compared
-_NEIGHBOUR_RUN = 4              # tokens that must agree with another session
+_PLACES = 8  # earlier places that are compared
+_LONGEST = 32  # tokens of a run that are compared
+_NEIGHBOUR_RUN = 4  # tokens that must agree with another session
 _NEIGHBOUR_ENTRIES = 1 << 17
-_CLASSES = (3, 5, 9, 17)        # runs of 2, 3-4, 5-8, 9-16, 17 and more are trusted apart
+_CLASSES = (3, 5, 9, 17)  # runs of 2, 3-4, 5-8, 9-16, 17 and more are trusted apart
 _FIRST_TRUST = (0.3, 0.5, 0.7, 0.8, 0.9)
 
 Place = tuple[list[int], int]
 
 
 class Neighbours:
-    """Runs of all sessions of a drafter: the newest place of each. Bounded: when full, it starts anew."""
+    """Runs of all sessions of a drafter: the newest place of each. Bounded: when full, it starts
+    anew.
+    """
 
     __slots__ = ("_places",)
 
@@ -37,7 +41,7 @@ class Neighbours:
         """The run that ends before position `end` of a session is followed by what stands there."""
         if len(self._places) >= _NEIGHBOUR_ENTRIES:
             self._places.clear()
-        self._places[tuple(tokens[end - _NEIGHBOUR_RUN:end])] = (tokens, end)
+        self._places[tuple(tokens[end - _NEIGHBOUR_RUN : end])] = (tokens, end)
 
     def find(self, tokens: list[int]) -> Place | None:
         """Where another session goes on after this one's newest run."""
@@ -46,23 +50,35 @@ class Neighbours:
         if place is None or place[0] is tokens:
             return None
         other, end = place
-        return place if len(other) > end and tuple(other[end - _NEIGHBOUR_RUN:end]) == run else None      # it may have been cut since
+        # it may have been cut since
+        return (
+            place if len(other) > end and tuple(other[end - _NEIGHBOUR_RUN : end]) == run else None
+        )
 
 
 class Lookup:
-    """What is known of one session: where its pairs of tokens came before, and how far runs of each length can be trusted."""
+    """What is known of one session: where its pairs of tokens came before, and how far runs of each
+    length can be trusted.
+    """
 
     __slots__ = ("_before", "_last", "_offered", "_seen", "_trust", "neighbours", "tokens")
 
-    def __init__(self, tokens: list[int], neighbours: Neighbours | None, first: Sequence[float] = _FIRST_TRUST) -> None:
+    def __init__(
+        self,
+        tokens: list[int],
+        neighbours: Neighbours | None,
+        first: Sequence[float] = _FIRST_TRUST,
+    ) -> None:
         self.tokens, self.neighbours = tokens, neighbours
-        self._trust = [Trust(each) for each in first]                    # of each class
-        self._offered: tuple[int, list[int], int] | None = None          # (position, candidates, class)
+        self._trust = [Trust(each) for each in first]  # of each class
+        # (position, candidates, class)
+        self._offered: tuple[int, list[int], int] | None = None
         self._clear()
 
     def _clear(self) -> None:
-        self._last: dict[tuple[int, int], int] = {}      # pair -> where it was last followed
-        self._before = [0, 0]                            # position -> where the pair before it was followed before that
+        self._last: dict[tuple[int, int], int] = {}  # pair -> where it was last followed
+        # position -> where the pair before it was followed before that
+        self._before = [0, 0]
         self._seen = 2
         self._offered = None
 
@@ -78,10 +94,11 @@ class Lookup:
             self._clear()
         if self._offered is not None:
             position, candidates, group = self._offered
-            self._trust[group].learn(tokens[position:position + len(candidates)], candidates)
+            self._trust[group].learn(tokens[position : position + len(candidates)], candidates)
             self._offered = None
         last, before, neighbours = self._last, self._before, self.neighbours
-        for at in range(self._seen, length):              # the newest pair stays out: nothing follows it yet
+        # the newest pair stays out: nothing follows it yet
+        for at in range(self._seen, length):
             pair = (tokens[at - 2], tokens[at - 1])
             before.append(last.get(pair, 0))
             last[pair] = at
@@ -102,17 +119,20 @@ class Lookup:
                 (source, place), run = found, _NEIGHBOUR_RUN
         if not place:
             return Draft()
-        out = source[place:place + most]
+        out = source[place : place + most]
         if source is tokens:
             period = len(tokens) - place
-            while len(out) < most:                        # the run reaches the end: the text goes in a circle
+            # the run reaches the end: the text goes in a circle
+            while len(out) < most:
                 out.append(out[len(out) - period])
         group = sum(run >= least for least in _CLASSES)
         self._offered = (len(tokens), out, group)
         return Draft(out, self._trust[group].chances(len(out)))
 
     def _longest(self) -> tuple[int, int]:
-        """(where the longest earlier run that ends as the text does is followed, its length); (0, 0) where there is none."""
+        """(where the longest earlier run that ends as the text does is followed, its length); (0,
+        0) where there is none.
+        """
         tokens = self.tokens
         place = self._last.get((tokens[-2], tokens[-1]), 0)
         best, length, tries = 0, 0, _PLACES
@@ -130,7 +150,9 @@ class Lookup:
 
 
 class LookupDrafter:
-    """Candidates by prompt lookup; `neighbours=False` keeps sessions from looking at each other's tokens."""
+    """Candidates by prompt lookup; `neighbours=False` keeps sessions from looking at each other's
+    tokens.
+    """
 
     def __init__(self, *, most: int = MOST, neighbours: bool = True) -> None:
         if isinstance(most, bool) or not isinstance(most, int) or most < 1:
@@ -154,6 +176,8 @@ class LookupDrafter:
         return out
 
     def close(self, state: Lookup, session: Any) -> None:
-        """Its tokens stay known to its neighbours for a while, and the next one begins half-way to where its trust ended."""
+        """Its tokens stay known to its neighbours for a while, and the next one begins half-way to
+        where its trust ended.
+        """
         state.learn()
         self._first = [(first + chance) / 2 for first, chance in zip(self._first, state.chances)]

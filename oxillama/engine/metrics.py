@@ -1,26 +1,39 @@
-"""What the engine counts while it runs: integers and a few fixed histograms, cheap enough to be always on."""
+"""What the engine counts while it runs: integers and a few fixed histograms, cheap enough to be
+always on.
+"""
+
 from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass, fields
 
 _HELP = {
-    "requests_started_total": "Requests submitted.", "requests_completed_total": "Requests that ended by themselves.",
-    "requests_cancelled_total": "Requests that were cancelled.", "requests_failed_total": "Requests that ended in an error.",
+    "requests_started_total": "Requests submitted.",
+    "requests_completed_total": "Requests that ended by themselves.",
+    "requests_cancelled_total": "Requests that were cancelled.",
+    "requests_failed_total": "Requests that ended in an error.",
     "requests_preempted_total": "Times a running request gave its pages to an older one.",
     "tokens_prefilled_total": "Prompt tokens evaluated; those found in the prefix cache are not among them.",
-    "tokens_generated_total": "Tokens generated.", "steps_total": "Steps run.",
+    "tokens_generated_total": "Tokens generated.",
+    "steps_total": "Steps run.",
     "prompt_tokens_per_second": "Prompt tokens per second of the time that steps spent on prompts.",
     "decode_tokens_per_second": "Tokens per second of the time that steps spent on decoding.",
-    "kv_hits_total": "Prompts that began in the prefix cache.", "kv_misses_total": "Prompts that did not.",
-    "kv_tokens_saved_total": "Prompt tokens taken from the prefix cache.", "kv_evictions_total": "Stored sequences evicted.",
-    "requests_waiting": "Requests that wait for their turn.", "requests_running": "Requests that run.",
-    "pages_used": "Pages of keys and values that somebody owns.", "pages_cached": "Pages the prefix cache has a share in.",
-    "pages_leaked": "Owned pages that nobody knows; always 0.", "page_memory_bytes": "Bytes held for pages, free ones included.",
-    "queue_seconds": "Time from submit to admission.", "first_token_seconds": "Time from submit to the first token.",
+    "kv_hits_total": "Prompts that began in the prefix cache.",
+    "kv_misses_total": "Prompts that did not.",
+    "kv_tokens_saved_total": "Prompt tokens taken from the prefix cache.",
+    "kv_evictions_total": "Stored sequences evicted.",
+    "requests_waiting": "Requests that wait for their turn.",
+    "requests_running": "Requests that run.",
+    "pages_used": "Pages of keys and values that somebody owns.",
+    "pages_cached": "Pages the prefix cache has a share in.",
+    "pages_leaked": "Owned pages that nobody knows; always 0.",
+    "page_memory_bytes": "Bytes held for pages, free ones included.",
+    "queue_seconds": "Time from submit to admission.",
+    "first_token_seconds": "Time from submit to the first token.",
     "inter_token_seconds": "Time between tokens of a request.",
 }
-BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)      # seconds
+# seconds
+BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class Histogram:
@@ -44,7 +57,9 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class HistogramSnapshot:
-    """Counts per bound of `BOUNDS` (seconds; one more for longer ones) and the sum of all durations."""
+    """Counts per bound of `BOUNDS` (seconds; one more for longer ones) and the sum of all
+    durations.
+    """
 
     counts: tuple[int, ...]
     sum: float
@@ -55,7 +70,9 @@ class HistogramSnapshot:
         return sum(self.counts)
 
     def quantile(self, share: float) -> float:
-        """An upper bound (seconds) of the shortest `share` of the durations; 0 when none was counted."""
+        """An upper bound (seconds) of the shortest `share` of the durations; 0 when none was
+        counted.
+        """
         wanted, seen = share * self.count, 0
         for bound, count in zip((*BOUNDS, float("inf")), self.counts):
             seen += count
@@ -66,7 +83,9 @@ class HistogramSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricsSnapshot:
-    """The engine's counters at one moment; `*_total` only grow. Rates are over the time spent in steps of that kind."""
+    """The engine's counters at one moment; `*_total` only grow. Rates are over the time spent in
+    steps of that kind.
+    """
 
     requests_started_total: int = 0
     requests_completed_total: int = 0
@@ -86,7 +105,7 @@ class MetricsSnapshot:
     requests_running: int = 0
     pages_used: int = 0
     pages_cached: int = 0
-    pages_leaked: int = 0            # owned by nobody who is known: always 0
+    pages_leaked: int = 0  # owned by nobody who is known: always 0
     page_memory_bytes: int = 0
     queue_seconds: HistogramSnapshot = HistogramSnapshot((0,) * (len(BOUNDS) + 1), 0.0)
     first_token_seconds: HistogramSnapshot = HistogramSnapshot((0,) * (len(BOUNDS) + 1), 0.0)
@@ -106,30 +125,58 @@ class MetricsSnapshot:
                     lines.append(f'{name}_bucket{{le="{bound}"}} {seen}')
                 lines += [f"{name}_sum {value.sum!r}", f"{name}_count {seen}"]
             else:
-                lines += [f"# TYPE {name} {'counter' if field.name.endswith('_total') else 'gauge'}", f"{name} {value!r}"]
+                lines += [
+                    f"# TYPE {name} {'counter' if field.name.endswith('_total') else 'gauge'}",
+                    f"{name} {value!r}",
+                ]
         return "\n".join(lines) + "\n"
 
 
 class EngineMetrics:
     """The live counters; the loop writes them, `EngineCore.metrics` freezes them."""
 
-    __slots__ = ("cancelled", "completed", "decode_seconds", "decoded", "failed", "first_token", "generated", "inter_token", "prefill_seconds",
-                 "prefilled", "queue", "started", "steps")
+    __slots__ = (
+        "cancelled",
+        "completed",
+        "decode_seconds",
+        "decoded",
+        "failed",
+        "first_token",
+        "generated",
+        "inter_token",
+        "prefill_seconds",
+        "prefilled",
+        "queue",
+        "started",
+        "steps",
+    )
 
     def __init__(self) -> None:
         self.started = self.completed = self.cancelled = self.failed = 0
         self.prefilled = self.generated = self.steps = 0
-        self.decoded = 0                           # of the generated those that came of decoding rows, not of a prompt's last
+        # of the generated those that came of decoding rows, not of a prompt's last
+        self.decoded = 0
         self.prefill_seconds = self.decode_seconds = 0.0
         self.queue, self.first_token, self.inter_token = Histogram(), Histogram(), Histogram()
 
     def freeze(self, **gauges: int) -> MetricsSnapshot:
         """A snapshot with the gauges that the engine knows."""
         return MetricsSnapshot(
-            requests_started_total=self.started, requests_completed_total=self.completed, requests_cancelled_total=self.cancelled,
-            requests_failed_total=self.failed, tokens_prefilled_total=self.prefilled, tokens_generated_total=self.generated,
+            requests_started_total=self.started,
+            requests_completed_total=self.completed,
+            requests_cancelled_total=self.cancelled,
+            requests_failed_total=self.failed,
+            tokens_prefilled_total=self.prefilled,
+            tokens_generated_total=self.generated,
             steps_total=self.steps,
-            prompt_tokens_per_second=self.prefilled / self.prefill_seconds if self.prefill_seconds else 0.0,
-            decode_tokens_per_second=self.decoded / self.decode_seconds if self.decode_seconds else 0.0,
-            queue_seconds=self.queue.freeze(), first_token_seconds=self.first_token.freeze(), inter_token_seconds=self.inter_token.freeze(),
-            **gauges)
+            prompt_tokens_per_second=self.prefilled / self.prefill_seconds
+            if self.prefill_seconds
+            else 0.0,
+            decode_tokens_per_second=self.decoded / self.decode_seconds
+            if self.decode_seconds
+            else 0.0,
+            queue_seconds=self.queue.freeze(),
+            first_token_seconds=self.first_token.freeze(),
+            inter_token_seconds=self.inter_token.freeze(),
+            **gauges,
+        )

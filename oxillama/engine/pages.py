@@ -1,19 +1,22 @@
-"""Which page holds which token: reference-counted pages of one pool, and the block table of each sequence.
+"""Which page holds which token: reference-counted pages of one pool, and the block table of each
+sequence.
 
     sequence A   tokens 0..15   16..31   32..40        table [3, 7, 8]    length 41
     sequence B   forked at 35                          table [3, 7, 8]    length 35
-                                                              page 8 has two owners: whoever writes first gets a copy
+                                                              page 8 has two owners: whoever writes
+                                                              first gets a copy
 Memory itself is `_core.pool.PageMemory`; this module counts, in integers only.
 
 Invariants (tests cite them by number):
 
-1. A page is either free (count 0, on the free list once) or owned (count = number of tables that name it).
-2. A table of length n names exactly ceil(n / page_size) pages, or more only between `reserve` and the `commit` that fills them.
-3. A page whose count is above 1 is never written: `reserve` replaces it by a copy of its filled part first.
-4. A position, once committed, is written again only after `truncate` below it.
-5. Fork, truncate and release change counts only; no token is copied until it would be written.
-6. When every table is released, `pages_used` is 0.
+1. A page is either free (count 0, on the free list once) or owned (count = number of tables that
+name it). 2. A table of length n names exactly ceil(n / page_size) pages, or more only between
+`reserve` and the `commit` that fills them. 3. A page whose count is above 1 is never written:
+`reserve` replaces it by a copy of its filled part first. 4. A position, once committed, is written
+again only after `truncate` below it. 5. Fork, truncate and release change counts only; no token is
+copied until it would be written. 6. When every table is released, `pages_used` is 0.
 """
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -37,20 +40,27 @@ class Memory(Protocol):
 
 
 class KvCachePool:
-    """Pages of `page_size` tokens with an owner count each; at most `max_pages` (None: as many as memory allows)."""
+    """Pages of `page_size` tokens with an owner count each; at most `max_pages` (None: as many as
+    memory allows).
+    """
 
     __slots__ = ("_counts", "_free", "max_pages", "memory", "page_size")
 
-    def __init__(self, memory: Memory, *, page_size: int = 16, max_pages: int | None = None) -> None:
+    def __init__(
+        self, memory: Memory, *, page_size: int = 16, max_pages: int | None = None
+    ) -> None:
         if type(page_size) is not int or page_size < 16 or page_size % 16:
             raise PoolError(f"page_size: found {page_size!r}, wanted a multiple of 16")
         if max_pages is not None and (type(max_pages) is not int or max_pages < 1):
-            raise PoolError(f"max_pages: found {max_pages!r}, wanted an integer of 1 or more, or None")
+            raise PoolError(
+                f"max_pages: found {max_pages!r}, wanted an integer of 1 or more, or None"
+            )
         self.memory = memory
         self.page_size = page_size
         self.max_pages = max_pages
-        self._counts: list[int] = []        # owners of every page ever made
-        self._free: list[int] = []          # free pages, last freed on top: its memory is the likeliest to be in cache
+        self._counts: list[int] = []  # owners of every page ever made
+        # free pages, last freed on top: its memory is the likeliest to be in cache
+        self._free: list[int] = []
 
     @property
     def pages_used(self) -> int:
@@ -75,7 +85,9 @@ class KvCachePool:
             return page
         page = len(self._counts)
         if self.max_pages is not None and page >= self.max_pages:
-            raise Exhausted(f"page pool exhausted: all {self.max_pages} pages of {self.page_size} tokens are owned")
+            raise Exhausted(
+                f"page pool exhausted: all {self.max_pages} pages of {self.page_size} tokens are owned"
+            )
         self.memory.ensure(page + 1)
         self._counts.append(1)
         return page
@@ -86,20 +98,26 @@ class KvCachePool:
         self._counts[page] += 1
 
     def free(self, page: int) -> None:
-        """One owner less; the last one gives the page back. Freeing a free page raises InvalidSlot (a PoolError)."""
+        """One owner less; the last one gives the page back. Freeing a free page raises InvalidSlot
+        (a PoolError).
+        """
         self._owned(page)
         self._counts[page] -= 1
         if not self._counts[page]:
             self._free.append(page)
 
     def share_all(self, pages: Sequence[int]) -> None:
-        """One more owner of each page, all of which the caller knows to be owned: what a table holds, or a node of the prefix tree."""
+        """One more owner of each page, all of which the caller knows to be owned: what a table
+        holds, or a node of the prefix tree.
+        """
         counts = self._counts
         for page in pages:
             counts[page] += 1
 
     def free_all(self, pages: Sequence[int]) -> None:
-        """One owner less of each page; those without any go back. As `free`, a free page among them raises, and then nothing was freed."""
+        """One owner less of each page; those without any go back. As `free`, a free page among them
+        raises, and then nothing was freed.
+        """
         counts, free, known = self._counts, self._free, len(self._counts)
         for at, page in enumerate(pages):
             left = counts[page] - 1 if 0 <= page < known else -1
@@ -128,7 +146,7 @@ class KvCachePool:
         """Undo `free_all` of the pages."""
         for page in reversed(freed):
             if not self._counts[page]:
-                self._free.pop()                               # they were put there in this order
+                self._free.pop()  # they were put there in this order
             self._counts[page] += 1
 
     def _owned(self, page: int) -> None:
@@ -136,11 +154,15 @@ class KvCachePool:
             raise self._unowned(page)
 
     def _unowned(self, page: int) -> InvalidSlot:
-        return InvalidSlot(f"page {page}: nobody owns it, wanted an owned page (0 to {len(self._counts) - 1})")
+        return InvalidSlot(
+            f"page {page}: nobody owns it, wanted an owned page (0 to {len(self._counts) - 1})"
+        )
 
 
 class PagedKvCache:
-    """The block table of one sequence: `table[p // page_size]` is the page of position p, and `length` positions are filled."""
+    """The block table of one sequence: `table[p // page_size]` is the page of position p, and
+    `length` positions are filled.
+    """
 
     __slots__ = ("_table", "length", "pages", "pool", "writable")
 
@@ -148,7 +170,8 @@ class PagedKvCache:
         self.pool = pool
         self.length = 0
         self.pages: list[int] = []
-        self.writable = 0                   # positions from `length` to here may be written without asking again
+        # positions from `length` to here may be written without asking again
+        self.writable = 0
         self._table: np.ndarray | None = None
 
     @property
@@ -159,15 +182,23 @@ class PagedKvCache:
         return self._table
 
     def missing_pages(self, length: int) -> int:
-        """Pages that `reserve(length)` would take from the pool, the copy of a shared page included."""
+        """Pages that `reserve(length)` would take from the pool, the copy of a shared page
+        included.
+        """
         size = self.pool.page_size
         extra = max(0, -(-length // size) - len(self.pages))
-        if length > self.length and self.length % size and self.pool.owners(self.pages[self.length // size]) > 1:
+        if (
+            length > self.length
+            and self.length % size
+            and self.pool.owners(self.pages[self.length // size]) > 1
+        ):
             extra += 1
         return extra
 
     def reserve(self, length: int) -> None:
-        """Make positions `self.length` to `length - 1` writable; all or nothing: on PoolError the table is as it was."""
+        """Make positions `self.length` to `length - 1` writable; all or nothing: on PoolError the
+        table is as it was.
+        """
         if length <= self.writable:
             return
         size, taken = self.pool.page_size, []
@@ -180,7 +211,7 @@ class PagedKvCache:
             for page in taken:
                 self.pool.free(page)
             raise
-        if shared:                                        # invariant 3
+        if shared:  # invariant 3
             own = taken.pop(0)
             self.pool.memory.copy(self.pages[index], own, tokens=filled)
             self.pool.free(self.pages[index])
@@ -194,7 +225,9 @@ class PagedKvCache:
     def commit(self, length: int) -> None:
         """Say that positions up to `length - 1` have been written."""
         if not self.length <= length <= len(self.pages) * self.pool.page_size:
-            raise PoolError(f"commit: found length {length}, wanted {self.length} to {len(self.pages) * self.pool.page_size}")
+            raise PoolError(
+                f"commit: found length {length}, wanted {self.length} to {len(self.pages) * self.pool.page_size}"
+            )
         self.length = length
 
     def truncate(self, length: int) -> None:
@@ -207,7 +240,7 @@ class PagedKvCache:
             self.pool.free_all(self.pages[keep:])
             del self.pages[keep:]
             self._table = None
-        self.writable = 0                                 # what is left may be shared
+        self.writable = 0  # what is left may be shared
 
     def rewind(self, length: int) -> None:
         """`truncate` for whoever holds any `Rewindable`."""
@@ -216,24 +249,32 @@ class PagedKvCache:
         self.truncate(length)
 
     def lend(self) -> list[int]:
-        """The pages, for somebody who takes shares of them; the next `reserve` looks at owners again."""
+        """The pages, for somebody who takes shares of them; the next `reserve` looks at owners
+        again.
+        """
         self.writable = 0
         return self.pages
 
     def adopt(self, pages: list[int], length: int) -> None:
-        """Begin with `length` positions in pages whose shares are this sequence's from now on; it must be empty."""
+        """Begin with `length` positions in pages whose shares are this sequence's from now on; it
+        must be empty.
+        """
         if self.pages or len(pages) != -(-length // self.pool.page_size):
-            raise PoolError(f"adopt: found {len(self.pages)} pages and {len(pages)} for {length} positions, wanted none and just enough")
+            raise PoolError(
+                f"adopt: found {len(self.pages)} pages and {len(pages)} for {length} positions, wanted none and just enough"
+            )
         self.pages, self.length, self._table, self.writable = list(pages), length, None, 0
 
     def fork(self, length: int | None = None) -> PagedKvCache:
-        """Another sequence that shares the first `length` (default: all) positions; costs a count per page."""
+        """Another sequence that shares the first `length` (default: all) positions; costs a count
+        per page.
+        """
         length = self.length if length is None else length
         if not 0 <= length <= self.length:
             raise PoolError(f"fork: found length {length}, wanted 0 to {self.length}")
         twin = PagedKvCache(self.pool)
         twin.length = length
-        twin.pages = self.lend()[:-(-length // self.pool.page_size)]
+        twin.pages = self.lend()[: -(-length // self.pool.page_size)]
         self.pool.share_all(twin.pages)
         return twin
 

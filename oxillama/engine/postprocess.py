@@ -1,4 +1,5 @@
 """What follows from a row of logits: a token, its text, and whether the request ends."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -7,15 +8,18 @@ from oxillama.engine.forced import only_token
 from oxillama.engine.request import Request
 from oxillama.engine.session import Session
 
-MOST_FORCED = 32                # tokens that a grammar forces, taken after one draw
+MOST_FORCED = 32  # tokens that a grammar forces, taken after one draw
 
 
 def advance(request: Request, row: np.ndarray, context_size: int) -> str | None:
-    """Draw a request's next token, add it to its session and tell its callers; returns why the request ends, None when it goes on.
+    """Draw a request's next token, add it to its session and tell its callers; returns why the
+    request ends, None when it goes on.
 
-    Tokens that the grammar forces after it come along without a row of logits each: they go into the next step together.
+    Tokens that the grammar forces after it come along without a row of logits each: they go into
+    the next step together.
 
-    A token that stops is not part of the text: the session keeps its logits and would draw again from them.
+    A token that stops is not part of the text: the session keeps its logits and would draw again
+    from them.
     """
     session = request.session
     if request.max_tokens == 0:
@@ -23,7 +27,11 @@ def advance(request: Request, row: np.ndarray, context_size: int) -> str | None:
         return "length"
     grammar, speculation = session.grammar, request.speculation
     mask = None if grammar is None else grammar.mask()
-    token = session.sampler.sample(row, mask) if speculation is None else speculation.draw(session.sampler, row, mask)
+    token = (
+        session.sampler.sample(row, mask)
+        if speculation is None
+        else speculation.draw(session.sampler, row, mask)
+    )
     if token in request.stop_ids:
         session.pending = row.copy()
         _say_rest(request)
@@ -31,13 +39,19 @@ def advance(request: Request, row: np.ndarray, context_size: int) -> str | None:
     reason = _take(request, token, context_size)
     if grammar is not None and request.takes_forced:
         most = len(request.generated) + MOST_FORCED
-        while reason is None and len(request.generated) < most and (token := _forced(request)) is not None:
+        while (
+            reason is None
+            and len(request.generated) < most
+            and (token := _forced(request)) is not None
+        ):
             reason = _take(request, token, context_size)
     return reason
 
 
 def _forced(request: Request) -> int | None:
-    """The next token where the grammar leaves one alone: it is what a draw would give, and the sampler is left as a draw would leave it."""
+    """The next token where the grammar leaves one alone: it is what a draw would give, and the
+    sampler is left as a draw would leave it.
+    """
     session = request.session
     token = only_token(session.grammar.mask())
     if token is None or token in request.stop_ids or not session.sampler.pass_over(token):
@@ -65,7 +79,9 @@ def _take(request: Request, token: int, context_size: int) -> str | None:
     if grammar is not None and grammar.only_end():
         _say_rest(request)
         return "stop"
-    if len(request.generated) == request.max_tokens or (len(session.tokens) >= context_size and not _shift(request)):
+    if len(request.generated) == request.max_tokens or (
+        len(session.tokens) >= context_size and not _shift(request)
+    ):
         _flush(request)
         return "length"
     return None
@@ -97,7 +113,9 @@ def _flush(request: Request) -> None:
 
 
 def _shift(request: Request) -> bool:
-    """Make room at the end of the context: keep the first tokens, forget the older half of the rest. False where it was not asked for."""
+    """Make room at the end of the context: keep the first tokens, forget the older half of the
+    rest. False where it was not asked for.
+    """
     keep, session = request.shift_keep, request.session
     if keep is None:
         return False
@@ -107,8 +125,10 @@ def _shift(request: Request) -> bool:
 
 
 def drop_half(session: Session, keep: int) -> None:
-    """Forget the older half of the tokens after the first `keep`; those that moved will be evaluated again, at their new positions."""
+    """Forget the older half of the tokens after the first `keep`; those that moved will be
+    evaluated again, at their new positions.
+    """
     drop = max(1, (len(session.tokens) - keep) // 2)
-    del session.tokens[keep:keep + drop]
+    del session.tokens[keep : keep + drop]
     session.start = max(keep, session.start - drop)
     session.kv.truncate(min(keep, session.kv.length))

@@ -1,21 +1,25 @@
-"""Prompts that begin alike pay for their beginning once: a radix tree over tokens whose nodes own pages.
+"""Prompts that begin alike pay for their beginning once: a radix tree over tokens whose nodes own
+pages.
 
-    root --"You are a helpful ..." (2000 tokens, pages 3..127)--+--"Hello" ... (leaf, pages 127' 128)
+    root --"You are a helpful ..." (2000 tokens, pages 3..127)--+--"Hello" ... (leaf, pages 127'
+    128)
                                                                 +--"What is" ... (leaf, pages 127'' 129 130)
 
-A node covers positions `start` to `start + len(tokens) - 1` and owns a share of every page those positions touch. Where an edge begins
-inside a page, the child's first page holds the whole page (its parent's tail as well), so that the pages along a path, the deeper node's
-first, are a block table. Hits are token-granular: whoever continues inside a page gets a copy of its filled part when it writes
-(invariant 3 of `pages`).
+A node covers positions `start` to `start + len(tokens) - 1` and owns a share of every page those
+positions touch. Where an edge begins inside a page, the child's first page holds the whole page
+(its parent's tail as well), so that the pages along a path, the deeper node's first, are a block
+table. Hits are token-granular: whoever continues inside a page gets a copy of its filled part when
+it writes (invariant 3 of `pages`).
 
 Invariants (tests cite them by number):
 
-1. Two children of a node never begin with the same token.
-2. Each node holds exactly one share of each page its positions touch.
-3. `pages_used` counts distinct pages, and `pages_used * page_bytes <= max_memory_bytes`, `entries <= max_entries`, after every call.
-4. A hit never covers the whole prompt: its last token is evaluated again, so that there are logits.
-5. Keys separate: nothing stored under one key is found under another.
+1. Two children of a node never begin with the same token. 2. Each node holds exactly one share of
+each page its positions touch. 3. `pages_used` counts distinct pages, and `pages_used * page_bytes
+<= max_memory_bytes`, `entries <= max_entries`, after every call. 4. A hit never covers the whole
+prompt: its last token is evaluated again, so that there are logits. 5. Keys separate: nothing
+stored under one key is found under another.
 """
+
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -28,7 +32,9 @@ from oxillama.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """What a lookup found: `length` tokens in `pages` (shares of them are the caller's now), and a checkpoint of recurrent state."""
+    """What a lookup found: `length` tokens in `pages` (shares of them are the caller's now), and a
+    checkpoint of recurrent state.
+    """
 
     length: int
     pages: list[int]
@@ -38,26 +44,40 @@ class Hit:
 class _Node:
     __slots__ = ("checkpoints", "children", "pages", "parent", "start", "tokens", "used")
 
-    def __init__(self, parent: _Node | None, start: int, tokens: Sequence[int], pages: list[int]) -> None:
+    def __init__(
+        self, parent: _Node | None, start: int, tokens: Sequence[int], pages: list[int]
+    ) -> None:
         self.parent = parent
         self.start = start
         self.tokens = tokens
         self.pages = pages
         self.children: dict[Hashable, _Node] = {}
-        self.checkpoints: dict[int, Any] = {}       # position -> state
+        self.checkpoints: dict[int, Any] = {}  # position -> state
         self.used = 0
 
 
 class PrefixKvCache:
-    """Shares of pages by token prefix, the least recently used leaf evicted first, before anything is taken.
+    """Shares of pages by token prefix, the least recently used leaf evicted first, before anything
+    is taken.
 
-    With `stateful=True` a prefix counts only up to a position that has a checkpoint of recurrent state.
+    With `stateful=True` a prefix counts only up to a position that has a checkpoint of recurrent
+    state.
     """
 
-    def __init__(self, pool: KvCachePool, *, min_prefix_len: int = 4, max_entries: int = 256, max_memory_bytes: int = 512 << 20,
-                 stateful: bool = False) -> None:
-        for name, value, least in (("min_prefix_len", min_prefix_len, 1), ("max_entries", max_entries, 0),
-                                   ("max_memory_bytes", max_memory_bytes, 0)):
+    def __init__(
+        self,
+        pool: KvCachePool,
+        *,
+        min_prefix_len: int = 4,
+        max_entries: int = 256,
+        max_memory_bytes: int = 512 << 20,
+        stateful: bool = False,
+    ) -> None:
+        for name, value, least in (
+            ("min_prefix_len", min_prefix_len, 1),
+            ("max_entries", max_entries, 0),
+            ("max_memory_bytes", max_memory_bytes, 0),
+        ):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}: found {value!r}, wanted an integer of {least} or more")
         self.pool = pool
@@ -65,8 +85,8 @@ class PrefixKvCache:
         self.max_pages = max_memory_bytes // max(1, pool.memory.page_bytes)
         self.hits = self.misses = self.tokens_saved = self.evictions = 0
         self._roots: dict[Hashable, _Node] = {}
-        self._shares: dict[int, int] = {}            # page -> nodes that hold it
-        self._leaves: dict[_Node, None] = {}         # in no order that matters
+        self._shares: dict[int, int] = {}  # page -> nodes that hold it
+        self._leaves: dict[_Node, None] = {}  # in no order that matters
         self._clock = 0
 
     @property
@@ -90,9 +110,13 @@ class PrefixKvCache:
         return len(self._shares) * self.pool.memory.page_bytes
 
     def sequences(self) -> list[tuple[Hashable, tuple[int, ...], list[int]]]:
-        """(key, tokens, pages) of every stored sequence, least recently used first; no shares are taken."""
+        """(key, tokens, pages) of every stored sequence, least recently used first; no shares are
+        taken.
+        """
         if self.stateful:
-            raise ConfigError("prefix cache: holds checkpoints of recurrent state, which cannot be listed")
+            raise ConfigError(
+                "prefix cache: holds checkpoints of recurrent state, which cannot be listed"
+            )
         keys, out = {id(root): key for key, root in self._roots.items()}, []
         for leaf in sorted(self._leaves, key=lambda each: each.used):
             path = [leaf]
@@ -109,7 +133,9 @@ class PrefixKvCache:
         return self._usable(length, path)[0]
 
     def lookup(self, tokens: Sequence[int], *, key: Hashable = None) -> Hit:
-        """The longest stored prefix (length 0 when under `min_prefix_len`) with a share of each of its pages."""
+        """The longest stored prefix (length 0 when under `min_prefix_len`) with a share of each of
+        its pages.
+        """
         hit = self.share(tokens, len(tokens) - 1, key=key)
         self.misses += not hit.length
         self.hits += bool(hit.length)
@@ -117,7 +143,9 @@ class PrefixKvCache:
         return hit
 
     def share(self, tokens: Sequence[int], limit: int, *, key: Hashable = None) -> Hit:
-        """The longest stored prefix of at most `limit` tokens, as `lookup` gives it; counts as neither hit nor miss."""
+        """The longest stored prefix of at most `limit` tokens, as `lookup` gives it; counts as
+        neither hit nor miss.
+        """
         length, path = self._walk(tokens, limit, key)
         length, checkpoint = self._usable(length, path)
         if not length:
@@ -130,19 +158,29 @@ class PrefixKvCache:
         return Hit(length, pages, checkpoint)
 
     def find(self, tokens: Sequence[int], *, key: Hashable = None) -> tuple[int, list[int]]:
-        """What `lookup` would find, as (length, pages): no shares are taken, and it counts as no use."""
+        """What `lookup` would find, as (length, pages): no shares are taken, and it counts as no
+        use.
+        """
         length, path = self._walk(tokens, len(tokens) - 1, key)
         length = self._usable(length, path)[0]
         return length, self._table(path, length)
 
-    def insert(self, tokens: Sequence[int], pages: Sequence[int], *, key: Hashable = None,
-               checkpoints: Mapping[int, Any] | None = None) -> int:
-        """Store the tokens with their pages (a share of each new page is taken); returns how many tokens are stored of them.
+    def insert(
+        self,
+        tokens: Sequence[int],
+        pages: Sequence[int],
+        *,
+        key: Hashable = None,
+        checkpoints: Mapping[int, Any] | None = None,
+    ) -> int:
+        """Store the tokens with their pages (a share of each new page is taken); returns how many
+        tokens are stored of them.
 
-        Leaves are evicted first to stay within the limits; what cannot be stored within them is left out.
+        Leaves are evicted first to stay within the limits; what cannot be stored within them is
+        left out.
         """
         size = self.pool.page_size
-        tokens = tuple(tokens[:len(pages) * size])
+        tokens = tuple(tokens[: len(pages) * size])
         if len(tokens) < self.min_prefix_len or not self.max_entries:
             return 0
         length, path = self._walk(tokens, len(tokens), key)
@@ -151,13 +189,16 @@ class PrefixKvCache:
             node.used = self._clock
         if length < len(tokens):
             first = length // size
-            new = sum(page not in self._shares for page in pages[first:-(-len(tokens) // size)])
+            new = sum(page not in self._shares for page in pages[first : -(-len(tokens) // size)])
             keep = path[-1] if path else None
-            grows = keep is None or bool(keep.children) or length < keep.start + len(keep.tokens)      # a leaf more
+            # a leaf more
+            grows = keep is None or bool(keep.children) or length < keep.start + len(keep.tokens)
             if not self._evict(self.max_pages - new, self.max_entries - grows, spare=keep):
                 return length
             parent = self._split(path[-1], length) if path else self._root(key)
-            leaf = _Node(parent, length, tokens[length:], list(pages[first:-(-len(tokens) // size)]))
+            leaf = _Node(
+                parent, length, tokens[length:], list(pages[first : -(-len(tokens) // size)])
+            )
             leaf.used = self._clock
             self._hold(leaf.pages)
             parent.children[leaf.tokens[0]] = leaf
@@ -196,7 +237,11 @@ class PrefixKvCache:
                 break
             run = child.tokens
             whole = min(len(run), limit - at)
-            same = whole if tuple(tokens[at:at + whole]) == run[:whole] else next(i for i in range(whole) if tokens[at + i] != run[i])
+            same = (
+                whole
+                if tuple(tokens[at : at + whole]) == run[:whole]
+                else next(i for i in range(whole) if tokens[at + i] != run[i])
+            )
             path.append(child)
             at += same
             if same < len(run):
@@ -209,15 +254,20 @@ class PrefixKvCache:
         size, pages = self.pool.page_size, []
         for node in path:
             if node.start < length:
-                del pages[node.start // size:]
+                del pages[node.start // size :]
                 pages.extend(node.pages)
-        return pages[:-(-length // size)]
+        return pages[: -(-length // size)]
 
     def _usable(self, length: int, path: list[_Node]) -> tuple[int, Any]:
         """The part of a match that may be used, and its checkpoint."""
         checkpoint = None
         if self.stateful:
-            found = [(position, node) for node in path for position in node.checkpoints if position <= length]
+            found = [
+                (position, node)
+                for node in path
+                for position in node.checkpoints
+                if position <= length
+            ]
             if not found:
                 return 0, None
             length, node = max(found, key=lambda pair: pair[0])
@@ -230,14 +280,22 @@ class PrefixKvCache:
         if cut == len(node.tokens):
             return node
         size, base = self.pool.page_size, node.start // self.pool.page_size
-        upper = _Node(node.parent, node.start, node.tokens[:cut], node.pages[:-(-length // size) - base])
+        upper = _Node(
+            node.parent, node.start, node.tokens[:cut], node.pages[: -(-length // size) - base]
+        )
         upper.used = node.used
         node.parent.children[upper.tokens[0]] = upper
-        lower_pages = node.pages[length // size - base:]
-        both = len(upper.pages) + len(lower_pages) - len(node.pages)      # a page that the cut runs through has two holders now
+        lower_pages = node.pages[length // size - base :]
+        # a page that the cut runs through has two holders now
+        both = len(upper.pages) + len(lower_pages) - len(node.pages)
         if both:
             self._hold(lower_pages[:1])
-        node.parent, node.start, node.tokens, node.pages = upper, length, node.tokens[cut:], lower_pages
+        node.parent, node.start, node.tokens, node.pages = (
+            upper,
+            length,
+            node.tokens[cut:],
+            lower_pages,
+        )
         upper.children[node.tokens[0]] = node
         for position in [p for p in node.checkpoints if p <= length]:
             upper.checkpoints[position] = node.checkpoints.pop(position)
@@ -249,7 +307,9 @@ class PrefixKvCache:
             self._shares[page] = self._shares.get(page, 0) + 1
 
     def _evict(self, max_pages: int, max_entries: int, *, spare: _Node | None) -> bool:
-        """Drop the least recently used leaves until the limits hold; False when `spare` alone stands in the way."""
+        """Drop the least recently used leaves until the limits hold; False when `spare` alone
+        stands in the way.
+        """
         while len(self._shares) > max_pages or len(self._leaves) > max_entries:
             candidates = [leaf for leaf in self._leaves if leaf is not spare]
             if not candidates or max_pages < 0 or max_entries < 0:
@@ -258,7 +318,9 @@ class PrefixKvCache:
         return True
 
     def _drop(self, leaf: _Node) -> None:
-        """Remove a leaf; a parent left without children becomes a leaf, a root without children goes."""
+        """Remove a leaf; a parent left without children becomes a leaf, a root without children
+        goes.
+        """
         self.evictions += 1
         del self._leaves[leaf]
         for page in leaf.pages:

@@ -1,4 +1,7 @@
-"""The program without the engine: a bare step loop to measure against, and the walk that holds each op against its meaning."""
+"""The program without the engine: a bare step loop to measure against, and the walk that holds each
+op against its meaning.
+"""
+
 from __future__ import annotations
 
 import threading
@@ -18,15 +21,19 @@ from oxillama.model.reference import Difference, compare
 
 
 class RawLoop:
-    """Steps of the program over sequences of its own pages; the engine waits while it is open. Use it in a `with` block.
+    """Steps of the program over sequences of its own pages; the engine waits while it is open. Use
+    it in a `with` block.
 
-    `prefill(sequence, ids)` appends tokens to a sequence, `decode(tokens)` one token to each of sequences 0, 1, ...; both return logits,
-    a view that the next step overwrites.
+    `prefill(sequence, ids)` appends tokens to a sequence, `decode(tokens)` one token to each of
+    sequences 0, 1, ...; both return logits, a view that the next step overwrites.
     """
 
-    def __init__(self, core: EngineCore, model: Model, *, kv_type: str, page_size: int, chunk: int) -> None:
+    def __init__(
+        self, core: EngineCore, model: Model, *, kv_type: str, page_size: int, chunk: int
+    ) -> None:
         self._core, self._program, self._tape = core, model.program, model.tape
-        model.pack()                            # what is measured here is what every later step takes
+        # what is measured here is what every later step takes
+        model.pack()
         self._memory = model.page_memory(kv_type=kv_type, page_size=page_size)
         self._size, self._chunk = page_size, chunk
         self._tables: dict[int, list[int]] = {}
@@ -51,11 +58,19 @@ class RawLoop:
         if not len(ids):
             raise ContextError("prefill: found no tokens, wanted 1 or more")
         for at in range(0, len(ids), self._chunk):
-            part = ids[at:at + self._chunk]
+            part = ids[at : at + self._chunk]
             start, rows = self._grow(sequence, len(part)), len(part)
             wanted = np.array([rows - 1] if at + rows == len(ids) else [], np.int32)
-            out = self._program.step(Batch(part, np.arange(start, start + rows, dtype=np.int32), [self._arrays[sequence]],
-                                           np.zeros(rows, np.int32), wanted), self._memory)
+            out = self._program.step(
+                Batch(
+                    part,
+                    np.arange(start, start + rows, dtype=np.int32),
+                    [self._arrays[sequence]],
+                    np.zeros(rows, np.int32),
+                    wanted,
+                ),
+                self._memory,
+            )
         return out
 
     def decode(self, tokens: Sequence[int]) -> np.ndarray:
@@ -63,40 +78,68 @@ class RawLoop:
         rows = np.arange(len(tokens), dtype=np.int32)
         positions = np.array([self._grow(sequence, 1) for sequence in range(len(tokens))], np.int32)
         tables = [self._arrays[sequence] for sequence in range(len(tokens))]
-        return self._program.step(Batch(np.asarray(tokens, np.int32), positions, tables, rows, rows), self._memory)
+        return self._program.step(
+            Batch(np.asarray(tokens, np.int32), positions, tables, rows, rows), self._memory
+        )
 
-    def profile(self, sequence: int, ids: Sequence[int], *, repeat: int = 5) -> list[tuple[Op, float]]:
-        """Each op of the tape with its median microseconds, in a step that appends the ids to a sequence; logits of the last one."""
+    def profile(
+        self, sequence: int, ids: Sequence[int], *, repeat: int = 5
+    ) -> list[tuple[Op, float]]:
+        """Each op of the tape with its median microseconds, in a step that appends the ids to a
+        sequence; logits of the last one.
+        """
         rows = len(ids)
         start = self._grow(sequence, rows)
-        batch = Batch(np.asarray(ids, np.int32), np.arange(start, start + rows, dtype=np.int32), [self._arrays[sequence]],
-                      np.zeros(rows, np.int32), np.array([rows - 1], np.int32))
+        batch = Batch(
+            np.asarray(ids, np.int32),
+            np.arange(start, start + rows, dtype=np.int32),
+            [self._arrays[sequence]],
+            np.zeros(rows, np.int32),
+            np.array([rows - 1], np.int32),
+        )
         found = self._program.profile(batch, self._memory, repeat=repeat)
         return [(op, microseconds) for op, (_, microseconds) in zip(self._tape.ops, found)]
 
     def matmul_inputs(self, ids: Sequence[int]) -> Iterator[tuple[list[Tensor], np.ndarray]]:
-        """The weights of each matmul of the tape but the output's, and the rows they meet, float32 (len(ids), columns), over a new sequence.
+        """The weights of each matmul of the tape but the output's, and the rows they meet, float32
+        (len(ids), columns), over a new sequence.
 
-        The rows are what the kernels read: in steps of the activation format, where that is not float. ContextError for more ids than a
-        step takes, ModelError for an op whose weights meet no rows of their own here.
+        The rows are what the kernels read: in steps of the activation format, where that is not
+        float. ContextError for more ids than a step takes, ModelError for an op whose weights meet
+        no rows of their own here.
         """
         rows, sequence = len(ids), -1 - len(self._tables)
         if not 1 <= rows <= self._program.max_rows:
-            raise ContextError(f"matmul_inputs: found {rows} tokens, wanted 1 to {self._program.max_rows}")
+            raise ContextError(
+                f"matmul_inputs: found {rows} tokens, wanted 1 to {self._program.max_rows}"
+            )
         self._grow(sequence, rows)
         every = np.arange(rows, dtype=np.int32)
-        batch = Batch(np.asarray(ids, np.int32), every, [self._arrays[sequence]], np.zeros(rows, np.int32), every)
+        batch = Batch(
+            np.asarray(ids, np.int32),
+            every,
+            [self._arrays[sequence]],
+            np.zeros(rows, np.int32),
+            every,
+        )
         done = 0
         for index, op in enumerate(self._tape.ops):
             weights = op.params.get("weights")
             if weights is None or op.params.get("out") == OUTPUT:
                 continue
             if op.name != "matmul":
-                raise ModelError(f"op {index} ({op.name}): its inputs cannot be shown, wanted a matmul")
+                raise ModelError(
+                    f"op {index} ({op.name}): its inputs cannot be shown, wanted a matmul"
+                )
             if index > done:
                 self._program.run_until(batch, self._memory, index - 1, first=done)
                 done = index
-            yield list(weights), unpacked_acts(self._program.slot(op.params["x"], rows), op.params["act"], weights[0].shape[1])
+            yield (
+                list(weights),
+                unpacked_acts(
+                    self._program.slot(op.params["x"], rows), op.params["act"], weights[0].shape[1]
+                ),
+            )
 
     def _grow(self, sequence: int, rows: int) -> int:
         """The first of `rows` new positions of a sequence, with pages for all of them."""
@@ -115,19 +158,32 @@ class RawLoop:
 
 
 def unpacked_acts(rows: np.ndarray, act: str, columns: int) -> np.ndarray:
-    """Activation rows as float32 (rows, columns): `rows` holds their bytes, in the layout of csrc/lanes/panel.h."""
+    """Activation rows as float32 (rows, columns): `rows` holds their bytes, in the layout of
+    csrc/lanes/panel.h.
+    """
     if act == "f32":
         return rows[:, :columns]
     if act == "bf16":
-        return (np.ascontiguousarray(rows).view(np.uint16)[:, :columns].astype(np.uint32) << 16).view(np.float32)
+        return (
+            np.ascontiguousarray(rows).view(np.uint16)[:, :columns].astype(np.uint32) << 16
+        ).view(np.float32)
     block, size = {"q8_32": (32, 48), "q8_256": (256, 320)}[act]
-    raw = np.ascontiguousarray(rows).view(np.uint8)[:, :columns // block * size].reshape(len(rows), -1, size)
+    raw = (
+        np.ascontiguousarray(rows)
+        .view(np.uint8)[:, : columns // block * size]
+        .reshape(len(rows), -1, size)
+    )
     codes = raw[:, :, :block].view(np.int8).astype(np.float32)
-    return (codes * np.ascontiguousarray(raw[:, :, block:block + 4]).view(np.float32)).reshape(len(rows), columns)
+    return (codes * np.ascontiguousarray(raw[:, :, block : block + 4]).view(np.float32)).reshape(
+        len(rows), columns
+    )
 
 
-def diagnose(core: EngineCore, model: Model, ids: Sequence[int], *, page_size: int = 16) -> Iterator[Difference]:
-    """Each op of the compiled tape against its numpy meaning, over the ids as one sequence from position 0, float32 pages.
+def diagnose(
+    core: EngineCore, model: Model, ids: Sequence[int], *, page_size: int = 16
+) -> Iterator[Difference]:
+    """Each op of the compiled tape against its numpy meaning, over the ids as one sequence from
+    position 0, float32 pages.
 
     ContextError for no ids, or more than one step takes or the context holds.
     """
@@ -153,4 +209,5 @@ def diagnose(core: EngineCore, model: Model, ids: Sequence[int], *, page_size: i
         with core.step_lock:
             model.program.run_until(batch, memory, index)
             return {out: model.program.slot(out, rows)}
+
     return compare(reference, ids, compiled)

@@ -1,4 +1,7 @@
-"""Requests in flight: how one begins, and every end it may have. What is done here is done under the engine's lock."""
+"""Requests in flight: how one begins, and every end it may have. What is done here is done under
+the engine's lock.
+"""
+
 from __future__ import annotations
 
 import numpy as np
@@ -12,25 +15,46 @@ from oxillama.errors import EngineError, PoolError
 
 
 class Register:
-    """The requests that were submitted and have not ended. wanting: those that speculate and have no candidates for their next step yet."""
+    """The requests that were submitted and have not ended. wanting: those that speculate and have
+    no candidates for their next step yet.
+    """
 
-    def __init__(self, pool: KvCachePool, room: Room, scheduler: Scheduler, counters: EngineMetrics, vocab_size: int) -> None:
+    def __init__(
+        self,
+        pool: KvCachePool,
+        room: Room,
+        scheduler: Scheduler,
+        counters: EngineMetrics,
+        vocab_size: int,
+    ) -> None:
         self.in_flight: set[Request] = set()
         self.wanting: dict[Request, None] = {}
-        self._pool, self._room, self._scheduler, self._counters, self._vocab_size = pool, room, scheduler, counters, vocab_size
+        self._pool, self._room, self._scheduler, self._counters, self._vocab_size = (
+            pool,
+            room,
+            scheduler,
+            counters,
+            vocab_size,
+        )
 
     def begin(self, request: Request) -> np.ndarray | None:
-        """Make a ticket of a submitted request and queue it; returns the logits it goes on from, where its session has them."""
+        """Make a ticket of a submitted request and queue it; returns the logits it goes on from,
+        where its session has them.
+        """
         session = request.session
         if request.cancelled or request.done:
             self.end(request, "cancelled")
             return None
         tokens, kv = session.tokens, session.kv
         if request.kind == "generate" and request.on_rows is not None:
-            kv.truncate(0)                                     # every row is reported: those that were evaluated before, too
-        pending = session.pending if request.kind == "generate" and kv.length == len(tokens) else None
+            # every row is reported: those that were evaluated before, too
+            kv.truncate(0)
+        pending = (
+            session.pending if request.kind == "generate" and kv.length == len(tokens) else None
+        )
         if pending is None and kv.length >= len(tokens):
-            kv.truncate(len(tokens) - 1)                       # the last token again, for its logits
+            # the last token again, for its logits
+            kv.truncate(len(tokens) - 1)
         session.pending = None
         ticket = Ticket(len(tokens), done=kv.length, owner=request)
         request.ticket = ticket
@@ -57,14 +81,16 @@ class Register:
         self.wanting.pop(request, None)
         try:
             self._put_away(request, error)
-        except BaseException:                                  # the ledger itself: the loop ends of it, and tells this one too
+        # the ledger itself: the loop ends of it, and tells this one too
+        except BaseException:
             self.in_flight.add(request)
             raise
         counters, speculation, own = self._counters, request.speculation, error
         if speculation is not None:
             try:
                 speculation.close(len(request.generated))
-            except BaseException as told:                      # a drafter's doing, and no business of those who wait for the prompt
+            # a drafter's doing, and no business of those who wait for the prompt
+            except BaseException as told:
                 own = error or told
         if own is not None:
             counters.failed += 1
@@ -86,25 +112,30 @@ class Register:
         if error is None:
             self._room.store(request, whole_pages=kept)
         if request.kind == "extend" and request.value is None:
-            session.cut(request.before)                        # here: once it is idle somebody else may append to it
+            # here: once it is idle somebody else may append to it
+            session.cut(request.before)
         if kept:
-            self._room.keep(session)                           # now the one used last
-            session.kv.truncate(session.kv.length)             # without pages that were reserved for a step that never was
+            self._room.keep(session)  # now the one used last
+            # without pages that were reserved for a step that never was
+            session.kv.truncate(session.kv.length)
         else:
             session.kv.release()
         session.busy = False
 
     def _hand_over(self, request: Request, reason: str | None, error: BaseException | None) -> None:
-        """Those who still wait for the prompt of a request that has ended: one of them evaluates it, or all end of the same error."""
+        """Those who still wait for the prompt of a request that has ended: one of them evaluates
+        it, or all end of the same error.
+        """
         heirs = [each for each in request.siblings if each in self.in_flight]
         request.siblings = ()
         for at, each in enumerate(heirs):
             if error is not None:
                 self.end(each, reason, error)
-            elif each.cancelled:                               # it has no siblings: whoever lives evaluates the prompt
+            # it has no siblings: whoever lives evaluates the prompt
+            elif each.cancelled:
                 self.end(each, "cancelled")
             else:
-                each.siblings = tuple(heirs[at + 1:])
+                each.siblings = tuple(heirs[at + 1 :])
                 self.begin(each)
                 return
 
@@ -113,9 +144,14 @@ class Register:
         ticket = self._scheduler.starved
         if ticket is not None:
             need = -(-ticket.length // self._pool.page_size) * max(1, ticket.width)
-            self.end(ticket.owner, None, PoolError(
-                f"page pool: {ticket.length} tokens need {need} pages, {self._pool.max_pages or self._pool.memory.capacity} is all there is, "
-                f"{self._pool.pages_used} of them owned"))
+            self.end(
+                ticket.owner,
+                None,
+                PoolError(
+                    f"page pool: {ticket.length} tokens need {need} pages, {self._pool.max_pages or self._pool.memory.capacity} is all there is, "
+                    f"{self._pool.pages_used} of them owned"
+                ),
+            )
 
     def end_cancelled(self) -> None:
         """End whoever was cancelled while a step ran."""
@@ -132,6 +168,6 @@ class Register:
             told.__cause__ = failure.__cause__
             try:
                 self.end(request, None, told)
-            except Exception:                                  # the ledger itself may be what broke
+            except Exception:  # the ledger itself may be what broke
                 self.in_flight.discard(request)
                 request.end(None, told)

@@ -1,8 +1,11 @@
-"""What a caller holds while the engine works: `Request`, its `Stream` of `Piece`s, and the `Completion` it ends in.
+"""What a caller holds while the engine works: `Request`, its `Stream` of `Piece`s, and the
+`Completion` it ends in.
 
-The engine's loop appends to a request and tells its listeners; callers read from any thread, or from an event loop, and wait for nobody
-else's lock. Nothing is lost between looking and listening: a listener is registered first and looks afterwards.
+The engine's loop appends to a request and tells its listeners; callers read from any thread, or
+from an event loop, and wait for nobody else's lock. Nothing is lost between looking and listening:
+a listener is registered first and looks afterwards.
 """
+
 from __future__ import annotations
 
 import asyncio
@@ -23,12 +26,14 @@ from oxillama.errors import Cancelled, ConfigError, EngineError
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of a request: of the prompt, of it found in the prefix cache or shared with a sibling, generated; and context shifts."""
+    """Tokens of a request: of the prompt, of it found in the prefix cache or shared with a sibling,
+    generated; and context shifts.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
-    truncated_tokens: int = 0        # left out of the prompt because truncation was asked for
+    truncated_tokens: int = 0  # left out of the prompt because truncation was asked for
     context_shifts: int = 0
 
     @property
@@ -39,7 +44,9 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A piece of a stream: whole UTF-8 text, the ids it came from, and on the last piece why the stream ended."""
+    """A piece of a stream: whole UTF-8 text, the ids it came from, and on the last piece why the
+    stream ended.
+    """
 
     text: str
     tokens: tuple[int, ...]
@@ -49,9 +56,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished request: its text and tokens, why it ended, and the seed that its sampler started from.
+    """A finished request: its text and tokens, why it ended, and the seed that its sampler started
+    from.
 
-    finish_reason is "stop", "length" (of max_tokens or the context), "cancelled", or of a chat that stopped to call tools "tool_calls".
+    finish_reason is "stop", "length" (of max_tokens or the context), "cancelled", or of a chat that
+    stopped to call tools "tool_calls".
     """
 
     text: str
@@ -59,57 +68,118 @@ class Completion:
     finish_reason: str
     usage: Usage
     seed: int | None = None
-    logprobs: tuple = ()             # one `Logprobs` per token, where they were asked for
-    prompt_logprobs: tuple = ()      # one (log-probability, ids, log-probabilities) per prompt token after the first, where asked for
-    content: str | None = None       # of a chat: the answer without reasoning and tool calls; `text` is all of it
-    reasoning: str = ""              # of a chat: what came before the answer
-    tool_calls: tuple = ()           # of a chat: each a `ToolCall`
-    malformed_calls: tuple = ()      # of a chat: what began as a call and is none
-    speculation: SpecStats | None = None      # what became of candidates, where the request speculated
+    logprobs: tuple = ()  # one `Logprobs` per token, where they were asked for
+    # one (log-probability, ids, log-probabilities) per prompt token after the first, where asked
+    # for
+    prompt_logprobs: tuple = ()
+    # of a chat: the answer without reasoning and tool calls; `text` is all of it
+    content: str | None = None
+    reasoning: str = ""  # of a chat: what came before the answer
+    tool_calls: tuple = ()  # of a chat: each a `ToolCall`
+    malformed_calls: tuple = ()  # of a chat: what began as a call and is none
+    # what became of candidates, where the request speculated
+    speculation: SpecStats | None = None
 
 
 class Request:
-    """Work that the engine was given; make one with the engine's doors. `result()` waits, iteration streams, `cancel()` stops it.
+    """Work that the engine was given; make one with the engine's doors. `result()` waits, iteration
+    streams, `cancel()` stops it.
 
     Attributes the loop owns are for reading. `session` is what it runs on.
     """
 
-    __slots__ = ("_cancel", "_done", "_listeners", "_lock", "_may_wait", "_pid", "admitted_at", "beams", "before", "cache", "cached", "cancelled",
-                 "delivered", "error", "events", "finish_reason", "follows", "generated", "hidden", "kind", "logprobs", "masker", "max_tokens",
-                 "min_tokens", "on_rows", "owner", "pieces", "prompt_logprobs", "prompt_tokens", "read", "seed", "session", "shift_keep", "shifts",
-                 "siblings", "speculation", "stop_ids", "submitted_at", "takes_forced", "ticket", "token_at", "truncated", "value")
+    __slots__ = (
+        "_cancel",
+        "_done",
+        "_listeners",
+        "_lock",
+        "_may_wait",
+        "_pid",
+        "admitted_at",
+        "beams",
+        "before",
+        "cache",
+        "cached",
+        "cancelled",
+        "delivered",
+        "error",
+        "events",
+        "finish_reason",
+        "follows",
+        "generated",
+        "hidden",
+        "kind",
+        "logprobs",
+        "masker",
+        "max_tokens",
+        "min_tokens",
+        "on_rows",
+        "owner",
+        "pieces",
+        "prompt_logprobs",
+        "prompt_tokens",
+        "read",
+        "seed",
+        "session",
+        "shift_keep",
+        "shifts",
+        "siblings",
+        "speculation",
+        "stop_ids",
+        "submitted_at",
+        "takes_forced",
+        "ticket",
+        "token_at",
+        "truncated",
+        "value",
+    )
 
-    def __init__(self, session: Any, *, kind: str = "generate", cancel: Callable[[Request], None],
-                 may_wait: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        session: Any,
+        *,
+        kind: str = "generate",
+        cancel: Callable[[Request], None],
+        may_wait: Callable[[], None] = lambda: None,
+    ) -> None:
         """may_wait: raises where whoever asks would wait for itself."""
         self.session = session
-        self.seed: int | None = None if session.sampler is None else session.sampler.seed      # that the session's draws began from
-        self.kind = kind                            # "generate", "extend" (logits of the last token), "rows" (outputs of every one), "beams"
+        # that the session's draws began from
+        self.seed: int | None = None if session.sampler is None else session.sampler.seed
+        # "generate", "extend" (logits of the last token), "rows" (outputs of every one), "beams"
+        self.kind = kind
         self.max_tokens: int | None = None
         self.min_tokens = 0
         self.stop_ids: frozenset[int] = frozenset()
-        self.before = 0                             # of kind "extend": tokens that its session goes back to, without the logits
-        self.masker: Any = None                     # consumes tokens for the session's grammar
-        self.speculation: Speculation | None = None # brings candidates into the steps
-        self.takes_forced = True                    # tokens that the grammar forces are taken without a draw; the same ones either way
-        self.beams: Any = None                      # the `BeamSearch` whose sequences take steps side by side once the prompt is evaluated
-        self.siblings: tuple[Request, ...] = ()     # who goes on from a fork of this one's pages once the prompt is evaluated
-        self.cache = True                           # may use and fill the prefix cache
-        self.hidden = False                         # rows are hidden states, not logits
-        self.shift_keep: int | None = None          # context shift: first tokens that stay, None: no shift
-        self.on_rows: Callable[[int, Any], None] | None = None      # (first position, rows) of kind "rows" and of prompt_logprobs
-        self.owner: Any = None                      # whom the request keeps alive while it runs
+        # of kind "extend": tokens that its session goes back to, without the logits
+        self.before = 0
+        self.masker: Any = None  # consumes tokens for the session's grammar
+        self.speculation: Speculation | None = None  # brings candidates into the steps
+        # tokens that the grammar forces are taken without a draw; the same ones either way
+        self.takes_forced = True
+        # the `BeamSearch` whose sequences take steps side by side once the prompt is evaluated
+        self.beams: Any = None
+        # who goes on from a fork of this one's pages once the prompt is evaluated
+        self.siblings: tuple[Request, ...] = ()
+        self.cache = True  # may use and fill the prefix cache
+        self.hidden = False  # rows are hidden states, not logits
+        # context shift: first tokens that stay, None: no shift
+        self.shift_keep: int | None = None
+        # (first position, rows) of kind "rows" and of prompt_logprobs
+        self.on_rows: Callable[[int, Any], None] | None = None
+        self.owner: Any = None  # whom the request keeps alive while it runs
         self.prompt_tokens = self.cached = self.truncated = self.shifts = self.delivered = 0
         self.generated: list[int] = []
-        self.pieces: list[tuple[str, int]] = []     # (text, tokens generated when it came)
+        self.pieces: list[tuple[str, int]] = []  # (text, tokens generated when it came)
         self.logprobs: list = []
         self.prompt_logprobs: list = []
-        self.value: Any = None                      # what kinds other than "generate" produce
+        self.value: Any = None  # what kinds other than "generate" produce
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
         self.cancelled = False
-        self.read: Callable[[Completion], Completion] | None = None      # reads a chat's reply
-        self.events: Callable[[], Any] | None = None                     # makes a reader of the pieces of a chat's reply
+        self.read: Callable[[Completion], Completion] | None = None  # reads a chat's reply
+        # makes a reader of the pieces of a chat's reply
+        self.events: Callable[[], Any] | None = None
         self.ticket: Any = None
         self.follows: tuple | None = None
         self.submitted_at = self.admitted_at = self.token_at = 0.0
@@ -138,14 +208,20 @@ class Request:
         check_timeout(timeout)
         if not self._done.is_set():
             self._may_wait()
-        if not self._done.wait(None if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)):
+        if not self._done.wait(
+            None if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)
+        ):
             raise TimeoutError(f"request: not finished within {timeout} s")
         return self._outcome()
 
     def check_process(self) -> None:
-        """Raise EngineError in a process that was forked off: nobody there will ever end the request."""
+        """Raise EngineError in a process that was forked off: nobody there will ever end the
+        request.
+        """
         if self._pid != os.getpid():
-            raise EngineError(f"request: belongs to process {self._pid}, this is process {os.getpid()}; wanted spawn, not fork")
+            raise EngineError(
+                f"request: belongs to process {self._pid}, this is process {os.getpid()}; wanted spawn, not fork"
+            )
 
     def wait(self) -> None:
         """Wait for the end, whatever it is; at once for a request that was never submitted."""
@@ -164,9 +240,11 @@ class Request:
         return self._astream()
 
     def listen(self, listener: Callable[[], None]) -> None:
-        """Call `listener()` from the loop's thread after every piece and at the end; it must be quick.
+        """Call `listener()` from the loop's thread after every piece and at the end; it must be
+        quick.
 
-        What it raises ends the request with that error, and it is called no more; what it raises at the end goes to `threading.excepthook`.
+        What it raises ends the request with that error, and it is called no more; what it raises at
+        the end goes to `threading.excepthook`.
         """
         with self._lock:
             self._listeners = (*self._listeners, listener)
@@ -195,20 +273,27 @@ class Request:
         for listener in self._listeners:
             try:
                 listener()
-            except BaseException:                   # too late for the request, and nobody else's business
+            # too late for the request, and nobody else's business
+            except BaseException:
                 with suppress(BaseException):
-                    threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+                    threading.excepthook(
+                        threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
+                    )
 
     def piece(self, index: int) -> Piece:
         """Piece number `index` of those pushed so far."""
         text, upto = self.pieces[index]
         start = self.pieces[index - 1][1] if index else 0
-        return Piece(text, tuple(self.generated[start:upto]), None, tuple(self.logprobs[start:upto]))
+        return Piece(
+            text, tuple(self.generated[start:upto]), None, tuple(self.logprobs[start:upto])
+        )
 
     def last_piece(self) -> Piece:
         """The piece that ends a stream: no text, the tokens that made none, and the reason."""
         start = self.pieces[-1][1] if self.pieces else 0
-        return Piece("", tuple(self.generated[start:]), self.finish_reason, tuple(self.logprobs[start:]))
+        return Piece(
+            "", tuple(self.generated[start:]), self.finish_reason, tuple(self.logprobs[start:])
+        )
 
     def _outcome(self) -> Any:
         if self.error is not None:
@@ -217,10 +302,21 @@ class Request:
             if self.finish_reason == "cancelled":
                 raise Cancelled("request: was cancelled before it had its result")
             return self.value
-        usage = Usage(self.prompt_tokens, len(self.generated), self.cached, self.truncated, self.shifts)
-        done = Completion("".join(text for text, _ in self.pieces), tuple(self.generated), self.finish_reason or "cancelled", usage,
-                          self.seed, tuple(self.logprobs), tuple(self.prompt_logprobs),
-                          speculation=self.speculation.stats() if self.speculation is not None and self.speculation.candidates.asked else None)
+        usage = Usage(
+            self.prompt_tokens, len(self.generated), self.cached, self.truncated, self.shifts
+        )
+        done = Completion(
+            "".join(text for text, _ in self.pieces),
+            tuple(self.generated),
+            self.finish_reason or "cancelled",
+            usage,
+            self.seed,
+            tuple(self.logprobs),
+            tuple(self.prompt_logprobs),
+            speculation=self.speculation.stats()
+            if self.speculation is not None and self.speculation.candidates.asked
+            else None,
+        )
         return done if self.read is None else self.read(done)
 
     async def _wait(self) -> Any:
@@ -230,6 +326,7 @@ class Request:
         def wake() -> None:
             if self._done.is_set():
                 _tell(loop, event.set)
+
         self.listen(wake)
         try:
             if not self._done.is_set():
@@ -248,6 +345,7 @@ class Request:
 
         def wake() -> None:
             _tell(loop, event.set)
+
         self.listen(wake)
         try:
             while True:
@@ -269,7 +367,9 @@ class Request:
 
 def check_timeout(timeout: Any) -> None:
     """Raise ConfigError for what is no number of seconds, nor None."""
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout != timeout):
+    if timeout is not None and (
+        isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or timeout != timeout
+    ):
         raise ConfigError(f"timeout: found {timeout!r}, wanted seconds, or None")
 
 
@@ -283,7 +383,9 @@ def finished(request: Request) -> Any:
 
 
 def all_finished(requests: Iterable[Request]) -> list[Any]:
-    """The results of requests, begun as they are taken; whatever interrupts that, an error of one of them too, cancels all."""
+    """The results of requests, begun as they are taken; whatever interrupts that, an error of one
+    of them too, cancels all.
+    """
     begun: list[Request] = []
     try:
         begun.extend(requests)
@@ -304,7 +406,9 @@ def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
 
 
 class Stream:
-    """An iterator over the pieces of a request, or over the events of a chat's. One that owns it cancels it when closed or forgotten."""
+    """An iterator over the pieces of a request, or over the events of a chat's. One that owns it
+    cancels it when closed or forgotten.
+    """
 
     __slots__ = ("_at", "_ended", "_owner", "_queue", "_reader", "_ready", "_wake", "request")
 
@@ -314,9 +418,10 @@ class Stream:
         self._ended = False
         self._owner = owner
         self._reader = None if request.events is None else request.events()
-        self._ready: deque = deque()                     # events that are not yet given out
+        self._ready: deque = deque()  # events that are not yet given out
         self._queue: SimpleQueue = SimpleQueue()
-        self._wake = partial(self._queue.put, None)      # knows the queue alone, so that a forgotten stream can go
+        # knows the queue alone, so that a forgotten stream can go
+        self._wake = partial(self._queue.put, None)
         request.listen(self._wake)
 
     def __iter__(self) -> Stream:

@@ -1,4 +1,7 @@
-"""What can go back to an earlier position: pages at once, recurrent state through checkpoints, and what can do neither says so."""
+"""What can go back to an earlier position: pages at once, recurrent state through checkpoints, and
+what can do neither says so.
+"""
+
 from __future__ import annotations
 
 from collections import OrderedDict
@@ -7,7 +10,14 @@ from typing import Any, Protocol, runtime_checkable
 from oxillama.engine.states import SsmStatePool
 from oxillama.errors import NotSupported, PositionBeyondEnd, RewindError
 
-__all__ = ["NotSupported", "PositionBeyondEnd", "Rewindable", "RewindError", "StateCheckpoints", "rewindable"]
+__all__ = [
+    "NotSupported",
+    "PositionBeyondEnd",
+    "Rewindable",
+    "RewindError",
+    "StateCheckpoints",
+    "rewindable",
+]
 
 
 @runtime_checkable
@@ -19,18 +29,24 @@ class Rewindable(Protocol):
         """Positions held."""
 
     def rewind(self, length: int) -> None:
-        """Hold the first `length` positions alone; PositionBeyondEnd for more than there are, NotSupported where it cannot be done."""
+        """Hold the first `length` positions alone; PositionBeyondEnd for more than there are,
+        NotSupported where it cannot be done.
+        """
 
 
 def rewindable(memory: Any) -> bool:
-    """Whether sequences in this memory can forget their end. Memory of a recurrent model, whose past is one state, says it cannot."""
+    """Whether sequences in this memory can forget their end. Memory of a recurrent model, whose
+    past is one state, says it cannot.
+    """
     return bool(getattr(memory, "rewindable", True))
 
 
 class StateCheckpoints:
-    """A recurrent sequence that can go back: its state before each of the last positions, copied aside.
+    """A recurrent sequence that can go back: its state before each of the last positions, copied
+    aside.
 
-    pool, slot: where the state lives. keep: checkpoints held; a rewind must reach one of them, or the end.
+    pool, slot: where the state lives. keep: checkpoints held; a rewind must reach one of them, or
+    the end.
     """
 
     __slots__ = ("_keep", "_pool", "_saved", "_slot", "length")
@@ -57,7 +73,9 @@ class StateCheckpoints:
         if length == self.length:
             return
         if length not in self._saved:
-            raise NotSupported(f"rewind: no checkpoint at position {length}, wanted one of {list(self._saved)}")
+            raise NotSupported(
+                f"rewind: no checkpoint at position {length}, wanted one of {list(self._saved)}"
+            )
         self._pool.load(self._slot, self._saved[length])
         for position in [each for each in self._saved if each > length]:
             del self._saved[position]

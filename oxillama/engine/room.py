@@ -1,9 +1,11 @@
 """Whose pages are whose: the room that running requests, stored prefixes and idle sessions share.
 
-The scheduler asks here: may a ticket start (`admit`), is there room for its next rows (`reserve`), take its pages away (`release`). Room
-is made in this order: free pages, stored prefixes, pages of idle sessions, each the least recently used first; what an idle session loses
-is evaluated again, with the same bits, when it goes on. Whoever could get its pages so does not wait for them.
+The scheduler asks here: may a ticket start (`admit`), is there room for its next rows (`reserve`),
+take its pages away (`release`). Room is made in this order: free pages, stored prefixes, pages of
+idle sessions, each the least recently used first; what an idle session loses is evaluated again,
+with the same bits, when it goes on. Whoever could get its pages so does not wait for them.
 """
+
 from __future__ import annotations
 
 import time
@@ -23,15 +25,20 @@ from oxillama.errors import PoolError
 class Room:
     """The pool, the prefix tree over it (None: none), and the idle sessions that keep pages."""
 
-    def __init__(self, pool: KvCachePool, prefix: PrefixKvCache | None, queue_times: Histogram) -> None:
+    def __init__(
+        self, pool: KvCachePool, prefix: PrefixKvCache | None, queue_times: Histogram
+    ) -> None:
         self.pool, self.prefix = pool, prefix
-        self.sessions: WeakKeyDictionary[Session, None] = WeakKeyDictionary()      # those that keep pages while idle, longest at rest first
-        self._forgotten: list[PagedKvCache] = []        # of sessions that nobody has any more
-        self.scheduler: Scheduler | None = None         # set once it exists: each asks the other
+        # those that keep pages while idle, longest at rest first
+        self.sessions: WeakKeyDictionary[Session, None] = WeakKeyDictionary()
+        self._forgotten: list[PagedKvCache] = []  # of sessions that nobody has any more
+        self.scheduler: Scheduler | None = None  # set once it exists: each asks the other
         self._queue_times = queue_times
 
     def keep(self, session: Session) -> None:
-        """Count a session among those that keep pages while idle, as the one used last; one that is forgotten gives them back."""
+        """Count a session among those that keep pages while idle, as the one used last; one that is
+        forgotten gives them back.
+        """
         self.collect()
         if session in self.sessions:
             del self.sessions[session]
@@ -40,12 +47,16 @@ class Room:
         self.sessions[session] = None
 
     def collect(self) -> None:
-        """Take back the pages of sessions that were forgotten: a finaliser may run anywhere, so it only leaves word."""
+        """Take back the pages of sessions that were forgotten: a finaliser may run anywhere, so it
+        only leaves word.
+        """
         while self._forgotten:
             self._forgotten.pop().release()
 
     def admit(self, ticket: Ticket) -> bool | None:
-        """Look for a stored prefix; wait for one that is being computed right now (False), or for pages (None)."""
+        """Look for a stored prefix; wait for one that is being computed right now (False), or for
+        pages (None).
+        """
         self.collect()
         request = ticket.owner
         if request.follows is not None:
@@ -53,7 +64,9 @@ class Room:
             if leader.state is State.PREFILLING and leader.done < shared:
                 return False
             request.follows = None
-        cached = ticket.done == 0 and request.cache and self.prefix is not None and not ticket.every_row
+        cached = (
+            ticket.done == 0 and request.cache and self.prefix is not None and not ticket.every_row
+        )
         if cached and self._follow(request):
             return False
         if self.scheduler.running and not self._fits(ticket, cached=cached):
@@ -71,13 +84,17 @@ class Room:
         return True
 
     def reserve(self, ticket: Ticket, length: int) -> bool:
-        """Make a ticket's positions below `length` writable; False when there is no page left to take."""
+        """Make a ticket's positions below `length` writable; False when there is no page left to
+        take.
+        """
         if ticket.width:
             return all(self.make(session.kv, length) for session in ticket.owner.beams.sessions)
         return self.make(ticket.owner.session.kv, length)
 
     def make(self, kv: PagedKvCache, length: int) -> bool:
-        """Make positions below `length` of a sequence writable; False when there is no page left to take."""
+        """Make positions below `length` of a sequence writable; False when there is no page left to
+        take.
+        """
         if length <= kv.writable:
             return True
         while True:
@@ -95,7 +112,9 @@ class Room:
             idle.kv.release()
 
     def release(self, ticket: Ticket) -> None:
-        """Take a ticket's pages away; sequences side by side begin again with what they have in common."""
+        """Take a ticket's pages away; sequences side by side begin again with what they have in
+        common.
+        """
         request = ticket.owner
         request.session.kv.release()
         if request.beams is not None:
@@ -103,14 +122,18 @@ class Room:
             ticket.length = len(request.session.tokens)
 
     def store(self, request: Request, *, whole_pages: bool) -> None:
-        """Put what is evaluated so far into the prefix tree; of a session that goes on whole pages only, so that it need not copy one."""
+        """Put what is evaluated so far into the prefix tree; of a session that goes on whole pages
+        only, so that it need not copy one.
+        """
         if self.prefix is None or not request.cache or request.kind == "rows":
             return
         session, size = request.session, self.pool.page_size
         length = session.kv.length // size * size if whole_pages else session.kv.length
         pages = session.kv.pages if whole_pages else session.kv.lend()
         if length:
-            self.prefix.insert(session.tokens[:length], pages[:-(-length // size)], key=session.adapters)
+            self.prefix.insert(
+                session.tokens[:length], pages[: -(-length // size)], key=session.adapters
+            )
 
     def takeable(self) -> int | None:
         """Pages that `make` could get together, None where only memory is the limit."""
@@ -119,8 +142,12 @@ class Room:
         return None if free is None else free + self._held_idly(())
 
     def _held_idly(self, but: Sequence[int]) -> int:
-        """Pages that nobody but stored prefixes and idle sessions has a share in, those of `but` left out."""
-        held = Counter(page for session in self.sessions if not session.busy for page in session.kv.pages)
+        """Pages that nobody but stored prefixes and idle sessions has a share in, those of `but`
+        left out.
+        """
+        held = Counter(
+            page for session in self.sessions if not session.busy for page in session.kv.pages
+        )
         if self.prefix is not None:
             held.update(self.prefix.shares)
         for page in but:
@@ -131,14 +158,22 @@ class Room:
         """Owned pages that no request, session or stored prefix names."""
         self.collect()
         known = {page for request in requests for page in request.session.kv.pages}
-        known.update(page for request in requests if request.beams is not None for session in request.beams.sessions for page in session.kv.pages)
+        known.update(
+            page
+            for request in requests
+            if request.beams is not None
+            for session in request.beams.sessions
+            for page in session.kv.pages
+        )
         known.update(page for session in self.sessions for page in session.kv.pages)
         if self.prefix is not None:
             known.update(self.prefix.shares)
         return self.pool.pages_used - len(known)
 
     def _follow(self, request: Request) -> bool:
-        """Whether another request is computing a beginning of this one's tokens that is worth waiting for."""
+        """Whether another request is computing a beginning of this one's tokens that is worth
+        waiting for.
+        """
         session, size = request.session, self.pool.page_size
         if not self.scheduler.prefilling:
             return False
@@ -157,7 +192,9 @@ class Room:
         return False
 
     def _fits(self, ticket: Ticket, *, cached: bool) -> bool:
-        """Whether a ticket's tokens, and one more for everybody who runs, fit into pages that are free or idly held."""
+        """Whether a ticket's tokens, and one more for everybody who runs, fit into pages that are
+        free or idly held.
+        """
         free = self.pool.pages_free
         if free is None:
             return True
@@ -167,7 +204,8 @@ class Room:
             return True
         if cached:
             length, mine = self.prefix.find(session.tokens, key=session.adapters)
-            need -= length // size                             # a page that is filled in part is copied when it is written
+            # a page that is filled in part is copied when it is written
+            need -= length // size
         return need <= free + self._idle_bound() and need <= free + self._held_idly(mine)
 
     def _idle_bound(self) -> int:
@@ -179,7 +217,8 @@ class Room:
 def common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:
     """How many of the first `limit` tokens of two sequences are equal."""
     low, high = 0, limit
-    while low < high:                                          # equal up to low; halve what is not known
+    # equal up to low; halve what is not known
+    while low < high:
         middle = (low + high + 1) // 2
         if a[low:middle] == b[low:middle]:
             low = middle

@@ -1,22 +1,30 @@
-"""Who runs in the next step, and for how many rows: a scheduler over integers only, which a null tape is enough to test.
+"""Who runs in the next step, and for how many rows: a scheduler over integers only, which a null
+tape is enough to test.
 
     submit -> WAITING -> PREFILLING -> DECODING -> FINISHED
                  ^           |             |
                  +------ PREEMPTED <-------+          its pages were taken; it comes back before all that wait
 
-A ticket has `length` tokens, of which the first `done` are in its pages; `length - done` rows are still to run. A decoding
-ticket has one, more after tokens that its grammar forced; to those it may add the candidates of its `draft`, which are
-run as if they were tokens, so that the same step verifies them. Rules:
+A ticket has `length` tokens, of which the first `done` are in its pages; `length - done` rows are
+still to run. A decoding ticket has one, more after tokens that its grammar forced; to those it may
+add the candidates of its `draft`, which are run as if they were tokens, so that the same step
+verifies them. Rules:
 
-- Decoding tickets come first, at most `max_batch_sequences` a step, in rotation; each has a row before any has more.
-- A ticket of several sequences side by side (`width`) takes its turn with all of them in one step, unless they are more than fit into any.
+- Decoding tickets come first, at most `max_batch_sequences` a step, in rotation; each has a row
+  before any has more.
+- A ticket of several sequences side by side (`width`) takes its turn with all of them in one step,
+  unless they are more than fit into any.
 - Candidates take rows and pages that are left over: nobody waits or gives up pages for them.
-- Prefill rows fill the step: `prefill_chunk` when nobody decodes, else at most `max_prefill_tokens`, and fewer when measured steps
-  say that the decoders would wait longer than `max_decode_wait_ms`. Half of them go to the oldest prompt (so none starves), the
-  rest to the prompts that need the fewest (so short ones do not queue behind long ones).
-- When pages run out, those who wait give up what they have, then the youngest ticket its own. The oldest always goes on, so there is no livelock.
+- Prefill rows fill the step: `prefill_chunk` when nobody decodes, else at most
+  `max_prefill_tokens`, and fewer when measured steps
+  say that the decoders would wait longer than `max_decode_wait_ms`. Half of them go to the oldest
+  prompt (so none starves), the rest to the prompts that need the fewest (so short ones do not queue
+  behind long ones).
+- When pages run out, those who wait give up what they have, then the youngest ticket its own. The
+  oldest always goes on, so there is no livelock.
 - A step yields logits or hidden rows; when both are asked for, the kinds take turns.
 """
+
 from __future__ import annotations
 
 from collections import deque
@@ -26,9 +34,9 @@ from enum import Enum
 
 from oxillama.errors import ConfigError
 
-PREFILL_CHUNK = 512             # rows
+PREFILL_CHUNK = 512  # rows
 MAX_DECODE_WAIT_MS = 100
-SMALLEST_CHUNK = 16             # rows: below this a step is all overhead
+SMALLEST_CHUNK = 16  # rows: below this a step is all overhead
 
 
 class State(Enum):
@@ -43,12 +51,14 @@ class State(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """Bounds of a step and of how many sequences run: all in tokens (rows) or sequences, the wait in milliseconds."""
+    """Bounds of a step and of how many sequences run: all in tokens (rows) or sequences, the wait
+    in milliseconds.
+    """
 
-    max_sequences: int = 32             # admitted at once
-    max_batch_tokens: int = 512         # rows of a step
-    max_batch_sequences: int = 8        # sequences that decode in one step
-    max_prefill_tokens: int = 256       # prefill rows of a step in which others decode
+    max_sequences: int = 32  # admitted at once
+    max_batch_tokens: int = 512  # rows of a step
+    max_batch_sequences: int = 8  # sequences that decode in one step
+    max_prefill_tokens: int = 256  # prefill rows of a step in which others decode
     prefill_chunk: int = PREFILL_CHUNK  # prefill rows of a step in which nobody decodes
     max_decode_wait_ms: int = MAX_DECODE_WAIT_MS
 
@@ -58,25 +68,50 @@ class SchedulerConfig:
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{field.name}: found {value!r}, wanted an integer of 1 or more")
         if self.max_batch_tokens < min(self.max_batch_sequences, self.max_sequences):
-            raise ConfigError(f"max_batch_tokens: found {self.max_batch_tokens}, wanted a row for each of max_batch_sequences")
+            raise ConfigError(
+                f"max_batch_tokens: found {self.max_batch_tokens}, wanted a row for each of max_batch_sequences"
+            )
 
 
 class Ticket:
-    """What the scheduler knows of a request: counts and a state. `owner` is the caller's and never looked at."""
+    """What the scheduler knows of a request: counts and a state. `owner` is the caller's and never
+    looked at.
+    """
 
-    __slots__ = ("arrival", "done", "draft", "every_row", "hidden", "length", "owner", "part", "row_limit", "state", "width")
+    __slots__ = (
+        "arrival",
+        "done",
+        "draft",
+        "every_row",
+        "hidden",
+        "length",
+        "owner",
+        "part",
+        "row_limit",
+        "state",
+        "width",
+    )
 
-    def __init__(self, length: int, *, done: int = 0, hidden: bool = False, every_row: bool = False, row_limit: int = 0,
-                 owner: object = None) -> None:
-        self.length = length            # tokens known
-        self.done = done                # tokens whose keys and values are in pages
-        self.hidden = hidden            # wants hidden rows, not logits
-        self.every_row = every_row      # wants the output of every row, not of the last alone
-        self.row_limit = row_limit      # most rows a step, 0: as many as the chunk
+    def __init__(
+        self,
+        length: int,
+        *,
+        done: int = 0,
+        hidden: bool = False,
+        every_row: bool = False,
+        row_limit: int = 0,
+        owner: object = None,
+    ) -> None:
+        self.length = length  # tokens known
+        self.done = done  # tokens whose keys and values are in pages
+        self.hidden = hidden  # wants hidden rows, not logits
+        self.every_row = every_row  # wants the output of every row, not of the last alone
+        self.row_limit = row_limit  # most rows a step, 0: as many as the chunk
         self.owner = owner
         self.draft: Sequence[int] = ()  # tokens that may come next
-        self.width = 0                  # sequences side by side, of `length` and `done` each, that take a row each; 0: one, no such
-        self.part = 0                   # how many of them have had their row of this turn
+        # sequences side by side, of `length` and `done` each, that take a row each; 0: one, no such
+        self.width = 0
+        self.part = 0  # how many of them have had their row of this turn
         self.state = State.WAITING
         self.arrival = 0
 
@@ -89,14 +124,20 @@ class Ticket:
 class Scheduler:
     """Plans steps. The three callables are the engine's: they own pages, this class owns order.
 
-    admit(ticket) -> bool | None: set up `done` (a prefix hit) and say whether it may start now; False lets others pass it (what it waits
-    for is on its way), None does not (it waits for pages).
-    reserve(ticket, length) -> bool: make room for positions below `length`, False when no page is left.
-    release(ticket): take all pages of a ticket away (`done` is set to 0 here).
+    admit(ticket) -> bool | None: set up `done` (a prefix hit) and say whether it may start now;
+    False lets others pass it (what it waits for is on its way), None does not (it waits for pages).
+    reserve(ticket, length) -> bool: make room for positions below `length`, False when no page is
+    left. release(ticket): take all pages of a ticket away (`done` is set to 0 here).
     """
 
-    def __init__(self, config: SchedulerConfig, *, admit: Callable[[Ticket], bool | None], reserve: Callable[[Ticket, int], bool],
-                 release: Callable[[Ticket], None]) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        admit: Callable[[Ticket], bool | None],
+        reserve: Callable[[Ticket, int], bool],
+        release: Callable[[Ticket], None],
+    ) -> None:
         self.config = config
         self.waiting: deque[Ticket] = deque()
         self.prefilling: list[Ticket] = []
@@ -104,10 +145,10 @@ class Scheduler:
         self.preemptions = 0
         self._admit, self._reserve, self._release = admit, reserve, release
         self._arrivals = 0
-        self._row_seconds = 0.0          # running estimate of what a prefill row costs
-        self._base_seconds = 0.0         # and of a step that only decodes
+        self._row_seconds = 0.0  # running estimate of what a prefill row costs
+        self._base_seconds = 0.0  # and of a step that only decodes
         self._hidden_turn = False
-        self.starved: Ticket | None = None      # alone, and still without the pages it needs
+        self.starved: Ticket | None = None  # alone, and still without the pages it needs
 
     def add(self, ticket: Ticket) -> None:
         """Queue a new ticket."""
@@ -141,14 +182,21 @@ class Scheduler:
         return not (self.waiting or self.prefilling or self.decoding)
 
     def schedule(self) -> list[tuple[Ticket, int]]:
-        """(ticket, rows) of the next step, each with room reserved; tickets in order of admission class, decoders first.
+        """(ticket, rows) of the next step, each with room reserved; tickets in order of admission
+        class, decoders first.
 
-        Empty when idle, or when `starved` names a ticket that is alone and cannot be given its pages.
+        Empty when idle, or when `starved` names a ticket that is alone and cannot be given its
+        pages.
         """
         self.starved = None
-        if len(self.decoding) == 1 and not self.waiting and not self.prefilling:      # the common case, kept short
+        # the common case, kept short
+        if len(self.decoding) == 1 and not self.waiting and not self.prefilling:
             ticket = self.decoding[0]
-            if not (ticket.draft or ticket.width) and ticket.length == ticket.done + 1 and self._reserve(ticket, ticket.length):
+            if (
+                not (ticket.draft or ticket.width)
+                and ticket.length == ticket.done + 1
+                and self._reserve(ticket, ticket.length)
+            ):
                 return [(ticket, 1)]
         if self.waiting:
             self._admissions()
@@ -162,12 +210,19 @@ class Scheduler:
         return plan
 
     def observe(self, *, prefill_rows: int, seconds: float) -> None:
-        """Learn from a finished step what rows cost, so that the next chunks keep the decoders' wait short."""
+        """Learn from a finished step what rows cost, so that the next chunks keep the decoders'
+        wait short.
+        """
         if not prefill_rows:
-            self._base_seconds += (seconds - self._base_seconds) * (0.2 if self._base_seconds else 1.0)
+            self._base_seconds += (seconds - self._base_seconds) * (
+                0.2 if self._base_seconds else 1.0
+            )
             return
         if prefill_rows >= SMALLEST_CHUNK:
-            cost = max(seconds - (self._base_seconds if self.decoding else 0.0), 0.1 * seconds) / prefill_rows
+            cost = (
+                max(seconds - (self._base_seconds if self.decoding else 0.0), 0.1 * seconds)
+                / prefill_rows
+            )
             self._row_seconds += (cost - self._row_seconds) * (0.3 if self._row_seconds else 1.0)
 
     def chunk(self) -> int:
@@ -177,7 +232,8 @@ class Scheduler:
             return min(config.prefill_chunk, config.max_batch_tokens)
         room = min(config.max_prefill_tokens, config.max_batch_tokens)
         if self._row_seconds:
-            turns = -(-sum(each.width or 1 for each in self.decoding) // config.max_batch_sequences)      # steps until a decoder's next
+            # steps until a decoder's next
+            turns = -(-sum(each.width or 1 for each in self.decoding) // config.max_batch_sequences)
             budget = config.max_decode_wait_ms / 1000 / turns - self._base_seconds
             room = min(room, max(SMALLEST_CHUNK, int(budget / self._row_seconds)))
         return room
@@ -191,7 +247,11 @@ class Scheduler:
 
     def _admissions(self) -> None:
         kept: list[Ticket] = []
-        while self.waiting and self.running < self.config.max_sequences and len(kept) < 4 * self.config.max_sequences:
+        while (
+            self.waiting
+            and self.running < self.config.max_sequences
+            and len(kept) < 4 * self.config.max_sequences
+        ):
             ticket = self.waiting.popleft()
             admitted = self._admit(ticket)
             if not admitted:
@@ -215,10 +275,12 @@ class Scheduler:
 
     def _plan_decoding(self, plan: list[tuple[Ticket, int]]) -> None:
         turn, first = self._turn()
-        spare = self.config.max_batch_tokens - first            # rows beyond everybody's first
+        spare = self.config.max_batch_tokens - first  # rows beyond everybody's first
         for ticket in sorted(turn, key=lambda each: each.arrival):
             if ticket.width:
-                if ticket.state is State.DECODING and self._make_room(ticket, ticket.done + 1, plan):
+                if ticket.state is State.DECODING and self._make_room(
+                    ticket, ticket.done + 1, plan
+                ):
                     plan.append((ticket, self._abreast(ticket)))
                 continue
             rows, more = ticket.length - ticket.done, 0
@@ -233,8 +295,11 @@ class Scheduler:
                 spare -= rows + more - 1
 
     def _turn(self) -> tuple[list[Ticket], int]:
-        """(the next decoders in rotation, the sequences they bring): as many as a step holds; who needs more than are left is first next time."""
-        rows = max(1, self.config.max_batch_tokens - bool(self.prefilling))         # decoders leave a row to who prefills
+        """(the next decoders in rotation, the sequences they bring): as many as a step holds; who
+        needs more than are left is first next time.
+        """
+        # decoders leave a row to who prefills
+        rows = max(1, self.config.max_batch_tokens - bool(self.prefilling))
         most = room = min(self.config.max_batch_sequences, rows)
         if not any(ticket.width for ticket in self.decoding):
             turn = list(self.decoding)[:room]
@@ -251,36 +316,66 @@ class Scheduler:
 
     def _abreast(self, ticket: Ticket) -> int:
         """Sequences that a decoding ticket brings into its next step."""
-        return min(ticket.width - ticket.part, self.config.max_batch_sequences, self.config.max_batch_tokens) if ticket.width else 1
+        return (
+            min(
+                ticket.width - ticket.part,
+                self.config.max_batch_sequences,
+                self.config.max_batch_tokens,
+            )
+            if ticket.width
+            else 1
+        )
 
     def _plan_prefill(self, plan: list[tuple[Ticket, int]], hidden: bool) -> None:
-        ready = [ticket for ticket in self.prefilling if ticket.hidden == hidden or not ticket.wants_output]
+        ready = [
+            ticket
+            for ticket in self.prefilling
+            if ticket.hidden == hidden or not ticket.wants_output
+        ]
         if not ready:
             return
         left = min(self.chunk(), self.config.max_batch_tokens - sum(rows for _, rows in plan))
         oldest = min(ready, key=lambda each: each.arrival)
-        others = sorted((ticket for ticket in ready if ticket is not oldest), key=lambda each: (each.length - each.done, each.arrival))
+        others = sorted(
+            (ticket for ticket in ready if ticket is not oldest),
+            key=lambda each: (each.length - each.done, each.arrival),
+        )
         need = sum(ticket.length - ticket.done for ticket in others)
-        for share, ticket in ((max(left - need, -(-left // 2)), oldest), *((left, each) for each in others)):
+        for share, ticket in (
+            (max(left - need, -(-left // 2)), oldest),
+            *((left, each) for each in others),
+        ):
             rows = min(share, left, ticket.length - ticket.done, ticket.row_limit or left)
             if ticket.hidden != hidden:
-                rows = min(rows, ticket.length - ticket.done - 1)      # all but the row whose output is of the other kind
-            if rows > 0 and ticket.state is State.PREFILLING and self._make_room(ticket, ticket.done + rows, plan):
+                # all but the row whose output is of the other kind
+                rows = min(rows, ticket.length - ticket.done - 1)
+            if (
+                rows > 0
+                and ticket.state is State.PREFILLING
+                and self._make_room(ticket, ticket.done + rows, plan)
+            ):
                 plan.append((ticket, rows))
                 left -= rows
             if left <= 0:
                 return
 
     def _make_room(self, ticket: Ticket, length: int, plan: list[tuple[Ticket, int]]) -> bool:
-        """Reserve pages, taking them from those who wait, then from younger tickets that are not in the plan, when there is no other way."""
+        """Reserve pages, taking them from those who wait, then from younger tickets that are not in
+        the plan, when there is no other way.
+        """
         while not self._reserve(ticket, length):
-            holding = next((each for each in reversed(self.waiting) if each.done), None)      # a session that went on, a sibling
+            # a session that went on, a sibling
+            holding = next((each for each in reversed(self.waiting) if each.done), None)
             if holding is not None:
                 self._release(holding)
                 holding.done = 0
                 continue
             planned = {each for each, _ in plan}
-            younger = [each for each in (*self.prefilling, *self.decoding) if each.arrival > ticket.arrival and each not in planned]
+            younger = [
+                each
+                for each in (*self.prefilling, *self.decoding)
+                if each.arrival > ticket.arrival and each not in planned
+            ]
             if younger:
                 self._preempt(max(younger, key=lambda each: each.arrival))
             elif ticket.state is State.DECODING and self.running > 1:
@@ -291,11 +386,17 @@ class Scheduler:
         return True
 
     def _rescue(self, plan: list[tuple[Ticket, int]], hidden: bool) -> None:
-        """Nothing fitted: the oldest takes from all others, row by row if need be; alone and still without room it is `starved`."""
+        """Nothing fitted: the oldest takes from all others, row by row if need be; alone and still
+        without room it is `starved`.
+        """
         oldest = min((*self.prefilling, *self.decoding), key=lambda each: each.arrival)
         if oldest.hidden != hidden and oldest.wants_output:
-            return                                              # its turn is the next
-        rows = self._abreast(oldest) if oldest.width else min(oldest.length - oldest.done, SMALLEST_CHUNK)
+            return  # its turn is the next
+        rows = (
+            self._abreast(oldest)
+            if oldest.width
+            else min(oldest.length - oldest.done, SMALLEST_CHUNK)
+        )
         if self._make_room(oldest, oldest.done + (1 if oldest.width else rows), plan):
             plan.append((oldest, rows))
         elif self.running <= 1:
@@ -304,9 +405,16 @@ class Scheduler:
     def _preempt(self, ticket: Ticket) -> None:
         (self.prefilling if ticket.state is State.PREFILLING else self.decoding).remove(ticket)
         self._release(ticket)
-        ticket.done, ticket.width, ticket.part, ticket.draft, ticket.state = 0, 0, 0, (), State.PREEMPTED
+        ticket.done, ticket.width, ticket.part, ticket.draft, ticket.state = (
+            0,
+            0,
+            0,
+            (),
+            State.PREEMPTED,
+        )
         self.preemptions += 1
-        at = 0                                                  # the preempted come before the rest, the older first
+        # the preempted come before the rest, the older first
+        at = 0
         while at < len(self.waiting) and self.waiting[at].arrival < ticket.arrival:
             at += 1
         self.waiting.insert(at, ticket)

@@ -4,9 +4,11 @@
     kv       pages of the first kv.length of them; what is missing is evaluated again when it is needed, with the same bits
     pending  logits after the last token, where they are known
 
-`fork` shares pages until one side writes; `truncate` forgets the end. A session belongs to one engine, which is asked before anything
-changes: while a request runs on a session it is `busy`, and its loop alone touches it.
+`fork` shares pages until one side writes; `truncate` forgets the end. A session belongs to one
+engine, which is asked before anything changes: while a request runs on a session it is `busy`, and
+its loop alone touches it.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -26,7 +28,7 @@ _STATE = ("start", "pending", "sampler", "grammar", "text", "stops", "at_start")
 class Owner(Protocol):
     """What a session asks of its engine."""
 
-    program: Any        # its `vocab_size`
+    program: Any  # its `vocab_size`
 
     def change(self, session: Session) -> AbstractContextManager:
         """The lock under which an idle session may be changed; raises EngineError for a busy one."""
@@ -38,25 +40,44 @@ class Owner(Protocol):
         """Take its pages back."""
 
     def saved(self) -> Any:
-        """Where sessions are saved (`snapshot.Snapshots`); raises SnapshotIncompatible for an engine without a model file."""
+        """Where sessions are saved (`snapshot.Snapshots`); raises SnapshotIncompatible for an
+        engine without a model file.
+        """
 
 
 class Session:
-    """Tokens, pages, sampler, grammar state, text decoder, stop filter and adapters of one sequence."""
+    """Tokens, pages, sampler, grammar state, text decoder, stop filter and adapters of one
+    sequence.
+    """
 
-    __slots__ = ("__weakref__", "adapters", "at_start", "busy", "grammar", "kv", "owner", "pending", "sampler", "start", "stops", "text", "tokens")
+    __slots__ = (
+        "__weakref__",
+        "adapters",
+        "at_start",
+        "busy",
+        "grammar",
+        "kv",
+        "owner",
+        "pending",
+        "sampler",
+        "start",
+        "stops",
+        "text",
+        "tokens",
+    )
 
     def __init__(self, owner: Owner, kv: PagedKvCache, *, adapters: tuple = ()) -> None:
         self.owner = owner
         self.kv = kv
         self.tokens: list[int] = []
-        self.start = 0                             # where generated tokens begin
-        self.pending: np.ndarray | None = None     # float32 (vocab,)
+        self.start = 0  # where generated tokens begin
+        self.pending: np.ndarray | None = None  # float32 (vocab,)
         self.sampler: Any = None
         self.grammar: Any = None
         self.text: Any = None
         self.stops: Any = None
-        self.at_start = False                      # the next text is the first: without the vocabulary's leading space
+        # the next text is the first: without the vocabulary's leading space
+        self.at_start = False
         self.adapters = adapters
         self.busy = False
 
@@ -64,31 +85,48 @@ class Session:
         return len(self.tokens)
 
     def fork(self) -> Session:
-        """An independent session in the same state; pages are shared, nothing is copied until one side writes."""
+        """An independent session in the same state; pages are shared, nothing is copied until one
+        side writes.
+        """
         with self.owner.change(self):
             return self.owner.keep(self.twin())
 
     def twin(self) -> Session:
         """A fork that nobody keeps, for whoever has the engine's lock and gives its pages back."""
         twin = Session(self.owner, self.kv.fork(), adapters=self.adapters)
-        twin.tokens, twin.start, twin.pending, twin.at_start = list(self.tokens), self.start, self.pending, self.at_start
+        twin.tokens, twin.start, twin.pending, twin.at_start = (
+            list(self.tokens),
+            self.start,
+            self.pending,
+            self.at_start,
+        )
         for part in ("sampler", "grammar", "text", "stops"):
             value = getattr(self, part)
             setattr(twin, part, None if value is None else value.fork())
         return twin
 
     def extend(self, ids: Iterable[int]) -> None:
-        """Append tokens, not yet evaluated. Sampler, grammar and text of what was generated before are over."""
+        """Append tokens, not yet evaluated. Sampler, grammar and text of what was generated before
+        are over.
+        """
         with self.owner.change(self):
             self.tokens.extend(checked_ids(ids, self.owner.program.vocab_size))
             self.start = len(self.tokens)
             self._forget()
 
     def truncate(self, length: int) -> None:
-        """Forget tokens from `length` on. Sampler, grammar and text go too: what they have seen cannot be unseen."""
+        """Forget tokens from `length` on. Sampler, grammar and text go too: what they have seen
+        cannot be unseen.
+        """
         with self.owner.change(self):
-            if isinstance(length, bool) or not isinstance(length, int) or not 0 <= length <= len(self.tokens):
-                raise ContextError(f"truncate: found length {length!r}, wanted 0 to {len(self.tokens)}")
+            if (
+                isinstance(length, bool)
+                or not isinstance(length, int)
+                or not 0 <= length <= len(self.tokens)
+            ):
+                raise ContextError(
+                    f"truncate: found length {length!r}, wanted 0 to {len(self.tokens)}"
+                )
             self.cut(length)
 
     def cut(self, length: int) -> None:
@@ -102,11 +140,15 @@ class Session:
         self._forget()
 
     def snapshot(self, **options: Any) -> bytes:
-        """The whole state as bytes, for `engine.restore` of any engine over the same model; options are those of `Snapshots.take`."""
+        """The whole state as bytes, for `engine.restore` of any engine over the same model; options
+        are those of `Snapshots.take`.
+        """
         return self.owner.saved().take(self, **options)
 
     def snapshot_to_file(self, path: str | PathLike, **options: Any) -> None:
-        """The same in a file, which holds either what it held before or all of the snapshot, whatever fails when."""
+        """The same in a file, which holds either what it held before or all of the snapshot,
+        whatever fails when.
+        """
         self.owner.saved().save(self, path, **options)
 
     def close(self) -> None:
@@ -116,7 +158,9 @@ class Session:
 
     @contextmanager
     def as_it_was(self) -> Iterator[None]:
-        """Whatever raises inside leaves the session as it stood before; for whoever has the engine's lock, and evaluates nothing inside."""
+        """Whatever raises inside leaves the session as it stood before; for whoever has the
+        engine's lock, and evaluates nothing inside.
+        """
         length, state = len(self.tokens), [getattr(self, name) for name in _STATE]
         try:
             yield
@@ -132,21 +176,32 @@ class Session:
         self.at_start = False
 
 
-def checked_ids(prompt: Iterable[int], vocab_size: int | None = None, *, name: str = "prompt", wanted: str = "a string or token ids") -> list[int]:
-    """The token ids of a prompt, each within a vocabulary of that size; ConfigError names what is none. Nothing is rounded or parsed."""
+def checked_ids(
+    prompt: Iterable[int],
+    vocab_size: int | None = None,
+    *,
+    name: str = "prompt",
+    wanted: str = "a string or token ids",
+) -> list[int]:
+    """The token ids of a prompt, each within a vocabulary of that size; ConfigError names what is
+    none. Nothing is rounded or parsed.
+    """
     if isinstance(prompt, (str, bytes, bytearray, memoryview, Mapping, Set)):
         raise ConfigError(f"{name}: found {type(prompt).__name__}, wanted {wanted}")
     try:
         given = list(prompt)
     except TypeError:
         raise ConfigError(f"{name}: found {type(prompt).__name__}, wanted {wanted}") from None
-    plain = set(map(type, given)) <= {int}                     # as tokenizers give them: no closer look is needed
+    # as tokenizers give them: no closer look is needed
+    plain = set(map(type, given)) <= {int}
     ids = given if plain else []
     for at, token in enumerate(() if plain else given):
         try:
             ids.append(index(None if isinstance(token, bool) else token))
         except TypeError:
-            raise ConfigError(f"{name}[{at}]: found {type(token).__name__} {token!r:.50}, wanted a token id") from None
+            raise ConfigError(
+                f"{name}[{at}]: found {type(token).__name__} {token!r:.50}, wanted a token id"
+            ) from None
     if vocab_size is not None and ids and (min(ids) < 0 or max(ids) >= vocab_size):
         at = next(at for at, token in enumerate(ids) if not 0 <= token < vocab_size)
         raise ConfigError(f"{name}[{at}]: found token {ids[at]}, wanted 0 to {vocab_size - 1}")

@@ -1,8 +1,11 @@
-"""`Siblings`: several completions of one prompt. The prompt is evaluated once; each of them goes on from a fork of its pages.
+"""`Siblings`: several completions of one prompt. The prompt is evaluated once; each of them goes on
+from a fork of its pages.
 
-The first draws with the seed that a single request would have had, number i with `derived_seed(seed, i)`: its completion names that seed,
-and a single request with it draws the same tokens.
+The first draws with the seed that a single request would have had, number i with
+`derived_seed(seed, i)`: its completion names that seed, and a single request with it draws the same
+tokens.
 """
+
 from __future__ import annotations
 
 import time
@@ -21,7 +24,9 @@ _MASK = (1 << 64) - 1
 
 
 def derived_seed(seed: int, index: int) -> int:
-    """The seed of sibling `index`: the seed itself for 0, then the index-th output of SplitMix64 (Steele, Lea, Flood 2014) started at it."""
+    """The seed of sibling `index`: the seed itself for 0, then the index-th output of SplitMix64
+    (Steele, Lea, Flood 2014) started at it.
+    """
     if not index:
         return seed
     mixed = (seed + index * 0x9E3779B97F4A7C15) & _MASK
@@ -31,9 +36,11 @@ def derived_seed(seed: int, index: int) -> int:
 
 
 class Siblings:
-    """The requests of one prompt; `result()` is the list of the `n` best completions, or of all in order where no more were drawn than wanted.
+    """The requests of one prompt; `result()` is the list of the `n` best completions, or of all in
+    order where no more were drawn than wanted.
 
-    The best are those of the highest mean log-probability per token (of the model, before any sampler stage); one without tokens comes last.
+    The best are those of the highest mean log-probability per token (of the model, before any
+    sampler stage); one without tokens comes last.
     """
 
     __slots__ = ("_told", "n", "requests")
@@ -44,7 +51,9 @@ class Siblings:
 
     @property
     def session(self) -> Session | None:
-        """The session of the one completion that is wanted, once all have ended; None where several are."""
+        """The session of the one completion that is wanted, once all have ended; None where several
+        are.
+        """
         if self.n > 1 or not self.done:
             return None
         return max(self.requests, key=_likelihood).session
@@ -60,11 +69,18 @@ class Siblings:
             request.cancel()
 
     def result(self, timeout: float | None = None) -> list[Completion]:
-        """Wait for all; raises what made one of them fail, the others being cancelled, and TimeoutError after `timeout` seconds."""
+        """Wait for all; raises what made one of them fail, the others being cancelled, and
+        TimeoutError after `timeout` seconds.
+        """
         check_timeout(timeout)
         end = None if timeout is None else time.monotonic() + timeout
         try:
-            return self._best([request.result(None if end is None else max(0.0, end - time.monotonic())) for request in self.requests])
+            return self._best(
+                [
+                    request.result(None if end is None else max(0.0, end - time.monotonic()))
+                    for request in self.requests
+                ]
+            )
         except TimeoutError:
             raise
         except BaseException:
@@ -76,7 +92,9 @@ class Siblings:
 
     def __iter__(self) -> Any:
         self.cancel()
-        raise ConfigError(f"n, best_of: found {len(self.requests)} completions to stream as one, wanted 1; iterate over `requests`")
+        raise ConfigError(
+            f"n, best_of: found {len(self.requests)} completions to stream as one, wanted 1; iterate over `requests`"
+        )
 
     __aiter__ = __iter__
 
@@ -84,11 +102,12 @@ class Siblings:
         try:
             return self._best([await request for request in self.requests])
         finally:
-            self.cancel()                          # where one failed, or whoever waits was cancelled; those that have ended do not mind
+            # where one failed, or whoever waits was cancelled; those that have ended do not mind
+            self.cancel()
 
     def _best(self, done: list[Completion]) -> list[Completion]:
         if len(done) > self.n:
-            done = sorted(done, key=_likelihood, reverse=True)[:self.n]
+            done = sorted(done, key=_likelihood, reverse=True)[: self.n]
         return done if self._told else [replace(each, logprobs=()) for each in done]
 
 
@@ -98,17 +117,38 @@ def _likelihood(done: Completion | Request) -> float:
     return sum(values) / len(values) if values else float("-inf")
 
 
-def make_siblings(core: EngineCore, vocabulary: Vocabulary | None, options: Options, *, default: SamplerConfig, prompt: Sequence[int] | None,
-                  session: Session | None = None) -> Siblings:
-    """The requests of one prompt that options with `n` or `best_of` ask for; the first is to be submitted, and takes the others along."""
+def make_siblings(
+    core: EngineCore,
+    vocabulary: Vocabulary | None,
+    options: Options,
+    *,
+    default: SamplerConfig,
+    prompt: Sequence[int] | None,
+    session: Session | None = None,
+) -> Siblings:
+    """The requests of one prompt that options with `n` or `best_of` ask for; the first is to be
+    submitted, and takes the others along.
+    """
     count = options.best_of or options.n
     if session is not None or prompt is None:
-        raise ConfigError(f"n, best_of: found {count} completions of a session, wanted a prompt; `Session.fork` gives sessions to go on with")
+        raise ConfigError(
+            f"n, best_of: found {count} completions of a session, wanted a prompt; `Session.fork` gives sessions to go on with"
+        )
     told = options.logprobs is not None
-    single = replace(options, n=1, best_of=None, logprobs=options.logprobs if told or count == options.n else 0)
+    single = replace(
+        options, n=1, best_of=None, logprobs=options.logprobs if told or count == options.n else 0
+    )
     first = make_request(core, vocabulary, single, default=default, prompt=prompt)
     seed = first.session.sampler.seed
-    others = [make_request(core, vocabulary, replace(single, seed=derived_seed(seed, index)), default=default, prompt=prompt)
-              for index in range(1, count)]
+    others = [
+        make_request(
+            core,
+            vocabulary,
+            replace(single, seed=derived_seed(seed, index)),
+            default=default,
+            prompt=prompt,
+        )
+        for index in range(1, count)
+    ]
     first.siblings = tuple(others)
     return Siblings([first, *others], n=options.n, told=told)

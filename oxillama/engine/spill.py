@@ -3,9 +3,10 @@
     PrefixKvCache --spill--> facts, lengths, tokens, tables, kv      each page once, however many prefixes share it
     file --start--> the same prefixes, as far as there is room, the most recently used first
 
-The container is that of snapshots, kind "prefix"; what is said there of refusals and of writing holds here. Prefixes of sessions with adapters
-are left out: nothing in a file could tell their key.
+The container is that of snapshots, kind "prefix"; what is said there of refusals and of writing
+holds here. Prefixes of sessions with adapters are left out: nothing in a file could tell their key.
 """
+
 from __future__ import annotations
 
 import os
@@ -20,11 +21,13 @@ from oxillama.engine.transfer import PageCopy, fill_pages
 from oxillama.errors import ConfigError, SnapshotIncompatible
 from oxillama.gguf import ModelFingerprint, check_apart
 
-_MOST = 1 << 30             # bytes of tokens, and of tables
+_MOST = 1 << 30  # bytes of tokens, and of tables
 
 
 def spill(room: Snapshots, path: str | os.PathLike) -> int:
-    """Write the stored prefixes to a file, no model's own; returns how many. Nothing changes in the cache, and no request waits."""
+    """Write the stored prefixes to a file, no model's own; returns how many. Nothing changes in the
+    cache, and no request waits.
+    """
     check_apart("save_prefixes", path, room.core.files())
     core, size = room.core, room.core.pool.page_size
     cache, model = _cache(room), room.fingerprint()
@@ -38,13 +41,27 @@ def spill(room: Snapshots, path: str | os.PathLike) -> int:
             core.pool.share(page)
         copy = PageCopy(core.pool, list(filled), list(filled.values()))
     number = {page: index for index, page in enumerate(filled)}
-    facts = {"kind": "prefix", **room.naming, "model": model.to_dict(), "vocab": core.program.vocab_size, "kv": room.page_facts(),
-             "pages": len(number), "sequences": len(found)}
+    facts = {
+        "kind": "prefix",
+        **room.naming,
+        "model": model.to_dict(),
+        "vocab": core.program.vocab_size,
+        "kv": room.page_facts(),
+        "pages": len(number),
+        "sequences": len(found),
+    }
     try:
-        write_sealed(path, KIND, {
-            "facts": dump_facts(facts), "lengths": np.array([len(tokens) for tokens, _ in found], "<i4"),
-            "tokens": np.array([token for tokens, _ in found for token in tokens], "<i4"),
-            "tables": np.array([number[page] for _, pages in found for page in pages], "<i4"), "kv": copy})
+        write_sealed(
+            path,
+            KIND,
+            {
+                "facts": dump_facts(facts),
+                "lengths": np.array([len(tokens) for tokens, _ in found], "<i4"),
+                "tokens": np.array([token for tokens, _ in found for token in tokens], "<i4"),
+                "tables": np.array([number[page] for _, pages in found for page in pages], "<i4"),
+                "kv": copy,
+            },
+        )
     finally:
         with core.lock:
             copy.release()
@@ -52,9 +69,11 @@ def spill(room: Snapshots, path: str | os.PathLike) -> int:
 
 
 def start(room: Snapshots, path: str | os.PathLike) -> int:
-    """Store the prefixes of a file beside those that are there; returns how many found room in free pages and within the cache's limits.
+    """Store the prefixes of a file beside those that are there; returns how many found room in free
+    pages and within the cache's limits.
 
-    SnapshotIncompatible or ModelFingerprintMismatch for a file that is malformed or of another model; nothing has changed then.
+    SnapshotIncompatible or ModelFingerprintMismatch for a file that is malformed or of another
+    model; nothing has changed then.
     """
     cache, core = _cache(room), room.core
     own: dict[int, int] = {}
@@ -68,15 +87,23 @@ def start(room: Snapshots, path: str | os.PathLike) -> int:
                     own[index] = core.pool.alloc()
             fill_pages(core.memory, [own.get(index, -1) for index in range(pages)], saved)
         with core.lock:
-            return sum(cache.insert(tokens[at], [own[index] for index in tables[at]], key=()) == len(tokens[at]) for at in chosen)
+            return sum(
+                cache.insert(tokens[at], [own[index] for index in tables[at]], key=())
+                == len(tokens[at])
+                for at in chosen
+            )
     finally:
         with core.lock:
             for page in own.values():
                 core.pool.free(page)
 
 
-def _chosen(cache: PrefixKvCache, tables: list[list[int]], pages: int) -> tuple[list[int], set[int]]:
-    """(which sequences, the least recently used first; the pages they need): the last ones that fit into free pages."""
+def _chosen(
+    cache: PrefixKvCache, tables: list[list[int]], pages: int
+) -> tuple[list[int], set[int]]:
+    """(which sequences, the least recently used first; the pages they need): the last ones that fit
+    into free pages.
+    """
     free = cache.pool.pages_free
     room = min(cache.max_pages, pages if free is None else free)
     chosen: list[int] = []
@@ -97,30 +124,49 @@ def _cache(room: Snapshots) -> PrefixKvCache:
 
 
 def _read(room: Snapshots, saved: Envelope) -> tuple[list[list[int]], list[list[int]], int]:
-    """(tokens of each sequence, its page numbers, how many pages there are) out of verified sections."""
+    """(tokens of each sequence, its page numbers, how many pages there are) out of verified
+    sections.
+    """
     core = room.core
     facts = load_facts(KIND, saved.read("facts", at_most=1 << 20))
     if facts["kind"] != "prefix":
-        raise SnapshotIncompatible(f"facts: a snapshot of kind {facts['kind']!r}, wanted stored prefixes")
+        raise SnapshotIncompatible(
+            f"facts: a snapshot of kind {facts['kind']!r}, wanted stored prefixes"
+        )
     room.check_model(ModelFingerprint.from_dict(facts["model"]))
     if facts["vocab"] != core.program.vocab_size:
-        raise SnapshotIncompatible(f"vocab: the snapshot has {facts['vocab']!r}, this engine {core.program.vocab_size!r}")
+        raise SnapshotIncompatible(
+            f"vocab: the snapshot has {facts['vocab']!r}, this engine {core.program.vocab_size!r}"
+        )
     room.check_pages(facts["kv"])
     saved.expect(("facts", "lengths", "tokens", "tables", "kv"))
     pages, count = whole(facts["pages"], 0, "pages"), whole(facts["sequences"], 0, "sequences")
     lengths = np.frombuffer(saved.read("lengths", exactly=4 * count), "<i4").tolist()
-    tokens, tables = (np.frombuffer(saved.read(name, at_most=_MOST), "<i4") for name in ("tokens", "tables"))
+    tokens, tables = (
+        np.frombuffer(saved.read(name, at_most=_MOST), "<i4") for name in ("tokens", "tables")
+    )
     size = core.pool.page_size
     spans = [-(-length // size) for length in lengths]
-    if any(length < 1 for length in lengths) or sum(lengths) != len(tokens) or sum(spans) != len(tables):
-        raise SnapshotIncompatible(f"lengths: found {len(tokens)} tokens and {len(tables)} pages, wanted them to make up {count} sequences")
-    for name, values, most in (("tokens", tokens, core.program.vocab_size), ("tables", tables, pages)):
+    if (
+        any(length < 1 for length in lengths)
+        or sum(lengths) != len(tokens)
+        or sum(spans) != len(tables)
+    ):
+        raise SnapshotIncompatible(
+            f"lengths: found {len(tokens)} tokens and {len(tables)} pages, wanted them to make up {count} sequences"
+        )
+    for name, values, most in (
+        ("tokens", tokens, core.program.vocab_size),
+        ("tables", tables, pages),
+    ):
         if len(values) and not 0 <= int(values.min()) <= int(values.max()) < most:
-            raise SnapshotIncompatible(f"{name}: found {int(values.min())} to {int(values.max())}, wanted 0 to {most - 1}")
+            raise SnapshotIncompatible(
+                f"{name}: found {int(values.min())} to {int(values.max())}, wanted 0 to {most - 1}"
+            )
     saved.check("kv", exactly=pages * core.memory.page_bytes)
     return _cut(tokens, lengths), _cut(tables, spans), pages
 
 
 def _cut(values: np.ndarray, lengths: list[int]) -> list[list[int]]:
     ends = list(accumulate(lengths))
-    return [values[end - length:end].tolist() for end, length in zip(ends, lengths)]
+    return [values[end - length : end].tolist() for end, length in zip(ends, lengths)]

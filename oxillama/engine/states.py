@@ -1,11 +1,13 @@
-"""Slots of recurrent state: fixed-size memory per sequence for models whose past is a state, not pages.
+"""Slots of recurrent state: fixed-size memory per sequence for models whose past is a state, not
+pages.
 
 Invariants (tests cite them by number):
 
-1. A slot is either free or owned by exactly one caller; releasing a free or unknown slot raises `InvalidSlot`.
-2. A slot is zero when it is handed out, whatever its last owner left there.
-3. When every slot is released, `used` is 0.
+1. A slot is either free or owned by exactly one caller; releasing a free or unknown slot raises
+`InvalidSlot`. 2. A slot is zero when it is handed out, whatever its last owner left there. 3. When
+every slot is released, `used` is 0.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -33,7 +35,9 @@ class SequencePool:
     def alloc(self) -> int:
         """A free slot, lowest first on a fresh pool; raises Exhausted when there is none."""
         if not self._free:
-            raise Exhausted(f"sequence pool: all {self.capacity} slots are owned, wanted a free one")
+            raise Exhausted(
+                f"sequence pool: all {self.capacity} slots are owned, wanted a free one"
+            )
         slot = self._free.pop()
         self._owned[slot] = 1
         return slot
@@ -46,12 +50,21 @@ class SequencePool:
 
     def check(self, slot: int) -> None:
         """Raise InvalidSlot unless the slot is owned."""
-        if isinstance(slot, bool) or not isinstance(slot, int) or not 0 <= slot < self.capacity or not self._owned[slot]:
-            raise InvalidSlot(f"slot {slot!r}: nobody owns it, wanted an owned slot (0 to {self.capacity - 1})")
+        if (
+            isinstance(slot, bool)
+            or not isinstance(slot, int)
+            or not 0 <= slot < self.capacity
+            or not self._owned[slot]
+        ):
+            raise InvalidSlot(
+                f"slot {slot!r}: nobody owns it, wanted an owned slot (0 to {self.capacity - 1})"
+            )
 
 
 class SsmStatePool:
-    """Recurrent state of every slot: one float32 array per layer, shape (capacity, *layer_shape), zeroed when a slot is handed out."""
+    """Recurrent state of every slot: one float32 array per layer, shape (capacity, *layer_shape),
+    zeroed when a slot is handed out.
+    """
 
     __slots__ = ("layers", "slots")
 
@@ -88,7 +101,10 @@ class SsmStatePool:
     def load(self, slot: int, checkpoint: list[np.ndarray]) -> None:
         """Put a checkpoint of `save` into a slot."""
         self.slots.check(slot)
-        found, wanted = [saved.shape for saved in checkpoint], [layer.shape[1:] for layer in self.layers]
+        found, wanted = (
+            [saved.shape for saved in checkpoint],
+            [layer.shape[1:] for layer in self.layers],
+        )
         if found != wanted:
             raise PoolError(f"checkpoint: found shapes {found}, wanted {wanted}")
         for layer, saved in zip(self.layers, checkpoint):

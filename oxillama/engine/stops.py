@@ -1,11 +1,16 @@
-"""Stop strings: text that may be the beginning of one is held back until it cannot be, and a stop itself is never shown."""
+"""Stop strings: text that may be the beginning of one is held back until it cannot be, and a stop
+itself is never shown.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 
 class StopText:
-    """Filters a stream of text. `tail` is the end of all text so far, of which the last `held` characters were not shown."""
+    """Filters a stream of text. `tail` is the end of all text so far, of which the last `held`
+    characters were not shown.
+    """
 
     __slots__ = ("_longest", "held", "stops", "tail")
 
@@ -16,7 +21,9 @@ class StopText:
         self._longest = max(map(len, self.stops), default=0)
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """(text that may be shown now, whether a stop string was completed); a stop ends where the earliest one begins."""
+        """(text that may be shown now, whether a stop string was completed); a stop ends where the
+        earliest one begins.
+        """
         if not self.stops:
             return text, False
         tail = self.tail + text
@@ -24,16 +31,18 @@ class StopText:
         begins = [at for at in map(tail.find, self.stops) if at >= 0]
         if begins:
             self.tail, self.held = "", 0
-            return tail[shown:min(begins)], True
+            return tail[shown : min(begins)], True
         hold = self._may_begin(tail)
-        out = tail[shown:max(shown, len(tail) - hold)]
+        out = tail[shown : max(shown, len(tail) - hold)]
         self.held = min(hold, len(tail) - shown)
-        self.tail = tail[-max(self._longest - 1, 1):]
+        self.tail = tail[-max(self._longest - 1, 1) :]
         return out, False
 
     def flush(self) -> str:
-        """The text held back, shown now; it still counts as the beginning of a stop if more text is fed."""
-        out = self.tail[len(self.tail) - self.held:]
+        """The text held back, shown now; it still counts as the beginning of a stop if more text is
+        fed.
+        """
+        out = self.tail[len(self.tail) - self.held :]
         self.held = 0
         return out
 

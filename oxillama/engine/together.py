@@ -1,7 +1,9 @@
-"""Requests that are more than one sequence: the beams of a search, which take steps side by side, and siblings, which share a prompt.
+"""Requests that are more than one sequence: the beams of a search, which take steps side by side,
+and siblings, which share a prompt.
 
 What is done here is done under the engine's lock, by its loop.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -21,20 +23,24 @@ class Together:
         self._register, self._scheduler, self._counters = register, scheduler, counters
 
     def took(self, request: Request, out: np.ndarray, rows: int, now: float) -> int:
-        """`rows` beams of a search have had their row of a step; returns how many rows of logits were theirs: all of `out`."""
+        """`rows` beams of a search have had their row of a step; returns how many rows of logits
+        were theirs: all of `out`.
+        """
         try:
             if request.cancelled:
                 self._register.end(request, "cancelled")
             elif request.beams.took(request.ticket, rows, out):
                 self.searched(request, request.beams.step(), now)
-        except BaseException as error:      # this request's own doing: its companions go on
+        except BaseException as error:  # this request's own doing: its companions go on
             self._register.end(request, None, error)
         return len(out)
 
     def searched(self, request: Request, over: bool, now: float) -> None:
         """Every beam of a search has had its turn: they take the next, or the search is over."""
         search, counters = request.beams, self._counters
-        (counters.inter_token if request.token_at else counters.first_token).observe(now - (request.token_at or request.submitted_at))
+        (counters.inter_token if request.token_at else counters.first_token).observe(
+            now - (request.token_at or request.submitted_at)
+        )
         request.token_at = now
         counters.generated += len(search.beams)
         counters.decoded += len(search.beams) if request.ticket.state is State.DECODING else 0
@@ -46,10 +52,17 @@ class Together:
             self._scheduler.decodes(request.ticket)
 
     def branch(self, request: Request, row: np.ndarray, begin: Callable[[Request], None]) -> None:
-        """A prompt is evaluated, `row` are its logits: the siblings who waited for it go on from forks of its pages."""
-        while request.siblings:                    # those that are not reached yet stay its own: it hands them over if it ends here
+        """A prompt is evaluated, `row` are its logits: the siblings who waited for it go on from
+        forks of its pages.
+        """
+        # those that are not reached yet stay its own: it hands them over if it ends here
+        while request.siblings:
             each, request.siblings = request.siblings[0], request.siblings[1:]
             if each in self._register.in_flight:
                 each.session.kv, each.session.pending = request.session.kv.fork(), row.copy()
-                each.prompt_logprobs, each.on_rows, each.cached = request.prompt_logprobs, None, each.prompt_tokens
+                each.prompt_logprobs, each.on_rows, each.cached = (
+                    request.prompt_logprobs,
+                    None,
+                    each.prompt_tokens,
+                )
                 begin(each)

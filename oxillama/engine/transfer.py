@@ -1,8 +1,10 @@
-"""Pages out of the pool as bytes and back: `PageCopy` reads pages, `fill_pages` writes them into others.
+"""Pages out of the pool as bytes and back: `PageCopy` reads pages, `fill_pages` writes them into
+others.
 
-The bytes are those of `PageMemory.export`, page after page; what a page has room for and does not hold is zero, so that equal sequences
-give equal bytes and nothing of an earlier owner gets out.
+The bytes are those of `PageMemory.export`, page after page; what a page has room for and does not
+hold is zero, so that equal sequences give equal bytes and nothing of an earlier owner gets out.
 """
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +18,9 @@ from oxillama.engine.pages import KvCachePool
 
 
 class PageCopy:
-    """Shares of pages, the first `filled[i]` tokens of each: whoever writes meanwhile gets copies, so they can be read without a lock."""
+    """Shares of pages, the first `filled[i]` tokens of each: whoever writes meanwhile gets copies,
+    so they can be read without a lock.
+    """
 
     __slots__ = ("filled", "pages", "pool")
 
@@ -26,7 +30,11 @@ class PageCopy:
     @classmethod
     def of_sequence(cls, pool: KvCachePool, pages: Sequence[int], length: int) -> PageCopy:
         """The pages of one sequence of `length` positions."""
-        return cls(pool, pages, [min(pool.page_size, length - at * pool.page_size) for at in range(len(pages))])
+        return cls(
+            pool,
+            pages,
+            [min(pool.page_size, length - at * pool.page_size) for at in range(len(pages))],
+        )
 
     @property
     def nbytes(self) -> int:
@@ -38,14 +46,18 @@ class PageCopy:
         size, out = self.pool.memory.page_bytes, np.empty(self.nbytes, np.uint8)
         view = memoryview(out)
         for at, page in enumerate(self.pieces()):
-            view[at * size:(at + 1) * size] = page
+            view[at * size : (at + 1) * size] = page
         return out
 
     def pieces(self) -> Iterator[memoryview]:
         """The same page by page."""
         memory = self.pool.memory
         for page, filled in zip(self.pages, self.filled):
-            yield memoryview(memory.export(page) if filled == self.pool.page_size else _filled_part(memory, page, filled))
+            yield memoryview(
+                memory.export(page)
+                if filled == self.pool.page_size
+                else _filled_part(memory, page, filled)
+            )
 
     def release(self) -> None:
         """Give the shares back; under the engine's lock, once."""
@@ -55,7 +67,9 @@ class PageCopy:
 
 
 def _filled_part(memory: PageMemory, page: int, tokens: int) -> bytes:
-    """The bytes of a page's first `tokens` tokens, zero elsewhere, in whatever way this memory lays them out."""
+    """The bytes of a page's first `tokens` tokens, zero elsewhere, in whatever way this memory lays
+    them out.
+    """
     scratch = PageMemory(memory.kv_layers, memory.kv_type, memory.page_size)
     scratch.ensure(2)
     scratch.load(0, memory.export(page))
@@ -64,15 +78,18 @@ def _filled_part(memory: PageMemory, page: int, tokens: int) -> bytes:
 
 
 def fill_pages(memory: Any, pages: Sequence[int], saved: Envelope) -> None:
-    """Fill pages, in order, from the section "kv" of an envelope, which holds as many; those below 0 are passed over.
+    """Fill pages, in order, from the section "kv" of an envelope, which holds as many; those below
+    0 are passed over.
 
-    The pages are written before their bytes are verified: they must be nobody's else, and nobody's where this raises the envelope's error.
+    The pages are written before their bytes are verified: they must be nobody's else, and nobody's
+    where this raises the envelope's error.
     """
     size = memory.page_bytes
 
     def into(at: int, piece: memoryview) -> None:
         first = at // size
-        for index, page in enumerate(pages[first:first + len(piece) // size]):
+        for index, page in enumerate(pages[first : first + len(piece) // size]):
             if page >= 0:
-                memory.load(page, piece[index * size:(index + 1) * size])
+                memory.load(page, piece[index * size : (index + 1) * size])
+
     saved.pour("kv", into, exactly=len(pages) * size, unit=size)

@@ -1,4 +1,5 @@
 """Two vocabularies side by side: whether a draft's tokens can stand for a target's, and how."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -9,15 +10,19 @@ from oxillama.errors import ConfigError
 
 
 class Alignment:
-    """From the target's token ids to the draft's, and from the draft's logits to the target's vocabulary.
+    """From the target's token ids to the draft's, and from the draft's logits to the target's
+    vocabulary.
 
-    to_draft: the draft's id of each target id that a session may hold, None where the ids are the same. target_size, draft_size: rows of
-    the two outputs, which may be padded. Tokens that the draft does not have get -inf.
+    to_draft: the draft's id of each target id that a session may hold, None where the ids are the
+    same. target_size, draft_size: rows of the two outputs, which may be padded. Tokens that the
+    draft does not have get -inf.
     """
 
     __slots__ = ("_from", "_to", "_to_draft", "target_size")
 
-    def __init__(self, target_size: int, draft_size: int, to_draft: np.ndarray | None = None) -> None:
+    def __init__(
+        self, target_size: int, draft_size: int, to_draft: np.ndarray | None = None
+    ) -> None:
         self.target_size = target_size
         self._to_draft = to_draft
         if to_draft is None:
@@ -44,10 +49,17 @@ class Alignment:
         return out
 
 
-def align(target: Sequence[tuple[bytes, bool]], draft: Sequence[tuple[bytes, bool]], *, target_rows: int, draft_rows: int) -> Alignment:
+def align(
+    target: Sequence[tuple[bytes, bool]],
+    draft: Sequence[tuple[bytes, bool]],
+    *,
+    target_rows: int,
+    draft_rows: int,
+) -> Alignment:
     """The alignment of two vocabularies, given as (piece, whether it is a control token) by id.
 
-    The same pieces under the same ids, or every piece of the target under some id of the draft; ConfigError names a piece that is missing.
+    The same pieces under the same ids, or every piece of the target under some id of the draft;
+    ConfigError names a piece that is missing.
     """
     if list(target) == list(draft):
         return Alignment(target_rows, draft_rows)
@@ -57,6 +69,10 @@ def align(target: Sequence[tuple[bytes, bool]], draft: Sequence[tuple[bytes, boo
     missing = [token for token, piece in enumerate(target) if piece not in known]
     if missing:
         first = missing[0]
-        raise ConfigError(f"draft: its vocabulary of {len(draft)} lacks {len(missing)} of the target's {len(target)} tokens, the first being "
-                          f"{first} {target[first][0]!r}; wanted the same pieces, or all of the target's")
-    return Alignment(target_rows, draft_rows, np.array([known[piece] for piece in target], np.int32))
+        raise ConfigError(
+            f"draft: its vocabulary of {len(draft)} lacks {len(missing)} of the target's {len(target)} tokens, the first being "
+            f"{first} {target[first][0]!r}; wanted the same pieces, or all of the target's"
+        )
+    return Alignment(
+        target_rows, draft_rows, np.array([known[piece] for piece in target], np.int32)
+    )

@@ -1,9 +1,12 @@
-"""Typed, bounded access to a model's hyper-parameters: each question names the key, the kind and the range it will accept.
+"""Typed, bounded access to a model's hyper-parameters: each question names the key, the kind and
+the range it will accept.
 
-`Keys(metadata)` prefixes what it is asked with the file's architecture (`attention.head_count` is looked up as
-`llama.attention.head_count`); `keys.root` asks for whole names (`general.name`). A value that is missing, of another kind, not
-finite or out of range raises ModelError naming the key, the value found and the value wanted.
+`Keys(metadata)` prefixes what it is asked with the file's architecture (`attention.head_count` is
+looked up as `llama.attention.head_count`); `keys.root` asks for whole names (`general.name`). A
+value that is missing, of another kind, not finite or out of range raises ModelError naming the key,
+the value found and the value wanted.
 """
+
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -28,7 +31,9 @@ REQUIRED: Any = _Required()
 
 
 def architecture(metadata: Mapping[str, Any]) -> str:
-    """The file's `general.architecture`; raises ModelError unless it is a plain name of `a-z 0-9 _ . -`."""
+    """The file's `general.architecture`; raises ModelError unless it is a plain name of `a-z 0-9 _
+    . -`.
+    """
     name = metadata.get("general.architecture")
     if name is None:
         raise ModelError("general.architecture: missing, wanted the name of an architecture")
@@ -38,22 +43,27 @@ def architecture(metadata: Mapping[str, Any]) -> str:
 def checked_architecture(name: Any) -> str:
     """`name` itself; raises ModelError unless it is a plain name of `a-z 0-9 _ . -`."""
     if not isinstance(name, str) or not _ARCHITECTURE.fullmatch(name) or ".." in name:
-        raise ModelError(f"general.architecture: found {_shown(name)}, wanted a name of a-z, 0-9, '_', '.' and '-'")
+        raise ModelError(
+            f"general.architecture: found {_shown(name)}, wanted a name of a-z, 0-9, '_', '.' and '-'"
+        )
     return name
 
 
 class Keys:
-    """A view of `metadata` under the prefix of one architecture (`arch`, else the file's own; "" for whole names).
+    """A view of `metadata` under the prefix of one architecture (`arch`, else the file's own; ""
+    for whole names).
 
-    Every method takes a key without the prefix and a `default` that is given back, unchecked, where the file lacks the key;
-    without a default a missing key raises ModelError.
+    Every method takes a key without the prefix and a `default` that is given back, unchecked, where
+    the file lacks the key; without a default a missing key raises ModelError.
     """
 
     __slots__ = ("arch", "metadata")
 
     def __init__(self, metadata: Mapping[str, Any], arch: str | None = None):
         self.metadata = metadata
-        self.arch = architecture(metadata) if arch is None else checked_architecture(arch) if arch else ""
+        self.arch = (
+            architecture(metadata) if arch is None else checked_architecture(arch) if arch else ""
+        )
 
     @property
     def root(self) -> "Keys":
@@ -67,23 +77,40 @@ class Keys:
     def __contains__(self, key: str) -> bool:
         return self.name(key) in self.metadata
 
-    def integer(self, key: str, *, minimum: int = 0, maximum: int = _INT32_MAX, default: Any = REQUIRED) -> int:
+    def integer(
+        self, key: str, *, minimum: int = 0, maximum: int = _INT32_MAX, default: Any = REQUIRED
+    ) -> int:
         """An integer from `minimum` to `maximum`, both included."""
         if self._absent(key, default, f"an integer from {minimum} to {maximum}"):
             return default
         return self._integer(key, self._value(key), minimum, maximum)
 
-    def number(self, key: str, *, minimum: float = -math.inf, maximum: float = math.inf, default: Any = REQUIRED) -> float:
-        """A finite number from `minimum` to `maximum`, both included; an integer in the file counts as one."""
+    def number(
+        self,
+        key: str,
+        *,
+        minimum: float = -math.inf,
+        maximum: float = math.inf,
+        default: Any = REQUIRED,
+    ) -> float:
+        """A finite number from `minimum` to `maximum`, both included; an integer in the file counts
+        as one.
+        """
         if self._absent(key, default, _range("a finite number", minimum, maximum)):
             return default
         return self._number(key, self._value(key), minimum, maximum)
 
     def flag(self, key: str, *, default: Any = REQUIRED) -> bool:
         """A boolean."""
-        return default if self._absent(key, default, "a boolean") else self._flag(key, self._value(key))
+        return (
+            default
+            if self._absent(key, default, "a boolean")
+            else self._flag(key, self._value(key))
+        )
 
-    def text(self, key: str, *, choices: Sequence[str] | None = None, default: Any = REQUIRED) -> str:
+    def text(
+        self, key: str, *, choices: Sequence[str] | None = None, default: Any = REQUIRED
+    ) -> str:
         """A string, one of `choices` where they are given."""
         wanted = "a string" if choices is None else f"one of {', '.join(choices)}"
         if self._absent(key, default, wanted):
@@ -94,28 +121,51 @@ class Keys:
         return value
 
     def integers(
-        self, key: str, *, count: int | None = None, minimum: int = 0, maximum: int = _INT32_MAX, default: Any = REQUIRED
+        self,
+        key: str,
+        *,
+        count: int | None = None,
+        minimum: int = 0,
+        maximum: int = _INT32_MAX,
+        default: Any = REQUIRED,
     ) -> tuple[int, ...]:
         """An array of `count` (any number where it is None) integers from `minimum` to `maximum`."""
         if self._absent(key, default, _array_of("integers", count)):
             return default
-        return tuple(self._integer(key, item, minimum, maximum) for item in self._items(key, "integers", count))
+        return tuple(
+            self._integer(key, item, minimum, maximum)
+            for item in self._items(key, "integers", count)
+        )
 
     def numbers(
-        self, key: str, *, count: int | None = None, minimum: float = -math.inf, maximum: float = math.inf, default: Any = REQUIRED
+        self,
+        key: str,
+        *,
+        count: int | None = None,
+        minimum: float = -math.inf,
+        maximum: float = math.inf,
+        default: Any = REQUIRED,
     ) -> tuple[float, ...]:
-        """An array of `count` (any number where it is None) finite numbers from `minimum` to `maximum`."""
+        """An array of `count` (any number where it is None) finite numbers from `minimum` to
+        `maximum`.
+        """
         if self._absent(key, default, _array_of("numbers", count)):
             return default
-        return tuple(self._number(key, item, minimum, maximum) for item in self._items(key, "numbers", count))
+        return tuple(
+            self._number(key, item, minimum, maximum) for item in self._items(key, "numbers", count)
+        )
 
-    def flags(self, key: str, *, count: int | None = None, default: Any = REQUIRED) -> tuple[bool, ...]:
+    def flags(
+        self, key: str, *, count: int | None = None, default: Any = REQUIRED
+    ) -> tuple[bool, ...]:
         """An array of `count` (any number where it is None) booleans."""
         if self._absent(key, default, _array_of("booleans", count)):
             return default
         return tuple(self._flag(key, item) for item in self._items(key, "booleans", count))
 
-    def texts(self, key: str, *, count: int | None = None, default: Any = REQUIRED) -> tuple[str, ...]:
+    def texts(
+        self, key: str, *, count: int | None = None, default: Any = REQUIRED
+    ) -> tuple[str, ...]:
         """An array of `count` (any number where it is None) strings."""
         wanted = _array_of("strings", count)
         if self._absent(key, default, wanted):
@@ -126,9 +176,17 @@ class Keys:
         return tuple(items)
 
     def per_layer(
-        self, key: str, layers: int, *, minimum: int = 0, maximum: int = _INT32_MAX, default: Any = REQUIRED
+        self,
+        key: str,
+        layers: int,
+        *,
+        minimum: int = 0,
+        maximum: int = _INT32_MAX,
+        default: Any = REQUIRED,
     ) -> tuple[int, ...]:
-        """One integer for each of `layers`: the file's array of that length, or its single value (or `default`) for every layer."""
+        """One integer for each of `layers`: the file's array of that length, or its single value
+        (or `default`) for every layer.
+        """
         if self._absent(key, default, f"an integer, or an array of {layers}"):
             return (default,) * layers
         if _is_array(self._value(key)):
@@ -157,12 +215,18 @@ class Keys:
         return bool(value)
 
     def _integer(self, key: str, value: Any, minimum: int, maximum: int) -> int:
-        if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not minimum <= value <= maximum:
+        if (
+            not isinstance(value, (int, np.integer))
+            or isinstance(value, bool)
+            or not minimum <= value <= maximum
+        ):
             raise self._wrong(key, value, f"an integer from {minimum} to {maximum}")
         return int(value)
 
     def _number(self, key: str, value: Any, minimum: float, maximum: float) -> float:
-        real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+        real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(
+            value, bool
+        )
         if not real or not math.isfinite(value) or not minimum <= value <= maximum:
             raise self._wrong(key, value, _range("a finite number", minimum, maximum))
         return float(value)

@@ -1,16 +1,20 @@
-"""The container's own facts, shared by reader and writer: magic, versions, limits, names and the place of a tensor.
+"""The container's own facts, shared by reader and writer: magic, versions, limits, names and the
+place of a tensor.
 
 A GGUF file is, little-endian throughout:
 
-    "GGUF" | u32 version | u64 tensor count | u64 key count | keys | tensor infos | padding | tensor data
+    "GGUF" | u32 version | u64 tensor count | u64 key count | keys | tensor infos | padding | tensor
+    data
 
     key          string name, u32 kind, value
     tensor info  string name, u32 dims, u64 dims[], innermost first, u32 type, u64 offset into the data
     string       u64 length, UTF-8 bytes
     array        u32 kind of the items, u64 count, items
 
-Tensor data starts at the next multiple of `general.alignment` (32 where the key is absent), and so does every tensor in it.
+Tensor data starts at the next multiple of `general.alignment` (32 where the key is absent), and so
+does every tensor in it.
 """
+
 from dataclasses import dataclass
 
 from oxillama.errors import GgufError
@@ -33,8 +37,9 @@ MIN_INFO_BYTES = 8 + 1 + 4 + 4 + 8
 class TensorInfo:
     """What the header says about one tensor.
 
-    `shape` is in numpy's order: rows outermost, the contiguous columns last. `offset` counts bytes from the start of the file
-    that holds the tensor, which is file number `shard` of the set (0 where there is one).
+    `shape` is in numpy's order: rows outermost, the contiguous columns last. `offset` counts bytes
+    from the start of the file that holds the tensor, which is file number `shard` of the set (0
+    where there is one).
     """
 
     name: str
@@ -47,7 +52,9 @@ class TensorInfo:
 
 
 def checked_name(raw: bytes | str, what: str, limit: int) -> str:
-    """The text of a key or tensor name; raises GgufError unless it is 1 to `limit` bytes of printable UTF-8."""
+    """The text of a key or tensor name; raises GgufError unless it is 1 to `limit` bytes of
+    printable UTF-8.
+    """
     try:
         data = raw.encode() if isinstance(raw, str) else bytes(raw)
         name = data.decode()
@@ -61,7 +68,9 @@ def checked_name(raw: bytes | str, what: str, limit: int) -> str:
 
 
 def checked_alignment(value: object, what: str = "general.alignment") -> int:
-    """`value` as an alignment in bytes; raises GgufError unless it is an integer and a power of two."""
+    """`value` as an alignment in bytes; raises GgufError unless it is an integer and a power of
+    two.
+    """
     if type(value) is not int or value < 1 or value & (value - 1):
         raise GgufError(f"{what}: found {value!r}, wanted a power of two")
     return value

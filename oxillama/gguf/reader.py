@@ -1,8 +1,11 @@
-"""Reads GGUF files (versions 2 and 3, little-endian, one file or a set of shards) without copying a tensor.
+"""Reads GGUF files (versions 2 and 3, little-endian, one file or a set of shards) without copying a
+tensor.
 
-`GgufReader` is the door. Every count, length, offset and type is checked against the bytes that remain before anything is
-made of it, so a hostile file costs no more than its own size. `read_shard` parses one file, `_merged` joins a set.
+`GgufReader` is the door. Every count, length, offset and type is checked against the bytes that
+remain before anything is made of it, so a hostile file costs no more than its own size.
+`read_shard` parses one file, `_merged` joins a set.
 """
+
 import mmap
 import os
 from collections.abc import Iterator, Mapping
@@ -52,7 +55,9 @@ class _Span:
 
 
 class Metadata(Mapping[str, Any]):
-    """The key-value part of a file as a read-only mapping; an array is decoded when it is first asked for, and kept."""
+    """The key-value part of a file as a read-only mapping; an array is decoded when it is first
+    asked for, and kept.
+    """
 
     __slots__ = ("_spans", "_values")
 
@@ -66,12 +71,17 @@ class Metadata(Mapping[str, Any]):
         return self._values[key]
 
     def strings(self, key: str) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """An array of strings as it lies in the file: its bytes (uint8), and the place and length (int64) of each text in them.
+        """An array of strings as it lies in the file: its bytes (uint8), and the place and length
+        (int64) of each text in them.
 
         None where the key is missing or no array of at least one string.
         """
         span = self._spans.get(key)
-        return None if span is None or span.kind != ARRAY else raw_strings(Cursor(span.shard.buffer, span.shard.label, span.start), key)
+        return (
+            None
+            if span is None or span.kind != ARRAY
+            else raw_strings(Cursor(span.shard.buffer, span.shard.label, span.start), key)
+        )
 
     def __contains__(self, key: object) -> bool:
         return key in self._spans
@@ -105,26 +115,39 @@ def read_shard(shard: Shard) -> _Parsed:
     if magic != MAGIC[: len(magic)] or not magic:
         raise GgufError(f"{shard.label}: starts with {magic!r}, wanted {MAGIC!r}: not a GGUF file")
     if len(shard.buffer) < HEADER_BYTES:
-        raise GgufError(f"{shard.label}: {len(shard.buffer)} bytes, the header alone needs {HEADER_BYTES}: truncated")
+        raise GgufError(
+            f"{shard.label}: {len(shard.buffer)} bytes, the header alone needs {HEADER_BYTES}: truncated"
+        )
     cursor.position = 4
     version = cursor.u32("version")
     if version not in VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         why = ": a big-endian file, only little-endian ones are read" if swapped in VERSIONS else ""
-        raise GgufError(f"{shard.label}: version {version}, wanted {' or '.join(map(str, VERSIONS))}{why}")
+        raise GgufError(
+            f"{shard.label}: version {version}, wanted {' or '.join(map(str, VERSIONS))}{why}"
+        )
     tensor_count, key_count = cursor.u64("tensor count"), cursor.u64("key count")
     remain = len(shard.buffer) - HEADER_BYTES
-    for what, count, limit, least in (("keys", key_count, MAX_KEYS, MIN_KEY_BYTES), ("tensors", tensor_count, MAX_TENSORS, MIN_INFO_BYTES)):
+    for what, count, limit, least in (
+        ("keys", key_count, MAX_KEYS, MIN_KEY_BYTES),
+        ("tensors", tensor_count, MAX_TENSORS, MIN_INFO_BYTES),
+    ):
         if count > min(limit, remain // least):
-            raise GgufError(f"{shard.label}: header counts {count} {what}, at most {min(limit, remain // least)} fit")
+            raise GgufError(
+                f"{shard.label}: header counts {count} {what}, at most {min(limit, remain // least)} fit"
+            )
     spans, values, kinds = _read_keys(cursor, shard, key_count)
     # an array is not among the values: its kind stands in for it and is refused as no integer
     found = values.get("general.alignment", kinds.get("general.alignment", DEFAULT_ALIGNMENT))
     alignment = checked_alignment(found, f"{shard.label}: general.alignment")
-    return _Parsed(version, alignment, spans, values, kinds, _read_infos(cursor, tensor_count, alignment))
+    return _Parsed(
+        version, alignment, spans, values, kinds, _read_infos(cursor, tensor_count, alignment)
+    )
 
 
-def _read_keys(cursor: Cursor, shard: Shard, count: int) -> tuple[dict[str, _Span], dict[str, Any], dict[str, str]]:
+def _read_keys(
+    cursor: Cursor, shard: Shard, count: int
+) -> tuple[dict[str, _Span], dict[str, Any], dict[str, str]]:
     spans: dict[str, _Span] = {}
     values: dict[str, Any] = {}
     kinds: dict[str, str] = {}
@@ -132,9 +155,13 @@ def _read_keys(cursor: Cursor, shard: Shard, count: int) -> tuple[dict[str, _Spa
         what = f"key {index} of {count}"
         length = cursor.u64(f"length of {what}")
         if length > MAX_KEY_BYTES:
-            raise GgufError(f"{cursor.label}: {what}: name of {length} bytes, wanted 1 to {MAX_KEY_BYTES}")
+            raise GgufError(
+                f"{cursor.label}: {what}: name of {length} bytes, wanted 1 to {MAX_KEY_BYTES}"
+            )
         start = cursor.need(length, what)
-        key = checked_name(bytes(cursor.buffer[start : start + length]), f"{cursor.label}: {what}", MAX_KEY_BYTES)
+        key = checked_name(
+            bytes(cursor.buffer[start : start + length]), f"{cursor.label}: {what}", MAX_KEY_BYTES
+        )
         if key in spans:
             raise GgufError(f"{cursor.label}: key {key} appears twice")
         kind = read_kind(cursor, key)
@@ -153,7 +180,9 @@ def _read_infos(cursor: Cursor, count: int, alignment: int) -> dict[str, TensorI
         if info.name in relative:
             raise GgufError(f"{cursor.label}: tensor {info.name} appears twice")
         if info.offset % alignment:
-            raise GgufError(f"{cursor.label}: tensor {info.name}: offset {info.offset}, wanted a multiple of {alignment}")
+            raise GgufError(
+                f"{cursor.label}: tensor {info.name}: offset {info.offset}, wanted a multiple of {alignment}"
+            )
         relative[info.name] = info
     start = aligned(cursor.position, alignment)
     room = max(0, len(cursor.buffer) - start)
@@ -164,7 +193,9 @@ def _read_infos(cursor: Cursor, count: int, alignment: int) -> dict[str, TensorI
                 f"{cursor.label}: tensor {info.name}: bytes {info.offset} to {info.offset + info.nbytes} of the data, the file holds {room}"
             )
         if info.offset < free:
-            raise GgufError(f"{cursor.label}: tensor {info.name}: offset {info.offset} overlaps {before}, which ends at {free}")
+            raise GgufError(
+                f"{cursor.label}: tensor {info.name}: offset {info.offset} overlaps {before}, which ends at {free}"
+            )
         free, before = info.offset + info.nbytes, info.name
     return {name: replace(info, offset=start + info.offset) for name, info in relative.items()}
 
@@ -173,25 +204,35 @@ def _read_info(cursor: Cursor, what: str) -> TensorInfo:
     """The tensor info here, its offset still counted from the start of the data."""
     length = cursor.u64(f"length of the name of {what}")
     if length > MAX_NAME_BYTES:
-        raise GgufError(f"{cursor.label}: {what}: name of {length} bytes, wanted 1 to {MAX_NAME_BYTES}")
+        raise GgufError(
+            f"{cursor.label}: {what}: name of {length} bytes, wanted 1 to {MAX_NAME_BYTES}"
+        )
     start = cursor.need(length, what)
-    name = checked_name(bytes(cursor.buffer[start : start + length]), f"{cursor.label}: {what}", MAX_NAME_BYTES)
+    name = checked_name(
+        bytes(cursor.buffer[start : start + length]), f"{cursor.label}: {what}", MAX_NAME_BYTES
+    )
     dims = cursor.u32(f"dims of tensor {name}")
     if dims > MAX_DIMS:
         raise GgufError(f"{cursor.label}: tensor {name}: {dims} dims, wanted 0 to {MAX_DIMS}")
     shape = tuple(cursor.u64(f"shape of tensor {name}") for _ in range(dims))[::-1]
     if not all(1 <= size < 1 << 63 for size in shape):
-        raise GgufError(f"{cursor.label}: tensor {name}: shape {shape}, wanted sizes from 1 to 2^63 - 1")
+        raise GgufError(
+            f"{cursor.label}: tensor {name}: shape {shape}, wanted sizes from 1 to 2^63 - 1"
+        )
     number = cursor.u32(f"type of tensor {name}")
     try:
         kind = type_by_id(number)
         nbytes = kind.nbytes(shape)
     except GgufError as error:
         raise GgufError(f"{cursor.label}: tensor {name}: {error}") from None
-    return TensorInfo(name, shape, kind.id, kind.name, cursor.u64(f"offset of tensor {name}"), nbytes)
+    return TensorInfo(
+        name, shape, kind.id, kind.name, cursor.u64(f"offset of tensor {name}"), nbytes
+    )
 
 
-def _merged(shards: tuple[Shard, ...]) -> tuple[list[_Parsed], Metadata, dict[str, str], dict[str, TensorInfo]]:
+def _merged(
+    shards: tuple[Shard, ...],
+) -> tuple[list[_Parsed], Metadata, dict[str, str], dict[str, TensorInfo]]:
     """Parse every shard and check that together they are one whole set."""
     parsed = []
     spans: dict[str, _Span] = {}
@@ -205,23 +246,36 @@ def _merged(shards: tuple[Shard, ...]) -> tuple[list[_Parsed], Metadata, dict[st
             if key not in spans:
                 spans[key], kinds[key] = span, one.kinds[key]
                 values |= {key: one.values[key]} if key in one.values else {}
-            elif key not in ("split.no", "general.alignment") and (span.kind, span.raw()) != (spans[key].kind, spans[key].raw()):
-                raise GgufError(f"{shard.label}: key {key} differs from its value in {shards[0].label}")
+            elif key not in ("split.no", "general.alignment") and (span.kind, span.raw()) != (
+                spans[key].kind,
+                spans[key].raw(),
+            ):
+                raise GgufError(
+                    f"{shard.label}: key {key} differs from its value in {shards[0].label}"
+                )
         for name, info in one.tensors.items():
             if name in tensors:
-                raise GgufError(f"{shard.label}: tensor {name} is in {shards[tensors[name].shard].label} too")
+                raise GgufError(
+                    f"{shard.label}: tensor {name} is in {shards[tensors[name].shard].label} too"
+                )
             tensors[name] = replace(info, shard=index) if index else info
         if len(tensors) > MAX_TENSORS:
-            raise GgufError(f"{shard.label}: {len(tensors)} tensors in the set, wanted at most {MAX_TENSORS}")
+            raise GgufError(
+                f"{shard.label}: {len(tensors)} tensors in the set, wanted at most {MAX_TENSORS}"
+            )
         parsed.append(one)
     total = values.get("split.tensors.count", len(tensors))
     if total != len(tensors):
-        raise GgufError(f"{shards[0].label}: split.tensors.count is {total}, the {len(shards)} files hold {len(tensors)}")
+        raise GgufError(
+            f"{shards[0].label}: split.tensors.count is {total}, the {len(shards)} files hold {len(tensors)}"
+        )
     return parsed, Metadata(spans, values), kinds, tensors
 
 
 def _check_split(one: _Parsed, shard: Shard, index: int, count: int) -> None:
-    """Raise GgufError unless this file is number `index` of a set of `count` (one file may say nothing about sets)."""
+    """Raise GgufError unless this file is number `index` of a set of `count` (one file may say
+    nothing about sets).
+    """
     found = {key: one.values.get(key) for key in ("split.no", "split.count")}
     named = shard.path is not None and shard_names(shard.path.name) is not None
     if count == 1 and not named and found["split.count"] in (None, 0, 1):
@@ -230,23 +284,39 @@ def _check_split(one: _Parsed, shard: Shard, index: int, count: int) -> None:
         return
     for key, wanted in (("split.count", count), ("split.no", index)):
         if type(found[key]) is not int or found[key] != wanted:
-            hint = "" if named or count > 1 else "; a set is opened by a name like NAME-00001-of-00003.gguf"
+            hint = (
+                ""
+                if named or count > 1
+                else "; a set is opened by a name like NAME-00001-of-00003.gguf"
+            )
             raise GgufError(f"{shard.label}: {key} is {found[key]}, wanted {wanted}{hint}")
 
 
 class GgufReader:
     """An open GGUF file: its metadata, its tensors' places, and their bytes without a copy.
 
-    `source` is a path, a hub name, a bytes-like object or a sequence of shards (see `oxillama.gguf.source`). Raises GgufError for
-    whatever is missing, malformed, truncated or hostile. Arrays handed out stay valid after `close`: the mapping lives as
-    long as the last of them.
+    `source` is a path, a hub name, a bytes-like object or a sequence of shards (see
+    `oxillama.gguf.source`). Raises GgufError for whatever is missing, malformed, truncated or
+    hostile. Arrays handed out stay valid after `close`: the mapping lives as long as the last of
+    them.
 
-    Attributes: `metadata` (mapping of key to value; see `oxillama.gguf.values` for the types), `kv_types` (key to the name of its
-    kind), `tensors` (name to TensorInfo, in the file's order), `version`, `alignment` (of the first shard), `size` (bytes of
-    all shards), `path` (of the first shard, None for bytes), `paths`.
+    Attributes: `metadata` (mapping of key to value; see `oxillama.gguf.values` for the types),
+    `kv_types` (key to the name of its kind), `tensors` (name to TensorInfo, in the file's order),
+    `version`, `alignment` (of the first shard), `size` (bytes of all shards), `path` (of the first
+    shard, None for bytes), `paths`.
     """
 
-    __slots__ = ("_shards", "alignment", "kv_types", "metadata", "path", "paths", "size", "tensors", "version")
+    __slots__ = (
+        "_shards",
+        "alignment",
+        "kv_types",
+        "metadata",
+        "path",
+        "paths",
+        "size",
+        "tensors",
+        "version",
+    )
 
     def __init__(self, source: Any):
         shards = open_source(source)
@@ -254,7 +324,9 @@ class GgufReader:
         self.version: int = parsed[0].version
         self.alignment: int = parsed[0].alignment
         self.size: int = sum(len(shard.buffer) for shard in shards)
-        self.paths: tuple[Path, ...] = tuple(shard.path for shard in shards if shard.path is not None)
+        self.paths: tuple[Path, ...] = tuple(
+            shard.path for shard in shards if shard.path is not None
+        )
         self.path: Path | None = shards[0].path
         self._shards: tuple[Shard, ...] | None = shards
 
@@ -266,7 +338,9 @@ class GgufReader:
         return cls(buffer)
 
     def data(self, name: str) -> np.ndarray:
-        """The stored bytes of tensor `name`: a read-only uint8 array over the file itself, `nbytes` long."""
+        """The stored bytes of tensor `name`: a read-only uint8 array over the file itself, `nbytes`
+        long.
+        """
         info = self.tensors.get(name)
         if info is None:
             raise GgufError(f"tensor {name!r} is not in {self._label()}")
@@ -282,22 +356,31 @@ class GgufReader:
         return self._shards
 
     def release(self, name: str) -> None:
-        """Tell the system that the file's pages of tensor `name`, and what lies with it in pages of 2 MB, need not stay in memory.
+        """Tell the system that the file's pages of tensor `name`, and what lies with it in pages of
+        2 MB, need not stay in memory.
 
         Whatever is asked for again is read again.
         """
         info, page = self.tensors[name], 2 << 20
         mapping = self._shards[info.shard].buffer.obj
         if self.is_mapped(name) and hasattr(mapping, "madvise") and hasattr(mmap, "MADV_DONTNEED"):
-            start, end = info.offset // page * page, -(-(info.offset + len(self.data(name))) // page) * page
+            start, end = (
+                info.offset // page * page,
+                -(-(info.offset + len(self.data(name))) // page) * page,
+            )
             mapping.madvise(mmap.MADV_DONTNEED, start, min(len(mapping), end) - start)
 
     def is_mapped(self, name: str) -> bool:
-        """Whether tensor `name` lies in a mapped file: its pages may be given back to the system, and are read again when they are asked for."""
-        return self._shards[self.tensors[name].shard].path is not None      # mapped here: another's mapping may be private, with bytes no file has
+        """Whether tensor `name` lies in a mapped file: its pages may be given back to the system,
+        and are read again when they are asked for.
+        """
+        # mapped here: another's mapping may be private, with bytes no file has
+        return self._shards[self.tensors[name].shard].path is not None
 
     def close(self) -> None:
-        """Let go of the files; metadata and tensor places stay readable, and so do the arrays already handed out."""
+        """Let go of the files; metadata and tensor places stay readable, and so do the arrays
+        already handed out.
+        """
         self._shards = None
 
     def __enter__(self) -> "GgufReader":

@@ -1,8 +1,11 @@
-"""What the user named, turned into the bytes to read: a path, bytes, a set of shards, or a file of the Hugging Face hub.
+"""What the user named, turned into the bytes to read: a path, bytes, a set of shards, or a file of
+the Hugging Face hub.
 
-`open_source` maps files read-only and copies nothing. `NAME-00001-of-00003.gguf` opens every file of its set.
-`hf://owner/name/file.gguf` and `owner/name:file.gguf` are fetched through `huggingface_hub`, an optional extra.
+`open_source` maps files read-only and copies nothing. `NAME-00001-of-00003.gguf` opens every file
+of its set. `hf://owner/name/file.gguf` and `owner/name:file.gguf` are fetched through
+`huggingface_hub`, an optional extra.
 """
+
 import mmap
 import os
 import re
@@ -15,12 +18,16 @@ from typing import Any
 from oxillama.errors import ConfigError, GgufError
 
 _SHARD = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.DOTALL)
-_HUB = re.compile(r"^(?:hf://(?P<repo>[\w.-]+/[\w.-]+)/|(?P<short>[\w.-]+/[\w.-]+):)(?P<file>[\w./ -]+\.gguf)$")
+_HUB = re.compile(
+    r"^(?:hf://(?P<repo>[\w.-]+/[\w.-]+)/|(?P<short>[\w.-]+/[\w.-]+):)(?P<file>[\w./ -]+\.gguf)$"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The bytes of one file of a set: read-only, and named for messages; `path` is None where they came from memory."""
+    """The bytes of one file of a set: read-only, and named for messages; `path` is None where they
+    came from memory.
+    """
 
     buffer: memoryview
     label: str
@@ -28,42 +35,60 @@ class Shard:
 
 
 def shard_names(name: str) -> tuple[str, ...] | None:
-    """The file names of the whole set that `name` belongs to, or None where it does not follow the pattern of shards."""
+    """The file names of the whole set that `name` belongs to, or None where it does not follow the
+    pattern of shards.
+    """
     match = _SHARD.match(name)
     if match is None:
         return None
     number, count = int(match["number"]), int(match["count"])
     if not 1 <= number <= count:
         raise GgufError(f"{name}: shard {number} of {count}, wanted 1 to {count}")
-    return tuple(f"{match['stem']}-{index:05d}-of-{count:05d}.gguf" for index in range(1, count + 1))
+    return tuple(
+        f"{match['stem']}-{index:05d}-of-{count:05d}.gguf" for index in range(1, count + 1)
+    )
 
 
 def open_source(source: Any) -> tuple[Shard, ...]:
     """The files behind `source`, in order of shard.
 
-    `source` is a path (str or Path; of any shard of a set), a hub name, a bytes-like object, or a list of paths or bytes-like
-    objects that names the shards one by one. Raises GgufError where it cannot be read, ConfigError where the hub's extra is missing.
+    `source` is a path (str or Path; of any shard of a set), a hub name, a bytes-like object, or a
+    list of paths or bytes-like objects that names the shards one by one. Raises GgufError where it
+    cannot be read, ConfigError where the hub's extra is missing.
     """
     if isinstance(source, str) and (source.startswith("hf://") or _is_hub(source)):
         source = _from_hub(source)
     if isinstance(source, (str, os.PathLike)):
         path = Path(os.fspath(source))
         names = shard_names(path.name)
-        return (_map(path),) if names is None else tuple(_map(path.with_name(name)) for name in names)
+        return (
+            (_map(path),) if names is None else tuple(_map(path.with_name(name)) for name in names)
+        )
     if isinstance(source, (list, tuple)):
         if not source:
             raise GgufError("source: an empty list, wanted at least one file")
-        return tuple(_map(Path(os.fspath(one))) if isinstance(one, (str, os.PathLike)) else _view(one) for one in source)
+        return tuple(
+            _map(Path(os.fspath(one))) if isinstance(one, (str, os.PathLike)) else _view(one)
+            for one in source
+        )
     return (_view(source),)
 
 
 def is_among(path: str | os.PathLike[str], files: Iterable[str | os.PathLike[str]]) -> bool:
-    """Whether `path` leads to one of `files`, under whatever name: writing there would take the place of it."""
-    return os.path.exists(path) and any(os.path.exists(file) and os.path.samefile(path, file) for file in files)
+    """Whether `path` leads to one of `files`, under whatever name: writing there would take the
+    place of it.
+    """
+    return os.path.exists(path) and any(
+        os.path.exists(file) and os.path.samefile(path, file) for file in files
+    )
 
 
-def check_apart(name: str, path: str | os.PathLike[str], files: Iterable[str | os.PathLike[str]]) -> None:
-    """Raise ConfigError, by the name of what is to be written, where `path` leads to one of a model's files."""
+def check_apart(
+    name: str, path: str | os.PathLike[str], files: Iterable[str | os.PathLike[str]]
+) -> None:
+    """Raise ConfigError, by the name of what is to be written, where `path` leads to one of a
+    model's files.
+    """
     if is_among(path, files):
         raise ConfigError(f"{name}: {path} is the model itself, wanted another file")
 
@@ -73,7 +98,9 @@ def _view(source: Any) -> Shard:
         view = memoryview(source)
         return Shard(view.cast("B").toreadonly(), "bytes", None)
     except TypeError:
-        raise GgufError(f"source: a {type(source).__name__}, wanted a path or a contiguous bytes-like object") from None
+        raise GgufError(
+            f"source: a {type(source).__name__}, wanted a path or a contiguous bytes-like object"
+        ) from None
 
 
 def _map(path: Path) -> Shard:
@@ -84,17 +111,23 @@ def _map(path: Path) -> Shard:
                 raise GgufError(f"{path}: not a regular file")
             if not status.st_size:
                 raise GgufError(f"{path}: an empty file, wanted a GGUF file")
-            return Shard(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), path.name, path)
+            return Shard(
+                memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), path.name, path
+            )
     except FileNotFoundError:
         raise GgufError(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
         if isinstance(error, GgufError):
             raise
-        raise GgufError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise GgufError(
+            f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
 
 
 def open_without_waiting(path: str, flags: int) -> int:
-    """An opener for `open`, which a pipe without a writer does not hang; what is no regular file is for its caller to see."""
+    """An opener for `open`, which a pipe without a writer does not hang; what is no regular file is
+    for its caller to see.
+    """
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
@@ -109,13 +142,18 @@ def _from_hub(source: str) -> Path:
     try:
         from huggingface_hub import hf_hub_download
     except ImportError:
-        raise ConfigError(f"{source}: needs huggingface_hub; install the extra oxillama[hub]") from None
+        raise ConfigError(
+            f"{source}: needs huggingface_hub; install the extra oxillama[hub]"
+        ) from None
     repo, file = match["repo"] or match["short"], match["file"]
     folder, _, name = file.rpartition("/")
     paths = []
     for one in shard_names(name) or (name,):
         try:
             paths.append(hf_hub_download(repo, f"{folder}/{one}" if folder else one))
-        except Exception as error:  # the hub's own errors have no common root; each one means: this file did not come
-            raise GgufError(f"{source}: {one} could not be fetched: {str(error).splitlines()[0]}") from error
+        # the hub's own errors have no common root; each one means: this file did not come
+        except Exception as error:
+            raise GgufError(
+                f"{source}: {one} could not be fetched: {str(error).splitlines()[0]}"
+            ) from error
     return Path(paths[0])

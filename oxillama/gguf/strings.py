@@ -1,10 +1,13 @@
-"""Arrays of strings, the only part of a header that is large: a vocabulary of 100,000 tokens and its merges opens in milliseconds.
+"""Arrays of strings, the only part of a header that is large: a vocabulary of 100,000 tokens and
+its merges opens in milliseconds.
 
-Strings follow one another as a length of eight bytes and then the text, so where one starts is known only from the one before.
-But lengths are nearly always under 256, and text holds no zeros: every place whose eight bytes are such a number is guessed to
-start a string, many at once, and the guess stands only if each guessed string ends exactly where the next begins, which is what
-walking one by one would have found. Where it does not stand, that stretch is walked.
+Strings follow one another as a length of eight bytes and then the text, so where one starts is
+known only from the one before. But lengths are nearly always under 256, and text holds no zeros:
+every place whose eight bytes are such a number is guessed to start a string, many at once, and the
+guess stands only if each guessed string ends exactly where the next begins, which is what walking
+one by one would have found. Where it does not stand, that stretch is walked.
 """
+
 import struct
 from collections.abc import Iterator
 
@@ -15,14 +18,18 @@ _STRETCH = 1 << 18  # bytes guessed at once, small enough to stay in the cache
 
 
 def strings_end(buffer: memoryview, position: int, count: int) -> int:
-    """The place after the last of `count` strings from `position` on, or -1 where one runs past the end; holds one stretch at a time."""
+    """The place after the last of `count` strings from `position` on, or -1 where one runs past the
+    end; holds one stretch at a time.
+    """
     for found, after in _stretches(buffer, position, count):
         position, count = after, count - len(found)
     return position if not count and position <= len(buffer) else -1
 
 
 def string_starts(buffer: memoryview, position: int, count: int) -> tuple[np.ndarray, int]:
-    """The places (int64) where `count` strings from `position` on start, and what `strings_end` says."""
+    """The places (int64) where `count` strings from `position` on start, and what `strings_end`
+    says.
+    """
     pieces = [np.empty(0, np.int64)]
     for found, after in _stretches(buffer, position, count):
         pieces.append(found)
@@ -31,15 +38,21 @@ def string_starts(buffer: memoryview, position: int, count: int) -> tuple[np.nda
 
 
 def _stretches(buffer: memoryview, position: int, left: int) -> Iterator[tuple[np.ndarray, int]]:
-    """The starts of up to `left` strings, a stretch of the buffer at a time, each with the place after its last string."""
+    """The starts of up to `left` strings, a stretch of the buffer at a time, each with the place
+    after its last string.
+    """
     while left and len(buffer) - position >= 8:
         stop = min(position + _STRETCH, len(buffer))
-        found, position = _guessed(buffer, position, stop, left) or _walked(buffer, position, stop, left)
+        found, position = _guessed(buffer, position, stop, left) or _walked(
+            buffer, position, stop, left
+        )
         left -= len(found)
         yield found, position
 
 
-def _guessed(buffer: memoryview, position: int, stop: int, left: int) -> tuple[np.ndarray, int] | None:
+def _guessed(
+    buffer: memoryview, position: int, stop: int, left: int
+) -> tuple[np.ndarray, int] | None:
     stretch = np.frombuffer(buffer, np.uint8, stop - position, position)
     lengths = np.ndarray(len(stretch) - 7, "<u8", stretch, 0, (1,))  # the number at every byte
     found = np.flatnonzero(lengths < 256)[:left]
@@ -60,14 +73,16 @@ def _walked(buffer: memoryview, position: int, stop: int, left: int) -> tuple[np
 
 
 def decode_strings(buffer: memoryview, starts: np.ndarray, end: int) -> list[str]:
-    """The texts of the strings at `starts`, the last of which ends at `end`; raises UnicodeDecodeError where one is not UTF-8."""
+    """The texts of the strings at `starts`, the last of which ends at `end`; raises
+    UnicodeDecodeError where one is not UTF-8.
+    """
     if not len(starts):
         return []
     first = int(starts[0])
     starts = starts - first
     blob = np.frombuffer(buffer, np.uint8, end - first, first).copy()
-    # One zero byte in place of each length, then one decoding and one split of the whole; a text that holds a zero itself
-    # makes more pieces than there are strings.
+    # One zero byte in place of each length, then one decoding and one split of the whole; a text
+    # that holds a zero itself makes more pieces than there are strings.
     blob[starts] = 0
     keep = np.ones(len(blob), bool)
     for offset in range(1, 8):

@@ -1,8 +1,10 @@
 """The table of every tensor type a GGUF file can hold: number, name, block columns and block bytes.
 
-`TENSOR_TYPES` is the ordered table; `type_by_id` and `type_by_name` look one up or raise. The numbers are those of ggml's
-own enumeration; those of `WITHDRAWN` ggml has taken back, and files of them are refused by that name.
+`TENSOR_TYPES` is the ordered table; `type_by_id` and `type_by_name` look one up or raise. The
+numbers are those of ggml's own enumeration; those of `WITHDRAWN` ggml has taken back, and files of
+them are refused by that name.
 """
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -14,25 +16,34 @@ from oxillama.errors import GgufError
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """One tensor type: `columns` neighbouring values of a row are stored together in `block_bytes` bytes."""
+    """One tensor type: `columns` neighbouring values of a row are stored together in `block_bytes`
+    bytes.
+    """
 
     id: int
     name: str
     columns: int
     block_bytes: int
-    dtype: np.dtype | None = None  # of one stored value, where numpy has such a type (BF16: its bits)
+    # of one stored value, where numpy has such a type (BF16: its bits)
+    dtype: np.dtype | None = None
 
     def nbytes(self, shape: Sequence[int]) -> int:
-        """Bytes of a tensor of `shape` (rows outermost); raises GgufError where a row is not a whole number of blocks."""
+        """Bytes of a tensor of `shape` (rows outermost); raises GgufError where a row is not a
+        whole number of blocks.
+        """
         columns = shape[-1] if len(shape) else 1
         if columns % self.columns:
-            raise GgufError(f"row of {columns} values, {self.name} needs a multiple of {self.columns}")
+            raise GgufError(
+                f"row of {columns} values, {self.name} needs a multiple of {self.columns}"
+            )
         return prod(shape) // self.columns * self.block_bytes
 
     def shape_of_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape in values of a uint8 array of `shape`, whose last axis is the bytes of a row."""
         if not len(shape) or shape[-1] % self.block_bytes:
-            raise GgufError(f"uint8 shape {tuple(shape)}, {self.name} needs rows of a multiple of {self.block_bytes} bytes")
+            raise GgufError(
+                f"uint8 shape {tuple(shape)}, {self.name} needs rows of a multiple of {self.block_bytes} bytes"
+            )
         return (*shape[:-1], shape[-1] // self.block_bytes * self.columns)
 
 
@@ -78,19 +89,37 @@ TENSOR_TYPES: tuple[TensorType, ...] = (
     TensorType(41, "Q1_0", 128, 18),
     TensorType(42, "Q2_0", 64, 18),
 )
-WITHDRAWN = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
+WITHDRAWN = {
+    4: "Q4_2",
+    5: "Q4_3",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+}
 _BY_ID = {kind.id: kind for kind in TENSOR_TYPES}
 _BY_NAME = {kind.name: kind for kind in TENSOR_TYPES}
-# The type a numpy array is written as when none is named; BF16 has no dtype of its own, so uint16 never means it silently.
-_BY_DTYPE = {kind.dtype: kind for kind in TENSOR_TYPES if kind.dtype is not None and kind.name != "BF16"}
+# The type a numpy array is written as when none is named; BF16 has no dtype of its own, so uint16
+# never means it silently.
+_BY_DTYPE = {
+    kind.dtype: kind for kind in TENSOR_TYPES if kind.dtype is not None and kind.name != "BF16"
+}
 
 
 def type_by_id(number: int) -> TensorType:
     """The type with ggml's `number`; raises GgufError for one that is unknown or withdrawn."""
     found = _BY_ID.get(number)
     if found is None:
-        which = f"tensor type {number} ({WITHDRAWN[number]}), withdrawn by ggml" if number in WITHDRAWN else f"unknown tensor type {number}"
-        raise GgufError(f"{which}, wanted one of the {len(TENSOR_TYPES)} known types (0 to {TENSOR_TYPES[-1].id})")
+        which = (
+            f"tensor type {number} ({WITHDRAWN[number]}), withdrawn by ggml"
+            if number in WITHDRAWN
+            else f"unknown tensor type {number}"
+        )
+        raise GgufError(
+            f"{which}, wanted one of the {len(TENSOR_TYPES)} known types (0 to {TENSOR_TYPES[-1].id})"
+        )
     return found
 
 

@@ -1,11 +1,15 @@
-"""How metadata values lie in a file: the thirteen kinds, read with bounds checked first, and written.
+"""How metadata values lie in a file: the thirteen kinds, read with bounds checked first, and
+written.
 
-Reading is in two steps. `skip_value` walks over a value and proves that it lies within the file, holding nothing;
-`read_value` makes the Python value. Scalars become int, float, bool and str; numeric and boolean arrays read-only numpy
-arrays of the stored type; arrays of strings a list of str; arrays of arrays a list of those.
+Reading is in two steps. `skip_value` walks over a value and proves that it lies within the file,
+holding nothing; `read_value` makes the Python value. Scalars become int, float, bool and str;
+numeric and boolean arrays read-only numpy arrays of the stored type; arrays of strings a list of
+str; arrays of arrays a list of those.
 
-A kind is named `uint32`, `string`, ... and an array's `array[uint32]`, `array[string]`, `array[array]`.
+A kind is named `uint32`, `string`, ... and an array's `array[uint32]`, `array[string]`,
+`array[array]`.
 """
+
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,12 +22,50 @@ from oxillama.gguf.layout import MAX_DEPTH
 from oxillama.gguf.strings import decode_strings, string_starts, strings_end
 
 STRING, ARRAY, BOOL = 8, 9, 7
-_DTYPES = {0: "u1", 1: "i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?", 10: "<u8", 11: "<i8", 12: "<f8"}
-_NAMES = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "bool", "string", "array", "uint64", "int64", "float64")
+_DTYPES = {
+    0: "u1",
+    1: "i1",
+    2: "<u2",
+    3: "<i2",
+    4: "<u4",
+    5: "<i4",
+    6: "<f4",
+    7: "?",
+    10: "<u8",
+    11: "<i8",
+    12: "<f8",
+}
+_NAMES = (
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "float32",
+    "bool",
+    "string",
+    "array",
+    "uint64",
+    "int64",
+    "float64",
+)
 _IDS = {name: number for number, name in enumerate(_NAMES)}
 _DTYPE = {number: np.dtype(text) for number, text in _DTYPES.items()}
 _DTYPE_IDS = {dtype: number for number, dtype in _DTYPE.items()}
-_CODES = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<B", 10: "<Q", 11: "<q", 12: "<d"}
+_CODES = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<B",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
 _STRUCT = {number: struct.Struct(code) for number, code in _CODES.items()}
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
@@ -37,11 +79,15 @@ class Cursor:
     position: int = 0
 
     def need(self, count: int, what: str) -> int:
-        """Move over `count` bytes and give the place before them; raises GgufError where fewer remain."""
+        """Move over `count` bytes and give the place before them; raises GgufError where fewer
+        remain.
+        """
         start = self.position
         remain = len(self.buffer) - start
         if count > remain:
-            raise GgufError(f"{self.label}: {what} needs {count} bytes at byte {start}, {remain} remain")
+            raise GgufError(
+                f"{self.label}: {what} needs {count} bytes at byte {start}, {remain} remain"
+            )
         self.position = start + count
         return start
 
@@ -64,7 +110,9 @@ def read_kind(cursor: Cursor, what: str) -> int:
     """The kind number here; raises GgufError for an unknown one."""
     kind = cursor.u32(f"kind of {what}")
     if kind >= len(_NAMES):
-        raise GgufError(f"{cursor.label}: {what}: unknown kind {kind}, wanted 0 to {len(_NAMES) - 1}")
+        raise GgufError(
+            f"{cursor.label}: {what}: unknown kind {kind}, wanted 0 to {len(_NAMES) - 1}"
+        )
     return kind
 
 
@@ -98,7 +146,9 @@ def skip_value(cursor: Cursor, kind: int, what: str, depth: int = 1) -> str:
     elif kind == ARRAY:
         item, count = _array_head(cursor, what, depth)
         if item == STRING:
-            cursor.position = _strings_within(cursor, strings_end(cursor.buffer, cursor.position, count), what)
+            cursor.position = _strings_within(
+                cursor, strings_end(cursor.buffer, cursor.position, count), what
+            )
         elif item == ARRAY:
             for _ in range(count):
                 skip_value(cursor, ARRAY, what, depth + 1)
@@ -111,15 +161,21 @@ def skip_value(cursor: Cursor, kind: int, what: str, depth: int = 1) -> str:
 
 
 def read_value(cursor: Cursor, kind: int, what: str, depth: int = 1) -> Any:
-    """The value of `kind` here as Python has it; raises GgufError for bytes that are no UTF-8 or no boolean."""
+    """The value of `kind` here as Python has it; raises GgufError for bytes that are no UTF-8 or no
+    boolean.
+    """
     if kind == STRING:
         raw = cursor.raw_string(what)
         try:
             return raw.decode()
         except UnicodeDecodeError as error:
-            raise GgufError(f"{cursor.label}: {what}: not UTF-8 at byte {error.start} of {len(raw)}") from None
+            raise GgufError(
+                f"{cursor.label}: {what}: not UTF-8 at byte {error.start} of {len(raw)}"
+            ) from None
     if kind != ARRAY:
-        value = _STRUCT[kind].unpack_from(cursor.buffer, cursor.need(_DTYPE[kind].itemsize, what))[0]
+        value = _STRUCT[kind].unpack_from(cursor.buffer, cursor.need(_DTYPE[kind].itemsize, what))[
+            0
+        ]
         if kind == BOOL and value > 1:
             raise GgufError(f"{cursor.label}: {what}: boolean byte {value}, wanted 0 or 1")
         return bool(value) if kind == BOOL else value
@@ -130,7 +186,9 @@ def read_value(cursor: Cursor, kind: int, what: str, depth: int = 1) -> Any:
         return [read_value(cursor, ARRAY, what, depth + 1) for _ in range(count)]
     dtype = _DTYPE[item]
     start = cursor.need(count * dtype.itemsize, what)
-    array = np.frombuffer(cursor.buffer, dtype=np.uint8 if item == BOOL else dtype, count=count, offset=start).copy()
+    array = np.frombuffer(
+        cursor.buffer, dtype=np.uint8 if item == BOOL else dtype, count=count, offset=start
+    ).copy()
     if item == BOOL:
         if (array > 1).any():
             raise GgufError(f"{cursor.label}: {what}: boolean byte {array.max()}, wanted 0 or 1")
@@ -140,7 +198,9 @@ def read_value(cursor: Cursor, kind: int, what: str, depth: int = 1) -> Any:
 
 
 def raw_strings(cursor: Cursor, what: str) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """The array of strings here without decoding it: its bytes, and each text's place and length in them; None for any other array."""
+    """The array of strings here without decoding it: its bytes, and each text's place and length in
+    them; None for any other array.
+    """
     item, count = _array_head(cursor, what, 1)
     if item != STRING or not count:
         return None
@@ -148,7 +208,11 @@ def raw_strings(cursor: Cursor, what: str) -> tuple[np.ndarray, np.ndarray, np.n
     first = cursor.position
     _strings_within(cursor, end, what)
     ends = np.append(starts[1:], end)
-    return np.frombuffer(cursor.buffer, np.uint8, end - first, first), starts + (8 - first), ends - starts - 8
+    return (
+        np.frombuffer(cursor.buffer, np.uint8, end - first, first),
+        starts + (8 - first),
+        ends - starts - 8,
+    )
 
 
 def _read_strings(cursor: Cursor, count: int, what: str) -> list[str]:
@@ -158,25 +222,35 @@ def _read_strings(cursor: Cursor, count: int, what: str) -> list[str]:
         return decode_strings(cursor.buffer, starts, end)
     except UnicodeDecodeError as error:
         near = error.object[error.start : error.start + 8]
-        raise GgufError(f"{cursor.label}: {what}: a string of the array is not UTF-8, from {near!r} on") from None
+        raise GgufError(
+            f"{cursor.label}: {what}: a string of the array is not UTF-8, from {near!r} on"
+        ) from None
 
 
 # Writing
 
 
 def encode_value(value: Any, kind: str | None, what: str) -> tuple[str, bytes]:
-    """The kind's name and the stored bytes (kind numbers included) of `value`; raises GgufError where they do not fit."""
+    """The kind's name and the stored bytes (kind numbers included) of `value`; raises GgufError
+    where they do not fit.
+    """
     kind = infer_kind(value, what) if kind is None else kind
     if kind.startswith("array["):
         return kind, _U32.pack(ARRAY) + _encode_array(value, kind, what)
     number = _IDS.get(kind)
     if number is None or number == ARRAY:
-        raise GgufError(f"{what}: unknown kind {kind!r}, wanted one of {', '.join(_NAMES)} or array[...] of one")
-    return kind, _U32.pack(number) + (_encode_string(value, what) if number == STRING else _encode_scalar(value, number, what))
+        raise GgufError(
+            f"{what}: unknown kind {kind!r}, wanted one of {', '.join(_NAMES)} or array[...] of one"
+        )
+    return kind, _U32.pack(number) + (
+        _encode_string(value, what) if number == STRING else _encode_scalar(value, number, what)
+    )
 
 
 def infer_kind(value: Any, what: str) -> str:
-    """The kind that `value` is written as when none is named: the narrowest usual one that holds it, float32 for a float."""
+    """The kind that `value` is written as when none is named: the narrowest usual one that holds
+    it, float32 for a float.
+    """
     if isinstance(value, np.ndarray):
         return f"array[{_NAMES[_dtype_id(value.dtype, what)]}]"
     if isinstance(value, np.generic):
@@ -191,12 +265,16 @@ def infer_kind(value: Any, what: str) -> str:
         return "string"
     if isinstance(value, (list, tuple)):
         return _infer_items(value, what)
-    raise GgufError(f"{what}: a {type(value).__name__} has no kind, wanted bool, int, float, str, a list of one or a numpy array")
+    raise GgufError(
+        f"{what}: a {type(value).__name__} has no kind, wanted bool, int, float, str, a list of one or a numpy array"
+    )
 
 
 def _infer_items(items: Sequence[Any], what: str) -> str:
     if not items:
-        raise GgufError(f"{what}: an empty list has no kind of its own; name one, as in array[int32]")
+        raise GgufError(
+            f"{what}: an empty list has no kind of its own; name one, as in array[int32]"
+        )
     items = [item.item() if isinstance(item, np.generic) else item for item in items]
     if all(isinstance(item, bool) for item in items):
         return "array[bool]"
@@ -222,7 +300,9 @@ def _integer_kind(low: int, high: int, first: str) -> str:
 def _dtype_id(dtype: np.dtype, what: str) -> int:
     found = _DTYPE_IDS.get(dtype.newbyteorder("<"))
     if found is None:
-        raise GgufError(f"{what}: numpy {dtype} has no kind, wanted an 8 to 64 bit integer, float32, float64 or bool")
+        raise GgufError(
+            f"{what}: numpy {dtype} has no kind, wanted an 8 to 64 bit integer, float32, float64 or bool"
+        )
     return found
 
 
@@ -254,17 +334,32 @@ def _encode_array(value: Any, kind: str, what: str, depth: int = 1) -> bytes:
     item = kind.removeprefix("array[").removesuffix("]")
     number = _IDS.get(item)
     if number is None or kind != f"array[{item}]":
-        raise GgufError(f"{what}: unknown kind {kind!r}, wanted array[...] of one of {', '.join(_NAMES)}")
+        raise GgufError(
+            f"{what}: unknown kind {kind!r}, wanted array[...] of one of {', '.join(_NAMES)}"
+        )
     if depth > MAX_DEPTH:
         raise GgufError(f"{what}: arrays nested deeper than {MAX_DEPTH}")
-    if not isinstance(value, (list, tuple, np.ndarray)) or (isinstance(value, np.ndarray) and value.ndim != 1):
+    if not isinstance(value, (list, tuple, np.ndarray)) or (
+        isinstance(value, np.ndarray) and value.ndim != 1
+    ):
         raise GgufError(f"{what}: a {type(value).__name__} is not a one-dimensional array")
     head = _U32.pack(number) + _U64.pack(len(value))
-    if isinstance(value, np.ndarray) and number in _DTYPE and value.dtype.newbyteorder("<") == _DTYPE[number]:
+    if (
+        isinstance(value, np.ndarray)
+        and number in _DTYPE
+        and value.dtype.newbyteorder("<") == _DTYPE[number]
+    ):
         return head + value.astype(_DTYPE[number]).tobytes()
     if number == STRING:
         return head + b"".join(_encode_string(entry, what) for entry in value)
     if number == ARRAY:
-        inner = (infer_kind(entry, what) if len(entry) or isinstance(entry, np.ndarray) else "array[string]" for entry in value)
-        return head + b"".join(_encode_array(entry, name, what, depth + 1) for entry, name in zip(value, inner))
+        inner = (
+            infer_kind(entry, what)
+            if len(entry) or isinstance(entry, np.ndarray)
+            else "array[string]"
+            for entry in value
+        )
+        return head + b"".join(
+            _encode_array(entry, name, what, depth + 1) for entry, name in zip(value, inner)
+        )
     return head + b"".join(_encode_scalar(entry, number, what) for entry in value)

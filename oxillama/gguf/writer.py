@@ -1,9 +1,12 @@
-"""Writes GGUF files (version 3, little-endian): keys first, then tensors, streamed to disk and put into place at the end.
+"""Writes GGUF files (version 3, little-endian): keys first, then tensors, streamed to disk and put
+into place at the end.
 
-Two ways, which may be mixed. In two phases: `declare` every tensor, then `write` each one's bytes, in any order; nothing is held.
-In one: `add_tensor` with its data, which is held by reference until `finish`. Either way the file appears under its name only
-when it is whole (`durable`), and nothing is left after a failure. What the reader would refuse, this refuses.
+Two ways, which may be mixed. In two phases: `declare` every tensor, then `write` each one's bytes,
+in any order; nothing is held. In one: `add_tensor` with its data, which is held by reference until
+`finish`. Either way the file appears under its name only when it is whole (`durable`), and nothing
+is left after a failure. What the reader would refuse, this refuses.
 """
+
 import os
 import struct
 from collections.abc import Sequence
@@ -38,16 +41,35 @@ _VERSION = 3
 class GgufWriter:
     """A GGUF file in the making.
 
-    `path` is where it will stand, replacing the regular file that is there; `arch` is written as `general.architecture`, and `alignment` as
-    `general.alignment` where it is not 32. `part`: it is one file of a set, as its name and its keys `split.*` say; no other may have such a
-    name. As a context manager it finishes on leaving, or removes what it wrote if an error leaves.
-    Every method raises GgufError for what a reader would refuse; the constructor, which touches nothing, for a path where no file can be,
-    and ModelError for a name that is no architecture's.
+    `path` is where it will stand, replacing the regular file that is there; `arch` is written as
+    `general.architecture`, and `alignment` as `general.alignment` where it is not 32. `part`: it is
+    one file of a set, as its name and its keys `split.*` say; no other may have such a name. As a
+    context manager it finishes on leaving, or removes what it wrote if an error leaves. Every
+    method raises GgufError for what a reader would refuse; the constructor, which touches nothing,
+    for a path where no file can be, and ModelError for a name that is no architecture's.
     """
 
-    __slots__ = ("_data", "_end", "_infos", "_keys", "_new", "_start", "_state", "_written", "alignment", "path")
+    __slots__ = (
+        "_data",
+        "_end",
+        "_infos",
+        "_keys",
+        "_new",
+        "_start",
+        "_state",
+        "_written",
+        "alignment",
+        "path",
+    )
 
-    def __init__(self, path: str | os.PathLike[str], arch: str, *, alignment: int = DEFAULT_ALIGNMENT, part: bool = False):
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        arch: str,
+        *,
+        alignment: int = DEFAULT_ALIGNMENT,
+        part: bool = False,
+    ):
         self.path = _checked_path(path, part)
         self.alignment = checked_alignment(alignment)
         self._keys: dict[str, bytes] = {}
@@ -56,15 +78,20 @@ class GgufWriter:
         self._written: set[str] = set()
         self._end = 0  # of the data declared so far
         self._start = 0  # of the data in the file, once the header is written
-        self._state = "adding"  # then "writing", once the header is on disk, then "finished" or "aborted"
+        # then "writing", once the header is on disk, then "finished" or "aborted"
+        self._state = "adding"
         self._new: Replacement | None = None
         self.add("general.architecture", checked_architecture(arch))
         if alignment != DEFAULT_ALIGNMENT:
-            self._keys["general.alignment"] = encode_value(alignment, "uint32", "general.alignment")[1]
+            self._keys["general.alignment"] = encode_value(
+                alignment, "uint32", "general.alignment"
+            )[1]
 
     def add(self, key: str, value: Any, kind: str | None = None) -> None:
-        """Add a key. `kind` is a name as in `GgufReader.kv_types` (`uint32`, `array[string]`, ...); without it, a numpy value keeps its
-        dtype, an int becomes uint32 or the narrowest of int32, int64, uint64 that holds it (int32 first in a list), a float float32."""
+        """Add a key. `kind` is a name as in `GgufReader.kv_types` (`uint32`, `array[string]`, ...);
+        without it, a numpy value keeps its dtype, an int becomes uint32 or the narrowest of int32,
+        int64, uint64 that holds it (int32 first in a list), a float float32.
+        """
         self._must_be_adding()
         checked_name(key, "key", MAX_KEY_BYTES)
         if key in self._keys:
@@ -76,7 +103,9 @@ class GgufWriter:
         self._keys[key] = encode_value(value, kind, key)[1]
 
     def declare(self, name: str, type_name: str, shape: Sequence[int]) -> TensorInfo:
-        """Announce tensor `name` of `shape` (rows outermost), whose bytes `write` will bring; the offset counts from the data's start."""
+        """Announce tensor `name` of `shape` (rows outermost), whose bytes `write` will bring; the
+        offset counts from the data's start.
+        """
         self._must_be_adding()
         checked_name(name, "tensor", MAX_NAME_BYTES)
         if name in self._infos:
@@ -85,7 +114,9 @@ class GgufWriter:
             raise GgufError(f"tensor {name}: {MAX_TENSORS} tensors already, no more fit")
         shape = tuple(int(size) for size in shape)
         if len(shape) > MAX_DIMS or not all(1 <= size < 1 << 63 for size in shape):
-            raise GgufError(f"tensor {name}: shape {shape}, wanted at most {MAX_DIMS} sizes from 1 to 2^63 - 1")
+            raise GgufError(
+                f"tensor {name}: shape {shape}, wanted at most {MAX_DIMS} sizes from 1 to 2^63 - 1"
+            )
         try:
             kind = type_by_name(type_name)
             info = TensorInfo(name, shape, kind.id, kind.name, self._end, kind.nbytes(shape))
@@ -97,11 +128,20 @@ class GgufWriter:
         self._infos[name] = info
         return info
 
-    def add_tensor(self, name: str, data: Any, *, type_name: str | None = None, shape: Sequence[int] | None = None) -> TensorInfo:
-        """Add tensor `name` with its data, a numpy array or bytes, held by reference until `finish`.
+    def add_tensor(
+        self,
+        name: str,
+        data: Any,
+        *,
+        type_name: str | None = None,
+        shape: Sequence[int] | None = None,
+    ) -> TensorInfo:
+        """Add tensor `name` with its data, a numpy array or bytes, held by reference until
+        `finish`.
 
-        Without `type_name` an array of floats or integers is stored as it is. Stored blocks are given as uint8 or bytes with
-        `type_name` and either `shape` or, for an array, rows of whole blocks.
+        Without `type_name` an array of floats or integers is stored as it is. Stored blocks are
+        given as uint8 or bytes with `type_name` and either `shape` or, for an array, rows of whole
+        blocks.
         """
         array = _array(name, data)
         try:
@@ -113,19 +153,24 @@ class GgufWriter:
             nbytes = kind.nbytes(shape)
         except GgufError as error:
             raise GgufError(f"tensor {name}: {error}") from None
-        stored = _stored(name, array, kind, tuple(shape), nbytes)  # before it is declared: a refused tensor leaves no trace
+        # before it is declared: a refused tensor leaves no trace
+        stored = _stored(name, array, kind, tuple(shape), nbytes)
         info = self.declare(name, kind.name, shape)
         self._data[name] = stored
         return info
 
     def write(self, name: str, data: Any) -> None:
-        """Bring the bytes of a declared tensor, a numpy array or bytes. The first call writes the header: nothing can be added then."""
+        """Bring the bytes of a declared tensor, a numpy array or bytes. The first call writes the
+        header: nothing can be added then.
+        """
         info = self._infos.get(name)
         if info is None:
             raise GgufError(f"tensor {name!r} was not declared")
         if name in self._written or name in self._data:
             raise GgufError(f"tensor {name}: its data was given already")
-        stored = _stored(name, _array(name, data), type_by_name(info.type_name), info.shape, info.nbytes)
+        stored = _stored(
+            name, _array(name, data), type_by_name(info.type_name), info.shape, info.nbytes
+        )
         try:
             self._begin()
             self._put(info, stored)
@@ -133,10 +178,16 @@ class GgufWriter:
             raise self._failed(error) from error
 
     def finish(self) -> Path:
-        """Write what is left, put the file into place and give its path; raises GgufError where a declared tensor has no data."""
-        missing = [name for name in self._infos if name not in self._written and name not in self._data]
+        """Write what is left, put the file into place and give its path; raises GgufError where a
+        declared tensor has no data.
+        """
+        missing = [
+            name for name in self._infos if name not in self._written and name not in self._data
+        ]
         if missing:
-            raise GgufError(f"tensor {missing[0]}: declared but never written ({len(missing)} of {len(self._infos)})")
+            raise GgufError(
+                f"tensor {missing[0]}: declared but never written ({len(missing)} of {len(self._infos)})"
+            )
         try:
             self._begin()
             for name in list(self._data):
@@ -149,7 +200,9 @@ class GgufWriter:
         return self.path
 
     def abort(self) -> None:
-        """Remove what was written; the path keeps what it held before. Does nothing to a finished file."""
+        """Remove what was written; the path keeps what it held before. Does nothing to a finished
+        file.
+        """
         if self._state == "writing":
             self._new.drop()
         if self._state != "finished":
@@ -168,7 +221,9 @@ class GgufWriter:
 
     def _must_be_adding(self) -> None:
         if self._state != "adding":
-            what = {"writing": "the header is written already"}.get(self._state, f"the writer is {self._state}")
+            what = {"writing": "the header is written already"}.get(
+                self._state, f"the writer is {self._state}"
+            )
             raise GgufError(f"{self.path}: {what}, nothing can be added")
 
     def _begin(self) -> None:
@@ -182,7 +237,10 @@ class GgufWriter:
             parts += (_string(key), encoded)
         for info in self._infos.values():
             dims = info.shape[::-1]
-            parts += (_string(info.name), struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, info.type_id, info.offset))
+            parts += (
+                _string(info.name),
+                struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, info.type_id, info.offset),
+            )
         header = b"".join(parts)
         self._new = Replacement(self.path)
         self._state = "writing"
@@ -190,7 +248,8 @@ class GgufWriter:
         self._start = aligned(len(header), self.alignment)
 
     def _put(self, info: TensorInfo, stored: np.ndarray) -> None:
-        write_at(self._new.fd, self._start + info.offset, [stored])  # what is skipped reads as zeros
+        # what is skipped reads as zeros
+        write_at(self._new.fd, self._start + info.offset, [stored])
         self._written.add(info.name)
 
     def _failed(self, error: OSError) -> GgufError:
@@ -206,7 +265,9 @@ def _checked_path(path: str | os.PathLike[str], part: bool) -> Path:
         raise _unwritable(path, error) from error
     names = shard_names(path.name) or ()
     if len(names) > 1 and not part:
-        raise GgufError(f"{path}: the name of one file of {len(names)}, wanted that of a whole one: it could not be opened")
+        raise GgufError(
+            f"{path}: the name of one file of {len(names)}, wanted that of a whole one: it could not be opened"
+        )
     return path
 
 
@@ -226,17 +287,27 @@ def _array(name: str, data: Any) -> np.ndarray:
     try:
         return np.frombuffer(data, np.uint8)
     except (TypeError, ValueError, BufferError):
-        raise GgufError(f"tensor {name}: a {type(data).__name__}, wanted a numpy array or a contiguous bytes-like object") from None
+        raise GgufError(
+            f"tensor {name}: a {type(data).__name__}, wanted a numpy array or a contiguous bytes-like object"
+        ) from None
 
 
-def _stored(name: str, array: np.ndarray, kind: TensorType, shape: tuple[int, ...], nbytes: int) -> np.ndarray:
-    """The bytes to store for `array`, uint8 of one axis; raises GgufError unless they are exactly those of `kind` and `shape`."""
+def _stored(
+    name: str, array: np.ndarray, kind: TensorType, shape: tuple[int, ...], nbytes: int
+) -> np.ndarray:
+    """The bytes to store for `array`, uint8 of one axis; raises GgufError unless they are exactly
+    those of `kind` and `shape`.
+    """
     if array.dtype != np.uint8:
         if kind.dtype is None or array.dtype.newbyteorder("<") != kind.dtype:
-            raise GgufError(f"tensor {name}: numpy {array.dtype}, {kind.name} is stored from {kind.dtype or 'its blocks as uint8'}")
+            raise GgufError(
+                f"tensor {name}: numpy {array.dtype}, {kind.name} is stored from {kind.dtype or 'its blocks as uint8'}"
+            )
         if array.ndim != 1 and array.shape != shape:
             raise GgufError(f"tensor {name}: data of shape {array.shape}, declared {shape}")
         array = array.astype(kind.dtype, copy=False)
     if array.nbytes != nbytes:
-        raise GgufError(f"tensor {name}: data of {array.nbytes} bytes, {kind.name} of shape {shape} needs {nbytes}")
+        raise GgufError(
+            f"tensor {name}: data of {array.nbytes} bytes, {kind.name} of shape {shape} needs {nbytes}"
+        )
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

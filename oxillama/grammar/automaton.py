@@ -1,8 +1,10 @@
 """`Grammar` and `GrammarState`: what may be said, and where in it one is.
 
-A grammar is compiled once into a lazily determinised pushdown machine over bytes (`_core.pushdown`); a state is a cursor in it. Equal
-positions have equal ids whatever way led there, so masks are shared between states, and code points may straddle calls of `advance`.
+A grammar is compiled once into a lazily determinised pushdown machine over bytes
+(`_core.pushdown`); a state is a cursor in it. Equal positions have equal ids whatever way led
+there, so masks are shared between states, and code points may straddle calls of `advance`.
 """
+
 import base64
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,15 +18,19 @@ from oxillama.grammar import gbnf
 from oxillama.grammar.nodes import choice, literal
 
 VERSION = 1
-MOST_SAVED = 1 << 26          # bytes of a saved state
+MOST_SAVED = 1 << 26  # bytes of a saved state
+
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """What a grammar may cost; every limit is checked, and passing one raises `GrammarError` naming it.
+    """What a grammar may cost; every limit is checked, and passing one raises `GrammarError` naming
+    it.
 
-    max_source: characters of text; max_repetition: bounds inside `{m,n}`; max_nesting: groups inside groups; max_states: network states
-    after expansion; max_depth: calls open at once (deeper nesting of the constrained text is not entered); max_items: alternatives
-    followed at once; max_configs: positions remembered before unused ones are dropped (bounds memory: about 1.2 KiB each).
+    max_source: characters of text; max_repetition: bounds inside `{m,n}`; max_nesting: groups
+    inside groups; max_states: network states after expansion; max_depth: calls open at once (deeper
+    nesting of the constrained text is not entered); max_items: alternatives followed at once;
+    max_configs: positions remembered before unused ones are dropped (bounds memory: about 1.2 KiB
+    each).
     """
 
     max_source: int = 1 << 22
@@ -38,21 +44,50 @@ class GrammarLimits:
     def __post_init__(self):
         for name, value in asdict(self).items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise GrammarError(f"GrammarLimits.{name}: {value!r} found, a positive integer wanted")
+                raise GrammarError(
+                    f"GrammarLimits.{name}: {value!r} found, a positive integer wanted"
+                )
 
 
 class Grammar:
     """A context-free language of byte strings, ready to constrain generation.
 
-    Make one with `parse` (GBNF), `from_json_schema`, `from_regex` or `from_choices`. Immutable; safe to share between states.
+    Make one with `parse` (GBNF), `from_json_schema`, `from_regex` or `from_choices`. Immutable;
+    safe to share between states.
     """
 
-    __slots__ = ("tokens", "limits", "warnings", "_names", "_rules", "_deferred", "_origin", "_source", "_machine", "_symbols")
+    __slots__ = (
+        "tokens",
+        "limits",
+        "warnings",
+        "_names",
+        "_rules",
+        "_deferred",
+        "_origin",
+        "_source",
+        "_machine",
+        "_symbols",
+    )
 
-    def __init__(self, names: Sequence[str], rules: Sequence[tuple], *, tokens: Sequence[int | str] = (),
-                 limits: GrammarLimits | None = None, source: str | None = None, warnings: Sequence[str] = (),
-                 places: Sequence[tuple[int, int]] = (), deferred=None, origin: Mapping[str, Any] | None = None):
-        self._names, self._rules, self._deferred, self.tokens = names, rules, deferred, tuple(tokens)
+    def __init__(
+        self,
+        names: Sequence[str],
+        rules: Sequence[tuple],
+        *,
+        tokens: Sequence[int | str] = (),
+        limits: GrammarLimits | None = None,
+        source: str | None = None,
+        warnings: Sequence[str] = (),
+        places: Sequence[tuple[int, int]] = (),
+        deferred=None,
+        origin: Mapping[str, Any] | None = None,
+    ):
+        self._names, self._rules, self._deferred, self.tokens = (
+            names,
+            rules,
+            deferred,
+            tuple(tokens),
+        )
         self._origin = None if origin is None else dict(origin)
         self.limits = limits or GrammarLimits()
         self.warnings = tuple(warnings)
@@ -60,27 +95,51 @@ class Grammar:
         self._symbols = {key: i + 1 for i, key in enumerate(self.tokens)}
         lim = self.limits
         try:
-            self._machine = Machine(list(rules), symbols=len(self.tokens) + 1 if self.tokens else 0,
-                                    names=None if deferred is not None else list(names), max_states=lim.max_states,
-                                    max_depth=lim.max_depth, max_items=lim.max_items, max_configs=lim.max_configs, deferred=deferred)
+            self._machine = Machine(
+                list(rules),
+                symbols=len(self.tokens) + 1 if self.tokens else 0,
+                names=None if deferred is not None else list(names),
+                max_states=lim.max_states,
+                max_depth=lim.max_depth,
+                max_items=lim.max_items,
+                max_configs=lim.max_configs,
+                deferred=deferred,
+            )
         except GrammarError as error:
             number = getattr(error, "rule", None)
             if number is None or number >= len(places):
                 raise
             line, column = places[number]
-            raise GrammarError(f"grammar: line {line}, column {column}: left recursion through rule {self.names[number]!r}") from None
+            raise GrammarError(
+                f"grammar: line {line}, column {column}: left recursion through rule {self.names[number]!r}"
+            ) from None
 
     @classmethod
     def parse(cls, source: str, *, limits: GrammarLimits | None = None) -> "Grammar":
-        """Reads GBNF. Raises `GrammarError` with line and column: bad syntax, undefined rules, left recursion, exceeded limits."""
+        """Reads GBNF. Raises `GrammarError` with line and column: bad syntax, undefined rules, left
+        recursion, exceeded limits.
+        """
         limits = limits or GrammarLimits()
         if isinstance(source, str) and len(source) > limits.max_source:
-            raise GrammarError(f"grammar: {len(source)} characters long, at most {limits.max_source} wanted (max_source)")
-        parsed = gbnf.parse(source, max_repetition=limits.max_repetition, max_nesting=limits.max_nesting)
-        return cls(parsed.names, parsed.rules, tokens=parsed.tokens, limits=limits, source=source, places=parsed.places)
+            raise GrammarError(
+                f"grammar: {len(source)} characters long, at most {limits.max_source} wanted (max_source)"
+            )
+        parsed = gbnf.parse(
+            source, max_repetition=limits.max_repetition, max_nesting=limits.max_nesting
+        )
+        return cls(
+            parsed.names,
+            parsed.rules,
+            tokens=parsed.tokens,
+            limits=limits,
+            source=source,
+            places=parsed.places,
+        )
 
     @classmethod
-    def from_choices(cls, choices: Iterable[str | bytes], *, limits: GrammarLimits | None = None) -> "Grammar":
+    def from_choices(
+        cls, choices: Iterable[str | bytes], *, limits: GrammarLimits | None = None
+    ) -> "Grammar":
         """Exactly one of the given texts."""
         if isinstance(choices, (str, bytes)):
             raise GrammarError("choices: one text found, a list of texts wanted")
@@ -95,37 +154,72 @@ class Grammar:
                     text.decode("utf-8")
                 except UnicodeDecodeError:
                     raise GrammarError(f"choices: {text!r} is not UTF-8") from None
-        return cls(["root"], [choice(*(literal(text) for text in texts))], limits=limits,
-                   origin={"choices": [text if isinstance(text, str) else text.decode("utf-8") for text in texts]})
+        return cls(
+            ["root"],
+            [choice(*(literal(text) for text in texts))],
+            limits=limits,
+            origin={
+                "choices": [
+                    text if isinstance(text, str) else text.decode("utf-8") for text in texts
+                ]
+            },
+        )
 
     @classmethod
     def from_regex(cls, pattern: str, *, limits: GrammarLimits | None = None) -> "Grammar":
-        """Texts that match an ECMA-262 regular expression (u flag) as a whole, as far as it is regular; else `GrammarError`."""
+        """Texts that match an ECMA-262 regular expression (u flag) as a whole, as far as it is
+        regular; else `GrammarError`.
+        """
         from oxillama.grammar.regex import parse_regex
-        return cls(["root"], [parse_regex(pattern).whole()], limits=limits, origin={"regex": pattern})
+
+        return cls(
+            ["root"], [parse_regex(pattern).whole()], limits=limits, origin={"regex": pattern}
+        )
 
     @classmethod
     def from_json_schema(cls, schema, **options) -> "Grammar":
-        """JSON texts that are valid under a schema; options as `JsonSchemaCompiler.compile`'s and its constructor's."""
+        """JSON texts that are valid under a schema; options as `JsonSchemaCompiler.compile`'s and
+        its constructor's.
+        """
         from oxillama.grammar.json_schema import JsonSchemaCompiler
+
         strict = options.pop("strict", True)
         return JsonSchemaCompiler(**options).compile(schema, strict=strict)
 
     def describe(self) -> dict[str, Any]:
-        """What the grammar was made from, as JSON values; `Grammar.rebuild` of it is the same grammar."""
+        """What the grammar was made from, as JSON values; `Grammar.rebuild` of it is the same
+        grammar.
+        """
         return {"gbnf": self.source} if self._origin is None else dict(self._origin)
 
     @classmethod
-    def rebuild(cls, description: Mapping[str, Any], *, limits: GrammarLimits | None = None) -> "Grammar":
-        """The grammar that `describe` told of. Raises `GrammarError` for what is no description, and as the maker it names does."""
-        makers = {"gbnf": cls.parse, "regex": cls.from_regex, "choices": cls.from_choices, "schema": cls.from_json_schema}
-        kind = next((k for k in makers if k in description), None) if isinstance(description, Mapping) else None
+    def rebuild(
+        cls, description: Mapping[str, Any], *, limits: GrammarLimits | None = None
+    ) -> "Grammar":
+        """The grammar that `describe` told of. Raises `GrammarError` for what is no description,
+        and as the maker it names does.
+        """
+        makers = {
+            "gbnf": cls.parse,
+            "regex": cls.from_regex,
+            "choices": cls.from_choices,
+            "schema": cls.from_json_schema,
+        }
+        kind = (
+            next((k for k in makers if k in description), None)
+            if isinstance(description, Mapping)
+            else None
+        )
         options = {k: v for k, v in description.items() if k != kind} if kind else {}
         wanted = {"schema": {"whitespace", "order", "strict"}}.get(kind, set())
         if kind is None or options.keys() != wanted:
-            raise GrammarError(f"grammar: {str(description)[:80]} found, a description (gbnf, regex, choices or schema) wanted")
+            raise GrammarError(
+                f"grammar: {str(description)[:80]} found, a description (gbnf, regex, choices or schema) wanted"
+            )
         if not isinstance(description[kind], list if kind == "choices" else str):
-            raise GrammarError(f"grammar: {kind}: {type(description[kind]).__name__} found, {'a list' if kind == 'choices' else 'text'} wanted")
+            raise GrammarError(
+                f"grammar: {kind}: {type(description[kind]).__name__} found, {'a list' if kind == 'choices' else 'text'} wanted"
+            )
         return makers[kind](description[kind], limits=limits, **options)
 
     @property
@@ -158,7 +252,9 @@ class Grammar:
         return self._source
 
     def resolve(self, ids: Mapping[str, int]) -> "Grammar":
-        """The same grammar with token terminals such as `<think>` replaced by their ids; raises for one that has none."""
+        """The same grammar with token terminals such as `<think>` replaced by their ids; raises for
+        one that has none.
+        """
         if not any(isinstance(key, str) for key in self.tokens):
             return self
         missing = [key for key in self.tokens if isinstance(key, str) and key not in ids]
@@ -167,7 +263,9 @@ class Grammar:
         other = object.__new__(Grammar)
         for name in Grammar.__slots__:
             setattr(other, name, getattr(self, name))
-        other._symbols = {(ids[key] if isinstance(key, str) else key): i + 1 for i, key in enumerate(self.tokens)}
+        other._symbols = {
+            (ids[key] if isinstance(key, str) else key): i + 1 for i, key in enumerate(self.tokens)
+        }
         return other
 
     def state(self, masker=None) -> "GrammarState":
@@ -175,7 +273,9 @@ class Grammar:
         return GrammarState(self, masker=masker)
 
     def matches(self, text: bytes | str | Sequence[bytes | str | int]) -> bool:
-        """Whether the whole text belongs to the language; a sequence mixes texts with token ids (for token terminals)."""
+        """Whether the whole text belongs to the language; a sequence mixes texts with token ids
+        (for token terminals).
+        """
         state = GrammarState(self)
         for piece in (text,) if isinstance(text, (bytes, bytearray, str)) else text:
             if isinstance(piece, int):
@@ -189,14 +289,18 @@ class Grammar:
         return state.is_complete()
 
     def symbol(self, token: int | None) -> int:
-        """The machine's number of a token: -1 without token terminals, 0 for a token the grammar does not name."""
+        """The machine's number of a token: -1 without token terminals, 0 for a token the grammar
+        does not name.
+        """
         if not self.tokens:
             return -1
         return self._symbols.get(token, 0)
 
     def _refuse_depth(self):
         if self._machine.too_deep:
-            raise GrammarError(f"grammar: the text nests deeper than {self.limits.max_depth} open rules (max_depth)")
+            raise GrammarError(
+                f"grammar: the text nests deeper than {self.limits.max_depth} open rules (max_depth)"
+            )
 
     def __repr__(self):
         return f"<Grammar of {len(self.rules)} rules>"
@@ -205,8 +309,8 @@ class Grammar:
 class GrammarState:
     """A position in a grammar: which bytes may come next, and whether it may end.
 
-    Any bytes can be fed in any split; `fork` is cheap; `serialise` keeps the grammar's text and everything consumed, so that `restore`
-    finds the same position in any later version.
+    Any bytes can be fed in any split; `fork` is cheap; `serialise` keeps the grammar's text and
+    everything consumed, so that `restore` finds the same position in any later version.
     """
 
     __slots__ = ("grammar", "masker", "_cursor", "_history", "_steps")
@@ -216,21 +320,28 @@ class GrammarState:
         self.masker = masker
         self._cursor = Cursor(self.grammar._machine)
         self._history = bytearray()
-        self._steps: list[tuple[int, int]] = []      # (length, token or -1) of each step; only with token terminals
+        # (length, token or -1) of each step; only with token terminals
+        self._steps: list[tuple[int, int]] = []
 
     def allows_token(self, data: bytes, token: int | None = None) -> bool:
-        """Whether these bytes may come next; with token terminals in the grammar, `token` is the id that is asked about."""
+        """Whether these bytes may come next; with token terminals in the grammar, `token` is the id
+        that is asked about.
+        """
         if not data and token is None:
             return True
         return self._cursor.allows(data, self.grammar.symbol(token))
 
     def advance(self, data: bytes, token: int | None = None) -> None:
-        """Consumes bytes (one token's, or any run where the grammar names no tokens). Raises `GrammarError`, unmoved, if not allowed."""
+        """Consumes bytes (one token's, or any run where the grammar names no tokens). Raises
+        `GrammarError`, unmoved, if not allowed.
+        """
         if not data and token is None:
             return
         if not self._cursor.advance(data, self.grammar.symbol(token)):
             self.grammar._refuse_depth()
-            raise GrammarError(f"grammar: {bytes(data[:40])!r} is not allowed after {bytes(self._history[-40:])!r}")
+            raise GrammarError(
+                f"grammar: {bytes(data[:40])!r} is not allowed after {bytes(self._history[-40:])!r}"
+            )
         self._history += data
         if self.grammar.tokens:
             self._steps.append((len(data), -1 if token is None else token))
@@ -240,7 +351,9 @@ class GrammarState:
         return self._cursor.complete
 
     def forced(self, limit: int = 4096) -> bytes:
-        """The bytes that every continuation starts with: they need no sampling. Empty where the grammar may end here."""
+        """The bytes that every continuation starts with: they need no sampling. Empty where the
+        grammar may end here.
+        """
         return self._cursor.forced(limit)
 
     def only_end(self) -> bool:
@@ -258,9 +371,13 @@ class GrammarState:
         return self._cursor.key
 
     def mask(self):
-        """The bitset of allowed tokens: read-only uint32 of ceil(vocabulary / 32) words (needs a `TokenMasker`)."""
+        """The bitset of allowed tokens: read-only uint32 of ceil(vocabulary / 32) words (needs a
+        `TokenMasker`).
+        """
         if self.masker is None:
-            raise GrammarError("grammar state: has no vocabulary, make it with TokenMasker.state or Grammar.state(masker)")
+            raise GrammarError(
+                "grammar state: has no vocabulary, make it with TokenMasker.state or Grammar.state(masker)"
+            )
         return self.masker.mask(self)
 
     def fork(self) -> "GrammarState":
@@ -277,17 +394,27 @@ class GrammarState:
         return {"kind": "grammar"}
 
     def serialise(self) -> bytes:
-        """The grammar's description and what was consumed, as bytes for `restore`: no tables, whatever their size."""
-        return json.dumps({
-            "version": VERSION, "grammar": self.grammar.describe(), "limits": asdict(self.grammar.limits), **self.journal(),
-        }, separators=(",", ":")).encode("ascii")
+        """The grammar's description and what was consumed, as bytes for `restore`: no tables,
+        whatever their size.
+        """
+        return json.dumps(
+            {
+                "version": VERSION,
+                "grammar": self.grammar.describe(),
+                "limits": asdict(self.grammar.limits),
+                **self.journal(),
+            },
+            separators=(",", ":"),
+        ).encode("ascii")
 
     def journal(self) -> dict[str, Any]:
         """Everything consumed, as JSON values: what `replay` takes."""
         return {"consumed": base64.b64encode(self._history).decode("ascii"), "steps": self._steps}
 
     def replay(self, journal: Mapping[str, Any]) -> None:
-        """Consumes what a `journal` of the same grammar holds. Raises `GrammarError` for one that is malformed or does not fit."""
+        """Consumes what a `journal` of the same grammar holds. Raises `GrammarError` for one that
+        is malformed or does not fit.
+        """
         try:
             consumed = base64.b64decode(journal["consumed"], validate=True)
             steps = [(int(length), int(token)) for length, token in journal["steps"]]
@@ -296,22 +423,30 @@ class GrammarState:
         if not self.grammar.tokens:
             self.advance(consumed)
             return
-        if any(length < 0 for length, _ in steps) or sum(length for length, _ in steps) != len(consumed):
-            raise GrammarError(f"grammar state: malformed (steps that do not make up {len(consumed)} bytes)")
+        if any(length < 0 for length, _ in steps) or sum(length for length, _ in steps) != len(
+            consumed
+        ):
+            raise GrammarError(
+                f"grammar state: malformed (steps that do not make up {len(consumed)} bytes)"
+            )
         at = 0
         for length, token in steps:
-            self.advance(consumed[at:at + length], None if token < 0 else token)
+            self.advance(consumed[at : at + length], None if token < 0 else token)
             at += length
 
     @classmethod
     def restore(cls, data: bytes, *, masker=None, grammar: Grammar | None = None) -> "GrammarState":
-        """The state that `serialise` saved; a `grammar` of the same description may be given to share its compiled form."""
+        """The state that `serialise` saved; a `grammar` of the same description may be given to
+        share its compiled form.
+        """
         saved = read_saved(data, "grammar state", VERSION)
         found, limits = saved.get("grammar"), saved.get("limits")
-        if isinstance(found, str):                # as states were saved at first
+        if isinstance(found, str):  # as states were saved at first
             found = {"gbnf": found}
         if grammar is None:
-            if not isinstance(limits, dict) or not all(name in GrammarLimits.__dataclass_fields__ for name in limits):
+            if not isinstance(limits, dict) or not all(
+                name in GrammarLimits.__dataclass_fields__ for name in limits
+            ):
                 raise GrammarError(f"grammar state: malformed limits, found {str(limits)[:60]}")
             grammar = Grammar.rebuild(found, limits=GrammarLimits(**limits))
         elif grammar.describe() != found and found != {"gbnf": grammar.source}:
@@ -325,7 +460,9 @@ class GrammarState:
 
 
 def read_saved(data: bytes, what: str, version: int) -> dict[str, Any]:
-    """The members of a saved state. Raises `GrammarError`, naming `what`, for bytes that are none, or are of another version."""
+    """The members of a saved state. Raises `GrammarError`, naming `what`, for bytes that are none,
+    or are of another version.
+    """
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise GrammarError(f"{what}: found {type(data).__name__}, wanted bytes")
     if len(data) > MOST_SAVED:

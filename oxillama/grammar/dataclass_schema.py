@@ -1,4 +1,7 @@
-"""The JSON Schema of a dataclass: fields as properties, those without a default required, nothing else allowed."""
+"""The JSON Schema of a dataclass: fields as properties, those without a default required, nothing
+else allowed.
+"""
+
 import dataclasses
 import datetime
 import enum
@@ -8,18 +11,38 @@ import uuid
 
 from oxillama.errors import GrammarError
 
-SCALARS = {str: {"type": "string"}, bool: {"type": "boolean"}, int: {"type": "integer"}, float: {"type": "number"},
-           type(None): {"type": "null"}, datetime.date: {"type": "string", "format": "date"},
-           datetime.datetime: {"type": "string", "format": "date-time"}, datetime.time: {"type": "string", "format": "time"},
-           uuid.UUID: {"type": "string", "format": "uuid"}, dict: {"type": "object"}, list: {"type": "array"},
-           tuple: {"type": "array"}, typing.Any: {}, object: {}}
-BOUNDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum", "multiple_of": "multipleOf", "pattern": "pattern",
-          "min_length": {"string": "minLength", "array": "minItems", "object": "minProperties"},
-          "max_length": {"string": "maxLength", "array": "maxItems", "object": "maxProperties"}}
+SCALARS = {
+    str: {"type": "string"},
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    type(None): {"type": "null"},
+    datetime.date: {"type": "string", "format": "date"},
+    datetime.datetime: {"type": "string", "format": "date-time"},
+    datetime.time: {"type": "string", "format": "time"},
+    uuid.UUID: {"type": "string", "format": "uuid"},
+    dict: {"type": "object"},
+    list: {"type": "array"},
+    tuple: {"type": "array"},
+    typing.Any: {},
+    object: {},
+}
+BOUNDS = {
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "lt": "exclusiveMaximum",
+    "multiple_of": "multipleOf",
+    "pattern": "pattern",
+    "min_length": {"string": "minLength", "array": "minItems", "object": "minProperties"},
+    "max_length": {"string": "maxLength", "array": "maxItems", "object": "maxProperties"},
+}
 
 
 def dataclass_schema(cls: type) -> dict:
-    """The schema of a dataclass and of all dataclasses it mentions. Raises `GrammarError` for a type that has no JSON form."""
+    """The schema of a dataclass and of all dataclasses it mentions. Raises `GrammarError` for a
+    type that has no JSON form.
+    """
     definitions: dict[str, dict] = {}
     root = _schema(cls, definitions, cls.__name__)
     return {**root, "$defs": definitions}
@@ -41,9 +64,12 @@ def _schema(kind, definitions: dict, where: str) -> dict:
     if origin is typing.Literal:
         return {"enum": list(args)}
     mapping = origin is dict or getattr(origin, "__name__", "") == "Mapping"
-    if kind is typing.Tuple or not args and origin not in (None, tuple):      # noqa: UP006 (of tuple[()] nothing is left open)
+    if kind is typing.Tuple or not args and origin not in (None, tuple):  # noqa: UP006 (of tuple[()] nothing is left open)
         args = (str, typing.Any) if mapping else (typing.Any, ...)
-    if origin in (list, typing.Sequence) or getattr(origin, "__name__", "") in ("Sequence", "Iterable"):
+    if origin in (list, typing.Sequence) or getattr(origin, "__name__", "") in (
+        "Sequence",
+        "Iterable",
+    ):
         return {"type": "array", "items": _schema(args[0], definitions, where)}
     if origin in (set, frozenset):
         return {"type": "array", "items": _schema(args[0], definitions, where), "uniqueItems": True}
@@ -51,16 +77,25 @@ def _schema(kind, definitions: dict, where: str) -> dict:
         if len(args) == 2 and args[1] is Ellipsis:
             return {"type": "array", "items": _schema(args[0], definitions, where)}
         items = [_schema(arg, definitions, where) for arg in args]
-        return {"type": "array", "prefixItems": items, "minItems": len(items), "maxItems": len(items)}
+        return {
+            "type": "array",
+            "prefixItems": items,
+            "minItems": len(items),
+            "maxItems": len(items),
+        }
     if mapping:
         if args[0] is not str:
-            raise GrammarError(f"{where}: a mapping with {args[0]} keys has no JSON form, str keys wanted")
+            raise GrammarError(
+                f"{where}: a mapping with {args[0]} keys has no JSON form, str keys wanted"
+            )
         return {"type": "object", "additionalProperties": _schema(args[1], definitions, where)}
     raise GrammarError(f"{where}: type {kind!r} has no JSON form")
 
 
 def _bounded(schema: dict, notes, where: str) -> dict:
-    """The schema under what is noted of it in `Annotated`: objects with bounds as attributes (as annotated_types has them); others say nothing."""
+    """The schema under what is noted of it in `Annotated`: objects with bounds as attributes (as
+    annotated_types has them); others say nothing.
+    """
     found: dict = {}
     for note in notes:
         for part in (note, *(getattr(note, "metadata", None) or ())):
@@ -70,7 +105,9 @@ def _bounded(schema: dict, notes, where: str) -> dict:
                     continue
                 if isinstance(keyword, dict):
                     keyword = keyword.get(schema.get("type"))
-                elif schema.get("type") not in (("string",) if name == "pattern" else ("integer", "number")):
+                elif schema.get("type") not in (
+                    ("string",) if name == "pattern" else ("integer", "number")
+                ):
                     keyword = None
                 if keyword is None:
                     raise GrammarError(f"{where}: {name}={value!r} cannot be enforced on {schema}")
@@ -89,8 +126,20 @@ def _reference(kind: type, definitions: dict) -> dict:
             raise GrammarError(f"{kind.__qualname__}: {error}") from None
         properties, required = {}, []
         for field in dataclasses.fields(kind):
-            properties[field.name] = _schema(hints[field.name], definitions, f"{kind.__qualname__}.{field.name}")
-            if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            properties[field.name] = _schema(
+                hints[field.name], definitions, f"{kind.__qualname__}.{field.name}"
+            )
+            if (
+                field.default is dataclasses.MISSING
+                and field.default_factory is dataclasses.MISSING
+            ):
                 required.append(field.name)
-        definitions[name].update({"type": "object", "properties": properties, "required": required, "additionalProperties": False})
+        definitions[name].update(
+            {
+                "type": "object",
+                "properties": properties,
+                "required": required,
+                "additionalProperties": False,
+            }
+        )
     return {"$ref": f"#/$defs/{name}"}

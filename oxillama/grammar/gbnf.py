@@ -1,10 +1,13 @@
 """Reads and writes GBNF, the grammar notation of llama.cpp's users.
 
-`parse` turns text into rule names and nodes; `render` turns nodes back into text that parses to the same language. The notation:
-rules `name ::= alternatives`, literals in double quotes, classes `[a-z]` and `[^...]`, `.`, groups, `* + ? {m} {m,} {m,n}`, comments
-from `#` to the end of the line, token terminals `<[id]>`, `<text>` and `!<...>` ("any token but"). A rule ends with its line, except
-inside parentheses and after `::=` or `|`; an alternative may also start on the next line with `|`. Errors carry line and column.
+`parse` turns text into rule names and nodes; `render` turns nodes back into text that parses to the
+same language. The notation: rules `name ::= alternatives`, literals in double quotes, classes
+`[a-z]` and `[^...]`, `.`, groups, `* + ? {m} {m,} {m,n}`, comments from `#` to the end of the line,
+token terminals `<[id]>`, `<text>` and `!<...>` ("any token but"). A rule ends with its line, except
+inside parentheses and after `::=` or `|`; an alternative may also start on the next line with `|`.
+Errors carry line and column.
 """
+
 import re
 from dataclasses import dataclass
 
@@ -26,8 +29,8 @@ from oxillama.grammar.nodes import (
     merge,
 )
 
-OTHER = 256          # the token symbol of every token that the grammar does not name
-OPEN = 1 << 30       # the upper end of "any other token symbol"
+OTHER = 256  # the token symbol of every token that the grammar does not name
+OPEN = 1 << 30  # the upper end of "any other token symbol"
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
 SPACE = re.compile(r"(?:[ \t]|#[^\r\n]*)+")
@@ -41,7 +44,9 @@ WIDTHS = {"x": 2, "u": 4, "U": 8}
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """What a GBNF text says: rule names and bodies (the root first), where each rule stands, and the tokens it names."""
+    """What a GBNF text says: rule names and bodies (the root first), where each rule stands, and
+    the tokens it names.
+    """
 
     names: tuple[str, ...]
     rules: tuple[tuple, ...]
@@ -93,8 +98,12 @@ class _Reader:
                 name = next(name for name, n in self.numbers.items() if n == number)
                 raise self.fail(f"rule {name!r} is used but not defined", at)
         count = len(self.numbers)
-        return Parsed(tuple(self.numbers), tuple(self.bodies[i] for i in range(count)),
-                      tuple(self.place(self.places[i]) for i in range(count)) if count < 1000 else (), tuple(self.tokens))
+        return Parsed(
+            tuple(self.numbers),
+            tuple(self.bodies[i] for i in range(count)),
+            tuple(self.place(self.places[i]) for i in range(count)) if count < 1000 else (),
+            tuple(self.tokens),
+        )
 
     def rule(self):
         start = self.at
@@ -103,12 +112,17 @@ class _Reader:
             raise self.fail(f"a rule name is expected, found {self.found()}")
         number = self.number(match.group())
         if number in self.bodies:
-            raise self.fail(f"rule {match.group()!r} is defined twice (first in line {self.place(self.places[number])[0]})", start)
+            raise self.fail(
+                f"rule {match.group()!r} is defined twice (first in line {self.place(self.places[number])[0]})",
+                start,
+            )
         self.places[number] = start
         self.at = match.end()
         self.skip(False)
         if not self.text.startswith("::=", self.at):
-            raise self.fail(f"'::=' is expected after rule name {match.group()!r}, found {self.found()}")
+            raise self.fail(
+                f"'::=' is expected after rule name {match.group()!r}, found {self.found()}"
+            )
         self.at += 3
         self.skip(True)
         self.bodies[number] = self.alternatives(0)
@@ -128,7 +142,7 @@ class _Reader:
                 parts.append(self.sequence(depth))
                 continue
             if depth == 0:
-                self.at = here                # the line end belongs to the rule
+                self.at = here  # the line end belongs to the rule
             return choice(*parts)
 
     def sequence(self, depth: int) -> tuple:
@@ -165,8 +179,10 @@ class _Reader:
             body = self.alternatives(depth + 1)
             self.skip(True)
             if not self.text.startswith(")", self.at):
-                raise self.fail(f"')' is expected, found {self.found()} (the group opens at line {self.place(start)[0]},"
-                                f" column {self.place(start)[1]})")
+                raise self.fail(
+                    f"')' is expected, found {self.found()} (the group opens at line {self.place(start)[0]},"
+                    f" column {self.place(start)[1]})"
+                )
             self.at += 1
             return body
         if char in "<!":
@@ -196,9 +212,14 @@ class _Reader:
             raise self.fail(f"'}}' or ',' is expected, found {self.found()}")
         self.at += 1
         if max(least, most) > self.max_repetition:
-            raise self.fail(f"repetition {self.text[start:self.at]} is above {self.max_repetition} (max_repetition)", start)
+            raise self.fail(
+                f"repetition {self.text[start : self.at]} is above {self.max_repetition} (max_repetition)",
+                start,
+            )
         if most != -1 and most < least:
-            raise self.fail(f"repetition {self.text[start:self.at]} has its bounds the wrong way round", start)
+            raise self.fail(
+                f"repetition {self.text[start : self.at]} has its bounds the wrong way round", start
+            )
         if most == 0:
             return EMPTY
         return (REPEAT, body, least, most)
@@ -213,20 +234,27 @@ class _Reader:
     def escape(self) -> int:
         """The code point of the escape whose backslash is at `at`."""
         start = self.at
-        char = self.text[self.at + 1:self.at + 2]
+        char = self.text[self.at + 1 : self.at + 2]
         self.at += 2
         if char in ESCAPES and char:
             return ESCAPES[char]
         if char in WIDTHS and char:
-            digits = self.text[self.at:self.at + WIDTHS[char]]
+            digits = self.text[self.at : self.at + WIDTHS[char]]
             if not re.fullmatch(f"[0-9A-Fa-f]{{{WIDTHS[char]}}}", digits):
-                raise self.fail(f"escape \\{char} needs {WIDTHS[char]} hexadecimal digits, found {digits!r}", start)
+                raise self.fail(
+                    f"escape \\{char} needs {WIDTHS[char]} hexadecimal digits, found {digits!r}",
+                    start,
+                )
             self.at += WIDTHS[char]
             value = int(digits, 16)
             if value > 0x10FFFF or 0xD800 <= value <= 0xDFFF:
-                raise self.fail(f"escape \\{char}{digits} is not a code point that text can hold", start)
+                raise self.fail(
+                    f"escape \\{char}{digits} is not a code point that text can hold", start
+                )
             return value
-        raise self.fail(f"unknown escape \\{char}" if char else "the text ends inside an escape", start)
+        raise self.fail(
+            f"unknown escape \\{char}" if char else "the text ends inside an escape", start
+        )
 
     def quoted(self) -> tuple:
         start = self.at
@@ -262,7 +290,9 @@ class _Reader:
                 self.at += 1
                 high = self.one(start)
                 if high < low:
-                    raise self.fail(f"range U+{low:04X} to U+{high:04X} is the wrong way round", start)
+                    raise self.fail(
+                        f"range U+{low:04X} to U+{high:04X} is the wrong way round", start
+                    )
             ranges.append((low, high))
         self.at += 1
         merged = merge(ranges)
@@ -286,17 +316,23 @@ class _Reader:
         self.at = match.end()
         key = int(match.group(1)) if match.group(1) else match.group()
         symbol = self.tokens.setdefault(key, len(self.tokens) + OTHER + 1)
-        return (SYMBOL, ((OTHER, symbol - 1), (symbol + 1, OPEN)) if negated else ((symbol, symbol),))
+        return (
+            SYMBOL,
+            ((OTHER, symbol - 1), (symbol + 1, OPEN)) if negated else ((symbol, symbol),),
+        )
 
 
 def parse(text: str, *, max_repetition: int = 2000, max_nesting: int = 200) -> Parsed:
-    """Reads GBNF. Raises `GrammarError` with line and column for anything that is not GBNF, undefined rules and exceeded limits."""
+    """Reads GBNF. Raises `GrammarError` with line and column for anything that is not GBNF,
+    undefined rules and exceeded limits.
+    """
     if not isinstance(text, str):
         raise GrammarError(f"grammar: text is wanted, found {type(text).__name__}")
     return _Reader(text, max_repetition=max_repetition, max_nesting=max_nesting).parse()
 
 
-# ---------------------------------------------------------------------------------------------- writing
+# ----------------------------------------------------------------------------------------------
+# writing
 
 NAMED = {10: "\\n", 13: "\\r", 9: "\\t", 34: '\\"', 92: "\\\\"}
 
@@ -310,7 +346,12 @@ def _char(code: int, inside: str) -> str:
         return f"\\x{code:02X}"
     if code < 0x20 or 0x7F <= code < 0xA0:
         return f"\\x{code:02X}"
-    if code in (0xAD, 0xFEFF, 0x2028, 0x2029) or 0x200B <= code <= 0x200F or 0xE000 <= code <= 0xF8FF or 0xFFF0 <= code <= 0xFFFF:
+    if (
+        code in (0xAD, 0xFEFF, 0x2028, 0x2029)
+        or 0x200B <= code <= 0x200F
+        or 0xE000 <= code <= 0xF8FF
+        or 0xFFF0 <= code <= 0xFFFF
+    ):
         return f"\\u{code:04X}"
     return chr(code) if code < 0x10000 else f"\\U{code:08X}"
 
@@ -320,7 +361,10 @@ def _class(ranges) -> str:
     if ranges == ANY:
         return "."
     parts = complement(ranges) if negated else ranges
-    body = "".join(_char(low, "[") + ("-" * (high > low + 1) + _char(high, "[") if high > low else "") for low, high in parts)
+    body = "".join(
+        _char(low, "[") + ("-" * (high > low + 1) + _char(high, "[") if high > low else "")
+        for low, high in parts
+    )
     return f"[{'^' if negated else ''}{body}]"
 
 
@@ -347,8 +391,14 @@ class _Writer:
         if kind == REPEAT:
             _, body, least, most = node
             marks = {(0, -1): "*", (1, -1): "+", (0, 1): "?"}
-            mark = marks.get((least, most)) or (f"{{{least}}}" if least == most else f"{{{least},{'' if most < 0 else most}}}")
-            return self.node(body, True) + mark if body[0] != REPEAT else f"({self.node(body, False)}){mark}"
+            mark = marks.get((least, most)) or (
+                f"{{{least}}}" if least == most else f"{{{least},{'' if most < 0 else most}}}"
+            )
+            return (
+                self.node(body, True) + mark
+                if body[0] != REPEAT
+                else f"({self.node(body, False)}){mark}"
+            )
         if kind == RULE:
             return self.names[node[1]]
         if kind == SYMBOL:
@@ -371,14 +421,19 @@ class _Writer:
         self.taken.update(names)
         for name, (accept, edges) in zip(names, node[2], strict=True):
             parts = [f"{self.node(part, True)} {names[target]}" for part, target in edges]
-            self.extra.append(f"{name} ::= " + (" | ".join((['""'] if accept else []) + parts) or "[]"))
+            self.extra.append(
+                f"{name} ::= " + (" | ".join((['""'] if accept else []) + parts) or "[]")
+            )
         return names[node[1]]
 
 
 def render(names, rules, tokens=()) -> str:
     """GBNF text for rules (the root first); it parses to the same language."""
     writer = _Writer(list(names), tokens)
-    lines = [f"{name} ::= {writer.node(body, False) if body != NEVER else '[]'}" for name, body in zip(names, rules, strict=True)]
+    lines = [
+        f"{name} ::= {writer.node(body, False) if body != NEVER else '[]'}"
+        for name, body in zip(names, rules, strict=True)
+    ]
     return "\n".join(lines + writer.extra) + "\n"
 
 

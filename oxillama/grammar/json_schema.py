@@ -1,10 +1,14 @@
-"""`JsonSchemaCompiler`: a JSON Schema (drafts 4 to 2020-12) as a grammar of exactly the JSON texts that are valid under it.
+"""`JsonSchemaCompiler`: a JSON Schema (drafts 4 to 2020-12) as a grammar of exactly the JSON texts
+that are valid under it.
 
-The policy is *enforce or raise*: every accepted text is valid; what cannot be enforced raises `GrammarError` with the JSON pointer and
-keyword (`strict=False`: a warning, and the keyword is left out). Where a language is cut down, it is always to fewer texts: members come
-in the declared order (an option frees it), numbers have bounded digits and no exponent where they are constrained, text nests up to
-`GrammarLimits.max_depth`. The steps: `schema_document` resolves references, `schema_facts` turns logic into cases, `schema_emit` writes.
+The policy is *enforce or raise*: every accepted text is valid; what cannot be enforced raises
+`GrammarError` with the JSON pointer and keyword (`strict=False`: a warning, and the keyword is left
+out). Where a language is cut down, it is always to fewer texts: members come in the declared order
+(an option frees it), numbers have bounded digits and no exponent where they are constrained, text
+nests up to `GrammarLimits.max_depth`. The steps: `schema_document` resolves references,
+`schema_facts` turns logic into cases, `schema_emit` writes.
 """
+
 import dataclasses
 import json
 import sys
@@ -29,31 +33,46 @@ class GrammarWarning(UserWarning):
 class JsonSchemaCompiler:
     """Compiles schemas with one set of options.
 
-    whitespace: "compact" (as `json.dumps(value, separators=(",", ":"), ensure_ascii=False)` writes) or "flexible" (spaces and line
-    breaks around punctuation, any escapes). order: "declared" or "free". resources: further schemas by absolute URI that `$ref` may name.
+    whitespace: "compact" (as `json.dumps(value, separators=(",", ":"), ensure_ascii=False)` writes)
+    or "flexible" (spaces and line breaks around punctuation, any escapes). order: "declared" or
+    "free". resources: further schemas by absolute URI that `$ref` may name.
     """
 
-    def __init__(self, *, whitespace: str = "compact", order: str = "declared", limits: GrammarLimits | None = None,
-                 resources: Mapping[str, object] | None = None):
+    def __init__(
+        self,
+        *,
+        whitespace: str = "compact",
+        order: str = "declared",
+        limits: GrammarLimits | None = None,
+        resources: Mapping[str, object] | None = None,
+    ):
         if whitespace not in WHITESPACE:
             raise GrammarError(f"whitespace: {whitespace!r} found, one of {WHITESPACE} wanted")
         if order not in ORDERS:
             raise GrammarError(f"order: {order!r} found, one of {ORDERS} wanted")
         self.whitespace, self.order = whitespace, order
         self.limits = limits or GrammarLimits(max_repetition=1 << 30)
-        self.resources = {uri.rstrip("#"): load(schema, f"resource {uri}") for uri, schema in (resources or {}).items()}
+        self.resources = {
+            uri.rstrip("#"): load(schema, f"resource {uri}")
+            for uri, schema in (resources or {}).items()
+        }
 
     def compile(self, schema, strict: bool = True) -> Grammar:
         """The grammar of a schema: JSON text, a dict or bool, a Pydantic model, or a dataclass.
 
-        Raises `GrammarError` with JSON pointer and keyword for what is malformed or cannot be enforced, and for schemas that nothing
-        satisfies. With strict=False what cannot be enforced is warned about (`GrammarWarning`, also in `Grammar.warnings`) and left out.
+        Raises `GrammarError` with JSON pointer and keyword for what is malformed or cannot be
+        enforced, and for schemas that nothing satisfies. With strict=False what cannot be enforced
+        is warned about (`GrammarWarning`, also in `Grammar.warnings`) and left out.
         """
         notes: list[str] = []
 
         def refuse(pointer: str, keyword: str, why: str) -> None:
             why = why.removeprefix("regular: ").removeprefix("schema: ")
-            text = why if why.startswith("schema /") else f"schema {pointer}: keyword {keyword!r}: {why}"
+            text = (
+                why
+                if why.startswith("schema /")
+                else f"schema {pointer}: keyword {keyword!r}: {why}"
+            )
             if strict:
                 raise GrammarError(text)
             if text not in notes:
@@ -65,29 +84,55 @@ class JsonSchemaCompiler:
             document = Document(load(source), self.resources)
             document.refuse_loops()
             expander = Expander(document, refuse)
-            emitter = Emitter(document, expander, flexible=self.whitespace == "flexible", free_order=self.order == "free",
-                              refuse=refuse)
+            emitter = Emitter(
+                document,
+                expander,
+                flexible=self.whitespace == "flexible",
+                free_order=self.order == "free",
+                refuse=refuse,
+            )
             root = (document.root, True)
             if root == FALSE or document.schemas[document.root] is False:
                 raise GrammarError("schema /: nothing is valid under the schema false")
             deferred = emitter.run(frozenset() if root == TRUE else frozenset([root]))
-            return Grammar(() if deferred else emitter.names, emitter.rules, limits=self.limits, warnings=notes,
-                           deferred=emitter if deferred else None, origin=self._origin(source, strict))
+            return Grammar(
+                () if deferred else emitter.names,
+                emitter.rules,
+                limits=self.limits,
+                warnings=notes,
+                deferred=emitter if deferred else None,
+                origin=self._origin(source, strict),
+            )
         except RecursionError:
             raise GrammarError("schema: nested too deeply") from None
         except GrammarError as error:
             if "never finish" in str(error):
                 raise GrammarError("schema /: nothing is valid under this schema") from None
             if "left recursion" in str(error):
-                raise GrammarError("schema: a reference leads back to itself without consuming anything") from None
+                raise GrammarError(
+                    "schema: a reference leads back to itself without consuming anything"
+                ) from None
             raise
 
     def _origin(self, schema, strict: bool) -> dict | None:
-        """What `Grammar.describe` tells of a schema; None where resources would have to be told too (then it is told as GBNF)."""
+        """What `Grammar.describe` tells of a schema; None where resources would have to be told too
+        (then it is told as GBNF).
+        """
         if self.resources:
             return None
-        text = schema if isinstance(schema, str) else schema.decode("utf-8") if isinstance(schema, bytes) else json.dumps(schema)
-        return {"schema": text, "whitespace": self.whitespace, "order": self.order, "strict": strict}
+        text = (
+            schema
+            if isinstance(schema, str)
+            else schema.decode("utf-8")
+            if isinstance(schema, bytes)
+            else json.dumps(schema)
+        )
+        return {
+            "schema": text,
+            "whitespace": self.whitespace,
+            "order": self.order,
+            "strict": strict,
+        }
 
 
 def schema_of(source):
@@ -96,8 +141,10 @@ def schema_of(source):
     if isinstance(source, type) and callable(describe):
         return describe()
     if isinstance(source, type) and hasattr(source, "__pydantic_core_schema__"):
-        return sys.modules["pydantic"].TypeAdapter(source).json_schema()      # a dataclass of pydantic's, which is loaded then
+        # a dataclass of pydantic's, which is loaded then
+        return sys.modules["pydantic"].TypeAdapter(source).json_schema()
     if isinstance(source, type) and dataclasses.is_dataclass(source):
         from oxillama.grammar.dataclass_schema import dataclass_schema
+
         return dataclass_schema(source)
     return source

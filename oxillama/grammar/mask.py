@@ -1,8 +1,11 @@
-"""`TokenMasker`: binds grammars to a vocabulary and gives, for a state, the bitset of tokens that may come next.
+"""`TokenMasker`: binds grammars to a vocabulary and gives, for a state, the bitset of tokens that
+may come next.
 
-Masks are memoised per automaton position (states that stand at equal positions share one array) in a bounded, least-recently-used cache.
-End-of-generation tokens are allowed exactly when the state is complete; other control tokens never, unless the grammar names them.
+Masks are memoised per automaton position (states that stand at equal positions share one array) in
+a bounded, least-recently-used cache. End-of-generation tokens are allowed exactly when the state is
+complete; other control tokens never, unless the grammar names them.
 """
+
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -16,19 +19,30 @@ from oxillama.grammar.automaton import Grammar, GrammarState
 class TokenMasker:
     """A vocabulary prepared for masks; one serves every grammar and state over that vocabulary.
 
-    vocab_bytes: the bytes each token id adds to the text. control_ids: tokens that are not text (their bytes are ignored). eog_ids:
-    tokens that end generation. names: texts of tokens that grammars may name as `<text>`. cache_bytes bounds the memoised masks.
+    vocab_bytes: the bytes each token id adds to the text. control_ids: tokens that are not text
+    (their bytes are ignored). eog_ids: tokens that end generation. names: texts of tokens that
+    grammars may name as `<text>`. cache_bytes bounds the memoised masks.
     """
 
-    def __init__(self, vocab_bytes: Sequence[bytes], *, control_ids: Iterable[int] = (), eog_ids: Iterable[int] = (),
-                 names: Mapping[str, int] | None = None, cache_bytes: int = 64 << 20):
+    def __init__(
+        self,
+        vocab_bytes: Sequence[bytes],
+        *,
+        control_ids: Iterable[int] = (),
+        eog_ids: Iterable[int] = (),
+        names: Mapping[str, int] | None = None,
+        cache_bytes: int = 64 << 20,
+    ):
         size = len(vocab_bytes)
         self.eog_ids = tuple(sorted(set(map(int, eog_ids))))
         self.control_ids = frozenset(map(int, control_ids)) | set(self.eog_ids)
         for token in self.control_ids:
             if not 0 <= token < size:
                 raise GrammarError(f"token {token}: the vocabulary has {size}")
-        self.vocab_bytes = [b"" if i in self.control_ids else bytes(piece or b"") for i, piece in enumerate(vocab_bytes)]
+        self.vocab_bytes = [
+            b"" if i in self.control_ids else bytes(piece or b"")
+            for i, piece in enumerate(vocab_bytes)
+        ]
         self.names = dict(names or {})
         self.trie = TokenTrie(self.vocab_bytes)
         self.words = self.trie.words
@@ -50,7 +64,11 @@ class TokenMasker:
         if not any(isinstance(key, str) for key in grammar.tokens):
             return grammar
         ids = dict(self.names)
-        wanted = {key.encode("utf-8"): key for key in grammar.tokens if isinstance(key, str) and key not in ids}
+        wanted = {
+            key.encode("utf-8"): key
+            for key in grammar.tokens
+            if isinstance(key, str) and key not in ids
+        }
         for i, piece in enumerate(self.vocab_bytes if wanted else ()):
             if piece in wanted:
                 ids.setdefault(wanted[piece], i)
@@ -69,10 +87,13 @@ class TokenMasker:
         return grammar.state(self)
 
     def mask(self, state: GrammarState) -> np.ndarray:
-        """The allowed tokens: read-only uint32, bit t of word t // 32 (lowest first) is set exactly if token t may come next."""
+        """The allowed tokens: read-only uint32, bit t of word t // 32 (lowest first) is set exactly
+        if token t may come next.
+        """
         cursor = state._cursor
         key = (cursor.machine.serial, *cursor.key)
-        cached = self._masks.pop(key, None)               # taken out and put back last: one step each, so threads may share this
+        # taken out and put back last: one step each, so threads may share this
+        cached = self._masks.pop(key, None)
         if cached is not None:
             self._masks[key] = cached
             return cached
@@ -83,18 +104,24 @@ class TokenMasker:
         if cursor.complete:
             mask |= self._end
         mask.flags.writeable = False
-        self._masks[(cursor.machine.serial, *cursor.key)] = mask      # the key again: filling may have collected
+        # the key again: filling may have collected
+        self._masks[(cursor.machine.serial, *cursor.key)] = mask
         while len(self._masks) > self._capacity:
             self._masks.popitem(last=False)
         return mask
 
     def _add_symbols(self, state: GrammarState, mask: np.ndarray) -> None:
         """Adds the tokens that token terminals allow here."""
-        named = {token: symbol for token, symbol in state.grammar._symbols.items()
-                 if isinstance(token, int) and 0 <= token < self.vocab_size and token not in self.eog_ids}
+        named = {
+            token: symbol
+            for token, symbol in state.grammar._symbols.items()
+            if isinstance(token, int) and 0 <= token < self.vocab_size and token not in self.eog_ids
+        }
         if state._cursor.allows(b"", 0):
             mask |= self._ordinary & ~self._bits(named)
-        mask |= self._bits(token for token, symbol in named.items() if state._cursor.allows(b"", symbol))
+        mask |= self._bits(
+            token for token, symbol in named.items() if state._cursor.allows(b"", symbol)
+        )
 
     def allows(self, state: GrammarState, token: int) -> bool:
         """Whether one token may come next; the definition of a mask's bit."""
@@ -108,15 +135,21 @@ class TokenMasker:
         return state._cursor.allows(piece, state.grammar.symbol(token))
 
     def advance(self, state: GrammarState, token: int) -> None:
-        """Consumes one token; an end-of-generation token is checked and leaves the state where it is."""
+        """Consumes one token; an end-of-generation token is checked and leaves the state where it
+        is.
+        """
         if not 0 <= token < self.vocab_size:
             raise GrammarError(f"token {token}: the vocabulary has {self.vocab_size}")
         if token in self.eog_ids:
             if not state.is_complete():
-                raise GrammarError(f"grammar: token {token} ends generation, but the text so far is not a whole match")
+                raise GrammarError(
+                    f"grammar: token {token} ends generation, but the text so far is not a whole match"
+                )
             return
         if token in self.control_ids and state.grammar.symbol(token) <= 0:
-            raise GrammarError(f"grammar: control token {token} is not text and not named by the grammar")
+            raise GrammarError(
+                f"grammar: control token {token} is not text and not named by the grammar"
+            )
         piece = self.vocab_bytes[token]
         if not piece and not state.grammar.tokens:
             raise GrammarError(f"grammar: token {token} has no bytes")
@@ -129,7 +162,9 @@ class TokenMasker:
 
 
 def apply_grammar_mask(logits: np.ndarray, state: GrammarState) -> int:
-    """Sets the logits (float32, one row, in place) of tokens that may not come next to minus infinity; returns how many may."""
+    """Sets the logits (float32, one row, in place) of tokens that may not come next to minus
+    infinity; returns how many may.
+    """
     if not isinstance(logits, np.ndarray) or logits.dtype != np.float32 or logits.ndim != 1:
         raise GrammarError("logits: one float32 row wanted")
     return apply_bits(logits, state.mask())

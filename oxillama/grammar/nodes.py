@@ -1,6 +1,8 @@
-"""Grammar nodes: the one tree that GBNF text, regular expressions and JSON Schemas are all turned into.
+"""Grammar nodes: the one tree that GBNF text, regular expressions and JSON Schemas are all turned
+into.
 
-A node is a plain tuple whose first item is its kind (the numbers are those of the compiled machine):
+A node is a plain tuple whose first item is its kind (the numbers are those of the compiled
+machine):
   (LITERAL, bytes)                  exactly these bytes
   (CLASS, ((low, high), ...))       one code point out of sorted, disjoint ranges
   (SEQUENCE, (node, ...))           one after the other
@@ -10,10 +12,32 @@ A node is a plain tuple whose first item is its kind (the numbers are those of t
   (SYMBOL, ((low, high), ...))      one token out of ranges of token symbols, numbered from 256
   (NETWORK, start, ((accept, ((node, target), ...)), ...))   a finite automaton whose edges are nodes
 """
+
 from oxillama._core.emission import CHOICE, CLASS, LITERAL, NETWORK, REPEAT, RULE, SEQUENCE, SYMBOL
 
-__all__ = ["CHOICE", "CLASS", "EMPTY", "LITERAL", "NETWORK", "NEVER", "REPEAT", "RULE", "SEQUENCE", "SYMBOL", "ANY", "choice", "cls",
-           "complement", "intersect", "literal", "merge", "repeat", "rule", "seq", "subtract"]
+__all__ = [
+    "CHOICE",
+    "CLASS",
+    "EMPTY",
+    "LITERAL",
+    "NETWORK",
+    "NEVER",
+    "REPEAT",
+    "RULE",
+    "SEQUENCE",
+    "SYMBOL",
+    "ANY",
+    "choice",
+    "cls",
+    "complement",
+    "intersect",
+    "literal",
+    "merge",
+    "repeat",
+    "rule",
+    "seq",
+    "subtract",
+]
 
 Ranges = tuple[tuple[int, int], ...]
 LAST = 0x10FFFF
@@ -23,7 +47,9 @@ NEVER = (CLASS, ())
 
 
 def merge(ranges) -> Ranges:
-    """Sorts ranges of code points and joins those that touch; surrogates are dropped, they have no UTF-8."""
+    """Sorts ranges of code points and joins those that touch; surrogates are dropped, they have no
+    UTF-8.
+    """
     out: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if low > high:
@@ -34,7 +60,12 @@ def merge(ranges) -> Ranges:
         else:
             out.append((low, high))
     if any(low <= 0xDFFF and high >= 0xD800 for low, high in out):
-        out = [part for low, high in out for part in ((low, min(high, 0xD7FF)), (max(low, 0xE000), high)) if part[0] <= part[1]]
+        out = [
+            part
+            for low, high in out
+            for part in ((low, min(high, 0xD7FF)), (max(low, 0xE000), high))
+            if part[0] <= part[1]
+        ]
     return tuple(out)
 
 
@@ -78,7 +109,9 @@ def literal(text: str | bytes) -> tuple:
 
 
 def cls(*ranges) -> tuple:
-    """One code point out of ranges, given as (low, high) numbers or as strings such as "az" (a to z) or "-" (one character)."""
+    """One code point out of ranges, given as (low, high) numbers or as strings such as "az" (a to
+    z) or "-" (one character).
+    """
     return (CLASS, merge((ord(r[0]), ord(r[-1])) if isinstance(r, str) else r for r in ranges))
 
 
@@ -102,7 +135,9 @@ def seq(*nodes) -> tuple:
 
 
 def choice(*nodes) -> tuple:
-    """Any of them; equal literals and rules are kept once (larger nodes are not compared: hashing them would cost more than it saves)."""
+    """Any of them; equal literals and rules are kept once (larger nodes are not compared: hashing
+    them would cost more than it saves).
+    """
     out, seen = [], set()
     for node in nodes:
         if node[0] == CLASS and not node[1]:

@@ -1,11 +1,27 @@
-"""How JSON numbers are written: literals, digit runs, and decimals between bounds, as grammar nodes.
+"""How JSON numbers are written: literals, digit runs, and decimals between bounds, as grammar
+nodes.
 
-Numbers are decimals without exponent wherever they are constrained, because comparing across exponents is not regular; digits are
-bounded (`MAX_INTEGER` before the point, `MAX_FRACTION` after it).
+Numbers are decimals without exponent wherever they are constrained, because comparing across
+exponents is not regular; digits are bounded (`MAX_INTEGER` before the point, `MAX_FRACTION` after
+it).
 """
+
 from fractions import Fraction
 
-from oxillama.grammar.nodes import CHOICE, CLASS, EMPTY, LITERAL, NEVER, REPEAT, SEQUENCE, choice, cls, literal, repeat, seq
+from oxillama.grammar.nodes import (
+    CHOICE,
+    CLASS,
+    EMPTY,
+    LITERAL,
+    NEVER,
+    REPEAT,
+    SEQUENCE,
+    choice,
+    cls,
+    literal,
+    repeat,
+    seq,
+)
 
 MAX_INTEGER = 20
 MAX_FRACTION = 32
@@ -13,7 +29,9 @@ DIGIT = cls("09")
 
 
 def number_literal(value, *, integer: bool) -> tuple:
-    """One number: its shortest form, with and without a zero fraction where it is an integer and none is asked for, and as it is given."""
+    """One number: its shortest form, with and without a zero fraction where it is an integer and
+    none is asked for, and as it is given.
+    """
     exact = Fraction(str(value)) if not isinstance(value, Fraction) else value
     texts = [] if isinstance(value, Fraction) or integer else [str(value)]
     if exact.denominator == 1 and len(str(exact)) < 400:
@@ -55,7 +73,11 @@ def any_integer() -> tuple:
 
 def any_number() -> tuple:
     exponent = seq(cls("e", "E"), repeat(cls("+", "-"), 0, 1), digits(1, 3))
-    return seq(any_integer(), repeat(seq(literal("."), digits(1, MAX_FRACTION)), 0, 1), repeat(exponent, 0, 1))
+    return seq(
+        any_integer(),
+        repeat(seq(literal("."), digits(1, MAX_FRACTION)), 0, 1),
+        repeat(exponent, 0, 1),
+    )
 
 
 def _same_length(low: str, high: str) -> tuple:
@@ -81,7 +103,9 @@ def _same_length(low: str, high: str) -> tuple:
 
 
 def naturals(low: int, high: int | None) -> tuple:
-    """Integers low..high (0 <= low) without leading zeros; None: no upper bound but the digit limit."""
+    """Integers low..high (0 <= low) without leading zeros; None: no upper bound but the digit
+    limit.
+    """
     if high is not None and low > high:
         return NEVER
     parts = []
@@ -104,7 +128,9 @@ def naturals(low: int, high: int | None) -> tuple:
 
 
 def _above(fraction: str, strict: bool, places: int) -> tuple:
-    """Digits d1 d2 ... with 0.d1d2... >= 0.fraction (strict: >), at most `places` of them; may be empty where nothing is needed."""
+    """Digits d1 d2 ... with 0.d1d2... >= 0.fraction (strict: >), at most `places` of them; may be
+    empty where nothing is needed.
+    """
     if not fraction:
         if not strict:
             return digits(0, places)
@@ -121,7 +147,9 @@ def _above(fraction: str, strict: bool, places: int) -> tuple:
 
 
 def _below(fraction: str, strict: bool, places: int) -> tuple:
-    """Digits with 0.d1d2... <= 0.fraction (strict: <), at most `places`; empty is allowed where 0 is."""
+    """Digits with 0.d1d2... <= 0.fraction (strict: <), at most `places`; empty is allowed where 0
+    is.
+    """
     if not fraction:
         return NEVER if strict else repeat(literal("0"), 0, places)
     parts = [EMPTY]
@@ -147,14 +175,19 @@ def _between(low: str, low_strict: bool, high: str, high_strict: bool, places: i
         return seq(literal(a), _between(rest_low, low_strict, rest_high, high_strict, places - 1))
     if a > b:
         return NEVER
-    parts = [seq(literal(a), _above(rest_low, low_strict, places - 1)), seq(literal(b), _below(rest_high, high_strict, places - 1))]
+    parts = [
+        seq(literal(a), _above(rest_low, low_strict, places - 1)),
+        seq(literal(b), _below(rest_high, high_strict, places - 1)),
+    ]
     if ord(b) - ord(a) > 1:
         parts.append(seq(cls(chr(ord(a) + 1) + chr(ord(b) - 1)), digits(0, places - 1)))
     return choice(*parts)
 
 
 def _with_point(node: tuple, places: int, zero: bool) -> tuple:
-    """A fraction part out of a digit-run node: with the point at least one digit; without it (zero) the fraction is nought."""
+    """A fraction part out of a digit-run node: with the point at least one digit; without it (zero)
+    the fraction is nought.
+    """
     pointed = seq(literal("."), _nonempty(node))
     if places < 1:
         return EMPTY if zero else NEVER
@@ -162,7 +195,9 @@ def _with_point(node: tuple, places: int, zero: bool) -> tuple:
 
 
 def _nonempty(node: tuple) -> tuple:
-    """The node without its empty match; digit runs are built of literals, classes, sequences, choices and repeats only."""
+    """The node without its empty match; digit runs are built of literals, classes, sequences,
+    choices and repeats only.
+    """
     kind = node[0]
     if node == EMPTY:
         return NEVER
@@ -189,8 +224,18 @@ def _split(value: Fraction) -> tuple[int, str]:
     return int(whole), fraction.rstrip("0")
 
 
-def magnitudes(low: Fraction, low_strict: bool, high: Fraction | None, high_strict: bool, places: int, *, broken: bool = False) -> tuple:
-    """Decimals of at least low (>= 0) and at most high, with at most `places` fraction digits (0: integers; broken: no integers)."""
+def magnitudes(
+    low: Fraction,
+    low_strict: bool,
+    high: Fraction | None,
+    high_strict: bool,
+    places: int,
+    *,
+    broken: bool = False,
+) -> tuple:
+    """Decimals of at least low (>= 0) and at most high, with at most `places` fraction digits (0:
+    integers; broken: no integers).
+    """
     whole_low, part_low = _split(low)
     whole_high, part_high = _split(high) if high is not None else (None, "")
     if high is not None and (low > high or (low == high and (low_strict or high_strict))):
@@ -198,29 +243,64 @@ def magnitudes(low: Fraction, low_strict: bool, high: Fraction | None, high_stri
     from_low = low_strict or (broken and not part_low)
     if whole_high == whole_low:
         zero = not part_low and not from_low and not (high_strict and not part_high)
-        return seq(literal(str(whole_low)), _with_point(_between(part_low, from_low, part_high, high_strict, places), places, zero))
-    parts = [seq(literal(str(whole_low)), _with_point(_above(part_low, from_low, places), places, not part_low and not from_low))]
+        return seq(
+            literal(str(whole_low)),
+            _with_point(_between(part_low, from_low, part_high, high_strict, places), places, zero),
+        )
+    parts = [
+        seq(
+            literal(str(whole_low)),
+            _with_point(_above(part_low, from_low, places), places, not part_low and not from_low),
+        )
+    ]
     if whole_high is None or whole_high - whole_low > 1:
         between = _with_point(_above("", broken, places), places, not broken)
-        parts.append(seq(naturals(whole_low + 1, None if whole_high is None else whole_high - 1), between))
+        parts.append(
+            seq(naturals(whole_low + 1, None if whole_high is None else whole_high - 1), between)
+        )
     if whole_high is not None and (part_high or not (high_strict or broken)):
-        tail = _between("", True, part_high, high_strict, places) if broken else _below(part_high, high_strict, places)
+        tail = (
+            _between("", True, part_high, high_strict, places)
+            if broken
+            else _below(part_high, high_strict, places)
+        )
         parts.append(seq(literal(str(whole_high)), _with_point(tail, places, not broken)))
     return choice(*parts)
 
 
-def interval(low: Fraction | None, low_strict: bool, high: Fraction | None, high_strict: bool, places: int, *,
-             broken: bool = False) -> tuple:
-    """Decimals between two bounds (None: unbounded), with at most `places` fraction digits (broken: no integers)."""
+def interval(
+    low: Fraction | None,
+    low_strict: bool,
+    high: Fraction | None,
+    high_strict: bool,
+    places: int,
+    *,
+    broken: bool = False,
+) -> tuple:
+    """Decimals between two bounds (None: unbounded), with at most `places` fraction digits (broken:
+    no integers).
+    """
     parts = []
     zero = Fraction(0)
     if low is None or low < 0:
         # the negative side, by magnitude; -0 is written only where it is a plain member
         top = -low if low is not None else None
         if high is not None and high < 0:
-            parts.append(seq(literal("-"), magnitudes(-high, high_strict, top, low_strict, places, broken=broken)))
+            parts.append(
+                seq(
+                    literal("-"),
+                    magnitudes(-high, high_strict, top, low_strict, places, broken=broken),
+                )
+            )
         else:
-            parts.append(seq(literal("-"), magnitudes(zero, high == 0 and high_strict, top, low_strict, places, broken=broken)))
+            parts.append(
+                seq(
+                    literal("-"),
+                    magnitudes(
+                        zero, high == 0 and high_strict, top, low_strict, places, broken=broken
+                    ),
+                )
+            )
     if high is None or high > 0 or (high == 0 and not high_strict):
         start, strict = (zero, False) if low is None or low < 0 else (low, low_strict)
         parts.append(magnitudes(start, strict, high, high_strict, places, broken=broken))

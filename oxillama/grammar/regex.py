@@ -1,11 +1,15 @@
-"""Reads ECMA-262 regular expressions (as with the u flag) and turns them into grammar nodes or automata.
+"""Reads ECMA-262 regular expressions (as with the u flag) and turns them into grammar nodes or
+automata.
 
-`parse_regex(text)` gives a `Regex`: `whole()` is the node of texts that match as a whole, `search_node(spell, any)` that of texts in which
-the expression matches somewhere (None where anchors or lookahead need an automaton), `search()` the automaton of the latter.
-Read: alternation, groups (capturing, named, `(?:`), greedy and lazy quantifiers, classes, `\\d \\w \\s` and their opposites, `\\p{...}` of
-general categories and a few binary properties, all character escapes, `^`, `$`, lookahead, `\\b` is refused like everything that is not
-regular (back references) or not read (lookbehind): `GrammarError` names the construct and its position.
+`parse_regex(text)` gives a `Regex`: `whole()` is the node of texts that match as a whole,
+`search_node(spell, any)` that of texts in which the expression matches somewhere (None where
+anchors or lookahead need an automaton), `search()` the automaton of the latter. Read: alternation,
+groups (capturing, named, `(?:`), greedy and lazy quantifiers, classes, `\\d \\w \\s` and their
+opposites, `\\p{...}` of general categories and a few binary properties, all character escapes, `^`,
+`$`, lookahead, `\\b` is refused like everything that is not regular (back references) or not read
+(lookbehind): `GrammarError` names the construct and its position.
 """
+
 import functools
 from collections.abc import Callable
 
@@ -26,8 +30,9 @@ MAX_COPIES = 20_000
 
 
 class Regex:
-    """A parsed expression: a tree of ("class", ranges), ("seq", parts), ("alt", parts), ("rep", part, least, most), ("^",), ("$",) and
-    ("look", part, positive)."""
+    """A parsed expression: a tree of ("class", ranges), ("seq", parts), ("alt", parts), ("rep",
+    part, least, most), ("^",), ("$",) and ("look", part, positive).
+    """
 
     __slots__ = ("text", "tree")
 
@@ -42,16 +47,22 @@ class Regex:
         return self.automaton(search=False).node(lambda ranges: (CLASS, ranges))
 
     def search_node(self, spell: Callable[[Ranges], tuple], anything: tuple) -> tuple | None:
-        """The node of texts in which the expression matches; `spell` writes one code point, `anything` any text. None: use `search`."""
+        """The node of texts in which the expression matches; `spell` writes one code point,
+        `anything` any text. None: use `search`.
+        """
         parts = self.tree[1] if self.tree[0] == "alt" else (self.tree,)
         out = []
         for part in parts:
             items = part[1] if part[0] == "seq" else (part,)
             first, last = bool(items) and items[0] == ("^",), bool(items) and items[-1] == ("$",)
-            inner = _strip(("seq", items[first:len(items) - (last and len(items) > first)]), False, False)
+            inner = _strip(
+                ("seq", items[first : len(items) - (last and len(items) > first)]), False, False
+            )
             if inner is None:
                 return None
-            out.append(seq(EMPTY if first else anything, _node(inner, spell), EMPTY if last else anything))
+            out.append(
+                seq(EMPTY if first else anything, _node(inner, spell), EMPTY if last else anything)
+            )
         return choice(*out)
 
     def lengths(self) -> tuple[int, int | None]:
@@ -63,7 +74,9 @@ class Regex:
         return least, most if pinned else None
 
     def run(self) -> tuple[Ranges, int, int | None] | None:
-        """(class, least, most) if the expression is `^[class]{least,most}$`, or one that means the same; else None."""
+        """(class, least, most) if the expression is `^[class]{least,most}$`, or one that means the
+        same; else None.
+        """
         tree = self.tree
         if tree[0] != "seq" or len(tree[1]) != 3 or tree[1][0] != ("^",) or tree[1][2] != ("$",):
             return None
@@ -109,15 +122,23 @@ def _lengths(tree: tuple) -> tuple[int, int | None]:
         return 0, 0
     if kind == "rep":
         least, most = _lengths(tree[1])
-        return least * tree[2], None if most is None or (tree[3] is None and most) else most * (tree[3] or 0)
+        return least * tree[2], None if most is None or (tree[3] is None and most) else most * (
+            tree[3] or 0
+        )
     bounds = [_lengths(part) for part in tree[1]]
     if kind == "alt":
-        return min(b[0] for b in bounds), None if any(b[1] is None for b in bounds) else max(b[1] for b in bounds)
-    return sum(b[0] for b in bounds), None if any(b[1] is None for b in bounds) else sum(b[1] for b in bounds)
+        return min(b[0] for b in bounds), None if any(b[1] is None for b in bounds) else max(
+            b[1] for b in bounds
+        )
+    return sum(b[0] for b in bounds), None if any(b[1] is None for b in bounds) else sum(
+        b[1] for b in bounds
+    )
 
 
 def _strip(tree: tuple, head: bool, tail: bool):
-    """The tree without anchors where they hold anyway (at the start if `head`, at the end if `tail`); None if others are left."""
+    """The tree without anchors where they hold anyway (at the start if `head`, at the end if
+    `tail`); None if others are left.
+    """
     kind = tree[0]
     if kind == "class":
         return tree
@@ -136,7 +157,7 @@ def _strip(tree: tuple, head: bool, tail: bool):
     parts, items = [], tree[1]
     for i, part in enumerate(items):
         at_head = head and all(p == ("^",) for p in items[:i])
-        at_tail = tail and all(p == ("$",) for p in items[i + 1:])
+        at_tail = tail and all(p == ("$",) for p in items[i + 1 :])
         parts.append(_strip(part, at_head, at_tail))
     return None if None in parts else ("seq", tuple(parts))
 
@@ -153,7 +174,9 @@ def _node(tree: tuple, spell) -> tuple:
 
 
 def _build(nfa: Nfa, tree: tuple, a: int, copies: list[int]) -> int:
-    """Adds the tree to the automaton from state a; returns its end state. `copies` bounds what nested repetition may cost."""
+    """Adds the tree to the automaton from state a; returns its end state. `copies` bounds what
+    nested repetition may cost.
+    """
     kind = tree[0]
     copies[0] += 1
     if copies[0] > MAX_COPIES:
@@ -173,7 +196,7 @@ def _build(nfa: Nfa, tree: tuple, a: int, copies: list[int]) -> int:
     elif kind == "look":
         rest = Nfa()
         end = _build(rest, tree[1], rest.state(), copies)
-        loop = rest.final = rest.state()      # what was looked at, then anything
+        loop = rest.final = rest.state()  # what was looked at, then anything
         rest.skip(end, loop)
         rest.eat(loop, loop, ANY)
         dfa = rest.determinise()
@@ -199,7 +222,9 @@ def _build(nfa: Nfa, tree: tuple, a: int, copies: list[int]) -> int:
 
 @functools.lru_cache(maxsize=512)
 def parse_regex(text: str) -> Regex:
-    """Reads an expression. Raises `GrammarError` with the position of what is malformed, not regular or not supported."""
+    """Reads an expression. Raises `GrammarError` with the position of what is malformed, not
+    regular or not supported.
+    """
     if not isinstance(text, str):
         raise GrammarError(f"pattern: {type(text).__name__} found, text wanted")
     reader = Reader(text)

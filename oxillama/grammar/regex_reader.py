@@ -1,7 +1,10 @@
-"""Reads the text of ECMA-262 regular expressions (as with the u flag) into trees, and knows their classes of code points.
+"""Reads the text of ECMA-262 regular expressions (as with the u flag) into trees, and knows their
+classes of code points.
 
-A tree is ("class", ranges), ("seq", parts), ("alt", parts), ("rep", part, least, most), ("^",), ("$",) or ("look", part, positive).
+A tree is ("class", ranges), ("seq", parts), ("alt", parts), ("rep", part, least, most), ("^",),
+("$",) or ("look", part, positive).
 """
+
 import functools
 import sys
 import unicodedata
@@ -11,10 +14,29 @@ from oxillama.grammar.nodes import ANY, Ranges, complement, merge
 
 DIGIT: Ranges = ((48, 57),)
 WORD: Ranges = ((48, 57), (65, 90), (95, 95), (97, 122))
-SPACE: Ranges = merge([(9, 13), (32, 32), (160, 160), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029), (0x202F, 0x202F),
-                       (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)])
+SPACE: Ranges = merge(
+    [
+        (9, 13),
+        (32, 32),
+        (160, 160),
+        (0x1680, 0x1680),
+        (0x2000, 0x200A),
+        (0x2028, 0x2029),
+        (0x202F, 0x202F),
+        (0x205F, 0x205F),
+        (0x3000, 0x3000),
+        (0xFEFF, 0xFEFF),
+    ]
+)
 NOT_LINE_END: Ranges = complement(merge([(10, 10), (13, 13), (0x2028, 0x2029)]))
-SETS = {"d": DIGIT, "D": complement(DIGIT), "w": WORD, "W": complement(WORD), "s": SPACE, "S": complement(SPACE)}
+SETS = {
+    "d": DIGIT,
+    "D": complement(DIGIT),
+    "w": WORD,
+    "W": complement(WORD),
+    "s": SPACE,
+    "S": complement(SPACE),
+}
 CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
 MAX_COUNT = 100_000
 MAX_NESTING = 120
@@ -27,10 +49,12 @@ class Reader:
         self.text, self.at = text, 0
 
     def fail(self, what: str, at: int | None = None) -> GrammarError:
-        return GrammarError(f"pattern {self.text[:120]!r}, position {(self.at if at is None else at) + 1}: {what}")
+        return GrammarError(
+            f"pattern {self.text[:120]!r}, position {(self.at if at is None else at) + 1}: {what}"
+        )
 
     def next(self) -> str:
-        return self.text[self.at:self.at + 1]
+        return self.text[self.at : self.at + 1]
 
     def take(self, token: str) -> bool:
         if self.text.startswith(token, self.at):
@@ -58,7 +82,7 @@ class Reader:
             return part
         if part[0] in "^$":
             raise self.fail("an anchor cannot be repeated")
-        self.take("?")                        # lazy: another search order, the same language
+        self.take("?")  # lazy: another search order, the same language
         if self.next() and self.next() in "*+?":
             raise self.fail("nothing to repeat")
         if part[0] == "look":
@@ -72,10 +96,12 @@ class Reader:
         if self.next() != "{":
             return None
         end = self.text.find("}", self.at)
-        inside = self.text[self.at + 1:end] if end > 0 else ""
+        inside = self.text[self.at + 1 : end] if end > 0 else ""
         low, comma, high = inside.partition(",")
-        if not (low.isascii() and low.isdigit() and (not high or high.isascii() and high.isdigit())):
-            return None                       # a brace that is no quantifier stands for itself
+        if not (
+            low.isascii() and low.isdigit() and (not high or high.isascii() and high.isdigit())
+        ):
+            return None  # a brace that is no quantifier stands for itself
         if len(low) > 9 or len(high) > 9 or max(int(low), int(high or 0)) > MAX_COUNT:
             raise self.fail(f"repetition {{{inside}}} is above {MAX_COUNT}")
         least = int(low)
@@ -128,7 +154,7 @@ class Reader:
         return body if look is None else ("look", body, look)
 
     def hexadecimal(self, digits: int, start: int) -> int:
-        text = self.text[self.at:self.at + digits]
+        text = self.text[self.at : self.at + digits]
         if len(text) < digits or any(c not in "0123456789abcdefABCDEF" for c in text):
             raise self.fail(f"{digits} hexadecimal digits are expected", start)
         self.at += digits
@@ -155,7 +181,7 @@ class Reader:
             return self.one(0, start)
         if char in "pP" and self.take("{"):
             end = self.text.find("}", self.at)
-            name = self.text[self.at:end]
+            name = self.text[self.at : end]
             self.at = end + 1
             ranges = unicode_property(name) if end > 0 else None
             if ranges is None:
@@ -174,8 +200,13 @@ class Reader:
     def unicode(self, start: int) -> Ranges:
         if self.take("{"):
             end = self.text.find("}", self.at)
-            digits = self.text[self.at:end] if end > 0 else ""
-            if not digits or len(digits) > 8 or any(c not in "0123456789abcdefABCDEF" for c in digits) or int(digits, 16) > 0x10FFFF:
+            digits = self.text[self.at : end] if end > 0 else ""
+            if (
+                not digits
+                or len(digits) > 8
+                or any(c not in "0123456789abcdefABCDEF" for c in digits)
+                or int(digits, 16) > 0x10FFFF
+            ):
                 raise self.fail("a code point is expected", start)
             self.at = end + 1
             return self.one(int(digits, 16), start)
@@ -193,15 +224,19 @@ class Reader:
         ranges: list[tuple[int, int]] = []
         while not self.take("]"):
             low = self.member(start)
-            if self.next() == "-" and self.text[self.at + 1:self.at + 2] not in ("]", ""):
+            if self.next() == "-" and self.text[self.at + 1 : self.at + 2] not in ("]", ""):
                 at = self.at
                 self.at += 1
                 high = self.member(start)
-                if len(low) == len(high) == 1 and low[0][0] == low[0][1] and high[0][0] == high[0][1]:
+                if (
+                    len(low) == len(high) == 1
+                    and low[0][0] == low[0][1]
+                    and high[0][0] == high[0][1]
+                ):
                     if high[0][0] < low[0][0]:
                         raise self.fail("this range is the wrong way round", at)
                     ranges.append((low[0][0], high[0][0]))
-                else:                         # a set beside a dash: the dash stands for itself
+                else:  # a set beside a dash: the dash stands for itself
                     ranges.extend(low)
                     ranges.append((45, 45))
                     ranges.extend(high)
@@ -231,15 +266,36 @@ def _categories() -> dict[str, Ranges]:
     return {name: merge(ranges) for name, ranges in out.items()}
 
 
-LONG_NAMES = {"Letter": "L", "Lowercase_Letter": "Ll", "Uppercase_Letter": "Lu", "Titlecase_Letter": "Lt", "Modifier_Letter": "Lm",
-              "Other_Letter": "Lo", "Mark": "M", "Number": "N", "Decimal_Number": "Nd", "Letter_Number": "Nl", "Other_Number": "No",
-              "Punctuation": "P", "Symbol": "S", "Separator": "Z", "Space_Separator": "Zs", "Other": "C", "Control": "Cc",
-              "digit": "Nd", "punct": "P", "Math_Symbol": "Sm", "Currency_Symbol": "Sc"}
+LONG_NAMES = {
+    "Letter": "L",
+    "Lowercase_Letter": "Ll",
+    "Uppercase_Letter": "Lu",
+    "Titlecase_Letter": "Lt",
+    "Modifier_Letter": "Lm",
+    "Other_Letter": "Lo",
+    "Mark": "M",
+    "Number": "N",
+    "Decimal_Number": "Nd",
+    "Letter_Number": "Nl",
+    "Other_Number": "No",
+    "Punctuation": "P",
+    "Symbol": "S",
+    "Separator": "Z",
+    "Space_Separator": "Zs",
+    "Other": "C",
+    "Control": "Cc",
+    "digit": "Nd",
+    "punct": "P",
+    "Math_Symbol": "Sm",
+    "Currency_Symbol": "Sc",
+}
 
 
 @functools.lru_cache(maxsize=256)
 def unicode_property(name: str) -> Ranges | None:
-    """The code points of `\\p{name}`: general categories by short or long name, Any and ASCII; None where it is not known."""
+    """The code points of `\\p{name}`: general categories by short or long name, Any and ASCII; None
+    where it is not known.
+    """
     for prefix in ("General_Category=", "gc="):
         name = name.removeprefix(prefix)
     if name == "Any":
@@ -247,5 +303,9 @@ def unicode_property(name: str) -> Ranges | None:
     if name == "ASCII":
         return ((0, 127),)
     short = LONG_NAMES.get(name, name)
-    found = [ranges for key, ranges in _categories().items() if key == short or (len(short) == 1 and key[0] == short)]
+    found = [
+        ranges
+        for key, ranges in _categories().items()
+        if key == short or (len(short) == 1 and key[0] == short)
+    ]
     return merge(r for ranges in found for r in ranges) if found else None

@@ -1,10 +1,14 @@
-"""Finite automata over code points: what makes intersections and complements of patterns, lengths and key names exact.
+"""Finite automata over code points: what makes intersections and complements of patterns, lengths
+and key names exact.
 
-`Dfa` is a deterministic automaton whose alphabet is a partition of the code points into a few symbols; `both`, `either`, `without` and
-`inverse` are the Boolean operations, `minimal` the smallest equal automaton, `node` its form in a grammar. `Nfa` is what regular
-expressions are built into: empty edges, class edges, `^` and `$` as edges that can be passed only at the ends of the text, and lookahead
-as edges that add an obligation (another automaton that the rest of the text must satisfy). `Nfa.determinise` turns all that into a `Dfa`.
+`Dfa` is a deterministic automaton whose alphabet is a partition of the code points into a few
+symbols; `both`, `either`, `without` and `inverse` are the Boolean operations, `minimal` the
+smallest equal automaton, `node` its form in a grammar. `Nfa` is what regular expressions are built
+into: empty edges, class edges, `^` and `$` as edges that can be passed only at the ends of the
+text, and lookahead as edges that add an obligation (another automaton that the rest of the text
+must satisfy). `Nfa.determinise` turns all that into a `Dfa`.
 """
+
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -14,13 +18,15 @@ from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import ANY, NETWORK, Ranges, merge
 
 MAX_STATES = 6000
-MAX_NETWORK = 20_000          # states of one array's, object's or number's network
-MAX_TABLE = 16_000_000        # moves of one trie of words
-END = 0x110000                # beyond all code points
+MAX_NETWORK = 20_000  # states of one array's, object's or number's network
+MAX_TABLE = 16_000_000  # moves of one trie of words
+END = 0x110000  # beyond all code points
 
 
 class Dfa:
-    """A deterministic automaton. `symbols[k]` are the code points of symbol k; `moves[s, k]` the next state, -1 where there is none."""
+    """A deterministic automaton. `symbols[k]` are the code points of symbol k; `moves[s, k]` the
+    next state, -1 where there is none.
+    """
 
     __slots__ = ("symbols", "moves", "accepts", "start", "_known", "_live")
 
@@ -28,8 +34,10 @@ class Dfa:
         self.symbols, self.start = symbols, start
         self.moves = np.asarray(moves, np.int32).reshape(len(moves), len(symbols))
         self.accepts = np.asarray(accepts, np.uint8)
-        self._known = None                                    # symbol by code point, for `accepts_text`
-        self._live = None                                     # whether any text is accepted, once known
+        # symbol by code point, for `accepts_text`
+        self._known = None
+        # whether any text is accepted, once known
+        self._live = None
 
     @classmethod
     def everything(cls) -> "Dfa":
@@ -55,7 +63,9 @@ class Dfa:
                 at = edges.setdefault((at, index[c]), len(edges) + 1)
             ends.add(at)
         if (len(edges) + 1) * len(letters) > MAX_TABLE:
-            raise GrammarError(f"regular: {len(words)} words need a table of more than {MAX_TABLE} moves")
+            raise GrammarError(
+                f"regular: {len(words)} words need a table of more than {MAX_TABLE} moves"
+            )
         moves = np.full((len(edges) + 1, len(letters)), -1, np.int32)
         if edges:
             at = np.array(list(edges), np.int64)
@@ -69,7 +79,9 @@ class Dfa:
         """Texts of least to most code points."""
         last = least if most is None else most
         if last > MAX_STATES:
-            raise GrammarError(f"regular: a length of {last} together with other constraints needs more than {MAX_STATES} states")
+            raise GrammarError(
+                f"regular: a length of {last} together with other constraints needs more than {MAX_STATES} states"
+            )
         moves = [[i + 1] for i in range(last)] + [[last if most is None else -1]]
         return cls([ANY], moves, [i >= least for i in range(last + 1)])
 
@@ -82,18 +94,36 @@ class Dfa:
             k = known.get(c)
             if k is None:
                 code = ord(c)
-                k = known[c] = next((k for k, ranges in enumerate(self.symbols) if any(a <= code <= b for a, b in ranges)), -1)
+                k = known[c] = next(
+                    (
+                        k
+                        for k, ranges in enumerate(self.symbols)
+                        if any(a <= code <= b for a, b in ranges)
+                    ),
+                    -1,
+                )
             at = int(self.moves[at, k]) if k >= 0 else -1
             if at < 0:
                 return False
         return bool(self.accepts[at])
 
     def product(self, other: "Dfa", keep: int) -> "Dfa":
-        """The automaton that runs both and accepts where bit 2x + y of `keep` says so (x, y: whether each accepts)."""
+        """The automaton that runs both and accepts where bit 2x + y of `keep` says so (x, y:
+        whether each accepts).
+        """
         pairs = _pair_symbols(self.symbols, other.symbols)
         moves, accepts = automata.product(
-            self.moves, self.accepts, self.start, other.moves, other.accepts, other.start,
-            np.array([i for _, i, _ in pairs], np.int32), np.array([j for _, _, j in pairs], np.int32), keep, MAX_STATES)
+            self.moves,
+            self.accepts,
+            self.start,
+            other.moves,
+            other.accepts,
+            other.start,
+            np.array([i for _, i, _ in pairs], np.int32),
+            np.array([j for _, _, j in pairs], np.int32),
+            keep,
+            MAX_STATES,
+        )
         return Dfa([ranges for ranges, _, _ in pairs], moves, accepts).trimmed()
 
     def both(self, other: "Dfa") -> "Dfa":
@@ -124,9 +154,11 @@ class Dfa:
         if live.all():
             self._live = True
             return self
-        ids = np.full(len(live) + 1, -1, np.int32)             # the last: where -1 leads
+        ids = np.full(len(live) + 1, -1, np.int32)  # the last: where -1 leads
         ids[np.flatnonzero(live)] = np.arange(int(live.sum()), dtype=np.int32)
-        out = Dfa(self.symbols, ids[self.moves[live != 0]], self.accepts[live != 0], int(ids[self.start]))
+        out = Dfa(
+            self.symbols, ids[self.moves[live != 0]], self.accepts[live != 0], int(ids[self.start])
+        )
         out._live = True
         return out
 
@@ -136,7 +168,9 @@ class Dfa:
         return not self.trimmed()._live
 
     def finite(self, limit: int) -> list[str] | None:
-        """All texts if there are at most `limit` (fewer than `limit` code points at each place), else None."""
+        """All texts if there are at most `limit` (fewer than `limit` code points at each place),
+        else None.
+        """
         dfa, out = self.trimmed(), []
         if dfa.empty:
             return []
@@ -151,9 +185,16 @@ class Dfa:
                     return None
             for k, t in enumerate(dfa.moves[s].tolist()):
                 if t >= 0:
-                    if sum(high - low + 1 for low, high in dfa.symbols[k]) > limit or len(todo) > 4 * limit + 64:
+                    if (
+                        sum(high - low + 1 for low, high in dfa.symbols[k]) > limit
+                        or len(todo) > 4 * limit + 64
+                    ):
                         return None
-                    todo.extend((t, text + chr(code)) for low, high in dfa.symbols[k] for code in range(low, high + 1))
+                    todo.extend(
+                        (t, text + chr(code))
+                        for low, high in dfa.symbols[k]
+                        for code in range(low, high + 1)
+                    )
         return sorted(out)
 
     def minimal(self) -> "Dfa":
@@ -165,17 +206,25 @@ class Dfa:
         if count == len(dfa.moves):
             return dfa
         _, first, numbers = np.unique(groups, return_index=True, return_inverse=True)
-        order = np.argsort(first)                             # groups in the order of their first states
+        # groups in the order of their first states
+        order = np.argsort(first)
         place = np.empty(count + 1, np.int32)
         place[order] = np.arange(count, dtype=np.int32)
         place[count] = -1
         fresh = np.append(place[numbers], np.int32(-1))
-        out = Dfa(dfa.symbols, fresh[dfa.moves[first[order]]], dfa.accepts[first[order]], int(fresh[dfa.start]))
+        out = Dfa(
+            dfa.symbols,
+            fresh[dfa.moves[first[order]]],
+            dfa.accepts[first[order]],
+            int(fresh[dfa.start]),
+        )
         out._live = True
         return out
 
     def node(self, spell: Callable[[Ranges], tuple]) -> tuple:
-        """A grammar node for the language; `spell` gives the node that writes one code point out of ranges."""
+        """A grammar node for the language; `spell` gives the node that writes one code point out of
+        ranges.
+        """
         states, spelled = [], {}
         for row, accept in zip(self.moves.tolist(), self.accepts.tolist(), strict=True):
             targets: dict[int, list] = {}
@@ -221,7 +270,9 @@ def _pair_symbols(a: list[Ranges], b: list[Ranges]) -> list[tuple[Ranges, int, i
 
 
 def partition(sets: Iterable[Ranges]) -> list[tuple[Ranges, frozenset[int]]]:
-    """Splits the code points in any of the sets by which of them hold each: (code points, indices of the sets)."""
+    """Splits the code points in any of the sets by which of them hold each: (code points, indices
+    of the sets).
+    """
     sets = list(sets)
     marks: dict[int, list[int]] = {}
     for k, ranges in enumerate(sets):
@@ -240,19 +291,24 @@ def partition(sets: Iterable[Ranges]) -> list[tuple[Ranges, frozenset[int]]]:
 
 
 class Nfa:
-    """A nondeterministic automaton with assertions. State 0 is the start; `final` the one accepting state."""
+    """A nondeterministic automaton with assertions. State 0 is the start; `final` the one accepting
+    state.
+    """
 
     def __init__(self):
-        self.empty: list[list[tuple[int, str]]] = []          # (target, "" or "^" or "$")
-        self.edges: list[list[tuple[int, int]]] = []          # (class number, target)
-        self.looks: list[list[tuple[int, Dfa]]] = []          # (target, what the rest of the text must satisfy)
+        self.empty: list[list[tuple[int, str]]] = []  # (target, "" or "^" or "$")
+        self.edges: list[list[tuple[int, int]]] = []  # (class number, target)
+        # (target, what the rest of the text must satisfy)
+        self.looks: list[list[tuple[int, Dfa]]] = []
         self.classes: dict[Ranges, int] = {}
         self.final = -1
 
     def state(self) -> int:
         """A new state."""
         if len(self.empty) > 20 * MAX_STATES:
-            raise GrammarError(f"regular: needs more than {20 * MAX_STATES} states before determinisation")
+            raise GrammarError(
+                f"regular: needs more than {20 * MAX_STATES} states before determinisation"
+            )
         self.empty.append([])
         self.edges.append([])
         self.looks.append([])
@@ -290,21 +346,35 @@ class Nfa:
         duties = {id(rest): rest for looks in self.looks for _, rest in looks}
         sets = list(self.classes) + [ranges for rest in duties.values() for ranges in rest.symbols]
         parts = partition(sets)
-        numbers: dict[int, list[int]] = {}                    # duty -> its symbol for each part, -1 where none
+        # duty -> its symbol for each part, -1 where none
+        numbers: dict[int, list[int]] = {}
         at = len(self.classes)
         for key, rest in duties.items():
-            numbers[key] = [next((k for k in range(len(rest.symbols)) if at + k in members), -1) for _, members in parts]
+            numbers[key] = [
+                next((k for k in range(len(rest.symbols)) if at + k in members), -1)
+                for _, members in parts
+            ]
             at += len(rest.symbols)
         if not duties:
-            moves, accepts = automata.determinise(self.empty, self.edges, [members for _, members in parts], self.final,
-                                                  len(self.classes), MAX_STATES)
+            moves, accepts = automata.determinise(
+                self.empty,
+                self.edges,
+                [members for _, members in parts],
+                self.final,
+                len(self.classes),
+                MAX_STATES,
+            )
             return Dfa([ranges for ranges, _ in parts], moves, accepts).minimal()
         start = self._close([(0, frozenset())], "^")
         ids, todo, moves, accepts = {start: 0}, [start], [], []
         for threads in todo:
             ends = "^$" if threads is start else "$"
-            accepts.append(any(state == self.final and all(duties[key].accepts[s] for key, s in owed)
-                               for state, owed in self._close(threads, ends)))
+            accepts.append(
+                any(
+                    state == self.final and all(duties[key].accepts[s] for key, s in owed)
+                    for state, owed in self._close(threads, ends)
+                )
+            )
             row = []
             for part, (_, members) in enumerate(parts):
                 fresh = set()

@@ -1,4 +1,7 @@
-"""Writes the arrays of a case: prefix and further items, counted (`contains`) and distinct (`uniqueItems`) ones. `em` is the `Emitter`."""
+"""Writes the arrays of a case: prefix and further items, counted (`contains`) and distinct
+(`uniqueItems`) ones. `em` is the `Emitter`.
+"""
+
 from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import EMPTY, NETWORK, NEVER, choice, literal, repeat, seq
 from oxillama.grammar.regular import MAX_NETWORK
@@ -10,8 +13,10 @@ from oxillama.grammar.schema_values import canonical
 def array(em, facts: Facts) -> tuple:
     space = em.spelling.space
     inner = elements(em, facts)
-    return choice(*([seq(literal("["), space, space, literal("]"))] if may_be_empty(facts) else []),
-                  seq(literal("["), space, inner, space, literal("]")) if inner != NEVER else NEVER)
+    return choice(
+        *([seq(literal("["), space, space, literal("]"))] if may_be_empty(facts) else []),
+        seq(literal("["), space, inner, space, literal("]")) if inner != NEVER else NEVER,
+    )
 
 
 def may_be_empty(facts: Facts) -> bool:
@@ -20,7 +25,9 @@ def may_be_empty(facts: Facts) -> bool:
 
 def item_at(facts: Facts, index: int, *more) -> frozenset | None:
     """What the item at an index must satisfy, with further literals; None where there can be none."""
-    out = {prefix[index] if index < len(prefix) else rest for prefix, rest in facts.arrays} | set(more)
+    out = {prefix[index] if index < len(prefix) else rest for prefix, rest in facts.arrays} | set(
+        more
+    )
     if FALSE in out or any((node, not sign) in out for node, sign in out if node):
         return None
     return frozenset(out - {TRUE})
@@ -30,12 +37,19 @@ def elements(em, facts: Facts) -> tuple:
     """One or more items with their commas; NEVER where there can be none."""
     comma = seq(em.spelling.space, literal(","), em.spelling.space)
     if facts.unique and (facts.max_items is None or facts.max_items > 1):
-        return em.guard("uniqueItems", lambda: distinct(em, facts, comma), elements(em, _loose(facts)))
+        return em.guard(
+            "uniqueItems", lambda: distinct(em, facts, comma), elements(em, _loose(facts))
+        )
     head = max((len(prefix) for prefix, _ in facts.arrays), default=0)
     if facts.contains:
-        return em.guard("contains", lambda: counted(em, facts, head, comma), elements(em, _without_contains(facts)))
+        return em.guard(
+            "contains",
+            lambda: counted(em, facts, head, comma),
+            elements(em, _without_contains(facts)),
+        )
     most = facts.max_items
-    fixed = []                                   # items of the prefix, up to the first that cannot be
+    # items of the prefix, up to the first that cannot be
+    fixed = []
     for i in range(head if most is None else min(head, most)):
         item = item_at(facts, i)
         if item is None:
@@ -48,10 +62,21 @@ def elements(em, facts: Facts) -> tuple:
     if most is not None and (most == 0 or most < facts.min_items):
         return NEVER
     if not fixed:
-        return seq(em.ref(rest), repeat(seq(comma, em.ref(rest)), max(facts.min_items - 1, 0), None if most is None else most - 1))
+        return seq(
+            em.ref(rest),
+            repeat(
+                seq(comma, em.ref(rest)),
+                max(facts.min_items - 1, 0),
+                None if most is None else most - 1,
+            ),
+        )
     tail = EMPTY
     if rest is not None and (most is None or most > head):
-        tail = repeat(seq(comma, em.ref(rest)), max(facts.min_items - head, 0), None if most is None else most - head)
+        tail = repeat(
+            seq(comma, em.ref(rest)),
+            max(facts.min_items - head, 0),
+            None if most is None else most - head,
+        )
     for i in range(len(fixed) - 1, -1, -1):
         node = seq(comma if i else EMPTY, em.ref(fixed[i]), tail)
         tail = choice(node, EMPTY) if i and facts.min_items <= i else node
@@ -76,8 +101,14 @@ def counted(em, facts: Facts, head: int, comma: tuple) -> tuple:
     todo, out = list(ids), []
     for state in todo:
         index, counts = state[0], state[1:]
-        accept = index > 0 and index >= facts.min_items and all(
-            c >= least and (most is None or c <= most) for c, (_, least, most, _) in zip(counts, kinds, strict=True))
+        accept = (
+            index > 0
+            and index >= facts.min_items
+            and all(
+                c >= least and (most is None or c <= most)
+                for c, (_, least, most, _) in zip(counts, kinds, strict=True)
+            )
+        )
         edges = []
         if facts.max_items is None or index < facts.max_items:
             for item, after in steps(em, facts, index, counts, caps, head):
@@ -94,7 +125,9 @@ def counted(em, facts: Facts, head: int, comma: tuple) -> tuple:
 
 
 def steps(em, facts: Facts, index: int, counts, caps, head: int):
-    """The choices for one item: which counters it feeds. A counter with an upper bound needs to know that others do not feed it."""
+    """The choices for one item: which counters it feeds. A counter with an upper bound needs to
+    know that others do not feed it.
+    """
     options = [((), list(counts))]
     for k, (wanted, _, most, start) in enumerate(facts.contains):
         grown = []
@@ -158,7 +191,10 @@ def finite(em, literals: frozenset) -> list | None:
         if facts.types - {"null", "boolean"}:
             return None
         out += ([None] if "null" in facts.types else []) + (
-            [b for b in (True, False) if not any(b is v for v in facts.banned)] if "boolean" in facts.types else [])
+            [b for b in (True, False) if not any(b is v for v in facts.banned)]
+            if "boolean" in facts.types
+            else []
+        )
     return out
 
 

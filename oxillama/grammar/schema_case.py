@@ -1,7 +1,9 @@
 """One case of a schema: what must hold of a value all at once, without any logic left in it.
 
-`schema_facts` gathers it, `schema_emit` writes it. An *action* adds something to a case; it may turn out contradictory (`dead`).
+`schema_facts` gathers it, `schema_emit` writes it. An *action* adds something to a case; it may
+turn out contradictory (`dead`).
 """
+
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -19,20 +21,25 @@ class Facts:
         self.low_strict = self.high_strict = False
         self.values = self.max_length = self.max_items = self.max_properties = None
         self.min_length = self.min_items = self.min_properties = 0
-        self.multiples = self.broken = self.banned = self.patterns = self.formats = ()     # broken: no multiples of these
+        # broken: no multiples of these
+        self.multiples = self.broken = self.banned = self.patterns = self.formats = ()
         self.arrays = self.contains = self.objects = self.required = self.names = self.extras = ()
         self.forbidden: frozenset[str] = frozenset()
         self.todo = self.splits = ()
         self.done: frozenset = frozenset()
-        # For `unevaluated*`: the scopes (numbers of schemas that hold such a keyword) being worked in, and what each scope evaluated.
+        # For `unevaluated*`: the scopes (numbers of schemas that hold such a keyword) being worked
+        # in, and what each scope evaluated.
         self.scope: frozenset[int] = frozenset()
         self.seen = self.spans = self.unevaluated = ()
-        # Demands for some member (names not excluded, patterns the name must and must not match, value literal, name literals): first
-        # any member may meet them; once every declared member was tried, those in `owed` are for members without a declared name.
+        # Demands for some member (names not excluded, patterns the name must and must not match,
+        # value literal, name literals): first any member may meet them; once every declared member
+        # was tried, those in `owed` are for members without a declared name.
         self.owed = ()
 
     def copy(self) -> "Facts":
-        """Another case to go on with: whatever holds several things is a tuple or a frozenset, so all of it can be shared."""
+        """Another case to go on with: whatever holds several things is a tuple or a frozenset, so
+        all of it can be shared.
+        """
         other = object.__new__(Facts)
         other.__dict__.update(self.__dict__)
         return other
@@ -42,7 +49,9 @@ class Facts:
         setattr(self, name, (*getattr(self, name), item))
 
     def split(self, branches) -> None:
-        """Goes on as one of these lists of actions each (or of those that a function of the case makes)."""
+        """Goes on as one of these lists of actions each (or of those that a function of the case
+        makes).
+        """
         self.add("splits", (self.scope, branches))
 
     def only(self, *types: str) -> None:
@@ -67,8 +76,14 @@ class Facts:
         self._check_bounds()
 
     def _check_bounds(self) -> None:
-        if self.low is not None and self.high is not None and (
-                self.low > self.high or (self.low == self.high and (self.low_strict or self.high_strict))):
+        if (
+            self.low is not None
+            and self.high is not None
+            and (
+                self.low > self.high
+                or (self.low == self.high and (self.low_strict or self.high_strict))
+            )
+        ):
             self.drop("number")
 
     def length(self, least: int = 0, most: int | None = None) -> None:
@@ -86,7 +101,10 @@ class Facts:
     def properties(self, least: int = 0, most: int | None = None) -> None:
         self.min_properties = max(self.min_properties, least)
         self.max_properties = _least(self.max_properties, most)
-        if self.max_properties is not None and max(self.min_properties, len(self.required)) > self.max_properties:
+        if (
+            self.max_properties is not None
+            and max(self.min_properties, len(self.required)) > self.max_properties
+        ):
             self.drop("object")
 
     def require(self, name: str) -> None:
@@ -120,9 +138,11 @@ Action = Callable[[Facts], None]
 
 def demand(literal) -> Action:
     """The action that adds a literal."""
+
     def act(facts: Facts) -> None:
         if literal == FALSE:
             facts.dead = True
         elif literal != TRUE:
             facts.add("todo", (literal, facts.scope))
+
     return act

@@ -1,4 +1,7 @@
-"""Tells the branches of a `oneOf` apart, so that only those that could hold together are forbidden for each other. `ex` is the `Expander`."""
+"""Tells the branches of a `oneOf` apart, so that only those that could hold together are forbidden
+for each other. `ex` is the `Expander`.
+"""
+
 import math
 
 from oxillama.errors import GrammarError
@@ -14,14 +17,20 @@ def one_branches(ex, context: Facts, literals) -> list[list[Action]]:
     for i, literal in enumerate(literals):
         actions = [demand(literal)]
         for j, other in enumerate(literals):
-            if j != i and not _apart(summaries[i], summaries[j]) and not _disjoint(ex, literal, other):
+            if (
+                j != i
+                and not _apart(summaries[i], summaries[j])
+                and not _disjoint(ex, literal, other)
+            ):
                 actions.append(demand((other[0], not other[1])))
         out.append(actions)
     return out
 
 
 def _summary(ex, literal, context: Facts):
-    """Per case of a branch: types, values, and the values that required properties may have. None if it is not known cheaply."""
+    """Per case of a branch: types, values, and the values that required properties may have. None
+    if it is not known cheaply.
+    """
     if literal in (TRUE, FALSE):
         return [] if literal == FALSE else None
     try:
@@ -52,7 +61,9 @@ def _disjoint(ex, a, b) -> bool:
 
 
 def _hopeless(ex, facts: Facts, depth: int) -> bool:
-    """Whether a case with only the type object demands a property that nothing can satisfy (looked at `depth` levels deep)."""
+    """Whether a case with only the type object demands a property that nothing can satisfy (looked
+    at `depth` levels deep).
+    """
     if depth == 0 or facts.values is not None or facts.types != {"object"}:
         return False
     for name in facts.required:
@@ -75,8 +86,11 @@ def _apart(a, b) -> bool:
                 continue
             if values is not None and other_values is not None and not values & other_values:
                 continue
-            if shared <= {"object"} and (any(not tags[name] & other_tags[name] for name in tags if name in other_tags)
-                                         or required & other.forbidden or other_required & facts.forbidden):
+            if shared <= {"object"} and (
+                any(not tags[name] & other_tags[name] for name in tags if name in other_tags)
+                or required & other.forbidden
+                or other_required & facts.forbidden
+            ):
                 continue
             if shared <= {"number"} and _no_number(facts, other):
                 continue
@@ -87,6 +101,8 @@ def _apart(a, b) -> bool:
 def _no_number(a: Facts, b: Facts) -> bool:
     if a.integer and b.fraction or a.fraction and b.integer:
         return True
-    low, high = max((f.low for f in (a, b) if f.low is not None), default=-math.inf), min(
-        (f.high for f in (a, b) if f.high is not None), default=math.inf)
+    low, high = (
+        max((f.low for f in (a, b) if f.low is not None), default=-math.inf),
+        min((f.high for f in (a, b) if f.high is not None), default=math.inf),
+    )
     return low > high

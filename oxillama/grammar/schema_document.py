@@ -2,6 +2,7 @@
 
 Node 0 is the schema `true`. A *literal* is (node, sign): the node must hold, or must not.
 """
+
 import contextlib
 from urllib.parse import unquote, urljoin
 
@@ -9,12 +10,41 @@ from oxillama.errors import GrammarError
 from oxillama.grammar.schema_values import canonical, exact, kind_of
 
 TRUE, FALSE = (0, True), (0, False)
-MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"))
+MAPS = frozenset(
+    ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
+)
 LISTS = frozenset(("allOf", "anyOf", "oneOf", "prefixItems", "items"))
-SINGLES = frozenset(("items", "additionalItems", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else",
-                     "unevaluatedProperties", "unevaluatedItems", "contentSchema"))
-HOLDING = MAPS | LISTS | SINGLES               # the keywords that hold schemas
-BESIDE = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "dependentSchemas", "dependencies"))
+SINGLES = frozenset(
+    (
+        "items",
+        "additionalItems",
+        "additionalProperties",
+        "propertyNames",
+        "contains",
+        "not",
+        "if",
+        "then",
+        "else",
+        "unevaluatedProperties",
+        "unevaluatedItems",
+        "contentSchema",
+    )
+)
+HOLDING = MAPS | LISTS | SINGLES  # the keywords that hold schemas
+BESIDE = frozenset(
+    (
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "then",
+        "else",
+        "$ref",
+        "dependentSchemas",
+        "dependencies",
+    )
+)
 TYPES = ("null", "boolean", "object", "array", "string", "number")
 REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
@@ -31,22 +61,45 @@ def _names(value) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
-# What the values of keywords must be for anything to be enforced by them; draft 3's `required: false` asks for nothing.
+# What the values of keywords must be for anything to be enforced by them; draft 3's `required:
+# false` asks for nothing.
 WELL_FORMED = {
-    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties", "minContains", "maxContains"), _count),
+    **dict.fromkeys(
+        (
+            "minLength",
+            "maxLength",
+            "minItems",
+            "maxItems",
+            "minProperties",
+            "maxProperties",
+            "minContains",
+            "maxContains",
+        ),
+        _count,
+    ),
     **dict.fromkeys(("minimum", "maximum"), _number),
-    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), lambda value: isinstance(value, bool) or _number(value)),
+    **dict.fromkeys(
+        ("exclusiveMinimum", "exclusiveMaximum"),
+        lambda value: isinstance(value, bool) or _number(value),
+    ),
     **dict.fromkeys(REFERENCES, lambda value: isinstance(value, str)),
-    "multipleOf": lambda value: _number(value) and value > 0, "uniqueItems": lambda value: isinstance(value, bool),
-    "enum": lambda value: isinstance(value, list), "pattern": lambda value: isinstance(value, str),
+    "multipleOf": lambda value: _number(value) and value > 0,
+    "uniqueItems": lambda value: isinstance(value, bool),
+    "enum": lambda value: isinstance(value, list),
+    "pattern": lambda value: isinstance(value, str),
     "required": lambda value: value is False or _names(value),
     "dependentRequired": lambda value: isinstance(value, dict) and all(map(_names, value.values())),
-    "dependencies": lambda value: isinstance(value, dict) and all(isinstance(part, (dict, bool)) or _names(part) for part in value.values()),
+    "dependencies": lambda value: (
+        isinstance(value, dict)
+        and all(isinstance(part, (dict, bool)) or _names(part) for part in value.values())
+    ),
 }
 
 
 class Document:
-    """All nodes of one schema. `resources` maps absolute URIs to further schemas that references may name."""
+    """All nodes of one schema. `resources` maps absolute URIs to further schemas that references
+    may name.
+    """
 
     def __init__(self, root, resources=None):
         self.schemas: list = [True]
@@ -82,7 +135,9 @@ class Document:
         while todo:
             schema, pointer, base = todo.pop()
             if not isinstance(schema, (dict, bool)):
-                raise GrammarError(f"schema {pointer or '/'}: {kind_of(schema)} found, an object or a boolean wanted")
+                raise GrammarError(
+                    f"schema {pointer or '/'}: {kind_of(schema)} found, an object or a boolean wanted"
+                )
             if isinstance(schema, bool):
                 continue
             name = self._identifier(schema)
@@ -110,7 +165,11 @@ class Document:
                     continue
                 value, at = schema.get(key), f"{pointer}/{key}"
                 if key in MAPS and isinstance(value, dict):
-                    todo.extend((v, f"{at}/{escape(k)}", base) for k, v in value.items() if not isinstance(v, list))
+                    todo.extend(
+                        (v, f"{at}/{escape(k)}", base)
+                        for k, v in value.items()
+                        if not isinstance(v, list)
+                    )
                 elif key in LISTS and isinstance(value, list):
                     todo.extend((v, f"{at}/{i}", base) for i, v in enumerate(value))
                 elif key in SINGLES and isinstance(value, (dict, bool)):
@@ -140,7 +199,9 @@ class Document:
             return self.synthetic({"not": True}, "")
         if not isinstance(schema, dict):
             raise GrammarError(f"schema: {kind_of(schema)} found, an object or a boolean wanted")
-        return self.numbers[id(schema)] if id(schema) in self.numbers else self.synthetic(schema, "")
+        return (
+            self.numbers[id(schema)] if id(schema) in self.numbers else self.synthetic(schema, "")
+        )
 
     def synthetic(self, schema: dict, pointer: str, base: str = "") -> int:
         """A node for a schema that is not in the document's text."""
@@ -148,30 +209,47 @@ class Document:
         return self.numbers[id(schema)]
 
     def keywords(self, node: int) -> dict:
-        """The keywords that count: before 2019-09, siblings of `$ref` are ignored. Raises for values that mean nothing."""
+        """The keywords that count: before 2019-09, siblings of `$ref` are ignored. Raises for
+        values that mean nothing.
+        """
         schema = self.schemas[node]
         if self.draft < 2019 and isinstance(schema.get("$ref"), str):
             return {"$ref": schema["$ref"]}
         if node and node not in self.well_formed:
             for keyword, value in schema.items():
                 if keyword in WELL_FORMED and not WELL_FORMED[keyword](value):
-                    raise GrammarError(f"schema {self.pointers[node] or '/'}: keyword {keyword!r}: malformed value {str(value)[:80]!r}")
+                    raise GrammarError(
+                        f"schema {self.pointers[node] or '/'}: keyword {keyword!r}: malformed value {str(value)[:80]!r}"
+                    )
             self.well_formed.add(node)
         return schema
 
     def several(self, keyword: str, reference: str) -> str:
-        """Why it is not known what a reference means that depends on where one comes from; empty where it is known."""
-        if keyword == "$dynamicRef" and self.dynamic.get(anchor := reference.partition("#")[2], 0) == -1:
+        """Why it is not known what a reference means that depends on where one comes from; empty
+        where it is known.
+        """
+        if (
+            keyword == "$dynamicRef"
+            and self.dynamic.get(anchor := reference.partition("#")[2], 0) == -1
+        ):
             return f"several schemas are called {anchor!r}"
-        if keyword == "$recursiveRef" and len(self.roots) > 2 and any(isinstance(s, dict) and s.get("$recursiveAnchor") for s in self.schemas):
+        if (
+            keyword == "$recursiveRef"
+            and len(self.roots) > 2
+            and any(isinstance(s, dict) and s.get("$recursiveAnchor") for s in self.schemas)
+        ):
             return "several schemas may be meant"
         return ""
 
     def referred(self, node: int, schema: dict) -> list[tuple[int, bool]]:
-        """The literals that a schema refers to in its own place; GrammarError for a reference of which several may be meant."""
+        """The literals that a schema refers to in its own place; GrammarError for a reference of
+        which several may be meant.
+        """
         for keyword in REFERENCES:
             if keyword in schema and (why := self.several(keyword, schema[keyword])):
-                raise GrammarError(f"schema {self.pointers[node] or '/'}: keyword {keyword!r}: {why}")
+                raise GrammarError(
+                    f"schema {self.pointers[node] or '/'}: keyword {keyword!r}: {why}"
+                )
         return [self.resolve(node, schema[keyword]) for keyword in REFERENCES if keyword in schema]
 
     def resolve(self, node: int, reference: str) -> tuple[int, bool]:
@@ -189,7 +267,9 @@ class Document:
         fragment = unquote(fragment)
         root = self.roots.get(uri)
         if root is None:
-            raise GrammarError(f"schema {where}: keyword '$ref': {reference!r} is not in this document")
+            raise GrammarError(
+                f"schema {where}: keyword '$ref': {reference!r} is not in this document"
+            )
         if fragment and not fragment.startswith("/"):
             found = self.anchors.get(f"{uri}#{fragment}")
             if found is None:
@@ -216,9 +296,11 @@ class Document:
         return (self.numbers[id(at)], True)
 
     def refuse_loops(self) -> None:
-        """Raises if a schema refers to itself at the same place of the value: nothing would ever be decided."""
+        """Raises if a schema refers to itself at the same place of the value: nothing would ever be
+        decided.
+        """
         beside = self._reached()
-        colour: dict[int, int] = {}                  # 1: on the path, 2: done
+        colour: dict[int, int] = {}  # 1: on the path, 2: done
         for first in sorted(beside):
             path = [(first, iter(beside[first]))] if first not in colour else []
             while path:
@@ -226,7 +308,9 @@ class Document:
                 colour[node] = 1
                 for target in rest:
                     if colour.get(target) == 1:
-                        raise GrammarError(f"schema {self.pointers[target] or '/'}: refers to itself without end")
+                        raise GrammarError(
+                            f"schema {self.pointers[target] or '/'}: refers to itself without end"
+                        )
                     if target not in colour and target in beside:
                         path.append((target, iter(beside[target])))
                         break
@@ -235,7 +319,9 @@ class Document:
                     path.pop()
 
     def _reached(self) -> dict[int, list[int]]:
-        """Of the nodes that some value may meet (definitions only where they are referred to), those with others beside them."""
+        """Of the nodes that some value may meet (definitions only where they are referred to),
+        those with others beside them.
+        """
         out: dict[int, list[int]] = {}
         reached, todo = set(), [self.root] if self.root else []
         while todo:
@@ -251,10 +337,24 @@ class Document:
                 if key not in HOLDING:
                     continue
                 if key in MAPS:
-                    subs = value.values() if isinstance(value, dict) and key not in ("$defs", "definitions") else ()
+                    subs = (
+                        value.values()
+                        if isinstance(value, dict) and key not in ("$defs", "definitions")
+                        else ()
+                    )
                 else:
-                    subs = value if isinstance(value, list) and key in LISTS else (value,) if key in SINGLES else ()
-                todo += [self.numbers[id(sub)] for sub in subs if isinstance(sub, dict) and id(sub) in self.numbers]
+                    subs = (
+                        value
+                        if isinstance(value, list) and key in LISTS
+                        else (value,)
+                        if key in SINGLES
+                        else ()
+                    )
+                todo += [
+                    self.numbers[id(sub)]
+                    for sub in subs
+                    if isinstance(sub, dict) and id(sub) in self.numbers
+                ]
         return out
 
     def _beside(self, node: int, schema: dict) -> list[int]:
@@ -263,10 +363,14 @@ class Document:
         for keyword in ("allOf", "anyOf", "oneOf"):
             subs += schema[keyword] if isinstance(schema.get(keyword), list) else []
         for keyword in ("dependentSchemas", "dependencies"):
-            subs += [s for s in schema[keyword].values() if not isinstance(s, list)] if isinstance(schema.get(keyword), dict) else []
+            subs += (
+                [s for s in schema[keyword].values() if not isinstance(s, list)]
+                if isinstance(schema.get(keyword), dict)
+                else []
+            )
         targets = [self.number(sub) for sub in subs if isinstance(sub, dict)]
         if isinstance(schema.get("$ref"), str):
-            with contextlib.suppress(GrammarError):   # raised where the reference is used, if it is
+            with contextlib.suppress(GrammarError):  # raised where the reference is used, if it is
                 targets.append(self.resolve(node, schema["$ref"])[0])
         return [target for target in targets if target]
 
@@ -274,7 +378,9 @@ class Document:
         """The canonical forms of a listing keyword's values, made once."""
         known = self.listed.get((node, keyword))
         if known is None:
-            known = self.listed[(node, keyword)] = {canonical(v) for v in self.schemas[node][keyword]}
+            known = self.listed[(node, keyword)] = {
+                canonical(v) for v in self.schemas[node][keyword]
+            }
         return known
 
 
@@ -283,10 +389,18 @@ def _draft(root) -> int:
     name = root.get("$schema") if isinstance(root, dict) else None
     if not isinstance(name, str):
         return 2020
-    for mark, draft in (("draft-03", 3), ("draft-04", 4), ("draft-06", 6), ("draft-07", 7), ("2019-09", 2019)):
+    for mark, draft in (
+        ("draft-03", 3),
+        ("draft-04", 4),
+        ("draft-06", 6),
+        ("draft-07", 7),
+        ("2019-09", 2019),
+    ):
         if mark in name:
             if draft == 3:
-                raise GrammarError("schema /: keyword '$schema': draft 3 is not supported, 4 to 2020-12 are")
+                raise GrammarError(
+                    "schema /: keyword '$schema': draft 3 is not supported, 4 to 2020-12 are"
+                )
             return draft
     return 2020
 

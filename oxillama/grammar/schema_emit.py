@@ -1,15 +1,30 @@
-"""Writes the cases of a schema as grammar rules: one rule per set of literals, one alternative per case and type.
+"""Writes the cases of a schema as grammar rules: one rule per set of literals, one alternative per
+case and type.
 
-Everything here and in `schema_numbers`, `schema_arrays` and `schema_objects` only ever narrows: a case whose constraints cannot be written
-exactly is refused (`refuse` raises, or warns when the compiler is lenient), never widened.
+Everything here and in `schema_numbers`, `schema_arrays` and `schema_objects` only ever narrows: a
+case whose constraints cannot be written exactly is refused (`refuse` raises, or warns when the
+compiler is lenient), never widened.
 """
+
 import functools
 
 from oxillama.errors import GrammarError
 from oxillama.grammar import numerals
 from oxillama.grammar import spelling as sp
 from oxillama.grammar.formats import format_automaton, format_pattern
-from oxillama.grammar.nodes import ANY, CLASS, EMPTY, NEVER, Ranges, choice, intersect, literal, repeat, rule, seq
+from oxillama.grammar.nodes import (
+    ANY,
+    CLASS,
+    EMPTY,
+    NEVER,
+    Ranges,
+    choice,
+    intersect,
+    literal,
+    repeat,
+    rule,
+    seq,
+)
 from oxillama.grammar.regex import parse_regex, search_automaton
 from oxillama.grammar.regular import Dfa, meet
 from oxillama.grammar.schema_arrays import array as array_node
@@ -21,18 +36,21 @@ from oxillama.grammar.schema_objects import names_but
 from oxillama.grammar.schema_objects import object_ as object_node
 from oxillama.grammar.schema_survey import endless, survey
 
-MAX_AUTOMATA = 30_000          # states of all automata of one schema
+MAX_AUTOMATA = 30_000  # states of all automata of one schema
 
 
 class Emitter:
     """Builds the rules of one grammar."""
 
-    def __init__(self, document: Document, expander: Expander, *, flexible: bool, free_order: bool, refuse):
+    def __init__(
+        self, document: Document, expander: Expander, *, flexible: bool, free_order: bool, refuse
+    ):
         self.document, self.expander = document, expander
         self.flexible, self.free_order, self.refuse = flexible, free_order, refuse
         self.keys: list = []
-        self.rules: list[tuple | None] = []        # None: put off
-        self.lazy = bytearray()                    # whether a rule's network may wait until it is called
+        self.rules: list[tuple | None] = []  # None: put off
+        # whether a rule's network may wait until it is called
+        self.lazy = bytearray()
         self.needs: list = []
         self.numbers: dict = {}
         self.todo: list = []
@@ -46,9 +64,13 @@ class Emitter:
         self.where = "/"
 
     def run(self, root: frozenset) -> bool:
-        """Writes the root's rule and all it needs but what can be put off; returns whether anything was."""
+        """Writes the root's rule and all it needs but what can be put off; returns whether anything
+        was.
+        """
         self.number(root)
-        self.spelling = sp.Spelling(self.flexible, self.block("ws") if self.flexible else EMPTY, free=self.free_order)
+        self.spelling = sp.Spelling(
+            self.flexible, self.block("ws") if self.flexible else EMPTY, free=self.free_order
+        )
         self.colon = seq(self.spelling.space, literal(":"), self.spelling.space)
         self.comma = seq(self.spelling.space, literal(","), self.spelling.space)
         self.settle()
@@ -112,18 +134,24 @@ class Emitter:
         return rule(self.number(name))
 
     def spell(self, ranges) -> tuple:
-        """One character out of ranges; what is not written raw is a rule of its own, shared by all that need the same."""
+        """One character out of ranges; what is not written raw is a rule of its own, shared by all
+        that need the same.
+        """
         known = self.spelled.get(ranges)
         if known is None:
             plain, rest = _spellable(ranges, self.spelling.escaped)
             known = self.spelled[ranges] = choice(
-                *([(CLASS, plain)] if plain else []), *([rule(self.number(("escape", rest)))] if rest else []))
+                *([(CLASS, plain)] if plain else []),
+                *([rule(self.number(("escape", rest)))] if rest else []),
+            )
         return known
 
     def body(self, key) -> tuple:
         if isinstance(key, tuple):
             if key[0] == "language":
-                return seq(literal('"'), self.languages[key[1]].minimal().node(self.spell), literal('"'))
+                return seq(
+                    literal('"'), self.languages[key[1]].minimal().node(self.spell), literal('"')
+                )
             return self.spelling.escape(key[1]) if key[0] == "escape" else names_but(self, key[1])
         if key == "char":
             return self.spelling.char
@@ -145,12 +173,21 @@ class Emitter:
         if facts.values is not None:
             return choice(*(self.spelling.value(v, integer=facts.integer) for v in facts.values))
         parts = []
-        for kind, write in (("object", object_node), ("array", array_node), ("string", Emitter.string), ("number", numeric)):
+        for kind, write in (
+            ("object", object_node),
+            ("array", array_node),
+            ("string", Emitter.string),
+            ("number", numeric),
+        ):
             if kind in facts.types:
                 parts.append(write(self, facts))
         if "boolean" in facts.types:
             banned = [v for v in facts.banned if isinstance(v, bool)]
-            parts += [literal(text) for value, text in ((True, "true"), (False, "false")) if value not in banned]
+            parts += [
+                literal(text)
+                for value, text in ((True, "true"), (False, "false"))
+                if value not in banned
+            ]
         if "null" in facts.types:
             parts.append(literal("null"))
         return choice(*parts)
@@ -179,19 +216,29 @@ class Emitter:
     def content(self, facts: Facts, banned: list[str]) -> tuple:
         """A string under patterns, formats or bans."""
         quote = literal('"')
-        sources = list(facts.patterns) + [(format_pattern(name), sign) for name, sign in facts.formats]
+        sources = list(facts.patterns) + [
+            (format_pattern(name), sign) for name, sign in facts.formats
+        ]
         if len(sources) == 1 and sources[0][1] and not banned:
             node = self.direct(sources[0][0], facts.min_length, facts.max_length)
             if node is not None:
                 return seq(quote, node, quote)
-        key = (tuple(facts.patterns), tuple(facts.formats), facts.min_length, facts.max_length, tuple(sorted(banned)))
+        key = (
+            tuple(facts.patterns),
+            tuple(facts.formats),
+            facts.min_length,
+            facts.max_length,
+            tuple(sorted(banned)),
+        )
         if key not in self.strings:
             dfa = self.language(facts, banned)
             self.strings[key] = NEVER if dfa.empty else self.language_block(dfa)
         return self.strings[key]
 
     def direct(self, source: str, least: int, most: int | None) -> tuple | None:
-        """A lone pattern without an automaton, where its lengths are within the bounds anyway or are those of a run of one class."""
+        """A lone pattern without an automaton, where its lengths are within the bounds anyway or
+        are those of a run of one class.
+        """
         regex = parse_regex(source)
         anything = repeat(self.block("char"))
         if least == 0 and most is None:
@@ -235,11 +282,15 @@ class Emitter:
         self.languages.append(dfa)
         self.automaton_states += len(dfa.moves)
         if self.automaton_states > MAX_AUTOMATA:
-            raise GrammarError(f"the schema's patterns, formats and names need more than {MAX_AUTOMATA} states together")
+            raise GrammarError(
+                f"the schema's patterns, formats and names need more than {MAX_AUTOMATA} states together"
+            )
         return rule(self.number(("language", len(self.languages) - 1)))
 
 
 @functools.lru_cache(maxsize=1 << 12)
 def _spellable(ranges: Ranges, escaped: Ranges) -> tuple[Ranges, Ranges]:
-    """What of the ranges is written raw, and what may be escaped; kept, because names share their letters from schema to schema."""
+    """What of the ranges is written raw, and what may be escaped; kept, because names share their
+    letters from schema to schema.
+    """
     return intersect(ranges, sp.PLAIN), intersect(ranges, escaped)

@@ -1,10 +1,13 @@
 """What a conjunction of schemas demands, as a list of cases without any logic left in them.
 
-`Expander.cases(literals)` turns a set of literals (schema nodes that must or must not hold) into a disjunction of `Facts`. Conjunctions
-add facts to a case; `anyOf`, `oneOf`, `if`, `dependent*` and the negation of any keyword split it; contradictions drop it. Sub-schemas of
-items and properties stay literals, so recursion needs no unrolling: a grammar rule is a set of literals, and there are finitely many. What
-a keyword adds to a case is in schema_keywords, how one fails in schema_negation, what tells branches of `oneOf` apart in schema_disjoint.
+`Expander.cases(literals)` turns a set of literals (schema nodes that must or must not hold) into a
+disjunction of `Facts`. Conjunctions add facts to a case; `anyOf`, `oneOf`, `if`, `dependent*` and
+the negation of any keyword split it; contradictions drop it. Sub-schemas of items and properties
+stay literals, so recursion needs no unrolling: a grammar rule is a set of literals, and there are
+finitely many. What a keyword adds to a case is in schema_keywords, how one fails in
+schema_negation, what tells branches of `oneOf` apart in schema_disjoint.
 """
+
 from collections.abc import Callable
 
 from oxillama.errors import GrammarError
@@ -17,11 +20,13 @@ from oxillama.grammar.schema_validity import holds
 from oxillama.grammar.schema_values import canonical
 
 MAX_CASES = 1500
-MAX_STEPS = 30_000       # cases looked at for one schema, those that turned out impossible included
+MAX_STEPS = 30_000  # cases looked at for one schema, those that turned out impossible included
 
 
 class Expander:
-    """Expands literals of one document. `refuse(pointer, keyword, why)` is called for what cannot be enforced (it raises, or warns)."""
+    """Expands literals of one document. `refuse(pointer, keyword, why)` is called for what cannot
+    be enforced (it raises, or warns).
+    """
 
     def __init__(self, document: Document, refuse: Callable[[str, str, str], None]):
         self.document, self.refuse = document, refuse
@@ -34,7 +39,9 @@ class Expander:
         known = self.memo.get(literals)
         if known is None:
             if literals in self.working:
-                raise GrammarError(f"schema {self.where(next(iter(literals))[0])}: depends on itself without consuming anything")
+                raise GrammarError(
+                    f"schema {self.where(next(iter(literals))[0])}: depends on itself without consuming anything"
+                )
             self.working.add(literals)
             try:
                 known = self.memo[literals] = self._expand(literals)
@@ -49,24 +56,34 @@ class Expander:
         start = Facts()
         values = self.values_of(literals)
         if values is not None:
-            start.allow([v for v in values if all(holds(self.document, literal, v) for literal in literals)])
+            start.allow(
+                [v for v in values if all(holds(self.document, literal, v) for literal in literals)]
+            )
             start.integer = self._whole(literals)
             return [] if start.dead else [start]
         for literal in sorted(literals):
             demand(literal)(start)
         out, stack = [], [start]
-        self.steps -= 1                           # what needs no splitting is free: rules may be expanded after compilation
+        # what needs no splitting is free: rules may be expanded after compilation
+        self.steps -= 1
         while stack:
             facts = stack.pop()
             self.steps += 1
             if self.steps > MAX_STEPS:
-                raise GrammarError(f"schema {self.where(min(literals)[0])}: takes more than {MAX_STEPS} steps to split into cases")
+                raise GrammarError(
+                    f"schema {self.where(min(literals)[0])}: takes more than {MAX_STEPS} steps to split into cases"
+                )
             self._settle(facts)
             if facts.dead:
                 continue
             if facts.values is not None:
-                # the rest of the case is about concrete values: ask the validator, all of the conjunction at once
-                facts.values = [v for v in facts.values if all(holds(self.document, literal, v) for literal in literals)]
+                # the rest of the case is about concrete values: ask the validator, all of the
+                # conjunction at once
+                facts.values = [
+                    v
+                    for v in facts.values
+                    if all(holds(self.document, literal, v) for literal in literals)
+                ]
                 facts.splits = ()
                 if not facts.values:
                     continue
@@ -78,7 +95,9 @@ class Expander:
                 self._judge_unevaluated(facts)
                 out.append(facts)
                 if len(out) > MAX_CASES:
-                    raise GrammarError(f"schema {self.where(min(literals)[0])}: expands to more than {MAX_CASES} cases")
+                    raise GrammarError(
+                        f"schema {self.where(min(literals)[0])}: expands to more than {MAX_CASES} cases"
+                    )
                 continue
             (scope, branches), facts.splits = facts.splits[0], facts.splits[1:]
             if callable(branches):
@@ -93,11 +112,15 @@ class Expander:
                 else:
                     stack.append(other)
             if len(stack) > MAX_CASES:
-                raise GrammarError(f"schema {self.where(min(literals)[0])}: expands to more than {MAX_CASES} cases")
+                raise GrammarError(
+                    f"schema {self.where(min(literals)[0])}: expands to more than {MAX_CASES} cases"
+                )
         return out
 
     def _whole(self, literals) -> bool:
-        """Whether one of the literals, or what it refers to or is made of, wants its numbers to be integers."""
+        """Whether one of the literals, or what it refers to or is made of, wants its numbers to be
+        integers.
+        """
         todo, seen = [node for node, sign in literals if sign], {0}
         while todo:
             node = todo.pop()
@@ -109,12 +132,16 @@ class Expander:
             names = names if isinstance(names, list) else [names]
             if "integer" in names and "number" not in names:
                 return True
-            inside = [self.literal(sub) for sub in schema.get("allOf", ())] + self.document.referred(node, schema)
+            inside = [
+                self.literal(sub) for sub in schema.get("allOf", ())
+            ] + self.document.referred(node, schema)
             todo += [other for other, sign in inside if sign]
         return False
 
     def values_of(self, literals) -> list | None:
-        """The values of a plain `enum` or `const` among the literals: everything else then only filters them."""
+        """The values of a plain `enum` or `const` among the literals: everything else then only
+        filters them.
+        """
         for node, sign in literals:
             if sign and node:
                 schema = self.document.keywords(node)
@@ -151,7 +178,7 @@ class Expander:
                     if facts.dead:
                         return
             else:
-                facts.scope = frozenset()             # what fails evaluates nothing
+                facts.scope = frozenset()  # what fails evaluates nothing
                 branches = negate(self, node, schema)
                 if len(branches) == 1:
                     for act in branches[0]:
@@ -162,14 +189,26 @@ class Expander:
                     facts.split(branches)
 
     def _candidates(self, facts: Facts, extra) -> list[list[Action]]:
-        """The members that can meet a demand for some member: each declared one that fits, or one without a declared name."""
+        """The members that can meet a demand for some member: each declared one that fits, or one
+        without a declared name.
+        """
         excluded, must, must_not, literal, names = extra
         out: list[list[Action]] = []
-        for name in dict.fromkeys([*(n for properties, _, _ in facts.objects for n in properties), *facts.required]):
-            if (name not in excluded and all(search_automaton(s).accepts_text(name) for s in must)
-                    and not any(search_automaton(s).accepts_text(name) for s in must_not)
-                    and all(holds(self.document, n, name) for n in names)):
-                out.append([lambda f, n=name: f.require(n), lambda f, n=name: f.add("objects", ({n: literal}, (), TRUE))])
+        for name in dict.fromkeys(
+            [*(n for properties, _, _ in facts.objects for n in properties), *facts.required]
+        ):
+            if (
+                name not in excluded
+                and all(search_automaton(s).accepts_text(name) for s in must)
+                and not any(search_automaton(s).accepts_text(name) for s in must_not)
+                and all(holds(self.document, n, name) for n in names)
+            ):
+                out.append(
+                    [
+                        lambda f, n=name: f.require(n),
+                        lambda f, n=name: f.add("objects", ({n: literal}, (), TRUE)),
+                    ]
+                )
         out.append([lambda f: f.add("owed", extra)])
         return out
 
@@ -179,12 +218,19 @@ class Expander:
             if keyword in schema and in_place(schema) and schema.get(keyword, True) is not True:
                 self.scopes += 1
                 facts.scope = facts.scope | {self.scopes}
-                facts.add("unevaluated", (self.scopes, keyword, self.literal(schema[keyword]), scope, node))
+                facts.add(
+                    "unevaluated",
+                    (self.scopes, keyword, self.literal(schema[keyword]), scope, node),
+                )
 
     def _judge_unevaluated(self, facts: Facts) -> None:
-        """Once a case is settled, what is left unevaluated in it is known: a constraint like `additionalProperties` or `items`."""
+        """Once a case is settled, what is left unevaluated in it is known: a constraint like
+        `additionalProperties` or `items`.
+        """
         for number, keyword, literal, _, node in facts.unevaluated:
-            nested = any(number in outer and other == keyword for _, other, _, outer, _ in facts.unevaluated)
+            nested = any(
+                number in outer and other == keyword for _, other, _, outer, _ in facts.unevaluated
+            )
             if keyword == "unevaluatedProperties":
                 seen = [entry for entry in facts.seen if number in entry[0]]
                 if nested or any(everything for *_, everything in seen):
@@ -213,20 +259,28 @@ class Expander:
                     raise
                 self.refuse(self.where(node), keyword, str(error))
             except (TypeError, ValueError, AttributeError):
-                raise GrammarError(f"schema {self.where(node)}: keyword {keyword!r}: malformed value {str(value)[:80]!r}") from None
+                raise GrammarError(
+                    f"schema {self.where(node)}: keyword {keyword!r}: malformed value {str(value)[:80]!r}"
+                ) from None
 
     def literal(self, schema, sign: bool = True):
         return self.document.literal(schema, sign)
 
     def property_literals(self, facts: Facts, name: str) -> frozenset | None:
         """What a property of this name must satisfy; None where it cannot be there."""
-        if name in facts.forbidden or (facts.names and not all(holds(self.document, literal, name) for literal in facts.names)):
+        if name in facts.forbidden or (
+            facts.names and not all(holds(self.document, literal, name) for literal in facts.names)
+        ):
             return None
         out = set()
         for properties, patterns, rest in facts.objects:
             matched = [properties[name]] if name in properties else []
             if patterns:
-                matched += [literal for source, literal in patterns if search_automaton(source).accepts_text(name)]
+                matched += [
+                    literal
+                    for source, literal in patterns
+                    if search_automaton(source).accepts_text(name)
+                ]
             out.update(matched or [rest])
         if FALSE in out or (len(out) > 1 and any((node, not sign) in out for node, sign in out)):
             return None

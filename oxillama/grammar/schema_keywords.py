@@ -1,4 +1,7 @@
-"""What each keyword adds to a case where it must hold. `ex` is the `Expander` at work; `APPLY` is the table of what is enforced."""
+"""What each keyword adds to a case where it must hold. `ex` is the `Expander` at work; `APPLY` is
+the table of what is enforced.
+"""
+
 from oxillama.errors import GrammarError
 from oxillama.grammar.formats import FORMATS
 from oxillama.grammar.regex import parse_regex
@@ -8,8 +11,24 @@ from oxillama.grammar.schema_document import FALSE, TRUE, TYPES, escape
 from oxillama.grammar.schema_values import exact, kind_of
 
 INFINITE = 1 << 60
-MAX_SUBSETS = 5          # an `anyOf` of up to this many branches is split into all its subsets where `unevaluated*` looks at it
-IN_PLACE = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "$ref", "dependentSchemas", "$dynamicRef", "$recursiveRef"))
+# an `anyOf` of up to this many branches is split into all its subsets where `unevaluated*` looks at
+# it
+MAX_SUBSETS = 5
+IN_PLACE = frozenset(
+    (
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "not",
+        "if",
+        "then",
+        "else",
+        "$ref",
+        "dependentSchemas",
+        "$dynamicRef",
+        "$recursiveRef",
+    )
+)
 
 
 def _type(ex, facts, node, schema, value):
@@ -45,16 +64,40 @@ def _banned(ex, facts, node, schema, value):
         if kind == "null":
             facts.drop("null")
         elif kind == "array":
-            demand((ex.document.synthetic({
-                "type": "array", "prefixItems": [{"const": v} for v in item], "minItems": len(item), "maxItems": len(item)},
-                ex.where(node)), False))(facts)
+            demand(
+                (
+                    ex.document.synthetic(
+                        {
+                            "type": "array",
+                            "prefixItems": [{"const": v} for v in item],
+                            "minItems": len(item),
+                            "maxItems": len(item),
+                        },
+                        ex.where(node),
+                    ),
+                    False,
+                )
+            )(facts)
         elif kind == "object":
-            demand((ex.document.synthetic({
-                "type": "object", "properties": {k: {"const": v} for k, v in item.items()}, "required": list(item),
-                "additionalProperties": False}, ex.where(node)), False))(facts)
+            demand(
+                (
+                    ex.document.synthetic(
+                        {
+                            "type": "object",
+                            "properties": {k: {"const": v} for k, v in item.items()},
+                            "required": list(item),
+                            "additionalProperties": False,
+                        },
+                        ex.where(node),
+                    ),
+                    False,
+                )
+            )(facts)
         else:
             facts.add("banned", item)
-    if True in [b for b in facts.banned if b is True] and False in [b for b in facts.banned if b is False]:
+    if True in [b for b in facts.banned if b is True] and False in [
+        b for b in facts.banned if b is False
+    ]:
         facts.drop("boolean")
 
 
@@ -100,13 +143,20 @@ def _not_format(ex, facts, node, schema, value):
 
 def _arrays(ex, facts, node, schema, value):
     """`items`, `prefixItems` and `additionalItems` together, when the first of them is met."""
-    first = next(k for k in schema if k in ("prefixItems", "items", "additionalItems", "unevaluatedItems"))
+    first = next(
+        k for k in schema if k in ("prefixItems", "items", "additionalItems", "unevaluatedItems")
+    )
     if schema[first] is not value:
         return
     prefix, rest = array_schemas(ex, node, schema)
     facts.add("arrays", (tuple(ex.literal(s) for s in prefix), ex.literal(rest)))
-    whole = "items" in schema and ("additionalItems" in schema or not isinstance(schema["items"], list))
-    whole = whole or ("unevaluatedItems" in schema and (schema["unevaluatedItems"] is True or not in_place(schema)))
+    whole = "items" in schema and (
+        "additionalItems" in schema or not isinstance(schema["items"], list)
+    )
+    whole = whole or (
+        "unevaluatedItems" in schema
+        and (schema["unevaluatedItems"] is True or not in_place(schema))
+    )
     facts.add("spans", (facts.scope, INFINITE if whole else len(prefix)))
 
 
@@ -122,7 +172,7 @@ def array_schemas(ex, node, schema) -> tuple[list, object]:
         prefix, rest = [], items
     if "unevaluatedItems" in schema and schema["unevaluatedItems"] is not True:
         if in_place(schema):
-            pass                                  # judged when the case is settled
+            pass  # judged when the case is settled
         elif "contains" in schema:
             ex.refuse(ex.where(node), "unevaluatedItems", "beside 'contains'")
         elif "items" not in schema or isinstance(items, list) and "additionalItems" not in schema:
@@ -131,7 +181,9 @@ def array_schemas(ex, node, schema) -> tuple[list, object]:
 
 
 def in_place(schema: dict) -> bool:
-    """Whether further schemas apply to the same value: what they evaluate is known only once a case is settled."""
+    """Whether further schemas apply to the same value: what they evaluate is known only once a case
+    is settled.
+    """
     return not IN_PLACE.isdisjoint(schema)
 
 
@@ -144,8 +196,14 @@ def _contains(ex, facts, node, schema, value):
 
 
 def _objects(ex, facts, node, schema, value):
-    """`properties`, `patternProperties` and `additionalProperties` together, when the first of them is met."""
-    first = next(k for k in schema if k in ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties"))
+    """`properties`, `patternProperties` and `additionalProperties` together, when the first of them
+    is met.
+    """
+    first = next(
+        k
+        for k in schema
+        if k in ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties")
+    )
     if schema[first] is not value:
         return
     rest = schema.get("additionalProperties", True)
@@ -157,12 +215,25 @@ def _objects(ex, facts, node, schema, value):
         try:
             parse_regex(source)
         except GrammarError as error:
-            ex.refuse(f"{ex.where(node)}/patternProperties/{escape(source)}", "patternProperties", str(error))
+            ex.refuse(
+                f"{ex.where(node)}/patternProperties/{escape(source)}",
+                "patternProperties",
+                str(error),
+            )
             continue
         patterns.append((source, ex.literal(sub)))
     facts.add("objects", (properties, tuple(patterns), ex.literal(rest)))
-    facts.add("seen", (facts.scope, frozenset(properties), tuple(source for source, _ in patterns),
-                       "additionalProperties" in schema or "unevaluatedProperties" in schema and not in_place(schema)))
+    facts.add(
+        "seen",
+        (
+            facts.scope,
+            frozenset(properties),
+            tuple(source for source, _ in patterns),
+            "additionalProperties" in schema
+            or "unevaluatedProperties" in schema
+            and not in_place(schema),
+        ),
+    )
 
 
 def _required(ex, facts, node, schema, value):
@@ -189,12 +260,14 @@ def _reference(ex, facts, node, schema, value):
 
 def _by_place(keyword: str):
     """A reference whose meaning may depend on where one comes from."""
+
     def handler(ex, facts, node, schema, value):
         why = ex.document.several(keyword, value)
         if why:
             ex.refuse(ex.where(node), keyword, why)
         else:
             _reference(ex, facts, node, schema, value)
+
     return handler
 
 
@@ -206,7 +279,12 @@ def _all_of(ex, facts, node, schema, value):
 def _any_of(ex, facts, node, schema, value):
     acts = [demand(ex.literal(sub)) for sub in value]
     if facts.scope and 1 < len(value) <= MAX_SUBSETS:
-        facts.split([[act for i, act in enumerate(acts) if chosen >> i & 1] for chosen in range(1, 1 << len(acts))])
+        facts.split(
+            [
+                [act for i, act in enumerate(acts) if chosen >> i & 1]
+                for chosen in range(1, 1 << len(acts))
+            ]
+        )
     else:
         facts.split([[act] for act in acts])
 
@@ -227,21 +305,30 @@ def _if(ex, facts, node, schema, value):
     then, otherwise = schema.get("then", True), schema.get("else", True)
     if then is True and otherwise is True and not facts.scope:
         return
-    facts.split([[demand(ex.literal(value)), demand(ex.literal(then))],
-                 [demand(ex.literal(value, False)), demand(ex.literal(otherwise))]])
+    facts.split(
+        [
+            [demand(ex.literal(value)), demand(ex.literal(then))],
+            [demand(ex.literal(value, False)), demand(ex.literal(otherwise))],
+        ]
+    )
 
 
 def _dependencies(ex, facts, node, schema, value):
     for name, wanted in value.items():
+
         def split(context, name=name, wanted=wanted):
-            consequence = [lambda f, n=n: f.require(n) for n in wanted] if isinstance(wanted, list) else [demand(
-                ex.literal(wanted))]
+            consequence = (
+                [lambda f, n=n: f.require(n) for n in wanted]
+                if isinstance(wanted, list)
+                else [demand(ex.literal(wanted))]
+            )
             present = [lambda f: f.require(name), *consequence]
             if "object" not in context.types or name in context.forbidden:
                 return [[]]
             if name in context.required and context.types == {"object"}:
                 return [consequence]
             return [[lambda f: f.forbid(name)], [lambda f: f.only("object"), *present]]
+
         facts.split(split)
 
 
@@ -250,18 +337,49 @@ def _unique(ex, facts, node, schema, value):
 
 
 APPLY = {
-    "type": _type, "enum": _enum, "const": lambda ex, f, n, s, v: f.allow([v]), "$banned": _banned, "$fraction": _fraction,
-    "minimum": _minimum, "maximum": _maximum, "exclusiveMinimum": _exclusive_minimum, "exclusiveMaximum": _exclusive_maximum,
-    "multipleOf": _multiple, "$notMultiple": lambda ex, f, n, s, v: f.add("broken", exact(v)),
-    "minLength": lambda ex, f, n, s, v: f.length(int(v)), "maxLength": lambda ex, f, n, s, v: f.length(0, int(v)),
-    "pattern": _pattern, "$notPattern": _not_pattern, "format": _format, "$notFormat": _not_format,
-    "prefixItems": _arrays, "items": _arrays, "additionalItems": _arrays,
-    "unevaluatedItems": _arrays, "minItems": lambda ex, f, n, s, v: f.items(int(v)),
-    "maxItems": lambda ex, f, n, s, v: f.items(0, int(v)), "contains": _contains, "uniqueItems": _unique,
-    "properties": _objects, "patternProperties": _objects, "additionalProperties": _objects, "unevaluatedProperties": _objects,
-    "required": _required, "$forbidden": _forbidden, "propertyNames": _names,
+    "type": _type,
+    "enum": _enum,
+    "const": lambda ex, f, n, s, v: f.allow([v]),
+    "$banned": _banned,
+    "$fraction": _fraction,
+    "minimum": _minimum,
+    "maximum": _maximum,
+    "exclusiveMinimum": _exclusive_minimum,
+    "exclusiveMaximum": _exclusive_maximum,
+    "multipleOf": _multiple,
+    "$notMultiple": lambda ex, f, n, s, v: f.add("broken", exact(v)),
+    "minLength": lambda ex, f, n, s, v: f.length(int(v)),
+    "maxLength": lambda ex, f, n, s, v: f.length(0, int(v)),
+    "pattern": _pattern,
+    "$notPattern": _not_pattern,
+    "format": _format,
+    "$notFormat": _not_format,
+    "prefixItems": _arrays,
+    "items": _arrays,
+    "additionalItems": _arrays,
+    "unevaluatedItems": _arrays,
+    "minItems": lambda ex, f, n, s, v: f.items(int(v)),
+    "maxItems": lambda ex, f, n, s, v: f.items(0, int(v)),
+    "contains": _contains,
+    "uniqueItems": _unique,
+    "properties": _objects,
+    "patternProperties": _objects,
+    "additionalProperties": _objects,
+    "unevaluatedProperties": _objects,
+    "required": _required,
+    "$forbidden": _forbidden,
+    "propertyNames": _names,
     "minProperties": lambda ex, f, n, s, v: f.properties(int(v)),
-    "maxProperties": lambda ex, f, n, s, v: f.properties(0, int(v)), "$ref": _reference, "$dynamicRef": _by_place("$dynamicRef"),
-    "$recursiveRef": _by_place("$recursiveRef"), "allOf": _all_of, "anyOf": _any_of, "oneOf": _one_of, "not": _not, "if": _if,
-    "dependencies": _dependencies, "dependentRequired": _dependencies, "dependentSchemas": _dependencies,
+    "maxProperties": lambda ex, f, n, s, v: f.properties(0, int(v)),
+    "$ref": _reference,
+    "$dynamicRef": _by_place("$dynamicRef"),
+    "$recursiveRef": _by_place("$recursiveRef"),
+    "allOf": _all_of,
+    "anyOf": _any_of,
+    "oneOf": _one_of,
+    "not": _not,
+    "if": _if,
+    "dependencies": _dependencies,
+    "dependentRequired": _dependencies,
+    "dependentSchemas": _dependencies,
 }

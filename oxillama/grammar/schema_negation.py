@@ -1,8 +1,11 @@
-"""How a schema can fail to hold: for each keyword the ways, as lists of actions on a case. `ex` is the `Expander` at work.
+"""How a schema can fail to hold: for each keyword the ways, as lists of actions on a case. `ex` is
+the `Expander` at work.
 
-Most negations are schemas again (not `minimum` 3 is a number with `exclusiveMaximum` 3) and are applied as made-up ones; keywords whose
-names begin with `$` and that no draft knows (`$banned`, `$fraction`, `$forbidden`, `$notMultiple`, `$notPattern`, `$notFormat`) exist only there.
+Most negations are schemas again (not `minimum` 3 is a number with `exclusiveMaximum` 3) and are
+applied as made-up ones; keywords whose names begin with `$` and that no draft knows (`$banned`,
+`$fraction`, `$forbidden`, `$notMultiple`, `$notPattern`, `$notFormat`) exist only there.
 """
+
 from oxillama.errors import GrammarError
 from oxillama.grammar.formats import FORMATS
 from oxillama.grammar.regex import parse_regex
@@ -20,8 +23,10 @@ def negate(ex, node: int, schema: dict) -> list[list[Action]]:
             continue
         handler = NEGATE.get(keyword)
         if handler is None:
-            raise GrammarError(f"schema {ex.where(node)}: keyword {keyword!r} cannot be enforced under 'not' (or in an 'else',"
-                               " or to tell the branches of a 'oneOf' apart)")
+            raise GrammarError(
+                f"schema {ex.where(node)}: keyword {keyword!r} cannot be enforced under 'not' (or in an 'else',"
+                " or to tell the branches of a 'oneOf' apart)"
+            )
         out.extend(handler(ex, node, schema, value))
     return out
 
@@ -50,27 +55,41 @@ def _no_const(ex, node, schema, value):
 
 def _no_minimum(ex, node, schema, value):
     strict = schema.get("exclusiveMinimum") is True
-    return [positive(ex, node, {"type": "number", "maximum" if strict else "exclusiveMaximum": value})]
+    return [
+        positive(ex, node, {"type": "number", "maximum" if strict else "exclusiveMaximum": value})
+    ]
 
 
 def _no_maximum(ex, node, schema, value):
     strict = schema.get("exclusiveMaximum") is True
-    return [positive(ex, node, {"type": "number", "minimum" if strict else "exclusiveMinimum": value})]
+    return [
+        positive(ex, node, {"type": "number", "minimum" if strict else "exclusiveMinimum": value})
+    ]
 
 
 def _no_exclusive_minimum(ex, node, schema, value):
-    return [] if isinstance(value, bool) else [positive(ex, node, {"type": "number", "maximum": value})]
+    return (
+        []
+        if isinstance(value, bool)
+        else [positive(ex, node, {"type": "number", "maximum": value})]
+    )
 
 
 def _no_exclusive_maximum(ex, node, schema, value):
-    return [] if isinstance(value, bool) else [positive(ex, node, {"type": "number", "minimum": value})]
+    return (
+        []
+        if isinstance(value, bool)
+        else [positive(ex, node, {"type": "number", "minimum": value})]
+    )
 
 
 def _no_bound(kind: str, opposite: str, step: int):
     """The negation of a length or count: one less (more) at most (least)."""
+
     def handler(ex, node, schema, value):
         bound = int(value) + step
         return [] if bound < 0 else [positive(ex, node, {"type": kind, opposite: bound})]
+
     return handler
 
 
@@ -90,7 +109,9 @@ def _no_format(ex, node, schema, value):
 
 
 def _no_arrays(ex, node, schema, value):
-    first = next(k for k in schema if k in ("prefixItems", "items", "additionalItems", "unevaluatedItems"))
+    first = next(
+        k for k in schema if k in ("prefixItems", "items", "additionalItems", "unevaluatedItems")
+    )
     if schema[first] is not value:
         return []
     prefix, rest = array_schemas(ex, node, schema)
@@ -98,11 +119,18 @@ def _no_arrays(ex, node, schema, value):
     for i, sub in enumerate(prefix):
         literals = (TRUE,) * i + (ex.literal(sub, False),)
         if literals[i] != FALSE:
-            out.append([lambda f: f.only("array"), lambda f, n=i: f.items(n + 1),
-                        lambda f, literals=literals: f.add("arrays", (literals, TRUE))])
+            out.append(
+                [
+                    lambda f: f.only("array"),
+                    lambda f, n=i: f.items(n + 1),
+                    lambda f, literals=literals: f.add("arrays", (literals, TRUE)),
+                ]
+            )
     broken = ex.literal(rest, False)
     if broken != FALSE:
-        out.append([lambda f: f.only("array"), lambda f: f.add("contains", (broken, 1, None, len(prefix)))])
+        out.append(
+            [lambda f: f.only("array"), lambda f: f.add("contains", (broken, 1, None, len(prefix)))]
+        )
     return out
 
 
@@ -110,36 +138,70 @@ def _no_contains(ex, node, schema, value):
     least, most = int(schema.get("minContains", 1)), schema.get("maxContains")
     literal, out = ex.literal(value), []
     if least == 1:
-        out.append([lambda f: f.only("array"), lambda f: f.add("arrays", ((), (literal[0], not literal[1])))])
+        out.append(
+            [
+                lambda f: f.only("array"),
+                lambda f: f.add("arrays", ((), (literal[0], not literal[1]))),
+            ]
+        )
     elif least > 1:
-        out.append([lambda f: f.only("array"), lambda f: f.add("contains", (literal, 0, least - 1, 0))])
+        out.append(
+            [lambda f: f.only("array"), lambda f: f.add("contains", (literal, 0, least - 1, 0))]
+        )
     if most is not None:
-        out.append([lambda f: f.only("array"), lambda f: f.add("contains", (literal, int(most) + 1, None, 0))])
+        out.append(
+            [
+                lambda f: f.only("array"),
+                lambda f: f.add("contains", (literal, int(most) + 1, None, 0)),
+            ]
+        )
     return out
 
 
 def _no_objects(ex, node, schema, value):
-    first = next(k for k in schema if k in ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties"))
+    first = next(
+        k
+        for k in schema
+        if k in ("properties", "patternProperties", "additionalProperties", "unevaluatedProperties")
+    )
     if schema[first] is not value:
         return []
     if schema.get("unevaluatedProperties", True) is not True:
-        raise GrammarError(f"schema {ex.where(node)}: keyword 'unevaluatedProperties' cannot be enforced under 'not'")
+        raise GrammarError(
+            f"schema {ex.where(node)}: keyword 'unevaluatedProperties' cannot be enforced under 'not'"
+        )
     out = []
     for name, sub in schema.get("properties", {}).items():
         literal = ex.literal(sub, False)
         if literal != FALSE:
-            out.append([lambda f: f.only("object"), lambda f, n=name: f.require(n),
-                        lambda f, n=name, literal=literal: f.add("objects", ({n: literal}, (), TRUE))])
+            out.append(
+                [
+                    lambda f: f.only("object"),
+                    lambda f, n=name: f.require(n),
+                    lambda f, n=name, literal=literal: f.add("objects", ({n: literal}, (), TRUE)),
+                ]
+            )
     patterns = tuple(schema.get("patternProperties", {}))
     for source in patterns:
         literal = ex.literal(schema["patternProperties"][source], False)
         if literal != FALSE:
-            out.append([lambda f: f.only("object"),
-                        lambda f, s=source, literal=literal: f.add("extras", (frozenset(), (s,), (), literal, ()))])
+            out.append(
+                [
+                    lambda f: f.only("object"),
+                    lambda f, s=source, literal=literal: f.add(
+                        "extras", (frozenset(), (s,), (), literal, ())
+                    ),
+                ]
+            )
     literal = ex.literal(schema.get("additionalProperties", True), False)
     if literal != FALSE:
         declared = frozenset(schema.get("properties", {}))
-        out.append([lambda f: f.only("object"), lambda f: f.add("extras", (declared, (), patterns, literal, ()))])
+        out.append(
+            [
+                lambda f: f.only("object"),
+                lambda f: f.add("extras", (declared, (), patterns, literal, ())),
+            ]
+        )
     return out
 
 
@@ -150,7 +212,9 @@ def _no_names(ex, node, schema, value):
     if literal == FALSE:
         return [positive(ex, node, {"type": "object", "minProperties": 1})]
     bad = (literal[0], not literal[1])
-    return [[lambda f: f.only("object"), lambda f: f.add("extras", (frozenset(), (), (), TRUE, (bad,)))]]
+    return [
+        [lambda f: f.only("object"), lambda f: f.add("extras", (frozenset(), (), (), TRUE, (bad,)))]
+    ]
 
 
 def _no_required(ex, node, schema, value):
@@ -173,7 +237,10 @@ def _no_any(ex, node, schema, value):
 def _no_one(ex, node, schema, value):
     out = [[demand(ex.literal(sub, False)) for sub in value]]
     for i in range(len(value)):
-        out += [[demand(ex.literal(value[i])), demand(ex.literal(value[j]))] for j in range(i + 1, len(value))]
+        out += [
+            [demand(ex.literal(value[i])), demand(ex.literal(value[j]))]
+            for j in range(i + 1, len(value))
+        ]
     return out
 
 
@@ -183,8 +250,10 @@ def _no_not(ex, node, schema, value):
 
 def _no_if(ex, node, schema, value):
     then, otherwise = schema.get("then", True), schema.get("else", True)
-    return [[demand(ex.literal(value)), demand(ex.literal(then, False))],
-            [demand(ex.literal(value, False)), demand(ex.literal(otherwise, False))]]
+    return [
+        [demand(ex.literal(value)), demand(ex.literal(then, False))],
+        [demand(ex.literal(value, False)), demand(ex.literal(otherwise, False))],
+    ]
 
 
 def _no_dependencies(ex, node, schema, value):
@@ -207,17 +276,47 @@ _rich = _no_bound("object", "minProperties", 1)
 
 
 def _refuse_unique(ex, node):
-    raise GrammarError(f"schema {ex.where(node)}: keyword 'uniqueItems' cannot be enforced under 'not'")
+    raise GrammarError(
+        f"schema {ex.where(node)}: keyword 'uniqueItems' cannot be enforced under 'not'"
+    )
 
 
 NEGATE = {
-    "type": _no_type, "enum": _no_enum, "const": _no_const, "minimum": _no_minimum, "maximum": _no_maximum,
-    "exclusiveMinimum": _no_exclusive_minimum, "exclusiveMaximum": _no_exclusive_maximum, "multipleOf": _no_multiple,
-    "minLength": _short, "maxLength": _long, "pattern": _no_pattern, "format": _no_format, "prefixItems": _no_arrays,
-    "items": _no_arrays, "additionalItems": _no_arrays, "minItems": _few, "maxItems": _many, "contains": _no_contains,
-    "uniqueItems": lambda ex, node, schema, value: [] if value is not True else _refuse_unique(ex, node),
-    "properties": _no_objects, "patternProperties": _no_objects, "additionalProperties": _no_objects,
-    "propertyNames": _no_names, "required": _no_required, "minProperties": _poor, "maxProperties": _rich, "$ref": _no_reference,
-    "allOf": _no_all, "anyOf": _no_any, "oneOf": _no_one, "not": _no_not, "if": _no_if,
-    "dependencies": _no_dependencies, "dependentRequired": _no_dependencies, "dependentSchemas": _no_dependencies,
+    "type": _no_type,
+    "enum": _no_enum,
+    "const": _no_const,
+    "minimum": _no_minimum,
+    "maximum": _no_maximum,
+    "exclusiveMinimum": _no_exclusive_minimum,
+    "exclusiveMaximum": _no_exclusive_maximum,
+    "multipleOf": _no_multiple,
+    "minLength": _short,
+    "maxLength": _long,
+    "pattern": _no_pattern,
+    "format": _no_format,
+    "prefixItems": _no_arrays,
+    "items": _no_arrays,
+    "additionalItems": _no_arrays,
+    "minItems": _few,
+    "maxItems": _many,
+    "contains": _no_contains,
+    "uniqueItems": lambda ex, node, schema, value: (
+        [] if value is not True else _refuse_unique(ex, node)
+    ),
+    "properties": _no_objects,
+    "patternProperties": _no_objects,
+    "additionalProperties": _no_objects,
+    "propertyNames": _no_names,
+    "required": _no_required,
+    "minProperties": _poor,
+    "maxProperties": _rich,
+    "$ref": _no_reference,
+    "allOf": _no_all,
+    "anyOf": _no_any,
+    "oneOf": _no_one,
+    "not": _no_not,
+    "if": _no_if,
+    "dependencies": _no_dependencies,
+    "dependentRequired": _no_dependencies,
+    "dependentSchemas": _no_dependencies,
 }

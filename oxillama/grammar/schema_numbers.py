@@ -1,4 +1,7 @@
-"""Writes the numbers of a case: intervals, multiples, values left out. `em` is the `Emitter` at work."""
+"""Writes the numbers of a case: intervals, multiples, values left out. `em` is the `Emitter` at
+work.
+"""
+
 from fractions import Fraction
 from math import ceil, floor, gcd, lcm
 
@@ -9,23 +12,37 @@ from oxillama.grammar.regular import MAX_NETWORK
 from oxillama.grammar.schema_case import Facts
 from oxillama.grammar.schema_values import exact
 
-MAX_ENUMERATED = 4096          # multiples listed one by one
+MAX_ENUMERATED = 4096  # multiples listed one by one
 
 
 def numeric(em, facts: Facts) -> tuple:
     banned = sorted({exact(v) for v in facts.banned if not isinstance(v, (str, bool))})
-    plain = facts.low is None and facts.high is None and not (facts.multiples or facts.broken or banned or facts.fraction)
+    plain = (
+        facts.low is None
+        and facts.high is None
+        and not (facts.multiples or facts.broken or banned or facts.fraction)
+    )
     if plain:
         return em.block("integer" if facts.integer else "number")
-    keyword = "multipleOf" if facts.multiples else "not" if banned or facts.fraction or facts.broken else "minimum"
+    keyword = (
+        "multipleOf"
+        if facts.multiples
+        else "not"
+        if banned or facts.fraction or facts.broken
+        else "minimum"
+    )
     fallback = em.block("integer" if facts.integer else "number")
     return em.guard(keyword, lambda: bounded(em, facts, banned), fallback)
 
 
 def bounded(em, facts: Facts, banned: list[Fraction]) -> tuple:
     """Numbers under any constraint."""
-    if any(step.denominator != 1 for step in facts.broken) or (facts.multiples and (facts.broken or facts.fraction)):
-        raise GrammarError("'multipleOf' under 'not' is supported for integers, and without another 'multipleOf'")
+    if any(step.denominator != 1 for step in facts.broken) or (
+        facts.multiples and (facts.broken or facts.fraction)
+    ):
+        raise GrammarError(
+            "'multipleOf' under 'not' is supported for integers, and without another 'multipleOf'"
+        )
     if facts.broken and not facts.fraction:
         return unmultiplied(em, facts, banned)
     low, low_strict, high, high_strict = facts.low, facts.low_strict, facts.high, facts.high_strict
@@ -37,12 +54,16 @@ def bounded(em, facts: Facts, banned: list[Fraction]) -> tuple:
         # 15 digits at most: a double keeps them apart from every integer
         places, edge = 6, Fraction(10**9)
         low, low_strict = (low, low_strict) if low is not None and low > -edge else (-edge, True)
-        high, high_strict = (high, high_strict) if high is not None and high < edge else (edge, True)
+        high, high_strict = (
+            (high, high_strict) if high is not None and high < edge else (edge, True)
+        )
         if low >= high:
             return NEVER
     parts = []
     for cut in banned:
-        if (low is None or cut > low or (cut == low and not low_strict)) and (high is None or cut <= high):
+        if (low is None or cut > low or (cut == low and not low_strict)) and (
+            high is None or cut <= high
+        ):
             parts.append(interval(low, low_strict, cut, True, places, broken=facts.fraction))
             low, low_strict = cut, True
     parts.append(interval(low, low_strict, high, high_strict, places, broken=facts.fraction))
@@ -50,7 +71,9 @@ def bounded(em, facts: Facts, banned: list[Fraction]) -> tuple:
 
 
 def unmultiplied(em, facts: Facts, banned: list[Fraction]) -> tuple:
-    """Numbers that are not multiples of some integers: integers listed or by remainders, and whatever is no integer."""
+    """Numbers that are not multiples of some integers: integers listed or by remainders, and
+    whatever is no integer.
+    """
     parts = []
     if not facts.integer:
         other = facts.copy()
@@ -61,8 +84,11 @@ def unmultiplied(em, facts: Facts, banned: list[Fraction]) -> tuple:
         last = ceil(facts.high) - 1 if facts.high_strict else floor(facts.high)
         if last - first > MAX_ENUMERATED:
             raise GrammarError(f"more than {MAX_ENUMERATED} integers between the bounds")
-        parts += [numerals.number_literal(Fraction(k), integer=facts.integer) for k in range(first, last + 1)
-                  if k not in banned and all(k % step for step in facts.broken)]
+        parts += [
+            numerals.number_literal(Fraction(k), integer=facts.integer)
+            for k in range(first, last + 1)
+            if k not in banned and all(k % step for step in facts.broken)
+        ]
     elif facts.low is None and facts.high is None and not banned and len(facts.broken) == 1:
         parts.append(seq(repeat(literal("-"), 0, 1), remainders(facts.broken[0], 1, inverse=True)))
     else:
@@ -71,7 +97,9 @@ def unmultiplied(em, facts: Facts, banned: list[Fraction]) -> tuple:
 
 
 def interval(low, low_strict, high, high_strict, places: int, *, broken: bool = False) -> tuple:
-    """An interval; a strict bound of fractional numbers moves by one unit of the 15th digit, so that doubles keep it strict."""
+    """An interval; a strict bound of fractional numbers moves by one unit of the 15th digit, so
+    that doubles keep it strict.
+    """
     if places == 0:
         low = None if low is None else Fraction(floor(low) + 1 if low_strict else ceil(low))
         high = None if high is None else Fraction(ceil(high) - 1 if high_strict else floor(high))
@@ -101,7 +129,13 @@ def multiples(em, facts: Facts, step: Fraction, banned: set[Fraction]) -> tuple:
         last = ceil(high / step) - 1 if facts.high_strict else floor(high / step)
         if last - first > MAX_ENUMERATED:
             raise GrammarError(f"more than {MAX_ENUMERATED} multiples of {step} between the bounds")
-        return choice(*(numerals.number_literal(k * step, integer=facts.integer) for k in range(first, last + 1) if k * step not in banned))
+        return choice(
+            *(
+                numerals.number_literal(k * step, integer=facts.integer)
+                for k in range(first, last + 1)
+                if k * step not in banned
+            )
+        )
     if banned:
         raise GrammarError("excluded values beside 'multipleOf' need two bounds")
     if low is None and high is None:
@@ -113,8 +147,12 @@ def multiples(em, facts: Facts, step: Fraction, banned: set[Fraction]) -> tuple:
     return positive
 
 
-def multiples_from(low: Fraction, strict: bool, step: Fraction, *, integer: bool, mirrored: bool = False) -> tuple:
-    """Multiples >= low (mirrored: their negatives): those of few digits listed, longer ones by remainders."""
+def multiples_from(
+    low: Fraction, strict: bool, step: Fraction, *, integer: bool, mirrored: bool = False
+) -> tuple:
+    """Multiples >= low (mirrored: their negatives): those of few digits listed, longer ones by
+    remainders.
+    """
     first = floor(low / step) + 1 if strict else ceil(low / step)
     whole = len(str(max(floor(abs(low)), floor(step)))) + 1
     end = Fraction(10**whole)
@@ -122,13 +160,17 @@ def multiples_from(low: Fraction, strict: bool, step: Fraction, *, integer: bool
     if last - first > MAX_ENUMERATED:
         raise GrammarError(f"too many multiples of {step} near the bound {low}")
     sign = -1 if mirrored else 1
-    listed = [numerals.number_literal(sign * k * step, integer=integer) for k in range(first, last + 1)]
+    listed = [
+        numerals.number_literal(sign * k * step, integer=integer) for k in range(first, last + 1)
+    ]
     more = remainders(step, whole + 1)
     return choice(*listed, seq(literal("-"), more) if mirrored else more)
 
 
 def remainders(step: Fraction, least_digits: int, *, inverse: bool = False) -> tuple:
-    """Non-negative multiples of step (inverse: integers that are none) with at least that many digits before the point, by remainders."""
+    """Non-negative multiples of step (inverse: integers that are none) with at least that many
+    digits before the point, by remainders.
+    """
     places = 0
     while (step * 10**places).denominator != 1:
         places += 1
@@ -159,14 +201,21 @@ def remainders(step: Fraction, least_digits: int, *, inverse: bool = False) -> t
         elif kind == "part":
             accept = rest * 10 ** (places - count) % unit == 0
             if count < places:
-                edges = [(digit[d], state("part", count + 1, (rest * 10 + d) % unit)) for d in range(10)]
+                edges = [
+                    (digit[d], state("part", count + 1, (rest * 10 + d) % unit)) for d in range(10)
+                ]
         else:
             enough = count >= least_digits
             accept = enough and (rest * 10**places % unit == 0) != inverse
             if kind == "whole":
-                edges = [(digit[d], state("whole", min(count + 1, least_digits), (rest * 10 + d) % unit)) for d in range(10)]
+                edges = [
+                    (digit[d], state("whole", min(count + 1, least_digits), (rest * 10 + d) % unit))
+                    for d in range(10)
+                ]
             if places and enough:
-                edges += [(literal(f".{d}"), state("part", 1, (rest * 10 + d) % unit)) for d in range(10)]
+                edges += [
+                    (literal(f".{d}"), state("part", 1, (rest * 10 + d) % unit)) for d in range(10)
+                ]
         out.append((accept, tuple(edges)))
     return (NETWORK, 0, tuple(out))
 
@@ -175,12 +224,20 @@ def _common(steps: list[Fraction]) -> Fraction | None:
     """The least common multiple of fractions."""
     out = None
     for step in steps:
-        out = step if out is None else Fraction(lcm(out.numerator, step.numerator), gcd(out.denominator, step.denominator))
+        out = (
+            step
+            if out is None
+            else Fraction(
+                lcm(out.numerator, step.numerator), gcd(out.denominator, step.denominator)
+            )
+        )
     return out
 
 
 def _places(step: Fraction) -> int | None:
-    """k where the step is 10**-k (so that its multiples are the numbers with k fraction digits), else None."""
+    """k where the step is 10**-k (so that its multiples are the numbers with k fraction digits),
+    else None.
+    """
     if step.numerator != 1:
         return None
     places = len(str(step.denominator)) - 1
@@ -201,6 +258,10 @@ def _unit(value: Fraction) -> Fraction:
 
 def _round_up(value: Fraction, places: int) -> Fraction:
     """The least decimal with that many places that is not below."""
-    if numerals.decimal_text(value) is not None and value.denominator <= 10**places and (value * 10**places).denominator == 1:
+    if (
+        numerals.decimal_text(value) is not None
+        and value.denominator <= 10**places
+        and (value * 10**places).denominator == 1
+    ):
         return value
     return Fraction(ceil(value * 10**places), 10**places)

@@ -1,19 +1,35 @@
-"""Writes the objects of a case: declared members in order (or free), demanded ones, and further ones by classes of names.
+"""Writes the objects of a case: declared members in order (or free), demanded ones, and further
+ones by classes of names.
 
-`em` is the `Emitter` at work. A name written twice counts once, and its last value counts: members that are demanded without a declared
-name therefore come last, and at most one of them can be counted.
+`em` is the `Emitter` at work. A name written twice counts once, and its last value counts: members
+that are demanded without a declared name therefore come last, and at most one of them can be
+counted.
 """
+
 import functools
 
 from oxillama.errors import GrammarError
-from oxillama.grammar.nodes import EMPTY, NETWORK, NEVER, Ranges, choice, complement, literal, merge, repeat, rule, seq
+from oxillama.grammar.nodes import (
+    EMPTY,
+    NETWORK,
+    NEVER,
+    Ranges,
+    choice,
+    complement,
+    literal,
+    merge,
+    repeat,
+    rule,
+    seq,
+)
 from oxillama.grammar.regex import parse_regex, search_automaton
 from oxillama.grammar.regular import MAX_NETWORK, Dfa, meet
 from oxillama.grammar.schema_case import Facts
 from oxillama.grammar.schema_document import FALSE, TRUE
 
-MAX_LOOSE = 6                  # members that are required but not declared: more come in the order of `required`
-MAX_FREE = 9                   # properties in free order: a state per subset
+# members that are required but not declared: more come in the order of `required`
+MAX_LOOSE = 6
+MAX_FREE = 9  # properties in free order: a state per subset
 
 
 def object_(em, facts: Facts) -> tuple:
@@ -28,10 +44,17 @@ def object_(em, facts: Facts) -> tuple:
 
 
 def members(em, facts: Facts) -> tuple:
-    """One or more members with their commas. A declared one is a pair of nodes: first of all, or after a comma."""
-    declared = list(dict.fromkeys([*(name for properties, _, _ in facts.objects for name in properties), *facts.required]))
+    """One or more members with their commas. A declared one is a pair of nodes: first of all, or
+    after a comma.
+    """
+    declared = list(
+        dict.fromkeys(
+            [*(name for properties, _, _ in facts.objects for name in properties), *facts.required]
+        )
+    )
     known = set(declared) | facts.forbidden
-    named, loose = [], []                       # loose: demanded, but not declared: these come last, in any order
+    # loose: demanded, but not declared: these come last, in any order
+    named, loose = [], []
     for name in declared:
         literals = em.expander.property_literals(facts, name)
         if literals is None or (name in facts.forbidden):
@@ -43,7 +66,12 @@ def members(em, facts: Facts) -> tuple:
             named.append((entry, name in facts.required))
         else:
             loose.append(entry)
-    if len(loose) > MAX_LOOSE or facts.max_properties is not None or facts.min_properties > 1 or facts.owed:
+    if (
+        len(loose) > MAX_LOOSE
+        or facts.max_properties is not None
+        or facts.min_properties > 1
+        or facts.owed
+    ):
         named += [(entry, True) for entry in loose]
         loose = []
     extra = em.guard("additionalProperties", lambda: further(em, facts, known), NEVER)
@@ -57,7 +85,9 @@ def members(em, facts: Facts) -> tuple:
 
 
 def ordered(em, named, extra, owed, least: int, most: int | None, loose) -> tuple:
-    """Members in declared order, then further ones: a network over (index, members so far up to what must be counted)."""
+    """Members in declared order, then further ones: a network over (index, members so far up to
+    what must be counted).
+    """
     required = sum(needed for _, needed in named)
     if most is not None and extra == NEVER and not owed and len(named) <= most:
         most = None
@@ -65,7 +95,9 @@ def ordered(em, named, extra, owed, least: int, most: int | None, loose) -> tupl
     if required + (1 if owed else 0) >= least and most is None:
         cap, least = 1, min(least, 1)
     if (len(named) + 2) * (cap + 1) * (len(owed) + 1) > MAX_NETWORK:
-        raise GrammarError(f"schema {em.where}: keyword 'minProperties': counting needs more than {MAX_NETWORK} states")
+        raise GrammarError(
+            f"schema {em.where}: keyword 'minProperties': counting needs more than {MAX_NETWORK} states"
+        )
     ids: dict[tuple[int, int], int] = {(0, 0): 0}
     todo, out = [(0, 0)], []
 
@@ -85,7 +117,9 @@ def ordered(em, named, extra, owed, least: int, most: int | None, loose) -> tupl
             if not needed:
                 edges.append((EMPTY, state(index + 1, count)))
         elif index == len(named):
-            edges.append((tail(em, extra, owed, count, least, most, loose), state(index + 1, count)))
+            edges.append(
+                (tail(em, extra, owed, count, least, most, loose), state(index + 1, count))
+            )
         else:
             accept = True
         out.append((accept, tuple((node, target) for node, target in edges if node != NEVER)))
@@ -93,14 +127,18 @@ def ordered(em, named, extra, owed, least: int, most: int | None, loose) -> tupl
 
 
 def tail(em, extra, owed, count: int, least: int, most: int | None, loose) -> tuple:
-    """What may follow the declared members when `count` of them are there: nothing only if that is enough and not nothing at all."""
+    """What may follow the declared members when `count` of them are there: nothing only if that is
+    enough and not nothing at all.
+    """
     if loose:
         return subset(em, [(entry, True) for entry in loose], extra, bool(count))
     missing = max(least - count, 0)
     room = None if most is None else most - count
     if owed:
         if len(owed) > 1 or missing > 1 or (most is not None):
-            raise GrammarError(f"schema {em.where}: several members of which only the kind is known cannot be enforced at once")
+            raise GrammarError(
+                f"schema {em.where}: several members of which only the kind is known cannot be enforced at once"
+            )
         # last, because a later member of the same name would replace it
         node = seq(repeat(seq(extra, em.comma)) if extra != NEVER else EMPTY, owed[0])
         return seq(em.comma, node) if count else node
@@ -108,7 +146,9 @@ def tail(em, extra, owed, count: int, least: int, most: int | None, loose) -> tu
         return EMPTY if missing == 0 and count else NEVER
     if missing > 1:
         # the same name twice would count once: two unnamed members cannot be told apart
-        raise GrammarError(f"schema {em.where}: keyword 'minProperties': {least} members need {missing} without a declared name")
+        raise GrammarError(
+            f"schema {em.where}: keyword 'minProperties': {least} members need {missing} without a declared name"
+        )
     some = seq(extra, repeat(seq(em.comma, extra), 0, None if room is None else room - 1))
     if count:
         some = seq(em.comma, some)
@@ -118,18 +158,28 @@ def tail(em, extra, owed, count: int, least: int, most: int | None, loose) -> tu
 def shuffled(em, facts: Facts, named, extra, owed) -> tuple:
     """Members in any order: a network over the set of declared members written so far."""
     if len(named) > MAX_FREE:
-        raise GrammarError(f"schema {em.where}: {len(named)} properties in free order, at most {MAX_FREE} are supported")
-    if owed or facts.max_properties is not None or facts.min_properties > max(1, sum(needed for _, needed in named)):
-        raise GrammarError(f"schema {em.where}: keyword 'minProperties' or 'maxProperties' in free order is not supported")
+        raise GrammarError(
+            f"schema {em.where}: {len(named)} properties in free order, at most {MAX_FREE} are supported"
+        )
+    if (
+        owed
+        or facts.max_properties is not None
+        or facts.min_properties > max(1, sum(needed for _, needed in named))
+    ):
+        raise GrammarError(
+            f"schema {em.where}: keyword 'minProperties' or 'maxProperties' in free order is not supported"
+        )
     return subset(em, named, extra, False)
 
 
 def subset(em, named, extra, started: bool) -> tuple:
-    """Members in any order, further ones between: a network over the set of members written so far (`started`: a comma is due)."""
+    """Members in any order, further ones between: a network over the set of members written so far
+    (`started`: a comma is due).
+    """
     full = 1 << len(named)
     needed = sum(1 << i for i, (_, must) in enumerate(named) if must)
     states = []
-    for state in range(full + 1):                # 0: nothing yet; 1 + set: something written
+    for state in range(full + 1):  # 0: nothing yet; 1 + set: something written
         used = max(state - 1, 0)
         edges = []
         for i, (node, _) in enumerate(named):
@@ -142,11 +192,21 @@ def subset(em, named, extra, started: bool) -> tuple:
 
 
 def further(em, facts: Facts, known: set[str], demand=None) -> tuple:
-    """A member whose name is not one of the known ones: a choice over the classes of names that rules tell apart."""
+    """A member whose name is not one of the known ones: a choice over the classes of names that
+    rules tell apart.
+    """
     excluded, must, must_not, value, names = demand or (frozenset(), (), (), TRUE, ())
-    sources = list(dict.fromkeys([s for _, patterns, _ in facts.objects for s, _ in patterns] + list(must) + list(must_not)))
+    sources = list(
+        dict.fromkeys(
+            [s for _, patterns, _ in facts.objects for s, _ in patterns]
+            + list(must)
+            + list(must_not)
+        )
+    )
     out = []
-    for matched, quoted in name_classes(em, facts, known | excluded, sources, (*facts.names, *names)):
+    for matched, quoted in name_classes(
+        em, facts, known | excluded, sources, (*facts.names, *names)
+    ):
         if any(s not in matched for s in must) or any(s in matched for s in must_not):
             continue
         child = {value}
@@ -159,24 +219,36 @@ def further(em, facts: Facts, known: set[str], demand=None) -> tuple:
 
 
 def name_classes(em, facts: Facts, known: set[str], sources: list[str], names: tuple):
-    """Pairs of (patterns matched, node of the quoted names) that split all names but the known ones."""
+    """Pairs of (patterns matched, node of the quoted names) that split all names but the known
+    ones.
+    """
     quote = literal('"')
     if not sources and not names:
         if any(rest == FALSE for _, _, rest in facts.objects):
             return []
         return [(frozenset(), rule(em.number(("names", frozenset(known)))))]
     closed = any(rest == FALSE for _, _, rest in facts.objects)
-    if len(sources) == 1 and not names and closed and not any(search_automaton(sources[0]).accepts_text(n) for n in known):
+    if (
+        len(sources) == 1
+        and not names
+        and closed
+        and not any(search_automaton(sources[0]).accepts_text(n) for n in known)
+    ):
         node = parse_regex(sources[0]).search_node(em.spell, repeat(em.block("key-char")))
         if node is not None:
             return [(frozenset(sources), seq(quote, node, quote))]
     key = (frozenset(known), tuple(sources), frozenset(names))
     if key not in em.classes:
-        em.classes[key] = [(matched, em.language_block(names)) for matched, names in split_names(em, known, sources, names)]
+        em.classes[key] = [
+            (matched, em.language_block(names))
+            for matched, names in split_names(em, known, sources, names)
+        ]
     return em.classes[key]
 
 
-def split_names(em, known: set[str], sources: list[str], demanded: tuple) -> list[tuple[frozenset, Dfa]]:
+def split_names(
+    em, known: set[str], sources: list[str], demanded: tuple
+) -> list[tuple[frozenset, Dfa]]:
     """All names but the known ones, split by the patterns they match."""
     start = Dfa.words(known).inverse() if known else Dfa.everything()
     if demanded:
@@ -221,14 +293,20 @@ def names_but(em, known: frozenset[str]) -> tuple:
                 children.append({})
             at = children[at][c]
         ends[at] = True
-    states, own, others = [], {}, {}             # own: a letter's node; others: that of all letters but these
+    # own: a letter's node; others: that of all letters but these
+    states, own, others = [], {}, {}
     last = len(children)
     for at, follow in enumerate(children):
         letters = tuple(follow) if len(follow) == 1 else tuple(sorted(follow))
         if letters not in others:
             others[letters] = em.spell(_all_but(letters))
-            own.update((c, em.spell(((ord(c), ord(c)),))) for c in letters if c not in own and not "\ud800" <= c <= "\udfff")
-        edges = [(own[c], target) for c, target in follow.items() if c in own]         # a surrogate alone has no spelling
+            own.update(
+                (c, em.spell(((ord(c), ord(c)),)))
+                for c in letters
+                if c not in own and not "\ud800" <= c <= "\udfff"
+            )
+        # a surrogate alone has no spelling
+        edges = [(own[c], target) for c, target in follow.items() if c in own]
         edges.append((others[letters], last))
         states.append((not ends.get(at, False), tuple(edges)))
     states.append((True, ((em.block("key-char"), last),)))

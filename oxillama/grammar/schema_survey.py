@@ -1,10 +1,12 @@
 """Tells which rules of a schema can be written later: those that surely raise nothing.
 
-A rule that is put off costs a look at its schema instead of its text and its network; the machine asks for it when it first calls it. All
-else is written at once, so that whatever cannot be enforced raises where the schema is compiled. Rules that can never finish a match are
-known before the machine runs (`endless`), so that no text leads into one.
-`em` is the `Emitter` at work. A rule's *needs* are alternatives: lists of rules of which all must finish.
+A rule that is put off costs a look at its schema instead of its text and its network; the machine
+asks for it when it first calls it. All else is written at once, so that whatever cannot be enforced
+raises where the schema is compiled. Rules that can never finish a match are known before the
+machine runs (`endless`), so that no text leads into one. `em` is the `Emitter` at work. A rule's
+*needs* are alternatives: lists of rules of which all must finish.
 """
+
 from collections.abc import Iterable
 
 from oxillama.grammar.nodes import CHOICE, CLASS, NETWORK, REPEAT, RULE, SEQUENCE
@@ -14,9 +16,13 @@ from oxillama.grammar.schema_document import FALSE, TRUE, TYPES
 from oxillama.grammar.schema_keywords import APPLY
 
 SCALARS = ("string", "number", "integer", "boolean", "null")
-GLANCED = {"object": {"type", "properties", "required", "additionalProperties"}, "array": {"type", "items"},
-           **{name: {"type"} for name in SCALARS}}
-MANY = 2000                    # declared properties or prefix items: more are written at once, under the limits of their networks
+GLANCED = {
+    "object": {"type", "properties", "required", "additionalProperties"},
+    "array": {"type", "items"},
+    **{name: {"type"} for name in SCALARS},
+}
+# declared properties or prefix items: more are written at once, under the limits of their networks
+MANY = 2000
 
 Needs = list[list[int]]
 
@@ -36,10 +42,12 @@ def survey(em, key: frozenset) -> Needs | None:
 
 
 def glance(em, key: frozenset) -> Needs | None:
-    """The needs of a plain schema (a type with properties or items, possibly behind references), without expanding it."""
+    """The needs of a plain schema (a type with properties or items, possibly behind references),
+    without expanding it.
+    """
     if len(key) != 1:
         return None
-    (node, sign), = key
+    ((node, sign),) = key
     document = em.document
     schema = document.keywords(node)
     for _ in range(8):
@@ -69,8 +77,19 @@ def glance(em, key: frozenset) -> Needs | None:
 
 
 def glance_object(em, schema: dict) -> Needs | None:
-    properties, required, rest = schema.get("properties", {}), schema.get("required", []), schema.get("additionalProperties", True)
-    if not (isinstance(properties, dict) and isinstance(required, list) and isinstance(rest, (dict, bool))) or em.free_order:
+    properties, required, rest = (
+        schema.get("properties", {}),
+        schema.get("required", []),
+        schema.get("additionalProperties", True),
+    )
+    if (
+        not (
+            isinstance(properties, dict)
+            and isinstance(required, list)
+            and isinstance(rest, (dict, bool))
+        )
+        or em.free_order
+    ):
         return None
     if len(properties) + len(required) > MANY:
         return None
@@ -78,7 +97,9 @@ def glance_object(em, schema: dict) -> Needs | None:
     for name, sub in properties.items():
         if not isinstance(sub, dict) and sub is not True:
             return None
-        children[name] = em.number(frozenset((em.document.literal(sub),) if sub is not True else ()))
+        children[name] = em.number(
+            frozenset((em.document.literal(sub),) if sub is not True else ())
+        )
     other = None
     if rest is not False:
         other = em.number(frozenset((em.document.literal(rest),) if rest is not True else ()))
@@ -117,10 +138,19 @@ def _writable(value) -> bool:
 
 
 def _object(em, facts: Facts) -> Needs | None:
-    if (em.free_order or facts.names or facts.extras or facts.owed or facts.max_properties is not None
-            or facts.min_properties > len(facts.required) or any(patterns for _, patterns, _ in facts.objects)):
+    if (
+        em.free_order
+        or facts.names
+        or facts.extras
+        or facts.owed
+        or facts.max_properties is not None
+        or facts.min_properties > len(facts.required)
+        or any(patterns for _, patterns, _ in facts.objects)
+    ):
         return None
-    declared = dict.fromkeys([*(name for properties, _, _ in facts.objects for name in properties), *facts.required])
+    declared = dict.fromkeys(
+        [*(name for properties, _, _ in facts.objects for name in properties), *facts.required]
+    )
     if len(declared) > MANY or not all(_writable(name) for name in declared):
         return None
     must = []
@@ -141,7 +171,11 @@ def _object(em, facts: Facts) -> Needs | None:
 
 def _array(em, facts: Facts) -> Needs | None:
     head = max((len(prefix) for prefix, _ in facts.arrays), default=0)
-    if facts.contains or (facts.unique and (facts.max_items is None or facts.max_items > 1)) or head > MANY:
+    if (
+        facts.contains
+        or (facts.unique and (facts.max_items is None or facts.max_items > 1))
+        or head > MANY
+    ):
         return None
     must, most = [], facts.max_items
     for i in range(head + 1 if most is None else min(head + 1, most)):
@@ -157,12 +191,22 @@ def _array(em, facts: Facts) -> Needs | None:
 def _string(em, facts: Facts) -> Needs | None:
     if facts.patterns or any(isinstance(v, str) for v in facts.banned):
         return None
-    plain = not facts.formats or (len(facts.formats) == 1 and facts.formats[0][1] and not facts.min_length and facts.max_length is None)
+    plain = not facts.formats or (
+        len(facts.formats) == 1
+        and facts.formats[0][1]
+        and not facts.min_length
+        and facts.max_length is None
+    )
     return [[]] if plain else None
 
 
 def _number(em, facts: Facts) -> Needs | None:
-    if facts.multiples or facts.broken or facts.fraction or any(not isinstance(v, (str, bool)) for v in facts.banned):
+    if (
+        facts.multiples
+        or facts.broken
+        or facts.fraction
+        or any(not isinstance(v, (str, bool)) for v in facts.banned)
+    ):
         return None
     return [[]] if facts.low is None or facts.high is None or facts.high - facts.low > 2 else None
 
@@ -171,19 +215,32 @@ def _boolean(em, facts: Facts) -> Needs | None:
     return None if any(isinstance(v, bool) for v in facts.banned) else [[]]
 
 
-FORESEEN = {"object": _object, "array": _array, "string": _string, "number": _number, "boolean": _boolean,
-            "null": lambda em, facts: [[]]}
+FORESEEN = {
+    "object": _object,
+    "array": _array,
+    "string": _string,
+    "number": _number,
+    "boolean": _boolean,
+    "null": lambda em, facts: [[]],
+}
 
 
 def endless(rules: list, needs: list[Needs | None]) -> list[int]:
-    """The rules that cannot finish a match: by their needs where they were put off, by their nodes where they were written."""
+    """The rules that cannot finish a match: by their needs where they were put off, by their nodes
+    where they were written.
+    """
     done = bytearray(len(rules))
-    pending: Iterable[int] = range(len(rules) - 1, -1, -1)       # children have higher numbers than the rule that first names them
+    # children have higher numbers than the rule that first names them
+    pending: Iterable[int] = range(len(rules) - 1, -1, -1)
     while pending:
         left = []
         for i in pending:
             alternatives = needs[i]
-            if finishes(rules[i], done) if alternatives is None else any(all(done[r] for r in must) for must in alternatives):
+            if (
+                finishes(rules[i], done)
+                if alternatives is None
+                else any(all(done[r] for r in must) for must in alternatives)
+            ):
                 done[i] = 1
             else:
                 left.append(i)

@@ -1,4 +1,7 @@
-"""Whether a concrete value is valid: constants of a schema are judged here, everything else by the grammar."""
+"""Whether a concrete value is valid: constants of a schema are judged here, everything else by the
+grammar.
+"""
+
 from fractions import Fraction
 
 from oxillama.errors import GrammarError
@@ -16,7 +19,9 @@ def holds(document: Document, literal: tuple[int, bool], value, depth: int = 0) 
 
 def _valid(document: Document, node: int, value, depth: int) -> bool:
     if depth > 200:
-        raise GrammarError(f"schema {document.pointers[node] or '/'}: references recur without end on a constant")
+        raise GrammarError(
+            f"schema {document.pointers[node] or '/'}: references recur without end on a constant"
+        )
     schema, kind = document.keywords(node), kind_of(value)
 
     def fits(sub, item=value):
@@ -24,7 +29,9 @@ def _valid(document: Document, node: int, value, depth: int) -> bool:
 
     if "type" in schema:
         types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        if kind not in types and not ("integer" in types and kind == "number" and exact(value).denominator == 1):
+        if kind not in types and not (
+            "integer" in types and kind == "number" and exact(value).denominator == 1
+        ):
             return False
     if "enum" in schema and canonical(value) not in document.members(node, "enum"):
         return False
@@ -32,7 +39,10 @@ def _valid(document: Document, node: int, value, depth: int) -> bool:
         return False
     if "$banned" in schema and canonical(value) in document.members(node, "$banned"):
         return False
-    if any(not holds(document, literal, value, depth + 1) for literal in document.referred(node, schema)):
+    if any(
+        not holds(document, literal, value, depth + 1)
+        for literal in document.referred(node, schema)
+    ):
         return False
     for keyword, fold in (("allOf", all), ("anyOf", any)):
         if keyword in schema and not fold(fits(sub) for sub in schema[keyword]):
@@ -57,19 +67,36 @@ def _valid(document: Document, node: int, value, depth: int) -> bool:
     if schema.get(keyword, True) is True:
         return True
     seen = _evaluated(document, node, value, depth, keyword)
-    return all(fits(schema[keyword], value[key]) for key in (range(len(value)) if kind == "array" else value) if key not in seen)
+    return all(
+        fits(schema[keyword], value[key])
+        for key in (range(len(value)) if kind == "array" else value)
+        if key not in seen
+    )
 
 
 def _evaluated(document: Document, node: int, value, depth: int, skip: str = "") -> set:
-    """The property names or item indices that a schema which holds evaluates (2020-12 core, section 11); `skip` is left out."""
+    """The property names or item indices that a schema which holds evaluates (2020-12 core, section
+    11); `skip` is left out.
+    """
     if node == 0 or depth > 200:
         return set()
     schema = document.keywords(node)
     subs = [schema["if"]] if "if" in schema else []
     subs += [*schema.get("allOf", []), *schema.get("anyOf", []), *schema.get("oneOf", [])]
     if "if" in schema:
-        subs.append(schema.get("then" if holds(document, document.literal(schema["if"]), value, depth + 1) else "else", True))
-    subs += [sub for name, sub in schema.get("dependentSchemas", {}).items() if isinstance(value, dict) and name in value]
+        subs.append(
+            schema.get(
+                "then"
+                if holds(document, document.literal(schema["if"]), value, depth + 1)
+                else "else",
+                True,
+            )
+        )
+    subs += [
+        sub
+        for name, sub in schema.get("dependentSchemas", {}).items()
+        if isinstance(value, dict) and name in value
+    ]
     literals = [document.literal(sub) for sub in subs] + document.referred(node, schema)
     out: set = set()
     for literal in literals:
@@ -78,25 +105,45 @@ def _evaluated(document: Document, node: int, value, depth: int, skip: str = "")
     if isinstance(value, list):
         items = schema.get("items")
         prefix = schema.get("prefixItems", items if isinstance(items, list) else [])
-        whole = ("items" in schema and ("additionalItems" in schema or not isinstance(items, list))) or (
-            "unevaluatedItems" in schema and skip != "unevaluatedItems")
+        whole = (
+            "items" in schema and ("additionalItems" in schema or not isinstance(items, list))
+        ) or ("unevaluatedItems" in schema and skip != "unevaluatedItems")
         out |= set(range(len(value) if whole else min(len(prefix), len(value))))
         if "contains" in schema and document.draft >= 2020:
-            out |= {i for i, item in enumerate(value) if holds(document, document.literal(schema["contains"]), item, depth + 1)}
+            out |= {
+                i
+                for i, item in enumerate(value)
+                if holds(document, document.literal(schema["contains"]), item, depth + 1)
+            }
     elif isinstance(value, dict):
-        if "additionalProperties" in schema or ("unevaluatedProperties" in schema and skip != "unevaluatedProperties"):
+        if "additionalProperties" in schema or (
+            "unevaluatedProperties" in schema and skip != "unevaluatedProperties"
+        ):
             return set(value)
-        out |= {name for name in value if name in schema.get("properties", {}) or any(
-            search_automaton(source).accepts_text(name) for source in schema.get("patternProperties", {}))}
+        out |= {
+            name
+            for name in value
+            if name in schema.get("properties", {})
+            or any(
+                search_automaton(source).accepts_text(name)
+                for source in schema.get("patternProperties", {})
+            )
+        }
     return out
 
 
 def _valid_array(schema, value, fits) -> bool:
-    prefix = schema.get("prefixItems", schema["items"] if isinstance(schema.get("items"), list) else [])
-    rest = schema.get("additionalItems", True) if isinstance(schema.get("items"), list) else schema.get("items", True)
+    prefix = schema.get(
+        "prefixItems", schema["items"] if isinstance(schema.get("items"), list) else []
+    )
+    rest = (
+        schema.get("additionalItems", True)
+        if isinstance(schema.get("items"), list)
+        else schema.get("items", True)
+    )
     if any(not fits(sub, item) for sub, item in zip(prefix, value, strict=False)):
         return False
-    if any(not fits(rest, item) for item in value[len(prefix):]):
+    if any(not fits(rest, item) for item in value[len(prefix) :]):
         return False
     if not schema.get("minItems", 0) <= len(value) <= schema.get("maxItems", len(value)):
         return False
@@ -113,8 +160,12 @@ def _valid_object(schema, value, fits) -> bool:
     properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
     for name, item in value.items():
         matched = [properties[name]] if name in properties else []
-        matched += [sub for source, sub in patterns.items() if search_automaton(source).accepts_text(name)]
-        if any(not fits(sub, item) for sub in matched or [schema.get("additionalProperties", True)]):
+        matched += [
+            sub for source, sub in patterns.items() if search_automaton(source).accepts_text(name)
+        ]
+        if any(
+            not fits(sub, item) for sub in matched or [schema.get("additionalProperties", True)]
+        ):
             return False
         if "propertyNames" in schema and not fits(schema["propertyNames"], name):
             return False
@@ -122,8 +173,16 @@ def _valid_object(schema, value, fits) -> bool:
         return False
     if not schema.get("minProperties", 0) <= len(value) <= schema.get("maxProperties", len(value)):
         return False
-    wanted = [pair for keyword in ("dependencies", "dependentRequired", "dependentSchemas") for pair in schema.get(keyword, {}).items()]
-    return all(all(n in value for n in demand) if isinstance(demand, list) else fits(demand) for name, demand in wanted if name in value)
+    wanted = [
+        pair
+        for keyword in ("dependencies", "dependentRequired", "dependentSchemas")
+        for pair in schema.get(keyword, {}).items()
+    ]
+    return all(
+        all(n in value for n in demand) if isinstance(demand, list) else fits(demand)
+        for name, demand in wanted
+        if name in value
+    )
 
 
 def _valid_number(schema, value: Fraction) -> bool:
@@ -131,7 +190,9 @@ def _valid_number(schema, value: Fraction) -> bool:
     below, above = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
     if low is not None and not (value > exact(low) or (value == exact(low) and below is not True)):
         return False
-    if high is not None and not (value < exact(high) or (value == exact(high) and above is not True)):
+    if high is not None and not (
+        value < exact(high) or (value == exact(high) and above is not True)
+    ):
         return False
     if below is not None and not isinstance(below, bool) and value <= exact(below):
         return False
@@ -147,4 +208,6 @@ def _valid_string(schema, value: str) -> bool:
         return False
     if "pattern" in schema and not search_automaton(schema["pattern"]).accepts_text(value):
         return False
-    return schema.get("format") not in FORMATS or format_automaton(schema["format"]).accepts_text(value)
+    return schema.get("format") not in FORMATS or format_automaton(schema["format"]).accepts_text(
+        value
+    )

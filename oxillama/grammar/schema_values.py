@@ -1,4 +1,7 @@
-"""JSON values as a schema's constants need them: numbers exact (int or Decimal), and a form in which equal values are equal."""
+"""JSON values as a schema's constants need them: numbers exact (int or Decimal), and a form in
+which equal values are equal.
+"""
+
 import json
 from decimal import Decimal
 from fractions import Fraction

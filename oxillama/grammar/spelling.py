@@ -1,9 +1,10 @@
 """How JSON values are written: characters of strings, constants and whitespace, as grammar nodes.
 
-`Spelling(flexible)` is either compact (what `json.dumps` with the tightest separators and raw UTF-8 writes) or flexible (whitespace
-around punctuation, short escapes, and \\uXXXX for controls and all beyond ASCII). Unconstrained strings take every escape in both.
-Numbers are in `numerals`.
+`Spelling(flexible)` is either compact (what `json.dumps` with the tightest separators and raw UTF-8
+writes) or flexible (whitespace around punctuation, short escapes, and \\uXXXX for controls and all
+beyond ASCII). Unconstrained strings take every escape in both. Numbers are in `numerals`.
 """
+
 import functools
 import itertools
 import json
@@ -26,18 +27,22 @@ from oxillama.grammar.nodes import (
 )
 from oxillama.grammar.numerals import number_literal
 
-MAX_PERMUTED = 4                 # members of a constant that are written in any order
+MAX_PERMUTED = 4  # members of a constant that are written in any order
 SHORT = {0x22: '\\"', 0x5C: "\\\\", 8: "\\b", 12: "\\f", 10: "\\n", 13: "\\r", 9: "\\t"}
-# What may be written as \uXXXX where a text is constrained: escaped ASCII letters would only hide what is forced.
+# What may be written as \uXXXX where a text is constrained: escaped ASCII letters would only hide
+# what is forced.
 CODED: Ranges = merge([(0, 0x1F), (0x7F, 0x10FFFF)])
 PLAIN: Ranges = complement(merge([(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C)]))
-UNSAFE = re.compile(r'[^ !#-.0-\[\]-~]')                # characters that flexible texts may write in more than one way
-RUNS = re.compile(r'[ !#-.0-\[\]-~]+|[^ !#-.0-\[\]-~]')
+# characters that flexible texts may write in more than one way
+UNSAFE = re.compile(r"[^ !#-.0-\[\]-~]")
+RUNS = re.compile(r"[ !#-.0-\[\]-~]+|[^ !#-.0-\[\]-~]")
 HEX = cls("09", "af", "AF")
 
 
 def hex_digits(low: int, high: int, digits: int) -> tuple:
-    """The node of the numbers low..high written with exactly that many hexadecimal digits of either case."""
+    """The node of the numbers low..high written with exactly that many hexadecimal digits of either
+    case.
+    """
     if low == 0 and high == 16**digits - 1:
         return repeat(HEX, digits, digits)
     unit = 16 ** (digits - 1)
@@ -45,7 +50,10 @@ def hex_digits(low: int, high: int, digits: int) -> tuple:
     if digits == 1:
         return _hex_class(low, high)
     if first == last:
-        return seq(_hex_class(first, first), hex_digits(low - first * unit, high - first * unit, digits - 1))
+        return seq(
+            _hex_class(first, first),
+            hex_digits(low - first * unit, high - first * unit, digits - 1),
+        )
     parts = []
     if low % unit:
         parts.append(seq(_hex_class(first, first), hex_digits(low % unit, unit - 1, digits - 1)))
@@ -75,17 +83,27 @@ def escape_compact(ranges: Ranges) -> tuple:
     parts = []
     for low, high in ranges:
         for code in range(low, high + 1):
-            parts.append(literal(SHORT[code]) if code in SHORT else seq(literal("\\u00"), hex_digits(code, code, 2)))
+            parts.append(
+                literal(SHORT[code])
+                if code in SHORT
+                else seq(literal("\\u00"), hex_digits(code, code, 2))
+            )
     return choice(*parts)
 
 
 @functools.lru_cache(maxsize=1024)
 def escape_any(ranges: Ranges) -> tuple:
     """One character out of ranges as a short escape, or (controls and all beyond ASCII) as \\uXXXX."""
-    short = [cls(text[1]) for code, text in SHORT.items() if any(low <= code <= high for low, high in ranges)]
+    short = [
+        cls(text[1])
+        for code, text in SHORT.items()
+        if any(low <= code <= high for low, high in ranges)
+    ]
     if any(low <= 0x2F <= high for low, high in ranges):
         short.append(cls("/"))
-    parts = [seq(literal("\\"), (CLASS, merge(r for node in short for r in node[1])))] if short else []
+    parts = (
+        [seq(literal("\\"), (CLASS, merge(r for node in short for r in node[1])))] if short else []
+    )
     coded = intersect(ranges, CODED)
     return choice(*parts, *([_coded(coded)] if coded else []))
 
@@ -103,12 +121,18 @@ def _coded(ranges: Ranges) -> tuple:
 
 def whitespace() -> tuple:
     """llama.cpp's convention: no space, one space, or one or two line breaks with an indentation."""
-    return choice(EMPTY, literal(" "), seq(repeat(literal("\n"), 1, 2), repeat(cls(" ", "\t"), 0, 20)))
+    return choice(
+        EMPTY, literal(" "), seq(repeat(literal("\n"), 1, 2), repeat(cls(" ", "\t"), 0, 20))
+    )
 
 
 def any_character() -> tuple:
     """Any character of an unconstrained string, in every way JSON allows."""
-    return choice((CLASS, PLAIN), seq(literal("\\"), cls('"', "\\", "/", "b", "f", "n", "r", "t")), _coded(ANY))
+    return choice(
+        (CLASS, PLAIN),
+        seq(literal("\\"), cls('"', "\\", "/", "b", "f", "n", "r", "t")),
+        _coded(ANY),
+    )
 
 
 def _surrogates(low: int, high: int) -> list[tuple]:
@@ -116,7 +140,11 @@ def _surrogates(low: int, high: int) -> list[tuple]:
     first, last = low >> 10, high >> 10
 
     def pair(a, b, c, d):
-        return seq(hex_digits(0xD800 + a, 0xD800 + b, 4), literal("\\u"), hex_digits(0xDC00 + c, 0xDC00 + d, 4))
+        return seq(
+            hex_digits(0xD800 + a, 0xD800 + b, 4),
+            literal("\\u"),
+            hex_digits(0xDC00 + c, 0xDC00 + d, 4),
+        )
 
     if first == last:
         return [pair(first, first, low & 1023, high & 1023)]
@@ -139,10 +167,15 @@ class Spelling:
 
     def __init__(self, flexible: bool, space: tuple, *, free: bool = False):
         self.flexible, self.free = flexible, free
-        self.escaped = merge([*CODED, (0x22, 0x22), (0x2F, 0x2F), (0x5C, 0x5C)]) if flexible else complement(PLAIN)
+        self.escaped = (
+            merge([*CODED, (0x22, 0x22), (0x2F, 0x2F), (0x5C, 0x5C)])
+            if flexible
+            else complement(PLAIN)
+        )
         self.escape = escape_any if flexible else escape_compact
         self.char = any_character()
-        self.space = space                                      # the node between tokens: EMPTY, or a rule of `whitespace()`
+        # the node between tokens: EMPTY, or a rule of `whitespace()`
+        self.space = space
 
     def text(self, value: str) -> tuple:
         """A string literal, quotes included; lone surrogates cannot be written and match nothing."""
@@ -159,20 +192,32 @@ class Spelling:
                 parts.append(literal(run))
             else:
                 code = ((ord(run), ord(run)),)
-                parts.append(choice(*([literal(run)] if intersect(code, PLAIN) else []), escape_any(code)))
+                parts.append(
+                    choice(*([literal(run)] if intersect(code, PLAIN) else []), escape_any(code))
+                )
         return seq(*parts, literal('"'))
 
     def value(self, value, *, integer: bool = False) -> tuple:
-        """A JSON value: scalars as they are, members in their order (if that is free and they are few: in any).
+        """A JSON value: scalars as they are, members in their order (if that is free and they are
+        few: in any).
 
-        A number that is given as an integer, or wanted as one (integer), is written so; 1.0 may be written as 1 too.
+        A number that is given as an integer, or wanted as one (integer), is written so; 1.0 may be
+        written as 1 too.
         """
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
-            parts = [seq(self.text(k), self.space, literal(":"), self.space, self.value(v)) for k, v in value.items()]
+            parts = [
+                seq(self.text(k), self.space, literal(":"), self.space, self.value(v))
+                for k, v in value.items()
+            ]
             if self.free and 1 < len(parts) <= MAX_PERMUTED:
-                return choice(*(self.bracket("{", list(order), "}") for order in itertools.permutations(parts)))
+                return choice(
+                    *(
+                        self.bracket("{", list(order), "}")
+                        for order in itertools.permutations(parts)
+                    )
+                )
             return self.bracket("{", parts, "}")
         if isinstance(value, list):
             return self.bracket("[", [self.value(item) for item in value], "]")

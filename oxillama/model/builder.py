@@ -1,9 +1,11 @@
 """Records an architecture: a Python function that runs once, at load, and asks for weights and ops.
 
-A `Builder` hands out `Value`s (what a row holds at some point of the model) and `Layer`s (a prefix of tensor names), and
-keeps a flat list of `Node`s. It checks each tensor's shape when it is asked for, so that a missing tensor, a wrong shape
-or one that nobody asked for is an error at load with the tensor's own name in it.
+A `Builder` hands out `Value`s (what a row holds at some point of the model) and `Layer`s (a prefix
+of tensor names), and keeps a flat list of `Node`s. It checks each tensor's shape when it is asked
+for, so that a missing tensor, a wrong shape or one that nobody asked for is an error at load with
+the tensor's own name in it.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,11 +23,15 @@ _ARCHITECTURES: dict[str, Callable[[Builder], Value]] = {}
 
 
 def architecture(*names: str) -> Callable:
-    """Register the decorated function as the recorder of every GGUF `general.architecture` in `names`."""
+    """Register the decorated function as the recorder of every GGUF `general.architecture` in
+    `names`.
+    """
+
     def register(record: Callable[[Builder], Value]) -> Callable[[Builder], Value]:
         for name in names:
             _ARCHITECTURES[name] = record
         return record
+
     return register
 
 
@@ -36,7 +42,9 @@ def recorders() -> Mapping[str, Callable[[Builder], Value]]:
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A weight as the file holds it: rows `start:stop` of a tensor, still in its blocks. `shape` is (rows, columns)."""
+    """A weight as the file holds it: rows `start:stop` of a tensor, still in its blocks. `shape` is
+    (rows, columns).
+    """
 
     name: str
     format: str
@@ -53,7 +61,9 @@ def unpacked(reader: GgufReader, tensor: Tensor) -> np.ndarray:
     """The float32 (rows, columns) that a tensor's blocks stand for."""
     blocks = reader.data(tensor.name)
     shape = reader.tensors[tensor.name].shape
-    blocks = blocks.reshape(shape[0] if len(shape) == 2 else 1, -1)[tensor.start:tensor.start + tensor.shape[0]]
+    blocks = blocks.reshape(shape[0] if len(shape) == 2 else 1, -1)[
+        tensor.start : tensor.start + tensor.shape[0]
+    ]
     out = np.empty(tensor.shape, np.float32)
     unpack_rows(blocks, tensor.format, out)
     return out
@@ -61,7 +71,9 @@ def unpacked(reader: GgufReader, tensor: Tensor) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One recorded op: `inputs` are indices of earlier nodes, `width` the floats a row of its result has."""
+    """One recorded op: `inputs` are indices of earlier nodes, `width` the floats a row of its
+    result has.
+    """
 
     op: str
     inputs: tuple[int, ...]
@@ -83,12 +95,18 @@ class Value:
     def __mul__(self, other: Value | float) -> Value:
         if isinstance(other, Value):
             return self.builder.record("mul", (self, other), width=self.width)
-        return self if other == 1.0 else self.builder.record("scale", (self,), width=self.width, factor=float(other))
+        return (
+            self
+            if other == 1.0
+            else self.builder.record("scale", (self,), width=self.width, factor=float(other))
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The shape of one layer's attention: query heads, key/value heads, and floats per key and per value."""
+    """The shape of one layer's attention: query heads, key/value heads, and floats per key and per
+    value.
+    """
 
     query: int
     kv: int
@@ -97,24 +115,38 @@ class Heads:
 
 
 class Builder:
-    """What an architecture's function is given: typed hyper-parameters, tensors by name, and ops to record."""
+    """What an architecture's function is given: typed hyper-parameters, tensors by name, and ops to
+    record.
+    """
 
-    def __init__(self, reader: GgufReader, arch: str, *, depth: int | None = None, rope: RopeOverrides = AS_FILED) -> None:
+    def __init__(
+        self,
+        reader: GgufReader,
+        arch: str,
+        *,
+        depth: int | None = None,
+        rope: RopeOverrides = AS_FILED,
+    ) -> None:
         self.reader = reader
         self.arch = arch
         self.keys = rope.over(Keys(reader.metadata, arch))
-        self.rotated_by: set[str] = set()                            # of `BASE` and `SCALING`, what a rotation was made of
+        # of `BASE` and `SCALING`, what a rotation was made of
+        self.rotated_by: set[str] = set()
         self.nodes: list[Node] = []
         self.kv_layers: list[tuple[int, int, int]] = []
         self.used: set[str] = set()
         self.hidden = self.keys.integer("embedding_length", minimum=1, maximum=1 << 20)
         self.n_layers = self.keys.integer("block_count", minimum=1, maximum=1 << 14)
-        self.depth = self.n_layers if depth is None else depth       # layers that are recorded: the first ones
+        # layers that are recorded: the first ones
+        self.depth = self.n_layers if depth is None else depth
         if not 1 <= self.depth <= self.n_layers:
-            raise ModelError(f"depth: found {depth!r}, wanted 1 to {self.n_layers}, the layers of the file")
+            raise ModelError(
+                f"depth: found {depth!r}, wanted 1 to {self.n_layers}, the layers of the file"
+            )
         self.vocab_size = self._matrix_rows("token_embd.weight")
 
-    # ---- tensors -------------------------------------------------------------------------------------------------
+    # ---- tensors
+    # -------------------------------------------------------------------------------------------------
 
     def has(self, name: str) -> bool:
         """Whether the file has a tensor of this full name."""
@@ -130,14 +162,18 @@ class Builder:
     def _matrix_rows(self, name: str) -> int:
         shape = self._info(name).shape
         if len(shape) != 2 or shape[1] != self.hidden:
-            raise ModelError(f"{name}: file has {tuple(shape)}, {self.arch} needs (vocabulary, {self.hidden})")
+            raise ModelError(
+                f"{name}: file has {tuple(shape)}, {self.arch} needs (vocabulary, {self.hidden})"
+            )
         return shape[0]
 
     def matrix(self, name: str, rows: int, columns: int, *, take: slice | None = None) -> Tensor:
         """The (rows, columns) weight of that name, or rows `take` of it, left in its blocks."""
         info = self._info(name)
         if tuple(info.shape) != (rows, columns):
-            raise ModelError(f"{name}: file has {tuple(info.shape)}, {self.arch} needs {(rows, columns)}")
+            raise ModelError(
+                f"{name}: file has {tuple(info.shape)}, {self.arch} needs {(rows, columns)}"
+            )
         start, stop = (take.start, take.stop) if take else (0, rows)
         return Tensor(name, info.type_name, (stop - start, columns), start)
 
@@ -156,7 +192,8 @@ class Builder:
         """Tensors of the file that nobody asked for, in file order."""
         return [name for name in self.reader.tensors if name not in self.used]
 
-    # ---- ops -----------------------------------------------------------------------------------------------------
+    # ---- ops
+    # -----------------------------------------------------------------------------------------------------
 
     def record(self, op: str, inputs: tuple[Value, ...], *, width: int, **params) -> Value:
         """Append an op and return its value."""
@@ -173,14 +210,27 @@ class Builder:
         return self.record("embed", (), width=self.hidden, table=table, scale=float(scale))
 
     def norm(self, x: Value, name: str, *, kind: str = "rms") -> Value:
-        """Normalise each row and multiply by `name.weight` (and add `name.bias` where there is one)."""
-        key = "attention.layer_norm_rms_epsilon" if kind == "rms" else "attention.layer_norm_epsilon"
+        """Normalise each row and multiply by `name.weight` (and add `name.bias` where there is
+        one).
+        """
+        key = (
+            "attention.layer_norm_rms_epsilon" if kind == "rms" else "attention.layer_norm_epsilon"
+        )
         eps = self.keys.number(key, minimum=0.0)
-        return self.record("norm", (x,), width=x.width, kind=kind, eps=eps, weight=self.vector(name + ".weight", x.width),
-                           bias=self.optional_vector(name + ".bias", x.width))
+        return self.record(
+            "norm",
+            (x,),
+            width=x.width,
+            kind=kind,
+            eps=eps,
+            weight=self.vector(name + ".weight", x.width),
+            bias=self.optional_vector(name + ".bias", x.width),
+        )
 
     def linear(self, x: Value, name: str, rows: int, *, take: slice | None = None) -> Value:
-        """x times the transpose of `name.weight` (rows, x.width), plus `name.bias` where there is one; `take` uses some of its rows."""
+        """x times the transpose of `name.weight` (rows, x.width), plus `name.bias` where there is
+        one; `take` uses some of its rows.
+        """
         weight = self.matrix(name + ".weight", rows, x.width, take=take)
         bias = self.optional_vector(name + ".bias", rows)
         if bias is not None and take:
@@ -195,26 +245,62 @@ class Builder:
         """cap * tanh(x / cap), elementwise; no cap when it is 0."""
         return x if cap == 0.0 else self.record("softcap", (x,), width=x.width, cap=float(cap))
 
-    def rope(self, dims: int, *, base_key: str = BASE, base: float = 10000.0, scaled: bool = True) -> Rope:
-        """The rotary embedding in force over `dims` floats of a head (scaling and per-frequency factors included)."""
+    def rope(
+        self, dims: int, *, base_key: str = BASE, base: float = 10000.0, scaled: bool = True
+    ) -> Rope:
+        """The rotary embedding in force over `dims` floats of a head (scaling and per-frequency
+        factors included).
+        """
         self.rotated_by |= {base_key, SCALING} if scaled else {base_key}
         factors = self.optional_vector("rope_freqs.weight", dims // 2) if scaled else None
-        return rope_from_keys(self.keys, dims, base_key=base_key, base=base, factors=factors, scaled=scaled)
+        return rope_from_keys(
+            self.keys, dims, base_key=base_key, base=base, factors=factors, scaled=scaled
+        )
 
-    def attend(self, q: Value, k: Value, v: Value, *, heads: Heads, rope: Rope | None, style: str, scale: float, window: int = 0,
-               softcap: float = 0.0, q_norm: np.ndarray | None = None, k_norm: np.ndarray | None = None, eps: float = 0.0) -> Value:
-        """Causal attention of q over the k and v stored so far: per-head norm, rope, store, softmax(scale * q.k) v."""
+    def attend(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        *,
+        heads: Heads,
+        rope: Rope | None,
+        style: str,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        q_norm: np.ndarray | None = None,
+        k_norm: np.ndarray | None = None,
+        eps: float = 0.0,
+    ) -> Value:
+        """Causal attention of q over the k and v stored so far: per-head norm, rope, store,
+        softmax(scale * q.k) v.
+        """
         table = None
         if rope is not None:
             table = self.record("rope_table", (), width=2 * len(rope.inv_freq), rope=rope)
         self.kv_layers.append((heads.kv, heads.key_dim, heads.value_dim))
         inputs = (q, k, v) if table is None else (q, k, v, table)
-        return self.record("attend", inputs, width=heads.query * heads.value_dim, heads=heads, layer=len(self.kv_layers) - 1,
-                           rope_dims=rope.dims if rope else 0, style=style, q_scale=float(scale), window=window, softcap=float(softcap),
-                           q_norm=q_norm, k_norm=k_norm, eps=float(eps))
+        return self.record(
+            "attend",
+            inputs,
+            width=heads.query * heads.value_dim,
+            heads=heads,
+            layer=len(self.kv_layers) - 1,
+            rope_dims=rope.dims if rope else 0,
+            style=style,
+            q_scale=float(scale),
+            window=window,
+            softcap=float(softcap),
+            q_norm=q_norm,
+            k_norm=k_norm,
+            eps=float(eps),
+        )
 
     def logits(self, x: Value, *, scale: float = 1.0, softcap: float = 0.0) -> Value:
-        """Final norm and output projection; the output is tied to the embedding when the file has no `output.weight`."""
+        """Final norm and output projection; the output is tied to the embedding when the file has
+        no `output.weight`.
+        """
         x = self.norm(x, "output_norm")
         name = "output" if self.has("output.weight") else "token_embd"
         return self.softcap(self.linear(x, name, self.vocab_size) * scale, softcap)
@@ -222,7 +308,9 @@ class Builder:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One block of the model: the same doors as the builder's, with `blk.<index>.` before every name."""
+    """One block of the model: the same doors as the builder's, with `blk.<index>.` before every
+    name.
+    """
 
     builder: Builder = field(repr=False)
     index: int

@@ -1,4 +1,7 @@
-"""Ties the room together: an open GGUF file becomes a `Model`, which is a Program and what the engine must know of it."""
+"""Ties the room together: an open GGUF file becomes a `Model`, which is a Program and what the
+engine must know of it.
+"""
+
 from __future__ import annotations
 
 import os
@@ -28,8 +31,9 @@ from oxillama.model.sidecar import Key, Wanted
 from oxillama.model.sidecars import Place, sidecar_place
 
 _ACTS = {name: act for name, _, _, act in packable_formats()}
-Progress = Callable[[int, int], None]      # bytes packed so far, bytes in all
-PACKED_AT_ONCE = 32 << 20                        # bytes of weights that are packed before anything runs: a hundredth of a second
+Progress = Callable[[int, int], None]  # bytes packed so far, bytes in all
+# bytes of weights that are packed before anything runs: a hundredth of a second
+PACKED_AT_ONCE = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +51,12 @@ class ModelConfig:
 
 @dataclass(slots=True)
 class Model:
-    """A loaded model; `program` runs it, `tape` shows it, `reader` stays open for the rows of its embedding.
+    """A loaded model; `program` runs it, `tape` shows it, `reader` stays open for the rows of its
+    embedding.
 
-    weights: packed, by key. keeper: what writes them for the next load, None where nothing does. rope: what was said in place of the file.
-    packing: what packs the weights while the program already runs, None where they were packed before; packer: the thread of it.
+    weights: packed, by key. keeper: what writes them for the next load, None where nothing does.
+    rope: what was said in place of the file. packing: what packs the weights while the program
+    already runs, None where they were packed before; packer: the thread of it.
     """
 
     config: ModelConfig
@@ -69,7 +75,9 @@ class Model:
             self.packing.finish()
 
     def end(self, *, keep: bool) -> None:
-        """End what runs beside the model; keep: what is to be written of it for its next load is written first."""
+        """End what runs beside the model; keep: what is to be written of it for its next load is
+        written first.
+        """
         if self.packer is not None:
             self.packer.cancel()
         if self.keeper is not None:
@@ -89,17 +97,23 @@ def architectures() -> list[str]:
     return sorted(recorders())
 
 
-def record(reader: GgufReader, *, depth: int | None = None, rope: RopeOverrides = AS_FILED) -> tuple[ModelConfig, Tape]:
+def record(
+    reader: GgufReader, *, depth: int | None = None, rope: RopeOverrides = AS_FILED
+) -> tuple[ModelConfig, Tape]:
     """Read the keys, record the architecture and lower it; touches no weight of two dimensions.
 
-    depth: record the first layers alone, then the output norm and head. rope: what takes the place of the file's rotation; ConfigError
-    where the architecture does not rotate by it.
+    depth: record the first layers alone, then the output norm and head. rope: what takes the place
+    of the file's rotation; ConfigError where the architecture does not rotate by it.
     """
     name = reader.metadata.get("general.architecture")
     if not isinstance(name, str):
-        raise ModelError(f"general.architecture: found {name!r}, wanted the name of an architecture")
+        raise ModelError(
+            f"general.architecture: found {name!r}, wanted the name of an architecture"
+        )
     if name not in recorders():
-        raise ModelError(f"general.architecture: found {name!r}, wanted one of {', '.join(architectures())}")
+        raise ModelError(
+            f"general.architecture: found {name!r}, wanted one of {', '.join(architectures())}"
+        )
     b = Builder(reader, name, depth=depth, rope=rope)
     own = Keys(reader.metadata, name)
     context = context_in_force(own, b.keys if rope.given() else own)
@@ -108,51 +122,109 @@ def record(reader: GgufReader, *, depth: int | None = None, rope: RopeOverrides 
         rope.check_used(name, b.rotated_by)
     unused = b.unused()
     if unused and b.depth == b.n_layers:
-        raise ModelError(f"{unused[0]}: {name} has no use for this tensor ({len(unused)} such in the file)")
+        raise ModelError(
+            f"{unused[0]}: {name} has no use for this tensor ({len(unused)} such in the file)"
+        )
     tape = lower(b, result, act_of, lambda act, columns: -(-act_bytes(act, columns) // 4))
     label = reader.metadata.get("general.name", "")
-    return ModelConfig(name, label if isinstance(label, str) else "", context, b.vocab_size, b.hidden, b.depth, tuple(b.kv_layers)), tape
+    return ModelConfig(
+        name,
+        label if isinstance(label, str) else "",
+        context,
+        b.vocab_size,
+        b.hidden,
+        b.depth,
+        tuple(b.kv_layers),
+    ), tape
 
 
-def load_model(reader: GgufReader, *, num_threads: int = 0, max_rows: int = 512, progress: Progress | None = None,
-               sidecar: str | os.PathLike | Literal[False] = False, rope: RopeOverrides = AS_FILED) -> Model:
-    """Record, lower and build the Program over weights that are packed, or being packed (model/packing.py).
+def load_model(
+    reader: GgufReader,
+    *,
+    num_threads: int = 0,
+    max_rows: int = 512,
+    progress: Progress | None = None,
+    sidecar: str | os.PathLike | Literal[False] = False,
+    rope: RopeOverrides = AS_FILED,
+) -> Model:
+    """Record, lower and build the Program over weights that are packed, or being packed
+    (model/packing.py).
 
-    progress: told of bytes packed, all of them before this returns; without it a large model answers earlier. sidecar: where packed weights
-    are kept for the next load (model/sidecars.py): "auto" (the cache folder, for models of 256 MiB and more), a folder, or False. rope: see
+    progress: told of bytes packed, all of them before this returns; without it a large model
+    answers earlier. sidecar: where packed weights are kept for the next load (model/sidecars.py):
+    "auto" (the cache folder, for models of 256 MiB and more), a folder, or False. rope: see
     `record`; weights and sidecars know nothing of it.
     """
     config, tape = record(reader, rope=rope)
     tensors = {tensor.key: tensor for op in tape.ops for tensor in op.params.get("weights", ())}
     for tensor in tensors.values():
-        reader.release(tensor.name)         # the look at a norm may have mapped a large page, which holds weights around it
-    place = sidecar_place(reader, sidecar, sum(_rows(reader, tensor).nbytes for tensor in tensors.values()))
+        # the look at a norm may have mapped a large page, which holds weights around it
+        reader.release(tensor.name)
+    place = sidecar_place(
+        reader, sidecar, sum(_rows(reader, tensor).nbytes for tensor in tensors.values())
+    )
     mapped = None if place is None else _mapped(place, tensors, num_threads, progress)
-    weights, packing = _reserved(reader, tensors, num_threads, progress) if mapped is None else (mapped, None)
-    program = _program(config, tape, reader, weights, max_rows=max_rows, num_threads=num_threads, packing=packing)
-    keeper = Keeper(place, weights, program, packing=packing) if place is not None and mapped is None else None
+    weights, packing = (
+        _reserved(reader, tensors, num_threads, progress) if mapped is None else (mapped, None)
+    )
+    program = _program(
+        config, tape, reader, weights, max_rows=max_rows, num_threads=num_threads, packing=packing
+    )
+    keeper = (
+        Keeper(place, weights, program, packing=packing)
+        if place is not None and mapped is None
+        else None
+    )
     packer = None if packing is None else Packer(packing, program)
     return Model(config, tape, program, reader, weights, keeper, rope, packing, packer)
 
 
 def early_exit(model: Model, depth: int, *, num_threads: int = 0, max_rows: int = 512) -> Model:
-    """The first `depth` layers of a loaded model, rotated as it is, under its own output norm and head: another program over the same weights."""
+    """The first `depth` layers of a loaded model, rotated as it is, under its own output norm and
+    head: another program over the same weights.
+    """
     config, tape = record(model.reader, depth=depth, rope=model.rope)
-    program = _program(config, tape, model.reader, model.weights, max_rows=max_rows, num_threads=num_threads, packing=model.packing)
-    return Model(config, tape, program, model.reader, model.weights, rope=model.rope, packing=model.packing)
+    program = _program(
+        config,
+        tape,
+        model.reader,
+        model.weights,
+        max_rows=max_rows,
+        num_threads=num_threads,
+        packing=model.packing,
+    )
+    return Model(
+        config, tape, program, model.reader, model.weights, rope=model.rope, packing=model.packing
+    )
 
 
-def _program(config: ModelConfig, tape: Tape, reader: GgufReader, weights: Mapping[Key, PackedMatrix], *, max_rows: int,
-             num_threads: int, packing: Packing | None) -> Program:
+def _program(
+    config: ModelConfig,
+    tape: Tape,
+    reader: GgufReader,
+    weights: Mapping[Key, PackedMatrix],
+    *,
+    max_rows: int,
+    num_threads: int,
+    packing: Packing | None,
+) -> Program:
     ops = [(op.name, _ready(reader, op.params, weights)) for op in tape.ops]
-    return Program(ops, list(tape.slots), kv_layers=list(config.kv_layers), vocab_size=config.vocab_size, hidden_size=config.hidden_size,
-                   max_rows=max_rows, num_threads=num_threads, packing=packing)
+    return Program(
+        ops,
+        list(tape.slots),
+        kv_layers=list(config.kv_layers),
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        max_rows=max_rows,
+        num_threads=num_threads,
+        packing=packing,
+    )
 
 
 def _rows(reader: GgufReader, tensor: Tensor) -> np.ndarray:
     """The raw blocks of a tensor's rows, a view of the file."""
     blocks = reader.data(tensor.name).reshape(reader.tensors[tensor.name].shape[0], -1)
-    return blocks[tensor.start:tensor.start + tensor.shape[0]].reshape(-1)
+    return blocks[tensor.start : tensor.start + tensor.shape[0]].reshape(-1)
 
 
 def _ready(reader: GgufReader, params: dict, weights: Mapping[Key, PackedMatrix]) -> dict:
@@ -166,35 +238,55 @@ def _ready(reader: GgufReader, params: dict, weights: Mapping[Key, PackedMatrix]
     return ready
 
 
-def _mapped(place: Place, tensors: Mapping[Key, Tensor], num_threads: int, progress: Progress | None) -> dict[Key, PackedMatrix] | None:
+def _mapped(
+    place: Place, tensors: Mapping[Key, Tensor], num_threads: int, progress: Progress | None
+) -> dict[Key, PackedMatrix] | None:
     """Every weight from the model's sidecar; None where there is none that holds."""
-    weights = place.open({key: Wanted(tensor.format, *tensor.shape) for key, tensor in tensors.items()}, num_threads=num_threads)
+    weights = place.open(
+        {key: Wanted(tensor.format, *tensor.shape) for key, tensor in tensors.items()},
+        num_threads=num_threads,
+    )
     if weights is not None and progress is not None:
         total = sum(matrix.nbytes for matrix in weights.values())
         progress(total, total)
     return weights
 
 
-def _reserved(reader: GgufReader, tensors: Mapping[Key, Tensor], num_threads: int,
-              progress: Progress | None) -> tuple[dict[Key, PackedMatrix], Packing | None]:
-    """Every weight in the order of the tape, with what packs them; None where all of them are packed.
+def _reserved(
+    reader: GgufReader, tensors: Mapping[Key, Tensor], num_threads: int, progress: Progress | None
+) -> tuple[dict[Key, PackedMatrix], Packing | None]:
+    """Every weight in the order of the tape, with what packs them; None where all of them are
+    packed.
 
-    That is so for small models, where somebody watches, and where memory has no room for the panels and the file: it would be read twice.
+    That is so for small models, where somebody watches, and where memory has no room for the panels
+    and the file: it would be read twice.
     """
     raw = {key: _rows(reader, tensor) for key, tensor in tensors.items()}
-    weights = dict(zip(raw, reserve_all([(raw[key], tensors[key].format, *tensors[key].shape) for key in raw])))
-    packing = Packing(list(weights.values()), [reader.is_mapped(key[0]) for key in weights], num_threads=num_threads)
+    weights = dict(
+        zip(raw, reserve_all([(raw[key], tensors[key].format, *tensors[key].shape) for key in raw]))
+    )
+    packing = Packing(
+        list(weights.values()),
+        [reader.is_mapped(key[0]) for key in weights],
+        num_threads=num_threads,
+    )
     free = available_bytes()
-    if progress is None and packing.nbytes > PACKED_AT_ONCE and (free is None or 2 * packing.nbytes <= free):
+    if (
+        progress is None
+        and packing.nbytes > PACKED_AT_ONCE
+        and (free is None or 2 * packing.nbytes <= free)
+    ):
         return weights, packing
     packing.finish(progress)
     for tensor in tensors.values():
-        reader.release(tensor.name)             # what a look at others has mapped
+        reader.release(tensor.name)  # what a look at others has mapped
     return weights, None
 
 
 def act_of(weight_format: str) -> str:
     """The activation format that a weight format is multiplied with."""
     if weight_format not in _ACTS:
-        raise ModelError(f"weight format {weight_format}: no kernel multiplies it, wanted one of {', '.join(sorted(_ACTS))}")
+        raise ModelError(
+            f"weight format {weight_format}: no kernel multiplies it, wanted one of {', '.join(sorted(_ACTS))}"
+        )
     return _ACTS[weight_format]

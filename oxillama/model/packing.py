@@ -1,13 +1,18 @@
-"""`Packing`: weights become panels while a model already answers; `Packer`: the thread that does so when nothing else runs.
+"""`Packing`: weights become panels while a model already answers; `Packer`: the thread that does so
+when nothing else runs.
 
-    load ----- packer ... unit, unit, unit ... --------------------------------+--- all are packed: the packer ends
+    load ----- packer ... unit, unit, unit ... --------------------------------+--- all are packed:
+    the packer ends
                first step: over what is packed and what still is in the file   |
                any later step packs what is left, with all its workers --------+
 
-Memory that is written for the first time can cost more than all the rest of a first token. So the first step waits for nobody: its products pack
-what they need into a worker's cache and forget it (`_core/unpacked`). That work is done again, so it happens once, and only where waiting would
-take longer, for few rows. Weights are packed by one thread at a time, and by none while such a step runs.
+Memory that is written for the first time can cost more than all the rest of a first token. So the
+first step waits for nobody: its products pack what they need into a worker's cache and forget it
+(`_core/unpacked`). That work is done again, so it happens once, and only where waiting would take
+longer, for few rows. Weights are packed by one thread at a time, and by none while such a step
+runs.
 """
+
 from __future__ import annotations
 
 import atexit
@@ -23,31 +28,41 @@ from oxillama._core.panels import PackedMatrix, Units
 from oxillama._core.threads import default_threads
 from oxillama.errors import Cancelled
 
-UNIT = 2 << 20                  # bytes that a worker packs at a time: a large page
-PATIENCE = 0.2                  # seconds that a first step waits for all weights, as long as that seems enough
-FEW_UNITS, MANY_UNITS = 8, 32   # packed between two looks at the clock; and at whether anything else is wanted
-MOST_ROWS = 64                  # of a step that goes without: a longer prompt would lose more than it gains
+UNIT = 2 << 20  # bytes that a worker packs at a time: a large page
+# seconds that a first step waits for all weights, as long as that seems enough
+PATIENCE = 0.2
+# packed between two looks at the clock; and at whether anything else is wanted
+FEW_UNITS, MANY_UNITS = 8, 32
+# of a step that goes without: a longer prompt would lose more than it gains
+MOST_ROWS = 64
 _all: weakref.WeakSet[Packing] = weakref.WeakSet()
 _packers: set[Packer] = set()
 
 
 class Packing:
-    """Packs matrices that `reserve_all` made, in their order; `whole` once all are. From any thread, a few units at a time.
+    """Packs matrices that `reserve_all` made, in their order; `whole` once all are. From any
+    thread, a few units at a time.
 
     mapped: of each, whether its rows lie in a mapped file.
     """
 
-    def __init__(self, matrices: Sequence[PackedMatrix], mapped: Sequence[bool], *, num_threads: int = 0) -> None:
-        self._units, self._workers = Units(list(matrices), mapped=mapped, unit=UNIT), num_threads or default_threads()
+    def __init__(
+        self, matrices: Sequence[PackedMatrix], mapped: Sequence[bool], *, num_threads: int = 0
+    ) -> None:
+        self._units, self._workers = (
+            Units(list(matrices), mapped=mapped, unit=UNIT),
+            num_threads or default_threads(),
+        )
         self.nbytes, self._begun = self._units.nbytes, False
-        self._pace = 0.0                # seconds that all workers take for a byte of the file, of late; 0 is not known yet
+        # seconds that all workers take for a byte of the file, of late; 0 is not known yet
+        self._pace = 0.0
         self._renew()
         _all.add(self)
 
     def _renew(self) -> None:
         """Nobody packs, nobody waits: so it begins, here and in a forked child."""
         self._turn, self._waiting, self._wanted = threading.Condition(), 0, CancelFlag()
-        self._taken: int | None = None          # by which thread
+        self._taken: int | None = None  # by which thread
 
     @property
     def whole(self) -> bool:
@@ -60,16 +75,21 @@ class Packing:
         return self._units.done
 
     def begin(self, rows: int, cancel: CancelFlag | None = None) -> bool | None:
-        """Before a step of so many rows: None, all is packed; False, what was left has been packed now; True, it goes over weights as they are.
+        """Before a step of so many rows: None, all is packed; False, what was left has been packed
+        now; True, it goes over weights as they are.
 
         After True `end` must be called. Cancelled where `cancel` is set meanwhile.
         """
         if self.whole:
             return None
         begun = False
-        try:                        # an interrupt may come as soon as the turn is taken
+        try:  # an interrupt may come as soon as the turn is taken
             self._take(step=True)
-            first, until, self._begun = not self._begun and rows <= MOST_ROWS, time.monotonic() + PATIENCE, True
+            first, until, self._begun = (
+                not self._begun and rows <= MOST_ROWS,
+                time.monotonic() + PATIENCE,
+                True,
+            )
             while not (begun or self.whole):
                 if cancel:
                     raise Cancelled("step: cancelled by its caller")
@@ -89,9 +109,12 @@ class Packing:
                 self._turn.notify_all()
 
     def some(self, *, sparing: bool = False) -> bool:
-        """Pack a few units when no step wants to, until one does; whether there is more. sparing: leave a core to others."""
+        """Pack a few units when no step wants to, until one does; whether there is more. sparing:
+        leave a core to others.
+        """
         if self._taken is not None:
-            self._units.expect()                # what a step is going through is better read before it comes there
+            # what a step is going through is better read before it comes there
+            self._units.expect()
         try:
             self._take(step=False)
             self._pack(MANY_UNITS, max(1, self._workers - sparing), self._wanted)
@@ -128,12 +151,16 @@ class Packing:
             self._pace = (self._pace + pace) / 2 if self._pace else pace
 
     def _in_time(self, until: float) -> bool:
-        """Whether what is left will be packed by then, as far as can be told: memory's mood changes within a load."""
+        """Whether what is left will be packed by then, as far as can be told: memory's mood changes
+        within a load.
+        """
         return self._pace > 0 and time.monotonic() + (self.nbytes - self.done) * self._pace <= until
 
 
 class Packer(threading.Thread):
-    """Packs in the background while `program` lives, which is watched and not kept alive; a core is left to the rest of a load."""
+    """Packs in the background while `program` lives, which is watched and not kept alive; a core is
+    left to the rest of a load.
+    """
 
     def __init__(self, packing: Packing, program: object) -> None:
         super().__init__(name="oxillama packing", daemon=True)
@@ -144,14 +171,18 @@ class Packer(threading.Thread):
 
     def run(self) -> None:
         """Thread body."""
-        with suppress(MemoryError):             # which the next step meets too, and can raise
-            while not self._cancelled.is_set() and self._program() is not None and self._packing.some(sparing=True):
+        with suppress(MemoryError):  # which the next step meets too, and can raise
+            while (
+                not self._cancelled.is_set()
+                and self._program() is not None
+                and self._packing.some(sparing=True)
+            ):
                 pass
         _packers.discard(self)
 
     def cancel(self) -> None:
         """End it within a group's time; what is not packed stays so."""
-        if os.getpid() == self._pid:            # a forked child has the object, and no such thread
+        if os.getpid() == self._pid:  # a forked child has the object, and no such thread
             self._cancelled.set()
             self.join()
 

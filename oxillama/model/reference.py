@@ -1,7 +1,10 @@
-"""Runs a tape by its numpy meaning, and finds the first op where the compiled tape says something else.
+"""Runs a tape by its numpy meaning, and finds the first op where the compiled tape says something
+else.
 
-Slow and plain on purpose: it is what `oxillama doctor` and the tests hold the compiled tape against.
+Slow and plain on purpose: it is what `oxillama doctor` and the tests hold the compiled tape
+against.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +34,9 @@ class Reference:
         return self._held[tensor.key]
 
     def frame(self, tokens: Sequence[int], *, wanted: Sequence[int] | None = None) -> Frame:
-        """A fresh frame over a whole sequence from position 0; every row's output is wanted unless said."""
+        """A fresh frame over a whole sequence from position 0; every row's output is wanted unless
+        said.
+        """
         ids = np.asarray(tokens, np.int32)
         asked = np.arange(len(ids)) if wanted is None else np.asarray(wanted)
         return Frame(ids, np.arange(len(ids)), asked, self.weight, self.kv_type)
@@ -52,7 +57,9 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What one op of the compiled tape says against its meaning; `error` is relative to the largest magnitude."""
+    """What one op of the compiled tape says against its meaning; `error` is relative to the largest
+    magnitude.
+    """
 
     index: int
     op: str
@@ -60,18 +67,25 @@ class Difference:
     agrees: bool
 
 
-def compare(reference: Reference, tokens: Sequence[int], compiled: Callable[[int], dict[int, np.ndarray]], *,
-            tolerance: float = 2e-2) -> Iterator[Difference]:
-    """Hold each op's float32 results against `compiled(op_index) -> {slot: rows}` of the same tokens, in order.
+def compare(
+    reference: Reference,
+    tokens: Sequence[int],
+    compiled: Callable[[int], dict[int, np.ndarray]],
+    *,
+    tolerance: float = 2e-2,
+) -> Iterator[Difference]:
+    """Hold each op's float32 results against `compiled(op_index) -> {slot: rows}` of the same
+    tokens, in order.
 
-    Errors of quantised activations add up along the tape, so `tolerance` bounds the whole path, not one op.
+    Errors of quantised activations add up along the tape, so `tolerance` bounds the whole path, not
+    one op.
     """
     frame = reference.frame(tokens)
     for index, op in enumerate(reference.steps(frame)):
         worst = 0.0
         for slot, rows in compiled(index).items():
             wanted = frame.slots[slot]
-            found = rows[:, :wanted.shape[1]]
+            found = rows[:, : wanted.shape[1]]
             scale = float(np.abs(wanted).max()) or 1.0
             error = float(np.abs(found - wanted).max()) / scale
             worst = max(worst, error) if np.isfinite(error) else float("inf")

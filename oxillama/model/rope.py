@@ -1,12 +1,16 @@
-"""Rotary position embedding as the file describes it, or as its loader says instead: one inverse frequency per pair of floats, and a magnitude.
+"""Rotary position embedding as the file describes it, or as its loader says instead: one inverse
+frequency per pair of floats, and a magnitude.
 
     file's keys --RopeOverrides.over--> keys in force --rope_from_keys--> Rope
-                                                      --context_in_force--> tokens that a session holds unless told otherwise
+                                                      --context_in_force--> tokens that a session
+                                                      holds unless told otherwise
 
-Sources: Su et al. 2021 (RoFormer, section 3.4.2) for the plain form; Chen et al. 2023 (position interpolation, section 3.1) for linear
-scaling; Peng et al. 2023 (YaRN, sections 3.2 to 3.4) for the interpolation between frequencies and the attention factor; Llama 3.1's
-per-frequency factors come ready as a tensor, and stay whatever else is said.
+Sources: Su et al. 2021 (RoFormer, section 3.4.2) for the plain form; Chen et al. 2023 (position
+interpolation, section 3.1) for linear scaling; Peng et al. 2023 (YaRN, sections 3.2 to 3.4) for the
+interpolation between frequencies and the attention factor; Llama 3.1's per-frequency factors come
+ready as a tensor, and stay whatever else is said.
 """
+
 from __future__ import annotations
 
 import math
@@ -21,14 +25,17 @@ import numpy as np
 from oxillama.errors import ConfigError, ModelError
 from oxillama.gguf.keys import Keys
 
-BASE, SCALING = "rope.freq_base", "rope.scaling"      # the keys that overrides stand for: of the one base, and of all scaling
+# the keys that overrides stand for: of the one base, and of all scaling
+BASE, SCALING = "rope.freq_base", "rope.scaling"
 KINDS = ("none", "linear", "yarn")
 _MOST_CONTEXT = (1 << 32) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rope:
-    """Angles are position * inv_freq (float32 (dims/2,)); cosine and sine are both multiplied by `magnitude`."""
+    """Angles are position * inv_freq (float32 (dims/2,)); cosine and sine are both multiplied by
+    `magnitude`.
+    """
 
     dims: int
     inv_freq: np.ndarray
@@ -42,12 +49,15 @@ class Rope:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeOverrides:
-    """What a loader says of the rotation in place of the file; None leaves the file's own. Numbers become floats; ConfigError by name.
+    """What a loader says of the rotation in place of the file; None leaves the file's own. Numbers
+    become floats; ConfigError by name.
 
-    rope_freq_base: for `rope.freq_base`, alone: a second base (`rope.freq_base_swa` of windowed layers) stays. rope_freq_scale: what angles
-    are multiplied by, 1 / `rope.scaling.factor`. rope_scaling: "none", "linear" or "yarn", for `rope.scaling.type`; a file that names none is
-    linear. yarn_orig_ctx: for `rope.scaling.original_context_length` (positions). yarn_ext_factor, yarn_attn_factor, yarn_beta_fast,
-    yarn_beta_slow: for the keys `rope.scaling.yarn_*`; 0 as yarn_ext_factor interpolates every pair and leaves magnitudes alone.
+    rope_freq_base: for `rope.freq_base`, alone: a second base (`rope.freq_base_swa` of windowed
+    layers) stays. rope_freq_scale: what angles are multiplied by, 1 / `rope.scaling.factor`.
+    rope_scaling: "none", "linear" or "yarn", for `rope.scaling.type`; a file that names none is
+    linear. yarn_orig_ctx: for `rope.scaling.original_context_length` (positions). yarn_ext_factor,
+    yarn_attn_factor, yarn_beta_fast, yarn_beta_slow: for the keys `rope.scaling.yarn_*`; 0 as
+    yarn_ext_factor interpolates every pair and leaves magnitudes alone.
     """
 
     rope_freq_base: float | None = None
@@ -60,29 +70,56 @@ class RopeOverrides:
     yarn_beta_slow: float | None = None
 
     def __post_init__(self) -> None:
-        if self.rope_scaling is not None and (not isinstance(self.rope_scaling, str) or self.rope_scaling not in KINDS):
-            raise ConfigError(f"rope_scaling: found {self.rope_scaling!r}, wanted one of {', '.join(KINDS)}")
+        if self.rope_scaling is not None and (
+            not isinstance(self.rope_scaling, str) or self.rope_scaling not in KINDS
+        ):
+            raise ConfigError(
+                f"rope_scaling: found {self.rope_scaling!r}, wanted one of {', '.join(KINDS)}"
+            )
         orig = self.yarn_orig_ctx
-        if orig is not None and (isinstance(orig, bool) or not isinstance(orig, int) or not 1 <= orig < 1 << 31):
-            raise ConfigError(f"yarn_orig_ctx: found {orig!r}, wanted an integer from 1 to 2^31 - 1")
-        for name in ("rope_freq_base", "rope_freq_scale", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow"):
+        if orig is not None and (
+            isinstance(orig, bool) or not isinstance(orig, int) or not 1 <= orig < 1 << 31
+        ):
+            raise ConfigError(
+                f"yarn_orig_ctx: found {orig!r}, wanted an integer from 1 to 2^31 - 1"
+            )
+        for name in (
+            "rope_freq_base",
+            "rope_freq_scale",
+            "yarn_ext_factor",
+            "yarn_attn_factor",
+            "yarn_beta_fast",
+            "yarn_beta_slow",
+        ):
             value = getattr(self, name)
             if value is not None:
-                object.__setattr__(self, name, _positive(name, value, or_zero=name == "yarn_ext_factor"))
+                object.__setattr__(
+                    self, name, _positive(name, value, or_zero=name == "yarn_ext_factor")
+                )
         if self.rope_scaling is not None:
             self._fit(self.rope_scaling, "")
 
     def given(self) -> dict[str, Any]:
         """What is not left to the file, by name."""
-        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
+        return {
+            field.name: value
+            for field in fields(self)
+            if (value := getattr(self, field.name)) is not None
+        }
 
     def over(self, keys: Keys) -> Keys:
-        """The same keys with what is given in place of the file's; ConfigError for what does not go with the file's kind of scaling."""
+        """The same keys with what is given in place of the file's; ConfigError for what does not go
+        with the file's kind of scaling.
+        """
         given = self.given()
         if not given:
             return keys
-        self._fit(self.rope_scaling or _kind(keys), "the file's own " if self.rope_scaling is None else "")
-        told = {f"{SCALING}.{name}": value for name, value in given.items() if name.startswith("yarn_")}
+        self._fit(
+            self.rope_scaling or _kind(keys), "the file's own " if self.rope_scaling is None else ""
+        )
+        told = {
+            f"{SCALING}.{name}": value for name, value in given.items() if name.startswith("yarn_")
+        }
         if self.yarn_orig_ctx is not None:
             told[f"{SCALING}.original_context_length"] = told.pop(f"{SCALING}.yarn_orig_ctx")
         if self.rope_freq_base is not None:
@@ -91,63 +128,99 @@ class RopeOverrides:
             told[f"{SCALING}.type"] = self.rope_scaling
         if self.rope_freq_scale is not None:
             told[f"{SCALING}.factor"] = _factor(self.rope_freq_scale, _own_factor(keys))
-        ruling = Keys(ChainMap({keys.name(key): value for key, value in told.items()}, keys.metadata), keys.arch)
+        ruling = Keys(
+            ChainMap({keys.name(key): value for key, value in told.items()}, keys.metadata),
+            keys.arch,
+        )
         fast, slow = _betas(ruling)
         if fast <= slow and given.keys() & {"yarn_beta_fast", "yarn_beta_slow"}:
-            raise ConfigError(f"yarn_beta_fast: found {fast:g} beside a yarn_beta_slow of {slow:g}, wanted more than that")
+            raise ConfigError(
+                f"yarn_beta_fast: found {fast:g} beside a yarn_beta_slow of {slow:g}, wanted more than that"
+            )
         return ruling
 
     def check_used(self, arch: str, used: set[str]) -> None:
-        """Raise ConfigError for the first that no layer was rotated by; used: of `BASE` and `SCALING` those that were read."""
+        """Raise ConfigError for the first that no layer was rotated by; used: of `BASE` and
+        `SCALING` those that were read.
+        """
         for name, value in self.given().items():
             if (BASE if name == "rope_freq_base" else SCALING) not in used:
-                raise ConfigError(f"{name}: found {value!r}, this {arch} rotates no layer by it, wanted None")
+                raise ConfigError(
+                    f"{name}: found {value!r}, this {arch} rotates no layer by it, wanted None"
+                )
 
     def _fit(self, kind: str, whose: str) -> None:
         """Raise ConfigError for what a kind of scaling does not know; whose: of whom the kind is."""
         if kind == "none" and self.rope_freq_scale not in (None, 1.0):
-            raise ConfigError(f"rope_freq_scale: found {self.rope_freq_scale} beside {whose}rope_scaling 'none', wanted 'linear' or 'yarn'")
+            raise ConfigError(
+                f"rope_freq_scale: found {self.rope_freq_scale} beside {whose}rope_scaling 'none', wanted 'linear' or 'yarn'"
+            )
         for name, value in self.given().items():
             if name.startswith("yarn_") and kind != "yarn":
-                raise ConfigError(f"{name}: found {value} beside {whose}rope_scaling {kind!r}, wanted 'yarn'")
+                raise ConfigError(
+                    f"{name}: found {value} beside {whose}rope_scaling {kind!r}, wanted 'yarn'"
+                )
 
 
 AS_FILED = RopeOverrides()
 
 
 def _positive(name: str, value: Any, *, or_zero: bool) -> float:
-    found = float(value) if isinstance(value, Real) and not isinstance(value, bool) and abs(value) <= sys.float_info.max else math.nan
+    found = (
+        float(value)
+        if isinstance(value, Real)
+        and not isinstance(value, bool)
+        and abs(value) <= sys.float_info.max
+        else math.nan
+    )
     if not (or_zero and found == 0 or found > 0 and math.isfinite(1.0 / found)):
-        raise ConfigError(f"{name}: found {value!r}, wanted a finite number {'of 0 or more' if or_zero else 'above 0'}")
+        raise ConfigError(
+            f"{name}: found {value!r}, wanted a finite number {'of 0 or more' if or_zero else 'above 0'}"
+        )
     return found
 
 
 def _kind(keys: Keys) -> str:
-    """The kind of scaling by its key; a file without one is linear, by a factor of 1 unless it says another."""
+    """The kind of scaling by its key; a file without one is linear, by a factor of 1 unless it says
+    another.
+    """
     return keys.text("rope.scaling.type", default="linear")
 
 
 def _own_factor(keys: Keys) -> float:
     """The factor by its key, whatever the kind."""
     legacy = keys.number("rope.scale_linear", default=1.0, minimum=0.0)
-    return keys.number("rope.scaling.factor", default=legacy, minimum=0.0) or 1.0      # 0 is how some files say "no scaling"
+    # 0 is how some files say "no scaling"
+    return keys.number("rope.scaling.factor", default=legacy, minimum=0.0) or 1.0
 
 
 def _betas(keys: Keys) -> tuple[float, float]:
-    """Rotations over the original context: pairs with more are kept, pairs with fewer interpolated (YaRN, section 3.2)."""
-    return (keys.number("rope.scaling.yarn_beta_fast", default=32.0, minimum=1e-6),
-            keys.number("rope.scaling.yarn_beta_slow", default=1.0, minimum=1e-6))
+    """Rotations over the original context: pairs with more are kept, pairs with fewer interpolated
+    (YaRN, section 3.2).
+    """
+    return (
+        keys.number("rope.scaling.yarn_beta_fast", default=32.0, minimum=1e-6),
+        keys.number("rope.scaling.yarn_beta_slow", default=1.0, minimum=1e-6),
+    )
 
 
 def _factor(scale: float, own: float) -> float:
-    """The factor whose inverse is `scale`: the file's own or a whole number where that is so, which 1 / scale may miss by a rounding."""
+    """The factor whose inverse is `scale`: the file's own or a whole number where that is so, which
+    1 / scale may miss by a rounding.
+    """
     plain = 1.0 / scale
-    exact = (each for each in (own, float(round(plain)) if plain < 1 << 52 else plain) if each and 1.0 / each == scale)
+    exact = (
+        each
+        for each in (own, float(round(plain)) if plain < 1 << 52 else plain)
+        if each and 1.0 / each == scale
+    )
     return next(exact, plain)
 
 
 class Scaling(NamedTuple):
-    """How positions are stretched: by which kind and factor, over a context of how many positions before."""
+    """How positions are stretched: by which kind and factor, over a context of how many positions
+    before.
+    """
 
     kind: str
     factor: float
@@ -163,29 +236,43 @@ class Scaling(NamedTuple):
 
 
 def context_in_force(own: Keys, ruling: Keys) -> int:
-    """The tokens that a session holds unless told otherwise: the file's `context_length`, or more where overrides stretch positions further.
+    """The tokens that a session holds unless told otherwise: the file's `context_length`, or more
+    where overrides stretch positions further.
 
-    own, ruling: the file's keys, and those under overrides. YaRN by a factor reaches factor times its original context, linear scaling as many
-    times the file's context as its factor is larger than the file's own. Overrides never make it less. ModelError for a length that none can have.
+    own, ruling: the file's keys, and those under overrides. YaRN by a factor reaches factor times
+    its original context, linear scaling as many times the file's context as its factor is larger
+    than the file's own. Overrides never make it less. ModelError for a length that none can have.
     """
     context = own.integer("context_length", minimum=1, maximum=_MOST_CONTEXT)
     if ruling is own or (now := Scaling.of(ruling)) == (before := Scaling.of(own)):
         return context
-    reach = now.original * now.factor if now.kind == "yarn" else context * (now.factor / before.factor)
+    reach = (
+        now.original * now.factor if now.kind == "yarn" else context * (now.factor / before.factor)
+    )
     if not reach <= _MOST_CONTEXT:
-        raise ModelError(f"rope_freq_scale: found {1.0 / now.factor}, which makes a context of {reach:.3g} tokens, wanted at most {_MOST_CONTEXT}")
+        raise ModelError(
+            f"rope_freq_scale: found {1.0 / now.factor}, which makes a context of {reach:.3g} tokens, wanted at most {_MOST_CONTEXT}"
+        )
     return max(context, round(reach))
 
 
-def rope_from_keys(keys: Keys, dims: int, *, base_key: str, base: float, factors: np.ndarray | None, scaled: bool) -> Rope:
-    """The embedding that `rope.*` keys ask for over `dims` floats of a head; `scaled=False` leaves the scaling keys out."""
+def rope_from_keys(
+    keys: Keys, dims: int, *, base_key: str, base: float, factors: np.ndarray | None, scaled: bool
+) -> Rope:
+    """The embedding that `rope.*` keys ask for over `dims` floats of a head; `scaled=False` leaves
+    the scaling keys out.
+    """
     if dims < 2 or dims % 2:
-        raise ModelError(f"{keys.arch}.rope.dimension_count: found {dims}, wanted an even number of 2 or more")
+        raise ModelError(
+            f"{keys.arch}.rope.dimension_count: found {dims}, wanted an even number of 2 or more"
+        )
     theta = keys.number(base_key, default=base, minimum=1e-3)
     inv_freq = theta ** (-np.arange(0, dims, 2, dtype=np.float64) / dims)
     if factors is not None:
         if not (np.isfinite(factors).all() and (factors > 0).all()):
-            raise ModelError("rope_freqs.weight: found a factor that is not a positive number, wanted positive numbers")
+            raise ModelError(
+                "rope_freqs.weight: found a factor that is not a positive number, wanted positive numbers"
+            )
         inv_freq = inv_freq / factors.astype(np.float64)
     magnitude = 1.0
     if scaled:
@@ -195,15 +282,23 @@ def rope_from_keys(keys: Keys, dims: int, *, base_key: str, base: float, factors
         elif scaling.kind in ("linear", "none"):
             inv_freq = inv_freq / scaling.factor
         else:
-            raise ModelError(f"{keys.arch}.rope.scaling.type: found {scaling.kind!r}, wanted 'none', 'linear' or 'yarn'")
+            raise ModelError(
+                f"{keys.arch}.rope.scaling.type: found {scaling.kind!r}, wanted 'none', 'linear' or 'yarn'"
+            )
         magnitude *= keys.number("rope.scaling.attn_factor", default=1.0, minimum=0.0)
     if not (inv_freq <= np.finfo(np.float32).max).all():
-        raise ModelError(f"{keys.arch}.rope: found a frequency of {inv_freq.max():.3g} under its base and scaling, wanted one that float32 holds")
+        raise ModelError(
+            f"{keys.arch}.rope: found a frequency of {inv_freq.max():.3g} under its base and scaling, wanted one that float32 holds"
+        )
     return Rope(dims, inv_freq.astype(np.float32), float(magnitude))
 
 
-def _yarn(keys: Keys, scaling: Scaling, inv_freq: np.ndarray, base: float) -> tuple[np.ndarray, float]:
-    """YaRN: keep fast pairs, interpolate slow ones, ramp linearly between (section 3.2); attention factor of section 3.4."""
+def _yarn(
+    keys: Keys, scaling: Scaling, inv_freq: np.ndarray, base: float
+) -> tuple[np.ndarray, float]:
+    """YaRN: keep fast pairs, interpolate slow ones, ramp linearly between (section 3.2); attention
+    factor of section 3.4.
+    """
     if base <= 1.0:
         raise ModelError(f"{keys.arch}.{BASE}: found {base:g}, wanted more than 1 for yarn")
     dims, (_, factor, original) = 2 * len(inv_freq), scaling
@@ -220,5 +315,8 @@ def _yarn(keys: Keys, scaling: Scaling, inv_freq: np.ndarray, base: float) -> tu
     ramp = np.clip((np.arange(dims // 2) - low) / max(high - low, 1e-3), 0.0, 1.0)
     keep = (1.0 - ramp) * extrapolation
     blended = inv_freq / factor * (1.0 - keep) + inv_freq * keep
-    # without extrapolation nothing is left of YaRN but its interpolation: the field's files mean plain magnitudes by it
-    return blended, attention * (1.0 + 0.1 * math.log(factor) if factor > 1.0 and extrapolation else 1.0)
+    # without extrapolation nothing is left of YaRN but its interpolation: the field's files mean
+    # plain magnitudes by it
+    return blended, attention * (
+        1.0 + 0.1 * math.log(factor) if factor > 1.0 and extrapolation else 1.0
+    )

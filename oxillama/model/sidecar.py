@@ -1,15 +1,20 @@
-"""Sidecars: packed weights on disk, mapped read-only and shared, so that a model that was loaded once need not be packed again.
+"""Sidecars: packed weights on disk, mapped read-only and shared, so that a model that was loaded
+once need not be packed again.
 
-    "OXPANEL2" | u64 length of the JSON | BLAKE3 of the JSON | JSON: key, names, size, sections, probe | zeros up to 2 MB | sections, each at 4096 n
+    "OXPANEL2" | u64 length of the JSON | BLAKE3 of the JSON | JSON: key, names, size, sections,
+    probe | zeros up to 2 MB | sections, each at 4096 n
 
-A sidecar is found by its key: the panel layout of this build, the byte order, and for every file of the model its size, time of change and the
-BLAKE3 of its ends. At its opening the header's hash, the file's length, the place and shape of every section and sixteen probes are checked, at
-a cost that does not grow with the model (`verify` hashes all of it). Whatever does not hold is logged and ignored, and the sidecar is written
-again: loading never fails because of one.
+A sidecar is found by its key: the panel layout of this build, the byte order, and for every file of
+the model its size, time of change and the BLAKE3 of its ends. At its opening the header's hash, the
+file's length, the place and shape of every section and sixteen probes are checked, at a cost that
+does not grow with the model (`verify` hashes all of it). Whatever does not hold is logged and
+ignored, and the sidecar is written again: loading never fails because of one.
 
-Sections begin at 2 MB and are written 2 MB at a time, because a system that keeps files in large pages makes a page of what is written together,
-and a token reads all of them. Where sidecars lie is said in `sidecars`, when they are written in `keeper`.
+Sections begin at 2 MB and are written 2 MB at a time, because a system that keeps files in large
+pages makes a page of what is written together, and a token reads all of them. Where sidecars lie is
+said in `sidecars`, when they are written in `keeper`.
 """
+
 from __future__ import annotations
 
 import fcntl
@@ -35,17 +40,19 @@ from oxillama.gguf import GgufReader
 from oxillama.gguf.source import open_without_waiting
 
 MAGIC = b"OXPANEL2"
-PIECE = 2 << 20                 # bytes written at a time: a large page
-_SYNC = 16 * PIECE              # bytes between two syncs, so that little is ever on its way to the disk
+PIECE = 2 << 20  # bytes written at a time: a large page
+# bytes between two syncs, so that little is ever on its way to the disk
+_SYNC = 16 * PIECE
 _HEAD, _PAGE = 48, 4096
 _MAX_JSON = 64 << 20
 _PROBES = 16
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, RecursionError, QuantError)        # what may be raised by bytes that no writer has left so
+# what may be raised by bytes that no writer has left so
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, RecursionError, QuantError)
 _ZEROS = memoryview(bytes(_PAGE))
 _sync = getattr(os, "fdatasync", os.fsync)
 log = logging.getLogger("oxillama.sidecar")
 
-Key = tuple[str, int, int]      # a weight: tensor name, first row, rows
+Key = tuple[str, int, int]  # a weight: tensor name, first row, rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +78,10 @@ def key_of(reader: GgufReader) -> dict | None:
             found = os.stat(shard.path)
         except OSError:
             return None
-        ends = [blake3(shard.buffer[:1 << 16]).hexdigest(), blake3(shard.buffer[-(1 << 16):]).hexdigest()]
+        ends = [
+            blake3(shard.buffer[: 1 << 16]).hexdigest(),
+            blake3(shard.buffer[-(1 << 16) :]).hexdigest(),
+        ]
         files.append([found.st_size, found.st_mtime_ns, *ends])
     return {"layout": PANEL_LAYOUT, "byteorder": sys.byteorder, "files": files}
 
@@ -81,23 +91,28 @@ def path_of(folder: Path, key: dict) -> Path:
     return folder / f"{blake3(json.dumps(key).encode()).hexdigest()[:32]}.panels"
 
 
-# ---- reading -------------------------------------------------------------------------------------------------------------
+# ---- reading
+# -------------------------------------------------------------------------------------------------------------
 
 
-def open_sidecar(path: Path, key: dict, wanted: Mapping[Key, Wanted], *, num_threads: int = 0) -> dict[Key, PackedMatrix] | None:
-    """The weights of a sidecar, mapped and in memory; None where there is none or it does not hold, which is logged."""
+def open_sidecar(
+    path: Path, key: dict, wanted: Mapping[Key, Wanted], *, num_threads: int = 0
+) -> dict[Key, PackedMatrix] | None:
+    """The weights of a sidecar, mapped and in memory; None where there is none or it does not hold,
+    which is logged.
+    """
     try:
         header, view = _mapped(path)
         if header["key"] != key:
             raise ValueError("it was made from other files")
         found = _matrices(view, header["sections"], wanted)
         free = available_bytes()
-        if free is None or len(view) < free:        # else it would drive out what is in use
+        if free is None or len(view) < free:  # else it would drive out what is in use
             fault_in(view, num_threads=num_threads)
         if _probe(view, header["sections"]) != header["probe"]:
             raise ValueError("its bytes are not those that were written")
-        with suppress(OSError):         # a folder of others that may only be read
-            os.utime(path)              # what was used last is evicted last
+        with suppress(OSError):  # a folder of others that may only be read
+            os.utime(path)  # what was used last is evicted last
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError as error:
@@ -113,14 +128,18 @@ def verify(path: str | os.PathLike) -> bool:
     """Whether every byte of a sidecar is what was written; reads all of it."""
     try:
         header, view = _mapped(path)
-        return all(blake3(view[offset:offset + size], max_threads=blake3.AUTO).hexdigest() == digest
-                   for *_, offset, size, digest in header["sections"])
+        return all(
+            blake3(view[offset : offset + size], max_threads=blake3.AUTO).hexdigest() == digest
+            for *_, offset, size, digest in header["sections"]
+        )
     except _DAMAGED:
         return False
 
 
 def names_of(path: str | os.PathLike) -> tuple[str, ...]:
-    """The names that the model's files had when the sidecar was written; none where its header is damaged."""
+    """The names that the model's files had when the sidecar was written; none where its header is
+    damaged.
+    """
     try:
         with _opened(path) as file:
             return tuple(map(str, _header(file)["names"]))
@@ -133,7 +152,8 @@ def _mapped(path: str | os.PathLike) -> tuple[dict, memoryview]:
     with _opened(path) as file:
         header = _header(file)
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    with suppress(AttributeError, OSError):         # before anything is looked at: what comes from the disk in small pages stays so
+    # before anything is looked at: what comes from the disk in small pages stays so
+    with suppress(AttributeError, OSError):
         mapped.madvise(mmap.MADV_HUGEPAGE)
     if len(mapped) != header["size"]:
         raise ValueError(f"{len(mapped)} bytes, its header says {header['size']}")
@@ -162,37 +182,60 @@ def _header(file: BinaryIO) -> dict:
     return header
 
 
-def _matrices(view: memoryview, sections: Sequence[Sequence], wanted: Mapping[Key, Wanted]) -> dict[Key, PackedMatrix]:
+def _matrices(
+    view: memoryview, sections: Sequence[Sequence], wanted: Mapping[Key, Wanted]
+) -> dict[Key, PackedMatrix]:
     found = {}
     for name, start, rows, format, columns, offset, size, _ in sections:
         want = wanted.get((name, start, rows))
         if want is None:
             continue
-        if want != Wanted(format, rows, columns) or offset % _PAGE or offset < 0 or size < 0 or offset + size > len(view):
-            raise ValueError(f"{name}: {format} ({rows}, {columns}), wanted {want.format} ({want.rows}, {want.columns})")
-        found[name, start, rows] = PackedMatrix.over(view[offset:offset + size], format, rows, columns)
+        if (
+            want != Wanted(format, rows, columns)
+            or offset % _PAGE
+            or offset < 0
+            or size < 0
+            or offset + size > len(view)
+        ):
+            raise ValueError(
+                f"{name}: {format} ({rows}, {columns}), wanted {want.format} ({want.rows}, {want.columns})"
+            )
+        found[name, start, rows] = PackedMatrix.over(
+            view[offset : offset + size], format, rows, columns
+        )
     if len(found) != len(wanted):
         raise ValueError(f"{len(found)} of {len(wanted)} weights")
     return found
 
 
 def _probe(view: memoryview, sections: Sequence[Sequence]) -> str:
-    """The hash of sixteen pages spread over the file; the last for each that lies in the header, which is written after it and has its own."""
+    """The hash of sixteen pages spread over the file; the last for each that lies in the header,
+    which is written after it and has its own.
+    """
     hasher, first = blake3(), min((section[5] for section in sections), default=len(view))
     for i in range(_PROBES):
         at = len(view) * i // _PROBES // _PAGE * _PAGE
-        hasher.update(view[at:at + _PAGE] if at >= first else view[-_PAGE:])
+        hasher.update(view[at : at + _PAGE] if at >= first else view[-_PAGE:])
     return hasher.hexdigest()
 
 
-# ---- writing -------------------------------------------------------------------------------------------------------------
+# ---- writing
+# -------------------------------------------------------------------------------------------------------------
 
 
-def write_sidecar(path: Path, key: dict, matrices: Mapping[Key, PackedMatrix], *, names: Sequence[str] = (),
-                  pause: Callable[[int, int], None] | None = None) -> bool:
-    """Write a sidecar whole or not at all; False where another process is writing it, or has written it meanwhile.
+def write_sidecar(
+    path: Path,
+    key: dict,
+    matrices: Mapping[Key, PackedMatrix],
+    *,
+    names: Sequence[str] = (),
+    pause: Callable[[int, int], None] | None = None,
+) -> bool:
+    """Write a sidecar whole or not at all; False where another process is writing it, or has
+    written it meanwhile.
 
-    `pause(written, size)` is called before each 2 MB and may wait, or raise GivenUp. OSError where the disk refuses.
+    `pause(written, size)` is called before each 2 MB and may wait, or raise GivenUp. OSError where
+    the disk refuses.
     """
     header, places = _laid_out(key, list(names), matrices)
     temporary = path.with_name(path.name + ".tmp")
@@ -204,11 +247,24 @@ def write_sidecar(path: Path, key: dict, matrices: Mapping[Key, PackedMatrix], *
             if _holds(path, header):
                 temporary.unlink(missing_ok=True)
                 return False
-            _write_sections(file.fileno(), header, places, matrices, pause or (lambda written, size: None))
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+            _write_sections(
+                file.fileno(), header, places, matrices, pause or (lambda written, size: None)
+            )
+            with (
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+                memoryview(mapped) as view,
+            ):
                 header["probe"] = _probe(view, header["sections"])
             text = json.dumps(header).encode()
-            _write(file.fileno(), [memoryview(MAGIC + len(text).to_bytes(8, "little") + blake3(text).digest() + text)], 0)
+            _write(
+                file.fileno(),
+                [
+                    memoryview(
+                        MAGIC + len(text).to_bytes(8, "little") + blake3(text).digest() + text
+                    )
+                ],
+                0,
+            )
             os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
@@ -217,15 +273,21 @@ def write_sidecar(path: Path, key: dict, matrices: Mapping[Key, PackedMatrix], *
     return True
 
 
-def _laid_out(key: dict, names: list[str], matrices: Mapping[Key, PackedMatrix]) -> tuple[dict, list[int]]:
+def _laid_out(
+    key: dict, names: list[str], matrices: Mapping[Key, PackedMatrix]
+) -> tuple[dict, list[int]]:
     """The header without hashes, and where each section begins."""
     sections, position = [], 0
     for (name, start, rows), matrix in matrices.items():
-        sections.append([name, start, rows, matrix.format, matrix.cols, position, matrix.nbytes, "0" * 64])
+        sections.append(
+            [name, start, rows, matrix.format, matrix.cols, position, matrix.nbytes, "0" * 64]
+        )
         position += -(-matrix.nbytes // _PAGE) * _PAGE
     header = {"key": key, "names": names, "size": position, "sections": sections, "probe": "0" * 64}
-    step = PIECE if position >= PIECE else _PAGE        # no need of large pages where there is not even one
-    first = -(-(_HEAD + len(json.dumps(header)) + 32 * (len(sections) + 1)) // step) * step         # numbers grow by the header's length
+    # no need of large pages where there is not even one
+    step = PIECE if position >= PIECE else _PAGE
+    # numbers grow by the header's length
+    first = -(-(_HEAD + len(json.dumps(header)) + 32 * (len(sections) + 1)) // step) * step
     for section in sections:
         section[5] += first
     header["size"] = position + first
@@ -236,9 +298,13 @@ def _holds(path: Path, wanted: dict) -> bool:
     """Whether a sidecar of this header lies there already, as far as `open_sidecar` looks."""
     try:
         header, view = _mapped(path)
-        return (header["key"] == wanted["key"] and header["size"] == wanted["size"]
-                and [section[:7] for section in header["sections"]] == [section[:7] for section in wanted["sections"]]
-                and header["probe"] == _probe(view, wanted["sections"]))
+        return (
+            header["key"] == wanted["key"]
+            and header["size"] == wanted["size"]
+            and [section[:7] for section in header["sections"]]
+            == [section[:7] for section in wanted["sections"]]
+            and header["probe"] == _probe(view, wanted["sections"])
+        )
     except _DAMAGED:
         return False
 
@@ -246,13 +312,15 @@ def _holds(path: Path, wanted: dict) -> bool:
 def _claimed(temporary: Path):
     """The file to write into, locked and empty; None where another process has it."""
     os.makedirs(temporary.parent, mode=0o700, exist_ok=True)
-    file = os.fdopen(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "rb+", buffering=0)
+    file = os.fdopen(
+        os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "rb+", buffering=0
+    )
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.stat(temporary).st_ino == os.fstat(file.fileno()).st_ino:
-            file.truncate(0)            # what a process that was killed had left
+            file.truncate(0)  # what a process that was killed had left
             return file
-    except (BlockingIOError, FileNotFoundError):        # another holds it; or has just renamed it
+    except (BlockingIOError, FileNotFoundError):  # another holds it; or has just renamed it
         pass
     except BaseException:
         file.close()
@@ -262,15 +330,23 @@ def _claimed(temporary: Path):
 
 
 def remove_abandoned(temporary: Path) -> None:
-    """Remove a sidecar's temporary file if nobody is writing it: under the writer's own lock, so that none can begin meanwhile."""
+    """Remove a sidecar's temporary file if nobody is writing it: under the writer's own lock, so
+    that none can begin meanwhile.
+    """
     with suppress(OSError), open(temporary, "rb", opener=open_without_waiting) as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.stat(temporary).st_ino == os.fstat(file.fileno()).st_ino:         # else its writer has just renamed it
+        # else its writer has just renamed it
+        if os.stat(temporary).st_ino == os.fstat(file.fileno()).st_ino:
             temporary.unlink()
 
 
-def _write_sections(descriptor: int, header: dict, places: Sequence[int], matrices: Mapping[Key, PackedMatrix],
-                    pause: Callable[[int, int], None]) -> None:
+def _write_sections(
+    descriptor: int,
+    header: dict,
+    places: Sequence[int],
+    matrices: Mapping[Key, PackedMatrix],
+    pause: Callable[[int, int], None],
+) -> None:
     size, synced = header["size"], 0
     digests = [blake3() for _ in places]
     os.ftruncate(descriptor, size)
@@ -286,21 +362,26 @@ def _write_sections(descriptor: int, header: dict, places: Sequence[int], matric
         section[7] = digest.hexdigest()
 
 
-def _pieces(places: Sequence[int], matrices: Mapping[Key, PackedMatrix]) -> Iterator[tuple[int, list[memoryview], list[tuple[int, memoryview]]]]:
-    """What is written at once: its offset, its views of matrices and of zeros between them, and the views with their matrix's number."""
+def _pieces(
+    places: Sequence[int], matrices: Mapping[Key, PackedMatrix]
+) -> Iterator[tuple[int, list[memoryview], list[tuple[int, memoryview]]]]:
+    """What is written at once: its offset, its views of matrices and of zeros between them, and the
+    views with their matrix's number.
+    """
     position = start = places[0] if places else 0
     views: list[memoryview] = []
     hashed: list[tuple[int, memoryview]] = []
     for index, (place, matrix) in enumerate(zip(places, matrices.values())):
         data, at = memoryview(matrix), 0
-        if place > position:            # less than a page, up to its end: never the end of a piece alone
-            views.append(_ZEROS[:place - position])
+        # less than a page, up to its end: never the end of a piece alone
+        if place > position:
+            views.append(_ZEROS[: place - position])
             position = place
         while at < len(data):
             if position % PIECE == 0 and views:
                 yield start, views, hashed
                 start, views, hashed = position, [], []
-            part = data[at:at + PIECE - position % PIECE]
+            part = data[at : at + PIECE - position % PIECE]
             views.append(part)
             hashed.append((index, part))
             at, position = at + len(part), position + len(part)

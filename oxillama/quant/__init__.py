@@ -1,8 +1,11 @@
-"""Quantisation: rows of numbers to blocks and back, importance matrices, and whole files from any format to any other.
+"""Quantisation: rows of numbers to blocks and back, importance matrices, and whole files from any
+format to any other.
 
-`rows` has `formats`, `dequantize` and `quantize`; `recipes` says which tensor of a model gets which format, by its name and by where it
-stands, which `places` finds; `convert` applies a recipe to a file; `imatrix` reads and writes importance matrices.
+`rows` has `formats`, `dequantize` and `quantize`; `recipes` says which tensor of a model gets which
+format, by its name and by where it stands, which `places` finds; `convert` applies a recipe to a
+file; `imatrix` reads and writes importance matrices.
 """
+
 from oxillama.quant.convert import Conversion, TensorPlan, quantize_file
 from oxillama.quant.imatrix import check_imatrix_path, read_imatrix, write_imatrix
 from oxillama.quant.recipes import RECIPES, Recipe

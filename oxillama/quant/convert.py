@@ -1,9 +1,12 @@
-"""Files from any format to any other: `quantize_file` plans a format for every tensor, then streams the tensors through the codecs.
+"""Files from any format to any other: `quantize_file` plans a format for every tensor, then streams
+the tensors through the codecs.
 
-`_plan` decides (recipe, overrides, importances); `_convert` turns one tensor's bytes into another format's, a slab of rows at a time, so
-that no more than one stored tensor and one slab of floats is held. `Conversion` tells what was, or with `dry_run` would be, done. The new
-file stands under its name only when it is whole (`GgufWriter`): an error, a full disk or Ctrl-C leaves nothing.
+`_plan` decides (recipe, overrides, importances); `_convert` turns one tensor's bytes into another
+format's, a slab of rows at a time, so that no more than one stored tensor and one slab of floats is
+held. `Conversion` tells what was, or with `dry_run` would be, done. The new file stands under its
+name only when it is whole (`GgufWriter`): an error, a full disk or Ctrl-C leaves nothing.
 """
+
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -22,11 +25,14 @@ from oxillama.quant.places import places
 from oxillama.quant.recipes import Place, choose, is_kept, recipe_name, recipe_named
 from oxillama.quant.rows import format_named, formats, quantize
 
-QUANTIZATION_VERSION = 2  # of the block layouts, as general.quantization_version tells other programs
+# of the block layouts, as general.quantization_version tells other programs
+QUANTIZATION_VERSION = 2
 _SLAB = 1 << 20  # numbers unpacked at a time: 4 MB, which the caches keep until they are packed
 _FLOATS = {"F32", "F16", "BF16"}
-_COARSE = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")  # of so few bits that llama.cpp refuses them without importances
-_WEIGHTLESS = ("F32", "F16", "BF16", "Q8_0", "Q8_1", "Q8_K")  # each number to its nearest: importances change nothing
+# of so few bits that llama.cpp refuses them without importances
+_COARSE = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")
+# each number to its nearest: importances change nothing
+_WEIGHTLESS = ("F32", "F16", "BF16", "Q8_0", "Q8_1", "Q8_K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +45,9 @@ class TensorPlan:
     target: str
     bytes_before: int
     bytes_after: int
-    reason: str  # "recipe", "override", "kept", or "fallback": its rows do not fill the blocks of the wanted format (`recipes.FALLBACKS`)
+    # "recipe", "override", "kept", or "fallback": its rows do not fill the blocks of the wanted
+    # format (`recipes.FALLBACKS`)
+    reason: str
     importance: bool  # whether the importance matrix has a say
 
 
@@ -70,15 +78,30 @@ class Conversion:
     def __str__(self) -> str:
         """A line per tensor, then the sums."""
         rows = [
-            (plan.name, "x".join(map(str, plan.shape)), f"{plan.source} -> {plan.target}", f"{plan.bytes_after:,}", plan.reason)
+            (
+                plan.name,
+                "x".join(map(str, plan.shape)),
+                f"{plan.source} -> {plan.target}",
+                f"{plan.bytes_after:,}",
+                plan.reason,
+            )
             for plan in self.tensors
         ]
         widths = [max(map(len, column)) for column in zip(*rows)]
         name, shape, change, size, _ = widths or (0,) * 5
-        lines = [f"{row[0]:{name}}  {row[1]:>{shape}}  {row[2]:{change}}  {row[3]:>{size}}  {row[4]}" for row in rows]
+        lines = [
+            f"{row[0]:{name}}  {row[1]:>{shape}}  {row[2]:{change}}  {row[3]:>{size}}  {row[4]}"
+            for row in rows
+        ]
         mebi = 1 << 20
         total = f"{self.bytes_before / mebi:,.2f} MiB -> {self.bytes_after / mebi:,.2f} MiB, {self.bits:.2f} bits per number"
-        return "\n".join((*lines, *self.notes, f"{self.recipe}: {total}" + ("" if self.path is None else f", in {self.path}")))
+        return "\n".join(
+            (
+                *lines,
+                *self.notes,
+                f"{self.recipe}: {total}" + ("" if self.path is None else f", in {self.path}"),
+            )
+        )
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -88,18 +111,26 @@ class Conversion:
         again = [plan.source for plan in changed if not {plan.source, plan.target} & _FLOATS]
         if again:
             kinds = ", ".join(sorted(set(again)))
-            found.append(f"{len(again)} tensors are quantised a second time (from {kinds}): the errors of both add up")
+            found.append(
+                f"{len(again)} tensors are quantised a second time (from {kinds}): the errors of both add up"
+            )
         short = [plan for plan in self.tensors if plan.reason == "fallback"]
         if short:
             kinds = ", ".join(sorted({plan.target for plan in short}))
-            found.append(f"{len(short)} tensors have rows that fill no blocks of the recipe's format: {kinds} instead")
+            found.append(
+                f"{len(short)} tensors have rows that fill no blocks of the recipe's format: {kinds} instead"
+            )
         if self.weighed:
             able = [plan for plan in changed if plan.target not in _WEIGHTLESS]
-            found.append(f"importances for {sum(plan.importance for plan in able)} of the {len(able)} tensors that they could help")
+            found.append(
+                f"importances for {sum(plan.importance for plan in able)} of the {len(able)} tensors that they could help"
+            )
         else:
             coarse = sorted({plan.target for plan in changed if plan.target in _COARSE})
             if coarse:
-                found.append(f"{', '.join(coarse)} without importances, which llama.cpp would refuse (`oxillama imatrix` collects them)")
+                found.append(
+                    f"{', '.join(coarse)} without importances, which llama.cpp would refuse (`oxillama imatrix` collects them)"
+                )
         return tuple(found)
 
 
@@ -115,19 +146,25 @@ def quantize_file(
     progress: Callable[[int, int, str], None] | None = None,
     dry_run: bool = False,
 ) -> Conversion:
-    """Write `src` (a path, or whatever GgufReader takes) as `dst` with the formats of `recipe`; gives what was done to each tensor.
+    """Write `src` (a path, or whatever GgufReader takes) as `dst` with the formats of `recipe`;
+    gives what was done to each tensor.
 
-    `overrides`: regular expression to format, searched in tensor names, the first that is found decides; it must fit the rows.
-    `imatrix`: a file, or what `read_imatrix` gives. `pure`: the recipe's base format everywhere. `progress(done, total, name)` is called
-    after each tensor, with bytes of `src`. `dry_run` plans and checks, all but the numbers of tensors, and writes nothing (`dst` may be None).
-    `recipe`: its name in any case, or its file type's number ("15"); `COPY` changes nothing but what an override names. `src` may be split in
-    parts; `dst` is one file. Norms, vectors and other small tensors stay as they are. Raises QuantError for a request that cannot be kept: an
-    unknown recipe or format, a pattern or an importance that meets no tensor, rows that do not fit, numbers that are not finite, a `dst` that
-    is read; ModelError for keys that tell no sizes; GgufError for a `dst` where no file can be.
+    `overrides`: regular expression to format, searched in tensor names, the first that is found
+    decides; it must fit the rows. `imatrix`: a file, or what `read_imatrix` gives. `pure`: the
+    recipe's base format everywhere. `progress(done, total, name)` is called after each tensor, with
+    bytes of `src`. `dry_run` plans and checks, all but the numbers of tensors, and writes nothing
+    (`dst` may be None). `recipe`: its name in any case, or its file type's number ("15"); `COPY`
+    changes nothing but what an override names. `src` may be split in parts; `dst` is one file.
+    Norms, vectors and other small tensors stay as they are. Raises QuantError for a request that
+    cannot be kept: an unknown recipe or format, a pattern or an importance that meets no tensor,
+    rows that do not fit, numbers that are not finite, a `dst` that is read; ModelError for keys
+    that tell no sizes; GgufError for a `dst` where no file can be.
     """
     recipe = recipe_name(recipe)
     if pure and recipe_named(recipe).base is None:
-        raise QuantError(f"pure: found with the recipe {recipe}, which has no base format, wanted one that has")
+        raise QuantError(
+            f"pure: found with the recipe {recipe}, which has no base format, wanted one that has"
+        )
     threads = worker_count(0 if num_threads is None else num_threads)
     if dst is None and not dry_run:
         raise ConfigError("dst: None, wanted a path (only a dry run writes nothing)")
@@ -138,7 +175,9 @@ def quantize_file(
     with GgufReader(src) as reader:
         if dst is not None and is_among(dst, reader.paths):
             raise QuantError(f"{dst}: is the source itself, wanted another file")
-        plans = _plan(reader, recipe, overrides or {}, importances if imatrix is not None else None, pure)
+        plans = _plan(
+            reader, recipe, overrides or {}, importances if imatrix is not None else None, pure
+        )
         if dst is not None:
             writer = GgufWriter(dst, architecture(reader.metadata), alignment=reader.alignment)
             _copy_keys(reader, writer, recipe, imatrix, sum(plan.importance for plan in plans))
@@ -170,27 +209,52 @@ def _write(
 
 
 def _plan(
-    reader: GgufReader, recipe: str, overrides: Mapping[str, str], importances: Mapping[str, np.ndarray] | None, pure: bool
+    reader: GgufReader,
+    recipe: str,
+    overrides: Mapping[str, str],
+    importances: Mapping[str, np.ndarray] | None,
+    pure: bool,
 ) -> tuple[TensorPlan, ...]:
     patterns = _patterns(overrides)
     met: set[str] = set()
     plans = []
     for info, place in places(reader, importances is not None):
         target, reason = _target(info, recipe, patterns, place, pure, met)
-        weighed = importances is not None and info.name in importances and target not in (*_WEIGHTLESS, info.type_name)
+        weighed = (
+            importances is not None
+            and info.name in importances
+            and target not in (*_WEIGHTLESS, info.type_name)
+        )
         if weighed:
             _matrices(importances[info.name], info)
         rows, columns = int(np.prod(info.shape[:-1])), info.shape[-1] if info.shape else 1
-        after = info.nbytes if target == info.type_name else rows * format_named(target).row_bytes(columns)
-        plans.append(TensorPlan(info.name, info.shape, info.type_name, target, info.nbytes, after, reason, weighed))
+        after = (
+            info.nbytes
+            if target == info.type_name
+            else rows * format_named(target).row_bytes(columns)
+        )
+        plans.append(
+            TensorPlan(
+                info.name, info.shape, info.type_name, target, info.nbytes, after, reason, weighed
+            )
+        )
     _check_met(reader, patterns, met)
-    if importances is not None and not any(info.name in importances for info in reader.tensors.values()):
-        raise QuantError(f"imatrix: none of its {len(importances)} tensors is in the file: it was made for another model")
+    if importances is not None and not any(
+        info.name in importances for info in reader.tensors.values()
+    ):
+        raise QuantError(
+            f"imatrix: none of its {len(importances)} tensors is in the file: it was made for another model"
+        )
     return tuple(plans)
 
 
 def _target(
-    info: TensorInfo, recipe: str, patterns: list[tuple[str, re.Pattern[str], str]], place: Place, pure: bool, met: set[str]
+    info: TensorInfo,
+    recipe: str,
+    patterns: list[tuple[str, re.Pattern[str], str]],
+    place: Place,
+    pure: bool,
+    met: set[str],
 ) -> tuple[str, str]:
     """The format of one tensor, and why."""
     chosen = recipe_named(recipe)
@@ -216,7 +280,9 @@ def _patterns(overrides: Mapping[str, str]) -> list[tuple[str, re.Pattern[str], 
     compiled = []
     for pattern, target in overrides.items():
         if not pattern:
-            raise QuantError(f"override {pattern!r} to {target}: an empty pattern, wanted a regular expression ('.' meets every name)")
+            raise QuantError(
+                f"override {pattern!r} to {target}: an empty pattern, wanted a regular expression ('.' meets every name)"
+            )
         try:
             compiled.append((pattern, re.compile(pattern), format_named(target).name))
         except re.error as error:
@@ -226,7 +292,9 @@ def _patterns(overrides: Mapping[str, str]) -> list[tuple[str, re.Pattern[str], 
     return compiled
 
 
-def _check_met(reader: GgufReader, patterns: list[tuple[str, re.Pattern[str], str]], met: set[str]) -> None:
+def _check_met(
+    reader: GgufReader, patterns: list[tuple[str, re.Pattern[str], str]], met: set[str]
+) -> None:
     """Raise QuantError for the first pattern that decided nothing, saying why."""
     for place, (pattern, regex, _) in enumerate(patterns):
         if pattern in met:
@@ -237,12 +305,20 @@ def _check_met(reader: GgufReader, patterns: list[tuple[str, re.Pattern[str], st
             raise QuantError(f"override {pattern!r}: meets no tensor's name")
         name = (able or named)[0].name
         earlier = [one for one, before, _ in patterns[:place] if before.search(name)]
-        why = f"is decided by {earlier[0]!r} before it" if able else "never changes (one axis, or integers)"
-        raise QuantError(f"override {pattern!r}: meets no tensor that it could change: {name} {why}")
+        why = (
+            f"is decided by {earlier[0]!r} before it"
+            if able
+            else "never changes (one axis, or integers)"
+        )
+        raise QuantError(
+            f"override {pattern!r}: meets no tensor that it could change: {name} {why}"
+        )
 
 
 def _is_matrix(info: TensorInfo) -> bool:
-    """Whether a tensor's format can be chosen: integers and doubles are no weights, and vectors stay as they are."""
+    """Whether a tensor's format can be chosen: integers and doubles are no weights, and vectors
+    stay as they are.
+    """
     return len(info.shape) >= 2 and info.type_name in formats()
 
 
@@ -254,12 +330,22 @@ def _matrices(values: np.ndarray, info: TensorInfo) -> np.ndarray:
     except (TypeError, ValueError):
         raise QuantError(f"imatrix: {info.name}: no array of numbers, wanted one") from None
     if flat.size not in (columns, columns * matrices):
-        raise QuantError(f"{info.name}: imatrix has {flat.size} values, wanted {columns} or {columns} for each of {matrices} matrices")
+        raise QuantError(
+            f"{info.name}: imatrix has {flat.size} values, wanted {columns} or {columns} for each of {matrices} matrices"
+        )
     return flat.reshape(-1, columns)
 
 
-def _convert(stored: np.ndarray, plan: TensorPlan, weights: np.ndarray | None, room: np.ndarray, num_threads: int) -> np.ndarray:
-    """One tensor's bytes in its new format; `room` is for a slab of floats, which a single row may exceed."""
+def _convert(
+    stored: np.ndarray,
+    plan: TensorPlan,
+    weights: np.ndarray | None,
+    room: np.ndarray,
+    num_threads: int,
+) -> np.ndarray:
+    """One tensor's bytes in its new format; `room` is for a slab of floats, which a single row may
+    exceed.
+    """
     if plan.source == plan.target:
         return stored
     columns = plan.shape[-1] if plan.shape else 1
@@ -271,12 +357,14 @@ def _convert(stored: np.ndarray, plan: TensorPlan, weights: np.ndarray | None, r
     shared = importances is None or len(importances) == 1
     span = len(rows) if shared else per_matrix  # rows that the same importances speak of
     step = max(1, room.size // columns)
-    room = room[:step * columns] if columns <= room.size else np.empty(columns, np.float32)
+    room = room[: step * columns] if columns <= room.size else np.empty(columns, np.float32)
     for start in range(0, len(rows), span):
-        importance = None if importances is None else importances[0 if shared else start // per_matrix]
+        importance = (
+            None if importances is None else importances[0 if shared else start // per_matrix]
+        )
         for first in range(start, start + span, step):
             slab = slice(first, min(first + step, start + span))
-            numbers = room[:(slab.stop - first) * columns].reshape(-1, columns)
+            numbers = room[: (slab.stop - first) * columns].reshape(-1, columns)
             unpack_rows(rows[slab], before.name, numbers, num_threads)
             try:
                 out[slab] = quantize(numbers, after.name, importance, num_threads=num_threads)
@@ -285,7 +373,9 @@ def _convert(stored: np.ndarray, plan: TensorPlan, weights: np.ndarray | None, r
     return out
 
 
-def _copy_keys(reader: GgufReader, writer: GgufWriter, recipe: str, imatrix: Any, entries: int) -> None:
+def _copy_keys(
+    reader: GgufReader, writer: GgufWriter, recipe: str, imatrix: Any, entries: int
+) -> None:
     """All keys but those of the container, then what this conversion changes."""
     file_type = recipe_named(recipe).file_type
     changed = {"general.quantization_version": (QUANTIZATION_VERSION, "uint32")}
@@ -298,7 +388,11 @@ def _copy_keys(reader: GgufReader, writer: GgufWriter, recipe: str, imatrix: Any
     # a copy's tensors were still made with the importances that its keys name
     gone = ("split.",) if recipe == "COPY" and imatrix is None else ("split.", "quantize.imatrix.")
     for key, value in reader.metadata.items():
-        if key not in changed and key not in ("general.architecture", "general.alignment") and not key.startswith(gone):
+        if (
+            key not in changed
+            and key not in ("general.architecture", "general.alignment")
+            and not key.startswith(gone)
+        ):
             writer.add(key, value, reader.kv_types[key])
     for key, (value, kind) in changed.items():
         writer.add(key, value, kind)

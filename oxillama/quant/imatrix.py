@@ -1,14 +1,15 @@
 """Importance matrices: how strongly a model's text excites each column of each weight tensor.
 
-An importance is the mean, over the tokens of a sample, of the square of the input that meets a column. Two kinds of file carry them: GGUF
-files with `NAME.in_sum2` (sums of squares) and `NAME.counts` (tokens summed) for every tensor NAME, and the older `.dat` files,
-little-endian:
+An importance is the mean, over the tokens of a sample, of the square of the input that meets a
+column. Two kinds of file carry them: GGUF files with `NAME.in_sum2` (sums of squares) and
+`NAME.counts` (tokens summed) for every tensor NAME, and the older `.dat` files, little-endian:
 
     int32 entries, then per entry: int32 length, name, int32 calls, int32 values, float32[values]   (mean * calls, or the mean itself at 0 calls)
     and, where the file goes on: int32 chunks, int32 length, name of the sample
 
 Both are read by `read_imatrix`; `write_imatrix` writes the first.
 """
+
 import os
 import struct
 from collections.abc import Mapping, Sequence
@@ -28,10 +29,12 @@ _MAX_NAME = 4096
 
 
 def read_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Tensor name to its importances, float32: (columns,), or (experts, columns) where a tensor holds several matrices.
+    """Tensor name to its importances, float32: (columns,), or (experts, columns) where a tensor
+    holds several matrices.
 
-    Older files do not say how many matrices a tensor holds, so all their columns stand in one row. A matrix that no token met has
-    importances of 1. Raises QuantError for a file that is neither kind or is malformed, to its last byte.
+    Older files do not say how many matrices a tensor holds, so all their columns stand in one row.
+    A matrix that no token met has importances of 1. Raises QuantError for a file that is neither
+    kind or is malformed, to its last byte.
     """
     path = Path(path)
     try:
@@ -47,19 +50,30 @@ def read_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 def _modern(reader: GgufReader, label: str) -> dict[str, np.ndarray]:
     if reader.metadata.get("general.type") != "imatrix":
-        raise QuantError(f"{label}: general.type is {reader.metadata.get('general.type')!r}, wanted 'imatrix'")
+        raise QuantError(
+            f"{label}: general.type is {reader.metadata.get('general.type')!r}, wanted 'imatrix'"
+        )
     found = {}
     for name, info in reader.tensors.items():
         if not name.endswith(_SUMS):
             continue
         tensor = name.removesuffix(_SUMS)
         counts = reader.tensors.get(tensor + _COUNTS)
-        if info.type_name != "F32" or counts is None or counts.type_name != "F32" or len(info.shape) not in (1, 2):
-            raise QuantError(f"{label}: {name}: {info.type_name} {info.shape}, wanted F32 (matrices, columns) and F32 {tensor}{_COUNTS}")
+        if (
+            info.type_name != "F32"
+            or counts is None
+            or counts.type_name != "F32"
+            or len(info.shape) not in (1, 2)
+        ):
+            raise QuantError(
+                f"{label}: {name}: {info.type_name} {info.shape}, wanted F32 (matrices, columns) and F32 {tensor}{_COUNTS}"
+            )
         sums = reader.data(name).view(np.float32).reshape(-1, info.shape[-1])
         tokens = reader.data(counts.name).view(np.float32).reshape(-1, 1)
         if len(tokens) != len(sums):
-            raise QuantError(f"{label}: {counts.name}: {len(tokens)} counts, {name} has {len(sums)} matrices")
+            raise QuantError(
+                f"{label}: {counts.name}: {len(tokens)} counts, {name} has {len(sums)} matrices"
+            )
         checked(tokens, f"{label}: {counts.name}", "count")
         checked(sums, f"{label}: {name}", "sum")
         means = np.divide(sums, tokens, out=np.ones_like(sums), where=tokens > 0)
@@ -75,7 +89,9 @@ def _legacy(data: bytes, label: str) -> dict[str, np.ndarray]:
     def take(count: int, what: str) -> bytes:
         nonlocal position
         if count < 0 or count > len(data) - position:
-            raise QuantError(f"{label}: {what} of {count} bytes at {position}, the file ends at {len(data)}: no imatrix, or truncated")
+            raise QuantError(
+                f"{label}: {what} of {count} bytes at {position}, the file ends at {len(data)}: no imatrix, or truncated"
+            )
         position += count
         return data[position - count : position]
 
@@ -85,39 +101,53 @@ def _legacy(data: bytes, label: str) -> dict[str, np.ndarray]:
     found = {}
     entries = integer("entry count")
     if not 0 < entries <= len(data) // 16:
-        raise QuantError(f"{label}: {entries} entries, wanted 1 to {len(data) // 16}: not an imatrix file")
+        raise QuantError(
+            f"{label}: {entries} entries, wanted 1 to {len(data) // 16}: not an imatrix file"
+        )
     for index in range(entries):
         length = integer(f"name length of entry {index}")
         if not 0 < length <= _MAX_NAME:
-            raise QuantError(f"{label}: entry {index}: name of {length} bytes, wanted 1 to {_MAX_NAME}")
+            raise QuantError(
+                f"{label}: entry {index}: name of {length} bytes, wanted 1 to {_MAX_NAME}"
+            )
         try:
             name = take(length, f"name of entry {index}").decode()
         except UnicodeDecodeError:
             raise QuantError(f"{label}: entry {index}: its name is no UTF-8") from None
         calls, count = integer(f"calls of {name}"), integer(f"value count of {name}")
         if count < 1 or calls < 0 or name in found:
-            raise QuantError(f"{label}: {name}: {'appears twice' if name in found else f'{count} values, {calls} calls, wanted 1 and 0 at least'}")
+            raise QuantError(
+                f"{label}: {name}: {'appears twice' if name in found else f'{count} values, {calls} calls, wanted 1 and 0 at least'}"
+            )
         sums = np.frombuffer(take(4 * count, f"values of {name}"), "<f4").astype(np.float32)
         found[name] = checked(sums / np.float32(calls) if calls else sums, f"{label}: {name}")
     if position < len(data):
         integer("chunk count")
         take(integer("length of the sample's name"), "sample's name")
     if position < len(data):
-        raise QuantError(f"{label}: ends at {len(data)}, its last field at {position}: no imatrix, or damaged")
+        raise QuantError(
+            f"{label}: ends at {len(data)}, its last field at {position}: no imatrix, or damaged"
+        )
     return found
 
 
 def checked(values: np.ndarray, label: str, what: str = "importance") -> np.ndarray:
-    """`values` themselves; raises QuantError, by the place of the first that is wrong, unless all are finite and at least 0."""
+    """`values` themselves; raises QuantError, by the place of the first that is wrong, unless all
+    are finite and at least 0.
+    """
     bad = np.argwhere(~(np.isfinite(values) & (values >= 0)))
     if len(bad):
         where = tuple(int(i) for i in bad[0])
-        raise QuantError(f"{label}: {what} {where} is {values[where]:g}, wanted a finite number of at least 0")
+        raise QuantError(
+            f"{label}: {what} {where} is {values[where]:g}, wanted a finite number of at least 0"
+        )
     return values
 
 
 def check_imatrix_path(path: str | os.PathLike[str]) -> None:
-    """Raise QuantError where `write_imatrix` could make no file, by making one under a passing name and removing it."""
+    """Raise QuantError where `write_imatrix` could make no file, by making one under a passing name
+    and removing it.
+    """
     try:
         Replacement(path).drop()
     except OSError as error:
@@ -133,27 +163,37 @@ def write_imatrix(
     chunk_size: int = 0,
     datasets: Sequence[str] = (),
 ) -> Path:
-    """Write sums of squares and the numbers of tokens they were summed over as a GGUF file; gives its path.
+    """Write sums of squares and the numbers of tokens they were summed over as a GGUF file; gives
+    its path.
 
-    `sums`: tensor name to float32 (columns,) or (experts, columns). `counts`: tensor name to one number, or (experts,) of them.
-    `chunk_count` chunks of `chunk_size` tokens of `datasets`, names of files, were seen; what in a name is no UTF-8 is written as
-    an escape. Raises QuantError for sums or counts that are not finite and >= 0, and for names of more than 56 bytes, which leave no room
-    for `.in_sum2` in a GGUF name.
+    `sums`: tensor name to float32 (columns,) or (experts, columns). `counts`: tensor name to one
+    number, or (experts,) of them. `chunk_count` chunks of `chunk_size` tokens of `datasets`, names
+    of files, were seen; what in a name is no UTF-8 is written as an escape. Raises QuantError for
+    sums or counts that are not finite and >= 0, and for names of more than 56 bytes, which leave no
+    room for `.in_sum2` in a GGUF name.
     """
     for name in sums:
         length = len(name.encode(errors="surrogatepass"))
         if length > _WRITTEN_NAME:
-            raise QuantError(f"{name}: a name of {length} bytes, wanted at most {_WRITTEN_NAME} to write its importances")
+            raise QuantError(
+                f"{name}: a name of {length} bytes, wanted at most {_WRITTEN_NAME} to write its importances"
+            )
     with GgufWriter(path, "imatrix") as writer:
         writer.add("general.type", "imatrix")
-        writer.add("imatrix.datasets", [name.encode(errors="backslashreplace").decode() for name in datasets], "array[string]")
+        writer.add(
+            "imatrix.datasets",
+            [name.encode(errors="backslashreplace").decode() for name in datasets],
+            "array[string]",
+        )
         writer.add("imatrix.chunk_count", chunk_count, "uint32")
         writer.add("imatrix.chunk_size", chunk_size, "uint32")
         for name, values in sums.items():
             rows = np.atleast_2d(np.asarray(values, np.float32))
             tokens = np.asarray(counts.get(name, ()), np.float32).reshape(-1, 1)
             if rows.ndim != 2 or len(tokens) != len(rows):
-                raise QuantError(f"{name}: {tokens.size} counts for sums of shape {rows.shape}, wanted one count per matrix")
+                raise QuantError(
+                    f"{name}: {tokens.size} counts for sums of shape {rows.shape}, wanted one count per matrix"
+                )
             writer.add_tensor(name + _SUMS, checked(rows, name, "sum"))
             writer.add_tensor(name + _COUNTS, checked(tokens, name, "count"))
     return Path(path)

@@ -1,8 +1,11 @@
-"""Where each tensor of a file stands in its model: `places` reads it from names, shapes and keys, for the rules of `recipes`.
+"""Where each tensor of a file stands in its model: `places` reads it from names, shapes and keys,
+for the rules of `recipes`.
 
-Tensors of the roles whose rules ask for the layer are counted in order of their layers and then of their names, as llama.cpp meets them; those
-that no recipe changes are passed over. What begins with no `blk.N.` (the sides of an encoder and decoder) stands before the layers.
+Tensors of the roles whose rules ask for the layer are counted in order of their layers and then of
+their names, as llama.cpp meets them; those that no recipe changes are passed over. What begins with
+no `blk.N.` (the sides of an encoder and decoder) stands before the layers.
 """
+
 import re
 from collections import Counter
 
@@ -13,17 +16,21 @@ from oxillama.quant.recipes import Place, is_kept, layer_of, roles_of
 
 _BLOCK = re.compile(r"\bblk\.(\d+)\.")  # of `v.blk.3.ffn_down.weight` too
 _COUNTED = ("attn_v", "ffn_down", "ffn_gate", "ffn_up")
-# Models of 70 billion weights, most of which share each value among eight queries: architecture to layers. One of `_GROUPED_ONLY` that has as
-# many key heads as heads is none of them.
+# Models of 70 billion weights, most of which share each value among eight queries: architecture to
+# layers. One of `_GROUPED_ONLY` that has as many key heads as heads is none of them.
 _LARGE = {"llama": 80, "llama-embed": 80, "deci": 80, "olmo": 80, "qwen2": 80, "jais2": 68}
 _GROUPED_ONLY = ("llama", "llama-embed")
 
 
 def places(reader: GgufReader, has_imatrix: bool) -> list[tuple[TensorInfo, Place]]:
-    """Every tensor, in the file's order, with its place in the model, as far as the keys tell; raises ModelError for keys that are no sizes."""
+    """Every tensor, in the file's order, with its place in the model, as far as the keys tell;
+    raises ModelError for keys that are no sizes.
+    """
     keys = Keys(reader.metadata)
     numbers = {info.name: layer_of(info.name) for info in reader.tensors.values()}
-    layers = _first(keys, "block_count") or 1 + max((int(layer) for name in numbers for layer in _BLOCK.findall(name)), default=0)
+    layers = _first(keys, "block_count") or 1 + max(
+        (int(layer) for name in numbers for layer in _BLOCK.findall(name)), default=0
+    )
     heads = _first(keys, "attention.head_count") or 0
     key_heads = _first(keys, "attention.head_count_kv")
     key_heads = heads if key_heads is None else key_heads
@@ -35,12 +42,17 @@ def places(reader: GgufReader, has_imatrix: bool) -> list[tuple[TensorInfo, Plac
     values = sum("attn_v" in roles_of(name) for name in numbers)
     met: Counter[str] = Counter()
     found = {}
-    for info in sorted(reader.tensors.values(), key=lambda info: (-1 if numbers[info.name] is None else numbers[info.name], info.name)):
+    for info in sorted(
+        reader.tensors.values(),
+        key=lambda info: (-1 if numbers[info.name] is None else numbers[info.name], info.name),
+    ):
         role = next((role for role in roles_of(info.name) if role in _COUNTED), None)
         own = numbers[info.name]
         counted = role == "attn_v" or (role is not None and (experts < 2 or own is None))
         layer = met[role] if counted else own or 0
-        found[info.name] = Place(layer=layer, layers=values if role == "attn_v" else layers, before=met[role], **model)
+        found[info.name] = Place(
+            layer=layer, layers=values if role == "attn_v" else layers, before=met[role], **model
+        )
         if role is not None and not is_kept(info.name, info.shape):
             met[role] += 1
     return [(info, found[info.name]) for info in reader.tensors.values()]

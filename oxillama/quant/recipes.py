@@ -1,10 +1,13 @@
-"""Recipes: which tensor of a model gets which format when a file is made `Q4_K_M`, `IQ3_XS` and so on.
+"""Recipes: which tensor of a model gets which format when a file is made `Q4_K_M`, `IQ3_XS` and so
+on.
 
-A recipe has a base format and rules for the roles that suffer most from few bits: the values of attention, the way down of the feed-forward
-net, the attention output, the embedding and the output matrix, above all in the first and last layers. `RECIPES` is the table of them,
-`choose` applies one to a tensor. The mixtures are those that users of GGUF files know by these names; where a row is no whole number of
-blocks, `FALLBACKS` leads to the next format up that fits.
+A recipe has a base format and rules for the roles that suffer most from few bits: the values of
+attention, the way down of the feed-forward net, the attention output, the embedding and the output
+matrix, above all in the first and last layers. `RECIPES` is the table of them, `choose` applies one
+to a tensor. The mixtures are those that users of GGUF files know by these names; where a row is no
+whole number of blocks, `FALLBACKS` leads to the next format up that fits.
 """
+
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +18,12 @@ from oxillama.quant.rows import format_named
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor stands in its model: layer number and count, query heads per key head, experts, and what else is known.
+    """Where a tensor stands in its model: layer number and count, query heads per key head,
+    experts, and what else is known.
 
-    Not every layer has every tensor, so the `layer` of attn_v, ffn_down, ffn_gate and ffn_up is the number of such tensors before it, in order
-    of layers and then of names; the feed-forward tensors of a model with experts have the layer's own number, as have all other tensors.
+    Not every layer has every tensor, so the `layer` of attn_v, ffn_down, ffn_gate and ffn_up is the
+    number of such tensors before it, in order of layers and then of names; the feed-forward tensors
+    of a model with experts have the layer's own number, as have all other tensors.
     """
 
     layer: int
@@ -36,7 +41,9 @@ Condition = Callable[[Place], bool]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Tensors of `role` ("any": all that reach the rule) get `format` where `when` holds; the first rule that fits decides."""
+    """Tensors of `role` ("any": all that reach the rule) get `format` where `when` holds; the first
+    rule that fits decides.
+    """
 
     role: str
     format: str
@@ -45,7 +52,8 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """`file_type` is the number that `general.file_type` tells other programs; `base` is for all that no rule names.
+    """`file_type` is the number that `general.file_type` tells other programs; `base` is for all
+    that no rule names.
 
     Both are None in `COPY`, which leaves every tensor as it is.
     """
@@ -61,7 +69,11 @@ class Recipe:
 def _sensitive(place: Place) -> bool:
     """The first and the last eighth of the layers, and every third between."""
     eighth = place.layers // 8
-    return place.layer < eighth or place.layer >= 7 * place.layers // 8 or (place.layer - eighth) % 3 == 2
+    return (
+        place.layer < eighth
+        or place.layer >= 7 * place.layers // 8
+        or (place.layer - eighth) % 3 == 2
+    )
 
 
 def _first(part: int) -> Condition:
@@ -98,11 +110,16 @@ def _both(one: Condition, other: Condition) -> Condition:
 
 
 # With eight experts attention is a small part of the file, so it may cost more bits.
-_ATTENTION_OF_EXPERTS = (Rule("attn_v", "Q8_0", _eight_experts), Rule("attn_k", "Q8_0", _eight_experts))
+_ATTENTION_OF_EXPERTS = (
+    Rule("attn_v", "Q8_0", _eight_experts),
+    Rule("attn_k", "Q8_0", _eight_experts),
+)
 _ATTENTION_OUT_OF_EXPERTS = (*_ATTENTION_OF_EXPERTS, Rule("attn_output", "Q5_K", _eight_experts))
 
 
-def _tiny(file_type: int, base: str, better: str, embedding: str, attn_output: str | None) -> Recipe:
+def _tiny(
+    file_type: int, base: str, better: str, embedding: str, attn_output: str | None
+) -> Recipe:
     """Recipes of about two bits and less: `better` for the values and the first layers' way down."""
     rules = (
         Rule("attn_v", "Q4_K", _grouped_or_experts),
@@ -120,36 +137,96 @@ RECIPES: dict[str, Recipe] = {
     "F32": Recipe(0, "F32", output="F32"),
     "F16": Recipe(1, "F16", output="F16"),
     "BF16": Recipe(32, "BF16", output="BF16"),
-    "Q4_0": Recipe(2, "Q4_0", (*_ATTENTION_OF_EXPERTS, Rule("ffn_down", "Q4_1", _both(_first(8), lambda place: place.has_imatrix)))),
+    "Q4_0": Recipe(
+        2,
+        "Q4_0",
+        (
+            *_ATTENTION_OF_EXPERTS,
+            Rule("ffn_down", "Q4_1", _both(_first(8), lambda place: place.has_imatrix)),
+        ),
+    ),
     "Q4_1": Recipe(3, "Q4_1", _ATTENTION_OF_EXPERTS),
-    "Q5_0": Recipe(8, "Q5_0", (*_ATTENTION_OF_EXPERTS, Rule("ffn_down", "Q5_1", _both(_first(8), lambda place: place.has_imatrix)))),
+    "Q5_0": Recipe(
+        8,
+        "Q5_0",
+        (
+            *_ATTENTION_OF_EXPERTS,
+            Rule("ffn_down", "Q5_1", _both(_first(8), lambda place: place.has_imatrix)),
+        ),
+    ),
     "Q5_1": Recipe(9, "Q5_1", _ATTENTION_OF_EXPERTS),
     "Q8_0": Recipe(7, "Q8_0", output="Q8_0"),
-    "Q2_K": Recipe(10, "Q2_K", (
-        *_ATTENTION_OUT_OF_EXPERTS,
-        Rule("attn_v", "Q4_K", _grouped), Rule("attn_v", "Q3_K"), Rule("ffn_down", "Q3_K"), Rule("attn_output", "Q3_K"),
-    )),
-    "Q2_K_S": Recipe(21, "Q2_K", (
-        *_ATTENTION_OF_EXPERTS, Rule("attn_v", "Q4_K", _grouped), Rule("ffn_down", "Q4_K", _first(8)),
-    )),
+    "Q2_K": Recipe(
+        10,
+        "Q2_K",
+        (
+            *_ATTENTION_OUT_OF_EXPERTS,
+            Rule("attn_v", "Q4_K", _grouped),
+            Rule("attn_v", "Q3_K"),
+            Rule("ffn_down", "Q3_K"),
+            Rule("attn_output", "Q3_K"),
+        ),
+    ),
+    "Q2_K_S": Recipe(
+        21,
+        "Q2_K",
+        (
+            *_ATTENTION_OF_EXPERTS,
+            Rule("attn_v", "Q4_K", _grouped),
+            Rule("ffn_down", "Q4_K", _first(8)),
+        ),
+    ),
     "Q3_K_S": Recipe(11, "Q3_K", _ATTENTION_OUT_OF_EXPERTS),
-    "Q3_K_M": Recipe(12, "Q3_K", (
-        *_ATTENTION_OUT_OF_EXPERTS,
-        Rule("attn_v", "Q5_K", _below(2)), Rule("attn_v", "Q4_K"),
-        Rule("ffn_down", "Q5_K", _first(16)), Rule("ffn_down", "Q4_K"), Rule("attn_output", "Q4_K"),
-    )),
-    "Q3_K_L": Recipe(13, "Q3_K", (
-        *_ATTENTION_OF_EXPERTS,
-        Rule("attn_v", "Q5_K"), Rule("ffn_down", "Q5_K"), Rule("attn_output", "Q5_K", lambda place: not _eight_experts(place)),
-    )),
-    "Q4_K_S": Recipe(14, "Q4_K", (*_ATTENTION_OUT_OF_EXPERTS, Rule("attn_v", "Q5_K", _below(4)), Rule("ffn_down", "Q5_K", _first(8)))),
-    "Q4_K_M": Recipe(15, "Q4_K", (
-        *_ATTENTION_OUT_OF_EXPERTS, Rule("attn_v", "Q6_K", _sensitive), Rule("ffn_down", "Q6_K", _sensitive),
-    )),
+    "Q3_K_M": Recipe(
+        12,
+        "Q3_K",
+        (
+            *_ATTENTION_OUT_OF_EXPERTS,
+            Rule("attn_v", "Q5_K", _below(2)),
+            Rule("attn_v", "Q4_K"),
+            Rule("ffn_down", "Q5_K", _first(16)),
+            Rule("ffn_down", "Q4_K"),
+            Rule("attn_output", "Q4_K"),
+        ),
+    ),
+    "Q3_K_L": Recipe(
+        13,
+        "Q3_K",
+        (
+            *_ATTENTION_OF_EXPERTS,
+            Rule("attn_v", "Q5_K"),
+            Rule("ffn_down", "Q5_K"),
+            Rule("attn_output", "Q5_K", lambda place: not _eight_experts(place)),
+        ),
+    ),
+    "Q4_K_S": Recipe(
+        14,
+        "Q4_K",
+        (
+            *_ATTENTION_OUT_OF_EXPERTS,
+            Rule("attn_v", "Q5_K", _below(4)),
+            Rule("ffn_down", "Q5_K", _first(8)),
+        ),
+    ),
+    "Q4_K_M": Recipe(
+        15,
+        "Q4_K",
+        (
+            *_ATTENTION_OUT_OF_EXPERTS,
+            Rule("attn_v", "Q6_K", _sensitive),
+            Rule("ffn_down", "Q6_K", _sensitive),
+        ),
+    ),
     "Q5_K_S": Recipe(16, "Q5_K", _ATTENTION_OF_EXPERTS),
-    "Q5_K_M": Recipe(17, "Q5_K", (
-        *_ATTENTION_OF_EXPERTS, Rule("attn_v", "Q6_K", _sensitive), Rule("ffn_down", "Q6_K", _sensitive),
-    )),
+    "Q5_K_M": Recipe(
+        17,
+        "Q5_K",
+        (
+            *_ATTENTION_OF_EXPERTS,
+            Rule("attn_v", "Q6_K", _sensitive),
+            Rule("ffn_down", "Q6_K", _sensitive),
+        ),
+    ),
     "Q6_K": Recipe(18, "Q6_K", _ATTENTION_OF_EXPERTS),
     "IQ1_S": _tiny(24, "IQ1_S", "Q2_K", "Q2_K", "IQ2_XXS"),
     "IQ1_M": _tiny(31, "IQ1_M", "Q2_K", "Q2_K", "IQ2_XXS"),
@@ -157,32 +234,80 @@ RECIPES: dict[str, Recipe] = {
     "IQ2_XS": _tiny(20, "IQ2_XS", "Q2_K", "Q2_K", None),
     "IQ2_S": _tiny(28, "IQ2_XS", "IQ3_S", "IQ3_S", "IQ3_S"),
     "IQ2_M": _tiny(29, "IQ2_S", "IQ3_S", "IQ3_S", "IQ3_S"),
-    "IQ3_XXS": Recipe(23, "IQ3_XXS", (
-        *_ATTENTION_OUT_OF_EXPERTS,
-        Rule("attn_v", "Q4_K", _grouped), Rule("attn_v", "IQ3_S", _no_imatrix), Rule("attn_k", "IQ2_S"), Rule("attn_q", "IQ2_S"),
-        Rule("ffn_down", "Q4_K", _both(_no_imatrix, _first(8))), Rule("ffn_down", "Q3_K", _no_imatrix), Rule("attn_output", "IQ3_S"),
-    ), output="Q5_K", embedding="IQ3_S"),
-    "IQ3_XS": Recipe(22, "IQ3_S", (
-        *_ATTENTION_OUT_OF_EXPERTS,
-        Rule("attn_v", "Q4_K", _grouped), Rule("attn_k", "IQ3_XXS"), Rule("attn_q", "IQ3_XXS"),
-        *(Rule(role, "IQ3_XXS", lambda place: place.layers // 8 <= place.layer < 7 * place.layers // 8) for role in ("ffn_gate", "ffn_up")),
-    )),
+    "IQ3_XXS": Recipe(
+        23,
+        "IQ3_XXS",
+        (
+            *_ATTENTION_OUT_OF_EXPERTS,
+            Rule("attn_v", "Q4_K", _grouped),
+            Rule("attn_v", "IQ3_S", _no_imatrix),
+            Rule("attn_k", "IQ2_S"),
+            Rule("attn_q", "IQ2_S"),
+            Rule("ffn_down", "Q4_K", _both(_no_imatrix, _first(8))),
+            Rule("ffn_down", "Q3_K", _no_imatrix),
+            Rule("attn_output", "IQ3_S"),
+        ),
+        output="Q5_K",
+        embedding="IQ3_S",
+    ),
+    "IQ3_XS": Recipe(
+        22,
+        "IQ3_S",
+        (
+            *_ATTENTION_OUT_OF_EXPERTS,
+            Rule("attn_v", "Q4_K", _grouped),
+            Rule("attn_k", "IQ3_XXS"),
+            Rule("attn_q", "IQ3_XXS"),
+            *(
+                Rule(
+                    role,
+                    "IQ3_XXS",
+                    lambda place: place.layers // 8 <= place.layer < 7 * place.layers // 8,
+                )
+                for role in ("ffn_gate", "ffn_up")
+            ),
+        ),
+    ),
     "IQ3_S": Recipe(26, "IQ3_S", (*_ATTENTION_OUT_OF_EXPERTS, Rule("attn_v", "Q4_K", _grouped))),
-    "IQ3_M": Recipe(27, "IQ3_S", (
-        *_ATTENTION_OUT_OF_EXPERTS,
-        Rule("attn_v", "Q4_K"), Rule("ffn_down", "Q4_K", _first(8)),
-        Rule("ffn_down", "Q4_K", _both(_eight_experts, _sensitive)), Rule("attn_output", "Q4_K"),
-    )),
-    "IQ4_NL": Recipe(25, "IQ4_NL", (
-        *_ATTENTION_OUT_OF_EXPERTS, Rule("attn_v", "Q5_K", _grouped), Rule("ffn_down", "Q5_K", _both(_no_imatrix, _first(8))),
-    )),
-    "IQ4_XS": Recipe(30, "IQ4_XS", (
-        *_ATTENTION_OUT_OF_EXPERTS, Rule("attn_v", "Q5_K", _grouped), Rule("ffn_down", "Q5_K", _both(_no_imatrix, _first(8))),
-    )),
+    "IQ3_M": Recipe(
+        27,
+        "IQ3_S",
+        (
+            *_ATTENTION_OUT_OF_EXPERTS,
+            Rule("attn_v", "Q4_K"),
+            Rule("ffn_down", "Q4_K", _first(8)),
+            Rule("ffn_down", "Q4_K", _both(_eight_experts, _sensitive)),
+            Rule("attn_output", "Q4_K"),
+        ),
+    ),
+    "IQ4_NL": Recipe(
+        25,
+        "IQ4_NL",
+        (
+            *_ATTENTION_OUT_OF_EXPERTS,
+            Rule("attn_v", "Q5_K", _grouped),
+            Rule("ffn_down", "Q5_K", _both(_no_imatrix, _first(8))),
+        ),
+    ),
+    "IQ4_XS": Recipe(
+        30,
+        "IQ4_XS",
+        (
+            *_ATTENTION_OUT_OF_EXPERTS,
+            Rule("attn_v", "Q5_K", _grouped),
+            Rule("ffn_down", "Q5_K", _both(_no_imatrix, _first(8))),
+        ),
+    ),
     "TQ1_0": Recipe(36, "TQ1_0", _ATTENTION_OF_EXPERTS, embedding="Q4_K"),
     "TQ2_0": Recipe(37, "TQ2_0", _ATTENTION_OF_EXPERTS, embedding="Q4_K"),
     "MXFP4": Recipe(38, "MXFP4", output="Q8_0", embedding="Q8_0"),
-    "MXFP4_MOE": Recipe(38, "MXFP4", (Rule("experts", "MXFP4"), Rule("any", "Q8_0")), output="Q8_0", embedding="Q8_0"),
+    "MXFP4_MOE": Recipe(
+        38,
+        "MXFP4",
+        (Rule("experts", "MXFP4"), Rule("any", "Q8_0")),
+        output="Q8_0",
+        embedding="Q8_0",
+    ),
     "NVFP4": Recipe(39, "NVFP4", output="Q8_0", embedding="Q8_0"),
     "Q1_0": Recipe(40, "Q1_0", _ATTENTION_OF_EXPERTS),
     "Q2_0": Recipe(41, "Q2_0", _ATTENTION_OF_EXPERTS, embedding="Q4_K"),
@@ -190,9 +315,12 @@ RECIPES: dict[str, Recipe] = {
 }
 _ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "Q1_0_G128": "Q1_0"}
 
-# Where a row is no whole number of blocks: the format that is tried next. What is not named here goes to F16.
+# Where a row is no whole number of blocks: the format that is tried next. What is not named here
+# goes to F16.
 FALLBACKS: dict[str, str] = {
-    **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
+    **dict.fromkeys(
+        ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"
+    ),
     **dict.fromkeys(("Q2_K", "Q3_K", "TQ1_0", "TQ2_0", "Q1_0", "Q2_0", "NVFP4"), "Q4_0"),
     "Q4_K": "Q5_0",
     "Q5_K": "Q5_1",
@@ -200,8 +328,13 @@ FALLBACKS: dict[str, str] = {
 }
 
 _LAYER = re.compile(r"blk\.(\d+)\.")
-_EXACT = {"output.weight": "output", "token_embd.weight": "embedding", "per_layer_token_embd.weight": "embedding"}
-_ROLE = re.compile(r"(attn_(?:qkv|kv_b|v|k|q|output))\.weight|(ffn_(?:up|gate|down))")  # anywhere: `dec.blk.0.cross_attn_v.weight`
+_EXACT = {
+    "output.weight": "output",
+    "token_embd.weight": "embedding",
+    "per_layer_token_embd.weight": "embedding",
+}
+# anywhere: `dec.blk.0.cross_attn_v.weight`
+_ROLE = re.compile(r"(attn_(?:qkv|kv_b|v|k|q|output))\.weight|(ffn_(?:up|gate|down))")
 _VALUES = {"attn_qkv": "attn_v", "attn_kv_b": "attn_v"}
 _KEPT = re.compile(
     r"_norm\.weight|ffn_gate_(?:inp|tid2eid)\.weight|ssm_conv1d|shortconv\.conv\.weight|attn_rel_b\.weight|indexer\.[kq]_proj\.weight"
@@ -212,15 +345,20 @@ _KEPT = re.compile(
 _SMALLEST_ROW = 32
 
 
-_NUMBERS = {str(recipe.file_type): name for name, recipe in RECIPES.items()}  # 38, which two share, is the later's
+# 38, which two share, is the later's
+_NUMBERS = {str(recipe.file_type): name for name, recipe in RECIPES.items()}
 
 
 def recipe_name(name: str) -> str:
-    """The recipe that a user calls `name`, in any case or by its file type's number, as `RECIPES` has it; raises QuantError for an unknown one."""
+    """The recipe that a user calls `name`, in any case or by its file type's number, as `RECIPES`
+    has it; raises QuantError for an unknown one.
+    """
     found = name.upper() if isinstance(name, str) else None
     found = _NUMBERS.get(found, _ALIASES.get(found, found))
     if found not in RECIPES:
-        raise QuantError(f"unknown recipe {name!r}, wanted one of {', '.join((*RECIPES, *_ALIASES))}, or a file type's number")
+        raise QuantError(
+            f"unknown recipe {name!r}, wanted one of {', '.join((*RECIPES, *_ALIASES))}, or a file type's number"
+        )
     return found
 
 
@@ -248,13 +386,17 @@ def roles_of(name: str) -> tuple[str, ...]:
 
 
 def is_kept(name: str, shape: tuple[int, ...]) -> bool:
-    """Whether a tensor stays as it is in every recipe: vectors (of whatever axes), norms, routers, convolutions and the like."""
+    """Whether a tensor stays as it is in every recipe: vectors (of whatever axes), norms, routers,
+    convolutions and the like.
+    """
     matrix = any(size > 1 for size in shape[:-1]) and shape[-1] >= _SMALLEST_ROW
     return not matrix or not name.endswith("weight") or _KEPT.search(name) is not None
 
 
 def choose(name: str, columns: int, recipe: Recipe, place: Place, *, pure: bool = False) -> str:
-    """The format of a tensor that is not kept, in any recipe but COPY; `pure` leaves the rules out and uses the base format everywhere."""
+    """The format of a tensor that is not kept, in any recipe but COPY; `pure` leaves the rules out
+    and uses the base format everywhere.
+    """
     roles = roles_of(name)
     wanted = recipe.base
     if not pure:
@@ -263,7 +405,14 @@ def choose(name: str, columns: int, recipe: Recipe, place: Place, *, pure: bool 
         elif "embedding" in roles:
             wanted = recipe.embedding or recipe.base
         else:
-            wanted = next((rule.format for rule in recipe.rules if rule.role in (*roles, "any") and rule.when(place)), recipe.base)
+            wanted = next(
+                (
+                    rule.format
+                    for rule in recipe.rules
+                    if rule.role in (*roles, "any") and rule.when(place)
+                ),
+                recipe.base,
+            )
             if place.large and "attn_v" in roles and wanted in ("Q3_K", "Q4_K"):
                 wanted = recipe.large_values or wanted
     return fitting(wanted, columns)

@@ -1,7 +1,9 @@
 """Rows of numbers to blocks of any GGUF format and back: `formats`, `dequantize`, `quantize`.
 
-The work is done by `oxillama._core.codecs`, a row at a time on all cores; here arguments are checked and named.
+The work is done by `oxillama._core.codecs`, a row at a time on all cores; here arguments are
+checked and named.
 """
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
@@ -18,7 +20,8 @@ from oxillama.errors import QuantError
 class Format:
     """One format: `columns` neighbouring numbers of a row share a block of `block_bytes` bytes.
 
-    `limit` is the largest magnitude that `quantize` accepts: beyond it the scales of the format would overflow.
+    `limit` is the largest magnitude that `quantize` accepts: beyond it the scales of the format
+    would overflow.
     """
 
     name: str
@@ -33,15 +36,23 @@ class Format:
         return 8 * self.block_bytes / self.columns
 
     def row_bytes(self, columns: int) -> int:
-        """Bytes of a row of `columns` numbers; raises QuantError where that is no whole number of blocks."""
+        """Bytes of a row of `columns` numbers; raises QuantError where that is no whole number of
+        blocks.
+        """
         if columns < 1 or columns % self.columns:
-            raise QuantError(f"row of {columns} columns, {self.name} needs a multiple of {self.columns}")
+            raise QuantError(
+                f"row of {columns} columns, {self.name} needs a multiple of {self.columns}"
+            )
         return columns // self.columns * self.block_bytes
 
     def row_columns(self, row_bytes: int) -> int:
-        """Numbers in a row of `row_bytes` bytes; raises QuantError where that is no whole number of blocks."""
+        """Numbers in a row of `row_bytes` bytes; raises QuantError where that is no whole number of
+        blocks.
+        """
         if row_bytes < 1 or row_bytes % self.block_bytes:
-            raise QuantError(f"row of {row_bytes} bytes, {self.name} needs a multiple of {self.block_bytes}")
+            raise QuantError(
+                f"row of {row_bytes} bytes, {self.name} needs a multiple of {self.block_bytes}"
+            )
         return row_bytes // self.block_bytes * self.columns
 
 
@@ -55,10 +66,12 @@ _LIMITS = {
     "MXFP4": 2.0**60,  # squares must stay finite while the scale is chosen
     "NVFP4": 2688.0,  # 448, the largest ue4m3, times 6, the largest e2m1
 }
-_FORMATS = MappingProxyType({
-    name: Format(name, number, columns, block_bytes, _LIMITS.get(name, _LARGEST_HALF))
-    for name, number, columns, block_bytes in codec_table()
-})
+_FORMATS = MappingProxyType(
+    {
+        name: Format(name, number, columns, block_bytes, _LIMITS.get(name, _LARGEST_HALF))
+        for name, number, columns, block_bytes in codec_table()
+    }
+)
 _ALIASES = {"Q1_0_G128": "Q1_0"}
 
 
@@ -68,23 +81,32 @@ def formats() -> Mapping[str, Format]:
 
 
 def format_named(name: str) -> Format:
-    """The format called `name`, in any case, as GGUF files and users write it; raises QuantError for an unknown one."""
-    found = _FORMATS.get(_ALIASES.get(name.upper(), name.upper())) if isinstance(name, str) else None
+    """The format called `name`, in any case, as GGUF files and users write it; raises QuantError
+    for an unknown one.
+    """
+    found = (
+        _FORMATS.get(_ALIASES.get(name.upper(), name.upper())) if isinstance(name, str) else None
+    )
     if found is None:
-        raise QuantError(f"unknown format {name!r}, wanted one of {', '.join((*_FORMATS, *_ALIASES))}")
+        raise QuantError(
+            f"unknown format {name!r}, wanted one of {', '.join((*_FORMATS, *_ALIASES))}"
+        )
     return found
 
 
 def dequantize(blocks: Any, format: str, *, num_threads: int = 0) -> np.ndarray:
     """The float32 numbers of stored rows, bit-equal to ggml's.
 
-    `blocks`: uint8, (..., row bytes), or bytes for one row. Gives (..., columns). Raises QuantError where the rows are not whole blocks.
+    `blocks`: uint8, (..., row bytes), or bytes for one row. Gives (..., columns). Raises QuantError
+    where the rows are not whole blocks.
     """
     kind = format_named(format)
     if isinstance(blocks, (bytes, bytearray, memoryview)):
         blocks = np.frombuffer(blocks, np.uint8)
     if not isinstance(blocks, np.ndarray) or blocks.dtype != np.uint8 or blocks.ndim == 0:
-        raise QuantError(f"dequantize: blocks are {_shown(blocks)}, wanted a uint8 array (rows, row bytes)")
+        raise QuantError(
+            f"dequantize: blocks are {_shown(blocks)}, wanted a uint8 array (rows, row bytes)"
+        )
     columns = kind.row_columns(blocks.shape[-1])
     rows = np.ascontiguousarray(blocks).reshape(-1, blocks.shape[-1])
     out = np.empty((len(rows), columns), np.float32)
@@ -93,15 +115,19 @@ def dequantize(blocks: Any, format: str, *, num_threads: int = 0) -> np.ndarray:
 
 
 def quantize(rows: Any, format: str, imatrix: Any = None, *, num_threads: int = 0) -> np.ndarray:
-    """The blocks that say float rows best in `format`: the least squared error, each column weighted by `imatrix`.
+    """The blocks that say float rows best in `format`: the least squared error, each column
+    weighted by `imatrix`.
 
-    `rows`: floats, (..., columns), taken as float32. `imatrix`: importances (columns,), at least 0, the same for every row; None, or all
-    0, counts all columns alike. Gives uint8 (..., row bytes). Raises QuantError for rows that are not whole blocks, for importances that do
-    not fit, and for a number that is NaN, infinite or beyond the format's `limit`, naming its place.
+    `rows`: floats, (..., columns), taken as float32. `imatrix`: importances (columns,), at least 0,
+    the same for every row; None, or all 0, counts all columns alike. Gives uint8 (..., row bytes).
+    Raises QuantError for rows that are not whole blocks, for importances that do not fit, and for a
+    number that is NaN, infinite or beyond the format's `limit`, naming its place.
     """
     kind = format_named(format)
     if not isinstance(rows, np.ndarray) or rows.dtype.kind != "f" or rows.ndim == 0:
-        raise QuantError(f"quantize: rows are {_shown(rows)}, wanted an array of floats (rows, columns)")
+        raise QuantError(
+            f"quantize: rows are {_shown(rows)}, wanted an array of floats (rows, columns)"
+        )
     columns = rows.shape[-1]
     row_bytes = kind.row_bytes(columns)
     with np.errstate(over="ignore"):  # what overflows float32 is found below
@@ -112,7 +138,9 @@ def quantize(rows: Any, format: str, imatrix: Any = None, *, num_threads: int = 
         where = (*(int(i) for i in np.unravel_index(bad[0], rows.shape[:-1])), bad[1])
         value = float(flat[bad])
         wanted = f"at most {kind.limit:g} in magnitude" if abs(value) < inf else "a finite number"
-        raise QuantError(f"quantize: rows[{', '.join(map(str, where))}] is {value:g}, {kind.name} wants {wanted}")
+        raise QuantError(
+            f"quantize: rows[{', '.join(map(str, where))}] is {value:g}, {kind.name} wants {wanted}"
+        )
     out = np.empty((len(flat), row_bytes), np.uint8)
     quantise_rows(flat, kind.name, weights, out, num_threads)
     return out.reshape(*rows.shape[:-1], row_bytes)
@@ -122,15 +150,23 @@ def _importances(imatrix: Any, columns: int) -> np.ndarray:
     try:
         weights = np.ascontiguousarray(imatrix, np.float32)
     except (TypeError, ValueError):
-        raise QuantError(f"quantize: imatrix is {_shown(imatrix)}, wanted {columns} numbers") from None
+        raise QuantError(
+            f"quantize: imatrix is {_shown(imatrix)}, wanted {columns} numbers"
+        ) from None
     if weights.shape != (columns,):
         raise QuantError(f"quantize: imatrix of shape {weights.shape}, wanted ({columns},)")
     bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if len(bad):
-        raise QuantError(f"quantize: imatrix[{bad[0]}] is {weights[bad[0]]:g}, wanted a finite number of at least 0")
+        raise QuantError(
+            f"quantize: imatrix[{bad[0]}] is {weights[bad[0]]:g}, wanted a finite number of at least 0"
+        )
     top = float(weights.max())
     return weights / np.float32(top) if top > 0 else weights  # so that sums of squares stay finite
 
 
 def _shown(value: Any) -> str:
-    return f"{value.dtype} {value.shape}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+    return (
+        f"{value.dtype} {value.shape}"
+        if isinstance(value, np.ndarray)
+        else f"a {type(value).__name__}"
+    )

@@ -1,10 +1,12 @@
 """Drawing tokens from logits: configs, stages, chains and the sampler of one request.
 
-config.py: `SamplerConfig`, what is asked for. stages.py: the ordered table of stages with their papers, `SamplerStage`.
-chain.py: from a config to a compiled chain; `SamplerChain` for composing by hand. sampler.py: `Sampler`, what the engine uses.
-distribution.py: what a draw is made from, and the law for tokens drawn elsewhere. breakers.py: DRY's breakers from text to
-tokens. draw.py: one draw and its errors. All arithmetic is in `oxillama._core`: sampler and the rooms it names.
+config.py: `SamplerConfig`, what is asked for. stages.py: the ordered table of stages with their
+papers, `SamplerStage`. chain.py: from a config to a compiled chain; `SamplerChain` for composing by
+hand. sampler.py: `Sampler`, what the engine uses. distribution.py: what a draw is made from, and
+the law for tokens drawn elsewhere. breakers.py: DRY's breakers from text to tokens. draw.py: one
+draw and its errors. All arithmetic is in `oxillama._core`: sampler and the rooms it names.
 """
+
 from oxillama._core.xorshift import Xorshift64
 from oxillama.sampling.breakers import breaker_sequences
 from oxillama.sampling.chain import SamplerChain, stages_of
@@ -13,5 +15,19 @@ from oxillama.sampling.distribution import Distribution
 from oxillama.sampling.sampler import Logprobs, Sampler, token_logprobs
 from oxillama.sampling.stages import REORDERABLE, STAGES, SamplerStage, StageInfo
 
-__all__ = ["DRY_BREAKERS", "REORDERABLE", "STAGES", "Distribution", "Logprobs", "Sampler", "SamplerChain", "SamplerConfig", "SamplerStage",
-           "StageInfo", "Xorshift64", "breaker_sequences", "stages_of", "token_logprobs"]
+__all__ = [
+    "DRY_BREAKERS",
+    "REORDERABLE",
+    "STAGES",
+    "Distribution",
+    "Logprobs",
+    "Sampler",
+    "SamplerChain",
+    "SamplerConfig",
+    "SamplerStage",
+    "StageInfo",
+    "Xorshift64",
+    "breaker_sequences",
+    "stages_of",
+    "token_logprobs",
+]

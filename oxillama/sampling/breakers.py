@@ -1,16 +1,23 @@
-"""DRY's sequence breakers, from text to token ids: every way a vocabulary can spell the start of a breaker."""
+"""DRY's sequence breakers, from text to token ids: every way a vocabulary can spell the start of a
+breaker.
+"""
+
 from collections.abc import Callable, Iterable, Sequence
 
-LONGEST_TAIL = 20      # tokens
+LONGEST_TAIL = 20  # tokens
 
 
-def breaker_sequences(breakers: Iterable[str | bytes | tuple[int, ...]], pieces: Sequence[bytes],
-                      encode: Callable[[bytes], Sequence[int]] | None = None) -> list[tuple[int, ...]]:
-    """Token sequences that end a repetition: `pieces[id]` is the bytes of each token, `encode` tokenises the rest of a breaker.
+def breaker_sequences(
+    breakers: Iterable[str | bytes | tuple[int, ...]],
+    pieces: Sequence[bytes],
+    encode: Callable[[bytes], Sequence[int]] | None = None,
+) -> list[tuple[int, ...]]:
+    """Token sequences that end a repetition: `pieces[id]` is the bytes of each token, `encode`
+    tokenises the rest of a breaker.
 
-    A token that contains a breaker is a breaker by itself. A token that ends with the beginning of a breaker is one together with
-    the tokens of what is missing (as `encode` gives them; without it, only whole breakers are found). Sequences of ids pass
-    through. Each sequence comes once.
+    A token that contains a breaker is a breaker by itself. A token that ends with the beginning of
+    a breaker is one together with the tokens of what is missing (as `encode` gives them; without
+    it, only whole breakers are found). Sequences of ids pass through. Each sequence comes once.
     """
     out: dict[tuple[int, ...], None] = {}
     for breaker in breakers:

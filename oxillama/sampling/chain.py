@@ -1,8 +1,11 @@
-"""Chains of sampler stages: `SamplerChain` composes stages freely; `Sampler` and the engine run the same chains.
+"""Chains of sampler stages: `SamplerChain` composes stages freely; `Sampler` and the engine run the
+same chains.
 
-A chain is an ordered list of `SamplerStage`. Bans, biases and masks are not in it: they always run first, so that nothing
-later can revive a token. `compile` turns the list into the one compiled form.
+A chain is an ordered list of `SamplerStage`. Bans, biases and masks are not in it: they always run
+first, so that nothing later can revive a token. `compile` turns the list into the one compiled
+form.
 """
+
 import math
 import secrets
 from collections.abc import Iterable, Sequence
@@ -25,7 +28,8 @@ def stages_of(config: SamplerConfig) -> tuple[SamplerStage, ...]:
     greedy = c.temperature == 0
     wanted: dict[str, tuple[bool, tuple[float, ...]]] = {
         "penalties": (
-            c.repetition_window != 0 and (c.repetition_penalty != 1 or c.frequency_penalty != 0 or c.presence_penalty != 0),
+            c.repetition_window != 0
+            and (c.repetition_penalty != 1 or c.frequency_penalty != 0 or c.presence_penalty != 0),
             (c.repetition_penalty, c.frequency_penalty, c.presence_penalty, c.repetition_window),
         ),
         "dry": (
@@ -41,13 +45,25 @@ def stages_of(config: SamplerConfig) -> tuple[SamplerStage, ...]:
         "top_p": (c.top_p < 1, (c.top_p,)),
         "min_p": (c.min_p > 0, (c.min_p,)),
         "xtc": (c.xtc_probability > 0, (c.xtc_probability, c.xtc_threshold)),
-        "temperature": (greedy or c.temperature != 1 or c.dynatemp_range > 0, (c.temperature, c.dynatemp_range, c.dynatemp_exponent)),
+        "temperature": (
+            greedy or c.temperature != 1 or c.dynatemp_range > 0,
+            (c.temperature, c.dynatemp_range, c.dynatemp_exponent),
+        ),
     }
-    if greedy:    # the largest logit after the edits: stages of chance or truncation have nothing to say
-        names = [n for n in (REORDERABLE if c.samplers is None else c.samplers) if n in ("penalties", "dry")]
+    # the largest logit after the edits: stages of chance or truncation have nothing to say
+    if greedy:
+        names = [
+            n
+            for n in (REORDERABLE if c.samplers is None else c.samplers)
+            if n in ("penalties", "dry")
+        ]
         out = [SamplerStage(n, wanted[n][1]) for n in names if wanted[n][0]]
         return (*out, SamplerStage("temperature", (0.0, 0.0, 1.0)))
-    out = [SamplerStage(n, wanted[n][1]) for n in (REORDERABLE if c.samplers is None else c.samplers) if wanted[n][0]]
+    out = [
+        SamplerStage(n, wanted[n][1])
+        for n in (REORDERABLE if c.samplers is None else c.samplers)
+        if wanted[n][0]
+    ]
     if c.mirostat:
         out.append(SamplerStage("mirostat", (c.mirostat, c.mirostat_tau, c.mirostat_eta)))
     return tuple(out)
@@ -56,30 +72,45 @@ def stages_of(config: SamplerConfig) -> tuple[SamplerStage, ...]:
 def token_lists(config: SamplerConfig, breakers: Sequence[Sequence[int]]) -> dict[str, Any]:
     """The token lists of a config for `compile_stages`; a bias of -inf is a ban."""
     return {
-        "bans": (*config.banned_tokens, *(token for token, bias in config.logit_bias.items() if bias == -math.inf)),
+        "bans": (
+            *config.banned_tokens,
+            *(token for token, bias in config.logit_bias.items() if bias == -math.inf),
+        ),
         "bias": {token: bias for token, bias in config.logit_bias.items() if bias != -math.inf},
         "allow": config.allowed_tokens,
         "breakers": tuple(breakers),
     }
 
 
-def breaker_ids(config: SamplerConfig, given: Iterable[Sequence[int]] | None) -> tuple[tuple[int, ...], ...]:
-    """DRY's breakers as token ids: those the config has, and `given` for its text; text alone raises ConfigError."""
+def breaker_ids(
+    config: SamplerConfig, given: Iterable[Sequence[int]] | None
+) -> tuple[tuple[int, ...], ...]:
+    """DRY's breakers as token ids: those the config has, and `given` for its text; text alone
+    raises ConfigError.
+    """
     if config.dry_multiplier == 0:
         return ()
     ids = [b for b in config.dry_sequence_breakers if isinstance(b, tuple)]
     if given is None and len(ids) < len(config.dry_sequence_breakers):
-        raise ConfigError("dry_sequence_breakers: found text and no dry_breakers, wanted token ids (see breaker_sequences) or ()")
+        raise ConfigError(
+            "dry_sequence_breakers: found text and no dry_breakers, wanted token ids (see breaker_sequences) or ()"
+        )
     return tuple(dict.fromkeys((*ids, *(token_sequence("dry_breakers", b) for b in given or ()))))
 
 
 def compile_stages(stages: Sequence[SamplerStage], vocab_size: int, **lists: Any) -> Chain:
-    """The compiled chain of the stages, behind bans, biases and the mask; `lists` are the token lists of `Chain`."""
+    """The compiled chain of the stages, behind bans, biases and the mask; `lists` are the token
+    lists of `Chain`.
+    """
     for name in ("penalties", "dry", "mirostat"):
         if sum(stage.name == name for stage in stages) > 1:
-            raise ConfigError(f"chain: found {name!r} twice, wanted it once (it keeps a memory of its own)")
+            raise ConfigError(
+                f"chain: found {name!r} twice, wanted it once (it keeps a memory of its own)"
+            )
     if any(stage.name == "mirostat" for stage in stages[:-1]):
-        raise ConfigError("chain: found 'mirostat' before other stages, wanted it last (it steers by what is drawn)")
+        raise ConfigError(
+            "chain: found 'mirostat' before other stages, wanted it last (it steers by what is drawn)"
+        )
     ops: list[tuple] = [("bias", 0, 0, 0, 0), ("mask", 0, 0, 0, 0)]
     for stage in stages:
         if stage.function is not None:
@@ -90,13 +121,20 @@ def compile_stages(stages: Sequence[SamplerStage], vocab_size: int, **lists: Any
 
 
 class SamplerChain:
-    """Stages put together by hand: push them in the order they shall run, then sample from rows of logits.
+    """Stages put together by hand: push them in the order they shall run, then sample from rows of
+    logits.
 
-    The chain keeps a random stream (and mirostat's mu) between draws; tokens seen so far are given with each call.
-    `vocab_size` is learnt from the first row when it is not given.
+    The chain keeps a random stream (and mirostat's mu) between draws; tokens seen so far are given
+    with each call. `vocab_size` is learnt from the first row when it is not given.
     """
 
-    def __init__(self, stages: Iterable[SamplerStage] = (), *, vocab_size: int | None = None, seed: int | None = None) -> None:
+    def __init__(
+        self,
+        stages: Iterable[SamplerStage] = (),
+        *,
+        vocab_size: int | None = None,
+        seed: int | None = None,
+    ) -> None:
         self._stages: list[SamplerStage] = []
         self._vocab = vocab_size
         self._lists: dict[str, Any] = {}
@@ -117,7 +155,9 @@ class SamplerChain:
         if not isinstance(stage, SamplerStage):
             raise ConfigError(f"chain: found {stage!r}, wanted a SamplerStage")
         if stage.name in ("bias", "mask"):
-            raise ConfigError(f"chain: found {stage.name!r}, wanted a stage that is not always there")
+            raise ConfigError(
+                f"chain: found {stage.name!r}, wanted a stage that is not always there"
+            )
         self._stages.append(stage)
         if self._core is not None:
             self._seed_state = self._core.rng
@@ -125,7 +165,9 @@ class SamplerChain:
         return self
 
     def with_seed(self, seed: int | None) -> "SamplerChain":
-        """Starts the random stream anew from a seed (None: one from the system, see `seed`); returns the chain."""
+        """Starts the random stream anew from a seed (None: one from the system, see `seed`);
+        returns the chain.
+        """
         self.seed = secrets.randbits(64) if seed is None else seed
         self._seed_state = Xorshift64(self.seed).raw_state()
         self._core = None
@@ -141,15 +183,21 @@ class SamplerChain:
         """The stages that were pushed, in running order."""
         return tuple(self._stages)
 
-    def sample(self, logits: Any, recent: Sequence[int] = (), *, mask: np.ndarray | None = None) -> int:
-        """Draws a token id from (vocab,) logits; `recent` are the tokens so far, oldest first (for penalties and DRY).
+    def sample(
+        self, logits: Any, recent: Sequence[int] = (), *, mask: np.ndarray | None = None
+    ) -> int:
+        """Draws a token id from (vocab,) logits; `recent` are the tokens so far, oldest first (for
+        penalties and DRY).
 
-        `mask` is a bitset, (ceil(vocab/32),) uint32, a set bit allowing a token. Raises SamplingError when no token is left.
+        `mask` is a bitset, (ceil(vocab/32),) uint32, a set bit allowing a token. Raises
+        SamplingError when no token is left.
         """
         row = np.ascontiguousarray(logits, dtype=np.float32)
         if self._core is None:
             self._vocab = self._vocab or row.size
-            self._core = SamplerCore(compile_stages(self._stages, self._vocab, **self._lists), self._seed_state)
+            self._core = SamplerCore(
+                compile_stages(self._stages, self._vocab, **self._lists), self._seed_state
+            )
         core = self._core
         core.load(core.rng, core.mu, 0, token_array("recent", recent, core.chain.vocab))
         return draw(core, row, mask, -1, lambda: self._lists)

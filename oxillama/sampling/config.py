@@ -1,8 +1,10 @@
-"""What a request asks of its sampler: `SamplerConfig`, one frozen value with every field checked when it is made.
+"""What a request asks of its sampler: `SamplerConfig`, one frozen value with every field checked
+when it is made.
 
-A field at its neutral value runs no stage. Nothing is clamped or guessed: a value that cannot be honoured raises ConfigError
-naming the field, the value found and the values wanted.
+A field at its neutral value runs no stage. Nothing is clamped or guessed: a value that cannot be
+honoured raises ConfigError naming the field, the value found and the values wanted.
 """
+
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -17,24 +19,30 @@ INF = math.inf
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerConfig:
-    """How tokens are drawn: which stages run, with which numbers. Formulas and papers are in `oxillama.sampling.stages`.
+    """How tokens are drawn: which stages run, with which numbers. Formulas and papers are in
+    `oxillama.sampling.stages`.
 
-    temperature 0 takes the most likely token after bans, bias, penalties and masks; no stage that needs chance then runs.
-    top_k 0, top_p 1, min_p 0, typical_p 1, top_a 0, eta_cutoff 0, epsilon_cutoff 0, top_n_sigma None, dry_multiplier 0,
-    xtc_probability 0, dynatemp_range 0 and mirostat 0 are off. Mirostat runs after the truncation stages that are on;
-    `SamplerConfig.mirostat_v2()` turns them off, as its paper has it. repetition_window and dry_penalty_last_n count tokens
-    (prompt included), -1 being all. seed None draws one from the system; `Sampler.seed` reports it. min_tokens holds back the end of
-    generation and what stops until so many tokens are drawn, where the text may go on: a grammar whose text is whole ends it all the same.
+    temperature 0 takes the most likely token after bans, bias, penalties and masks; no stage that
+    needs chance then runs. top_k 0, top_p 1, min_p 0, typical_p 1, top_a 0, eta_cutoff 0,
+    epsilon_cutoff 0, top_n_sigma None, dry_multiplier 0, xtc_probability 0, dynatemp_range 0 and
+    mirostat 0 are off. Mirostat runs after the truncation stages that are on;
+    `SamplerConfig.mirostat_v2()` turns them off, as its paper has it. repetition_window and
+    dry_penalty_last_n count tokens (prompt included), -1 being all. seed None draws one from the
+    system; `Sampler.seed` reports it. min_tokens holds back the end of generation and what stops
+    until so many tokens are drawn, where the text may go on: a grammar whose text is whole ends it
+    all the same.
 
-    `samplers` names the stages that run, in the order wanted, out of `oxillama.sampling.REORDERABLE`; None is all of them in
-    table order. Bans, biases and masks always run, first.
+    `samplers` names the stages that run, in the order wanted, out of
+    `oxillama.sampling.REORDERABLE`; None is all of them in table order. Bans, biases and masks
+    always run, first.
     """
 
     temperature: float = 0.7
     top_k: int = 40
     top_p: float = 0.9
     min_p: float = 0.0
-    repetition_penalty: float | None = None      # 1.1, and 1 (off) at temperature 0: greedy is the likeliest token unless told otherwise
+    # 1.1, and 1 (off) at temperature 0: greedy is the likeliest token unless told otherwise
+    repetition_penalty: float | None = None
     repetition_window: int = 64
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -73,15 +81,21 @@ class SamplerConfig:
         if self.seed is not None:
             object.__setattr__(self, "seed", _number("seed", self.seed, 0, 2**64 - 1, int))
         if self.top_n_sigma is not None:
-            object.__setattr__(self, "top_n_sigma", _number("top_n_sigma", self.top_n_sigma, 1e-6, INF, float))
+            object.__setattr__(
+                self, "top_n_sigma", _number("top_n_sigma", self.top_n_sigma, 1e-6, INF, float)
+            )
         if not isinstance(self.ignore_eos, bool):
             raise ConfigError(f"ignore_eos: found {self.ignore_eos!r}, wanted True or False")
         for name in ("banned_tokens", "stop_token_ids"):
             object.__setattr__(self, name, token_ids(name, getattr(self, name)))
         if self.allowed_tokens is not None:
-            object.__setattr__(self, "allowed_tokens", token_ids("allowed_tokens", self.allowed_tokens))
+            object.__setattr__(
+                self, "allowed_tokens", token_ids("allowed_tokens", self.allowed_tokens)
+            )
             if not self.allowed_tokens:
-                raise ConfigError("allowed_tokens: found an empty list, wanted None or at least one token id")
+                raise ConfigError(
+                    "allowed_tokens: found an empty list, wanted None or at least one token id"
+                )
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         object.__setattr__(self, "stop", _stops(self.stop))
         object.__setattr__(self, "dry_sequence_breakers", _breakers(self.dry_sequence_breakers))
@@ -90,19 +104,34 @@ class SamplerConfig:
 
     @classmethod
     def greedy(cls, **changes: Any) -> "SamplerConfig":
-        """The most likely token, always: temperature 0 and no penalty; keyword arguments change other fields."""
+        """The most likely token, always: temperature 0 and no penalty; keyword arguments change
+        other fields.
+        """
         return cls(**{**_NEUTRAL, "temperature": 0.0, **changes})
 
     @classmethod
     def mirostat_v2(cls, tau: float = 5.0, eta: float = 0.1, **changes: Any) -> "SamplerConfig":
-        """Mirostat 2.0 alone: temperature 1, no truncation, no penalty; tau is the surprise aimed at, in bits."""
-        return cls(**{**_NEUTRAL, "temperature": 1.0, "mirostat": 2, "mirostat_tau": tau, "mirostat_eta": eta, **changes})
+        """Mirostat 2.0 alone: temperature 1, no truncation, no penalty; tau is the surprise aimed
+        at, in bits.
+        """
+        return cls(
+            **{
+                **_NEUTRAL,
+                "temperature": 1.0,
+                "mirostat": 2,
+                "mirostat_tau": tau,
+                "mirostat_eta": eta,
+                **changes,
+            }
+        )
 
     def replace(self, **changes: Any) -> "SamplerConfig":
         """A copy with some fields changed, checked anew."""
         unknown = sorted(set(changes) - {f.name for f in fields(self)})
         if unknown:
-            raise ConfigError(f"SamplerConfig: found unknown field {unknown[0]!r}, wanted one of {[f.name for f in fields(self)]}")
+            raise ConfigError(
+                f"SamplerConfig: found unknown field {unknown[0]!r}, wanted one of {[f.name for f in fields(self)]}"
+            )
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,7 +142,14 @@ class SamplerConfig:
             if f.name == "logit_bias":
                 value = {str(token): bias for token, bias in value.items()}
             elif f.name == "dry_sequence_breakers":
-                value = [{"bytes": b.hex()} if isinstance(b, bytes) else list(b) if isinstance(b, tuple) else b for b in value]
+                value = [
+                    {"bytes": b.hex()}
+                    if isinstance(b, bytes)
+                    else list(b)
+                    if isinstance(b, tuple)
+                    else b
+                    for b in value
+                ]
             elif isinstance(value, tuple):
                 value = list(value)
             out[f.name] = value
@@ -121,18 +157,26 @@ class SamplerConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SamplerConfig":
-        """A config from `to_dict()`'s form; missing fields take their defaults, unknown ones raise ConfigError."""
+        """A config from `to_dict()`'s form; missing fields take their defaults, unknown ones raise
+        ConfigError.
+        """
         if not isinstance(values, Mapping):
-            raise ConfigError(f"SamplerConfig: found {type(values).__name__}, wanted a mapping of fields")
+            raise ConfigError(
+                f"SamplerConfig: found {type(values).__name__}, wanted a mapping of fields"
+            )
         known = [f.name for f in fields(cls)]
         for name in values:
             if name not in known:
-                raise ConfigError(f"SamplerConfig: found unknown field {name!r}, wanted one of {known}")
+                raise ConfigError(
+                    f"SamplerConfig: found unknown field {name!r}, wanted one of {known}"
+                )
         given = dict(values)
         if isinstance(given.get("logit_bias"), Mapping):
             given["logit_bias"] = {_token_key(k): v for k, v in given["logit_bias"].items()}
         if isinstance(given.get("dry_sequence_breakers"), (list, tuple)):
-            given["dry_sequence_breakers"] = [_breaker_from_json(b) for b in given["dry_sequence_breakers"]]
+            given["dry_sequence_breakers"] = [
+                _breaker_from_json(b) for b in given["dry_sequence_breakers"]
+            ]
         return cls(**given)
 
 
@@ -168,11 +212,18 @@ _RANGES: dict[str, tuple[float, float, type]] = {
 
 
 def _number(name: str, value: Any, low: float, high: float, kind: type) -> Any:
-    """The value as int or float when it lies in [low, high] and is finite; numpy scalars count as numbers, bools do not."""
+    """The value as int or float when it lies in [low, high] and is finite; numpy scalars count as
+    numbers, bools do not.
+    """
     wanted = "an integer" if kind is int else "a finite number"
     try:
         plain = value.item() if type(value).__module__ == "numpy" else value
-        good = isinstance(plain, (int, float)) and not isinstance(plain, bool) and math.isfinite(plain) and low <= plain <= high
+        good = (
+            isinstance(plain, (int, float))
+            and not isinstance(plain, bool)
+            and math.isfinite(plain)
+            and low <= plain <= high
+        )
         good = good and (kind is float or int(plain) == plain)
     except (AttributeError, ValueError, OverflowError):
         good = False
@@ -187,7 +238,8 @@ def token_ids(name: str, values: Any) -> tuple[int, ...]:
     if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
         raise ConfigError(f"{name}: found {values!r}, wanted a list of token ids")
     values = tuple(values)
-    if not all(type(v) is int and 0 <= v < 2**31 for v in values):      # plain ids, as vocabularies have them, need no closer look
+    # plain ids, as vocabularies have them, need no closer look
+    if not all(type(v) is int and 0 <= v < 2**31 for v in values):
         values = tuple(_number(f"{name}[{i}]", v, 0, 2**31 - 1, int) for i, v in enumerate(values))
     return tuple(dict.fromkeys(values))
 
@@ -198,7 +250,7 @@ def _biases(values: Any) -> dict[int, float]:
     out = {}
     for token, bias in values.items():
         token = _number("logit_bias key", token, 0, 2**31 - 1, int)
-        if bias != -INF:     # -inf is a ban
+        if bias != -INF:  # -inf is a ban
             bias = _number(f"logit_bias[{token}]", bias, -3e38, 3e38, float)
         out[token] = bias
     return out
@@ -213,19 +265,25 @@ def _stops(values: Any) -> tuple[str, ...]:
 
 def _breakers(values: Any) -> tuple[str | bytes | tuple[int, ...], ...]:
     if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
-        raise ConfigError(f"dry_sequence_breakers: found {values!r}, wanted a list of strings, bytes or lists of token ids")
+        raise ConfigError(
+            f"dry_sequence_breakers: found {values!r}, wanted a list of strings, bytes or lists of token ids"
+        )
     out = []
     for value in values:
         if not isinstance(value, (str, bytes)):
             value = token_sequence("dry_sequence_breakers", value)
         if not value:
-            raise ConfigError("dry_sequence_breakers: found an empty breaker, wanted at least one character or token")
+            raise ConfigError(
+                "dry_sequence_breakers: found an empty breaker, wanted at least one character or token"
+            )
         out.append(value)
     return tuple(out)
 
 
 def token_sequence(name: str, values: Any) -> tuple[int, ...]:
-    """The ids in their order, repeats kept, at least one; ConfigError under `name` for anything else."""
+    """The ids in their order, repeats kept, at least one; ConfigError under `name` for anything
+    else.
+    """
     if not isinstance(values, (list, tuple)) or not values:
         raise ConfigError(f"{name}: found {values!r}, wanted a list of at least one token id")
     if all(type(v) is int and 0 <= v < 2**31 for v in values):
@@ -238,7 +296,9 @@ def _breaker_from_json(value: Any) -> Any:
         try:
             return bytes.fromhex(value["bytes"])
         except (TypeError, ValueError):
-            raise ConfigError(f"dry_sequence_breakers: found {value!r}, wanted bytes in hexadecimal") from None
+            raise ConfigError(
+                f"dry_sequence_breakers: found {value!r}, wanted bytes in hexadecimal"
+            ) from None
     return value
 
 

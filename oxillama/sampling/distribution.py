@@ -1,4 +1,7 @@
-"""What a sampler draws from, as numbers; and the one law by which a token drawn elsewhere becomes a draw of this sampler's own."""
+"""What a sampler draws from, as numbers; and the one law by which a token drawn elsewhere becomes a
+draw of this sampler's own.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -14,7 +17,9 @@ from oxillama.sampling.draw import misfit, no_draw
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Tokens that may be drawn and their probabilities: ids (n,) int32, each once, and shares (n,) float64 that sum to 1."""
+    """Tokens that may be drawn and their probabilities: ids (n,) int32, each once, and shares (n,)
+    float64 that sum to 1.
+    """
 
     ids: np.ndarray
     shares: np.ndarray
@@ -25,17 +30,26 @@ class Distribution:
         return float(self.shares[at[0]]) if len(at) else 0.0
 
     def draw(self, uniform: float) -> tuple[int, float]:
-        """(token, its probability) for a number in [0, 1): the first whose cumulative mass is above it."""
+        """(token, its probability) for a number in [0, 1): the first whose cumulative mass is above
+        it.
+        """
         at = _above(np.cumsum(self.shares), uniform)
         return int(self.ids[at]), float(self.shares[at])
 
     def likeliest(self, count: int) -> list[tuple[int, float]]:
-        """The `count` most probable tokens with their probabilities, descending; the lower id first among equals."""
+        """The `count` most probable tokens with their probabilities, descending; the lower id first
+        among equals.
+        """
         order = np.lexsort((self.ids, -self.shares))[:count]
         return [(int(self.ids[at]), float(self.shares[at])) for at in order]
 
 
-def distribution(core: SamplerCore, row: np.ndarray, mask: np.ndarray | None, lists: Callable[[], Mapping[str, Any]]) -> Distribution:
+def distribution(
+    core: SamplerCore,
+    row: np.ndarray,
+    mask: np.ndarray | None,
+    lists: Callable[[], Mapping[str, Any]],
+) -> Distribution:
     """What a compiled sampler would draw from; SamplingError as a draw would raise it."""
     try:
         out = core.distribution(row, mask)
@@ -46,26 +60,42 @@ def distribution(core: SamplerCore, row: np.ndarray, mask: np.ndarray | None, li
     return Distribution(*out)
 
 
-def settled(own: Distribution, token: int, other: Distribution, uniform: Callable[[], float], vocab_size: int) -> tuple[int, float]:
-    """(token, its probability in `own`): `token`, drawn from `other`, with probability min(1, p/q), else a draw from max(0, p - q).
+def settled(
+    own: Distribution,
+    token: int,
+    other: Distribution,
+    uniform: Callable[[], float],
+    vocab_size: int,
+) -> tuple[int, float]:
+    """(token, its probability in `own`): `token`, drawn from `other`, with probability min(1, p/q),
+    else a draw from max(0, p - q).
 
-    One random number is taken where the token stays, two where it does not. `token` must be one that `other` can draw.
+    One random number is taken where the token stays, two where it does not. `token` must be one
+    that `other` can draw.
     """
     p, q = own.share(token), other.share(token)
     if not q > 0:
-        raise SamplingError(f"candidate {token}: its distribution gives it probability {q}, wanted above 0")
+        raise SamplingError(
+            f"candidate {token}: its distribution gives it probability {q}, wanted above 0"
+        )
     if uniform() * q < p:
         return token, p
     dense = np.zeros(vocab_size)
     dense[other.ids] = other.shares
     cumulative = np.cumsum(np.maximum(own.shares - dense[own.ids], 0.0))
-    if not cumulative[-1] > 0:          # equal but for rounding: nothing is left over to draw from
+    if not cumulative[-1] > 0:  # equal but for rounding: nothing is left over to draw from
         cumulative = np.cumsum(own.shares)
     at = _above(cumulative, uniform())
     return int(own.ids[at]), float(own.shares[at])
 
 
 def _above(cumulative: np.ndarray, uniform: float) -> int:
-    """The first place whose cumulative mass is above `uniform` of the whole; rounding never leads past the last that has any."""
+    """The first place whose cumulative mass is above `uniform` of the whole; rounding never leads
+    past the last that has any.
+    """
     at = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
-    return at if at < len(cumulative) else int(np.searchsorted(cumulative, cumulative[-1], side="left"))
+    return (
+        at
+        if at < len(cumulative)
+        else int(np.searchsorted(cumulative, cumulative[-1], side="left"))
+    )

@@ -1,4 +1,7 @@
-"""One draw through the compiled core, with errors that name why no token was left; and token ids as the core takes them."""
+"""One draw through the compiled core, with errors that name why no token was left; and token ids as
+the core takes them.
+"""
+
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,8 +13,16 @@ from oxillama.errors import SamplingError
 BAD_LOGITS, NOTHING_LEFT = -1, -2
 
 
-def draw(core: SamplerCore, row: np.ndarray, mask: np.ndarray | None, top: int, lists: Callable[[], Mapping[str, Any]]) -> int:
-    """A token id from (vocab,) float32 `row`; `lists` gives the bans and allowed tokens for the message of an error."""
+def draw(
+    core: SamplerCore,
+    row: np.ndarray,
+    mask: np.ndarray | None,
+    top: int,
+    lists: Callable[[], Mapping[str, Any]],
+) -> int:
+    """A token id from (vocab,) float32 `row`; `lists` gives the bans and allowed tokens for the
+    message of an error.
+    """
     try:
         token = core.sample(row, mask, top)
     except (TypeError, ValueError) as error:
@@ -23,10 +34,14 @@ def draw(core: SamplerCore, row: np.ndarray, mask: np.ndarray | None, top: int, 
 
 def misfit(error: Exception) -> SamplingError:
     """The error for a row or mask of the wrong kind."""
-    return SamplingError(f"sample: {error}; wanted logits (vocab,) float32 and a mask (ceil(vocab/32),) uint32")
+    return SamplingError(
+        f"sample: {error}; wanted logits (vocab,) float32 and a mask (ceil(vocab/32),) uint32"
+    )
 
 
-def no_draw(code: int, row: np.ndarray, mask: np.ndarray | None, lists: Callable[[], Mapping[str, Any]]) -> SamplingError:
+def no_draw(
+    code: int, row: np.ndarray, mask: np.ndarray | None, lists: Callable[[], Mapping[str, Any]]
+) -> SamplingError:
     """The error for what the compiled core says instead of a draw."""
     if code == BAD_LOGITS:
         where = int(np.flatnonzero(~(row <= np.finfo(np.float32).max))[0])
@@ -35,7 +50,9 @@ def no_draw(code: int, row: np.ndarray, mask: np.ndarray | None, lists: Callable
 
 
 def token_array(name: str, ids: Sequence[int] | np.ndarray, vocab_size: int) -> np.ndarray:
-    """The ids as (n,) int32; SamplingError under `name` unless all are integers below the vocabulary size."""
+    """The ids as (n,) int32; SamplingError under `name` unless all are integers below the
+    vocabulary size.
+    """
     try:
         array = np.asarray(ids)
     except (TypeError, ValueError, OverflowError):
@@ -46,7 +63,9 @@ def token_array(name: str, ids: Sequence[int] | np.ndarray, vocab_size: int) -> 
         raise SamplingError(f"{name}: found {str(ids)[:80]!r}, wanted a list of token ids")
     bad = (array < 0) | (array >= vocab_size)
     if bad.any():
-        raise SamplingError(f"{name}: found token {array[bad][0]}, wanted ids below the vocabulary size {vocab_size}")
+        raise SamplingError(
+            f"{name}: found token {array[bad][0]}, wanted ids below the vocabulary size {vocab_size}"
+        )
     return np.ascontiguousarray(array, dtype=np.int32)
 
 

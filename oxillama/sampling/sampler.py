@@ -1,7 +1,10 @@
-"""The sampler of one request: `Sampler` draws tokens, remembers what penalties need, forks, and saves its state exactly.
+"""The sampler of one request: `Sampler` draws tokens, remembers what penalties need, forks, and
+saves its state exactly.
 
-`Logprobs` reports a draw. `token_logprobs` reads raw rows without a sampler (prompt log-probabilities).
+`Logprobs` reports a draw. `token_logprobs` reads raw rows without a sampler (prompt
+log-probabilities).
 """
+
 import hashlib
 import json
 import math
@@ -25,13 +28,16 @@ from oxillama.sampling.stages import SamplerStage
 
 Processor = Callable[[np.ndarray, np.ndarray], np.ndarray | None]
 
-_STATE = struct.Struct("<4sHHI16sQQdqq")    # magic, version, 0, vocabulary, chain digest, seed, stream, mu, generated, history
+# magic, version, 0, vocabulary, chain digest, seed, stream, mu, generated, history
+_STATE = struct.Struct("<4sHHI16sQQdqq")
 _MAGIC, _VERSION = b"OXSM", 1
 
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Log-probabilities (natural) of one drawn token and of the likeliest, before any stage (raw) and after all (final)."""
+    """Log-probabilities (natural) of one drawn token and of the likeliest, before any stage (raw)
+    and after all (final).
+    """
 
     token: int
     raw: float
@@ -42,35 +48,68 @@ class Logprobs:
     final_values: tuple[float, ...]
 
 
-def token_logprobs(row: np.ndarray, token: int, *, top: int = 0) -> tuple[float, list[int], list[float]]:
-    """Log-softmax of a raw (vocab,) row: (log-probability of `token`, ids of the `top` likeliest, their log-probabilities)."""
+def token_logprobs(
+    row: np.ndarray, token: int, *, top: int = 0
+) -> tuple[float, list[int], list[float]]:
+    """Log-softmax of a raw (vocab,) row: (log-probability of `token`, ids of the `top` likeliest,
+    their log-probabilities).
+    """
     return logprobs(np.ascontiguousarray(row, dtype=np.float32), token, top)
 
 
 class Sampler:
     """Draws the tokens of one request.
 
-    `special_ids` are never removed by XTC; `eog_ids` end a generation (banned by ignore_eos and, with stop_token_ids, until
-    min_tokens were accepted). `dry_breakers` are the sequence breakers as token ids (`breaker_sequences` makes them from the
-    config's text): DRY with breakers in text and no `dry_breakers` raises ConfigError. `seed` overrides the config's.
-    `processors` are Python functions (tokens so far (n,) int32, logits (vocab,) float32) -> logits or None (changed in place),
-    run before all stages, and `stages` are Python stages run before the temperature: both slow, neither can revive a banned
-    or masked token. With `logprobs=k`, each draw is reported in `.logprobs`.
+    `special_ids` are never removed by XTC; `eog_ids` end a generation (banned by ignore_eos and,
+    with stop_token_ids, until min_tokens were accepted). `dry_breakers` are the sequence breakers
+    as token ids (`breaker_sequences` makes them from the config's text): DRY with breakers in text
+    and no `dry_breakers` raises ConfigError. `seed` overrides the config's. `processors` are Python
+    functions (tokens so far (n,) int32, logits (vocab,) float32) -> logits or None (changed in
+    place), run before all stages, and `stages` are Python stages run before the temperature: both
+    slow, neither can revive a banned or masked token. With `logprobs=k`, each draw is reported in
+    `.logprobs`.
 
     Not for two threads at once; forks are independent.
     """
 
-    __slots__ = ("config", "vocab_size", "seed", "processors", "_core", "_lists", "_top", "_logprobs", "_digest", "_tokens")
+    __slots__ = (
+        "config",
+        "vocab_size",
+        "seed",
+        "processors",
+        "_core",
+        "_lists",
+        "_top",
+        "_logprobs",
+        "_digest",
+        "_tokens",
+    )
 
-    def __init__(self, config: SamplerConfig, vocab_size: int, *, special_ids: Iterable[int] = (), eog_ids: Iterable[int] = (),
-                 dry_breakers: Iterable[Sequence[int]] | None = None, seed: int | None = None, processors: Sequence[Processor] = (),
-                 stages: Sequence[SamplerStage] = (), logprobs: int | None = None) -> None:
+    def __init__(
+        self,
+        config: SamplerConfig,
+        vocab_size: int,
+        *,
+        special_ids: Iterable[int] = (),
+        eog_ids: Iterable[int] = (),
+        dry_breakers: Iterable[Sequence[int]] | None = None,
+        seed: int | None = None,
+        processors: Sequence[Processor] = (),
+        stages: Sequence[SamplerStage] = (),
+        logprobs: int | None = None,
+    ) -> None:
         if not isinstance(config, SamplerConfig):
             raise ConfigError(f"config: found {type(config).__name__}, wanted SamplerConfig")
-        if isinstance(vocab_size, bool) or not isinstance(vocab_size, (int, np.integer)) or not 0 < vocab_size < 2**28:
+        if (
+            isinstance(vocab_size, bool)
+            or not isinstance(vocab_size, (int, np.integer))
+            or not 0 < vocab_size < 2**28
+        ):
             raise ConfigError(f"vocab_size: found {vocab_size!r}, wanted an integer in [1, 2^28)")
         if logprobs is not None and not 0 <= logprobs <= vocab_size:
-            raise ConfigError(f"logprobs: found {logprobs!r}, wanted None or 0 to the vocabulary size {vocab_size}")
+            raise ConfigError(
+                f"logprobs: found {logprobs!r}, wanted None or 0 to the vocabulary size {vocab_size}"
+            )
         self.config = config
         self.vocab_size = int(vocab_size)
         self.processors = tuple(processors)
@@ -95,22 +134,29 @@ class Sampler:
     def sample(self, logits: np.ndarray, mask: np.ndarray | None = None) -> int:
         """Draws a token id from (vocab,) float32 logits, which are left as they are.
 
-        `mask` is a bitset, (ceil(vocab/32),) uint32, a set bit allowing a token. Raises SamplingError for NaN or +inf, and, saying
-        why, when no token is left. The token counts as seen once `accept` is told.
+        `mask` is a bitset, (ceil(vocab/32),) uint32, a set bit allowing a token. Raises
+        SamplingError for NaN or +inf, and, saying why, when no token is left. The token counts as
+        seen once `accept` is told.
         """
         raw, row = self._processed(logits)
         token = draw(self._core, row, mask, self._top, self._reasons)
         if self._top >= 0:
             own, ids, values = logprobs(raw, token, self._top)
             _, final, final_ids, final_values = self._core.last
-            self._logprobs = Logprobs(token, own, final, tuple(ids), tuple(values), tuple(final_ids), tuple(final_values))
+            self._logprobs = Logprobs(
+                token, own, final, tuple(ids), tuple(values), tuple(final_ids), tuple(final_values)
+            )
         return token
 
-    def judge(self, logits: np.ndarray, mask: np.ndarray | None, token: int, drawn_from: Distribution) -> int:
-        """`token`, which was drawn from another distribution, or one in its place, so that what comes out is drawn from this sampler's own.
+    def judge(
+        self, logits: np.ndarray, mask: np.ndarray | None, token: int, drawn_from: Distribution
+    ) -> int:
+        """`token`, which was drawn from another distribution, or one in its place, so that what
+        comes out is drawn from this sampler's own.
 
-        With p what `sample` would draw from and q the other: `token` stays with probability min(1, p/q), else one is drawn from
-        max(0, p - q), normalised (Leviathan et al. 2023, algorithm 1). `sample` itself where this sampler leaves nothing to chance.
+        With p what `sample` would draw from and q the other: `token` stays with probability min(1,
+        p/q), else one is drawn from max(0, p - q), normalised (Leviathan et al. 2023, algorithm 1).
+        `sample` itself where this sampler leaves nothing to chance.
         """
         if self.config.temperature == 0:
             return self.sample(logits, mask)
@@ -121,12 +167,21 @@ class Sampler:
         if self._top >= 0:
             chance, ids, values = logprobs(raw, taken, self._top)
             best = own.likeliest(self._top)
-            self._logprobs = Logprobs(taken, chance, math.log(share), tuple(ids), tuple(values), tuple(token for token, _ in best),
-                                      tuple(math.log(value) for _, value in best))
+            self._logprobs = Logprobs(
+                taken,
+                chance,
+                math.log(share),
+                tuple(ids),
+                tuple(values),
+                tuple(token for token, _ in best),
+                tuple(math.log(value) for _, value in best),
+            )
         return taken
 
     def distribution(self, logits: np.ndarray, mask: np.ndarray | None = None) -> Distribution:
-        """What `sample` would draw from, after all stages. XTC tosses its coin; the draw's own random number stays in the stream."""
+        """What `sample` would draw from, after all stages. XTC tosses its coin; the draw's own
+        random number stays in the stream.
+        """
         return distribution(self._core, self._processed(logits)[1], mask, self._reasons)
 
     def sample_from(self, given: Distribution) -> int:
@@ -136,9 +191,11 @@ class Sampler:
         return token
 
     def pass_over(self, token: int) -> bool:
-        """Stands as after a `sample` whose mask allowed `token` alone, without a row of logits; False, unmoved, where only a draw can tell.
+        """Stands as after a `sample` whose mask allowed `token` alone, without a row of logits;
+        False, unmoved, where only a draw can tell.
 
-        That is where processors, Python stages or a report of the draw want the row, or where bans leave nothing.
+        That is where processors, Python stages or a report of the draw want the row, or where bans
+        leave nothing.
         """
         return not self.processors and self._top < 0 and self._core.pass_over(token)
 
@@ -159,27 +216,38 @@ class Sampler:
             self._tokens.append(int(token))
 
     def accept_prompt(self, ids: Sequence[int] | np.ndarray) -> None:
-        """Tells the sampler the tokens of the prompt: penalties and DRY see them, min_tokens does not."""
+        """Tells the sampler the tokens of the prompt: penalties and DRY see them, min_tokens does
+        not.
+        """
         tokens = token_array("accept_prompt", ids, self.vocab_size)
         self._core.accept_prompt(tokens)
         if self.processors:
             self._tokens.extend(tokens.tolist())
 
     def set_history(self, ids: Sequence[int] | np.ndarray, *, generated: int) -> None:
-        """Makes `ids` (prompt and generated, oldest first) all that was ever seen, the last `generated` of them generated.
+        """Makes `ids` (prompt and generated, oldest first) all that was ever seen, the last
+        `generated` of them generated.
 
-        For a session that was truncated: the random stream and mirostat's mu stay where they are (to go back in them as well,
-        keep a `fork` or a `state`).
+        For a session that was truncated: the random stream and mirostat's mu stay where they are
+        (to go back in them as well, keep a `fork` or a `state`).
         """
         tokens = token_array("set_history", ids, self.vocab_size)
         if not 0 <= generated <= len(tokens):
-            raise SamplingError(f"set_history: found generated {generated}, wanted 0 to {len(tokens)}, the number of tokens")
+            raise SamplingError(
+                f"set_history: found generated {generated}, wanted 0 to {len(tokens)}, the number of tokens"
+            )
         keep = self._core.chain.keep
-        self._core.load(self._core.rng, self._core.mu, generated, tokens if keep < 0 else tokens[len(tokens) - min(keep, len(tokens)):])
+        self._core.load(
+            self._core.rng,
+            self._core.mu,
+            generated,
+            tokens if keep < 0 else tokens[len(tokens) - min(keep, len(tokens)) :],
+        )
         self._tokens = tokens.tolist() if self.processors else []
 
     def go_on_from(self, other: "Sampler", tokens: Sequence[int]) -> None:
-        """Stands where another sampler of the same stages stands: its seed, random stream, mirostat's mu and what it has seen.
+        """Stands where another sampler of the same stages stands: its seed, random stream,
+        mirostat's mu and what it has seen.
 
         tokens: all of them so far, which processors are given.
         """
@@ -188,7 +256,9 @@ class Sampler:
         self.seed, self._tokens = other.seed, list(tokens) if self.processors else []
 
     def reseed(self, seed: int) -> None:
-        """Goes on with the random stream of another seed, in [0, 2^64); what was seen and mirostat's mu stay."""
+        """Goes on with the random stream of another seed, in [0, 2^64); what was seen and
+        mirostat's mu stay.
+        """
         core = self._core
         core.load(Xorshift64(seed).raw_state(), core.mu, core.generated, core.recent())
 
@@ -227,27 +297,62 @@ class Sampler:
         return twin
 
     def state(self) -> bytes:
-        """Everything the next draws depend on beside the config: seed, random stream, mirostat, counts and history."""
+        """Everything the next draws depend on beside the config: seed, random stream, mirostat,
+        counts and history.
+        """
         core = self._core
-        history = np.asarray(self._tokens, dtype="<i4") if self.processors else core.recent().astype("<i4")
-        head = _STATE.pack(_MAGIC, _VERSION, 0, self.vocab_size, self._identity(), self.seed, core.rng, core.mu, core.generated, len(history))
+        history = (
+            np.asarray(self._tokens, dtype="<i4")
+            if self.processors
+            else core.recent().astype("<i4")
+        )
+        head = _STATE.pack(
+            _MAGIC,
+            _VERSION,
+            0,
+            self.vocab_size,
+            self._identity(),
+            self.seed,
+            core.rng,
+            core.mu,
+            core.generated,
+            len(history),
+        )
         body = head + history.tobytes()
         return body + struct.pack("<I", zlib.crc32(body))
 
     def restore(self, state: bytes) -> None:
-        """Continues exactly from `state()` of a sampler of the same config, vocabulary and token lists; else SamplingError."""
+        """Continues exactly from `state()` of a sampler of the same config, vocabulary and token
+        lists; else SamplingError.
+        """
         if len(state) < _STATE.size + 4 or state[:4] != _MAGIC:
-            raise SamplingError(f"sampler state: found {bytes(state[:4])!r} and {len(state)} bytes, wanted {_MAGIC!r} and at least {_STATE.size + 4}")
+            raise SamplingError(
+                f"sampler state: found {bytes(state[:4])!r} and {len(state)} bytes, wanted {_MAGIC!r} and at least {_STATE.size + 4}"
+            )
         if zlib.crc32(state[:-4]) != struct.unpack("<I", state[-4:])[0]:
-            raise SamplingError("sampler state: found a wrong checksum, wanted the bytes as they were written")
-        _, version, zero, vocab, digest, seed, rng, mu, generated, length = _STATE.unpack_from(state)
+            raise SamplingError(
+                "sampler state: found a wrong checksum, wanted the bytes as they were written"
+            )
+        _, version, zero, vocab, digest, seed, rng, mu, generated, length = _STATE.unpack_from(
+            state
+        )
         if version != _VERSION or zero != 0:
             raise SamplingError(f"sampler state: found version {version}, wanted {_VERSION}")
         if vocab != self.vocab_size or digest != self._identity():
-            raise SamplingError(f"sampler state: found another config or vocabulary ({vocab} tokens), "
-                                f"wanted those of this sampler ({self.vocab_size})")
-        if length < 0 or len(state) != _STATE.size + 4 * length + 4 or rng == 0 or generated < 0 or not np.isfinite(mu):
-            raise SamplingError(f"sampler state: found {length} tokens in {len(state)} bytes, wanted them to agree")
+            raise SamplingError(
+                f"sampler state: found another config or vocabulary ({vocab} tokens), "
+                f"wanted those of this sampler ({self.vocab_size})"
+            )
+        if (
+            length < 0
+            or len(state) != _STATE.size + 4 * length + 4
+            or rng == 0
+            or generated < 0
+            or not np.isfinite(mu)
+        ):
+            raise SamplingError(
+                f"sampler state: found {length} tokens in {len(state)} bytes, wanted them to agree"
+            )
         history = np.frombuffer(state, "<i4", length, _STATE.size).astype(np.int32)
         self._core.load(rng, mu, generated, history)
         self.seed = seed
@@ -255,21 +360,38 @@ class Sampler:
         self._logprobs = None
 
     def _identity(self) -> bytes:
-        """16 bytes that differ when a restored state would not mean the same; made when first asked for."""
+        """16 bytes that differ when a restored state would not mean the same; made when first asked
+        for.
+        """
         if not self._digest:
             lists = {name: values for name, values in self._lists.items() if name != "bias"}
-            usual = SamplerConfig().to_dict()          # left out, so that a field that comes later changes no state of before
-            asked = {name: value for name, value in self.config.to_dict().items() if value != usual[name] and name != "seed"}
+            # left out, so that a field that comes later changes no state of before
+            usual = SamplerConfig().to_dict()
+            asked = {
+                name: value
+                for name, value in self.config.to_dict().items()
+                if value != usual[name] and name != "seed"
+            }
             facts = [asked, self.vocab_size, lists, self.stage_names]
-            self._digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).digest()
+            self._digest = hashlib.blake2b(
+                json.dumps(facts, sort_keys=True).encode(), digest_size=16
+            ).digest()
         return self._digest
 
     def _reasons(self) -> dict[str, Any]:
         """The token lists as they stand, for the message when nothing is left."""
-        return {**self._lists, "late": self._lists["late"] if self._core.generated < self.config.min_tokens else ()}
+        return {
+            **self._lists,
+            "late": self._lists["late"] if self._core.generated < self.config.min_tokens else (),
+        }
 
 
-def _with_own(built_in: tuple[SamplerStage, ...], own: Sequence[SamplerStage]) -> tuple[SamplerStage, ...]:
+def _with_own(
+    built_in: tuple[SamplerStage, ...], own: Sequence[SamplerStage]
+) -> tuple[SamplerStage, ...]:
     """Own stages go before the temperature (and mirostat), or last when there is none."""
-    at = next((i for i, stage in enumerate(built_in) if stage.name in ("temperature", "mirostat")), len(built_in))
+    at = next(
+        (i for i, stage in enumerate(built_in) if stage.name in ("temperature", "mirostat")),
+        len(built_in),
+    )
     return (*built_in[:at], *own, *built_in[at:])

@@ -1,7 +1,10 @@
-"""Byte-level BPE as `gpt2` vocabularies mean it: the `tokenizers` library cuts a text into words, our own tables merge their bytes.
+"""Byte-level BPE as `gpt2` vocabularies mean it: the `tokenizers` library cuts a text into words,
+our own tables merge their bytes.
 
-Source: Radford et al. 2019 (GPT-2): every byte is written as one printable character (`BYTE_TO_CHAR`), so that no text is unknown.
+Source: Radford et al. 2019 (GPT-2): every byte is written as one printable character
+(`BYTE_TO_CHAR`), so that no text is unknown.
 """
+
 from __future__ import annotations
 
 import re
@@ -16,10 +19,14 @@ from oxillama.tokenizer.vocabulary import Vocabulary, packed
 
 
 def _byte_characters() -> dict[int, str]:
-    """Printable Latin-1 bytes stand for themselves, the others for characters from U+0100 on, in order."""
+    """Printable Latin-1 bytes stand for themselves, the others for characters from U+0100 on, in
+    order.
+    """
     kept = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     moved = (byte for byte in range(256) if byte not in kept)
-    return {byte: chr(byte) for byte in kept} | {byte: chr(0x100 + i) for i, byte in enumerate(moved)}
+    return {byte: chr(byte) for byte in kept} | {
+        byte: chr(0x100 + i) for i, byte in enumerate(moved)
+    }
 
 
 LONGEST_RUN = 4_000_000
@@ -30,18 +37,23 @@ CHAR_TO_BYTE = {char: byte for byte, char in BYTE_TO_CHAR.items()}
 class BpeEncoder:
     """Text without special tokens to ids."""
 
-    adds_prefix = False     # the space before a text, where the vocabulary wants one, is the caller's to put
+    # the space before a text, where the vocabulary wants one, is the caller's to put
+    adds_prefix = False
 
     def __init__(self, vocabulary: Vocabulary, *, allow_unknown_pre: bool = False) -> None:
         if vocabulary.pre not in SPLITS and not allow_unknown_pre:
-            raise TokenizerError(f"tokenizer.ggml.pre: found {vocabulary.pre!r}, wanted one of {', '.join(sorted(SPLITS))}")
+            raise TokenizerError(
+                f"tokenizer.ggml.pre: found {vocabulary.pre!r}, wanted one of {', '.join(sorted(SPLITS))}"
+            )
         self._tables = BpeTables(packed(vocabulary.tokens), packed(vocabulary.merges), BYTE_TO_CHAR)
         if self._tables.odd:
             _check_merges(vocabulary.merges)
         self._missing = self._tables.missing()
         self._whole_words = vocabulary.pre in WHOLE_WORDS
         splits = SPLITS.get(vocabulary.pre, SPLITS["default"])
-        self._splits = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(split), "isolated") for split in splits])
+        self._splits = pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(split), "isolated") for split in splits]
+        )
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`."""
@@ -50,20 +62,31 @@ class BpeEncoder:
             lost = self._missing.intersection(text.encode())
             if lost:
                 raise TokenizerError(f"vocabulary: no token for byte 0x{min(lost):02X} of the text")
-        return self._tables.encode([piece for piece, _ in self._splits.pre_tokenize_str(text)], self._whole_words)
+        return self._tables.encode(
+            [piece for piece, _ in self._splits.pre_tokenize_str(text)], self._whole_words
+        )
 
 
 def check_runs(text: str) -> None:
-    """Refuse a text that the library's regular expressions would give up on: they step back through a run at most ten million times."""
+    """Refuse a text that the library's regular expressions would give up on: they step back through
+    a run at most ten million times.
+    """
     if len(text) > LONGEST_RUN:
         longest = max(found.end() - found.start() for found in re.finditer(r"\s+|\S+", text))
         if longest > LONGEST_RUN:
-            raise TokenizerError(f"text: {longest} characters in a row all white space or none, wanted at most {LONGEST_RUN}")
+            raise TokenizerError(
+                f"text: {longest} characters in a row all white space or none, wanted at most {LONGEST_RUN}"
+            )
 
 
 def _check_merges(merges: Sequence[str]) -> None:
-    """Raise TokenizerError for a merge that is no two pieces; one whose pieces or product are no tokens only never happens."""
+    """Raise TokenizerError for a merge that is no two pieces; one whose pieces or product are no
+    tokens only never happens.
+    """
     for index, merge in enumerate(merges):
-        middle = merge.find(" ", 1)                     # a piece may begin with a space, never hold one elsewhere
+        # a piece may begin with a space, never hold one elsewhere
+        middle = merge.find(" ", 1)
         if middle < 0 or middle == len(merge) - 1:
-            raise TokenizerError(f"tokenizer.ggml.merges: merge {index} is {merge[:40]!r}, wanted two pieces with a space between")
+            raise TokenizerError(
+                f"tokenizer.ggml.merges: merge {index} is {merge[:40]!r}, wanted two pieces with a space between"
+            )

@@ -1,4 +1,5 @@
 """The door to a file's vocabulary: text to ids and back, and the exact bytes of every token."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,15 +16,24 @@ from oxillama.tokenizer.specials import SpecialTokens
 from oxillama.tokenizer.spm import MARK, SpmEncoder, byte_value
 from oxillama.tokenizer.stream import TextStream
 from oxillama.tokenizer.unigram import UnigramEncoder
-from oxillama.tokenizer.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Vocabulary, read_vocabulary
+from oxillama.tokenizer.vocabulary import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    Vocabulary,
+    read_vocabulary,
+)
 from oxillama.tokenizer.wordpiece import WordPieceEncoder
 
 
 class TokenizerBridge:
     """A vocabulary ready for use.
 
-    Special tokens (control, user-defined, unknown) are found in the text before anything else, longest first; with
-    `parse_special=False` only user-defined ones are. What lies between them is encoded by the vocabulary's own model.
+    Special tokens (control, user-defined, unknown) are found in the text before anything else,
+    longest first; with `parse_special=False` only user-defined ones are. What lies between them is
+    encoded by the vocabulary's own model.
     """
 
     def __init__(self, vocabulary: Vocabulary, encoder: Any) -> None:
@@ -32,38 +42,56 @@ class TokenizerBridge:
         self.eog_ids = vocabulary.end_ids()
         kinds = vocabulary.kinds
         self._kinds = kinds.tolist()
-        by_text = {vocabulary.tokens[i]: i for i in np.flatnonzero(np.isin(kinds, (CONTROL, USER_DEFINED, UNKNOWN))).tolist()[::-1]}
+        by_text = {
+            vocabulary.tokens[i]: i
+            for i in np.flatnonzero(np.isin(kinds, (CONTROL, USER_DEFINED, UNKNOWN))).tolist()[::-1]
+        }
         by_text.pop("", None)
         self._special_ids = by_text
         self._special = SpecialTokens(by_text)
-        self._user_defined = SpecialTokens({text: token for text, token in by_text.items() if self._kinds[token] == USER_DEFINED})
+        self._user_defined = SpecialTokens(
+            {text: token for text, token in by_text.items() if self._kinds[token] == USER_DEFINED}
+        )
         self._bytes = _Bytes(self._spell)
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any], *, allow_unknown_pre: bool = False) -> TokenizerBridge:
-        """From the `tokenizer.*` keys of a file; an unknown pre-tokenizer raises unless `allow_unknown_pre` takes the default one."""
+    def from_metadata(
+        cls, metadata: Mapping[str, Any], *, allow_unknown_pre: bool = False
+    ) -> TokenizerBridge:
+        """From the `tokenizer.*` keys of a file; an unknown pre-tokenizer raises unless
+        `allow_unknown_pre` takes the default one.
+        """
         vocabulary = read_vocabulary(metadata)
         if vocabulary.model == "gpt2":
             return cls(vocabulary, BpeEncoder(vocabulary, allow_unknown_pre=allow_unknown_pre))
         encoder = _ENCODERS.get(vocabulary.model)
         if encoder is None:
-            raise TokenizerError(f"tokenizer.ggml.model: found {vocabulary.model!r}, wanted one of gpt2, {', '.join(_ENCODERS)}")
+            raise TokenizerError(
+                f"tokenizer.ggml.model: found {vocabulary.model!r}, wanted one of gpt2, {', '.join(_ENCODERS)}"
+            )
         return cls(vocabulary, encoder(vocabulary))
 
     @classmethod
     def from_gguf(cls, path: str | PathLike, *, allow_unknown_pre: bool = False) -> TokenizerBridge:
         """From a GGUF file, one that holds nothing but a vocabulary too."""
         from oxillama.gguf import GgufReader
+
         with GgufReader(path) as reader:
             return cls.from_metadata(reader.metadata, allow_unknown_pre=allow_unknown_pre)
 
     @classmethod
-    def from_tokenizer_json(cls, source: str | PathLike, *, metadata: Mapping[str, Any] | None = None) -> TokenizerBridge:
-        """From a `tokenizer.json` (its text, or a path to it); special ids and flags come from `metadata` where it has them."""
+    def from_tokenizer_json(
+        cls, source: str | PathLike, *, metadata: Mapping[str, Any] | None = None
+    ) -> TokenizerBridge:
+        """From a `tokenizer.json` (its text, or a path to it); special ids and flags come from
+        `metadata` where it has them.
+        """
         from oxillama.tokenizer.json_file import read_tokenizer_json
+
         return cls(*read_tokenizer_json(source, metadata or {}))
 
-    # ---- sizes and ids -------------------------------------------------------------------------------------------
+    # ---- sizes and ids
+    # -------------------------------------------------------------------------------------------
 
     @property
     def vocab_size(self) -> int:
@@ -98,7 +126,9 @@ class TokenizerBridge:
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """Ids of control and unknown tokens: they are no text."""
-        return frozenset(np.flatnonzero(np.isin(self.vocabulary.kinds, (CONTROL, UNKNOWN))).tolist())
+        return frozenset(
+            np.flatnonzero(np.isin(self.vocabulary.kinds, (CONTROL, UNKNOWN))).tolist()
+        )
 
     def is_special(self, token: int) -> bool:
         """Whether the token is a control or unknown token, which contributes no text."""
@@ -112,16 +142,23 @@ class TokenizerBridge:
         """The id of the special token written so, None where there is none."""
         return self._special_ids.get(text)
 
-    # ---- text to ids ---------------------------------------------------------------------------------------------
+    # ---- text to ids
+    # ---------------------------------------------------------------------------------------------
 
-    def encode(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
-        """The ids of `text`; `add_special` adds what the file says begins and ends a text, `parse_special` reads control tokens in it."""
+    def encode(
+        self, text: str, *, add_special: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """The ids of `text`; `add_special` adds what the file says begins and ends a text,
+        `parse_special` reads control tokens in it.
+        """
         if not isinstance(text, str):
             raise TokenizerError(f"text: found {type(text).__name__}, wanted str")
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise TokenizerError(f"text: found a lone surrogate at character {error.start}, wanted valid Unicode") from None
+            raise TokenizerError(
+                f"text: found a lone surrogate at character {error.start}, wanted valid Unicode"
+            ) from None
         v = self.vocabulary
         ids = [v.special["bos"]] if add_special and v.add_bos else []
         prefix = v.add_space_prefix and not self._encoder.adds_prefix
@@ -142,10 +179,13 @@ class TokenizerBridge:
             ids.append(v.special["eos"])
         return ids
 
-    # ---- ids to text ---------------------------------------------------------------------------------------------
+    # ---- ids to text
+    # ---------------------------------------------------------------------------------------------
 
     def token_bytes(self, token: int) -> bytes:
-        """The exact bytes that the token contributes to a text; none for control, unknown and unused tokens."""
+        """The exact bytes that the token contributes to a text; none for control, unknown and
+        unused tokens.
+        """
         return self._bytes[self._checked(token)]
 
     def vocab_bytes(self) -> list[bytes]:
@@ -153,7 +193,9 @@ class TokenizerBridge:
         return [self._bytes[token] for token in range(len(self._kinds))]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """The text of `ids`; the space that `encode` puts before a text is taken away again. `skip_special=False` writes control tokens out."""
+        """The text of `ids`; the space that `encode` puts before a text is taken away again.
+        `skip_special=False` writes control tokens out.
+        """
         table, parts, start = self._bytes, [], True
         for token in ids:
             special = self.is_special(token)
@@ -167,11 +209,18 @@ class TokenizerBridge:
         return b"".join(parts).decode("utf-8", "replace")
 
     def stream(self, *, shown: Iterable[int] = ()) -> TextStream:
-        """A stream over this vocabulary, for tokens that continue a text; `shown` are control tokens that are written out."""
-        return TextStream(self._bytes.__getitem__, shown={token: self.token_text(token).encode() for token in shown})
+        """A stream over this vocabulary, for tokens that continue a text; `shown` are control
+        tokens that are written out.
+        """
+        return TextStream(
+            self._bytes.__getitem__,
+            shown={token: self.token_text(token).encode() for token in shown},
+        )
 
     def _spell(self, token: int) -> bytes:
-        return _SPELLINGS.get(self.vocabulary.model, _spm_bytes)(self.vocabulary.tokens[token], self._kinds[token], token)
+        return _SPELLINGS.get(self.vocabulary.model, _spm_bytes)(
+            self.vocabulary.tokens[token], self._kinds[token], token
+        )
 
     def _checked(self, token: int) -> int:
         if not 0 <= token < len(self._kinds):
@@ -180,7 +229,9 @@ class TokenizerBridge:
 
 
 class _Bytes(dict):
-    """The bytes of tokens by id, each spelled when it is first asked for: a text uses few of a large vocabulary."""
+    """The bytes of tokens by id, each spelled when it is first asked for: a text uses few of a
+    large vocabulary.
+    """
 
     def __init__(self, spell: Callable[[int], bytes]) -> None:
         self._spell = spell
@@ -203,7 +254,8 @@ def _bpe_bytes(text: str, kind: int, token: int) -> bytes:
         try:
             return bytes([CHAR_TO_BYTE[char] for char in text])
         except KeyError:
-            return text.encode()                # written as it is: the vocabulary's author left the byte alphabet
+            # written as it is: the vocabulary's author left the byte alphabet
+            return text.encode()
     return text.encode() if kind == USER_DEFINED else b""
 
 
@@ -211,5 +263,10 @@ def _rwkv_bytes(text: str, kind: int, token: int) -> bytes:
     return unescaped(text) if kind in (NORMAL, USER_DEFINED) else b""
 
 
-_ENCODERS = {"llama": SpmEncoder, "t5": UnigramEncoder, "bert": WordPieceEncoder, "rwkv": RwkvEncoder}
+_ENCODERS = {
+    "llama": SpmEncoder,
+    "t5": UnigramEncoder,
+    "bert": WordPieceEncoder,
+    "rwkv": RwkvEncoder,
+}
 _SPELLINGS = {"gpt2": _bpe_bytes, "rwkv": _rwkv_bytes}

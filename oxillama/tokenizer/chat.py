@@ -1,4 +1,7 @@
-"""Renders a conversation through a file's own chat template, which is a program by a stranger and is treated as one (see `sandbox`)."""
+"""Renders a conversation through a file's own chat template, which is a program by a stranger and
+is treated as one (see `sandbox`).
+"""
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -9,11 +12,13 @@ import jinja2
 from oxillama.errors import TemplateError
 from oxillama.tokenizer.sandbox import Sandbox
 
-MAX_SOURCE = 1 << 17        # characters of a template
+MAX_SOURCE = 1 << 17  # characters of a template
 
 
 class ChatTemplate:
-    """A chat template; compiled at its first render, so that a model with a broken one can still be used without it."""
+    """A chat template; compiled at its first render, so that a model with a broken one can still be
+    used without it.
+    """
 
     def __init__(self, source: str) -> None:
         if not isinstance(source, str):
@@ -22,31 +27,48 @@ class ChatTemplate:
         self._environment = Sandbox()
         self._template: jinja2.Template | None = None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None = None, add_generation_prompt: bool = True,
-               **kwargs: Any) -> str:
-        """The conversation as one text; `kwargs` (bos_token, eos_token, documents, enable_thinking, ...) reach the template as they are.
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """The conversation as one text; `kwargs` (bos_token, eos_token, documents, enable_thinking,
+        ...) reach the template as they are.
 
-        Raises TemplateError when the template is malformed, refuses these messages, or asks for what the sandbox or the budget denies.
+        Raises TemplateError when the template is malformed, refuses these messages, or asks for
+        what the sandbox or the budget denies.
         """
         environment = self._environment
         environment.begin((messages, tools))
         try:
             if self._template is None:
                 if len(self.source) > MAX_SOURCE:
-                    raise TemplateError(f"chat template: {len(self.source)} characters, wanted at most {MAX_SOURCE}")
+                    raise TemplateError(
+                        f"chat template: {len(self.source)} characters, wanted at most {MAX_SOURCE}"
+                    )
                 self._template = environment.from_string(self.source)
             pieces = []
-            for piece in self._template.generate(messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs):
+            for piece in self._template.generate(
+                messages=messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                **kwargs,
+            ):
                 environment.keep(piece)
                 pieces.append(piece)
             return "".join(pieces)
         except TemplateError:
             raise
         except jinja2.TemplateSyntaxError as error:
-            raise TemplateError(f"chat template: line {error.lineno}: {_line(error.message)}") from error
+            raise TemplateError(
+                f"chat template: line {error.lineno}: {_line(error.message)}"
+            ) from error
         except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError) as error:
             raise TemplateError(f"chat template: {type(error).__name__}: {_line(error)}") from None
-        except Exception as error:      # a template is a program: whatever its own code raises is the template's error
+        # a template is a program: whatever its own code raises is the template's error
+        except Exception as error:
             raise TemplateError(f"chat template: {type(error).__name__}: {_line(error)}") from error
 
 

@@ -1,4 +1,7 @@
-"""The `rwkv` vocabulary: at each place the longest token wins; tokens are byte strings that the file writes with backslash escapes."""
+"""The `rwkv` vocabulary: at each place the longest token wins; tokens are byte strings that the
+file writes with backslash escapes.
+"""
+
 from __future__ import annotations
 
 import re
@@ -12,7 +15,10 @@ _NAMED = {b"t": b"\t", b"n": b"\n", b"r": b"\r"}
 
 def unescaped(text: str) -> bytes:
     """The bytes that a token's text stands for."""
-    return _ESCAPE.sub(lambda found: bytes([int(found[1], 16)]) if found[1] else _NAMED.get(found[2], found[2]), text.encode())
+    return _ESCAPE.sub(
+        lambda found: bytes([int(found[1], 16)]) if found[1] else _NAMED.get(found[2], found[2]),
+        text.encode(),
+    )
 
 
 class RwkvEncoder:
@@ -35,14 +41,16 @@ class RwkvEncoder:
         """The ids of `text`."""
         data, ids, place = text.encode("utf-8", "surrogatepass"), [], 0
         while place < len(data):
-            for length in (*self._lengths.get(data[place:place + 2], ()), 1):
-                token = self._ids.get(data[place:place + length])
+            for length in (*self._lengths.get(data[place : place + 2], ()), 1):
+                token = self._ids.get(data[place : place + length])
                 if token is not None:
                     break
             else:
                 token, length = self._unknown, 1
                 if token is None:
-                    raise TokenizerError(f"vocabulary: no token for byte 0x{data[place]:02X}, and no unknown token")
+                    raise TokenizerError(
+                        f"vocabulary: no token for byte 0x{data[place]:02X}, and no unknown token"
+                    )
             ids.append(token)
             place += length
         return ids

@@ -1,11 +1,14 @@
-"""The sandbox that chat templates run in: Jinja's immutable one, with a budget for what a render may spend.
+"""The sandbox that chat templates run in: Jinja's immutable one, with a budget for what a render
+may spend.
 
-Counted are calls and loop rounds, bytes of strings and lists made (intermediate ones too), the nodes a value has when it is written
-out, and the processor time. Whatever goes beyond gets a TemplateError instead of the machine's time and memory. To count what Jinja
-compiles to bare Python, `metered` rewrites the parsed template: concatenations, loop sources, comparisons, literals of containers and
-slices become calls of the environment. Every single step is small because what it works on was paid for, so that a look at the clock
-between the steps is enough.
+Counted are calls and loop rounds, bytes of strings and lists made (intermediate ones too), the
+nodes a value has when it is written out, and the processor time. Whatever goes beyond gets a
+TemplateError instead of the machine's time and memory. To count what Jinja compiles to bare Python,
+`metered` rewrites the parsed template: concatenations, loop sources, comparisons, literals of
+containers and slices become calls of the environment. Every single step is small because what it
+works on was paid for, so that a look at the clock between the steps is enough.
 """
+
 from __future__ import annotations
 
 import json
@@ -24,30 +27,105 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from oxillama.errors import TemplateError
 
-MAX_CALLS = 500_000       # calls, filters and loop rounds of one render
-MAX_BYTES = 1 << 25         # bytes of strings and lists made by one render
-MAX_NODES = 200_000         # elements of one value that is written out or compared
-MAX_TREE = 30_000           # nodes of a parsed template
+MAX_CALLS = 500_000  # calls, filters and loop rounds of one render
+MAX_BYTES = 1 << 25  # bytes of strings and lists made by one render
+MAX_NODES = 200_000  # elements of one value that is written out or compared
+MAX_TREE = 30_000  # nodes of a parsed template
 MAX_NUMBER = 1 << 64
-MAX_SECONDS = 0.5           # processor time of one render, compiling included
-MAX_WIDTH = 9999            # of a field in a format
+MAX_SECONDS = 0.5  # processor time of one render, compiling included
+MAX_WIDTH = 9999  # of a field in a format
 
-_FILTERS = frozenset({"abs", "attr", "batch", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "forceescape",
-                      "groupby", "indent", "int", "items", "join", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr",
-                      "replace", "reverse", "round", "safe", "select", "selectattr", "slice", "sort", "string", "striptags", "sum", "title",
-                      "tojson", "trim", "truncate", "unique", "upper", "wordcount"})
-_SHALLOW = frozenset({"attr", "batch", "count", "d", "default", "first", "items", "last", "length", "list", "map", "reject", "rejectattr", "reverse",
-                      "select", "selectattr", "slice"})      # filters that never look into the elements of what they are given
-_PER_PIECE = 64             # bytes a short string of its own takes
+_FILTERS = frozenset(
+    {
+        "abs",
+        "attr",
+        "batch",
+        "capitalize",
+        "count",
+        "d",
+        "default",
+        "dictsort",
+        "e",
+        "escape",
+        "first",
+        "float",
+        "forceescape",
+        "groupby",
+        "indent",
+        "int",
+        "items",
+        "join",
+        "last",
+        "length",
+        "list",
+        "lower",
+        "map",
+        "max",
+        "min",
+        "reject",
+        "rejectattr",
+        "replace",
+        "reverse",
+        "round",
+        "safe",
+        "select",
+        "selectattr",
+        "slice",
+        "sort",
+        "string",
+        "striptags",
+        "sum",
+        "title",
+        "tojson",
+        "trim",
+        "truncate",
+        "unique",
+        "upper",
+        "wordcount",
+    }
+)
+_SHALLOW = frozenset(
+    {
+        "attr",
+        "batch",
+        "count",
+        "d",
+        "default",
+        "first",
+        "items",
+        "last",
+        "length",
+        "list",
+        "map",
+        "reject",
+        "rejectattr",
+        "reverse",
+        # filters that never look into the elements of what they are given
+        "select",
+        "selectattr",
+        "slice",
+    }
+)
+_PER_PIECE = 64  # bytes a short string of its own takes
 
-# String methods whose result may take more than what they are given, and how many bytes that may be.
+# String methods whose result may take more than what they are given, and how many bytes that may
+# be.
 _GROWING: dict[str, Callable[..., int]] = {
-    "center": lambda s, width=0, *_: 4 * int(width), "ljust": lambda s, width=0, *_: 4 * int(width), "rjust": lambda s, width=0, *_: 4 * int(width),
-    "zfill": lambda s, width=0: int(width), "expandtabs": lambda s, tabsize=8: 4 * (len(s) + s.count("\t") * max(int(tabsize), 1)),
-    "replace": lambda s, old="", new="", *_: getsizeof(s) + (s.count(old) if old else len(s) + 1) * getsizeof(new),
-    "split": lambda s, sep=None, *_, **__: getsizeof(s) + _PER_PIECE * _pieces(s, sep), "encode": lambda s, *_: 4 * len(s),
+    "center": lambda s, width=0, *_: 4 * int(width),
+    "ljust": lambda s, width=0, *_: 4 * int(width),
+    "rjust": lambda s, width=0, *_: 4 * int(width),
+    "zfill": lambda s, width=0: int(width),
+    "expandtabs": lambda s, tabsize=8: 4 * (len(s) + s.count("\t") * max(int(tabsize), 1)),
+    "replace": lambda s, old="", new="", *_: (
+        getsizeof(s) + (s.count(old) if old else len(s) + 1) * getsizeof(new)
+    ),
+    "split": lambda s, sep=None, *_, **__: getsizeof(s) + _PER_PIECE * _pieces(s, sep),
+    "encode": lambda s, *_: 4 * len(s),
     "rsplit": lambda s, sep=None, *_, **__: getsizeof(s) + _PER_PIECE * _pieces(s, sep),
-    "splitlines": lambda s, *_, **__: getsizeof(s) + _PER_PIECE * sum(map(s.count, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"))}
+    "splitlines": lambda s, *_, **__: (
+        getsizeof(s) + _PER_PIECE * sum(map(s.count, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"))
+    ),
+}
 
 
 def _pieces(text: Any, separator: Any) -> int:
@@ -57,7 +135,9 @@ def _pieces(text: Any, separator: Any) -> int:
 
 
 def _weight(value: Any, most: int) -> tuple[int, int]:
-    """How many elements a value shows when it is written out, and the characters in them; stops counting beyond `most` elements."""
+    """How many elements a value shows when it is written out, and the characters in them; stops
+    counting beyond `most` elements.
+    """
     elements = size = 0
     waiting = [value]
     while waiting and elements <= most:
@@ -76,7 +156,9 @@ def _weight(value: Any, most: int) -> tuple[int, int]:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks the assistant's own words for training; when rendering it changes nothing."""
+    """`{% generation %}` marks the assistant's own words for training; when rendering it changes
+    nothing.
+    """
 
     tags = frozenset({"generation"})
 
@@ -87,25 +169,51 @@ class _Generation(Extension):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """The environment of one template, set up as the `transformers` library does (real templates are written against that)."""
+    """The environment of one template, set up as the `transformers` library does (real templates
+    are written against that).
+    """
 
     intercepted_binops = frozenset({"*", "+", "%", "**"})
 
     def __init__(self) -> None:
         self._spent = threading.local()
         self.begin()
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], finalize=self._written)
-        own = {"tojson": _tojson, "join": self._join, "replace": _replace, "indent": _indent, "sum": _sum}
-        self.filters = {name: self._counted(own.get(name, self.filters[name]), deep=name not in _SHALLOW) for name in _FILTERS}
-        self.filters["format"] = self._counted(lambda value, *args, **kwargs: self._percent(str(value), kwargs or args), deep=True)
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, loopcontrols],
+            finalize=self._written,
+        )
+        own = {
+            "tojson": _tojson,
+            "join": self._join,
+            "replace": _replace,
+            "indent": _indent,
+            "sum": _sum,
+        }
+        self.filters = {
+            name: self._counted(own.get(name, self.filters[name]), deep=name not in _SHALLOW)
+            for name in _FILTERS
+        }
+        self.filters["format"] = self._counted(
+            lambda value, *args, **kwargs: self._percent(str(value), kwargs or args), deep=True
+        )
         self.tests = {name: self._counted(test, deep=True) for name, test in self.tests.items()}
-        self.globals = {name: self.globals[name] for name in ("range", "dict", "namespace", "cycler", "joiner")}
-        self.globals.update(raise_exception=_raise, strftime_now=lambda form: datetime.now().strftime(str(form)[:1000]))
+        self.globals = {
+            name: self.globals[name] for name in ("range", "dict", "namespace", "cycler", "joiner")
+        }
+        self.globals.update(
+            raise_exception=_raise,
+            strftime_now=lambda form: datetime.now().strftime(str(form)[:1000]),
+        )
 
-    # ---- the budget ----------------------------------------------------------------------------------------------
+    # ---- the budget
+    # ----------------------------------------------------------------------------------------------
 
     def begin(self, inputs: Any = None) -> None:
-        """Start a render's count in this thread; long conversations may cost more, in proportion to what `inputs` weigh."""
+        """Start a render's count in this thread; long conversations may cost more, in proportion to
+        what `inputs` weigh.
+        """
         spent = self._spent
         elements, size = _weight(inputs, 1 << 22)
         spent.calls, spent.bytes = -32 * elements, -32 * size
@@ -120,7 +228,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise TemplateError(f"chat template: more than {MAX_CALLS} calls and loop rounds")
         if spent.bytes > MAX_BYTES:
             raise TemplateError(f"chat template: more than {MAX_BYTES} bytes of text and lists")
-        if time.monotonic() - spent.wall > MAX_SECONDS and time.thread_time() - spent.processor > MAX_SECONDS:
+        if (
+            time.monotonic() - spent.wall > MAX_SECONDS
+            and time.thread_time() - spent.processor > MAX_SECONDS
+        ):
             raise TemplateError(f"chat template: more than {MAX_SECONDS} seconds of processor time")
 
     def keep(self, result: Any) -> Any:
@@ -132,7 +243,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return result
 
     def measured(self, value: Any) -> Any:
-        """A value about to be written out or compared: its elements counted as often as they would be seen."""
+        """A value about to be written out or compared: its elements counted as often as they would
+        be seen.
+        """
         self.charge()
         if not isinstance(value, (str, int, float, type(None))):
             elements, size = _weight(value, MAX_NODES)
@@ -143,7 +256,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.charge(calls=elements >> 5)
         return value
 
-    # ---- what templates do ---------------------------------------------------------------------------------------
+    # ---- what templates do
+    # ---------------------------------------------------------------------------------------
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Operators, refused before they make something huge."""
@@ -153,7 +267,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
                     self.charge(made=(getsizeof(one) - getsizeof(one[:0])) * max(other, 0))
         elif operator == "%" and isinstance(left, (str, bytes)):
             return self._percent(str(left), right)
-        elif operator == "**" and isinstance(left, int) and isinstance(right, int) and abs(left) > 1 and right * (left.bit_length() - 1) > 64:
+        elif (
+            operator == "**"
+            and isinstance(left, int)
+            and isinstance(right, int)
+            and abs(left) > 1
+            and right * (left.bit_length() - 1) > 64
+        ):
             raise TemplateError(f"chat template: {left} ** {right} is too large")
         return self.keep(super().call_binop(context, operator, left, right))
 
@@ -161,7 +281,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Calls, counted; string methods that lengthen their string are measured first."""
         owner = getattr(function, "__self__", None)
         if owner is self:
-            return function(*args)      # written by `metered`; Jinja adds keywords of its own to every call
+            # written by `metered`; Jinja adds keywords of its own to every call
+            return function(*args)
         self.charge()
         if isinstance(owner, (str, bytes)):
             name = getattr(function, "__name__", "")
@@ -172,7 +293,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             elif name == "join" and args:
                 return self._join(args[0], owner)
         elif isinstance(function, type):
-            self.measured((args, kwargs))           # namespace, dict, cycler, joiner
+            self.measured((args, kwargs))  # namespace, dict, cycler, joiner
         return self.keep(super().call(context, function, *args, **kwargs))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
@@ -185,6 +306,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         def bounded(*args: Any, **kwargs: Any) -> str:
             self._formatted(value.__self__, "{", args, kwargs)
             return inner(*args, **kwargs)
+
         del bounded.__wrapped__
         return bounded
 
@@ -207,30 +329,43 @@ class Sandbox(ImmutableSandboxedEnvironment):
         items = list(self.rounds(value))
         if attribute is not None:
             items = [self.getitem(item, attribute) for item in items]
-        return self.joined(*(piece for item in items for piece in (d, item)))[len(str(d)):] if items else ""
+        return (
+            self.joined(*(piece for item in items for piece in (d, item)))[len(str(d)) :]
+            if items
+            else ""
+        )
 
     def _percent(self, text: str, values: Any) -> str:
         self._formatted(text, "%", values if isinstance(values, tuple) else (values,), {})
         return self.keep(text % values)
 
-    def _formatted(self, text: str, sign: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def _formatted(
+        self, text: str, sign: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
         """Count what a format may make at most; a width that only its arguments tell is refused."""
         widest = max((int(digits[:6]) for digits in re.findall(r"\d+", text)), default=0)
-        if widest > MAX_WIDTH or (re.search(r"%[-+ #0]*\.?\d*\.?\*", text) if sign == "%" else re.search(r"\{[^{}]*\{", text.replace("{{", ""))):
-            raise TemplateError(f"chat template: the format {text[:40]!r} has a field wider than {MAX_WIDTH} or of a width not written in it")
+        if widest > MAX_WIDTH or (
+            re.search(r"%[-+ #0]*\.?\d*\.?\*", text)
+            if sign == "%"
+            else re.search(r"\{[^{}]*\{", text.replace("{{", ""))
+        ):
+            raise TemplateError(
+                f"chat template: the format {text[:40]!r} has a field wider than {MAX_WIDTH} or of a width not written in it"
+            )
         values = (*args, *kwargs.values())
         self.measured(values)
         longest = max((len(str(value)) for value in values), default=0)
         self.charge(made=getsizeof(text) + text.count(sign) * (4 * widest + 4 * longest))
 
     def _counted(self, function: Callable[..., Any], *, deep: bool) -> Callable[..., Any]:
-        @wraps(function)        # takes Jinja's marks on the function along
+        @wraps(function)  # takes Jinja's marks on the function along
         def counted(*args: Any, **kwargs: Any) -> Any:
             self.charge()
             for value in args:
                 if deep and isinstance(value, (list, tuple, Mapping)):
                     self.measured(value)
             return self.keep(function(*args, **kwargs))
+
         return counted
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -241,11 +376,20 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 def metered(tree: nodes.Template) -> None:
-    """Turn what costs without a call into calls that count; a template too large to compile in time is refused."""
+    """Turn what costs without a call into calls that count; a template too large to compile in time
+    is refused.
+    """
     seen = 0
 
     def through(method: str, *arguments: nodes.Expr) -> nodes.Call:
-        return nodes.Call(nodes.EnvironmentAttribute(method), list(arguments), [], None, None, lineno=arguments[0].lineno)
+        return nodes.Call(
+            nodes.EnvironmentAttribute(method),
+            list(arguments),
+            [],
+            None,
+            None,
+            lineno=arguments[0].lineno,
+        )
 
     def visit(node: nodes.Node) -> None:
         nonlocal seen
@@ -270,7 +414,11 @@ def metered(tree: nodes.Template) -> None:
             return through("joined", *node.nodes)
         if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
             return through("keep", node)
-        if isinstance(node, (nodes.List, nodes.Tuple)) and getattr(node, "ctx", "load") == "load" and not _constant(node.items):
+        if (
+            isinstance(node, (nodes.List, nodes.Tuple))
+            and getattr(node, "ctx", "load") == "load"
+            and not _constant(node.items)
+        ):
             return through("measured", node)
         if isinstance(node, nodes.Dict) and not _constant([pair.value for pair in node.items]):
             return through("measured", node)
@@ -283,11 +431,19 @@ def _constant(items: list[nodes.Expr]) -> bool:
     return all(isinstance(item, nodes.Const) for item in items)
 
 
-def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, separators: Any = None, sort_keys: bool = False) -> str:
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
     """JSON as it is written for a model: no HTML escapes, keys in their order."""
     if isinstance(indent, int) and indent > 64:
         raise TemplateError(f"chat template: tojson indent {indent}, wanted at most 64")
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _replace(s: Any, old: str, new: str, count: int | None = None) -> str:
@@ -304,7 +460,10 @@ def _indent(s: Any, width: int | str = 4, first: bool = False, blank: bool = Fal
     lines = str(s).splitlines(keepends=True)
     if len(margin) * len(lines) > MAX_BYTES:
         raise TemplateError(f"chat template: indent would make more than {MAX_BYTES} bytes")
-    return "".join((margin if (i or first) and (blank or line.strip()) else "") + line for i, line in enumerate(lines))
+    return "".join(
+        (margin if (i or first) and (blank or line.strip()) else "") + line
+        for i, line in enumerate(lines)
+    )
 
 
 def _sum(values: Iterable[Any], attribute: str | None = None, start: float = 0) -> float:

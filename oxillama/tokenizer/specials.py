@@ -1,4 +1,7 @@
-"""Finds special tokens in a text, whatever their number: a few prefixes point at candidates, a table of lengths decides."""
+"""Finds special tokens in a text, whatever their number: a few prefixes point at candidates, a
+table of lengths decides.
+"""
+
 from __future__ import annotations
 
 import re
@@ -8,12 +11,15 @@ _MOST_PREFIXES = 32
 
 
 class SpecialTokens:
-    """Texts of special tokens with their ids; `split` cuts a text at them, the longest one at each place."""
+    """Texts of special tokens with their ids; `split` cuts a text at them, the longest one at each
+    place.
+    """
 
     def __init__(self, ids: Mapping[str, int]) -> None:
         self._ids = ids
         size, prefixes = 4, {text[:4] for text in ids}
-        while len(prefixes) > _MOST_PREFIXES and size > 1:      # an expression of many branches is slow at every character
+        # an expression of many branches is slow at every character
+        while len(prefixes) > _MOST_PREFIXES and size > 1:
             size -= 1
             prefixes = {text[:size] for text in ids}
         lengths: dict[str, set[int]] = {}
@@ -21,10 +27,16 @@ class SpecialTokens:
             lengths.setdefault(text[:size], set()).add(len(text))
         self._lengths = {prefix: sorted(found, reverse=True) for prefix, found in lengths.items()}
         branches = sorted(prefixes, key=lambda text: (-len(text), text))
-        self._candidate = re.compile("|".join(map(re.escape, branches)) if size > 1 else f"[{''.join(map(re.escape, branches))}]")
+        self._candidate = re.compile(
+            "|".join(map(re.escape, branches))
+            if size > 1
+            else f"[{''.join(map(re.escape, branches))}]"
+        )
 
     def split(self, text: str) -> Iterator[tuple[str, int | None]]:
-        """Pieces of `text` in order: (text, None) for what lies between special tokens, (text, id) for each of them."""
+        """Pieces of `text` in order: (text, None) for what lies between special tokens, (text, id)
+        for each of them.
+        """
         done = start = 0
         while self._ids and (found := self._candidate.search(text, start)):
             start = found.start()
@@ -42,10 +54,10 @@ class SpecialTokens:
     def _longest(self, text: str, start: int) -> tuple[int | None, int]:
         best: tuple[int | None, int] = None, start
         for size in range(1, 5):
-            for length in self._lengths.get(text[start:start + size], ()):
+            for length in self._lengths.get(text[start : start + size], ()):
                 if length <= best[1] - start:
                     break
-                token = self._ids.get(text[start:start + length])
+                token = self._ids.get(text[start : start + length])
                 if token is not None:
                     best = token, start + length
                     break

@@ -1,9 +1,11 @@
-"""SentencePiece BPE as `llama` vocabularies mean it: the neighbours whose joined text has the highest score merge first.
+"""SentencePiece BPE as `llama` vocabularies mean it: the neighbours whose joined text has the
+highest score merge first.
 
-Source: Kudo and Richardson 2018 (SentencePiece), BPE model; ties go to the leftmost pair. Text that no token covers falls back to
-one token per byte. Most vocabularies never join a word's end to the next word's mark, so text is cut before each mark (`▁`) and
-words are remembered.
+Source: Kudo and Richardson 2018 (SentencePiece), BPE model; ties go to the leftmost pair. Text that
+no token covers falls back to one token per byte. Most vocabularies never join a word's end to the
+next word's mark, so text is cut before each mark (`▁`) and words are remembered.
 """
+
 from __future__ import annotations
 
 import re
@@ -23,11 +25,14 @@ _LONGEST_REMEMBERED = 64
 class SpmEncoder:
     """Text without special tokens to ids."""
 
-    adds_prefix = False     # the space before a text, where the vocabulary wants one, is the caller's to put
+    # the space before a text, where the vocabulary wants one, is the caller's to put
+    adds_prefix = False
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         if vocabulary.scores is None:
-            raise TokenizerError("tokenizer.ggml.scores: missing, a 'llama' vocabulary needs a score for every token")
+            raise TokenizerError(
+                "tokenizer.ggml.scores: missing, a 'llama' vocabulary needs a score for every token"
+            )
         self._ids: dict[str, int] = {}
         self._bytes: dict[int, int] = {}
         kinds, scores = vocabulary.kinds.tolist(), vocabulary.scores.tolist()
@@ -36,11 +41,19 @@ class SpmEncoder:
                 self._ids.setdefault(text, token)
             elif kind == BYTE:
                 self._bytes.setdefault(byte_value(text, token), token)
-        best_first = {score: rank for rank, score in enumerate(sorted({scores[token] for token in self._ids.values()}, reverse=True))}
+        best_first = {
+            score: rank
+            for rank, score in enumerate(
+                sorted({scores[token] for token in self._ids.values()}, reverse=True)
+            )
+        }
         self._ranks = {text: best_first[scores[token]] for text, token in self._ids.items()}
         self._longest = max(map(len, self._ids), default=0)
         self._unknown = vocabulary.special.get("unk")
-        crosses = any(MARK in text[1:] and text.strip(MARK) and re.search(f"[^{MARK}]{MARK}", text) for text in self._ids)
+        crosses = any(
+            MARK in text[1:] and text.strip(MARK) and re.search(f"[^{MARK}]{MARK}", text)
+            for text in self._ids
+        )
         self._cut = None if crosses else re.compile(f"(?<=[^{MARK}])(?={MARK})")
         self._word = lru_cache(maxsize=65536)(self._merged)
 
@@ -61,18 +74,23 @@ class SpmEncoder:
         n = len(pieces)
         after = list(range(1, n + 1))
         before = list(range(-1, n - 1))
-        # One integer orders a possible merge: rank of its score, then place, then size (to tell whether it still stands when it is due).
+        # One integer orders a possible merge: rank of its score, then place, then size (to tell
+        # whether it still stands when it is due).
         by_size = self._longest + 1
         by_rank = n * by_size
         rank_of = self._ranks.get
-        queue = [rank * by_rank + i * by_size + 2 for i, rank in enumerate(map(rank_of, map(add, pieces, islice(pieces, 1, None))))
-                 if rank is not None]
+        queue = [
+            rank * by_rank + i * by_size + 2
+            for i, rank in enumerate(map(rank_of, map(add, pieces, islice(pieces, 1, None))))
+            if rank is not None
+        ]
         heapify(queue)
         while queue:
             place, size = divmod(heappop(queue) % by_rank, by_size)
             left, right = pieces[place], after[place]
             if not left or right == n or len(left) + len(pieces[right]) != size:
-                continue                                  # one of the two has merged with somebody else meanwhile
+                # one of the two has merged with somebody else meanwhile
+                continue
             joined = pieces[place] = left + pieces[right]
             pieces[right] = ""
             right = after[place] = after[right]
@@ -85,7 +103,10 @@ class SpmEncoder:
             if left_place >= 0:
                 rank = rank_of(pieces[left_place] + joined)
                 if rank is not None:
-                    heappush(queue, rank * by_rank + left_place * by_size + size + len(pieces[left_place]))
+                    heappush(
+                        queue,
+                        rank * by_rank + left_place * by_size + size + len(pieces[left_place]),
+                    )
         ids = self._ids
         out: list[int] = []
         for piece in pieces:
@@ -95,13 +116,17 @@ class SpmEncoder:
         return tuple(out)
 
     def _fallback(self, piece: str) -> list[int]:
-        """A character that is no token: its bytes, or the unknown token where the vocabulary lacks them."""
+        """A character that is no token: its bytes, or the unknown token where the vocabulary lacks
+        them.
+        """
         data = piece.encode("utf-8", "surrogatepass")
         found = [self._bytes.get(value) for value in data]
         if None not in found:
             return found
         if self._unknown is None:
-            raise TokenizerError(f"vocabulary: no token for {piece!r}, none for its bytes, and no unknown token")
+            raise TokenizerError(
+                f"vocabulary: no token for {piece!r}, none for its bytes, and no unknown token"
+            )
         return [self._unknown]
 
 
@@ -109,5 +134,7 @@ def byte_value(text: str, token: int) -> int:
     """The byte that a byte token such as `<0x0A>` stands for."""
     match = _BYTE_TOKEN.fullmatch(text)
     if match is None:
-        raise TokenizerError(f"tokenizer.ggml.tokens: byte token {token} is {text[:20]!r}, wanted <0x00> to <0xFF>")
+        raise TokenizerError(
+            f"tokenizer.ggml.tokens: byte token {token} is {text[:20]!r}, wanted <0x00> to <0xFF>"
+        )
     return int(match[1], 16)

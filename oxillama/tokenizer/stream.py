@@ -1,19 +1,30 @@
-"""Turns the bytes of tokens into text as they come: whole UTF-8 characters only, never a broken one."""
+"""Turns the bytes of tokens into text as they come: whole UTF-8 characters only, never a broken
+one.
+"""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 
 class TextStream:
-    """Feeds on token ids, gives out text; holds back the bytes of a character that is not finished yet (three at most).
+    """Feeds on token ids, gives out text; holds back the bytes of a character that is not finished
+    yet (three at most).
 
-    `token_bytes(id)` gives the bytes a token contributes, `shown` those of tokens that are no text and are written out here. Bytes that
-    can never become a character are replaced by U+FFFD, as soon as that is sure.
+    `token_bytes(id)` gives the bytes a token contributes, `shown` those of tokens that are no text
+    and are written out here. Bytes that can never become a character are replaced by U+FFFD, as
+    soon as that is sure.
     """
 
     __slots__ = ("_pending", "_token_bytes", "shown")
 
-    def __init__(self, token_bytes: Callable[[int], bytes], *, pending: bytes = b"", shown: Mapping[int, bytes] | None = None) -> None:
+    def __init__(
+        self,
+        token_bytes: Callable[[int], bytes],
+        *,
+        pending: bytes = b"",
+        shown: Mapping[int, bytes] | None = None,
+    ) -> None:
         self._token_bytes = token_bytes
         self._pending = pending
         self.shown = dict(shown or {})
@@ -25,14 +36,16 @@ class TextStream:
 
     def feed(self, token: int) -> str:
         """The text that is whole once this token is added; may be empty."""
-        return self.feed_bytes(self.shown[token] if token in self.shown else self._token_bytes(token))
+        return self.feed_bytes(
+            self.shown[token] if token in self.shown else self._token_bytes(token)
+        )
 
     def feed_bytes(self, data: bytes) -> str:
         """The same for bytes."""
         data = self._pending + data
         keep = unfinished(data)
-        self._pending = data[len(data) - keep:]
-        return data[:len(data) - keep].decode("utf-8", "replace")
+        self._pending = data[len(data) - keep :]
+        return data[: len(data) - keep].decode("utf-8", "replace")
 
     def flush(self) -> str:
         """What is left, an unfinished character as U+FFFD; the stream is empty then."""
@@ -45,18 +58,33 @@ class TextStream:
 
 
 def unfinished(data: bytes) -> int:
-    """How many bytes at the end of `data` begin a character that more bytes could finish (Unicode standard, table 3-7)."""
+    """How many bytes at the end of `data` begin a character that more bytes could finish (Unicode
+    standard, table 3-7).
+    """
     for back in range(1, min(3, len(data)) + 1):
         lead = data[-back]
         if lead < 0x80:
             return 0
         if lead < 0xC0:
             continue
-        size = 2 if 0xC2 <= lead <= 0xDF else 3 if 0xE0 <= lead <= 0xEF else 4 if 0xF0 <= lead <= 0xF4 else 0
+        size = (
+            2
+            if 0xC2 <= lead <= 0xDF
+            else 3
+            if 0xE0 <= lead <= 0xEF
+            else 4
+            if 0xF0 <= lead <= 0xF4
+            else 0
+        )
         if back >= size:
             return 0
         if back > 1:
-            low, high = {0xE0: (0xA0, 0xBF), 0xED: (0x80, 0x9F), 0xF0: (0x90, 0xBF), 0xF4: (0x80, 0x8F)}.get(lead, (0x80, 0xBF))
+            low, high = {
+                0xE0: (0xA0, 0xBF),
+                0xED: (0x80, 0x9F),
+                0xF0: (0x90, 0xBF),
+                0xF4: (0x80, 0x8F),
+            }.get(lead, (0x80, 0xBF))
             if not low <= data[-back + 1] <= high:
                 return 0
         return back

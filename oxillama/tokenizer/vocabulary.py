@@ -1,7 +1,10 @@
-"""The vocabulary a file describes, checked once at the door: tokens, their kinds, special ids and what to add around a text.
+"""The vocabulary a file describes, checked once at the door: tokens, their kinds, special ids and
+what to add around a text.
 
-Sources: the GGUF specification's `tokenizer.ggml.*` keys; the numbers of token kinds are those of SentencePiece.
+Sources: the GGUF specification's `tokenizer.ggml.*` keys; the numbers of token kinds are those of
+SentencePiece.
 """
+
 from __future__ import annotations
 
 import warnings
@@ -16,35 +19,102 @@ from oxillama.errors import TokenizerError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 KINDS = (NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE)
-ABSENT = (1 << 32) - 1      # how files write "this vocabulary has no such token"
+ABSENT = (1 << 32) - 1  # how files write "this vocabulary has no such token"
 
-SPECIAL_KEYS = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "sep": "seperator_token_id", "pad": "padding_token_id",
-                "cls": "cls_token_id", "mask": "mask_token_id", "eot": "eot_token_id", "eom": "eom_token_id"}
+SPECIAL_KEYS = {
+    "bos": "bos_token_id",
+    "eos": "eos_token_id",
+    "unk": "unknown_token_id",
+    "sep": "seperator_token_id",
+    "pad": "padding_token_id",
+    "cls": "cls_token_id",
+    "mask": "mask_token_id",
+    "eot": "eot_token_id",
+    "eom": "eom_token_id",
+}
 
-# Tokens that end a turn or a text in published models, by the text they are written as; these are control tokens whatever their kind in
-# the file (converters have got that wrong).
-END_NAMES = frozenset({"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>",
-                       "<|endoftext|>", "<|end_of_text|>", "</s>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<end_of_utterance>", "<eos>", "<turn|>",
-                       "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["})
-# Names that end a generation where the file says they are control tokens: other models' turns, and what parts files when code is completed.
-CONTROL_END_NAMES = END_NAMES | {"< EOT >", "<|eot|>", "<|eom|>", "<|END_OF_TURN_TOKEN|>", "<|end_of_turn|>", "<|endofturn|>", "<|end_of_sentence|>",
-                                 "<|eos|>", "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>",
-                                 "<reponame>", "<|file_sep|>"}
+# Tokens that end a turn or a text in published models, by the text they are written as; these are
+# control tokens whatever their kind in the file (converters have got that wrong).
+END_NAMES = frozenset(
+    {
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|flush|>",
+        "<|calls|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "</s>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "<end_of_utterance>",
+        "<eos>",
+        "<turn|>",
+        "<|tool_response>",
+        "<｜end▁of▁sentence｜>",
+        "[e~[",
+    }
+)
+# Names that end a generation where the file says they are control tokens: other models' turns, and
+# what parts files when code is completed.
+CONTROL_END_NAMES = END_NAMES | {
+    "< EOT >",
+    "<|eot|>",
+    "<|eom|>",
+    "<|END_OF_TURN_TOKEN|>",
+    "<|end_of_turn|>",
+    "<|endofturn|>",
+    "<|end_of_sentence|>",
+    "<|eos|>",
+    "<|fim_pad|>",
+    "<fim-pad>",
+    "<fim_pad>",
+    "<|fim_repo|>",
+    "<|repo_name|>",
+    "<fim-repo>",
+    "<REPO>",
+    "<reponame>",
+    "<|file_sep|>",
+}
 _HARMONY = {"<|return|>", "<|call|>"}
 
 # Per model: special ids, and what is added around a text, where the file does not say.
 _DEFAULTS: dict[str, tuple[dict[str, int], frozenset[str]]] = {
     "llama": ({"bos": 1, "eos": 2, "unk": 0}, frozenset({"bos"})),
     "t5": ({"eos": 1, "unk": 2, "pad": 0}, frozenset({"eos"})),
-    "bert": ({"bos": 101, "unk": 100, "sep": 102, "pad": 0, "mask": 103}, frozenset({"bos", "sep"})),
+    "bert": (
+        {"bos": 101, "unk": 100, "sep": 102, "pad": 0, "mask": 103},
+        frozenset({"bos", "sep"}),
+    ),
 }
-_ADD_BOS = frozenset({"llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "tekken", "chameleon", "pixtral", "midm-2.0", "lfm2",
-                      "jina-v5-nano"})
+_ADD_BOS = frozenset(
+    {
+        "llama-bpe",
+        "llama3",
+        "llama-v3",
+        "falcon3",
+        "falcon-h1",
+        "tekken",
+        "chameleon",
+        "pixtral",
+        "midm-2.0",
+        "lfm2",
+        "jina-v5-nano",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Tokens by id, and what the file says about them; `special` maps names of `SPECIAL_KEYS` to ids."""
+    """Tokens by id, and what the file says about them; `special` maps names of `SPECIAL_KEYS` to
+    ids.
+    """
 
     model: str
     pre: str
@@ -56,26 +126,36 @@ class Vocabulary:
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
-    add_sep: bool = False                       # `bert`: the separator after a text
-    remove_extra_whitespaces: bool = False      # `t5`: spaces in a row are one
-    charsmap: bytes = b""                       # `t5`: replacements of characters
-    lowercase: bool = True                      # `bert`
-    strip_accents: bool = True                  # `bert`
-    rstrip: frozenset[int] = frozenset()        # special tokens that swallow the white space after them
+    add_sep: bool = False  # `bert`: the separator after a text
+    remove_extra_whitespaces: bool = False  # `t5`: spaces in a row are one
+    charsmap: bytes = b""  # `t5`: replacements of characters
+    lowercase: bool = True  # `bert`
+    strip_accents: bool = True  # `bert`
+    # special tokens that swallow the white space after them
+    rstrip: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def end_ids(self) -> frozenset[int]:
         """Every id that ends a generation: eos, eot, eom, and control tokens named like them."""
-        named = {i for i in np.flatnonzero(self.kinds == CONTROL).tolist() if self.tokens[i] in CONTROL_END_NAMES}
+        named = {
+            i
+            for i in np.flatnonzero(self.kinds == CONTROL).tolist()
+            if self.tokens[i] in CONTROL_END_NAMES
+        }
         if {self.tokens[i] for i in named} >= _HARMONY:
-            named -= {i for i in named if self.tokens[i] == "<|end|>"}      # parts the messages of one reply there
-        return frozenset(named | {self.special[name] for name in ("eos", "eot", "eom") if name in self.special})
+            # parts the messages of one reply there
+            named -= {i for i in named if self.tokens[i] == "<|end|>"}
+        return frozenset(
+            named | {self.special[name] for name in ("eos", "eot", "eom") if name in self.special}
+        )
 
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
-    """The vocabulary of `tokenizer.ggml.*`; raises TokenizerError naming the key, the value found and the value wanted."""
+    """The vocabulary of `tokenizer.ggml.*`; raises TokenizerError naming the key, the value found
+    and the value wanted.
+    """
     model = _value(metadata, "model", str)
     tokens = _strings(metadata, "tokens")
     n = len(tokens)
@@ -86,10 +166,14 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
             kinds[token] = CONTROL
     wrong = np.flatnonzero(~np.isin(kinds, KINDS))
     if len(wrong):
-        raise TokenizerError(f"tokenizer.ggml.token_type: token {wrong[0]} has kind {kinds[wrong[0]]}, wanted 1 to 6")
+        raise TokenizerError(
+            f"tokenizer.ggml.token_type: token {wrong[0]} has kind {kinds[wrong[0]]}, wanted 1 to 6"
+        )
     scores = _array(metadata, "scores", n)
     if scores is not None and not np.isfinite(scores).all():
-        raise TokenizerError(f"tokenizer.ggml.scores: token {np.flatnonzero(~np.isfinite(scores))[0]} has no finite score")
+        raise TokenizerError(
+            f"tokenizer.ggml.scores: token {np.flatnonzero(~np.isfinite(scores))[0]} has no finite score"
+        )
     merges = _strings(metadata, "merges") if "tokenizer.ggml.merges" in metadata else []
     pre = _value(metadata, "pre", str, "default")
     special = {}
@@ -98,30 +182,56 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         if found is not None and found != ABSENT:
             if 0 <= found < n:
                 special[name] = found
-            else:                       # such files exist (a vocabulary was cut): the model runs, and its user is told
-                warnings.warn(f"tokenizer.ggml.{key}: found {found}, wanted an id below {n}; taken as no such token", stacklevel=4)
+            # such files exist (a vocabulary was cut): the model runs, and its user is told
+            else:
+                warnings.warn(
+                    f"tokenizer.ggml.{key}: found {found}, wanted an id below {n}; taken as no such token",
+                    stacklevel=4,
+                )
     ids, added = _DEFAULTS.get(model, ({}, frozenset({"bos"} if pre in _ADD_BOS else ())))
     for name, default in ids.items():
-        if SPECIAL_KEYS[name] not in _present(metadata) and default < n and kinds[default] in (CONTROL, UNKNOWN):
+        if (
+            SPECIAL_KEYS[name] not in _present(metadata)
+            and default < n
+            and kinds[default] in (CONTROL, UNKNOWN)
+        ):
             special[name] = default
     add = {}
     for name in ("bos", "eos", "sep"):
         wanted = _value(metadata, f"add_{name}_token", bool, name in added)
         if wanted and name not in special and f"add_{name}_token" in _present(metadata):
-            raise TokenizerError(f"tokenizer.ggml.add_{name}_token: true, but the file names no {name} token")
+            raise TokenizerError(
+                f"tokenizer.ggml.add_{name}_token: true, but the file names no {name} token"
+            )
         add[name] = wanted and name in special
     charsmap = _array(metadata, "precompiled_charsmap", None)
     lowercase = _value(metadata, "normalizer.lowercase", bool, True)
-    return Vocabulary(model, pre, tokens, kinds, scores, merges, special, add["bos"], add["eos"],
-                      model == "bert" or _value(metadata, "add_space_prefix", bool, model == "llama"), add_sep=add["sep"] and model == "bert",
-                      remove_extra_whitespaces=_value(metadata, "remove_extra_whitespaces", bool, False),
-                      charsmap=b"" if charsmap is None else (charsmap.astype(np.int64) & 255).astype(np.uint8).tobytes(), lowercase=lowercase,
-                      strip_accents=_value(metadata, "normalizer.strip_accents", bool, lowercase),
-                      rstrip=_swallowing(str(metadata.get("general.name", "")), tokens, kinds))
+    return Vocabulary(
+        model,
+        pre,
+        tokens,
+        kinds,
+        scores,
+        merges,
+        special,
+        add["bos"],
+        add["eos"],
+        model == "bert" or _value(metadata, "add_space_prefix", bool, model == "llama"),
+        add_sep=add["sep"] and model == "bert",
+        remove_extra_whitespaces=_value(metadata, "remove_extra_whitespaces", bool, False),
+        charsmap=b""
+        if charsmap is None
+        else (charsmap.astype(np.int64) & 255).astype(np.uint8).tobytes(),
+        lowercase=lowercase,
+        strip_accents=_value(metadata, "normalizer.strip_accents", bool, lowercase),
+        rstrip=_swallowing(str(metadata.get("general.name", "")), tokens, kinds),
+    )
 
 
 def _swallowing(name: str, tokens: Sequence[str], kinds: np.ndarray) -> frozenset[int]:
-    """Phi-3's special tokens swallow the white space after them, but for three (its tokenizer.json says so; GGUF has no key for it)."""
+    """Phi-3's special tokens swallow the white space after them, but for three (its tokenizer.json
+    says so; GGUF has no key for it).
+    """
     if not any(word in name.lower() for word in ("phi-3", "phi3")):
         return frozenset()
     special = np.flatnonzero(np.isin(kinds, (UNKNOWN, CONTROL, USER_DEFINED))).tolist()
@@ -129,7 +239,9 @@ def _swallowing(name: str, tokens: Sequence[str], kinds: np.ndarray) -> frozense
 
 
 def _present(metadata: Mapping[str, Any]) -> set[str]:
-    return {key.removeprefix("tokenizer.ggml.") for key in metadata if key.startswith("tokenizer.ggml.")}
+    return {
+        key.removeprefix("tokenizer.ggml.") for key in metadata if key.startswith("tokenizer.ggml.")
+    }
 
 
 def _value(metadata: Mapping[str, Any], key: str, kind: type, *default: Any) -> Any:
@@ -145,7 +257,9 @@ def _value(metadata: Mapping[str, Any], key: str, kind: type, *default: Any) -> 
 
 
 def _strings(metadata: Mapping[str, Any], key: str) -> Strings:
-    """An array of strings, left in the file's bytes where the mapping can show them (gguf.Metadata.strings)."""
+    """An array of strings, left in the file's bytes where the mapping can show them
+    (gguf.Metadata.strings).
+    """
     name = f"tokenizer.ggml.{key}"
     places = metadata.strings(name) if hasattr(metadata, "strings") else None
     if places is not None:

@@ -1,7 +1,10 @@
-"""WordPiece as `bert` vocabularies mean it: words in plain letters, each cut greedily into the longest tokens.
+"""WordPiece as `bert` vocabularies mean it: words in plain letters, each cut greedily into the
+longest tokens.
 
-Source: Devlin et al. 2018 (BERT). Files write a token that begins a word with the mark (`▁`), and one inside a word without it.
+Source: Devlin et al. 2018 (BERT). Files write a token that begins a word with the mark (`▁`), and
+one inside a word without it.
 """
+
 from __future__ import annotations
 
 import unicodedata
@@ -12,15 +15,23 @@ from oxillama.tokenizer.spm import MARK
 from oxillama.tokenizer.vocabulary import Vocabulary
 
 # Blocks of ideographs: each is a word of its own.
-_IDEOGRAPHS = ((0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F), (0x2B920, 0x2CEAF),
-               (0xF900, 0xFAFF), (0x2F800, 0x2FA1F))
+_IDEOGRAPHS = (
+    (0x4E00, 0x9FFF),
+    (0x3400, 0x4DBF),
+    (0x20000, 0x2A6DF),
+    (0x2A700, 0x2B73F),
+    (0x2B740, 0x2B81F),
+    (0x2B920, 0x2CEAF),
+    (0xF900, 0xFAFF),
+    (0x2F800, 0x2FA1F),
+)
 _SPACES = frozenset("\t\n\v\f\r\x85")
 
 
 class WordPieceEncoder:
     """Text without special tokens to ids."""
 
-    adds_prefix = True      # the mark before a word is part of its tokens
+    adds_prefix = True  # the mark before a word is part of its tokens
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._ids = dict(zip(reversed(vocabulary.tokens), reversed(range(len(vocabulary)))))
@@ -47,7 +58,11 @@ class WordPieceEncoder:
             elif char == "�" or kind[0] == "C" or (self._strip_accents and kind[0] == "M"):
                 continue
             else:
-                alone = kind[0] == "P" or (char < "\x7f" and kind[0] == "S") or any(low <= ord(char) <= high for low, high in _IDEOGRAPHS)
+                alone = (
+                    kind[0] == "P"
+                    or (char < "\x7f" and kind[0] == "S")
+                    or any(low <= ord(char) <= high for low, high in _IDEOGRAPHS)
+                )
                 lower = char.lower() if self._lowercase else char
                 char = lower if len(lower) == 1 else char
                 out.append(f" {char} " if alone else char)
@@ -66,6 +81,8 @@ class WordPieceEncoder:
                     break
             else:
                 if self._unknown is None:
-                    raise TokenizerError(f"vocabulary: no tokens for {word[1:41]!r}, and no unknown token")
+                    raise TokenizerError(
+                        f"vocabulary: no tokens for {word[1:41]!r}, and no unknown token"
+                    )
                 return (self._unknown,)
         return tuple(ids)

@@ -1,4 +1,5 @@
-"""Tool calls and reasoning in a model's text: found as they stream, constrained to schemas, dispatched, and answered.
+"""Tool calls and reasoning in a model's text: found as they stream, constrained to schemas,
+dispatched, and answered.
 
 formats       how model families spell calls; which one a chat template teaches
 events        what is found in a reply, and `ToolCall`
@@ -30,7 +31,17 @@ from oxillama.toolcalls.constraint import ReplyGrammar, ToolCallGrammar
 from oxillama.toolcalls.deltas import ChatEvent, Parts
 from oxillama.toolcalls.detector import ToolCallDetector, detect_calls
 from oxillama.toolcalls.dispatch import NoOpDispatcher, ToolDispatcher, ToolResult
-from oxillama.toolcalls.events import CallArguments, CallFinished, CallMalformed, CallStarted, Event, Markup, Reasoning, Text, ToolCall
+from oxillama.toolcalls.events import (
+    CallArguments,
+    CallFinished,
+    CallMalformed,
+    CallStarted,
+    Event,
+    Markup,
+    Reasoning,
+    Text,
+    ToolCall,
+)
 from oxillama.toolcalls.formats import FORMATS, Custom, ToolCallFormat, detect_format, format_of
 from oxillama.toolcalls.harmony import HarmonyReader
 from oxillama.toolcalls.messages import MessageForm

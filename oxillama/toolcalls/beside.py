@@ -1,6 +1,8 @@
-"""Calls beside an answer's own constraint: a reply is one or the other, and which one shows where it begins.
+"""Calls beside an answer's own constraint: a reply is one or the other, and which one shows where
+it begins.
 
-That is exact unless an answer may begin as a call does, so that whoever reads the reply could not tell: such a pair is refused.
+That is exact unless an answer may begin as a call does, so that whoever reads the reply could not
+tell: such a pair is refused.
 """
 
 from __future__ import annotations
@@ -29,17 +31,30 @@ def answer_or_calls(
     token_ids: Mapping[str, int] | None = None,
     limits: GrammarLimits | None = None,
 ) -> Grammar:
-    """The grammar of a reply that is an answer or calls. Raises ConfigError where an answer may begin as a call of these names."""
+    """The grammar of a reply that is an answer or calls. Raises ConfigError where an answer may
+    begin as a call of these names.
+    """
     ids = dict(token_ids or {})
     # A copy: whoever generates under the answer's grammar meanwhile shares its machine.
     start = Grammar(answer.names, answer.rules, tokens=answer.tokens, limits=answer.limits).state()
     if kind.open in ids:
-        clash = kind.open if start.grammar.symbol(ids[kind.open]) >= 0 and start.allows_token(b"", ids[kind.open]) else ""
+        clash = (
+            kind.open
+            if start.grammar.symbol(ids[kind.open]) >= 0 and start.allows_token(b"", ids[kind.open])
+            else ""
+        )
     else:
         clash = kind.open if kind.open and _may_begin(start, f" {kind.open}", names) else ""
-    clash = clash or next((each for each in bare_templates(kind) if _may_begin(start, f" {each}", names)), "")
+    clash = clash or next(
+        (each for each in bare_templates(kind) if _may_begin(start, f" {each}", names)), ""
+    )
     if clash:
-        told = clash.replace(NAME, '"name"').replace(WORD, "name").replace(KEYWORD, "key").replace(" ", "")
+        told = (
+            clash.replace(NAME, '"name"')
+            .replace(WORD, "name")
+            .replace(KEYWORD, "key")
+            .replace(" ", "")
+        )
         raise ConfigError(
             f"tool_choice: found 'auto' in format {kind.name} beside a constraint whose answers may begin with {told}, as calls do; "
             "wanted 'none', 'required' or a constraint that excludes it"
@@ -50,7 +65,9 @@ def answer_or_calls(
 
 
 def _may_begin(start: GrammarState, template: str, names: Collection[str]) -> bool:
-    """Whether a text of the grammar may begin with a template's text; True as well where that cannot be found out in time."""
+    """Whether a text of the grammar may begin with a template's text; True as well where that
+    cannot be found out in time.
+    """
     states = {start.key: start}
     for char in template:
         if char == " ":
@@ -59,7 +76,9 @@ def _may_begin(start: GrammarState, template: str, names: Collection[str]) -> bo
             words = [f'"{name}"' if char == NAME else name for name in names]
             states = {state.key: state for word in words for state in _after(states, word)}
         elif char == KEYWORD:
-            states = _closed({state.key: state for letter in _LETTERS for state in _after(states, letter)}, _MORE)
+            states = _closed(
+                {state.key: state for letter in _LETTERS for state in _after(states, letter)}, _MORE
+            )
         else:
             states = {state.key: state for state in _after(states, char)}
         if not states or len(states) > _MOST:

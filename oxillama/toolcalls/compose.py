@@ -1,4 +1,6 @@
-"""Grammars made of grammars: the rules of several in one, texts that do not hold a delimiter, and delimiters that are tokens."""
+"""Grammars made of grammars: the rules of several in one, texts that do not hold a delimiter, and
+delimiters that are tokens.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ SPACES = whitespace()  # bounded, so that a model cannot stay in them
 
 
 class Composer:
-    """Collects rules, the root first; `token_ids` gives the ids of delimiters that are control tokens, which have no text."""
+    """Collects rules, the root first; `token_ids` gives the ids of delimiters that are control
+    tokens, which have no text.
+    """
 
     def __init__(self, *, token_ids: Mapping[str, int] | None = None) -> None:
         self.names: list[str] = ["root"]
@@ -40,7 +44,9 @@ class Composer:
         self.token_ids = dict(token_ids or {})
 
     def delimiter(self, text: str) -> tuple:
-        """The node of a delimiter: its token where it is a control token, else its text; nothing for an empty one."""
+        """The node of a delimiter: its token where it is a control token, else its text; nothing
+        for an empty one.
+        """
         if text in self.token_ids:
             return self._symbol(self.token_ids[text])
         return literal(text)
@@ -50,11 +56,21 @@ class Composer:
         if not self.token_ids:
             return literal(text)
         marks = sorted(self.token_ids, key=len, reverse=True)
-        return seq(*(self.delimiter(part) for part in re.split(f"({'|'.join(map(re.escape, marks))})", text) if part))
+        return seq(
+            *(
+                self.delimiter(part)
+                for part in re.split(f"({'|'.join(map(re.escape, marks))})", text)
+                if part
+            )
+        )
 
     def until(self, text: str) -> tuple:
         """The node of any text that ends with a delimiter, part of it."""
-        return seq(self.any_text(), self.delimiter(text)) if text in self.token_ids else text_until(text)
+        return (
+            seq(self.any_text(), self.delimiter(text))
+            if text in self.token_ids
+            else text_until(text)
+        )
 
     def _symbol(self, token: int | str) -> tuple:
         if token not in self.tokens:
@@ -92,7 +108,13 @@ class Composer:
             return (
                 NETWORK,
                 node[1],
-                tuple((accept, tuple((self._moved(part, shift, tokens), target) for part, target in edges)) for accept, edges in node[2]),
+                tuple(
+                    (
+                        accept,
+                        tuple((self._moved(part, shift, tokens), target) for part, target in edges),
+                    )
+                    for accept, edges in node[2]
+                ),
             )
         if kind == SYMBOL:
             if node[1][-1][1] == OPEN:
@@ -104,7 +126,12 @@ class Composer:
     def grammar(self, root: tuple, *, limits: GrammarLimits | None = None) -> Grammar:
         """The grammar whose root is this node."""
         self.rules[0] = root
-        return Grammar(self.names, self.rules, tokens=self.tokens, limits=limits or GrammarLimits(max_repetition=1 << 30))
+        return Grammar(
+            self.names,
+            self.rules,
+            tokens=self.tokens,
+            limits=limits or GrammarLimits(max_repetition=1 << 30),
+        )
 
 
 def text_until(delimiter: str) -> tuple:
@@ -120,7 +147,10 @@ def text_until(delimiter: str) -> tuple:
             target = len(longer) if delimiter.startswith(longer) else partial(longer, delimiter)
             edges.setdefault(target, []).append(char)
         rest = subtract(ANY, merge((ord(char), ord(char)) for char in delimiter))
-        nodes = [((CLASS, merge((ord(char), ord(char)) for char in chars)), target) for target, chars in edges.items()]
+        nodes = [
+            ((CLASS, merge((ord(char), ord(char)) for char in chars)), target)
+            for target, chars in edges.items()
+        ]
         states.append((False, (*nodes, ((CLASS, rest), 0))))
     states.append((True, ()))
     return (NETWORK, 0, tuple(states))

@@ -1,9 +1,11 @@
-"""`ChatEvent`: what a caller of a streamed chat is told, a step each that a server can pass on; `Parts` makes them of a reply's events.
+"""`ChatEvent`: what a caller of a streamed chat is told, a step each that a server can pass on;
+`Parts` makes them of a reply's events.
 
     reasoning* content* (call arguments* (call_end | malformed))* ... end
 
-Law: pieces of one kind, joined, are what the finished completion holds: `text` its content, `reasoning` its reasoning, the `arguments` of a
-call that ended its `arguments_text`. Spaces that a completion leaves out (around regions and calls) are held back until it is known.
+Law: pieces of one kind, joined, are what the finished completion holds: `text` its content,
+`reasoning` its reasoning, the `arguments` of a call that ended its `arguments_text`. Spaces that a
+completion leaves out (around regions and calls) are held back until it is known.
 """
 
 from __future__ import annotations
@@ -12,17 +14,28 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from oxillama.toolcalls.events import CallArguments, CallFinished, CallMalformed, CallStarted, Event, Reasoning, Text, ToolCall
+from oxillama.toolcalls.events import (
+    CallArguments,
+    CallFinished,
+    CallMalformed,
+    CallStarted,
+    Event,
+    Reasoning,
+    Text,
+    ToolCall,
+)
 from oxillama.toolcalls.opening import SPACE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatEvent:
-    """One step of a streamed chat; `kind` says which, and every other field that does not belong to it is empty.
+    """One step of a streamed chat; `kind` says which, and every other field that does not belong to
+    it is empty.
 
-    kind: "content" (text), "reasoning" (reasoning), "call" (index, id, name: a call begins), "arguments" (index, arguments: a piece of
-    JSON text), "call_end" (index, call), "malformed" (index, malformed: what began as a call is none) or "end" (completion).
-    tokens, logprobs: of the tokens that came since the event before; over a whole stream those of the completion.
+    kind: "content" (text), "reasoning" (reasoning), "call" (index, id, name: a call begins),
+    "arguments" (index, arguments: a piece of JSON text), "call_end" (index, call), "malformed"
+    (index, malformed: what began as a call is none) or "end" (completion). tokens, logprobs: of the
+    tokens that came since the event before; over a whole stream those of the completion.
     """
 
     kind: str
@@ -45,7 +58,9 @@ class ChatEvent:
 
 
 class Parts:
-    """Turns a reply's events into chat events, piece by piece; what it holds back are spaces and line ends that may be left out."""
+    """Turns a reply's events into chat events, piece by piece; what it holds back are spaces and
+    line ends that may be left out.
+    """
 
     def __init__(self) -> None:
         self._reasoning = _Trimmed("\r\n")
@@ -78,10 +93,20 @@ class Parts:
         if isinstance(event, CallStarted):
             return ChatEvent(kind="call", index=event.index, id=event.id, name=event.name)
         if isinstance(event, CallArguments):
-            return ChatEvent(kind="arguments", index=event.index, arguments=event.json) if event.json else None
+            return (
+                ChatEvent(kind="arguments", index=event.index, arguments=event.json)
+                if event.json
+                else None
+            )
         if isinstance(event, CallFinished):
             self._calls = True
-            return ChatEvent(kind="call_end", index=event.index, id=event.call.id, name=event.call.name, call=event.call)
+            return ChatEvent(
+                kind="call_end",
+                index=event.index,
+                id=event.call.id,
+                name=event.call.name,
+                call=event.call,
+            )
         if isinstance(event, CallMalformed):
             self._calls = True
             return ChatEvent(kind="malformed", index=event.index, malformed=event)

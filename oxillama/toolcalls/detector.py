@@ -1,8 +1,9 @@
 """`ToolCallDetector`: finds tool calls in a reply while it streams, and loses nothing of it.
 
-The detector stands in one of five places: in text, in a block (after an opening, between calls), in a call, after the name of a
-`name[ARGS]{...}` call, or in what turned out to be no call and is kept to the end of its block. Each place reads what it can from the
-buffer and says whether more may be read.
+The detector stands in one of five places: in text, in a block (after an opening, between calls), in
+a call, after the name of a `name[ARGS]{...}` call, or in what turned out to be no call and is kept
+to the end of its block. Each place reads what it can from the buffer and says whether more may be
+read.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from oxillama.errors import ConfigError
 from oxillama.toolcalls.events import CallFinished, CallMalformed, Event, Markup, Text, joined
 from oxillama.toolcalls.formats import ARGS, CALL_ID, ToolCallFormat, format_of
 from oxillama.toolcalls.harmony import HarmonyReader
-from oxillama.toolcalls.opening import SPACE, Pattern, bare_templates, head_pattern, search, tail_pattern
+from oxillama.toolcalls.opening import (
+    SPACE,
+    Pattern,
+    bare_templates,
+    head_pattern,
+    search,
+    tail_pattern,
+)
 from oxillama.toolcalls.places import fed, taken
 from oxillama.toolcalls.scan import Malformed
 from oxillama.toolcalls.scan_json import JsonCall
@@ -29,21 +37,30 @@ _NAMED = re.compile(rf"[\w.\-]{{1,256}}[{SPACE}]*")
 
 
 class ToolCallDetector:
-    """Feeds on a reply's text in any pieces, gives out events; the raw texts of all events, joined, are the text that was fed.
+    """Feeds on a reply's text in any pieces, gives out events; the raw texts of all events, joined,
+    are the text that was fed.
 
-    names: names of the tools on offer; where given, a bare call (one without an opening delimiter) of another name is text. leading: calls
-    stand at the reply's beginning or nowhere.
-    first_index: number of the first call, for ids that go on from earlier rounds.
+    names: names of the tools on offer; where given, a bare call (one without an opening delimiter)
+    of another name is text. leading: calls stand at the reply's beginning or nowhere. first_index:
+    number of the first call, for ids that go on from earlier rounds.
     """
 
-    def __init__(self, format: str | ToolCallFormat, *, names: Collection[str] | None = None, first_index: int = 0,
-                 leading: bool = False) -> None:
+    def __init__(
+        self,
+        format: str | ToolCallFormat,
+        *,
+        names: Collection[str] | None = None,
+        first_index: int = 0,
+        leading: bool = False,
+    ) -> None:
         self.leading = leading
         self.format = format_of(format)
         self.names = None if names is None else frozenset(names)
         self.index = first_index
         if self.format.style == "harmony":
-            raise ConfigError("tool call format harmony: is read by HarmonyReader, the whole reply is in that notation")
+            raise ConfigError(
+                "tool call format harmony: is read by HarmonyReader, the whole reply is in that notation"
+            )
         self._templates = bare_templates(self.format)
         self._head = head_pattern(self.format) if self.format.style == "headed" else None
         self._tail: Pattern | None = None  # what may follow the last call
@@ -57,7 +74,9 @@ class ToolCallDetector:
         return fed(self, text)
 
     def finish(self) -> list[Event]:
-        """The events of the text's end; the detector is as new then, but for the number of the next call."""
+        """The events of the text's end; the detector is as new then, but for the number of the next
+        call.
+        """
         out: list[Event] = []
         if self.place == self._in_text:
             out.append(Text(self.buffer))
@@ -70,11 +89,17 @@ class ToolCallDetector:
         self._leave(fresh=True)
         return joined(out)
 
-    # ---- the five places -----------------------------------------------------------------------------------------------
+    # ---- the five places
+    # -----------------------------------------------------------------------------------------------
 
     def _in_text(self, out: list[Event]) -> bool:
         opening, sure = search(
-            self.format, self.buffer, fresh=self._fresh, templates=self._templates, names=self.names, leading=self.leading
+            self.format,
+            self.buffer,
+            fresh=self._fresh,
+            templates=self._templates,
+            names=self.names,
+            leading=self.leading,
         )
         if sure:
             self._fresh = self._fresh and not self.buffer[:sure].strip(SPACE)
@@ -100,7 +125,9 @@ class ToolCallDetector:
         self._tail = None
         lead = len(self.buffer) - len(self.buffer.lstrip(SPACE))
         rest = self.buffer[lead:]
-        if not rest or (self._close and len(rest) < len(self._close) and self._close.startswith(rest)):
+        if not rest or (
+            self._close and len(rest) < len(self._close) and self._close.startswith(rest)
+        ):
             return False
         if self._close and rest.startswith(self._close):
             markup = taken(self, lead + len(self._close))
@@ -132,9 +159,18 @@ class ToolCallDetector:
                 self._give_up(out, "", "found no call between the brackets")
             elif not self._close:
                 self._leave(fresh=False)
-        elif self._python and (char.isalpha() or char == "_") and (not self._calls or self._separated):
+        elif (
+            self._python
+            and (char.isalpha() or char == "_")
+            and (not self._calls or self._separated)
+        ):
             self._begin(PythonCall(self.index, prefix=taken(self, lead)))
-        elif self.format.header and not self._array and not self._calls and (char.isalnum() or char == "_"):
+        elif (
+            self.format.header
+            and not self._array
+            and not self._calls
+            and (char.isalnum() or char == "_")
+        ):
             self._mark(out, lead)
             self.place = self._in_header
         elif self._calls and not self._array:
@@ -148,11 +184,19 @@ class ToolCallDetector:
         match = self._head.whole.match(self.buffer) if self.format.lead or not self._calls else None
         if match is not None:
             self._tail = tail_pattern(self.format) if self.format.tail else None
-            self._begin(JsonCall(self.format, self.index, name=match["name"], prefix=taken(self, match.end() - 1)))
+            self._begin(
+                JsonCall(
+                    self.format, self.index, name=match["name"], prefix=taken(self, match.end() - 1)
+                )
+            )
         elif self._head.part.match(self.buffer) and (self.format.lead or not self._calls):
             return False
         else:
-            self._give_up(out, "", f"found {self.buffer[:40]!r}, wanted {self.format.lead}name{self.format.middle}{{")
+            self._give_up(
+                out,
+                "",
+                f"found {self.buffer[:40]!r}, wanted {self.format.lead}name{self.format.middle}{{",
+            )
         return True
 
     def _in_header(self, out: list[Event]) -> bool:
@@ -197,7 +241,8 @@ class ToolCallDetector:
         self._leave(fresh=False)
         return True
 
-    # ---- moving between them -------------------------------------------------------------------------------------------
+    # ---- moving between them
+    # -------------------------------------------------------------------------------------------
 
     def _mark(self, out: list[Event], size: int) -> None:
         markup = taken(self, size)
@@ -236,7 +281,9 @@ class ToolCallDetector:
         call.events.clear()
 
     def _give_up(self, out: list[Event], raw: str, reason: str) -> None:
-        """No call after all: wait for the end of the block, or report at once where a block has no end of its own."""
+        """No call after all: wait for the end of the block, or report at once where a block has no
+        end of its own.
+        """
         if self._close:
             self.buffer = raw + self.buffer
             self._reason, self.place = reason, self._in_ruin
@@ -259,16 +306,26 @@ def _header_may_come(text: str) -> bool:
     if rest.startswith(CALL_ID):
         at = rest.find("[", len(CALL_ID))
         rest = "" if at < 0 and "{" not in rest else rest[max(at, 0) :]
-    return ARGS.startswith(rest) or CALL_ID.startswith(rest) or (rest.startswith(ARGS) and not rest[len(ARGS) :].strip(SPACE))
+    return (
+        ARGS.startswith(rest)
+        or CALL_ID.startswith(rest)
+        or (rest.startswith(ARGS) and not rest[len(ARGS) :].strip(SPACE))
+    )
 
 
 def detector_of(format: str | ToolCallFormat, **options: Any) -> ToolCallDetector | HarmonyReader:
     """What reads replies in a format; options are those of `ToolCallDetector`."""
     kind = format_of(format)
-    return HarmonyReader(first_index=options.get("first_index", 0)) if kind.style == "harmony" else ToolCallDetector(kind, **options)
+    return (
+        HarmonyReader(first_index=options.get("first_index", 0))
+        if kind.style == "harmony"
+        else ToolCallDetector(kind, **options)
+    )
 
 
-def detect_calls(text: str, format: str | ToolCallFormat, *, names: Collection[str] | None = None) -> tuple[str, list, list[CallMalformed]]:
+def detect_calls(
+    text: str, format: str | ToolCallFormat, *, names: Collection[str] | None = None
+) -> tuple[str, list, list[CallMalformed]]:
     """(the text without its calls, the calls, what began as a call and is none) of a whole reply."""
     detector = detector_of(format, names=names)
     events = detector.feed(text) + detector.finish()

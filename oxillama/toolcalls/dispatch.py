@@ -1,4 +1,6 @@
-"""`ToolDispatcher`: runs the functions behind tools. What goes wrong in a call becomes a `ToolResult` that says so."""
+"""`ToolDispatcher`: runs the functions behind tools. What goes wrong in a call becomes a
+`ToolResult` that says so.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,11 @@ from oxillama.toolcalls.validate import faults
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a call came to: `content`, the text for the model, and `value`, what the function returned; or the `error` that stands instead.
+    """What a call came to: `content`, the text for the model, and `value`, what the function
+    returned; or the `error` that stands instead.
 
-    kind: of an error, "unknown_tool", "bad_arguments", "failed" (the function raised) or "no_tools"; "" where there is none.
+    kind: of an error, "unknown_tool", "bad_arguments", "failed" (the function raised) or
+    "no_tools"; "" where there is none.
     """
 
     call: ToolCall
@@ -39,11 +43,20 @@ class ToolResult:
 
     def message(self) -> dict[str, Any]:
         """The result as a conversation holds it."""
-        return {"role": "tool", "tool_call_id": self.call.id, "name": self.call.name, "content": self.content}
+        return {
+            "role": "tool",
+            "tool_call_id": self.call.id,
+            "name": self.call.name,
+            "content": self.content,
+        }
 
 
 def _result(call: ToolCall, value: Any) -> ToolResult:
-    return ToolResult(call, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain), value)
+    return ToolResult(
+        call,
+        value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=_plain),
+        value,
+    )
 
 
 def _raised(call: ToolCall, error: Exception) -> ToolResult:
@@ -56,11 +69,17 @@ def failed(call: ToolCall, kind: str, error: str) -> ToolResult:
 
 
 class ToolDispatcher:
-    """Functions by the name under which a model calls them. Arguments are checked before a function is called."""
+    """Functions by the name under which a model calls them. Arguments are checked before a function
+    is called.
+    """
 
     def __init__(self, functions: Mapping[str, Callable] | typing.Iterable[Callable] = ()) -> None:
         self._tools: dict[str, tuple[Tool, Callable]] = {}
-        pairs = functions.items() if isinstance(functions, Mapping) else ((None, function) for function in functions)
+        pairs = (
+            functions.items()
+            if isinstance(functions, Mapping)
+            else ((None, function) for function in functions)
+        )
         for name, function in pairs:
             self.register(function, name=name)
 
@@ -72,15 +91,25 @@ class ToolDispatcher:
         description: str | None = None,
         parameters: Mapping[str, Any] | type | None = None,
     ) -> Any:
-        """Registers a function, also as a decorator, with or without parentheses; the schema is given or comes from its type hints."""
+        """Registers a function, also as a decorator, with or without parentheses; the schema is
+        given or comes from its type hints.
+        """
         if function is None:
-            return lambda function: self.register(function, name=name, description=description, parameters=parameters)
+            return lambda function: self.register(
+                function, name=name, description=description, parameters=parameters
+            )
         if not callable(function):
             raise ConfigError(f"tool: found {type(function).__name__}, wanted a function")
         if parameters is None:
             tool = tool_from_function(function, name=name)
         else:
-            tool = tool_of({"name": name or function.__name__, "description": inspect.getdoc(function), "parameters": parameters})
+            tool = tool_of(
+                {
+                    "name": name or function.__name__,
+                    "description": inspect.getdoc(function),
+                    "parameters": parameters,
+                }
+            )
         if description is not None:
             tool = dataclasses.replace(tool, description=description)
         if tool.name in self._tools:
@@ -94,7 +123,9 @@ class ToolDispatcher:
         return [tool.listed() for tool, _ in self._tools.values()]
 
     def dispatch(self, call: ToolCall) -> ToolResult:
-        """Runs a call. A text that the function returns is the content as it is, anything else goes as JSON."""
+        """Runs a call. A text that the function returns is the content as it is, anything else goes
+        as JSON.
+        """
         tool, arguments, wrong = self._prepared(call)
         if wrong is not None:
             return wrong
@@ -102,11 +133,14 @@ class ToolDispatcher:
             return failed(call, "failed", f"{call.name}: has to be awaited, wanted dispatch_async")
         try:
             return _result(call, tool(**_typed(tool, arguments)))
-        except Exception as error:  # a tool is somebody else's code: whatever it raises is its answer
+        # a tool is somebody else's code: whatever it raises is its answer
+        except Exception as error:
             return _raised(call, error)
 
     async def dispatch_async(self, call: ToolCall) -> ToolResult:
-        """The same, awaited: a coroutine function runs in the event loop, an ordinary one in a thread."""
+        """The same, awaited: a coroutine function runs in the event loop, an ordinary one in a
+        thread.
+        """
         tool, arguments, wrong = self._prepared(call)
         if wrong is not None:
             return wrong
@@ -118,18 +152,30 @@ class ToolDispatcher:
         except Exception as error:
             return _raised(call, error)
 
-    def _prepared(self, call: ToolCall) -> tuple[Callable | None, Mapping[str, Any], ToolResult | None]:
+    def _prepared(
+        self, call: ToolCall
+    ) -> tuple[Callable | None, Mapping[str, Any], ToolResult | None]:
         """(the function, its arguments as JSON values, what is wrong with the call)."""
         if call.name not in self._tools:
             names = ", ".join(self._tools) or "none: there are no tools"
-            return None, {}, failed(call, "unknown_tool", f"{call.name}: is no tool, wanted one of {names}")
+            return (
+                None,
+                {},
+                failed(call, "unknown_tool", f"{call.name}: is no tool, wanted one of {names}"),
+            )
         tool, function = self._tools[call.name]
         wrong = faults(call.arguments, arguments_schema(tool))
-        return function, call.arguments, failed(call, "bad_arguments", f"{call.name}: {'; '.join(wrong)}") if wrong else None
+        return (
+            function,
+            call.arguments,
+            failed(call, "bad_arguments", f"{call.name}: {'; '.join(wrong)}") if wrong else None,
+        )
 
 
 class NoOpDispatcher:
-    """Runs nothing: for callers who dispatch themselves. `answer` is the content of every result; without one each result is an error."""
+    """Runs nothing: for callers who dispatch themselves. `answer` is the content of every result;
+    without one each result is an error.
+    """
 
     def __init__(self, answer: str | None = None) -> None:
         self.answer = answer
@@ -154,7 +200,9 @@ def _plain(value: Any) -> Any:
 
 
 def _typed(function: Callable, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments as the function's hints want them: dataclasses, enums and tuples made from their JSON form."""
+    """The arguments as the function's hints want them: dataclasses, enums and tuples made from
+    their JSON form.
+    """
     try:
         hints = typing.get_type_hints(function)
     except (NameError, TypeError):  # a function with a schema of its own needs no hints
@@ -175,4 +223,8 @@ def _as(hint: Any, value: Any) -> Any:
     if origin in (list, set, frozenset, tuple) and isinstance(value, list) and args:
         inner = args if origin is tuple and args[-1] is not Ellipsis else (args[0],) * len(value)
         return origin(_as(kind, item) for kind, item in zip(inner, value))
-    return float(value) if hint is float and isinstance(value, int) and not isinstance(value, bool) else value
+    return (
+        float(value)
+        if hint is float and isinstance(value, int) and not isinstance(value, bool)
+        else value
+    )

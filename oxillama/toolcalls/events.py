@@ -1,6 +1,8 @@
-"""What is found in a reply as it streams: text, markup, reasoning, and the beginning, arguments and end of tool calls.
+"""What is found in a reply as it streams: text, markup, reasoning, and the beginning, arguments and
+end of tool calls.
 
-Every event carries the `raw` text it stands for; the raw texts of all events, joined, are the input exactly.
+Every event carries the `raw` text it stands for; the raw texts of all events, joined, are the input
+exactly.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool: its name and its arguments as JSON values. The id is nine letters and digits, which every template takes.
+    """A call of a tool: its name and its arguments as JSON values. The id is nine letters and
+    digits, which every template takes.
 
     written: the arguments' JSON text as the model wrote it, "" where it wrote none.
     """
@@ -28,8 +31,14 @@ class ToolCall:
         return self.written or json.dumps(self.arguments, ensure_ascii=False)
 
     def message(self) -> dict[str, Any]:
-        """The call as an assistant message lists it under `tool_calls`; arguments as an object, as chat templates want them."""
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+        """The call as an assistant message lists it under `tool_calls`; arguments as an object, as
+        chat templates want them.
+        """
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": self.arguments},
+        }
 
 
 def call_id(index: int) -> str:
@@ -70,7 +79,9 @@ class CallStarted:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A piece of a call's arguments: as it was written, and as JSON. The `json` pieces of a finished call, joined, are its arguments."""
+    """A piece of a call's arguments: as it was written, and as JSON. The `json` pieces of a
+    finished call, joined, are its arguments.
+    """
 
     raw: str
     index: int
@@ -88,7 +99,9 @@ class CallFinished:
 
 @dataclass(frozen=True, slots=True)
 class CallMalformed:
-    """What began as a call and is none: `text` is all of it from its opening on, of which `raw` was not given out before."""
+    """What began as a call and is none: `text` is all of it from its opening on, of which `raw` was
+    not given out before.
+    """
 
     raw: str
     index: int

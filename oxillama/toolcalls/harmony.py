@@ -1,11 +1,13 @@
-"""The harmony notation (gpt-oss), in which a reply is messages on channels: their grammar, and their reader.
+"""The harmony notation (gpt-oss), in which a reply is messages on channels: their grammar, and
+their reader.
 
     <|channel|>analysis<|message|>...<|end|><|start|>assistant            reasoning, any number of times
     <|channel|>commentary<|message|>...<|end|><|start|>assistant          said before a call: content
     <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}    a call; the recipient may stand before the channel
     <|channel|>final<|message|>...                                        the answer
 
-The prompt has written `<|start|>assistant`. A reply ends after one call or one answer (published as OpenAI's harmony response format).
+The prompt has written `<|start|>assistant`. A reply ends after one call or one answer (published as
+OpenAI's harmony response format).
 """
 
 from __future__ import annotations
@@ -43,25 +45,43 @@ def harmony_grammar(
     answered: bool = False,
     limits: GrammarLimits | None = None,
 ) -> Grammar:
-    """The grammar of a whole reply: any reasoning, then one of the calls, given as (name, node of its arguments).
+    """The grammar of a whole reply: any reasoning, then one of the calls, given as (name, node of
+    its arguments).
 
     answered: an answer may come instead of a call; answer: what it is held to, None for any text.
     """
     spelled, message = composer.spelled, composer.delimiter(MESSAGE)
-    before = [seq(spelled(f"{CHANNEL}{channel}{MESSAGE}"), composer.until(END), spelled(_NEXT)) for channel in ("analysis", "commentary")]
+    before = [
+        seq(spelled(f"{CHANNEL}{channel}{MESSAGE}"), composer.until(END), spelled(_NEXT))
+        for channel in ("analysis", "commentary")
+    ]
     typed = choice(spelled(f" {CONSTRAIN}json"), literal(" json"), literal(""))
     ends = []
     for name, arguments in calls:
-        heads = (spelled(f"{CHANNEL}commentary to={_FUNCTIONS}{name}"), spelled(f" to={_FUNCTIONS}{name}{CHANNEL}commentary"))
+        heads = (
+            spelled(f"{CHANNEL}commentary to={_FUNCTIONS}{name}"),
+            spelled(f" to={_FUNCTIONS}{name}{CHANNEL}commentary"),
+        )
         ends.append(seq(choice(*heads), typed, message, arguments))
     if answered:
         body = composer.any_text() if answer is None else composer.include(answer, "answer")
-        ends.append(seq(spelled(f"{CHANNEL}final"), repeat(spelled(f" {CONSTRAIN}json"), 0, 1), message, body))
-    return composer.grammar(seq(repeat(composer.rule("before", choice(*before))), choice(*ends)), limits=limits)
+        ends.append(
+            seq(
+                spelled(f"{CHANNEL}final"),
+                repeat(spelled(f" {CONSTRAIN}json"), 0, 1),
+                message,
+                body,
+            )
+        )
+    return composer.grammar(
+        seq(repeat(composer.rule("before", choice(*before))), choice(*ends)), limits=limits
+    )
 
 
 class HarmonyReader:
-    """Feeds on a reply in any pieces, as `ToolCallDetector` does; the raw texts of all events, joined, are the text that was fed."""
+    """Feeds on a reply in any pieces, as `ToolCallDetector` does; the raw texts of all events,
+    joined, are the text that was fed.
+    """
 
     def __init__(self, *, first_index: int = 0) -> None:
         self.index = first_index
@@ -77,15 +97,24 @@ class HarmonyReader:
         return fed(self, text)
 
     def finish(self) -> list[Event]:
-        """The events of the text's end; the reader is as new then, but for the number of the next call."""
+        """The events of the text's end; the reader is as new then, but for the number of the next
+        call.
+        """
         out: list[Event] = []
         if self.place == self._in_head:
-            out.append((Markup if self._is_head() and self.buffer.strip() else Text)(taken(self, len(self.buffer))))
+            out.append(
+                (Markup if self._is_head() and self.buffer.strip() else Text)(
+                    taken(self, len(self.buffer))
+                )
+            )
         elif self.place == self._in_body:
             out.append(self._kind(taken(self, len(self.buffer))))
         else:
             if self._call is not None:
-                self.buffer, self._reason = self._call.rest() + self.buffer, "the text ends inside a call"
+                self.buffer, self._reason = (
+                    self._call.rest() + self.buffer,
+                    "the text ends inside a call",
+                )
             self._ruined(out, len(self.buffer))
         self._call, self.place = None, self._in_head
         return joined(out)
@@ -106,7 +135,10 @@ class HarmonyReader:
         if recipient is None:
             size = match.start() + len(match.group().rstrip())
             out.append(Markup(taken(self, size)))
-            self._kind, self.place = (Reasoning if match["channel"] == "analysis" else Text), self._in_body
+            self._kind, self.place = (
+                (Reasoning if match["channel"] == "analysis" else Text),
+                self._in_body,
+            )
             return True
         if match.end() == len(self.buffer):
             return False  # the arguments have not begun
@@ -116,9 +148,16 @@ class HarmonyReader:
         """A message to a tool: its arguments, or what cannot be any."""
         self._said, name = "", recipient.removeprefix(_FUNCTIONS)
         if recipient.startswith(_FUNCTIONS) and name and self.buffer[0] == "{":
-            self._call, self.place = JsonCall(HARMONY, self.index, name=name, prefix=header), self._in_call
+            self._call, self.place = (
+                JsonCall(HARMONY, self.index, name=name, prefix=header),
+                self._in_call,
+            )
         else:
-            wanted = f"found a message to {recipient}, wanted {_FUNCTIONS}NAME" if name == recipient else "found no '{', wanted arguments"
+            wanted = (
+                f"found a message to {recipient}, wanted {_FUNCTIONS}NAME"
+                if name == recipient
+                else "found no '{', wanted arguments"
+            )
             self._ruin(header, wanted)
         return True
 
@@ -175,11 +214,19 @@ class HarmonyReader:
         self.index += 1
 
     def _end(self, start: int = 0) -> tuple[int, str | None]:
-        """(where the text before what ends a message is over, what ends it), None where it may go on."""
-        found = [(at, mark) for mark in (*_ENDS, START, CHANNEL) if (at := self.buffer.find(mark, start)) >= 0]
+        """(where the text before what ends a message is over, what ends it), None where it may go
+        on.
+        """
+        found = [
+            (at, mark)
+            for mark in (*_ENDS, START, CHANNEL)
+            if (at := self.buffer.find(mark, start)) >= 0
+        ]
         if found:
             return min(found)
-        return len(self.buffer) - max(partial(self.buffer, mark) for mark in (*_ENDS, START, CHANNEL)), None
+        return len(self.buffer) - max(
+            partial(self.buffer, mark) for mark in (*_ENDS, START, CHANNEL)
+        ), None
 
     def _is_head(self) -> bool:
         rest = self.buffer.lstrip(SPACE)

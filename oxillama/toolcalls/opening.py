@@ -1,7 +1,9 @@
-"""Where calls begin in a text that is still growing, and how much of its end might be the beginning of one.
+"""Where calls begin in a text that is still growing, and how much of its end might be the beginning
+of one.
 
-A delimiter is searched for as it is. A bare beginning (`{"name": "f", "parameters": {` or `[f(a=`) is a pattern in two forms: one
-that matches it whole, and one that matches every beginning of it, so that text is held back no longer than it must be.
+A delimiter is searched for as it is. A bare beginning (`{"name": "f", "parameters": {` or `[f(a=`)
+is a pattern in two forms: one that matches it whole, and one that matches every beginning of it, so
+that text is held back no longer than it must be.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from functools import lru_cache
 from oxillama.toolcalls.formats import ToolCallFormat
 
 SPACE = " \t\r\n"
-# In a template: the call's name as a JSON string, as a dotted name; a keyword of a call; a name as tools may have it.
+# In a template: the call's name as a JSON string, as a dotted name; a keyword of a call; a name as
+# tools may have it.
 NAME, WORD, KEYWORD, TITLE = "\x00\x01\x02\x03"
 _LONGEST = 256  # characters of a name
 
@@ -38,19 +41,26 @@ class Pattern:
 
 @lru_cache(maxsize=256)
 def _pattern(template: str) -> Pattern:
-    """The pattern of a template: characters as they are, a space for any spaces, and the three placeholders.
+    """The pattern of a template: characters as they are, a space for any spaces, and the three
+    placeholders.
 
     In `part`, group "closed" takes part once the name is over.
     """
     whole, part = "", ""
-    string, word = rf'(?P<name>(?:[^"\\]|\\.){{0,{_LONGEST}}})', rf"[A-Za-z_][\w.\-]{{0,{_LONGEST}}}"
+    string, word = (
+        rf'(?P<name>(?:[^"\\]|\\.){{0,{_LONGEST}}})',
+        rf"[A-Za-z_][\w.\-]{{0,{_LONGEST}}}",
+    )
     for char in reversed(template):
         if char == " ":
             whole, part = rf"[{SPACE}]*{whole}", rf"[{SPACE}]*(?:\Z|{part})"
         elif char == NAME:
             whole, part = rf'"{string}"{whole}', rf'(?:"{string}(?:\\?\Z|"(?P<closed>){part}))'
         elif char == WORD:
-            whole, part = rf"(?P<name>{word}){whole}", rf"(?:\Z|(?P<name>{word})(?:\Z|(?P<closed>){part}))"
+            whole, part = (
+                rf"(?P<name>{word}){whole}",
+                rf"(?:\Z|(?P<name>{word})(?:\Z|(?P<closed>){part}))",
+            )
         elif char == TITLE:
             title = rf"[\w.\-]{{1,{_LONGEST}}}"
             whole, part = rf"(?P<name>{title}){whole}", rf"(?:\Z|{title}(?:\Z|{part}))"
@@ -62,19 +72,27 @@ def _pattern(template: str) -> Pattern:
 
 
 def bare_templates(format: ToolCallFormat, *, trigger: bool = False) -> tuple[str, ...]:
-    """Beginnings without a delimiter; as triggers of a constraint they end before the first thing that is to be constrained."""
+    """Beginnings without a delimiter; as triggers of a constraint they end before the first thing
+    that is to be constrained.
+    """
     if format.bare == "python":
         return (f"[ {WORD}(",) if trigger else (f"[ {WORD}( )", f"[ {WORD}( {KEYWORD} =")
     if format.bare == "json":
         heads = ("{ ", '{ "type" : "function" , ')
         if trigger:
             return tuple(f'{head}"{format.name_key}" :' for head in heads)
-        return tuple(f'{head}"{format.name_key}" : {NAME} , "{key}" : {{' for head in heads for key in format.arguments_keys)
+        return tuple(
+            f'{head}"{format.name_key}" : {NAME} , "{key}" : {{'
+            for head in heads
+            for key in format.arguments_keys
+        )
     return ()
 
 
 def head_pattern(format: ToolCallFormat) -> Pattern:
-    """The pattern of what stands before the arguments of a headed call, from its lead to the bracket after it."""
+    """The pattern of what stands before the arguments of a headed call, from its lead to the
+    bracket after it.
+    """
     return _pattern(f" {' '.join(format.lead.split())}{TITLE} {' '.join(format.middle.split())} {{")
 
 
@@ -95,8 +113,8 @@ def search(
 ) -> tuple[Opening | None, int]:
     """(the first opening in the text, how much of the text before it is certainly none).
 
-    fresh: the text begins where a bare call may stand. names: where given, a bare call of another name is text. leading: only what stands
-    there is an opening, a delimiter too.
+    fresh: the text begins where a bare call may stand. names: where given, a bare call of another
+    name is text. leading: only what stands there is an opening, a delimiter too.
     """
     opener = format.open if opener is None else opener
     if fresh and templates:
@@ -122,7 +140,9 @@ def search(
     return None, len(text) - partial(text, opener)
 
 
-def _bare(text: str, at: int, templates: Sequence[str], names: Collection[str] | None) -> tuple[int | None, bool]:
+def _bare(
+    text: str, at: int, templates: Sequence[str], names: Collection[str] | None
+) -> tuple[int | None, bool]:
     """(end of a whole beginning at `at`, whether the text may still become one)."""
     waiting = False
     for template in templates:
@@ -135,7 +155,9 @@ def _bare(text: str, at: int, templates: Sequence[str], names: Collection[str] |
         match = pattern.part.match(text, at)
         if match is not None:
             groups = match.groupdict()
-            waiting = waiting or names is None or groups.get("closed") is None or groups["name"] in names
+            waiting = (
+                waiting or names is None or groups.get("closed") is None or groups["name"] in names
+            )
     return None, waiting
 
 

@@ -1,6 +1,8 @@
-"""The loop of a reader that stands in places: each place reads what it can from the buffer and says whether more may be read.
+"""The loop of a reader that stands in places: each place reads what it can from the buffer and says
+whether more may be read.
 
-Such a reader has a `buffer`, text that is not given out yet, and a `place`, a method that adds events to a list and returns whether to go on.
+Such a reader has a `buffer`, text that is not given out yet, and a `place`, a method that adds
+events to a list and returns whether to go on.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ class Reader(Protocol):
 
 
 def fed(reader: Reader, text: str) -> list[Event]:
-    """The events that a further piece of text makes certain. Raises ConfigError for what is no text."""
+    """The events that a further piece of text makes certain. Raises ConfigError for what is no
+    text.
+    """
     if not isinstance(text, str):
         raise ConfigError(f"text: found {type(text).__name__}, wanted str")
     reader.buffer += text

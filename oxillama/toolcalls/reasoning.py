@@ -1,7 +1,8 @@
-"""Reasoning regions: `<think>...</think>` and its kin, split off as they stream, and left out of constraints.
+"""Reasoning regions: `<think>...</think>` and its kin, split off as they stream, and left out of
+constraints.
 
-A region stands at the beginning of a reply: after nothing but spaces, or already opened by the prompt. What mentions the delimiters later
-is text.
+A region stands at the beginning of a reply: after nothing but spaces, or already opened by the
+prompt. What mentions the delimiters later is text.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class ReasoningFormat:
 
     def __post_init__(self) -> None:
         if not self.open or not self.close or self.open[0] in SPACE:
-            raise ConfigError(f"reasoning format: found {self.open!r} and {self.close!r}, wanted two texts that do not begin with a space")
+            raise ConfigError(
+                f"reasoning format: found {self.open!r} and {self.close!r}, wanted two texts that do not begin with a space"
+            )
 
 
 THINK = ReasoningFormat("<think>", "</think>")
@@ -52,7 +55,9 @@ def opened_by(prompt: str, format: ReasoningFormat = THINK) -> bool:
 
 
 class ReasoningSplitter:
-    """Feeds on a reply in any pieces; gives out `Reasoning`, `Text` and `Markup` whose raw texts, joined, are the reply."""
+    """Feeds on a reply in any pieces; gives out `Reasoning`, `Text` and `Markup` whose raw texts,
+    joined, are the reply.
+    """
 
     def __init__(self, format: ReasoningFormat = THINK, *, opened: bool = False) -> None:
         self.format = format
@@ -92,7 +97,9 @@ class ReasoningSplitter:
     def at(cls, format: ReasoningFormat, place: str, held: str) -> ReasoningSplitter:
         """A splitter that stands at a place and holds back the end of a text."""
         if place not in ("before", "inside", "after") or not isinstance(held, str):
-            raise ConfigError(f"reasoning: found {place!r} and {type(held).__name__}, wanted 'before', 'inside' or 'after' and a text")
+            raise ConfigError(
+                f"reasoning: found {place!r} and {type(held).__name__}, wanted 'before', 'inside' or 'after' and a text"
+            )
         made = cls(format)
         made._place, made._held = place, held
         return made
@@ -120,18 +127,25 @@ class ReasoningSplitter:
             out += [Reasoning(self._take(at)), Markup(self._take(len(self.format.close)))]
             self._place = "after"
         else:
-            out.append(Reasoning(self._take(len(self._held) - partial(self._held, self.format.close))))
+            out.append(
+                Reasoning(self._take(len(self._held) - partial(self._held, self.format.close)))
+            )
 
     def _take(self, size: int) -> str:
         taken, self._held = self._held[:size], self._held[size:]
         return taken
 
 
-def split_reasoning(text: str, format: ReasoningFormat = THINK, *, opened: bool = False) -> tuple[str, str]:
+def split_reasoning(
+    text: str, format: ReasoningFormat = THINK, *, opened: bool = False
+) -> tuple[str, str]:
     """(the reasoning, the answer) of a whole reply, each as it is written, without the delimiters."""
     splitter = ReasoningSplitter(format, opened=opened)
     events = splitter.feed(text) + splitter.finish()
-    return tuple("".join(event.raw for event in events if isinstance(event, kind)) for kind in (Reasoning, Text))
+    return tuple(
+        "".join(event.raw for event in events if isinstance(event, kind))
+        for kind in (Reasoning, Text)
+    )
 
 
 def with_reasoning(
@@ -142,12 +156,18 @@ def with_reasoning(
     token_ids: Mapping[str, int] | None = None,
     limits: GrammarLimits | None = None,
 ) -> Grammar:
-    """The grammar after a region: reasoning is free, what follows it is constrained; without `opened` there may be no region.
+    """The grammar after a region: reasoning is free, what follows it is constrained; without
+    `opened` there may be no region.
 
-    token_ids: ids of delimiters that are control tokens, by their text. A region in a prompt that is over needs no such grammar.
+    token_ids: ids of delimiters that are control tokens, by their text. A region in a prompt that
+    is over needs no such grammar.
     """
     composer = Composer(token_ids=token_ids)
     answer = composer.include(grammar, "answer")
     region = composer.rule("reasoning", seq(composer.until(format.close), SPACES))
-    root = seq(region, answer) if opened else choice(seq(SPACES, composer.delimiter(format.open), region, answer), answer)
+    root = (
+        seq(region, answer)
+        if opened
+        else choice(seq(SPACES, composer.delimiter(format.open), region, answer), answer)
+    )
     return composer.grammar(root, limits=limits or grammar.limits)

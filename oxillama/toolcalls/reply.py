@@ -1,4 +1,6 @@
-"""`ReplyParser`: a reply as it streams, split into reasoning, answer and tool calls; `Reply` is what it comes to."""
+"""`ReplyParser`: a reply as it streams, split into reasoning, answer and tool calls; `Reply` is
+what it comes to.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from oxillama.toolcalls.reasoning import ReasoningFormat, ReasoningSplitter
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply in its parts. content: the answer's text, without the spaces around regions and calls; raw: all as it was written."""
+    """A reply in its parts. content: the answer's text, without the spaces around regions and
+    calls; raw: all as it was written.
+    """
 
     content: str
     reasoning: str = ""
@@ -34,9 +38,11 @@ class Reply:
 
 
 class ReplyParser:
-    """Feeds on a reply in any pieces; the raw texts of all events, joined, are the reply. None for a format: it is not looked for.
+    """Feeds on a reply in any pieces; the raw texts of all events, joined, are the reply. None for
+    a format: it is not looked for.
 
-    reasoning_opened: the prompt has opened the region. Other arguments are those of `ToolCallDetector`.
+    reasoning_opened: the prompt has opened the region. Other arguments are those of
+    `ToolCallDetector`.
     """
 
     def __init__(
@@ -49,15 +55,21 @@ class ReplyParser:
         first_index: int = 0,
         leading: bool = False,
     ) -> None:
-        self._splitter = None if reasoning is None else ReasoningSplitter(reasoning, opened=reasoning_opened)
-        self._detector = None if format is None else detector_of(
-            format, names=names, first_index=first_index, leading=leading
+        self._splitter = (
+            None if reasoning is None else ReasoningSplitter(reasoning, opened=reasoning_opened)
+        )
+        self._detector = (
+            None
+            if format is None
+            else detector_of(format, names=names, first_index=first_index, leading=leading)
         )
         self._events: list[Event] = []
 
     def feed(self, text: str) -> list[Event]:
         """The events that this piece makes certain."""
-        return self._keep(self._calls([Text(text)] if self._splitter is None else self._splitter.feed(text)))
+        return self._keep(
+            self._calls([Text(text)] if self._splitter is None else self._splitter.feed(text))
+        )
 
     def finish(self) -> list[Event]:
         """The events of the reply's end."""

@@ -1,6 +1,8 @@
-"""`run_until_answer`: asks, runs the tools that the model calls, feeds their results back, and asks again, until there is an answer.
+"""`run_until_answer`: asks, runs the tools that the model calls, feeds their results back, and asks
+again, until there is an answer.
 
-`run_until_answer_async` is the same for `asyncio`: the chat and the tools may be awaited, and the calls of one reply run side by side.
+`run_until_answer_async` is the same for `asyncio`: the chat and the tools may be awaited, and the
+calls of one reply run side by side.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from oxillama.toolcalls.events import ToolCall, call_id
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How it ended. reply: the last one; messages: the whole conversation with it; results: of all calls; rounds: replies asked for."""
+    """How it ended. reply: the last one; messages: the whole conversation with it; results: of all
+    calls; rounds: replies asked for.
+    """
 
     reply: Any
     messages: tuple[dict[str, Any], ...]
@@ -42,11 +46,13 @@ def run_until_answer(
     on_result: Callable[[ToolResult], None] | None = None,
     on_event: Callable[[Any], None] | None = None,
 ) -> Answer:
-    """Calls `chat(messages, tools=tools)` until its reply calls no tool; the messages given are not changed.
+    """Calls `chat(messages, tools=tools)` until its reply calls no tool; the messages given are not
+    changed.
 
-    A reply has `tool_calls` (of `ToolCall`) and `content` or `text`, or is a stream of `ChatEvent`s, of which `on_event` is told. tools:
-    None for the dispatcher's own. on_result is told of each result; what goes wrong in a tool is a result too.
-    Raises RoundsExhausted where the model still calls tools when `max_rounds` replies are used up; those last calls are not run.
+    A reply has `tool_calls` (of `ToolCall`) and `content` or `text`, or is a stream of
+    `ChatEvent`s, of which `on_event` is told. tools: None for the dispatcher's own. on_result is
+    told of each result; what goes wrong in a tool is a result too. Raises RoundsExhausted where the
+    model still calls tools when `max_rounds` replies are used up; those last calls are not run.
     """
     talk = _Talk(messages, dispatcher, max_rounds, on_result)
     tools = dispatcher.tools if tools is None else tools
@@ -72,9 +78,11 @@ async def run_until_answer_async(
     on_result: Callable[[ToolResult], None] | None = None,
     on_event: Callable[[Any], None] | None = None,
 ) -> Answer:
-    """`run_until_answer` where the chat, its stream and the tools may be awaited: `AsyncEngine.chat` and coroutine functions.
+    """`run_until_answer` where the chat, its stream and the tools may be awaited:
+    `AsyncEngine.chat` and coroutine functions.
 
-    The calls of one reply run side by side (in threads, where a tool is an ordinary function); their results keep the order of the calls.
+    The calls of one reply run side by side (in threads, where a tool is an ordinary function);
+    their results keep the order of the calls.
     """
     talk = _Talk(messages, dispatcher, max_rounds, on_result)
     tools = dispatcher.tools if tools is None else tools
@@ -111,16 +119,24 @@ class _Talk:
     """The conversation as it grows."""
 
     def __init__(
-        self, messages: Sequence[Mapping[str, Any]], dispatcher: Any, most: int, on_result: Callable[[ToolResult], None] | None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        dispatcher: Any,
+        most: int,
+        on_result: Callable[[ToolResult], None] | None,
     ) -> None:
         if isinstance(most, bool) or not isinstance(most, int) or most < 1:
             raise ConfigError(f"max_rounds: found {most!r}, wanted an integer of 1 or more")
         if not callable(getattr(dispatcher, "dispatch", None)):
-            raise ConfigError(f"dispatcher: found {type(dispatcher).__name__}, wanted something with dispatch(call)")
+            raise ConfigError(
+                f"dispatcher: found {type(dispatcher).__name__}, wanted something with dispatch(call)"
+            )
         self.messages: list[dict[str, Any]] = [dict(message) for message in messages]
         self.results: list[ToolResult] = []
         self.rounds, self.most, self.on_result = 0, most, on_result
-        self.used = {call.get("id") for message in self.messages for call in message.get("tool_calls") or ()}
+        self.used = {
+            call.get("id") for message in self.messages for call in message.get("tool_calls") or ()
+        }
 
     def asked(self) -> list[dict[str, Any]]:
         """The messages to ask with."""
@@ -133,7 +149,9 @@ class _Talk:
         self.messages.append(_message(reply, calls))
         if calls and self.rounds == self.most:
             names = ", ".join(dict.fromkeys(call.name for call in calls))
-            error = RoundsExhausted(f"max_rounds: the model still calls {names} in reply {self.rounds}, wanted an answer by then")
+            error = RoundsExhausted(
+                f"max_rounds: the model still calls {names} in reply {self.rounds}, wanted an answer by then"
+            )
             error.answer = self.answer(reply)
             raise error
         return calls
@@ -155,7 +173,10 @@ def _with_new_ids(calls: tuple[ToolCall, ...], used: set) -> tuple[ToolCall, ...
     out = []
     for call in calls:
         if call.id in used:
-            call = dataclasses.replace(call, id=next(name for name in map(call_id, range(len(used) + 1)) if name not in used))
+            call = dataclasses.replace(
+                call,
+                id=next(name for name in map(call_id, range(len(used) + 1)) if name not in used),
+            )
         used.add(call.id)
         out.append(call)
     return tuple(out)

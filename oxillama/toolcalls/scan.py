@@ -1,4 +1,7 @@
-"""What the readers of a call's two notations share: how characters go in, and what says that they are no call."""
+"""What the readers of a call's two notations share: how characters go in, and what says that they
+are no call.
+"""
+
 from __future__ import annotations
 
 from typing import Any
@@ -9,9 +12,11 @@ class Malformed(Exception):
 
 
 def read(call: Any, text: str) -> int:
-    """Give `text` to a call's reader character by character until the call is done; returns how many it read.
+    """Give `text` to a call's reader character by character until the call is done; returns how
+    many it read.
 
-    What came to be known becomes events, also when `Malformed` is raised: the reader has then read to where it shows.
+    What came to be known becomes events, also when `Malformed` is raised: the reader has then read
+    to where it shows.
     """
     start = len(call.raw)
     call.raw += text

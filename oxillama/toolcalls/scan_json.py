@@ -1,6 +1,8 @@
-"""Reads one tool call written as a JSON object while it streams, and gives out its name and arguments as soon as they are known.
+"""Reads one tool call written as a JSON object while it streams, and gives out its name and
+arguments as soon as they are known.
 
-Only brackets, strings and the members of the outermost object are followed; whether the object is JSON is judged once it is whole.
+Only brackets, strings and the members of the outermost object are followed; whether the object is
+JSON is judged once it is whole.
 """
 
 from __future__ import annotations
@@ -8,7 +10,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from oxillama.toolcalls.events import CallArguments, CallFinished, CallStarted, Event, Markup, ToolCall, call_id
+from oxillama.toolcalls.events import (
+    CallArguments,
+    CallFinished,
+    CallStarted,
+    Event,
+    Markup,
+    ToolCall,
+    call_id,
+)
 from oxillama.toolcalls.formats import ToolCallFormat
 from oxillama.toolcalls.scan import Malformed, read
 
@@ -17,9 +27,13 @@ _CLOSES = {"}": "{", "]": "["}
 
 
 class JsonCall:
-    """One call object; with `name`, its arguments object alone. `events` holds what was found, `raw` all that was read."""
+    """One call object; with `name`, its arguments object alone. `events` holds what was found,
+    `raw` all that was read.
+    """
 
-    def __init__(self, format: ToolCallFormat, index: int, *, name: str | None = None, prefix: str = "") -> None:
+    def __init__(
+        self, format: ToolCallFormat, index: int, *, name: str | None = None, prefix: str = ""
+    ) -> None:
         self.format, self.index, self.name = format, index, name
         self.events: list[Event] = []
         self.raw = ""
@@ -30,19 +44,26 @@ class JsonCall:
         self._stack: list[str] = []
         self._string = self._escape = False
         self._controls: list[int] = []  # where control characters stand inside strings
-        self._expect = "key"  # of the outermost object: "key", "colon", "value", "inside" or "after"
+        # of the outermost object: "key", "colon", "value", "inside" or "after"
+        self._expect = "key"
         self._key, self._from = "", 0
-        self._whole = self._plain = name is not None  # the object is the arguments; they stream as JSON, being an object
+        # the object is the arguments; they stream as JSON, being an object
+        self._whole = self._plain = name is not None
         self._arguments: tuple[int, int | None] | None = (0, None) if name is not None else None
         self._named = 0  # where the name ends
 
     def feed(self, text: str) -> int:
-        """Reads what belongs to the call; returns how many characters. Raises `Malformed`, having read to where it shows."""
+        """Reads what belongs to the call; returns how many characters. Raises `Malformed`, having
+        read to where it shows.
+        """
         return read(self, text)
 
     def rest(self) -> str:
         """What was read and not given out."""
-        rest, self._given = ("" if self._started else self._prefix) + self.raw[self._given :], len(self.raw)
+        rest, self._given = (
+            ("" if self._started else self._prefix) + self.raw[self._given :],
+            len(self.raw),
+        )
         return rest
 
     def character(self, char: str, at: int) -> None:
@@ -80,7 +101,9 @@ class JsonCall:
             self._expect, self._from = "inside", at
             self._value_begun(at)
         else:
-            raise Malformed(f"found {self.raw[at]!r} after {self.raw[max(0, at - 20) : at]!r}, wanted {_WANTED[self._expect]}")
+            raise Malformed(
+                f"found {self.raw[at]!r} after {self.raw[max(0, at - 20) : at]!r}, wanted {_WANTED[self._expect]}"
+            )
 
     def _ended(self, end: int) -> None:
         """A string or a bracket ends in the outermost object."""
@@ -91,7 +114,9 @@ class JsonCall:
 
     def _closed(self, char: str, at: int) -> None:
         if not self._stack or self._stack[-1] != _CLOSES[char]:
-            raise Malformed(f"found {char!r}, wanted what closes {(self._stack or 'no bracket')[-1]!r}")
+            raise Malformed(
+                f"found {char!r}, wanted what closes {(self._stack or 'no bracket')[-1]!r}"
+            )
         if len(self._stack) == 1 and self._expect == "inside":
             self._value_ended(at)
         self._stack.pop()
@@ -131,12 +156,18 @@ class JsonCall:
             self.name, self._named = name, end
 
     def stream(self) -> None:
-        """Gives out what is ready: the beginning once the name is known, then the arguments as they come."""
+        """Gives out what is ready: the beginning once the name is known, then the arguments as they
+        come.
+        """
         if self.name is None:
             return
         if not self._started:
             end = self._named if self._arguments is None else min(self._named, self._arguments[0])
-            self.events.append(CallStarted(self._prefix + self.raw[:end], self.index, call_id(self.index), self.name))
+            self.events.append(
+                CallStarted(
+                    self._prefix + self.raw[:end], self.index, call_id(self.index), self.name
+                )
+            )
             self._started, self._given = True, end
         if self._arguments is None:
             return
@@ -149,7 +180,13 @@ class JsonCall:
         stop = len(self.raw) if end is None else end
         if self._given < stop:
             start, self._given = self._given, stop
-            self.events.append(CallArguments(self.raw[start:stop], self.index, self._spelled(start, stop) if self._plain else ""))
+            self.events.append(
+                CallArguments(
+                    self.raw[start:stop],
+                    self.index,
+                    self._spelled(start, stop) if self._plain else "",
+                )
+            )
 
     def _spelled(self, start: int, end: int | None) -> str:
         """A stretch of the object as JSON text: control characters inside strings escaped."""
@@ -166,7 +203,11 @@ class JsonCall:
         value = _json(self.raw)
         if self.name is None:
             raise Malformed(f"found no {self.format.name_key!r}, wanted the name of the tool")
-        arguments = value if self._whole else next((value[key] for key in value if key in self.format.arguments_keys), None)
+        arguments = (
+            value
+            if self._whole
+            else next((value[key] for key in value if key in self.format.arguments_keys), None)
+        )
         if not self._plain:
             if isinstance(arguments, str):
                 arguments = _json(arguments) if arguments.strip() else {}
@@ -180,11 +221,19 @@ class JsonCall:
         self.events.append(CallFinished(self.rest(), self.index, call))
 
 
-_WANTED = {"key": "a key in quotes", "colon": "':'", "value": "a value", "inside": "the rest of the value", "after": "',' or '}'"}
+_WANTED = {
+    "key": "a key in quotes",
+    "colon": "':'",
+    "value": "a value",
+    "inside": "the rest of the value",
+    "after": "',' or '}'",
+}
 
 
 def _json(text: str) -> Any:
-    """The value of a JSON text (control characters inside strings are let be); `Malformed` for what JSON has not."""
+    """The value of a JSON text (control characters inside strings are let be); `Malformed` for what
+    JSON has not.
+    """
     try:
         value = json.loads(text, strict=False, object_pairs_hook=_members, parse_constant=_constant)
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()

@@ -9,7 +9,14 @@ import json
 import re
 from typing import Any
 
-from oxillama.toolcalls.events import CallArguments, CallFinished, CallStarted, Event, ToolCall, call_id
+from oxillama.toolcalls.events import (
+    CallArguments,
+    CallFinished,
+    CallStarted,
+    Event,
+    ToolCall,
+    call_id,
+)
 from oxillama.toolcalls.scan import Malformed, read
 
 _CLOSES = {")": "(", "]": "[", "}": "{"}
@@ -18,13 +25,28 @@ _SPACES = re.compile(r"[ \t\r\n]*")
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _NAME = re.compile(r"[A-Za-z_][\w.\-]*")
 _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\\": "\\", "'": "'", '"': '"', "/": "/", "\n": ""}
+_ESCAPES = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "b": "\b",
+    "f": "\f",
+    "a": "\a",
+    "v": "\v",
+    "\\": "\\",
+    "'": "'",
+    '"': '"',
+    "/": "/",
+    "\n": "",
+}
 _WIDTHS = {"x": 2, "u": 4, "U": 8}
 _DEEPEST = 100
 
 
 class PythonCall:
-    """One call from its name to its closing parenthesis; `prefix` (the opening bracket) belongs to its beginning."""
+    """One call from its name to its closing parenthesis; `prefix` (the opening bracket) belongs to
+    its beginning.
+    """
 
     def __init__(self, index: int, *, prefix: str = "") -> None:
         self.index = index
@@ -39,7 +61,9 @@ class PythonCall:
         self._escape = False
 
     def feed(self, text: str) -> int:
-        """Reads what belongs to the call; returns how many characters. Raises `Malformed`, having read to where it shows."""
+        """Reads what belongs to the call; returns how many characters. Raises `Malformed`, having
+        read to where it shows.
+        """
         return read(self, text)
 
     def stream(self) -> None:
@@ -51,11 +75,16 @@ class PythonCall:
 
     def rest(self) -> str:
         """What was read and not given out."""
-        rest, self._given = ("" if self.name else self._prefix) + self.raw[self._given :], len(self.raw)
+        rest, self._given = (
+            ("" if self.name else self._prefix) + self.raw[self._given :],
+            len(self.raw),
+        )
         return rest
 
     def character(self, char: str, at: int) -> None:
-        """Takes one character: of the name, then of the arguments up to the bracket that closes them."""
+        """Takes one character: of the name, then of the arguments up to the bracket that closes
+        them.
+        """
         if not self._stack:
             if char != "(":
                 if not (char.isalnum() or char in "_.-" or char in " \t\r\n"):
@@ -65,7 +94,11 @@ class PythonCall:
             if not _NAME.fullmatch(name):
                 raise Malformed(f"found {name[:40]!r} before '(', wanted a name")
             self.name = name
-            self.events.append(CallStarted(self._prefix + self.raw[: at + 1], self.index, call_id(self.index), name))
+            self.events.append(
+                CallStarted(
+                    self._prefix + self.raw[: at + 1], self.index, call_id(self.index), name
+                )
+            )
             self._given = at + 1
             self._stack.append(char)
         elif self._quote:
@@ -94,7 +127,9 @@ class PythonCall:
 
 
 def keywords(text: str) -> dict[str, Any]:
-    """The keyword arguments in the text between a call's parentheses, as JSON values; `Malformed` for anything else."""
+    """The keyword arguments in the text between a call's parentheses, as JSON values; `Malformed`
+    for anything else.
+    """
     found: dict[str, Any] = {}
     at = _skip(text, 0)
     while at < len(text):
@@ -127,7 +162,9 @@ def _comma(text: str, at: int, close: str) -> int:
     if text[at : at + 1] == ",":
         return _skip(text, at + 1)
     if text[at : at + 1] != close:
-        raise Malformed(f"found {text[at : at + 20]!r}, wanted ','{f' or {close!r}' if close else ''}")
+        raise Malformed(
+            f"found {text[at : at + 20]!r}, wanted ','{f' or {close!r}' if close else ''}"
+        )
     return at
 
 
@@ -153,7 +190,9 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
     if match:
         try:
             spelled = match.group()
-            return (int(spelled) if re.fullmatch(r"[+-]?[\d_]+", spelled) else float(spelled)), match.end()
+            return (
+                int(spelled) if re.fullmatch(r"[+-]?[\d_]+", spelled) else float(spelled)
+            ), match.end()
         except ValueError:
             raise Malformed(f"found {match.group()[:20]!r}, wanted a number") from None
     raise Malformed(f"found {text[at : at + 20]!r}, wanted a literal value")
@@ -175,14 +214,18 @@ def _dict(text: str, at: int, depth: int) -> tuple[dict, int]:
         key, at = _value(text, at, depth + 1)
         at = _skip(text, at)
         if not isinstance(key, str) or key in members or text[at : at + 1] != ":":
-            raise Malformed(f"found {text[at : at + 20]!r} after key {key!r}, wanted ':' after a text that stands once")
+            raise Malformed(
+                f"found {text[at : at + 20]!r} after key {key!r}, wanted ':' after a text that stands once"
+            )
         members[key], at = _value(text, _skip(text, at + 1), depth + 1)
         at = _comma(text, at, "}")
     return members, at + 1
 
 
 def _string(text: str, at: int) -> tuple[str, int]:
-    """(a quoted text's value, where it ends); escapes are those of Python and JSON, others stay as they are written."""
+    """(a quoted text's value, where it ends); escapes are those of Python and JSON, others stay as
+    they are written.
+    """
     quote, out, at = text[at], [], at + 1
     while at < len(text) and text[at] != quote:
         if text[at] != "\\":
@@ -195,7 +238,9 @@ def _string(text: str, at: int) -> tuple[str, int]:
             out.append(_ESCAPES[char])
         elif (
             char in _WIDTHS
-            and re.fullmatch(rf"[0-9A-Fa-f]{{{_WIDTHS[char]}}}", digits := text[at : at + _WIDTHS[char]])
+            and re.fullmatch(
+                rf"[0-9A-Fa-f]{{{_WIDTHS[char]}}}", digits := text[at : at + _WIDTHS[char]]
+            )
             and int(digits, 16) < 0x110000
         ):
             out.append(chr(int(digits, 16)))

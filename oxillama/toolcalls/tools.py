@@ -1,4 +1,6 @@
-"""`Tool`: a tool's name, description and parameters, however it was given: as a chat message lists it, bare, or as a Python function."""
+"""`Tool`: a tool's name, description and parameters, however it was given: as a chat message lists
+it, bare, or as a Python function.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +24,37 @@ class Tool:
 
     name: str
     description: str = ""
-    parameters: Mapping[str, Any] = dataclasses.field(default_factory=lambda: {"type": "object", "properties": {}})
+    parameters: Mapping[str, Any] = dataclasses.field(
+        default_factory=lambda: {"type": "object", "properties": {}}
+    )
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise ConfigError(f"tool: name {self.name!r} found, wanted letters, digits, '_', '-' and '.'")
-        if not isinstance(self.parameters, Mapping) or self.parameters.get("type", "object") != "object":
+            raise ConfigError(
+                f"tool: name {self.name!r} found, wanted letters, digits, '_', '-' and '.'"
+            )
+        if (
+            not isinstance(self.parameters, Mapping)
+            or self.parameters.get("type", "object") != "object"
+        ):
             raise ConfigError(f"tool {self.name}: parameters: wanted the JSON Schema of an object")
 
     def listed(self) -> dict[str, Any]:
         """The tool as chat templates and requests list it."""
-        return {"type": "function", "function": {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}}
+        return {
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "description": self.description,
+                "parameters": dict(self.parameters),
+            },
+        }
 
 
 def tool_of(given: Tool | Mapping[str, Any] | Callable) -> Tool:
-    """The tool given as a `Tool`, as {"type": "function", "function": {...}}, as its inside alone, or as a function with type hints."""
+    """The tool given as a `Tool`, as {"type": "function", "function": {...}}, as its inside alone,
+    or as a function with type hints.
+    """
     if isinstance(given, Tool):
         return given
     if isinstance(given, Mapping):
@@ -45,7 +63,9 @@ def tool_of(given: Tool | Mapping[str, Any] | Callable) -> Tool:
             raise ConfigError(f"tool: found {str(given)[:60]}, wanted a mapping with a name")
         parameters = inside.get("parameters") or {"type": "object", "properties": {}}
         return Tool(
-            inside["name"], inside.get("description") or "", _object_schema(parameters) if isinstance(parameters, type) else parameters
+            inside["name"],
+            inside.get("description") or "",
+            _object_schema(parameters) if isinstance(parameters, type) else parameters,
         )
     if callable(given):
         return tool_from_function(given)
@@ -63,9 +83,11 @@ def tools_of(given: Iterable[Any]) -> tuple[Tool, ...]:
 
 
 def tool_from_function(function: Callable, *, name: str | None = None) -> Tool:
-    """The tool that a Python function is: parameters from its signature and type hints, descriptions from its docstring.
+    """The tool that a Python function is: parameters from its signature and type hints,
+    descriptions from its docstring.
 
-    The first paragraph describes the tool; lines `name: text` under `Args:`, or a text in `Annotated`, describe parameters.
+    The first paragraph describes the tool; lines `name: text` under `Args:`, or a text in
+    `Annotated`, describe parameters.
     """
     name = name or function.__name__
     try:
@@ -74,15 +96,26 @@ def tool_from_function(function: Callable, *, name: str | None = None) -> Tool:
         raise ConfigError(f"tool {name}: {error}") from None
     fields = []
     for parameter in inspect.signature(function).parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise ConfigError(f"tool {name}: parameter {parameter} cannot be named in a call, wanted named parameters")
+        if parameter.kind in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+            parameter.POSITIONAL_ONLY,
+        ):
+            raise ConfigError(
+                f"tool {name}: parameter {parameter} cannot be named in a call, wanted named parameters"
+            )
         hint = hints.get(parameter.name, Any)
-        default = dataclasses.field() if parameter.default is parameter.empty else dataclasses.field(default_factory=lambda: None)
+        default = (
+            dataclasses.field()
+            if parameter.default is parameter.empty
+            else dataclasses.field(default_factory=lambda: None)
+        )
         fields.append((parameter.name, hint, default))
     described, about = _described(inspect.getdoc(function) or "")
     parameters = _object_schema(dataclasses.make_dataclass("Arguments", fields, kw_only=True))
     parameters["properties"] = {
-        key: _with_description(value, hints.get(key), about.get(key)) for key, value in parameters["properties"].items()
+        key: _with_description(value, hints.get(key), about.get(key))
+        for key, value in parameters["properties"].items()
     }
     return Tool(name, described, parameters)
 
@@ -93,7 +126,8 @@ def _object_schema(kind: type) -> dict[str, Any]:
     if "$ref" not in schema:
         return schema
     name = schema["$ref"].removeprefix("#/$defs/")
-    used = json.dumps(schema["$defs"]).count(f'"#/$defs/{name}"')  # a class that mentions itself stays among the definitions
+    # a class that mentions itself stays among the definitions
+    used = json.dumps(schema["$defs"]).count(f'"#/$defs/{name}"')
     definitions = {key: value for key, value in schema["$defs"].items() if key != name or used}
     return {**schema["$defs"][name], **({"$defs": definitions} if definitions else {})}
 
@@ -107,7 +141,9 @@ def _with_description(schema: Mapping[str, Any], hint: Any, about: str | None) -
 def _described(doc: str) -> tuple[str, dict[str, str]]:
     """(the first paragraph of a docstring, what its `Args:` say)."""
     about: dict[str, str] = {}
-    match = re.search(r"^(?:Args|Arguments|Parameters):[ \t]*\n((?:[ \t]+.*\n?|\n)*)", doc, re.MULTILINE)
+    match = re.search(
+        r"^(?:Args|Arguments|Parameters):[ \t]*\n((?:[ \t]+.*\n?|\n)*)", doc, re.MULTILINE
+    )
     last = None
     for line in match.group(1).splitlines() if match else ():
         entry = re.match(r"[ \t]+(\w+)(?:[ \t]*\([^)]*\))?:[ \t]*(.*)", line)
@@ -116,4 +152,6 @@ def _described(doc: str) -> tuple[str, dict[str, str]]:
             about[last] = entry.group(2)
         elif last and line.strip():
             about[last] = f"{about[last]} {line.strip()}"
-    return " ".join(doc.split("\n\n")[0].split()) if doc and not doc.startswith("Args:") else "", about
+    return " ".join(doc.split("\n\n")[0].split()) if doc and not doc.startswith(
+        "Args:"
+    ) else "", about

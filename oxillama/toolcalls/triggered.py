@@ -1,12 +1,15 @@
-"""`TriggeredGrammar`: free text in which a constraint begins at the opening of a tool call, and ends with it.
+"""`TriggeredGrammar`: free text in which a constraint begins at the opening of a tool call, and
+ends with it.
 
-A state stands in free text or in a call. In free text every token may come but those that would open a call and go on wrongly (they are
-found once per beginning of the opening that the text ends in); in a call the mask is that of the call's grammar. A bare beginning such as
-`{"name":` or `[f(` of a known tool counts where a reply, or what follows a call, begins.
+A state stands in free text or in a call. In free text every token may come but those that would
+open a call and go on wrongly (they are found once per beginning of the opening that the text ends
+in); in a call the mask is that of the call's grammar. A bare beginning such as `{"name":` or `[f(`
+of a known tool counts where a reply, or what follows a call, begins.
 
-Invariants: (1) the bytes consumed since a call opened are always a beginning of the call grammar's texts; (2) a mask holds exactly the
-tokens that `TokenMasker.advance` takes, except that in a call no token reaches beyond the call's end; (3) without `parallel` nothing
-follows the first call; (4) a state that was restored, in whatever process, goes on as the one that was saved.
+Invariants: (1) the bytes consumed since a call opened are always a beginning of the call grammar's
+texts; (2) a mask holds exactly the tokens that `TokenMasker.advance` takes, except that in a call
+no token reaches beyond the call's end; (3) without `parallel` nothing follows the first call; (4) a
+state that was restored, in whatever process, goes on as the one that was saved.
 """
 
 from __future__ import annotations
@@ -41,10 +44,12 @@ def _bytewise(text: str) -> str:
 
 
 class TriggeredGrammar:
-    """What `tool_choice` "auto" allows: any text, and calls that follow the tools' schemas. Arguments are those of `ToolCallGrammar`.
+    """What `tool_choice` "auto" allows: any text, and calls that follow the tools' schemas.
+    Arguments are those of `ToolCallGrammar`.
 
-    reasoning: regions that may come first, in which nothing is constrained; reasoning_opened: the prompt has opened one. parallel: more
-    than one call may come; without it the reply ends with its first call.
+    reasoning: regions that may come first, in which nothing is constrained; reasoning_opened: the
+    prompt has opened one. parallel: more than one call may come; without it the reply ends with its
+    first call.
     """
 
     def __init__(
@@ -62,26 +67,47 @@ class TriggeredGrammar:
     ) -> None:
         self.format, self.tools = format_of(format), tools_of(tools)
         if self.format.style == "harmony":
-            raise ConfigError("tool call format harmony: has no free text, wanted the grammar of a whole reply (ReplyGrammar)")
-        self.parallel, self.closed, self.strict, self.limits = bool(parallel), bool(closed), bool(strict), limits
+            raise ConfigError(
+                "tool call format harmony: has no free text, wanted the grammar of a whole reply (ReplyGrammar)"
+            )
+        self.parallel, self.closed, self.strict, self.limits = (
+            bool(parallel),
+            bool(closed),
+            bool(strict),
+            limits,
+        )
         # One block of calls; the next block has an opening of its own.
-        several = parallel and (self.format.style == "array" or bool(self.format.lead) or (not self.format.close and self.format.style != "named"))
+        several = parallel and (
+            self.format.style == "array"
+            or bool(self.format.lead)
+            or (not self.format.close and self.format.style != "named")
+        )
         self.calls: Grammar = ToolCallGrammar(
-            self.format, self.tools, parallel=several, closed=closed, strict=strict, token_ids=token_ids, limits=limits
+            self.format,
+            self.tools,
+            parallel=several,
+            closed=closed,
+            strict=strict,
+            token_ids=token_ids,
+            limits=limits,
         )
         self.token_ids = dict(token_ids or {})
         self.names = frozenset(tool.name for tool in self.tools)
-        # Bytes are searched as Latin-1, where every byte is a character, so that delimiters may be cut anywhere.
+        # Bytes are searched as Latin-1, where every byte is a character, so that delimiters may be
+        # cut anywhere.
         self.opener = _bytewise(self.format.open)
         self.reasoning, self.reasoning_opened = reasoning, reasoning_opened
         self.templates = bare_templates(self.format, trigger=True)
         self._firsts = {template[:1].encode() for template in self.templates}
-        self.tokens = ("",)  # as a grammar with token terminals: whether a token may come is asked by its id too
+        # as a grammar with token terminals: whether a token may come is asked by its id too
+        self.tokens = ("",)
         self._masks: dict[tuple, np.ndarray | None] = {}
         self._candidates: tuple[Any, list[int]] = (None, [])
 
     def state(self, masker: TokenMasker | None = None) -> TriggeredState:
-        """A state at the beginning of a reply; with a `TokenMasker` it can give masks and take tokens."""
+        """A state at the beginning of a reply; with a `TokenMasker` it can give masks and take
+        tokens.
+        """
         return TriggeredState(self, masker)
 
     def describe(self) -> dict[str, Any]:
@@ -117,7 +143,10 @@ class TriggeredGrammar:
     def candidates(self, masker: TokenMasker) -> list[int]:
         """Tokens that might open a call: those with the last byte of an opening in them."""
         if self._candidates[0] is not masker:
-            ends = {*self.opener[-1:].encode("latin-1"), *(template.encode()[-1] for template in self.templates)}
+            ends = {
+                *self.opener[-1:].encode("latin-1"),
+                *(template.encode()[-1] for template in self.templates),
+            }
             found = [masker.tokens_with(end) for end in ends]
             self._masks.clear()
             self._candidates = (masker, np.unique(np.concatenate(found)).tolist() if found else [])
@@ -136,7 +165,8 @@ class TriggeredGrammar:
         banned = [
             token
             for token in wrong
-            if self._may_open(before + masker.vocab_bytes[token], state) and not state.fork().try_advance(masker.vocab_bytes[token])
+            if self._may_open(before + masker.vocab_bytes[token], state)
+            and not state.fork().try_advance(masker.vocab_bytes[token])
         ]
         mask = None
         if banned:
@@ -156,11 +186,15 @@ class TriggeredGrammar:
         if not state.fresh or not self.templates:
             return False
         over = state.region is None or state.region.over
-        return data.lstrip(_SPACE)[:1] in self._firsts or (not over and self.reasoning.close.encode()[-1] in data)
+        return data.lstrip(_SPACE)[:1] in self._firsts or (
+            not over and self.reasoning.close.encode()[-1] in data
+        )
 
 
 class TriggeredState:
-    """Where a reply stands. `call` is the state inside a call, None in free text; `tail` what may begin an opening."""
+    """Where a reply stands. `call` is the state inside a call, None in free text; `tail` what may
+    begin an opening.
+    """
 
     __slots__ = ("call", "fresh", "grammar", "masker", "region", "tail")
 
@@ -171,7 +205,9 @@ class TriggeredState:
         self.fresh = True
         self.region: ReasoningSplitter | None = None  # None: no region may come
         if grammar.reasoning is not None:
-            bytewise = ReasoningFormat(_bytewise(grammar.reasoning.open), _bytewise(grammar.reasoning.close))
+            bytewise = ReasoningFormat(
+                _bytewise(grammar.reasoning.open), _bytewise(grammar.reasoning.close)
+            )
             self.region = ReasoningSplitter(bytewise, opened=grammar.reasoning_opened)
 
     @property
@@ -180,7 +216,9 @@ class TriggeredState:
         return self.call is not None
 
     def try_advance(self, data: bytes, token: int | None = None) -> bool:
-        """Consumes bytes (with a token's id, where delimiters are tokens); False where a call they are in, or open, does not allow them."""
+        """Consumes bytes (with a token's id, where delimiters are tokens); False where a call they
+        are in, or open, does not allow them.
+        """
         if self.region is not None and not self.region.over:
             data = self._after_region(data, token)
             if not data and not self.region.over:
@@ -201,7 +239,9 @@ class TriggeredState:
         return True
 
     def advance(self, data: bytes, token: int | None = None) -> None:
-        """The same; raises GrammarError where it is not allowed, and the state must not be used any more."""
+        """The same; raises GrammarError where it is not allowed, and the state must not be used any
+        more.
+        """
         if not self.try_advance(data, token):
             raise GrammarError(
                 f"tool call: {bytes(data[:40])!r} is not allowed here, wanted a call of {', '.join(sorted(self.grammar.names))}"
@@ -212,7 +252,9 @@ class TriggeredState:
         return self.grammar.free_mask(self) if self.call is None else self.call.mask()
 
     def forced(self, limit: int = 4096) -> bytes:
-        """The bytes that every continuation starts with, as `GrammarState.forced`; none in free text."""
+        """The bytes that every continuation starts with, as `GrammarState.forced`; none in free
+        text.
+        """
         return b"" if self.call is None else self.call.forced(limit)
 
     def is_complete(self) -> bool:
@@ -220,7 +262,9 @@ class TriggeredState:
         return self.call is None or self.call.is_complete()
 
     def only_end(self) -> bool:
-        """Whether nothing but the end may follow: after the one call of a reply that may hold no more."""
+        """Whether nothing but the end may follow: after the one call of a reply that may hold no
+        more.
+        """
         return self.call is not None and not self.grammar.parallel and self.call.only_end()
 
     def fork(self) -> TriggeredState:
@@ -238,19 +282,36 @@ class TriggeredState:
     def serialise(self) -> bytes:
         """The position as bytes for `restore`."""
         region = None if self.region is None else [self.region.place, self.region.held]
-        saved = {"version": VERSION, "grammar": self.grammar.mark, "tail": self.tail.decode("latin-1"), "fresh": self.fresh, "region": region}
-        return json.dumps({**saved, "call": None if self.call is None else self.call.journal()}, separators=(",", ":")).encode("ascii")
+        saved = {
+            "version": VERSION,
+            "grammar": self.grammar.mark,
+            "tail": self.tail.decode("latin-1"),
+            "fresh": self.fresh,
+            "region": region,
+        }
+        return json.dumps(
+            {**saved, "call": None if self.call is None else self.call.journal()},
+            separators=(",", ":"),
+        ).encode("ascii")
 
     @classmethod
-    def restore(cls, data: bytes, *, grammar: TriggeredGrammar, masker: TokenMasker | None = None) -> TriggeredState:
-        """The state that `serialise` saved, under an equal grammar. Raises GrammarError for bytes that are no such state."""
+    def restore(
+        cls, data: bytes, *, grammar: TriggeredGrammar, masker: TokenMasker | None = None
+    ) -> TriggeredState:
+        """The state that `serialise` saved, under an equal grammar. Raises GrammarError for bytes
+        that are no such state.
+        """
         saved = read_saved(data, "tool call state", VERSION)
         if saved.get("grammar") != grammar.mark:
-            raise GrammarError("tool call state: was saved under another constraint than the one given")
+            raise GrammarError(
+                "tool call state: was saved under another constraint than the one given"
+            )
         state = cls(grammar, masker)
         try:
             state.tail, state.fresh = saved["tail"].encode("latin-1"), saved["fresh"]
-            if not isinstance(state.fresh, bool) or (saved["region"] is None) != (state.region is None):
+            if not isinstance(state.fresh, bool) or (saved["region"] is None) != (
+                state.region is None
+            ):
                 raise ValueError(f"found {state.fresh!r} and a region {saved['region']!r}")
             if state.region is not None:
                 place, held = saved["region"]
@@ -277,7 +338,12 @@ class TriggeredState:
         grammar, text = self.grammar, (self.tail + data).decode("latin-1")
         while text:
             opening, sure = search(
-                grammar.format, text, fresh=self.fresh, templates=grammar.templates, names=grammar.names, opener=grammar.opener
+                grammar.format,
+                text,
+                fresh=self.fresh,
+                templates=grammar.templates,
+                names=grammar.names,
+                opener=grammar.opener,
             )
             if opening is not None and opening.start == 0:
                 self.tail = b""

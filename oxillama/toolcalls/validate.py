@@ -1,7 +1,9 @@
-"""What is wrong with a tool's arguments, named by where it stands: the check of calls that no grammar constrained.
+"""What is wrong with a tool's arguments, named by where it stands: the check of calls that no
+grammar constrained.
 
-Checked are type, enum, const, required, properties, additionalProperties, items, bounds of numbers and lengths, anyOf, oneOf, allOf and
-references inside the schema. Other keywords are the tool's own to check.
+Checked are type, enum, const, required, properties, additionalProperties, items, bounds of numbers
+and lengths, anyOf, oneOf, allOf and references inside the schema. Other keywords are the tool's own
+to check.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ _MOST = 5  # faults that are told
 _DEEPEST = 64
 
 
-def faults(value: Any, schema: Any, *, root: Any = None, where: str = "", depth: int = 0) -> list[str]:
+def faults(
+    value: Any, schema: Any, *, root: Any = None, where: str = "", depth: int = 0
+) -> list[str]:
     """At most a few sentences, none for valid arguments."""
     root = schema if root is None else root
     if schema is True or schema == {} or depth > _DEEPEST:
@@ -23,7 +27,9 @@ def faults(value: Any, schema: Any, *, root: Any = None, where: str = "", depth:
         return [f"{where or 'arguments'}: nothing is allowed here"]
     found: list[str] = []
     if "$ref" in schema:
-        found += faults(value, _resolved(schema["$ref"], root), root=root, where=where, depth=depth + 1)
+        found += faults(
+            value, _resolved(schema["$ref"], root), root=root, where=where, depth=depth + 1
+        )
     found += _own(value, schema, where or "arguments")
     if isinstance(value, Mapping):
         found += _members(value, schema, root, where, depth)
@@ -35,7 +41,10 @@ def faults(value: Any, schema: Any, *, root: Any = None, where: str = "", depth:
     for part in schema.get("allOf", ()):
         found += faults(value, part, root=root, where=where, depth=depth + 1)
     for keyword in ("anyOf", "oneOf"):
-        parts = [faults(value, part, root=root, where=where, depth=depth + 1) for part in schema.get(keyword, ())]
+        parts = [
+            faults(value, part, root=root, where=where, depth=depth + 1)
+            for part in schema.get(keyword, ())
+        ]
         if parts and all(parts):
             found += min(parts, key=len)
     return found[:_MOST]
@@ -48,7 +57,9 @@ def _own(value: Any, schema: Mapping[str, Any], where: str) -> list[str]:
     if kinds and not any(_is(value, kind) for kind in kinds):
         return [f"{where}: found {_shown(value)}, wanted {' or '.join(kinds)}"]
     if "enum" in schema and not any(_same(value, each) for each in schema["enum"]):
-        return [f"{where}: found {_shown(value)}, wanted one of {', '.join(map(_shown, schema['enum']))}"]
+        return [
+            f"{where}: found {_shown(value)}, wanted one of {', '.join(map(_shown, schema['enum']))}"
+        ]
     if "const" in schema and not _same(value, schema["const"]):
         return [f"{where}: found {_shown(value)}, wanted {_shown(schema['const'])}"]
     out = []
@@ -67,8 +78,14 @@ def _own(value: Any, schema: Mapping[str, Any], where: str) -> list[str]:
     return out
 
 
-def _members(value: Mapping[str, Any], schema: Mapping[str, Any], root: Any, where: str, depth: int) -> list[str]:
-    found = [f"{where}.{key}".lstrip(".") + ": is missing" for key in schema.get("required", ()) if key not in value]
+def _members(
+    value: Mapping[str, Any], schema: Mapping[str, Any], root: Any, where: str, depth: int
+) -> list[str]:
+    found = [
+        f"{where}.{key}".lstrip(".") + ": is missing"
+        for key in schema.get("required", ())
+        if key not in value
+    ]
     properties, others = schema.get("properties") or {}, schema.get("additionalProperties", True)
     if schema.get("patternProperties"):
         others = True
@@ -97,7 +114,9 @@ def _resolved(reference: str, root: Any) -> Any:
 def _is(value: Any, kind: str) -> bool:
     if kind in ("integer", "number"):
         whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-        return not isinstance(value, bool) and (whole if kind == "integer" else isinstance(value, (int, float)))
+        return not isinstance(value, bool) and (
+            whole if kind == "integer" else isinstance(value, (int, float))
+        )
     return isinstance(value, _TYPES.get(kind, object))
 
 

@@ -1,4 +1,5 @@
 """The command line: what it prints, and one clear line with a code when it cannot."""
+
 import json
 
 import pytest
@@ -19,12 +20,17 @@ def test_run_continues_the_prompt_the_same_way_each_time(capsys):
     first = printed(capsys, "run", "-p", "Once upon a time", "-n", 24, "--temp", 0)
     assert first == printed(capsys, "run", "-p", "Once upon a time", "-n", 24, "--temp", 0)
     assert first[0] == 0 and first[1].startswith("Once upon a time, there was a ")
-    seeded = [printed(capsys, "run", "-n", 24, "--temp", 1, "--seed", 7, "-t", threads)[1] for threads in (1, 2)]
+    seeded = [
+        printed(capsys, "run", "-n", 24, "--temp", 1, "--seed", 7, "-t", threads)[1]
+        for threads in (1, 2)
+    ]
     assert seeded[0] == seeded[1]
 
 
 def test_run_stops_before_a_stop_text(capsys):
-    code, out, _ = printed(capsys, "run", "-p", "Once upon a time", "-n", 60, "--temp", 0, "--stop", ".")
+    code, out, _ = printed(
+        capsys, "run", "-p", "Once upon a time", "-n", 60, "--temp", 0, "--stop", "."
+    )
     assert code == 0 and "." not in out
 
 
@@ -35,17 +41,56 @@ def test_chat_answers_each_line_of_its_input(capsys, monkeypatch):
     assert code == 0 and len(out.splitlines()) == 2
 
 
-def test_chat_prints_calls_and_takes_their_results_from_the_next_lines(capsys, monkeypatch, tmp_path):
+def test_chat_prints_calls_and_takes_their_results_from_the_next_lines(
+    capsys, monkeypatch, tmp_path
+):
     tools = tmp_path / "tools.json"
-    tools.write_text(json.dumps([{"name": "now", "parameters": {"properties": {"where": {"enum": ["here"]}}, "required": ["where"]}}]))
+    tools.write_text(
+        json.dumps(
+            [
+                {
+                    "name": "now",
+                    "parameters": {
+                        "properties": {"where": {"enum": ["here"]}},
+                        "required": ["where"],
+                    },
+                }
+            ]
+        )
+    )
     asked, lines = [], iter(["What time is it?", "noon"])
     monkeypatch.setattr("builtins.input", lambda prompt="": _next(lines))
     original = oxillama.InferenceEngine.chat
-    monkeypatch.setattr(oxillama.InferenceEngine, "chat", lambda self, messages, **options: asked.append([*messages]) or original(
-        self, messages, parallel_tool_calls=False, **options))
-    code, out, _ = printed(capsys, "chat", "--tools", tools, "--tool-choice", "now", "--tool-format", "hermes", "--temp", 0, "-n", 400)
-    assert code == 0 and [json.loads(line) for line in out.split("\n") if line] == [{"name": "now", "arguments": {"where": "here"}}] * 2
-    assert [message["role"] for message in asked[1]] == ["user", "assistant", "tool"] and asked[1][2]["content"] == "noon"
+    monkeypatch.setattr(
+        oxillama.InferenceEngine,
+        "chat",
+        lambda self, messages, **options: (
+            asked.append([*messages])
+            or original(self, messages, parallel_tool_calls=False, **options)
+        ),
+    )
+    code, out, _ = printed(
+        capsys,
+        "chat",
+        "--tools",
+        tools,
+        "--tool-choice",
+        "now",
+        "--tool-format",
+        "hermes",
+        "--temp",
+        0,
+        "-n",
+        400,
+    )
+    assert (
+        code == 0
+        and [json.loads(line) for line in out.split("\n") if line]
+        == [{"name": "now", "arguments": {"where": "here"}}] * 2
+    )
+    assert [message["role"] for message in asked[1]] == ["user", "assistant", "tool"] and asked[1][
+        2
+    ]["content"] == "noon"
     for text in ("{", "{}"):
         tools.write_text(text)
         code, _, err = printed(capsys, "chat", "--tools", tools)
@@ -63,7 +108,11 @@ def test_info_tells_what_the_file_holds(capsys):
     code, out, _ = printed(capsys, "info", "--json", "--tensors", "--metadata")
     report = json.loads(out)
     assert code == 0
-    assert report["architecture"] == "llama" and report["chat_template"] and report["vocabulary"] == len(report["metadata"]["tokenizer.ggml.tokens"])
+    assert (
+        report["architecture"] == "llama"
+        and report["chat_template"]
+        and report["vocabulary"] == len(report["metadata"]["tokenizer.ggml.tokens"])
+    )
     assert report["tensor_bytes"] == sum(tensor["bytes"] for tensor in report["tensors"])
     code, out, _ = printed(capsys, "info", "--tensors")
     assert code == 0 and "token_embd.weight" in out
@@ -71,16 +120,25 @@ def test_info_tells_what_the_file_holds(capsys):
 
 def test_tokenize_shows_ids_that_spell_the_text(capsys):
     import oxillama
+
     code, out, _ = printed(capsys, "tokenize", "-p", "a red fox", "--json", "--no-special")
     assert code == 0
-    assert oxillama.TokenizerBridge.from_gguf(oxillama.embedded_path()).decode(json.loads(out)) == "a red fox"
+    assert (
+        oxillama.TokenizerBridge.from_gguf(oxillama.embedded_path()).decode(json.loads(out))
+        == "a red fox"
+    )
 
 
 def test_bench_prints_the_columns_it_promises(capsys):
-    code, out, _ = printed(capsys, "bench", "-p", 16, "-n", 4, "-d", 8, "-b", 2, "-r", 1, "-t", 1, "--json")
+    code, out, _ = printed(
+        capsys, "bench", "-p", 16, "-n", 4, "-d", 8, "-b", 2, "-r", 1, "-t", 1, "--json"
+    )
     result = json.loads(out)
     assert code == 0 and result["threads"] == 1 and result["batch"] == 2 and result["depth"] == 8
-    assert all(result[key] > 0 for key in ("pp_tps", "tg_tps", "load_s", "peak_rss_mb", "model_bytes")) and result["isa"]
+    assert (
+        all(result[key] > 0 for key in ("pp_tps", "tg_tps", "load_s", "peak_rss_mb", "model_bytes"))
+        and result["isa"]
+    )
 
 
 def test_doctor_agrees_with_the_embedded_model(capsys):
@@ -90,24 +148,34 @@ def test_doctor_agrees_with_the_embedded_model(capsys):
 
 def test_quantize_writes_a_file_that_runs(capsys, tmp_path):
     import oxillama
-    code, out, _ = printed(capsys, "quantize", oxillama.embedded_path(), tmp_path / "q.gguf", "Q4_K_M")
+
+    code, out, _ = printed(
+        capsys, "quantize", oxillama.embedded_path(), tmp_path / "q.gguf", "Q4_K_M"
+    )
     assert code == 0
     with oxillama.load(tmp_path / "q.gguf") as engine:
         assert len(engine.generate("Once upon a time", max_tokens=5).tokens) == 5
-    dry = printed(capsys, "quantize", oxillama.embedded_path(), tmp_path / "no.gguf", "Q4_0", "--dry-run")
+    dry = printed(
+        capsys, "quantize", oxillama.embedded_path(), tmp_path / "no.gguf", "Q4_0", "--dry-run"
+    )
     assert dry[0] == 0 and not (tmp_path / "no.gguf").exists()
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (("run", "missing.gguf"), ("missing.gguf", "no such file")),
-    (("run", "--temp", "-1"), ("temperature", "-1")),
-    (("run", "--grammar-file", "missing.gbnf"), ("missing.gbnf",)),
-    (("run", "--json-schema", "{"), ()),
-    (("bench", "-p", "0"), ("-p", "0")),
-    (("doctor", "-p", "one fox " * 700), ("tokens, wanted 1 to 512",)),
-    (("quantize", "missing.gguf", "out.gguf", "Q4_0"), ("missing.gguf",)),
-])
-def test_what_cannot_be_done_is_one_line_and_code_1(capsys, monkeypatch, tmp_path, arguments, words):
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "missing.gguf"), ("missing.gguf", "no such file")),
+        (("run", "--temp", "-1"), ("temperature", "-1")),
+        (("run", "--grammar-file", "missing.gbnf"), ("missing.gbnf",)),
+        (("run", "--json-schema", "{"), ()),
+        (("bench", "-p", "0"), ("-p", "0")),
+        (("doctor", "-p", "one fox " * 700), ("tokens, wanted 1 to 512",)),
+        (("quantize", "missing.gguf", "out.gguf", "Q4_0"), ("missing.gguf",)),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_code_1(
+    capsys, monkeypatch, tmp_path, arguments, words
+):
     monkeypatch.chdir(tmp_path)
     code, _, err = printed(capsys, *arguments)
     assert code == 1 and err.startswith("oxillama: ") and err.count("\n") == 1
@@ -117,7 +185,10 @@ def test_what_cannot_be_done_is_one_line_and_code_1(capsys, monkeypatch, tmp_pat
 def test_a_broken_file_is_one_line(capsys, tmp_path):
     tiny.write(tmp_path / "m.gguf", "llama", tensors={"blk.1.ffn_up.weight": None})
     code, _, err = printed(capsys, "run", tmp_path / "m.gguf")
-    assert code == 1 and err == "oxillama: blk.1.ffn_up.weight: the file has no such tensor, llama needs it\n"
+    assert (
+        code == 1
+        and err == "oxillama: blk.1.ffn_up.weight: the file has no such tensor, llama needs it\n"
+    )
     (tmp_path / "empty.gguf").write_bytes(b"")
     assert printed(capsys, "info", tmp_path / "empty.gguf")[0] == 1
 
@@ -128,11 +199,25 @@ def test_snapshot_info_tells_what_is_saved_and_refuses_the_rest_in_a_line(capsys
         engine.generate("Once upon a time", max_tokens=5)
         engine.snapshot_to_file(path)
     code, out, _ = printed(capsys, "snapshot", "info", path)
-    assert code == 0 and "OXISNAP1, version 1" in out and "5 of them generated" in out and "temperature 0.7" in out
+    assert (
+        code == 0
+        and "OXISNAP1, version 1" in out
+        and "5 of them generated" in out
+        and "temperature 0.7" in out
+    )
     code, out, _ = printed(capsys, "snapshot", "info", path, "--json")
-    assert code == 0 and json.loads(out)["tokens"] == 10 and json.loads(out)["file_bytes"] == path.stat().st_size
+    assert (
+        code == 0
+        and json.loads(out)["tokens"] == 10
+        and json.loads(out)["file_bytes"] == path.stat().st_size
+    )
     path.write_bytes(path.read_bytes()[:-1])
     code, out, err = printed(capsys, "snapshot", "info", path)
-    assert code == 1 and not out and err.startswith("oxillama: length: the header says") and err.count("\n") == 1
+    assert (
+        code == 1
+        and not out
+        and err.startswith("oxillama: length: the header says")
+        and err.count("\n") == 1
+    )
     code, _, err = printed(capsys, "snapshot", "info", tmp_path / "none")
     assert code == 1 and "none: cannot be read: No such file" in err

@@ -1,4 +1,7 @@
-"""`oxillama info` of files that say odd things: everything is shown as it is, and nothing of it is obeyed."""
+"""`oxillama info` of files that say odd things: everything is shown as it is, and nothing of it is
+obeyed.
+"""
+
 import json
 
 import numpy as np
@@ -13,6 +16,7 @@ ONE = np.ones((1, 32), np.float32)
 @pytest.fixture
 def told(tmp_path, capsys):
     """What `info` prints of a file with these keys (key, value, kind) and tensors."""
+
     def told(*options, keys=(), tensors=("a.weight",)):
         path = tmp_path / "odd.gguf"
         with GgufWriter(path, "llama") as writer:
@@ -22,6 +26,7 @@ def told(tmp_path, capsys):
                 writer.add_tensor(name, ONE)
         assert main(["info", str(path), *options]) == 0
         return capsys.readouterr().out
+
     return told
 
 
@@ -44,19 +49,30 @@ def test_a_name_longer_than_a_terminal_is_folded(told, monkeypatch):
 
 
 def test_keys_of_other_kinds_than_usual_are_shown_as_they_are(told):
-    keys = [("tokenizer.ggml.tokens", 3, "uint32"), ("llama.block_count", [1, 2], "array[int32]"), ("llama.rope.freq_base", float("nan"), "float32"),
-            ("llama.context_length", float("-inf"), "float64"), ("llama.attention.head_count", [[1], [2, 3]], "array[array]"),
-            ("general.name", [0.5, float("inf")], "array[float32]")]
+    keys = [
+        ("tokenizer.ggml.tokens", 3, "uint32"),
+        ("llama.block_count", [1, 2], "array[int32]"),
+        ("llama.rope.freq_base", float("nan"), "float32"),
+        ("llama.context_length", float("-inf"), "float64"),
+        ("llama.attention.head_count", [[1], [2, 3]], "array[array]"),
+        ("general.name", [0.5, float("inf")], "array[float32]"),
+    ]
     report = strict(told("--json", "--metadata", keys=keys))
     found = [report[name] for name in ("vocabulary", "layers", "context_length", "heads", "name")]
     assert found == [None, [1, 2], "-inf", [[1], [2, 3]], [0.5, "inf"]]
-    assert report["metadata"]["llama.rope.freq_base"] == "nan" and report["metadata"]["tokenizer.ggml.tokens"] == 3
+    assert (
+        report["metadata"]["llama.rope.freq_base"] == "nan"
+        and report["metadata"]["tokenizer.ggml.tokens"] == 3
+    )
     assert "vocabulary         None\n" in told(keys=keys)
 
 
 def test_what_a_terminal_would_obey_is_spelled_out(told):
     template = "{%- a %}\n{%- b %}"
-    keys = [("general.name", "\x1b]0;title\x07 é\x9b31m\r", "string"), ("tokenizer.chat_template", template, "string")]
+    keys = [
+        ("general.name", "\x1b]0;title\x07 é\x9b31m\r", "string"),
+        ("tokenizer.chat_template", template, "string"),
+    ]
     out = told("--metadata", keys=keys)
     assert "name               \\x1b]0;title\\x07 é\\x9b31m\\r\n" in out and f"{template}\n" in out
     assert all(letter.isprintable() or letter == "\n" for letter in out)

@@ -1,4 +1,5 @@
 """`oxillama quantize` where a person is watching."""
+
 import sys
 
 import numpy as np

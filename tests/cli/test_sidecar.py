@@ -1,4 +1,5 @@
 """`oxillama sidecar`: what lies in the folder is shown, verified, removed, and written when asked."""
+
 import json
 
 import pytest
@@ -25,9 +26,16 @@ def test_a_sidecar_is_written_listed_verified_and_removed(model, tmp_path, capsy
     where = ("--folder", tmp_path / "kept")
     assert told(capsys, "list", *where) == (0, [])
     code, (row,) = told(capsys, "write", model, *where)
-    assert code == 0 and row["names"] == ["tiny.gguf"] and row["bytes"] == (tmp_path / "kept" / row["path"].rsplit("/")[-1]).stat().st_size
-    assert told(capsys, "write", model, *where)[1][0]["path"] == row["path"]        # it is there, and loads
-    assert [(one["path"], one["state"]) for one in told(capsys, "verify", *where)[1]] == [(row["path"], "whole")]
+    assert (
+        code == 0
+        and row["names"] == ["tiny.gguf"]
+        and row["bytes"] == (tmp_path / "kept" / row["path"].rsplit("/")[-1]).stat().st_size
+    )
+    # it is there, and loads
+    assert told(capsys, "write", model, *where)[1][0]["path"] == row["path"]
+    assert [(one["path"], one["state"]) for one in told(capsys, "verify", *where)[1]] == [
+        (row["path"], "whole")
+    ]
     assert [one["state"] for one in told(capsys, "clear", *where)[1]] == ["removed"]
     assert not list((tmp_path / "kept").iterdir())
 
@@ -52,23 +60,43 @@ def test_a_file_where_a_folder_was_named_is_an_error(model, capsys, command):
     arguments = [command, str(model)] if command == "write" else [command]
     before = model.read_bytes()
     assert main(["sidecar", *arguments, "--folder", str(model)]) == 1
-    assert capsys.readouterr().err == f"oxillama: sidecar: {model}: Not a directory, wanted a folder\n" and model.read_bytes() == before
+    assert (
+        capsys.readouterr().err == f"oxillama: sidecar: {model}: Not a directory, wanted a folder\n"
+        and model.read_bytes() == before
+    )
 
 
-def test_without_a_folder_the_cache_folder_is_meant_and_an_environment_that_says_no_is_an_error(tmp_path, capsys, monkeypatch):
-    for arguments, wanted in ((["list"], "OXILLAMA_SIDECAR is 0"), (["write", "x.gguf", "--folder", str(tmp_path)], "wanted one of the two")):
-        assert main(["sidecar", *arguments]) == 1               # the tests' own environment says 0
+def test_without_a_folder_the_cache_folder_is_meant_and_an_environment_that_says_no_is_an_error(
+    tmp_path, capsys, monkeypatch
+):
+    for arguments, wanted in (
+        (["list"], "OXILLAMA_SIDECAR is 0"),
+        (["write", "x.gguf", "--folder", str(tmp_path)], "wanted one of the two"),
+    ):
+        assert main(["sidecar", *arguments]) == 1  # the tests' own environment says 0
         assert wanted in capsys.readouterr().err
     monkeypatch.delenv("OXILLAMA_SIDECAR")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert main(["sidecar", "list"]) == 0 and f"0 sidecars of {tmp_path / 'oxillama'}" in capsys.readouterr().out
+    assert (
+        main(["sidecar", "list"]) == 0
+        and f"0 sidecars of {tmp_path / 'oxillama'}" in capsys.readouterr().out
+    )
 
 
-def test_an_automatic_folder_that_holds_no_small_models_is_an_error_where_one_is_to_be_written(model, tmp_path, capsys, monkeypatch):
+def test_an_automatic_folder_that_holds_no_small_models_is_an_error_where_one_is_to_be_written(
+    model, tmp_path, capsys, monkeypatch
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("OXILLAMA_SIDECAR", "auto")
     assert main(["sidecar", "write", str(model)]) == 1
-    assert "OXILLAMA_SIDECAR is 'auto'" in capsys.readouterr().err and not (tmp_path / "cache").exists()
+    assert (
+        "OXILLAMA_SIDECAR is 'auto'" in capsys.readouterr().err
+        and not (tmp_path / "cache").exists()
+    )
     monkeypatch.delenv("OXILLAMA_SIDECAR")
     first = told(capsys, "write", model)
-    assert first[0] == 0 and len(first[1]) == 1 and [one["path"] for one in told(capsys, "write", model)[1]] == [first[1][0]["path"]]
+    assert (
+        first[0] == 0
+        and len(first[1]) == 1
+        and [one["path"] for one in told(capsys, "write", model)[1]] == [first[1][0]["path"]]
+    )

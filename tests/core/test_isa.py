@@ -1,4 +1,7 @@
-"""Which instruction sets run: `OXILLAMA_ISA` forces one or is refused, and cpu_info says what was found."""
+"""Which instruction sets run: `OXILLAMA_ISA` forces one or is refused, and cpu_info says what was
+found.
+"""
+
 import os
 import subprocess
 import sys
@@ -29,14 +32,18 @@ def test_an_instruction_set_that_cannot_run_is_refused_by_name(monkeypatch):
 
 
 def test_a_forced_process_computes_with_it_and_gives_the_same_bits():
-    code = ("import numpy as np; from oxillama._core.matmul import matmul; from oxillama._core.panels import PackedMatrix; "
-            "from oxillama._core.kernels import isa_active;"
-            "w = PackedMatrix((np.arange(32 * 18) % 60).astype(np.uint8), 'Q4_0', 32, 32);"
-            "print(isa_active(), matmul(w, np.sin(np.arange(96, dtype=np.float32)).reshape(3, 32)).tobytes().hex())")
+    code = (
+        "import numpy as np; from oxillama._core.matmul import matmul; from oxillama._core.panels import PackedMatrix; "
+        "from oxillama._core.kernels import isa_active;"
+        "w = PackedMatrix((np.arange(32 * 18) % 60).astype(np.uint8), 'Q4_0', 32, 32);"
+        "print(isa_active(), matmul(w, np.sin(np.arange(96, dtype=np.float32)).reshape(3, 32)).tobytes().hex())"
+    )
     said = {}
     for isa in isa_available():
         env = dict(os.environ, OXILLAMA_ISA=isa)
-        name, bits = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout.split()
+        name, bits = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+        ).stdout.split()
         assert name == isa
         said[bits] = isa
     assert len(said) == 1
@@ -44,5 +51,7 @@ def test_a_forced_process_computes_with_it_and_gives_the_same_bits():
 
 def test_cpu_info_counts_what_this_process_may_use():
     info = cpu_info()
-    assert info["allowed_cpus"] >= 1 and info["physical_cores"] >= 1 and info["default_threads"] >= 1
+    assert (
+        info["allowed_cpus"] >= 1 and info["physical_cores"] >= 1 and info["default_threads"] >= 1
+    )
     assert info["model"] and info["isa"] in info["isa_available"]

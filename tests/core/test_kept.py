@@ -1,4 +1,7 @@
-"""Keys and values kept as codes: what a page holds, attention over it near float64, and the same bits whatever shares the step."""
+"""Keys and values kept as codes: what a page holds, attention over it near float64, and the same
+bits whatever shares the step.
+"""
+
 import numpy as np
 import pytest
 
@@ -12,22 +15,36 @@ from tests.core.test_attention import run, tokens_for
 from tests.reference import rows_oracle as oracle
 
 CODED = ("q8_0", "q4_0")
-SHAPES = [dict(q_heads=4, kv_heads=2, k_dim=32), dict(q_heads=3, kv_heads=3, k_dim=64), dict(q_heads=8, kv_heads=1, k_dim=96, v_dim=32),
-          dict(q_heads=71, kv_heads=1, k_dim=32, v_dim=160), dict(q_heads=32, kv_heads=8, k_dim=64)]
+SHAPES = [
+    dict(q_heads=4, kv_heads=2, k_dim=32),
+    dict(q_heads=3, kv_heads=3, k_dim=64),
+    dict(q_heads=8, kv_heads=1, k_dim=96, v_dim=32),
+    dict(q_heads=71, kv_heads=1, k_dim=32, v_dim=160),
+    dict(q_heads=32, kv_heads=8, k_dim=64),
+]
 
 
 def parts(rows, *, q_heads, kv_heads, k_dim, v_dim=None):
     """q, k and v of rows side by side, (rows, heads, dim) each."""
     v_dim = k_dim if v_dim is None else v_dim
     q, k, v = np.split(rows, [q_heads * k_dim, (q_heads + kv_heads) * k_dim], axis=1)
-    return q.reshape(len(rows), q_heads, k_dim), k.reshape(len(rows), kv_heads, k_dim), v.reshape(len(rows), kv_heads, v_dim)
+    return (
+        q.reshape(len(rows), q_heads, k_dim),
+        k.reshape(len(rows), kv_heads, k_dim),
+        v.reshape(len(rows), kv_heads, v_dim),
+    )
 
 
 def as_activations(q):
-    """Queries as the lanes floor's rows hold them: blocks of 32, round(x * (127 / largest)) times largest / 127."""
+    """Queries as the lanes floor's rows hold them: blocks of 32, round(x * (127 / largest)) times
+    largest / 127.
+    """
     blocks = q.reshape(*q.shape[:-1], -1, 32)
     largest = np.abs(blocks).max(axis=-1, keepdims=True)
-    return (np.rint(blocks * (np.float32(127) / largest)).astype(np.float64) * (largest / np.float32(127))).reshape(q.shape)
+    return (
+        np.rint(blocks * (np.float32(127) / largest)).astype(np.float64)
+        * (largest / np.float32(127))
+    ).reshape(q.shape)
 
 
 def same_for_all(shape):
@@ -40,18 +57,20 @@ def test_pages_hold_what_the_catalogue_says(shape, kv_type):
     step = program(**shape)
     memory, table = memory_for(step, 64, kv_type, seed=3)
     tokens = np.arange(40) % 64
-    step.run_until(Batch(tokens, np.arange(40), [table], np.zeros(40, int), []), memory, len(step) - 1)
+    step.run_until(
+        Batch(tokens, np.arange(40), [table], np.zeros(40, int), []), memory, len(step) - 1
+    )
     _, keys, values = parts(rows_of(step.hidden_size)[tokens], **shape)
     for page in range(3):
         n, (k, v) = min(16, 40 - 16 * page), memory.read(int(table[page]), 0)
-        assert np.array_equal(k[:n], as_kept(keys[16 * page:16 * page + n], kv_type))
-        assert np.array_equal(v[:n], as_kept(values[16 * page:16 * page + n], kv_type))
+        assert np.array_equal(k[:n], as_kept(keys[16 * page : 16 * page + n], kv_type))
+        assert np.array_equal(v[:n], as_kept(values[16 * page : 16 * page + n], kv_type))
 
 
 def test_a_scale_that_fits_no_half_is_left_for_one_that_does():
     shape = dict(q_heads=4, kv_heads=2, k_dim=32)
     rows = rows_of(256)
-    rows[:, 128:256:32] = 520_000.0         # / 7.5 is beyond the largest half, / 8 is not
+    rows[:, 128:256:32] = 520_000.0  # / 7.5 is beyond the largest half, / 8 is not
     step = program(**shape, rows=rows)
     memory, table = memory_for(step, 16, "q4_0")
     step.run_until(Batch([5], [0], [table], [0], []), memory, len(step) - 1)
@@ -71,7 +90,9 @@ def test_rounding_errors_are_those_of_the_format(kv_type, worst):
 def test_attention_over_codes_matches_float64(shape, kv_type):
     tokens = tokens_for(300)
     q, k, v = parts(rows_of(program(**shape).hidden_size)[tokens], **shape)
-    wanted = oracle.attend(as_activations(q), as_kept(k, kv_type), as_kept(v, kv_type), range(300)).reshape(300, -1)
+    wanted = oracle.attend(
+        as_activations(q), as_kept(k, kv_type), as_kept(v, kv_type), range(300)
+    ).reshape(300, -1)
     assert np.abs(run(program(**shape), tokens, kv_type=kv_type) - wanted).max() <= 3e-6
 
 
@@ -79,8 +100,15 @@ def test_attention_over_codes_matches_float64(shape, kv_type):
 @pytest.mark.parametrize("shape", SHAPES, ids=same_for_all)
 def test_every_instruction_set_gives_the_same_bits_over_codes(shape, kv_type):
     tokens = tokens_for(70, 3)
-    results = {isa: run(program(**shape, isa=isa, softcap=4.0, window=50), tokens, kv_type=kv_type, chunks=[40, 1, 29]).tobytes()
-               for isa in instruction_sets()}
+    results = {
+        isa: run(
+            program(**shape, isa=isa, softcap=4.0, window=50),
+            tokens,
+            kv_type=kv_type,
+            chunks=[40, 1, 29],
+        ).tobytes()
+        for isa in instruction_sets()
+    }
     assert len(set(results.values())) == 1
 
 
@@ -90,16 +118,27 @@ def test_every_instruction_set_gives_the_same_bits_over_codes(shape, kv_type):
 def test_chunks_threads_and_pages_never_change_a_bit_over_codes(shape, more, kv_type):
     tokens = tokens_for(620, 4)
     whole = run(program(**shape, **more, max_rows=620), tokens, kv_type=kv_type)
-    for workers, chunks, page_size, seed in ((2, None, 16, 5), (1, [1, 2, 61, 192, 300, 3, 61], 32, 6), (3, [255, 1, 1, 363], 16, 7)):
+    for workers, chunks, page_size, seed in (
+        (2, None, 16, 5),
+        (1, [1, 2, 61, 192, 300, 3, 61], 32, 6),
+        (3, [255, 1, 1, 363], 16, 7),
+    ):
         step = program(**shape, **more, num_threads=workers, max_rows=620)
-        assert np.array_equal(run(step, tokens, chunks=chunks, kv_type=kv_type, page_size=page_size, seed=seed), whole), (workers, chunks)
+        assert np.array_equal(
+            run(step, tokens, chunks=chunks, kv_type=kv_type, page_size=page_size, seed=seed), whole
+        ), (workers, chunks)
 
 
 @pytest.mark.parametrize("kv_type", CODED)
 def test_deep_decode_by_splits_equals_the_whole_prefill_over_codes(kv_type):
     tokens = tokens_for(1100, 5)
     whole = run(program(**SHAPES[0], max_rows=1100), tokens, kv_type=kv_type)
-    found = run(program(**SHAPES[0], num_threads=4), tokens, chunks=[512, 512] + [1] * 20 + [3] * 18 + [2], kv_type=kv_type)
+    found = run(
+        program(**SHAPES[0], num_threads=4),
+        tokens,
+        chunks=[512, 512] + [1] * 20 + [3] * 18 + [2],
+        kv_type=kv_type,
+    )
     assert np.array_equal(found, whole)
 
 
@@ -110,10 +149,17 @@ def test_codes_nobody_wrote_never_reach_a_result(kv_type):
     step = program(**SHAPES[0], window=20, num_threads=2)
     memory, table = memory_for(step, len(tokens), kv_type)
     for page in range(memory.capacity):
-        memory.load(page, np.full(memory.page_bytes // 2, 0x7e00, np.uint16).view(np.uint8))     # every scale a NaN
+        # every scale a NaN
+        memory.load(page, np.full(memory.page_bytes // 2, 0x7E00, np.uint16).view(np.uint8))
     out = []
     for at, size in ((0, 300), (300, 1), (301, 99)):
-        step.run_until(Batch(tokens[at:at + size], np.arange(at, at + size), [table], np.zeros(size, int), []), memory, len(step) - 1)
+        step.run_until(
+            Batch(
+                tokens[at : at + size], np.arange(at, at + size), [table], np.zeros(size, int), []
+            ),
+            memory,
+            len(step) - 1,
+        )
         out.append(step.slot(1, size))
     assert np.array_equal(np.concatenate(out), clean)
 
@@ -124,7 +170,8 @@ def test_a_broken_value_among_codes_spoils_only_the_rows_that_see_it(broken, kv_
     rows, tokens = rows_of(4 * 32 + 2 * 64), tokens_for(100, 7) % 63
     clean = run(program(**SHAPES[0]), tokens, kv_type=kv_type)
     rows[63] = rows[tokens[50]]
-    rows[63, 4 * 32 + 2 * 32] = broken                     # value 0 of KV head 0: its block has a scale of NaN
+    # value 0 of KV head 0: its block has a scale of NaN
+    rows[63, 4 * 32 + 2 * 32] = broken
     tokens[50] = 63
     found = run(program(**SHAPES[0], rows=rows), tokens, kv_type=kv_type)
     assert np.array_equal(found[:50], clean[:50]) and np.array_equal(found[:, 64:], clean[:, 64:])
@@ -148,7 +195,9 @@ def test_copy_takes_the_first_tokens_of_codes_and_leaves_the_rest(tokens, kv_typ
     memory.copy(1, 2, tokens=tokens)
     for layer in range(2):
         for new, old, source in zip(memory.read(2, layer), before[layer], memory.read(1, layer)):
-            assert np.array_equal(new[:tokens], source[:tokens]) and np.array_equal(new[tokens:], old[tokens:])
+            assert np.array_equal(new[:tokens], source[:tokens]) and np.array_equal(
+                new[tokens:], old[tokens:]
+            )
             assert not np.array_equal(old, source)
 
 
@@ -159,16 +208,30 @@ def test_export_and_load_of_codes_give_equal_bytes(kv_type):
     other.ensure(9)
     other.load(8, memory.export(3))
     assert other.export(8) == memory.export(3) != memory.export(2)
-    assert all(np.array_equal(a, b) for layer in (0, 1) for a, b in zip(memory.read(3, layer), other.read(8, layer)))
+    assert all(
+        np.array_equal(a, b)
+        for layer in (0, 1)
+        for a, b in zip(memory.read(3, layer), other.read(8, layer))
+    )
 
 
 def test_a_page_of_codes_is_as_small_as_its_codes_and_scales():
-    sizes = {kv_type: PageMemory([(8, 64, 64)] * 16, kv_type).page_bytes for kv_type in ("f32", "f16", *CODED)}
-    assert sizes == {"f32": 16 << 16, "f16": 16 << 15, "q8_0": 16 * 16 * 1088, "q4_0": 16 * 16 * 576}
+    sizes = {
+        kv_type: PageMemory([(8, 64, 64)] * 16, kv_type).page_bytes
+        for kv_type in ("f32", "f16", *CODED)
+    }
+    assert sizes == {
+        "f32": 16 << 16,
+        "f16": 16 << 15,
+        "q8_0": 16 * 16 * 1088,
+        "q4_0": 16 * 16 * 576,
+    }
 
 
 @pytest.mark.parametrize("kv_type", CODED)
 @pytest.mark.parametrize("dims", ((2, 80, 64), (2, 64, 40)))
 def test_heads_that_are_no_whole_blocks_are_refused_by_name(dims, kv_type):
-    with pytest.raises(ConfigError, match=f"{kv_type}.*kv_layers\\[1\\].*{[d for d in dims[1:] if d % 32][0]}"):
+    with pytest.raises(
+        ConfigError, match=f"{kv_type}.*kv_layers\\[1\\].*{[d for d in dims[1:] if d % 32][0]}"
+    ):
         PageMemory([(2, 64, 64), dims], kv_type)

@@ -1,4 +1,7 @@
-"""The lane law: a product's bits depend on the weights and the row alone, never on instruction set, batch, threads or neighbours."""
+"""The lane law: a product's bits depend on the weights and the row alone, never on instruction set,
+batch, threads or neighbours.
+"""
+
 import numpy as np
 import pytest
 
@@ -9,7 +12,7 @@ from oxillama._core.panels import PackedMatrix
 from tests.reference.lane_cases import HALVES, act_floats, random_rows
 
 FORMATS = packable_formats()
-COUNTS = (1, 2, 3, 5, 8, 10, 13, 15, 33)        # whole tiles of 4, 5, 6 and 8 rows with every rest
+COUNTS = (1, 2, 3, 5, 8, 10, 13, 15, 33)  # whole tiles of 4, 5, 6 and 8 rows with every rest
 fast = [isa for isa in lanes_available() if isa != "scalar"]
 
 
@@ -23,7 +26,9 @@ def test_every_format_of_the_codecs_can_be_packed():
 
 
 @pytest.mark.parametrize("name,block,size,act", FORMATS, ids=[row[0] for row in FORMATS])
-def test_every_instruction_set_and_row_count_gives_the_bits_of_the_scalar_table(name, block, size, act):
+def test_every_instruction_set_and_row_count_gives_the_bits_of_the_scalar_table(
+    name, block, size, act
+):
     rng = np.random.default_rng(1)
     for rows, cols in ((1, 256), (37, 512), (16, 1280), (32, 640)):
         if cols % block:
@@ -33,12 +38,19 @@ def test_every_instruction_set_and_row_count_gives_the_bits_of_the_scalar_table(
         law = matmul(w, x, isa="scalar")
         for isa in fast:
             for m in COUNTS:
-                assert matmul(w, x[:m], isa=isa).tobytes() == law[:m].tobytes(), (isa, rows, cols, m)
+                assert matmul(w, x[:m], isa=isa).tobytes() == law[:m].tobytes(), (
+                    isa,
+                    rows,
+                    cols,
+                    m,
+                )
         assert matmul(w, x[4:5], isa="scalar").tobytes() == law[4:5].tobytes()
 
 
 @pytest.mark.parametrize("name,block,size,act", FORMATS, ids=[row[0] for row in FORMATS])
-def test_the_scalar_table_is_the_product_of_what_weights_and_activations_stand_for(name, block, size, act):
+def test_the_scalar_table_is_the_product_of_what_weights_and_activations_stand_for(
+    name, block, size, act
+):
     rows, cols = 21, 1024
     raw, w = make(7, name, block, size, rows, cols)
     floats = np.empty((rows, cols), np.float32)
@@ -47,19 +59,38 @@ def test_the_scalar_table_is_the_product_of_what_weights_and_activations_stand_f
     acts = quantise_rows(x, act, "scalar")
     told, weights = act_floats(acts, act, cols), floats.astype(np.float64)
     found = matmul_acts([w], acts, isa="scalar")
-    # integers are exact inside a block; what rounds is one conversion, product and addition per block, in float32
+    # integers are exact inside a block; what rounds is one conversion, product and addition per
+    # block, in float32
     bound = (np.abs(told) @ np.abs(weights).T) * (cols // 32 + 4 if block > 1 else cols) * 2.0**-24
     assert (np.abs(found - told @ weights.T) <= bound).all()
 
 
-@pytest.mark.parametrize("name", ["F16", "Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ3_XXS", "IQ2_XXS"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "F16",
+        "Q4_0",
+        "Q5_0",
+        "Q8_0",
+        "IQ4_NL",
+        "Q3_K",
+        "Q4_K",
+        "Q5_K",
+        "Q6_K",
+        "IQ4_XS",
+        "IQ3_XXS",
+        "IQ2_XXS",
+    ],
+)
 def test_extreme_codes_never_leave_the_integers(name):
-    """All codes at their largest against activations at +-127: where 16-bit sums would saturate, or wrap, first."""
+    """All codes at their largest against activations at +-127: where 16-bit sums would saturate, or
+    wrap, first.
+    """
     block, size = next(row[1:3] for row in FORMATS if row[0] == name)
     for fill in (0x00, 0xFF, 0x80, 0x7F):
         raw = np.full((32, 512 // block, size), fill if block > 1 else fill & 0x3C, np.uint8)
         for at in HALVES.get(name, ()):
-            raw[:, :, at:at + 2] = np.array([0x2C00], np.uint16).view(np.uint8)
+            raw[:, :, at : at + 2] = np.array([0x2C00], np.uint16).view(np.uint8)
         w = PackedMatrix(raw.reshape(-1), name, 32, 512)
         for sign in (1, -1):
             x = np.full((14, 512), sign, np.float32)
@@ -67,7 +98,12 @@ def test_extreme_codes_never_leave_the_integers(name):
             law = matmul(w, x, isa="scalar")
             for isa in fast:
                 for m in (8, 14):
-                    assert matmul(w, x[:m], isa=isa).tobytes() == law[:m].tobytes(), (isa, fill, sign, m)
+                    assert matmul(w, x[:m], isa=isa).tobytes() == law[:m].tobytes(), (
+                        isa,
+                        fill,
+                        sign,
+                        m,
+                    )
 
 
 @pytest.mark.parametrize("act", ["f32", "q8_32", "q8_256"])

@@ -1,4 +1,5 @@
 """Packed matrices and the driver: shapes, segments, gates, bias, workers, and refusals at the door."""
+
 import numpy as np
 import pytest
 
@@ -30,16 +31,20 @@ def test_workers_never_change_a_bit(name):
 
 @pytest.mark.parametrize("name,rows", [("Q8_0", 4200), ("Q4_K", 4200), ("Q6_K", 200), ("F16", 200)])
 def test_how_many_rows_a_chunk_takes_never_changes_a_bit(name, rows):
-    """A long range of x where panels are many, short ones where they are few, against rows that come 20 at a time."""
+    """A long range of x where panels are many, short ones where they are few, against rows that
+    come 20 at a time.
+    """
     w, x = packed(name, rows, 256), numbers(541, 256)
-    few = np.vstack([matmul(w, x[i:i + 20]) for i in range(0, 541, 20)])
+    few = np.vstack([matmul(w, x[i : i + 20]) for i in range(0, 541, 20)])
     for workers in (1, 3):
         assert matmul(w, x, num_threads=workers).tobytes() == few.tobytes()
 
 
 @pytest.mark.parametrize("rows", [16, 700, 9000])
 def test_every_panel_is_computed_once_however_few_rows_are_shared(rows):
-    """Runs of panels, one for each of 1 to 70 workers (a team keeps 64 runs), some empty, some finished by others."""
+    """Runs of panels, one for each of 1 to 70 workers (a team keeps 64 runs), some empty, some
+    finished by others.
+    """
     w, u, x = packed("Q4_0", rows, 64), packed("Q8_0", rows, 64, 1), numbers(3, 64)
     one, gated = matmul([w, u], x, num_threads=1), matmul([w, u], x, gate="silu", num_threads=1)
     assert one[:, :rows].tobytes() == matmul(w, x, num_threads=1).tobytes()
@@ -50,17 +55,33 @@ def test_every_panel_is_computed_once_however_few_rows_are_shared(rows):
 
 @pytest.mark.parametrize("name", list(SHAPES))
 def test_a_few_rows_have_the_bits_they_have_among_others(name):
-    """Up to four rows read two panels at once, from halves of a worker's run or from gate and up; more rows read them one by one."""
-    w, u, other, x = packed(name, 149, 256), packed(name, 149, 256, 1), packed("Q4_K", 40, 256, 2), numbers(7, 256)
+    """Up to four rows read two panels at once, from halves of a worker's run or from gate and up;
+    more rows read them one by one.
+    """
+    w, u, other, x = (
+        packed(name, 149, 256),
+        packed(name, 149, 256, 1),
+        packed("Q4_K", 40, 256, 2),
+        numbers(7, 256),
+    )
     bias = numbers(1, 338, 3)[0]
     segments = [w, other, u] if w.act == other.act else [w, u]
     rows = sum(s.rows for s in segments)
-    many, gated = matmul(segments, x, bias=bias[:rows]), matmul([w, u], x, bias=bias[:298], gate="silu")
+    many, gated = (
+        matmul(segments, x, bias=bias[:rows]),
+        matmul([w, u], x, bias=bias[:298], gate="silu"),
+    )
     for workers in (1, 3):
         for first, end in ((0, 1), (1, 3), (3, 6), (2, 6), (0, 5)):
             part = x[first:end]
-            assert matmul(segments, part, bias=bias[:rows], num_threads=workers).tobytes() == many[first:end].tobytes()
-            assert matmul([w, u], part, bias=bias[:298], gate="silu", num_threads=workers).tobytes() == gated[first:end].tobytes()
+            assert (
+                matmul(segments, part, bias=bias[:rows], num_threads=workers).tobytes()
+                == many[first:end].tobytes()
+            )
+            assert (
+                matmul([w, u], part, bias=bias[:298], gate="silu", num_threads=workers).tobytes()
+                == gated[first:end].tobytes()
+            )
 
 
 def test_packing_by_many_workers_gives_the_same_panels():
@@ -89,7 +110,9 @@ def test_a_gate_is_the_activation_of_the_first_times_the_second(m):
     wide = a.astype(np.float64)
     found = matmul([g, u], x, gate="silu", num_threads=2)
     assert np.allclose(found, wide / (1 + np.exp(-wide)) * b, rtol=2e-6, atol=1e-6)
-    assert matmul([g, u], x, gate="relu", isa="scalar").tobytes() == (np.maximum(a, 0) * b).tobytes()
+    assert (
+        matmul([g, u], x, gate="relu", isa="scalar").tobytes() == (np.maximum(a, 0) * b).tobytes()
+    )
     assert matmul([g, u], x, gate="silu", isa="scalar").tobytes() == found.tobytes()
 
 
@@ -123,7 +146,7 @@ def test_products_of_the_wrong_shape_are_refused():
     with pytest.raises(QuantError):
         matmul(w, numbers(2, 128))
     with pytest.raises(QuantError):
-        matmul([w, k], numbers(2, 256))                  # two activation formats
+        matmul([w, k], numbers(2, 256))  # two activation formats
     with pytest.raises(QuantError):
         matmul([w], numbers(2, 256), gate="silu")
     with pytest.raises(QuantError):

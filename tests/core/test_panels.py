@@ -1,4 +1,7 @@
-"""Packed weights: all those of a model in one block, each packed as it would be alone, and alive as long as any of them is."""
+"""Packed weights: all those of a model in one block, each packed as it would be alone, and alive as
+long as any of them is.
+"""
+
 import gc
 import mmap
 
@@ -17,7 +20,10 @@ SHAPES = (("Q4_0", 48, 64, 36), ("Q8_0", 17, 32, 34), ("F16", 5, 6, 12), ("Q4_K"
 def blocks(seed=0):
     """(raw, format, rows, cols) of one matrix of each shape."""
     rng = np.random.default_rng(seed)
-    return [(rng.integers(0, 60, rows * size, np.uint8), name, rows, cols) for name, rows, cols, size in SHAPES]
+    return [
+        (rng.integers(0, 60, rows * size, np.uint8), name, rows, cols)
+        for name, rows, cols, size in SHAPES
+    ]
 
 
 def address(matrix):
@@ -62,7 +68,11 @@ def test_an_arena_of_nothing_holds_nothing():
 
 def test_what_cannot_be_packed_is_refused_before_any_room_is_made():
     good = blocks()
-    for raw, name, rows, cols in ((good[0][0][:-1], *good[0][1:]), (good[0][0], "Q9_9", 48, 64), (good[0][0], "Q4_0", 48, 63)):
+    for raw, name, rows, cols in (
+        (good[0][0][:-1], *good[0][1:]),
+        (good[0][0], "Q9_9", 48, 64),
+        (good[0][0], "Q4_0", 48, 63),
+    ):
         with pytest.raises(QuantError):
             reserve_all([*good, (raw, name, rows, cols)])
 
@@ -78,7 +88,7 @@ def test_a_matrix_is_packed_once():
 def test_matrices_packed_unit_by_unit_are_the_whole_and_are_not_read_before(threads):
     wanted = blocks()
     made = reserve_all(wanted)
-    units = Units(made, unit=1)                                 # of a panel each: 3, 2, 1 and 7
+    units = Units(made, unit=1)  # of a panel each: 3, 2, 1 and 7
     assert (units.count, units.done, units.whole) == (13, 0, False)
     units.pack(4, num_threads=threads)
     assert units.done == 48 * 36 + 16 * 34
@@ -125,11 +135,12 @@ def test_a_mapping_brought_into_memory_is_what_it_was(tmp_path, threads):
     with open(tmp_path / "file", "rb") as file:
         view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     fault_in(view, num_threads=threads)
-    fault_in(view[5000:9000], num_threads=threads)          # no page begins there
+    fault_in(view[5000:9000], num_threads=threads)  # no page begins there
     fault_in(b"", num_threads=threads)
     assert np.array_equal(np.frombuffer(view, np.uint8), content)
 
 
 def test_what_a_panel_leaves_over_is_zeros():
-    raw = np.full(3 * 14, 0x3c, np.uint8)                   # 3 rows of 7 halves: 224 of 256 bytes of a panel
+    # 3 rows of 7 halves: 224 of 256 bytes of a panel
+    raw = np.full(3 * 14, 0x3C, np.uint8)
     assert not PackedMatrix(raw, "F16", 3, 7).panels()[0, 224:].any()

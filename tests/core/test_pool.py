@@ -1,4 +1,5 @@
 """Page memory: invariants 1 to 3 of `_core/pool.pyx`, and refusals."""
+
 import numpy as np
 import pytest
 
@@ -16,7 +17,8 @@ def filled(kv_type="f16", page_size=16, pages=6, seed=0):
     memory.ensure(pages)
     rng = np.random.default_rng(seed)
     for page in range(pages):
-        memory.load(page, rng.integers(0, 60, memory.page_bytes, dtype=np.uint8))   # small numbers in either type
+        # small numbers in either type
+        memory.load(page, rng.integers(0, 60, memory.page_bytes, dtype=np.uint8))
     return memory
 
 
@@ -30,7 +32,9 @@ def test_export_and_load_give_equal_bytes(kv_type, page_size):
     for layer, (heads, k_dim, v_dim) in enumerate(LAYERS):
         k, v = memory.read(3, layer)
         assert k.shape == (page_size, heads, k_dim) and v.shape == (page_size, heads, v_dim)
-        assert np.array_equal(k, other.read(8, layer)[0]) and np.array_equal(v, other.read(8, layer)[1])
+        assert np.array_equal(k, other.read(8, layer)[0]) and np.array_equal(
+            v, other.read(8, layer)[1]
+        )
 
 
 @pytest.mark.parametrize("tokens", (0, 1, 15, 16, 17, 31, 48, None))
@@ -90,19 +94,42 @@ def test_pages_above_the_kept_ones_are_zero_though_many_share_a_page_of_the_syst
     kept = [memory.export(page) for page in range(5)]
     memory.release(5)
     assert memory.page_bytes < 3 * 4096 and [memory.export(page) for page in range(5)] == kept
-    assert all(memory.export(page) == bytes(memory.page_bytes) for page in range(5, memory.capacity))
+    assert all(
+        memory.export(page) == bytes(memory.page_bytes) for page in range(5, memory.capacity)
+    )
 
 
-@pytest.mark.parametrize("make", [lambda: PageMemory(LAYERS, "q9_9"), lambda: PageMemory(LAYERS, "f16", 20), lambda: PageMemory(LAYERS, "f16", 0),
-                                  lambda: PageMemory([(0, 8, 8)]), lambda: PageMemory([(1, 8, 1 << 20)]), lambda: PageMemory(LAYERS, "f16", True)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PageMemory(LAYERS, "q9_9"),
+        lambda: PageMemory(LAYERS, "f16", 20),
+        lambda: PageMemory(LAYERS, "f16", 0),
+        lambda: PageMemory([(0, 8, 8)]),
+        lambda: PageMemory([(1, 8, 1 << 20)]),
+        lambda: PageMemory(LAYERS, "f16", True),
+    ],
+)
 def test_impossible_memories_are_refused(make):
     with pytest.raises(ConfigError):
         make()
 
 
-@pytest.mark.parametrize("use", [lambda m: m.export(-1), lambda m: m.export(m.capacity), lambda m: m.copy(0, m.capacity), lambda m: m.load(0, b"12"),
-                                 lambda m: m.copy(0, 1, tokens=17), lambda m: m.read(0, 3), lambda m: m.ensure(-1), lambda m: m.ensure(1 << 40),
-                                 lambda m: m.ensure(1 << 29), lambda m: m.release(-1)])
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda m: m.export(-1),
+        lambda m: m.export(m.capacity),
+        lambda m: m.copy(0, m.capacity),
+        lambda m: m.load(0, b"12"),
+        lambda m: m.copy(0, 1, tokens=17),
+        lambda m: m.read(0, 3),
+        lambda m: m.ensure(-1),
+        lambda m: m.ensure(1 << 40),
+        lambda m: m.ensure(1 << 29),
+        lambda m: m.release(-1),
+    ],
+)
 def test_pages_that_are_not_there_raise(use):
     with pytest.raises(PoolError):
         use(filled())
@@ -113,29 +140,88 @@ def test_rope_store_puts_keys_and_values_where_read_finds_them(kv_type, dtype):
     step = program(q_heads=4, kv_heads=2, k_dim=24, v_dim=40)
     memory, table = memory_for(step, 64, kv_type, seed=3)
     tokens = np.arange(40) % 64
-    step.run_until(Batch(tokens, np.arange(40), [table], np.zeros(40, int), []), memory, len(step) - 1)
+    step.run_until(
+        Batch(tokens, np.arange(40), [table], np.zeros(40, int), []), memory, len(step) - 1
+    )
     rows = rows_of(4 * 24 + 2 * 64)[tokens]
     for page in range(3):
         k, v = memory.read(int(table[page]), 0)
         n = min(16, 40 - 16 * page)
-        part = rows[16 * page:16 * page + n]
-        assert np.array_equal(k[:n], part[:, 96:144].reshape(n, 2, 24).astype(dtype).astype(np.float32))
-        assert np.array_equal(v[:n], part[:, 144:].reshape(n, 2, 40).astype(dtype).astype(np.float32))
+        part = rows[16 * page : 16 * page + n]
+        assert np.array_equal(
+            k[:n], part[:, 96:144].reshape(n, 2, 24).astype(dtype).astype(np.float32)
+        )
+        assert np.array_equal(
+            v[:n], part[:, 144:].reshape(n, 2, 40).astype(dtype).astype(np.float32)
+        )
 
 
-@pytest.mark.parametrize(("files", "wanted"), [
-    ({"proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 7 kB\n"}, 7168),
-    ({"proc/meminfo": "MemAvailable: 7 kB\n", "sys/memory.max": "max\n", "sys/memory.current": "5\n"}, 7168),
-    ({"proc/meminfo": "MemAvailable: 7 kB\n", "sys/memory.max": "5000\n", "sys/memory.current": "4900\n"}, 100),
-    ({"sys/memory/a/memory.limit_in_bytes": "50\n", "sys/memory/a/memory.usage_in_bytes": "70\n"}, 0),
-    ({"sys/memory.max": "5000\n", "sys/memory.current": "4900\n", "sys/memory.stat": "anon 900\nactive_file 1000\ninactive_file 2500\n"}, 3600),
-    ({"sys/memory/memory.limit_in_bytes": "50\n", "sys/memory/memory.usage_in_bytes": "45\n",
-      "sys/memory/memory.stat": "active_file 1\ninactive_file 1\ntotal_active_file 10\ntotal_inactive_file 20\n"}, 35),
-    ({"sys/a/memory.max": "900\n", "sys/a/memory.current": "800\n", "sys/a/b/memory.max": "max\n", "sys/a/b/memory.current": "1\n"}, 100),
-    ({"sys/a/memory.max": "900\n", "sys/a/memory.current": "100\n", "sys/a/b/memory.max": "70\n", "sys/a/b/memory.current": "1\n",
-      "sys/c/memory.max": "5\n", "sys/c/memory.current": "1\n"}, 69),
-    ({}, None),
-])
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        ({"proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 7 kB\n"}, 7168),
+        (
+            {
+                "proc/meminfo": "MemAvailable: 7 kB\n",
+                "sys/memory.max": "max\n",
+                "sys/memory.current": "5\n",
+            },
+            7168,
+        ),
+        (
+            {
+                "proc/meminfo": "MemAvailable: 7 kB\n",
+                "sys/memory.max": "5000\n",
+                "sys/memory.current": "4900\n",
+            },
+            100,
+        ),
+        (
+            {
+                "sys/memory/a/memory.limit_in_bytes": "50\n",
+                "sys/memory/a/memory.usage_in_bytes": "70\n",
+            },
+            0,
+        ),
+        (
+            {
+                "sys/memory.max": "5000\n",
+                "sys/memory.current": "4900\n",
+                "sys/memory.stat": "anon 900\nactive_file 1000\ninactive_file 2500\n",
+            },
+            3600,
+        ),
+        (
+            {
+                "sys/memory/memory.limit_in_bytes": "50\n",
+                "sys/memory/memory.usage_in_bytes": "45\n",
+                "sys/memory/memory.stat": "active_file 1\ninactive_file 1\ntotal_active_file 10\ntotal_inactive_file 20\n",
+            },
+            35,
+        ),
+        (
+            {
+                "sys/a/memory.max": "900\n",
+                "sys/a/memory.current": "800\n",
+                "sys/a/b/memory.max": "max\n",
+                "sys/a/b/memory.current": "1\n",
+            },
+            100,
+        ),
+        (
+            {
+                "sys/a/memory.max": "900\n",
+                "sys/a/memory.current": "100\n",
+                "sys/a/b/memory.max": "70\n",
+                "sys/a/b/memory.current": "1\n",
+                "sys/c/memory.max": "5\n",
+                "sys/c/memory.current": "1\n",
+            },
+            69,
+        ),
+        ({}, None),
+    ],
+)
 def test_free_memory_is_what_the_system_and_every_cgroup_above_leave(tmp_path, files, wanted):
     for name, text in {"proc/self/cgroup": "3:memory:/a\n0::/a/b\n", **files}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

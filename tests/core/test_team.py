@@ -1,4 +1,7 @@
-"""Workers: how many there are, what is refused, and that barrier and chunk counter hold under more workers than cores."""
+"""Workers: how many there are, what is refused, and that barrier and chunk counter hold under more
+workers than cores.
+"""
+
 import os
 import subprocess
 import sys
@@ -69,17 +72,29 @@ def paced(most, seconds, steps, *, preempted=lambda workers, step: 0):
 
 def test_undisturbed_steps_keep_all_workers():
     assert set(paced(4, lambda n, step: 1 / n, 500)) == {4}
-    assert set(paced(4, lambda n, step: 1 / n, 500, preempted=lambda n, step: step % 100 == 0)) == {4}
+    assert set(paced(4, lambda n, step: 1 / n, 500, preempted=lambda n, step: step % 100 == 0)) == {
+        4
+    }
 
 
 def test_a_busy_neighbour_leaves_fewer_workers_while_they_are_quicker():
     used = paced(2, lambda n, step: {1: 1.0, 2: 8.0}[n], 2000, preempted=lambda n, step: n == 2)
     assert used[:2] == [2, 2] and used.count(2) < 60 and used[-1] == 1
-    assert paced(8, lambda n, step: 9.0 if n == 8 else 1 / n, 100, preempted=lambda n, step: 2 * (n == 8)).count(6) > 80
+    assert (
+        paced(
+            8, lambda n, step: 9.0 if n == 8 else 1 / n, 100, preempted=lambda n, step: 2 * (n == 8)
+        ).count(6)
+        > 80
+    )
 
 
 def test_all_workers_come_back_when_the_neighbour_goes():
-    used = paced(2, lambda n, step: 1.0 if n == 1 else 8.0 if step < 300 else 0.5, 1500, preempted=lambda n, step: n == 2 and step < 300)
+    used = paced(
+        2,
+        lambda n, step: 1.0 if n == 1 else 8.0 if step < 300 else 0.5,
+        1500,
+        preempted=lambda n, step: n == 2 and step < 300,
+    )
     assert 1 in used[:300] and set(used[900:]) == {2}
 
 
@@ -103,43 +118,69 @@ def test_more_workers_than_cores_give_the_same_bits():
     for workers in (1, 2, 3, 8):
         step = program(q_heads=6, kv_heads=2, k_dim=16, num_threads=workers)
         memory, table = memory_for(step, 700)
-        step.run_until(Batch(np.arange(300) % 64, np.arange(300), [table], np.zeros(300, int), []), memory, len(step) - 1)
+        step.run_until(
+            Batch(np.arange(300) % 64, np.arange(300), [table], np.zeros(300, int), []),
+            memory,
+            len(step) - 1,
+        )
         step.run_until(Batch([5], [300], [table], [0], []), memory, len(step) - 1)
         results.append(step.slot(1, 1).tobytes())
     assert len(set(results)) == 1
 
 
-@pytest.mark.parametrize("settings", [{"OMP_NUM_THREADS": "1"}, {"OMP_WAIT_POLICY": "passive"}, {"OMP_DYNAMIC": "true"},
-                                      {"OMP_THREAD_LIMIT": "1"}, {"OMP_PROC_BIND": "true"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"OMP_NUM_THREADS": "1"},
+        {"OMP_WAIT_POLICY": "passive"},
+        {"OMP_DYNAMIC": "true"},
+        {"OMP_THREAD_LIMIT": "1"},
+        {"OMP_PROC_BIND": "true"},
+    ],
+)
 def test_users_openmp_settings_neither_stop_nor_change_a_step(settings):
-    code = ("import numpy as np; from oxillama._core.tape import Batch; from tests.core.attention_program import program, memory_for;"
-            "p = program(num_threads=2); m, t = memory_for(p, 64);"
-            "p.run_until(Batch(np.arange(40), np.arange(40), [t], np.zeros(40, int), []), m, len(p) - 1);"
-            "print(p.slot(1, 40).tobytes().hex())")
-    plain, changed = (subprocess.run([sys.executable, "-c", code], env={**os.environ, **extra}, capture_output=True, text=True, timeout=60)
-                      for extra in ({}, settings))
+    code = (
+        "import numpy as np; from oxillama._core.tape import Batch; from tests.core.attention_program import program, memory_for;"
+        "p = program(num_threads=2); m, t = memory_for(p, 64);"
+        "p.run_until(Batch(np.arange(40), np.arange(40), [t], np.zeros(40, int), []), m, len(p) - 1);"
+        "print(p.slot(1, 40).tobytes().hex())"
+    )
+    plain, changed = (
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, **extra},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        for extra in ({}, settings)
+    )
     assert plain.returncode == changed.returncode == 0, changed.stderr
     assert plain.stdout == changed.stdout
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_child_is_refused_instead_of_hanging():
-    code = ("import os, warnings; warnings.simplefilter('ignore'); from oxillama._core import threads;"
-            "from oxillama.errors import EngineError; threads.team_size(num_threads=2); pid = os.fork()\n"
-            "if pid == 0:\n"
-            "    try:\n        threads.team_size(num_threads=2)\n"
-            "    except EngineError:\n        os._exit(7)\n    os._exit(1)\n"
-            "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7")
+    code = (
+        "import os, warnings; warnings.simplefilter('ignore'); from oxillama._core import threads;"
+        "from oxillama.errors import EngineError; threads.team_size(num_threads=2); pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    try:\n        threads.team_size(num_threads=2)\n"
+        "    except EngineError:\n        os._exit(7)\n    os._exit(1)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_program_of_one_worker_steps_in_a_forked_child_too():
-    code = ("import os, numpy as np; from oxillama._core.tape import Batch; from tests.core.attention_program import memory_for, program\n"
-            "p = program(); m, t = memory_for(p, 64); b = Batch(np.arange(40), np.arange(40), [t], np.zeros(40, int), [])\n"
-            "p.run_until(b, m, 2); before = p.slot(1, 40); pid = os.fork()\n"
-            "if pid == 0:\n    p.run_until(b, m, 2); os._exit(7 if np.array_equal(p.slot(1, 40), before) else 1)\n"
-            "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7")
+    code = (
+        "import os, numpy as np; from oxillama._core.tape import Batch; from tests.core.attention_program import memory_for, program\n"
+        "p = program(); m, t = memory_for(p, 64); b = Batch(np.arange(40), np.arange(40), [t], np.zeros(40, int), [])\n"
+        "p.run_until(b, m, 2); before = p.slot(1, 40); pid = os.fork()\n"
+        "if pid == 0:\n    p.run_until(b, m, 2); os._exit(7 if np.array_equal(p.slot(1, 40), before) else 1)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7"
+    )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 

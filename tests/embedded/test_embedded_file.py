@@ -30,10 +30,19 @@ def test_the_file_is_small_enough_for_the_wheel():
 
 
 def test_the_hyper_parameters_are_complete(reader):
-    expected = {"general.architecture": "llama", "general.license": "MIT", "llama.context_length": 1024, "llama.embedding_length": 256,
-                "llama.block_count": 5, "llama.feed_forward_length": 512, "llama.attention.head_count": 8,
-                "llama.attention.head_count_kv": 4,
-                "llama.rope.dimension_count": 32, "llama.rope.freq_base": 10000.0, "llama.vocab_size": 2048}
+    expected = {
+        "general.architecture": "llama",
+        "general.license": "MIT",
+        "llama.context_length": 1024,
+        "llama.embedding_length": 256,
+        "llama.block_count": 5,
+        "llama.feed_forward_length": 512,
+        "llama.attention.head_count": 8,
+        "llama.attention.head_count_kv": 4,
+        "llama.rope.dimension_count": 32,
+        "llama.rope.freq_base": 10000.0,
+        "llama.vocab_size": 2048,
+    }
     assert {key: reader.metadata[key] for key in expected} == expected
     assert reader.metadata["llama.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5)
 
@@ -46,14 +55,32 @@ def test_every_matrix_is_q8_0_with_columns_that_k_quants_divide_too(reader):
 
 
 def test_the_tensors_are_those_of_a_tied_llama(reader):
-    parts = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
-    expected = {"token_embd.weight", "output_norm.weight"} | {f"blk.{i}.{part}.weight" for i in range(5) for part in parts}
+    parts = (
+        "attn_norm",
+        "attn_q",
+        "attn_k",
+        "attn_v",
+        "attn_output",
+        "ffn_norm",
+        "ffn_gate",
+        "ffn_up",
+        "ffn_down",
+    )
+    expected = {"token_embd.weight", "output_norm.weight"} | {
+        f"blk.{i}.{part}.weight" for i in range(5) for part in parts
+    }
     assert set(reader.tensors) == expected
 
 
 def test_the_vocabulary_is_whole(reader):
-    tokens, types = reader.metadata["tokenizer.ggml.tokens"], reader.metadata["tokenizer.ggml.token_type"]
-    assert (reader.metadata["tokenizer.ggml.model"], reader.metadata["tokenizer.ggml.pre"]) == ("gpt2", "gpt-2")
+    tokens, types = (
+        reader.metadata["tokenizer.ggml.tokens"],
+        reader.metadata["tokenizer.ggml.token_type"],
+    )
+    assert (reader.metadata["tokenizer.ggml.model"], reader.metadata["tokenizer.ggml.pre"]) == (
+        "gpt2",
+        "gpt-2",
+    )
     assert len(set(tokens)) == len(tokens) == len(types) == 2048
     assert list(tokens[:5]) == SPECIALS
     assert list(types) == [3] * 5 + [1] * 2043
@@ -65,17 +92,35 @@ def test_the_vocabulary_is_whole(reader):
 
 def test_the_special_ids_name_their_tokens(reader):
     tokens = reader.metadata["tokenizer.ggml.tokens"]
-    found = {name: tokens[int(reader.metadata[f"tokenizer.ggml.{name}_token_id"])] for name in ("bos", "eos", "eot", "padding")}
-    assert found == {"bos": "<|begin|>", "eos": "<|end|>", "eot": "<|im_end|>", "padding": "<|pad|>"}
+    found = {
+        name: tokens[int(reader.metadata[f"tokenizer.ggml.{name}_token_id"])]
+        for name in ("bos", "eos", "eot", "padding")
+    }
+    assert found == {
+        "bos": "<|begin|>",
+        "eos": "<|end|>",
+        "eot": "<|im_end|>",
+        "padding": "<|pad|>",
+    }
     assert reader.metadata["tokenizer.ggml.add_bos_token"] is True
 
 
 def test_the_chat_template_renders_system_user_and_assistant(reader):
     template = jinja2.Environment().from_string(reader.metadata["tokenizer.chat_template"])
-    messages = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hello!"}]
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Hi!"},
+        {"role": "assistant", "content": "Hello!"},
+    ]
     text = "<|begin|><|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\nHello!<|im_end|>\n"
-    assert template.render(messages=messages, bos_token="<|begin|>", add_generation_prompt=False) == text
-    assert template.render(messages=messages, bos_token="<|begin|>", add_generation_prompt=True) == text + "<|im_start|>assistant\n"
+    assert (
+        template.render(messages=messages, bos_token="<|begin|>", add_generation_prompt=False)
+        == text
+    )
+    assert (
+        template.render(messages=messages, bos_token="<|begin|>", add_generation_prompt=True)
+        == text + "<|im_start|>assistant\n"
+    )
 
 
 def test_every_golden_ends_by_itself_and_names_its_first_thin_choice(goldens):

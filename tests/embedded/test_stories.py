@@ -1,4 +1,6 @@
-"""The embedded model, through the public face, tells whole stories and answers from its world's facts."""
+"""The embedded model, through the public face, tells whole stories and answers from its world's
+facts.
+"""
 
 import json
 import re
@@ -27,6 +29,7 @@ def people():
     sys.path.insert(0, str(TOOLS))
     try:
         from story_world import PEOPLE
+
         return PEOPLE
     finally:
         sys.path.remove(str(TOOLS))
@@ -37,7 +40,14 @@ def reply(engine, *contents, system=None):
     messages = [{"role": "system", "content": system}] if system else []
     for content in contents:
         messages.append({"role": "user", "content": content})
-        messages.append({"role": "assistant", "content": engine.chat(messages, sampler=SamplerConfig.greedy(), max_tokens=320).text})
+        messages.append(
+            {
+                "role": "assistant",
+                "content": engine.chat(
+                    messages, sampler=SamplerConfig.greedy(), max_tokens=320
+                ).text,
+            }
+        )
     return messages[-1]["content"]
 
 
@@ -51,15 +61,28 @@ def test_every_clear_choice_of_the_reference_is_the_engines(engine, case):
 
 @pytest.mark.parametrize("case", GOLDEN, ids=lambda case: case["text"][:20])
 def test_prompts_have_the_reference_ids(engine, case):
-    assert engine.tokenize(case["rendered"], add_special=isinstance(case["prompt"], str), parse_special=True) == case["prompt_ids"]
+    assert (
+        engine.tokenize(
+            case["rendered"], add_special=isinstance(case["prompt"], str), parse_special=True
+        )
+        == case["prompt_ids"]
+    )
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2, 3])
 def test_a_story_keeps_its_hero_and_ends_by_itself(engine, seed):
-    sampler = SamplerConfig.greedy() if seed is None else SamplerConfig(temperature=0.7, repetition_penalty=1.0, seed=seed)
+    sampler = (
+        SamplerConfig.greedy()
+        if seed is None
+        else SamplerConfig(temperature=0.7, repetition_penalty=1.0, seed=seed)
+    )
     done = engine.generate("Once upon a time", max_tokens=400, sampler=sampler)
     sentences = re.split(r"(?<=[.!?])\s", done.text.strip())
-    hero = next(name for name in re.findall(r"\b[A-Z][a-z]+\b", done.text) if name not in ("Once", "He", "She"))
+    hero = next(
+        name
+        for name in re.findall(r"\b[A-Z][a-z]+\b", done.text)
+        if name not in ("Once", "He", "She")
+    )
     assert done.finish_reason == "stop"
     assert 8 <= len(sentences) <= 40
     assert sum(hero in sentence for sentence in sentences) >= 4
@@ -72,7 +95,9 @@ def test_a_story_is_about_what_was_asked_for(engine):
 
 
 def test_the_narrator_knows_where_everybody_lives(engine, people):
-    assert [p.name for p in people if p.home not in reply(engine, f"Where does {p.name} live?")] == []
+    assert [
+        p.name for p in people if p.home not in reply(engine, f"Where does {p.name} live?")
+    ] == []
 
 
 def test_a_pronoun_means_the_one_last_spoken_of(engine):

@@ -1,4 +1,6 @@
-"""The generated world is the same for the same seed, and its stories and answers agree with its facts."""
+"""The generated world is the same for the same seed, and its stories and answers agree with its
+facts.
+"""
 
 import random
 import sys
@@ -17,6 +19,7 @@ def tools():
         import story_data
         import story_plots
         import story_world
+
         yield {"chat": story_chat, "data": story_data, "plots": story_plots, "world": story_world}
     finally:
         sys.path.remove(str(TOOLS))
@@ -48,8 +51,19 @@ def test_a_hero_is_spoken_of_with_one_pronoun(tools):
     """The plot of sharing has two persons, here both female: no male pronoun may appear."""
     world = tools["world"]
     for seed in range(100):
-        text = tools["plots"].tell(random.Random(seed), hero=world.BY_NAME["Fern"], helper=world.BY_NAME["Daisy"], plot="share").text
-        assert not {"he", "He", "him", "his", "His"} & set(text.replace(".", " ").replace(",", " ").split())
+        text = (
+            tools["plots"]
+            .tell(
+                random.Random(seed),
+                hero=world.BY_NAME["Fern"],
+                helper=world.BY_NAME["Daisy"],
+                plot="share",
+            )
+            .text
+        )
+        assert not {"he", "He", "him", "his", "His"} & set(
+            text.replace(".", " ").replace(",", " ").split()
+        )
 
 
 def test_every_plot_can_be_told_and_its_questions_have_answers(tools):
@@ -57,7 +71,9 @@ def test_every_plot_can_be_told_and_its_questions_have_answers(tools):
         story = tools["plots"].tell(random.Random(1), plot=plot)
         assert story.plot == plot
         assert len(story.questions) >= 4
-        assert all(q.endswith("?") and a.endswith(".") and "{" not in q + a for q, a in story.questions)
+        assert all(
+            q.endswith("?") and a.endswith(".") and "{" not in q + a for q, a in story.questions
+        )
 
 
 def test_conversations_alternate_and_only_the_first_message_is_the_systems(tools):

@@ -1,4 +1,5 @@
 """Engines and models that several tests of this folder share; `null` is importable by its name."""
+
 import sys
 from pathlib import Path
 

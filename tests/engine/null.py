@@ -1,4 +1,7 @@
-"""A program without a model: its logits are a hash of the tokens it reads back out of the pages, so a wrong page is a wrong answer."""
+"""A program without a model: its logits are a hash of the tokens it reads back out of the pages, so
+a wrong page is a wrong answer.
+"""
+
 from __future__ import annotations
 
 import random
@@ -74,7 +77,9 @@ def hashed(tokens, width: int) -> np.ndarray:
 
 
 class NullProgram:
-    """Writes tokens into pages, reads each wanted row's whole past back through its block table, and hashes it."""
+    """Writes tokens into pages, reads each wanted row's whole past back through its block table,
+    and hashes it.
+    """
 
     vocab_size, hidden_size, max_rows, usual = VOCAB, HIDDEN, 512, True
 
@@ -99,7 +104,9 @@ class NullProgram:
         out = []
         for row in batch.wanted:
             table, position = batch.tables[batch.row_table[row]], int(batch.positions[row])
-            past = np.concatenate([memory.pages[page] for page in table[:position // size + 1]])[:position + 1]
+            past = np.concatenate([memory.pages[page] for page in table[: position // size + 1]])[
+                : position + 1
+            ]
             assert (past >= 0).all(), "a position that nobody wrote"
             out.append(hashed(past, VOCAB if output == "logits" else HIDDEN))
         return np.array(out, np.float32).reshape(len(out), VOCAB if output == "logits" else HIDDEN)
@@ -107,12 +114,26 @@ class NullProgram:
 
 def core(*, program=None, memory=None, context_size=400, prefix=None, **more) -> EngineCore:
     """An engine over a null program; `prefix=False` is without a prefix cache."""
-    return EngineCore(program or NullProgram(), memory or NullMemory(more.get("page_size", 16)), batch=NullBatch, flag=Flag(),
-                      context_size=context_size, prefix=None if prefix is False else dict(prefix or {}), **more)
+    return EngineCore(
+        program or NullProgram(),
+        memory or NullMemory(more.get("page_size", 16)),
+        batch=NullBatch,
+        flag=Flag(),
+        context_size=context_size,
+        prefix=None if prefix is False else dict(prefix or {}),
+        **more,
+    )
 
 
-def request(engine: EngineCore, prompt, *, max_tokens: int = 8, sampler: SamplerConfig | None = None, session=None,
-            **attributes) -> Request:
+def request(
+    engine: EngineCore,
+    prompt,
+    *,
+    max_tokens: int = 8,
+    sampler: SamplerConfig | None = None,
+    session=None,
+    **attributes,
+) -> Request:
     """A generation over token ids, not yet submitted."""
     session = session or engine.new_session(prompt)
     session.sampler = session.sampler or Sampler(sampler or SamplerConfig.greedy(), VOCAB)
@@ -130,27 +151,42 @@ def solo(prompt, max_tokens: int = 8, sampler: SamplerConfig | None = None) -> l
         token = draw.sample(hashed(tokens, VOCAB))
         draw.accept(token)
         tokens.append(token)
-    return tokens[len(prompt):]
+    return tokens[len(prompt) :]
 
 
 def drawn_core(rng: random.Random, max_batch_tokens: int) -> EngineCore:
     """An engine whose limits are drawn: batch, sequences, chunks, pages, prefix cache."""
-    limits = SchedulerConfig(max_batch_tokens=max_batch_tokens, max_batch_sequences=rng.randint(1, min(8, max_batch_tokens)),
-                             max_sequences=rng.randint(1, 12), max_prefill_tokens=rng.randint(1, 64), prefill_chunk=rng.randint(1, 128))
-    return core(scheduler=limits, max_pages=rng.choice([None, 12, 16, 30]), prefix=rng.choice([None, False, {"max_entries": 2}]))
+    limits = SchedulerConfig(
+        max_batch_tokens=max_batch_tokens,
+        max_batch_sequences=rng.randint(1, min(8, max_batch_tokens)),
+        max_sequences=rng.randint(1, 12),
+        max_prefill_tokens=rng.randint(1, 64),
+        prefill_chunk=rng.randint(1, 128),
+    )
+    return core(
+        scheduler=limits,
+        max_pages=rng.choice([None, 12, 16, 30]),
+        prefix=rng.choice([None, False, {"max_entries": 2}]),
+    )
 
 
 def drawn_prompts(rng: random.Random) -> Iterator[list[int]]:
     """Up to fourteen prompts that begin as one of three do, of any length."""
     beginnings = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 70))] for _ in range(3)]
     for _ in range(rng.randint(1, 14)):
-        yield rng.choice(beginnings)[:rng.randint(1, 70)] + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 20))]
+        yield rng.choice(beginnings)[: rng.randint(1, 70)] + [
+            rng.randrange(VOCAB) for _ in range(rng.randint(0, 20))
+        ]
 
 
 def check_solo(jobs) -> None:
-    """Every request of (request, prompt, sampler) gives its solo tokens, as many as it came to where it was cancelled."""
+    """Every request of (request, prompt, sampler) gives its solo tokens, as many as it came to
+    where it was cancelled.
+    """
     for job, prompt, sampler in jobs:
         done = job.result(20)
         wanted = solo(prompt, job.max_tokens, sampler)
-        assert list(done.tokens) == (wanted if done.finish_reason == "length" else wanted[:len(done.tokens)])
+        assert list(done.tokens) == (
+            wanted if done.finish_reason == "length" else wanted[: len(done.tokens)]
+        )
         assert done.finish_reason == "length" or job.cancelled

@@ -1,4 +1,5 @@
 """Snapshots to take apart and to put together again, and the engines and models they are of."""
+
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,9 @@ PROMPT = "Once upon a time"
 
 @contextmanager
 def small_engine(folder: Path) -> Iterator[tuple]:
-    """(path of a tiny model without a vocabulary, an engine over it, a session that has drawn some tokens, its snapshot)."""
+    """(path of a tiny model without a vocabulary, an engine over it, a session that has drawn some
+    tokens, its snapshot).
+    """
     path = folder / "tiny.gguf"
     others = {name: None for name in tiny.shapes("llama") if name.startswith(("blk.1.", "blk.2."))}
     tiny.write(path, "llama", keys={"llama.block_count": 1}, tensors=others)
@@ -42,14 +45,22 @@ def remade(data, change) -> bytes:
 
 def at(*path, value):
     """A change of one fact."""
+
     def change(facts, sections):
         for name in path[:-1]:
             facts = facts[name]
         facts[path[-1]] = value
+
     return change
 
 
 def state_of(engine) -> tuple:
     """What a refusal must leave as it was."""
     core = engine._loaded.core
-    return core.pool.pages_used, len(core.room.sessions), core.metrics().pages_leaked, core.prefix.entries, core.memory.capacity
+    return (
+        core.pool.pages_used,
+        len(core.room.sessions),
+        core.metrics().pages_leaked,
+        core.prefix.entries,
+        core.memory.capacity,
+    )

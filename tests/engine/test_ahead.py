@@ -1,4 +1,7 @@
-"""A draft beside its target: whose pages, locks and functions it touches, on demand and in a thread of its own, and who ends of what."""
+"""A draft beside its target: whose pages, locks and functions it touches, on demand and in a thread
+of its own, and who ends of what.
+"""
+
 import threading
 import time
 
@@ -19,6 +22,7 @@ def test_the_pages_of_a_draft_are_nobodys_while_it_is_drawn(ahead):
         def step(self, batch, memory, *, output="logits", cancel=None):
             busy.extend(session.busy for session in draft.room.sessions)
             return super().step(batch, memory, output=output, cancel=cancel)
+
     busy = []
     target, draft = core(prefix=False), core(program=Watched(), prefix=False)
     drafter = AheadDrafter(ModelDrafter(draft, SAME)) if ahead else ModelDrafter(draft, SAME)
@@ -58,8 +62,14 @@ def test_processors_are_called_for_the_text_alone(ahead):
         calls.clear()
         session = target.new_session([1, 2, 3])
         session.sampler = Sampler(SamplerConfig.greedy(), VOCAB, processors=[counting])
-        return run(target, drafter, None, session=session, max_tokens=40).tokens if drafter else target.submit(
-            request(target, None, session=session, max_tokens=40)).result(10).tokens
+        return (
+            run(target, drafter, None, session=session, max_tokens=40).tokens
+            if drafter
+            else target.submit(request(target, None, session=session, max_tokens=40))
+            .result(10)
+            .tokens
+        )
+
     calls = []
     target, draft = core(prefix=False), core(prefix=False)
     drafter = AheadDrafter(ModelDrafter(draft, SAME)) if ahead else ModelDrafter(draft, SAME)
@@ -78,6 +88,7 @@ def test_a_draft_can_be_closed_while_a_target_asks_it(ahead):
             inside.set()
             assert go.wait(10)
             return super().step(batch, memory, output=output, cancel=cancel)
+
     inside, go, failed = threading.Event(), threading.Event(), []
 
     def close():
@@ -85,6 +96,7 @@ def test_a_draft_can_be_closed_while_a_target_asks_it(ahead):
             draft.close()
         except Exception as error:
             failed.append(error)
+
     target, draft = core(prefix=False), core(program=Held(), prefix=False)
     drafter = AheadDrafter(ModelDrafter(draft, SAME)) if ahead else ModelDrafter(draft, SAME)
     made = request(target, [1, 2, 3], max_tokens=60)
@@ -107,7 +119,9 @@ def test_a_draft_can_be_closed_while_a_target_asks_it(ahead):
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["on demand", "ahead"])
 def test_a_request_begins_and_ends_without_the_drafts_locks(ahead):
-    """Two engines may draft for each other, and one for itself: who holds one engine's lock waits for no other's."""
+    """Two engines may draft for each other, and one for itself: who holds one engine's lock waits
+    for no other's.
+    """
     target, draft = core(prefix=False), core(prefix=False)
     drafter = AheadDrafter(ModelDrafter(draft, SAME)) if ahead else ModelDrafter(draft, SAME)
     session = target.new_session([1, 2, 3])
@@ -116,6 +130,7 @@ def test_a_request_begins_and_ends_without_the_drafts_locks(ahead):
         drafter.close(drafter.open(session), session)
         drafter.close(drafter.open(session), session)
         (drafter.inner if ahead else drafter).forget()
+
     with draft.step_lock, draft.lock:
         through = threading.Thread(target=begin_and_end, daemon=True)
         through.start()
@@ -133,6 +148,7 @@ def test_a_line_that_is_drawn_while_its_request_ends_is_let_go_by_its_own_thread
             inside.set()
             assert go.wait(10)
             return super().step(batch, memory, output=output, cancel=cancel)
+
     inside, go = threading.Event(), threading.Event()
     target, draft = core(prefix=False), core(program=Held(), prefix=False)
     inner = ModelDrafter(draft, SAME)
@@ -141,7 +157,7 @@ def test_a_line_that_is_drawn_while_its_request_ends_is_let_go_by_its_own_thread
     state = drafter.open(session)
     drafter._begin(Ask(session, state, 4))
     assert inside.wait(10)
-    drafter.close(state, session)                  # at once, though its step goes on
+    drafter.close(state, session)  # at once, though its step goes on
     assert inner.kept(session) is None
     go.set()
     while inner.kept(session) is None:
@@ -162,6 +178,7 @@ def test_a_line_that_fails_ends_its_own_request_alone():
 
         def mask(self):
             raise ZeroDivisionError("of the grammar")
+
     target, draft = core(prefix=False), core(prefix=False)
     drafter, session = AheadDrafter(ModelDrafter(draft, SAME)), target.new_session([1, 2, 3])
     session.sampler, session.grammar = Sampler(SEEDED, VOCAB), Bad()

@@ -1,4 +1,7 @@
-"""The engine's awaitable doors: the same results, errors that cancel what was begun beside them, and no thread per request."""
+"""The engine's awaitable doors: the same results, errors that cancel what was begun beside them,
+and no thread per request.
+"""
+
 import asyncio
 import contextlib
 import threading
@@ -23,13 +26,26 @@ def test_every_door_gives_what_the_engine_gives(engine):
         doors = AsyncEngine(engine)
         one = await doors.generate("Once upon a time", max_tokens=9, sampler=GREEDY)
         many = await doors.generate(["Once", "One day"], max_tokens=5, sampler=GREEDY)
-        pieces = [piece async for piece in doors.stream("Once upon a time", max_tokens=9, sampler=GREEDY)]
-        return one, many, "".join(piece.text for piece in pieces), await doors.embed("Lily"), await doors.embed("Lily", mode="last")
+        pieces = [
+            piece async for piece in doors.stream("Once upon a time", max_tokens=9, sampler=GREEDY)
+        ]
+        return (
+            one,
+            many,
+            "".join(piece.text for piece in pieces),
+            await doors.embed("Lily"),
+            await doors.embed("Lily", mode="last"),
+        )
+
     one, many, text, mean, last = asyncio.run(main())
     assert one.tokens == engine.generate("Once upon a time", max_tokens=9, sampler=GREEDY).tokens
-    assert [each.text for each in many] == [each.text for each in engine.generate(["Once", "One day"], max_tokens=5, sampler=GREEDY)]
+    assert [each.text for each in many] == [
+        each.text for each in engine.generate(["Once", "One day"], max_tokens=5, sampler=GREEDY)
+    ]
     assert text == one.text
-    assert np.array_equal(mean, engine.embed("Lily")) and np.array_equal(last, engine.embed_with("Lily", "last"))
+    assert np.array_equal(mean, engine.embed("Lily")) and np.array_equal(
+        last, engine.embed_with("Lily", "last")
+    )
 
 
 def test_going_on_is_with_what_was_awaited_last(engine):
@@ -37,12 +53,21 @@ def test_going_on_is_with_what_was_awaited_last(engine):
         engine.generate("The first", max_tokens=2, sampler=GREEDY)
         begun = await AsyncEngine(engine).generate("Once upon a time", max_tokens=4, sampler=GREEDY)
         return begun.tokens + (await AsyncEngine(engine).generate(None, max_tokens=5)).tokens
-    assert asyncio.run(main()) == engine.generate("Once upon a time", max_tokens=9, sampler=GREEDY).tokens
+
+    assert (
+        asyncio.run(main())
+        == engine.generate("Once upon a time", max_tokens=9, sampler=GREEDY).tokens
+    )
 
 
 def test_an_engine_without_its_doors_is_refused(engine):
-    with oxillama.SpeculativeEngine(oxillama.SpeculativeConfig(engine, "early_exit:1")) as other, \
-            pytest.raises(oxillama.ConfigError, match="^engine: found SpeculativeEngine, wanted an InferenceEngine"):
+    with (
+        oxillama.SpeculativeEngine(oxillama.SpeculativeConfig(engine, "early_exit:1")) as other,
+        pytest.raises(
+            oxillama.ConfigError,
+            match="^engine: found SpeculativeEngine, wanted an InferenceEngine",
+        ),
+    ):
         AsyncEngine(other)
 
 
@@ -54,19 +79,31 @@ def test_an_error_of_one_of_many_cancels_the_others(engine):
     async def main():
         before = engine.metrics()
         with pytest.raises(ZeroDivisionError):
-            await AsyncEngine(engine).generate(["Once", [5] * 40, "One day"], max_tokens=400, processors=[bad],
-                                               sampler=SamplerConfig.greedy(ignore_eos=True))
-        while engine.metrics().requests_running:           # the loop is alive, so nobody else cancels them
+            await AsyncEngine(engine).generate(
+                ["Once", [5] * 40, "One day"],
+                max_tokens=400,
+                processors=[bad],
+                sampler=SamplerConfig.greedy(ignore_eos=True),
+            )
+        # the loop is alive, so nobody else cancels them
+        while engine.metrics().requests_running:
             await asyncio.sleep(0.001)
         return before, engine.metrics()
+
     before, after = asyncio.run(main())
-    assert (after.requests_failed_total - before.requests_failed_total, after.requests_cancelled_total - before.requests_cancelled_total) == (1, 2)
+    assert (
+        after.requests_failed_total - before.requests_failed_total,
+        after.requests_cancelled_total - before.requests_cancelled_total,
+    ) == (1, 2)
 
 
 def test_a_closed_loop_leaves_no_request_behind(engine):
     async def main():
-        asyncio.get_running_loop().create_task(AsyncEngine(engine).generate("Once", max_tokens=450, sampler=GREEDY))
-        await asyncio.sleep(0.01)                  # asyncio.run cancels what is left
+        asyncio.get_running_loop().create_task(
+            AsyncEngine(engine).generate("Once", max_tokens=450, sampler=GREEDY)
+        )
+        await asyncio.sleep(0.01)  # asyncio.run cancels what is left
+
     before = threading.active_count()
     asyncio.run(main())
     while engine.metrics().requests_running:
@@ -76,10 +113,15 @@ def test_a_closed_loop_leaves_no_request_behind(engine):
 
 def test_sixty_four_tasks_with_random_cancels_get_their_solo_tokens_without_a_thread_each(engine):
     prompts = ["Once upon a time", "Tom", "Lily saw", "The dog"]
-    wanted = [engine.generate(prompt, max_tokens=12, sampler=GREEDY, cache_prompt=False).tokens for prompt in prompts]
+    wanted = [
+        engine.generate(prompt, max_tokens=12, sampler=GREEDY, cache_prompt=False).tokens
+        for prompt in prompts
+    ]
 
     async def one(number):
-        return (await AsyncEngine(engine).generate(prompts[number % 4], max_tokens=12, sampler=GREEDY)).tokens
+        return (
+            await AsyncEngine(engine).generate(prompts[number % 4], max_tokens=12, sampler=GREEDY)
+        ).tokens
 
     async def main():
         before = threading.active_count()
@@ -90,8 +132,13 @@ def test_sixty_four_tasks_with_random_cancels_get_their_solo_tokens_without_a_th
         found = await asyncio.gather(*tasks, return_exceptions=True)
         assert threading.active_count() == before
         return found
+
     for number, found in enumerate(asyncio.run(main())):
-        assert found == wanted[number % 4] or number % 5 == 0 and isinstance(found, asyncio.CancelledError)
+        assert (
+            found == wanted[number % 4]
+            or number % 5 == 0
+            and isinstance(found, asyncio.CancelledError)
+        )
     while engine.metrics().requests_running:
         pass
     assert engine.metrics().pages_leaked == 0
@@ -104,4 +151,5 @@ def test_a_loop_over_pieces_that_is_left_stops_the_work(engine):
             async for _ in pieces:
                 break
         return (await request).finish_reason, [piece async for piece in request][-1].finish_reason
+
     assert asyncio.run(main()) == ("cancelled", "cancelled")

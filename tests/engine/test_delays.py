@@ -1,4 +1,7 @@
-"""How long others wait for a long prompt: the loop over a null program, by a clock that only steps move."""
+"""How long others wait for a long prompt: the loop over a null program, by a clock that only steps
+move.
+"""
+
 import threading
 
 import pytest
@@ -7,7 +10,7 @@ from null import VOCAB, NullProgram, core, request, solo
 from oxillama.engine import engine as loop
 from oxillama.engine.scheduler import SMALLEST_CHUNK, SchedulerConfig
 
-BASE, ROW = 0.004, 0.0005           # seconds of a step, and of each of its rows
+BASE, ROW = 0.004, 0.0005  # seconds of a step, and of each of its rows
 LONG = 32_000
 
 
@@ -22,7 +25,9 @@ class Clock:
 
 
 class ClockedProgram(NullProgram):
-    """A null program whose steps take time by the clock, and whose logits look back a few tokens alone: long prompts cost the test little."""
+    """A null program whose steps take time by the clock, and whose logits look back a few tokens
+    alone: long prompts cost the test little.
+    """
 
     max_rows = 512
 
@@ -38,7 +43,9 @@ class ClockedProgram(NullProgram):
 
 
 @pytest.mark.parametrize("decoders", [1, 12])
-def test_a_prompt_of_32k_tokens_never_delays_the_next_token_of_others_by_more_than_a_chunk(monkeypatch, decoders):
+def test_a_prompt_of_32k_tokens_never_delays_the_next_token_of_others_by_more_than_a_chunk(
+    monkeypatch, decoders
+):
     clock = Clock()
     monkeypatch.setattr(loop, "time", clock)
     program = ClockedProgram(clock)
@@ -59,10 +66,17 @@ def test_a_prompt_of_32k_tokens_never_delays_the_next_token_of_others_by_more_th
     turns = -(-decoders // config.max_batch_sequences)
     decoding = turns * (BASE + ROW * config.max_batch_sequences)
     gaps = [later - earlier for seen in times.values() for earlier, later in zip(seen, seen[1:])]
-    first = config.max_prefill_tokens                      # the first chunks come before anything was measured
+    # the first chunks come before anything was measured
+    first = config.max_prefill_tokens
     assert max(gaps) <= decoding + turns * ROW * first
-    late = [later - earlier for seen in times.values() for earlier, later in zip(seen[40:], seen[41:])]
-    assert max(late) <= max(config.max_decode_wait_ms / 1000, decoding + turns * ROW * SMALLEST_CHUNK) + 1e-9
-    assert max(program.rows[:40]) > config.max_batch_sequences       # the long prompt was on its way meanwhile
+    late = [
+        later - earlier for seen in times.values() for earlier, later in zip(seen[40:], seen[41:])
+    ]
+    assert (
+        max(late)
+        <= max(config.max_decode_wait_ms / 1000, decoding + turns * ROW * SMALLEST_CHUNK) + 1e-9
+    )
+    # the long prompt was on its way meanwhile
+    assert max(program.rows[:40]) > config.max_batch_sequences
     long.cancel()
     engine.close()

@@ -1,4 +1,5 @@
 """Pooling that cannot see chunks."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -25,9 +26,16 @@ def test_chunks_do_not_change_a_bit(mode, cuts, normalize):
     assert np.array_equal(pooled(mode, cuts, normalize), pooled(mode, [], normalize))
 
 
-@pytest.mark.parametrize(("mode", "wanted"), (
-    ("last", ROWS[-1]), ("cls", ROWS[0]), ("max", ROWS.max(0)), ("none", ROWS),
-    ("mean", ROWS.astype(np.float64).mean(0).astype(np.float32))))
+@pytest.mark.parametrize(
+    ("mode", "wanted"),
+    (
+        ("last", ROWS[-1]),
+        ("cls", ROWS[0]),
+        ("max", ROWS.max(0)),
+        ("none", ROWS),
+        ("mean", ROWS.astype(np.float64).mean(0).astype(np.float32)),
+    ),
+)
 def test_modes_are_what_they_say(mode, wanted):
     assert np.allclose(pooled(PoolingMode(mode), [7], normalize=False), wanted, rtol=1e-6, atol=0)
 
@@ -51,15 +59,23 @@ def test_nothing_to_pool_raises():
 
 
 def test_texts_of_every_length_share_steps_without_padding():
-    program, texts = NullProgram(), [[(3 * i + j) % VOCAB for i in range(length)] for j, length in enumerate((1, 40, 7, 300, 16, 2, 90))]
+    program, texts = (
+        NullProgram(),
+        [
+            [(3 * i + j) % VOCAB for i in range(length)]
+            for j, length in enumerate((1, 40, 7, 300, 16, 2, 90))
+        ],
+    )
     engine = core(program=program, scheduler=SchedulerConfig(prefill_chunk=64, max_batch_tokens=64))
-    with engine.lock:                                                                   # all are there before the first step
+    # all are there before the first step
+    with engine.lock:
         work = [submit_embedding(engine, ids, mode="mean", normalize=False) for ids in texts]
     for ids, (request, pooler) in zip(texts, work):
         request.result(10)
         total = np.zeros(HIDDEN)
         for at in range(len(ids)):
-            total = total + hashed(ids[:at + 1], HIDDEN)
+            total = total + hashed(ids[: at + 1], HIDDEN)
         assert np.array_equal(pooler.result(), (total / len(ids)).astype(np.float32))
-    assert sum(program.rows) == sum(map(len, texts)) and len(program.rows) <= 9         # 456 rows in steps of 64
+    # 456 rows in steps of 64
+    assert sum(program.rows) == sum(map(len, texts)) and len(program.rows) <= 9
     engine.close()

@@ -1,4 +1,7 @@
-"""The step loop over a null program: the same tokens whoever else is there, and nobody left waiting."""
+"""The step loop over a null program: the same tokens whoever else is there, and nobody left
+waiting.
+"""
+
 import asyncio
 import os
 import random
@@ -9,7 +12,17 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from null import VOCAB, NullMemory, NullProgram, check_solo, core, drawn_core, drawn_prompts, request, solo
+from null import (
+    VOCAB,
+    NullMemory,
+    NullProgram,
+    check_solo,
+    core,
+    drawn_core,
+    drawn_prompts,
+    request,
+    solo,
+)
 
 from oxillama.engine.generation import Options, make_request
 from oxillama.engine.rows import all_logits
@@ -32,7 +45,11 @@ def test_one_request_gives_its_solo_tokens():
     engine = core()
     done = engine.submit(request(engine, [1, 2, 3], max_tokens=20)).result(5)
     assert list(done.tokens) == solo([1, 2, 3], 20)
-    assert done.finish_reason == "length" and done.usage.prompt_tokens == 3 and done.usage.completion_tokens == 20
+    assert (
+        done.finish_reason == "length"
+        and done.usage.prompt_tokens == 3
+        and done.usage.completion_tokens == 20
+    )
     engine.close()
 
 
@@ -124,13 +141,17 @@ def test_sixty_four_threads_with_random_cancels():
         rng = random.Random(number)
         for _ in range(4):
             prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 60))]
-            job = engine.submit(request(engine, prompt, max_tokens=rng.randint(1, 30), sampler=SEEDED))
+            job = engine.submit(
+                request(engine, prompt, max_tokens=rng.randint(1, 30), sampler=SEEDED)
+            )
             if rng.random() < 0.3:
                 time.sleep(rng.random() * 0.01)
                 job.cancel()
             done = job.result(60)
             wanted = solo(prompt, job.max_tokens, SEEDED)
-            if list(done.tokens) != wanted[:len(done.tokens)] or (done.finish_reason == "length") != (len(done.tokens) == len(wanted)):
+            if list(done.tokens) != wanted[: len(done.tokens)] or (
+                done.finish_reason == "length"
+            ) != (len(done.tokens) == len(wanted)):
                 wrong.append((number, prompt))
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(64)]
@@ -161,6 +182,7 @@ def test_an_error_in_the_loop_fails_everybody_and_the_engine_says_so():
 def test_an_error_of_one_request_is_its_own():
     def bad(tokens, logits):
         raise ZeroDivisionError("mine")
+
     engine = core()
     session = engine.new_session([1, 2])
     session.sampler = Sampler(SamplerConfig.greedy(), VOCAB, processors=[bad])
@@ -177,7 +199,7 @@ def test_stop_ids_end_without_being_part_of_the_text():
     stop = wanted[7]
     engine = core()
     done = engine.submit(request(engine, [9], max_tokens=20, stop_ids=frozenset([stop]))).result(5)
-    assert list(done.tokens) == wanted[:wanted.index(stop)] and done.finish_reason == "stop"
+    assert list(done.tokens) == wanted[: wanted.index(stop)] and done.finish_reason == "stop"
     engine.close()
 
 
@@ -195,11 +217,12 @@ def test_a_shifted_context_goes_on_and_equals_its_definition():
     done = engine.submit(request(engine, [1] * 20, max_tokens=60, shift_keep=4)).result(5)
     tokens, draw, wanted = [1] * 20, Sampler(SamplerConfig.greedy(), VOCAB), []
     from null import hashed
+
     for _ in range(60):
         wanted.append(draw.sample(hashed(tokens, VOCAB)))
         tokens.append(wanted[-1])
         if len(tokens) >= 30:
-            del tokens[4:4 + (len(tokens) - 4) // 2]
+            del tokens[4 : 4 + (len(tokens) - 4) // 2]
     assert list(done.tokens) == wanted and done.usage.context_shifts > 2
     engine.close()
 
@@ -259,8 +282,11 @@ def test_closing_waits_for_a_thread_that_is_just_being_started(monkeypatch):
                 time.sleep(0.001)
             time.sleep(0.02)
         start(thread)
+
     monkeypatch.setattr(threading.Thread, "start", slowly)
-    caller = threading.Thread(target=lambda: asked.append(engine.submit(request(engine, [1], max_tokens=300))))
+    caller = threading.Thread(
+        target=lambda: asked.append(engine.submit(request(engine, [1], max_tokens=300)))
+    )
     caller.start()
     begun.wait()
     engine.close()
@@ -274,13 +300,21 @@ def test_a_request_that_comes_while_the_engine_is_closed_is_told_so_and_starts_n
     monkeypatch.setattr(engine, "check_session", lambda session: engine.close() or check(session))
     with pytest.raises(EngineError, match="closed"):
         engine.submit(late)
-    assert engine._thread is None and threading.active_count() == threads and not late.session.busy and not engine._register.in_flight
+    assert (
+        engine._thread is None
+        and threading.active_count() == threads
+        and not late.session.busy
+        and not engine._register.in_flight
+    )
 
 
 def test_whoever_reads_the_program_of_a_closed_engine_is_told_so():
     engine = core()
     engine.close()
-    for late in (lambda: make_request(engine, None, Options(), default=SEEDED, prompt=[1]), lambda: all_logits(engine, [1])):
+    for late in (
+        lambda: make_request(engine, None, Options(), default=SEEDED, prompt=[1]),
+        lambda: all_logits(engine, [1]),
+    ):
         with pytest.raises(EngineError, match="closed"):
             late()
 
@@ -318,6 +352,7 @@ def test_whoever_waits_for_a_request_in_a_forked_process_is_told_not_hung(way):
             await job
         async for _ in job:
             pass
+
     assert is_told_in_a_forked_child(lambda: job.wait() if way == "wait" else asyncio.run(waited()))
     engine.close()
 
@@ -326,12 +361,15 @@ def test_streams_give_every_token_in_order():
     engine = core()
     pieces = list(engine.submit(request(engine, [8], max_tokens=25)))
     assert [token for piece in pieces for token in piece.tokens] == solo([8], 25)
-    assert pieces[-1].finish_reason == "length" and not any(piece.finish_reason for piece in pieces[:-1])
+    assert pieces[-1].finish_reason == "length" and not any(
+        piece.finish_reason for piece in pieces[:-1]
+    )
     engine.close()
 
 
 def test_async_without_a_thread_per_request():
     import asyncio
+
     engine = core()
 
     async def one(number):

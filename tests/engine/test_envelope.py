@@ -1,4 +1,7 @@
-"""The container: equal bytes for equal sections, and a typed refusal for every byte that is not as it was written."""
+"""The container: equal bytes for equal sections, and a typed refusal for every byte that is not as
+it was written.
+"""
+
 import os
 import struct
 import subprocess
@@ -8,11 +11,23 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from oxillama.engine.envelope import MAX_SECTIONS, Envelope, Kind, dump_facts, load_facts, seal, write_sealed
+from oxillama.engine.envelope import (
+    MAX_SECTIONS,
+    Envelope,
+    Kind,
+    dump_facts,
+    load_facts,
+    seal,
+    write_sealed,
+)
 from oxillama.errors import ConfigError, SnapshotIncompatible
 
 KIND = Kind(b"OXITEST1", 3, SnapshotIncompatible)
-SECTIONS = {"facts": dump_facts({"b": 1, "a": [None, "ü", 0.5]}), "empty": b"", "pages": [bytes(range(256)), b"more"]}
+SECTIONS = {
+    "facts": dump_facts({"b": 1, "a": [None, "ü", 0.5]}),
+    "empty": b"",
+    "pages": [bytes(range(256)), b"more"],
+}
 
 
 def sealed(kind=KIND, **more) -> bytes:
@@ -25,9 +40,11 @@ def read_all(data) -> dict[str, bytes]:
 
 
 def resealed(data: bytes, at: int, packed: bytes) -> bytes:
-    """The header with other bytes at `at`, and a hash that fits them: what somebody would write who means harm."""
+    """The header with other bytes at `at`, and a hash that fits them: what somebody would write who
+    means harm.
+    """
     data = bytearray(data)
-    data[at:at + len(packed)] = packed
+    data[at : at + len(packed)] = packed
     length = 64 + 72 * struct.unpack_from("<I", data, 12)[0]
     data[32:64] = blake3(bytes(data[:32]) + bytes(data[64:length])).digest()
     return bytes(data)
@@ -44,21 +61,27 @@ def door(request):
         os.ftruncate(fd, 0)
         os.pwrite(fd, data, 0)
         return read_all(f"/proc/self/fd/{fd}")
+
     yield opened
     os.close(fd)
 
 
 def test_what_is_sealed_is_read_and_equal_sections_make_equal_bytes(door):
-    assert door(sealed()) == {"facts": SECTIONS["facts"], "empty": b"", "pages": bytes(range(256)) + b"more"}
+    assert door(sealed()) == {
+        "facts": SECTIONS["facts"],
+        "empty": b"",
+        "pages": bytes(range(256)) + b"more",
+    }
     assert sealed() == sealed()
-    assert sealed() == b"".join(seal(KIND, {**SECTIONS, "pages": bytes(range(256)) + b"more"}))      # invariant 1: pieces do not show
+    # invariant 1: pieces do not show
+    assert sealed() == b"".join(seal(KIND, {**SECTIONS, "pages": bytes(range(256)) + b"more"}))
 
 
 def test_every_byte_counts(door):
     data = sealed()
     for at in range(len(data)):
         for change in (1 << at % 8, 0xFF):
-            broken = data[:at] + bytes([data[at] ^ change]) + data[at + 1:]
+            broken = data[:at] + bytes([data[at] ^ change]) + data[at + 1 :]
             with pytest.raises(SnapshotIncompatible):
                 door(broken)
 
@@ -68,14 +91,19 @@ def test_every_truncation_and_every_addition_is_refused(door):
     for length in range(len(data)):
         with pytest.raises(SnapshotIncompatible):
             door(data[:length])
-    with pytest.raises(SnapshotIncompatible, match=f"length: the header says {len(data)} bytes, found {len(data) + 1}"):
+    with pytest.raises(
+        SnapshotIncompatible,
+        match=f"length: the header says {len(data)} bytes, found {len(data) + 1}",
+    ):
         door(data + b"\0")
 
 
 def test_a_newer_version_is_refused_by_its_number_alone(door):
     newer = bytearray(sealed())
     newer[8:12] = struct.pack("<I", 4)
-    with pytest.raises(SnapshotIncompatible, match="format version: found 4, this release reads 1 to 3"):
+    with pytest.raises(
+        SnapshotIncompatible, match="format version: found 4, this release reads 1 to 3"
+    ):
         door(bytes(newer))
     with pytest.raises(SnapshotIncompatible, match="format version: found 0"):
         door(resealed(sealed(), 8, struct.pack("<I", 0)))
@@ -83,8 +111,14 @@ def test_a_newer_version_is_refused_by_its_number_alone(door):
 
 
 LENGTHS = (2**31, 2**32, 2**63, 2**64 - 1)
-PLACES = {"header length": 16, "file length": 24, "stored": 64 + 24, "plain": 64 + 32, "last stored": 64 + 2 * 72 + 24,
-          "last plain": 64 + 2 * 72 + 32}
+PLACES = {
+    "header length": 16,
+    "file length": 24,
+    "stored": 64 + 24,
+    "plain": 64 + 32,
+    "last stored": 64 + 2 * 72 + 24,
+    "last plain": 64 + 2 * 72 + 32,
+}
 
 
 @pytest.mark.parametrize("where", PLACES)
@@ -95,7 +129,7 @@ def test_a_length_is_bounded_before_anything_is_made_of_it(door, where):
     both = resealed(sealed(), 64 + 24, struct.pack("<QQ", 2**63, 2**63))
     with pytest.raises(SnapshotIncompatible, match="sections: end at byte"):
         door(both)
-    for length in LENGTHS:       # a compressed section that says it grows to anything
+    for length in LENGTHS:  # a compressed section that says it grows to anything
         grown = resealed(sealed(compress=["pages"]), 64 + 2 * 72 + 32, struct.pack("<Q", length))
         with pytest.raises(SnapshotIncompatible):
             door(grown)
@@ -142,8 +176,11 @@ def test_a_file_that_changes_after_it_was_opened_is_refused(tmp_path):
 
 
 def test_a_table_holds_each_name_once_and_only_good_ones():
-    for entry, wanted in ((b"facts".ljust(16, b"\0"), "is there twice"), (b"Empty".ljust(16, b"\0"), "wanted a known encoding"),
-                          (bytes(16), "wanted a known encoding")):
+    for entry, wanted in (
+        (b"facts".ljust(16, b"\0"), "is there twice"),
+        (b"Empty".ljust(16, b"\0"), "wanted a known encoding"),
+        (bytes(16), "wanted a known encoding"),
+    ):
         with pytest.raises(SnapshotIncompatible, match=wanted):
             read_all(resealed(sealed(), 64 + 72, entry))
     with pytest.raises(SnapshotIncompatible, match="encoding 2"):
@@ -161,7 +198,9 @@ def test_sections_must_be_those_expected():
             found.expect({"facts", "tokens"}, optional=found.sections)
         with pytest.raises(SnapshotIncompatible, match="section pages: is unknown here"):
             found.expect({"facts", "empty"})
-        with pytest.raises(SnapshotIncompatible, match="section pages: found 260 bytes, wanted 259"):
+        with pytest.raises(
+            SnapshotIncompatible, match="section pages: found 260 bytes, wanted 259"
+        ):
             found.read("pages", exactly=259)
         with pytest.raises(SnapshotIncompatible, match="found 260 bytes, wanted at most 12"):
             found.read("pages", at_most=12)
@@ -174,22 +213,40 @@ def test_a_compressed_section_reads_as_the_plain_one(door):
     assert data == sealed(compress=["pages"]) and door(data) == door(sealed())
     for at in range(len(data)):
         with pytest.raises(SnapshotIncompatible):
-            door(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1:])
+            door(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])
 
 
 def test_a_zstd_frame_that_lies_is_refused():
     import zstandard
-    for frame, plain in ((zstandard.ZstdCompressor().compress(bytes(1000)), 999), (b"no frame at all", 15),
-                         (zstandard.ZstdCompressor(write_content_size=False).compress(bytes(10)), 10),
-                         (zstandard.ZstdCompressor().compress(bytes(9)) * 2, 9)):
-        data = resealed(b"".join(seal(KIND, {"pages": frame})), 64 + 16, struct.pack("<IIQQ", 1, 0, len(frame), plain))
+
+    for frame, plain in (
+        (zstandard.ZstdCompressor().compress(bytes(1000)), 999),
+        (b"no frame at all", 15),
+        (zstandard.ZstdCompressor(write_content_size=False).compress(bytes(10)), 10),
+        (zstandard.ZstdCompressor().compress(bytes(9)) * 2, 9),
+    ):
+        data = resealed(
+            b"".join(seal(KIND, {"pages": frame})),
+            64 + 16,
+            struct.pack("<IIQQ", 1, 0, len(frame), plain),
+        )
         with pytest.raises(SnapshotIncompatible, match="zstd"):
             Envelope.open(KIND, data).read("pages", at_most=1 << 20)
 
 
 def test_facts_have_one_spelling():
     assert load_facts(KIND, SECTIONS["facts"]) == {"a": [None, "ü", 0.5], "b": 1}
-    for text in (b'{"a": 1}', b'{"b":1,"a":1}', b'{"a":1,"a":1}', b"[1]", b"", b"{", b"[" * 100_000, b'{"a":' + b"9" * 5000 + b"}", b"\xff"):
+    for text in (
+        b'{"a": 1}',
+        b'{"b":1,"a":1}',
+        b'{"a":1,"a":1}',
+        b"[1]",
+        b"",
+        b"{",
+        b"[" * 100_000,
+        b'{"a":' + b"9" * 5000 + b"}",
+        b"\xff",
+    ):
         with pytest.raises(SnapshotIncompatible, match="facts: "):
             load_facts(KIND, text)
 
@@ -209,37 +266,52 @@ class Made:
 def test_a_file_is_written_while_its_pages_are_made_and_read_while_it_is_hashed(tmp_path, compress):
     path, size = tmp_path / "saved", 1_500_000
     whole = b"".join(bytes([index + 1]) * size for index in range(9))
-    write_sealed(path, KIND, {"facts": b"{}", "pages": Made(9, size), "last": b"!"}, compress=compress)
-    assert path.read_bytes() == b"".join(seal(KIND, {"facts": b"{}", "pages": whole, "last": b"!"}, compress=compress))
+    write_sealed(
+        path, KIND, {"facts": b"{}", "pages": Made(9, size), "last": b"!"}, compress=compress
+    )
+    assert path.read_bytes() == b"".join(
+        seal(KIND, {"facts": b"{}", "pages": whole, "last": b"!"}, compress=compress)
+    )
     with Envelope.open(KIND, path) as found:
         assert found.read("pages", exactly=len(whole)) == whole
     if not compress:
         with Envelope.open(KIND, path) as found:
             os.truncate(path, 9_000_000)
-            with pytest.raises(SnapshotIncompatible, match="section pages: the file ends at byte 9000000"):
+            with pytest.raises(
+                SnapshotIncompatible, match="section pages: the file ends at byte 9000000"
+            ):
                 found.read("pages")
 
 
 @pytest.mark.parametrize("compress", [(), ("pages",)], ids=["plain", "zstd"])
 @pytest.mark.parametrize("size, unit", [(777, 7), (30_000_000, 24), (30_000_000, 6_000_000)])
-def test_a_section_is_poured_each_byte_once_in_pieces_of_whole_units(tmp_path, size, unit, compress):
+def test_a_section_is_poured_each_byte_once_in_pieces_of_whole_units(
+    tmp_path, size, unit, compress
+):
     path, whole = tmp_path / "saved", np.random.default_rng(3).integers(0, 256, size, np.uint8)
     write_sealed(path, KIND, {"pages": whole}, compress=compress)
     for source in (path, path.read_bytes()):
         out, filled = np.zeros(size, np.uint8), []
 
         def into(at, piece, out=out, filled=filled):
-            out[at:at + len(piece)] = piece
+            out[at : at + len(piece)] = piece
             filled.append((at, len(piece)))
+
         with Envelope.open(KIND, source) as found:
             found.pour("pages", into, exactly=size, unit=unit)
-            assert np.array_equal(out, whole) and sum(length for _, length in filled) == size and not any(at % unit for at, _ in filled)
+            assert (
+                np.array_equal(out, whole)
+                and sum(length for _, length in filled) == size
+                and not any(at % unit for at, _ in filled)
+            )
             with pytest.raises(SnapshotIncompatible, match="section pages: found"):
                 found.pour("pages", into, exactly=size + 1)
 
 
 @pytest.mark.parametrize("size", [777, 9_000_000])
-def test_what_was_poured_is_refused_where_a_byte_is_another_and_what_the_taker_raises_comes_out(tmp_path, size):
+def test_what_was_poured_is_refused_where_a_byte_is_another_and_what_the_taker_raises_comes_out(
+    tmp_path, size
+):
     data = bytearray(b"".join(seal(KIND, {"pages": bytes(size)})))
     path = tmp_path / "saved"
     path.write_bytes(data)
@@ -249,7 +321,10 @@ def test_what_was_poured_is_refused_where_a_byte_is_another_and_what_the_taker_r
     data[-1] ^= 1
     path.write_bytes(data)
     for source in (path, bytes(data)):
-        with Envelope.open(KIND, source) as found, pytest.raises(SnapshotIncompatible, match="section pages: its BLAKE3 hash"):
+        with (
+            Envelope.open(KIND, source) as found,
+            pytest.raises(SnapshotIncompatible, match="section pages: its BLAKE3 hash"),
+        ):
             found.pour("pages", lambda at, piece: None, exactly=size)
 
 

@@ -1,4 +1,5 @@
 """What a grammar leaves no choice about: single tokens of masks, and text in tokens."""
+
 import numpy as np
 import pytest
 
@@ -21,8 +22,9 @@ def test_the_only_token_of_a_mask_is_found(token):
 
 def test_text_is_spelled_with_the_longest_tokens_but_the_last():
     text = ForcedText([b"a", b"ab", b"abc", b"", b"d", b"abc", b"de"])
-    assert text.spell(b"abcabdef") == [2, 1, 6]            # no token begins with f
-    assert text.spell(b"abcab") == [2]                     # what reaches the end may be part of a longer token
+    assert text.spell(b"abcabdef") == [2, 1, 6]  # no token begins with f
+    # what reaches the end may be part of a longer token
+    assert text.spell(b"abcab") == [2]
     assert text.spell(b"x") == text.spell(b"") == []
 
 
@@ -30,6 +32,7 @@ def test_forced_text_is_offered_from_where_the_grammar_stands():
     class Session:
         tokens: list = [0]
         grammar = Grammar.parse('root ::= [xy] "abcabde" [0-9]').state()
+
     text = ForcedText([bytes([byte]) for byte in range(256)] + [b"abc"])
     state = text.open(Session)
     assert not text.propose([Ask(Session, state, 8)])[0].tokens

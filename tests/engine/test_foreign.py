@@ -1,4 +1,7 @@
-"""What a request brings along (a listener, a drafter, a processor) ends that request at most, and every request that was begun ends."""
+"""What a request brings along (a listener, a drafter, a processor) ends that request at most, and
+every request that was begun ends.
+"""
+
 import sys
 import threading
 import time
@@ -15,7 +18,9 @@ from oxillama.sampling import Sampler, SamplerConfig
 
 
 class Drafting:
-    """A drafter that does what it is told: `proposes` for each session, raising what is an exception; so at its end, too."""
+    """A drafter that does what it is told: `proposes` for each session, raising what is an
+    exception; so at its end, too.
+    """
 
     def __init__(self, proposes, closes=None):
         self.proposes, self.closes = proposes, closes
@@ -41,7 +46,9 @@ def drafted(engine, prompt, drafter, **more):
 
 @pytest.fixture
 def beside():
-    """An engine in which another request runs; afterwards it must have had its own tokens, and another must run still."""
+    """An engine in which another request runs; afterwards it must have had its own tokens, and
+    another must run still.
+    """
     engine = core(program=NullProgram(seconds_per_row=0.0005))
     other = engine.submit(request(engine, [1, 2], max_tokens=40))
     yield engine
@@ -54,7 +61,9 @@ def beside():
 
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_a_drafter_that_fails_at_its_end_fails_its_request(beside, cancelled):
-    made = beside.submit(drafted(beside, [3, 4], Drafting(Draft(), RuntimeError("of close")), max_tokens=20))
+    made = beside.submit(
+        drafted(beside, [3, 4], Drafting(Draft(), RuntimeError("of close")), max_tokens=20)
+    )
     if cancelled:
         made.cancel()
     with pytest.raises(RuntimeError, match="of close"):
@@ -64,7 +73,9 @@ def test_a_drafter_that_fails_at_its_end_fails_its_request(beside, cancelled):
 def test_a_drafter_that_fails_at_the_end_of_a_cancelled_sibling_leaves_the_others_theirs(beside):
     seeded = SamplerConfig(temperature=1.0, seed=11, repetition_penalty=1.0)
     candidates = Candidates(Drafting(Draft(), RuntimeError("of close")), adaptive=False)
-    made = make_siblings(beside, None, Options(sampler=seeded, max_tokens=3, n=3), default=seeded, prompt=[5] * 200)
+    made = make_siblings(
+        beside, None, Options(sampler=seeded, max_tokens=3, n=3), default=seeded, prompt=[5] * 200
+    )
     first, second, third = made.requests
     first.speculation = Speculation(candidates, first.session)
     beside.submit(first)
@@ -76,7 +87,10 @@ def test_a_drafter_that_fails_at_the_end_of_a_cancelled_sibling_leaves_the_other
         assert list(done.tokens) == solo([5] * 200, 3, seeded.replace(seed=done.seed))
 
 
-@pytest.mark.parametrize("proposes", [None, Draft([VOCAB]), Draft([-1]), Draft(["a"]), Draft([1 << 40]), Draft([1.0]), Draft(None)])
+@pytest.mark.parametrize(
+    "proposes",
+    [None, Draft([VOCAB]), Draft([-1]), Draft(["a"]), Draft([1 << 40]), Draft([1.0]), Draft(None)],
+)
 def test_candidates_that_are_no_tokens_fail_their_request(beside, proposes):
     made = beside.submit(drafted(beside, [3, 4], Drafting(proposes), max_tokens=20))
     with pytest.raises(ConfigError, match="draft"):
@@ -87,6 +101,7 @@ def test_a_drafter_with_too_few_drafts_fails_its_requests(beside):
     class Silent(Drafting):
         def propose(self, asks):
             return []
+
     made = beside.submit(drafted(beside, [3, 4], Silent(None), max_tokens=20))
     with pytest.raises(ConfigError, match="drafter: found 0 drafts, wanted 1"):
         made.result(10)
@@ -98,6 +113,7 @@ def test_a_drafter_that_fails_for_one_of_its_sessions_fails_that_one_alone(besid
             if any(ask.session.tokens[0] == 3 for ask in asks):
                 raise ZeroDivisionError("of the session")
             return super().propose(asks)
+
     drafter = Picky(Draft())
     good = beside.submit(drafted(beside, [5, 6], drafter, max_tokens=40))
     bad = beside.submit(drafted(beside, [3, 4], drafter, max_tokens=40))
@@ -109,19 +125,23 @@ def test_a_drafter_that_fails_for_one_of_its_sessions_fails_that_one_alone(besid
 def test_a_listener_that_fails_among_the_pieces_fails_its_request(beside):
     def listener():
         raise ZeroDivisionError("of the listener")
+
     made = request(beside, [3, 4], max_tokens=20)
     made.listen(listener)
     with pytest.raises(ZeroDivisionError):
         beside.submit(made).result(10)
 
 
-def test_a_listener_that_fails_at_the_end_is_told_to_threading_and_the_others_are_called(beside, monkeypatch):
+def test_a_listener_that_fails_at_the_end_is_told_to_threading_and_the_others_are_called(
+    beside, monkeypatch
+):
     told, called = [], threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda args: told.append(args.exc_type))
 
     def listener():
         if made.done:
             raise ZeroDivisionError("of the listener")
+
     made = request(beside, [3, 4], max_tokens=5)
     made.listen(listener)
     made.listen(lambda: made.done and called.set())
@@ -131,7 +151,9 @@ def test_a_listener_that_fails_at_the_end_is_told_to_threading_and_the_others_ar
 
 def test_a_processor_that_asks_to_exit_fails_its_request(beside):
     session = beside.new_session([3, 4])
-    session.sampler = Sampler(SamplerConfig.greedy(), VOCAB, processors=[lambda tokens, logits: sys.exit(3)])
+    session.sampler = Sampler(
+        SamplerConfig.greedy(), VOCAB, processors=[lambda tokens, logits: sys.exit(3)]
+    )
     with pytest.raises(SystemExit):
         beside.submit(request(beside, None, session=session)).result(10)
 
@@ -149,15 +171,22 @@ def test_a_prefill_that_is_cancelled_leaves_its_session_no_page_beyond_its_lengt
     program.seconds_per_row = 0.0
     wanted = solo(prompt)
     assert list(engine.submit(request(engine, prompt)).result(10).tokens) == wanted
-    assert list(engine.submit(request(engine, None, session=session)).result(10).tokens) == wanted      # over a stored prefix
+    # over a stored prefix
+    assert list(engine.submit(request(engine, None, session=session)).result(10).tokens) == wanted
     engine.close()
 
 
 @pytest.mark.parametrize("alive", [(), (399,), (7, 200)])
 def test_hundreds_of_siblings_that_are_cancelled_before_their_prompt_is_evaluated_all_end(alive):
-    engine = core(program=NullProgram(seconds_per_row=0.001), prefix=False, scheduler=SchedulerConfig(prefill_chunk=16))
+    engine = core(
+        program=NullProgram(seconds_per_row=0.001),
+        prefix=False,
+        scheduler=SchedulerConfig(prefill_chunk=16),
+    )
     seeded = SamplerConfig(temperature=1.0, seed=11, repetition_penalty=1.0)
-    made = make_siblings(engine, None, Options(sampler=seeded, max_tokens=3, n=400), default=seeded, prompt=[5] * 60)
+    made = make_siblings(
+        engine, None, Options(sampler=seeded, max_tokens=3, n=400), default=seeded, prompt=[5] * 60
+    )
     engine.submit(made.requests[0])
     for at, each in enumerate(made.requests):
         if at not in alive:

@@ -1,4 +1,7 @@
-"""What stands between a caller's options and a request: constraints are kept by what they ask for, counts must agree."""
+"""What stands between a caller's options and a request: constraints are kept by what they ask for,
+counts must agree.
+"""
+
 import dataclasses
 
 import pytest
@@ -16,21 +19,38 @@ def words(engine):
 
 def test_a_dataclass_made_anew_under_its_old_name_has_its_own_schema(words):
     texts = '{"old":true}', '{"new":true}'
-    grammars = [words.grammar(oxillama.Options(json_schema=dataclasses.make_dataclass("Answer", [(name, bool)]))) for name in ("old", "new")]
-    assert [[grammar.matches(text) for text in texts] for grammar in grammars] == [[True, False], [False, True]]
+    grammars = [
+        words.grammar(
+            oxillama.Options(json_schema=dataclasses.make_dataclass("Answer", [(name, bool)]))
+        )
+        for name in ("old", "new")
+    ]
+    assert [[grammar.matches(text) for text in texts] for grammar in grammars] == [
+        [True, False],
+        [False, True],
+    ]
 
 
 def test_a_schema_asked_for_again_is_compiled_once(words):
     Answer = dataclasses.make_dataclass("Answer", [("kept", bool)])
-    assert words.grammar(oxillama.Options(json_schema=Answer)) is words.grammar(oxillama.Options(json_schema=Answer))
+    assert words.grammar(oxillama.Options(json_schema=Answer)) is words.grammar(
+        oxillama.Options(json_schema=Answer)
+    )
 
 
-@pytest.mark.parametrize(("door", "options"), [
-    ("generate", dict(max_tokens=7)), ("stream", dict(max_tokens=7)), ("generate", dict(max_tokens=7, n=2)),
-    ("beam_generate", dict(config=BeamSearchConfig(max_new_tokens=7))),
-])
+@pytest.mark.parametrize(
+    ("door", "options"),
+    [
+        ("generate", dict(max_tokens=7)),
+        ("stream", dict(max_tokens=7)),
+        ("generate", dict(max_tokens=7, n=2)),
+        ("beam_generate", dict(config=BeamSearchConfig(max_new_tokens=7))),
+    ],
+)
 def test_fewer_tokens_at_most_than_at_least_are_refused(engine, door, options):
-    with pytest.raises(ConfigError, match="^min_tokens: found 8 still to come, wanted no more than the 7"):
+    with pytest.raises(
+        ConfigError, match="^min_tokens: found 8 still to come, wanted no more than the 7"
+    ):
         getattr(engine, door)("Once", sampler=HELD, **options)
 
 
@@ -46,19 +66,36 @@ def test_a_grammar_whose_text_is_whole_ends_it_before_the_least_tokens(engine):
     assert (done.text, done.finish_reason, len(done.tokens) < 8) == ("cat", "stop", True)
 
 
-@pytest.mark.parametrize("asked", [dict(logprobs=0), dict(stop="zzz"), dict(stop_token_ids=[9]), dict(processors=[lambda ids, row: None])])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        dict(logprobs=0),
+        dict(stop="zzz"),
+        dict(stop_token_ids=[9]),
+        dict(processors=[lambda ids, row: None]),
+    ],
+)
 def test_going_on_keeps_what_the_options_do_not_name(engine, asked):
     options = dict(regex="[a-m]{30}", sampler=SamplerConfig(temperature=1.0, seed=5))
     whole = engine.generate("x", max_tokens=12, **options)
     begun = engine.generate("x", max_tokens=6, **options)
     rest = engine.generate(None, max_tokens=6, **asked)
-    assert (begun.tokens + rest.tokens, rest.seed, len(rest.logprobs)) == (whole.tokens, 5, 6 * ("logprobs" in asked))
+    assert (begun.tokens + rest.tokens, rest.seed, len(rest.logprobs)) == (
+        whole.tokens,
+        5,
+        6 * ("logprobs" in asked),
+    )
 
 
 def test_going_on_with_another_sampler_leaves_the_grammar_where_it_stands(engine):
     begun = engine.generate("x", regex="[ab]{7}", max_tokens=5, sampler=SamplerConfig.greedy())
     rest = engine.generate(None, max_tokens=20, sampler=SamplerConfig(seed=3))
-    assert (len(begun.text + rest.text), set(begun.text + rest.text) <= {"a", "b"}, rest.finish_reason, rest.seed) == (7, True, "stop", 3)
+    assert (
+        len(begun.text + rest.text),
+        set(begun.text + rest.text) <= {"a", "b"},
+        rest.finish_reason,
+        rest.seed,
+    ) == (7, True, "stop", 3)
 
 
 def test_after_the_best_of_several_the_one_that_was_returned_goes_on(engine):
@@ -67,7 +104,7 @@ def test_after_the_best_of_several_the_one_that_was_returned_goes_on(engine):
     for seed in range(1, 7):
         siblings = engine.submit("Once upon", best_of=4, seed=seed, live=True, **drawn)
         (best,) = siblings.result()
-        assert tuple(siblings.session.tokens[-len(best.tokens):]) == best.tokens
+        assert tuple(siblings.session.tokens[-len(best.tokens) :]) == best.tokens
         places.add([request.session for request in siblings.requests].index(siblings.session))
         request = engine.submit(None, max_tokens=1)
         request.result()

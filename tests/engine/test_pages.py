@@ -1,4 +1,5 @@
 """The page table's numbered invariants, by example and by a machine that tries everything."""
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -21,7 +22,8 @@ def write(cache, length, value):
     size = cache.pool.page_size
     cache.reserve(length)
     for position in range(cache.length, length):
-        assert cache.pool.owners(cache.pages[position // size]) == 1, "a shared page was written"      # invariant 3
+        # invariant 3
+        assert cache.pool.owners(cache.pages[position // size]) == 1, "a shared page was written"
         cache.pool.memory.pages[cache.pages[position // size]][position % size] = value + position
     cache.commit(length)
 
@@ -29,7 +31,9 @@ def write(cache, length, value):
 def read(cache):
     """What the pages hold, position by position."""
     size = cache.pool.page_size
-    return [int(cache.pool.memory.pages[cache.pages[p // size]][p % size]) for p in range(cache.length)]
+    return [
+        int(cache.pool.memory.pages[cache.pages[p // size]][p % size]) for p in range(cache.length)
+    ]
 
 
 def test_a_page_freed_twice_raises():
@@ -59,8 +63,14 @@ def test_pages_freed_together_with_one_that_is_free_are_all_kept(wrong):
     for freed in ([one, two, one, free], [two, wrong], [two, one, two]):
         with pytest.raises(InvalidSlot, match="nobody owns it"):
             pool.free_all(freed)
-        assert (pool.owners(one), pool.owners(two), pool.owners(free), pool.pages_used) == (2, 1, 0, 2)
-    assert pool.alloc() == free and pool.alloc() == 3                                   # the free list is as it was
+        assert (pool.owners(one), pool.owners(two), pool.owners(free), pool.pages_used) == (
+            2,
+            1,
+            0,
+            2,
+        )
+    # the free list is as it was
+    assert pool.alloc() == free and pool.alloc() == 3
 
 
 def test_memory_is_what_was_ever_owned_until_it_is_given_back():
@@ -89,9 +99,11 @@ def test_pages_shared_by_a_fork_are_never_written():
     assert pool.pages_used == 2 and pool.memory.copied == 0
     write(two, 25, 1000)
     assert pool.memory.copied == 4 and pool.pages_used == 3
-    assert read(one) == list(range(20)) and read(two) == list(range(20)) + [1000 + p for p in range(20, 25)]
+    assert read(one) == list(range(20)) and read(two) == list(range(20)) + [
+        1000 + p for p in range(20, 25)
+    ]
     write(one, 22, 5000)
-    assert pool.memory.copied == 4          # its page has one owner again
+    assert pool.memory.copied == 4  # its page has one owner again
     one.release()
     two.release()
     assert pool.pages_used == 0
@@ -172,12 +184,12 @@ class PageMachine(RuleBasedStateMachine):
         copied, used = self.pool.memory.copied, self.pool.pages_used
         length = int(share * cache.length)
         self.caches.append((cache.fork(length), held[:length]))
-        assert (self.pool.memory.copied, self.pool.pages_used) == (copied, used)      # invariant 5
+        assert (self.pool.memory.copied, self.pool.pages_used) == (copied, used)  # invariant 5
 
     @rule(index=st.integers(0, 99), share=st.floats(0, 1))
     def truncate(self, index, share):
         cache, held = self.caches[index % len(self.caches)]
-        del held[int(share * cache.length):]
+        del held[int(share * cache.length) :]
         cache.truncate(int(share * cache.length))
 
     @precondition(lambda self: len(self.caches) > 1)
@@ -193,15 +205,18 @@ class PageMachine(RuleBasedStateMachine):
         for cache, _ in self.caches:
             for page in cache.pages:
                 owners[page] = owners.get(page, 0) + 1
-        assert {page: self.pool.owners(page) for page in owners} == owners             # invariant 1
-        assert self.pool.pages_used == len(owners)                                      # invariant 6, and no page lost
+        assert {page: self.pool.owners(page) for page in owners} == owners  # invariant 1
+        # invariant 6, and no page lost
+        assert self.pool.pages_used == len(owners)
 
     @invariant()
     def tables_name_just_enough_pages_that_hold_what_was_written(self):
         for cache, held in self.caches:
-            assert len(cache.pages) == -(-cache.length // 16)                           # invariant 2
+            # invariant 2
+            assert len(cache.pages) == -(-cache.length // 16)
             assert list(cache.table) == cache.pages
-            assert read(cache) == held                                                  # invariants 3 and 4
+            # invariants 3 and 4
+            assert read(cache) == held
 
 
 TestPageMachine = PageMachine.TestCase

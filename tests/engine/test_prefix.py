@@ -1,4 +1,5 @@
 """The prefix tree's numbered invariants, by example and against a list of everything stored."""
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,8 +39,14 @@ def taken(cache, hit):
 
 def test_the_defaults_are_the_documented_ones():
     cache, config = tree(), EngineConfig()
-    assert (cache.min_prefix_len, cache.max_entries, cache.max_pages) == (4, 256, (512 << 20) // cache.pool.memory.page_bytes)
-    assert config.prefix_cache and config.prefix() == dict(min_prefix_len=4, max_entries=256, max_memory_bytes=512 << 20)
+    assert (cache.min_prefix_len, cache.max_entries, cache.max_pages) == (
+        4,
+        256,
+        (512 << 20) // cache.pool.memory.page_bytes,
+    )
+    assert config.prefix_cache and config.prefix() == dict(
+        min_prefix_len=4, max_entries=256, max_memory_bytes=512 << 20
+    )
 
 
 @pytest.mark.parametrize("limits", (dict(max_entries=2), dict(max_memory_bytes=7 * 1024)))
@@ -51,10 +58,13 @@ def test_eviction_comes_before_any_share_is_taken(limits, monkeypatch):
         nonlocal most
         hold(self, pages)
         most = max(most, self.pages_used)
-        assert self.entries < cache.max_entries                                         # the new leaf is not yet among them
+        # the new leaf is not yet among them
+        assert self.entries < cache.max_entries
+
     monkeypatch.setattr(PrefixKvCache, "_hold", held)
     for value in range(6):
-        store(cache, [value] * 50)                                                      # 4 pages each
+        # 4 pages each
+        store(cache, [value] * 50)
     assert most <= min(cache.max_pages, 8) and cache.evictions >= 4
 
 
@@ -62,7 +72,8 @@ def test_hits_are_token_granular_and_leave_the_last_token():
     cache = tree()
     tokens = list(range(100, 150))
     store(cache, tokens)
-    assert taken(cache, cache.lookup(tokens)) == tokens[:49]                            # invariant 4
+    # invariant 4
+    assert taken(cache, cache.lookup(tokens)) == tokens[:49]
     assert taken(cache, cache.lookup([*tokens, 1, 2])) == tokens
     assert taken(cache, cache.lookup([*tokens[:21], 7, 7])) == tokens[:21]
     assert cache.lookup([1, 2, 3, 4, 5]).length == 0 and cache.lookup(tokens[:4]).length == 0
@@ -76,7 +87,11 @@ def test_branches_inside_a_page_keep_their_own_tokens():
         store(cache, base + end)
     assert taken(cache, cache.lookup([*base, *[50] * 20, 1])) == [*base, *[50] * 20]
     assert taken(cache, cache.lookup([*base, 60, 60, 60, 1])) == [*base, 60, 60, 60]
-    assert taken(cache, cache.lookup([*base, *[50] * 10, *[61] * 30, 1])) == [*base, *[50] * 10, *[61] * 30]
+    assert taken(cache, cache.lookup([*base, *[50] * 10, *[61] * 30, 1])) == [
+        *base,
+        *[50] * 10,
+        *[61] * 30,
+    ]
     assert cache.entries == 3
 
 
@@ -90,7 +105,8 @@ def test_short_prefixes_are_no_hits():
 def test_keys_separate():
     cache = tree()
     store(cache, list(range(30)), key="a")
-    assert cache.lookup(list(range(30)), key="b").length == 0                           # invariant 5
+    # invariant 5
+    assert cache.lookup(list(range(30)), key="b").length == 0
     assert cache.lookup(list(range(30)), key="a").length == 29
 
 
@@ -98,9 +114,12 @@ def test_the_least_recently_used_leaf_goes_before_anything_is_taken():
     cache = tree(max_entries=2)
     store(cache, [1] * 20)
     store(cache, [2] * 20)
-    cache.pool.free(cache.lookup([1] * 20).pages[0])                                    # one is the younger now (a share stays out)
+    # one is the younger now (a share stays out)
+    cache.pool.free(cache.lookup([1] * 20).pages[0])
     store(cache, [3] * 20)
-    assert cache.match([2] * 20) == 0 and cache.match([1] * 20) == 19 and cache.match([3] * 20) == 19
+    assert (
+        cache.match([2] * 20) == 0 and cache.match([1] * 20) == 19 and cache.match([3] * 20) == 19
+    )
     assert cache.entries == 2 and cache.evictions == 1
 
 
@@ -108,8 +127,10 @@ def test_memory_is_bounded():
     cache = tree(max_memory_bytes=5 * 1024)
     for value in range(10):
         store(cache, [value] * 33)
-        assert cache.memory_bytes <= 5 * 1024                                           # invariant 3
-    assert store(cache, [99] * 100) == 0                                                # more than all of it
+        # invariant 3
+        assert cache.memory_bytes <= 5 * 1024
+    # more than all of it
+    assert store(cache, [99] * 100) == 0
     assert cache.pool.pages_used == cache.pages_used
 
 
@@ -134,13 +155,16 @@ def test_recurrent_state_counts_up_to_its_checkpoints():
     hit = cache.lookup(tokens)
     assert (hit.length, hit.checkpoint) == (48, "s48")
     assert taken(cache, hit) == tokens[:48]
-    store(cache, [*tokens[:30], *[9] * 10])                                             # a split above 48 leaves 16 with the upper part
+    # a split above 48 leaves 16 with the upper part
+    store(cache, [*tokens[:30], *[9] * 10])
     hit = cache.lookup([*tokens[:30], *[9] * 10])
     assert (hit.length, hit.checkpoint) == (16, "s16")
     assert taken(cache, hit) == tokens[:16]
 
 
-@pytest.mark.parametrize(("name", "value"), (("min_prefix_len", 0), ("max_entries", -1), ("max_memory_bytes", 1.5)))
+@pytest.mark.parametrize(
+    ("name", "value"), (("min_prefix_len", 0), ("max_entries", -1), ("max_memory_bytes", 1.5))
+)
 def test_impossible_limits_raise(name, value):
     with pytest.raises(ConfigError, match=name):
         tree(**{name: value})
@@ -162,8 +186,14 @@ def children_differ(cache):
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40), st.integers(0, 2), st.integers(0, 40)), max_size=14), st.integers(1, 6),
-       st.integers(3, 30))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 40), st.integers(0, 2), st.integers(0, 40)),
+        max_size=14,
+    ),
+    st.integers(1, 6),
+    st.integers(3, 30),
+)
 def test_any_history_finds_true_prefixes_within_the_limits(history, entries, pages):
     cache = tree(max_entries=entries, max_memory_bytes=pages * 1024, min_prefix_len=1)
     for one, first, two, second in history:
@@ -172,7 +202,7 @@ def test_any_history_finds_true_prefixes_within_the_limits(history, entries, pag
         if tokens:
             hit = cache.lookup(tokens)
             assert hit.length == best < len(tokens)
-            assert taken(cache, hit) == tokens[:hit.length]
+            assert taken(cache, hit) == tokens[: hit.length]
             stored = store(cache, tokens)
             assert stored in (0, len(tokens)) or stored < len(tokens)
             if stored == len(tokens):

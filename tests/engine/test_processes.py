@@ -1,4 +1,7 @@
-"""A process that was forked off has no loop: every door says so at once, while the parent's requests go on."""
+"""A process that was forked off has no loop: every door says so at once, while the parent's
+requests go on.
+"""
+
 import os
 import signal
 import subprocess
@@ -15,13 +18,29 @@ LONG = dict(max_tokens=400, sampler=SamplerConfig.greedy(ignore_eos=True))
 def doors(engine, session, running, stream):
     """Every way to ask something of an engine, by name."""
     return {
-        "submit": lambda: engine.submit("Once"), "generate": lambda: engine.generate("Once"), "many": lambda: engine.generate(["Once", "One"]),
-        "stream": lambda: engine.stream("Once"), "logits": lambda: engine.logits([1, 2]), "session": engine.session,
-        "prefill": lambda: engine.prefill("Once"), "forward_one": lambda: engine.forward_one(3), "truncate": lambda: engine.truncate(0),
-        "reset": engine.reset, "embed": lambda: engine.embed("Once"), "embed_batch": lambda: engine.embed_batch(["Once"]),
-        "metrics": engine.metrics, "clear_cache": engine.clear_cache, "config": lambda: engine.config, "fork": session.fork,
-        "session.truncate": lambda: session.truncate(1), "session.close": session.close, "result": running.result, "follow": lambda: list(stream),
-        "iterate": lambda: list(running), "raw_loop": lambda: engine.raw_loop().__enter__(), "diagnose": lambda: list(engine.diagnose([1])),
+        "submit": lambda: engine.submit("Once"),
+        "generate": lambda: engine.generate("Once"),
+        "many": lambda: engine.generate(["Once", "One"]),
+        "stream": lambda: engine.stream("Once"),
+        "logits": lambda: engine.logits([1, 2]),
+        "session": engine.session,
+        "prefill": lambda: engine.prefill("Once"),
+        "forward_one": lambda: engine.forward_one(3),
+        "truncate": lambda: engine.truncate(0),
+        "reset": engine.reset,
+        "embed": lambda: engine.embed("Once"),
+        "embed_batch": lambda: engine.embed_batch(["Once"]),
+        "metrics": engine.metrics,
+        "clear_cache": engine.clear_cache,
+        "config": lambda: engine.config,
+        "fork": session.fork,
+        "session.truncate": lambda: session.truncate(1),
+        "session.close": session.close,
+        "result": running.result,
+        "follow": lambda: list(stream),
+        "iterate": lambda: list(running),
+        "raw_loop": lambda: engine.raw_loop().__enter__(),
+        "diagnose": lambda: list(engine.diagnose([1])),
     }
 
 
@@ -35,7 +54,7 @@ def test_every_door_of_a_forked_process_says_so_and_none_hangs(cases):
         read, write = os.pipe()
         child = os.fork()
         if not child:
-            signal.alarm(20)                       # a door that hangs kills the child
+            signal.alarm(20)  # a door that hangs kills the child
             wrong = []
             try:
                 for name, door in doors(engine, session, running, stream).items():
@@ -54,7 +73,10 @@ def test_every_door_of_a_forked_process_says_so_and_none_hangs(cases):
         with os.fdopen(read) as told:
             assert told.read() == ""
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert len(running.result(60).tokens) == 400 and sum(len(piece.tokens) for piece in stream) == 399
+        assert (
+            len(running.result(60).tokens) == 400
+            and sum(len(piece.tokens) for piece in stream) == 399
+        )
 
 
 @pytest.mark.parametrize("end", ["", "import os; os._exit(0)", "import sys; sys.exit(0)"])
@@ -67,7 +89,7 @@ def test_a_process_that_ends_while_its_engine_works_does_not_hang(cases, end):
 def test_a_model_loaded_after_the_fork_says_that_workers_cannot_be_inherited(cases):
     path = cases / "stories260K" / "stories260K-f32.gguf"
     with oxillama.load(path) as engine:
-        engine.generate("Once", max_tokens=2)      # the parent has workers from here on
+        engine.generate("Once", max_tokens=2)  # the parent has workers from here on
         child = os.fork()
         if not child:
             signal.alarm(20)

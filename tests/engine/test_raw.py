@@ -1,4 +1,7 @@
-"""The bare loop: it says what each matmul meets and how long each op takes, and a step taken in parts is the step taken whole."""
+"""The bare loop: it says what each matmul meets and how long each op takes, and a step taken in
+parts is the step taken whole.
+"""
+
 import numpy as np
 import pytest
 
@@ -19,8 +22,13 @@ def test_a_step_in_parts_leaves_what_the_whole_step_leaves(engine):
     ops = engine._loaded.model.tape.ops
     with engine.raw_loop() as loop:
         parts = list(loop.matmul_inputs(ids))
-        batch = Batch(np.array(ids, np.int32), np.arange(30, dtype=np.int32), [loop._arrays[-1]], np.zeros(30, np.int32),
-                                          np.arange(30, dtype=np.int32))
+        batch = Batch(
+            np.array(ids, np.int32),
+            np.arange(30, dtype=np.int32),
+            [loop._arrays[-1]],
+            np.zeros(30, np.int32),
+            np.arange(30, dtype=np.int32),
+        )
         matmuls = [i for i, op in enumerate(ops) if op.name == "matmul" and op.params["out"] != -1]
         assert len(matmuls) == len(parts)
         for index, (weights, rows) in zip(matmuls, parts):
@@ -38,19 +46,24 @@ def test_a_step_in_parts_leaves_what_the_whole_step_leaves(engine):
 @pytest.mark.parametrize("act", ("f32", "q8_32", "q8_256"))
 def test_activation_rows_are_unpacked_to_the_numbers_they_stand_for(act):
     from oxillama._core.matmul import quantise_rows
+
     x = np.random.default_rng(3).standard_normal((5, 512)).astype(np.float32)
     found = unpacked_acts(quantise_rows(x, act).view(np.float32), act, 512)
     block = {"f32": 512, "q8_32": 32, "q8_256": 256}[act]
     largest = np.abs(x).reshape(5, -1, block).max(2, keepdims=True)
     assert found.shape == x.shape
-    assert (np.abs(found - x).reshape(5, -1, block) <= (0 if act == "f32" else 0.5001 * largest / 127)).all()
+    assert (
+        np.abs(found - x).reshape(5, -1, block) <= (0 if act == "f32" else 0.5001 * largest / 127)
+    ).all()
 
 
 @pytest.mark.parametrize(("context", "most"), ((16, 16), (1024, 512)))
 def test_what_is_diagnosed_is_all_that_was_given_or_refused(context, most):
     with oxillama.load(num_threads=2, context_size=context) as engine:
         for count in (0, most + 1):
-            with pytest.raises(ContextError, match=f"diagnose: found {count} tokens, wanted 1 to {most}$"):
+            with pytest.raises(
+                ContextError, match=f"diagnose: found {count} tokens, wanted 1 to {most}$"
+            ):
                 next(engine.diagnose([5] * count))
         assert next(engine.diagnose([5] * most)).agrees
 

@@ -1,4 +1,7 @@
-"""Nobody waits for pages that could be had: free ones, stored prefixes', those of idle sessions, the least recently used first."""
+"""Nobody waits for pages that could be had: free ones, stored prefixes', those of idle sessions,
+the least recently used first.
+"""
+
 import gc
 import random
 import threading
@@ -12,21 +15,31 @@ from oxillama.engine.scheduler import SchedulerConfig
 
 
 def watched(engine):
-    """The engine, with what `admit` refused for want of pages held against all pages that somebody who runs or waits must keep."""
+    """The engine, with what `admit` refused for want of pages held against all pages that somebody
+    who runs or waits must keep.
+    """
     room, admit, refused = engine.room, engine.room.admit, []
 
     def judged(ticket):
         answer = admit(ticket)
         if answer is None:
             session = ticket.owner.session
-            length, shared = room.prefix.find(session.tokens, key=session.adapters) if room.prefix and not ticket.done else (0, [])
-            held = set(shared).union(*(each.session.kv.pages for each in engine._register.in_flight))
+            length, shared = (
+                room.prefix.find(session.tokens, key=session.adapters)
+                if room.prefix and not ticket.done
+                else (0, [])
+            )
+            held = set(shared).union(
+                *(each.session.kv.pages for each in engine._register.in_flight)
+            )
             table, filled = session.kv.pages, session.kv.length
-            mine = len(table) - bool(filled % 16 and engine.pool.owners(table[filled // 16]) > 1)      # a shared last page is copied
+            # a shared last page is copied
+            mine = len(table) - bool(filled % 16 and engine.pool.owners(table[filled // 16]) > 1)
             have = length // 16 if shared else mine
             need = -(-(ticket.length + 1) // 16) - have + room.scheduler.running
             refused.append((need, engine.pool.max_pages - len(held)))
         return answer
+
     engine._scheduler._admit = judged
     return refused
 
@@ -35,24 +48,42 @@ def watched(engine):
 @given(st.integers(0, 2**32), st.integers(10, 40), st.booleans())
 def test_nobody_waits_while_the_pages_it_needs_can_be_taken(seed, pages, stores):
     rng = random.Random(seed)
-    config = SchedulerConfig(max_sequences=rng.randint(2, 8), max_batch_sequences=rng.randint(1, 8), max_batch_tokens=32,
-                             prefill_chunk=rng.randint(8, 32))
+    config = SchedulerConfig(
+        max_sequences=rng.randint(2, 8),
+        max_batch_sequences=rng.randint(1, 8),
+        max_batch_tokens=32,
+        prefill_chunk=rng.randint(8, 32),
+    )
     engine = core(max_pages=pages, prefix={"max_entries": 4} if stores else False, scheduler=config)
     refused = watched(engine)
     beginning, idle, jobs = [rng.randrange(VOCAB) for _ in range(40)], [], []
-    for _ in range(rng.randint(1, 5)):                                                  # sessions that fill the pool, then rest
+    # sessions that fill the pool, then rest
+    for _ in range(rng.randint(1, 5)):
         session = engine.keep(engine.new_session())
-        engine.extend(session, [rng.randrange(VOCAB) for _ in range(rng.randint(1, 16 * pages - 20))][:300])
+        engine.extend(
+            session, [rng.randrange(VOCAB) for _ in range(rng.randint(1, 16 * pages - 20))][:300]
+        )
         idle += [session] if rng.random() < 0.7 else [session, session.fork()]
-    for _ in range(rng.randint(2, 10)):                                                 # arrivals over them, some on forks
+    # arrivals over them, some on forks
+    for _ in range(rng.randint(2, 10)):
         if rng.random() < 0.3:
             session, count = rng.choice(idle), rng.randint(1, 20)
             if session.busy or not 0 < len(session.tokens) < 16 * pages - 60:
                 continue
             prompt, session.sampler = list(session.tokens), None
-            jobs.append((engine.submit(request(engine, None, session=session, max_tokens=count)), prompt, count))
+            jobs.append(
+                (
+                    engine.submit(request(engine, None, session=session, max_tokens=count)),
+                    prompt,
+                    count,
+                )
+            )
         else:
-            prompt, count = beginning[:rng.randint(1, 40)] + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 60))], rng.randint(1, 30)
+            prompt, count = (
+                beginning[: rng.randint(1, 40)]
+                + [rng.randrange(VOCAB) for _ in range(rng.randint(0, 60))],
+                rng.randint(1, 30),
+            )
             jobs.append((engine.submit(request(engine, prompt, max_tokens=count)), prompt, count))
     for job, prompt, count in jobs:
         assert list(job.result(20).tokens) == solo(prompt, count)
@@ -60,7 +91,10 @@ def test_nobody_waits_while_the_pages_it_needs_can_be_taken(seed, pages, stores)
         assert need > had
     for session in idle:
         session.close()
-    assert engine.metrics().pages_leaked == 0 and engine.pool.pages_used == engine.metrics().pages_cached
+    assert (
+        engine.metrics().pages_leaked == 0
+        and engine.pool.pages_used == engine.metrics().pages_cached
+    )
     engine.close()
 
 
@@ -85,24 +119,31 @@ def together(engine, prompts, count):
         job.listen(lambda: seen.append(engine._scheduler.running))
         engine.submit(job)
     engine.program.go.set()
-    assert [list(job.result(5).tokens) for job in jobs] == [solo(prompt, count) for prompt in prompts]
+    assert [list(job.result(5).tokens) for job in jobs] == [
+        solo(prompt, count) for prompt in prompts
+    ]
     return max(seen)
 
 
 def test_an_idle_session_full_of_pages_delays_nobody():
     engine = core(program=Held(), max_pages=16, prefix=False)
     idle, kept = engine.keep(engine.new_session()), list(range(60)) * 3
-    engine.extend(idle, kept)                                                           # 12 of 16 pages
-    assert together(engine, [[1] * 20, [2] * 40], 8) == 2 and not idle.kv.pages         # 2 pages and 3, one more for each who runs
+    # 12 of 16 pages
+    engine.extend(idle, kept)
+    # 2 pages and 3, one more for each who runs
+    assert together(engine, [[1] * 20, [2] * 40], 8) == 2 and not idle.kv.pages
     assert (engine.extend(idle, [7]) == hashed([*kept, 7], VOCAB)).all()
     engine.close()
 
 
 def test_a_prompt_that_a_runner_has_in_its_pages_is_not_counted_twice():
     engine = core(program=Held(), max_pages=12)
-    system = [(7 * i) % VOCAB for i in range(128)]                                      # 8 pages
+    system = [(7 * i) % VOCAB for i in range(128)]  # 8 pages
     engine.submit(request(engine, system, max_tokens=1)).result(5)
-    assert together(engine, [[*system, 1], [*system, 2]], 8) == 2 and engine.metrics().requests_preempted_total == 0
+    assert (
+        together(engine, [[*system, 1], [*system, 2]], 8) == 2
+        and engine.metrics().requests_preempted_total == 0
+    )
     engine.close()
 
 
@@ -110,7 +151,8 @@ def test_the_session_that_rested_longest_lends_first():
     engine = core(max_pages=9, prefix=False)
     sessions = [engine.keep(engine.new_session()) for _ in range(3)]
     for number, session in enumerate(sessions):
-        engine.extend(session, [number] * 40)                                           # 3 pages each
+        # 3 pages each
+        engine.extend(session, [number] * 40)
     engine.extend(sessions[0], [5])
     engine.submit(request(engine, [8] * 30, max_tokens=2)).result(5)
     assert [bool(session.kv.pages) for session in sessions] == [True, False, True]
@@ -134,7 +176,8 @@ def test_sessions_that_are_forgotten_give_their_pages_back():
         session = engine.keep(engine.new_session())
         engine.extend(session, [number] * 40)
         twin, session = session.fork(), None
-        assert (engine.extend(twin, [5]) == hashed([*[number] * 40, 5], VOCAB)).all()    # its pages are its own
+        # its pages are its own
+        assert (engine.extend(twin, [5]) == hashed([*[number] * 40, 5], VOCAB)).all()
     del twin
     until_forgotten(engine, 1)
     found = engine.metrics()
@@ -151,6 +194,8 @@ def test_pages_of_the_forgotten_are_taken_before_anybody_waits_or_loses_one():
     engine.extend(lost, [2] * 70)
     del lost
     until_forgotten(engine, 1)
-    assert list(engine.submit(request(engine, [3] * 60, max_tokens=10)).result(5).tokens) == solo([3] * 60, 10)
+    assert list(engine.submit(request(engine, [3] * 60, max_tokens=10)).result(5).tokens) == solo(
+        [3] * 60, 10
+    )
     assert len(kept.kv.pages) == 3
     engine.close()

@@ -1,4 +1,7 @@
-"""The same bits on real models: a request's tokens and logits are those of its solo run, whoever shares its steps, whatever was cached."""
+"""The same bits on real models: a request's tokens and logits are those of its solo run, whoever
+shares its steps, whatever was cached.
+"""
+
 import random
 
 import numpy as np
@@ -10,20 +13,26 @@ import oxillama
 from oxillama import SamplerConfig, SchedulerConfig
 
 MODELS = (("llama", "f32"), ("llama", "q8_0"), ("gemma3", "q8_0"), ("the", "embedded"))
-FEW = settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def recorded(engine, prompt, **options):
     """A submitted request and the list that its rows of logits go to."""
     rows = []
-    return engine.submit(prompt, processors=[lambda ids, row: rows.append(row.copy())], **options), rows
+    return engine.submit(
+        prompt, processors=[lambda ids, row: rows.append(row.copy())], **options
+    ), rows
 
 
 @pytest.fixture(scope="module", params=MODELS, ids="-".join)
 def model(request, cases):
     """(path of a model, engine that runs alone: one request at a time, chunk 512, no cache)."""
     name, kind = request.param
-    path = oxillama.embedded_path() if kind == "embedded" else cases / "arch" / name / f"{kind}.gguf"
+    path = (
+        oxillama.embedded_path() if kind == "embedded" else cases / "arch" / name / f"{kind}.gguf"
+    )
     with oxillama.load(path, prefix_cache=False, num_threads=1) as engine:
         yield path, engine
 
@@ -40,14 +49,25 @@ def test_tokens_and_logits_equal_the_solo_run(model, seed):
     rng = random.Random(seed)
     vocab = solo.config.vocab_size
     batch = rng.choice([3, 17, 64])
-    config = SchedulerConfig(max_batch_tokens=batch, max_batch_sequences=min(batch, rng.randint(1, 8)), max_sequences=rng.randint(1, 8),
-                             max_prefill_tokens=rng.randint(1, 40))
+    config = SchedulerConfig(
+        max_batch_tokens=batch,
+        max_batch_sequences=min(batch, rng.randint(1, 8)),
+        max_sequences=rng.randint(1, 8),
+        max_prefill_tokens=rng.randint(1, 40),
+    )
     beginnings = [[rng.randrange(vocab) for _ in range(60)] for _ in range(2)]
     jobs = []
-    with oxillama.load(path, scheduler=config, prefill_chunk_size=rng.randint(1, batch), num_threads=rng.choice([1, 2]),
-                       max_pages=rng.choice([None, 9, 14])) as engine:
+    with oxillama.load(
+        path,
+        scheduler=config,
+        prefill_chunk_size=rng.randint(1, batch),
+        num_threads=rng.choice([1, 2]),
+        max_pages=rng.choice([None, 9, 14]),
+    ) as engine:
         for _ in range(rng.randint(2, 8)):
-            prompt = rng.choice(beginnings)[:rng.randint(1, 60)] + [rng.randrange(vocab) for _ in range(rng.randint(0, 20))]
+            prompt = rng.choice(beginnings)[: rng.randint(1, 60)] + [
+                rng.randrange(vocab) for _ in range(rng.randint(0, 20))
+            ]
             sampler = rng.choice([SamplerConfig.greedy(), SamplerConfig(seed=rng.randrange(99))])
             options = dict(max_tokens=rng.randint(1, 24), sampler=sampler)
             jobs.append((*recorded(engine, prompt, **options), prompt, options))
@@ -56,9 +76,12 @@ def test_tokens_and_logits_equal_the_solo_run(model, seed):
         for request, rows, prompt, options in jobs:
             done = request.result(60)
             wanted, wanted_rows = alone(solo, prompt, **options)
-            assert done.tokens == wanted.tokens[:len(done.tokens)]
+            assert done.tokens == wanted.tokens[: len(done.tokens)]
             assert done.finish_reason == wanted.finish_reason or request.cancelled
-            assert all(np.array_equal(a, b) for a, b in zip(rows, wanted_rows, strict=not request.cancelled))
+            assert all(
+                np.array_equal(a, b)
+                for a, b in zip(rows, wanted_rows, strict=not request.cancelled)
+            )
         engine.reset()
         assert engine.metrics().pages_leaked == 0
 
@@ -71,7 +94,7 @@ def test_forks_and_truncations_go_on_with_the_bits_of_a_fresh_prefill(model):
     assert np.array_equal(engine.prefill(ids[:50]), whole[49])
     for length in (49, 33, 16, 5):
         engine.truncate(length)
-        assert np.array_equal(engine.prefill(ids[length:length + 9]), whole[length + 8])
+        assert np.array_equal(engine.prefill(ids[length : length + 9]), whole[length + 8])
     engine.reset()
 
 
@@ -111,23 +134,47 @@ def test_any_history_of_forks_and_truncations_gives_the_bits_of_a_fresh_prefill(
     path, solo = model
     rng = random.Random(seed)
     vocab = solo.config.vocab_size
-    config = SchedulerConfig(max_batch_tokens=48, max_batch_sequences=rng.randint(1, 4), max_sequences=rng.randint(1, 4))
-    with oxillama.load(path, scheduler=config, prefill_chunk_size=rng.randint(1, 48), num_threads=rng.choice([1, 2]),
-                       max_pages=rng.choice([None, 9, 14]), prefix_cache=rng.random() < 0.5) as engine:
+    config = SchedulerConfig(
+        max_batch_tokens=48, max_batch_sequences=rng.randint(1, 4), max_sequences=rng.randint(1, 4)
+    )
+    with oxillama.load(
+        path,
+        scheduler=config,
+        prefill_chunk_size=rng.randint(1, 48),
+        num_threads=rng.choice([1, 2]),
+        max_pages=rng.choice([None, 9, 14]),
+        prefix_cache=rng.random() < 0.5,
+    ) as engine:
         sessions = [engine.session()]
         for _ in range(14):
             session, kind = rng.choice(sessions), rng.randrange(4)
             if kind == 0 and len(session) < 90:
-                row = engine.prefill([rng.randrange(vocab) for _ in range(rng.randint(1, 40))], session=session)
+                row = engine.prefill(
+                    [rng.randrange(vocab) for _ in range(rng.randint(1, 40))], session=session
+                )
                 assert np.array_equal(row, solo.logits(session.tokens)[-1])
             elif kind == 1:
                 sessions.append(session.fork())
             elif kind == 2:
                 session.truncate(rng.randint(0, len(session)))
             else:
-                asked = {id(one): one for one in (session, rng.choice(sessions)) if 0 < len(one) < 100}.values()
-                jobs = [(one, list(one.tokens), engine.submit(None, session=one, max_tokens=6, sampler=SamplerConfig(seed=1))) for one in asked]
+                asked = {
+                    id(one): one for one in (session, rng.choice(sessions)) if 0 < len(one) < 100
+                }.values()
+                jobs = [
+                    (
+                        one,
+                        list(one.tokens),
+                        engine.submit(
+                            None, session=one, max_tokens=6, sampler=SamplerConfig(seed=1)
+                        ),
+                    )
+                    for one in asked
+                ]
                 for one, tokens, job in jobs:
-                    assert job.result(60).tokens == solo.generate(tokens, max_tokens=6, sampler=SamplerConfig(seed=1)).tokens
-                    assert one.tokens[:len(tokens)] == tokens
+                    assert (
+                        job.result(60).tokens
+                        == solo.generate(tokens, max_tokens=6, sampler=SamplerConfig(seed=1)).tokens
+                    )
+                    assert one.tokens[: len(tokens)] == tokens
         assert engine.metrics().pages_leaked == 0

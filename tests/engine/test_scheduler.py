@@ -1,9 +1,18 @@
 """The scheduler on integers alone: bounds of a step, fairness, and pages that run out."""
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oxillama.engine.scheduler import MAX_DECODE_WAIT_MS, PREFILL_CHUNK, SMALLEST_CHUNK, Scheduler, SchedulerConfig, State, Ticket
+from oxillama.engine.scheduler import (
+    MAX_DECODE_WAIT_MS,
+    PREFILL_CHUNK,
+    SMALLEST_CHUNK,
+    Scheduler,
+    SchedulerConfig,
+    State,
+    Ticket,
+)
 from oxillama.errors import ConfigError
 
 
@@ -28,11 +37,18 @@ class Pages:
 
 def scheduler(pages=None, admit=None, **config):
     room = pages or Pages()
-    return Scheduler(SchedulerConfig(**config), admit=admit or (lambda ticket: True), reserve=room.reserve, release=room.release)
+    return Scheduler(
+        SchedulerConfig(**config),
+        admit=admit or (lambda ticket: True),
+        reserve=room.reserve,
+        release=room.release,
+    )
 
 
 def play(plan, sched, pages=None, ends=()):
-    """Do what a step does: rows are in pages, whoever is through gets a token; a ticket whose total is reached finishes."""
+    """Do what a step does: rows are in pages, whoever is through gets a token; a ticket whose total
+    is reached finishes.
+    """
     for ticket, rows in plan:
         ticket.done += rows
         if ticket.done == ticket.length:
@@ -57,12 +73,24 @@ def decoders(sched, count):
 
 def test_the_defaults_are_the_documented_ones():
     config = SchedulerConfig()
-    assert (config.max_sequences, config.max_batch_tokens, config.max_batch_sequences, config.max_prefill_tokens) == (32, 512, 8, 256)
+    assert (
+        config.max_sequences,
+        config.max_batch_tokens,
+        config.max_batch_sequences,
+        config.max_prefill_tokens,
+    ) == (32, 512, 8, 256)
     assert (PREFILL_CHUNK, MAX_DECODE_WAIT_MS) == (512, 100)
 
 
-@pytest.mark.parametrize(("field", "value"), (("max_sequences", 0), ("max_batch_tokens", True), ("max_prefill_tokens", 1.5),
-                                              ("max_batch_tokens", 3)))
+@pytest.mark.parametrize(
+    ("field", "value"),
+    (
+        ("max_sequences", 0),
+        ("max_batch_tokens", True),
+        ("max_prefill_tokens", 1.5),
+        ("max_batch_tokens", 3),
+    ),
+)
 def test_impossible_bounds_raise(field, value):
     with pytest.raises(ConfigError, match=field):
         SchedulerConfig(**{field: value})
@@ -86,7 +114,8 @@ def test_prefill_and_decode_rows_share_a_step():
     sched.add(Ticket(32_000))
     for _ in range(20):
         plan = dict(sched.schedule())
-        assert all(plan[ticket] == 1 for ticket in waiting)             # nobody waits for more than one chunk
+        # nobody waits for more than one chunk
+        assert all(plan[ticket] == 1 for ticket in waiting)
         assert sum(plan.values()) == 3 + 256
         play(plan.items(), sched)
 
@@ -98,8 +127,8 @@ def test_the_chunk_shrinks_until_the_wait_is_short_enough():
     play(sched.schedule(), sched)
     sched.observe(prefill_rows=0, seconds=0.020)
     for _ in range(30):
-        sched.observe(prefill_rows=64, seconds=0.020 + 64 * 0.001)      # a millisecond a row
-    assert 60 <= sched.chunk() <= 80                                    # (100 - 20) rows
+        sched.observe(prefill_rows=64, seconds=0.020 + 64 * 0.001)  # a millisecond a row
+    assert 60 <= sched.chunk() <= 80  # (100 - 20) rows
     for _ in range(30):
         sched.observe(prefill_rows=64, seconds=0.020 + 64 * 0.1)
     assert sched.chunk() == SMALLEST_CHUNK
@@ -146,7 +175,11 @@ def test_the_youngest_gives_way_and_comes_back_first():
     for _ in range(6):
         play(sched.schedule(), sched)
     sched.add(later)
-    assert young.state in (State.PREEMPTED, State.PREFILLING) and old.state is State.DECODING and sched.preemptions >= 1
+    assert (
+        young.state in (State.PREEMPTED, State.PREFILLING)
+        and old.state is State.DECODING
+        and sched.preemptions >= 1
+    )
     sched.finish(old)
     pages.release(old)
     plan = sched.schedule()
@@ -195,11 +228,22 @@ def test_hidden_rows_and_logits_take_turns():
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 120), st.integers(1, 30)), min_size=1, max_size=12), st.integers(9, 40), st.integers(1, 6),
-       st.integers(1, 64), st.integers(1, 8))
+@given(
+    st.lists(st.tuples(st.integers(1, 120), st.integers(1, 30)), min_size=1, max_size=12),
+    st.integers(9, 40),
+    st.integers(1, 6),
+    st.integers(1, 64),
+    st.integers(1, 8),
+)
 def test_everybody_finishes_within_the_bounds_of_every_step(jobs, pages, batch, chunk, running):
     room = Pages(pages)
-    config = dict(max_batch_sequences=batch, max_batch_tokens=64, prefill_chunk=chunk, max_prefill_tokens=chunk, max_sequences=running)
+    config = dict(
+        max_batch_sequences=batch,
+        max_batch_tokens=64,
+        prefill_chunk=chunk,
+        max_prefill_tokens=chunk,
+        max_sequences=running,
+    )
     sched = scheduler(room, **config)
     tickets = [Ticket(length, owner=min(length + more, 16 * pages)) for length, more in jobs]
     for ticket in tickets:
@@ -208,7 +252,9 @@ def test_everybody_finishes_within_the_bounds_of_every_step(jobs, pages, batch, 
         if sched.idle:
             break
         plan = sched.schedule()
-        assert len({ticket for ticket, _ in plan}) == len(plan) and all(rows >= 1 for _, rows in plan)
+        assert len({ticket for ticket, _ in plan}) == len(plan) and all(
+            rows >= 1 for _, rows in plan
+        )
         assert sum(rows for _, rows in plan) <= 64 and sched.running <= running
         assert sum(ticket.state is State.DECODING for ticket, _ in plan) <= batch
         assert plan or sched.starved is None
@@ -219,7 +265,9 @@ def test_everybody_finishes_within_the_bounds_of_every_step(jobs, pages, batch, 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=9), st.integers(1, 8), st.integers(8, 20))
-def test_sequences_side_by_side_go_in_one_step_where_they_fit_and_nobody_starves(widths, most, rows):
+def test_sequences_side_by_side_go_in_one_step_where_they_fit_and_nobody_starves(
+    widths, most, rows
+):
     sched = scheduler(max_batch_sequences=most, max_batch_tokens=rows, max_sequences=20)
     tickets = decoders(sched, len(widths))
     for ticket, width in zip(tickets, widths):
@@ -235,7 +283,8 @@ def test_sequences_side_by_side_go_in_one_step_where_they_fit_and_nobody_starves
             if ticket.part == ticket.width:
                 ticket.part, ticket.done, ticket.length = 0, ticket.done + 1, ticket.length + 1
                 turns[ticket] += 1
-    assert min(turns.values()) >= 2                       # a wide one has had so many turns of several steps each
+    # a wide one has had so many turns of several steps each
+    assert min(turns.values()) >= 2
 
 
 def test_decoders_that_fill_every_step_leave_a_row_to_who_prefills():

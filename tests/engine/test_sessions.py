@@ -1,4 +1,7 @@
-"""Sessions by a machine that tries everything: forks, truncations, generations and drops, against plain lists of tokens."""
+"""Sessions by a machine that tries everything: forks, truncations, generations and drops, against
+plain lists of tokens.
+"""
+
 import threading
 import time
 
@@ -20,7 +23,10 @@ class SessionMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.engine = core(max_pages=40, scheduler=SchedulerConfig(max_batch_tokens=16, prefill_chunk=7, max_batch_sequences=3))
+        self.engine = core(
+            max_pages=40,
+            scheduler=SchedulerConfig(max_batch_tokens=16, prefill_chunk=7, max_batch_sequences=3),
+        )
         self.sessions = [(self.engine.keep(self.engine.new_session()), [])]
 
     def teardown(self):
@@ -31,7 +37,9 @@ class SessionMachine(RuleBasedStateMachine):
         self.engine.close()
         assert self.engine.pool.pages_used == 0
 
-    @rule(index=st.integers(0, 99), ids=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40))
+    @rule(
+        index=st.integers(0, 99), ids=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=40)
+    )
     def extend(self, index, ids):
         session, held = self.sessions[index % len(self.sessions)]
         if len(held) + len(ids) > 300:
@@ -39,7 +47,14 @@ class SessionMachine(RuleBasedStateMachine):
         held.extend(ids)
         assert (self.engine.extend(session, ids) == hashed(held, VOCAB)).all()
 
-    @rule(pairs=st.lists(st.tuples(st.integers(0, 99), st.integers(1, 12)), min_size=1, max_size=4, unique_by=lambda pair: pair[0] % 7))
+    @rule(
+        pairs=st.lists(
+            st.tuples(st.integers(0, 99), st.integers(1, 12)),
+            min_size=1,
+            max_size=4,
+            unique_by=lambda pair: pair[0] % 7,
+        )
+    )
     def generate_together(self, pairs):
         jobs = {}
         for index, count in pairs:
@@ -62,7 +77,7 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(index=st.integers(0, 99), share=st.floats(0, 1))
     def truncate(self, index, share):
         session, held = self.sessions[index % len(self.sessions)]
-        del held[int(share * len(held)):]
+        del held[int(share * len(held)) :]
         session.truncate(len(held))
 
     @precondition(lambda self: len(self.sessions) > 1)
@@ -72,7 +87,10 @@ class SessionMachine(RuleBasedStateMachine):
 
     @invariant()
     def tokens_are_the_lists_and_no_page_is_lost(self):
-        assert all(session.tokens == held and session.kv.length <= len(held) for session, held in self.sessions)
+        assert all(
+            session.tokens == held and session.kv.length <= len(held)
+            for session, held in self.sessions
+        )
         assert self.engine.metrics().pages_leaked == 0
 
 
@@ -84,7 +102,12 @@ def test_a_busy_session_refuses_changes():
     engine = core()
     session = engine.keep(engine.new_session([1, 2]))
     session.busy = True
-    for change in (session.fork, lambda: session.truncate(1), lambda: session.extend([1]), session.close):
+    for change in (
+        session.fork,
+        lambda: session.truncate(1),
+        lambda: session.extend([1]),
+        session.close,
+    ):
         with pytest.raises(EngineError, match="a request is running"):
             change()
     session.busy = False
@@ -114,13 +137,17 @@ def test_tokens_that_did_not_fit_are_taken_back():
 
 
 @pytest.mark.parametrize("before", [1, 5, None])
-def test_a_prompt_whose_beginning_was_evaluated_has_its_log_probabilities_reported_whole(engine, before):
+def test_a_prompt_whose_beginning_was_evaluated_has_its_log_probabilities_reported_whole(
+    engine, before
+):
     ids = engine.tokenize("Once upon a time there was a girl")
     wanted = engine.generate(ids, prompt_logprobs=2, max_tokens=4, seed=7)
     assert len(wanted.prompt_logprobs) == len(ids) - 1
     session = engine.session()
     engine.prefill(ids[:before], session=session)
-    done = engine.generate(ids[before:] if before else None, session=session, prompt_logprobs=2, max_tokens=4, seed=7)
+    done = engine.generate(
+        ids[before:] if before else None, session=session, prompt_logprobs=2, max_tokens=4, seed=7
+    )
     assert done.prompt_logprobs == wanted.prompt_logprobs and done.tokens == wanted.tokens
 
 
@@ -157,7 +184,11 @@ def test_a_prefill_that_is_refused_takes_no_tokens_of_another_away(ids, error):
     session = engine.keep(engine.new_session())
     with pytest.raises(error):
         engine.extend(session, Interrupted(ids, lambda: engine.extend(session, [7] * 15)))
-    assert session.tokens == [7] * 15 and session.kv.length == 15 and (session.pending == hashed([7] * 15, VOCAB)).all()
+    assert (
+        session.tokens == [7] * 15
+        and session.kv.length == 15
+        and (session.pending == hashed([7] * 15, VOCAB)).all()
+    )
     engine.close()
 
 
@@ -174,6 +205,7 @@ def test_a_prefill_that_is_cancelled_is_undone_before_anybody_else_may_append():
             time.sleep(0.001)
         running[0].listen(lambda: held.append((session.busy, list(session.tokens))))
         running[0].cancel()
+
     other = threading.Thread(target=cancel)
     other.start()
     with pytest.raises(Cancelled):

@@ -1,4 +1,7 @@
-"""What requests share and what they never do: a system prompt paid for once, pages by the token, and nothing across adapters."""
+"""What requests share and what they never do: a system prompt paid for once, pages by the token,
+and nothing across adapters.
+"""
+
 import random
 
 import numpy as np
@@ -13,15 +16,26 @@ SYSTEM = [(7 * i + i // 13) % VOCAB for i in range(2000)]
 
 def test_a_thousand_requests_pay_for_their_system_prompt_once():
     program = NullProgram()
-    engine = core(program=program, context_size=2100, scheduler=SchedulerConfig(max_sequences=32, max_batch_sequences=32))
-    jobs = [engine.submit(request(engine, [*SYSTEM, i % VOCAB, i // VOCAB], max_tokens=1)) for i in range(1000)]
+    engine = core(
+        program=program,
+        context_size=2100,
+        scheduler=SchedulerConfig(max_sequences=32, max_batch_sequences=32),
+    )
+    jobs = [
+        engine.submit(request(engine, [*SYSTEM, i % VOCAB, i // VOCAB], max_tokens=1))
+        for i in range(1000)
+    ]
     for i, job in enumerate(jobs):
         done = job.result(60)
         if i % 97 == 0:
             assert list(done.tokens) == solo([*SYSTEM, i % VOCAB, i // VOCAB], 1)
         assert i == 0 or done.usage.cached_tokens >= 2000
     found = engine.metrics()
-    assert program.evaluated == found.tokens_prefilled_total == 2002 + 999 * 2 - sum(job.cached - 2000 for job in jobs[1:])
+    assert (
+        program.evaluated
+        == found.tokens_prefilled_total
+        == 2002 + 999 * 2 - sum(job.cached - 2000 for job in jobs[1:])
+    )
     assert found.kv_hits_total == 999 and found.pages_leaked == 0
     engine.close()
 
@@ -52,7 +66,8 @@ def test_pages_in_use_are_tokens_over_sixteen_and_one_a_session():
         sessions.append(session)
     assert engine.pool.pages_used <= sum(map(len, sessions)) / 16 + len(sessions)
     twins = [session.fork() for session in sessions]
-    assert engine.pool.pages_used <= sum(map(len, sessions)) / 16 + len(sessions)        # forks share everything
+    # forks share everything
+    assert engine.pool.pages_used <= sum(map(len, sessions)) / 16 + len(sessions)
     for each in (*sessions, *twins):
         each.close()
     assert engine.pool.pages_used == 0
@@ -69,15 +84,23 @@ def test_a_request_that_shares_nothing_takes_nothing_and_leaves_nothing():
 
 
 def test_a_long_context_costs_nothing_until_it_is_used(cases):
-    with oxillama.load(cases / "stories260K" / "stories260K-f32.gguf", context_size=1 << 20) as engine:
+    with oxillama.load(
+        cases / "stories260K" / "stories260K-f32.gguf", context_size=1 << 20
+    ) as engine:
         assert engine.metrics().page_memory_bytes == 0
         engine.generate([1, 2, 3], max_tokens=2)
-        assert 0 < engine.metrics().page_memory_bytes < 1 << 26        # a million tokens would take ten times as much
+        # a million tokens would take ten times as much
+        assert 0 < engine.metrics().page_memory_bytes < 1 << 26
 
 
-def test_an_embedding_longer_than_the_context_is_refused_and_one_longer_than_a_chunk_is_whole(cases):
+def test_an_embedding_longer_than_the_context_is_refused_and_one_longer_than_a_chunk_is_whole(
+    cases,
+):
     path = cases / "stories260K" / "stories260K-f32.gguf"
-    with oxillama.load(path, context_size=200, prefill_chunk_size=16) as small, oxillama.load(path) as large:
+    with (
+        oxillama.load(path, context_size=200, prefill_chunk_size=16) as small,
+        oxillama.load(path) as large,
+    ):
         ids = [(3 * i + 1) % 512 for i in range(201)]
         assert np.array_equal(small.embed(ids[:200]), large.embed(ids[:200]))
         with pytest.raises(oxillama.ContextError, match="201 tokens, the context holds 200"):

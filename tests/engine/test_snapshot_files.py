@@ -1,4 +1,7 @@
-"""Snapshots in files, for another engine, another model and a later release: what fits goes on with the same bits."""
+"""Snapshots in files, for another engine, another model and a later release: what fits goes on with
+the same bits.
+"""
+
 import errno
 import json
 import os
@@ -15,17 +18,22 @@ from oxillama.errors import ConfigError, ModelFingerprintMismatch, SnapshotIncom
 from tests.engine.saved import PROMPT, SEEDED, at, parts, remade
 from tests.test_durable import Failing
 
-# ---- another engine, another model ---------------------------------------------------------------------------------------------------
+# ---- another engine, another model
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_an_engine_that_cannot_stand_in_refuses_by_name(small):
     path, _, _, data = small
-    for config, wanted in ((dict(kv_type="f32"), "kv type: the snapshot has 'f16', this engine 'f32'"),
-                           (dict(page_size=32), "kv page_size: the snapshot has 16, this engine 32"),
-                           (dict(context_size=128), "context_size: the snapshot has 256, this engine 128")):
+    for config, wanted in (
+        (dict(kv_type="f32"), "kv type: the snapshot has 'f16', this engine 'f32'"),
+        (dict(page_size=32), "kv page_size: the snapshot has 16, this engine 32"),
+        (dict(context_size=128), "context_size: the snapshot has 256, this engine 128"),
+    ):
         with pytest.raises(SnapshotIncompatible, match=wanted):
             InferenceEngine.resume(data, path, **config)
-    with InferenceEngine.resume(data, path, context_size=1000, prefill_chunk_size=7, max_pages=50) as other:
+    with InferenceEngine.resume(
+        data, path, context_size=1000, prefill_chunk_size=7, max_pages=50
+    ) as other:
         assert other.context_size == 1000 and other.engine_config.prefill_chunk_size == 7
     with pytest.raises(ConfigError, match="heat: is no field of EngineConfig"):
         InferenceEngine.resume(data, path, heat=1)
@@ -33,12 +41,22 @@ def test_an_engine_that_cannot_stand_in_refuses_by_name(small):
 
 def test_an_engine_is_resumed_as_it_was_configured(small):
     path = small[0]
-    config = dict(context_size=200, prefill_chunk_size=9, kv_type="f32", page_size=32,
-                  sampler=SamplerConfig(temperature=0.3, stop=("x",), logit_bias={3: 1.0}))
-    with oxillama.load(path, num_threads=1, **{**config, "sampler": config["sampler"].replace(stop=())}) as engine:
+    config = dict(
+        context_size=200,
+        prefill_chunk_size=9,
+        kv_type="f32",
+        page_size=32,
+        sampler=SamplerConfig(temperature=0.3, stop=("x",), logit_bias={3: 1.0}),
+    )
+    with oxillama.load(
+        path, num_threads=1, **{**config, "sampler": config["sampler"].replace(stop=())}
+    ) as engine:
         engine.prefill([1, 2, 3])
         with InferenceEngine.resume(engine.snapshot(), path) as other:
-            assert other.engine_config.to_dict() == {**engine.engine_config.to_dict(), "context_size": 200}
+            assert other.engine_config.to_dict() == {
+                **engine.engine_config.to_dict(),
+                "context_size": 200,
+            }
             assert other.engine_config.sampler == engine.engine_config.sampler
 
 
@@ -50,13 +68,19 @@ def test_a_copy_of_the_model_is_the_model_and_an_edit_is_not(small, tmp_path):
     with InferenceEngine.resume(data, copy) as other:
         assert other.snapshot() == data
     with InferenceEngine.resume(data, path.read_bytes()) as other:
-        assert other.generate(None, max_tokens=4).tokens == engine.generate(None, session=session.fork(), max_tokens=4).tokens
+        assert (
+            other.generate(None, max_tokens=4).tokens
+            == engine.generate(None, session=session.fork(), max_tokens=4).tokens
+        )
     edited = bytearray(path.read_bytes())
     edited[-5] ^= 1
     copy.write_bytes(edited)
     with pytest.raises(ModelFingerprintMismatch, match="the first bytes differ") as caught:
         InferenceEngine.resume(data, copy)
-    assert caught.value.expected == EngineSnapshot.inspect(data).model and caught.value.found.head != caught.value.expected.head
+    assert (
+        caught.value.expected == EngineSnapshot.inspect(data).model
+        and caught.value.found.head != caught.value.expected.head
+    )
     with oxillama.load(copy) as other, pytest.raises(ModelFingerprintMismatch):
         other.restore(data)
 
@@ -87,27 +111,46 @@ def test_a_fingerprint_of_every_byte_is_kept_and_checked(small):
 
 
 def test_another_vocabulary_than_the_models_own_must_be_there_again(tmp_path):
-    source = {"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": None, "post_processor": None, "decoder": None,
-              "truncation": None, "padding": None, "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}}
+    source = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": None,
+        "truncation": None,
+        "padding": None,
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []},
+    }
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(source))
     with oxillama.load(tokenizer_path=path) as engine:
         engine.prefill([0, 1])
         data = engine.snapshot()
-    with pytest.raises(SnapshotIncompatible, match="tokenizer: the snapshot has '[0-9a-f]+', this engine None"):
+    with pytest.raises(
+        SnapshotIncompatible, match="tokenizer: the snapshot has '[0-9a-f]+', this engine None"
+    ):
         InferenceEngine.resume(data)
     with InferenceEngine.resume(data, tokenizer_path=path) as other:
         assert other.snapshot() == data
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------------------------
+# ---- files
+# -----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_pages_can_be_stored_with_zstd_which_the_header_says(engine):
     engine.generate(PROMPT, max_tokens=20, sampler=SEEDED)
     plain, packed = engine.snapshot(), engine.snapshot(compress="zstd")
-    assert len(packed) < len(plain) and EngineSnapshot.inspect(packed).encodings["kv"] == "zstd" and engine.snapshot(compress="zstd") == packed
-    assert "kv" in EngineSnapshot.inspect(packed).display() and "zstd" in EngineSnapshot.inspect(packed).display()
+    assert (
+        len(packed) < len(plain)
+        and EngineSnapshot.inspect(packed).encodings["kv"] == "zstd"
+        and engine.snapshot(compress="zstd") == packed
+    )
+    assert (
+        "kv" in EngineSnapshot.inspect(packed).display()
+        and "zstd" in EngineSnapshot.inspect(packed).display()
+    )
     session = engine.restore(packed)
     assert session.snapshot() == plain
     session.close()
@@ -119,7 +162,12 @@ def test_a_header_is_read_without_the_pages(small, tmp_path):
     session.snapshot_to_file(path)
     assert path.read_bytes() == data
     found = EngineSnapshot.inspect(path)
-    assert found.facts["tokens"] == 6 and found.version == 1 and found.file_size == len(data) and sum(found.sections.values()) < len(data)
+    assert (
+        found.facts["tokens"] == 6
+        and found.version == 1
+        and found.file_size == len(data)
+        and sum(found.sections.values()) < len(data)
+    )
     broken = bytearray(data)
     broken[-1] ^= 1
     path.write_bytes(broken)
@@ -135,14 +183,22 @@ def test_the_models_own_file_is_never_written_over(small, tmp_path):
     before, link = path.read_bytes(), tmp_path / "link"
     link.symlink_to(path)
     for each in (path, str(path), link):
-        for name, write in (("snapshot_to_file", session.snapshot_to_file), ("save_prefixes", engine.save_prefixes)):
-            with pytest.raises(ConfigError, match=f"{name}: .* is the model itself, wanted another file"):
+        for name, write in (
+            ("snapshot_to_file", session.snapshot_to_file),
+            ("save_prefixes", engine.save_prefixes),
+        ):
+            with pytest.raises(
+                ConfigError, match=f"{name}: .* is the model itself, wanted another file"
+            ):
                 write(each)
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("step", range(1, 10))       # open, four sections, header, fsync, close, rename
-def test_the_old_snapshot_loads_after_a_save_that_failed_at_any_step(small, tmp_path, monkeypatch, step):
+# open, four sections, header, fsync, close, rename
+@pytest.mark.parametrize("step", range(1, 10))
+def test_the_old_snapshot_loads_after_a_save_that_failed_at_any_step(
+    small, tmp_path, monkeypatch, step
+):
     path, engine, session, data = small
     file = tmp_path / "saved"
     file.write_bytes(data)
@@ -158,13 +214,16 @@ def test_the_old_snapshot_loads_after_a_save_that_failed_at_any_step(small, tmp_
     assert engine.restore_from_file(file).tokens == [5, 6, 7]
 
 
-# ---- older versions --------------------------------------------------------------------------------------------------------------------
+# ---- older versions
+# --------------------------------------------------------------------------------------------------------------------
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("snapshot-v*.oxisnap"))
 
 
 def test_there_is_a_golden_file_of_every_version():
-    assert [path.stem for path in GOLDEN] == [f"snapshot-v{version}" for version in range(1, KIND.version + 1)]
+    assert [path.stem for path in GOLDEN] == [
+        f"snapshot-v{version}" for version in range(1, KIND.version + 1)
+    ]
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
@@ -173,6 +232,8 @@ def test_a_golden_file_goes_on_as_it_did_when_it_was_made(path):
     with InferenceEngine.resume_from_file(path) as engine:
         if path.stem == f"snapshot-v{KIND.version}":
             again, made = parts(engine.snapshot())[1], parts(path.read_bytes())[1]
-            assert again.keys() == made.keys() and all(again[name] == made[name] for name in ("tokens", "sampler", "kv"))
+            assert again.keys() == made.keys() and all(
+                again[name] == made[name] for name in ("tokens", "sampler", "kv")
+            )
         done = engine.generate(None, max_tokens=len(wanted["tokens"]))
         assert (list(done.tokens), done.finish_reason) == (wanted["tokens"], wanted["reason"])

@@ -1,4 +1,7 @@
-"""Pages in snapshots: of every type and size, saved and filled while others run, refused where there is no room."""
+"""Pages in snapshots: of every type and size, saved and filled while others run, refused where
+there is no room.
+"""
+
 import threading
 
 import numpy as np
@@ -16,7 +19,8 @@ def test_a_pool_without_room_refuses_and_takes_nothing(small):
     with oxillama.load(path, max_pages=3, num_threads=1) as tight:
         held = tight.session()
         tight.prefill(list(range(40)), session=held)
-        held.busy = True                                           # a request that runs cannot lend its pages
+        # a request that runs cannot lend its pages
+        held.busy = True
         before = state_of(tight)
         with pytest.raises(PoolError, match="the snapshot's 5 tokens need 1 pages, 0 can be had"):
             tight.restore(data)
@@ -24,9 +28,11 @@ def test_a_pool_without_room_refuses_and_takes_nothing(small):
         held.busy = False
         before = state_of(tight)
         with pytest.raises(SnapshotIncompatible, match="section kv: its BLAKE3 hash"):
-            tight.restore(data[:-1] + bytes([data[-1] ^ 1]))       # who would give a page up for it keeps it until it is verified
+            # who would give a page up for it keeps it until it is verified
+            tight.restore(data[:-1] + bytes([data[-1] ^ 1]))
         assert state_of(tight) == before and len(held.kv.pages) == 3
-        again = tight.restore(data)                                # an idle one can, and goes on with the same bits
+        # an idle one can, and goes on with the same bits
+        again = tight.restore(data)
         assert parts(again.snapshot())[1] == parts(data)[1] and not held.kv.pages
         assert np.array_equal(tight.prefill([7], session=held), engine.logits([*range(40), 7])[-1])
 
@@ -36,7 +42,9 @@ def test_other_sessions_run_on_while_one_is_saved_and_restored(engine):
     engine.generate("A dragon", max_tokens=40, sampler=SEEDED)
     data = engine.snapshot()
     rest = engine.generate(None, max_tokens=20).tokens
-    running = [engine.submit(PROMPT, max_tokens=120, sampler=SEEDED, cache_prompt=False) for _ in range(3)]
+    running = [
+        engine.submit(PROMPT, max_tokens=120, sampler=SEEDED, cache_prompt=False) for _ in range(3)
+    ]
     rounds = 0
     while not all(request.done for request in running) or rounds < 3:
         session = engine.restore(data)
@@ -58,8 +66,14 @@ def test_pages_of_every_type_and_size_go_along(kv_type, page_size):
             engine.generate(PROMPT, max_tokens=count, sampler=SEEDED)
             data = engine.snapshot()
             session = engine.restore(data)
-            assert session.snapshot() == data and EngineSnapshot.inspect(data).facts["kv"]["type"] == kv_type
-            assert engine.generate(None, session=session, max_tokens=30 - count).tokens == whole[count:]
+            assert (
+                session.snapshot() == data
+                and EngineSnapshot.inspect(data).facts["kv"]["type"] == kv_type
+            )
+            assert (
+                engine.generate(None, session=session, max_tokens=30 - count).tokens
+                == whole[count:]
+            )
             session.close()
 
 
@@ -72,23 +86,37 @@ def streamed(engine, **options):
 
 
 @pytest.mark.parametrize("door", [plain, streamed])
-@pytest.mark.parametrize("config, options", [({"prefix_cache": False}, {}), ({}, {"cache_prompt": False}), ({"prefix_max_bytes": 1 << 14}, {})],
-                         ids=["no cache", "not for this prompt", "too small a cache"])
+@pytest.mark.parametrize(
+    "config, options",
+    [
+        ({"prefix_cache": False}, {}),
+        ({}, {"cache_prompt": False}),
+        ({"prefix_max_bytes": 1 << 14}, {}),
+    ],
+    ids=["no cache", "not for this prompt", "too small a cache"],
+)
 def test_what_nobody_else_stores_the_last_session_keeps_until_the_next(config, options, door):
     with oxillama.load(num_threads=1, **config) as engine:
         door(engine, max_tokens=20, **options)
         whole, pages = engine.snapshot(), engine.metrics().pages_used
-        assert EngineSnapshot.inspect(whole).facts["kv"]["length"] == EngineSnapshot.inspect(whole).facts["tokens"] - 1
+        assert (
+            EngineSnapshot.inspect(whole).facts["kv"]["length"]
+            == EngineSnapshot.inspect(whole).facts["tokens"] - 1
+        )
         door(engine, max_tokens=9, **options)
         data = engine.snapshot()
         assert 0 < engine.metrics().pages_used <= pages and engine.metrics().pages_leaked == 0
         session = engine.session()
         engine.generate(PROMPT, session=session, max_tokens=9, sampler=SEEDED, **options)
-        assert session.snapshot() == data                          # what a session of one's own would keep
+        # what a session of one's own would keep
+        assert session.snapshot() == data
         session = engine.restore(data)
         engine.generate(None, session=session, max_tokens=11)
         assert session.snapshot() == whole
-        running = [threading.Thread(target=door, args=(engine,), kwargs={"max_tokens": 30, **options}) for _ in range(3)]
+        running = [
+            threading.Thread(target=door, args=(engine,), kwargs={"max_tokens": 30, **options})
+            for _ in range(3)
+        ]
         for each in running:
             each.start()
         for each in running:
@@ -99,19 +127,27 @@ def test_what_nobody_else_stores_the_last_session_keeps_until_the_next(config, o
 
 @pytest.mark.parametrize("kv_type", ["f16", "f32", "q8_0", "q4_0"])
 def test_pages_of_coded_types_name_the_layout_of_their_panels_and_no_other_is_taken(kv_type):
-    """Coded keys lie in panels, whose bytes may change; floats and halves lie as they always did, and their files keep their bytes."""
+    """Coded keys lie in panels, whose bytes may change; floats and halves lie as they always did,
+    and their files keep their bytes.
+    """
     with oxillama.load(kv_type=kv_type, num_threads=1) as engine:
         engine.generate(PROMPT, max_tokens=5, sampler=SEEDED)
         data, before = engine.snapshot(), state_of(engine)
         kv = parts(data)[0]["kv"]
         if kv_type in ("f16", "f32"):
             assert kv.keys() == {"length", "type", "page_size", "layers", "page_bytes"}
-            with pytest.raises(SnapshotIncompatible, match=f"kv layout: the snapshot has {PANEL_LAYOUT}, this engine None"):
+            with pytest.raises(
+                SnapshotIncompatible,
+                match=f"kv layout: the snapshot has {PANEL_LAYOUT}, this engine None",
+            ):
                 engine.restore(remade(data, at("kv", "layout", value=PANEL_LAYOUT)))
             return
         assert kv["layout"] == PANEL_LAYOUT
         for found in (PANEL_LAYOUT + 1, PANEL_LAYOUT - 1, float(PANEL_LAYOUT)):
-            with pytest.raises(SnapshotIncompatible, match=f"kv layout: the snapshot has {found}, this engine {PANEL_LAYOUT}"):
+            with pytest.raises(
+                SnapshotIncompatible,
+                match=f"kv layout: the snapshot has {found}, this engine {PANEL_LAYOUT}",
+            ):
                 engine.restore(remade(data, at("kv", "layout", value=found)))
         with pytest.raises(SnapshotIncompatible, match="kv layout: the snapshot has None"):
             engine.restore(remade(data, lambda facts, _: facts["kv"].pop("layout")))
@@ -127,6 +163,7 @@ def test_many_threads_save_and_restore_at_once(engine):
             session = engine.restore(data)
             same.append(session.snapshot() == data)
             session.close()
+
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()

@@ -1,4 +1,7 @@
-"""A short soak: threads that generate, cancel, fork, embed and fail at once; no deadlock, no leak, no cross-talk."""
+"""A short soak: threads that generate, cancel, fork, embed and fail at once; no deadlock, no leak,
+no cross-talk.
+"""
+
 import os
 import random
 import threading
@@ -27,11 +30,15 @@ class Worker:
 
     def prompt(self):
         beginning = [(5 * i + self.rng.randrange(3)) % VOCAB for i in range(3)] * 20
-        return beginning[:self.rng.randint(1, 60)] + [self.rng.randrange(VOCAB) for _ in range(self.rng.randint(0, 8))]
+        return beginning[: self.rng.randint(1, 60)] + [
+            self.rng.randrange(VOCAB) for _ in range(self.rng.randint(0, 8))
+        ]
 
     def run(self):
         for _ in range(ROUNDS):
-            work = self.rng.choice((self.generate, self.generate, self.embed, self.fork, self.fail, self.stream))
+            work = self.rng.choice(
+                (self.generate, self.generate, self.embed, self.fork, self.fail, self.stream)
+            )
             try:
                 if not work():
                     self.wrong.append(work.__name__)
@@ -40,11 +47,13 @@ class Worker:
 
     def generate(self):
         prompt = self.prompt()
-        job = self.engine.submit(request(self.engine, prompt, max_tokens=self.rng.randint(1, 25), sampler=SEEDED))
+        job = self.engine.submit(
+            request(self.engine, prompt, max_tokens=self.rng.randint(1, 25), sampler=SEEDED)
+        )
         if self.rng.random() < 0.3:
             job.cancel()
         done = job.result(60)
-        return list(done.tokens) == solo(prompt, job.max_tokens, SEEDED)[:len(done.tokens)]
+        return list(done.tokens) == solo(prompt, job.max_tokens, SEEDED)[: len(done.tokens)]
 
     def stream(self):
         prompt, tokens = self.prompt(), []
@@ -59,7 +68,7 @@ class Worker:
         self.engine.submit(job).result(60)
         wanted = np.zeros(HIDDEN)
         for i in range(len(prompt)):
-            wanted = wanted + hashed(prompt[:i + 1], HIDDEN)
+            wanted = wanted + hashed(prompt[: i + 1], HIDDEN)
         return np.array_equal(pooler.result(), (wanted / len(prompt)).astype(np.float32))
 
     def fork(self):
@@ -67,7 +76,12 @@ class Worker:
         prompt = self.prompt()
         self.engine.extend(session, prompt)
         twins = [session.fork() for _ in range(3)]
-        jobs = [self.engine.submit(request(self.engine, None, session=twin, max_tokens=7, sampler=SEEDED)) for twin in twins]
+        jobs = [
+            self.engine.submit(
+                request(self.engine, None, session=twin, max_tokens=7, sampler=SEEDED)
+            )
+            for twin in twins
+        ]
         good = all(list(job.result(60).tokens) == solo(prompt, 7, SEEDED) for job in jobs)
         for each in (session, *twins):
             each.close()
@@ -84,10 +98,20 @@ class Worker:
 
 
 def test_mixed_load_leaves_nothing_behind():
-    config = SchedulerConfig(max_sequences=10, max_batch_sequences=4, max_batch_tokens=48, prefill_chunk=32)
-    engine = core(program=NullProgram(seconds_per_row=1e-5), memory=NullMemory(limit=90), scheduler=config, prefix={"max_entries": 6})
+    config = SchedulerConfig(
+        max_sequences=10, max_batch_sequences=4, max_batch_tokens=48, prefill_chunk=32
+    )
+    engine = core(
+        program=NullProgram(seconds_per_row=1e-5),
+        memory=NullMemory(limit=90),
+        scheduler=config,
+        prefix={"max_entries": 6},
+    )
     wrong = []
-    threads = [threading.Thread(target=Worker(engine, number, wrong).run, daemon=True) for number in range(12)]
+    threads = [
+        threading.Thread(target=Worker(engine, number, wrong).run, daemon=True)
+        for number in range(12)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -97,7 +121,12 @@ def test_mixed_load_leaves_nothing_behind():
     found = engine.metrics()
     assert found.requests_running == found.requests_waiting == found.pages_leaked == 0
     assert found.pages_used == found.pages_cached
-    assert found.requests_started_total == found.requests_completed_total + found.requests_cancelled_total + found.requests_failed_total
+    assert (
+        found.requests_started_total
+        == found.requests_completed_total
+        + found.requests_cancelled_total
+        + found.requests_failed_total
+    )
     engine.close()
     assert engine.pool.pages_used == 0
 

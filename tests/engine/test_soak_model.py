@@ -1,7 +1,10 @@
-"""A soak on a real model: threads that do everything at once for so long, each result held against its solo run.
+"""A soak on a real model: threads that do everything at once for so long, each result held against
+its solo run.
 
-Short by itself; `OXILLAMA_SOAK_SECONDS=600 pytest -s tests/engine/test_soak_model.py` is the long one, and prints how memory goes.
+Short by itself; `OXILLAMA_SOAK_SECONDS=600 pytest -s tests/engine/test_soak_model.py` is the long
+one, and prints how memory goes.
 """
+
 import os
 import random
 import threading
@@ -20,7 +23,9 @@ THREADS = 12
 GREEDY, SEEDED = SamplerConfig.greedy(), SamplerConfig(temperature=1.0, seed=7)
 BEAMS = BeamSearchConfig(beam_width=3, max_new_tokens=6)
 SYSTEM = "Once upon a time there was a little girl named Lily. She had a red ball and a small dog. One day "
-PROMPTS = [SYSTEM + end for end in ("she", "the dog", "it rained", "her mom said", "they went to the park")] + ["Tom", "The cat sat", "Why?"]
+PROMPTS = [
+    SYSTEM + end for end in ("she", "the dog", "it rained", "her mom said", "they went to the park")
+] + ["Tom", "The cat sat", "Why?"]
 
 
 def resident_mb():
@@ -30,26 +35,49 @@ def resident_mb():
 
 def solo_results(engine):
     """What every piece of work must give, computed one at a time with nothing cached."""
+
     def one(prompt, **options):
         return engine.generate(prompt, cache_prompt=False, **options)
-    return [{
-        "greedy": one(prompt, max_tokens=24, sampler=GREEDY).tokens, "seeded": one(prompt, max_tokens=24, sampler=SEEDED).tokens,
-        "choice": one(prompt, choices=[" and then", " but the dog"], sampler=SEEDED).text, "vector": engine.embed(prompt),
-        "beams": engine.beam_generate(prompt, BEAMS, cache_prompt=False),
-        "three": [each.tokens for each in one(prompt, n=3, max_tokens=8, sampler=SEEDED)],
-    } for prompt in PROMPTS]
+
+    return [
+        {
+            "greedy": one(prompt, max_tokens=24, sampler=GREEDY).tokens,
+            "seeded": one(prompt, max_tokens=24, sampler=SEEDED).tokens,
+            "choice": one(prompt, choices=[" and then", " but the dog"], sampler=SEEDED).text,
+            "vector": engine.embed(prompt),
+            "beams": engine.beam_generate(prompt, BEAMS, cache_prompt=False),
+            "three": [each.tokens for each in one(prompt, n=3, max_tokens=8, sampler=SEEDED)],
+        }
+        for prompt in PROMPTS
+    ]
 
 
 class Worker:
     """One thread's mixture of work."""
 
     def __init__(self, engine, wanted, number, until):
-        self.engine, self.wanted, self.rng, self.until = engine, wanted, random.Random(number), until
+        self.engine, self.wanted, self.rng, self.until = (
+            engine,
+            wanted,
+            random.Random(number),
+            until,
+        )
         self.done, self.wrong = Counter(), []
 
     def run(self):
-        kinds = (self.tokens, self.tokens, self.stream, self.cancel, self.choice, self.vector, self.beams, self.three, self.fork, self.saved,
-                 self.fail)
+        kinds = (
+            self.tokens,
+            self.tokens,
+            self.stream,
+            self.cancel,
+            self.choice,
+            self.vector,
+            self.beams,
+            self.three,
+            self.fork,
+            self.saved,
+            self.fail,
+        )
         while time.monotonic() < self.until or not self.done:
             kind = self.rng.choice(kinds)
             index = self.rng.randrange(len(PROMPTS))
@@ -62,7 +90,9 @@ class Worker:
 
     def way(self):
         name, sampler = self.rng.choice((("greedy", GREEDY), ("seeded", SEEDED)))
-        return name, dict(sampler=sampler, max_tokens=24, speculative=self.rng.choice((None, None, "lookup")))
+        return name, dict(
+            sampler=sampler, max_tokens=24, speculative=self.rng.choice((None, None, "lookup"))
+        )
 
     def tokens(self, prompt, wanted):
         name, options = self.way()
@@ -70,7 +100,12 @@ class Worker:
 
     def stream(self, prompt, wanted):
         name, options = self.way()
-        return tuple(token for piece in self.engine.stream(prompt, **options) for token in piece.tokens) == wanted[name]
+        return (
+            tuple(
+                token for piece in self.engine.stream(prompt, **options) for token in piece.tokens
+            )
+            == wanted[name]
+        )
 
     def cancel(self, prompt, wanted):
         name, options = self.way()
@@ -78,10 +113,13 @@ class Worker:
         time.sleep(self.rng.random() * 0.02)
         request.cancel()
         found = request.result(60).tokens
-        return found == wanted[name][:len(found)]
+        return found == wanted[name][: len(found)]
 
     def choice(self, prompt, wanted):
-        return self.engine.generate(prompt, choices=[" and then", " but the dog"], sampler=SEEDED).text == wanted["choice"]
+        return (
+            self.engine.generate(prompt, choices=[" and then", " but the dog"], sampler=SEEDED).text
+            == wanted["choice"]
+        )
 
     def vector(self, prompt, wanted):
         return np.array_equal(self.engine.embed(prompt), wanted["vector"])
@@ -90,14 +128,19 @@ class Worker:
         return self.engine.beam_generate(prompt, BEAMS) == wanted["beams"]
 
     def three(self, prompt, wanted):
-        return [each.tokens for each in self.engine.generate(prompt, n=3, max_tokens=8, sampler=SEEDED)] == wanted["three"]
+        return [
+            each.tokens for each in self.engine.generate(prompt, n=3, max_tokens=8, sampler=SEEDED)
+        ] == wanted["three"]
 
     def fork(self, prompt, wanted):
         session = self.engine.session()
         self.engine.prefill(prompt, session=session)
         twin = session.fork()
         ways = ((session, GREEDY), (twin, SEEDED))
-        found = [self.engine.generate(None, session=each, max_tokens=24, sampler=sampler).tokens for each, sampler in ways]
+        found = [
+            self.engine.generate(None, session=each, max_tokens=24, sampler=sampler).tokens
+            for each, sampler in ways
+        ]
         session.close()
         twin.close()
         return found == [wanted["greedy"], wanted["seeded"]]
@@ -110,7 +153,7 @@ class Worker:
         while again is None:
             try:
                 again = self.engine.restore(data)
-            except oxillama.PoolError:              # so few pages: refused, and nothing has changed
+            except oxillama.PoolError:  # so few pages: refused, and nothing has changed
                 time.sleep(0.01)
         rest = self.engine.generate(None, session=again, max_tokens=19).tokens
         again.close()
@@ -119,6 +162,7 @@ class Worker:
     def fail(self, prompt, wanted):
         def broken(tokens, logits):
             raise ArithmeticError("on purpose")
+
         try:
             self.engine.generate(prompt, processors=[broken], max_tokens=3)
         except ArithmeticError:
@@ -126,10 +170,14 @@ class Worker:
         return False
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read where Linux tells it")
+@pytest.mark.skipif(
+    not Path("/proc/self/statm").exists(), reason="resident memory is read where Linux tells it"
+)
 def test_everything_at_once_on_a_real_model_leaves_nothing_behind():
     config = SchedulerConfig(max_sequences=10, max_batch_sequences=5, max_batch_tokens=96)
-    with oxillama.load(num_threads=1, prefill_chunk_size=64, scheduler=config, max_pages=16, prefix_max_entries=20) as engine:
+    with oxillama.load(
+        num_threads=1, prefill_chunk_size=64, scheduler=config, max_pages=16, prefix_max_entries=20
+    ) as engine:
         wanted = solo_results(engine)
         until = time.monotonic() + SECONDS
         workers = [Worker(engine, wanted, number, until) for number in range(THREADS)]
@@ -143,14 +191,22 @@ def test_everything_at_once_on_a_real_model_leaves_nothing_behind():
                 memory.append(resident_mb())
             time.sleep(0.05)
         memory.append(resident_mb())
-        done, wrong = sum((worker.done for worker in workers), Counter()), [each for worker in workers for each in worker.wrong]
+        done, wrong = (
+            sum((worker.done for worker in workers), Counter()),
+            [each for worker in workers for each in worker.wrong],
+        )
         found = engine.metrics()
-        print(f"\nsoak: {SECONDS:g} s, {sum(done.values())} pieces of work {dict(done)}, {len(wrong)} wrong {Counter(wrong).most_common(5)}")
-        print(f"soak: {found.steps_total} steps, {found.tokens_generated_total} tokens, {found.requests_preempted_total} preempted, "
-              f"{found.kv_evictions_total} evicted, {found.pages_leaked} pages leaked")
+        print(
+            f"\nsoak: {SECONDS:g} s, {sum(done.values())} pieces of work {dict(done)}, {len(wrong)} wrong {Counter(wrong).most_common(5)}"
+        )
+        print(
+            f"soak: {found.steps_total} steps, {found.tokens_generated_total} tokens, {found.requests_preempted_total} preempted, "
+            f"{found.kv_evictions_total} evicted, {found.pages_leaked} pages leaked"
+        )
         print("soak: resident MB every 30 s:", " ".join(f"{each:.1f}" for each in memory))
         assert wrong == []
         assert found.requests_running == found.requests_waiting == found.pages_leaked == 0
         assert found.pages_used == found.pages_cached
-        late = memory[len(memory) // 2:]
-        assert max(late) - late[0] < 8                      # whatever grows, grows at first: caches have bounds
+        late = memory[len(memory) // 2 :]
+        # whatever grows, grows at first: caches have bounds
+        assert max(late) - late[0] < 8

@@ -1,11 +1,24 @@
-"""Candidates in the step loop: the same tokens with and without them, whoever else is there, and nothing that stands is run twice."""
+"""Candidates in the step loop: the same tokens with and without them, whoever else is there, and
+nothing that stands is run twice.
+"""
+
 import random
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from null import VOCAB, NullProgram, check_solo, core, drawn_core, drawn_prompts, hashed, request, solo
+from null import (
+    VOCAB,
+    NullProgram,
+    check_solo,
+    core,
+    drawn_core,
+    drawn_prompts,
+    hashed,
+    request,
+    solo,
+)
 
 from oxillama.engine.costs import StepCosts
 from oxillama.engine.lookup import LookupDrafter
@@ -14,11 +27,21 @@ from oxillama.errors import PoolError
 from oxillama.sampling import Sampler, SamplerConfig
 
 SEEDED = SamplerConfig(temperature=1.0, top_k=20, seed=11)
-CHAIN = SamplerConfig(temperature=0.8, top_p=0.9, repetition_penalty=1.3, presence_penalty=0.2, xtc_probability=0.3, mirostat=2, seed=7)
+CHAIN = SamplerConfig(
+    temperature=0.8,
+    top_p=0.9,
+    repetition_penalty=1.3,
+    presence_penalty=0.2,
+    xtc_probability=0.3,
+    mirostat=2,
+    seed=7,
+)
 
 
 class Prophet:
-    """Drafts what the null program will say, wrong with a given probability: it reads the session, so that a wrong state shows."""
+    """Drafts what the null program will say, wrong with a given probability: it reads the session,
+    so that a wrong state shows.
+    """
 
     def __init__(self, right: float = 1.0, seed: int = 0, shortest: int = 0) -> None:
         self.right, self.random, self.shortest = right, random.Random(seed), shortest
@@ -28,7 +51,12 @@ class Prophet:
         return session
 
     def propose(self, asks):
-        return [Draft(self.guess(ask.session, self.random.randint(min(self.shortest, ask.most), ask.most))) for ask in asks]
+        return [
+            Draft(
+                self.guess(ask.session, self.random.randint(min(self.shortest, ask.most), ask.most))
+            )
+            for ask in asks
+        ]
 
     def guess(self, session, count):
         tokens, draw, out = list(session.tokens), session.sampler.fork(), []
@@ -48,7 +76,9 @@ class Prophet:
 def speculating(engine, prompt, drafter, *, most=4, costs=None, **more):
     """A request over a null program that brings candidates."""
     made = request(engine, prompt, **more)
-    made.speculation = Speculation(Candidates(drafter, most, adaptive=costs is not None), made.session, costs=costs)
+    made.speculation = Speculation(
+        Candidates(drafter, most, adaptive=costs is not None), made.session, costs=costs
+    )
     return made
 
 
@@ -67,21 +97,29 @@ def test_tokens_are_those_without_candidates(sampler, right):
 
 def test_every_candidate_stands_when_the_draft_is_the_target():
     engine = core()
-    engine.submit(speculating(engine, [5, 6], Prophet(shortest=4), max_tokens=41, sampler=SEEDED)).result(5)
-    done = engine.submit(speculating(engine, [5, 6], Prophet(shortest=4), max_tokens=41, sampler=SEEDED)).result(5)
+    engine.submit(
+        speculating(engine, [5, 6], Prophet(shortest=4), max_tokens=41, sampler=SEEDED)
+    ).result(5)
+    done = engine.submit(
+        speculating(engine, [5, 6], Prophet(shortest=4), max_tokens=41, sampler=SEEDED)
+    ).result(5)
     stats = done.speculation
     assert stats.acceptance_rate == 1.0 and stats.rejected == 0
-    assert (stats.accepted, stats.bonus_tokens) == (32, 8)             # the first token comes from the prompt, then 8 steps of 4 and 1
+    # the first token comes from the prompt, then 8 steps of 4 and 1
+    assert (stats.accepted, stats.bonus_tokens) == (32, 8)
     engine.close()
 
 
 def test_nothing_that_stands_is_run_twice():
     program = NullProgram()
     engine = core(program=program, prefix=False)
-    done = engine.submit(speculating(engine, list(range(20)), Prophet(0.7, seed=3), max_tokens=100)).result(5)
+    done = engine.submit(
+        speculating(engine, list(range(20)), Prophet(0.7, seed=3), max_tokens=100)
+    ).result(5)
     stats = done.speculation
     assert stats.accepted and stats.rejected
-    # The prompt, every token but the last, which nobody needs the logits of, and the candidates that fell.
+    # The prompt, every token but the last, which nobody needs the logits of, and the candidates
+    # that fell.
     assert program.evaluated == 20 + 99 + stats.rejected
     engine.close()
 
@@ -106,7 +144,11 @@ def test_sessions_with_and_without_candidates_share_steps_and_cannot_be_told_apa
         made = request(engine, prompt, max_tokens=rng.randint(1, 40), sampler=sampler)
         if drafter is not None:
             costs = rng.choice([None, StepCosts({1: 1.0, 9: 2.0})])
-            made.speculation = Speculation(Candidates(drafter, rng.randint(1, 9), adaptive=rng.random() < 0.5), made.session, costs=costs)
+            made.speculation = Speculation(
+                Candidates(drafter, rng.randint(1, 9), adaptive=rng.random() < 0.5),
+                made.session,
+                costs=costs,
+            )
         jobs.append((engine.submit(made), prompt, sampler))
         if rng.random() < 0.2:
             rng.choice(jobs)[0].cancel()
@@ -121,7 +163,9 @@ def test_sessions_with_and_without_candidates_share_steps_and_cannot_be_told_apa
 def test_max_tokens_is_exact(max_tokens):
     program = NullProgram()
     engine = core(program=program, prefix=False)
-    done = engine.submit(speculating(engine, [4, 4], Prophet(shortest=5), most=5, max_tokens=max_tokens)).result(5)
+    done = engine.submit(
+        speculating(engine, [4, 4], Prophet(shortest=5), most=5, max_tokens=max_tokens)
+    ).result(5)
     assert list(done.tokens) == solo([4, 4], max_tokens) and done.finish_reason == "length"
     assert program.evaluated == 2 + max_tokens - 1
     engine.close()
@@ -129,7 +173,9 @@ def test_max_tokens_is_exact(max_tokens):
 
 def test_the_end_of_the_context_is_exact():
     engine = core(context_size=24)
-    done = engine.submit(speculating(engine, [1, 2, 3], Prophet(shortest=5), most=5, max_tokens=None)).result(5)
+    done = engine.submit(
+        speculating(engine, [1, 2, 3], Prophet(shortest=5), most=5, max_tokens=None)
+    ).result(5)
     assert list(done.tokens) == solo([1, 2, 3], 21) and done.finish_reason == "length"
     engine.close()
 
@@ -141,7 +187,11 @@ def test_a_token_that_ends_the_text_ends_it_among_candidates():
     engine = core(prefix=False)
     session = engine.keep(engine.new_session([9, 9, 9]))
     drafter = Prophet(shortest=8)
-    job = engine.submit(speculating(engine, [], drafter, most=8, max_tokens=20, session=session, stop_ids=frozenset({stop})))
+    job = engine.submit(
+        speculating(
+            engine, [], drafter, most=8, max_tokens=20, session=session, stop_ids=frozenset({stop})
+        )
+    )
     done = job.result(5)
     assert list(done.tokens) == tokens[:at] and done.finish_reason == "stop"
     assert session.kv.length == len(session.tokens) == 3 + at
@@ -152,9 +202,13 @@ def test_a_token_that_ends_the_text_ends_it_among_candidates():
 def test_a_session_goes_on_after_candidates_as_without_them():
     engine = core(prefix=False)
     session = engine.keep(engine.new_session([7, 8]))
-    first = engine.submit(speculating(engine, [], Prophet(0.7), max_tokens=13, session=session, sampler=CHAIN)).result(5)
+    first = engine.submit(
+        speculating(engine, [], Prophet(0.7), max_tokens=13, session=session, sampler=CHAIN)
+    ).result(5)
     assert len(session.kv.pages) == -(-session.kv.length // 16)
-    second = engine.submit(speculating(engine, [], Prophet(0.7), max_tokens=13, session=session)).result(5)
+    second = engine.submit(
+        speculating(engine, [], Prophet(0.7), max_tokens=13, session=session)
+    ).result(5)
     assert [*first.tokens, *second.tokens] == solo([7, 8], 26, CHAIN)
     engine.close()
 
@@ -168,6 +222,7 @@ def test_a_context_that_is_shifted_among_candidates_gives_the_tokens_of_one_that
         done = engine.submit(made).result(5)
         engine.close()
         return done.tokens, done.usage.context_shifts
+
     plain = tokens(None)
     assert plain[1] > 2
     assert tokens(Prophet(0.8)) == plain and tokens(LookupDrafter()) == plain
@@ -177,6 +232,7 @@ def test_a_drafter_that_fails_ends_its_own_request_alone():
     class Broken(Prophet):
         def propose(self, asks):
             raise PoolError("draft: out of pages")
+
     engine = core()
     beside = engine.submit(request(engine, [1, 2], max_tokens=50))
     broken = engine.submit(speculating(engine, [3, 4], Broken(), max_tokens=50))
@@ -188,7 +244,10 @@ def test_a_drafter_that_fails_ends_its_own_request_alone():
 
 def test_candidates_take_no_pages_that_others_need():
     engine = core(max_pages=2, prefix=False)
-    jobs = [engine.submit(speculating(engine, [token], Prophet(shortest=8), most=8, max_tokens=15)) for token in (1, 2)]
+    jobs = [
+        engine.submit(speculating(engine, [token], Prophet(shortest=8), most=8, max_tokens=15))
+        for token in (1, 2)
+    ]
     assert [list(job.result(5).tokens) for job in jobs] == [solo([token], 15) for token in (1, 2)]
     assert engine.metrics().requests_preempted_total == 0
     engine.close()
@@ -208,7 +267,9 @@ def test_a_text_that_goes_in_circles_is_looked_up():
     program = Circle()
     engine = core(program=program, prefix=False)
     costs = StepCosts({1: 1.0, 17: 1.2})
-    done = engine.submit(speculating(engine, [0], LookupDrafter(), most=8, costs=costs, max_tokens=200)).result(5)
+    done = engine.submit(
+        speculating(engine, [0], LookupDrafter(), most=8, costs=costs, max_tokens=200)
+    ).result(5)
     assert list(done.tokens) == [(at + 1) % 7 for at in range(200)]
     assert done.speculation.acceptance_rate > 0.95 and len(program.rows) < 60
     engine.close()
@@ -218,11 +279,17 @@ def test_what_never_stands_is_no_longer_brought():
     class Wrong(LookupDrafter):
         def propose(self, asks):
             drafts = super().propose(asks)
-            return [Draft([(token + 1) % VOCAB for token in draft.tokens], draft.chances) for draft in drafts]
+            return [
+                Draft([(token + 1) % VOCAB for token in draft.tokens], draft.chances)
+                for draft in drafts
+            ]
+
     program = NullProgram()
     engine = core(program=program, prefix=False)
     costs = StepCosts({1: 1.0, 17: 4.0})
-    done = engine.submit(speculating(engine, [1, 2] * 9, LookupDrafter(), most=8, costs=costs, max_tokens=300)).result(5)
+    done = engine.submit(
+        speculating(engine, [1, 2] * 9, LookupDrafter(), most=8, costs=costs, max_tokens=300)
+    ).result(5)
     assert list(done.tokens) == solo([1, 2] * 9, 300)
     assert done.speculation.rejected < 10 and done.speculation.n1_fallbacks > 280
     engine.close()
@@ -233,7 +300,9 @@ def test_neighbours_help_each_other_unless_they_must_not():
         engine = core(prefix=False)
         drafter = LookupDrafter(neighbours=neighbours)
         engine.submit(speculating(engine, [3, 1, 4, 1, 5], drafter, max_tokens=60)).result(5)
-        again = engine.submit(speculating(engine, [3, 1, 4, 1, 5], drafter, max_tokens=60)).result(5)
+        again = engine.submit(speculating(engine, [3, 1, 4, 1, 5], drafter, max_tokens=60)).result(
+            5
+        )
         assert list(again.tokens) == solo([3, 1, 4, 1, 5], 60)
         assert (again.speculation.accepted > 40) is neighbours
         engine.close()
@@ -260,7 +329,9 @@ def test_costs_are_lines_between_what_was_measured():
 def test_as_many_candidates_as_pay_are_brought():
     cheap, dear = StepCosts({1: 1.0, 17: 1.16}), StepCosts({1: 1.0, 17: 17.0})
     assert cheap.best([1.0] * 8) == 8
-    assert cheap.best([0.5] * 8) == 5                       # a sixth would add 1/64 of a token for a hundredth of a step
+    # a sixth would add 1/64 of a token for a hundredth of a step
+    assert cheap.best([0.5] * 8) == 5
     assert cheap.best([0.01] * 8) == 0 and dear.best([0.99] * 8) == 0
-    assert cheap.best([0.9] * 8, each=1.0) == 0             # a draft that costs as much as the target
+    # a draft that costs as much as the target
+    assert cheap.best([0.9] * 8, each=1.0) == 0
     assert StepCosts({1: 1.0, 2: 1.04, 3: 3.0}).best([1.0, 1.0]) == 1

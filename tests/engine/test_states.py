@@ -1,4 +1,5 @@
 """Slots of recurrent state: owned once, zero at first, given back."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,10 +18,16 @@ def test_slots_run_out_and_come_back():
     assert pool.alloc() == first and pool.used == 2
     pool.release(first)
     pool.release(second)
-    assert pool.used == 0                                                               # invariant 3
-    with pytest.raises(PoolError.InvalidSlot, match="nobody owns it"):                  # invariant 1
+    # invariant 3
+    assert pool.used == 0
+    # invariant 1
+    with pytest.raises(PoolError.InvalidSlot, match="nobody owns it"):
         pool.release(first)
-    assert PoolError.Exhausted is Exhausted and issubclass(Exhausted, PoolError) and issubclass(InvalidSlot, PoolError)
+    assert (
+        PoolError.Exhausted is Exhausted
+        and issubclass(Exhausted, PoolError)
+        and issubclass(InvalidSlot, PoolError)
+    )
 
 
 @pytest.mark.parametrize("slot", (-1, 0, 2, True, "0"))
@@ -62,7 +69,8 @@ def test_state_is_zero_when_handed_out_and_checkpoints_return():
     saved = pool.save(slot)
     pool.release(slot)
     slot = pool.alloc()
-    assert not pool.layers[0][slot].any()                                               # invariant 2
+    # invariant 2
+    assert not pool.layers[0][slot].any()
     pool.load(slot, saved)
     assert (pool.layers[0][slot] == 5).all() and pool.memory_bytes == 4 * (6 + 4)
     with pytest.raises(PoolError, match="shapes"):

@@ -1,4 +1,5 @@
 """Stop strings: never shown, not even their beginning, however the text is cut."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -39,14 +40,18 @@ def test_forks_go_their_own_ways():
     assert stop.feed("ND") == ("", True) and twin.feed("x") == ("Ex", False)
 
 
-@given(st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3), st.lists(st.text("ab", max_size=3), max_size=12))
+@given(
+    st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.lists(st.text("ab", max_size=3), max_size=12),
+)
 def test_however_cut_the_text_ends_where_the_earliest_stop_begins(stops, pieces):
     shown, stopped = run(stops, pieces)
     whole = ""
-    for piece in pieces:                                  # the earliest of the stops that are complete first
+    # the earliest of the stops that are complete first
+    for piece in pieces:
         whole += piece
         found = [whole.find(stop) for stop in stops if stop in whole]
         if found:
-            assert stopped and shown == whole[:min(found)]
+            assert stopped and shown == whole[: min(found)]
             return
     assert not stopped and shown == whole

@@ -1,4 +1,5 @@
 """Which model file it is: a copy is the same one, an edited file is another."""
+
 import os
 import shutil
 
@@ -50,27 +51,39 @@ def test_every_edited_byte_makes_another_model(model, tmp_path):
         broken[at] ^= 1
         with pytest.raises(ModelFingerprintMismatch) as caught:
             known.verify(bytes(broken))
-        assert caught.value.expected is known and caught.value.found.head != known.head and "the first bytes differ" in caught.value.detail
+        assert (
+            caught.value.expected is known
+            and caught.value.found.head != known.head
+            and "the first bytes differ" in caught.value.detail
+        )
 
 
 def test_the_probes_and_the_directory_are_all_that_is_read_unless_all_is_asked_for(model, tmp_path):
     size, start = model.stat().st_size, GgufReader(model).tensors["token_embd.weight"].offset
-    known, whole = (ModelFingerprint.compute_with_probe(model, PROBE, full=full) for full in (False, True))
-    for at, detail in ((10, "the first bytes differ"), (size - 10, "the last bytes differ"), (PROBE + 30, "hyper-parameters, tokenizer or tensor")):
+    known, whole = (
+        ModelFingerprint.compute_with_probe(model, PROBE, full=full) for full in (False, True)
+    )
+    for at, detail in (
+        (10, "the first bytes differ"),
+        (size - 10, "the last bytes differ"),
+        (PROBE + 30, "hyper-parameters, tokenizer or tensor"),
+    ):
         with pytest.raises(ModelFingerprintMismatch, match=detail):
             known.verify(edited(model, at, tmp_path))
     middle = edited(model, (max(start, PROBE) + size - PROBE) // 2, tmp_path)
     known.verify(middle)
     with pytest.raises(ModelFingerprintMismatch, match="the whole file differ"):
         whole.verify(middle)
-    with pytest.raises(ModelFingerprintMismatch, match=f"a size of {size + 1} found, {size} wanted"):
+    with pytest.raises(
+        ModelFingerprintMismatch, match=f"a size of {size + 1} found, {size} wanted"
+    ):
         known.verify(model.read_bytes() + b"\0")
 
 
 def test_an_edit_that_breaks_the_header_is_a_mismatch_too(model, tmp_path):
     data = bytearray(model.read_bytes())
     at = data.index(b"tokenizer.ggml.tokens") + 21
-    data[at:at + 4] = b"\xff\xff\xff\xff"
+    data[at : at + 4] = b"\xff\xff\xff\xff"
     known = ModelFingerprint.compute_with_probe(model, 8)
     with pytest.raises(ModelFingerprintMismatch, match="malformed before its tensors") as caught:
         known.verify(bytes(data))
@@ -96,10 +109,22 @@ def test_every_file_of_a_set_counts(tmp_path):
 def test_it_is_told_in_a_line_and_in_json(model):
     known = ModelFingerprint.compute(model, full=True)
     assert ModelFingerprint.from_dict(known.to_dict()) == known
-    assert known.display() == str(known) and known.head[:16] in str(known) and f"{known.file_size:,} bytes" in str(known)
+    assert (
+        known.display() == str(known)
+        and known.head[:16] in str(known)
+        and f"{known.file_size:,} bytes" in str(known)
+    )
     good = known.to_dict()
-    for wrong in ({}, None, {**good, "file_size": -1}, {**good, "head": "x"}, {**good, "full": 1}, {**good, "directory": None}, {**good, "more": 1},
-                  {**good, "probe_size": True}):
+    for wrong in (
+        {},
+        None,
+        {**good, "file_size": -1},
+        {**good, "head": "x"},
+        {**good, "full": 1},
+        {**good, "directory": None},
+        {**good, "more": 1},
+        {**good, "probe_size": True},
+    ):
         with pytest.raises(SnapshotIncompatible, match="model fingerprint"):
             ModelFingerprint.from_dict(wrong)
 

@@ -1,4 +1,5 @@
 """Hyper-parameters are asked for by kind and range, and what does not fit is named."""
+
 import math
 
 import numpy as np
@@ -59,7 +60,9 @@ def test_a_default_stands_for_a_missing_key_only(keys):
     assert keys.integer("absent", default=None) is None
     assert keys.text("absent", default="x") == "x"
     # the file's 0 is the very object given as default: it must be judged all the same
-    with pytest.raises(ModelError, match=r"llama.attention.head_count: found 0, wanted an integer from 1 to"):
+    with pytest.raises(
+        ModelError, match=r"llama.attention.head_count: found 0, wanted an integer from 1 to"
+    ):
         keys.integer("attention.head_count", minimum=1, default=0)
     with pytest.raises(ModelError, match="found 3, wanted a boolean"):
         keys.flag("block_count", default=True)
@@ -68,21 +71,54 @@ def test_a_default_stands_for_a_missing_key_only(keys):
 @pytest.mark.parametrize(
     "ask, message",
     [
-        (lambda k: k.integer("absent"), "llama.absent: missing, wanted an integer from 0 to 2147483647"),
-        (lambda k: k.integer("huge"), "llama.huge: found 4294967295, wanted an integer from 0 to 2147483647"),
-        (lambda k: k.integer("kind"), "llama.kind: found 'yarn', wanted an integer from 0 to 2147483647"),
-        (lambda k: k.integer("use_bias"), "llama.use_bias: found True, wanted an integer from 0 to 2147483647"),
-        (lambda k: k.integer("rope.freq_base"), "llama.rope.freq_base: found 10000.0, wanted an integer from 0 to 2147483647"),
-        (lambda k: k.integer("scales"), "llama.scales: found an array of 3, wanted an integer from 0 to 2147483647"),
-        (lambda k: k.number("rope.scaling.factor"), "llama.rope.scaling.factor: found inf, wanted a finite number"),
-        (lambda k: k.number("rope.freq_base", maximum=1), "llama.rope.freq_base: found 10000.0, wanted a finite number at most 1"),
-        (lambda k: k.text("kind", choices=("none", "linear")), "llama.kind: found 'yarn', wanted one of none, linear"),
-        (lambda k: k.integers("scales"), "llama.scales: found 0.5, wanted an integer from 0 to 2147483647"),
+        (
+            lambda k: k.integer("absent"),
+            "llama.absent: missing, wanted an integer from 0 to 2147483647",
+        ),
+        (
+            lambda k: k.integer("huge"),
+            "llama.huge: found 4294967295, wanted an integer from 0 to 2147483647",
+        ),
+        (
+            lambda k: k.integer("kind"),
+            "llama.kind: found 'yarn', wanted an integer from 0 to 2147483647",
+        ),
+        (
+            lambda k: k.integer("use_bias"),
+            "llama.use_bias: found True, wanted an integer from 0 to 2147483647",
+        ),
+        (
+            lambda k: k.integer("rope.freq_base"),
+            "llama.rope.freq_base: found 10000.0, wanted an integer from 0 to 2147483647",
+        ),
+        (
+            lambda k: k.integer("scales"),
+            "llama.scales: found an array of 3, wanted an integer from 0 to 2147483647",
+        ),
+        (
+            lambda k: k.number("rope.scaling.factor"),
+            "llama.rope.scaling.factor: found inf, wanted a finite number",
+        ),
+        (
+            lambda k: k.number("rope.freq_base", maximum=1),
+            "llama.rope.freq_base: found 10000.0, wanted a finite number at most 1",
+        ),
+        (
+            lambda k: k.text("kind", choices=("none", "linear")),
+            "llama.kind: found 'yarn', wanted one of none, linear",
+        ),
+        (
+            lambda k: k.integers("scales"),
+            "llama.scales: found 0.5, wanted an integer from 0 to 2147483647",
+        ),
         (
             lambda k: k.per_layer("attention.head_count_kv", 4),
             "llama.attention.head_count_kv: found an array of 3, wanted an array of 4 integers",
         ),
-        (lambda k: k.texts("scales"), "llama.scales: found an array of 3, wanted an array of strings"),
+        (
+            lambda k: k.texts("scales"),
+            "llama.scales: found an array of 3, wanted an array of strings",
+        ),
         (lambda k: k.flags("names"), "llama.names: found 'a', wanted a boolean"),
     ],
 )

@@ -1,4 +1,5 @@
 """The reader gives what the file says, without a copy, and refuses every file whose header lies."""
+
 import contextlib
 import json
 import random
@@ -13,7 +14,8 @@ import pytest
 from oxillama.errors import GgufError, OxillamaError
 from oxillama.gguf import GgufReader, TensorInfo
 
-# A small file is built byte by byte from the format's specification, so that the reader is not judged by our own writer.
+# A small file is built byte by byte from the format's specification, so that the reader is not
+# judged by our own writer.
 U32, STRING, ARRAY = 4, 8, 9
 
 
@@ -50,29 +52,62 @@ def small():
     keys = [
         ARCH,
         key("a.int", U32, struct.pack("<I", 7)),
-        key("a.names", ARRAY, struct.pack("<IQ", STRING, 3) + string("x") + string("") + string("é")),
+        key(
+            "a.names", ARRAY, struct.pack("<IQ", STRING, 3) + string("x") + string("") + string("é")
+        ),
         key("a.numbers", ARRAY, struct.pack("<IQ3f", 6, 3, 1.0, 2.0, 3.0)),
-        key("a.nested", ARRAY, struct.pack("<IQ", ARRAY, 2) + bytes_array + struct.pack("<IQ", STRING, 1) + string("z")),
+        key(
+            "a.nested",
+            ARRAY,
+            struct.pack("<IQ", ARRAY, 2)
+            + bytes_array
+            + struct.pack("<IQ", STRING, 1)
+            + string("z"),
+        ),
     ]
     data = struct.pack("<6f", *range(6)).ljust(32, b"\0") + bytes(range(34))
     raw = file(keys, [info("one", (3, 2), 0, 0), info("two", (32,), 8, 32)], data)
     return raw, len(raw) - len(data)
 
 
-# Malformed below the container: a model or a tokenizer refuses these, for a reader they are well-formed files.
-WELL_FORMED = {"arch_missing", "arch_traversal", "shape_transposed", "tok_merges_nospace", "tok_scores_short"}
+# Malformed below the container: a model or a tokenizer refuses these, for a reader they are
+# well-formed files.
+WELL_FORMED = {
+    "arch_missing",
+    "arch_traversal",
+    "shape_transposed",
+    "tok_merges_nospace",
+    "tok_scores_short",
+}
 
 
 def test_a_small_file_is_read_as_written(small):
     raw, head = small
     reader = GgufReader(raw)
     assert (reader.version, reader.alignment, reader.size, reader.path) == (3, 32, len(raw), None)
-    assert list(reader.metadata) == ["general.architecture", "a.int", "a.names", "a.numbers", "a.nested"]
+    assert list(reader.metadata) == [
+        "general.architecture",
+        "a.int",
+        "a.names",
+        "a.numbers",
+        "a.nested",
+    ]
     assert reader.metadata["a.int"] == 7
     assert reader.metadata["a.names"] == ["x", "", "é"]
-    assert reader.metadata["a.numbers"].tolist() == [1.0, 2.0, 3.0] and reader.metadata["a.numbers"].dtype == np.float32
-    assert reader.metadata["a.nested"][0].tolist() == [1, 2] and reader.metadata["a.nested"][1] == ["z"]
-    assert list(reader.kv_types.values()) == ["string", "uint32", "array[string]", "array[float32]", "array[array]"]
+    assert (
+        reader.metadata["a.numbers"].tolist() == [1.0, 2.0, 3.0]
+        and reader.metadata["a.numbers"].dtype == np.float32
+    )
+    assert reader.metadata["a.nested"][0].tolist() == [1, 2] and reader.metadata["a.nested"][1] == [
+        "z"
+    ]
+    assert list(reader.kv_types.values()) == [
+        "string",
+        "uint32",
+        "array[string]",
+        "array[float32]",
+        "array[array]",
+    ]
     assert list(reader.tensors.values()) == [
         TensorInfo("one", (2, 3), 0, "F32", head, 24),
         TensorInfo("two", (32,), 8, "Q8_0", head + 32, 34),
@@ -114,21 +149,37 @@ def test_versions_2_and_3_are_the_same_layout(small):
 
 
 def test_the_gguf_package_reads_the_same(cases):
-    for file_name in ("bad_gguf/ok_base.gguf", "bad_gguf/align_8.gguf", "arch/gemma3/q8_0.gguf", "arch/mixtral/f32.gguf"):
+    for file_name in (
+        "bad_gguf/ok_base.gguf",
+        "bad_gguf/align_8.gguf",
+        "arch/gemma3/q8_0.gguf",
+        "arch/mixtral/f32.gguf",
+    ):
         path = cases / file_name
         theirs, ours = gguf.GGUFReader(path), GgufReader(path)
-        fields = {name: field for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
+        fields = {
+            name: field for name, field in theirs.fields.items() if not name.startswith("GGUF.")
+        }
         assert list(ours.metadata) == list(fields)
         for name, field in fields.items():
             kinds = [kind.name.lower() for kind in field.types]
-            assert ours.kv_types[name] == (f"array[{kinds[1]}]" if kinds[0] == "array" else kinds[0])
+            assert ours.kv_types[name] == (
+                f"array[{kinds[1]}]" if kinds[0] == "array" else kinds[0]
+            )
             value = ours.metadata[name]
-            assert (value.tolist() if isinstance(value, np.ndarray) else value) == field.contents(), name
+            assert (
+                value.tolist() if isinstance(value, np.ndarray) else value
+            ) == field.contents(), name
         assert list(ours.tensors) == [tensor.name for tensor in theirs.tensors]
         for tensor in theirs.tensors:
             one = ours.tensors[tensor.name]
             found = (one.shape[::-1], one.type_name, one.offset, one.nbytes)
-            assert found == (tuple(tensor.shape), tensor.tensor_type.name, tensor.data_offset, tensor.n_bytes)
+            assert found == (
+                tuple(tensor.shape),
+                tensor.tensor_type.name,
+                tensor.data_offset,
+                tensor.n_bytes,
+            )
             assert ours.data(tensor.name).tobytes() == tensor.data.tobytes()
 
 
@@ -165,7 +216,9 @@ def test_flipped_bytes_load_or_raise_one_line(small):
             flipped[rng.randrange(head)] = rng.choice((0, 1, 127, 128, 255, rng.randrange(256)))
         try:
             reader = GgufReader(flipped)
-            assert all(reader.data(name).nbytes == one.nbytes for name, one in reader.tensors.items())
+            assert all(
+                reader.data(name).nbytes == one.nbytes for name, one in reader.tensors.items()
+            )
             dict(reader.metadata)
         except OxillamaError as error:
             assert "\n" not in str(error)
@@ -173,7 +226,9 @@ def test_flipped_bytes_load_or_raise_one_line(small):
 
 def nested(depth):
     """A key of arrays within arrays."""
-    return key("deep", ARRAY, struct.pack("<IQ", ARRAY, 1) * (depth - 1) + struct.pack("<IQB", 0, 1, 5))
+    return key(
+        "deep", ARRAY, struct.pack("<IQ", ARRAY, 1) * (depth - 1) + struct.pack("<IQB", 0, 1, 5)
+    )
 
 
 F32, Q8 = 0, 8
@@ -189,27 +244,75 @@ BAD = {
     "key not UTF-8": (file([key(b"\xff\xfe", U32, b"1234")]), "not UTF-8"),
     "key with a line break": (file([key("a\nb", U32, b"1234")]), "unprintable"),
     "boolean of 2": (file([key("a", 7, b"\2" + bytes(8))]), "a: boolean byte 2, wanted 0 or 1"),
-    "string not UTF-8": (file([key("a", STRING, string(b"ab\xff"))]), "a: not UTF-8 at byte 2 of 3"),
+    "string not UTF-8": (
+        file([key("a", STRING, string(b"ab\xff"))]),
+        "a: not UTF-8 at byte 2 of 3",
+    ),
     "arrays too deep": (file([nested(5)]), "deep: arrays nested deeper than 4"),
-    "string overrun in an array": (file([key("a", ARRAY, struct.pack("<IQQQ", STRING, 2, 0, 1 << 63))]), "a string runs past the end"),
-    "alignment 0": (file([key("general.alignment", U32, bytes(4))]), "general.alignment: found 0, wanted a power of two"),
-    "alignment 24": (file([key("general.alignment", U32, b"\x18\0\0\0")]), "found 24, wanted a power of two"),
-    "alignment a float": (file([key("general.alignment", 6, struct.pack("<f", 32))]), "found 32.0, wanted a power of two"),
-    "alignment an array": (file([key("general.alignment", ARRAY, struct.pack("<IQI", 4, 1, 32))]), r"found 'array\[uint32\]'"),
-    "tensor twice": (file([], [info("t", (1,), F32, 0), info("t", (1,), F32, 32)], bytes(64)), "tensor t appears twice"),
+    "string overrun in an array": (
+        file([key("a", ARRAY, struct.pack("<IQQQ", STRING, 2, 0, 1 << 63))]),
+        "a string runs past the end",
+    ),
+    "alignment 0": (
+        file([key("general.alignment", U32, bytes(4))]),
+        "general.alignment: found 0, wanted a power of two",
+    ),
+    "alignment 24": (
+        file([key("general.alignment", U32, b"\x18\0\0\0")]),
+        "found 24, wanted a power of two",
+    ),
+    "alignment a float": (
+        file([key("general.alignment", 6, struct.pack("<f", 32))]),
+        "found 32.0, wanted a power of two",
+    ),
+    "alignment an array": (
+        file([key("general.alignment", ARRAY, struct.pack("<IQI", 4, 1, 32))]),
+        r"found 'array\[uint32\]'",
+    ),
+    "tensor twice": (
+        file([], [info("t", (1,), F32, 0), info("t", (1,), F32, 32)], bytes(64)),
+        "tensor t appears twice",
+    ),
     "tensor without a name": (file([], [info("", (1,), F32, 0)], bytes(32)), "wanted 1 to 64"),
-    "tensor name of 65 bytes": (file([], [info("t" * 65, (1,), F32, 0)], bytes(32)), "name of 65 bytes, wanted 1 to 64"),
+    "tensor name of 65 bytes": (
+        file([], [info("t" * 65, (1,), F32, 0)], bytes(32)),
+        "name of 65 bytes, wanted 1 to 64",
+    ),
     "five dims": (file([], [info("t", (1,) * 5, F32, 0)], bytes(32)), "5 dims, wanted 0 to 4"),
-    "size 0": (file([], [info("t", (4, 0), F32, 0)], bytes(32)), r"shape \(0, 4\), wanted sizes from 1"),
-    "size negative": (file([], [info("t", (2**64 - 1,), F32, 0)], bytes(32)), "wanted sizes from 1"),
-    "size overflows": (file([], [info("t", (1 << 32, 1 << 32), F32, 0)], bytes(32)), "the file holds 32"),
-    "withdrawn type": (file([], [info("t", (32,), 4, 0)], bytes(64)), "tensor t: tensor type 4 .Q4_2., withdrawn by ggml"),
-    "half a block": (file([], [info("t", (48,), Q8, 0)], bytes(64)), "tensor t: row of 48 values, Q8_0 needs a multiple of 32"),
+    "size 0": (
+        file([], [info("t", (4, 0), F32, 0)], bytes(32)),
+        r"shape \(0, 4\), wanted sizes from 1",
+    ),
+    "size negative": (
+        file([], [info("t", (2**64 - 1,), F32, 0)], bytes(32)),
+        "wanted sizes from 1",
+    ),
+    "size overflows": (
+        file([], [info("t", (1 << 32, 1 << 32), F32, 0)], bytes(32)),
+        "the file holds 32",
+    ),
+    "withdrawn type": (
+        file([], [info("t", (32,), 4, 0)], bytes(64)),
+        "tensor t: tensor type 4 .Q4_2., withdrawn by ggml",
+    ),
+    "half a block": (
+        file([], [info("t", (48,), Q8, 0)], bytes(64)),
+        "tensor t: row of 48 values, Q8_0 needs a multiple of 32",
+    ),
     "scalar of blocks": (file([], [info("t", (), Q8, 0)], bytes(64)), "row of 1 values"),
-    "offset off the grid": (file([], [info("t", (1,), F32, 16)], bytes(64)), "offset 16, wanted a multiple of 32"),
-    "offset past the end": (file([], [info("t", (1,), F32, 64)], bytes(64)), "bytes 64 to 68 of the data, the file holds 64"),
+    "offset off the grid": (
+        file([], [info("t", (1,), F32, 16)], bytes(64)),
+        "offset 16, wanted a multiple of 32",
+    ),
+    "offset past the end": (
+        file([], [info("t", (1,), F32, 64)], bytes(64)),
+        "bytes 64 to 68 of the data, the file holds 64",
+    ),
     "offset wraps": (file([], [info("t", (16,), F32, 2**64 - 32)], bytes(64)), "the file holds 64"),
-    "overlap": (file([], [info("a", (16,), F32, 0), info("b", (1,), F32, 32)], bytes(96)), "b: offset 32 overlaps a, which ends at 64"),
+    "overlap": (
+        file([], [info("a", (16,), F32, 0), info("b", (1,), F32, 32)], bytes(96)),
+        "b: offset 32 overlaps a, which ends at 64",
+    ),
     "no bytes": (b"", "starts with b''"),
 }
 
@@ -226,14 +329,19 @@ def test_what_is_unusual_but_true_is_accepted():
     assert GgufReader(file([], [info("s", (), F32, 0)], bytes(32))).tensors["s"].shape == ()
     assert GgufReader(file([], [info("t" * 64, (1,), F32, 0)], bytes(4))).data("t" * 64).nbytes == 4
     eight = key("general.alignment", U32, b"\x08\0\0\0")
-    assert GgufReader(file([eight], [info("t", (1,), F32, 8)], bytes(16), alignment=8)).alignment == 8
+    assert (
+        GgufReader(file([eight], [info("t", (1,), F32, 8)], bytes(16), alignment=8)).alignment == 8
+    )
     assert GgufReader(file([nested(4)])).metadata["deep"][0][0][0].tolist() == [5]
     swapped = GgufReader(file([], [info("b", (1,), F32, 32), info("a", (1,), F32, 0)], bytes(64)))
     assert list(swapped.tensors) == ["b", "a"]
 
 
 def test_a_hostile_header_costs_no_more_than_a_fixed_bound():
-    lies = [BAD[name][0] for name in ("key count", "tensor count", "size overflows", "string overrun in an array")]
+    lies = [
+        BAD[name][0]
+        for name in ("key count", "tensor count", "size overflows", "string overrun in an array")
+    ]
     lies.append(file([key("a", ARRAY, struct.pack("<IQ", 12, 1 << 40))]))
     for raw in lies:
         assert peak_of_reading(raw) < 1 << 20
@@ -241,7 +349,11 @@ def test_a_hostile_header_costs_no_more_than_a_fixed_bound():
     count = 65536 // 8
     many = [
         file([key(f"k{index:04x}", 0, b"\0") for index in range(count)]),
-        file([], [info(f"t{index:04x}", (1, 1, 1, 1), 24, index * 32) for index in range(count)], bytes(count * 32)),
+        file(
+            [],
+            [info(f"t{index:04x}", (1, 1, 1, 1), 24, index * 32) for index in range(count)],
+            bytes(count * 32),
+        ),
     ]
     for raw in many:
         assert peak_of_reading(raw) < 8 << 20

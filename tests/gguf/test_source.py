@@ -1,4 +1,7 @@
-"""A path, bytes, a set of shards and a hub name all lead to the same tensors, and each fault is named."""
+"""A path, bytes, a set of shards and a hub name all lead to the same tensors, and each fault is
+named.
+"""
+
 import os
 import sys
 import types
@@ -34,7 +37,9 @@ def shards(tmp_path):
 def test_any_shard_opens_the_whole_set(shards):
     for source in (shards[0], str(shards[2]), shards, [path.read_bytes() for path in shards]):
         reader = GgufReader(source)
-        assert {name: reader.data(name).view(np.float32)[0] for name in reader.tensors} == {name: ord(name) for name in "abcd"}
+        assert {name: reader.data(name).view(np.float32)[0] for name in reader.tensors} == {
+            name: ord(name) for name in "abcd"
+        }
         assert [info.shard for info in reader.tensors.values()] == [0, 1, 1, 2]
         assert reader.metadata["general.name"] == "whole"
         assert reader.size == sum(path.stat().st_size for path in shards)
@@ -42,7 +47,9 @@ def test_any_shard_opens_the_whole_set(shards):
 
 
 def test_a_set_that_is_not_whole_is_refused(shards, tmp_path):
-    with pytest.raises(GgufError, match="bytes: split.count is 3, wanted 1; a set is opened by a name like"):
+    with pytest.raises(
+        GgufError, match="bytes: split.count is 3, wanted 1; a set is opened by a name like"
+    ):
         GgufReader(shards[0].read_bytes())
     with pytest.raises(GgufError, match="split.no is 2, wanted 1"):
         GgufReader([shards[0], shards[2], shards[1]])
@@ -107,7 +114,9 @@ def test_hub_names_are_fetched_through_the_optional_extra(tmp_path, monkeypatch,
             raise RuntimeError("404\nlong story")
         return str(tmp_path / file.rpartition("/")[2])
 
-    monkeypatch.setitem(sys.modules, "huggingface_hub", types.SimpleNamespace(hf_hub_download=download))
+    monkeypatch.setitem(
+        sys.modules, "huggingface_hub", types.SimpleNamespace(hf_hub_download=download)
+    )
     assert list(GgufReader("owner/na.me:sub/m-00001-of-00003.gguf").tensors) == list("abcd")
     assert asked == [("owner/na.me", f"sub/m-0000{index}-of-00003.gguf") for index in (1, 2, 3)]
     with pytest.raises(GgufError, match="missing.gguf could not be fetched: 404$"):

@@ -1,4 +1,5 @@
 """Many strings at once are found and decoded exactly as walking them one by one would."""
+
 import struct
 
 import pytest
@@ -7,8 +8,20 @@ from hypothesis import strategies as st
 
 from oxillama.gguf.strings import decode_strings, string_starts, strings_end
 
-# Texts that look like lengths, that are longer than a guess allows, that are empty, or that hold the byte decoding splits at.
-TEXTS = ["a", "token", "é", "x" * 255, "x" * 256, "y" * 70000, "\0", "", "\0" * 8, "a" + "\0" * 7 + "b"]
+# Texts that look like lengths, that are longer than a guess allows, that are empty, or that hold
+# the byte decoding splits at.
+TEXTS = [
+    "a",
+    "token",
+    "é",
+    "x" * 255,
+    "x" * 256,
+    "y" * 70000,
+    "\0",
+    "",
+    "\0" * 8,
+    "a" + "\0" * 7 + "b",
+]
 TEXTS += ["\1" + "\0" * 7, "\x08\0\0\0\0\0\0\0"]
 
 
@@ -47,7 +60,8 @@ def test_no_strings_are_no_strings():
 
 
 def test_bytes_that_are_no_utf8_raise():
-    raw = memoryview(struct.pack("<Q", 1) + b"\xc3" + struct.pack("<Q", 1) + b"\xa9")  # together a character, apart none
+    # together a character, apart none
+    raw = memoryview(struct.pack("<Q", 1) + b"\xc3" + struct.pack("<Q", 1) + b"\xa9")
     starts, end = string_starts(raw, 0, 2)
     with pytest.raises(UnicodeDecodeError):
         decode_strings(raw, starts, end)

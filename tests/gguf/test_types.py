@@ -1,4 +1,5 @@
 """The table of tensor types agrees with ggml's own numbers and with the compiled formats."""
+
 import re
 from pathlib import Path
 
@@ -13,22 +14,32 @@ FORMATS = Path(__file__).resolve().parents[2] / "csrc" / "formats.def"
 
 
 def test_the_table_equals_that_of_the_gguf_package():
-    theirs = {kind.name: (kind.value, *constants.GGML_QUANT_SIZES[kind]) for kind in constants.GGMLQuantizationType}
+    theirs = {
+        kind.name: (kind.value, *constants.GGML_QUANT_SIZES[kind])
+        for kind in constants.GGMLQuantizationType
+    }
     ours = {kind.name: (kind.id, kind.columns, kind.block_bytes) for kind in TENSOR_TYPES}
     assert {name: ours.get(name) for name in theirs} == theirs
-    assert set(ours) - set(theirs) <= {"Q1_0", "Q2_0", "NVFP4", "MXFP4"}  # younger than the oldest package the tests allow
+    # younger than the oldest package the tests allow
+    assert set(ours) - set(theirs) <= {"Q1_0", "Q2_0", "NVFP4", "MXFP4"}
     assert ours["Q2_0"] == (42, 64, 18)
 
 
 def test_the_table_equals_that_of_the_compiled_formats():
-    rows = re.findall(r"^OX_FORMAT\((\w+), (\d+), (\d+), (\d+)\)", FORMATS.read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^OX_FORMAT\((\w+), (\d+), (\d+), (\d+)\)", FORMATS.read_text(), re.MULTILINE
+    )
     ours = {kind.name: (kind.id, kind.columns, kind.block_bytes) for kind in TENSOR_TYPES}
     assert rows
-    assert {name: tuple(map(int, rest)) for name, *rest in rows} == {name: ours[name] for name, *_ in rows}
+    assert {name: tuple(map(int, rest)) for name, *rest in rows} == {
+        name: ours[name] for name, *_ in rows
+    }
 
 
 def test_types_are_found_by_id_and_by_name():
-    assert all(type_by_id(kind.id) is kind and type_by_name(kind.name) is kind for kind in TENSOR_TYPES)
+    assert all(
+        type_by_id(kind.id) is kind and type_by_name(kind.name) is kind for kind in TENSOR_TYPES
+    )
     assert set(WITHDRAWN) == set(range(TENSOR_TYPES[-1].id)) - {kind.id for kind in TENSOR_TYPES}
     for number, name in WITHDRAWN.items():
         with pytest.raises(GgufError, match=rf"tensor type {number} \({name}\), withdrawn by ggml"):

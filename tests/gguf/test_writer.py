@@ -1,4 +1,7 @@
-"""What is written is read back equal, by us and by the gguf package, and a file appears only when it is whole."""
+"""What is written is read back equal, by us and by the gguf package, and a file appears only when
+it is whole.
+"""
+
 import os
 import resource
 from pathlib import Path
@@ -26,7 +29,9 @@ SCALARS = st.one_of(
 NUMPY_ARRAYS = st.sampled_from([*INTEGERS, "float32", "float64", "bool"]).flatmap(
     lambda name: st.tuples(st.just(f"array[{name}]"), arrays(name, st.integers(0, 8)))
 )
-VALUES = st.one_of(SCALARS, NUMPY_ARRAYS, st.tuples(st.just("array[string]"), st.lists(TEXT, max_size=5)))
+VALUES = st.one_of(
+    SCALARS, NUMPY_ARRAYS, st.tuples(st.just("array[string]"), st.lists(TEXT, max_size=5))
+)
 
 
 def same(left, right):
@@ -36,7 +41,9 @@ def same(left, right):
     return type(left) is type(right) and left == right
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.dictionaries(st.from_regex(r"[a-z][a-z_.]{0,20}", fullmatch=True), VALUES, max_size=6))
 def test_every_kind_of_value_comes_back_as_it_was(tmp_path, values):
     values.pop("general.architecture", None)
@@ -87,20 +94,30 @@ def test_a_kind_not_named_is_the_usual_one(tmp_path, value, kind):
 
 
 def test_a_file_copied_through_reader_and_writer_is_the_same_bytes(cases, tmp_path):
-    for name in ("arch/llama/q8_0.gguf", "bad_gguf/align_8.gguf", "arch/gemma3/f32.gguf", "tokenizers/llama-spm.gguf"):
+    for name in (
+        "arch/llama/q8_0.gguf",
+        "bad_gguf/align_8.gguf",
+        "arch/gemma3/f32.gguf",
+        "tokenizers/llama-spm.gguf",
+    ):
         reader = GgufReader(cases / name)
-        with GgufWriter(tmp_path / "b.gguf", reader.metadata["general.architecture"], alignment=reader.alignment) as writer:
+        with GgufWriter(
+            tmp_path / "b.gguf", reader.metadata["general.architecture"], alignment=reader.alignment
+        ) as writer:
             for key in reader.metadata:
                 if key not in ("general.architecture", "general.alignment"):
                     writer.add(key, reader.metadata[key], reader.kv_types[key])
             for info in reader.tensors.values():
                 writer.declare(info.name, info.type_name, info.shape)
-            for info in reversed(reader.tensors.values()):  # any order of writing gives the order of declaring
+            # any order of writing gives the order of declaring
+            for info in reversed(reader.tensors.values()):
                 writer.write(info.name, reader.data(info.name))
         copy = GgufReader(tmp_path / "b.gguf")
         for key in reader.metadata:
             if key != "general.alignment":  # the default is not written out
-                assert copy.kv_types[key] == reader.kv_types[key] and same(copy.metadata[key], reader.metadata[key])
+                assert copy.kv_types[key] == reader.kv_types[key] and same(
+                    copy.metadata[key], reader.metadata[key]
+                )
         assert list(copy.tensors) == list(reader.tensors)
         for info in reader.tensors.values():
             other = copy.tensors[info.name]
@@ -112,7 +129,10 @@ def test_a_file_copied_through_reader_and_writer_is_the_same_bytes(cases, tmp_pa
 
 def test_every_tensor_type_is_written_and_the_gguf_package_reads_it(tmp_path):
     rng = np.random.default_rng(1)
-    blocks = {kind.name: rng.integers(0, 256, (3, 2 * kind.block_bytes), np.uint8) for kind in TENSOR_TYPES}
+    blocks = {
+        kind.name: rng.integers(0, 256, (3, 2 * kind.block_bytes), np.uint8)
+        for kind in TENSOR_TYPES
+    }
     known = {kind.name for kind in gguf.GGMLQuantizationType}
     with GgufWriter(tmp_path / "a.gguf", "llama", alignment=64) as writer:
         for name, data in blocks.items():
@@ -122,8 +142,16 @@ def test_every_tensor_type_is_written_and_the_gguf_package_reads_it(tmp_path):
     assert ours.alignment == theirs.alignment == 64
     for tensor in theirs.tensors:
         info = ours.tensors[tensor.name]
-        assert (info.shape[::-1], info.type_name, info.offset) == (tuple(tensor.shape), tensor.name, tensor.data_offset)
-        assert ours.data(tensor.name).tobytes() == tensor.data.tobytes() == blocks[tensor.name].tobytes()
+        assert (info.shape[::-1], info.type_name, info.offset) == (
+            tuple(tensor.shape),
+            tensor.name,
+            tensor.data_offset,
+        )
+        assert (
+            ours.data(tensor.name).tobytes()
+            == tensor.data.tobytes()
+            == blocks[tensor.name].tobytes()
+        )
 
 
 def test_arrays_are_stored_as_they_are(tmp_path):
@@ -144,8 +172,13 @@ def test_arrays_are_stored_as_they_are(tmp_path):
     for name, array in plain.items():
         info = reader.tensors[name]
         assert info.shape == array.shape
-        assert reader.data(name).view(array.dtype.newbyteorder("<")).reshape(info.shape).tolist() == array.tolist()
-    assert reader.tensors["swapped"].type_name == "I16" and reader.tensors["bits"].type_name == "BF16"
+        assert (
+            reader.data(name).view(array.dtype.newbyteorder("<")).reshape(info.shape).tolist()
+            == array.tolist()
+        )
+    assert (
+        reader.tensors["swapped"].type_name == "I16" and reader.tensors["bits"].type_name == "BF16"
+    )
     assert reader.size % 32 == 0
 
 
@@ -184,13 +217,31 @@ BAD_TENSORS = [
     ({"name": "t", "data": np.zeros((2, 0), np.float32)}, "sizes from 1"),
     ({"name": "t", "data": np.zeros(2, complex)}, "no tensor type stores numpy complex128"),
     ({"name": "t", "data": b"abcd"}, "bytes need a type_name"),
-    ({"name": "t", "data": "abcd", "type_name": "F32", "shape": (1,)}, "a str, wanted a numpy array or"),
-    ({"name": "t", "data": np.zeros(4, np.float32), "type_name": "F16"}, "numpy float32, F16 is stored from float16"),
-    ({"name": "t", "data": np.zeros(256, np.float32), "type_name": "Q4_K"}, "numpy float32, Q4_K is stored from its blocks as uint8"),
-    ({"name": "t", "data": np.zeros((2, 3), np.float32), "shape": (3, 2)}, r"data of shape \(2, 3\), declared \(3, 2\)"),
-    ({"name": "t", "data": bytes(5), "type_name": "F32", "shape": (1,)}, r"data of 5 bytes, F32 of shape \(1,\) needs 4"),
+    (
+        {"name": "t", "data": "abcd", "type_name": "F32", "shape": (1,)},
+        "a str, wanted a numpy array or",
+    ),
+    (
+        {"name": "t", "data": np.zeros(4, np.float32), "type_name": "F16"},
+        "numpy float32, F16 is stored from float16",
+    ),
+    (
+        {"name": "t", "data": np.zeros(256, np.float32), "type_name": "Q4_K"},
+        "numpy float32, Q4_K is stored from its blocks as uint8",
+    ),
+    (
+        {"name": "t", "data": np.zeros((2, 3), np.float32), "shape": (3, 2)},
+        r"data of shape \(2, 3\), declared \(3, 2\)",
+    ),
+    (
+        {"name": "t", "data": bytes(5), "type_name": "F32", "shape": (1,)},
+        r"data of 5 bytes, F32 of shape \(1,\) needs 4",
+    ),
     ({"name": "t", "data": bytes(34), "type_name": "Q8_0", "shape": (33,)}, "row of 33 values"),
-    ({"name": "t", "data": bytes(34), "type_name": "Q9", "shape": (32,)}, "unknown tensor type 'Q9'"),
+    (
+        {"name": "t", "data": bytes(34), "type_name": "Q9", "shape": (32,)},
+        "unknown tensor type 'Q9'",
+    ),
 ]
 
 
@@ -212,7 +263,10 @@ def test_a_file_appears_only_when_it_is_whole(tmp_path):
         writer.declare("t", "F32", (2,))
         writer.write("t", np.zeros(2, np.float32))
         raise RuntimeError
-    with pytest.raises(GgufError, match="tensor t: declared but never written"), GgufWriter(path, "llama") as writer:
+    with (
+        pytest.raises(GgufError, match="tensor t: declared but never written"),
+        GgufWriter(path, "llama") as writer,
+    ):
         writer.declare("s", "F32", (1,))
         writer.declare("t", "F32", (1,))
         writer.write("s", np.zeros(1, np.float32))
@@ -236,13 +290,19 @@ def test_a_path_where_no_file_can_be_is_refused_before_anything_is_added(tmp_pat
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     os.mkdir("folder")
-    for path, message in (("pipe", "pipe: cannot be written: no regular file"), ("folder", "folder: cannot be written: a folder"),
-                          (".", ".: cannot be written: a folder"), ("", ".: cannot be written: a folder"), ("/", "/: cannot be written: a folder"),
-                          ("no/a.gguf", "no/a.gguf: cannot be written: No such file"), ("a\0b", "cannot be written: a name with a zero byte")):
+    for path, message in (
+        ("pipe", "pipe: cannot be written: no regular file"),
+        ("folder", "folder: cannot be written: a folder"),
+        (".", ".: cannot be written: a folder"),
+        ("", ".: cannot be written: a folder"),
+        ("/", "/: cannot be written: a folder"),
+        ("no/a.gguf", "no/a.gguf: cannot be written: No such file"),
+        ("a\0b", "cannot be written: a name with a zero byte"),
+    ):
         with pytest.raises(GgufError, match=message):
             GgufWriter(path, "llama")
     writer = GgufWriter("a.gguf", "llama")
-    os.mkdir("a.gguf")          # since
+    os.mkdir("a.gguf")  # since
     with pytest.raises(GgufError, match="a.gguf: cannot be written: a folder"):
         writer.finish()
     assert Path("pipe").is_fifo() and sorted(os.listdir()) == ["a.gguf", "folder", "pipe"]
@@ -253,12 +313,18 @@ def test_a_link_keeps_being_one_and_a_name_may_be_as_long_as_names_may_be(tmp_pa
         (tmp_path / "link").symlink_to(name)
         with GgufWriter(tmp_path / "link", "llama") as writer:
             writer.add("general.name", name)
-        assert os.readlink(tmp_path / "link") == name and GgufReader(tmp_path / name).metadata["general.name"] == name
+        assert (
+            os.readlink(tmp_path / "link") == name
+            and GgufReader(tmp_path / name).metadata["general.name"] == name
+        )
         (tmp_path / "link").unlink()
 
 
 def test_a_whole_file_has_no_name_of_a_part(tmp_path):
-    with pytest.raises(GgufError, match="m-00001-of-00002.gguf: the name of one file of 2, wanted that of a whole one"):
+    with pytest.raises(
+        GgufError,
+        match="m-00001-of-00002.gguf: the name of one file of 2, wanted that of a whole one",
+    ):
         GgufWriter(tmp_path / "m-00001-of-00002.gguf", "llama")
     with pytest.raises(GgufError, match="shard 3 of 2, wanted 1 to 2"):
         GgufWriter(tmp_path / "m-00003-of-00002.gguf", "llama", part=True)

@@ -1,9 +1,14 @@
-"""A slow recogniser that shares nothing with the machine: a set of explicit stacks of nodes, stepped a byte at a time."""
+"""A slow recogniser that shares nothing with the machine: a set of explicit stacks of nodes,
+stepped a byte at a time.
+"""
+
 from oxillama.grammar.nodes import CHOICE, CLASS, LITERAL, REPEAT, RULE, SEQUENCE
 
 
 class Reference:
-    """Follows every way of reading the text at once; `stacks` are tuples of nodes still to match, the next one last."""
+    """Follows every way of reading the text at once; `stacks` are tuples of nodes still to match,
+    the next one last.
+    """
 
     def __init__(self, rules):
         self.rules = rules
@@ -41,7 +46,9 @@ class Reference:
         _, body, least, most = top
         out = [rest] if least == 0 else []
         if most != 0:
-            out.append(rest + ((REPEAT, body, max(least - 1, 0), most - 1 if most > 0 else most), body))
+            out.append(
+                rest + ((REPEAT, body, max(least - 1, 0), most - 1 if most > 0 else most), body)
+            )
         return out
 
     def step(self, byte):
@@ -61,7 +68,9 @@ class Reference:
                 if any(low <= byte <= high for low, high in top[1]):
                     out.add(rest)
             elif 0xC2 <= byte <= 0xF4:
-                self.partial(out, rest, bytes([byte]), 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4, top[1])
+                self.partial(
+                    out, rest, bytes([byte]), 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4, top[1]
+                )
         self.stacks = self.close(out)
         return bool(self.stacks)
 

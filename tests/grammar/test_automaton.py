@@ -1,4 +1,7 @@
-"""States and masks against a slow reference: random grammars, random vocabularies, cut code points, bounded memory."""
+"""States and masks against a slow reference: random grammars, random vocabularies, cut code points,
+bounded memory.
+"""
+
 import random
 
 import numpy as np
@@ -9,19 +12,27 @@ from oxillama.grammar import Grammar, GrammarLimits, GrammarState, TokenMasker, 
 from oxillama.grammar.gbnf import parse, render
 from tests.grammar.slow_recogniser import Reference
 
-ALPHABET = ["a", "b", "c", "\u00e9", "\u4e16", "\U0001F600"]
+ALPHABET = ["a", "b", "c", "\u00e9", "\u4e16", "\U0001f600"]
 
 
 def random_body(rng, depth, rules):
     roll = rng.random()
     if depth == 0 or roll < 0.3:
         if rng.random() < 0.3:
-            return "[" + rng.choice(["ab", "a-c", "^a", "^b\u00e9", "\u00e8-\u4e17", "c\U0001F600"]) + "]"
+            return (
+                "["
+                + rng.choice(["ab", "a-c", "^a", "^b\u00e9", "\u00e8-\u4e17", "c\U0001f600"])
+                + "]"
+            )
         return '"' + "".join(rng.choice(ALPHABET) for _ in range(rng.randint(0, 3))) + '"'
     if roll < 0.45:
         return rng.choice(rules)
     if roll < 0.65:
-        return "(" + " | ".join(random_body(rng, depth - 1, rules) for _ in range(rng.randint(1, 3))) + ")"
+        return (
+            "("
+            + " | ".join(random_body(rng, depth - 1, rules) for _ in range(rng.randint(1, 3)))
+            + ")"
+        )
     if roll < 0.85:
         return " ".join(random_body(rng, depth - 1, rules) for _ in range(rng.randint(1, 3)))
     mark = rng.choice(["*", "+", "?", "{2}", "{1,3}", "{2,}", "{0,2}"])
@@ -32,7 +43,9 @@ def random_grammar(rng):
     """A grammar that is neither left recursive nor endless; both are refused and drawn again."""
     while True:
         names = ["root", "x", "y", "z"]
-        text = "\n".join(f"{name} ::= {random_body(rng, 3, names[1:])} | " + '"a"' for name in names)
+        text = "\n".join(
+            f"{name} ::= {random_body(rng, 3, names[1:])} | " + '"a"' for name in names
+        )
         try:
             return text, Grammar.parse(text)
         except GrammarError:
@@ -88,7 +101,7 @@ def small_vocabulary(rng, size):
     sources = "".join(ALPHABET) + 'xyz"\\ ,:0123456789{}[]\n'
     while len(pieces) < size:
         piece = "".join(rng.choice(sources) for _ in range(rng.randint(1, 5))).encode()
-        pieces.add(piece[rng.randint(0, 1):len(piece) - rng.randint(0, 1)] or b"x")
+        pieces.add(piece[rng.randint(0, 1) : len(piece) - rng.randint(0, 1)] or b"x")
     vocab = sorted(pieces, key=lambda _: rng.random()) + [b"<eos>", b"<pad>", b"aa", b"aa"]
     return vocab, len(vocab) - 4, len(vocab) - 3
 
@@ -100,8 +113,11 @@ GRAMMARS = [
     'root ::= "\\"" [^"\\\\\\x00-\\x1F]{2,90} "\\""',
     'root ::= "\\"" ([^"\\\\\\x00-\\x1F]{3,200} | "abc") "\\"" "x"*',
     'root ::= ("\\"" str | "b" [a-z]+)\nstr ::= [^"]* "\\"" | [^"\\\\]{20,30} "x"',
-    'root ::= .*', 'root ::= "a" .{3} "b"', 'root ::= [^\\n]+ "\\n"',
-    'root ::= ("ab" | "cd")* "e"?', 'root ::= char{40,60} "x"\nchar ::= [a-z\\u00e9]',
+    "root ::= .*",
+    'root ::= "a" .{3} "b"',
+    'root ::= [^\\n]+ "\\n"',
+    'root ::= ("ab" | "cd")* "e"?',
+    'root ::= char{40,60} "x"\nchar ::= [a-z\\u00e9]',
     'root ::= (str | key)\nstr ::= "\\"" [^"\\\\\\x00-\\x1F]{0,9} "\\""\nkey ::= "\\"abc\\"" | "\\"" [0-9]* "\\"" "!"',
 ]
 
@@ -116,9 +132,12 @@ def test_masks_equal_asking_for_every_token(number):
         state = masker.state(grammar)
         for _ in range(14):
             mask = state.mask()
-            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[:len(vocab)].astype(bool)
+            bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: len(vocab)].astype(bool)
             plain = state.fork()
-            wanted = [state.is_complete() if i == eos else i != pad and plain.allows_token(piece) for i, piece in enumerate(vocab)]
+            wanted = [
+                state.is_complete() if i == eos else i != pad and plain.allows_token(piece)
+                for i, piece in enumerate(vocab)
+            ]
             assert bits.tolist() == wanted, state
             choices = [i for i in np.flatnonzero(bits) if i != eos]
             if not choices:
@@ -143,11 +162,16 @@ def test_control_tokens_are_never_allowed_and_the_end_exactly_when_complete():
 
 def test_token_terminals_name_tokens_and_their_opposites():
     vocab = [b"a", b"b", b"<think>", b"</think>", b"", b"<tool>"]
-    masker = TokenMasker(vocab, control_ids=[2, 3, 5], eog_ids=[4], names={"<think>": 2, "</think>": 3})
-    state = masker.state(Grammar.parse('root ::= <think> (!</think>)* <[3]> "b"'.replace("<[3]>", "</think>")))
+    masker = TokenMasker(
+        vocab, control_ids=[2, 3, 5], eog_ids=[4], names={"<think>": 2, "</think>": 3}
+    )
+    state = masker.state(
+        Grammar.parse('root ::= <think> (!</think>)* <[3]> "b"'.replace("<[3]>", "</think>"))
+    )
     assert state.mask().tolist() == [0b000100]
     masker.advance(state, 2)
-    assert state.mask().tolist() == [0b001111]          # any text, the named control tokens; no other, no end
+    # any text, the named control tokens; no other, no end
+    assert state.mask().tolist() == [0b001111]
     assert [masker.allows(state, i) for i in range(6)] == [True, True, True, True, False, False]
     masker.advance(state, 0)
     other = GrammarState.restore(state.serialise(), masker=masker)
@@ -161,15 +185,15 @@ def test_token_terminals_name_tokens_and_their_opposites():
 
 
 def test_code_points_may_straddle_tokens():
-    grammar = Grammar.parse('root ::= [\u4e00-\u9fff]+ "\U0001F600"')
-    data = "\u4e16\u754c\U0001F600".encode()
+    grammar = Grammar.parse('root ::= [\u4e00-\u9fff]+ "\U0001f600"')
+    data = "\u4e16\u754c\U0001f600".encode()
     for cut in range(1, len(data)):
         state = grammar.state()
         state.advance(data[:cut])
         assert not state.is_complete()
         state.advance(data[cut:])
         assert state.is_complete()
-    assert not grammar.state().allows_token(b"\xe4\xb7")      # would be U+4DC0 to U+4DFF
+    assert not grammar.state().allows_token(b"\xe4\xb7")  # would be U+4DC0 to U+4DFF
 
 
 def test_forced_bytes_are_what_every_continuation_starts_with():
@@ -181,7 +205,8 @@ def test_forced_bytes_are_what_every_continuation_starts_with():
     state.advance(b"a")
     assert state.forced() == b"ll}"
     assert grammar.state().forced(3) == b'{"n'
-    assert Grammar.parse('root ::= "ab"?').state().forced() == b""       # may end here: nothing is forced
+    # may end here: nothing is forced
+    assert Grammar.parse('root ::= "ab"?').state().forced() == b""
 
 
 def test_states_fork_serialise_and_restore():
@@ -199,7 +224,13 @@ def test_states_fork_serialise_and_restore():
         assert other.is_complete()
     with pytest.raises(GrammarError):
         GrammarState.restore(state.serialise(), grammar=Grammar.parse('root ::= "x"'))
-    for junk in (b"", b"{}", b"[]", b"\xff", state.serialise().replace(b'"version":1', b'"version":9')):
+    for junk in (
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff",
+        state.serialise().replace(b'"version":1', b'"version":9'),
+    ):
         with pytest.raises(GrammarError):
             GrammarState.restore(junk)
 
@@ -217,7 +248,7 @@ def test_memory_is_bounded_and_positions_survive_eviction():
         choices = np.flatnonzero(np.unpackbits(a.mask().view(np.uint8), bitorder="little"))
         assert a.mask().tolist() == b.mask().tolist()
         token = int(rng.choice(choices))
-        if b"." in vocab[token] and i % 90:              # long runs of letters: a new position each
+        if b"." in vocab[token] and i % 90:  # long runs of letters: a new position each
             token = ord("q")
             if not a.allows_token(b"q"):
                 token = int(choices[0])
@@ -228,7 +259,7 @@ def test_memory_is_bounded_and_positions_survive_eviction():
         roomy.advance(b, token)
         if a.is_complete() and not a.forced() and a.only_end():
             a, b = small.state(grammar), roomy.state(large)
-    assert grammar._machine.epoch > 2                   # tables were rebuilt on the way
+    assert grammar._machine.epoch > 2  # tables were rebuilt on the way
     assert grammar._machine.sizes()["configs"] < 8 * 300
     assert small.cached_masks <= 16
     for a, b in zip(states, others, strict=True):

@@ -1,4 +1,7 @@
-"""Rules that are written when they are first reached: the same language, errors where the schema is compiled, threads that share a grammar."""
+"""Rules that are written when they are first reached: the same language, errors where the schema is
+compiled, threads that share a grammar.
+"""
+
 import json
 import threading
 
@@ -10,7 +13,11 @@ from oxillama.grammar import Grammar, GrammarLimits, JsonSchemaCompiler, TokenMa
 COMPILER = JsonSchemaCompiler()
 LEAF = {"anyOf": [{"type": "string", "maxLength": 3}, {"$ref": "#"}]}
 ROWS = {f"q{k}": {"type": "array", "items": {"$ref": "#/$defs/leaf"}} for k in range(5)}
-WIDE = {"type": "object", "properties": {f"p{i}": {"type": "object", "properties": ROWS} for i in range(9)}, "$defs": {"leaf": LEAF}}
+WIDE = {
+    "type": "object",
+    "properties": {f"p{i}": {"type": "object", "properties": ROWS} for i in range(9)},
+    "$defs": {"leaf": LEAF},
+}
 
 
 def test_what_no_text_has_reached_is_not_written():
@@ -26,21 +33,54 @@ def test_what_no_text_has_reached_is_not_written():
 def test_rules_written_at_once_and_when_reached_are_the_same_language():
     late, at_once = COMPILER.compile(WIDE), COMPILER.compile(WIDE)
     assert Grammar.parse(at_once.source, limits=at_once.limits).source == at_once.source
-    texts = ['{}', '{"p0":{}}', '{"p1":{"q0":[]},"p2":{"q4":["x",{}]}}', '{"p2":{},"p1":{}}', '{"p1":{"q0":["abcd"]}}', '{"p8":{"q4":[[]]}}', '[]']
-    assert [late.matches(t) for t in texts] == [at_once.matches(t) for t in texts] == [True, True, True, False, False, False, False]
+    texts = [
+        "{}",
+        '{"p0":{}}',
+        '{"p1":{"q0":[]},"p2":{"q4":["x",{}]}}',
+        '{"p2":{},"p1":{}}',
+        '{"p1":{"q0":["abcd"]}}',
+        '{"p8":{"q4":[[]]}}',
+        "[]",
+    ]
+    assert (
+        [late.matches(t) for t in texts]
+        == [at_once.matches(t) for t in texts]
+        == [True, True, True, False, False, False, False]
+    )
 
 
 def test_a_keyword_deep_below_is_refused_where_the_schema_is_compiled():
-    schema = {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "object", "properties": {
-        "b": {"$ref": "#/$defs/c"}}}}}, "$defs": {"c": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}}}
-    with pytest.raises(GrammarError, match="schema /properties/a/items/properties/b: keyword 'uniqueItems'"):
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {
+                "type": "array",
+                "items": {"type": "object", "properties": {"b": {"$ref": "#/$defs/c"}}},
+            }
+        },
+        "$defs": {"c": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}},
+    }
+    with pytest.raises(
+        GrammarError, match="schema /properties/a/items/properties/b: keyword 'uniqueItems'"
+    ):
         COMPILER.compile(schema)
 
 
 def test_no_text_leads_into_a_rule_that_cannot_end():
-    endless = {"type": "object", "properties": {"again": {"$ref": "#/$defs/endless"}}, "required": ["again"]}
-    schema = {"type": "object", "properties": {"bad": {"$ref": "#/$defs/endless"}, "good": {"type": "array", "items": {"$ref": "#/$defs/endless"}}},
-              "additionalProperties": False, "$defs": {"endless": endless}}
+    endless = {
+        "type": "object",
+        "properties": {"again": {"$ref": "#/$defs/endless"}},
+        "required": ["again"],
+    }
+    schema = {
+        "type": "object",
+        "properties": {
+            "bad": {"$ref": "#/$defs/endless"},
+            "good": {"type": "array", "items": {"$ref": "#/$defs/endless"}},
+        },
+        "additionalProperties": False,
+        "$defs": {"endless": endless},
+    }
     grammar = COMPILER.compile(schema)
     assert grammar.matches('{"good":[]}')
     state = grammar.state()
@@ -53,7 +93,10 @@ def test_no_text_leads_into_a_rule_that_cannot_end():
 
 def test_threads_that_share_a_grammar_read_the_same_masks():
     pieces = [bytes([b]) for b in range(256)] + [b'{"p', b'":', b'":{"q', b'["', b'"]}']
-    text = json.dumps({f"p{i}": {f"q{k}": ["ab", {}] for k in range(5)} for i in range(0, 9, 2)}, separators=(",", ":")).encode()
+    text = json.dumps(
+        {f"p{i}": {f"q{k}": ["ab", {}] for k in range(5)} for i in range(0, 9, 2)},
+        separators=(",", ":"),
+    ).encode()
 
     def walk(masker, grammar):
         state, out = masker.state(grammar), []
@@ -64,7 +107,9 @@ def test_threads_that_share_a_grammar_read_the_same_masks():
 
     wanted = walk(TokenMasker(pieces), COMPILER.compile(WIDE))
     masker, grammar, found = TokenMasker(pieces, cache_bytes=64), COMPILER.compile(WIDE), []
-    threads = [threading.Thread(target=lambda: found.append(walk(masker, grammar))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: found.append(walk(masker, grammar))) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -73,8 +118,13 @@ def test_threads_that_share_a_grammar_read_the_same_masks():
 
 
 def test_half_a_network_is_none():
-    pieces = {f"k{i}": {"type": "array", "items": {"type": "integer"}, "maxItems": 3} for i in range(40)}
-    schema = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "object", "properties": pieces}}}
+    pieces = {
+        f"k{i}": {"type": "array", "items": {"type": "integer"}, "maxItems": 3} for i in range(40)
+    }
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "string"}, "b": {"type": "object", "properties": pieces}},
+    }
 
     def states(grammar, text):
         grammar.state().allows_token(text)

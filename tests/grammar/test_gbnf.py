@@ -1,4 +1,5 @@
 """GBNF: what parses, what it means, and where errors point."""
+
 import json
 
 import pytest
@@ -58,25 +59,28 @@ def test_published_grammars_parse_and_work(cases):
             assert not grammar.matches(text + "\x00")
 
 
-@pytest.mark.parametrize("body, accepted, rejected", [
-    (r'"\n\t\r\"\\\x41\u00e9\U0001F600[]"', ['\n\t\r"\\A\u00e9\U0001F600[]'], [""]),
-    (r'[\]\[\\"^-]', ["]", "[", "\\", '"', "^", "-"], ["a", ""]),
-    (r"[^a-c\n]", ["d", "\u00e9", "\U0001F600", "\t"], ["a", "c", "\n", "dd"]),
-    (r"[a-]+", ["a-a"], ["b"]),
-    ("[x]", ["x"], ["", "]"]),
-    ('"ab"*', ["", "abab"], ["aba"]),
-    ('"a" "b"?', ["a", "ab"], ["abb"]),
-    ('("a" | "b"\n  | "c")+', ["abc"], [""]),
-    ('"a"{2,3}{2}', ["aaaa", "aaaaaa"], ["aaa", "aaaaaaa"]),
-    ('"a"{0}', [""], ["a"]),
-    ('""', [""], ["a"]),
-    ('"a" |\n  "b"', ["a", "b"], ["ab"]),
-    ('"a"\n  | "b"', ["a", "b"], ["ab"]),
-    ('"a" # a comment\n# another\n', ["a"], ["b"]),
-    ("( [x]* )*", ["", "xx"], ["y"]),
-    ('("a"? "b"?){3} "c"', ["c", "abc", "ababbc"], ["ababababc"]),
-    ("(x* ){50,60}\nx ::= [a-b]", ["", "abab" * 9], ["c"]),
-])
+@pytest.mark.parametrize(
+    "body, accepted, rejected",
+    [
+        (r'"\n\t\r\"\\\x41\u00e9\U0001F600[]"', ['\n\t\r"\\A\u00e9\U0001f600[]'], [""]),
+        (r'[\]\[\\"^-]', ["]", "[", "\\", '"', "^", "-"], ["a", ""]),
+        (r"[^a-c\n]", ["d", "\u00e9", "\U0001f600", "\t"], ["a", "c", "\n", "dd"]),
+        (r"[a-]+", ["a-a"], ["b"]),
+        ("[x]", ["x"], ["", "]"]),
+        ('"ab"*', ["", "abab"], ["aba"]),
+        ('"a" "b"?', ["a", "ab"], ["abb"]),
+        ('("a" | "b"\n  | "c")+', ["abc"], [""]),
+        ('"a"{2,3}{2}', ["aaaa", "aaaaaa"], ["aaa", "aaaaaaa"]),
+        ('"a"{0}', [""], ["a"]),
+        ('""', [""], ["a"]),
+        ('"a" |\n  "b"', ["a", "b"], ["ab"]),
+        ('"a"\n  | "b"', ["a", "b"], ["ab"]),
+        ('"a" # a comment\n# another\n', ["a"], ["b"]),
+        ("( [x]* )*", ["", "xx"], ["y"]),
+        ('("a"? "b"?){3} "c"', ["c", "abc", "ababbc"], ["ababababc"]),
+        ("(x* ){50,60}\nx ::= [a-b]", ["", "abab" * 9], ["c"]),
+    ],
+)
 def test_notation_means_what_it_says(body, accepted, rejected):
     grammar = Grammar.parse("root ::= " + body)
     again = Grammar.parse(render(grammar.names, grammar.rules))
@@ -86,36 +90,47 @@ def test_notation_means_what_it_says(body, accepted, rejected):
         assert not grammar.matches(text) and not again.matches(text), text
 
 
-@pytest.mark.parametrize("text, line, column", [
-    ("root ::= a", 1, 10),
-    ('root ::= "a', 1, 10),
-    ("root ::= [a", 1, 10),
-    ('root ::= ("a"', 1, 14),
-    ('root ::= "a")', 1, 13),
-    ('root ::= "a"\nroot ::= "b"', 2, 1),
-    ('root = "a"', 1, 6),
-    ('root ::= *', 1, 10),
-    ('root ::= "a"{,2}', 1, 14),
-    ('root ::= "a"{3,2}', 1, 13),
-    ('root ::= "a"{2', 1, 15),
-    (r'root ::= "\q"', 1, 11),
-    (r'root ::= "\x4"', 1, 11),
-    (r'root ::= "\uD800"', 1, 11),
-    ("root ::= [z-a]", 1, 10),
-    ("root ::= <nothing", 1, 10),
-    ('root ::= a\na ::= b "x"\nb ::= a? b | "y"', 2, 1),
-    ('root ::= x\nx ::= "a"? x "b" | "c"', 2, 1),
-])
+@pytest.mark.parametrize(
+    "text, line, column",
+    [
+        ("root ::= a", 1, 10),
+        ('root ::= "a', 1, 10),
+        ("root ::= [a", 1, 10),
+        ('root ::= ("a"', 1, 14),
+        ('root ::= "a")', 1, 13),
+        ('root ::= "a"\nroot ::= "b"', 2, 1),
+        ('root = "a"', 1, 6),
+        ("root ::= *", 1, 10),
+        ('root ::= "a"{,2}', 1, 14),
+        ('root ::= "a"{3,2}', 1, 13),
+        ('root ::= "a"{2', 1, 15),
+        (r'root ::= "\q"', 1, 11),
+        (r'root ::= "\x4"', 1, 11),
+        (r'root ::= "\uD800"', 1, 11),
+        ("root ::= [z-a]", 1, 10),
+        ("root ::= <nothing", 1, 10),
+        ('root ::= a\na ::= b "x"\nb ::= a? b | "y"', 2, 1),
+        ('root ::= x\nx ::= "a"? x "b" | "c"', 2, 1),
+    ],
+)
 def test_errors_carry_line_and_column(text, line, column):
     with pytest.raises(GrammarError, match=f"line {line}, column {column}:"):
         Grammar.parse(text)
 
 
 def test_a_grammar_needs_a_root_that_can_finish():
-    for text in ("", "# nothing\n", 'a ::= "b"', 'root ::= "a" root', 'root ::= "a" x\nx ::= "(" x ")"', "root ::= []"):
+    for text in (
+        "",
+        "# nothing\n",
+        'a ::= "b"',
+        'root ::= "a" root',
+        'root ::= "a" x\nx ::= "(" x ")"',
+        "root ::= []",
+    ):
         with pytest.raises(GrammarError):
             Grammar.parse(text)
-    grammar = Grammar.parse('root ::= "a" x | "b"\nx ::= "(" x ")"')      # only the useless alternative goes
+    # only the useless alternative goes
+    grammar = Grammar.parse('root ::= "a" x | "b"\nx ::= "(" x ")"')
     assert grammar.matches("b") and not grammar.state().allows_token(b"a")
 
 
@@ -129,7 +144,8 @@ def test_hostile_grammars_raise():
     with pytest.raises(GrammarError, match="max_repetition"):
         Grammar.parse('root ::= "a"{99999999999999999999}')
     nested = 'root ::= "a"' + "{2000}" * 6
-    assert Grammar.parse(nested).state().allows_token(b"a" * 5000)       # 2000**6 letters, a few states
+    # 2000**6 letters, a few states
+    assert Grammar.parse(nested).state().allows_token(b"a" * 5000)
     with pytest.raises(GrammarError, match="max_depth"):
         Grammar.parse('root ::= "(" root ")" | "x"').matches("(" * 5000 + "x" + ")" * 5000)
     with pytest.raises(GrammarError):
@@ -137,7 +153,9 @@ def test_hostile_grammars_raise():
 
 
 def test_exponential_ambiguity_stays_polynomial():
-    grammar = Grammar.parse('root ::= s\ns ::= "a" s "b" | "a" t "c" | "a"\nt ::= "a" t "c" | "a" s "b" | "a"')
+    grammar = Grammar.parse(
+        'root ::= s\ns ::= "a" s "b" | "a" t "c" | "a"\nt ::= "a" t "c" | "a" s "b" | "a"'
+    )
     state = grammar.state()
     for _ in range(300):
         state.advance(b"a")
@@ -150,5 +168,7 @@ def test_exponential_ambiguity_stays_polynomial():
 def test_rendering_keeps_the_language_of_token_terminals():
     parsed = parse("root ::= <[7]> (!<think>)* <think>")
     assert parsed.tokens == (7, "<think>")
-    assert parse(render(parsed.names, parsed.rules, parsed.tokens)) == parse(render(parsed.names, parsed.rules, parsed.tokens))
+    assert parse(render(parsed.names, parsed.rules, parsed.tokens)) == parse(
+        render(parsed.names, parsed.rules, parsed.tokens)
+    )
     assert parse(render(parsed.names, parsed.rules, parsed.tokens)).rules == parsed.rules

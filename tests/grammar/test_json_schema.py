@@ -1,4 +1,7 @@
-"""JSON Schema: the cases, the policy (enforce or raise), and random schemas against the jsonschema package."""
+"""JSON Schema: the cases, the policy (enforce or raise), and random schemas against the jsonschema
+package.
+"""
+
 import dataclasses
 import datetime
 import enum
@@ -41,13 +44,28 @@ def random_walk(rng, grammar):
         if not options:
             break
         ending = [b for b in options if b in b'"}],:1a']
-        state.advance(bytes([rng.choice(ending if ending and rng.random() < (0.5 if i < 60 else 0.95) else options)]))
+        state.advance(
+            bytes(
+                [
+                    rng.choice(
+                        ending if ending and rng.random() < (0.5 if i < 60 else 0.95) else options
+                    )
+                ]
+            )
+        )
     return out
 
 
 def test_schemas_equal_their_reference_grammars_on_texts_of_both(cases):
-    """Where the reference enforces the schema, whatever either language contains is in both (up to digits and property order)."""
-    weaker = {"regexp with unsupported shorthand", "unsupported regexp in a property", "exotic formats"}   # the reference lets more pass
+    """Where the reference enforces the schema, whatever either language contains is in both (up to
+    digits and property order).
+    """
+    # the reference lets more pass
+    weaker = {
+        "regexp with unsupported shorthand",
+        "unsupported regexp in a property",
+        "exotic formats",
+    }
     for case in json.loads((cases / "grammar" / "json_schema_to_grammar.json").read_text()):
         if case["expect"] == "FAILURE":
             with pytest.raises(GrammarError):
@@ -55,7 +73,11 @@ def test_schemas_equal_their_reference_grammars_on_texts_of_both(cases):
             continue
         ours, reference = FLEXIBLE.compile(case["schema"]), Grammar.parse(case["reference_gbnf"])
         schema = json.loads(case["schema"])
-        kind = jsonschema.Draft7Validator if isinstance(schema.get("items"), list) else jsonschema.Draft202012Validator
+        kind = (
+            jsonschema.Draft7Validator
+            if isinstance(schema.get("items"), list)
+            else jsonschema.Draft202012Validator
+        )
         validator, rng = kind(schema), random.Random(case["name"])
         for _ in range(20):
             for source in (ours, reference):
@@ -64,12 +86,14 @@ def test_schemas_equal_their_reference_grammars_on_texts_of_both(cases):
                     continue
                 try:
                     valid = validator.is_valid(json.loads(text))
-                except ValueError:        # the reference lets control characters into strings
+                except ValueError:  # the reference lets control characters into strings
                     assert source is reference
                     valid = False
                 assert not ours.matches(text) or valid, (case["name"], text)
                 if source is reference and valid and case["name"] not in weaker:
-                    assert ours.matches(text) or b"-0" in text or b"." in text or b"e" in text.lower(), (case["name"], text)
+                    assert (
+                        ours.matches(text) or b"-0" in text or b"." in text or b"e" in text.lower()
+                    ), (case["name"], text)
 
 
 NAMES = ["a", "b", "cc"]
@@ -82,7 +106,10 @@ def random_value(rng, depth):
         return rng.choice(LEAVES)
     if roll < 0.8:
         return [random_value(rng, depth - 1) for _ in range(rng.randint(0, 3))]
-    return {name: random_value(rng, depth - 1) for name in rng.sample([*NAMES, "x1", "zz"], rng.randint(0, 3))}
+    return {
+        name: random_value(rng, depth - 1)
+        for name in rng.sample([*NAMES, "x1", "zz"], rng.randint(0, 3))
+    }
 
 
 def random_schema(rng, depth):
@@ -90,28 +117,81 @@ def random_schema(rng, depth):
         return rng.random() < 0.8
     out: dict = {}
     if rng.random() < 0.6:
-        out["type"] = rng.choice(["object", "array", "string", "number", "integer", "null", "boolean", ["string", "null"],
-                                  ["integer", "string"], ["object", "array"]])
+        out["type"] = rng.choice(
+            [
+                "object",
+                "array",
+                "string",
+                "number",
+                "integer",
+                "null",
+                "boolean",
+                ["string", "null"],
+                ["integer", "string"],
+                ["object", "array"],
+            ]
+        )
 
     def sub():
         if depth:
             return random_schema(rng, depth - 1)
-        return rng.choice([True, {"type": "string"}, {"type": "integer"}, {"const": 1}, {"enum": ["a", "b", 1]}, {"minimum": 2}])
+        return rng.choice(
+            [
+                True,
+                {"type": "string"},
+                {"type": "integer"},
+                {"const": 1},
+                {"enum": ["a", "b", 1]},
+                {"minimum": 2},
+            ]
+        )
 
     makers = {
-        "enum": lambda: [random_value(rng, 1) for _ in range(rng.randint(1, 4))], "const": lambda: random_value(rng, 1),
-        "multipleOf": lambda: rng.choice([1, 2, 0.5, 3, 5]), "pattern": lambda: rng.choice(["^a", "b$", "^(a|b)*$", "c", "^.{2}$"]),
+        "enum": lambda: [random_value(rng, 1) for _ in range(rng.randint(1, 4))],
+        "const": lambda: random_value(rng, 1),
+        "multipleOf": lambda: rng.choice([1, 2, 0.5, 3, 5]),
+        "pattern": lambda: rng.choice(["^a", "b$", "^(a|b)*$", "c", "^.{2}$"]),
         "properties": lambda: {name: sub() for name in rng.sample(NAMES, rng.randint(1, 3))},
         "required": lambda: rng.sample(NAMES, rng.randint(1, 2)),
-        "propertyNames": lambda: rng.choice([{"maxLength": 1}, {"pattern": "^a"}, {"enum": ["a", "b"]}, False, {"minLength": 2}]),
+        "propertyNames": lambda: rng.choice(
+            [{"maxLength": 1}, {"pattern": "^a"}, {"enum": ["a", "b"]}, False, {"minLength": 2}]
+        ),
         "patternProperties": lambda: {rng.choice(["^a", "c$", "^x"]): sub()},
         "prefixItems": lambda: [sub() for _ in range(rng.randint(1, 2))],
-        "dependentRequired": lambda: {rng.choice(NAMES): [rng.choice(NAMES)]}, "dependentSchemas": lambda: {rng.choice(NAMES): sub()},
-        "$ref": lambda: "#/$defs/d", "uniqueItems": lambda: True,
-        **{k: lambda: rng.choice([0, 1, 2, -3, 5, 1.5, 0.25, 10]) for k in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")},
-        **{k: lambda: rng.randint(0, 3) for k in ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")},
-        **dict.fromkeys(("additionalProperties", "items", "contains", "not", "unevaluatedProperties", "unevaluatedItems"), sub),
-        **{k: lambda: [sub() for _ in range(rng.randint(1, 3))] for k in ("allOf", "anyOf", "oneOf")},
+        "dependentRequired": lambda: {rng.choice(NAMES): [rng.choice(NAMES)]},
+        "dependentSchemas": lambda: {rng.choice(NAMES): sub()},
+        "$ref": lambda: "#/$defs/d",
+        "uniqueItems": lambda: True,
+        **{
+            k: lambda: rng.choice([0, 1, 2, -3, 5, 1.5, 0.25, 10])
+            for k in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+        },
+        **{
+            k: lambda: rng.randint(0, 3)
+            for k in (
+                "minLength",
+                "maxLength",
+                "minItems",
+                "maxItems",
+                "minProperties",
+                "maxProperties",
+            )
+        },
+        **dict.fromkeys(
+            (
+                "additionalProperties",
+                "items",
+                "contains",
+                "not",
+                "unevaluatedProperties",
+                "unevaluatedItems",
+            ),
+            sub,
+        ),
+        **{
+            k: lambda: [sub() for _ in range(rng.randint(1, 3))]
+            for k in ("allOf", "anyOf", "oneOf")
+        },
     }
     for _ in range(rng.randint(0, 3)):
         keyword = rng.choice([*makers, "if"])
@@ -137,7 +217,9 @@ def test_random_schemas_accept_only_valid_texts_and_all_canonical_ones(block):
         schema = random_schema(rng, 2)
         if isinstance(schema, dict):
             schema["$defs"] = {"d": random_schema(rng, 1)}
-        compiler = JsonSchemaCompiler(whitespace=rng.choice(["compact", "flexible"]), order=rng.choice(["declared", "free"]))
+        compiler = JsonSchemaCompiler(
+            whitespace=rng.choice(["compact", "flexible"]), order=rng.choice(["declared", "free"])
+        )
         try:
             grammar = compiler.compile(schema)
         except GrammarError as error:
@@ -152,58 +234,207 @@ def test_random_schemas_accept_only_valid_texts_and_all_canonical_ones(block):
                 assert text is None or validator.is_valid(json.loads(text)), (schema, text)
             for _ in range(30):
                 value = random_value(rng, 2)
-                valid, matched = validator.is_valid(value), grammar is not None and grammar.matches(text_of(value))
+                valid, matched = (
+                    validator.is_valid(value),
+                    grammar is not None and grammar.matches(text_of(value)),
+                )
                 assert not matched or valid, (schema, value)
                 assert matched or not valid or members_in_question(value), (schema, value)
-        except RecursionError:            # the validator's, for a definition that refers to itself
+        except RecursionError:  # the validator's, for a definition that refers to itself
             continue
     assert refused <= 8
 
 
-@pytest.mark.parametrize("schema, good, bad", [
-    ({"type": "integer", "minimum": -5, "multipleOf": 5}, ["-5", "0", "10", "100000"], ["-10", "3", "101"]),
-    ({"type": "number", "exclusiveMinimum": 0.5, "maximum": 1.25}, ["0.51", "1", "1.25", "1.0"], ["0.5", "1.26", "1.250001", "0"]),
-    ({"multipleOf": 0.01, "minimum": 0, "type": "number"}, ["0", "1.5", "2.25"], ["0.001", "-1"]),
-    ({"multipleOf": 0.25, "type": "number"}, ["0.25", "-1.75", "3"], ["0.3", "1.1"]),
-    ({"type": "integer", "not": {"multipleOf": 3}}, ["1", "-2", "100"], ["0", "3", "-9", "99"]),
-    ({"type": "number", "not": {"multipleOf": 2}, "minimum": 0, "maximum": 5}, ["1", "3", "0.5", "4.25"], ["0", "2", "4", "6.5"]),
-    ({"type": "string", "minLength": 2, "maxLength": 3}, ['"ab"', '"\U0001F600\u00e9x"', '"\\u00e9\\n"', '"\\ud83d\\ude00a"'],
-     ['"a"', '"abcd"', '"\\ud83d\\ude00"', '"\\ud83da"']),
-    ({"type": "string", "pattern": "^[A-Z]{2}", "maxLength": 4}, ['"AB"', '"ABcd"'], ['"Ab"', '"ABcde"']),
-    ({"type": "string", "format": "ipv4"}, ['"1.2.3.4"'], ['"1.2.3"']),
-    ({"type": "string", "format": "no-such-format"}, ['"x"'], ["1"]),
-    ({"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "string"}, "type": "object"},
-     ['{"a":1}', '{"b":"x"}', '{"a":1,"aa":"x"}'], ['{"a":"x"}', '{"\\u0061":"x"}', '{"b":1}']),
-    ({"type": "object", "patternProperties": {"^x-": {"type": "integer"}}, "additionalProperties": False},
-     ["{}", '{"x-1":2}'], ['{"y":2}', '{"x-":"s"}']),
-    ({"type": "object", "propertyNames": {"pattern": "^[a-c]+$"}, "minProperties": 1}, ['{"abc":1}'], ["{}", '{"d":1}']),
-    ({"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "additionalProperties": False, "minProperties": 2, "maxProperties": 2},
-     ['{"a":1,"c":2}', '{"b":1,"c":2}'], ['{"a":1}', '{"a":1,"b":2,"c":3}', "{}"]),
-    ({"type": "array", "prefixItems": [{"type": "string"}], "items": {"type": "integer"}, "minItems": 2, "maxItems": 3},
-     ['["a",1]', '["a",1,2]'], ['["a"]', '["a","b"]', '["a",1,2,3]', "[]"]),
-    ({"type": "array", "contains": {"const": 5}, "minContains": 2, "maxContains": 2}, ["[5,5]", "[1,5,2,5]"], ["[5]", "[5,5,5]", "[]"]),
-    ({"type": "array", "items": {"enum": [1, 2, 3]}, "uniqueItems": True, "minItems": 2}, ["[1,2]", "[3,1,2]"], ["[1,1]", "[1]"]),
-    ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, ["1", "2.5"], ["3"]),
-    ({"oneOf": [{"required": ["a"]}, {"required": ["b"]}], "type": "object"}, ['{"a":1}', '{"b":1}'], ["{}", '{"a":1,"b":2}']),
-    ({"allOf": [{"minimum": 2}, {"maximum": 4}], "type": "integer"}, ["2", "4"], ["1", "5"]),
-    ({"not": {"enum": ["a", 1, None]}, "type": ["string", "integer", "null"]}, ['"b"', "2"], ['"a"', "1", "null"]),
-    ({"if": {"properties": {"k": {"const": "x"}}, "required": ["k"]}, "then": {"required": ["y"]}, "else": {"required": ["z"]},
-      "type": "object", "properties": {"k": {}, "y": {}, "z": {}}}, ['{"k":"x","y":1}', '{"z":1}', '{"k":"w","z":0}'],
-     ['{"k":"x"}', '{"k":"w"}', "{}"]),
-    ({"type": "object", "dependentRequired": {"a": ["b"]}, "properties": {"a": {}, "b": {}}}, ["{}", '{"b":1}', '{"a":1,"b":1}'],
-     ['{"a":1}']),
-    ({"$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}, "additionalProperties": False}},
-      "$ref": "#/$defs/node"}, ["{}", '{"next":{"next":{}}}'], ['{"next":1}', '{"next":{"x":{}}}']),
-    ({"$id": "http://e.x/root", "$ref": "item", "$defs": {"i": {"$id": "item", "$anchor": "here", "const": 1}}}, ["1"], ["2"]),
-    ({"$ref": "#here", "$defs": {"i": {"$anchor": "here", "const": 1}}}, ["1"], ["2"]),
-    ({"$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/definitions/i", "type": "string",
-      "definitions": {"i": {"const": 1}}}, ["1"], ["2", '"a"']),
-    ({"$schema": "http://json-schema.org/draft-04/schema#", "minimum": 3, "exclusiveMinimum": True, "type": "integer"}, ["4"], ["3"]),
-    ({"allOf": [{"properties": {"a": {"const": 1}}}], "unevaluatedProperties": False, "type": "object"}, ["{}", '{"a":1}'], ['{"b":1}']),
-    ({"$schema": "https://json-schema.org/draft/2019-09/schema", "type": "array", "allOf": [{"additionalItems": {"type": "number"}}],
-      "unevaluatedItems": {"type": "string"}}, ["[]", '["a"]'], ["[1]", '["a",1]']),
-    (True, ["1", "null", '{"a":[1,{}]}', '"x"', "-1.5e+10"], ["", "nul", "{a:1}", "[1,]", "01", "1."]),
-])
+@pytest.mark.parametrize(
+    "schema, good, bad",
+    [
+        (
+            {"type": "integer", "minimum": -5, "multipleOf": 5},
+            ["-5", "0", "10", "100000"],
+            ["-10", "3", "101"],
+        ),
+        (
+            {"type": "number", "exclusiveMinimum": 0.5, "maximum": 1.25},
+            ["0.51", "1", "1.25", "1.0"],
+            ["0.5", "1.26", "1.250001", "0"],
+        ),
+        (
+            {"multipleOf": 0.01, "minimum": 0, "type": "number"},
+            ["0", "1.5", "2.25"],
+            ["0.001", "-1"],
+        ),
+        ({"multipleOf": 0.25, "type": "number"}, ["0.25", "-1.75", "3"], ["0.3", "1.1"]),
+        ({"type": "integer", "not": {"multipleOf": 3}}, ["1", "-2", "100"], ["0", "3", "-9", "99"]),
+        (
+            {"type": "number", "not": {"multipleOf": 2}, "minimum": 0, "maximum": 5},
+            ["1", "3", "0.5", "4.25"],
+            ["0", "2", "4", "6.5"],
+        ),
+        (
+            {"type": "string", "minLength": 2, "maxLength": 3},
+            ['"ab"', '"\U0001f600\u00e9x"', '"\\u00e9\\n"', '"\\ud83d\\ude00a"'],
+            ['"a"', '"abcd"', '"\\ud83d\\ude00"', '"\\ud83da"'],
+        ),
+        (
+            {"type": "string", "pattern": "^[A-Z]{2}", "maxLength": 4},
+            ['"AB"', '"ABcd"'],
+            ['"Ab"', '"ABcde"'],
+        ),
+        ({"type": "string", "format": "ipv4"}, ['"1.2.3.4"'], ['"1.2.3"']),
+        ({"type": "string", "format": "no-such-format"}, ['"x"'], ["1"]),
+        (
+            {
+                "properties": {"a": {"type": "integer"}},
+                "additionalProperties": {"type": "string"},
+                "type": "object",
+            },
+            ['{"a":1}', '{"b":"x"}', '{"a":1,"aa":"x"}'],
+            ['{"a":"x"}', '{"\\u0061":"x"}', '{"b":1}'],
+        ),
+        (
+            {
+                "type": "object",
+                "patternProperties": {"^x-": {"type": "integer"}},
+                "additionalProperties": False,
+            },
+            ["{}", '{"x-1":2}'],
+            ['{"y":2}', '{"x-":"s"}'],
+        ),
+        (
+            {"type": "object", "propertyNames": {"pattern": "^[a-c]+$"}, "minProperties": 1},
+            ['{"abc":1}'],
+            ["{}", '{"d":1}'],
+        ),
+        (
+            {
+                "type": "object",
+                "properties": {"a": {}, "b": {}, "c": {}},
+                "additionalProperties": False,
+                "minProperties": 2,
+                "maxProperties": 2,
+            },
+            ['{"a":1,"c":2}', '{"b":1,"c":2}'],
+            ['{"a":1}', '{"a":1,"b":2,"c":3}', "{}"],
+        ),
+        (
+            {
+                "type": "array",
+                "prefixItems": [{"type": "string"}],
+                "items": {"type": "integer"},
+                "minItems": 2,
+                "maxItems": 3,
+            },
+            ['["a",1]', '["a",1,2]'],
+            ['["a"]', '["a","b"]', '["a",1,2,3]', "[]"],
+        ),
+        (
+            {"type": "array", "contains": {"const": 5}, "minContains": 2, "maxContains": 2},
+            ["[5,5]", "[1,5,2,5]"],
+            ["[5]", "[5,5,5]", "[]"],
+        ),
+        (
+            {"type": "array", "items": {"enum": [1, 2, 3]}, "uniqueItems": True, "minItems": 2},
+            ["[1,2]", "[3,1,2]"],
+            ["[1,1]", "[1]"],
+        ),
+        ({"oneOf": [{"type": "integer"}, {"minimum": 2}]}, ["1", "2.5"], ["3"]),
+        (
+            {"oneOf": [{"required": ["a"]}, {"required": ["b"]}], "type": "object"},
+            ['{"a":1}', '{"b":1}'],
+            ["{}", '{"a":1,"b":2}'],
+        ),
+        ({"allOf": [{"minimum": 2}, {"maximum": 4}], "type": "integer"}, ["2", "4"], ["1", "5"]),
+        (
+            {"not": {"enum": ["a", 1, None]}, "type": ["string", "integer", "null"]},
+            ['"b"', "2"],
+            ['"a"', "1", "null"],
+        ),
+        (
+            {
+                "if": {"properties": {"k": {"const": "x"}}, "required": ["k"]},
+                "then": {"required": ["y"]},
+                "else": {"required": ["z"]},
+                "type": "object",
+                "properties": {"k": {}, "y": {}, "z": {}},
+            },
+            ['{"k":"x","y":1}', '{"z":1}', '{"k":"w","z":0}'],
+            ['{"k":"x"}', '{"k":"w"}', "{}"],
+        ),
+        (
+            {"type": "object", "dependentRequired": {"a": ["b"]}, "properties": {"a": {}, "b": {}}},
+            ["{}", '{"b":1}', '{"a":1,"b":1}'],
+            ['{"a":1}'],
+        ),
+        (
+            {
+                "$defs": {
+                    "node": {
+                        "type": "object",
+                        "properties": {"next": {"$ref": "#/$defs/node"}},
+                        "additionalProperties": False,
+                    }
+                },
+                "$ref": "#/$defs/node",
+            },
+            ["{}", '{"next":{"next":{}}}'],
+            ['{"next":1}', '{"next":{"x":{}}}'],
+        ),
+        (
+            {
+                "$id": "http://e.x/root",
+                "$ref": "item",
+                "$defs": {"i": {"$id": "item", "$anchor": "here", "const": 1}},
+            },
+            ["1"],
+            ["2"],
+        ),
+        ({"$ref": "#here", "$defs": {"i": {"$anchor": "here", "const": 1}}}, ["1"], ["2"]),
+        (
+            {
+                "$schema": "http://json-schema.org/draft-07/schema#",
+                "$ref": "#/definitions/i",
+                "type": "string",
+                "definitions": {"i": {"const": 1}},
+            },
+            ["1"],
+            ["2", '"a"'],
+        ),
+        (
+            {
+                "$schema": "http://json-schema.org/draft-04/schema#",
+                "minimum": 3,
+                "exclusiveMinimum": True,
+                "type": "integer",
+            },
+            ["4"],
+            ["3"],
+        ),
+        (
+            {
+                "allOf": [{"properties": {"a": {"const": 1}}}],
+                "unevaluatedProperties": False,
+                "type": "object",
+            },
+            ["{}", '{"a":1}'],
+            ['{"b":1}'],
+        ),
+        (
+            {
+                "$schema": "https://json-schema.org/draft/2019-09/schema",
+                "type": "array",
+                "allOf": [{"additionalItems": {"type": "number"}}],
+                "unevaluatedItems": {"type": "string"},
+            },
+            ["[]", '["a"]'],
+            ["[1]", '["a",1]'],
+        ),
+        (
+            True,
+            ["1", "null", '{"a":[1,{}]}', '"x"', "-1.5e+10"],
+            ["", "nul", "{a:1}", "[1,]", "01", "1."],
+        ),
+    ],
+)
 def test_keywords_mean_what_the_standard_says(schema, good, bad):
     for grammar in (COMPACT.compile(schema), FLEXIBLE.compile(schema)):
         assert [t for t in good if not grammar.matches(t)] == []
@@ -213,43 +444,67 @@ def test_keywords_mean_what_the_standard_says(schema, good, bad):
         assert [t for t in bad if again.matches(t)] == []
 
 
-@pytest.mark.parametrize("schema, pointer, keyword", [
-    ({"properties": {"a": {"type": "kaboom"}}}, "/properties/a", "type"),
-    ({"properties": {"a/b": {"pattern": "(a)\\1"}}}, "/properties/a~1b", "pattern"),
-    ({"items": {"pattern": "("}}, "/items", "pattern"),
-    ({"type": "array", "uniqueItems": True, "items": {"type": "string"}}, "/", "uniqueItems"),
-    ({"type": "object", "minProperties": 3}, "/", "minProperties"),
-    ({"$ref": "#/nowhere"}, "/", "\\$ref"),
-    ({"$ref": "http://elsewhere/"}, "/", "\\$ref"),
-    ({"minLength": -1}, "/", "minLength"),
-    ({"required": 5}, "/", "required"),
-    ({"not": {"multipleOf": 0.3}}, "/", "not"),
-    ({"type": "object", "additionalProperties": {"format": "uuid", "maxLength": "x"}}, "/additionalProperties", "maxLength"),
-])
+@pytest.mark.parametrize(
+    "schema, pointer, keyword",
+    [
+        ({"properties": {"a": {"type": "kaboom"}}}, "/properties/a", "type"),
+        ({"properties": {"a/b": {"pattern": "(a)\\1"}}}, "/properties/a~1b", "pattern"),
+        ({"items": {"pattern": "("}}, "/items", "pattern"),
+        ({"type": "array", "uniqueItems": True, "items": {"type": "string"}}, "/", "uniqueItems"),
+        ({"type": "object", "minProperties": 3}, "/", "minProperties"),
+        ({"$ref": "#/nowhere"}, "/", "\\$ref"),
+        ({"$ref": "http://elsewhere/"}, "/", "\\$ref"),
+        ({"minLength": -1}, "/", "minLength"),
+        ({"required": 5}, "/", "required"),
+        ({"not": {"multipleOf": 0.3}}, "/", "not"),
+        (
+            {"type": "object", "additionalProperties": {"format": "uuid", "maxLength": "x"}},
+            "/additionalProperties",
+            "maxLength",
+        ),
+    ],
+)
 def test_what_cannot_be_enforced_raises_with_pointer_and_keyword(schema, pointer, keyword):
     with pytest.raises(GrammarError, match=f"schema {pointer}: keyword '{keyword}'"):
         COMPACT.compile(schema)
 
 
 def test_lenient_compilation_warns_and_leaves_the_keyword_out():
-    schema = {"type": "array", "uniqueItems": True, "items": {"type": "string", "pattern": "(a)\\1"}}
+    schema = {
+        "type": "array",
+        "uniqueItems": True,
+        "items": {"type": "string", "pattern": "(a)\\1"},
+    }
     with pytest.warns(GrammarWarning, match="uniqueItems"):
         grammar = COMPACT.compile(schema, strict=False)
     assert grammar.matches('["b","b"]') and not grammar.matches("[1]")
     assert len(grammar.warnings) == 2
 
 
-@pytest.mark.parametrize("schema", [False, {"not": {}}, {"type": "integer", "minimum": 3, "maximum": 2},
-                                    {"allOf": [{"const": 1}, {"const": 2}]}, {"type": "object", "required": ["a"], "properties": {"a": False}},
-                                    {"$ref": "#"},
-                                    {"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}}])
+@pytest.mark.parametrize(
+    "schema",
+    [
+        False,
+        {"not": {}},
+        {"type": "integer", "minimum": 3, "maximum": 2},
+        {"allOf": [{"const": 1}, {"const": 2}]},
+        {"type": "object", "required": ["a"], "properties": {"a": False}},
+        {"$ref": "#"},
+        {"type": "object", "required": ["a"], "properties": {"a": {"$ref": "#"}}},
+    ],
+)
 def test_schemas_that_nothing_satisfies_raise(schema):
     with pytest.raises(GrammarError):
         COMPACT.compile(schema)
 
 
 def test_order_is_declared_or_free():
-    schema = {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "required": ["a", "b"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"a": {}, "b": {}, "c": {}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
     free = JsonSchemaCompiler(order="free").compile(schema)
     declared = COMPACT.compile(schema)
     for text in ('{"a":1,"b":2}', '{"a":1,"b":2,"c":3}'):
@@ -261,11 +516,18 @@ def test_order_is_declared_or_free():
 
 
 def test_whitespace_is_compact_or_flexible():
-    schema = {"type": "object", "properties": {"a": {"type": "array"}, "\u00e9": {"const": "\u00e9\n"}}}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "array"}, "\u00e9": {"const": "\u00e9\n"}},
+    }
     value = {"a": [1, {"b": None}], "\u00e9": "\u00e9\n"}
     compact, flexible = COMPACT.compile(schema), FLEXIBLE.compile(schema)
     assert compact.matches(text_of(value)) and flexible.matches(text_of(value))
-    for spelling in (json.dumps(value), json.dumps(value, indent=2), json.dumps(value, ensure_ascii=False)):
+    for spelling in (
+        json.dumps(value),
+        json.dumps(value, indent=2),
+        json.dumps(value, ensure_ascii=False),
+    ):
         assert flexible.matches(spelling) and not compact.matches(spelling)
 
 
@@ -290,14 +552,21 @@ def test_models_and_dataclasses_are_schemas():
 
     Shape.__annotations__["points"] = list[Point]
     grammar = COMPACT.compile(Shape)
-    assert grammar.matches('{"name":"n","colour":"red","points":[{"x":1},{"x":2,"y":0.5}],"made":"2024-01-31","tags":{"a":true}}')
+    assert grammar.matches(
+        '{"name":"n","colour":"red","points":[{"x":1},{"x":2,"y":0.5}],"made":"2024-01-31","tags":{"a":true}}'
+    )
     assert not grammar.matches('{"name":"n","colour":"green","points":[]}')
     assert not grammar.matches('{"name":"n","colour":"red"}')
 
     class Model:
         @classmethod
         def model_json_schema(cls):
-            return {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+            return {
+                "type": "object",
+                "properties": {"n": {"type": "integer"}},
+                "required": ["n"],
+                "additionalProperties": False,
+            }
 
     assert COMPACT.compile(Model).matches('{"n":3}')
 
@@ -313,10 +582,28 @@ def test_hostile_schemas_raise():
     deep: dict = {"type": "integer"}
     for _ in range(3000):
         deep = {"items": deep}
-    blowup = {"allOf": [{"anyOf": [{"properties": {f"p{i}{j}": {"const": j}}, "required": [f"p{i}{j}"]} for j in range(4)]}
-                        for i in range(9)]}
-    for schema in (deep, blowup, "{", '{"minimum": 1e999999999}', {"minimum": float("nan")}, 5, None, {"items": 3},
-                   {"pattern": "^(a{1,1000}){1,1000}b$", "maxLength": 5000}):
+    blowup = {
+        "allOf": [
+            {
+                "anyOf": [
+                    {"properties": {f"p{i}{j}": {"const": j}}, "required": [f"p{i}{j}"]}
+                    for j in range(4)
+                ]
+            }
+            for i in range(9)
+        ]
+    }
+    for schema in (
+        deep,
+        blowup,
+        "{",
+        '{"minimum": 1e999999999}',
+        {"minimum": float("nan")},
+        5,
+        None,
+        {"items": 3},
+        {"pattern": "^(a{1,1000}){1,1000}b$", "maxLength": 5000},
+    ):
         with pytest.raises(GrammarError):
             COMPACT.compile(schema)
     for options in ({"whitespace": "loose"}, {"order": "random"}):
@@ -325,6 +612,10 @@ def test_hostile_schemas_raise():
 
 
 def test_references_to_given_resources_are_resolved():
-    compiler = JsonSchemaCompiler(resources={"http://e.x/defs.json": {"$defs": {"n": {"type": "integer"}}}})
-    grammar = compiler.compile({"type": "array", "items": {"$ref": "http://e.x/defs.json#/$defs/n"}})
+    compiler = JsonSchemaCompiler(
+        resources={"http://e.x/defs.json": {"$defs": {"n": {"type": "integer"}}}}
+    )
+    grammar = compiler.compile(
+        {"type": "array", "items": {"$ref": "http://e.x/defs.json#/$defs/n"}}
+    )
     assert grammar.matches("[1,2]") and not grammar.matches('["a"]')

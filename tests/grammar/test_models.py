@@ -1,4 +1,7 @@
-"""Pydantic models are schemas: what a grammar accepts is what the model reads, and what the model writes is accepted."""
+"""Pydantic models are schemas: what a grammar accepts is what the model reads, and what the model
+writes is accepted.
+"""
+
 import ast
 import dataclasses
 import datetime
@@ -38,10 +41,20 @@ class Home(pydantic.BaseModel):
     next: "Home | None" = None
 
 
-GOOD = ['{"pets":[]}', '{"pets":[{"kind":"cat","lives":9}],"colour":"blue"}',
-        '{"pets":[{"kind":"dog","name":"Rex","born":"2024-02-29"}],"next":{"pets":[]}}']
-BAD = ['{}', '{"pets":[{"kind":"cat","lives":10}]}', '{"pets":[{"kind":"dog","name":"R"}]}', '{"pets":[],"colour":"green"}', '{"pets":[],"more":1}',
-       '{"pets":[{"kind":"dog","name":"Rex","born":"2023-02-29"}]}', '{"pets":[],"next":{}}']
+GOOD = [
+    '{"pets":[]}',
+    '{"pets":[{"kind":"cat","lives":9}],"colour":"blue"}',
+    '{"pets":[{"kind":"dog","name":"Rex","born":"2024-02-29"}],"next":{"pets":[]}}',
+]
+BAD = [
+    "{}",
+    '{"pets":[{"kind":"cat","lives":10}]}',
+    '{"pets":[{"kind":"dog","name":"R"}]}',
+    '{"pets":[],"colour":"green"}',
+    '{"pets":[],"more":1}',
+    '{"pets":[{"kind":"dog","name":"Rex","born":"2023-02-29"}]}',
+    '{"pets":[],"next":{}}',
+]
 
 
 def test_a_grammar_of_a_model_accepts_what_the_model_reads():
@@ -55,7 +68,13 @@ def test_a_grammar_of_a_model_accepts_what_the_model_reads():
 
 
 def test_what_a_model_writes_is_accepted():
-    home = Home(pets=[Cat(kind="cat", lives=3), Dog(kind="dog", name="Ann", born=datetime.date(2024, 2, 29))], next=Home(pets=[]))
+    home = Home(
+        pets=[
+            Cat(kind="cat", lives=3),
+            Dog(kind="dog", name="Ann", born=datetime.date(2024, 2, 29)),
+        ],
+        next=Home(pets=[]),
+    )
     assert Grammar.from_json_schema(Home).matches(home.model_dump_json())
 
 
@@ -65,7 +84,7 @@ def test_a_pydantic_dataclass_keeps_its_constraints():
         x: Annotated[int, pydantic.Field(ge=0, le=9)]
 
     grammar = Grammar.from_json_schema(Point)
-    assert [grammar.matches(t) for t in ('{"x":9}', '{"x":10}', '{}')] == [True, False, False]
+    assert [grammar.matches(t) for t in ('{"x":9}', '{"x":10}', "{}")] == [True, False, False]
 
 
 def test_bounds_noted_in_a_plain_dataclass_hold_or_raise():
@@ -75,7 +94,12 @@ def test_bounds_noted_in_a_plain_dataclass_hold_or_raise():
         name: Annotated[str, pydantic.Field(max_length=2, pattern="^[a-z]+$")]
 
     grammar = Grammar.from_json_schema(Point)
-    texts = ('{"x":8,"name":"ab"}', '{"x":9,"name":"ab"}', '{"x":8,"name":"abc"}', '{"x":8,"name":"A"}')
+    texts = (
+        '{"x":8,"name":"ab"}',
+        '{"x":9,"name":"ab"}',
+        '{"x":8,"name":"abc"}',
+        '{"x":8,"name":"A"}',
+    )
     assert [grammar.matches(t) for t in texts] == [True, False, False, False]
 
     @dataclasses.dataclass
@@ -97,19 +121,36 @@ def test_a_model_that_cannot_be_enforced_raises():
 def test_no_module_of_the_package_imports_pydantic():
     for path in Path(oxillama.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names = (
+                [a.name for a in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
             assert not any(name.split(".")[0] == "pydantic" for name in names), path
 
 
-@pytest.mark.parametrize(("kind", "good", "bad"), [
-    *((getattr(typing, name), ["[]", '[1,"a"]'], ["{}"]) for name in ("List", "Sequence", "Tuple")), (tuple, ["[]", '[1,"a"]'], ["{}"]),
-    *((getattr(typing, name), ["{}", '{"a":1}'], ["[]"]) for name in ("Dict", "Mapping")), (tuple[()], ["[]"], ["[1]"]),
-])
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        *(
+            (getattr(typing, name), ["[]", '[1,"a"]'], ["{}"])
+            for name in ("List", "Sequence", "Tuple")
+        ),
+        (tuple, ["[]", '[1,"a"]'], ["{}"]),
+        *((getattr(typing, name), ["{}", '{"a":1}'], ["[]"]) for name in ("Dict", "Mapping")),
+        (tuple[()], ["[]"], ["[1]"]),
+    ],
+)
 def test_containers_that_do_not_say_of_what_hold_anything(kind, good, bad):
     grammar = Grammar.from_json_schema(dataclasses.make_dataclass("Held", [("x", kind)]))
-    assert [[text for text in texts if grammar.matches(f'{{"x":{text}}}')] for texts in (good, bad)] == [good, []]
+    assert [
+        [text for text in texts if grammar.matches(f'{{"x":{text}}}')] for texts in (good, bad)
+    ] == [good, []]
 
 
 def test_a_set_that_does_not_say_of_what_raises_for_its_unique_items():
     with pytest.raises(GrammarError, match="uniqueItems"):
-        Grammar.from_json_schema(dataclasses.make_dataclass("Held", [("x", getattr(typing, "Set"))]))  # noqa: B009
+        untold = getattr(typing, "Set")  # noqa: B009
+        Grammar.from_json_schema(dataclasses.make_dataclass("Held", [("x", untold)]))

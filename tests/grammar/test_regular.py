@@ -1,4 +1,5 @@
 """Regular expressions and automata against Python's re, and the laws of the Boolean operations."""
+
 import itertools
 import random
 import re
@@ -12,41 +13,83 @@ from oxillama.grammar.nodes import CLASS
 from oxillama.grammar.regex import parse_regex, search_automaton
 from oxillama.grammar.regular import Dfa
 
-PATTERNS = ["", "^a", "a$", "^(a|b)*c$", "a{2,3}b?", r"^(?=.*\d)(?=.*[a-z]).{3,6}$", "^((?!foo).)*$", "(^a|b$)", "^(^ab$|^cd$)$",
-            "[^a-c]x", r"^\w+@\w+\.com$", "a|^$", "^(?!.*--)[a-z-]+$", "(ab)+(?!c)", "^a*?b+?$", "x(?=y)y", "a{,2}", "[.]",
-            r"\x61\u0062[\u0063]", "(?:a|(?<n>b))c", "^[^\\s]+$", "a{0}b", "(a*)*b", "(?=a)*b|ab"]
+PATTERNS = [
+    "",
+    "^a",
+    "a$",
+    "^(a|b)*c$",
+    "a{2,3}b?",
+    r"^(?=.*\d)(?=.*[a-z]).{3,6}$",
+    "^((?!foo).)*$",
+    "(^a|b$)",
+    "^(^ab$|^cd$)$",
+    "[^a-c]x",
+    r"^\w+@\w+\.com$",
+    "a|^$",
+    "^(?!.*--)[a-z-]+$",
+    "(ab)+(?!c)",
+    "^a*?b+?$",
+    "x(?=y)y",
+    "a{,2}",
+    "[.]",
+    r"\x61\u0062[\u0063]",
+    "(?:a|(?<n>b))c",
+    "^[^\\s]+$",
+    "a{0}b",
+    "(a*)*b",
+    "(?=a)*b|ab",
+]
 WORDS = ["".join(w) for n in range(4) for w in itertools.product("ab1-", repeat=n)]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_patterns_match_what_re_matches(pattern):
     rng = random.Random(pattern)
-    regex, python = parse_regex(pattern), re.compile(pattern.replace("(?<n>", "(?P<n>").replace("(?=a)*", "(?:(?=a))?").replace(
-        "a{,2}", r"a\{,2\}"))
+    regex, python = (
+        parse_regex(pattern),
+        re.compile(
+            pattern.replace("(?<n>", "(?P<n>")
+            .replace("(?=a)*", "(?:(?=a))?")
+            .replace("a{,2}", r"a\{,2\}")
+        ),
+    )
     search, whole = regex.search(), Grammar(["root"], [regex.whole()])
-    direct = regex.search_node(lambda ranges: (CLASS, ranges), (4, (CLASS, ((0, 0xD7FF), (0xE000, 0x10FFFF))), 0, -1))
+    direct = regex.search_node(
+        lambda ranges: (CLASS, ranges), (4, (CLASS, ((0, 0xD7FF), (0xE000, 0x10FFFF))), 0, -1)
+    )
     grammar = None if direct is None else Grammar(["root"], [direct])
     for _ in range(400):
         text = "".join(rng.choice("abcdfox-y1@.{,2} \n") for _ in range(rng.randint(0, 7)))
         if "$" in pattern and text.endswith("\n"):
-            continue                       # Python's $ also matches before a last line break, ECMA's does not
+            # Python's $ also matches before a last line break, ECMA's does not
+            continue
         assert search.accepts_text(text) == bool(python.search(text)), text
         assert whole.matches(text) == bool(python.fullmatch(text)), text
         assert grammar is None or grammar.matches(text) == bool(python.search(text)), text
 
 
 def test_operations_are_those_of_sets():
-    automata = [search_automaton(p) for p in ("^(a|b)*$", "ab", "^.{2,3}$", "1$", "^$")] + [Dfa.words(["a", "ab1"]), Dfa.lengths(1, 2),
-                                                                                        Dfa.everything(), Dfa.nothing()]
+    automata = [search_automaton(p) for p in ("^(a|b)*$", "ab", "^.{2,3}$", "1$", "^$")] + [
+        Dfa.words(["a", "ab1"]),
+        Dfa.lengths(1, 2),
+        Dfa.everything(),
+        Dfa.nothing(),
+    ]
     for a, b in itertools.product(automata, repeat=2):
         both, either, without = a.both(b), a.either(b), a.without(b)
         for word in WORDS:
             x, y = a.accepts_text(word), b.accepts_text(word)
-            assert (both.accepts_text(word), either.accepts_text(word), without.accepts_text(word)) == (x and y, x or y, x and not y)
+            assert (
+                both.accepts_text(word),
+                either.accepts_text(word),
+                without.accepts_text(word),
+            ) == (x and y, x or y, x and not y)
         assert both.empty == (not any(both.accepts_text(w) for w in WORDS)) or not both.empty
     for a in automata:
         inverse, minimal = a.inverse(), a.minimal()
-        assert all(inverse.accepts_text(w) != a.accepts_text(w) == minimal.accepts_text(w) for w in WORDS)
+        assert all(
+            inverse.accepts_text(w) != a.accepts_text(w) == minimal.accepts_text(w) for w in WORDS
+        )
         assert a.without(a).empty and a.both(inverse).empty
         assert len(minimal.moves) <= len(a.moves)
 
@@ -58,9 +101,27 @@ def test_finite_languages_are_listed():
     assert Dfa.nothing().finite(10) == []
 
 
-@pytest.mark.parametrize("pattern, position", [
-    ("(a", 1), ("a)", 2), ("[a", 1), ("*a", 1), ("a**", 3), (r"\1", 1), (r"(a)\k<n>", 4), (r"a\b", 2), ("(?<=a)b", 1), (r"\p{Nope}", 1),
-    ("a{3,2}", 2), ("a{999999}", 2), ("[z-a]", 3), (r"\u12", 1), ("a\\", 2), (r"\y", 1)])
+@pytest.mark.parametrize(
+    "pattern, position",
+    [
+        ("(a", 1),
+        ("a)", 2),
+        ("[a", 1),
+        ("*a", 1),
+        ("a**", 3),
+        (r"\1", 1),
+        (r"(a)\k<n>", 4),
+        (r"a\b", 2),
+        ("(?<=a)b", 1),
+        (r"\p{Nope}", 1),
+        ("a{3,2}", 2),
+        ("a{999999}", 2),
+        ("[z-a]", 3),
+        (r"\u12", 1),
+        ("a\\", 2),
+        (r"\y", 1),
+    ],
+)
 def test_what_is_not_regular_or_malformed_is_refused_with_its_position(pattern, position):
     with pytest.raises(GrammarError, match=f"position {position}:"):
         parse_regex(pattern)
@@ -78,28 +139,59 @@ def test_unicode_classes():
     letters = parse_regex(r"^\p{Lu}\p{L}*$").search()
     assert letters.accepts_text("\u00c9cole") and not letters.accepts_text("\u00e9cole")
     assert parse_regex(r"^\P{L}$").search().accepts_text("1")
-    assert Grammar.from_regex("[\U0001F600-\U0001F64F]").matches("\U0001F601")
+    assert Grammar.from_regex("[\U0001f600-\U0001f64f]").matches("\U0001f601")
 
 
-@pytest.mark.parametrize("name, good, bad", [
-    ("date", ["2024-02-29", "2023-12-31", "2000-02-29"], ["2023-02-29", "1900-02-29", "2023-04-31", "2023-1-1", "06/19/1963"]),
-    ("time", ["12:00:00Z", "23:59:59.25+01:00"], ["24:00:00Z", "12:00:00", "12:60:00Z", "08:30:06 PST"]),
-    ("date-time", ["2023-08-23T12:00:00Z"], ["2023-08-23 12:00:00Z", "1990-02-31T15:59:59Z"]),
-    ("duration", ["P4DT12H30M5S", "P4W", "PT36H"], ["P", "PT", "P1D2H", "PT1D", "P2D1Y", "4DT12H"]),
-    ("uuid", ["2EB8AA08-AA98-11EA-B4AA-73B441D16380"], ["2eb8aa08-aa98-11ea-b4aa-73b441d1638"]),
-    ("email", ["joe.bloggs@example.com", "te~st@example.com"], [".test@example.com", "te..st@example.com", "2962", "a@-b.com"]),
-    ("hostname", ["www.example.com", "a"], ["-a", "a-", "a..b", "_x", "a" * 64]),
-    ("ipv4", ["192.168.0.1"], ["256.0.0.1", "1.2.3", "01.2.3.4"]),
-    ("ipv6", ["::1", "1:2:3:4:5:6:7:8", "::ffff:192.168.0.1", "1::"], ["12345::", "1:2:3:4:5:6:7:8:9", "1::2::3", ":1"]),
-    ("uri", ["http://a.b/c?d=e#f", "urn:x:y", "http://[::1]:80/"], ["//a", "a b", "http://a b", "\\\\x"]),
-    ("uri-reference", ["/abc", "#f", "//a.b", "", "a/b:c"], ["\\\\WINDOWS", "#a#b"]),
-    ("iri", ["http://\u00e9.b/\u4e16?d=e#f"], ["//a", "a b", "not-an-iri"]),
-    ("iri-reference", ["/\u00e9"], ["\\\\WINDOWS"]),
-    ("uri-template", ["http://e.com/{a,b*}{?q:3}", "plain", "{+x.y}"], ["http://e.com/{", "{a", "a}", "{a b}", "{}"]),
-    ("json-pointer", ["", "/a/b~0~1"], ["a", "/~2", "/a~"]),
-    ("relative-json-pointer", ["0", "1/a", "2#"], ["/a", "01", "-1/a"]),
-    ("regex", ["^a(b|c)*$", "[a-z]+\\d"], ["^(abc]", "a**", "["]),
-])
+@pytest.mark.parametrize(
+    "name, good, bad",
+    [
+        (
+            "date",
+            ["2024-02-29", "2023-12-31", "2000-02-29"],
+            ["2023-02-29", "1900-02-29", "2023-04-31", "2023-1-1", "06/19/1963"],
+        ),
+        (
+            "time",
+            ["12:00:00Z", "23:59:59.25+01:00"],
+            ["24:00:00Z", "12:00:00", "12:60:00Z", "08:30:06 PST"],
+        ),
+        ("date-time", ["2023-08-23T12:00:00Z"], ["2023-08-23 12:00:00Z", "1990-02-31T15:59:59Z"]),
+        (
+            "duration",
+            ["P4DT12H30M5S", "P4W", "PT36H"],
+            ["P", "PT", "P1D2H", "PT1D", "P2D1Y", "4DT12H"],
+        ),
+        ("uuid", ["2EB8AA08-AA98-11EA-B4AA-73B441D16380"], ["2eb8aa08-aa98-11ea-b4aa-73b441d1638"]),
+        (
+            "email",
+            ["joe.bloggs@example.com", "te~st@example.com"],
+            [".test@example.com", "te..st@example.com", "2962", "a@-b.com"],
+        ),
+        ("hostname", ["www.example.com", "a"], ["-a", "a-", "a..b", "_x", "a" * 64]),
+        ("ipv4", ["192.168.0.1"], ["256.0.0.1", "1.2.3", "01.2.3.4"]),
+        (
+            "ipv6",
+            ["::1", "1:2:3:4:5:6:7:8", "::ffff:192.168.0.1", "1::"],
+            ["12345::", "1:2:3:4:5:6:7:8:9", "1::2::3", ":1"],
+        ),
+        (
+            "uri",
+            ["http://a.b/c?d=e#f", "urn:x:y", "http://[::1]:80/"],
+            ["//a", "a b", "http://a b", "\\\\x"],
+        ),
+        ("uri-reference", ["/abc", "#f", "//a.b", "", "a/b:c"], ["\\\\WINDOWS", "#a#b"]),
+        ("iri", ["http://\u00e9.b/\u4e16?d=e#f"], ["//a", "a b", "not-an-iri"]),
+        ("iri-reference", ["/\u00e9"], ["\\\\WINDOWS"]),
+        (
+            "uri-template",
+            ["http://e.com/{a,b*}{?q:3}", "plain", "{+x.y}"],
+            ["http://e.com/{", "{a", "a}", "{a b}", "{}"],
+        ),
+        ("json-pointer", ["", "/a/b~0~1"], ["a", "/~2", "/a~"]),
+        ("relative-json-pointer", ["0", "1/a", "2#"], ["/a", "01", "-1/a"]),
+        ("regex", ["^a(b|c)*$", "[a-z]+\\d"], ["^(abc]", "a**", "["]),
+    ],
+)
 def test_formats_follow_their_standards(name, good, bad):
     automaton = format_automaton(name)
     assert [t for t in good if not automaton.accepts_text(t)] == []

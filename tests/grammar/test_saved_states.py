@@ -1,4 +1,7 @@
-"""A saved state goes on in another process: the same masks at every position, for every way of making a grammar."""
+"""A saved state goes on in another process: the same masks at every position, for every way of
+making a grammar.
+"""
+
 import hashlib
 import json
 import subprocess
@@ -10,13 +13,25 @@ from oxillama.errors import GrammarError
 from oxillama.grammar import Grammar, GrammarState, JsonSchemaCompiler, TokenMasker
 
 PIECES = [bytes([b]) for b in range(256)] + [b'{"', b'":', b'","', b"ab", b"option ", b""]
-SCHEMA = {"type": "object", "properties": {"a": {"type": "array", "items": {"$ref": "#/$defs/n"}}, "b": {"type": "string", "maxLength": 9}},
-          "$defs": {"n": {"anyOf": [{"type": "number", "minimum": 0.5}, {"$ref": "#"}]}}}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "array", "items": {"$ref": "#/$defs/n"}},
+        "b": {"type": "string", "maxLength": 9},
+    },
+    "$defs": {"n": {"anyOf": [{"type": "number", "minimum": 0.5}, {"$ref": "#"}]}},
+}
 MADE = {
-    "gbnf": (Grammar.parse('root ::= ("a" | "ab"){2,5} tail?\ntail ::= [^\\x00-\\x60]+ "."'), b"abaab\xc3\xa9z."),
+    "gbnf": (
+        Grammar.parse('root ::= ("a" | "ab"){2,5} tail?\ntail ::= [^\\x00-\\x60]+ "."'),
+        b"abaab\xc3\xa9z.",
+    ),
     "regex": (Grammar.from_regex(r"[a-z]+(-\d{1,3})*"), b"abc-12-3"),
     "choices": (Grammar.from_choices(["option one", "option two", "other"]), b"option tw"),
-    "schema": (JsonSchemaCompiler(whitespace="flexible").compile(SCHEMA), b'{ "a" : [0.75, {"b":"x\xc3\xa9"}],"c":[null]'),
+    "schema": (
+        JsonSchemaCompiler(whitespace="flexible").compile(SCHEMA),
+        b'{ "a" : [0.75, {"b":"x\xc3\xa9"}],"c":[null]',
+    ),
 }
 OTHER = """
 import hashlib, json, sys
@@ -40,8 +55,14 @@ def test_masks_after_restoring_in_another_process_are_equal_at_every_position():
             wanted.append(hashlib.sha256(state.mask().tobytes()).hexdigest())
             if byte is not None:
                 masker.advance(state, byte)
-    done = subprocess.run([sys.executable, "-c", OTHER, json.dumps([p.hex() for p in PIECES]), str(len(PIECES) - 1)], input="\n".join(saved),
-                          capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER, json.dumps([p.hex() for p in PIECES]), str(len(PIECES) - 1)],
+        input="\n".join(saved),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
     assert json.loads(done.stdout) == wanted
 
 
@@ -53,12 +74,21 @@ def test_a_grammar_rebuilt_from_its_description_describes_itself_so(kind):
     one, two = grammar.state(), again.state()
     one.advance(text)
     two.advance(text)
-    assert (one.is_complete(), one.forced(), one._cursor.next_bytes()) == (two.is_complete(), two.forced(), two._cursor.next_bytes())
+    assert (one.is_complete(), one.forced(), one._cursor.next_bytes()) == (
+        two.is_complete(),
+        two.forced(),
+        two._cursor.next_bytes(),
+    )
 
 
 def test_a_saved_state_holds_no_tables():
-    grammar = JsonSchemaCompiler().compile({"type": "object", "properties": {f"name{i}": SCHEMA["properties"]["a"] for i in range(50)},
-                                            "$defs": SCHEMA["$defs"]})
+    grammar = JsonSchemaCompiler().compile(
+        {
+            "type": "object",
+            "properties": {f"name{i}": SCHEMA["properties"]["a"] for i in range(50)},
+            "$defs": SCHEMA["$defs"],
+        }
+    )
     state = grammar.state()
     state.advance(b'{"name7":[1.5')
     assert len(state.serialise()) < len(json.dumps(grammar.describe())) * 2 + 500
@@ -74,8 +104,20 @@ def test_a_state_shares_a_grammar_of_the_same_description_only():
         GrammarState.restore(state.serialise(), grammar=JsonSchemaCompiler().compile(SCHEMA))
 
 
-@pytest.mark.parametrize("junk", [None, {}, [], "x", {"gbnf": 3}, {"schema": "{}"}, {"choices": 5},
-                                 {"regex": "(", "more": 1}, {"gbnf": "root ::= x"}])
+@pytest.mark.parametrize(
+    "junk",
+    [
+        None,
+        {},
+        [],
+        "x",
+        {"gbnf": 3},
+        {"schema": "{}"},
+        {"choices": 5},
+        {"regex": "(", "more": 1},
+        {"gbnf": "root ::= x"},
+    ],
+)
 def test_what_is_no_description_raises(junk):
     with pytest.raises(GrammarError):
         Grammar.rebuild(junk)

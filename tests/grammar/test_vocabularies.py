@@ -1,4 +1,5 @@
 """Masks over real vocabularies: every bit is what asking for that token says, along real texts."""
+
 import json
 import random
 
@@ -11,14 +12,28 @@ from oxillama.tokenizer import TokenizerBridge
 SCHEMA = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "minLength": 2, "maxLength": 30}, "born": {"type": "string", "format": "date"},
-        "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-z-]+$"}, "maxItems": 3},
-        "size": {"type": "number", "minimum": 0, "maximum": 2.5}, "kind": {"enum": ["short", "shorter", "long\u00e9"]}, "more": {},
+        "name": {"type": "string", "minLength": 2, "maxLength": 30},
+        "born": {"type": "string", "format": "date"},
+        "tags": {
+            "type": "array",
+            "items": {"type": "string", "pattern": "^[a-z-]+$"},
+            "maxItems": 3,
+        },
+        "size": {"type": "number", "minimum": 0, "maximum": 2.5},
+        "kind": {"enum": ["short", "shorter", "long\u00e9"]},
+        "more": {},
     },
     "required": ["name"],
 }
-VALUE = {"name": "Ann \u4e16 \U0001F600 Lee", "born": "2024-02-29", "tags": ["a-b", "see"], "size": 1.25, "kind": "long\u00e9",
-         "more": {"x": ["two words, \"quoted\"", None, -1.5e10]}, "zz": True}
+VALUE = {
+    "name": "Ann \u4e16 \U0001f600 Lee",
+    "born": "2024-02-29",
+    "tags": ["a-b", "see"],
+    "size": 1.25,
+    "kind": "long\u00e9",
+    "more": {"x": ['two words, "quoted"', None, -1.5e10]},
+    "zz": True,
+}
 
 
 @pytest.mark.parametrize("name", ["gpt-2", "llama-spm", "qwen2"])
@@ -32,15 +47,17 @@ def test_masks_over_real_vocabularies_equal_asking_for_every_token(cases, name):
     text = json.dumps(VALUE, ensure_ascii=False).encode()
     state, at, step = masker.state(grammar), 0, 0
     while at < len(text):
-        bits = np.unpackbits(state.mask().view(np.uint8), bitorder="little")[:len(pieces)]
+        bits = np.unpackbits(state.mask().view(np.uint8), bitorder="little")[: len(pieces)]
         asked = range(len(pieces)) if step % 25 == 3 else rng.sample(range(len(pieces)), 150)
         assert all(bits[i] == masker.allows(state, i) for i in asked), state
-        piece = next(text[at:at + n] for n in range(12, 0, -1) if text[at:at + n] in ids)
+        piece = next(text[at : at + n] for n in range(12, 0, -1) if text[at : at + n] in ids)
         assert bits[ids[piece]] == 1, state
         masker.advance(state, ids[piece])
         at, step = at + len(piece), step + 1
     assert state.is_complete() and state.only_end()
-    assert sorted(np.flatnonzero(np.unpackbits(state.mask().view(np.uint8), bitorder="little"))) == sorted(bridge.eog_ids)
+    assert sorted(
+        np.flatnonzero(np.unpackbits(state.mask().view(np.uint8), bitorder="little"))
+    ) == sorted(bridge.eog_ids)
 
 
 def test_a_grammar_is_shared_by_vocabularies():

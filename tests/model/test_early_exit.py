@@ -1,4 +1,7 @@
-"""A model's first layers under its own output norm and head: what a file of those layers alone would compute, over the same packed weights."""
+"""A model's first layers under its own output norm and head: what a file of those layers alone
+would compute, over the same packed weights.
+"""
+
 import numpy as np
 import pytest
 
@@ -16,7 +19,9 @@ def logits(model) -> np.ndarray:
     memory = model.page_memory()
     memory.ensure(1)
     every, none = np.arange(len(TOKENS), dtype=np.int32), np.zeros(len(TOKENS), np.int32)
-    return model.program.step(Batch(TOKENS, every, (np.array([0], np.int32),), none, every), memory).copy()
+    return model.program.step(
+        Batch(TOKENS, every, (np.array([0], np.int32),), none, every), memory
+    ).copy()
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma3"])
@@ -26,11 +31,26 @@ def test_the_first_layers_are_the_model_of_a_file_that_ends_with_them(arch, tmp_
     whole = load_model(GgufReader(tmp_path / "whole.gguf"), num_threads=1)
     before = logits(whole)
     for depth in range(1, tiny.LAYERS + 1):
-        beyond = {name: None for name in tiny.shapes(arch) if name.startswith("blk.") and int(name.split(".")[1]) >= depth}
-        tiny.write(tmp_path / "cut.gguf", arch, keys={f"{arch}.block_count": depth}, tensors=beyond, **formats)
+        beyond = {
+            name: None
+            for name in tiny.shapes(arch)
+            if name.startswith("blk.") and int(name.split(".")[1]) >= depth
+        }
+        tiny.write(
+            tmp_path / "cut.gguf",
+            arch,
+            keys={f"{arch}.block_count": depth},
+            tensors=beyond,
+            **formats,
+        )
         early = early_exit(whole, depth, num_threads=1)
-        assert early.weights is whole.weights and (early.config.layers, len(early.config.kv_layers)) == (depth, depth)
-        assert np.array_equal(logits(early), logits(load_model(GgufReader(tmp_path / "cut.gguf"), num_threads=1)))
+        assert early.weights is whole.weights and (
+            early.config.layers,
+            len(early.config.kv_layers),
+        ) == (depth, depth)
+        assert np.array_equal(
+            logits(early), logits(load_model(GgufReader(tmp_path / "cut.gguf"), num_threads=1))
+        )
     assert np.array_equal(logits(early), before) and np.array_equal(logits(whole), before)
 
 

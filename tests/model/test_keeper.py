@@ -1,4 +1,7 @@
-"""When sidecars are written: by whoever has time, one process at a time, and nothing is left of what could not be finished."""
+"""When sidecars are written: by whoever has time, one process at a time, and nothing is left of
+what could not be finished.
+"""
+
 import errno
 import logging
 import os
@@ -36,8 +39,12 @@ def plain_environment(monkeypatch):
 def weights():
     """Two matrices of five pieces together."""
     rng = np.random.default_rng(0)
-    return {(name, 0, rows): PackedMatrix(rng.standard_normal(rows * 256).astype(np.float32).view(np.uint8), "F32", rows, 256)
-            for name, rows in (("a", 9000), ("b", 1000))}
+    return {
+        (name, 0, rows): PackedMatrix(
+            rng.standard_normal(rows * 256).astype(np.float32).view(np.uint8), "F32", rows, 256
+        )
+        for name, rows in (("a", 9000), ("b", 1000))
+    }
 
 
 @pytest.fixture
@@ -54,11 +61,15 @@ class Program:
 
 def held(place, weights):
     """The bytes of each matrix, from the sidecar."""
-    found = sidecar.open_sidecar(place.path, place.key, {key: sidecar.Wanted("F32", key[2], 256) for key in weights})
+    found = sidecar.open_sidecar(
+        place.path, place.key, {key: sidecar.Wanted("F32", key[2], 256) for key in weights}
+    )
     return None if found is None else {key: bytes(matrix) for key, matrix in found.items()}
 
 
-def test_nothing_is_written_while_the_model_works_and_all_of_it_when_it_rests(place, weights, monkeypatch):
+def test_nothing_is_written_while_the_model_works_and_all_of_it_when_it_rests(
+    place, weights, monkeypatch
+):
     monkeypatch.setattr(keeper, "IDLE_SECONDS", 0.02)
     program = Program(busy=True)
     writing = Keeper(place, weights, program)
@@ -66,7 +77,9 @@ def test_nothing_is_written_while_the_model_works_and_all_of_it_when_it_rests(pl
     assert writing.is_alive() and not place.path.parent.exists()
     program.busy = False
     writing.join()
-    assert writing.written and held(place, weights) == {key: bytes(matrix) for key, matrix in weights.items()}
+    assert writing.written and held(place, weights) == {
+        key: bytes(matrix) for key, matrix in weights.items()
+    }
     assert [path.name for path in place.path.parent.iterdir()] == ["x.panels"]
 
 
@@ -78,6 +91,7 @@ def test_a_step_amid_the_writing_holds_it_up(place, weights, monkeypatch):
         program.busy = True
         begun.set()
         return original(*arguments)
+
     monkeypatch.setattr(os, "pwritev", pwritev)
     writing = Keeper(place, weights, program)
     begun.wait()
@@ -86,7 +100,8 @@ def test_a_step_amid_the_writing_holds_it_up(place, weights, monkeypatch):
     assert writing.is_alive() and temporary.exists() and not place.path.exists()
     with open(temporary, "rb") as file:
         file.seek(2 * PIECE)
-        assert not any(file.read(PIECE))            # one piece was written, which begins at 2 MB for the header lies before it
+        # one piece was written, which begins at 2 MB for the header lies before it
+        assert not any(file.read(PIECE))
     monkeypatch.setattr(os, "pwritev", original)
     program.busy = False
     writing.join()
@@ -98,11 +113,15 @@ def test_what_cannot_be_done_in_time_is_given_up_and_nothing_of_it_stays(place, 
     with caplog.at_level(logging.INFO, "oxillama.sidecar"):
         writing = Keeper(place, weights, program)
         writing.finish(0)
-    assert not writing.written and "taken too long" in writing.reason and writing.reason in caplog.text
+    assert (
+        not writing.written and "taken too long" in writing.reason and writing.reason in caplog.text
+    )
     assert not list(place.path.parent.iterdir())
 
 
-def test_a_disk_that_hangs_is_waited_for_no_longer_than_closing_may_take(place, weights, monkeypatch):
+def test_a_disk_that_hangs_is_waited_for_no_longer_than_closing_may_take(
+    place, weights, monkeypatch
+):
     writing, joined = Keeper(place, weights, Program(busy=False)), []
     with monkeypatch.context() as patch:
         patch.setattr(writing, "join", joined.append)
@@ -112,7 +131,7 @@ def test_a_disk_that_hangs_is_waited_for_no_longer_than_closing_may_take(place, 
 
 
 def test_a_slow_disk_is_told_by_its_first_pieces(place, weights, monkeypatch):
-    clock = iter(range(0, 10 ** 6, 10))
+    clock = iter(range(0, 10**6, 10))
     writing = Keeper.__new__(Keeper)
     writing._mark, writing._deadline = None, 1000.0
     monkeypatch.setattr(keeper.time, "monotonic", lambda: float(next(clock)))
@@ -123,7 +142,7 @@ def test_a_slow_disk_is_told_by_its_first_pieces(place, weights, monkeypatch):
 
 
 def test_a_model_that_is_gone_is_kept_at_once(place, weights):
-    writing = Keeper(place, weights, Program(busy=True))        # nobody holds the program
+    writing = Keeper(place, weights, Program(busy=True))  # nobody holds the program
     writing.join()
     assert writing.written and sidecar.verify(place.path)
 
@@ -144,6 +163,7 @@ def test_a_disk_that_gets_full_leaves_nothing_behind(place, weights, monkeypatch
         if len(calls) == at:
             raise OSError(errno.ENOSPC, "No space left on device")
         return original(*arguments)
+
     monkeypatch.setattr(os, "pwritev", pwritev)
     with caplog.at_level(logging.INFO, "oxillama.sidecar"):
         writing = Keeper(place, weights, Program(busy=True))
@@ -154,12 +174,22 @@ def test_a_disk_that_gets_full_leaves_nothing_behind(place, weights, monkeypatch
 
 def test_a_short_write_is_gone_on_with(place, weights, monkeypatch):
     original = os.pwritev
-    monkeypatch.setattr(os, "pwritev", lambda descriptor, views, offset: original(descriptor, [views[0][:1 + len(views[0]) // 2]], offset))
+    monkeypatch.setattr(
+        os,
+        "pwritev",
+        lambda descriptor, views, offset: original(
+            descriptor, [views[0][: 1 + len(views[0]) // 2]], offset
+        ),
+    )
     Keeper(place, weights, Program(busy=True)).finish()
-    assert sidecar.verify(place.path) and held(place, weights) == {key: bytes(matrix) for key, matrix in weights.items()}
+    assert sidecar.verify(place.path) and held(place, weights) == {
+        key: bytes(matrix) for key, matrix in weights.items()
+    }
 
 
-def test_sections_of_a_large_one_begin_at_two_megabytes_and_of_a_small_one_at_a_page(tmp_path, weights):
+def test_sections_of_a_large_one_begin_at_two_megabytes_and_of_a_small_one_at_a_page(
+    tmp_path, weights
+):
     small = {("c", 0, 16): PackedMatrix(np.zeros(16 * 34, np.uint8), "Q8_0", 16, 32)}
     for name, matrices, first in (("large", weights, PIECE), ("small", small, 4096)):
         assert sidecar.write_sidecar(tmp_path / name, {}, matrices)
@@ -174,13 +204,17 @@ def test_while_one_process_writes_another_does_not(place, weights):
     def pause(written, size):
         inside.set()
         go_on.wait()
-    first = threading.Thread(target=sidecar.write_sidecar, args=(place.path, place.key, weights), kwargs={"pause": pause})
+
+    first = threading.Thread(
+        target=sidecar.write_sidecar, args=(place.path, place.key, weights), kwargs={"pause": pause}
+    )
     first.start()
     inside.wait()
     second.append(sidecar.write_sidecar(place.path, place.key, weights))
     go_on.set()
     first.join()
-    second.append(sidecar.write_sidecar(place.path, place.key, weights))        # it lies there already
+    # it lies there already
+    second.append(sidecar.write_sidecar(place.path, place.key, weights))
     assert second == [False, False] and sidecar.verify(place.path)
     assert [path.name for path in place.path.parent.iterdir()] == ["x.panels"]
 
@@ -192,7 +226,8 @@ def test_a_damaged_one_is_written_over(place, weights):
     assert sidecar.write_sidecar(place.path, place.key, weights) and place.path.read_bytes() == good
 
 
-# ---- other processes -----------------------------------------------------------------------------------------------------
+# ---- other processes
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -217,8 +252,13 @@ print(np.array(model.program.step(Batch(ids, ids, [np.zeros(1, np.int32)], np.ze
 
 
 def started(code, *arguments, **environment):
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, text=True, cwd=ROOT,
-                            env={**os.environ, **environment})
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+    )
 
 
 def test_processes_that_load_together_write_one_sidecar_and_compute_the_same(model, tmp_path):
@@ -226,17 +266,20 @@ def test_processes_that_load_together_write_one_sidecar_and_compute_the_same(mod
     running = [started(LOAD, model, folder) for _ in range(3)]
     outputs = [process.communicate()[0].split() for process in running]
     assert [process.returncode for process in running] == [0, 0, 0]
-    only, = folder.iterdir()
+    (only,) = folder.iterdir()
     assert sidecar.verify(only)
     outputs.append(started(LOAD, model, folder).communicate()[0].split())
     assert len({logits for logits, _ in outputs}) == 1 and outputs[-1][1] == "True"
 
 
-KILLED = """
+KILLED = (
+    """
 import os, signal, sys
 from oxillama.model import keeper
 keeper.Keeper._pause = lambda self, written, size: os.kill(os.getpid(), signal.SIGKILL)
-""" + LOAD
+"""
+    + LOAD
+)
 
 
 def test_a_writer_that_is_killed_harms_nobody(model, tmp_path):
@@ -244,12 +287,15 @@ def test_a_writer_that_is_killed_harms_nobody(model, tmp_path):
     process = started(KILLED, model, folder)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    left, = folder.iterdir()
+    (left,) = folder.iterdir()
     assert left.name.endswith(".panels.tmp")
     first = started(LOAD, model, folder).communicate()[0].split()
-    only, = folder.iterdir()
+    (only,) = folder.iterdir()
     assert sidecar.verify(only) and only.suffix == ".panels"
-    assert started(LOAD, model, folder).communicate()[0].split() == [first[0], "True"] and first[1] == "False"
+    assert (
+        started(LOAD, model, folder).communicate()[0].split() == [first[0], "True"]
+        and first[1] == "False"
+    )
 
 
 def test_what_a_killed_writer_left_goes_with_the_next_that_is_written(place, weights):
@@ -260,12 +306,16 @@ def test_what_a_killed_writer_left_goes_with_the_next_that_is_written(place, wei
     assert [path.name for path in place.path.parent.iterdir()] == ["x.panels"]
 
 
-def test_what_is_being_written_stays_and_nobody_begins_to_write_what_is_being_removed(tmp_path, monkeypatch):
+def test_what_is_being_written_stays_and_nobody_begins_to_write_what_is_being_removed(
+    tmp_path, monkeypatch
+):
     path, unlink, begun = tmp_path / "x.panels.tmp", Path.unlink, []
     with sidecar._claimed(path):
         sidecar.remove_abandoned(path)
         assert path.exists()
-    monkeypatch.setattr(Path, "unlink", lambda each: begun.append(sidecar._claimed(each)) or unlink(each))
+    monkeypatch.setattr(
+        Path, "unlink", lambda each: begun.append(sidecar._claimed(each)) or unlink(each)
+    )
     sidecar.remove_abandoned(path)
     assert begun == [None] and not path.exists()
 
@@ -294,21 +344,24 @@ def test_a_forked_child_leaves_the_writing_to_its_parent(place, weights):
     assert writing.written and sidecar.verify(place.path)
 
 
-# ---- the default ---------------------------------------------------------------------------------------------------------
+# ---- the default
+# ---------------------------------------------------------------------------------------------------------
 
 
-def test_by_default_a_large_model_leaves_a_sidecar_in_the_cache_folder_and_loads_from_it_with_the_same_bits(model, tmp_path, monkeypatch):
+def test_by_default_a_large_model_leaves_a_sidecar_in_the_cache_folder_and_loads_from_it_with_the_same_bits(
+    model, tmp_path, monkeypatch
+):
     cache = tmp_path / "cache"
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.setattr(sidecars, "large_pages", lambda folder: True)
     ids = [1, 2, 3, 4, 5]
-    with oxillama.load(model) as engine:            # a small one
+    with oxillama.load(model) as engine:  # a small one
         packed = engine.logits(ids).tobytes()
     assert not cache.exists()
     monkeypatch.setattr(sidecars, "LEAST_BYTES", 1)
     with oxillama.load(model) as engine:
         assert engine.logits(ids).tobytes() == packed
-    only, = (cache / "oxillama").iterdir()
+    (only,) = (cache / "oxillama").iterdir()
     assert sidecar.verify(only) and sidecars.entries(cache / "oxillama")[0].names == ("model.gguf",)
     monkeypatch.setattr("oxillama.model.load.Packing", lambda *_, **__: pytest.fail("packed again"))
     with oxillama.load(model) as engine:
@@ -326,7 +379,9 @@ def test_whoever_says_no_has_none(model, tmp_path, monkeypatch, off):
     assert not (tmp_path / "cache").exists()
 
 
-def test_the_cache_folder_is_left_alone_where_files_come_in_small_pages(model, tmp_path, monkeypatch, caplog):
+def test_the_cache_folder_is_left_alone_where_files_come_in_small_pages(
+    model, tmp_path, monkeypatch, caplog
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sidecars, "LEAST_BYTES", 1)
     monkeypatch.setattr(sidecars, "large_pages", lambda folder: False)
@@ -338,7 +393,9 @@ def test_the_cache_folder_is_left_alone_where_files_come_in_small_pages(model, t
     assert len(list((tmp_path / "asked").iterdir())) == 1
 
 
-def test_another_model_in_the_same_engine_gives_up_the_first_ones_sidecar(model, tmp_path, monkeypatch):
+def test_another_model_in_the_same_engine_gives_up_the_first_ones_sidecar(
+    model, tmp_path, monkeypatch
+):
     monkeypatch.setattr(keeper, "IDLE_SECONDS", 1e6)
     engine = oxillama.load(model, sidecar=tmp_path / "sidecars")
     first = engine._loaded.model.keeper
@@ -348,7 +405,7 @@ def test_another_model_in_the_same_engine_gives_up_the_first_ones_sidecar(model,
     engine.load_model(other)
     assert not first.is_alive() and not first.written
     engine.close()
-    only, = (tmp_path / "sidecars").iterdir()
+    (only,) = (tmp_path / "sidecars").iterdir()
     assert sidecars.entries(only.parent)[0].names == ("other.gguf",)
 
 
@@ -359,11 +416,18 @@ def test_a_load_that_fails_after_packing_lets_go_of_the_weights(model, tmp_path,
     assert not keeper._keepers and not (tmp_path / "sidecars").exists()
 
 
-def test_a_folder_for_which_there_is_no_room_on_the_disk_is_not_written_to(place, weights, monkeypatch):
+def test_a_folder_for_which_there_is_no_room_on_the_disk_is_not_written_to(
+    place, weights, monkeypatch
+):
     usage = {"free": 0, "total": 1 << 40}
     monkeypatch.setattr(sidecars.shutil, "disk_usage", lambda folder: type("Usage", (), usage))
     size = sum(matrix.nbytes for matrix in weights.values())
-    for free, total, fits in ((4 * size - 1, 0, False), (4 * size, 0, True), (1 << 40, 20 << 40, False), (1 << 40, 19 << 40, True)):
+    for free, total, fits in (
+        (4 * size - 1, 0, False),
+        (4 * size, 0, True),
+        (1 << 40, 20 << 40, False),
+        (1 << 40, 19 << 40, True),
+    ):
         usage.update(free=free, total=total)
         assert (place.refusal(size) is None) == fits
 
@@ -386,7 +450,11 @@ def test_a_draft_is_kept_only_where_a_folder_was_named_for_it(model, tmp_path, m
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sidecars, "LEAST_BYTES", 1)
     with oxillama.load(model, sidecar=False) as engine:
-        for config in (None, oxillama.EngineConfig(), oxillama.EngineConfig(sidecar=tmp_path / "named")):
+        for config in (
+            None,
+            oxillama.EngineConfig(),
+            oxillama.EngineConfig(sidecar=tmp_path / "named"),
+        ):
             open_draft(None, engine._loaded.model, model, config=config)[1]()
             keeper.finish_all()
     assert not (tmp_path / "cache").exists() and len(list((tmp_path / "named").iterdir())) == 1
@@ -399,7 +467,7 @@ def test_closing_a_draft_writes_its_sidecar_and_ends_its_keeper(model, tmp_path,
         _, close = open_draft(None, engine._loaded.model, model, config=named)
         assert len(keeper._keepers) == 1
         close()
-        only, = (tmp_path / "named").iterdir()
+        (only,) = (tmp_path / "named").iterdir()
         assert not keeper._keepers and sidecar.verify(only)
 
 
@@ -412,7 +480,10 @@ def test_an_engine_that_is_closed_closes_the_keepers_of_its_drafts(model, tmp_pa
     with oxillama.load(model) as engine:
         engine.generate([1, 2, 3], max_tokens=3, speculative=copy)
         assert len(keeper._keepers) == 2
-    assert not keeper._keepers and {one.names for one in sidecars.entries(tmp_path / "named")} == {("model.gguf",), ("draft.gguf",)}
+    assert not keeper._keepers and {one.names for one in sidecars.entries(tmp_path / "named")} == {
+        ("model.gguf",),
+        ("draft.gguf",),
+    }
 
 
 def test_a_draft_that_is_refused_is_not_kept(model, tmp_path, monkeypatch):
@@ -420,6 +491,14 @@ def test_a_draft_that_is_refused_is_not_kept(model, tmp_path, monkeypatch):
     other = tmp_path / "other.gguf"
     shape = dict.fromkeys(("token_embd.weight", "output.weight"), (96, 64))
     tiny.write(other, "llama", tensors=shape).close()
-    with oxillama.load(model, sidecar=False) as engine, pytest.raises(OxillamaError, match="draft: found 96 tokens"):
-        open_draft(None, engine._loaded.model, other, config=oxillama.EngineConfig(sidecar=tmp_path / "named"))
+    with (
+        oxillama.load(model, sidecar=False) as engine,
+        pytest.raises(OxillamaError, match="draft: found 96 tokens"),
+    ):
+        open_draft(
+            None,
+            engine._loaded.model,
+            other,
+            config=oxillama.EngineConfig(sidecar=tmp_path / "named"),
+        )
     assert not keeper._keepers and not (tmp_path / "named").exists()

@@ -1,4 +1,5 @@
 """Lowering: the fusions that are promised, and nothing changed by them."""
+
 from pathlib import Path
 
 import numpy as np
@@ -20,15 +21,29 @@ def test_the_tape_of_each_architecture_equals_its_golden_dump(arch, tmp_path):
 
 
 def test_q_k_v_of_one_format_are_one_matmul_and_of_two_formats_are_two(tmp_path):
-    _, tape = record(tiny.write(tmp_path / "m.gguf", "llama", formats=lambda name: "F16" if "attn_v" in name else "Q8_0"))
+    _, tape = record(
+        tiny.write(
+            tmp_path / "m.gguf", "llama", formats=lambda name: "F16" if "attn_v" in name else "Q8_0"
+        )
+    )
     first = [op for op in tape.ops if op.name == "matmul"][:2]
-    assert [[w.name for w in op.params["weights"]] for op in first] == [["blk.0.attn_q.weight", "blk.0.attn_k.weight"], ["blk.0.attn_v.weight"]]
-    assert [op.params["offset"] for op in first] == [0, tiny.HEADS * tiny.HEAD_DIM + tiny.KV_HEADS * tiny.HEAD_DIM]
+    assert [[w.name for w in op.params["weights"]] for op in first] == [
+        ["blk.0.attn_q.weight", "blk.0.attn_k.weight"],
+        ["blk.0.attn_v.weight"],
+    ]
+    assert [op.params["offset"] for op in first] == [
+        0,
+        tiny.HEADS * tiny.HEAD_DIM + tiny.KV_HEADS * tiny.HEAD_DIM,
+    ]
     assert first[0].params["out"] == first[1].params["out"]
 
 
 def test_gate_and_up_of_two_formats_are_still_gated(tmp_path):
-    _, tape = record(tiny.write(tmp_path / "m.gguf", "llama", formats=lambda name: "F16" if "ffn_up" in name else "Q8_0"))
+    _, tape = record(
+        tiny.write(
+            tmp_path / "m.gguf", "llama", formats=lambda name: "F16" if "ffn_up" in name else "Q8_0"
+        )
+    )
     assert [op.name for op in tape.ops].count("activate") == tiny.LAYERS
     assert all(op.params.get("gate") is None for op in tape.ops if op.name == "matmul")
 

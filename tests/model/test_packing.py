@@ -1,4 +1,7 @@
-"""A model that answers before its weights are packed: the same bits, whoever packs them, and nothing left running."""
+"""A model that answers before its weights are packed: the same bits, whoever packs them, and
+nothing left running.
+"""
+
 import mmap
 import os
 import subprocess
@@ -20,15 +23,30 @@ from tests.model import tiny
 from tests.model.test_compiled import logits
 
 IDS = np.arange(40) * 37 % tiny.VOCAB
-FFN = 3104          # gate and up are two chunks each, the second of two panels
+FFN = 3104  # gate and up are two chunks each, the second of two panels
 
 
 @pytest.fixture(params=("F32", "Q8_0", "Q4_0", "mixed"))
 def path(request, tmp_path):
-    shapes = {f"blk.{layer}.ffn_{name}.weight": (tiny.HIDDEN, FFN) if name == "down" else (FFN, tiny.HIDDEN)
-              for layer in range(tiny.LAYERS) for name in ("gate", "up", "down")}
-    kinds = (lambda name: "Q8_0" if "gate" in name or "attn_q" in name else "Q4_0") if request.param == "mixed" else lambda name: request.param
-    tiny.write(tmp_path / "m.gguf", "qwen2", formats=kinds, keys={"qwen2.feed_forward_length": FFN}, tensors=shapes).close()
+    shapes = {
+        f"blk.{layer}.ffn_{name}.weight": (tiny.HIDDEN, FFN)
+        if name == "down"
+        else (FFN, tiny.HIDDEN)
+        for layer in range(tiny.LAYERS)
+        for name in ("gate", "up", "down")
+    }
+    kinds = (
+        (lambda name: "Q8_0" if "gate" in name or "attn_q" in name else "Q4_0")
+        if request.param == "mixed"
+        else lambda name: request.param
+    )
+    tiny.write(
+        tmp_path / "m.gguf",
+        "qwen2",
+        formats=kinds,
+        keys={"qwen2.feed_forward_length": FFN},
+        tensors=shapes,
+    ).close()
     return tmp_path / "m.gguf"
 
 
@@ -60,7 +78,9 @@ def panels(model):
 
 @pytest.mark.parametrize("units", (0, 1, 40))
 @pytest.mark.parametrize("threads", (1, 2))
-def test_the_first_step_computes_the_same_over_unpacked_weights_and_packs_none(path, monkeypatch, threads, units):
+def test_the_first_step_computes_the_same_over_unpacked_weights_and_packs_none(
+    path, monkeypatch, threads, units
+):
     packed = whole(path)
     for rows in (40, 7, 1):
         model = unpacked(monkeypatch, path, num_threads=threads)
@@ -76,7 +96,9 @@ def test_the_first_step_computes_the_same_over_unpacked_weights_and_packs_none(p
 def test_the_second_step_packs_all_that_is_left(path, monkeypatch, threads, chunk):
     model, packed = unpacked(monkeypatch, path, num_threads=threads), whole(path)
     assert np.array_equal(logits(model, IDS, chunk=chunk), logits(packed, IDS))
-    assert model.packing.whole and model.packing.done == model.packing.nbytes and model.program.usual
+    assert (
+        model.packing.whole and model.packing.done == model.packing.nbytes and model.program.usual
+    )
     assert panels(model) == panels(packed)
 
 
@@ -88,15 +110,45 @@ def test_every_format_of_a_file_multiplies_before_it_is_packed(name, tmp_path, m
         blocks = own(values[:16], kind).reshape(16, -1)
         return np.resize(blocks, (len(values), blocks.shape[1]))
 
-    monkeypatch.setattr(tiny.quant, "quantize", repeated)           # of so many rows it would take long
-    wide = {"attn_q": (128, 256), "attn_k": (64, 256), "attn_v": (64, 256), "attn_output": (256, 128), "ffn_gate": (1280, 256), "ffn_up": (1280, 256),
-            "ffn_down": (256, 1280), "attn_norm": (256,), "ffn_norm": (256,)}
+    # of so many rows it would take long
+    monkeypatch.setattr(tiny.quant, "quantize", repeated)
+    wide = {
+        "attn_q": (128, 256),
+        "attn_k": (64, 256),
+        "attn_v": (64, 256),
+        "attn_output": (256, 128),
+        "ffn_gate": (1280, 256),
+        "ffn_up": (1280, 256),
+        "ffn_down": (256, 1280),
+        "attn_norm": (256,),
+        "ffn_norm": (256,),
+    }
     shapes = {f"blk.0.{tensor}.weight": shape for tensor, shape in wide.items()}
-    shapes |= {tensor: None for tensor in tiny.shapes("llama") if tensor.startswith("blk.") and not tensor.startswith("blk.0.")}
-    shapes |= {"token_embd.weight": (tiny.VOCAB, 256), "output.weight": (tiny.VOCAB, 256), "output_norm.weight": (256,)}
-    tiny.write(tmp_path / "m.gguf", "llama", formats=lambda tensor: "F16" if "attn_output" in tensor else name, tensors=shapes,
-               keys={"llama.embedding_length": 256, "llama.feed_forward_length": 1280, "llama.block_count": 1}).close()
-    wanted, model = logits(whole(tmp_path / "m.gguf"), IDS), unpacked(monkeypatch, tmp_path / "m.gguf", num_threads=2)
+    shapes |= {
+        tensor: None
+        for tensor in tiny.shapes("llama")
+        if tensor.startswith("blk.") and not tensor.startswith("blk.0.")
+    }
+    shapes |= {
+        "token_embd.weight": (tiny.VOCAB, 256),
+        "output.weight": (tiny.VOCAB, 256),
+        "output_norm.weight": (256,),
+    }
+    tiny.write(
+        tmp_path / "m.gguf",
+        "llama",
+        formats=lambda tensor: "F16" if "attn_output" in tensor else name,
+        tensors=shapes,
+        keys={
+            "llama.embedding_length": 256,
+            "llama.feed_forward_length": 1280,
+            "llama.block_count": 1,
+        },
+    ).close()
+    wanted, model = (
+        logits(whole(tmp_path / "m.gguf"), IDS),
+        unpacked(monkeypatch, tmp_path / "m.gguf", num_threads=2),
+    )
     assert np.array_equal(logits(model, IDS), wanted) and not model.packing.whole
     assert np.array_equal(logits(model, IDS), wanted) and model.packing.whole
 
@@ -105,7 +157,7 @@ def test_a_first_step_waits_where_that_is_soon_done(path, monkeypatch):
     monkeypatch.setattr(packing, "PATIENCE", 1e9)
     monkeypatch.setattr(packing, "UNIT", 64)
     model, packed = unpacked(monkeypatch, path), whole(path)
-    assert model.packing.some()             # how long it takes is known
+    assert model.packing.some()  # how long it takes is known
     assert np.array_equal(logits(model, IDS), logits(packed, IDS)) and model.packing.whole
 
 
@@ -114,7 +166,10 @@ def test_a_first_step_that_finds_packing_slower_than_it_seemed_goes_without(path
     monkeypatch.setattr(packing, "PATIENCE", 5)
     monkeypatch.setattr(packing.time, "monotonic", lambda: next(clock))
     model.packing._pace = 1e-9
-    assert np.array_equal(logits(model, IDS), logits(packed, IDS)) and 0 < model.packing.done < model.packing.nbytes
+    assert (
+        np.array_equal(logits(model, IDS), logits(packed, IDS))
+        and 0 < model.packing.done < model.packing.nbytes
+    )
 
 
 def test_a_long_first_step_waits(path, monkeypatch):
@@ -131,7 +186,9 @@ def test_hidden_rows_are_the_same_before_and_after(path, monkeypatch):
     def hidden(model):
         memory = model.page_memory()
         memory.ensure(1)
-        return model.program.step(Batch(ids, every, [np.zeros(1, np.int32)], none, every), memory, output="hidden").copy()
+        return model.program.step(
+            Batch(ids, every, [np.zeros(1, np.int32)], none, every), memory, output="hidden"
+        ).copy()
 
     wanted = hidden(packed)
     assert np.array_equal(hidden(model), wanted) and not model.packing.whole
@@ -172,7 +229,11 @@ def test_a_step_that_was_cancelled_packs_no_further(path, monkeypatch):
     assert np.array_equal(logits(model, IDS), logits(whole(path), IDS))
 
 
-@pytest.mark.parametrize(("path", "at", "step"), (("Q8_0", "turn", True), ("Q8_0", "turn", False), ("Q8_0", "clock", True)), indirect=["path"])
+@pytest.mark.parametrize(
+    ("path", "at", "step"),
+    (("Q8_0", "turn", True), ("Q8_0", "turn", False), ("Q8_0", "clock", True)),
+    indirect=["path"],
+)
 def test_an_interrupt_leaves_nobody_with_the_turn_to_pack(path, monkeypatch, step, at):
     model, take = unpacked(monkeypatch, path), packing.Packing._take
 
@@ -180,8 +241,12 @@ def test_an_interrupt_leaves_nobody_with_the_turn_to_pack(path, monkeypatch, ste
         if more:
             take(*some, **more)
         raise KeyboardInterrupt
+
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(*((packing.Packing, "_take") if at == "turn" else (packing.time, "monotonic")), interrupted)
+        patch.setattr(
+            *((packing.Packing, "_take") if at == "turn" else (packing.time, "monotonic")),
+            interrupted,
+        )
         model.packing.begin(1) if step else model.packing.some()
     after = threading.Thread(target=model.packing.finish, daemon=True)
     after.start()
@@ -191,7 +256,10 @@ def test_an_interrupt_leaves_nobody_with_the_turn_to_pack(path, monkeypatch, ste
 
 def test_threads_that_step_two_programs_over_the_same_weights_get_the_same(path, monkeypatch):
     packed = whole(path)
-    wanted, wanted_early = logits(packed, IDS, chunk=5), logits(load.early_exit(packed, 1), IDS, chunk=5)
+    wanted, wanted_early = (
+        logits(packed, IDS, chunk=5),
+        logits(load.early_exit(packed, 1), IDS, chunk=5),
+    )
     for _ in range(3):
         model = unpacked(monkeypatch, path, packer=True)
         with ThreadPoolExecutor(2) as threads:
@@ -209,7 +277,7 @@ def test_a_model_that_is_closed_ends_its_thread(path, monkeypatch):
 
 def test_a_program_that_is_dropped_ends_its_thread(path, monkeypatch):
     model = unpacked(monkeypatch, path)
-    assert model.packing.begin(1) is True            # nobody packs meanwhile
+    assert model.packing.begin(1) is True  # nobody packs meanwhile
     packer = packing.Packer(model.packing, model.program)
     held = model.packing
     del model
@@ -236,15 +304,19 @@ def test_a_file_that_is_closed_meanwhile_is_packed_to_its_end(path, monkeypatch)
 
 
 @pytest.mark.parametrize("steps", (0, 1))
-def test_a_sidecar_of_a_model_that_was_closed_at_once_is_that_of_a_packed_one(path, monkeypatch, tmp_path, steps):
+def test_a_sidecar_of_a_model_that_was_closed_at_once_is_that_of_a_packed_one(
+    path, monkeypatch, tmp_path, steps
+):
     files = []
     for name, progress in (("early", None), ("whole", lambda done, total: None)):
-        model = unpacked(monkeypatch, path, packer=steps == 1, sidecar=tmp_path / name, progress=progress)
+        model = unpacked(
+            monkeypatch, path, packer=steps == 1, sidecar=tmp_path / name, progress=progress
+        )
         for _ in range(steps):
             logits(model, IDS[:3])
         model.end(keep=True)
         assert model.keeper.written
-        file, = (tmp_path / name).iterdir()
+        (file,) = (tmp_path / name).iterdir()
         files.append(file.read_bytes())
     assert files[0] == files[1]
     assert load_model(GgufReader(path), sidecar=tmp_path / "early").packing is None
@@ -306,7 +378,13 @@ if child == 0:
     os._exit(0 if model.packing.whole else 1)
 assert os.waitpid(child, 0)[1] == 0
 """
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
     assert out.returncode == 0, out.stderr
     assert bytes.fromhex(out.stdout) == logits(whole(path), np.arange(9)).tobytes()
 

@@ -1,4 +1,7 @@
-"""Recording: every inconsistency of a file is an error at load that names the thing, the value found and the value wanted."""
+"""Recording: every inconsistency of a file is an error at load that names the thing, the value
+found and the value wanted.
+"""
+
 import json
 
 import numpy as np
@@ -10,24 +13,40 @@ from oxillama.model.load import record
 from oxillama.model.reference import Reference
 from tests.model import tiny
 
-CASES = ("llama", "llama_bias", "llama_linear", "llama_bpe_tied_rope3", "mistral", "qwen2", "qwen2_yarn", "qwen3", "gemma3")
+CASES = (
+    "llama",
+    "llama_bias",
+    "llama_linear",
+    "llama_bpe_tied_rope3",
+    "mistral",
+    "qwen2",
+    "qwen2_yarn",
+    "qwen3",
+    "gemma3",
+)
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    (dict(tensors={"blk.1.attn_q.weight": None}), ("blk.1.attn_q.weight", "no such tensor")),
-    (dict(tensors={"blk.1.attn_q.weight": (tiny.HIDDEN, 96)}), ("blk.1.attn_q.weight", "(64, 96)", "(128, 64)")),
-    (dict(tensors={"blk.0.extra.weight": (4, 32)}), ("blk.0.extra.weight", "no use")),
-    (dict(tensors={"output_norm.weight": (65,)}), ("output_norm.weight", "(65,)", "(64,)")),
-    (dict(keys={"llama.attention.head_count": 3}), ("head_count",)),
-    (dict(keys={"llama.attention.head_count_kv": 3}), ("head_count_kv", "found 3")),
-    (dict(keys={"llama.block_count": None}), ("llama.block_count", "missing")),
-    (dict(keys={"llama.block_count": 0}), ("llama.block_count", "found 0")),
-    (dict(keys={"llama.rope.dimension_count": 64}), ("rope.dimension_count", "found 64")),
-    (dict(keys={"llama.rope.dimension_count": 31}), ("rope.dimension_count", "31")),
-    (dict(keys={"llama.rope.scaling.type": "other"}), ("rope.scaling.type", "'other'")),
-    (dict(keys={"llama.feed_forward_length": 95}), ("95",)),
-    (dict(keys={"llama.context_length": "long"}), ("context_length", "'long'")),
-])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (dict(tensors={"blk.1.attn_q.weight": None}), ("blk.1.attn_q.weight", "no such tensor")),
+        (
+            dict(tensors={"blk.1.attn_q.weight": (tiny.HIDDEN, 96)}),
+            ("blk.1.attn_q.weight", "(64, 96)", "(128, 64)"),
+        ),
+        (dict(tensors={"blk.0.extra.weight": (4, 32)}), ("blk.0.extra.weight", "no use")),
+        (dict(tensors={"output_norm.weight": (65,)}), ("output_norm.weight", "(65,)", "(64,)")),
+        (dict(keys={"llama.attention.head_count": 3}), ("head_count",)),
+        (dict(keys={"llama.attention.head_count_kv": 3}), ("head_count_kv", "found 3")),
+        (dict(keys={"llama.block_count": None}), ("llama.block_count", "missing")),
+        (dict(keys={"llama.block_count": 0}), ("llama.block_count", "found 0")),
+        (dict(keys={"llama.rope.dimension_count": 64}), ("rope.dimension_count", "found 64")),
+        (dict(keys={"llama.rope.dimension_count": 31}), ("rope.dimension_count", "31")),
+        (dict(keys={"llama.rope.scaling.type": "other"}), ("rope.scaling.type", "'other'")),
+        (dict(keys={"llama.feed_forward_length": 95}), ("95",)),
+        (dict(keys={"llama.context_length": "long"}), ("context_length", "'long'")),
+    ],
+)
 def test_an_inconsistent_file_is_refused_by_name(change, words, tmp_path):
     reader = tiny.write(tmp_path / "m.gguf", "llama", **change)
     with pytest.raises(ModelError) as caught:
@@ -37,6 +56,7 @@ def test_an_inconsistent_file_is_refused_by_name(change, words, tmp_path):
 
 def test_an_unknown_architecture_names_those_that_are_known(tmp_path):
     from oxillama.gguf import GgufWriter
+
     with GgufWriter(tmp_path / "m.gguf", "unheard-of") as writer:
         writer.add_tensor("token_embd.weight", np.zeros((4, 32), np.float32))
     with pytest.raises(ModelError, match=r"unheard-of.*gemma3.*llama.*qwen3"):
@@ -58,7 +78,7 @@ def test_bad_files_are_refused_or_recorded_as_their_manifest_says(cases):
     manifest = json.loads((cases / "bad_gguf" / "manifest.json").read_text())
     for name, entry in manifest.items():
         if name.startswith(("tok_", "tmpl_")):
-            continue                                     # judged by the tokenizer
+            continue  # judged by the tokenizer
         try:
             record(GgufReader(cases / "bad_gguf" / f"{name}.gguf"))
             verdict = "accept"

@@ -1,4 +1,7 @@
-"""Rotations that a loader asks for in place of the file's: by the formulas of their papers, to the bit where the file could have said the same."""
+"""Rotations that a loader asks for in place of the file's: by the formulas of their papers, to the
+bit where the file could have said the same.
+"""
+
 import math
 
 import numpy as np
@@ -15,12 +18,14 @@ from tests.model import tiny
 from tests.model.test_early_exit import logits
 
 HALF = tiny.HEAD_DIM // 2
-PLAIN = 10000.0 ** (-np.arange(HALF) / HALF)           # RoFormer, section 3.4.2
+PLAIN = 10000.0 ** (-np.arange(HALF) / HALF)  # RoFormer, section 3.4.2
 
 
 def tables(tape) -> list[tuple[np.ndarray, float]]:
     """(inverse frequencies, magnitude) of each rotation of a tape."""
-    return [(op.params["inv_freq"], op.params["mscale"]) for op in tape.ops if op.name == "rope_table"]
+    return [
+        (op.params["inv_freq"], op.params["mscale"]) for op in tape.ops if op.name == "rope_table"
+    ]
 
 
 def recorded(path, **given):
@@ -34,30 +39,66 @@ def llama(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize(("given", "wanted", "magnitude", "context"), [
-    ({}, PLAIN, 1.0, 256),
-    ({"rope_freq_base": 500000}, 500000.0 ** (-np.arange(HALF) / HALF), 1.0, 256),
-    ({"rope_freq_scale": 0.25}, PLAIN / 4, 1.0, 1024),
-    ({"rope_freq_scale": 1 / 49}, PLAIN / 49, 1.0, 49 * 256),         # 1 / (1 / 49) is not 49 in floats
-    ({"rope_freq_scale": 2.0}, PLAIN * 2, 1.0, 256),                   # a context is never less than the file's
-    ({"rope_scaling": "none"}, PLAIN, 1.0, 256),
-    ({"rope_scaling": "yarn", "rope_freq_scale": 0.125, "yarn_ext_factor": 0}, PLAIN / 8, 1.0, 2048),
-    ({"rope_scaling": "yarn", "yarn_orig_ctx": 100, "rope_freq_scale": 0.125, "yarn_ext_factor": 0, "yarn_attn_factor": 1.5}, PLAIN / 8, 1.5, 800),
-])
-def test_what_is_asked_for_is_what_positions_are_rotated_by(llama, given, wanted, magnitude, context):
+@pytest.mark.parametrize(
+    ("given", "wanted", "magnitude", "context"),
+    [
+        ({}, PLAIN, 1.0, 256),
+        ({"rope_freq_base": 500000}, 500000.0 ** (-np.arange(HALF) / HALF), 1.0, 256),
+        ({"rope_freq_scale": 0.25}, PLAIN / 4, 1.0, 1024),
+        # 1 / (1 / 49) is not 49 in floats
+        ({"rope_freq_scale": 1 / 49}, PLAIN / 49, 1.0, 49 * 256),
+        # a context is never less than the file's
+        ({"rope_freq_scale": 2.0}, PLAIN * 2, 1.0, 256),
+        ({"rope_scaling": "none"}, PLAIN, 1.0, 256),
+        (
+            {"rope_scaling": "yarn", "rope_freq_scale": 0.125, "yarn_ext_factor": 0},
+            PLAIN / 8,
+            1.0,
+            2048,
+        ),
+        (
+            {
+                "rope_scaling": "yarn",
+                "yarn_orig_ctx": 100,
+                "rope_freq_scale": 0.125,
+                "yarn_ext_factor": 0,
+                "yarn_attn_factor": 1.5,
+            },
+            PLAIN / 8,
+            1.5,
+            800,
+        ),
+    ],
+)
+def test_what_is_asked_for_is_what_positions_are_rotated_by(
+    llama, given, wanted, magnitude, context
+):
     config, tape = recorded(llama, **given)
-    (found, factor), = tables(tape)
-    assert np.array_equal(found, wanted.astype(np.float32)) and factor == magnitude and config.context_length == context
+    ((found, factor),) = tables(tape)
+    assert (
+        np.array_equal(found, wanted.astype(np.float32))
+        and factor == magnitude
+        and config.context_length == context
+    )
 
 
 def test_yarn_keeps_fast_pairs_stretches_slow_ones_and_raises_the_temperature(llama):
-    """Peng et al. 2023, sections 3.2 to 3.4, each pair by its own rotations over the original context."""
+    """Peng et al. 2023, sections 3.2 to 3.4, each pair by its own rotations over the original
+    context.
+    """
     factor, original, fast, slow = 8.0, 128, 4.0, 0.5
-    given = {"rope_scaling": "yarn", "rope_freq_scale": 1 / factor, "yarn_orig_ctx": original, "yarn_beta_fast": fast, "yarn_beta_slow": slow}
+    given = {
+        "rope_scaling": "yarn",
+        "rope_freq_scale": 1 / factor,
+        "yarn_orig_ctx": original,
+        "yarn_beta_fast": fast,
+        "yarn_beta_slow": slow,
+    }
     config, tape = recorded(llama, **given)
-    (found, magnitude), = tables(tape)
+    ((found, magnitude),) = tables(tape)
 
-    def pair(rotations):                               # where theta_pair * original = 2 pi rotations
+    # where theta_pair * original = 2 pi rotations
+    def pair(rotations):
         return HALF * math.log(original / (2 * math.pi * rotations)) / math.log(10000.0)
 
     low, high = math.floor(pair(fast)), math.ceil(pair(slow))
@@ -65,20 +106,44 @@ def test_yarn_keeps_fast_pairs_stretches_slow_ones_and_raises_the_temperature(ll
     for i in range(HALF):
         stretched = min(max((i - low) / (high - low), 0.0), 1.0)
         assert found[i] == pytest.approx(PLAIN[i] * (1 - stretched + stretched / factor), rel=1e-6)
-    assert np.array_equal(found[:low + 1], PLAIN[:low + 1].astype(np.float32))
+    assert np.array_equal(found[: low + 1], PLAIN[: low + 1].astype(np.float32))
     assert np.array_equal(found[high:], (PLAIN[high:] / factor).astype(np.float32))
     assert magnitude == 0.1 * math.log(factor) + 1 and config.context_length == 1024
 
 
 OWN = [
     ("llama", {"rope.freq_base": 10000.0}, {"rope_freq_base": 10000}),
-    ("llama", {"rope.scaling.type": "linear", "rope.scaling.factor": 49.0}, {"rope_scaling": "linear", "rope_freq_scale": 1 / 49}),
-    ("qwen2", {"rope.scaling.type": "yarn", "rope.scaling.factor": 6.5,
-              "rope.scaling.original_context_length": 64, "rope.scaling.yarn_ext_factor": 0.75,
-               "rope.scaling.yarn_attn_factor": 0.5, "rope.scaling.yarn_beta_fast": 16.0, "rope.scaling.yarn_beta_slow": 2.0},
-     {"rope_scaling": "yarn", "rope_freq_scale": 1 / 6.5, "yarn_orig_ctx": 64, "yarn_ext_factor": 0.75, "yarn_attn_factor": 0.5, "yarn_beta_fast": 16,
-      "yarn_beta_slow": 2}),
-    ("gemma3", {"rope.freq_base": 5e5, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0}, {"rope_freq_base": 5e5, "rope_freq_scale": 0.125}),
+    (
+        "llama",
+        {"rope.scaling.type": "linear", "rope.scaling.factor": 49.0},
+        {"rope_scaling": "linear", "rope_freq_scale": 1 / 49},
+    ),
+    (
+        "qwen2",
+        {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 6.5,
+            "rope.scaling.original_context_length": 64,
+            "rope.scaling.yarn_ext_factor": 0.75,
+            "rope.scaling.yarn_attn_factor": 0.5,
+            "rope.scaling.yarn_beta_fast": 16.0,
+            "rope.scaling.yarn_beta_slow": 2.0,
+        },
+        {
+            "rope_scaling": "yarn",
+            "rope_freq_scale": 1 / 6.5,
+            "yarn_orig_ctx": 64,
+            "yarn_ext_factor": 0.75,
+            "yarn_attn_factor": 0.5,
+            "yarn_beta_fast": 16,
+            "yarn_beta_slow": 2,
+        },
+    ),
+    (
+        "gemma3",
+        {"rope.freq_base": 5e5, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+        {"rope_freq_base": 5e5, "rope_freq_scale": 0.125},
+    ),
 ]
 
 
@@ -91,35 +156,63 @@ def test_a_file_says_and_its_loader_says_are_the_same_bits(arch, keys, given, tm
     own = load_model(GgufReader(told), num_threads=1)
     wanted = logits(own)
     again = load_model(GgufReader(told), num_threads=1, rope=RopeOverrides(**given))
-    assert np.array_equal(logits(again), wanted) and again.config == own.config        # equal to the file's own: nothing changes
+    # equal to the file's own: nothing changes
+    assert np.array_equal(logits(again), wanted) and again.config == own.config
     over = load_model(GgufReader(plain), num_threads=2, rope=RopeOverrides(**given))
     assert np.array_equal(logits(over), wanted)
     if len(keys) > 1:
         assert not np.array_equal(logits(load_model(GgufReader(plain), num_threads=1)), wanted)
-    assert [each[0].tobytes() for each in tables(over.tape)] == [each[0].tobytes() for each in tables(own.tape)]
+    assert [each[0].tobytes() for each in tables(over.tape)] == [
+        each[0].tobytes() for each in tables(own.tape)
+    ]
 
 
 def test_the_compiled_tape_follows_the_reference_under_overrides(llama):
-    model = load_model(GgufReader(llama), num_threads=1, rope=RopeOverrides(rope_scaling="yarn", rope_freq_scale=0.125, yarn_orig_ctx=64))
+    model = load_model(
+        GgufReader(llama),
+        num_threads=1,
+        rope=RopeOverrides(rope_scaling="yarn", rope_freq_scale=0.125, yarn_orig_ctx=64),
+    )
     ids = np.array([(7 * i + 3) % tiny.VOCAB for i in range(48)])
     wanted = Reference(model.tape, model.reader, kv_type="f32").logits(ids)
-    with oxillama.load(llama, num_threads=1, kv_type="f32", rope_scaling="yarn", rope_freq_scale=0.125, yarn_orig_ctx=64) as engine:
+    with oxillama.load(
+        llama,
+        num_threads=1,
+        kv_type="f32",
+        rope_scaling="yarn",
+        rope_freq_scale=0.125,
+        yarn_orig_ctx=64,
+    ) as engine:
         found = engine.logits(ids)
     assert np.abs(found - wanted).max() <= 2e-5 * np.abs(wanted).max()
 
 
 def test_a_yarn_file_without_its_yarn_is_its_plain_twin(tmp_path):
-    keys = {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0, "llama.rope.scaling.original_context_length": 64}
+    keys = {
+        "llama.rope.scaling.type": "yarn",
+        "llama.rope.scaling.factor": 4.0,
+        "llama.rope.scaling.original_context_length": 64,
+    }
     tiny.write(tmp_path / "yarn.gguf", "llama", keys=keys)
     config, tape = recorded(tmp_path / "yarn.gguf", rope_scaling="none")
-    assert np.array_equal(tables(tape)[0][0], PLAIN.astype(np.float32)) and tables(tape)[0][1] == 1.0 and config.context_length == 256
+    assert (
+        np.array_equal(tables(tape)[0][0], PLAIN.astype(np.float32))
+        and tables(tape)[0][1] == 1.0
+        and config.context_length == 256
+    )
     assert recorded(tmp_path / "yarn.gguf", rope_freq_scale=1 / 16)[0].context_length == 1024
-    assert recorded(tmp_path / "yarn.gguf", rope_freq_base=5e5)[0].context_length == 256      # nothing of the scaling has changed
+    # nothing of the scaling has changed
+    assert recorded(tmp_path / "yarn.gguf", rope_freq_base=5e5)[0].context_length == 256
 
 
 def test_gemma_3_changes_the_base_of_its_global_layers_alone(tmp_path):
     tiny.write(tmp_path / "m.gguf", "gemma3")
-    windowed, whole = (table[0] for table in tables(recorded(tmp_path / "m.gguf", rope_freq_base=3e6, rope_freq_scale=0.5)[1]))
+    windowed, whole = (
+        table[0]
+        for table in tables(
+            recorded(tmp_path / "m.gguf", rope_freq_base=3e6, rope_freq_scale=0.5)[1]
+        )
+    )
     assert np.array_equal(windowed, PLAIN.astype(np.float32))
     assert np.array_equal(whole, (3e6 ** (-np.arange(HALF) / HALF) / 2).astype(np.float32))
 
@@ -131,36 +224,57 @@ def test_first_layers_are_rotated_as_the_whole_model_is(llama):
     assert tables(early.tape)[0][0].tobytes() == (PLAIN / 4).astype(np.float32).tobytes()
 
 
-@pytest.mark.parametrize(("given", "words"), [
-    ({"rope_freq_base": 0}, ("rope_freq_base", "found 0", "above 0")),
-    ({"rope_freq_base": math.inf}, ("rope_freq_base", "inf")),
-    ({"rope_freq_base": 10 ** 400}, ("rope_freq_base",)),
-    ({"rope_freq_scale": math.nan}, ("rope_freq_scale", "nan")),
-    ({"rope_freq_scale": 5e-324}, ("rope_freq_scale", "5e-324")),
-    ({"rope_freq_scale": True}, ("rope_freq_scale", "True")),
-    ({"rope_freq_scale": "0.5"}, ("rope_freq_scale", "'0.5'")),
-    ({"rope_scaling": "longrope"}, ("rope_scaling", "'longrope'", "none, linear, yarn")),
-    ({"rope_scaling": "none", "rope_freq_scale": 0.5}, ("rope_freq_scale", "0.5", "'none'")),
-    ({"rope_scaling": "linear", "yarn_orig_ctx": 64}, ("yarn_orig_ctx", "64", "'linear'", "'yarn'")),
-    ({"rope_scaling": "yarn", "yarn_orig_ctx": 0}, ("yarn_orig_ctx", "found 0")),
-    ({"rope_scaling": "yarn", "yarn_orig_ctx": 6.5}, ("yarn_orig_ctx", "6.5")),
-    ({"rope_scaling": "yarn", "yarn_ext_factor": -1}, ("yarn_ext_factor", "-1", "0 or more")),
-    ({"rope_scaling": "yarn", "yarn_attn_factor": 0}, ("yarn_attn_factor", "found 0")),
-])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"rope_freq_base": 0}, ("rope_freq_base", "found 0", "above 0")),
+        ({"rope_freq_base": math.inf}, ("rope_freq_base", "inf")),
+        ({"rope_freq_base": 10**400}, ("rope_freq_base",)),
+        ({"rope_freq_scale": math.nan}, ("rope_freq_scale", "nan")),
+        ({"rope_freq_scale": 5e-324}, ("rope_freq_scale", "5e-324")),
+        ({"rope_freq_scale": True}, ("rope_freq_scale", "True")),
+        ({"rope_freq_scale": "0.5"}, ("rope_freq_scale", "'0.5'")),
+        ({"rope_scaling": "longrope"}, ("rope_scaling", "'longrope'", "none, linear, yarn")),
+        ({"rope_scaling": "none", "rope_freq_scale": 0.5}, ("rope_freq_scale", "0.5", "'none'")),
+        (
+            {"rope_scaling": "linear", "yarn_orig_ctx": 64},
+            ("yarn_orig_ctx", "64", "'linear'", "'yarn'"),
+        ),
+        ({"rope_scaling": "yarn", "yarn_orig_ctx": 0}, ("yarn_orig_ctx", "found 0")),
+        ({"rope_scaling": "yarn", "yarn_orig_ctx": 6.5}, ("yarn_orig_ctx", "6.5")),
+        ({"rope_scaling": "yarn", "yarn_ext_factor": -1}, ("yarn_ext_factor", "-1", "0 or more")),
+        ({"rope_scaling": "yarn", "yarn_attn_factor": 0}, ("yarn_attn_factor", "found 0")),
+    ],
+)
 def test_a_setting_that_cannot_be_is_refused_before_a_file_is_opened(given, words):
     with pytest.raises(ConfigError) as caught:
         oxillama.EngineConfig(**given)
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-@pytest.mark.parametrize(("keys", "given", "words"), [
-    ({}, {"yarn_beta_fast": 16.0}, ("yarn_beta_fast", "16.0", "the file's own", "'linear'")),
-    ({"llama.rope.scaling.type": "none"}, {"rope_freq_scale": 0.5}, ("rope_freq_scale", "0.5", "the file's own", "'none'")),
-    ({}, {"rope_scaling": "yarn", "yarn_beta_fast": 0.5}, ("yarn_beta_fast", "0.5", "yarn_beta_slow of 1")),
-    ({}, {"rope_freq_scale": 1e-9}, ("rope_freq_scale", "1e-09", "context")),
-    ({}, {"rope_freq_scale": 1e300}, ("llama.rope", "1e+300", "float32")),
-    ({}, {"rope_scaling": "yarn", "rope_freq_base": 1.0}, ("rope.freq_base", "found 1", "yarn")),
-])
+@pytest.mark.parametrize(
+    ("keys", "given", "words"),
+    [
+        ({}, {"yarn_beta_fast": 16.0}, ("yarn_beta_fast", "16.0", "the file's own", "'linear'")),
+        (
+            {"llama.rope.scaling.type": "none"},
+            {"rope_freq_scale": 0.5},
+            ("rope_freq_scale", "0.5", "the file's own", "'none'"),
+        ),
+        (
+            {},
+            {"rope_scaling": "yarn", "yarn_beta_fast": 0.5},
+            ("yarn_beta_fast", "0.5", "yarn_beta_slow of 1"),
+        ),
+        ({}, {"rope_freq_scale": 1e-9}, ("rope_freq_scale", "1e-09", "context")),
+        ({}, {"rope_freq_scale": 1e300}, ("llama.rope", "1e+300", "float32")),
+        (
+            {},
+            {"rope_scaling": "yarn", "rope_freq_base": 1.0},
+            ("rope.freq_base", "found 1", "yarn"),
+        ),
+    ],
+)
 def test_what_does_not_go_with_a_file_is_refused_by_name(keys, given, words, tmp_path):
     tiny.write(tmp_path / "m.gguf", "llama", keys=keys)
     with pytest.raises((ConfigError, ModelError)) as caught:
@@ -168,11 +282,20 @@ def test_what_does_not_go_with_a_file_is_refused_by_name(keys, given, words, tmp
     assert all(word in str(caught.value) for word in words), str(caught.value)
 
 
-@pytest.mark.parametrize("given", [{"rope_freq_base": 5e5}, {"rope_freq_scale": 0.5}, {"rope_scaling": "none"}])
+@pytest.mark.parametrize(
+    "given", [{"rope_freq_base": 5e5}, {"rope_freq_scale": 0.5}, {"rope_scaling": "none"}]
+)
 def test_a_model_that_rotates_nothing_by_it_refuses_an_override(given, tmp_path, monkeypatch):
-    """All layers windowed: the one base there is, is the windows' own; and an architecture whose positions are learned has none at all."""
-    tiny.write(tmp_path / "m.gguf", "gemma3", keys={"gemma3.attention.sliding_window_pattern": 1 << 20})
-    with pytest.raises(ConfigError, match=f"{next(iter(given))}: found .*, this gemma3 rotates no layer by it, wanted None"):
+    """All layers windowed: the one base there is, is the windows' own; and an architecture whose
+    positions are learned has none at all.
+    """
+    tiny.write(
+        tmp_path / "m.gguf", "gemma3", keys={"gemma3.attention.sliding_window_pattern": 1 << 20}
+    )
+    with pytest.raises(
+        ConfigError,
+        match=f"{next(iter(given))}: found .*, this gemma3 rotates no layer by it, wanted None",
+    ):
         recorded(tmp_path / "m.gguf", **given)
     monkeypatch.setattr("oxillama.model.builder._ARCHITECTURES", dict(recorders()))
 

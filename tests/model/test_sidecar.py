@@ -1,4 +1,7 @@
-"""Packed weights on disk: the same bits as packed in memory, never trusted blindly, never in the way of a load."""
+"""Packed weights on disk: the same bits as packed in memory, never trusted blindly, never in the
+way of a load.
+"""
+
 import json
 import logging
 import os
@@ -32,18 +35,24 @@ def model(tmp_path):
 
 
 def loaded(path, folder):
-    """The logits of a fixed prompt from a model loaded with sidecars in `folder`, after whatever it writes is written."""
+    """The logits of a fixed prompt from a model loaded with sidecars in `folder`, after whatever it
+    writes is written.
+    """
     model = load_model(GgufReader(path), num_threads=2, sidecar=folder)
     if model.keeper is not None:
         model.keeper.finish()
     memory = model.page_memory()
     memory.ensure(1)
     ids = np.arange(8, dtype=np.int32)
-    return np.array(model.program.step(Batch(ids, ids, [np.zeros(1, np.int32)], np.zeros(8, np.int32), ids), memory))
+    return np.array(
+        model.program.step(
+            Batch(ids, ids, [np.zeros(1, np.int32)], np.zeros(8, np.int32), ids), memory
+        )
+    )
 
 
 def only(folder):
-    path, = folder.glob("*")
+    (path,) = folder.glob("*")
     assert path.suffix == ".panels"
     return path
 
@@ -75,7 +84,7 @@ def test_a_model_changed_in_place_or_replaced_never_meets_the_old_sidecar(model,
 
 def damage(path, how):
     data = bytearray(path.read_bytes())
-    header = json.loads(data[48:48 + int.from_bytes(data[8:16], "little")])
+    header = json.loads(data[48 : 48 + int.from_bytes(data[8:16], "little")])
     if how == "empty":
         data = b""
     elif how == "magic":
@@ -89,14 +98,14 @@ def damage(path, how):
     elif how == "longer":
         data += bytes(4096)
     elif how == "zeros":
-        data[4096 * 4:] = bytes(len(data) - 4096 * 4)
+        data[4096 * 4 :] = bytes(len(data) - 4096 * 4)
     elif how in ("section", "shape", "missing"):
         if how == "missing":
             header["sections"].pop()
         else:
             header["sections"][0][{"section": 5, "shape": 4}[how]] *= 4096
         text = json.dumps(header).encode()
-        data[:48 + len(text)] = headed(text)
+        data[: 48 + len(text)] = headed(text)
     path.write_bytes(data)
 
 
@@ -105,8 +114,24 @@ def headed(text):
     return sidecar.MAGIC + len(text).to_bytes(8, "little") + sidecar.blake3(text).digest() + text
 
 
-@pytest.mark.parametrize("how", ("empty", "magic", "header", "length", "truncated", "longer", "zeros", "section", "shape", "missing"))
-def test_a_damaged_sidecar_is_left_out_with_a_warning_and_written_again(model, tmp_path, caplog, how):
+@pytest.mark.parametrize(
+    "how",
+    (
+        "empty",
+        "magic",
+        "header",
+        "length",
+        "truncated",
+        "longer",
+        "zeros",
+        "section",
+        "shape",
+        "missing",
+    ),
+)
+def test_a_damaged_sidecar_is_left_out_with_a_warning_and_written_again(
+    model, tmp_path, caplog, how
+):
     folder = tmp_path / "sidecars"
     packed = loaded(model, folder)
     written = only(folder)
@@ -120,7 +145,9 @@ def test_a_damaged_sidecar_is_left_out_with_a_warning_and_written_again(model, t
 
 
 @pytest.mark.parametrize("text", (b"[" * 200000, b'{"key":' * 100000), ids=("lists", "objects"))
-def test_a_header_nested_deeper_than_python_reads_is_damaged_to_everybody(model, tmp_path, caplog, text):
+def test_a_header_nested_deeper_than_python_reads_is_damaged_to_everybody(
+    model, tmp_path, caplog, text
+):
     folder = tmp_path / "sidecars"
     packed = loaded(model, folder)
     written = only(folder)
@@ -129,7 +156,9 @@ def test_a_header_nested_deeper_than_python_reads_is_damaged_to_everybody(model,
     assert not sidecar.verify(written) and [one.names for one in sidecars.entries(folder)] == [()]
     with caplog.at_level(logging.WARNING, "oxillama.sidecar"):
         assert np.array_equal(loaded(model, folder), packed)
-    assert "is left out and will be written again" in caplog.text and only(folder).read_bytes() == good
+    assert (
+        "is left out and will be written again" in caplog.text and only(folder).read_bytes() == good
+    )
 
 
 def test_a_pipe_in_the_place_of_a_sidecar_hangs_nobody_and_is_replaced(model, tmp_path):
@@ -139,38 +168,54 @@ def test_a_pipe_in_the_place_of_a_sidecar_hangs_nobody_and_is_replaced(model, tm
     good = written.read_bytes()
     written.unlink()
     os.mkfifo(written)
-    code = ("import sys\nfrom pathlib import Path\nfrom oxillama.gguf import GgufReader\nfrom oxillama.model import load_model, sidecar, sidecars\n"
-            f"path = Path({str(written)!r})\n"
-            "assert not sidecar.verify(path) and sidecar.names_of(path) == () and sidecars.entries(path.parent) == []\n"
-            f"load_model(GgufReader({str(model)!r}), sidecar=path.parent).end(keep=True)")
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(sidecar.__file__).parents[2], timeout=20)
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom oxillama.gguf import GgufReader\nfrom oxillama.model import load_model, sidecar, sidecars\n"
+        f"path = Path({str(written)!r})\n"
+        "assert not sidecar.verify(path) and sidecar.names_of(path) == () and sidecars.entries(path.parent) == []\n"
+        f"load_model(GgufReader({str(model)!r}), sidecar=path.parent).end(keep=True)"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=Path(sidecar.__file__).parents[2], timeout=20
+    )
     assert only(folder).read_bytes() == good
 
 
 def test_a_pipe_in_the_place_of_a_temporary_file_hangs_nobody_and_is_removed(tmp_path):
     os.mkfifo(tmp_path / "x.panels.tmp")
     code = f"from pathlib import Path\nfrom oxillama.model import sidecars\nsidecars.clear(Path({str(tmp_path)!r}))"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(sidecar.__file__).parents[2], timeout=20)
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=Path(sidecar.__file__).parents[2], timeout=20
+    )
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("files", "sections"), ((1, 29), (20, 5), (20, 40)))
 def test_a_sidecar_whose_header_is_longer_than_a_page_holds(tmp_path, files, sections):
     raw = np.arange(16 * 36, dtype=np.uint16).astype(np.uint8)
-    matrices = {(f"blk.{i}.attn_output.weight", 0, 16): PackedMatrix(raw, "Q4_0", 16, 64) for i in range(sections)}
-    key, path = {"files": [[123456, 1700000000000000000, "a" * 64, "b" * 64]] * files}, tmp_path / "x.panels"
+    matrices = {
+        (f"blk.{i}.attn_output.weight", 0, 16): PackedMatrix(raw, "Q4_0", 16, 64)
+        for i in range(sections)
+    }
+    key, path = (
+        {"files": [[123456, 1700000000000000000, "a" * 64, "b" * 64]] * files},
+        tmp_path / "x.panels",
+    )
     assert sidecar.write_sidecar(path, key, matrices)
     assert 48 + int.from_bytes(path.read_bytes()[8:16], "little") > 4096
-    found = sidecar.open_sidecar(path, key, dict.fromkeys(matrices, sidecar.Wanted("Q4_0", 16, 64)), num_threads=1)
-    assert {name: bytes(matrix) for name, matrix in found.items()} == {name: bytes(matrix) for name, matrix in matrices.items()}
-    assert not sidecar.write_sidecar(path, key, matrices)           # it lies there already
+    found = sidecar.open_sidecar(
+        path, key, dict.fromkeys(matrices, sidecar.Wanted("Q4_0", 16, 64)), num_threads=1
+    )
+    assert {name: bytes(matrix) for name, matrix in found.items()} == {
+        name: bytes(matrix) for name, matrix in matrices.items()
+    }
+    assert not sidecar.write_sidecar(path, key, matrices)  # it lies there already
 
 
 def test_a_flipped_byte_anywhere_is_found_by_the_full_check(model, tmp_path):
     loaded(model, tmp_path / "s")
     written = only(tmp_path / "s")
     data = bytearray(written.read_bytes())
-    sections = json.loads(data[48:48 + int.from_bytes(data[8:16], "little")])["sections"]
+    sections = json.loads(data[48 : 48 + int.from_bytes(data[8:16], "little")])["sections"]
     for *_, offset, size, _ in sections:
         for place in (offset, offset + size - 1):
             data[place] ^= 1
@@ -190,18 +235,24 @@ def test_sidecars_used_longest_ago_make_room_for_a_new_one(model, tmp_path, monk
     for i in range(3):
         copy = tmp_path / f"{i}.gguf"
         copy.write_bytes(model.read_bytes())
-        os.utime(copy, ns=(10 ** 18, 10 ** 18 + i))
+        os.utime(copy, ns=(10**18, 10**18 + i))
         copies.append(copy)
-        for age, path in enumerate(sorted(folder.glob("*.panels"), key=lambda path: path.stat().st_mtime_ns)):
+        for age, path in enumerate(
+            sorted(folder.glob("*.panels"), key=lambda path: path.stat().st_mtime_ns)
+        ):
             os.utime(path, (1000 + age, 1000 + age))
         loaded(copy, folder)
         if i == 1:
-            loaded(copies[0], folder)       # used again: the other one goes next
-    keys = {sidecar.path_of(folder, sidecar.key_of(GgufReader(copy))) for copy in (copies[0], copies[2])}
+            loaded(copies[0], folder)  # used again: the other one goes next
+    keys = {
+        sidecar.path_of(folder, sidecar.key_of(GgufReader(copy))) for copy in (copies[0], copies[2])
+    }
     assert set(folder.glob("*")) == keys
 
 
-def test_a_sidecar_over_the_limit_or_on_a_full_disk_is_not_written_and_evicts_nothing(model, tmp_path, monkeypatch):
+def test_a_sidecar_over_the_limit_or_on_a_full_disk_is_not_written_and_evicts_nothing(
+    model, tmp_path, monkeypatch
+):
     folder = tmp_path / "sidecars"
     loaded(model, folder)
     before = only(folder).read_bytes()
@@ -212,7 +263,9 @@ def test_a_sidecar_over_the_limit_or_on_a_full_disk_is_not_written_and_evicts_no
     loaded(copy, folder)
     assert only(folder).read_bytes() == before
     monkeypatch.delenv("OXILLAMA_SIDECAR_LIMIT")
-    monkeypatch.setattr(sidecars.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10, "total": 100})())
+    monkeypatch.setattr(
+        sidecars.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10, "total": 100})()
+    )
     loaded(copy, folder)
     assert only(folder).read_bytes() == before
 
@@ -222,13 +275,18 @@ def test_a_folder_that_cannot_be_written_is_told_to_those_who_listen(model, tmp_
     blocked.write_text("")
     with caplog.at_level(logging.INFO, "oxillama.sidecar"):
         loaded(model, blocked / "sidecars")
-    assert "are not kept" in caplog.text and max(record.levelno for record in caplog.records) == logging.INFO
+    assert (
+        "are not kept" in caplog.text
+        and max(record.levelno for record in caplog.records) == logging.INFO
+    )
 
 
 def test_an_interpreter_that_ends_at_once_has_written_its_sidecar(model, tmp_path):
     folder = tmp_path / "sidecars"
-    code = ("from oxillama.gguf import GgufReader\nfrom oxillama.model import load_model\n"
-            f"load_model(GgufReader({str(model)!r}), sidecar={str(folder)!r})")
+    code = (
+        "from oxillama.gguf import GgufReader\nfrom oxillama.model import load_model\n"
+        f"load_model(GgufReader({str(model)!r}), sidecar={str(folder)!r})"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(sidecar.__file__).parents[2])
     assert sidecar.verify(only(folder))
 
@@ -236,20 +294,26 @@ def test_an_interpreter_that_ends_at_once_has_written_its_sidecar(model, tmp_pat
 def test_a_writing_that_is_given_up_leaves_nothing(tmp_path):
     def pause(written, size):
         raise sidecar.GivenUp("no time")
+
     matrix = PackedMatrix(np.zeros(16 * 34, np.uint8), "Q8_0", 16, 32)
     with pytest.raises(sidecar.GivenUp):
         sidecar.write_sidecar(tmp_path / "s" / "a.panels", {}, {("w", 0, 16): matrix}, pause=pause)
     assert not list((tmp_path / "s").glob("*"))
 
 
-def test_the_setting_the_environment_and_the_size_say_where_sidecars_are(model, tmp_path, monkeypatch):
+def test_the_setting_the_environment_and_the_size_say_where_sidecars_are(
+    model, tmp_path, monkeypatch
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert sidecars.sidecar_folder(False) is None
     assert sidecars.sidecar_folder("auto") == tmp_path / "cache" / "oxillama"
     assert sidecars.sidecar_folder(tmp_path) == tmp_path
     reader = GgufReader(model)
     assert sidecars.sidecar_place(reader, "auto", sidecars.LEAST_BYTES - 1) is None
-    assert sidecars.sidecar_place(reader, "auto", sidecars.LEAST_BYTES).path.parent == tmp_path / "cache" / "oxillama"
+    assert (
+        sidecars.sidecar_place(reader, "auto", sidecars.LEAST_BYTES).path.parent
+        == tmp_path / "cache" / "oxillama"
+    )
     assert sidecars.sidecar_place(GgufReader(model.read_bytes()), tmp_path, 1 << 40) is None
     monkeypatch.setenv("OXILLAMA_SIDECAR", "0")
     assert sidecars.sidecar_folder("auto") is None and sidecars.sidecar_folder(tmp_path) is None
@@ -264,12 +328,15 @@ def test_the_setting_the_environment_and_the_size_say_where_sidecars_are(model, 
         sidecars.limit_bytes()
 
 
-def test_a_sidecar_is_read_into_memory_where_that_drives_out_nothing_in_use(model, tmp_path, monkeypatch):
+def test_a_sidecar_is_read_into_memory_where_that_drives_out_nothing_in_use(
+    model, tmp_path, monkeypatch
+):
     folder, read = tmp_path / "sidecars", []
     packed = loaded(model, folder)
     size = only(folder).stat().st_size
     monkeypatch.setattr(sidecar, "fault_in", lambda view, **_: read.append(len(view)))
-    for free, wanted in ((0, []), (size, []), (size + 1, [size]), (None, [size])):       # None: nobody knows
+    # None: nobody knows
+    for free, wanted in ((0, []), (size, []), (size + 1, [size]), (None, [size])):
         read.clear()
         monkeypatch.setattr(sidecar, "available_bytes", lambda free=free: free)
         assert np.array_equal(loaded(model, folder), packed) and read == wanted

@@ -1,4 +1,5 @@
 """Converting a file changes the formats that were asked for and nothing else."""
+
 import errno
 import os
 import re
@@ -40,7 +41,10 @@ def model(tmp_path):
 
 def stored(path):
     with GgufReader(path) as reader:
-        return {name: (info.type_name, info.shape, bytes(reader.data(name))) for name, info in reader.tensors.items()}
+        return {
+            name: (info.type_name, info.shape, bytes(reader.data(name)))
+            for name, info in reader.tensors.items()
+        }
 
 
 def test_each_tensor_is_what_quantize_makes_of_its_rows(model, tmp_path):
@@ -80,11 +84,23 @@ def test_a_dry_run_writes_nothing_and_tells_the_sizes(model, tmp_path):
     assert plan.path is None
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
     done = quantize_file(model, tmp_path / "new.gguf", "IQ4_XS")
-    assert (plan.tensors, plan.bytes_before, plan.bytes_after) == (done.tensors, done.bytes_before, done.bytes_after)
+    assert (plan.tensors, plan.bytes_before, plan.bytes_after) == (
+        done.tensors,
+        done.bytes_before,
+        done.bytes_after,
+    )
     assert done.bytes_after == sum(len(data) for _, _, data in stored(done.path).values())
     lines = str(plan).splitlines()
     assert len(lines) == len(TENSORS) + len(plan.notes) + 1
-    assert lines[2].split() == ["blk.0.attn_v.weight", "64x256", "F32", "->", "Q5_K", "11,264", "recipe"]
+    assert lines[2].split() == [
+        "blk.0.attn_v.weight",
+        "64x256",
+        "F32",
+        "->",
+        "Q5_K",
+        "11,264",
+        "recipe",
+    ]
     assert lines[-1] == "IQ4_XS: 0.26 MiB -> 0.04 MiB, 5.40 bits per number"
     assert done.bits == 8 * done.bytes_after / sum(values.size for values in TENSORS.values())
 
@@ -94,21 +110,35 @@ def test_overrides_decide_and_the_first_match_wins(model, tmp_path):
     done = quantize_file(model, tmp_path / "new.gguf", "Q4_0", overrides=rules)
     found = {plan.name: (plan.target, plan.reason) for plan in done.tensors}
     assert found["blk.0.ffn_up_exps.weight"] == ("Q2_K", "override")
-    assert found["blk.0.attn_v.weight"] == found["blk.0.ffn_gate_inp.weight"] == ("Q8_0", "override")
+    assert (
+        found["blk.0.attn_v.weight"] == found["blk.0.ffn_gate_inp.weight"] == ("Q8_0", "override")
+    )
     assert found["token_embd.weight"] == ("F32", "override")
     assert found["blk.0.attn_norm.weight"] == ("F32", "kept")
     assert found["output.weight"] == ("Q6_K", "recipe")
 
 
-@pytest.mark.parametrize("rules, why", [
-    ({"nothing": "Q8_0"}, "override 'nothing': meets no tensor's name"),
-    ({"attn_norm": "Q8_0"}, "override 'attn_norm': meets no tensor that it could change: blk.0.attn_norm.weight never changes"),
-    ({"blk": "Q8_0", "attn": "Q6_K"}, "override 'attn': meets no tensor that it could change: blk.0.attn_v.weight is decided by 'blk' before it"),
-    ({"(": "Q8_0"}, "override '(': no regular expression"),
-    ({"": "Q8_0"}, "override '' to Q8_0: an empty pattern"),
-    ({"output": "Q9"}, "override 'output': unknown format 'Q9'"),
-    ({"ffn_down": "Q4_K"}, "blk.1.ffn_down.weight: rows of 96 columns, override 'ffn_down' to Q4_K needs a multiple of 256"),
-])
+@pytest.mark.parametrize(
+    "rules, why",
+    [
+        ({"nothing": "Q8_0"}, "override 'nothing': meets no tensor's name"),
+        (
+            {"attn_norm": "Q8_0"},
+            "override 'attn_norm': meets no tensor that it could change: blk.0.attn_norm.weight never changes",
+        ),
+        (
+            {"blk": "Q8_0", "attn": "Q6_K"},
+            "override 'attn': meets no tensor that it could change: blk.0.attn_v.weight is decided by 'blk' before it",
+        ),
+        ({"(": "Q8_0"}, "override '(': no regular expression"),
+        ({"": "Q8_0"}, "override '' to Q8_0: an empty pattern"),
+        ({"output": "Q9"}, "override 'output': unknown format 'Q9'"),
+        (
+            {"ffn_down": "Q4_K"},
+            "blk.1.ffn_down.weight: rows of 96 columns, override 'ffn_down' to Q4_K needs a multiple of 256",
+        ),
+    ],
+)
 def test_an_override_that_cannot_be_kept_is_refused(model, tmp_path, rules, why):
     with pytest.raises(QuantError, match=re.escape(why)):
         quantize_file(model, tmp_path / "new.gguf", "Q4_0", overrides=rules)
@@ -121,33 +151,50 @@ def test_pure_uses_the_base_format_everywhere(model):
 
 
 def test_importances_reach_the_rows_of_their_matrix(model, tmp_path):
-    one, each = RNG.uniform(0.1, 4, 256).astype(np.float32), RNG.uniform(0.1, 4, (3, 256)).astype(np.float32)
-    path = write_imatrix(tmp_path / "i.gguf", {"blk.0.attn_v.weight": one, "blk.0.ffn_up_exps.weight": each},
-                         {"blk.0.attn_v.weight": 1, "blk.0.ffn_up_exps.weight": [1, 1, 1]})  # fmt: skip
+    one, each = (
+        RNG.uniform(0.1, 4, 256).astype(np.float32),
+        RNG.uniform(0.1, 4, (3, 256)).astype(np.float32),
+    )
+    path = write_imatrix(
+        tmp_path / "i.gguf",
+        {"blk.0.attn_v.weight": one, "blk.0.ffn_up_exps.weight": each},
+        # fmt: skip
+        {"blk.0.attn_v.weight": 1, "blk.0.ffn_up_exps.weight": [1, 1, 1]},
+    )
     done = quantize_file(model, tmp_path / "new.gguf", "Q4_K_S", imatrix=path)
     found = stored(done.path)
     values = TENSORS["blk.0.attn_v.weight"].astype(np.float32)
     assert found["blk.0.attn_v.weight"][0] == "Q5_K"
     assert found["blk.0.attn_v.weight"][2] == quantize(values, "Q5_K", one).tobytes()
     experts = TENSORS["blk.0.ffn_up_exps.weight"].astype(np.float32)
-    wanted = b"".join(quantize(rows, "Q4_K", weights).tobytes() for rows, weights in zip(experts, each))
+    wanted = b"".join(
+        quantize(rows, "Q4_K", weights).tobytes() for rows, weights in zip(experts, each)
+    )
     assert found["blk.0.ffn_up_exps.weight"][2] == wanted
-    assert [plan.name for plan in done.tensors if plan.importance] == ["blk.0.attn_v.weight", "blk.0.ffn_up_exps.weight"]
+    assert [plan.name for plan in done.tensors if plan.importance] == [
+        "blk.0.attn_v.weight",
+        "blk.0.ffn_up_exps.weight",
+    ]
     with GgufReader(done.path) as reader:
         assert reader.metadata["quantize.imatrix.file"] == "i.gguf"
         assert reader.metadata["quantize.imatrix.entries_count"] == 2
-    flat = {"blk.0.attn_v.weight": one, "blk.0.ffn_up_exps.weight": each.reshape(-1)}  # as older files have it
+    # as older files have it
+    flat = {"blk.0.attn_v.weight": one, "blk.0.ffn_up_exps.weight": each.reshape(-1)}
     again = quantize_file(model, tmp_path / "again.gguf", "Q4_K_S", imatrix=flat)
     assert stored(again.path) == found
 
 
 def test_importances_that_fit_nothing_are_refused(model):
     with pytest.raises(QuantError, match="none of its 1 tensors is in the file"):
-        quantize_file(model, None, "Q4_K_S", imatrix={"blk.9.attn_v.weight": np.ones(256)}, dry_run=True)
+        quantize_file(
+            model, None, "Q4_K_S", imatrix={"blk.9.attn_v.weight": np.ones(256)}, dry_run=True
+        )
     with pytest.raises(QuantError, match="none of its 0 tensors"):
         quantize_file(model, None, "Q4_K_S", imatrix={}, dry_run=True)
     with pytest.raises(QuantError, match="blk.0.attn_v.weight: imatrix has 255 values, wanted 256"):
-        quantize_file(model, None, "Q4_K_S", imatrix={"blk.0.attn_v.weight": np.ones(255)}, dry_run=True)
+        quantize_file(
+            model, None, "Q4_K_S", imatrix={"blk.0.attn_v.weight": np.ones(255)}, dry_run=True
+        )
 
 
 @pytest.mark.parametrize("middle", ["Q8_0", "F16", "BF16", "Q6_K"])
@@ -165,7 +212,13 @@ def test_any_format_converts_to_any_other(model, tmp_path, middle):
 
 def test_progress_counts_bytes_to_the_end(model, tmp_path):
     calls = []
-    done = quantize_file(model, tmp_path / "new.gguf", "Q8_0", progress=lambda *args: calls.append(args), num_threads=2)
+    done = quantize_file(
+        model,
+        tmp_path / "new.gguf",
+        "Q8_0",
+        progress=lambda *args: calls.append(args),
+        num_threads=2,
+    )
     assert [name for _, _, name in calls] == list(TENSORS)
     assert calls[-1][:2] == (done.bytes_before, done.bytes_before)
     assert [count for count, _, _ in calls] == sorted(count for count, _, _ in calls)
@@ -189,7 +242,9 @@ def test_impossible_requests_are_refused(model, tmp_path):
         for itself in (model, tmp_path / "link.gguf"):
             with pytest.raises(QuantError, match="is the source itself"):
                 quantize_file(model, itself, "Q4_0", dry_run=dry_run)
-    with pytest.raises(QuantError, match="pure: found with the recipe COPY, which has no base format"):
+    with pytest.raises(
+        QuantError, match="pure: found with the recipe COPY, which has no base format"
+    ):
         quantize_file(model, tmp_path / "new.gguf", "COPY", pure=True)
     with pytest.raises(ConfigError, match="dst: None"):
         quantize_file(model, None, "Q4_0")
@@ -212,7 +267,9 @@ def test_copy_changes_what_an_override_names_and_nothing_else(model, tmp_path):
 def test_what_a_user_may_not_expect_is_said(model, tmp_path):
     first = quantize_file(model, tmp_path / "first.gguf", "Q4_0", pure=True)
     assert first.notes == ()
-    again = quantize_file(first.path, None, "Q3_K_S", dry_run=True, imatrix={"blk.0.attn_v.weight": np.ones(256)})
+    again = quantize_file(
+        first.path, None, "Q3_K_S", dry_run=True, imatrix={"blk.0.attn_v.weight": np.ones(256)}
+    )
     assert again.notes == (
         "4 tensors are quantised a second time (from Q4_0): the errors of both add up",
         "1 tensors have rows that fill no blocks of the recipe's format: Q4_0 instead",
@@ -220,30 +277,52 @@ def test_what_a_user_may_not_expect_is_said(model, tmp_path):
     )
     assert all(note in str(again) for note in again.notes)
     assert quantize_file(first.path, None, "F16", dry_run=True).notes == ()
-    (note,) = quantize_file(model, None, "IQ2_XXS", dry_run=True, overrides={"ffn_down": "F32"}).notes
-    assert note == "IQ2_XXS without importances, which llama.cpp would refuse (`oxillama imatrix` collects them)"
+    (note,) = quantize_file(
+        model, None, "IQ2_XXS", dry_run=True, overrides={"ffn_down": "F32"}
+    ).notes
+    assert (
+        note
+        == "IQ2_XXS without importances, which llama.cpp would refuse (`oxillama imatrix` collects them)"
+    )
 
 
 def test_the_importance_matrix_is_not_written_over(model, tmp_path):
-    path = write_imatrix(tmp_path / "i.gguf", {"blk.0.attn_v.weight": np.ones(256, np.float32)}, {"blk.0.attn_v.weight": 1})
+    path = write_imatrix(
+        tmp_path / "i.gguf",
+        {"blk.0.attn_v.weight": np.ones(256, np.float32)},
+        {"blk.0.attn_v.weight": 1},
+    )
     before = path.read_bytes()
     (tmp_path / "link.gguf").symlink_to(path)
     for dst in (path, tmp_path / "link.gguf"):
         for dry_run in (True, False):
-            with pytest.raises(QuantError, match="gguf: is the importance matrix, wanted another file"):
+            with pytest.raises(
+                QuantError, match="gguf: is the importance matrix, wanted another file"
+            ):
                 quantize_file(model, dst, "Q4_K_M", imatrix=path, dry_run=dry_run)
     assert path.read_bytes() == before
 
 
 def test_keys_of_importances_tell_of_the_new_file(model, tmp_path):
-    path = write_imatrix(tmp_path / "i.gguf", {"blk.0.attn_v.weight": np.ones(256, np.float32)}, {"blk.0.attn_v.weight": 1})
+    path = write_imatrix(
+        tmp_path / "i.gguf",
+        {"blk.0.attn_v.weight": np.ones(256, np.float32)},
+        {"blk.0.attn_v.weight": 1},
+    )
 
     def keys(source, name, recipe, **options):
         with GgufReader(quantize_file(source, tmp_path / name, recipe, **options).path) as reader:
-            return {key.rpartition(".")[2]: reader.metadata[key] for key in reader.metadata if key.startswith("quantize.")}
+            return {
+                key.rpartition(".")[2]: reader.metadata[key]
+                for key in reader.metadata
+                if key.startswith("quantize.")
+            }
 
     assert keys(model, "one.gguf", "Q4_K_M", imatrix=path) == {"entries_count": 1, "file": "i.gguf"}
-    assert keys(tmp_path / "one.gguf", "copy.gguf", "COPY") == {"entries_count": 1, "file": "i.gguf"}
+    assert keys(tmp_path / "one.gguf", "copy.gguf", "COPY") == {
+        "entries_count": 1,
+        "file": "i.gguf",
+    }
     assert keys(tmp_path / "one.gguf", "two.gguf", "Q3_K_S") == {}
     given = {"blk.0.attn_v.weight": np.ones(256, np.float32)}
     assert keys(tmp_path / "one.gguf", "two.gguf", "Q3_K_S", imatrix=given) == {"entries_count": 1}
@@ -253,7 +332,9 @@ def test_keys_of_importances_tell_of_the_new_file(model, tmp_path):
 @pytest.mark.parametrize("value", [np.nan, np.inf, -1, "x"])
 def test_a_dry_run_refuses_importances_that_are_no_weights(model, value):
     with pytest.raises(QuantError, match="imatrix: blk.0.attn_v.weight: "):
-        quantize_file(model, None, "Q4_K_S", imatrix={"blk.0.attn_v.weight": [value] * 256}, dry_run=True)
+        quantize_file(
+            model, None, "Q4_K_S", imatrix={"blk.0.attn_v.weight": [value] * 256}, dry_run=True
+        )
 
 
 def test_a_dry_run_refuses_what_a_run_refuses(model, tmp_path):
@@ -287,12 +368,19 @@ def test_parts_become_one_file(model, tmp_path):
             for name in held:
                 writer.add_tensor(name, TENSORS[name].astype(np.float32))
     whole = quantize_file(model, tmp_path / "whole.gguf", "Q4_K_S", overrides={"attn_v": "Q8_0"})
-    joined = quantize_file(tmp_path / "m-00001-of-00002.gguf", tmp_path / "joined.gguf", "Q4_K_S", overrides={"attn_v": "Q8_0"})
+    joined = quantize_file(
+        tmp_path / "m-00001-of-00002.gguf",
+        tmp_path / "joined.gguf",
+        "Q4_K_S",
+        overrides={"attn_v": "Q8_0"},
+    )
     kinds = {plan.name: plan.target for plan in whole.tensors}
     assert {plan.name: plan.target for plan in joined.tensors} == kinds
     assert stored(joined.path) == stored(whole.path)
     with pytest.raises(QuantError, match="is the source itself"):
-        quantize_file(tmp_path / "m-00001-of-00002.gguf", tmp_path / "m-00002-of-00002.gguf", "Q4_0")
+        quantize_file(
+            tmp_path / "m-00001-of-00002.gguf", tmp_path / "m-00002-of-00002.gguf", "Q4_0"
+        )
 
 
 def test_recipes_and_formats_are_taken_in_any_case_and_make_the_same_file(model, tmp_path):
@@ -342,7 +430,9 @@ def test_scalars_vectors_and_integers_survive(tmp_path):
         writer.add_tensor("vector.weight", np.arange(7, dtype=np.float16))
         writer.add_tensor("ids.weight", np.arange(64, dtype=np.int32).reshape(2, 32))
     before = stored(tmp_path / "model.gguf")
-    assert stored(quantize_file(tmp_path / "model.gguf", tmp_path / "new.gguf", "Q8_0").path) == before
+    assert (
+        stored(quantize_file(tmp_path / "model.gguf", tmp_path / "new.gguf", "Q8_0").path) == before
+    )
     wide = stored(quantize_file(tmp_path / "model.gguf", tmp_path / "wide.gguf", "F32").path)
     assert wide["scalar"] == ("F32", (), np.float32(1.5).tobytes())
     assert wide["vector.weight"] == ("F32", (7,), np.arange(7, dtype=np.float32).tobytes())

@@ -1,4 +1,7 @@
-"""Importance matrices are read from both kinds of file, written in the newer one, and refused when malformed."""
+"""Importance matrices are read from both kinds of file, written in the newer one, and refused when
+malformed.
+"""
+
 import os
 import re
 import struct
@@ -10,23 +13,34 @@ from oxillama.errors import QuantError
 from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.quant import check_imatrix_path, read_imatrix, write_imatrix
 
-SUMS = {"blk.0.attn_q.weight": np.float32([1, 4, 9, 16]), "blk.0.ffn_up_exps.weight": np.float32([[2, 4], [8, 6], [5, 5]])}
+SUMS = {
+    "blk.0.attn_q.weight": np.float32([1, 4, 9, 16]),
+    "blk.0.ffn_up_exps.weight": np.float32([[2, 4], [8, 6], [5, 5]]),
+}
 COUNTS = {"blk.0.attn_q.weight": 2, "blk.0.ffn_up_exps.weight": [2, 4, 0]}
 
 
 def legacy(entries, tail=b""):
     data = struct.pack("<i", len(entries))
     for name, calls, values in entries:
-        data += struct.pack("<i", len(name)) + name.encode() + struct.pack("<ii", calls, len(values)) + np.float32(values).tobytes()
+        data += (
+            struct.pack("<i", len(name))
+            + name.encode()
+            + struct.pack("<ii", calls, len(values))
+            + np.float32(values).tobytes()
+        )
     return data + tail
 
 
 def test_written_sums_come_back_as_means(tmp_path):
-    path = write_imatrix(tmp_path / "a.gguf", SUMS, COUNTS, chunk_count=3, chunk_size=512, datasets=["story.txt"])
+    path = write_imatrix(
+        tmp_path / "a.gguf", SUMS, COUNTS, chunk_count=3, chunk_size=512, datasets=["story.txt"]
+    )
     found = read_imatrix(path)
     assert list(found) == list(SUMS)
     assert np.array_equal(found["blk.0.attn_q.weight"], np.float32([0.5, 2, 4.5, 8]))
-    assert np.array_equal(found["blk.0.ffn_up_exps.weight"], np.float32([[1, 2], [2, 1.5], [1, 1]]))  # no token met the third
+    # no token met the third
+    assert np.array_equal(found["blk.0.ffn_up_exps.weight"], np.float32([[1, 2], [2, 1.5], [1, 1]]))
     with GgufReader(path) as reader:
         keys = {key: reader.metadata[key] for key in reader.metadata}
     assert keys["general.type"] == "imatrix"
@@ -40,7 +54,7 @@ def test_older_files_hold_sums_over_calls(tmp_path, tail):
     path.write_bytes(legacy([("one", 4, [4, 8, 2]), ("two", 0, [3, 3])], tail))
     found = read_imatrix(path)
     assert np.array_equal(found["one"], np.float32([1, 2, 0.5]))
-    assert np.array_equal(found["two"], np.float32([3, 3]))     # of no calls: means already
+    assert np.array_equal(found["two"], np.float32([3, 3]))  # of no calls: means already
 
 
 @pytest.mark.parametrize("cut", range(0, 41, 3))
@@ -51,14 +65,17 @@ def test_a_truncated_older_file_is_refused(tmp_path, cut):
         read_imatrix(path)
 
 
-@pytest.mark.parametrize("entries, why", [
-    ([("one", 1, [1]), ("one", 1, [1])], "one: appears twice"),
-    ([("one", 1, [])], "one: 0 values, 1 calls, wanted 1 and 0 at least"),
-    ([("one", -7, [4])], "one: 1 values, -7 calls, wanted 1 and 0 at least"),
-    ([("one", 1, [4])], r"a.dat: ends at 39, its last field at 31"),
-    ([("one", 1, [1, np.nan])], r"one: importance \(1,\) is nan"),
-    ([("one", 1, [-1, 1])], r"one: importance \(0,\) is -1"),
-])
+@pytest.mark.parametrize(
+    "entries, why",
+    [
+        ([("one", 1, [1]), ("one", 1, [1])], "one: appears twice"),
+        ([("one", 1, [])], "one: 0 values, 1 calls, wanted 1 and 0 at least"),
+        ([("one", -7, [4])], "one: 1 values, -7 calls, wanted 1 and 0 at least"),
+        ([("one", 1, [4])], r"a.dat: ends at 39, its last field at 31"),
+        ([("one", 1, [1, np.nan])], r"one: importance \(1,\) is nan"),
+        ([("one", 1, [-1, 1])], r"one: importance \(0,\) is -1"),
+    ],
+)
 def test_a_malformed_older_file_is_refused(tmp_path, entries, why):
     path = tmp_path / "a.dat"
     path.write_bytes(legacy(entries) + b"\0" * 16)
@@ -79,17 +96,41 @@ def test_other_files_are_refused(tmp_path):
         read_imatrix(tmp_path / "model.gguf")
 
 
-@pytest.mark.parametrize("tensors, why", [
-    ({}, "no tensor named"),
-    ({"a.in_sum2": np.ones((1, 4), np.float32)}, "wanted F32"),
-    ({"a.in_sum2": np.ones((1, 4), np.float16), "a.counts": np.ones((1, 1), np.float32)}, "F16"),
-    ({"a.in_sum2": np.ones((2, 4), np.float32), "a.counts": np.ones((3, 1), np.float32)}, "3 counts, a.in_sum2 has 2 matrices"),
-    ({"a.in_sum2": np.float32([[1, -2]]), "a.counts": np.ones((1, 1), np.float32)}, r"a.in_sum2: sum \(0, 1\) is -2"),
-    ({"a.in_sum2": np.ones((1, 4), np.float32), "a.counts": np.float32([[np.nan]])}, r"a.counts: count \(0, 0\) is nan"),
-    ({"a.in_sum2": np.ones((1, 4), np.float32), "a.counts": np.float32([[np.inf]])}, r"a.counts: count \(0, 0\) is inf"),
-    ({"a.in_sum2": np.ones((2, 4), np.float32), "a.counts": np.float32([[1], [-5]])}, r"a.counts: count \(1, 0\) is -5"),
-    ({"a.in_sum2": np.float32([[np.nan]]), "a.counts": np.float32([[0]])}, r"a.in_sum2: sum \(0, 0\) is nan"),
-])
+@pytest.mark.parametrize(
+    "tensors, why",
+    [
+        ({}, "no tensor named"),
+        ({"a.in_sum2": np.ones((1, 4), np.float32)}, "wanted F32"),
+        (
+            {"a.in_sum2": np.ones((1, 4), np.float16), "a.counts": np.ones((1, 1), np.float32)},
+            "F16",
+        ),
+        (
+            {"a.in_sum2": np.ones((2, 4), np.float32), "a.counts": np.ones((3, 1), np.float32)},
+            "3 counts, a.in_sum2 has 2 matrices",
+        ),
+        (
+            {"a.in_sum2": np.float32([[1, -2]]), "a.counts": np.ones((1, 1), np.float32)},
+            r"a.in_sum2: sum \(0, 1\) is -2",
+        ),
+        (
+            {"a.in_sum2": np.ones((1, 4), np.float32), "a.counts": np.float32([[np.nan]])},
+            r"a.counts: count \(0, 0\) is nan",
+        ),
+        (
+            {"a.in_sum2": np.ones((1, 4), np.float32), "a.counts": np.float32([[np.inf]])},
+            r"a.counts: count \(0, 0\) is inf",
+        ),
+        (
+            {"a.in_sum2": np.ones((2, 4), np.float32), "a.counts": np.float32([[1], [-5]])},
+            r"a.counts: count \(1, 0\) is -5",
+        ),
+        (
+            {"a.in_sum2": np.float32([[np.nan]]), "a.counts": np.float32([[0]])},
+            r"a.in_sum2: sum \(0, 0\) is nan",
+        ),
+    ],
+)
 def test_a_malformed_newer_file_is_refused(tmp_path, tensors, why):
     with GgufWriter(tmp_path / "a.gguf", "imatrix") as writer:
         writer.add("general.type", "imatrix")
@@ -102,14 +143,22 @@ def test_a_malformed_newer_file_is_refused(tmp_path, tensors, why):
 def test_a_name_with_no_room_for_its_suffix_is_refused_by_itself(tmp_path):
     sums = {"b" * 56: np.ones(4, np.float32)}
     path = write_imatrix(tmp_path / "a.gguf", sums, {"b" * 56: 2})
-    assert {name: list(values) for name, values in read_imatrix(path).items()} == {"b" * 56: [0.5] * 4}
-    with pytest.raises(QuantError, match="^b{57}: a name of 57 bytes, wanted at most 56 to write its importances"):
-        write_imatrix(tmp_path / "b.gguf", sums | {"b" * 57: sums["b" * 56]}, {"b" * 56: 2, "b" * 57: 2})
+    assert {name: list(values) for name, values in read_imatrix(path).items()} == {
+        "b" * 56: [0.5] * 4
+    }
+    with pytest.raises(
+        QuantError, match="^b{57}: a name of 57 bytes, wanted at most 56 to write its importances"
+    ):
+        write_imatrix(
+            tmp_path / "b.gguf", sums | {"b" * 57: sums["b" * 56]}, {"b" * 56: 2, "b" * 57: 2}
+        )
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_sample_s_name_that_is_no_utf_8_is_written_with_escapes(tmp_path):
-    path = write_imatrix(tmp_path / "a.gguf", SUMS, COUNTS, datasets=[os.fsdecode(b"caf\xe9.txt"), "café.txt"])
+    path = write_imatrix(
+        tmp_path / "a.gguf", SUMS, COUNTS, datasets=[os.fsdecode(b"caf\xe9.txt"), "café.txt"]
+    )
     with GgufReader(path) as reader:
         assert list(reader.metadata["imatrix.datasets"]) == [r"caf\udce9.txt", "café.txt"]
 

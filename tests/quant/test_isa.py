@@ -1,4 +1,7 @@
-"""A block's bytes and floats depend on the block alone: not on the instruction set, the threads, or the blocks beside it."""
+"""A block's bytes and floats depend on the block alone: not on the instruction set, the threads, or
+the blocks beside it.
+"""
+
 import numpy as np
 import pytest
 
@@ -11,7 +14,9 @@ FAST = [isa for isa in isa_available() if isa != "scalar"]
 
 
 def rows_of_many_kinds(columns):
-    """Rows that reach the corners of the searches: nothing, all alike, one sign, sparse, heavy tails, tiny, one outlier, ternary."""
+    """Rows that reach the corners of the searches: nothing, all alike, one sign, sparse, heavy
+    tails, tiny, one outlier, ternary.
+    """
     rng = np.random.default_rng(columns)
     x = rng.standard_normal((12, columns)).astype(np.float32)
     x[1] = 0
@@ -57,8 +62,13 @@ def test_a_block_does_not_see_the_blocks_beside_it(name):
     x, weights = rows_of_many_kinds(kind.columns * 5)
     whole = packed(x, name, weights, None)
     for at in range(5):
-        columns, stored = slice(at * kind.columns, (at + 1) * kind.columns), slice(at * kind.block_bytes, (at + 1) * kind.block_bytes)
-        alone = packed(np.ascontiguousarray(x[:, columns]), name, np.ascontiguousarray(weights[columns]), None)
+        columns, stored = (
+            slice(at * kind.columns, (at + 1) * kind.columns),
+            slice(at * kind.block_bytes, (at + 1) * kind.block_bytes),
+        )
+        alone = packed(
+            np.ascontiguousarray(x[:, columns]), name, np.ascontiguousarray(weights[columns]), None
+        )
         assert alone.tobytes() == whole[:, stored].tobytes(), at
 
 

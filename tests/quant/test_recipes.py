@@ -1,10 +1,21 @@
 """Recipes give each tensor of a model the format that users of GGUF files expect under that name."""
+
 import pytest
 from gguf import LlamaFileType
 
 from oxillama.errors import QuantError
 from oxillama.quant import RECIPES, formats
-from oxillama.quant.recipes import FALLBACKS, Place, choose, fitting, is_kept, layer_of, recipe_name, recipe_named, roles_of
+from oxillama.quant.recipes import (
+    FALLBACKS,
+    Place,
+    choose,
+    fitting,
+    is_kept,
+    layer_of,
+    recipe_name,
+    recipe_named,
+    roles_of,
+)
 
 LAYERS = 32
 KEPT = """time_mix_first time_mix_lerp_fused time_mix_w0 time_mix_w1 time_mix_w2 time_mix_v0 time_mix_v1 time_mix_v2 time_mix_a0 time_mix_a1
@@ -15,7 +26,16 @@ CHANGED = """time_mix_key time_mix_receptance time_mix_value time_mix_gate time_
 
 
 def place(layer=10, before=None, grouping=1, experts=0, has_imatrix=False, tied=False, large=False):
-    return Place(layer, LAYERS, layer if before is None else before, grouping, experts, has_imatrix, tied, large)
+    return Place(
+        layer,
+        LAYERS,
+        layer if before is None else before,
+        grouping,
+        experts,
+        has_imatrix,
+        tied,
+        large,
+    )
 
 
 def chosen(recipe, name, columns=4096, pure=False, **where):
@@ -24,14 +44,25 @@ def chosen(recipe, name, columns=4096, pure=False, **where):
 
 def test_every_format_named_is_one_and_numbers_tell_recipes_apart():
     for recipe in (recipe for name, recipe in RECIPES.items() if name != "COPY"):
-        assert {recipe.base, recipe.output, recipe.embedding or recipe.base, *(rule.format for rule in recipe.rules)} <= set(formats())
+        assert {
+            recipe.base,
+            recipe.output,
+            recipe.embedding or recipe.base,
+            *(rule.format for rule in recipe.rules),
+        } <= set(formats())
     numbers = [recipe.file_type for name, recipe in RECIPES.items() if name != "MXFP4_MOE"]
     assert len(set(numbers)) == len(numbers)
 
 
 def test_file_types_are_those_of_the_gguf_package():
     for name, recipe in RECIPES.items():
-        wanted = "ALL_F32" if name == "F32" else "MOSTLY_MXFP4_MOE" if name == "MXFP4" else f"MOSTLY_{name}"
+        wanted = (
+            "ALL_F32"
+            if name == "F32"
+            else "MOSTLY_MXFP4_MOE"
+            if name == "MXFP4"
+            else f"MOSTLY_{name}"
+        )
         if hasattr(LlamaFileType, wanted):
             assert recipe.file_type == LlamaFileType[wanted], name
 
@@ -45,7 +76,11 @@ def test_every_name_that_users_of_gguf_files_know_is_a_recipe():
 
 def test_q4_k_m_gives_more_bits_to_first_last_and_every_third_layer():
     for tensor in ("attn_v", "ffn_down"):
-        more = [layer for layer in range(LAYERS) if chosen("Q4_K_M", f"blk.{layer}.{tensor}.weight", layer=layer) == "Q6_K"]
+        more = [
+            layer
+            for layer in range(LAYERS)
+            if chosen("Q4_K_M", f"blk.{layer}.{tensor}.weight", layer=layer) == "Q6_K"
+        ]
         assert more == [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31]
     assert chosen("Q4_K_M", "blk.3.attn_q.weight", layer=3) == "Q4_K"
     assert chosen("Q4_K_M", "output.weight") == "Q6_K"
@@ -53,63 +88,71 @@ def test_q4_k_m_gives_more_bits_to_first_last_and_every_third_layer():
     assert chosen("Q4_K_M", "token_embd.weight", tied=True) == "Q6_K"
 
 
-@pytest.mark.parametrize("recipe, name, where, wanted", [
-    ("Q4_K_S", "blk.3.attn_v.weight", {"layer": 3}, "Q5_K"),
-    ("Q4_K_S", "blk.4.attn_v.weight", {"layer": 4}, "Q4_K"),
-    ("Q4_K_S", "blk.3.ffn_down.weight", {"layer": 3}, "Q5_K"),
-    ("Q5_K_M", "blk.0.ffn_down.weight", {"layer": 0}, "Q6_K"),
-    ("Q5_K_S", "blk.0.ffn_down.weight", {"layer": 0}, "Q5_K"),
-    ("Q3_K_M", "blk.1.attn_v.weight", {"layer": 1}, "Q5_K"),
-    ("Q3_K_M", "blk.2.attn_v.weight", {"layer": 2}, "Q4_K"),
-    ("Q3_K_M", "blk.2.attn_output.weight", {"layer": 2}, "Q4_K"),
-    ("Q3_K_L", "blk.2.ffn_down.weight", {"layer": 2}, "Q5_K"),
-    ("Q3_K_S", "blk.2.ffn_down.weight", {"layer": 2}, "Q3_K"),
-    ("Q2_K", "blk.9.attn_v.weight", {}, "Q3_K"),
-    ("Q2_K", "blk.9.attn_v.weight", {"grouping": 4}, "Q4_K"),
-    ("IQ2_XXS", "token_embd.weight", {}, "Q2_K"),
-    ("IQ2_XXS", "output.weight", {}, "Q5_K"),
-    ("IQ1_S", "blk.9.attn_output.weight", {}, "IQ2_XXS"),
-    ("IQ2_M", "blk.0.ffn_down.weight", {"layer": 0}, "IQ3_S"),
-    ("IQ3_XS", "blk.9.ffn_up.weight", {}, "IQ3_XXS"),
-    ("IQ3_XS", "blk.0.ffn_up.weight", {"layer": 0}, "IQ3_S"),
-    ("IQ4_XS", "blk.0.ffn_down.weight", {"layer": 0}, "Q5_K"),
-    ("IQ4_XS", "blk.0.ffn_down.weight", {"layer": 0, "has_imatrix": True}, "IQ4_XS"),
-    ("Q4_0", "blk.0.ffn_down.weight", {"layer": 0, "has_imatrix": True}, "Q4_1"),
-    ("Q4_0", "output.weight", {}, "Q6_K"),
-    ("Q8_0", "output.weight", {}, "Q8_0"),
-    ("F16", "token_embd.weight", {}, "F16"),
-    ("TQ2_0", "token_embd.weight", {}, "Q4_K"),
-    ("Q4_K_M", "blk.9.attn_k.weight", {"experts": 8}, "Q8_0"),
-    ("Q4_K_M", "blk.9.ffn_down_exps.weight", {"layer": 31}, "Q6_K"),
-    ("MXFP4_MOE", "blk.9.ffn_down_exps.weight", {}, "MXFP4"),
-    ("MXFP4_MOE", "blk.9.ffn_down.weight", {}, "Q8_0"),
-    ("MXFP4", "blk.9.ffn_down.weight", {}, "MXFP4"),
-    ("Q1_0", "token_embd.weight", {}, "Q1_0"),
-    ("Q4_K", "blk.0.attn_v.weight", {"layer": 0}, "Q6_K"),
-    ("Q4_K_M", "blk.0.attn_qkv.weight", {"layer": 0}, "Q6_K"),
-    ("Q4_K_M", "blk.9.attn_qkv.weight", {"layer": 10}, "Q4_K"),
-    ("Q2_K", "blk.9.attn_qkv.weight", {}, "Q3_K"),
-    ("Q4_K_M", "blk.0.attn_v_b.weight", {"layer": 0}, "Q4_K"),
-    ("Q3_K_L", "blk.9.attn_output.weight", {}, "Q5_K"),
-    ("Q3_K_L", "blk.9.attn_output.weight", {"experts": 8}, "Q3_K"),
-    ("TQ1_0", "blk.9.attn_v.weight", {"experts": 8}, "Q8_0"),
-    ("IQ2_XXS", "output.weight", {"columns": 288}, "Q8_0"),
-    ("IQ2_XXS", "token_embd.weight", {"columns": 288, "tied": True}, "Q8_0"),
-    ("Q1_0_G128", "blk.0.attn_v.weight", {}, "Q1_0"),
-    ("IQ2_XXS", "blk.3.ffn_down_exps.weight", {"layer": 3, "before": 4, "experts": 4}, "IQ2_XXS"),
-    ("Q4_K_M", "per_layer_token_embd.weight", {}, "Q4_K"),
-    ("Q4_K_M", "per_layer_token_embd.weight", {"tied": True}, "Q6_K"),
-    ("Q2_0", "per_layer_token_embd.weight", {}, "Q4_K"),
-    ("Q4_K_S", "blk.9.attn_v.weight", {"large": True}, "Q5_K"),
-    ("Q3_K_S", "blk.9.attn_v.weight", {"large": True}, "Q5_K"),
-    ("Q4_K_M", "blk.0.attn_v.weight", {"layer": 0, "large": True}, "Q6_K"),
-    ("Q2_K", "blk.9.attn_qkv.weight", {"large": True}, "Q5_K"),
-    ("Q2_K_S", "blk.9.attn_v.weight", {"large": True}, "Q2_K"),
-    ("IQ2_XXS", "blk.9.attn_v.weight", {"grouping": 8, "large": True}, "Q4_K"),
-    ("Q4_K_M", "blk.9.attn_v.weight", {"experts": 8, "large": True}, "Q8_0"),
-    ("Q4_K_S", "blk.9.attn_q.weight", {"large": True}, "Q4_K"),
-    ("MXFP4_MOE", "token_embd.weight", {}, "Q8_0"),
-])
+@pytest.mark.parametrize(
+    "recipe, name, where, wanted",
+    [
+        ("Q4_K_S", "blk.3.attn_v.weight", {"layer": 3}, "Q5_K"),
+        ("Q4_K_S", "blk.4.attn_v.weight", {"layer": 4}, "Q4_K"),
+        ("Q4_K_S", "blk.3.ffn_down.weight", {"layer": 3}, "Q5_K"),
+        ("Q5_K_M", "blk.0.ffn_down.weight", {"layer": 0}, "Q6_K"),
+        ("Q5_K_S", "blk.0.ffn_down.weight", {"layer": 0}, "Q5_K"),
+        ("Q3_K_M", "blk.1.attn_v.weight", {"layer": 1}, "Q5_K"),
+        ("Q3_K_M", "blk.2.attn_v.weight", {"layer": 2}, "Q4_K"),
+        ("Q3_K_M", "blk.2.attn_output.weight", {"layer": 2}, "Q4_K"),
+        ("Q3_K_L", "blk.2.ffn_down.weight", {"layer": 2}, "Q5_K"),
+        ("Q3_K_S", "blk.2.ffn_down.weight", {"layer": 2}, "Q3_K"),
+        ("Q2_K", "blk.9.attn_v.weight", {}, "Q3_K"),
+        ("Q2_K", "blk.9.attn_v.weight", {"grouping": 4}, "Q4_K"),
+        ("IQ2_XXS", "token_embd.weight", {}, "Q2_K"),
+        ("IQ2_XXS", "output.weight", {}, "Q5_K"),
+        ("IQ1_S", "blk.9.attn_output.weight", {}, "IQ2_XXS"),
+        ("IQ2_M", "blk.0.ffn_down.weight", {"layer": 0}, "IQ3_S"),
+        ("IQ3_XS", "blk.9.ffn_up.weight", {}, "IQ3_XXS"),
+        ("IQ3_XS", "blk.0.ffn_up.weight", {"layer": 0}, "IQ3_S"),
+        ("IQ4_XS", "blk.0.ffn_down.weight", {"layer": 0}, "Q5_K"),
+        ("IQ4_XS", "blk.0.ffn_down.weight", {"layer": 0, "has_imatrix": True}, "IQ4_XS"),
+        ("Q4_0", "blk.0.ffn_down.weight", {"layer": 0, "has_imatrix": True}, "Q4_1"),
+        ("Q4_0", "output.weight", {}, "Q6_K"),
+        ("Q8_0", "output.weight", {}, "Q8_0"),
+        ("F16", "token_embd.weight", {}, "F16"),
+        ("TQ2_0", "token_embd.weight", {}, "Q4_K"),
+        ("Q4_K_M", "blk.9.attn_k.weight", {"experts": 8}, "Q8_0"),
+        ("Q4_K_M", "blk.9.ffn_down_exps.weight", {"layer": 31}, "Q6_K"),
+        ("MXFP4_MOE", "blk.9.ffn_down_exps.weight", {}, "MXFP4"),
+        ("MXFP4_MOE", "blk.9.ffn_down.weight", {}, "Q8_0"),
+        ("MXFP4", "blk.9.ffn_down.weight", {}, "MXFP4"),
+        ("Q1_0", "token_embd.weight", {}, "Q1_0"),
+        ("Q4_K", "blk.0.attn_v.weight", {"layer": 0}, "Q6_K"),
+        ("Q4_K_M", "blk.0.attn_qkv.weight", {"layer": 0}, "Q6_K"),
+        ("Q4_K_M", "blk.9.attn_qkv.weight", {"layer": 10}, "Q4_K"),
+        ("Q2_K", "blk.9.attn_qkv.weight", {}, "Q3_K"),
+        ("Q4_K_M", "blk.0.attn_v_b.weight", {"layer": 0}, "Q4_K"),
+        ("Q3_K_L", "blk.9.attn_output.weight", {}, "Q5_K"),
+        ("Q3_K_L", "blk.9.attn_output.weight", {"experts": 8}, "Q3_K"),
+        ("TQ1_0", "blk.9.attn_v.weight", {"experts": 8}, "Q8_0"),
+        ("IQ2_XXS", "output.weight", {"columns": 288}, "Q8_0"),
+        ("IQ2_XXS", "token_embd.weight", {"columns": 288, "tied": True}, "Q8_0"),
+        ("Q1_0_G128", "blk.0.attn_v.weight", {}, "Q1_0"),
+        (
+            "IQ2_XXS",
+            "blk.3.ffn_down_exps.weight",
+            {"layer": 3, "before": 4, "experts": 4},
+            "IQ2_XXS",
+        ),
+        ("Q4_K_M", "per_layer_token_embd.weight", {}, "Q4_K"),
+        ("Q4_K_M", "per_layer_token_embd.weight", {"tied": True}, "Q6_K"),
+        ("Q2_0", "per_layer_token_embd.weight", {}, "Q4_K"),
+        ("Q4_K_S", "blk.9.attn_v.weight", {"large": True}, "Q5_K"),
+        ("Q3_K_S", "blk.9.attn_v.weight", {"large": True}, "Q5_K"),
+        ("Q4_K_M", "blk.0.attn_v.weight", {"layer": 0, "large": True}, "Q6_K"),
+        ("Q2_K", "blk.9.attn_qkv.weight", {"large": True}, "Q5_K"),
+        ("Q2_K_S", "blk.9.attn_v.weight", {"large": True}, "Q2_K"),
+        ("IQ2_XXS", "blk.9.attn_v.weight", {"grouping": 8, "large": True}, "Q4_K"),
+        ("Q4_K_M", "blk.9.attn_v.weight", {"experts": 8, "large": True}, "Q8_0"),
+        ("Q4_K_S", "blk.9.attn_q.weight", {"large": True}, "Q4_K"),
+        ("MXFP4_MOE", "token_embd.weight", {}, "Q8_0"),
+    ],
+)
 def test_known_mixtures(recipe, name, where, wanted):
     assert chosen(recipe, name, **where) == wanted
 
@@ -120,13 +163,27 @@ def test_pure_leaves_the_rules_out():
         assert chosen("MXFP4_MOE", name, pure=True, layer=0) == "MXFP4"
 
 
-@pytest.mark.parametrize("wanted, columns, found", [
-    ("Q4_K", 512, "Q4_K"), ("Q4_K", 320, "Q5_0"), ("Q5_K", 320, "Q5_1"), ("Q6_K", 320, "Q8_0"), ("Q2_K", 320, "Q4_0"),
-    ("Q3_K", 320, "Q4_0"), ("IQ2_XS", 320, "IQ4_NL"),
-    ("IQ4_XS", 96, "IQ4_NL"), ("TQ1_0", 96, "Q4_0"), ("Q1_0", 192, "Q4_0"), ("NVFP4", 96, "Q4_0"), ("Q4_K", 48, "F16"),
-    ("MXFP4", 48, "F16"),
-    ("Q8_0", 33, "F16"), ("F32", 33, "F32"), ("BF16", 33, "BF16"),
-])
+@pytest.mark.parametrize(
+    "wanted, columns, found",
+    [
+        ("Q4_K", 512, "Q4_K"),
+        ("Q4_K", 320, "Q5_0"),
+        ("Q5_K", 320, "Q5_1"),
+        ("Q6_K", 320, "Q8_0"),
+        ("Q2_K", 320, "Q4_0"),
+        ("Q3_K", 320, "Q4_0"),
+        ("IQ2_XS", 320, "IQ4_NL"),
+        ("IQ4_XS", 96, "IQ4_NL"),
+        ("TQ1_0", 96, "Q4_0"),
+        ("Q1_0", 192, "Q4_0"),
+        ("NVFP4", 96, "Q4_0"),
+        ("Q4_K", 48, "F16"),
+        ("MXFP4", 48, "F16"),
+        ("Q8_0", 33, "F16"),
+        ("F32", 33, "F32"),
+        ("BF16", 33, "BF16"),
+    ],
+)
 def test_rows_that_fill_no_blocks_fall_back(wanted, columns, found):
     assert fitting(wanted, columns) == found
 
@@ -137,14 +194,28 @@ def test_every_fallback_has_smaller_blocks():
         assert other in FALLBACKS or formats()[other].columns == 32
 
 
-@pytest.mark.parametrize("name, shape, kept", [
-    ("blk.0.attn_q.weight", (64, 64), False), ("output.weight", (512, 64), False), ("blk.0.ffn_up_exps.weight", (4, 64, 64), False),
-    ("blk.0.attn_norm.weight", (64,), True), ("blk.0.attn_q.bias", (64,), True), ("blk.0.ssm_norm.weight", (2, 128), True),
-    ("blk.0.ffn_gate_inp.weight", (4, 64), True), ("blk.0.ssm_conv1d.weight", (384, 4), True), ("blk.0.ssm_a", (8, 64), True),
-    ("blk.0.ffn_down_exps.bias", (4, 64), True), ("blk.0.ssm_dt.weight", (128, 8), True), ("position_embd.weight", (512, 64), True),
-    ("cls.output.weight", (1, 64), True), ("blk.0.channel_mix_lerp_k.weight", (1, 1, 64), True), ("a.weight", (4, 1, 64), False),
-    ("dec.blk.0.attn_rel_b.weight", (64, 64), True), ("my_position_embd.weight", (64, 64), False),
-])
+@pytest.mark.parametrize(
+    "name, shape, kept",
+    [
+        ("blk.0.attn_q.weight", (64, 64), False),
+        ("output.weight", (512, 64), False),
+        ("blk.0.ffn_up_exps.weight", (4, 64, 64), False),
+        ("blk.0.attn_norm.weight", (64,), True),
+        ("blk.0.attn_q.bias", (64,), True),
+        ("blk.0.ssm_norm.weight", (2, 128), True),
+        ("blk.0.ffn_gate_inp.weight", (4, 64), True),
+        ("blk.0.ssm_conv1d.weight", (384, 4), True),
+        ("blk.0.ssm_a", (8, 64), True),
+        ("blk.0.ffn_down_exps.bias", (4, 64), True),
+        ("blk.0.ssm_dt.weight", (128, 8), True),
+        ("position_embd.weight", (512, 64), True),
+        ("cls.output.weight", (1, 64), True),
+        ("blk.0.channel_mix_lerp_k.weight", (1, 1, 64), True),
+        ("a.weight", (4, 1, 64), False),
+        ("dec.blk.0.attn_rel_b.weight", (64, 64), True),
+        ("my_position_embd.weight", (64, 64), False),
+    ],
+)
 def test_norms_vectors_and_small_tensors_are_kept(name, shape, kept):
     assert is_kept(name, shape) is kept
 
@@ -153,7 +224,14 @@ def test_small_matrices_are_kept_by_their_names_and_their_large_neighbours_are_n
     kept, changed = KEPT.split(), CHANGED.split()
     assert [name for name in kept if not is_kept(f"blk.0.{name}.weight", (64, 64))] == []
     assert [name for name in changed if is_kept(f"blk.0.{name}.weight", (64, 64))] == []
-    whole = ("sam.neck.0.weight", "sam.net_2.weight", "sam.pos_embd.weight", "a.rvq.codebook.weight", "mm.a.code_embd.weight", "token_types.weight")
+    whole = (
+        "sam.neck.0.weight",
+        "sam.net_2.weight",
+        "sam.pos_embd.weight",
+        "a.rvq.codebook.weight",
+        "mm.a.code_embd.weight",
+        "token_types.weight",
+    )
     assert [name for name in whole if not is_kept(name, (64, 64))] == []
 
 
@@ -163,23 +241,35 @@ def test_roles_are_read_from_names():
     assert roles_of("blk.7.attn_kv_b.weight") == ("attn_v",)
     assert roles_of("blk.7.ssm_in.weight") == ()
     assert roles_of("enc.blk.7.ffn_down.weight") == ("ffn_down",)
-    assert roles_of("dec.blk.7.cross_attn_v.weight") == roles_of("v.blk.7.attn_v.weight") == ("attn_v",)
+    assert (
+        roles_of("dec.blk.7.cross_attn_v.weight")
+        == roles_of("v.blk.7.attn_v.weight")
+        == ("attn_v",)
+    )
     assert roles_of("per_layer_token_embd.weight") == ("embedding",)
     assert roles_of("dec.output.weight") == roles_of("blk.7.attn_kv_a_mqa.weight") == ()
     assert (layer_of("blk.17.attn_v.weight"), layer_of("dec.blk.17.attn_v.weight")) == (17, None)
 
 
 def test_names_are_taken_in_any_case():
-    assert all(recipe_named(name.lower()) is recipe_named(name.title()) is recipe for name, recipe in RECIPES.items())
+    assert all(
+        recipe_named(name.lower()) is recipe_named(name.title()) is recipe
+        for name, recipe in RECIPES.items()
+    )
     assert recipe_named("q4_k") is RECIPES["Q4_K_M"]
 
 
-@pytest.mark.parametrize("number, name", [("0", "F32"), ("2", "Q4_0"), ("15", "Q4_K_M"), ("30", "IQ4_XS"), ("38", "MXFP4_MOE")])
+@pytest.mark.parametrize(
+    "number, name",
+    [("0", "F32"), ("2", "Q4_0"), ("15", "Q4_K_M"), ("30", "IQ4_XS"), ("38", "MXFP4_MOE")],
+)
 def test_a_file_type_s_number_names_its_recipe(number, name):
     assert recipe_name(number) == name and recipe_named(number) is RECIPES[name]
 
 
 @pytest.mark.parametrize("name", ["Q4_K_XL", "q4_k_xl", None, "", "4", "None", "015", 15])
 def test_an_unknown_recipe_is_named_beside_the_known_ones(name):
-    with pytest.raises(QuantError, match="unknown recipe .*wanted one of F32, F16, BF16, Q4_0.*Q4_K_M"):
+    with pytest.raises(
+        QuantError, match="unknown recipe .*wanted one of F32, F16, BF16, Q4_0.*Q4_K_M"
+    ):
         recipe_named(name)

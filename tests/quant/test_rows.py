@@ -1,4 +1,5 @@
 """What `dequantize` and `quantize` refuse, and how they say it."""
+
 import numpy as np
 import pytest
 
@@ -21,12 +22,18 @@ def test_the_table_says_what_each_format_costs():
 
 @pytest.mark.parametrize("name", ["Q4_X", "q4_x", "", None, 12])
 def test_an_unknown_format_is_named_beside_the_known_ones(name):
-    for door in (lambda: dequantize(np.zeros(144, np.uint8), name), lambda: quantize(ONES, name), lambda: format_named(name)):
+    for door in (
+        lambda: dequantize(np.zeros(144, np.uint8), name),
+        lambda: quantize(ONES, name),
+        lambda: format_named(name),
+    ):
         with pytest.raises(QuantError, match="unknown format .*wanted one of F32, F16, Q4_0"):
             door()
 
 
-@pytest.mark.parametrize("blocks", [np.zeros(144, np.int8), np.zeros(144), np.uint8(3), [1, 2], None, "Q4_K"])
+@pytest.mark.parametrize(
+    "blocks", [np.zeros(144, np.int8), np.zeros(144), np.uint8(3), [1, 2], None, "Q4_K"]
+)
 def test_blocks_must_be_bytes(blocks):
     with pytest.raises(QuantError, match="wanted a uint8 array"):
         dequantize(blocks, "Q4_K")
@@ -44,7 +51,10 @@ def test_a_row_of_numbers_must_be_whole_blocks(columns):
         quantize(np.zeros((3, columns), np.float32), "Q6_K")
 
 
-@pytest.mark.parametrize("rows", [np.zeros((1, 32), np.int32), np.float32(1), [[1.0] * 32], np.zeros((1, 32), np.complex64)])
+@pytest.mark.parametrize(
+    "rows",
+    [np.zeros((1, 32), np.int32), np.float32(1), [[1.0] * 32], np.zeros((1, 32), np.complex64)],
+)
 def test_rows_must_be_floats(rows):
     with pytest.raises(QuantError, match="wanted an array of floats"):
         quantize(rows, "Q4_0")
@@ -84,7 +94,9 @@ def test_importances_must_fit():
     for value in (np.nan, np.inf, -1):
         weights = np.ones(256)
         weights[5] = value
-        with pytest.raises(QuantError, match=r"imatrix\[5\] is .*, wanted a finite number of at least 0"):
+        with pytest.raises(
+            QuantError, match=r"imatrix\[5\] is .*, wanted a finite number of at least 0"
+        ):
             quantize(ONES, "Q4_K", weights)
 
 

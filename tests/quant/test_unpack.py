@@ -1,4 +1,5 @@
 """Unpacked floats are bit-equal to ggml's, for every format and every byte that a file can hold."""
+
 import gguf
 import numpy as np
 import pytest
@@ -8,10 +9,35 @@ from gguf import quants as reference
 from oxillama.quant import dequantize, formats
 
 GOLDEN = [
-    "IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "IQ4_NL", "IQ4_XS", "MXFP4", "NVFP4", "Q1_0",
-    "Q2_0", "Q2_K", "Q3_K", "Q4_0", "Q4_1", "Q4_K", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "Q8_0", "TQ1_0", "TQ2_0",
+    "IQ1_M",
+    "IQ1_S",
+    "IQ2_S",
+    "IQ2_XS",
+    "IQ2_XXS",
+    "IQ3_S",
+    "IQ3_XXS",
+    "IQ4_NL",
+    "IQ4_XS",
+    "MXFP4",
+    "NVFP4",
+    "Q1_0",
+    "Q2_0",
+    "Q2_K",
+    "Q3_K",
+    "Q4_0",
+    "Q4_1",
+    "Q4_K",
+    "Q5_0",
+    "Q5_1",
+    "Q5_K",
+    "Q6_K",
+    "Q8_0",
+    "TQ1_0",
+    "TQ2_0",
 ]
-NUMBERED = [kind for kind in GGMLQuantizationType if kind.name not in ("I8", "I16", "I32", "I64", "F64")]
+NUMBERED = [
+    kind for kind in GGMLQuantizationType if kind.name not in ("I8", "I16", "I32", "I64", "F64")
+]
 
 
 def bits(array):
@@ -34,9 +60,15 @@ def test_numbers_and_sizes_are_those_of_the_gguf_package(kind):
     assert (ours.id, (ours.columns, ours.block_bytes)) == (kind.value, GGML_QUANT_SIZES[kind])
 
 
-@pytest.mark.parametrize("kind", [kind for kind in NUMBERED if kind.name not in ("Q8_1", "Q8_K", "Q1_0")], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind",
+    [kind for kind in NUMBERED if kind.name not in ("Q8_1", "Q8_K", "Q1_0")],
+    ids=lambda kind: kind.name,
+)
 def test_any_bytes_unpack_as_the_gguf_package_does(kind):
-    blocks = np.random.default_rng(kind.value).integers(0, 256, (64, 4 * formats()[kind.name].block_bytes), np.uint8)
+    blocks = np.random.default_rng(kind.value).integers(
+        0, 256, (64, 4 * formats()[kind.name].block_bytes), np.uint8
+    )
     with np.errstate(all="ignore"):
         wanted = reference.dequantize(blocks, kind)
     assert np.array_equal(bits(dequantize(blocks, kind.name)), bits(wanted))
@@ -44,8 +76,13 @@ def test_any_bytes_unpack_as_the_gguf_package_does(kind):
 
 def test_every_half_and_every_brain_float_is_exact():
     words = np.arange(65536, dtype=np.uint16)
-    assert np.array_equal(bits(dequantize(words.view(np.uint8), "F16")), bits(words.view(np.float16).astype(np.float32)))
-    assert np.array_equal(bits(dequantize(words.view(np.uint8), "BF16")), words.astype(np.uint32) << 16)
+    assert np.array_equal(
+        bits(dequantize(words.view(np.uint8), "F16")),
+        bits(words.view(np.float16).astype(np.float32)),
+    )
+    assert np.array_equal(
+        bits(dequantize(words.view(np.uint8), "BF16")), words.astype(np.uint32) << 16
+    )
 
 
 @pytest.mark.parametrize("name, columns, head", [("Q8_1", 32, 8), ("Q8_K", 256, 4)])
@@ -69,7 +106,9 @@ def test_one_bit_blocks_are_plus_d_where_the_bit_is_set():
 def test_two_bit_blocks_are_d_times_minus_one_to_two():
     bytes_ = np.random.default_rng(7).integers(0, 256, 16, np.uint8)
     block = np.concatenate([np.float16([-0.25]).view(np.uint8), bytes_])
-    codes = (bytes_[:, None] >> np.array([0, 2, 4, 6], np.uint8) & 3).reshape(-1).astype(np.float32) - 1
+    codes = (bytes_[:, None] >> np.array([0, 2, 4, 6], np.uint8) & 3).reshape(-1).astype(
+        np.float32
+    ) - 1
     assert np.array_equal(dequantize(block, "Q2_0"), np.float32(-0.25) * codes)
 
 

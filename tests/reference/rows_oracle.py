@@ -1,4 +1,7 @@
-"""Row functions, rotation and attention in float64, as the papers write them; imports nothing from the package."""
+"""Row functions, rotation and attention in float64, as the papers write them; imports nothing from
+the package.
+"""
+
 from math import erf
 
 import numpy as np
@@ -19,7 +22,7 @@ ACTIVATIONS = {
     "silu": lambda x: x / (1 + np.exp(-x)),
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
     "tanh": np.tanh,
-    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x ** 3))),
+    "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
     "gelu_erf": lambda x: 0.5 * x * (1 + np.vectorize(erf)(x / np.sqrt(2))),
     "gelu_quick": lambda x: x / (1 + np.exp(-1.702 * x)),
     "relu": lambda x: np.maximum(x, 0),
@@ -32,7 +35,11 @@ def rotate(x, inv_freq, positions, style, dims):
     x = x.astype(np.float64).copy()
     angle = np.asarray(positions)[:, None, None] * inv_freq.astype(np.float64)
     half = dims // 2
-    a, b = (x[..., 0:dims:2], x[..., 1:dims:2]) if style == "norm" else (x[..., :half], x[..., half:dims])
+    a, b = (
+        (x[..., 0:dims:2], x[..., 1:dims:2])
+        if style == "norm"
+        else (x[..., :half], x[..., half:dims])
+    )
     first, second = a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)
     if style == "norm":
         x[..., 0:dims:2], x[..., 1:dims:2] = first, second
@@ -42,18 +49,20 @@ def rotate(x, inv_freq, positions, style, dims):
 
 
 def attend(q, k, v, positions, *, window=0, softcap=0.0, sinks=None):
-    """q (rows, q_heads, k_dim) at `positions`, k and v (keys, kv_heads, dim) at 0, 1, ...; returns (rows, q_heads, v_dim) in float64."""
+    """q (rows, q_heads, k_dim) at `positions`, k and v (keys, kv_heads, dim) at 0, 1, ...; returns
+    (rows, q_heads, v_dim) in float64.
+    """
     q, k, v = (a.astype(np.float64) for a in (q, k, v))
     out = np.empty((q.shape[0], q.shape[1], v.shape[2]))
     group = q.shape[1] // k.shape[1]
     for r, position in enumerate(positions):
         first = max(0, position - window + 1) if window else 0
         for h in range(q.shape[1]):
-            s = k[first:position + 1, h // group] @ q[r, h]
+            s = k[first : position + 1, h // group] @ q[r, h]
             if softcap:
                 s = softcap * np.tanh(s / softcap)
             top = s.max() if sinks is None else max(s.max(), sinks[h])
             p = np.exp(s - top)
             total = p.sum() + (0 if sinks is None else np.exp(sinks[h] - top))
-            out[r, h] = p @ v[first:position + 1, h // group] / total
+            out[r, h] = p @ v[first : position + 1, h // group] / total
     return out

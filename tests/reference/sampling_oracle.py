@@ -1,8 +1,11 @@
-"""What every sampler stage means, in plain numpy: slow, double precision, whole-vocabulary sorts. Imports nothing of the package.
+"""What every sampler stage means, in plain numpy: slow, double precision, whole-vocabulary sorts.
+Imports nothing of the package.
 
-A distribution is a pair (ids, logits): int and float64 arrays in descending order of logit, ties by ascending id. Each function
-returns a new pair. `SLACK` is part of the law: masses and probabilities that miss a bound by less than float32 rounding reach it.
+A distribution is a pair (ids, logits): int and float64 arrays in descending order of logit, ties by
+ascending id. Each function returns a new pair. `SLACK` is part of the law: masses and probabilities
+that miss a bound by less than float32 rounding reach it.
 """
+
 import numpy as np
 
 SLACK = 1 - 2.0**-22
@@ -38,32 +41,37 @@ def entropy(d):
 
 
 def penalties(d, history, repetition, frequency, presence, window):
-    recent = history if window < 0 else history[len(history) - min(window, len(history)):]
+    recent = history if window < 0 else history[len(history) - min(window, len(history)) :]
     ids, x = d[0], d[1].copy()
     at = {int(token): i for i, token in enumerate(ids)}
     for token in set(recent):
         if token in at:
             i, n = at[token], recent.count(token)
             y = x[i] * repetition if x[i] <= 0 else x[i] / repetition
-            x[i] = np.clip(y - (n * frequency + presence), -3.4028234663852886e38, 3.4028234663852886e38)
+            x[i] = np.clip(
+                y - (n * frequency + presence), -3.4028234663852886e38, 3.4028234663852886e38
+            )
     return order(ids, x.astype(np.float32).astype(np.float64))
 
 
 def dry(d, history, multiplier, base, allowed, last_n, breakers=()):
-    """Straight from the definition: for every earlier end of the newest suffix, count the common tokens, stop at breakers."""
-    h = list(history if last_n < 0 else history[len(history) - min(last_n, len(history)):])
+    """Straight from the definition: for every earlier end of the newest suffix, count the common
+    tokens, stop at breakers.
+    """
+    h = list(history if last_n < 0 else history[len(history) - min(last_n, len(history)) :])
     n = len(h)
     if n <= allowed:
         return d
     limit = n
     for i in range(n):
         at = n - 1 - i
-        sizes = [len(b) for b in breakers if tuple(h[at:at + len(b)]) == tuple(b)]
+        sizes = [len(b) for b in breakers if tuple(h[at : at + len(b)]) == tuple(b)]
         if sizes:
             limit = i - (max(sizes) - 1)
             break
     longest = {}
-    for end in range(n - 1):              # h[end] ends the earlier occurrence, h[end + 1] is what it continued with
+    # h[end] ends the earlier occurrence, h[end + 1] is what it continued with
+    for end in range(n - 1):
         size = 0
         while size <= end and h[end - size] == h[n - 1 - size]:
             size += 1
@@ -74,7 +82,10 @@ def dry(d, history, multiplier, base, allowed, last_n, breakers=()):
     x = d[1].copy()
     for i, token in enumerate(d[0]):
         if token in longest:
-            x[i] = max(-3.4028234663852886e38, x[i] - min(multiplier * base ** (longest[token] - allowed), 3.4028234663852886e38))
+            x[i] = max(
+                -3.4028234663852886e38,
+                x[i] - min(multiplier * base ** (longest[token] - allowed), 3.4028234663852886e38),
+            )
     return order(d[0], x.astype(np.float32).astype(np.float64))
 
 
@@ -93,7 +104,7 @@ def typical(d, p):
     by = np.lexsort((d[0], distance))
     last = np.searchsorted(np.cumsum(q[by]), p * SLACK)
     keep = np.zeros(len(q), bool)
-    keep[by[:last + 1]] = True
+    keep[by[: last + 1]] = True
     return pick(d, keep)
 
 

@@ -1,4 +1,7 @@
-"""A config is a frozen value: defaults as published, every field checked by name, and equal after a trip through JSON."""
+"""A config is a frozen value: defaults as published, every field checked by name, and equal after a
+trip through JSON.
+"""
+
 import dataclasses
 import json
 import math
@@ -12,12 +15,49 @@ from oxillama.sampling import DRY_BREAKERS, REORDERABLE, SamplerConfig
 
 def test_defaults():
     c = SamplerConfig()
-    assert (c.temperature, c.top_k, c.top_p, c.min_p, c.repetition_penalty, c.repetition_window) == (0.7, 40, 0.9, 0.0, 1.1, 64)
-    assert (c.frequency_penalty, c.presence_penalty, c.seed, c.mirostat, c.mirostat_tau, c.mirostat_eta) == (0.0, 0.0, None, 0, 5.0, 0.1)
-    assert (c.typical_p, c.top_a, c.eta_cutoff, c.epsilon_cutoff, c.top_n_sigma) == (1.0, 0.0, 0.0, 0.0, None)
-    assert (c.dry_multiplier, c.dry_base, c.dry_allowed_length, c.dry_penalty_last_n) == (0.0, 1.75, 2, -1)
-    assert (c.xtc_probability, c.xtc_threshold, c.logit_bias, c.banned_tokens, c.allowed_tokens) == (0.0, 0.1, {}, (), None)
-    assert (c.ignore_eos, c.min_tokens, c.stop, c.stop_token_ids, c.samplers) == (False, 0, (), (), None)
+    assert (
+        c.temperature,
+        c.top_k,
+        c.top_p,
+        c.min_p,
+        c.repetition_penalty,
+        c.repetition_window,
+    ) == (0.7, 40, 0.9, 0.0, 1.1, 64)
+    assert (
+        c.frequency_penalty,
+        c.presence_penalty,
+        c.seed,
+        c.mirostat,
+        c.mirostat_tau,
+        c.mirostat_eta,
+    ) == (0.0, 0.0, None, 0, 5.0, 0.1)
+    assert (c.typical_p, c.top_a, c.eta_cutoff, c.epsilon_cutoff, c.top_n_sigma) == (
+        1.0,
+        0.0,
+        0.0,
+        0.0,
+        None,
+    )
+    assert (c.dry_multiplier, c.dry_base, c.dry_allowed_length, c.dry_penalty_last_n) == (
+        0.0,
+        1.75,
+        2,
+        -1,
+    )
+    assert (
+        c.xtc_probability,
+        c.xtc_threshold,
+        c.logit_bias,
+        c.banned_tokens,
+        c.allowed_tokens,
+    ) == (0.0, 0.1, {}, (), None)
+    assert (c.ignore_eos, c.min_tokens, c.stop, c.stop_token_ids, c.samplers) == (
+        False,
+        0,
+        (),
+        (),
+        None,
+    )
     assert c.dry_sequence_breakers == DRY_BREAKERS == ("\n", ":", '"', "*")
 
 
@@ -29,16 +69,62 @@ def test_frozen_and_slotted():
     assert hash(c) == hash(SamplerConfig()) and c == SamplerConfig()
 
 
-BAD = [("temperature", -0.1), ("temperature", math.nan), ("temperature", math.inf), ("temperature", "1"), ("top_k", -1), ("top_k", 1.5),
-       ("top_k", True), ("top_p", 1.01), ("top_p", -0.1), ("min_p", 1.5), ("repetition_penalty", 0), ("repetition_window", -2),
-       ("frequency_penalty", math.inf), ("presence_penalty", None), ("seed", -1), ("seed", 2**64), ("seed", 1.5), ("mirostat", 3),
-       ("mirostat_tau", -1), ("mirostat_eta", math.nan), ("typical_p", 2), ("top_a", -1), ("eta_cutoff", 2), ("epsilon_cutoff", -1),
-       ("top_n_sigma", 0), ("top_n_sigma", -1), ("dry_multiplier", -1), ("dry_base", 0.5), ("dry_allowed_length", 0),
-       ("dry_penalty_last_n", -2), ("dry_sequence_breakers", "\n"), ("dry_sequence_breakers", [""]), ("dry_sequence_breakers", [[-1]]),
-       ("xtc_probability", 1.1), ("xtc_threshold", -0.1), ("dynatemp_range", -1), ("dynatemp_exponent", -1), ("logit_bias", [1]),
-       ("logit_bias", {-1: 0}), ("logit_bias", {1: math.nan}), ("logit_bias", {1: math.inf}), ("banned_tokens", "12"), ("banned_tokens", [-1]),
-       ("allowed_tokens", []), ("allowed_tokens", [1.5]), ("ignore_eos", 1), ("min_tokens", -1), ("stop", [""]), ("stop", 3),
-       ("stop_token_ids", [None]), ("samplers", ["nope"]), ("samplers", ["top_k", "top_k"]), ("samplers", "top_k"), ("samplers", ["bias"])]
+BAD = [
+    ("temperature", -0.1),
+    ("temperature", math.nan),
+    ("temperature", math.inf),
+    ("temperature", "1"),
+    ("top_k", -1),
+    ("top_k", 1.5),
+    ("top_k", True),
+    ("top_p", 1.01),
+    ("top_p", -0.1),
+    ("min_p", 1.5),
+    ("repetition_penalty", 0),
+    ("repetition_window", -2),
+    ("frequency_penalty", math.inf),
+    ("presence_penalty", None),
+    ("seed", -1),
+    ("seed", 2**64),
+    ("seed", 1.5),
+    ("mirostat", 3),
+    ("mirostat_tau", -1),
+    ("mirostat_eta", math.nan),
+    ("typical_p", 2),
+    ("top_a", -1),
+    ("eta_cutoff", 2),
+    ("epsilon_cutoff", -1),
+    ("top_n_sigma", 0),
+    ("top_n_sigma", -1),
+    ("dry_multiplier", -1),
+    ("dry_base", 0.5),
+    ("dry_allowed_length", 0),
+    ("dry_penalty_last_n", -2),
+    ("dry_sequence_breakers", "\n"),
+    ("dry_sequence_breakers", [""]),
+    ("dry_sequence_breakers", [[-1]]),
+    ("xtc_probability", 1.1),
+    ("xtc_threshold", -0.1),
+    ("dynatemp_range", -1),
+    ("dynatemp_exponent", -1),
+    ("logit_bias", [1]),
+    ("logit_bias", {-1: 0}),
+    ("logit_bias", {1: math.nan}),
+    ("logit_bias", {1: math.inf}),
+    ("banned_tokens", "12"),
+    ("banned_tokens", [-1]),
+    ("allowed_tokens", []),
+    ("allowed_tokens", [1.5]),
+    ("ignore_eos", 1),
+    ("min_tokens", -1),
+    ("stop", [""]),
+    ("stop", 3),
+    ("stop_token_ids", [None]),
+    ("samplers", ["nope"]),
+    ("samplers", ["top_k", "top_k"]),
+    ("samplers", "top_k"),
+    ("samplers", ["bias"]),
+]
 
 
 @pytest.mark.parametrize("name, value", BAD)
@@ -55,11 +141,26 @@ def test_every_number_is_checked():
 
 
 def test_round_trip_through_json():
-    c = SamplerConfig(temperature=0.3, seed=2**64 - 1, logit_bias={5: 1.5, 2: -math.inf}, banned_tokens=[3, 3, 1], allowed_tokens=[1, 2],
-                      stop="end", stop_token_ids=[9], samplers=["min_p", "temperature"], top_n_sigma=1.0, min_tokens=3,
-                      dry_sequence_breakers=["\n", b"\xff:", [1, 2]], ignore_eos=True)
+    c = SamplerConfig(
+        temperature=0.3,
+        seed=2**64 - 1,
+        logit_bias={5: 1.5, 2: -math.inf},
+        banned_tokens=[3, 3, 1],
+        allowed_tokens=[1, 2],
+        stop="end",
+        stop_token_ids=[9],
+        samplers=["min_p", "temperature"],
+        top_n_sigma=1.0,
+        min_tokens=3,
+        dry_sequence_breakers=["\n", b"\xff:", [1, 2]],
+        ignore_eos=True,
+    )
     assert SamplerConfig.from_dict(json.loads(json.dumps(c.to_dict()))) == c
-    assert c.banned_tokens == (3, 1) and c.stop == ("end",) and c.dry_sequence_breakers == ("\n", b"\xff:", (1, 2))
+    assert (
+        c.banned_tokens == (3, 1)
+        and c.stop == ("end",)
+        and c.dry_sequence_breakers == ("\n", b"\xff:", (1, 2))
+    )
     assert SamplerConfig.from_dict({}) == SamplerConfig()
     assert pickle.loads(pickle.dumps(c)) == c
     assert set(c.to_dict()) == {f.name for f in dataclasses.fields(c)}
@@ -77,10 +178,19 @@ def test_unknown_fields_raise():
 def test_presets():
     g = SamplerConfig.greedy()
     assert (g.temperature, g.repetition_penalty) == (0.0, 1.0)
-    assert SamplerConfig(temperature=0.0).repetition_penalty == 1.0          # greedy is the likeliest token unless told otherwise
+    # greedy is the likeliest token unless told otherwise
+    assert SamplerConfig(temperature=0.0).repetition_penalty == 1.0
     assert SamplerConfig(temperature=0.0, repetition_penalty=1.1).repetition_penalty == 1.1
     m = SamplerConfig.mirostat_v2(3.0, 0.2, seed=5)
-    assert (m.mirostat, m.mirostat_tau, m.mirostat_eta, m.top_k, m.top_p, m.temperature, m.seed) == (2, 3.0, 0.2, 0, 1.0, 1.0, 5)
+    assert (
+        m.mirostat,
+        m.mirostat_tau,
+        m.mirostat_eta,
+        m.top_k,
+        m.top_p,
+        m.temperature,
+        m.seed,
+    ) == (2, 3.0, 0.2, 0, 1.0, 1.0, 5)
 
 
 def test_values_are_copied():

@@ -1,4 +1,7 @@
-"""What a sampler draws from, as numbers, and tokens that were drawn elsewhere: the same law comes out, and the same stream goes on."""
+"""What a sampler draws from, as numbers, and tokens that were drawn elsewhere: the same law comes
+out, and the same stream goes on.
+"""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,11 +14,21 @@ VOCAB = 48
 CONFIGS = {
     "greedy": SamplerConfig.greedy(),
     "plain": SamplerConfig(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.0),
-    "truncated": SamplerConfig(temperature=0.7, top_k=9, top_p=0.9, min_p=0.02, typical_p=0.95, repetition_penalty=1.2),
-    "chance": SamplerConfig(temperature=1.3, top_k=0, xtc_probability=0.5, xtc_threshold=0.05, dynatemp_range=0.4),
+    "truncated": SamplerConfig(
+        temperature=0.7, top_k=9, top_p=0.9, min_p=0.02, typical_p=0.95, repetition_penalty=1.2
+    ),
+    "chance": SamplerConfig(
+        temperature=1.3, top_k=0, xtc_probability=0.5, xtc_threshold=0.05, dynatemp_range=0.4
+    ),
     "mirostat": SamplerConfig(temperature=0.9, mirostat=2, mirostat_tau=3.0),
     "mirostat 1": SamplerConfig(temperature=0.9, mirostat=1, mirostat_tau=3.0),
-    "dry": SamplerConfig(temperature=0.8, dry_multiplier=0.8, dry_sequence_breakers=(), presence_penalty=0.4, frequency_penalty=0.1),
+    "dry": SamplerConfig(
+        temperature=0.8,
+        dry_multiplier=0.8,
+        dry_sequence_breakers=(),
+        presence_penalty=0.4,
+        frequency_penalty=0.1,
+    ),
 }
 
 
@@ -38,7 +51,8 @@ def bits(*tokens: int) -> np.ndarray:
 def test_a_forced_token_that_is_passed_over_leaves_what_drawing_it_would(config, seed, tokens):
     drawn, passed = (Sampler(config, VOCAB, seed=seed) for _ in range(2))
     for at, token in enumerate(tokens):
-        if at % 3 == 2:                      # a free draw in between, so that a stream out of step would show
+        # a free draw in between, so that a stream out of step would show
+        if at % 3 == 2:
             token = drawn.sample(row(seed + at))
             assert passed.sample(row(seed + at)) == token
         else:
@@ -57,7 +71,9 @@ def test_a_forced_token_is_not_passed_over_where_only_a_draw_can_tell():
         "not allowed": Sampler(free.replace(allowed_tokens=(4, 6)), VOCAB, seed=1),
         "end too early": Sampler(free.replace(min_tokens=2), VOCAB, seed=1, eog_ids=(5,)),
         "processor": Sampler(free, VOCAB, seed=1, processors=[lambda ids, logits: None]),
-        "stage": Sampler(free, VOCAB, seed=1, stages=[SamplerStage.python("mine", lambda ids, logits: None)]),
+        "stage": Sampler(
+            free, VOCAB, seed=1, stages=[SamplerStage.python("mine", lambda ids, logits: None)]
+        ),
         "report": Sampler(free, VOCAB, seed=1, logprobs=0),
     }
     for why, sampler in refusing.items():
@@ -81,7 +97,9 @@ def test_the_distribution_is_what_a_draw_is_made_from(config):
             assert telling.rng.raw_state() == drawing.rng.raw_state()
 
 
-def judged(p: np.ndarray, q: np.ndarray, draws: int, config: SamplerConfig, seed: int) -> np.ndarray:
+def judged(
+    p: np.ndarray, q: np.ndarray, draws: int, config: SamplerConfig, seed: int
+) -> np.ndarray:
     """Counts of tokens that come out when candidates from softmax(q) are judged against logits p."""
     target, draft = Sampler(config, len(p), seed=seed), Sampler(config, len(p), seed=seed + 1)
     counts, other = np.zeros(len(p)), draft.distribution(q)
@@ -95,10 +113,17 @@ def chi_square_bound(freedom: int) -> float:
     return freedom * (1 - 2 / (9 * freedom) + 4.7534 * np.sqrt(2 / (9 * freedom))) ** 3
 
 
-@pytest.mark.parametrize("config", [CONFIGS["plain"], CONFIGS["plain"].replace(top_k=5), CONFIGS["plain"].replace(top_p=0.8, temperature=1.7)])
+@pytest.mark.parametrize(
+    "config",
+    [
+        CONFIGS["plain"],
+        CONFIGS["plain"].replace(top_k=5),
+        CONFIGS["plain"].replace(top_p=0.8, temperature=1.7),
+    ],
+)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_judged_candidate_follows_the_targets_own_law(config, seed):
-    vocab, draws = 12, 17_000                 # six cases: 10^5 draws in all
+    vocab, draws = 12, 17_000  # six cases: 10^5 draws in all
     p, q = row(seed, vocab), row(seed + 100, vocab)
     counts = judged(p, q, draws, config, seed)
     own = Sampler(config, vocab, seed=0).distribution(p)
@@ -111,7 +136,10 @@ def test_a_judged_candidate_follows_the_targets_own_law(config, seed):
 
 
 def test_candidates_from_the_same_distribution_always_stay():
-    target, draft = Sampler(CONFIGS["plain"], VOCAB, seed=3), Sampler(CONFIGS["plain"], VOCAB, seed=4)
+    target, draft = (
+        Sampler(CONFIGS["plain"], VOCAB, seed=3),
+        Sampler(CONFIGS["plain"], VOCAB, seed=4),
+    )
     for seed in range(500):
         other = draft.distribution(row(seed))
         token = draft.sample_from(other)
@@ -120,8 +148,13 @@ def test_candidates_from_the_same_distribution_always_stay():
 
 def test_a_candidate_that_its_own_distribution_excludes_is_refused():
     target = Sampler(CONFIGS["plain"], VOCAB, seed=3)
-    with pytest.raises(SamplingError, match="candidate 7: its distribution gives it probability 0.0, wanted above 0"):
-        target.judge(row(1), None, 7, Distribution(np.array([1, 2], np.int32), np.array([0.5, 0.5])))
+    with pytest.raises(
+        SamplingError,
+        match="candidate 7: its distribution gives it probability 0.0, wanted above 0",
+    ):
+        target.judge(
+            row(1), None, 7, Distribution(np.array([1, 2], np.int32), np.array([0.5, 0.5]))
+        )
 
 
 def test_a_judged_draw_is_reported_as_any_other():

@@ -1,4 +1,5 @@
 """The facts every sampler must honour, and the probability vectors that other programs computed."""
+
 import json
 import math
 
@@ -57,7 +58,9 @@ def test_repetition_penalty_moves_greedy_on():
 
 def test_repetition_penalty_counts_a_token_once():
     stage = [SamplerStage.of("penalties", repetition=1.3)]
-    assert outcome(stage, row(1, 2, -1), history=[1, 1, 1, 2]) == outcome(stage, row(1, 2, -1), history=[1, 2])
+    assert outcome(stage, row(1, 2, -1), history=[1, 1, 1, 2]) == outcome(
+        stage, row(1, 2, -1), history=[1, 2]
+    )
 
 
 def test_equal_logits_are_drawn_about_equally():
@@ -82,7 +85,13 @@ def test_bias_wins_and_a_ban_beats_it():
 
 
 def test_a_bias_of_minus_infinity_is_a_ban():
-    s = Sampler(SamplerConfig(logit_bias={0: -math.inf, 1: -math.inf}, top_k=0, top_p=1, temperature=1e30, seed=1), 3, logprobs=3)
+    s = Sampler(
+        SamplerConfig(
+            logit_bias={0: -math.inf, 1: -math.inf}, top_k=0, top_p=1, temperature=1e30, seed=1
+        ),
+        3,
+        logprobs=3,
+    )
     s.sample(row(10, 1, 2))
     assert s.logprobs.final_ids == (2,)
     with pytest.raises(SamplingError, match="banned tokens leave 0"):
@@ -111,16 +120,33 @@ def test_mirostat_v2_holds_to_a_dominant_logit():
 
 
 def test_neutral_stages_change_nothing():
-    config = SamplerConfig(temperature=1, top_k=0, top_p=1, repetition_penalty=1, dry_multiplier=0, xtc_probability=0, typical_p=1, top_a=0,
-                           eta_cutoff=0, epsilon_cutoff=0)
+    config = SamplerConfig(
+        temperature=1,
+        top_k=0,
+        top_p=1,
+        repetition_penalty=1,
+        dry_multiplier=0,
+        xtc_probability=0,
+        typical_p=1,
+        top_a=0,
+        eta_cutoff=0,
+        epsilon_cutoff=0,
+    )
     s = Sampler(config, 4, logprobs=4)
     s.sample(row(1, 2, 3, 0.5))
     assert s.stage_names == ("bias", "mask")
-    assert (s.logprobs.final_ids, s.logprobs.final_values) == (s.logprobs.raw_ids, s.logprobs.raw_values) and s.logprobs.raw_ids == (2, 1, 0, 3)
+    assert (s.logprobs.final_ids, s.logprobs.final_values) == (
+        s.logprobs.raw_ids,
+        s.logprobs.raw_values,
+    ) and s.logprobs.raw_ids == (2, 1, 0, 3)
 
 
 def test_dry_fact():
-    got = outcome([SamplerStage.of("dry", multiplier=2.0, base=1.75, allowed_length=2)], row(0, 0, 5, 5), history=[0, 1, 2, 0, 1])
+    got = outcome(
+        [SamplerStage.of("dry", multiplier=2.0, base=1.75, allowed_length=2)],
+        row(0, 0, 5, 5),
+        history=[0, 1, 2, 0, 1],
+    )
     want = oracle.probs((None, np.array([0, 0, 3.0, 5.0])))
     assert got == pytest.approx(dict(enumerate(want)), rel=1e-12)
 
@@ -128,12 +154,18 @@ def test_dry_fact():
 def test_xtc_fact():
     got = outcome([SamplerStage.of("xtc", probability=1.0, threshold=0.1)], row(3, 2, 1, 0))
     assert sorted(got) == [1, 2, 3]
-    assert sorted(outcome([SamplerStage.of("xtc", probability=1.0, threshold=0.7)], row(3, 2, 1, 0))) == [0, 1, 2, 3]
-    assert sorted(outcome([SamplerStage.of("xtc", probability=0.0, threshold=0.1)], row(3, 2, 1, 0))) == [0, 1, 2, 3]
+    assert sorted(
+        outcome([SamplerStage.of("xtc", probability=1.0, threshold=0.7)], row(3, 2, 1, 0))
+    ) == [0, 1, 2, 3]
+    assert sorted(
+        outcome([SamplerStage.of("xtc", probability=0.0, threshold=0.1)], row(3, 2, 1, 0))
+    ) == [0, 1, 2, 3]
 
 
 def test_xtc_spares_special_tokens():
-    got = outcome([SamplerStage.of("xtc", probability=1.0, threshold=0.05)], row(3, 2, 1, 0), special=[0])
+    got = outcome(
+        [SamplerStage.of("xtc", probability=1.0, threshold=0.05)], row(3, 2, 1, 0), special=[0]
+    )
     assert sorted(got) == [0, 2, 3]
 
 
@@ -142,19 +174,42 @@ def test_typical_and_top_a_facts():
     assert sorted(outcome([SamplerStage.of("top_a", a=1.0)], row(10, -10, -10, -10))) == [0]
 
 
-EXTREME = [{"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}, {"typical_p": 0.0}, {"top_a": 1e9}, {"eta_cutoff": 1.0}, {"epsilon_cutoff": 1.0},
-           {"top_n_sigma": 1e-6}, {"temperature": 1e-30}, {"temperature": 1e-9}, {"temperature": 1e30, "top_k": 1},
-           {"repetition_penalty": 1e30}, {"repetition_penalty": 1e-6}, {"frequency_penalty": 1e38}, {"dry_multiplier": 1e38, "dry_base": 1e30}]
+EXTREME = [
+    {"top_k": 1},
+    {"top_p": 0.0},
+    {"min_p": 1.0},
+    {"typical_p": 0.0},
+    {"top_a": 1e9},
+    {"eta_cutoff": 1.0},
+    {"epsilon_cutoff": 1.0},
+    {"top_n_sigma": 1e-6},
+    {"temperature": 1e-30},
+    {"temperature": 1e-9},
+    {"temperature": 1e30, "top_k": 1},
+    {"repetition_penalty": 1e30},
+    {"repetition_penalty": 1e-6},
+    {"frequency_penalty": 1e38},
+    {"dry_multiplier": 1e38, "dry_base": 1e30},
+]
 
 
 @pytest.mark.parametrize("fields", EXTREME, ids=lambda f: "-".join(f))
 def test_extreme_numbers_keep_the_most_likely_allowed_token(fields):
-    config = SamplerConfig(**{"seed": 1, "repetition_penalty": 1, "dry_sequence_breakers": (), "banned_tokens": [9], **fields})
+    config = SamplerConfig(
+        **{
+            "seed": 1,
+            "repetition_penalty": 1,
+            "dry_sequence_breakers": (),
+            "banned_tokens": [9],
+            **fields,
+        }
+    )
     s = Sampler(config, 64)
     s.accept_prompt([1, 2, 1, 2])
     logits = np.linspace(-1, 1, 64, dtype=np.float32)
     logits[9], logits[40] = 50, 30
-    if "typical_p" in fields:       # its own favourite is the token nearest to the entropy: here the dominant one
+    # its own favourite is the token nearest to the entropy: here the dominant one
+    if "typical_p" in fields:
         logits[40] = 60
     assert {s.sample(logits) for _ in range(20)} == {40}
 
@@ -193,7 +248,10 @@ def test_min_tokens_and_ignore_eos_hold_back_the_end():
         drawn.append(s.sample(row(0, 5, 1, 9)))
         s.accept(drawn[-1])
     assert drawn == [2, 2, 2, 3, 3]
-    assert Sampler(SamplerConfig.greedy(ignore_eos=True), 4, eog_ids=[3, 1]).sample(row(0, 5, 1, 9)) == 2
+    assert (
+        Sampler(SamplerConfig.greedy(ignore_eos=True), 4, eog_ids=[3, 1]).sample(row(0, 5, 1, 9))
+        == 2
+    )
 
 
 def test_shapes_and_ids_are_checked_at_the_door():
@@ -222,7 +280,11 @@ def test_other_programs_vectors(cases):
         history, lists = case.get("last_tokens", ()), {}
         kind = case["test"].removeprefix("test_")
         if kind == "temp_ext":
-            stages = [SamplerStage.of("temperature", t=case["temp"], range=case["delta"], exponent=case["exponent"])]
+            stages = [
+                SamplerStage.of(
+                    "temperature", t=case["temp"], range=case["delta"], exponent=case["exponent"]
+                )
+            ]
         elif kind == "top_k":
             stages = [SamplerStage.of("top_k", k=case["k"])] if case["k"] else []
         elif kind in ("min_p", "typical"):
@@ -232,22 +294,42 @@ def test_other_programs_vectors(cases):
         elif kind == "top_n_sigma":
             stages = [SamplerStage.of("top_n_sigma", n=case["n"])]
         elif kind == "penalties":
-            stages = [SamplerStage.of("penalties", repetition=case["repeat_penalty"], frequency=case["alpha_frequency"],
-                                      presence=case["alpha_presence"], window=len(history))]
+            stages = [
+                SamplerStage.of(
+                    "penalties",
+                    repetition=case["repeat_penalty"],
+                    frequency=case["alpha_frequency"],
+                    presence=case["alpha_presence"],
+                    window=len(history),
+                )
+            ]
         else:
             assert kind == "dry"
             lists["breakers"] = case["seq_breakers"]
-            stages = [SamplerStage.of("dry", multiplier=case["dry_multiplier"], base=case["dry_base"],
-                                      allowed_length=case["dry_allowed_length"], last_n=case["dry_penalty_last_n"])]
+            stages = [
+                SamplerStage.of(
+                    "dry",
+                    multiplier=case["dry_multiplier"],
+                    base=case["dry_base"],
+                    allowed_length=case["dry_allowed_length"],
+                    last_n=case["dry_penalty_last_n"],
+                )
+            ]
         got = outcome(stages, np.log(np.array(case["probs"], np.float32)), history=history, **lists)
-        want = [p / sum(case["expected"]) for p in case["expected"] if p or len(got) == len(case["expected"])]
+        want = [
+            p / sum(case["expected"])
+            for p in case["expected"]
+            if p or len(got) == len(case["expected"])
+        ]
         assert sorted(got.values()) == pytest.approx(sorted(want), abs=1e-5), case
         tested += 1
     assert tested >= 20
 
 
 def test_other_programs_queues(cases):
-    """Chains over 10,000 tokens whose probability grows with the id: what survives is the same set as the definition gives."""
+    """Chains over 10,000 tokens whose probability grows with the id: what survives is the same set
+    as the definition gives.
+    """
     letters = {"k": "top_k", "p": "top_p", "m": "min_p"}
     tested = 0
     for case in json.loads((cases / "sampling" / "sampling.json").read_text()):
@@ -255,7 +337,11 @@ def test_other_programs_queues(cases):
             continue
         with np.errstate(divide="ignore"):
             logits = np.log(np.arange(case["n_vocab"], dtype=np.float32))
-        numbers = {"top_k": {"k": case["top_k"]}, "top_p": {"p": case["top_p"]}, "min_p": {"p": case["min_p"]}}
+        numbers = {
+            "top_k": {"k": case["top_k"]},
+            "top_p": {"p": case["top_p"]},
+            "min_p": {"p": case["min_p"]},
+        }
         names = [letters[c] for c in case["samplers"]]
         want = oracle.start(logits)
         for name in names:
@@ -278,6 +364,10 @@ def test_own_stage_in_a_chain():
     def only_even(ids, logits):
         logits[ids % 2 == 1] = -np.inf
 
-    chain = SamplerChain(seed=1).push(SamplerStage.of("top_k", k=3)).push(SamplerStage.python("only_even", only_even))
+    chain = (
+        SamplerChain(seed=1)
+        .push(SamplerStage.of("top_k", k=3))
+        .push(SamplerStage.python("only_even", only_even))
+    )
     assert chain.stage_names == ("bias", "mask", "top_k", "only_even")
     assert {chain.sample(row(0, 5, 4, 3, 2)) for _ in range(20)} == {2}

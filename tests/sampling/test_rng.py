@@ -1,4 +1,5 @@
 """The random stream is xorshift64, bit for bit, and can be continued from its raw state."""
+
 import numpy as np
 import pytest
 

@@ -1,11 +1,21 @@
-"""The sampler of one request: seeds repeat, forks and restored states continue exactly, reports and Python hooks tell the truth."""
+"""The sampler of one request: seeds repeat, forks and restored states continue exactly, reports and
+Python hooks tell the truth.
+"""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from oxillama.errors import ConfigError, SamplingError
-from oxillama.sampling import Sampler, SamplerChain, SamplerConfig, SamplerStage, breaker_sequences, token_logprobs
+from oxillama.sampling import (
+    Sampler,
+    SamplerChain,
+    SamplerConfig,
+    SamplerStage,
+    breaker_sequences,
+    token_logprobs,
+)
 
 VOCAB = 300
 
@@ -23,9 +33,20 @@ def follow(sampler, logits):
 
 
 CONFIGS = [
-    SamplerConfig(seed=5), SamplerConfig.greedy(), SamplerConfig.mirostat_v2(3.0, seed=1), SamplerConfig(seed=2, mirostat=1, top_k=0, top_p=1),
-    SamplerConfig(seed=3, dry_multiplier=0.8, dry_sequence_breakers=((1,), (2, 3)), xtc_probability=0.5, top_k=0),
-    SamplerConfig(seed=4, repetition_window=-1, frequency_penalty=0.2, presence_penalty=0.1, temperature=2.0),
+    SamplerConfig(seed=5),
+    SamplerConfig.greedy(),
+    SamplerConfig.mirostat_v2(3.0, seed=1),
+    SamplerConfig(seed=2, mirostat=1, top_k=0, top_p=1),
+    SamplerConfig(
+        seed=3,
+        dry_multiplier=0.8,
+        dry_sequence_breakers=((1,), (2, 3)),
+        xtc_probability=0.5,
+        top_k=0,
+    ),
+    SamplerConfig(
+        seed=4, repetition_window=-1, frequency_penalty=0.2, presence_penalty=0.1, temperature=2.0
+    ),
     SamplerConfig(seed=6, repetition_window=3, typical_p=0.8, min_tokens=20, stop_token_ids=(7,)),
 ]
 
@@ -53,7 +74,7 @@ def test_restored_and_forked_samplers_continue_exactly(config, prompt):
     fresh.restore(state)
     assert fresh.state() == state == fork.state()
     assert fresh.seed == s.seed and fresh.generated == 20
-    follow(Sampler(config, VOCAB), logits)      # another request in between changes nothing
+    follow(Sampler(config, VOCAB), logits)  # another request in between changes nothing
     want = follow(s, logits[20:])
     assert follow(fresh, logits[20:]) == want == follow(fork, logits[20:])
     assert fresh.state() == s.state()
@@ -66,7 +87,10 @@ def test_state_is_bounded_by_what_stages_look_at():
 
 
 def test_long_histories_count_the_window_only():
-    a, b = Sampler(SamplerConfig(seed=1, temperature=0), VOCAB), Sampler(SamplerConfig(seed=1, temperature=0), VOCAB)
+    a, b = (
+        Sampler(SamplerConfig(seed=1, temperature=0), VOCAB),
+        Sampler(SamplerConfig(seed=1, temperature=0), VOCAB),
+    )
     history = np.random.default_rng(1).integers(0, VOCAB, 5000)
     a.accept_prompt(history)
     b.accept_prompt(history[-64:])
@@ -85,7 +109,7 @@ def test_damaged_states_raise_and_change_nothing(data):
     if kind == "flip":
         bad[data.draw(st.integers(0, len(bad) - 1))] ^= data.draw(st.integers(1, 255))
     elif kind == "cut":
-        del bad[data.draw(st.integers(0, len(bad) - 1)):]
+        del bad[data.draw(st.integers(0, len(bad) - 1)) :]
     else:
         bad += b"\0" * data.draw(st.integers(1, 9))
     with pytest.raises(SamplingError, match="^sampler state: "):
@@ -95,11 +119,14 @@ def test_damaged_states_raise_and_change_nothing(data):
 
 def test_states_of_other_configs_are_refused():
     state = Sampler(SamplerConfig(seed=5), VOCAB).state()
-    for other in (Sampler(SamplerConfig(seed=5, top_k=39), VOCAB), Sampler(SamplerConfig(seed=5), VOCAB + 1),
-                  Sampler(SamplerConfig(), VOCAB, eog_ids=[3], special_ids=[4])):
+    for other in (
+        Sampler(SamplerConfig(seed=5, top_k=39), VOCAB),
+        Sampler(SamplerConfig(seed=5), VOCAB + 1),
+        Sampler(SamplerConfig(), VOCAB, eog_ids=[3], special_ids=[4]),
+    ):
         with pytest.raises(SamplingError, match="another config"):
             other.restore(state)
-    Sampler(SamplerConfig(seed=6), VOCAB).restore(state)      # the seed is part of the state
+    Sampler(SamplerConfig(seed=6), VOCAB).restore(state)  # the seed is part of the state
 
 
 def test_seed_none_is_drawn_and_reported():
@@ -137,7 +164,9 @@ def test_logprobs_raw_and_final():
     assert report.token == token and report.raw == pytest.approx(raw[token], abs=1e-12)
     assert list(report.raw_ids) == np.argsort(-x, kind="stable")[:7].tolist()
     np.testing.assert_allclose(report.raw_values, np.sort(raw)[::-1][:7], atol=1e-12)
-    assert len(report.final_ids) == 5 and np.exp(report.final_values).sum() == pytest.approx(1, abs=1e-12)
+    assert len(report.final_ids) == 5 and np.exp(report.final_values).sum() == pytest.approx(
+        1, abs=1e-12
+    )
     assert report.final == report.final_values[report.final_ids.index(token)]
     assert Sampler(SamplerConfig(), VOCAB).logprobs is None
     own, ids, values = token_logprobs(row, token, top=7)
@@ -182,15 +211,23 @@ def test_own_stages_see_survivors_and_cannot_revive_them():
 
     def mine(ids, logits):
         seen["ids"] = ids.tolist()
-        ids[:] = 299                       # its own copy: changes nothing
+        ids[:] = 299  # its own copy: changes nothing
         return np.where(logits == logits.max(), -np.inf, logits)
 
-    s = Sampler(SamplerConfig(seed=1, top_k=2, top_p=1, repetition_penalty=1), VOCAB, stages=[SamplerStage.python("mine", mine)])
+    s = Sampler(
+        SamplerConfig(seed=1, top_k=2, top_p=1, repetition_penalty=1),
+        VOCAB,
+        stages=[SamplerStage.python("mine", mine)],
+    )
     row = rows(1)[0]
     first, second = np.argsort(-row)[:2]
     assert s.stage_names == ("bias", "mask", "top_k", "mine", "temperature")
     assert s.sample(row) == second and seen["ids"] == [first, second]
-    bad = [(lambda i, x: x[:1], "shape"), (lambda i, x: x * np.nan, "nan"), (lambda i, x: x - np.inf, "removed every candidate")]
+    bad = [
+        (lambda i, x: x[:1], "shape"),
+        (lambda i, x: x * np.nan, "nan"),
+        (lambda i, x: x - np.inf, "removed every candidate"),
+    ]
     for fn, message in bad:
         with pytest.raises(SamplingError, match=f"stage odd: .*{message}"):
             Sampler(SamplerConfig(), VOCAB, stages=[SamplerStage.python("odd", fn)]).sample(row)
@@ -201,7 +238,9 @@ def test_errors_in_python_stages_pass_through():
         raise KeyError("mine")
 
     with pytest.raises(KeyError, match="mine"):
-        Sampler(SamplerConfig(), VOCAB, stages=[SamplerStage.python("broken", broken)]).sample(rows(1)[0])
+        Sampler(SamplerConfig(), VOCAB, stages=[SamplerStage.python("broken", broken)]).sample(
+            rows(1)[0]
+        )
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -235,17 +274,43 @@ def test_token_ids_are_never_rounded_or_wrapped():
 def test_a_greedy_sampler_without_penalties_among_its_stages_has_none(samplers):
     sampler = Sampler(SamplerConfig(temperature=0.0, repetition_penalty=2.0, samplers=samplers), 4)
     sampler.accept_prompt([0])
-    assert (tuple(sampler.stage_names), sampler.sample(np.array([5, 4, 0, 0], np.float32))) == (("bias", "mask", "temperature"), 0)
+    assert (tuple(sampler.stage_names), sampler.sample(np.array([5, 4, 0, 0], np.float32))) == (
+        ("bias", "mask", "temperature"),
+        0,
+    )
 
 
 def test_samplers_list_selects_and_orders():
     c = SamplerConfig(samplers=("temperature", "min_p", "top_k"), min_p=0.1)
     assert Sampler(c, VOCAB).stage_names == ("bias", "mask", "temperature", "min_p", "top_k")
-    everything = SamplerConfig(min_p=0.1, typical_p=0.9, top_a=0.1, eta_cutoff=1e-3, epsilon_cutoff=1e-3, top_n_sigma=2.0, xtc_probability=0.1,
-                               dry_multiplier=1.0, mirostat=2)
+    everything = SamplerConfig(
+        min_p=0.1,
+        typical_p=0.9,
+        top_a=0.1,
+        eta_cutoff=1e-3,
+        epsilon_cutoff=1e-3,
+        top_n_sigma=2.0,
+        xtc_probability=0.1,
+        dry_multiplier=1.0,
+        mirostat=2,
+    )
     assert Sampler(everything, VOCAB, dry_breakers=[]).stage_names == (
-        "bias", "mask", "penalties", "dry", "top_n_sigma", "top_k", "typical", "top_a", "eta", "epsilon", "top_p", "min_p", "xtc", "temperature",
-        "mirostat")
+        "bias",
+        "mask",
+        "penalties",
+        "dry",
+        "top_n_sigma",
+        "top_k",
+        "typical",
+        "top_a",
+        "eta",
+        "epsilon",
+        "top_p",
+        "min_p",
+        "xtc",
+        "temperature",
+        "mirostat",
+    )
 
 
 def test_chain_from_config_draws_like_the_sampler():
@@ -288,7 +353,9 @@ def test_chain_mistakes_raise():
     with pytest.raises(ConfigError, match="'dry' twice"):
         SamplerChain([SamplerStage.of("dry", multiplier=1.0)] * 2, seed=1).sample(rows(1)[0])
     with pytest.raises(ConfigError, match="wanted it last"):
-        SamplerChain([SamplerStage.of("mirostat", version=2), SamplerStage.of("top_k", k=1)], seed=1).sample(rows(1)[0])
+        SamplerChain(
+            [SamplerStage.of("mirostat", version=2), SamplerStage.of("top_k", k=1)], seed=1
+        ).sample(rows(1)[0])
     with pytest.raises(ConfigError, match="wanted a SamplerStage"):
         SamplerChain().push("top_k")
     with pytest.raises(ConfigError, match="found text"):
@@ -308,5 +375,9 @@ def test_samplers_in_threads_do_not_disturb_each_other():
 
     logits = rows(200, 3)
     with ThreadPoolExecutor(4) as pool:
-        out = list(pool.map(lambda seed: follow(Sampler(SamplerConfig(seed=seed % 2), VOCAB), logits), range(8)))
+        out = list(
+            pool.map(
+                lambda seed: follow(Sampler(SamplerConfig(seed=seed % 2), VOCAB), logits), range(8)
+            )
+        )
     assert out[0::2] == [out[0]] * 4 and out[1::2] == [out[1]] * 4 and out[0] != out[1]

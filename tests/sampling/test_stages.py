@@ -1,4 +1,7 @@
-"""Every compiled stage equals its numpy definition, alone and in random chains, on rows of every size and shape."""
+"""Every compiled stage equals its numpy definition, alone and in random chains, on rows of every
+size and shape.
+"""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,7 +20,12 @@ SIZES = (1, 2, 3, 17, 64, 511, 512, 513, 1500, 5000)
 
 def rows(seed, size, shape):
     rng = np.random.default_rng(seed)
-    x = rng.standard_normal(size) * {"flat": 0.01, "usual": 3.0, "peaked": 12.0, "ties": 2.0, "holes": 3.0, "wide": 3.0}[shape]
+    x = (
+        rng.standard_normal(size)
+        * {"flat": 0.01, "usual": 3.0, "peaked": 12.0, "ties": 2.0, "holes": 3.0, "wide": 3.0}[
+            shape
+        ]
+    )
     if shape == "ties":
         x = np.round(x)
     if shape == "holes":
@@ -55,11 +63,19 @@ stage_numbers = {
     "epsilon": st.tuples(st.sampled_from([1e-6, 1e-4, 3e-3, 0.1, 0.9])),
     "top_p": st.tuples(st.one_of(st.floats(0, 1), st.sampled_from([0.9, 0.99, 0.9999]))),
     "min_p": st.tuples(st.one_of(st.floats(0, 1), st.sampled_from([1e-4, 0.05]))),
-    "temperature": st.tuples(st.floats(0.05, 5), st.sampled_from([0.0, 0.0, 0.3, 2.0]), st.floats(0.2, 3)),
+    "temperature": st.tuples(
+        st.floats(0.05, 5), st.sampled_from([0.0, 0.0, 0.3, 2.0]), st.floats(0.2, 3)
+    ),
     "xtc": st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 0.6)),
 }
-one_stage = st.sampled_from(sorted(stage_numbers)).flatmap(lambda name: st.tuples(st.just(name), stage_numbers[name]))
-row_kinds = st.tuples(st.integers(0, 2**32), st.sampled_from(SIZES), st.sampled_from(["flat", "usual", "peaked", "ties", "holes", "wide"]))
+one_stage = st.sampled_from(sorted(stage_numbers)).flatmap(
+    lambda name: st.tuples(st.just(name), stage_numbers[name])
+)
+row_kinds = st.tuples(
+    st.integers(0, 2**32),
+    st.sampled_from(SIZES),
+    st.sampled_from(["flat", "usual", "peaked", "ties", "holes", "wide"]),
+)
 
 
 def near_bound(d, name, numbers):
@@ -75,7 +91,7 @@ def near_bound(d, name, numbers):
             distance = np.abs(-np.log(p) - oracle.entropy(d)).astype(np.float32)
         by = np.lexsort((d[0], distance))
         n = int(np.searchsorted(np.cumsum(p[by]), b * oracle.SLACK))
-        near = distance[by][max(0, n - 2):n + 3].astype(float)
+        near = distance[by][max(0, n - 2) : n + 3].astype(float)
         if len(set(near)) < len(near) or (np.diff(near) < 1e-5 * near[1:]).any():
             return len(d[0]) > 1 and not np.array_equal(d[1], np.full(len(d[1]), d[1][0]))
         return bool((np.abs(np.cumsum(p[by]) - b * oracle.SLACK) < 1e-10).any())
@@ -84,7 +100,13 @@ def near_bound(d, name, numbers):
     if name == "top_n_sigma":
         bound = d[1].max() - b * d[1].std()
         return bool((np.abs(d[1] - bound) <= 1e-9 * max(1.0, np.abs(d[1]).max())).any())
-    bound = {"top_a": b * p.max() ** 2, "eta": min(b, np.sqrt(b) * np.exp(-oracle.entropy(d))), "epsilon": b, "min_p": b * p.max(), "xtc": b}[name]
+    bound = {
+        "top_a": b * p.max() ** 2,
+        "eta": min(b, np.sqrt(b) * np.exp(-oracle.entropy(d))),
+        "epsilon": b,
+        "min_p": b * p.max(),
+        "xtc": b,
+    }[name]
     bound = min(bound, p.max()) * oracle.SLACK
     return bool((np.abs(p - bound) < 1e-10 * bound).any()) or bound < 1e-300
 
@@ -110,13 +132,24 @@ def test_chains_equal_the_definition(kind, chain, seed):
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from([4, 40, 600, 3000, 30000]), st.integers(0, 120),
-       st.floats(0.2, 5), st.sampled_from([0.0, 0.7, -0.3]), st.sampled_from([0.0, 1.5]), st.sampled_from([-1, 1, 5, 64]),
-       st.sampled_from([(), ("top_k",), ("temperature", "top_p")]))
-def test_penalties_equal_the_definition_before_and_after_truncation(seed, vocab, length, repetition, frequency, presence, window, before):
+@given(
+    st.integers(0, 2**32),
+    st.sampled_from([4, 40, 600, 3000, 30000]),
+    st.integers(0, 120),
+    st.floats(0.2, 5),
+    st.sampled_from([0.0, 0.7, -0.3]),
+    st.sampled_from([0.0, 1.5]),
+    st.sampled_from([-1, 1, 5, 64]),
+    st.sampled_from([(), ("top_k",), ("temperature", "top_p")]),
+)
+def test_penalties_equal_the_definition_before_and_after_truncation(
+    seed, vocab, length, repetition, frequency, presence, window, before
+):
     rng = np.random.default_rng(seed)
     logits = rows(seed, vocab, "usual")
-    history = rng.choice([*range(min(vocab, 30)), *np.argsort(-logits)[:20].tolist()], length).tolist()
+    history = rng.choice(
+        [*range(min(vocab, 30)), *np.argsort(-logits)[:20].tolist()], length
+    ).tolist()
     numbers = {"top_k": (20,), "temperature": (1.0,), "top_p": (0.8,)}
     want = oracle.start(logits)
     for name in before:
@@ -124,19 +157,39 @@ def test_penalties_equal_the_definition_before_and_after_truncation(seed, vocab,
             return
         want = getattr(oracle, name)(want, *numbers[name])
     want = oracle.penalties(want, history, repetition, frequency, presence, window)
-    stages = [SamplerStage.of(n, **dict(zip([{"top_k": "k", "temperature": "t", "top_p": "p"}[n]], numbers[n]))) for n in before]
-    same(run([*stages, SamplerStage("penalties", (repetition, frequency, presence, window))], logits, history=history), want)
+    stages = [
+        SamplerStage.of(
+            n, **dict(zip([{"top_k": "k", "temperature": "t", "top_p": "p"}[n]], numbers[n]))
+        )
+        for n in before
+    ]
+    same(
+        run(
+            [*stages, SamplerStage("penalties", (repetition, frequency, presence, window))],
+            logits,
+            history=history,
+        ),
+        want,
+    )
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.integers(0, 4), max_size=60), st.integers(1, 4), st.sampled_from([-1, 3, 10, 40]), st.floats(1, 3),
-       st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3).map(tuple), max_size=3), st.booleans())
+@given(
+    st.lists(st.integers(0, 4), max_size=60),
+    st.integers(1, 4),
+    st.sampled_from([-1, 3, 10, 40]),
+    st.floats(1, 3),
+    st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=3).map(tuple), max_size=3),
+    st.booleans(),
+)
 def test_dry_equals_the_definition(history, allowed, last_n, base, breakers, late):
     logits = np.array([1, 2, 3, 2.5, 0.5, 0, -1], np.float32)
     want = oracle.top_k(oracle.start(logits), 5) if late else oracle.start(logits)
     want = oracle.dry(want, history, 1.5, base, allowed, last_n, breakers)
     stages = [SamplerStage.of("top_k", k=5)] if late else []
-    stages.append(SamplerStage.of("dry", multiplier=1.5, base=base, allowed_length=allowed, last_n=last_n))
+    stages.append(
+        SamplerStage.of("dry", multiplier=1.5, base=base, allowed_length=allowed, last_n=last_n)
+    )
     same(run(stages, logits, history=history, breakers=breakers), want)
 
 
@@ -167,7 +220,9 @@ def test_mirostat_1_cuts_at_its_k(kind, tau):
 
 def test_mirostat_moves_mu_by_what_was_drawn():
     logits = rows(3, 200, "usual")
-    core = SamplerCore(compile_stages([SamplerStage.of("mirostat", version=2, tau=3.0, eta=0.2)], 200), 11)
+    core = SamplerCore(
+        compile_stages([SamplerStage.of("mirostat", version=2, tau=3.0, eta=0.2)], 200), 11
+    )
     mu = 6.0
     for _ in range(50):
         token = core.sample(logits)
@@ -181,17 +236,36 @@ def test_mirostat_moves_mu_by_what_was_drawn():
 @pytest.mark.parametrize("shape", ["flat", "usual", "peaked", "ties"])
 def test_large_vocabulary_survivors_equal_the_definition(shape):
     logits = rows(9, 40000, shape)
-    for name, numbers in [("top_p", (0.95,)), ("top_k", (7000,)), ("min_p", (0.001,)), ("typical", (0.6,)), ("epsilon", (1e-5,)),
-                          ("xtc", (1.0, 1e-5))]:
+    for name, numbers in [
+        ("top_p", (0.95,)),
+        ("top_k", (7000,)),
+        ("min_p", (0.001,)),
+        ("typical", (0.6,)),
+        ("epsilon", (1e-5,)),
+        ("xtc", (1.0, 1e-5)),
+    ]:
         want = oracle.start(logits)
         if near_bound(want, name, numbers):
             continue
-        want = oracle.xtc(want, 0, *numbers) if name == "xtc" else getattr(oracle, name)(want, *numbers)
+        want = (
+            oracle.xtc(want, 0, *numbers)
+            if name == "xtc"
+            else getattr(oracle, name)(want, *numbers)
+        )
         same(run([SamplerStage(name, numbers)], logits), want, name)
 
 
-@pytest.mark.parametrize("name, numbers, survivors", [("top_k", (k,), k) for k in (1, 5, 511, 512, 513, 700, 1025, 4000, 4999)] + [
-    ("top_p", (0.5,), 2500), ("top_p", (0.9,), 4500), ("top_p", (0.01,), 50), ("typical", (0.25,), 1250), ("min_p", (1.0,), 5000)])
+@pytest.mark.parametrize(
+    "name, numbers, survivors",
+    [("top_k", (k,), k) for k in (1, 5, 511, 512, 513, 700, 1025, 4000, 4999)]
+    + [
+        ("top_p", (0.5,), 2500),
+        ("top_p", (0.9,), 4500),
+        ("top_p", (0.01,), 50),
+        ("typical", (0.25,), 1250),
+        ("min_p", (1.0,), 5000),
+    ],
+)
 def test_equal_logits_go_to_the_lowest_ids(name, numbers, survivors):
     _, _, ids, _ = run([SamplerStage(name, numbers)], np.full(5000, 0.5, np.float32))
     assert ids.tolist() == list(range(survivors))
@@ -199,10 +273,20 @@ def test_equal_logits_go_to_the_lowest_ids(name, numbers, survivors):
 
 @pytest.mark.parametrize("shape", ["flat", "usual", "peaked", "ties", "holes", "wide"])
 def test_every_instruction_set_gives_the_same_bits(shape):
-    chains = [[SamplerStage.of("top_k", k=40), SamplerStage.of("top_p", p=0.9), SamplerStage.of("temperature", t=0.7)],
-              [SamplerStage.of("temperature", t=1.3), SamplerStage.of("top_p", p=0.97)], [SamplerStage.of("typical", p=0.7)],
-              [SamplerStage.of("eta", epsilon=1e-3)], [SamplerStage.of("top_n_sigma", n=1.5)], [SamplerStage.of("mirostat", version=2)],
-              [SamplerStage.of("temperature", t=0.8, range=0.5, exponent=1.5)], []]
+    chains = [
+        [
+            SamplerStage.of("top_k", k=40),
+            SamplerStage.of("top_p", p=0.9),
+            SamplerStage.of("temperature", t=0.7),
+        ],
+        [SamplerStage.of("temperature", t=1.3), SamplerStage.of("top_p", p=0.97)],
+        [SamplerStage.of("typical", p=0.7)],
+        [SamplerStage.of("eta", epsilon=1e-3)],
+        [SamplerStage.of("top_n_sigma", n=1.5)],
+        [SamplerStage.of("mirostat", version=2)],
+        [SamplerStage.of("temperature", t=0.8, range=0.5, exponent=1.5)],
+        [],
+    ]
     mask = np.random.default_rng(1).integers(0, 2**32, (5003 + 31) // 32, dtype=np.uint32)
     seen = []
     before = use_instruction_set("scalar")
@@ -246,7 +330,7 @@ def test_draws_follow_the_distribution():
     want[d[0]] = oracle.probs(d) * 20000
     assert counts[want == 0].sum() == 0
     chi = ((counts - want)[want > 0] ** 2 / want[want > 0]).sum()
-    assert chi < 31.3       # 11 degrees of freedom, p = 0.001
+    assert chi < 31.3  # 11 degrees of freedom, p = 0.001
 
 
 def test_flat_large_rows_draw_evenly():
@@ -254,10 +338,12 @@ def test_flat_large_rows_draw_evenly():
     core = SamplerCore(compile_stages([], 4096), 12)
     tokens = np.array([core.sample(np.zeros(4096, np.float32)) for _ in range(6400)])
     chi = ((np.bincount(tokens // 64, minlength=64) - 100) ** 2 / 100).sum()
-    assert chi < 103.4      # 63 degrees of freedom, p = 0.001
+    assert chi < 103.4  # 63 degrees of freedom, p = 0.001
 
 
 def test_the_two_tables_have_the_same_rows():
     assert stage_table() == tuple(s.name for s in STAGES)
-    assert tuple(s.name for s in STAGES if s.name not in ("bias", "mask", "mirostat")) == REORDERABLE
+    assert (
+        tuple(s.name for s in STAGES if s.name not in ("bias", "mask", "mirostat")) == REORDERABLE
+    )
     assert all(s.meaning.endswith(".") and s.source for s in STAGES)

@@ -1,4 +1,7 @@
-"""Byte-pair merging over tables made from a file's bytes: the ids that the `tokenizers` library gives, for any vocabulary and text."""
+"""Byte-pair merging over tables made from a file's bytes: the ids that the `tokenizers` library
+gives, for any vocabulary and text.
+"""
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +14,9 @@ from oxillama.tokenizer.bpe import BYTE_TO_CHAR
 
 
 def vocabulary(seed: int, count: int) -> tuple[list[str], list[str]]:
-    """Bytes, then products of random pairs of earlier tokens of few letters; some products come of two merges."""
+    """Bytes, then products of random pairs of earlier tokens of few letters; some products come of
+    two merges.
+    """
     rng = np.random.default_rng(seed)
     tokens, merges = list(BYTE_TO_CHAR.values()), []
     letters = [BYTE_TO_CHAR[byte] for byte in b"ab e"]
@@ -26,14 +31,30 @@ def vocabulary(seed: int, count: int) -> tuple[list[str], list[str]]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.integers(0, 30), st.integers(0, 40), st.booleans(), st.lists(st.text("abe é", max_size=60), max_size=5))
+@given(
+    st.integers(0, 30),
+    st.integers(0, 40),
+    st.booleans(),
+    st.lists(st.text("abe é", max_size=60), max_size=5),
+)
 def test_pieces_merge_as_the_library_merges_them(seed, count, whole_words, pieces):
     tokens, merges = vocabulary(seed, count)
     ids = {token: i for i, token in enumerate(tokens)}
-    library = Tokenizer(models.BPE(vocab=ids, merges=[tuple(merge.split(" ")) for merge in merges], ignore_merges=whole_words))
+    library = Tokenizer(
+        models.BPE(
+            vocab=ids,
+            merges=[tuple(merge.split(" ")) for merge in merges],
+            ignore_merges=whole_words,
+        )
+    )
     spelled = ["".join(BYTE_TO_CHAR[byte] for byte in piece.encode()) for piece in pieces]
-    wanted = [token for piece in spelled for token in library.encode(piece, add_special_tokens=False).ids]
-    assert BpeTables(Strings.of(tokens), Strings.of(merges), BYTE_TO_CHAR).encode(pieces, whole_words) == wanted
+    wanted = [
+        token for piece in spelled for token in library.encode(piece, add_special_tokens=False).ids
+    ]
+    assert (
+        BpeTables(Strings.of(tokens), Strings.of(merges), BYTE_TO_CHAR).encode(pieces, whole_words)
+        == wanted
+    )
 
 
 def test_of_equal_tokens_and_of_equal_merges_the_first_counts():
@@ -53,7 +74,7 @@ def test_a_long_run_of_one_letter_merges_in_no_more_than_n_log_n():
     tokens, merges = list(BYTE_TO_CHAR.values()), []
     for power in range(1, 12):
         merges.append(f"{'a' * 2 ** (power - 1)} {'a' * 2 ** (power - 1)}")
-        tokens.append("a" * 2 ** power)
+        tokens.append("a" * 2**power)
     tables = BpeTables(Strings.of(tokens), Strings.of(merges), BYTE_TO_CHAR)
     assert tables.encode(["a" * (1 << 20)], False) == [266] * 512
 
@@ -70,7 +91,10 @@ def test_a_string_that_is_no_utf8_is_named_by_its_number():
 @given(st.binary(max_size=12))
 def test_utf8_is_judged_as_python_judges_it(data):
     def made() -> str:
-        return Strings(np.frombuffer(data + b"\0", np.uint8), np.array([0]), np.array([len(data)]))[0]
+        return Strings(np.frombuffer(data + b"\0", np.uint8), np.array([0]), np.array([len(data)]))[
+            0
+        ]
+
     try:
         wanted = data.decode()
     except UnicodeDecodeError:

@@ -1,4 +1,7 @@
-"""The smaller vocabulary models against independent programs and by hand: unigram, WordPiece, rwkv, special tokens."""
+"""The smaller vocabulary models against independent programs and by hand: unigram, WordPiece, rwkv,
+special tokens.
+"""
+
 import re
 import struct
 
@@ -16,30 +19,60 @@ from oxillama.tokenizer.unigram import CharacterMap
 
 
 def bridge(model, tokens, kinds, **keys) -> TokenizerBridge:
-    return TokenizerBridge.from_metadata({"tokenizer.ggml.model": model, "tokenizer.ggml.tokens": tokens,
-                                          "tokenizer.ggml.token_type": np.array(kinds, np.int32),
-                                          **{f"tokenizer.ggml.{key}": value for key, value in keys.items()}})
+    return TokenizerBridge.from_metadata(
+        {
+            "tokenizer.ggml.model": model,
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": np.array(kinds, np.int32),
+            **{f"tokenizer.ggml.{key}": value for key, value in keys.items()},
+        }
+    )
 
 
-# ---- unigram ---------------------------------------------------------------------------------------------------------
+# ---- unigram
+# ---------------------------------------------------------------------------------------------------------
 
-PIECES = {"▁": -2.5, "a": -3.0, "b": -3.5, "▁a": -3.25, "ab": -4.0, "▁ab": -4.75, "aa": -4.5, "ba": -5.0, "abab": -6.0, "é": -6.5, "▁▁": -7.0}
+PIECES = {
+    "▁": -2.5,
+    "a": -3.0,
+    "b": -3.5,
+    "▁a": -3.25,
+    "ab": -4.0,
+    "▁ab": -4.75,
+    "aa": -4.5,
+    "ba": -5.0,
+    "abab": -6.0,
+    "é": -6.5,
+    "▁▁": -7.0,
+}
 
 
 def unigram(**keys) -> TokenizerBridge:
-    return bridge("t5", ["<pad>", "</s>", "<unk>", *PIECES], [3, 3, 2] + [1] * len(PIECES), scores=np.array([0, 0, 0, *PIECES.values()], np.float32),
-                  **keys)
+    return bridge(
+        "t5",
+        ["<pad>", "</s>", "<unk>", *PIECES],
+        [3, 3, 2] + [1] * len(PIECES),
+        scores=np.array([0, 0, 0, *PIECES.values()], np.float32),
+        **keys,
+    )
 
 
 @settings(deadline=None)
 @given(st.text(st.sampled_from("ab é#"), max_size=30))
 def test_unigram_finds_the_same_best_path_as_another_program(text):
-    other = Tokenizer(models.Unigram([("<pad>", -99.0), ("</s>", -99.0), ("<unk>", -99.0), *PIECES.items()], unk_id=2))
+    other = Tokenizer(
+        models.Unigram(
+            [("<pad>", -99.0), ("</s>", -99.0), ("<unk>", -99.0), *PIECES.items()], unk_id=2
+        )
+    )
     other.normalizer = normalizers.Replace(" ", "▁")
     ours = unigram(add_space_prefix=False).encode(text, add_special=False)
     scores = [0.0, 0.0, min(PIECES.values()) - 10, *PIECES.values()]
     theirs = other.encode(text, add_special_tokens=False).ids
-    assert ours == theirs or sum(scores[i] for i in ours) == pytest.approx(sum(scores[i] for i in theirs))    # equals may go either way
+    # equals may go either way
+    assert ours == theirs or sum(scores[i] for i in ours) == pytest.approx(
+        sum(scores[i] for i in theirs)
+    )
 
 
 def test_unigram_adds_its_end_and_treats_spaces_as_the_file_says():
@@ -48,11 +81,16 @@ def test_unigram_adds_its_end_and_treats_spaces_as_the_file_says():
     assert plain.decode(plain.encode("ab a")) == "ab a"
     squeezed = unigram(add_space_prefix=True, remove_extra_whitespaces=True)
     assert squeezed.encode("  ab   a ") == squeezed.encode("ab a") == plain.encode("ab a")
-    assert plain.encode("##", add_special=False)[-1:] == [2] and plain.encode("##", add_special=False).count(2) == 1
+    assert (
+        plain.encode("##", add_special=False)[-1:] == [2]
+        and plain.encode("##", add_special=False).count(2) == 1
+    )
 
 
 def character_map(pairs: dict[str, str]) -> bytes:
-    """A SentencePiece normalisation table of single-byte keys, laid out by hand: the root's children at 256, their values after 512."""
+    """A SentencePiece normalisation table of single-byte keys, laid out by hand: the root's
+    children at 256, their values after 512.
+    """
     array = [0] * 1024
     array[0] = 256 << 10
     texts = b""
@@ -68,41 +106,83 @@ def test_the_character_map_replaces_as_another_program_does():
     table = character_map({"A": "a", "B": "bb", "\t": " "})
     ours, other = CharacterMap(table), normalizers.Precompiled(table)
     for text in ("ABBA cab\tA", "é A", "", "xyz"):
-        assert ours.map(text) == other.normalize_str(text) == text.replace("A", "a").replace("B", "bb").replace("\t", " ")
-    assert unigram(precompiled_charsmap=np.frombuffer(table, np.uint8)).encode("A") == unigram().encode("a")
+        assert (
+            ours.map(text)
+            == other.normalize_str(text)
+            == text.replace("A", "a").replace("B", "bb").replace("\t", " ")
+        )
+    assert unigram(precompiled_charsmap=np.frombuffer(table, np.uint8)).encode(
+        "A"
+    ) == unigram().encode("a")
 
 
-@pytest.mark.parametrize("table", [b"\1\2", b"\4\0\0\0", b"\xff\xff\xff\xff" + b"x" * 40, b"\0\0\0\0x", struct.pack("<II", 4, 1 << 20) + b"x"])
+@pytest.mark.parametrize(
+    "table",
+    [
+        b"\1\2",
+        b"\4\0\0\0",
+        b"\xff\xff\xff\xff" + b"x" * 40,
+        b"\0\0\0\0x",
+        struct.pack("<II", 4, 1 << 20) + b"x",
+    ],
+)
 def test_a_broken_character_map_is_refused(table):
     with pytest.raises(TokenizerError, match="precompiled_charsmap"):
         CharacterMap(table).map("abc")
 
 
-# ---- WordPiece -------------------------------------------------------------------------------------------------------
+# ---- WordPiece
+# -------------------------------------------------------------------------------------------------------
 
 WORDS = ["▁un", "▁want", "ed", "able", "▁hello", "▁,", "▁!", "▁世", "▁cafe", "▁a", "s"]
 
 
 def test_wordpiece_cuts_words_as_another_program_does():
-    ours = bridge("bert", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS], [3, 3, 3, 3] + [1] * len(WORDS), bos_token_id=2, seperator_token_id=3,
-                  unknown_token_id=1)
-    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(word[1:] if word[0] == "▁" else "##" + word for word in WORDS)]
-    other = Tokenizer(models.WordPiece({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
-    other.normalizer, other.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    ours = bridge(
+        "bert",
+        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS],
+        [3, 3, 3, 3] + [1] * len(WORDS),
+        bos_token_id=2,
+        seperator_token_id=3,
+        unknown_token_id=1,
+    )
+    names = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        *(word[1:] if word[0] == "▁" else "##" + word for word in WORDS),
+    ]
+    other = Tokenizer(
+        models.WordPiece({name: i for i, name in enumerate(names)}, unk_token="[UNK]")
+    )
+    other.normalizer, other.pre_tokenizer = (
+        normalizers.BertNormalizer(),
+        pre_tokenizers.BertPreTokenizer(),
+    )
     for text in ("Hello, unwanted!", "unable wants  nothing", "世世 CAFÉ\n\x00a", "", "as, as!"):
-        assert ours.encode(text, add_special=False) == other.encode(text, add_special_tokens=False).ids, text
+        assert (
+            ours.encode(text, add_special=False) == other.encode(text, add_special_tokens=False).ids
+        ), text
     assert ours.encode("hello") == [2, 8, 3]
     assert ours.decode(ours.encode("hello, a")) == "hello , a"
 
 
 def test_a_cased_wordpiece_vocabulary_keeps_letters_as_they_are():
     words = ["▁Café", "▁cafe"]
-    keys = {"unknown_token_id": 0, "normalizer.lowercase": False, "add_bos_token": False, "add_sep_token": False}
+    keys = {
+        "unknown_token_id": 0,
+        "normalizer.lowercase": False,
+        "add_bos_token": False,
+        "add_sep_token": False,
+    }
     ours = bridge("bert", ["[UNK]", *words], [2, 1, 1], **keys)
     assert ours.encode("Café cafe CAFE") == [1, 2, 0]
 
 
-# ---- rwkv ------------------------------------------------------------------------------------------------------------
+# ---- rwkv
+# ------------------------------------------------------------------------------------------------------------
+
 
 def test_rwkv_takes_the_longest_token_and_unescapes_what_the_file_escaped():
     tokens = ["<s>", "a", "ab", "abc", r"\n", r"\xe4", r"\xbd\xa0", r"\\", "d"]
@@ -113,13 +193,22 @@ def test_rwkv_takes_the_longest_token_and_unescapes_what_the_file_escaped():
         ours.encode("z")
 
 
-# ---- special tokens and splits ---------------------------------------------------------------------------------------
+# ---- special tokens and splits
+# ---------------------------------------------------------------------------------------
 
-@given(st.lists(st.text("<|ab>", min_size=1, max_size=6), min_size=1, max_size=60, unique=True), st.text("<|ab>", max_size=40))
+
+@given(
+    st.lists(st.text("<|ab>", min_size=1, max_size=6), min_size=1, max_size=60, unique=True),
+    st.text("<|ab>", max_size=40),
+)
 def test_special_tokens_are_found_leftmost_and_longest(texts, text):
     ids = {special: i for i, special in enumerate(texts)}
     pattern = re.compile("(" + "|".join(map(re.escape, sorted(texts, key=len, reverse=True))) + ")")
-    wanted = [(piece, ids[piece] if i % 2 else None) for i, piece in enumerate(pattern.split(text)) if piece]
+    wanted = [
+        (piece, ids[piece] if i % 2 else None)
+        for i, piece in enumerate(pattern.split(text))
+        if piece
+    ]
     assert list(SpecialTokens(ids).split(text)) == wanted
 
 
@@ -132,13 +221,16 @@ def test_thousands_of_special_tokens_do_not_slow_a_hostile_text_down():
 def test_every_split_compiles_and_loses_nothing():
     text = "Don't PANIC'LL 1234567 你好abc ÉCOLEs\r\n\n\t  x!!;  Привет 👩‍👩‍👧 a\u0301b  "
     for name, expressions in SPLITS.items():
-        splitter = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(expression), "isolated") for expression in expressions])
+        splitter = pre_tokenizers.Sequence(
+            [pre_tokenizers.Split(Regex(expression), "isolated") for expression in expressions]
+        )
         assert "".join(word for word, _ in splitter.pre_tokenize_str(text)) == text, name
     assert SPLITS.keys() >= WHOLE_WORDS
 
 
 def test_names_that_end_a_turn_are_control_tokens_whatever_the_file_calls_them():
     from oxillama.tokenizer.bpe import BYTE_TO_CHAR
+
     tokens = [*BYTE_TO_CHAR.values(), "<|im_end|>", "<|other|>", "<|file_sep|>"]
     ours = bridge("gpt2", tokens, [1] * 256 + [1, 3, 3], merges=["a b"], pre="qwen2")
     assert ours.eog_ids == {256, 258} and ours.is_special(256)
@@ -147,8 +239,14 @@ def test_names_that_end_a_turn_are_control_tokens_whatever_the_file_calls_them()
 
 def test_phi_3_swallows_the_white_space_after_its_special_tokens():
     tokens = ["<unk>", "<s>", "</s>", "▁", "a", "<|user|>", "\n"]
-    metadata = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens,
-                "tokenizer.ggml.token_type": np.array([2, 3, 3, 1, 1, 3, 1], np.int32),
-                "tokenizer.ggml.scores": np.zeros(7, np.float32), "tokenizer.ggml.add_space_prefix": False}
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array([2, 3, 3, 1, 1, 3, 1], np.int32),
+        "tokenizer.ggml.scores": np.zeros(7, np.float32),
+        "tokenizer.ggml.add_space_prefix": False,
+    }
     assert TokenizerBridge.from_metadata(metadata).encode("<|user|>\n a") == [1, 5, 6, 3, 4]
-    assert TokenizerBridge.from_metadata(metadata | {"general.name": "Phi-3-mini"}).encode("<|user|>\n a") == [1, 5, 4]
+    assert TokenizerBridge.from_metadata(metadata | {"general.name": "Phi-3-mini"}).encode(
+        "<|user|>\n a"
+    ) == [1, 5, 4]

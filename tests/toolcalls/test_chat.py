@@ -1,4 +1,6 @@
-"""Plans of chats: which constraint and which reading follow from template, prompt, tools and choice."""
+"""Plans of chats: which constraint and which reading follow from template, prompt, tools and
+choice.
+"""
 
 import pytest
 
@@ -6,7 +8,10 @@ from oxillama.errors import ConfigError
 from oxillama.grammar import Grammar
 from oxillama.toolcalls import TriggeredGrammar, plan_chat
 
-TOOLS = [{"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}, "required": ["a"]}}, {"name": "now"}]
+TOOLS = [
+    {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}}, "required": ["a"]}},
+    {"name": "now"},
+]
 QWEN = "{{ '<tool_call>' }} {{ '</think>' }}"
 CALL = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
 ADD = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -28,9 +33,17 @@ class Words:
 
 def test_a_required_call_is_held_to_its_grammar_after_reasoning():
     plan = plan_chat(QWEN, "", Words(), tools=TOOLS, tool_choice="required")
-    assert plan.constraint.matches(CALL) and plan.constraint.matches("<think>hm</think>\n" + ADD) and not plan.constraint.matches("no")
-    assert plan_chat(QWEN, "x<think>\n", Words(), tools=TOOLS, tool_choice="required").constraint.matches("hm</think>" + CALL + ADD)
-    single = plan_chat(QWEN, "", Words(), tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    assert (
+        plan.constraint.matches(CALL)
+        and plan.constraint.matches("<think>hm</think>\n" + ADD)
+        and not plan.constraint.matches("no")
+    )
+    assert plan_chat(
+        QWEN, "x<think>\n", Words(), tools=TOOLS, tool_choice="required"
+    ).constraint.matches("hm</think>" + CALL + ADD)
+    single = plan_chat(
+        QWEN, "", Words(), tools=TOOLS, tool_choice="required", parallel_tool_calls=False
+    )
     assert single.constraint.matches(CALL) and not single.constraint.matches(CALL + ADD)
 
 
@@ -42,29 +55,43 @@ def test_a_named_tool_is_the_only_one(choice):
 
 def test_automatic_choice_constrains_from_an_opening_on_and_none_does_not():
     plan = plan_chat(QWEN, "", Words(), tools=TOOLS)
-    assert isinstance(plan.constraint, TriggeredGrammar) and plan.read("a " + CALL).tool_calls[0].name == "now"
+    assert (
+        isinstance(plan.constraint, TriggeredGrammar)
+        and plan.read("a " + CALL).tool_calls[0].name == "now"
+    )
     plan = plan_chat(QWEN, "", Words(), tools=TOOLS, tool_choice="none")
     assert plan.constraint is None and plan.read("<think>b</think>a " + CALL).content == "a " + CALL
 
 
 def test_an_answers_own_constraint_begins_after_reasoning():
     plan = plan_chat(QWEN, "", Words(), constraint=Grammar.from_choices(["yes"]))
-    assert plan.constraint.matches("<think>no</think>\n\nyes") and plan.read("<think>no</think>\n\nyes").reasoning == "no"
+    assert (
+        plan.constraint.matches("<think>no</think>\n\nyes")
+        and plan.read("<think>no</think>\n\nyes").reasoning == "no"
+    )
 
 
 def test_control_tokens_that_are_delimiters_are_shown_and_others_are_not():
     words = Words("[TOOL_CALLS]", "[ARGS]", "[OTHER]")
     plan = plan_chat("[TOOL_CALLS] [ARGS]", "", words, tools=TOOLS, tool_choice="required")
     assert plan.shown == {"[TOOL_CALLS]": 256, "[ARGS]": 257}
-    assert plan.constraint.matches([256, b"now", 257, b"{}"]) and not plan.constraint.matches(["[TOOL_CALLS]now[ARGS]{}"])
+    assert plan.constraint.matches([256, b"now", 257, b"{}"]) and not plan.constraint.matches(
+        ["[TOOL_CALLS]now[ARGS]{}"]
+    )
 
 
 @pytest.mark.parametrize(
     "options, message",
     [
         ({"tool_choice": "required"}, "without tools"),
-        ({"tool_choice": "fly", "tools": TOOLS}, "found 'fly', wanted one of auto, none, required, add, now"),
-        ({"tools": TOOLS, "constraint": Grammar.from_choices(["<tool_call>"])}, "answers may begin with <tool_call>, as calls do"),
+        (
+            {"tool_choice": "fly", "tools": TOOLS},
+            "found 'fly', wanted one of auto, none, required, add, now",
+        ),
+        (
+            {"tools": TOOLS, "constraint": Grammar.from_choices(["<tool_call>"])},
+            "answers may begin with <tool_call>, as calls do",
+        ),
     ],
 )
 def test_choices_that_cannot_be_honoured_are_refused(options, message):
@@ -75,4 +102,6 @@ def test_choices_that_cannot_be_honoured_are_refused(options, message):
 def test_a_template_that_teaches_no_format_needs_one():
     with pytest.raises(ConfigError, match="teaches none that is known"):
         plan_chat("plain", "", Words(), tools=TOOLS)
-    assert plan_chat("plain", "", Words(), tools=TOOLS, tool_format="hermes").format.name == "hermes"
+    assert (
+        plan_chat("plain", "", Words(), tools=TOOLS, tool_format="hermes").format.name == "hermes"
+    )

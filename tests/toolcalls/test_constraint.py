@@ -1,4 +1,6 @@
-"""Grammars of calls: what follows the schemas is in them, what does not is not, and the detector reads all of it."""
+"""Grammars of calls: what follows the schemas is in them, what does not is not, and the detector
+reads all of it.
+"""
 
 import json
 from random import Random
@@ -11,7 +13,14 @@ from hypothesis import strategies as st
 
 from oxillama.errors import ConfigError, GrammarError
 from oxillama.grammar import Grammar, TokenMasker
-from oxillama.toolcalls import FORMATS, THINK, Custom, ToolCallGrammar, TriggeredGrammar, detect_calls
+from oxillama.toolcalls import (
+    FORMATS,
+    THINK,
+    Custom,
+    ToolCallGrammar,
+    TriggeredGrammar,
+    detect_calls,
+)
 
 WEATHER = {
     "type": "object",
@@ -24,8 +33,14 @@ WEATHER = {
     },
     "$defs": {"point": {"type": ["number", "boolean"]}},
 }
-TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}, {"name": "now"}]
-SCHEMAS = {"weather": {**WEATHER, "additionalProperties": False}, "now": {"type": "object", "additionalProperties": False}}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
+    {"name": "now"},
+]
+SCHEMAS = {
+    "weather": {**WEATHER, "additionalProperties": False},
+    "now": {"type": "object", "additionalProperties": False},
+}
 ALPHABET = [bytes([byte]) for byte in b'"}])>,: ab019-.\n\\{[(tf<;=TFN'] + ["é".encode()]
 SPELLED = {
     "qwen": '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}\n</tool_call>\n'
@@ -57,7 +72,9 @@ def walk(state, random, steps=500):
             if state.is_complete() and (state.only_end() or random.random() < 0.5):
                 return text
             allowed = [byte for byte in ALPHABET if state.allows_token(byte)]
-            allowed = allowed or [byte for byte in map(bytes, zip(range(256))) if state.allows_token(byte)]
+            allowed = allowed or [
+                byte for byte in map(bytes, zip(range(256))) if state.allows_token(byte)
+            ]
             forced = allowed[0] if step > steps // 3 else random.choice(allowed)
         state.advance(forced)
         text += forced
@@ -98,7 +115,9 @@ def test_what_models_write_is_in_the_grammar_and_what_breaks_a_schema_is_not(for
 def test_a_named_tool_is_the_only_one_and_without_parallel_one_call_is_all(format):
     assert not ToolCallGrammar(format, TOOLS, parallel=False).matches(SPELLED[format])
     now = ToolCallGrammar(format, TOOLS, name="now")
-    assert not now.matches(SPELLED[format]) and not ToolCallGrammar(format, TOOLS, name="weather").matches(SPELLED[format])
+    assert not now.matches(SPELLED[format]) and not ToolCallGrammar(
+        format, TOOLS, name="weather"
+    ).matches(SPELLED[format])
     kind = FORMATS[format]
     call = {"pythonic": "[now()]", "mistral-args": "[TOOL_CALLS]now[ARGS]{}"}.get(format)
     if kind.style == "headed":
@@ -112,15 +131,25 @@ def test_a_named_tool_is_the_only_one_and_without_parallel_one_call_is_all(forma
 @settings(max_examples=40, deadline=None)
 @given(st.fixed_dictionaries({}, optional={key: st.just(key) for key in "abcd"}))
 def test_pythonic_calls_have_what_is_required_in_any_choice_of_the_rest(given_keys):
-    tool = {"name": "f", "parameters": {"properties": {key: {"const": key} for key in "abcd"}, "required": ["b", "d"]}}
+    tool = {
+        "name": "f",
+        "parameters": {
+            "properties": {key: {"const": key} for key in "abcd"},
+            "required": ["b", "d"],
+        },
+    }
     text = f"[f({', '.join(f'{key}={json.dumps(value)}' for key, value in sorted(given_keys.items()))})]"
     assert ToolCallGrammar("pythonic", [tool]).matches(text) == ({"b", "d"} <= given_keys.keys())
 
 
 def test_delimiters_that_are_control_tokens_are_tokens_in_the_grammar():
     grammar = ToolCallGrammar("mistral-args", TOOLS, token_ids={"[TOOL_CALLS]": 5, "[ARGS]": 9})
-    assert grammar.matches([5, b"now", 9, b"{}"]) and grammar.matches([5, b"now", 9, b"{}", 5, b"now", 9, b"{}"])
-    assert not grammar.matches([b"[TOOL_CALLS]now", 9, b"{}"]) and not grammar.matches([9, b"now", 9, b"{}"])
+    assert grammar.matches([5, b"now", 9, b"{}"]) and grammar.matches(
+        [5, b"now", 9, b"{}", 5, b"now", 9, b"{}"]
+    )
+    assert not grammar.matches([b"[TOOL_CALLS]now", 9, b"{}"]) and not grammar.matches(
+        [9, b"now", 9, b"{}"]
+    )
 
 
 def test_doors_name_what_cannot_be_had():
@@ -131,12 +160,15 @@ def test_doors_name_what_cannot_be_had():
     with pytest.raises(ConfigError, match="now: stands 2 times"):
         ToolCallGrammar("qwen", [{"name": "now"}, {"name": "now"}])
     with pytest.raises(GrammarError, match="tool f: schema"):
-        ToolCallGrammar("qwen", [{"name": "f", "parameters": {"properties": {"a": {"type": "strange"}}}}])
+        ToolCallGrammar(
+            "qwen", [{"name": "f", "parameters": {"properties": {"a": {"type": "strange"}}}}]
+        )
     with pytest.raises(GrammarError, match="tool f: schema /anyOf"):
         ToolCallGrammar("pythonic", [{"name": "f", "parameters": {"anyOf": [{"required": ["a"]}]}}])
 
 
-# ---- triggered -----------------------------------------------------------------------------------------------------------
+# ---- triggered
+# -----------------------------------------------------------------------------------------------------------
 
 PIECES = [
     b"",
@@ -182,12 +214,15 @@ def takes(state, token):
 
 @settings(max_examples=25, deadline=None)
 @given(st.sampled_from(BLOCKS), st.integers(0, 1 << 32).map(Random))
-def test_a_mask_holds_the_tokens_that_are_taken_and_what_is_generated_has_no_malformed_call(format, random):
+def test_a_mask_holds_the_tokens_that_are_taken_and_what_is_generated_has_no_malformed_call(
+    format, random
+):
     state, text = TRIGGERED[format].state(MASKER), b""
     starts = [
         token
         for token, piece in enumerate(PIECES)
-        if piece and (FORMATS[format].open.encode().startswith(piece) or piece in (b"{", b'"', b'{"', b"["))
+        if piece
+        and (FORMATS[format].open.encode().startswith(piece) or piece in (b"{", b'"', b'{"', b"["))
     ]
     for step in range(60):
         allowed = bits(state.mask())
@@ -198,7 +233,9 @@ def test_a_mask_holds_the_tokens_that_are_taken_and_what_is_generated_has_no_mal
                 assert not takes(state, token)
         choices = [token for token in range(1, len(PIECES)) if allowed[token]]
         likely = [token for token in choices if token in starts]
-        token = random.choice(likely if likely and not state.inside and random.random() < 0.6 else choices)
+        token = random.choice(
+            likely if likely and not state.inside and random.random() < 0.6 else choices
+        )
         MASKER.advance(state, token)
         text += PIECES[token]
         if state.inside and step > 20:
@@ -208,7 +245,9 @@ def test_a_mask_holds_the_tokens_that_are_taken_and_what_is_generated_has_no_mal
             text += ending
             break
     assume(state.is_complete())
-    _, calls, ruins = detect_calls(text.decode("utf-8", "replace"), format, names=["weather", "now"])
+    _, calls, ruins = detect_calls(
+        text.decode("utf-8", "replace"), format, names=["weather", "now"]
+    )
     assert not ruins
     for call in calls:
         jsonschema.validate(call.arguments, SCHEMAS[call.name])
@@ -228,11 +267,23 @@ def test_the_constraint_is_on_from_the_opening_to_the_end_of_the_call(format, si
 
 
 @pytest.mark.parametrize(
-    "text", ["<tool_call>x", '<tool_call>{"name": "fly"', '<tool_call>{"name": "now", "arguments": {"a"', "a <b <tool_call>]"]
+    "text",
+    [
+        "<tool_call>x",
+        '<tool_call>{"name": "fly"',
+        '<tool_call>{"name": "now", "arguments": {"a"',
+        "a <b <tool_call>]",
+    ],
 )
 def test_a_call_that_goes_wrong_is_refused_at_its_first_wrong_byte(text):
     state = TRIGGERED["qwen"].state()
-    state.advance(text[:-4].encode() if "fly" in text else text[:-1].encode() if text[-1] != '"' else text[:-3].encode())
+    state.advance(
+        text[:-4].encode()
+        if "fly" in text
+        else text[:-1].encode()
+        if text[-1] != '"'
+        else text[:-3].encode()
+    )
     with pytest.raises(GrammarError, match="wanted a call of now, weather"):
         state.advance(text.encode()[-4:])
 
@@ -247,13 +298,19 @@ def test_what_a_call_must_go_on_with_is_told_and_free_text_must_nothing():
 
 
 def test_an_opening_that_is_a_control_token_begins_the_constraint():
-    masker = TokenMasker([b"", b"", b"a", b"now", b"{}", b"", b"</s>"], control_ids=[0, 1, 5], eog_ids=[6])
-    state = TriggeredGrammar("mistral-args", TOOLS, token_ids={"[TOOL_CALLS]": 1, "[ARGS]": 5}).state(masker)
+    masker = TokenMasker(
+        [b"", b"", b"a", b"now", b"{}", b"", b"</s>"], control_ids=[0, 1, 5], eog_ids=[6]
+    )
+    state = TriggeredGrammar(
+        "mistral-args", TOOLS, token_ids={"[TOOL_CALLS]": 1, "[ARGS]": 5}
+    ).state(masker)
     assert state.mask() is None
     for token, wanted in ((2, None), (0, None), (1, [3]), (3, [5]), (5, [4]), (4, None), (1, [3])):
         masker.advance(state, token)
         mask = state.mask()
-        assert (mask if mask is None else [t for t in range(7) if mask[0] >> np.uint32(t) & 1]) == wanted
+        assert (
+            mask if mask is None else [t for t in range(7) if mask[0] >> np.uint32(t) & 1]
+        ) == wanted
     for token in (6, 2, 5):
         with pytest.raises(GrammarError):
             masker.advance(state.fork(), token)
@@ -286,7 +343,9 @@ def test_a_region_of_reasoning_is_not_constrained_and_what_follows_is():
             state.advance(b"x")
     state = TriggeredGrammar("qwen", TOOLS, reasoning=THINK).state(MASKER)
     state.advance(b"<")
-    assert not bits(state.fork().mask())[PIECES.index(b'>{"x')] or takes(state, PIECES.index(b'>{"x'))
+    assert not bits(state.fork().mask())[PIECES.index(b'>{"x')] or takes(
+        state, PIECES.index(b'>{"x')
+    )
     with pytest.raises(GrammarError):
         state.advance(b"tool_call>x")
 

@@ -40,7 +40,11 @@ class Place:
 
 
 def weather(
-    place: Place, days: int = 1, *, unit: Unit = Unit.CELSIUS, tags: typing.Annotated[tuple[str, ...], "words to add"] = ()
+    place: Place,
+    days: int = 1,
+    *,
+    unit: Unit = Unit.CELSIUS,
+    tags: typing.Annotated[tuple[str, ...], "words to add"] = (),
 ) -> dict:
     """Tells the weather
     of a place.
@@ -57,9 +61,15 @@ def test_a_function_is_a_tool_by_its_hints_and_docstring():
     tool = tool_of(weather)
     assert (tool.name, tool.description) == ("weather", "Tells the weather of a place.")
     properties = tool.parameters["properties"]
-    assert tool.parameters["required"] == ["place"] and tool.parameters["additionalProperties"] is False
+    assert (
+        tool.parameters["required"] == ["place"]
+        and tool.parameters["additionalProperties"] is False
+    )
     assert properties["days"] == {"type": "integer", "description": "how many"}
-    assert properties["unit"] == {"enum": ["C", "F"]} and properties["tags"]["description"] == "words to add"
+    assert (
+        properties["unit"] == {"enum": ["C", "F"]}
+        and properties["tags"]["description"] == "words to add"
+    )
     assert properties["place"]["description"] == "where, roughly"
     name = properties["place"]["$ref"].removeprefix("#/$defs/")
     assert tool.parameters["$defs"][name]["required"] == ["city"]
@@ -67,11 +77,31 @@ def test_a_function_is_a_tool_by_its_hints_and_docstring():
 
 def test_a_call_reaches_its_function_with_the_types_of_its_hints():
     result = ToolDispatcher([weather]).dispatch(
-        ToolCall("weather", {"place": {"city": "Ulm", "near": [{"city": "Au"}]}, "unit": "F", "tags": ["a"]})
+        ToolCall(
+            "weather",
+            {"place": {"city": "Ulm", "near": [{"city": "Au"}]}, "unit": "F", "tags": ["a"]},
+        )
     )
-    assert result.value == {"place": Place("Ulm", [Place("Au")]), "days": 1, "unit": Unit.FAHRENHEIT, "tags": ("a",)} and result.ok
-    assert result.content == '{"place": {"city": "Ulm", "near": [{"city": "Au", "near": null}]}, "days": 1, "unit": "F", "tags": ["a"]}'
-    assert result.message() == {"role": "tool", "tool_call_id": "call00000", "name": "weather", "content": result.content}
+    assert (
+        result.value
+        == {
+            "place": Place("Ulm", [Place("Au")]),
+            "days": 1,
+            "unit": Unit.FAHRENHEIT,
+            "tags": ("a",),
+        }
+        and result.ok
+    )
+    assert (
+        result.content
+        == '{"place": {"city": "Ulm", "near": [{"city": "Au", "near": null}]}, "days": 1, "unit": "F", "tags": ["a"]}'
+    )
+    assert result.message() == {
+        "role": "tool",
+        "tool_call_id": "call00000",
+        "name": "weather",
+        "content": result.content,
+    }
 
 
 @pytest.mark.parametrize(
@@ -79,9 +109,21 @@ def test_a_call_reaches_its_function_with_the_types_of_its_hints():
     [
         (ToolCall("fly", {}), "unknown_tool", "fly: is no tool, wanted one of weather"),
         (ToolCall("weather", {}), "bad_arguments", "weather: place: is missing"),
-        (ToolCall("weather", {"place": {"city": 3}}), "bad_arguments", "weather: place.city: found 3, wanted string"),
-        (ToolCall("weather", {"place": {"city": "x"}, "days": True}), "bad_arguments", "weather: days: found True, wanted integer"),
-        (ToolCall("weather", {"place": {"city": "x"}, "unit": "K"}), "bad_arguments", "weather: unit: found 'K', wanted one of 'C', 'F'"),
+        (
+            ToolCall("weather", {"place": {"city": 3}}),
+            "bad_arguments",
+            "weather: place.city: found 3, wanted string",
+        ),
+        (
+            ToolCall("weather", {"place": {"city": "x"}, "days": True}),
+            "bad_arguments",
+            "weather: days: found True, wanted integer",
+        ),
+        (
+            ToolCall("weather", {"place": {"city": "x"}, "unit": "K"}),
+            "bad_arguments",
+            "weather: unit: found 'K', wanted one of 'C', 'F'",
+        ),
         (
             ToolCall("weather", {"place": {"city": "x"}, "wind": 1}),
             "bad_arguments",
@@ -91,7 +133,9 @@ def test_a_call_reaches_its_function_with_the_types_of_its_hints():
 )
 def test_wrong_calls_are_results_that_name_what_is_wrong(call, kind, error):
     result = ToolDispatcher([weather]).dispatch(call)
-    assert (result.kind, result.error, result.ok) == (kind, error, False) and error[:20] in result.content
+    assert (result.kind, result.error, result.ok) == (kind, error, False) and error[
+        :20
+    ] in result.content
 
 
 def test_what_a_function_raises_is_its_result():
@@ -101,11 +145,18 @@ def test_what_a_function_raises_is_its_result():
     def divide(a: float, b: float) -> float:
         return a / b
 
-    @dispatcher.register(name="say", description="Says it.", parameters={"type": "object", "properties": {"it": {"type": "string"}}})
+    @dispatcher.register(
+        name="say",
+        description="Says it.",
+        parameters={"type": "object", "properties": {"it": {"type": "string"}}},
+    )
     def echo(it="é"):
         return it
 
-    assert dispatcher.dispatch(ToolCall("divide", {"a": 1, "b": 0})).error == "divide: ZeroDivisionError: float division by zero"
+    assert (
+        dispatcher.dispatch(ToolCall("divide", {"a": 1, "b": 0})).error
+        == "divide: ZeroDivisionError: float division by zero"
+    )
     assert dispatcher.dispatch(ToolCall("divide", {"a": 1, "b": 2})).content == "0.5"
     assert dispatcher.dispatch(ToolCall("say", {})).content == "é"
     assert [tool["function"]["name"] for tool in dispatcher.tools] == ["divide", "say"]
@@ -116,14 +167,18 @@ def test_what_a_function_raises_is_its_result():
 def test_doors_refuse_what_is_no_tool():
     for wrong in (3, {}, lambda *args: 0, Tool):
         with pytest.raises(ConfigError):
-            ToolDispatcher([wrong]) if callable(wrong) and wrong is not Tool else tool_of(wrong if wrong is not Tool else {"name": "a b"})
+            ToolDispatcher([wrong]) if callable(wrong) and wrong is not Tool else tool_of(
+                wrong if wrong is not Tool else {"name": "a b"}
+            )
     with pytest.raises(ConfigError, match="object"):
         Tool("f", "", {"type": "string"})
 
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 3) | st.text("ab", max_size=2),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abc"), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("abc"), inner, max_size=2)
+    ),
     max_leaves=4,
 )
 schemas = st.recursive(
@@ -163,7 +218,8 @@ def test_faults_are_found_exactly_where_the_standard_finds_them(value, schema):
     assert (not faults(value, schema)) == jsonschema.Draft202012Validator(schema).is_valid(value)
 
 
-# ---- rounds ----------------------------------------------------------------------------------------------------------------
+# ---- rounds
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def scripted(*replies):
@@ -184,7 +240,10 @@ def add(a: int, b: int) -> int:
 
 def test_rounds_feed_results_back_until_there_is_an_answer():
     chat, asked = scripted(
-        Reply("", tool_calls=(ToolCall("add", {"a": 1, "b": 2}), ToolCall("add", {"a": 1}, "call00001"))),
+        Reply(
+            "",
+            tool_calls=(ToolCall("add", {"a": 1, "b": 2}), ToolCall("add", {"a": 1}, "call00001")),
+        ),
         Reply("hm", tool_calls=(ToolCall("add", {"a": 3, "b": 4}),)),
         Reply("It is 7."),
     )
@@ -194,20 +253,36 @@ def test_rounds_feed_results_back_until_there_is_an_answer():
     assert (answer.content, answer.rounds) == ("It is 7.", 3) and question == [
         {"role": "user", "content": "1 + 2 + 4?"}
     ]
-    assert [message["role"] for message in answer.messages] == ["user", "assistant", "tool", "tool", "assistant", "tool", "assistant"]
+    assert [message["role"] for message in answer.messages] == [
+        "user",
+        "assistant",
+        "tool",
+        "tool",
+        "assistant",
+        "tool",
+        "assistant",
+    ]
     assert [(result.content, result.kind) for result in answer.results] == [
         ("3", ""),
         ('{"error": "add: b: is missing"}', "bad_arguments"),
         ("7", ""),
     ]
     ids = [call["id"] for message in answer.messages for call in message.get("tool_calls", ())]
-    assert len(set(ids)) == 3 and ids == [message["tool_call_id"] for message in answer.messages if message["role"] == "tool"]
-    assert tuple(told) == answer.results and asked[0][1][0]["function"]["name"] == "add" and len(asked[1][0]) == 4
+    assert len(set(ids)) == 3 and ids == [
+        message["tool_call_id"] for message in answer.messages if message["role"] == "tool"
+    ]
+    assert (
+        tuple(told) == answer.results
+        and asked[0][1][0]["function"]["name"] == "add"
+        and len(asked[1][0]) == 4
+    )
 
 
 def test_rounds_end_at_their_bound_by_name_with_the_last_calls_not_run():
     reply = Reply("", tool_calls=(ToolCall("add", {"a": 1, "b": 2}),))
-    with pytest.raises(RoundsExhausted, match="max_rounds: the model still calls add in reply 3") as raised:
+    with pytest.raises(
+        RoundsExhausted, match="max_rounds: the model still calls add in reply 3"
+    ) as raised:
         run_until_answer(scripted(*[reply] * 9)[0], [], None, ToolDispatcher([add]), max_rounds=3)
     assert (raised.value.answer.rounds, len(raised.value.answer.results)) == (3, 2)
 
@@ -224,16 +299,30 @@ def test_awaited_rounds_run_the_calls_of_a_reply_side_by_side():
     async def fail() -> None:
         raise ValueError("no")
 
-    calls = (ToolCall("wait", {"n": 2}), ToolCall("wait", {"n": 1}, "call00001"), ToolCall("add", {"a": 1, "b": 2}, "call00002"))
-    chat, _ = scripted(Reply("", tool_calls=calls), Reply("", tool_calls=(ToolCall("fail", {}),)), Reply("done"))
+    calls = (
+        ToolCall("wait", {"n": 2}),
+        ToolCall("wait", {"n": 1}, "call00001"),
+        ToolCall("add", {"a": 1, "b": 2}, "call00002"),
+    )
+    chat, _ = scripted(
+        Reply("", tool_calls=calls), Reply("", tool_calls=(ToolCall("fail", {}),)), Reply("done")
+    )
 
     async def asked(messages, tools):
         return chat(messages, tools)
 
     dispatcher = ToolDispatcher([wait, add, fail])
     answer = asyncio.run(run_until_answer_async(asked, [], None, dispatcher))
-    assert [result.content for result in answer.results] == ["2", "1", "3", '{"error": "fail: ValueError: no"}'] and answer.content == "done"
-    assert dispatcher.dispatch(ToolCall("wait", {"n": 1})).error == "wait: has to be awaited, wanted dispatch_async"
+    assert [result.content for result in answer.results] == [
+        "2",
+        "1",
+        "3",
+        '{"error": "fail: ValueError: no"}',
+    ] and answer.content == "done"
+    assert (
+        dispatcher.dispatch(ToolCall("wait", {"n": 1})).error
+        == "wait: has to be awaited, wanted dispatch_async"
+    )
 
 
 def test_rounds_of_streams_tell_their_events():
@@ -241,7 +330,9 @@ def test_rounds_of_streams_tell_their_events():
     told = []
 
     def chat(messages, tools):
-        return iter([ChatEvent(kind="content", text="x"), ChatEvent(kind="end", completion=next(replies))])
+        return iter(
+            [ChatEvent(kind="content", text="x"), ChatEvent(kind="end", completion=next(replies))]
+        )
 
     async def stream():
         for event in chat(None, None):
@@ -250,7 +341,12 @@ def test_rounds_of_streams_tell_their_events():
     answer = run_until_answer(chat, [], None, ToolDispatcher([add]), on_event=told.append)
     assert answer.content == "3" and [event.kind for event in told] == ["content", "end"] * 2
     replies = iter([Reply("later")])
-    assert asyncio.run(run_until_answer_async(lambda messages, tools: stream(), [], [], NoOpDispatcher())).content == "later"
+    assert (
+        asyncio.run(
+            run_until_answer_async(lambda messages, tools: stream(), [], [], NoOpDispatcher())
+        ).content
+        == "later"
+    )
 
 
 def test_rounds_check_what_they_are_given():
@@ -262,8 +358,15 @@ def test_rounds_check_what_they_are_given():
 
 
 def test_a_reply_whose_answer_is_empty_is_not_taken_for_its_whole_text():
-    cut = dataclasses.make_dataclass("Cut", ["text", "content", "tool_calls"])("<tool_call>{", "", ())
-    assert run_until_answer(lambda messages, tools: cut, [], [], NoOpDispatcher()).messages[-1]["content"] == ""
+    cut = dataclasses.make_dataclass("Cut", ["text", "content", "tool_calls"])(
+        "<tool_call>{", "", ()
+    )
+    assert (
+        run_until_answer(lambda messages, tools: cut, [], [], NoOpDispatcher()).messages[-1][
+            "content"
+        ]
+        == ""
+    )
 
 
 def test_a_dispatcher_that_runs_nothing_says_so():
@@ -288,7 +391,9 @@ def test_published_templates_take_the_messages_of_rounds(cases, name):
     chat, asked = scripted(Reply("", tool_calls=(ToolCall("add", {"a": 1, "b": 2}),)), Reply("3"))
     dispatcher = ToolDispatcher([add])
     answer = run_until_answer(chat, [{"role": "user", "content": "1 + 2?"}], None, dispatcher)
-    text = template.render(answer.messages[:-1], tools=dispatcher.tools, bos_token="<s>", eos_token="</s>")
+    text = template.render(
+        answer.messages[:-1], tools=dispatcher.tools, bos_token="<s>", eos_token="</s>"
+    )
     assert '"a": 1' in text and "3" in text
 
 
@@ -297,7 +402,13 @@ HISTORY = "{% for m in messages %}{{ m.role }}{% for c in m.tool_calls or [] %}<
 
 @pytest.mark.parametrize("given", [{"a": "é"}, '{"a": "é"}'])
 @pytest.mark.parametrize(
-    "written", ["c.function.arguments | tojson", "'' + c.function.arguments", "c.function.arguments", "c.function | tojson"]
+    "written",
+    [
+        "c.function.arguments | tojson",
+        "'' + c.function.arguments",
+        "c.function.arguments",
+        "c.function | tojson",
+    ],
 )
 def test_arguments_reach_a_template_in_the_form_that_it_writes_as_json(given, written):
     template = ChatTemplate(HISTORY.replace("ARGUMENTS", written))
@@ -312,10 +423,16 @@ def test_reasoning_reaches_a_template_that_calls_it_thinking(cases):
     template = ChatTemplate((cases / "chat_templates" / "openai-gpt-oss-120b.jinja").read_text())
     form = MessageForm(template.source, template.render)
     call = ToolCall("add", {"a": 1}).message()
-    talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "reasoning_content": "so", "tool_calls": [call]}]
+    talk = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "reasoning_content": "so", "tool_calls": [call]},
+    ]
     talk.append({"role": "tool", "tool_call_id": call["id"], "content": "3"})
     text = template.render(form.formed(talk))
-    assert "analysis<|message|>so<|end|>" in text and 'to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>' in text
+    assert (
+        "analysis<|message|>so<|end|>" in text
+        and 'to=functions.add<|channel|>commentary json<|message|>{"a": 1}<|call|>' in text
+    )
     both = [*talk[:1], {**talk[1], "content": "Wait."}, talk[2]]
     assert "Wait." in template.render(form.formed(both))
     with pytest.raises(TemplateError):

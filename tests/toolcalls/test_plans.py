@@ -1,4 +1,6 @@
-"""Plans of chats are kept: what was asked before is at hand, what differs is made anew, and threads may share it."""
+"""Plans of chats are kept: what was asked before is at hand, what differs is made anew, and threads
+may share it.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,8 +10,20 @@ from oxillama.errors import ConfigError
 from oxillama.grammar import Grammar, TokenMasker
 from oxillama.toolcalls import ChatPlanner, TriggeredGrammar
 
-TOOLS = [{"name": "add", "parameters": {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}}, {"name": "now"}]
-SWAPPED = [{"name": "add", "parameters": {"properties": {"b": {"type": "integer"}, "a": {"type": "integer"}}}}, {"name": "now"}]
+TOOLS = [
+    {
+        "name": "add",
+        "parameters": {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+    },
+    {"name": "now"},
+]
+SWAPPED = [
+    {
+        "name": "add",
+        "parameters": {"properties": {"b": {"type": "integer"}, "a": {"type": "integer"}}},
+    },
+    {"name": "now"},
+]
 TEMPLATE = "<tool_call> </think>"
 
 
@@ -21,18 +35,27 @@ class Words:
 
 
 def test_what_was_asked_before_is_at_hand_with_its_masks():
-    planner, masker = ChatPlanner(TEMPLATE, Words()), TokenMasker([*map(bytes, zip(range(256))), b""], control_ids=[256], eog_ids=[256])
+    planner, masker = (
+        ChatPlanner(TEMPLATE, Words()),
+        TokenMasker([*map(bytes, zip(range(256))), b""], control_ids=[256], eog_ids=[256]),
+    )
     for options in ({}, {"tool_choice": "required"}, {"constraint": Grammar.from_choices(["a"])}):
         first = planner.plan("", tools=TOOLS, **options)
         assert planner.plan("other", tools=[dict(tool) for tool in TOOLS], **options) is first
-        state, again = masker.state(first.constraint), masker.state(planner.plan("", tools=TOOLS, **options).constraint)
+        state, again = (
+            masker.state(first.constraint),
+            masker.state(planner.plan("", tools=TOOLS, **options).constraint),
+        )
         for each in (state, again):
             each.advance(b"<think>x</think>\n<tool_call>")
         assert state.mask() is again.mask()
 
 
 def test_whatever_differs_makes_another_plan():
-    planner, answers = ChatPlanner(TEMPLATE, Words()), [Grammar.from_choices(["a"]) for _ in range(2)]
+    planner, answers = (
+        ChatPlanner(TEMPLATE, Words()),
+        [Grammar.from_choices(["a"]) for _ in range(2)],
+    )
     asked = [
         ("", {}),
         ("x<think>", {}),
@@ -49,7 +72,10 @@ def test_whatever_differs_makes_another_plan():
     plans = [planner.plan(prompt, **{"tools": TOOLS, **options}) for prompt, options in asked]
     assert len(set(map(id, plans))) == len(asked)
     call = '<tool_call>{"name": "add", "arguments": {"b": 1, "a": 2}}</tool_call>'
-    assert [planner.plan("", tools=each, tool_choice="required").constraint.matches(call) for each in (TOOLS, SWAPPED)] == [False, True]
+    assert [
+        planner.plan("", tools=each, tool_choice="required").constraint.matches(call)
+        for each in (TOOLS, SWAPPED)
+    ] == [False, True]
 
 
 def test_only_the_last_plans_are_kept():
@@ -64,10 +90,16 @@ def test_threads_share_plans():
     planner = ChatPlanner(TEMPLATE, Words())
     with ThreadPoolExecutor(8) as pool:
         plans = list(pool.map(lambda _: planner.plan("", tools=TOOLS), range(64)))
-    assert all(isinstance(plan.constraint, TriggeredGrammar) and plan.constraint.describe() == plans[0].constraint.describe() for plan in plans)
+    assert all(
+        isinstance(plan.constraint, TriggeredGrammar)
+        and plan.constraint.describe() == plans[0].constraint.describe()
+        for plan in plans
+    )
     assert planner.plan("", tools=TOOLS) in plans
 
 
 def test_tools_that_are_no_json_are_refused():
     with pytest.raises(ConfigError, match="cannot be written as JSON"):
-        ChatPlanner(TEMPLATE, Words()).plan("", tools=[{"name": "f", "parameters": {"properties": {"a": {"enum": [{1}]}}}}])
+        ChatPlanner(TEMPLATE, Words()).plan(
+            "", tools=[{"name": "f", "parameters": {"properties": {"a": {"enum": [{1}]}}}}]
+        )

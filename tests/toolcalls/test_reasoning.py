@@ -1,4 +1,6 @@
-"""Reasoning is split off wherever the pieces are cut, nothing is lost, and constraints begin after it."""
+"""Reasoning is split off wherever the pieces are cut, nothing is lost, and constraints begin after
+it.
+"""
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +26,21 @@ from oxillama.toolcalls.events import joined
 
 texts = st.lists(
     st.sampled_from(
-        ["<think>", "</think>", "<thi", "nk>", "</", "é", "a", " ", "\n", "🙂", "<tool_call>", '{"name": "f"}', "</tool_call>"]
+        [
+            "<think>",
+            "</think>",
+            "<thi",
+            "nk>",
+            "</",
+            "é",
+            "a",
+            " ",
+            "\n",
+            "🙂",
+            "<tool_call>",
+            '{"name": "f"}',
+            "</tool_call>",
+        ]
     ),
     max_size=10,
 ).map("".join)
@@ -66,18 +82,30 @@ def test_text_that_cannot_be_the_end_of_a_region_is_given_out_at_once():
     splitter = ReasoningSplitter()
     assert splitter.feed("<think>a </th") == [Markup("<think>"), Reasoning("a ")]
     assert splitter.feed("e") == [Reasoning("</the")]
-    assert splitter.feed("</think>x<think>") == [Markup("</think>"), Text("x<think>")] and splitter.over
+    assert (
+        splitter.feed("</think>x<think>") == [Markup("</think>"), Text("x<think>")]
+        and splitter.over
+    )
 
 
 def test_templates_and_prompts_tell_of_regions(cases):
     folder = cases / "chat_templates"
     assert detect_reasoning((folder / "Qwen-Qwen3-0.6B.jinja").read_text()) == THINK
-    assert detect_reasoning((folder / "CohereForAI-c4ai-command-r7b-12-2024-tool_use.jinja").read_text()).open == "<|START_THINKING|>"
+    assert (
+        detect_reasoning(
+            (folder / "CohereForAI-c4ai-command-r7b-12-2024-tool_use.jinja").read_text()
+        ).open
+        == "<|START_THINKING|>"
+    )
     assert detect_reasoning((folder / "Qwen-Qwen2.5-7B-Instruct.jinja").read_text()) is None
 
 
 def test_a_prompt_that_ends_inside_a_region_has_opened_it():
-    assert opened_by("<|im_start|>assistant\n<think>\n") and not opened_by("<think>\n\n</think>\n\n") and not opened_by("x")
+    assert (
+        opened_by("<|im_start|>assistant\n<think>\n")
+        and not opened_by("<think>\n\n</think>\n\n")
+        and not opened_by("x")
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -89,13 +117,19 @@ def test_a_grammar_begins_after_the_region(reasoning, opened):
     assert grammar.matches(f"{begin}{reasoning}</think>\n\nyes") == (
         not whole or reasoning.split("</think>", 1)[1].strip() in ("", "yes", "no") and False
     )
-    assert not grammar.matches(f"{begin}{reasoning}</think>\n\nmaybe") and not grammar.matches(f"{begin}{reasoning}</thin")
+    assert not grammar.matches(f"{begin}{reasoning}</think>\n\nmaybe") and not grammar.matches(
+        f"{begin}{reasoning}</thin"
+    )
     assert grammar.matches("yes") == (not opened)
 
 
 def test_delimiters_that_are_control_tokens_are_tokens_in_the_grammar():
     grammar = with_reasoning(Grammar.from_choices(["yes"]), token_ids={"<think>": 3, "</think>": 4})
-    assert grammar.matches([3, b"hm </think> no", 4, b"\nyes"]) and grammar.matches([b"yes"]) and not grammar.matches([3, b"hm", b"yes"])
+    assert (
+        grammar.matches([3, b"hm </think> no", 4, b"\nyes"])
+        and grammar.matches([b"yes"])
+        and not grammar.matches([3, b"hm", b"yes"])
+    )
 
 
 def test_a_grammar_inside_keeps_its_own_tokens_and_recursion():
@@ -123,18 +157,31 @@ def test_a_reply_has_its_reasoning_its_content_and_its_calls():
         assert "".join(event.raw for event in events) == text == parser.reply.raw
         reply = parser.reply
         assert (reply.content, reply.reasoning) == ("Sure.", "I call <tool_call>")
-        assert [call.arguments for call in reply.tool_calls] == [{"é": [1]}] and reply.malformed[0].text == "<tool_call>x</tool_call>"
+        assert [call.arguments for call in reply.tool_calls] == [{"é": [1]}] and reply.malformed[
+            0
+        ].text == "<tool_call>x</tool_call>"
         assert reply.message() == {
             "role": "assistant",
             "content": "Sure.",
             "reasoning_content": "I call <tool_call>",
-            "tool_calls": [{"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {"é": [1]}}}],
+            "tool_calls": [
+                {
+                    "id": "call00000",
+                    "type": "function",
+                    "function": {"name": "f", "arguments": {"é": [1]}},
+                }
+            ],
         }
 
 
 def test_without_formats_a_reply_is_its_text():
     assert parse_reply(" <think>a</think> <tool_call>").content == " <think>a</think> <tool_call>"
-    assert parse_reply("a</think>b", reasoning=THINK, reasoning_opened=True).message()["reasoning_content"] == "a"
+    assert (
+        parse_reply("a</think>b", reasoning=THINK, reasoning_opened=True).message()[
+            "reasoning_content"
+        ]
+        == "a"
+    )
 
 
 def test_doors_refuse_what_is_no_format_or_text():

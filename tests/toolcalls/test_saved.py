@@ -1,4 +1,6 @@
-"""Constraints told in JSON and made again: a state that was saved goes on, anywhere, as if it had not been."""
+"""Constraints told in JSON and made again: a state that was saved goes on, anywhere, as if it had
+not been.
+"""
 
 import json
 import subprocess
@@ -12,25 +14,47 @@ from hypothesis import strategies as st
 
 from oxillama.errors import GrammarError
 from oxillama.grammar import GrammarState, TokenMasker
-from oxillama.toolcalls import FORMATS, THINK, ToolCallGrammar, TriggeredGrammar, TriggeredState, constraint_of, restore_state
+from oxillama.toolcalls import (
+    FORMATS,
+    THINK,
+    ToolCallGrammar,
+    TriggeredGrammar,
+    TriggeredState,
+    constraint_of,
+    restore_state,
+)
 
 TOOLS = [
-    {"name": "add", "parameters": {"properties": {"a": {"type": "integer"}, "où": {"enum": ["é", None]}}, "required": ["a"]}},
+    {
+        "name": "add",
+        "parameters": {
+            "properties": {"a": {"type": "integer"}, "où": {"enum": ["é", None]}},
+            "required": ["a"],
+        },
+    },
     {"name": "now"},
 ]
 OPENERS = [text for each in FORMATS.values() for text in (each.open, each.close)]
-PIECES = [b"", *map(bytes, zip(range(256))), *(text.encode() for text in {*OPENERS, "<think>", "</think>"} if text)]
+PIECES = [
+    b"",
+    *map(bytes, zip(range(256))),
+    *(text.encode() for text in {*OPENERS, "<think>", "</think>"} if text),
+]
 PIECES += [b'{"name": "now", ', b'"arguments": {}}', b"[now()]", "é ".encode(), b"\n\n"]
 MASKER = TokenMasker(PIECES, control_ids=[0], eog_ids=[0])
 
 
 def made(format: str, *, opened: bool = False, parallel: bool = True) -> TriggeredGrammar:
-    return TriggeredGrammar(format, TOOLS, reasoning=THINK, reasoning_opened=opened, parallel=parallel)
+    return TriggeredGrammar(
+        format, TOOLS, reasoning=THINK, reasoning_opened=opened, parallel=parallel
+    )
 
 
 def again(state):
     """The state in another life: through bytes and JSON."""
-    return restore_state(json.loads(json.dumps(state.describe())), state.serialise(), masker=state.masker)
+    return restore_state(
+        json.loads(json.dumps(state.describe())), state.serialise(), masker=state.masker
+    )
 
 
 def same_mask(one, other):
@@ -39,14 +63,23 @@ def same_mask(one, other):
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.sampled_from(sorted(set(FORMATS) - {"harmony"})), st.booleans(), st.booleans(), st.integers(0, 1 << 32).map(Random))
+@given(
+    st.sampled_from(sorted(set(FORMATS) - {"harmony"})),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 1 << 32).map(Random),
+)
 def test_a_restored_state_has_equal_masks_at_every_position(format, opened, parallel, random):
     state = made(format, opened=opened, parallel=parallel).state(MASKER)
     saved = again(state)
     shared = saved.grammar
     for _ in range(40):
         mask = state.mask()
-        allowed = [t for t in range(1, len(PIECES)) if mask is None or mask[t >> 5] >> np.uint32(t & 31) & 1]
+        allowed = [
+            t
+            for t in range(1, len(PIECES))
+            if mask is None or mask[t >> 5] >> np.uint32(t & 31) & 1
+        ]
         if not allowed:
             break
         special = [t for t in allowed if len(PIECES[t]) > 1]
@@ -54,7 +87,11 @@ def test_a_restored_state_has_equal_masks_at_every_position(format, opened, para
         MASKER.advance(state, token)
         saved = TriggeredState.restore(state.serialise(), grammar=shared, masker=MASKER)
         assert same_mask(state, saved) and saved.serialise() == state.serialise()
-        assert (saved.is_complete(), saved.only_end(), saved.inside) == (state.is_complete(), state.only_end(), state.inside)
+        assert (saved.is_complete(), saved.only_end(), saved.inside) == (
+            state.is_complete(),
+            state.only_end(),
+            state.inside,
+        )
 
 
 def test_a_state_goes_on_in_another_process():
@@ -63,10 +100,12 @@ def test_a_state_goes_on_in_another_process():
     script = (
         "import sys, json; from oxillama.toolcalls import restore_state\n"
         "told = json.load(sys.stdin); state = restore_state(told['about'], told['state'].encode())\n"
-        "state.advance(b'ents\": {\"a\": 1}}</tool_call> ok'); print(state.serialise().decode())"
+        'state.advance(b\'ents": {"a": 1}}</tool_call> ok\'); print(state.serialise().decode())'
     )
     told = json.dumps({"about": state.describe(), "state": state.serialise().decode()})
-    out = subprocess.run([sys.executable, "-c", script], input=told, capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", script], input=told, capture_output=True, text=True, check=True
+    ).stdout
     state.advance(b'ents": {"a": 1}}</tool_call> ok')
     assert out.strip() == state.serialise().decode() and state.is_complete()
 
@@ -80,7 +119,9 @@ def test_a_required_calls_state_is_told_by_its_own_bytes(format):
     for _ in range(30):
         other = again(state)
         assert isinstance(other, GrammarState) and same_mask(state, other)
-        allowed = [t for t in range(1, len(PIECES)) if state.mask()[t >> 5] >> np.uint32(t & 31) & 1]
+        allowed = [
+            t for t in range(1, len(PIECES)) if state.mask()[t >> 5] >> np.uint32(t & 31) & 1
+        ]
         if not allowed:
             break
         masker.advance(state, random.choice(allowed))
@@ -102,14 +143,28 @@ def test_a_reply_without_parallel_calls_ends_with_its_first():
     state.advance(b'hm <tool_call>{"name": "now", "arguments": {}}')
     assert not state.only_end() and not state.is_complete()
     state.advance(b"</tool_call>")
-    assert state.only_end() and state.is_complete() and [int(word) for word in state.mask() if word] == [1]
+    assert (
+        state.only_end()
+        and state.is_complete()
+        and [int(word) for word in state.mask() if word] == [1]
+    )
     with pytest.raises(GrammarError):
         state.advance(b" ")
 
 
-WRONG = [None, 7, "\u0100", [], {"consumed": "!", "steps": []}, {"consumed": "YQ==", "steps": [[1]]}]
+WRONG = [
+    None,
+    7,
+    "\u0100",
+    [],
+    {"consumed": "!", "steps": []},
+    {"consumed": "YQ==", "steps": [[1]]},
+]
 MEMBERS = [
-    (member, wrong) for member in ("version", "grammar", "tail", "fresh", "region", "call") for wrong in WRONG if (member, wrong) != ("call", None)
+    (member, wrong)
+    for member in ("version", "grammar", "tail", "fresh", "region", "call")
+    for wrong in WRONG
+    if (member, wrong) != ("call", None)
 ]
 
 
@@ -122,7 +177,9 @@ def test_malformed_states_are_refused_by_name(member, wrong):
         TriggeredState.restore(json.dumps({**saved, member: wrong}).encode(), grammar=state.grammar)
 
 
-@pytest.mark.parametrize("junk", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"version":1}', "text"])
+@pytest.mark.parametrize(
+    "junk", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"version":1}', "text"]
+)
 def test_bytes_that_are_no_state_are_refused(junk):
     with pytest.raises(GrammarError):
         TriggeredState.restore(junk, grammar=made("qwen"))
@@ -132,6 +189,13 @@ def test_bytes_that_are_no_state_are_refused(junk):
 
 def test_malformed_descriptions_are_refused_by_name():
     about = made("qwen").describe()
-    for wrong in (None, {}, {"kind": "tools"}, {**about, "format": {}}, {**about, "tools": 3}, {**about, "token_ids": []}):
+    for wrong in (
+        None,
+        {},
+        {"kind": "tools"},
+        {**about, "format": {}},
+        {**about, "tools": 3},
+        {**about, "token_ids": []},
+    ):
         with pytest.raises(GrammarError, match="constraint"):
             constraint_of(wrong)

@@ -1,4 +1,5 @@
 """One file per architecture family; importing this package registers every one of them."""
+
 from importlib import import_module
 from pkgutil import iter_modules
 

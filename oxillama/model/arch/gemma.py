@@ -1,12 +1,17 @@
-"""Gemma 3 (Google 2025): norms before and after each branch, windowed layers between global ones, two rope bases."""
+"""Gemma 3 (Google 2025): norms before and after each branch, windowed layers between global ones,
+two rope bases.
+"""
+
 import math
 
 from oxillama.model.blocks import attention, gated_ffn, heads_of, rope_dims
 from oxillama.model.builder import Builder, Value, architecture
 
-# Five windowed layers, then a global one (Gemma 3 technical report, section 2); the file's own pattern wins.
+# Five windowed layers, then a global one (Gemma 3 technical report, section 2); the file's own
+# pattern wins.
 _PATTERN = 6
-# The 27B model alone scales queries by hidden/heads instead of the key length; it is the one with 62 layers.
+# The 27B model alone scales queries by hidden/heads instead of the key length; it is the one with
+# 62 layers.
 _LAYERS_27B = 62
 
 
@@ -23,8 +28,20 @@ def gemma3(b: Builder) -> Value:
             rope, reach = b.rope(dims, base_key="rope.freq_base_swa", scaled=False), window
         else:
             rope, reach = b.rope(dims, base=1_000_000.0), 0
-        scale = 1.0 / math.sqrt(b.hidden // heads.query if b.n_layers == _LAYERS_27B else heads.key_dim)
-        y = attention(b, layer, layer.norm(x, "attn_norm"), style="neox", qk_norm=True, rope=rope, window=reach, scale=scale, softcap=cap)
+        scale = 1.0 / math.sqrt(
+            b.hidden // heads.query if b.n_layers == _LAYERS_27B else heads.key_dim
+        )
+        y = attention(
+            b,
+            layer,
+            layer.norm(x, "attn_norm"),
+            style="neox",
+            qk_norm=True,
+            rope=rope,
+            window=reach,
+            scale=scale,
+            softcap=cap,
+        )
         x = x + layer.norm(y, "post_attention_norm")
         y = gated_ffn(b, layer, layer.norm(x, "ffn_norm"), act="gelu_tanh")
         x = x + layer.norm(y, "post_ffw_norm")
@@ -32,7 +49,9 @@ def gemma3(b: Builder) -> Value:
 
 
 def is_windowed(b: Builder, index: int) -> bool:
-    """Whether layer `index` sees only a window, by the file's pattern: a period, or a flag per layer."""
+    """Whether layer `index` sees only a window, by the file's pattern: a period, or a flag per
+    layer.
+    """
     key = "attention.sliding_window_pattern"
     if key in b.keys and not isinstance(b.keys.metadata[b.keys.name(key)], int):
         return b.keys.flags(key, count=b.n_layers)[index]

@@ -1,4 +1,7 @@
-"""Llama (Touvron et al. 2023) and what is built alike: Mistral, SmolLM, TinyLlama, Llama 3 with its frequency factors."""
+"""Llama (Touvron et al. 2023) and what is built alike: Mistral, SmolLM, TinyLlama, Llama 3 with its
+frequency factors.
+"""
+
 from oxillama.model.blocks import attention, gated_ffn
 from oxillama.model.builder import Builder, Value, architecture
 

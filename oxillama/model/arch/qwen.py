@@ -1,4 +1,7 @@
-"""Qwen 2 and 3 (Alibaba 2024, 2025): Llama with half-split rope; 2 has q, k, v biases, 3 has RMS-normed queries and keys."""
+"""Qwen 2 and 3 (Alibaba 2024, 2025): Llama with half-split rope; 2 has q, k, v biases, 3 has
+RMS-normed queries and keys.
+"""
+
 from oxillama.model.blocks import attention, gated_ffn
 from oxillama.model.builder import Builder, Value, architecture
 
