@@ -28,6 +28,10 @@ class QuantError(OxillamaError, ValueError):
     """Quantised data or a quantisation request does not fit its format."""
 
 
+class ConvertError(OxillamaError, ValueError):
+    """A model folder cannot be carried over to a GGUF file as it is."""
+
+
 class TokenizerError(OxillamaError, ValueError):
     """A vocabulary is inconsistent or of a kind that is not known."""
 

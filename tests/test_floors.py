@@ -18,6 +18,7 @@ FLOORS = {
     "tokenizer": 2,
     "model": 3,
     "quant": 3,
+    "convert": 4,
     "sampling": 4,
     "grammar": 4,
     "engine": 5,
