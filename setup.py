@@ -37,17 +37,13 @@ flags = [
     "-std=c11",
     "-ffp-contract=off",
     "-fno-math-errno",
-    "-fopenmp",
+    "-pthread",
     "-fvisibility=hidden",
     "-Wno-unused-function",
 ]
-link = ["-fopenmp"]
+link = ["-pthread"]
 if "-g" not in os.environ.get("CFLAGS", ""):  # the interpreter's own flags bring a -g
     flags.append("-g0")
-if sys.platform == "darwin":
-    flags[flags.index("-fopenmp")] = "-Xpreprocessor"
-    flags.insert(flags.index("-Xpreprocessor") + 1, "-fopenmp")
-    link = ["-lomp"]
 
 # What Cython generates is mostly calls of CPython: -O2 halves its compilation. Modules whose own loops
 # run over a vocabulary keep -O3, as the kernels do. The plain C tables are what runs where no faster
