@@ -11,11 +11,10 @@ import numpy as np
 from cython.parallel cimport parallel
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free
-from openmp cimport omp_get_num_threads, omp_get_thread_num
 
 from oxillama._core.kernels cimport ACT_Q8_256, ACT_Q8_32, act_index, act_row_bytes, lanes_table, ox_lanes
 from oxillama._core.panels cimport MatmulSegment, PackedMatrix
-from oxillama._core.threads cimport OX_TEAM_RUNS, open_region, ox_team, ox_team_cut, ox_team_init, ox_team_left, ox_team_take, worker_count
+from oxillama._core.threads cimport OX_TEAM_RUNS, ox_team, ox_team_cut, ox_team_init, ox_team_left, ox_team_take, run_once, worker_count
 from oxillama._core.vectors cimport activation
 
 from oxillama.errors import QuantError
@@ -331,17 +330,23 @@ def matmul_acts(list segments, const uint8_t[:, ::1] acts, *, num_threads=1, isa
     return np.asarray(result)
 
 
+ctypedef struct Call:
+    const MatmulArgs *args
+    ox_team *team
+
+
+cdef void _call(void *args, int ith, int nth) noexcept nogil:
+    matmul_part((<Call *>args).args, (<Call *>args).team, ith, nth)
+
+
 cdef int _run(const MatmulArgs *args, int workers) except -1:
-    cdef ox_team *team = <ox_team *>ox_block_new(sizeof(ox_team))
-    if team == NULL:
+    cdef Call call
+    call.args, call.team = args, <ox_team *>ox_block_new(sizeof(ox_team))
+    if call.team == NULL:
         raise MemoryError
-    ox_team_init(team, NULL)
-    if workers == 1:
-        with nogil:
-            matmul_part(args, team, 0, 1)
-    else:
-        open_region()
-        with nogil, parallel(num_threads=workers):
-            matmul_part(args, team, omp_get_thread_num(), omp_get_num_threads())
-    free(team)
+    ox_team_init(call.team, NULL)
+    try:
+        run_once(_call, &call, workers)
+    finally:
+        free(call.team)
     return 0

@@ -1,4 +1,4 @@
-"""The tape: an op list checked once, then run for every step without the GIL in one OpenMP region.
+"""The tape: an op list checked once, then run for every step without the GIL by all workers at once.
 
 `Program` turns lowered ops into an array of (part, arguments); `step` runs it over a `Batch` of rows from any number of sequences,
 with keys and values in a `PageMemory`. Every worker walks the whole array: inside an op workers share chunks, between ops they meet
@@ -8,11 +8,9 @@ Adding an op: an argument struct, a `_part`, a class that fills the struct (see 
 """
 import numpy as np
 
-from cython.parallel cimport parallel
 from libc.stdint cimport int32_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
-from openmp cimport omp_get_num_threads, omp_get_thread_num, omp_get_wtime
 
 from oxillama._core.attention cimport cut_tiles, done_items_wanted, partial_floats_wanted
 from oxillama._core.batch cimport Batch as Rows, CancelFlag as Flag
@@ -20,7 +18,7 @@ from oxillama._core.linear cimport fill_quantise
 from oxillama._core.pool cimport Arena, PageMemory as Pages
 from oxillama._core.step cimport OUTPUT, Op, PartFn, Plan, Step, Tiles, WarmFn
 from oxillama._core.threads cimport (
-    Pace, open_region, ox_add, ox_preemptions, ox_team, ox_team_barrier, ox_team_init, ox_team_stopped, worker_count,
+    Pace, Workers, ox_add, ox_preemptions, ox_seconds, ox_team, ox_team_barrier, ox_team_init, ox_team_stopped, worker_count,
 )
 from oxillama._core.vectors cimport vec_table
 
@@ -52,6 +50,43 @@ ctypedef struct Entry:
     const void *warm_args[WARM_AHEAD]
 
 
+ctypedef struct Region:
+    # A step's run over the tape, as every worker sees it.
+    const Entry *entries
+    ox_team *team
+    double *clock            # NULL, or when each op ended
+    int first
+    int last
+    int wanted               # rows
+    int few                  # so few rows that ops fetch for those to come
+    int paced                # preemptions are counted
+    int32_t preempted        # workers that were taken off their core
+
+
+cdef void _walk(void *args, int ith, int nth) noexcept nogil:
+    """One worker's way through the ops of a step."""
+    cdef Region *region = <Region *>args
+    cdef const Entry *entry
+    cdef long before = ox_preemptions() if region.paced else 0
+    cdef int i, k
+    for i in range(region.first, region.last):
+        entry = region.entries + i
+        if entry.wanted and region.wanted == 0:
+            continue
+        entry.part(entry.args, region.team, ith, nth)
+        if region.few:
+            for k in range(WARM_AHEAD):
+                if entry.warm[k] != NULL:
+                    entry.warm[k](entry.warm_args[k], ith, nth)
+        ox_team_barrier(region.team, nth)
+        if ox_team_stopped(region.team):
+            break
+        if region.clock != NULL and ith == 0:
+            region.clock[i + 1] = ox_seconds()
+    if region.paced and ox_preemptions() != before:
+        ox_add(&region.preempted, 1)
+
+
 cdef class Program:
     """A lowered model, ready to step.
 
@@ -68,6 +103,7 @@ cdef class Program:
     cdef list ops, widths, arenas
     cdef Arena scratch
     cdef ox_team *team
+    cdef Workers crew
     cdef Pace pace
     cdef object packing          # None: all weights are packed
     cdef size_t partials_capacity
@@ -93,7 +129,7 @@ cdef class Program:
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 raise ConfigError(f"{name}: got {value!r}, wanted an int from 1 to {most}")
         self.num_threads = worker_count(num_threads)
-        self.pace, self.packing = Pace(self.num_threads), packing
+        self.crew, self.pace, self.packing = Workers(self.num_threads), Pace(self.num_threads), packing
         self.max_rows, self.vocab_size, self.hidden_size = max_rows, vocab_size, hidden_size
         self.kv_layers = [tuple(layer) for layer in kv_layers]
         self.n_layers = len(self.kv_layers)
@@ -287,51 +323,29 @@ cdef class Program:
         return 0
 
     cdef int _run(self, Rows batch, Pages memory, int last, Flag cancel, int first=0) except -1:
-        """Ops first to last - 1 over the batch, in one region."""
+        """Ops first to last - 1 over the batch, on all workers at once."""
         if self.busy:
             raise EngineError("step: another thread is in a step of this program")
-        if self.num_threads > 1:
-            open_region()
         self.busy = True
         self.steps += 1
         memory.steps += 1
-        cdef Entry *entries = self.entries
         cdef ox_team *team = self.team
-        cdef int wanted = batch.wanted_rows, workers = self.num_threads, nth, ith, i, k
-        cdef bint few = batch.rows <= WARM_ROWS, paced = batch.rows <= PACED_ROWS and workers > 1
-        cdef int32_t preempted = 0
-        cdef int32_t *losers = &preempted
-        cdef long before
+        cdef Region region
+        cdef int workers = self.num_threads
         cdef double start
-        cdef double *clock = self.clock
+        region.entries, region.team, region.clock = self.entries, team, self.clock
+        region.first, region.last, region.wanted, region.preempted = first, last, batch.wanted_rows, 0
+        region.few, region.paced = batch.rows <= WARM_ROWS, batch.rows <= PACED_ROWS and workers > 1
         try:
             self._open(batch, memory)
             self._take_weights(batch.rows, cancel)
-            paced = paced and self.usual
-            workers = self.pace.workers if paced else workers
+            region.paced = region.paced and self.usual
+            workers = self.pace.workers if region.paced else workers
             ox_team_init(team, NULL if cancel is None else &cancel.flag)
-            start = omp_get_wtime()
-            with nogil, parallel(num_threads=workers):
-                nth = omp_get_num_threads()
-                ith = omp_get_thread_num()
-                before = ox_preemptions() if paced else 0
-                for i in range(first, last):
-                    if entries[i].wanted and wanted == 0:
-                        continue
-                    entries[i].part(entries[i].args, team, ith, nth)
-                    if few:
-                        for k in range(WARM_AHEAD):
-                            if entries[i].warm[k] != NULL:
-                                entries[i].warm[k](entries[i].warm_args[k], ith, nth)
-                    ox_team_barrier(team, nth)
-                    if ox_team_stopped(team):
-                        break
-                    if clock != NULL and ith == 0:
-                        clock[i + 1] = omp_get_wtime()
-                if paced and ox_preemptions() != before:
-                    ox_add(losers, 1)
-            if paced:
-                self.pace.note(batch.rows, omp_get_wtime() - start, preempted)
+            start = ox_seconds()
+            self.crew.run(_walk, &region, workers)
+            if region.paced:
+                self.pace.note(batch.rows, ox_seconds() - start, region.preempted)
         finally:
             if self.step_.unpacked:
                 self.packing.end()
@@ -389,7 +403,7 @@ cdef class Program:
             for _ in range(repeat):
                 clock[:] = 0.0
                 self.clock = &clock[0]
-                clock[0] = omp_get_wtime()
+                clock[0] = ox_seconds()
                 self._run(batch, memory, self.n_ops, None)
                 times = np.array(clock)
                 for i in range(1, self.n_ops + 1):      # an op that was skipped took no time
