@@ -21,7 +21,8 @@ from oxillama.errors import ModelError
 from oxillama.gguf import GgufReader
 from oxillama.gguf.keys import Keys
 from oxillama.model import arch as _arch  # noqa: F401  (importing it registers every architecture)
-from oxillama.model.builder import Builder, Tensor, recorders
+from oxillama.model.accounts import check_keys
+from oxillama.model.builder import Builder, recorders
 from oxillama.model.keeper import Keeper
 from oxillama.model.lower import Tape, lower
 from oxillama.model.packing import Packer, Packing
@@ -29,6 +30,8 @@ from oxillama.model.reference import Reference
 from oxillama.model.rope import AS_FILED, RopeOverrides, context_in_force
 from oxillama.model.sidecar import Key, Wanted
 from oxillama.model.sidecars import Place, sidecar_place
+from oxillama.model.state import LayerState, Slot
+from oxillama.model.tensors import Tensor
 
 _ACTS = {name: act for name, _, _, act in packable_formats()}
 Progress = Callable[[int, int], None]  # bytes packed so far, bytes in all
@@ -46,7 +49,17 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     layers: int
-    kv_layers: tuple[tuple[int, int, int], ...]
+    states: tuple[LayerState, ...]
+
+    @property
+    def kv_layers(self) -> tuple[tuple[int, int, int], ...]:
+        """(kv_heads, k_dim, v_dim) of every layer that keeps pages, as page memory takes them."""
+        return tuple(state.dims for state in self.states if not isinstance(state, Slot))
+
+    @property
+    def slot_layers(self) -> tuple[tuple[int, ...], ...]:
+        """The shape of every layer's recurrent state, empty for models without any."""
+        return tuple(state.shape for state in self.states if isinstance(state, Slot))
 
 
 @dataclass(slots=True)
@@ -84,8 +97,10 @@ class Model:
             self.keeper.finish() if keep else self.keeper.cancel()
 
     def page_memory(self, *, kv_type: str = "f16", page_size: int = 16) -> PageMemory:
-        """Memory for the pages of this model's keys and values; grows as it is used."""
-        return PageMemory(list(self.config.kv_layers), kv_type, page_size)
+        """Memory for the pages and slots that this model's layers keep; grows as it is used."""
+        return PageMemory(
+            list(self.config.kv_layers), kv_type, page_size, slot_layers=self.config.slot_layers
+        )
 
     def reference(self) -> Reference:
         """The numpy interpreter of the same tape."""
@@ -115,7 +130,7 @@ def record(
             f"general.architecture: found {name!r}, wanted one of {', '.join(architectures())}"
         )
     b = Builder(reader, name, depth=depth, rope=rope)
-    own = Keys(reader.metadata, name)
+    own = Keys(reader.metadata, name, read=b.read)
     context = context_in_force(own, b.keys if rope.given() else own)
     result = recorders()[name](b)
     if b.depth == b.n_layers:
@@ -125,6 +140,8 @@ def record(
         raise ModelError(
             f"{unused[0]}: {name} has no use for this tensor ({len(unused)} such in the file)"
         )
+    if b.depth == b.n_layers:
+        check_keys(reader.metadata, name, b.read)
     tape = lower(b, result, act_of, lambda act, columns: -(-act_bytes(act, columns) // 4))
     label = reader.metadata.get("general.name", "")
     return ModelConfig(
@@ -134,7 +151,7 @@ def record(
         b.vocab_size,
         b.hidden,
         b.depth,
-        tuple(b.kv_layers),
+        (*b.pages, *b.slots),
     ), tape
 
 
@@ -213,6 +230,8 @@ def _program(
         ops,
         list(tape.slots),
         kv_layers=list(config.kv_layers),
+        slot_layers=list(config.slot_layers),
+        hidden=tape.embedding,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         max_rows=max_rows,
@@ -223,8 +242,7 @@ def _program(
 
 def _rows(reader: GgufReader, tensor: Tensor) -> np.ndarray:
     """The raw blocks of a tensor's rows, a view of the file."""
-    blocks = reader.data(tensor.name).reshape(reader.tensors[tensor.name].shape[0], -1)
-    return blocks[tensor.start : tensor.start + tensor.shape[0]].reshape(-1)
+    return tensor.blocks(reader).reshape(-1)
 
 
 def _ready(reader: GgufReader, params: dict, weights: Mapping[Key, PackedMatrix]) -> dict:
