@@ -5,6 +5,7 @@ come next; the trie, which keeps the tokens of such characters apart, then takes
 """
 from libc.stdint cimport int32_t
 
+from oxillama._core.networks cimport COUNTED, REP
 from oxillama._core.pushdown cimport Machine
 from oxillama._core.sequences cimport seq_at, seq_len
 
@@ -100,10 +101,10 @@ cdef int32_t exact_cover(Machine m, int32_t config) except -2:
             continue
         frame, parent = seq_at(&m.stacks, stack)[1], seq_at(&m.stacks, stack)[2]
         ret, rep, count = seq_at(&m.frames, frame)[0], seq_at(&m.frames, frame)[1], seq_at(&m.frames, frame)[2]
-        if rep < 0:
+        if rep < 0 or m.reps.data[REP * rep + 3] != COUNTED:
             continue
-        most = m.reps.data[3 * rep + 2]
-        if most < 0 or d != m._start(m.reps.data[3 * rep]) or not explore(m, d, 0, 2):
+        most = m.reps.data[REP * rep + 2]
+        if most < 0 or d != m._start(m.reps.data[REP * rep]) or not explore(m, d, 0, 2):
             continue
         body, left = d, most - count + 1
         break
@@ -158,14 +159,14 @@ cdef int32_t covered(Machine m, int32_t config, int u8) except -1:
                 m._calls(ret)
                 at = m.d_call_at.data[ret]
                 for j in range(m.d_calls.data[at]):
-                    if m.d_calls.data[at + 2 + 3 * j] != frame:
+                    if m.d_calls.data[at + 2 + 3 * j] != frame or m.d_calls.data[at + 1 + 3 * j] < 0:
                         continue
                     start = m._start(m.d_calls.data[at + 1 + 3 * j])
                     if covers(m, start, 0) & 2:
                         return INFINITE
-            else:
-                most = m.reps.data[3 * rep + 2]
-                start = m._start(m.reps.data[3 * rep])
+            elif m.reps.data[REP * rep + 3] == COUNTED:
+                most = m.reps.data[REP * rep + 2]
+                start = m._start(m.reps.data[REP * rep])
                 if covers(m, start, 0) & 2:
                     if most < 0:
                         return INFINITE

@@ -2,10 +2,39 @@
 from libc.stdint cimport int32_t, uint8_t
 from libc.string cimport memset
 
+from oxillama._core.networks cimport REP, SCOPE
 from oxillama._core.pushdown cimport Machine
-from oxillama._core.sequences cimport Ints, drop, intern, put, seq_at, seq_len
+from oxillama._core.sequences cimport Ints, drop, intern, put, reserve, seq_at, seq_len
 
 from oxillama.errors import GrammarError
+
+
+cdef bint spelled(bytearray word, uint8_t byte) except -1:
+    """Adds a byte to the JSON scalar that is being written; whether that may be whole now (a string at its closing quote, anything else
+    at each of its bytes)."""
+    cdef Py_ssize_t n = len(word), slashes = 0
+    if n and word[0] == 0x22 and (n == 1 or word[n - 1] != 0x22 or word[n - 1] == 0x22 and escaped(word)):
+        word.append(byte)
+        return byte == 0x22 and not escaped(word)
+    if byte == 0x22:
+        word[:] = b'"'
+        return False
+    if n and word[0] == 0x22 or byte in b" \t\r\n,:[]{}":
+        word.clear()
+        if byte in b" \t\r\n,:[]{}":
+            return False
+    word.append(byte)
+    return True
+
+
+cdef bint escaped(bytearray word) noexcept:
+    """Whether the last byte stands behind an odd number of backslashes."""
+    cdef Py_ssize_t i = len(word) - 2
+    cdef bint odd = False
+    while i > 0 and word[i] == 0x5C:
+        odd = not odd
+        i -= 1
+    return odd
 
 
 cdef class Cursor:
@@ -15,12 +44,15 @@ cdef class Cursor:
         self.machine = machine
         self.slot = -1
         room(machine)
+        reserve(&machine.free_roots, machine.roots.n + 1)    # so that giving a slot back never allocates
         if machine.free_roots.n:
             machine.free_roots.n -= 1
             self.slot = machine.free_roots.data[machine.free_roots.n]
         else:
-            self.slot = machine.roots.n
-            put(&machine.roots, -1)
+            put(&machine.roots, 0)
+            self.slot = machine.roots.n - 1
+        machine.roots.data[self.slot] = 0
+        self.word = bytearray() if origin is None else bytearray(origin.word)
         machine.roots.data[self.slot] = origin.config() if origin is not None else machine.start_config()
 
     def __dealloc__(self):
@@ -33,6 +65,11 @@ cdef class Cursor:
 
     cdef void place(self, int32_t config) noexcept:
         self.machine.roots.data[self.slot] = config
+
+    @property
+    def distinct(self):
+        """Whether the grammar has languages of distinct words, whose tokens a mask has to ask about one by one."""
+        return self.machine.distinct
 
     def fork(self):
         """A second cursor at the same place."""
@@ -58,7 +95,9 @@ cdef class Cursor:
         """(epoch, config): equal keys mean equal futures."""
         return self.machine.epoch, self.config()
 
-    cdef int32_t _walk(self, const uint8_t[::1] data, int symbol) except -1:
+    cdef int32_t _walk(self, const uint8_t[::1] data, int symbol, bytearray word) except -1:
+        """The config after some bytes (or a token symbol). `word` is the JSON scalar that is being written, which distinct languages
+        need; it is changed on the way."""
         cdef int32_t config = self.config(), by_symbol = 0
         cdef Py_ssize_t i
         self.machine.too_deep = False
@@ -68,6 +107,9 @@ cdef class Cursor:
             if config == 0:
                 break
             config = self.machine.row(config)[data[i]]
+            if self.machine.distinct:
+                if spelled(word, data[i]) and config:
+                    config = self.machine._noted(config, bytes(word))
         if data.shape[0] == 0 and symbol >= 0:
             config = 0
         return self.machine.union_configs(config, by_symbol)
@@ -76,17 +118,20 @@ cdef class Cursor:
         """Whether these bytes (or the token symbol) may come next."""
         self._check(symbol)
         room(self.machine)
-        return self._walk(data, symbol) != 0
+        return self._walk(data, symbol, bytearray(self.word) if self.machine.distinct else None) != 0
 
     def advance(self, const uint8_t[::1] data, int symbol=-1):
         """Moves over the bytes (or the token symbol); False, without moving, where they cannot come next."""
         cdef int32_t config
+        cdef bytearray word = bytearray(self.word) if self.machine.distinct else None
         self._check(symbol)
         room(self.machine)
-        config = self._walk(data, symbol)
+        config = self._walk(data, symbol, word)
         if config == 0:
             return False
         self.place(config)
+        if word is not None:
+            self.word = word
         return True
 
     def _check(self, int symbol):
@@ -136,23 +181,40 @@ cdef int room(Machine m) except -1:
     while m.writing:
         with m.lock:
             pass
+    if m.unplaced is not None:
+        place_all(m)
     if (m.configs.count > m.max_configs or m.stacks.pool.n + m.unions.pool.n > 64 * m.max_configs
-            or m.dstates.pool.n + m.d_segs.n > 256 * m.max_configs):
+            or m.dstates.pool.n + m.d_segs.n + m.values.pool.n + m.wordsets.pool.n > 256 * m.max_configs):
         collect(m)
     return 0
 
 
 def collect(Machine m not None):
-    """Rebuilds the automaton's tables from the live cursors alone; config ids change, `epoch` tells caches so."""
+    """Rebuilds the automaton's tables from the live cursors alone; config ids change, `epoch` tells caches so. Where memory runs out in
+    the middle, the next operation on the machine goes on with it."""
     cdef Py_ssize_t i
-    saved = []
+    if m.unplaced is None:
+        saved = []
+        for i in range(m.roots.n):
+            saved.append(stored(m, m.roots.data[i]) if m.roots.data[i] > 0 else None)
+        m.unplaced = saved
+    place_all(m)
+
+
+cdef int place_all(Machine m) except -1:
+    """Empties the tables and puts the cursors' positions back into them."""
+    cdef Py_ssize_t i
+    cdef list saved = m.unplaced
     for i in range(m.roots.n):
-        saved.append(stored(m, m.roots.data[i]) if m.roots.data[i] >= 0 else None)
+        if m.roots.data[i] > 0:
+            m.roots.data[i] = 0
     m._reset()
     memo = {}
     for i in range(len(saved)):
-        if saved[i] is not None:
+        if saved[i] is not None and m.roots.data[i] >= 0:
             m.roots.data[i] = restored(m, saved[i], memo)
+    m.unplaced = None
+    return 0
 
 
 cdef tuple stored(Machine m, int32_t config):
@@ -173,11 +235,32 @@ cdef tuple stored(Machine m, int32_t config):
         for k in range(1, seq_len(&m.stacks, s), 2):
             f = seq_at(&m.stacks, s)[k]
             ret, rep, count = seq_at(&m.frames, f)[0], seq_at(&m.frames, f)[1], seq_at(&m.frames, f)[2]
+            if rep >= 0 and m.reps.data[REP * <int32_t>rep + 3] == SCOPE:
+                count = register(m, count)
             entries.append((states_of(m, ret), rep, count, seq_at(&m.stacks, s)[k + 1]))
         stacks[s] = (seq_at(&m.stacks, s)[0], entries, m.s_depth.data[s])
     items = [(states_of(m, seq_at(&m.configs, config)[i]), seq_at(&m.configs, config)[i + 1])
              for i in range(1, seq_len(&m.configs, config), 2)]
     return m.accepts(config), items, stacks
+
+
+cdef tuple register(Machine m, int32_t marked):
+    """A register as plain Python: (mark, count, words, members' bits)."""
+    cdef Py_ssize_t i
+    cdef int32_t value = marked >> 1, words = seq_at(&m.values, value)[1]
+    return (marked & 1, seq_at(&m.values, value)[0],
+            [m.words[seq_at(&m.wordsets, words)[i]] for i in range(seq_len(&m.wordsets, words))],
+            [seq_at(&m.values, value)[i] for i in range(2, seq_len(&m.values, value))])
+
+
+cdef int32_t registered(Machine m, saved) except -1:
+    """The register that `register` told of, as a frame has it."""
+    mark, count, words, bits = saved
+    for word in words:
+        if word not in m.word_numbers:
+            m.word_numbers[word] = len(m.words)
+            m.words.append(word)
+    return 2 * <int32_t>m._restored_value(count, [m.word_numbers[word] for word in words], bits) + <int32_t>mark
 
 
 cdef tuple states_of(Machine m, int32_t d):
@@ -198,13 +281,14 @@ cdef int32_t restored(Machine m, saved, memo) except -1:
     accept, items, stacks = saved
     memset(&seq, 0, sizeof(Ints))
     try:
-        for s in sorted(stacks, key=lambda s: stacks[s][2]):     # parents are shallower than what stands on them
+        for s in sorted(stacks, key=lambda s: stacks[s][2]):     # parents are shallower than what is on them
             if s in memo:
                 continue
             bottom, entries, depth = stacks[s]
             pairs = []
             for states, rep, count, parent in entries:
-                frame[0], frame[1], frame[2] = dstate_of(m, states), rep, count
+                frame[0], frame[1] = dstate_of(m, states), rep
+                frame[2] = registered(m, count) if isinstance(count, tuple) else count
                 pairs.append((intern(&m.frames, frame, 3), memo[parent]))
             seq.n = 0
             put(&seq, bottom)
@@ -212,6 +296,7 @@ cdef int32_t restored(Machine m, saved, memo) except -1:
                 put(&seq, f)
                 put(&seq, parent)
             before = m.stacks.count
+            reserve(&m.s_depth, 1)
             memo[s] = intern(&m.stacks, seq.data, seq.n)
             if m.stacks.count > before:
                 put(&m.s_depth, depth)
