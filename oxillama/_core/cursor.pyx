@@ -9,32 +9,43 @@ from oxillama._core.sequences cimport Ints, drop, intern, put, reserve, seq_at, 
 from oxillama.errors import GrammarError
 
 
-cdef bint spelled(bytearray word, uint8_t byte) except -1:
-    """Adds a byte to the JSON scalar that is being written; whether that may be whole now (a string at its closing quote, anything else
-    at each of its bytes)."""
-    cdef Py_ssize_t n = len(word), slashes = 0
-    if n and word[0] == 0x22 and (n == 1 or word[n - 1] != 0x22 or word[n - 1] == 0x22 and escaped(word)):
-        word.append(byte)
-        return byte == 0x22 and not escaped(word)
-    if byte == 0x22:
-        word[:] = b'"'
-        return False
-    if n and word[0] == 0x22 or byte in b" \t\r\n,:[]{}":
-        word.clear()
-        if byte in b" \t\r\n,:[]{}":
-            return False
-    word.append(byte)
-    return True
-
-
-cdef bint escaped(bytearray word) noexcept:
-    """Whether the last byte stands behind an odd number of backslashes."""
-    cdef Py_ssize_t i = len(word) - 2
-    cdef bint odd = False
-    while i > 0 and word[i] == 0x5C:
-        odd = not odd
+cdef bytes scalar(bytearray text):
+    """The JSON scalar that ends where the text does: from its opening quote, or behind the last sign that cannot be part of it."""
+    cdef Py_ssize_t i = len(text) - 1, k
+    if text[i] == 0x22:
         i -= 1
-    return odd
+        while i > 0:
+            if text[i] == 0x22:
+                k = i - 1
+                while k >= 0 and text[k] == 0x5C:
+                    k -= 1
+                if (i - k) % 2:                          # an even number of backslashes before it
+                    break
+            i -= 1
+        return bytes(text[i:])
+    while i >= 0 and text[i] not in b" \t\r\n,:[]{}":
+        i -= 1
+    return bytes(text[i + 1:])
+
+
+cdef bint marked(Machine m, int32_t config) except -1:
+    """Whether some register of the config waits for the word that has just ended."""
+    cdef Py_ssize_t k
+    cdef int32_t stack, frame, rep
+    cdef list todo = [seq_at(&m.configs, config)[k] for k in range(2, seq_len(&m.configs, config), 2)]
+    cdef set seen = set()
+    while todo:
+        stack = todo.pop()
+        if stack in seen:
+            continue
+        seen.add(stack)
+        for k in range(1, seq_len(&m.stacks, stack), 2):
+            frame = seq_at(&m.stacks, stack)[k]
+            rep = seq_at(&m.frames, frame)[1]
+            if rep >= 0 and m.reps.data[REP * rep + 3] == SCOPE and seq_at(&m.frames, frame)[2] & 1:
+                return True
+            todo.append(seq_at(&m.stacks, stack)[k + 1])
+    return False
 
 
 cdef class Cursor:
@@ -52,7 +63,7 @@ cdef class Cursor:
             put(&machine.roots, 0)
             self.slot = machine.roots.n - 1
         machine.roots.data[self.slot] = 0
-        self.word = bytearray() if origin is None else bytearray(origin.word)
+        self.text = bytearray() if origin is None else bytearray(origin.text)
         machine.roots.data[self.slot] = origin.config() if origin is not None else machine.start_config()
 
     def __dealloc__(self):
@@ -95,9 +106,8 @@ cdef class Cursor:
         """(epoch, config): equal keys mean equal futures."""
         return self.machine.epoch, self.config()
 
-    cdef int32_t _walk(self, const uint8_t[::1] data, int symbol, bytearray word) except -1:
-        """The config after some bytes (or a token symbol). `word` is the JSON scalar that is being written, which distinct languages
-        need; it is changed on the way."""
+    cdef int32_t _walk(self, const uint8_t[::1] data, int symbol, bytearray text) except -1:
+        """The config after some bytes (or a token symbol), which are added to `text`: distinct languages read their words there."""
         cdef int32_t config = self.config(), by_symbol = 0
         cdef Py_ssize_t i
         self.machine.too_deep = False
@@ -107,9 +117,9 @@ cdef class Cursor:
             if config == 0:
                 break
             config = self.machine.row(config)[data[i]]
-            if self.machine.distinct:
-                if spelled(word, data[i]) and config:
-                    config = self.machine._noted(config, bytes(word))
+            text.append(data[i])
+            if self.machine.distinct and config and marked(self.machine, config):
+                config = self.machine._noted(config, scalar(text))
         if data.shape[0] == 0 and symbol >= 0:
             config = 0
         return self.machine.union_configs(config, by_symbol)
@@ -118,20 +128,20 @@ cdef class Cursor:
         """Whether these bytes (or the token symbol) may come next."""
         self._check(symbol)
         room(self.machine)
-        return self._walk(data, symbol, bytearray(self.word) if self.machine.distinct else None) != 0
+        return self._walk(data, symbol, bytearray(self.text)) != 0
 
     def advance(self, const uint8_t[::1] data, int symbol=-1):
         """Moves over the bytes (or the token symbol); False, without moving, where they cannot come next."""
         cdef int32_t config
-        cdef bytearray word = bytearray(self.word) if self.machine.distinct else None
+        cdef bytearray text = bytearray(self.text)
         self._check(symbol)
         room(self.machine)
-        config = self._walk(data, symbol, word)
+        config = self._walk(data, symbol, text)
         if config == 0:
             return False
         self.place(config)
-        if word is not None:
-            self.word = word
+        if self.machine.distinct:                 # before that, no distinct word can have begun
+            self.text = text
         return True
 
     def _check(self, int symbol):
