@@ -103,7 +103,9 @@ cdef class Cursor:
 
     @property
     def key(self):
-        """(epoch, config): equal keys mean equal futures."""
+        """(epoch, config), and the text where words must be distinct: equal keys mean equal futures."""
+        if self.machine.distinct:
+            return self.machine.epoch, self.config(), bytes(self.text)
         return self.machine.epoch, self.config()
 
     cdef int32_t _walk(self, const uint8_t[::1] data, int symbol, bytearray text) except -1:

@@ -13,6 +13,7 @@ cdef class Emission(Networks):
     cdef list families                                   # of distinct words: how a language goes on without some words
     cdef Ints scopes                                     # registers: where their numbers begin, see pushdown.pyx
     cdef dict scope_at
+    cdef bint counting                                   # some register only counts
     cdef bint distinct                                   # some rule calls for distinct words
     cdef dict tails                                      # (tail, b): the state from which exactly this tail of byte ranges leads to b
     cdef int build(self, list rules, int symbols, names, Py_ssize_t max_states, deferred) except -1

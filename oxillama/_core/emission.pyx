@@ -28,6 +28,7 @@ cdef enum:
     ONCE_WEIGHT = 400       # rules that only one place calls: up to this size
     UNROLL_WEIGHT = 24      # repetitions up to this size are copied instead of counted
     INFINITE = 1 << 30
+    OPEN_COUNT = (1 << 30) + 1
 
 
 def utf8_sequences(ranges):
@@ -56,6 +57,33 @@ def _split_utf8(a, b, out):
                 _split_utf8(b & ~unit, b, out)
                 return
     out.append(tuple(zip(x, y)))
+
+
+def count_bounds(body, least, most):
+    """The counts at which something changes for a register that only counts: between two of them its count does not matter."""
+    bounds, todo, seen = {0, least, OPEN_COUNT if most < 0 else most + 1}, [body], set()
+    while todo:
+        node = todo.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        kind = node[0]
+        if kind == TAKE:
+            if node[2] is None:
+                return set()
+            for low, high in node[2]:
+                bounds.add(low)
+                bounds.add(high + 1)
+        elif kind == FRESH:
+            return set()
+        elif kind == SEQUENCE or kind == CHOICE:
+            todo.extend(node[1])
+        elif kind == REPEAT:
+            todo.append(node[1])
+        elif kind == NETWORK:
+            for _, edges in node[2]:
+                todo.extend([part for part, _ in edges])
+    return bounds
 
 
 cdef class Emission(Networks):
@@ -245,17 +273,23 @@ cdef class Emission(Networks):
         cdef int32_t rule = self._apart(node[1]), at
         cdef Py_ssize_t k
         least, most, needed = node[2], node[3], node[4]
-        known = self.scope_at.get(node[2:])
+        key = (node[2:], id(node[1]))
+        known = self.scope_at.get(key)
         if known is None:
             words = [0] * ((max(needed) // 31 + 1) if needed else 0)
             for k in needed:
                 words[k // 31] |= 1 << (k % 31)
-            reserve(&self.scopes, 4 + len(words))
+            bounds = sorted(count_bounds(node[1], least, most))
+            reserve(&self.scopes, 5 + len(words) + len(bounds))
             known = self.scopes.n
             put(&self.scopes, least); put(&self.scopes, most); put(&self.scopes, <int32_t>len(needed)); put(&self.scopes, <int32_t>len(words))
             for word in words:
                 put(&self.scopes, word)
-            self.scope_at[node[2:]] = known
+            put(&self.scopes, <int32_t>len(bounds))
+            for word in bounds:
+                put(&self.scopes, word)
+            self.counting = self.counting or len(bounds) > 0
+            self.scope_at[key] = known
         at = known
         return self._call(a, rule, self._rep(rule, 0, 0, SCOPE, at), b)
 

@@ -31,6 +31,9 @@ cdef class Machine(Dstates):
     cdef int _fresh(self, int32_t rule, int32_t frame, int32_t rep, int32_t stack) except -1
     cdef int32_t _rule_without(self, int32_t rule, int32_t family, int32_t words) except -2
     cdef int32_t _marked(self, int32_t stack) except -1
+    cdef int32_t _frozen(self, int32_t frame, int32_t horizon) except -1
+    cdef int32_t _stack_frozen(self, int32_t stack, int32_t horizon, dict memo) except -1
+    cdef int32_t frozen(self, int32_t config, int32_t horizon) except -1
     cdef int32_t _noted(self, int32_t config, object word) except -1
     cdef int32_t _stack_noted(self, int32_t stack, object word, dict memo) except -1
     cdef int _reset(self) except -1

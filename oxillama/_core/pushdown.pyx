@@ -22,6 +22,7 @@ from oxillama.errors import GrammarError
 
 cdef enum:
     ROOM = -2             # the guard of a comma: one more member may follow
+    FROZEN = 1 << 30      # a count that is not changed any more, because no bound is near
 
 
 cdef inline int32_t popcount(int32_t x) noexcept nogil:
@@ -136,14 +137,14 @@ cdef class Machine(Dstates):
         cdef int32_t member = self.reps.data[REP * guard + 1], spans = self.reps.data[REP * guard + 2]
         cdef int32_t least = self.scopes.data[scope], most = self.scopes.data[scope + 1], needed = self.scopes.data[scope + 2]
         cdef int32_t *old = seq_at(&self.values, value)
-        cdef int32_t count = old[0], words = old[1], missing = 0
+        cdef int32_t count = old[0] & ~FROZEN, words = old[1], missing = 0
         cdef Py_ssize_t n = seq_len(&self.values, value) - 2, k, size = max(n, <Py_ssize_t>(member // 31 + 1)) if member >= 0 else n
         cdef int32_t *bits
         if member == ROOM:
             return value if most < 0 or count < most else -1
         if member >= 0 and member // 31 < n and old[2 + member // 31] >> (member % 31) & 1:
             return -1
-        if most >= 0 or count < least:
+        if (most >= 0 or count < least) and not old[0] & FROZEN:
             count += 1
         if most >= 0 and count > most:
             return -1
@@ -153,6 +154,8 @@ cdef class Machine(Dstates):
                     break
             else:
                 return -1
+        if old[0] & FROZEN:
+            return value
         bits = <int32_t *>calloc(size + 1, sizeof(int32_t))
         if bits == NULL:
             raise MemoryError()
@@ -173,7 +176,7 @@ cdef class Machine(Dstates):
         """Whether a scope may end with this value: enough is counted, and every member that must be there is."""
         cdef int32_t *seq = seq_at(&self.values, value)
         cdef Py_ssize_t n = seq_len(&self.values, value) - 2, k
-        if seq[0] < self.scopes.data[scope]:
+        if seq[0] & ~FROZEN < self.scopes.data[scope]:
             return False
         for k in range(self.scopes.data[scope + 3]):
             if self.scopes.data[scope + 4 + k] & ~(seq[2 + k] if k < n else 0):
@@ -261,6 +264,65 @@ cdef class Machine(Dstates):
             single = self._single(intern(&self.frames, changed, 3), parent)
             out = single if out < 0 else self._union(out, single)
         return out
+
+    cdef int32_t frozen(self, int32_t config, int32_t horizon) except -1:
+        """A config that allows the same texts of up to `horizon` bytes: counts that come to no bound on the way stand still in it, so
+        that a walk over the vocabulary meets few configs."""
+        cdef Py_ssize_t k
+        cdef int32_t stack, accept
+        cdef dict memo = {}
+        cdef list pairs = []
+        if not self.counting:
+            return config
+        for k in range(1, seq_len(&self.configs, config), 2):
+            pairs.append((seq_at(&self.configs, config)[k],
+                          self._stack_frozen(seq_at(&self.configs, config)[k + 1], horizon, memo)))
+        accept = self.accepts(config)
+        self.items.n = 0
+        for d, stack in pairs:
+            put(&self.items, d)
+            put(&self.items, stack)
+        return self._intern_config(accept)
+
+    cdef int32_t _stack_frozen(self, int32_t stack, int32_t horizon, dict memo) except -1:
+        cdef Py_ssize_t k, n = seq_len(&self.stacks, stack)
+        cdef int32_t frame, parent, single, out = -1
+        cdef int32_t[1] only
+        known = memo.get(stack)
+        if known is not None:
+            return known
+        if seq_at(&self.stacks, stack)[0]:
+            only[0] = 1
+            out = intern(&self.stacks, only, 1)
+        for k in range(1, n, 2):
+            frame, parent = seq_at(&self.stacks, stack)[k], seq_at(&self.stacks, stack)[k + 1]
+            frame = self._frozen(frame, horizon)
+            single = self._single(frame, self._stack_frozen(parent, horizon, memo))
+            out = single if out < 0 else self._union(out, single)
+        memo[stack] = out
+        return out
+
+    cdef int32_t _frozen(self, int32_t frame, int32_t horizon) except -1:
+        """The frame with its count at the last bound before it, standing still, where no bound is within the horizon."""
+        cdef int32_t rep = seq_at(&self.frames, frame)[1], scope, at, count, bound, last = 0
+        cdef int32_t[3] changed
+        cdef Py_ssize_t k
+        if rep < 0 or self.reps.data[REP * rep + 3] != SCOPE:
+            return frame
+        scope = self.reps.data[REP * rep + 4]
+        at = scope + 4 + self.scopes.data[scope + 3]
+        count = seq_at(&self.values, seq_at(&self.frames, frame)[2] >> 1)[0]
+        if self.scopes.data[at] == 0 or count & FROZEN:
+            return frame
+        for k in range(1, self.scopes.data[at] + 1):
+            bound = self.scopes.data[at + k]
+            if bound <= count:
+                last = bound
+            elif bound <= count + horizon + 1:
+                return frame
+        changed[0], changed[1] = seq_at(&self.frames, frame)[0], rep
+        changed[2] = 2 * self._value(last | FROZEN, 0, NULL, 0)
+        return intern(&self.frames, changed, 3)
 
     cdef int32_t _noted(self, int32_t config, object word) except -1:
         """The config with a word added to every register that is marked."""

@@ -15,6 +15,7 @@ from oxillama._core.cursor import Cursor
 from oxillama._core.pushdown import Machine
 from oxillama.errors import GrammarError
 from oxillama.grammar import gbnf
+from oxillama.grammar.left_recursion import without_left_recursion
 from oxillama.grammar.nodes import choice, literal
 
 VERSION = 1
@@ -34,7 +35,7 @@ class GrammarLimits:
     """
 
     max_source: int = 1 << 22
-    max_repetition: int = 2000
+    max_repetition: int = 100_000
     max_nesting: int = 200
     max_states: int = 2_000_000
     max_depth: int = 1000
@@ -82,6 +83,8 @@ class Grammar:
         deferred=None,
         origin: Mapping[str, Any] | None = None,
     ):
+        if deferred is None:
+            rules = without_left_recursion(rules)
         self._names, self._rules, self._deferred, self.tokens = (
             names,
             rules,

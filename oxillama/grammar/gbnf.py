@@ -322,7 +322,7 @@ class _Reader:
         )
 
 
-def parse(text: str, *, max_repetition: int = 2000, max_nesting: int = 200) -> Parsed:
+def parse(text: str, *, max_repetition: int = 100_000, max_nesting: int = 200) -> Parsed:
     """Reads GBNF. Raises `GrammarError` with line and column for anything that is not GBNF,
     undefined rules and exceeded limits.
     """

@@ -232,7 +232,9 @@ class Dfa:
             longest = self._longest()
             return [((max(0, least - far), OPEN_END),) for far in longest.tolist()]
         if least == 0:
-            return [((0, most - near),) if near <= most else () for near in self._nearest().tolist()]
+            return [
+                ((0, most - near),) if near <= most else () for near in self._nearest().tolist()
+            ]
         if (most + 1) * self.moves.size > MAX_COUNTING:
             raise GrammarError(
                 f"regular: lengths up to {most} over {count} states need more than {MAX_COUNTING} steps"
@@ -280,7 +282,9 @@ class Dfa:
         # what still grows after as many steps as there are states has a loop ahead
         for _ in range(count + 1):
             best = np.append(far, -1)[steps].max(axis=1, initial=-1)
-            after = np.where(best + 1 > far, OPEN_END, np.maximum(far, np.minimum(best + 1, OPEN_END)))
+            after = np.where(
+                best + 1 > far, OPEN_END, np.maximum(far, np.minimum(best + 1, OPEN_END))
+            )
             after = np.where((best >= OPEN_END), OPEN_END, after)
             if (after == far).all():
                 break

@@ -82,12 +82,10 @@ def glance_object(em, schema: dict) -> Needs | None:
         schema.get("required", []),
         schema.get("additionalProperties", True),
     )
-    if (
-        not (
-            isinstance(properties, dict)
-            and isinstance(required, list)
-            and isinstance(rest, (dict, bool))
-        )
+    if not (
+        isinstance(properties, dict)
+        and isinstance(required, list)
+        and isinstance(rest, (dict, bool))
     ):
         return None
     if len(properties) + len(required) > MANY:
