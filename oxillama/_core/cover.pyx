@@ -129,11 +129,45 @@ cdef int32_t exact_cover(Machine m, int32_t config) except -2:
     return left
 
 
+cdef int closed_text(Machine m, int32_t config) except -1:
+    """1 if every plain text may follow: the few configs that plain characters lead to lead nowhere else. For registers, whose networks
+    prove nothing by themselves."""
+    cdef int32_t[64][2] seen
+    cdef int32_t *row
+    cdef int32_t follow, byte
+    cdef int n = 1, i = 0, e, j, u8
+    seen[0][0], seen[0][1] = config, 0
+    while i < n:
+        row = m.row(seen[i][0])
+        u8 = seen[i][1]
+        i += 1
+        for e in range(PLAIN_EDGES):
+            if PLAIN[e][0] != u8:
+                continue
+            for byte in range(PLAIN[e][1], PLAIN[e][2] + 1):
+                follow = row[byte]
+                if follow == 0:
+                    return 0
+                for j in range(n):
+                    if seen[j][0] == follow and seen[j][1] == PLAIN[e][3]:
+                        break
+                else:
+                    if n == 64:
+                        return 0
+                    seen[n][0], seen[n][1] = follow, PLAIN[e][3]
+                    n += 1
+    return 1
+
+
 cdef int32_t cover(Machine m, int32_t config, int u8) except -1:
     """How many plain characters may surely be started from here (INFINITE: any number); u8 is the plain automaton's state."""
+    cdef int32_t known
     if u8 == 0:
         if m.c_flags.data[config] == 0:
-            m.c_flags.data[config] = 1 + covered(m, config, 0)
+            known = covered(m, config, 0)
+            if known < INFINITE and m.counting and closed_text(m, config):
+                known = INFINITE
+            m.c_flags.data[config] = 1 + known
         return m.c_flags.data[config] - 1
     return covered(m, config, u8)
 

@@ -435,6 +435,7 @@ cdef class Machine(Dstates):
         elif self.u_result.data[u] >= 0:
             return self.u_result.data[u]
         na, nb = seq_len(&self.stacks, a), seq_len(&self.stacks, b)
+        self.steps += na + nb
         if na + nb > 2 * self.max_items:
             raise GrammarError(f"grammar: more than {self.max_items} alternatives at once (max_items)")
         seq = <int32_t *>malloc(2 * (na + nb) * sizeof(int32_t))
@@ -503,6 +504,8 @@ cdef class Machine(Dstates):
 
     cdef int _begin(self) noexcept:
         self.gen += 1
+        self.most_steps = max(self.most_steps, self.steps)
+        self.steps = 0
         self.work.n = 0
         self.touched.n = 0
         return 0
@@ -537,6 +540,7 @@ cdef class Machine(Dstates):
             if pending & 2 and self.d_accept.data[d]:
                 stack = self.d_return.data[d]
                 n = seq_len(&self.stacks, stack)
+                self.steps += n
                 accept |= seq_at(&self.stacks, stack)[0]
                 for k in range(1, n, 2):
                     frame, parent = seq_at(&self.stacks, stack)[k], seq_at(&self.stacks, stack)[k + 1]

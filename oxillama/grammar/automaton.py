@@ -215,7 +215,8 @@ class Grammar:
         )
         options = {k: v for k, v in description.items() if k != kind} if kind else {}
         wanted = {"schema": {"whitespace", "order", "strict"}}.get(kind, set())
-        if kind is None or options.keys() != wanted:
+        # "closed" came later: grammars described before are without it
+        if kind is None or options.keys() - ({"closed"} if wanted else set()) != wanted:
             raise GrammarError(
                 f"grammar: {str(description)[:80]} found, a description (gbnf, regex, choices or schema) wanted"
             )

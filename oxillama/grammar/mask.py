@@ -16,8 +16,8 @@ from oxillama._core.trie import TokenTrie, apply_bits
 from oxillama.errors import GrammarError
 from oxillama.grammar.automaton import Grammar, GrammarState
 
-# what can end two JSON scalars: a number and one more sign, or a string and a quote
-PAIRED = re.compile(rb"[0-9a-z]\s*,\s*-?[0-9a-z]|\".*\"", re.DOTALL)
+# what can end two JSON scalars: a number and one more sign, or three quotes
+PAIRED = re.compile(rb"[0-9a-z]\s*,\s*-?[0-9a-z]|\".*\".*\"", re.DOTALL)
 
 
 class TokenMasker:

@@ -191,6 +191,15 @@ def repeat(node: tuple, least: int = 0, most: int | None = None) -> tuple:
         return NEVER
     if least == 1 and most == 1:
         return node
+    if node[0] == REPEAT:
+        # x{a,b}{c,d} is x{ac,bd} where the counts have no gap: else every way of sharing them out
+        # would be followed
+        _, inner, low, high = node
+        first = max(least, 1)
+        whole = high < 0 or low <= 1 or first * (high - low) + 1 >= low
+        if whole and (least > 0 or low <= 1):
+            last = -1 if most is None or high < 0 else most * high
+            return (REPEAT, inner, least * low, last)
     return (REPEAT, node, least, -1 if most is None else most)
 
 

@@ -50,10 +50,18 @@ class Emitter:
     """Builds the rules of one grammar."""
 
     def __init__(
-        self, document: Document, expander: Expander, *, flexible: bool, free_order: bool, refuse
+        self,
+        document: Document,
+        expander: Expander,
+        *,
+        flexible: bool,
+        free_order: bool,
+        closed: bool,
+        refuse,
     ):
         self.document, self.expander = document, expander
         self.flexible, self.free_order, self.refuse = flexible, free_order, refuse
+        self.closed = closed
         self.keys: list = []
         self.rules: list[tuple | None] = []  # None: put off
         # whether a rule's network may wait until it is called

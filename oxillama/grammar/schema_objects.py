@@ -91,7 +91,12 @@ class Rest:
         self._further = lambda demand=None, distinct=False: further(
             em, facts, known, demand, distinct
         )
-        self.extra = em.guard("additionalProperties", lambda: self._further()[0], NEVER)
+        declared = {name for properties, _, _ in facts.objects for name in properties}
+        shut = em.closed and declared and not facts.opened
+        if shut and facts.min_properties <= len(declared):
+            self.extra = NEVER
+        else:
+            self.extra = em.guard("additionalProperties", lambda: self._further()[0], NEVER)
         self.owed = [
             em.guard("not", lambda e=e: self._further(e, True)[0], NEVER) for e in facts.owed
         ]
