@@ -22,8 +22,7 @@ cdef class Machine(Dstates):
     cdef Ints work, items, scratch, touched
     cdef int32_t gen
     cdef readonly bint too_deep
-    cdef Py_ssize_t steps                                # of the closure that is being made
-    cdef readonly Py_ssize_t most_steps
+    cdef Py_ssize_t steps, spent, budget                 # of this closure; of those before it in a mask; at most (0: any number)
     cdef readonly int64_t epoch, serial
     cdef int32_t _value(self, int32_t count, int32_t words, int32_t *bits, Py_ssize_t n) except -1
     cdef int32_t _taken(self, int32_t value, int32_t guard, int32_t scope) except -2

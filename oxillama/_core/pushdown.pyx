@@ -198,19 +198,19 @@ cdef class Machine(Dstates):
     cdef int _guard(self, int32_t ret, int32_t rep, int32_t stack) except -1:
         """Passes a guard edge with those of the stacks whose register allows it."""
         cdef Py_ssize_t k
-        cdef int32_t frame, parent, scope, value
+        cdef int32_t frame, parent, scope, value, mark
         cdef int32_t[3] changed
         for k in range(1, seq_len(&self.stacks, stack), 2):
             frame, parent = seq_at(&self.stacks, stack)[k], seq_at(&self.stacks, stack)[k + 1]
             changed[0], changed[1] = seq_at(&self.frames, frame)[0], seq_at(&self.frames, frame)[1]
-            value = seq_at(&self.frames, frame)[2] >> 1
+            value, mark = seq_at(&self.frames, frame)[2] >> 1, seq_at(&self.frames, frame)[2] & 1
             if changed[1] < 0 or self.reps.data[REP * changed[1] + 3] != SCOPE:
                 raise GrammarError("grammar: a guard stands outside of a register's scope")
             scope = self.reps.data[REP * changed[1] + 4]
             value = self._taken(value, rep, scope)
             if value < 0:
                 continue
-            changed[2] = 2 * value
+            changed[2] = 2 * value + mark        # the same byte may have ended a word and passed this guard
             self._visit(ret, self._single(intern(&self.frames, changed, 3), parent), 0)
         return 0
 
@@ -436,6 +436,9 @@ cdef class Machine(Dstates):
             return self.u_result.data[u]
         na, nb = seq_len(&self.stacks, a), seq_len(&self.stacks, b)
         self.steps += na + nb
+        if self.budget and self.spent + self.steps > self.budget:
+            raise GrammarError(f"grammar: more than {self.budget} steps for one mask (max_items): repetitions inside repetitions match the "
+                               "same text in too many ways")
         if na + nb > 2 * self.max_items:
             raise GrammarError(f"grammar: more than {self.max_items} alternatives at once (max_items)")
         seq = <int32_t *>malloc(2 * (na + nb) * sizeof(int32_t))
@@ -504,7 +507,7 @@ cdef class Machine(Dstates):
 
     cdef int _begin(self) noexcept:
         self.gen += 1
-        self.most_steps = max(self.most_steps, self.steps)
+        self.spent += self.steps
         self.steps = 0
         self.work.n = 0
         self.touched.n = 0

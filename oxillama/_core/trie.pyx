@@ -24,6 +24,7 @@ from oxillama.errors import GrammarError
 cdef enum:
     COUNTED = 48           # up to this many characters left, a bounded string's plain tokens come from a table
     CLOSED = 8             # positions followed to prove that a subtree is allowed whole
+    STEPS = 50             # merged stacks for a mask, per alternative that may be followed at once
     WORTH = 24             # nodes of a subtree that make the proof worth its time
 
 # Bytes by kind: what grammars tell apart mostly goes by these. Bytes beyond ASCII are one kind, ASCII signs each their own.
@@ -311,6 +312,7 @@ cdef class TokenTrie:
         rows = <int32_t **>malloc((self.longest + 2) * sizeof(int32_t *))
         if rows == NULL:
             raise MemoryError()
+        machine.spent, machine.budget = 0, STEPS * machine.max_items
         try:
             how = self._choose(machine, config) if self.plain.nodes else 0
             if how:
@@ -319,6 +321,7 @@ cdef class TokenTrie:
                 self._walk(&self.plain, machine, config, rows, &mask[0], True, how == 1)
             self._walk(&self.rest, machine, config, rows, &mask[0], False, False)
         finally:
+            machine.budget = 0
             free(rows)
 
     def position(self, Cursor cursor not None):

@@ -77,7 +77,7 @@ def every(work, only):
             shim.fail_at(-1, 1)
         if calls <= n:
             return n, out
-        n += 1 if n < 400 else max(1, n // 40)
+        n += 1 if n < 200 else n // 12
 
 
 kept = TokenMasker(PIECES)
