@@ -22,7 +22,7 @@ from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.speculation import Speculation
 from oxillama.engine.stops import StopText
 from oxillama.errors import ConfigError, ContextError
-from oxillama.grammar import Grammar, TokenMasker, schema_of
+from oxillama.grammar import ClosedSchema, Grammar, TokenMasker, schema_of
 from oxillama.sampling import Sampler, SamplerConfig, breaker_sequences, token_logprobs
 from oxillama.tokenizer import TokenizerBridge
 
@@ -192,7 +192,9 @@ def response_constraint(response_format: Mapping[str, Any] | None) -> dict[str, 
             raise ConfigError(
                 "response_format: found json_schema without a schema, wanted json_schema: {schema: ...}"
             )
-        return {"json_schema": schema}
+        # strict: an object that does not say what further members it has has none
+        shut = given.get("strict") is True and isinstance(schema, Mapping)
+        return {"json_schema": ClosedSchema(schema) if shut else schema}
     raise ConfigError(
         f"response_format: found {response_format!r}, wanted a type of text, json_object or json_schema"
     )
