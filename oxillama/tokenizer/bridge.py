@@ -28,6 +28,11 @@ from oxillama.tokenizer.vocabulary import (
 from oxillama.tokenizer.wordpiece import WordPieceEncoder
 
 
+# White space that a special token of Phi-3 swallows: ASCII's, as GGUF engines have it. (Hugging
+# Face's tokenizer of that model takes all of Unicode's, so it loses a no-break space in a text.)
+_SWALLOWED = " \t\n\v\f\r"
+
+
 class TokenizerBridge:
     """A vocabulary ready for use.
 
@@ -169,7 +174,7 @@ class TokenizerBridge:
                 first, swallow = True, token in v.rstrip
                 continue
             if swallow:
-                piece = piece.lstrip()
+                piece = piece.lstrip(_SWALLOWED)
             if piece:
                 ids.extend(self._encoder.encode(" " + piece if first and prefix else piece))
                 first = False
@@ -265,6 +270,7 @@ def _rwkv_bytes(text: str, kind: int, token: int) -> bytes:
 
 _ENCODERS = {
     "llama": SpmEncoder,
+    "gemma4": SpmEncoder,
     "t5": UnigramEncoder,
     "bert": WordPieceEncoder,
     "rwkv": RwkvEncoder,
