@@ -27,7 +27,6 @@ from oxillama.tokenizer.vocabulary import (
 )
 from oxillama.tokenizer.wordpiece import WordPieceEncoder
 
-
 # White space that a special token of Phi-3 swallows: ASCII's, as GGUF engines have it. (Hugging
 # Face's tokenizer of that model takes all of Unicode's, so it loses a no-break space in a text.)
 _SWALLOWED = " \t\n\v\f\r"

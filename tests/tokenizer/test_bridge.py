@@ -300,7 +300,7 @@ def json_tokenizer() -> dict:
     return {
         "version": "1.0",
         "added_tokens": [added_token(256, "<|x|>")],
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True},
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
         "model": {
             "type": "BPE",
             "vocab": {char: i for i, char in enumerate(BYTE_TO_CHAR.values())},
