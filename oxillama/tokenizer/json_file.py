@@ -79,7 +79,7 @@ def read_tokenizer_json(
     tokens, kinds = [""] * size, np.full(size, UNUSED, np.int32)
     for token, index in ids.items():
         tokens[index], kinds[index] = token, NORMAL
-    for index, control in _added_tokens(parsed, size):
+    for index, control in _added_tokens(parsed, ids, size):
         kinds[index] = CONTROL if control else USER_DEFINED
     byte_level = sum(char in ids for char in BYTE_TO_CHAR.values()) >= 250
     if not byte_level:
@@ -111,7 +111,7 @@ def _encoded(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> En
     return guarded(encode, text, "tokenizer.json")
 
 
-def _added_tokens(parsed: Any, size: int) -> list[tuple[int, bool]]:
+def _added_tokens(parsed: Any, ids: Mapping[str, int], size: int) -> list[tuple[int, bool]]:
     """(id, whether it is a control token) of every added token."""
     added = parsed.get("added_tokens") or [] if isinstance(parsed, dict) else None
     if not isinstance(added, list):
@@ -124,6 +124,11 @@ def _added_tokens(parsed: Any, size: int) -> list[tuple[int, bool]]:
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < size:
             raise TokenizerError(
                 f"tokenizer.json: added_tokens[{at}]: id {index!r}, wanted 0 to {size - 1}"
+            )
+        if ids.get(token.get("content")) != index:
+            raise TokenizerError(
+                f"tokenizer.json: added_tokens[{at}]: {token.get('content')!r:.40} has id {index}, "
+                f"the vocabulary made of the file has {ids.get(token.get('content'))}"
             )
         found.append((index, bool(token.get("special"))))
     return found

@@ -1,4 +1,4 @@
-"""The vocabulary a file describes, checked once at the door: tokens, their kinds, special ids and
+"""The vocabulary a file describes, checked once at load: tokens, their kinds, special ids and
 what to add around a text.
 
 Sources: the GGUF specification's `tokenizer.ggml.*` keys; the numbers of token kinds are those of
@@ -154,10 +154,10 @@ class Vocabulary:
 
     model: str
     pre: str
-    tokens: Sequence[str]
+    tokens: Sequence[str] | Strings
     kinds: np.ndarray
     scores: np.ndarray | None
-    merges: Sequence[str]
+    merges: Sequence[str] | Strings
     special: Mapping[str, int]
     add_bos: bool
     add_eos: bool
@@ -266,7 +266,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     )
 
 
-def _swallowing(name: str, tokens: Sequence[str], kinds: np.ndarray) -> frozenset[int]:
+def _swallowing(name: str, tokens: Strings, kinds: np.ndarray) -> frozenset[int]:
     """Phi-3's special tokens swallow the white space after them, but for three (its tokenizer.json
     says so; GGUF has no key for it).
     """
@@ -309,7 +309,7 @@ def _strings(metadata: Mapping[str, Any], key: str) -> Strings:
     return Strings.of(found)
 
 
-def packed(texts: Sequence[str]) -> Strings:
+def packed(texts: Sequence[str] | Strings) -> Strings:
     """The texts side by side as bytes."""
     return texts if isinstance(texts, Strings) else Strings.of(texts)
 
