@@ -1,5 +1,5 @@
-"""Renders a conversation through a file's own chat template, which is a program by a stranger and
-is treated as one (see `sandbox`).
+"""Renders a conversation through a file's own chat template. A template is a program that came
+with the file; it runs in a `sandbox`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,17 @@ from typing import Any
 import jinja2
 
 from oxillama.errors import TemplateError
-from oxillama.tokenizer.sandbox import Sandbox
+from oxillama.tokenizer.provenance import TemplateText, concat, marks_of, plain
+from oxillama.tokenizer.sandbox import Sandbox, from_outside
 
 MAX_SOURCE = 1 << 17  # characters of a template
+# Roles that templates may spell control tokens with, as in "<|" + role + "|>"; any other is text.
+ROLES = frozenset(
+    {
+        *("assistant", "context", "developer", "documents", "function", "ipython", "model"),
+        *("observation", "system", "tool", "tool_response", "user"),
+    }
+)
 
 
 class ChatTemplate:
@@ -32,13 +40,13 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Any] | None = None,
         add_generation_prompt: bool = True,
-        **kwargs: Any,
-    ) -> str:
-        """The conversation as one text; `kwargs` (bos_token, eos_token, documents, enable_thinking,
-        ...) reach the template as they are.
+        **variables: Any,
+    ) -> TemplateText:
+        """The conversation as one text that knows what of it came from messages.
 
-        Raises TemplateError when the template is malformed, refuses these messages, or asks for
-        what the sandbox or the budget denies.
+        `variables` reach the template as they are; text in them is a message's, but for those named
+        `*_token` (bos_token, eos_token). Raises TemplateError when the template is malformed,
+        refuses these messages, or asks for what the sandbox or the budget denies.
         """
         environment = self._environment
         environment.begin((messages, tools))
@@ -49,16 +57,21 @@ class ChatTemplate:
                         f"chat template: {len(self.source)} characters, wanted at most {MAX_SOURCE}"
                     )
                 self._template = environment.from_string(self.source)
+            given = {
+                name: value if name.endswith("_token") else from_outside(value)
+                for name, value in variables.items()
+            }
             pieces = []
             for piece in self._template.generate(
-                messages=messages,
-                tools=tools,
+                messages=[_message(each) for each in messages],
+                tools=from_outside(tools),
                 add_generation_prompt=add_generation_prompt,
-                **kwargs,
+                **given,
             ):
                 environment.keep(piece)
                 pieces.append(piece)
-            return "".join(pieces)
+            text = concat(pieces)
+            return TemplateText(plain(text), marks_of(text))
         except TemplateError:
             raise
         except jinja2.TemplateSyntaxError as error:
@@ -67,9 +80,17 @@ class ChatTemplate:
             ) from error
         except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError) as error:
             raise TemplateError(f"chat template: {type(error).__name__}: {_line(error)}") from None
-        # a template is a program: whatever its own code raises is the template's error
+        # whatever the template's own code raises is the template's error
         except Exception as error:
             raise TemplateError(f"chat template: {type(error).__name__}: {_line(error)}") from error
+
+
+def _message(message: Any) -> Any:
+    """A message as the template is given it."""
+    made = from_outside(message)
+    if isinstance(made, dict) and plain(str(made.get("role"))) in ROLES:
+        made["role"] = plain(made["role"])
+    return made
 
 
 def _line(message: object) -> str:

@@ -17,18 +17,17 @@ from typing import Any
 from oxillama.errors import ConfigError
 from oxillama.grammar import Grammar
 from oxillama.tokenizer import TokenizerBridge
-from oxillama.toolcalls.beside import answer_or_calls
-from oxillama.toolcalls.constraint import ReplyGrammar, ToolCallGrammar
 from oxillama.toolcalls.formats import HARMONY, ToolCallFormat, detect_format, format_of
-from oxillama.toolcalls.reasoning import (
-    ReasoningFormat,
-    detect_reasoning,
-    opened_by,
+from oxillama.toolcalls.grammar import (
+    ReplyGrammar,
+    ToolCallGrammar,
+    TriggeredGrammar,
+    answer_or_calls,
     with_reasoning,
 )
+from oxillama.toolcalls.reasoning import ReasoningFormat, detect_reasoning, opened_by
 from oxillama.toolcalls.reply import Reply, ReplyParser
 from oxillama.toolcalls.tools import Tool, tools_of
-from oxillama.toolcalls.triggered import TriggeredGrammar
 
 CHOICES = ("auto", "none", "required")
 _KEPT = 32  # plans

@@ -1,4 +1,6 @@
-"""Chat templates: the text that others render, and a stranger's program kept on its leash."""
+"""Chat templates: the text that others render, what came from messages known in it, and a budget
+that no template gets past.
+"""
 
 import json
 import time
@@ -9,7 +11,7 @@ import pytest
 
 from oxillama.errors import TemplateError
 from oxillama.gguf import GgufReader
-from oxillama.tokenizer import ChatTemplate
+from oxillama.tokenizer import ChatTemplate, sandbox
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -59,6 +61,15 @@ def test_hostile_templates_of_the_cases_end_soon_in_little_memory(cases, tmp_pat
         "{{ 'A' * 10 ** 10 }}",
         "{{ 10 ** 10 ** 10 }}",
         "{{ 'a'.center(10 ** 9) }}",
+        "{{ [1] | slice(3 * 10 ** 7) | list }}",
+        "{{ (10).to_bytes(10 ** 9) }}",
+        "{{ ('a ' * 5000000) | title }}",
+        "{% set ns = namespace(s='AB') %}{% for i in range(60) %}{% set s %}{{ ns.s }}{{ ns.s }}{% endset %}"
+        "{% set ns.s = s %}{% endfor %}{{ ns.s }}",
+        "{{ ([[[1] * 99] * 99] * 20) | tojson(separators=('x' * 100000, 'y')) }}",
+        "{{ 1.5 | round(10 ** 9, 'ceil') }}",
+        "{{ dict.fromkeys(range(99999), 1) }}",
+        "{% autoescape true %}{{ messages }}{% endautoescape %}",
         "{{ 'a' | replace('a', 'b' * 30000000) | replace('b', 'c' * 9) }}",
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
         "{% macro m(n) %}{{ m(n) }}{{ m(n) }}{% endmacro %}{{ m(1) }}",
@@ -151,3 +162,57 @@ def test_a_long_conversation_has_a_budget_of_its_own_length():
 def test_a_template_that_is_no_text_is_refused():
     with pytest.raises(TemplateError, match="int"):
         ChatTemplate(7)
+
+
+@pytest.mark.parametrize(
+    ("call", "wanted"),
+    [
+        ("'aXa'.replace('X', 'b')", "aba"),
+        ("'7'.zfill(3)", "007"),
+        ("'a'.ljust(3)", "a  "),
+        ("'a'.rjust(3)", "  a"),
+        ("'a'.center(3)", " a "),
+        ("'a'.encode().decode()", "a"),
+        ("'a\tb'.expandtabs(2)", "a b"),
+        ("'{}'.format(i)", "1"),
+        ("'-'.join(['a', 'b'])", "a-b"),
+        ("namespace(a=1).a ~ namespace(b=2).b", "12"),
+        ("namespace(a=namespace(b=[])).a.b", "[]"),
+    ],
+)
+def test_calls_in_a_loop_are_those_outside_of_one(call, wanted):
+    loop = f"{{% for i in [1] %}}{{% set x = {call} %}}{{{{ x }}}}{{% endfor %}}"
+    assert ChatTemplate(loop).render(HI) == wanted
+    outside = f"{{% set i = 1 %}}{{{{ {call} }}}}"
+    assert ChatTemplate(outside).render(HI) == wanted
+
+
+def test_no_operation_makes_what_was_not_counted(monkeypatch):
+    """Every filter and every method, over large values and with huge arguments, under a budget of
+    256 KiB: refused, or done in memory of that order.
+    """
+    for name, most in (("MAX_BYTES", 1 << 18), ("MAX_CALLS", 2000), ("MAX_NODES", 2000)):
+        monkeypatch.setattr(sandbox, name, most)
+    made = sandbox.Sandbox()
+    methods = sorted({name for names in sandbox._METHODS.values() for name in names})
+    sources = [f"v | {name}" for name in made.filters] + [f"v.{name}()" for name in methods]
+    sources += [f"v | {name}(w)" for name in made.filters] + [f"v.{name}(w)" for name in methods]
+    sources += [f"v | {name}(w, w)" for name in ("replace", "slice", "batch", "indent", "round")]
+    sources += [f"v {sign} w" for sign in ("+", "*", "%", "**", "~", "-", "in", "==")]
+    done = 0
+    tracemalloc.start()
+    values = {"s": "a " * 10_000, "l": [1, [2]] * 400, "n": 10**9}
+    for source in sources:
+        template = made.from_string(f"{{{{ ({source}) is none }}}}")
+        for pair in ("sn", "ln", "ss") if "w" in source.split("v", 1)[1] else ("s", "l", "n"):
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            made.begin()
+            try:
+                template.render(v=values[pair[0]], w=values[pair[-1]])
+                done += 1
+            except Exception as error:
+                assert not isinstance(error, MemoryError), source
+            assert tracemalloc.get_traced_memory()[1] - before < 4 << 20, (source, pair)
+    tracemalloc.stop()
+    assert done > 100
