@@ -29,12 +29,12 @@ from oxillama.engine.request import Completion, Request, Stream, all_finished, f
 from oxillama.engine.rows import all_logits
 from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.siblings import Siblings, make_siblings
-from oxillama.engine.snapshot import EngineSnapshot
-from oxillama.engine.spill import spill, start
 from oxillama.errors import ConfigError, EmptySequence
 from oxillama.loaded import Loaded, Prompt
 from oxillama.model.load import ModelConfig
 from oxillama.opening import Progress
+from oxillama.snapshot.prefixes import spill, start
+from oxillama.snapshot.session import EngineSnapshot
 from oxillama.tokenizer import TokenizerBridge
 
 __all__ = ["EngineConfig", "InferenceEngine", "cpu_info", "load", "load_model_from_bytes"]
@@ -400,7 +400,7 @@ class InferenceEngine:
 
     def snapshot(self, **options: Any) -> bytes:
         """The session that `generate(None)` would go on with, whole, as bytes; options are those of
-        `Snapshots.take` (engine.snapshot).
+        `Snapshots.take` (snapshot.session).
         """
         return self._last().snapshot(**options)
 

@@ -16,10 +16,10 @@ from oxillama._core.tape import Batch, CancelFlag
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Vocabulary
-from oxillama.engine.snapshot import Snapshots
 from oxillama.errors import ConfigError, TokenizerError
 from oxillama.gguf import GgufReader
 from oxillama.model.load import Model, load_model
+from oxillama.snapshot.session import Snapshots
 from oxillama.tokenizer import TokenizerBridge
 from oxillama.toolcalls import restore_state
 

@@ -13,7 +13,7 @@ import pytest
 
 from oxillama import durable
 from oxillama.durable import target_of, write_parts
-from oxillama.engine.envelope import Kind, seal
+from oxillama.snapshot.container import Kind, seal
 
 OLD, NEW = b"old" * 100, [b"new" * 1000, b"", memoryview(b"er" * 50_000), b"!"]
 STEPS = ("open", "pwritev", "fsync", "close", "rename", "open folder", "fsync folder")
@@ -77,7 +77,7 @@ def test_a_failure_at_any_step_leaves_the_old_file_or_the_new_one(target, monkey
 
 SAVES = {
     "parts": "durable.write_parts(path, NEW)",
-    "sealed": "envelope.write_sealed(path, KIND, {'a': b'1' * 5000, 'b': NEW})",
+    "sealed": "container.write_sealed(path, KIND, {'a': b'1' * 5000, 'b': NEW})",
 }
 
 
@@ -97,7 +97,7 @@ def test_a_kill_at_any_step_leaves_the_old_file_or_the_new_one(target, save, ste
 import os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from oxillama import durable
-from oxillama.engine import envelope
+from oxillama.snapshot import container
 from tests.test_durable import KIND, NEW, Failing
 class Killed(Failing):
     def __getattr__(self, name):

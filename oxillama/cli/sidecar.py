@@ -13,8 +13,8 @@ from pathlib import Path
 from oxillama.errors import ConfigError
 from oxillama.gguf import GgufReader
 from oxillama.model.load import load_model
-from oxillama.model.sidecar import key_of, path_of, verify
-from oxillama.model.sidecars import LEAST_BYTES, Entry, clear, entries, sidecar_folder
+from oxillama.weights.cache import LEAST_BYTES, Entry, clear, entries, sidecar_folder
+from oxillama.weights.panel_file import key_of, path_of, verify
 
 
 def add_commands(commands) -> None:

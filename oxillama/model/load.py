@@ -22,13 +22,13 @@ from oxillama.gguf import GgufReader
 from oxillama.gguf.keys import Keys
 from oxillama.model import arch as _arch  # noqa: F401  (importing it registers every architecture)
 from oxillama.model.builder import Builder, Tensor, recorders
-from oxillama.model.keeper import Keeper
 from oxillama.model.lower import Tape, lower
-from oxillama.model.packing import Packer, Packing
 from oxillama.model.reference import Reference
 from oxillama.model.rope import AS_FILED, RopeOverrides, context_in_force
-from oxillama.model.sidecar import Key, Wanted
-from oxillama.model.sidecars import Place, sidecar_place
+from oxillama.weights.cache import Place, sidecar_place
+from oxillama.weights.packing import Packer, Packing
+from oxillama.weights.panel_file import Key, Wanted
+from oxillama.weights.writer import Keeper
 
 _ACTS = {name: act for name, _, _, act in packable_formats()}
 Progress = Callable[[int, int], None]  # bytes packed so far, bytes in all
@@ -148,10 +148,10 @@ def load_model(
     rope: RopeOverrides = AS_FILED,
 ) -> Model:
     """Record, lower and build the Program over weights that are packed, or being packed
-    (model/packing.py).
+    (weights/packing.py).
 
     progress: told of bytes packed, all of them before this returns; without it a large model
-    answers earlier. sidecar: where packed weights are kept for the next load (model/sidecars.py):
+    answers earlier. sidecar: where packed weights are kept for the next load (weights/cache.py):
     "auto" (the cache folder, for models of 256 MiB and more), a folder, or False. rope: see
     `record`; weights and sidecars know nothing of it.
     """

@@ -20,9 +20,9 @@ from contextlib import suppress
 from typing import Protocol
 
 from oxillama._core.panels import PackedMatrix
-from oxillama.model.packing import Packing
-from oxillama.model.sidecar import PIECE, GivenUp, Key, log, write_sidecar
-from oxillama.model.sidecars import Place
+from oxillama.weights.cache import Place
+from oxillama.weights.packing import Packing
+from oxillama.weights.panel_file import PIECE, GivenUp, Key, log, write_sidecar
 
 IDLE_SECONDS = 2.0  # without a step, before anything is written
 LAST_SECONDS = 5.0  # for what is left when a model is closed or the interpreter ends

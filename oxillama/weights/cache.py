@@ -16,7 +16,7 @@ import numpy as np
 from oxillama._core.panels import PackedMatrix
 from oxillama.errors import ConfigError
 from oxillama.gguf import GgufReader
-from oxillama.model.sidecar import (
+from oxillama.weights.panel_file import (
     PIECE,
     Key,
     Wanted,

@@ -14,12 +14,12 @@ from itertools import accumulate
 
 import numpy as np
 
-from oxillama.engine.envelope import Envelope, dump_facts, load_facts, typed, write_sealed
 from oxillama.engine.prefix import PrefixKvCache
-from oxillama.engine.snapshot import KIND, Snapshots, whole
-from oxillama.engine.transfer import PageCopy, fill_pages
 from oxillama.errors import ConfigError, SnapshotIncompatible
 from oxillama.gguf import ModelFingerprint, check_apart
+from oxillama.snapshot.container import Envelope, dump_facts, load_facts, typed, write_sealed
+from oxillama.snapshot.pages import PageCopy, fill_pages
+from oxillama.snapshot.session import KIND, Snapshots, whole
 
 _MOST = 1 << 30  # bytes of tokens, and of tables
 

@@ -34,7 +34,14 @@ from oxillama._core.kernels import PANEL_LAYOUT
 from oxillama._core.pool import KV_BLOCK
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.envelope import (
+from oxillama.engine.generation import Vocabulary, sampler_of
+from oxillama.engine.session import Session
+from oxillama.engine.stops import StopText
+from oxillama.errors import ConfigError, EngineError, PoolError, SnapshotIncompatible
+from oxillama.gguf import PROBE_BYTES, GgufReader, ModelFingerprint, check_apart
+from oxillama.grammar.automaton import MOST_SAVED
+from oxillama.sampling import Sampler, SamplerConfig
+from oxillama.snapshot.container import (
     Buffer,
     Envelope,
     Kind,
@@ -44,14 +51,7 @@ from oxillama.engine.envelope import (
     typed,
     write_sealed,
 )
-from oxillama.engine.generation import Vocabulary, sampler_of
-from oxillama.engine.session import Session
-from oxillama.engine.stops import StopText
-from oxillama.engine.transfer import PageCopy, fill_pages
-from oxillama.errors import ConfigError, EngineError, PoolError, SnapshotIncompatible
-from oxillama.gguf import PROBE_BYTES, GgufReader, ModelFingerprint, check_apart
-from oxillama.grammar.automaton import MOST_SAVED
-from oxillama.sampling import Sampler, SamplerConfig
+from oxillama.snapshot.pages import PageCopy, fill_pages
 
 KIND = Kind(b"OXISNAP1", 1, SnapshotIncompatible)
 _ALWAYS, _SOMETIMES = ("facts", "tokens"), ("pending", "sampler", "constraint", "kv")
