@@ -469,9 +469,13 @@ class InferenceEngine:
         """
         return spill(self._loaded.core.saved(), path)
 
-    def load_prefixes(self, path: str | Path) -> int:
-        """Start from the prefixes of a file, as far as there is room; returns how many."""
-        return start(self._loaded.core.saved(), path)
+    def load_prefixes(self, path: str | Path, *, trust: bool = False) -> int:
+        """Start from the prefixes of a file, as far as there is room; returns how many.
+
+        Stored prefixes answer every request that begins so: a file that this user did not save is
+        refused (SnapshotIncompatible), unless trust=True says that its origin is known.
+        """
+        return start(self._loaded.core.saved(), path, trust=trust)
 
     def _last(self) -> Session:
         """The session that a snapshot saves."""
