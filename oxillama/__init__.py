@@ -50,6 +50,7 @@ _HOMES = {
         "Cancelled",
         "ConfigError",
         "ContextError",
+        "DamagedWeightsWarning",
         "EmptySequence",
         "EngineError",
         "Exhausted",
@@ -70,6 +71,7 @@ _HOMES = {
         "SpecSnapshotIncompatible",
         "TemplateError",
         "TokenizerError",
+        "WeightsDamaged",
     ),
     "oxillama.gguf": ("ModelFingerprint",),
     "oxillama.grammar": (

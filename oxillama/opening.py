@@ -91,6 +91,8 @@ def _serving(
 ) -> Opened:
     """A loaded model with its core, vocabulary and place of snapshots."""
     core = core_over(model, config, eog_ids=bridge.eog_ids if bridge else ())
+    if model.verifier is not None:
+        model.verifier.tell(core.fail)
     vocabulary = Vocabulary(bridge, model.config.vocab_size) if bridge else None
     naming = {"architecture": model.config.architecture, "name": model.config.name}
     core.snapshots = Snapshots(

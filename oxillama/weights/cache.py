@@ -1,11 +1,18 @@
-"""The folder of sidecars: which one a setting means, what lies in it, and who makes room for whom."""
+"""The cache of packed weights: which folder a setting means, what lies in it, what makes room for
+what, and where the packed weights of one model are.
+
+Users know its files as sidecars. Nothing is read or written unless a setting asks for it
+(`sidecar=` of a config, OXILLAMA_SIDECAR, the command line).
+"""
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,31 +20,35 @@ from pathlib import Path
 
 import numpy as np
 
-from oxillama._core.panels import PackedMatrix
+from oxillama.durable import write_parts
 from oxillama.errors import ConfigError
 from oxillama.gguf import GgufReader
+from oxillama.gguf.source import Shard
+from oxillama.weights.identity import Identity, identity_of
 from oxillama.weights.panel_file import (
     PIECE,
     Key,
+    MappedPanels,
     Wanted,
-    key_of,
     log,
     names_of,
-    open_sidecar,
+    open_panels,
     path_of,
     remove_abandoned,
 )
 
-# of weights that "auto" makes one for: smaller ones are packed in a tenth of a second
+# of weights that "auto" keeps: smaller ones are packed in a tenth of a second
 LEAST_BYTES = 256 << 20
-# of all sidecars of a folder; OXILLAMA_SIDECAR_LIMIT names another number
+# of all files of a folder; OXILLAMA_SIDECAR_LIMIT names another number
 LIMIT_BYTES = 32 << 30
+# after a failure to write a model's file, before it is tried again
+RETRY_SECONDS = 24 * 3600
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A sidecar in a folder: `used` is when it was last opened or written, in seconds since 1970;
-    names: of the model's files.
+class CacheEntry:
+    """A file of packed weights in a cache folder: `used` is when it was last opened or written, in
+    seconds since 1970; names: of the model's files.
     """
 
     path: Path
@@ -47,34 +58,139 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where the sidecar of one model is, or would be; `choosy`: only where it would be as fast as
-    memory.
+class CacheSlot:
+    """Where the packed weights of one model are, or would be. automatic: nobody named the folder, so
+    they are kept only where they would be as fast as memory.
     """
 
     path: Path
-    key: dict
-    names: tuple[str, ...]
-    choosy: bool
+    key: Identity
+    shards: tuple[Shard, ...]
+    automatic: bool
 
-    def open(
-        self, wanted: Mapping[Key, Wanted], *, num_threads: int = 0
-    ) -> dict[Key, PackedMatrix] | None:
-        """The weights of the sidecar, mapped; None where there is none that holds."""
-        return open_sidecar(self.path, self.key, wanted, num_threads=num_threads)
+    @property
+    def cache(self) -> PackedWeightCache:
+        """The cache that this is a place of."""
+        return PackedWeightCache(self.path.parent)
+
+    def open(self, wanted: Mapping[Key, Wanted], *, num_threads: int = 0) -> MappedPanels | None:
+        """The packed weights, mapped; None where there are none that hold."""
+        return open_panels(self.path, self.key, wanted, num_threads=num_threads)
 
     def refusal(self, nbytes: int) -> str | None:
-        """Why no sidecar of so many bytes can be written here, None where it can; sidecars used
-        long ago are removed for it.
+        """Why so many bytes cannot be written here, None where they can; files used long ago are
+        removed for it.
         """
         folder = self.path.parent
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        if self.choosy and not large_pages(folder):
+        failed = self.failure()
+        if failed is not None:
+            return failed
+        if self.automatic and not large_pages(folder):
             return "this system has large pages for memory but not for files of this folder, and weights in small pages are read more slowly"
         # last: others are removed for what is written, never for what is refused
-        if not _make_room(folder, nbytes):
+        if not self.cache.make_room(nbytes):
             return f"{nbytes} bytes have no room: the limit is {limit_bytes()} bytes, {shutil.disk_usage(folder).free} bytes of the disk are free"
         return None
+
+    # ---- a failure to write, remembered so that not every run spends its last seconds on another
+
+    @property
+    def _note(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.failed")
+
+    def failure(self) -> str | None:
+        """Why they could not be written of late, None where that was long ago, or never."""
+        try:
+            note = json.loads(self._note.read_bytes()[: 1 << 16])
+            age = time.time() - note["at"]
+            if note["key"] == self.key and 0 <= age < RETRY_SECONDS:
+                return f"writing failed {age / 3600:.1f} hours ago ({note['reason']}); `oxillama sidecar write` tries again"
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            pass
+        return None
+
+    def note_failure(self, reason: str) -> None:
+        """Remember that they could not be written."""
+        note = {"key": self.key, "reason": reason, "at": time.time()}
+        with suppress(OSError):
+            write_parts(self._note, [json.dumps(note).encode()])
+
+    def forget_failure(self) -> None:
+        """Let the next model that is loaded try again."""
+        with suppress(OSError):
+            self._note.unlink(missing_ok=True)
+
+
+class PackedWeightCache:
+    """The files of packed weights in a folder."""
+
+    __slots__ = ("folder",)
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def slot(self, reader: GgufReader, *, automatic: bool = False) -> CacheSlot | None:
+        """The place of a model; None for one that came from memory."""
+        key = identity_of(reader.shards)
+        if key is None:
+            return None
+        return CacheSlot(path_of(self.folder, key), key, reader.shards, automatic)
+
+    def entries(self) -> list[CacheEntry]:
+        """The files, those used longest ago first; none where there is no such folder."""
+        found = []
+        with suppress(FileNotFoundError), os.scandir(self.folder) as inside:
+            for entry in inside:
+                with suppress(FileNotFoundError):  # another process has removed it since
+                    if entry.name.endswith(".panels") and entry.is_file(follow_symlinks=False):
+                        found.append(
+                            CacheEntry(
+                                Path(entry.path),
+                                entry.stat().st_size,
+                                entry.stat().st_mtime,
+                                names_of(entry.path),
+                            )
+                        )
+        return sorted(found, key=lambda one: (one.used, one.path))
+
+    def clear(self) -> list[CacheEntry]:
+        """Remove every file, and what was left half written; returns those that were removed. A
+        process that has one mapped keeps it.
+        """
+        found = self.entries()
+        for one in found:
+            one.path.unlink(missing_ok=True)
+        for note in self.folder.glob("*.panels.failed"):
+            note.unlink(missing_ok=True)
+        self._sweep()
+        return found
+
+    def make_room(self, size: int) -> bool:
+        """Remove files, those used longest ago first, until another of `size` bytes fits the limit;
+        False where it cannot, or the disk would get full.
+        """
+        limit, held = limit_bytes(), self.entries()
+        self._sweep()
+        disk = shutil.disk_usage(self.folder)
+        if size > limit or size > disk.free // 4 or disk.free - size < disk.total // 20:
+            return False
+        total = sum(one.nbytes for one in held)
+        for one in held:
+            if total + size <= limit:
+                break
+            one.path.unlink(missing_ok=True)
+            log.info(
+                "sidecar %s is removed: it was used longest ago, and another needs its room",
+                one.path,
+            )
+            total -= one.nbytes
+        return True
+
+    def _sweep(self) -> None:
+        """Remove what processes that were killed have left."""
+        for path in self.folder.glob("*.panels.tmp"):
+            remove_abandoned(path)
 
 
 def sidecar_folder(setting: str | os.PathLike | bool) -> Path | None:
@@ -100,23 +216,16 @@ def cache_folder() -> Path | None:
         return None
 
 
-def sidecar_place(
-    reader: GgufReader, setting: str | os.PathLike | bool, nbytes: int
-) -> Place | None:
-    """The place of a model's sidecar; None where it shall have none: by its setting, its size, or
-    because it came from memory.
+def slot_of(reader: GgufReader, setting: str | os.PathLike | bool, nbytes: int) -> CacheSlot | None:
+    """The place of a model's packed weights; None where there shall be none: by its setting, its
+    size, or because it came from memory.
     """
     folder = sidecar_folder(setting)
     automatic = (os.environ.get("OXILLAMA_SIDECAR") or setting) == "auto"
     if folder is None or automatic and nbytes < LEAST_BYTES:
         return None
     limit_bytes()  # what is no number is said now, not by a thread
-    key = key_of(reader)
-    return (
-        None
-        if key is None
-        else Place(path_of(folder, key), key, tuple(path.name for path in reader.paths), automatic)
-    )
+    return PackedWeightCache(folder).slot(reader, automatic=automatic)
 
 
 def large_pages(folder: Path) -> bool:
@@ -152,66 +261,10 @@ def _large_bytes(start: str) -> int:
 
 
 def limit_bytes() -> int:
-    """Most bytes that the sidecars of a folder may take together; ConfigError where
+    """Most bytes that the files of a folder may take together; ConfigError where
     OXILLAMA_SIDECAR_LIMIT is no number.
     """
     text = os.environ.get("OXILLAMA_SIDECAR_LIMIT", str(LIMIT_BYTES))
     if not text.isdecimal():
         raise ConfigError(f"OXILLAMA_SIDECAR_LIMIT: found {text!r}, wanted a number of bytes")
     return int(text)
-
-
-def entries(folder: Path) -> list[Entry]:
-    """The sidecars of a folder, those used longest ago first; none where there is no such folder."""
-    found = []
-    with suppress(FileNotFoundError), os.scandir(folder) as inside:
-        for entry in inside:
-            with suppress(FileNotFoundError):  # another process has removed it since
-                if entry.name.endswith(".panels") and entry.is_file(follow_symlinks=False):
-                    found.append(
-                        Entry(
-                            Path(entry.path),
-                            entry.stat().st_size,
-                            entry.stat().st_mtime,
-                            names_of(entry.path),
-                        )
-                    )
-    return sorted(found, key=lambda one: (one.used, one.path))
-
-
-def clear(folder: Path) -> list[Entry]:
-    """Remove every sidecar of a folder, and what was left half written; returns those that were
-    removed. A process that has one keeps it.
-    """
-    found = entries(folder)
-    for one in found:
-        one.path.unlink(missing_ok=True)
-    _sweep(folder)
-    return found
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what processes that were killed have left."""
-    for path in folder.glob("*.panels.tmp"):
-        remove_abandoned(path)
-
-
-def _make_room(folder: Path, size: int) -> bool:
-    """Evict sidecars, those used longest ago first, until another fits the limit; False where it
-    cannot, or the disk would get full.
-    """
-    limit, held = limit_bytes(), entries(folder)
-    _sweep(folder)
-    disk = shutil.disk_usage(folder)
-    if size > limit or size > disk.free // 4 or disk.free - size < disk.total // 20:
-        return False
-    total = sum(one.nbytes for one in held)
-    for one in held:
-        if total + size <= limit:
-            break
-        one.path.unlink(missing_ok=True)
-        log.info(
-            "sidecar %s is removed: it was used longest ago, and another needs its room", one.path
-        )
-        total -= one.nbytes
-    return True

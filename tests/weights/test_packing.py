@@ -316,7 +316,7 @@ def test_a_sidecar_of_a_model_that_was_closed_at_once_is_that_of_a_packed_one(
         for _ in range(steps):
             logits(model, IDS[:3])
         model.end(keep=True)
-        assert model.keeper.written
+        assert model.writer.written
         (file,) = (tmp_path / name).iterdir()
         files.append(file.read_bytes())
     assert files[0] == files[1]

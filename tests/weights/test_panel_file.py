@@ -39,8 +39,8 @@ def loaded(path, folder):
     writes is written.
     """
     model = load_model(GgufReader(path), num_threads=2, sidecar=folder)
-    if model.keeper is not None:
-        model.keeper.finish()
+    if model.writer is not None:
+        model.writer.finish()
     memory = model.page_memory()
     memory.ensure(1)
     ids = np.arange(8, dtype=np.int32)
@@ -79,7 +79,7 @@ def test_a_model_changed_in_place_or_replaced_never_meets_the_old_sidecar(model,
     changed = loaded(model, folder)
     assert not np.array_equal(before, changed)
     assert np.array_equal(changed, loaded(model, False))
-    assert len(list(folder.glob("*.panels"))) == 2 and other.exists()
+    assert only(folder) == other  # it took the place of the old one
 
 
 def damage(path, how):
@@ -155,7 +155,9 @@ def test_a_header_nested_deeper_than_python_reads_is_damaged_to_everybody(
     written = only(folder)
     good = written.read_bytes()
     written.write_bytes(headed(text))
-    assert not panel_file.verify(written) and [one.names for one in cache.entries(folder)] == [()]
+    assert not panel_file.verify(written) and [
+        one.names for one in cache.PackedWeightCache(folder).entries()
+    ] == [()]
     with caplog.at_level(logging.WARNING, "oxillama.sidecar"):
         assert np.array_equal(loaded(model, folder), packed)
     assert (
@@ -174,7 +176,7 @@ def test_a_pipe_in_the_place_of_a_sidecar_hangs_nobody_and_is_replaced(model, tm
         "import sys\nfrom pathlib import Path\nfrom oxillama.gguf import GgufReader\n"
         "from oxillama.model import load_model\nfrom oxillama.weights import cache, panel_file\n"
         f"path = Path({str(written)!r})\n"
-        "assert not panel_file.verify(path) and panel_file.names_of(path) == () and cache.entries(path.parent) == []\n"
+        "assert not panel_file.verify(path) and panel_file.names_of(path) == () and cache.PackedWeightCache(path.parent).entries() == []\n"
         f"load_model(GgufReader({str(model)!r}), sidecar=path.parent).end(keep=True)"
     )
     subprocess.run(
@@ -188,7 +190,7 @@ def test_a_pipe_in_the_place_of_a_sidecar_hangs_nobody_and_is_replaced(model, tm
 
 def test_a_pipe_in_the_place_of_a_temporary_file_hangs_nobody_and_is_removed(tmp_path):
     os.mkfifo(tmp_path / "x.panels.tmp")
-    code = f"from pathlib import Path\nfrom oxillama.weights import cache\ncache.clear(Path({str(tmp_path)!r}))"
+    code = f"from pathlib import Path\nfrom oxillama.weights import cache\ncache.PackedWeightCache(Path({str(tmp_path)!r})).clear()"
     subprocess.run(
         [sys.executable, "-c", code],
         check=True,
@@ -206,18 +208,18 @@ def test_a_sidecar_whose_header_is_longer_than_a_page_holds(tmp_path, files, sec
         for i in range(sections)
     }
     key, path = (
-        {"files": [[123456, 1700000000000000000, "a" * 64, "b" * 64]] * files},
+        {"layout": 1, "byteorder": "little", "files": [], "more": ["a" * 200] * files},
         tmp_path / "x.panels",
     )
-    assert panel_file.write_sidecar(path, key, matrices)
+    assert panel_file.write_panels(path, key, matrices)
     assert 48 + int.from_bytes(path.read_bytes()[8:16], "little") > 4096
-    found = panel_file.open_sidecar(
+    found = panel_file.open_panels(
         path, key, dict.fromkeys(matrices, panel_file.Wanted("Q4_0", 16, 64)), num_threads=1
     )
-    assert {name: bytes(matrix) for name, matrix in found.items()} == {
+    assert {name: bytes(matrix) for name, matrix in found.matrices.items()} == {
         name: bytes(matrix) for name, matrix in matrices.items()
     }
-    assert not panel_file.write_sidecar(path, key, matrices)  # it lies there already
+    assert not panel_file.write_panels(path, key, matrices)  # it lies there already
 
 
 def test_a_flipped_byte_anywhere_is_found_by_the_full_check(model, tmp_path):
@@ -254,7 +256,7 @@ def test_sidecars_used_longest_ago_make_room_for_a_new_one(model, tmp_path, monk
         if i == 1:
             loaded(copies[0], folder)  # used again: the other one goes next
     keys = {
-        panel_file.path_of(folder, panel_file.key_of(GgufReader(copy)))
+        cache.PackedWeightCache(folder).slot(GgufReader(copy)).path
         for copy in (copies[0], copies[2])
     }
     assert set(folder.glob("*")) == keys
@@ -309,7 +311,7 @@ def test_a_writing_that_is_given_up_leaves_nothing(tmp_path):
 
     matrix = PackedMatrix(np.zeros(16 * 34, np.uint8), "Q8_0", 16, 32)
     with pytest.raises(panel_file.GivenUp):
-        panel_file.write_sidecar(
+        panel_file.write_panels(
             tmp_path / "s" / "a.panels", {}, {("w", 0, 16): matrix}, pause=pause
         )
     assert not list((tmp_path / "s").glob("*"))
@@ -323,12 +325,12 @@ def test_the_setting_the_environment_and_the_size_say_where_sidecars_are(
     assert cache.sidecar_folder("auto") == tmp_path / "cache" / "oxillama"
     assert cache.sidecar_folder(tmp_path) == tmp_path
     reader = GgufReader(model)
-    assert cache.sidecar_place(reader, "auto", cache.LEAST_BYTES - 1) is None
+    assert cache.slot_of(reader, "auto", cache.LEAST_BYTES - 1) is None
     assert (
-        cache.sidecar_place(reader, "auto", cache.LEAST_BYTES).path.parent
+        cache.slot_of(reader, "auto", cache.LEAST_BYTES).path.parent
         == tmp_path / "cache" / "oxillama"
     )
-    assert cache.sidecar_place(GgufReader(model.read_bytes()), tmp_path, 1 << 40) is None
+    assert cache.slot_of(GgufReader(model.read_bytes()), tmp_path, 1 << 40) is None
     monkeypatch.setenv("OXILLAMA_SIDECAR", "0")
     assert cache.sidecar_folder("auto") is None and cache.sidecar_folder(tmp_path) is None
     monkeypatch.setenv("OXILLAMA_SIDECAR", str(tmp_path))
