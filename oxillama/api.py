@@ -29,12 +29,12 @@ from oxillama.engine.request import Completion, Request, Stream, all_finished, f
 from oxillama.engine.rows import all_logits
 from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.siblings import Siblings, make_siblings
-from oxillama.engine.snapshot import EngineSnapshot
-from oxillama.engine.spill import spill, start
 from oxillama.errors import ConfigError, EmptySequence
 from oxillama.loaded import Loaded, Prompt
 from oxillama.model.load import ModelConfig
 from oxillama.opening import Progress
+from oxillama.snapshot.prefixes import spill, start
+from oxillama.snapshot.session import EngineSnapshot
 from oxillama.tokenizer import TokenizerBridge
 
 __all__ = ["EngineConfig", "InferenceEngine", "cpu_info", "load", "load_model_from_bytes"]
@@ -400,7 +400,7 @@ class InferenceEngine:
 
     def snapshot(self, **options: Any) -> bytes:
         """The session that `generate(None)` would go on with, whole, as bytes; options are those of
-        `Snapshots.take` (engine.snapshot).
+        `Snapshots.take` (snapshot.session).
         """
         return self._last().snapshot(**options)
 
@@ -469,9 +469,13 @@ class InferenceEngine:
         """
         return spill(self._loaded.core.saved(), path)
 
-    def load_prefixes(self, path: str | Path) -> int:
-        """Start from the prefixes of a file, as far as there is room; returns how many."""
-        return start(self._loaded.core.saved(), path)
+    def load_prefixes(self, path: str | Path, *, trust: bool = False) -> int:
+        """Start from the prefixes of a file, as far as there is room; returns how many.
+
+        Stored prefixes answer every request that begins so: a file that this user did not save is
+        refused (SnapshotIncompatible), unless trust=True says that its origin is known.
+        """
+        return start(self._loaded.core.saved(), path, trust=trust)
 
     def _last(self) -> Session:
         """The session that a snapshot saves."""

@@ -71,6 +71,16 @@ class EngineError(OxillamaError, RuntimeError):
     """The engine cannot serve: closed, failed, forked, or without a model."""
 
 
+class WeightsDamaged(EngineError):
+    """Packed weights on disk were not what had been written, or not those of the model's file: what
+    was generated since the model was loaded may be wrong. The file is removed; load the model again.
+    """
+
+
+class DamagedWeightsWarning(UserWarning):
+    """The same, for results that callers already have."""
+
+
 class RewindError(EngineError):
     """A past cannot be cut back to the position asked for; `NotSupported` and `PositionBeyondEnd`
     say why.

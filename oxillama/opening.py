@@ -16,10 +16,10 @@ from oxillama._core.tape import Batch, CancelFlag
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Vocabulary
-from oxillama.engine.snapshot import Snapshots
 from oxillama.errors import ConfigError, TokenizerError
 from oxillama.gguf import GgufReader
 from oxillama.model.load import Model, load_model
+from oxillama.snapshot.session import Snapshots
 from oxillama.tokenizer import TokenizerBridge
 from oxillama.toolcalls import restore_state
 
@@ -91,6 +91,8 @@ def _serving(
 ) -> Opened:
     """A loaded model with its core, vocabulary and place of snapshots."""
     core = core_over(model, config, eog_ids=bridge.eog_ids if bridge else ())
+    if model.verifier is not None:
+        model.verifier.tell(core.fail)
     vocabulary = Vocabulary(bridge, model.config.vocab_size) if bridge else None
     naming = {"architecture": model.config.architecture, "name": model.config.name}
     core.snapshots = Snapshots(

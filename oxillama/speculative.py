@@ -26,11 +26,11 @@ from oxillama.engine.drafting import ModelDrafter
 from oxillama.engine.generation import Options, sampler_of
 from oxillama.engine.request import Completion, Request, Stream, finished
 from oxillama.engine.session import Session
-from oxillama.engine.specsnapshot import SpecSnapshot
 from oxillama.engine.speculation import Candidates, Drafter, Silent, SpecStats
 from oxillama.errors import ConfigError, OxillamaError, SamplingError, SpecSnapshotIncompatible
 from oxillama.gguf import check_apart
 from oxillama.sampling import Sampler, SamplerConfig
+from oxillama.snapshot.speculation import SpecSnapshot
 
 Model = str | Path | InferenceEngine | None
 
@@ -162,7 +162,7 @@ class SpeculativeEngine:
 
     def snapshot(self) -> bytes:
         """The session that `generate(None)` would go on with, the draft's beside it; see
-        `engine.specsnapshot`.
+        `snapshot.speculation`.
         """
         target, drafter, session = self.target, self.drafter, self.target._last()
         core = drafter.core

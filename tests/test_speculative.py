@@ -13,7 +13,7 @@ import pytest
 
 import oxillama
 from oxillama.drafts import choose_draft, requantised_draft
-from oxillama.engine.specsnapshot import SpecSnapshot
+from oxillama.snapshot.speculation import SpecSnapshot
 from oxillama.speculative import SpeculativeConfig, SpeculativeEngine
 
 SEEDED = oxillama.SamplerConfig(temperature=0.9, top_p=0.95, repetition_penalty=1.1)

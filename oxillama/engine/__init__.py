@@ -22,7 +22,6 @@ no tensor is known here.
   forced       what a grammar leaves no choice about
   drafting     candidates from a second model
   vocabularies whether a draft's tokens can stand for a target's, and how
-  specsnapshot a speculating session as bytes
   ahead        a draft model that works while the target verifies
   rewind       what can go back to an earlier position
   drafters     what `speculative=` may be
@@ -30,10 +29,6 @@ no tensor is known here.
   batching     from a plan to the arrays of a step
   harvest      what a finished step gives to whom
   postprocess  what follows from a row of logits
-  snapshot   EngineSnapshot, Snapshots: a session as bytes and back, exact at any token
-  spill        stored prefixes in a file
-  envelope     their container: sections under hashes
-  transfer     pages out of the pool as bytes, and back
   asynchronous AsyncEngine: the same for asyncio
   raw        RawLoop and diagnose: the program without the engine
   embedding  PoolingMode and exact pooling over chunks

@@ -45,7 +45,14 @@ from oxillama.engine.room import Room
 from oxillama.engine.scheduler import Scheduler, SchedulerConfig, State, Ticket
 from oxillama.engine.session import Session
 from oxillama.engine.speculation import propose
-from oxillama.errors import Cancelled, ConfigError, ContextError, EngineError, SnapshotIncompatible
+from oxillama.errors import (
+    Cancelled,
+    ConfigError,
+    ContextError,
+    EngineError,
+    SnapshotIncompatible,
+    WeightsDamaged,
+)
 
 _CLOSE = object()
 _BUSY = "session: a request is running on it, wanted an idle session"
@@ -142,7 +149,7 @@ class EngineCore:
                 f"engine: belongs to process {self._pid}, this is process {os.getpid()}; wanted spawn, not fork"
             )
         if self._failure is not None:
-            raise EngineError(str(self._failure)) from self._failure.__cause__
+            raise type(self._failure)(str(self._failure)) from self._failure.__cause__
         if self._closed:
             raise EngineError("engine: is closed")
 
@@ -481,10 +488,23 @@ class EngineCore:
             self._flag.set()
         self._inbox.put(partial(self._register.end, request, "cancelled"))
 
+    def fail(self, error: WeightsDamaged) -> None:
+        """End every request in flight with an error, and refuse all that come later; from any
+        thread.
+        """
+        self._failure = error
+        self._inbox.put(partial(_raise, error))  # requests are ended by the loop alone
+
     def _fail(self, error: BaseException) -> None:
         """The loop broke: everybody in flight learns why, and so does whoever comes later."""
-        failure = EngineError(f"engine: failed in its step loop, {type(error).__name__}: {error}")
-        failure.__cause__ = error
+        failure: EngineError
+        if isinstance(error, WeightsDamaged):
+            failure = error
+        else:
+            failure = EngineError(
+                f"engine: failed in its step loop, {type(error).__name__}: {error}"
+            )
+            failure.__cause__ = error
         self._failure = failure
         self._register.end_all(failure)
 
@@ -498,3 +518,7 @@ class EngineCore:
                 thread is None or not thread.is_alive() or thread is threading.current_thread()
             ):
                 self._register.end_all(None)
+
+
+def _raise(error: BaseException) -> None:
+    raise error

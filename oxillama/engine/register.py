@@ -164,7 +164,7 @@ class Register:
             if failure is None:
                 self.end(request, "cancelled")
                 continue
-            told = EngineError(str(failure))
+            told = type(failure)(str(failure))
             told.__cause__ = failure.__cause__
             try:
                 self.end(request, None, told)

@@ -11,7 +11,7 @@ its loop alone touches it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager
 from operator import index
 from os import PathLike
@@ -57,6 +57,7 @@ class Session:
         "busy",
         "grammar",
         "kv",
+        "origin",
         "owner",
         "pending",
         "sampler",
@@ -79,7 +80,16 @@ class Session:
         # the next text is the first: without the vocabulary's leading space
         self.at_start = False
         self.adapters = adapters
+        # what its pages may be exchanged with besides: None, every session of this engine
+        self.origin: Hashable = None
         self.busy = False
+
+    @property
+    def cache_key(self) -> Hashable:
+        """Sessions of equal keys may share pages by the prefix cache. A restored session shares
+        with its own forks only: its pages came from a file, which nothing proves to be right.
+        """
+        return self.adapters if self.origin is None else (self.origin, self.adapters)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -94,6 +104,7 @@ class Session:
     def twin(self) -> Session:
         """A fork that nobody keeps, for whoever has the engine's lock and gives its pages back."""
         twin = Session(self.owner, self.kv.fork(), adapters=self.adapters)
+        twin.origin = self.origin
         twin.tokens, twin.start, twin.pending, twin.at_start = (
             list(self.tokens),
             self.start,

@@ -5,8 +5,7 @@ tape and packed.
 has one file each, `tensors` names weights, `state` says what layers keep, `accounts` holds every
 hyper-parameter of a file to account, `lower` fuses and assigns slots, `ops` says in numpy what every
 op of the tape means, `reference` runs that meaning, `rope` reads how positions are rotated, `load`
-ties them together, `packing` packs weights while a model already answers; `sidecar`, `sidecars` and `keeper`
-keep packed weights on disk. Nothing here knows about requests or sessions.
+ties them together. Nothing here knows about requests or sessions.
 """
 
 from .load import Model, ModelConfig, architectures, load_model

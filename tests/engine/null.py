@@ -136,7 +136,9 @@ def request(
 ) -> Request:
     """A generation over token ids, not yet submitted."""
     session = session or engine.new_session(prompt)
-    session.sampler = session.sampler or Sampler(sampler or SamplerConfig.greedy(), VOCAB)
+    if session.sampler is None:
+        session.sampler = Sampler(sampler or SamplerConfig.greedy(), VOCAB)
+        session.sampler.accept_prompt(session.tokens)  # as every request of the engine does
     made = engine.request(session)
     made.prompt_tokens, made.max_tokens = len(session.tokens), max_tokens
     for name, value in attributes.items():
@@ -147,6 +149,7 @@ def request(
 def solo(prompt, max_tokens: int = 8, sampler: SamplerConfig | None = None) -> list[int]:
     """What a request must give whoever else is there: sampling over hashes, no engine at all."""
     tokens, draw = list(prompt), Sampler(sampler or SamplerConfig.greedy(), VOCAB)
+    draw.accept_prompt(tokens)
     for _ in range(max_tokens):
         token = draw.sample(hashed(tokens, VOCAB))
         draw.accept(token)

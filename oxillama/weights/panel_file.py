@@ -1,29 +1,28 @@
-"""Sidecars: packed weights on disk, mapped read-only and shared, so that a model that was loaded
+"""Packed weights in a file, mapped read-only and shared by processes, so that a model that was loaded
 once need not be packed again.
 
-    "OXPANEL2" | u64 length of the JSON | BLAKE3 of the JSON | JSON: key, names, size, sections,
-    probe | zeros up to 2 MB | sections, each at 4096 n
+    "OXPANEL3" | u64 length of the JSON | BLAKE3 of the JSON | JSON: key, names, size, sections,
+    probe, whole | zeros up to 2 MB | sections, each at 4096 n
 
-A sidecar is found by its key: the panel layout of this build, the byte order, and for every file of
-the model its size, time of change and the BLAKE3 of its ends. At its opening the header's hash, the
-file's length, the place and shape of every section and sixteen probes are checked, at a cost that
-does not grow with the model (`verify` hashes all of it). Whatever does not hold is logged and
-ignored, and the sidecar is written again: loading never fails because of one.
+key: the identity of the model's files (`identity`). sections: name, first row, rows, format,
+columns, offset, size, BLAKE3 of each matrix. whole: BLAKE3 of every byte of each file of the model.
+
+When it is opened, the header's hash, the file's length, the identity, the place and shape of every
+section and sixteen pages are checked, at a cost that does not grow with the model. `verifier`
+compares every section and the model's files with their hashes in the background. What is not as it
+should be is logged and ignored, and the file is written again: loading never fails because of one.
 
 Sections begin at 2 MB and are written 2 MB at a time, because a system that keeps files in large
-pages makes a page of what is written together, and a token reads all of them. Where sidecars lie is
-said in `sidecars`, when they are written in `keeper`.
+pages makes a page of what is written together, and a token reads all of them.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import mmap
 import os
 import stat
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -32,14 +31,19 @@ from typing import BinaryIO
 
 from blake3 import blake3
 
-from oxillama._core.kernels import PANEL_LAYOUT
 from oxillama._core.panels import PackedMatrix, fault_in
 from oxillama._core.pool import available_bytes
+from oxillama.durable import write_at
 from oxillama.errors import QuantError
-from oxillama.gguf import GgufReader
-from oxillama.gguf.source import open_without_waiting
+from oxillama.gguf.source import Shard, open_without_waiting
+from oxillama.weights.identity import Identity, unchanged
 
-MAGIC = b"OXPANEL2"
+try:
+    import fcntl
+except ImportError:  # Windows, where a file that is open cannot be removed
+    fcntl = None  # type: ignore[assignment]
+
+MAGIC = b"OXPANEL3"
 PIECE = 2 << 20  # bytes written at a time: a large page
 # bytes between two syncs, so that little is ever on its way to the disk
 _SYNC = 16 * PIECE
@@ -65,47 +69,67 @@ class Wanted:
 
 
 class GivenUp(Exception):
-    """Raised by a `pause` to end the writing of a sidecar, of which nothing stays."""
+    """Raised by a `pause` to end the writing of a file, of which nothing stays."""
 
 
-def key_of(reader: GgufReader) -> dict | None:
-    """What a sidecar of these files must have been made from; None where they came from memory."""
-    files = []
-    for shard in reader.shards:
-        if shard.path is None:
-            return None
-        try:
-            found = os.stat(shard.path)
-        except OSError:
-            return None
-        ends = [
-            blake3(shard.buffer[: 1 << 16]).hexdigest(),
-            blake3(shard.buffer[-(1 << 16) :]).hexdigest(),
-        ]
-        files.append([found.st_size, found.st_mtime_ns, *ends])
-    return {"layout": PANEL_LAYOUT, "byteorder": sys.byteorder, "files": files}
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The panels of one matrix: where they lie in the file, and their BLAKE3 in hexadecimal."""
+
+    name: str
+    offset: int
+    size: int
+    digest: str
 
 
-def path_of(folder: Path, key: dict) -> Path:
-    """Where the sidecar of a key lies."""
-    return folder / f"{blake3(json.dumps(key).encode()).hexdigest()[:32]}.panels"
+@dataclass(frozen=True, slots=True)
+class MappedPanels:
+    """Packed weights mapped from a file. whole: BLAKE3 of each file of the model they were made
+    from.
+    """
+
+    path: Path
+    file: tuple[int, int]  # device and inode
+    view: memoryview
+    matrices: Mapping[Key, PackedMatrix]
+    sections: tuple[Section, ...]
+    whole: tuple[str, ...]
+
+    def remove(self) -> None:
+        """Remove the file, unless another has taken its place."""
+        with suppress(OSError):
+            status = os.stat(self.path)
+            if (status.st_dev, status.st_ino) == self.file:
+                os.unlink(self.path)
+
+
+def path_of(folder: Path, key: Identity) -> Path:
+    """Where the packed weights of a model lie: by the place of its files, so that those of a file
+    that was changed take the place of the old ones.
+    """
+    place = [key["layout"], key["byteorder"], [one[:2] for one in key["files"]]]
+    return folder / f"{blake3(json.dumps(place).encode()).hexdigest()[:32]}.panels"
 
 
 # ---- reading
 # -------------------------------------------------------------------------------------------------------------
 
 
-def open_sidecar(
-    path: Path, key: dict, wanted: Mapping[Key, Wanted], *, num_threads: int = 0
-) -> dict[Key, PackedMatrix] | None:
-    """The weights of a sidecar, mapped and in memory; None where there is none or it does not hold,
+def open_panels(
+    path: Path, key: Identity, wanted: Mapping[Key, Wanted], *, num_threads: int = 0
+) -> MappedPanels | None:
+    """The weights of a file, mapped and in memory; None where there is none or it does not hold,
     which is logged.
     """
     try:
-        header, view = _mapped(path)
+        header, view, file = _mapped(path)
         if header["key"] != key:
             raise ValueError("it was made from other files")
-        found = _matrices(view, header["sections"], wanted)
+        matrices = _matrices(view, header["sections"], wanted)
+        sections = tuple(Section(one[0], *one[5:]) for one in header["sections"])
+        whole = tuple(map(str, header["whole"]))
+        if len(whole) != len(key["files"]):
+            raise ValueError(f"{len(whole)} hashes of {len(key['files'])} files")
         free = available_bytes()
         if free is None or len(view) < free:  # else it would drive out what is in use
             fault_in(view, num_threads=num_threads)
@@ -121,13 +145,13 @@ def open_sidecar(
     except _DAMAGED as error:
         log.warning("sidecar %s is left out and will be written again: %s", path, error)
         return None
-    return found
+    return MappedPanels(path, file, view, matrices, sections, whole)
 
 
 def verify(path: str | os.PathLike) -> bool:
     """Whether every byte of a sidecar is what was written; reads all of it."""
     try:
-        header, view = _mapped(path)
+        header, view, _ = _mapped(path)
         return all(
             blake3(view[offset : offset + size], max_threads=blake3.AUTO).hexdigest() == digest
             for *_, offset, size, digest in header["sections"]
@@ -147,17 +171,17 @@ def names_of(path: str | os.PathLike) -> tuple[str, ...]:
         return ()
 
 
-def _mapped(path: str | os.PathLike) -> tuple[dict, memoryview]:
-    """The header and the bytes of a sidecar whose length is what it says."""
+def _mapped(path: str | os.PathLike) -> tuple[dict, memoryview, tuple[int, int]]:
+    """The header and the bytes of a file whose length is what it says, with its device and inode."""
     with _opened(path) as file:
-        header = _header(file)
+        header, status = _header(file), os.fstat(file.fileno())
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     # before anything is looked at: what comes from the disk in small pages stays so
     with suppress(AttributeError, OSError):
         mapped.madvise(mmap.MADV_HUGEPAGE)
     if len(mapped) != header["size"]:
         raise ValueError(f"{len(mapped)} bytes, its header says {header['size']}")
-    return header, memoryview(mapped)
+    return header, memoryview(mapped), (status.st_dev, status.st_ino)
 
 
 @contextmanager
@@ -223,21 +247,23 @@ def _probe(view: memoryview, sections: Sequence[Sequence]) -> str:
 # -------------------------------------------------------------------------------------------------------------
 
 
-def write_sidecar(
+def write_panels(
     path: Path,
-    key: dict,
+    key: Identity,
     matrices: Mapping[Key, PackedMatrix],
     *,
-    names: Sequence[str] = (),
-    pause: Callable[[int, int], None] | None = None,
+    shards: Sequence[Shard] = (),
+    pause: Callable[[int, int], None] = lambda done, size: None,
 ) -> bool:
-    """Write a sidecar whole or not at all; False where another process is writing it, or has
-    written it meanwhile.
+    """Write a file whole or not at all; False where another process is writing it, or has written
+    it meanwhile.
 
-    `pause(written, size)` is called before each 2 MB and may wait, or raise GivenUp. OSError where
-    the disk refuses.
+    shards: the model's files, which are hashed. `pause(done, size)` is called before each 2 MB that
+    is written or hashed and may wait, or raise GivenUp, as this does for files that were changed.
+    OSError where the disk refuses.
     """
-    header, places = _laid_out(key, list(names), matrices)
+    names = [str(shard.label) for shard in shards]
+    header, places = _laid_out(key, names, matrices)
     temporary = path.with_name(path.name + ".tmp")
     file = _claimed(temporary)
     if file is None:
@@ -247,24 +273,19 @@ def write_sidecar(
             if _holds(path, header):
                 temporary.unlink(missing_ok=True)
                 return False
-            _write_sections(
-                file.fileno(), header, places, matrices, pause or (lambda written, size: None)
-            )
+            total = header["size"] + sum(len(shard.buffer) for shard in shards)
+            _write_sections(file.fileno(), header, places, matrices, pause, total)
+            _hash_files(header, shards, pause, total)
+            if not unchanged(shards):
+                raise GivenUp("the model's file was changed since it was loaded")
             with (
                 mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
                 memoryview(mapped) as view,
             ):
                 header["probe"] = _probe(view, header["sections"])
             text = json.dumps(header).encode()
-            _write(
-                file.fileno(),
-                [
-                    memoryview(
-                        MAGIC + len(text).to_bytes(8, "little") + blake3(text).digest() + text
-                    )
-                ],
-                0,
-            )
+            head = MAGIC + len(text).to_bytes(8, "little") + blake3(text).digest() + text
+            write_at(file.fileno(), 0, [head])
             os.fsync(file.fileno())
             os.replace(temporary, path)
         except BaseException:
@@ -283,7 +304,14 @@ def _laid_out(
             [name, start, rows, matrix.format, matrix.cols, position, matrix.nbytes, "0" * 64]
         )
         position += -(-matrix.nbytes // _PAGE) * _PAGE
-    header = {"key": key, "names": names, "size": position, "sections": sections, "probe": "0" * 64}
+    header = {
+        "key": key,
+        "names": names,
+        "size": position,
+        "sections": sections,
+        "probe": "0" * 64,
+        "whole": ["0" * 64 for _ in names],
+    }
     # no need of large pages where there is not even one
     step = PIECE if position >= PIECE else _PAGE
     # numbers grow by the header's length
@@ -297,7 +325,7 @@ def _laid_out(
 def _holds(path: Path, wanted: dict) -> bool:
     """Whether a sidecar of this header lies there already, as far as `open_sidecar` looks."""
     try:
-        header, view = _mapped(path)
+        header, view, _ = _mapped(path)
         return (
             header["key"] == wanted["key"]
             and header["size"] == wanted["size"]
@@ -309,12 +337,18 @@ def _holds(path: Path, wanted: dict) -> bool:
         return False
 
 
-def _claimed(temporary: Path):
+def _claimed(temporary: Path) -> BinaryIO | None:
     """The file to write into, locked and empty; None where another process has it."""
     os.makedirs(temporary.parent, mode=0o700, exist_ok=True)
-    file = os.fdopen(
-        os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "rb+", buffering=0
-    )
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    if fcntl is None:
+        with suppress(OSError):  # it is open elsewhere, or there is none
+            os.unlink(temporary)
+        try:
+            return os.fdopen(os.open(temporary, flags | os.O_EXCL, 0o600), "rb+", buffering=0)
+        except FileExistsError:
+            return None
+    file = os.fdopen(os.open(temporary, flags, 0o600), "rb+", buffering=0)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.stat(temporary).st_ino == os.fstat(file.fileno()).st_ino:
@@ -330,14 +364,18 @@ def _claimed(temporary: Path):
 
 
 def remove_abandoned(temporary: Path) -> None:
-    """Remove a sidecar's temporary file if nobody is writing it: under the writer's own lock, so
-    that none can begin meanwhile.
+    """Remove a temporary file if nobody is writing it: under the writer's own lock, so that none
+    can begin meanwhile.
     """
-    with suppress(OSError), open(temporary, "rb", opener=open_without_waiting) as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # else its writer has just renamed it
-        if os.stat(temporary).st_ino == os.fstat(file.fileno()).st_ino:
+    with suppress(OSError):
+        if fcntl is None:
             temporary.unlink()
+            return
+        with open(temporary, "rb", opener=open_without_waiting) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # else its writer has just renamed it
+            if os.stat(temporary).st_ino == os.fstat(file.fileno()).st_ino:
+                temporary.unlink()
 
 
 def _write_sections(
@@ -346,20 +384,44 @@ def _write_sections(
     places: Sequence[int],
     matrices: Mapping[Key, PackedMatrix],
     pause: Callable[[int, int], None],
+    total: int,
 ) -> None:
-    size, synced = header["size"], 0
+    synced = 0
     digests = [blake3() for _ in places]
-    os.ftruncate(descriptor, size)
+    os.ftruncate(descriptor, header["size"])
     for offset, views, hashed in _pieces(places, matrices):
-        pause(offset, size)
+        pause(offset, total)
         for index, view in hashed:
             digests[index].update(view)
-        _write(descriptor, views, offset)
+        write_at(descriptor, offset, views)
         if offset - synced >= _SYNC:
             _sync(descriptor)
             synced = offset
     for section, digest in zip(header["sections"], digests):
         section[7] = digest.hexdigest()
+
+
+def _hash_files(
+    header: dict, shards: Sequence[Shard], pause: Callable[[int, int], None], total: int
+) -> None:
+    done = header["size"]
+    for number, shard in enumerate(shards):
+        hasher = blake3()
+        for at in range(0, len(shard.buffer), PIECE):
+            pause(done + at, total)
+            hasher.update(shard.buffer[at : at + PIECE])
+            let_go(shard, at)
+        done += len(shard.buffer)
+        header["whole"][number] = hasher.hexdigest()
+
+
+def let_go(shard: Shard, at: int) -> None:
+    """Give a piece of a mapped file back to the system: it was read once, and is read again where
+    it is needed.
+    """
+    mapping = shard.buffer.obj
+    if isinstance(mapping, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+        mapping.madvise(mmap.MADV_DONTNEED, at, min(PIECE, len(mapping) - at))
 
 
 def _pieces(
@@ -387,14 +449,3 @@ def _pieces(
             at, position = at + len(part), position + len(part)
     if views:
         yield start, views, hashed
-
-
-def _write(descriptor: int, views: list[memoryview], offset: int) -> None:
-    while views:
-        written = os.pwritev(descriptor, views[:1000], offset)
-        offset += written
-        while views and written >= len(views[0]):
-            written -= len(views[0])
-            views = views[1:]
-        if written:
-            views = [views[0][written:], *views[1:]]

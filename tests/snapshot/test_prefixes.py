@@ -7,7 +7,7 @@ import pytest
 import oxillama
 from oxillama import InferenceEngine, SamplerConfig
 from oxillama.errors import ConfigError, ModelFingerprintMismatch, SnapshotIncompatible
-from tests.engine.saved import at, parts, remade, state_of
+from tests.snapshot.saved import at, parts, remade, state_of
 
 SEEDED = SamplerConfig(temperature=1.0, seed=5)
 COMMON = [(7 * i + 3) % 80 for i in range(37)]

@@ -11,7 +11,7 @@ import oxillama
 from oxillama import EngineSnapshot
 from oxillama._core.kernels import PANEL_LAYOUT
 from oxillama.errors import EngineError, PoolError, SnapshotIncompatible
-from tests.engine.saved import PROMPT, SEEDED, at, parts, remade, state_of
+from tests.snapshot.saved import PROMPT, SEEDED, at, parts, remade, state_of
 
 
 def test_a_pool_without_room_refuses_and_takes_nothing(small):

@@ -16,8 +16,8 @@ from typing import Any
 
 from blake3 import blake3
 
-from oxillama.engine.envelope import Buffer, Envelope, Kind, dump_facts, load_facts, seal
 from oxillama.errors import SpecSnapshotIncompatible
+from oxillama.snapshot.container import Buffer, Envelope, Kind, dump_facts, load_facts, seal
 
 KIND = Kind(b"OXISPEC1", 1, SpecSnapshotIncompatible)
 _MOST_FACTS = 1 << 26

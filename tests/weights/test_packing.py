@@ -18,7 +18,8 @@ from oxillama._core.kernels import packable_formats
 from oxillama._core.tape import Batch, CancelFlag
 from oxillama.errors import Cancelled
 from oxillama.gguf import GgufReader
-from oxillama.model import load, load_model, packing
+from oxillama.model import load, load_model
+from oxillama.weights import packing
 from tests.model import tiny
 from tests.model.test_compiled import logits
 
@@ -315,7 +316,7 @@ def test_a_sidecar_of_a_model_that_was_closed_at_once_is_that_of_a_packed_one(
         for _ in range(steps):
             logits(model, IDS[:3])
         model.end(keep=True)
-        assert model.keeper.written
+        assert model.writer.written
         (file,) = (tmp_path / name).iterdir()
         files.append(file.read_bytes())
     assert files[0] == files[1]
@@ -362,7 +363,8 @@ def test_a_child_of_one_that_was_packing_packs_for_itself_on_one_thread(path):
 import os, sys, threading
 import numpy as np
 from oxillama.gguf import GgufReader
-from oxillama.model import load, load_model, packing
+from oxillama.model import load, load_model
+from oxillama.weights import packing
 from tests.model.test_compiled import logits
 load.PACKED_AT_ONCE, packing.UNIT = 0, 4096
 load.Packer = lambda *some: None
@@ -392,7 +394,8 @@ assert os.waitpid(child, 0)[1] == 0
 def test_an_interpreter_that_ends_while_it_packs_ends_well(path):
     code = f"""
 import oxillama
-from oxillama.model import load, packing
+from oxillama.model import load
+from oxillama.weights import packing
 load.PACKED_AT_ONCE, packing.UNIT = 0, 1
 engine = oxillama.load({str(path)!r}, sidecar=False)
 """

@@ -97,6 +97,10 @@ class Section:
         return _ENCODINGS[self.encoding]
 
 
+# a section made of the hashes of those before it, by name
+OfDigests = Callable[[Mapping[str, bytes]], Buffer]
+
+
 def seal(
     kind: Kind, sections: Mapping[str, Buffer | Sequence[Buffer]], *, compress: Collection[str] = ()
 ) -> list[Buffer]:
@@ -117,26 +121,30 @@ def seal(
 def write_sealed(
     path: str | os.PathLike,
     kind: Kind,
-    sections: Mapping[str, Buffer | Sequence[Buffer] | Pieces],
+    sections: Mapping[str, Buffer | Sequence[Buffer] | Pieces | OfDigests],
     *,
     compress: Collection[str] = (),
 ) -> None:
     """A container in a file, in one step (see `durable`): the same bytes as `seal` makes, hashed
-    while they are written.
+    while they are written. A section that is a function is called with the hashes of those before
+    it.
     """
     start = _PROLOGUE.size + _ENTRY.size * len(sections)
     with replacing(path) as fd:
-        lines = []
+        lines, digests = [], {}
         with Writer(fd, start) as out:
             for name, content in sections.items():
+                if callable(content):
+                    content = content(digests)
                 pieces, plain = _stored(content, name in compress)
                 hasher, before = blake3(), out.offset
                 for batch in _batches(pieces):
                     out.write(batch)
                     for piece in batch:
                         hasher.update(piece)
+                digests[name] = hasher.digest()
                 lines.append(
-                    _line(name, name in compress, out.offset - before, plain, hasher.digest())
+                    _line(name, name in compress, out.offset - before, plain, digests[name])
                 )
         write_at(fd, 0, [_header(kind, lines, out.offset - start)])
 

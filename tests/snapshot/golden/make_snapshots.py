@@ -1,7 +1,7 @@
 """Makes the golden snapshots of the present format versions, from the embedded model: run once per
 version, then kept for ever.
 
-    python tests/engine/golden/make_snapshots.py
+    python tests/snapshot/golden/make_snapshots.py
 
 Beside `snapshot-vN.oxisnap` goes `snapshot-vN.json`: the tokens that must follow, drawn here
 without a stop in between; beside `speculation-vN.oxispec` the tokens that the same engine says
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import oxillama
 from oxillama import SamplerConfig
-from oxillama.engine.snapshot import KIND
-from oxillama.engine.specsnapshot import KIND as SPEC_KIND
+from oxillama.snapshot.session import KIND
+from oxillama.snapshot.speculation import KIND as SPEC_KIND
 from oxillama.speculative import SpeculativeConfig, SpeculativeEngine
 
 FOLDER = Path(__file__).parent

@@ -4,22 +4,28 @@
     file --start--> the same prefixes, as far as there is room, the most recently used first
 
 The container is that of snapshots, kind "prefix"; what is said there of refusals and of writing
-holds here. Prefixes of sessions with adapters are left out: nothing in a file could tell their key.
+holds here. Prefixes of sessions with adapters are left out: nothing in a file could name their key.
+
+Stored prefixes answer every request that begins so, so a file must show who wrote it: section `mac`
+is a hash of all others under the user's key (`key`). A file without it, or of another user, is
+refused unless the caller vouches for it.
 """
 
 from __future__ import annotations
 
+import hmac
 import os
 from itertools import accumulate
 
 import numpy as np
 
-from oxillama.engine.envelope import Envelope, dump_facts, load_facts, typed, write_sealed
 from oxillama.engine.prefix import PrefixKvCache
-from oxillama.engine.snapshot import KIND, Snapshots, whole
-from oxillama.engine.transfer import PageCopy, fill_pages
 from oxillama.errors import ConfigError, SnapshotIncompatible
 from oxillama.gguf import ModelFingerprint, check_apart
+from oxillama.snapshot import key as user_key
+from oxillama.snapshot.container import Envelope, dump_facts, load_facts, typed, write_sealed
+from oxillama.snapshot.pages import PageCopy, fill_pages
+from oxillama.snapshot.session import KIND, Snapshots, whole
 
 _MOST = 1 << 30  # bytes of tokens, and of tables
 
@@ -29,6 +35,7 @@ def spill(room: Snapshots, path: str | os.PathLike) -> int:
     cache, and no request waits.
     """
     check_apart("save_prefixes", path, room.core.files())
+    secret = user_key.make_key()
     core, size = room.core, room.core.pool.page_size
     cache, model = _cache(room), room.fingerprint()
     with core.lock:
@@ -60,6 +67,11 @@ def spill(room: Snapshots, path: str | os.PathLike) -> int:
                 "tokens": np.array([token for tokens, _ in found for token in tokens], "<i4"),
                 "tables": np.array([number[page] for _, pages in found for page in pages], "<i4"),
                 "kv": copy,
+                **(
+                    {}
+                    if secret is None
+                    else {"mac": lambda digests: user_key.authenticate(secret, digests)}
+                ),
             },
         )
     finally:
@@ -68,12 +80,13 @@ def spill(room: Snapshots, path: str | os.PathLike) -> int:
     return len(found)
 
 
-def start(room: Snapshots, path: str | os.PathLike) -> int:
+def start(room: Snapshots, path: str | os.PathLike, *, trust: bool = False) -> int:
     """Store the prefixes of a file beside those that are there; returns how many found room in free
     pages and within the cache's limits.
 
-    SnapshotIncompatible or ModelFingerprintMismatch for a file that is malformed or of another
-    model; nothing has changed then.
+    trust: take a file that this user's key does not prove. SnapshotIncompatible or
+    ModelFingerprintMismatch for a file that is malformed, of another model or of another user;
+    nothing has changed then.
     """
     cache, core = _cache(room), room.core
     own: dict[int, int] = {}
@@ -81,6 +94,8 @@ def start(room: Snapshots, path: str | os.PathLike) -> int:
         with Envelope.open(KIND, path) as saved:
             with typed(KIND, "prefixes"):
                 tokens, tables, pages = _read(room, saved)
+            if not trust:
+                _check_author(saved)
             with core.lock:
                 chosen, needed = _chosen(cache, tables, pages)
                 for index in needed:
@@ -96,6 +111,23 @@ def start(room: Snapshots, path: str | os.PathLike) -> int:
         with core.lock:
             for page in own.values():
                 core.pool.free(page)
+
+
+def _check_author(saved: Envelope) -> None:
+    """Refuse a file that this user's key does not prove."""
+    secret = user_key.read_key()
+    if secret is None or "mac" not in saved.sections:
+        lacks = "no section mac" if "mac" not in saved.sections else "no key of this user"
+        raise SnapshotIncompatible(
+            f"mac: found {lacks}, wanted prefixes that this user saved; trust=True takes those of others"
+        )
+    digests = {name: each.digest for name, each in saved.sections.items() if name != "mac"}
+    found = bytes(saved.read("mac", exactly=user_key.KEY_BYTES))
+    if not hmac.compare_digest(found, user_key.authenticate(secret, digests)):
+        raise SnapshotIncompatible(
+            "mac: is not that of this user's key, wanted prefixes that this user saved; "
+            "trust=True takes those of others"
+        )
 
 
 def _chosen(
@@ -139,7 +171,7 @@ def _read(room: Snapshots, saved: Envelope) -> tuple[list[list[int]], list[list[
             f"vocab: the snapshot has {facts['vocab']!r}, this engine {core.program.vocab_size!r}"
         )
     room.check_pages(facts["kv"])
-    saved.expect(("facts", "lengths", "tokens", "tables", "kv"))
+    saved.expect(("facts", "lengths", "tokens", "tables", "kv"), optional=("mac",))
     pages, count = whole(facts["pages"], 0, "pages"), whole(facts["sequences"], 0, "sequences")
     lengths = np.frombuffer(saved.read("lengths", exactly=4 * count), "<i4").tolist()
     tokens, tables = (

@@ -17,7 +17,9 @@ fits this engine, before anything of the engine changes but pages that nobody ha
    leaves it as it was.
 4. What cannot be saved whole is refused by name: adapters, and functions unless they are given
 again. 5. Taking a snapshot changes nothing, and stops no other session: pages are shared while they
-are copied, and whoever writes gets a copy.
+are copied, and whoever writes gets a copy. 6. Pages of a restored session serve that session and
+its forks, and no other request: hashes prove that a file is whole, not that its keys and values
+are those of its tokens.
 """
 
 from __future__ import annotations
@@ -34,7 +36,14 @@ from oxillama._core.kernels import PANEL_LAYOUT
 from oxillama._core.pool import KV_BLOCK
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.envelope import (
+from oxillama.engine.generation import Vocabulary, sampler_of
+from oxillama.engine.session import Session
+from oxillama.engine.stops import StopText
+from oxillama.errors import ConfigError, EngineError, PoolError, SnapshotIncompatible
+from oxillama.gguf import PROBE_BYTES, GgufReader, ModelFingerprint, check_apart
+from oxillama.grammar.automaton import MOST_SAVED
+from oxillama.sampling import Sampler, SamplerConfig
+from oxillama.snapshot.container import (
     Buffer,
     Envelope,
     Kind,
@@ -44,14 +53,7 @@ from oxillama.engine.envelope import (
     typed,
     write_sealed,
 )
-from oxillama.engine.generation import Vocabulary, sampler_of
-from oxillama.engine.session import Session
-from oxillama.engine.stops import StopText
-from oxillama.engine.transfer import PageCopy, fill_pages
-from oxillama.errors import ConfigError, EngineError, PoolError, SnapshotIncompatible
-from oxillama.gguf import PROBE_BYTES, GgufReader, ModelFingerprint, check_apart
-from oxillama.grammar.automaton import MOST_SAVED
-from oxillama.sampling import Sampler, SamplerConfig
+from oxillama.snapshot.pages import PageCopy, fill_pages
 
 KIND = Kind(b"OXISNAP1", 1, SnapshotIncompatible)
 _ALWAYS, _SOMETIMES = ("facts", "tokens"), ("pending", "sampler", "constraint", "kv")
@@ -348,7 +350,7 @@ class Snapshots:
         limit = max(0, len(session.tokens) - (session.pending is None))
         own = min(kv.length, limit)
         if core.prefix is not None and own < limit:
-            hit = core.prefix.share(session.tokens, limit, key=session.adapters)
+            hit = core.prefix.share(session.tokens, limit, key=session.cache_key)
             if hit.length > own:
                 return PageCopy.of_sequence(core.pool, hit.pages, hit.length)
             for page in hit.pages:
@@ -437,6 +439,7 @@ class Snapshots:
             )
         session = core.new_session(tokens.tolist())
         session.start, session.pending = whole(facts["start"], 0, "start", most=count), pending
+        session.origin = object()  # invariant 6
         if length:
             saved.check("kv", exactly=-(-length // core.pool.page_size) * core.memory.page_bytes)
         self._equip(session, saved, facts, processors)

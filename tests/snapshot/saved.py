@@ -7,8 +7,8 @@ from pathlib import Path
 
 import oxillama
 from oxillama import SamplerConfig
-from oxillama.engine.envelope import Envelope, dump_facts, seal
-from oxillama.engine.snapshot import KIND
+from oxillama.snapshot.container import Envelope, dump_facts, seal
+from oxillama.snapshot.session import KIND
 from tests.model import tiny
 
 SEEDED = SamplerConfig(temperature=1.0, seed=5)

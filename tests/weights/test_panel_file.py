@@ -16,8 +16,8 @@ from oxillama._core.panels import PackedMatrix
 from oxillama._core.tape import Batch
 from oxillama.errors import ConfigError
 from oxillama.gguf import GgufReader
-from oxillama.model import sidecar, sidecars
 from oxillama.model.load import load_model
+from oxillama.weights import cache, panel_file
 from tests.model import tiny
 
 
@@ -39,8 +39,8 @@ def loaded(path, folder):
     writes is written.
     """
     model = load_model(GgufReader(path), num_threads=2, sidecar=folder)
-    if model.keeper is not None:
-        model.keeper.finish()
+    if model.writer is not None:
+        model.writer.finish()
     memory = model.page_memory()
     memory.ensure(1)
     ids = np.arange(8, dtype=np.int32)
@@ -61,7 +61,7 @@ def test_a_model_from_its_sidecar_has_the_same_bits(model, tmp_path, monkeypatch
     folder = tmp_path / "sidecars"
     packed = loaded(model, folder)
     written = only(folder)
-    assert sidecar.verify(written)
+    assert panel_file.verify(written)
     monkeypatch.setattr("oxillama.model.load.Packing", lambda *_, **__: pytest.fail("packed again"))
     assert np.array_equal(loaded(model, folder), packed)
     assert np.array_equal(loaded(model, str(folder)), packed)
@@ -79,7 +79,7 @@ def test_a_model_changed_in_place_or_replaced_never_meets_the_old_sidecar(model,
     changed = loaded(model, folder)
     assert not np.array_equal(before, changed)
     assert np.array_equal(changed, loaded(model, False))
-    assert len(list(folder.glob("*.panels"))) == 2 and other.exists()
+    assert only(folder) == other  # it took the place of the old one
 
 
 def damage(path, how):
@@ -111,7 +111,9 @@ def damage(path, how):
 
 def headed(text):
     """The beginning of a sidecar whose header is so and in order."""
-    return sidecar.MAGIC + len(text).to_bytes(8, "little") + sidecar.blake3(text).digest() + text
+    return (
+        panel_file.MAGIC + len(text).to_bytes(8, "little") + panel_file.blake3(text).digest() + text
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,7 @@ def test_a_damaged_sidecar_is_left_out_with_a_warning_and_written_again(
     written = only(folder)
     good = written.read_bytes()
     damage(written, how)
-    assert sidecar.verify(written) == (how in ("missing", "shape"))
+    assert panel_file.verify(written) == (how in ("missing", "shape"))
     with caplog.at_level(logging.WARNING, "oxillama.sidecar"):
         assert np.array_equal(loaded(model, folder), packed)
     assert "is left out and will be written again" in caplog.text
@@ -153,7 +155,9 @@ def test_a_header_nested_deeper_than_python_reads_is_damaged_to_everybody(
     written = only(folder)
     good = written.read_bytes()
     written.write_bytes(headed(text))
-    assert not sidecar.verify(written) and [one.names for one in sidecars.entries(folder)] == [()]
+    assert not panel_file.verify(written) and [
+        one.names for one in cache.PackedWeightCache(folder).entries()
+    ] == [()]
     with caplog.at_level(logging.WARNING, "oxillama.sidecar"):
         assert np.array_equal(loaded(model, folder), packed)
     assert (
@@ -169,22 +173,29 @@ def test_a_pipe_in_the_place_of_a_sidecar_hangs_nobody_and_is_replaced(model, tm
     written.unlink()
     os.mkfifo(written)
     code = (
-        "import sys\nfrom pathlib import Path\nfrom oxillama.gguf import GgufReader\nfrom oxillama.model import load_model, sidecar, sidecars\n"
+        "import sys\nfrom pathlib import Path\nfrom oxillama.gguf import GgufReader\n"
+        "from oxillama.model import load_model\nfrom oxillama.weights import cache, panel_file\n"
         f"path = Path({str(written)!r})\n"
-        "assert not sidecar.verify(path) and sidecar.names_of(path) == () and sidecars.entries(path.parent) == []\n"
+        "assert not panel_file.verify(path) and panel_file.names_of(path) == () and cache.PackedWeightCache(path.parent).entries() == []\n"
         f"load_model(GgufReader({str(model)!r}), sidecar=path.parent).end(keep=True)"
     )
     subprocess.run(
-        [sys.executable, "-c", code], check=True, cwd=Path(sidecar.__file__).parents[2], timeout=20
+        [sys.executable, "-c", code],
+        check=True,
+        cwd=Path(panel_file.__file__).parents[2],
+        timeout=20,
     )
     assert only(folder).read_bytes() == good
 
 
 def test_a_pipe_in_the_place_of_a_temporary_file_hangs_nobody_and_is_removed(tmp_path):
     os.mkfifo(tmp_path / "x.panels.tmp")
-    code = f"from pathlib import Path\nfrom oxillama.model import sidecars\nsidecars.clear(Path({str(tmp_path)!r}))"
+    code = f"from pathlib import Path\nfrom oxillama.weights import cache\ncache.PackedWeightCache(Path({str(tmp_path)!r})).clear()"
     subprocess.run(
-        [sys.executable, "-c", code], check=True, cwd=Path(sidecar.__file__).parents[2], timeout=20
+        [sys.executable, "-c", code],
+        check=True,
+        cwd=Path(panel_file.__file__).parents[2],
+        timeout=20,
     )
     assert not list(tmp_path.iterdir())
 
@@ -197,18 +208,18 @@ def test_a_sidecar_whose_header_is_longer_than_a_page_holds(tmp_path, files, sec
         for i in range(sections)
     }
     key, path = (
-        {"files": [[123456, 1700000000000000000, "a" * 64, "b" * 64]] * files},
+        {"layout": 1, "byteorder": "little", "files": [], "more": ["a" * 200] * files},
         tmp_path / "x.panels",
     )
-    assert sidecar.write_sidecar(path, key, matrices)
+    assert panel_file.write_panels(path, key, matrices)
     assert 48 + int.from_bytes(path.read_bytes()[8:16], "little") > 4096
-    found = sidecar.open_sidecar(
-        path, key, dict.fromkeys(matrices, sidecar.Wanted("Q4_0", 16, 64)), num_threads=1
+    found = panel_file.open_panels(
+        path, key, dict.fromkeys(matrices, panel_file.Wanted("Q4_0", 16, 64)), num_threads=1
     )
-    assert {name: bytes(matrix) for name, matrix in found.items()} == {
+    assert {name: bytes(matrix) for name, matrix in found.matrices.items()} == {
         name: bytes(matrix) for name, matrix in matrices.items()
     }
-    assert not sidecar.write_sidecar(path, key, matrices)  # it lies there already
+    assert not panel_file.write_panels(path, key, matrices)  # it lies there already
 
 
 def test_a_flipped_byte_anywhere_is_found_by_the_full_check(model, tmp_path):
@@ -220,10 +231,10 @@ def test_a_flipped_byte_anywhere_is_found_by_the_full_check(model, tmp_path):
         for place in (offset, offset + size - 1):
             data[place] ^= 1
             written.write_bytes(data)
-            assert not sidecar.verify(written)
+            assert not panel_file.verify(written)
             data[place] ^= 1
     written.write_bytes(data)
-    assert sidecar.verify(written)
+    assert panel_file.verify(written)
 
 
 def test_sidecars_used_longest_ago_make_room_for_a_new_one(model, tmp_path, monkeypatch):
@@ -245,7 +256,8 @@ def test_sidecars_used_longest_ago_make_room_for_a_new_one(model, tmp_path, monk
         if i == 1:
             loaded(copies[0], folder)  # used again: the other one goes next
     keys = {
-        sidecar.path_of(folder, sidecar.key_of(GgufReader(copy))) for copy in (copies[0], copies[2])
+        cache.PackedWeightCache(folder).slot(GgufReader(copy)).path
+        for copy in (copies[0], copies[2])
     }
     assert set(folder.glob("*")) == keys
 
@@ -264,7 +276,7 @@ def test_a_sidecar_over_the_limit_or_on_a_full_disk_is_not_written_and_evicts_no
     assert only(folder).read_bytes() == before
     monkeypatch.delenv("OXILLAMA_SIDECAR_LIMIT")
     monkeypatch.setattr(
-        sidecars.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10, "total": 100})()
+        cache.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10, "total": 100})()
     )
     loaded(copy, folder)
     assert only(folder).read_bytes() == before
@@ -287,17 +299,21 @@ def test_an_interpreter_that_ends_at_once_has_written_its_sidecar(model, tmp_pat
         "from oxillama.gguf import GgufReader\nfrom oxillama.model import load_model\n"
         f"load_model(GgufReader({str(model)!r}), sidecar={str(folder)!r})"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(sidecar.__file__).parents[2])
-    assert sidecar.verify(only(folder))
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=Path(panel_file.__file__).parents[2]
+    )
+    assert panel_file.verify(only(folder))
 
 
 def test_a_writing_that_is_given_up_leaves_nothing(tmp_path):
     def pause(written, size):
-        raise sidecar.GivenUp("no time")
+        raise panel_file.GivenUp("no time")
 
     matrix = PackedMatrix(np.zeros(16 * 34, np.uint8), "Q8_0", 16, 32)
-    with pytest.raises(sidecar.GivenUp):
-        sidecar.write_sidecar(tmp_path / "s" / "a.panels", {}, {("w", 0, 16): matrix}, pause=pause)
+    with pytest.raises(panel_file.GivenUp):
+        panel_file.write_panels(
+            tmp_path / "s" / "a.panels", {}, {("w", 0, 16): matrix}, pause=pause
+        )
     assert not list((tmp_path / "s").glob("*"))
 
 
@@ -305,27 +321,27 @@ def test_the_setting_the_environment_and_the_size_say_where_sidecars_are(
     model, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert sidecars.sidecar_folder(False) is None
-    assert sidecars.sidecar_folder("auto") == tmp_path / "cache" / "oxillama"
-    assert sidecars.sidecar_folder(tmp_path) == tmp_path
+    assert cache.sidecar_folder(False) is None
+    assert cache.sidecar_folder("auto") == tmp_path / "cache" / "oxillama"
+    assert cache.sidecar_folder(tmp_path) == tmp_path
     reader = GgufReader(model)
-    assert sidecars.sidecar_place(reader, "auto", sidecars.LEAST_BYTES - 1) is None
+    assert cache.slot_of(reader, "auto", cache.LEAST_BYTES - 1) is None
     assert (
-        sidecars.sidecar_place(reader, "auto", sidecars.LEAST_BYTES).path.parent
+        cache.slot_of(reader, "auto", cache.LEAST_BYTES).path.parent
         == tmp_path / "cache" / "oxillama"
     )
-    assert sidecars.sidecar_place(GgufReader(model.read_bytes()), tmp_path, 1 << 40) is None
+    assert cache.slot_of(GgufReader(model.read_bytes()), tmp_path, 1 << 40) is None
     monkeypatch.setenv("OXILLAMA_SIDECAR", "0")
-    assert sidecars.sidecar_folder("auto") is None and sidecars.sidecar_folder(tmp_path) is None
+    assert cache.sidecar_folder("auto") is None and cache.sidecar_folder(tmp_path) is None
     monkeypatch.setenv("OXILLAMA_SIDECAR", str(tmp_path))
-    assert sidecars.sidecar_folder(False) == tmp_path
+    assert cache.sidecar_folder(False) == tmp_path
     monkeypatch.delenv("OXILLAMA_SIDECAR")
     for wrong in (True, 1, None):
         with pytest.raises(ConfigError, match="sidecar"):
-            sidecars.sidecar_folder(wrong)
+            cache.sidecar_folder(wrong)
     monkeypatch.setenv("OXILLAMA_SIDECAR_LIMIT", "much")
     with pytest.raises(ConfigError, match="OXILLAMA_SIDECAR_LIMIT"):
-        sidecars.limit_bytes()
+        cache.limit_bytes()
 
 
 def test_a_sidecar_is_read_into_memory_where_that_drives_out_nothing_in_use(
@@ -334,9 +350,9 @@ def test_a_sidecar_is_read_into_memory_where_that_drives_out_nothing_in_use(
     folder, read = tmp_path / "sidecars", []
     packed = loaded(model, folder)
     size = only(folder).stat().st_size
-    monkeypatch.setattr(sidecar, "fault_in", lambda view, **_: read.append(len(view)))
+    monkeypatch.setattr(panel_file, "fault_in", lambda view, **_: read.append(len(view)))
     # None: nobody knows
     for free, wanted in ((0, []), (size, []), (size + 1, [size]), (None, [size])):
         read.clear()
-        monkeypatch.setattr(sidecar, "available_bytes", lambda free=free: free)
+        monkeypatch.setattr(panel_file, "available_bytes", lambda free=free: free)
         assert np.array_equal(loaded(model, folder), packed) and read == wanted

@@ -12,9 +12,9 @@ import pytest
 from blake3 import blake3
 
 import oxillama
-from oxillama.engine.envelope import Envelope, dump_facts, seal
-from oxillama.engine.specsnapshot import KIND, SpecSnapshot
 from oxillama.errors import ConfigError, SpecSnapshotIncompatible
+from oxillama.snapshot.container import Envelope, dump_facts, seal
+from oxillama.snapshot.speculation import KIND, SpecSnapshot
 from oxillama.speculative import SpeculativeEngine
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("speculation-v*.oxispec"))
@@ -172,7 +172,7 @@ import resource, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 import oxillama
 from oxillama.errors import SnapshotIncompatible, SpecSnapshotIncompatible
-from tests.engine import test_specsnapshot as t
+from tests.snapshot import test_speculation as t
 data = t.GOLDEN[-1].read_bytes()
 target, draft = oxillama.load(num_threads=1), oxillama.load(num_threads=1)
 t.SpeculativeEngine.resume(data, target, draft).close()

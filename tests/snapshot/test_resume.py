@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
-from resumed import recorder
 
 import oxillama
 from oxillama import SamplerConfig
+from tests.snapshot.resumed import recorder
 
 TOKENS = 12
 PROMPT = "one two one two one"

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from oxillama.engine.envelope import (
+from oxillama.errors import ConfigError, SnapshotIncompatible
+from oxillama.snapshot.container import (
     MAX_SECTIONS,
     Envelope,
     Kind,
@@ -20,7 +21,6 @@ from oxillama.engine.envelope import (
     seal,
     write_sealed,
 )
-from oxillama.errors import ConfigError, SnapshotIncompatible
 
 KIND = Kind(b"OXITEST1", 3, SnapshotIncompatible)
 SECTIONS = {
@@ -144,7 +144,7 @@ def test_lengths_that_lie_cost_no_memory():
 import resource, struct, sys
 sys.path.insert(0, {str(sys.path[0])!r})
 import numpy
-from tests.engine import test_envelope as t
+from tests.snapshot import test_container as t
 whole = t.sealed()
 used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20),) * 2)

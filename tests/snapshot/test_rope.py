@@ -9,10 +9,10 @@ import pytest
 import oxillama
 from oxillama import InferenceEngine, SamplerConfig, SpeculativeConfig, SpeculativeEngine
 from oxillama.engine.config import EngineConfig
-from oxillama.engine.envelope import Envelope
-from oxillama.engine.snapshot import KIND
 from oxillama.errors import SnapshotIncompatible
 from oxillama.quant import quantize_file
+from oxillama.snapshot.container import Envelope
+from oxillama.snapshot.session import KIND
 from tests.model import tiny
 
 SEEDED = SamplerConfig(temperature=1.0, seed=5)

@@ -15,7 +15,7 @@ from oxillama import EngineSnapshot, InferenceEngine, SamplerConfig
 from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, SnapshotIncompatible
 from tests.engine.null import core as null_core
-from tests.engine.saved import PROMPT, SEEDED, at, parts, remade, state_of
+from tests.snapshot.saved import PROMPT, SEEDED, at, parts, remade, state_of
 
 # ---- equal states, equal bytes
 # -------------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def test_every_field_of_a_session_is_known_to_be_saved_or_to_be_none_of_a_state(
         "text",
         "tokens",
     }
-    assert set(Session.__slots__) == saved | {"__weakref__", "owner", "busy"}
+    assert set(Session.__slots__) == saved | {"__weakref__", "owner", "busy", "origin"}
 
 
 def test_a_session_that_has_not_drawn_goes_on_from_its_pending_logits(engine):
@@ -383,7 +383,7 @@ def test_lies_cost_no_memory(small, tmp_path):
 import resource, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 import oxillama
-from tests.engine import test_snapshot as t
+from tests.snapshot import test_session as t
 engine = oxillama.load({str(path)!r}, num_threads=1)
 data = open({str(tmp_path / "data")!r}, "rb").read()
 engine.restore(data).close()

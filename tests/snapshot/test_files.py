@@ -13,9 +13,9 @@ from blake3 import blake3
 
 import oxillama
 from oxillama import EngineSnapshot, InferenceEngine, SamplerConfig, durable
-from oxillama.engine.snapshot import KIND
 from oxillama.errors import ConfigError, ModelFingerprintMismatch, SnapshotIncompatible
-from tests.engine.saved import PROMPT, SEEDED, at, parts, remade
+from oxillama.snapshot.session import KIND
+from tests.snapshot.saved import PROMPT, SEEDED, at, parts, remade
 from tests.test_durable import Failing
 
 # ---- another engine, another model

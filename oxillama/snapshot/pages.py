@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from oxillama._core.pool import PageMemory
-from oxillama.engine.envelope import Envelope
 from oxillama.engine.pages import KvCachePool
+from oxillama.snapshot.container import Envelope
 
 
 class PageCopy:
