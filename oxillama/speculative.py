@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,7 +24,7 @@ from oxillama.drafts import open_draft, requantised_draft
 from oxillama.durable import write_parts
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.drafting import ModelDrafter
-from oxillama.engine.generation import Options, sampler_of
+from oxillama.engine.generation import Options, Vocabulary, sampler_of
 from oxillama.engine.request import Completion, Request, Stream, finished
 from oxillama.engine.session import Session
 from oxillama.engine.specsnapshot import SpecSnapshot
@@ -98,7 +99,10 @@ class SpeculativeEngine:
                 else self._own(load(config.target))
             )
             source = self._requantised() if config.draft == "requantised" else config.draft
-            own = None if config.draft_sampler is None else self._draft_sampler
+            own = None
+            if config.draft_sampler is not None:
+                # not a method: a drafter that refers to this engine would keep it alive
+                own = partial(_draft_sampler, config.draft_sampler, self.target._loaded.vocabulary)
             self.drafter, close = open_draft(
                 self.target._loaded.vocabulary,
                 self.target._loaded.model,
@@ -164,32 +168,19 @@ class SpeculativeEngine:
         """The session that `generate(None)` would go on with, the draft's beside it; see
         `engine.specsnapshot`.
         """
-        target, drafter, session = self.target, self.drafter, self.target._last()
-        core = drafter.core
-        following = drafter.kept(session)
-        draft = sampler = b""
-        memory: dict[str, Any] = {}
-        held = 0
-        if following is not None:
-            memory = following.remember()
-            sampler = b"" if following.sampler is None else following.sampler.state()
-            with core.lock:
-                held = min(len(following.held), following.session.kv.length)
-                following.session.tokens[:] = drafter.alignment.ids(following.held[:held]).tolist()
-            if held and core.snapshots is not None:
-                # a session keeps a token that is not run; nobody reads this one
-                following.session.tokens.append(0)
-                draft = core.saved().take(following.session)
+        target, session = self.target, self.target._last()
+        target._loaded.core.settle(session)
+        draft = self.drafter.save(session)
         return SpecSnapshot(
             target=target.snapshot(),
-            draft=draft,
+            draft=b"" if draft is None else draft.session,
             num_speculative=self.config.num_speculative,
             seed=self.config.seed,
             accepted_tokens=self._accepted + self.stats.accepted,
             rng_state=session.sampler.rng.raw_state() if session.sampler else 0,
-            sampler=sampler,
-            held=held if draft else 0,
-            memory=memory,
+            sampler=b"" if draft is None else draft.sampler,
+            held=0 if draft is None else draft.held,
+            memory={} if draft is None else draft.memory,
             settings=self._settings(),
         ).encode()
 
@@ -302,20 +293,6 @@ class SpeculativeEngine:
             "draft_sampler": None if sampler is None else sampler.to_dict(),
         }
 
-    def _draft_sampler(self, session: Session) -> Sampler:
-        """The draft's own sampler for a session: its stream starts from the session's seed, and
-        shares nothing with the session's.
-        """
-        digest = hashlib.blake2b(
-            session.sampler.seed.to_bytes(8, "little"), digest_size=8, person=b"draft"
-        ).digest()
-        return sampler_of(
-            self.config.draft_sampler,
-            self.target._loaded.vocabulary,
-            session.sampler.vocab_size,
-            seed=int.from_bytes(digest, "little"),
-        )
-
     # ---- ends
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -345,3 +322,17 @@ class SpeculativeEngine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _draft_sampler(
+    config: SamplerConfig, vocabulary: Vocabulary | None, session: Session
+) -> Sampler:
+    """The draft's own sampler for a session. Its random stream starts from the session's seed and
+    shares no numbers with the session's own.
+    """
+    seed = hashlib.blake2b(
+        session.sampler.seed.to_bytes(8, "little"), digest_size=8, person=b"draft"
+    ).digest()
+    return sampler_of(
+        config, vocabulary, session.sampler.vocab_size, seed=int.from_bytes(seed, "little")
+    )

@@ -135,10 +135,16 @@ def test_a_token_keeps_no_request_that_has_ended(target, draft):
         assert decoder.generate("Once", cancel=token).finish_reason == "cancelled"
 
 
-def test_a_forgotten_decoder_finishes_what_it_began_and_lets_go_of_its_thread_and_models(stories):
+@pytest.mark.parametrize("draft_sampler", [None, SEEDED], ids=["found", "drawn"])
+def test_a_forgotten_decoder_finishes_what_it_began_and_lets_go_of_its_thread_and_models(
+    stories, draft_sampler
+):
     paths = [stories / name for name in ("stories260K-f32.gguf", "stories260K-q8_0.gguf")]
     decoder = SpeculativeDecoder(
-        AsyncSpecConfig(target_sampler=GREEDY, max_tokens=120, draft_threads=1), *paths
+        AsyncSpecConfig(
+            target_sampler=GREEDY, max_tokens=120, draft_threads=1, draft_sampler=draft_sampler
+        ),
+        *paths,
     )
     models = [weakref.ref(decoder.engine.drafter), weakref.ref(decoder.engine.target)]
     wanted = decoder.generate("Once").tokens

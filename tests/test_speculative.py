@@ -228,6 +228,85 @@ def test_a_saved_session_goes_on_as_if_nothing_had_been(
         ).tokens
 
 
+def ended(engine, end, at):
+    """Generate with an engine until a request ends in one of the ways it can."""
+    prompt, options = "Once upon a time", dict(sampler=SEEDED, max_tokens=200)
+    if end == "stop":
+        done = engine.generate(prompt, stop=[" the"], **options)
+        assert done.finish_reason == "stop"
+    elif end == "length":
+        assert engine.generate(prompt, **{**options, "max_tokens": 18 + at}).finish_reason == end
+    elif end == "grammar":
+        done = engine.generate(prompt, regex=f"( [a-z]{{1,6}}){{{3 + at}}}", **options)
+        assert done.finish_reason == "stop"
+    elif end == "cancelled":
+        request = engine.submit(prompt, stop_token_ids=(), **{**options, "max_tokens": 400})
+        for count, _ in enumerate(request):
+            if count > 5 + at:
+                break
+        request.cancel()
+        assert request.result().finish_reason == end
+    else:
+        propose = engine.drafter.propose
+
+        def failing(asks):
+            drafts = propose(asks)
+            if len(asks[0].session.tokens) > 20 + at:
+                raise ZeroDivisionError("of the draft")
+            return drafts
+
+        engine.drafter.propose = failing
+        with pytest.raises(ZeroDivisionError):
+            engine.generate(prompt, **options)
+        del engine.drafter.propose
+
+
+@pytest.mark.parametrize("end", ["stop", "length", "grammar", "cancelled", "error"])
+@pytest.mark.parametrize("draft_sampler", [None, SEEDED], ids=["found", "drawn"])
+@pytest.mark.parametrize("adaptive", [False, True], ids=["always", "adaptive"])
+def test_a_snapshot_after_any_end_goes_on_as_the_session_that_stayed(
+    target, draft, end, draft_sampler, adaptive
+):
+    for at in range(4):
+        config = SpeculativeConfig(
+            target, draft, seed=at, draft_sampler=draft_sampler, adaptive=adaptive
+        )
+        with SpeculativeEngine(config) as engine:
+            ended(engine, end, at)
+            saved = engine.snapshot()
+            more = dict(max_tokens=30, stop=[], regex=None)
+            if end != "grammar":
+                del more["regex"]
+            stayed = engine.generate(None, **more)
+        snapshot = SpecSnapshot.decode(saved)
+        with SpeculativeEngine.resume(saved, target, draft) as again:
+            following = again.drafter.kept(target._last())
+            assert following.held == target._last().tokens[: snapshot.held]
+            assert again.generate(None, **more).tokens == stayed.tokens
+        assert draft.metrics().pages_leaked == 0
+
+
+def test_rejected_candidates_in_a_snapshot_of_an_earlier_version_are_cut_off(target, draft):
+    with SpeculativeEngine(SpeculativeConfig(target, draft, seed=3, adaptive=False)) as engine:
+        engine.generate("Once upon a time", max_tokens=30, sampler=SEEDED)
+        session, following = target._last(), engine.drafter.kept(target._last())
+        # as those versions saved it: what the draft has evaluated, whatever became of it
+        drafted = draft.session()
+        drafted.extend([*session.tokens[:20], 3, 5, 7])
+        draft.prefill([9], session=drafted)
+        saved = SpecSnapshot(
+            target=target.snapshot(),
+            draft=drafted.snapshot(),
+            held=24,
+            memory=following.remember(),
+            settings={"adaptive": False, "draft_sampler": None},
+        ).encode()
+        stayed = engine.generate(None, max_tokens=30)
+    with SpeculativeEngine.resume(saved, target, draft) as again:
+        assert again.drafter.kept(target._last()).held == target._last().tokens[:20]
+        assert again.generate(None, max_tokens=30).tokens == stayed.tokens
+
+
 @pytest.mark.parametrize("busy", [False, True])
 def test_what_is_refused_leaves_the_draft_where_it_stood(target, draft, busy):
     with SpeculativeEngine(SpeculativeConfig(target, draft, draft_sampler=SEEDED)) as engine:

@@ -17,6 +17,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -109,6 +110,19 @@ class Following:
         self.offered = []
 
 
+@dataclass(frozen=True, slots=True)
+class SavedDraft:
+    """What a snapshot keeps of a draft: its session as an OXISNAP1 snapshot (empty where it is
+    evaluated again), how many of the target's tokens that holds, the state of the draft's own
+    sampler, and `Following.remember()`.
+    """
+
+    session: bytes
+    held: int
+    sampler: bytes
+    memory: dict
+
+
 class ModelDrafter:
     """Drafts with the program of another engine. alignment: between the two vocabularies.
 
@@ -168,25 +182,54 @@ class ModelDrafter:
         with self._lock:
             return self._kept[1] if self._kept is not None and self._kept[0] is session else None
 
+    def save(self, session: Session) -> SavedDraft | None:
+        """What `follow` needs to continue an idle session elsewhere; None where another session was
+        closed after it.
+
+        Only pages of tokens that the session holds are saved. Pages of rejected candidates, and of
+        candidates that were not verified because the text ended, are not.
+        """
+        following = self.kept(session)
+        if following is None:
+            return None
+        core, drafted = self.core, following.session
+        sampler = b"" if following.sampler is None else following.sampler.state()
+        with core.lock:
+            most = min(len(following.held), drafted.kv.length)
+            held = common_prefix(following.held, session.tokens, most)
+            if not held or core.snapshots is None:
+                return SavedDraft(b"", 0, sampler, following.remember())
+            part = drafted.twin()
+            part.kv.truncate(held)
+            # a session ends in a token that is not evaluated; this one is never read
+            part.tokens = [*self.alignment.ids(following.held[:held]).tolist(), 0]
+            core.keep(part)
+        try:
+            return SavedDraft(core.saved().take(part), held, sampler, following.remember())
+        finally:
+            core.drop(part)
+
     def follow(
         self, session: Session, drafted: Session, *, held: int, sampler: bytes | None, memory: dict
     ) -> None:
-        """Go on where `kept` of another process stood: `drafted` holds the first `held` tokens of
-        the session in pages of this draft's.
+        """Continue from what `save` gave in another process: `drafted` holds the first `held`
+        tokens of the session in pages of this draft's.
 
-        ValueError, after which the pages are let go, where it holds others, or `memory` is not what
-        `Following.remember` gave.
+        Tokens at its end that the session does not hold are cut off: snapshots of earlier versions
+        have rejected candidates there. ValueError, after which the pages are released, where `drafted`
+        holds more or fewer tokens, or `memory` is not what `Following.remember` gave.
         """
-        wanted = self.alignment.ids(session.tokens[:held]).tolist()
         following = self._following(session, self.core.keep(drafted))
         try:
             if following.sampler is not None and sampler is not None:
                 following.sampler.restore(sampler)
-            if drafted.kv.length != held or drafted.tokens[:held] != wanted:
-                raise ValueError(
-                    f"held: found {drafted.kv.length} tokens, wanted the session's first {held}"
-                )
+            if drafted.kv.length != held:
+                raise ValueError(f"held: found {drafted.kv.length} tokens, wanted {held}")
             following.recall(memory)
+            wanted = self.alignment.ids(session.tokens[:held]).tolist()
+            held = common_prefix(drafted.tokens, wanted, len(wanted))
+            with self.core.lock:
+                drafted.kv.truncate(held)
         except BaseException:
             self.core.drop(drafted)
             raise
