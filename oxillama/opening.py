@@ -20,6 +20,9 @@ from oxillama.engine.snapshot import Snapshots
 from oxillama.errors import ConfigError, TokenizerError
 from oxillama.gguf import GgufReader
 from oxillama.model.load import Model, load_model
+from oxillama.speculative.drafts import DraftModels
+from oxillama.speculative.planner import Planner
+from oxillama.speculative.registry import Registry
 from oxillama.tokenizer import TokenizerBridge
 from oxillama.toolcalls import restore_state
 
@@ -92,6 +95,8 @@ def _serving(
     """A loaded model with its core, vocabulary and place of snapshots."""
     core = core_over(model, config, eog_ids=bridge.eog_ids if bridge else ())
     vocabulary = Vocabulary(bridge, model.config.vocab_size) if bridge else None
+    drafts = DraftModels(model, vocabulary, open_model=open_model, core_over=core_over)
+    core.speculator = Planner(core, Registry(drafts))
     naming = {"architecture": model.config.architecture, "name": model.config.name}
     core.snapshots = Snapshots(
         core,

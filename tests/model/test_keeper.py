@@ -17,12 +17,13 @@ import pytest
 
 import oxillama
 from oxillama._core.panels import PackedMatrix
-from oxillama.drafts import open_draft
 from oxillama.errors import OxillamaError
 from oxillama.model import keeper, sidecar, sidecars
 from oxillama.model.keeper import Keeper
 from oxillama.model.sidecar import PIECE
 from oxillama.model.sidecars import Place
+from oxillama.opening import core_over, open_model
+from oxillama.speculative.drafts import DraftModels
 from tests.model import tiny
 
 ROOT = Path(sidecar.__file__).parents[2]
@@ -446,6 +447,12 @@ def test_a_look_for_large_pages_leaves_nothing_in_the_folder(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def open_draft(target, source, config):
+    """(drafter, what closes it) over a file, for a target without a vocabulary."""
+    models = DraftModels(target, None, open_model=open_model, core_over=core_over)
+    return models.open(source, config=config)
+
+
 def test_a_draft_is_kept_only_where_a_folder_was_named_for_it(model, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(sidecars, "LEAST_BYTES", 1)
@@ -455,7 +462,7 @@ def test_a_draft_is_kept_only_where_a_folder_was_named_for_it(model, tmp_path, m
             oxillama.EngineConfig(),
             oxillama.EngineConfig(sidecar=tmp_path / "named"),
         ):
-            open_draft(None, engine._loaded.model, model, config=config)[1]()
+            open_draft(engine._loaded.model, model, config)[1]()
             keeper.finish_all()
     assert not (tmp_path / "cache").exists() and len(list((tmp_path / "named").iterdir())) == 1
 
@@ -464,7 +471,7 @@ def test_closing_a_draft_writes_its_sidecar_and_ends_its_keeper(model, tmp_path,
     monkeypatch.setattr(keeper, "IDLE_SECONDS", 1e6)
     named = oxillama.EngineConfig(sidecar=tmp_path / "named")
     with oxillama.load(model, sidecar=False) as engine:
-        _, close = open_draft(None, engine._loaded.model, model, config=named)
+        _, close = open_draft(engine._loaded.model, model, named)
         assert len(keeper._keepers) == 1
         close()
         (only,) = (tmp_path / "named").iterdir()
@@ -495,10 +502,5 @@ def test_a_draft_that_is_refused_is_not_kept(model, tmp_path, monkeypatch):
         oxillama.load(model, sidecar=False) as engine,
         pytest.raises(OxillamaError, match="draft: found 96 tokens"),
     ):
-        open_draft(
-            None,
-            engine._loaded.model,
-            other,
-            config=oxillama.EngineConfig(sidecar=tmp_path / "named"),
-        )
+        open_draft(engine._loaded.model, other, oxillama.EngineConfig(sidecar=tmp_path / "named"))
     assert not keeper._keepers and not (tmp_path / "named").exists()

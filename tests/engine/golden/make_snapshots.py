@@ -14,8 +14,8 @@ from pathlib import Path
 import oxillama
 from oxillama import SamplerConfig
 from oxillama.engine.snapshot import KIND
-from oxillama.engine.specsnapshot import KIND as SPEC_KIND
 from oxillama.speculative import SpeculativeConfig, SpeculativeEngine
+from oxillama.speculative.snapshot import KIND as SPEC_KIND
 
 FOLDER = Path(__file__).parent
 OPTIONS = dict(

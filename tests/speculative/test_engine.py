@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import oxillama
-from oxillama.drafts import choose_draft, requantised_draft
-from oxillama.engine.specsnapshot import SpecSnapshot
 from oxillama.speculative import SpeculativeConfig, SpeculativeEngine
+from oxillama.speculative.drafts import choose_draft, requantised_draft
+from oxillama.speculative.snapshot import SpecSnapshot
 
 SEEDED = oxillama.SamplerConfig(temperature=0.9, top_p=0.95, repetition_penalty=1.1)
 SCHEMA = {
@@ -56,7 +56,7 @@ def plain(engine, prompt, **options):
 
 
 def test_a_draft_of_itself_at_q8_0_gives_the_golden_text(target, draft, golden):
-    engine = SpeculativeEngine(SpeculativeConfig(target, draft))
+    engine = SpeculativeEngine(SpeculativeConfig(target, draft, adaptive=False))
     done = engine.generate(
         [target.tokenizer.bos_id],
         max_tokens=len(golden["llama_cpp"]["f32"]["ids"]),
@@ -439,7 +439,7 @@ def test_a_draft_that_was_made_goes_with_its_engine_or_with_the_interpreter(stor
     code = f"""
 import os, tempfile
 import oxillama
-from oxillama.drafts import requantised_draft
+from oxillama.speculative.drafts import requantised_draft
 from oxillama.speculative import SpeculativeConfig, SpeculativeEngine
 config = SpeculativeConfig({str(stories / "stories260K-f32.gguf")!r}, "requantised")
 greedy = oxillama.SamplerConfig.greedy()
