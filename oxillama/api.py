@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from oxillama._core.kernels import cpu_info
-from oxillama.drafts import candidates_of
 from oxillama.embedded import embedded_path
 from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig, make_beams
 from oxillama.engine.config import EngineConfig
@@ -110,6 +109,13 @@ class InferenceEngine:
         return self._loaded.model.program.num_threads
 
     @property
+    def opened(self) -> Loaded:
+        """The model in memory, its vocabulary and the core of its engine: what a draft is made of,
+        and what `SpeculativeEngine` works on.
+        """
+        return self._loaded
+
+    @property
     def context_size(self) -> int:
         """Most tokens of a session."""
         return self._loaded.core.context_size
@@ -198,15 +204,10 @@ class InferenceEngine:
 
     def _asked(self, options: dict[str, Any]) -> tuple[Callable[..., Request | Siblings], Options]:
         """(what makes a request, the checked options of it)."""
-        loaded = self._loaded
-        wanted = Options.of(
-            {
-                **options,
-                "speculative": candidates_of(
-                    loaded.core, loaded.vocabulary, loaded.model, options.get("speculative")
-                ),
-            }
-        )
+        speculator = self._loaded.core.speculator
+        if speculator is not None and "speculative" in options:
+            options = {**options, "speculative": speculator.resolve(options["speculative"])}
+        wanted = Options.of(options)
         return make_siblings if wanted.completions > 1 else make_request, wanted
 
     def _submit(

@@ -20,6 +20,9 @@ from oxillama.errors import ConfigError, TokenizerError
 from oxillama.gguf import GgufReader
 from oxillama.model.load import Model, load_model
 from oxillama.snapshot.session import Snapshots
+from oxillama.speculative.drafts import DraftModels
+from oxillama.speculative.planner import Planner
+from oxillama.speculative.registry import Registry
 from oxillama.tokenizer import TokenizerBridge
 from oxillama.toolcalls import restore_state
 
@@ -94,6 +97,8 @@ def _serving(
     if model.verifier is not None:
         model.verifier.tell(core.fail)
     vocabulary = Vocabulary(bridge, model.config.vocab_size) if bridge else None
+    drafts = DraftModels(model, vocabulary, open_model=open_model, core_over=core_over)
+    core.speculator = Planner(core, Registry(drafts))
     naming = {"architecture": model.config.architecture, "name": model.config.name}
     core.snapshots = Snapshots(
         core,

@@ -24,17 +24,18 @@ FLOORS = {
     "grammar": 4,
     "engine": 5,
     "snapshot": 5,
+    "speculative": 5.5,  # of layer 5, above the engine
     "toolcalls": 5,
     "__init__": 6,
     "api": 6,
     "chat": 6,
-    "decoder": 6,
-    "drafts": 6,
     "embedded": 6,
     "loaded": 6,
     "opening": 6,
     "quality": 6,
-    "speculative": 6,
+    # the part of the package that is public API, above `api`
+    "speculative.engine": 6,
+    "speculative.decoder": 6,
     "cli": 7,
 }
 # A bridge can be asked for by file name alone, so this one function of the tokenizer opens the
@@ -43,8 +44,12 @@ DOORS = {("tokenizer", "gguf")}
 
 
 def room(path: Path) -> str:
-    """The first name below `oxillama`: a package, or a module at the top."""
-    return path.relative_to(ROOT).parts[0].removesuffix(".py").removesuffix(".pyx")
+    """The first name below `oxillama`: a package, or a module at the top; a module of a package
+    where the table names it.
+    """
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    whole = ".".join(parts)
+    return whole if whole in FLOORS else parts[0]
 
 
 def imported(path: Path) -> set[str]:
@@ -68,7 +73,14 @@ def imported(path: Path) -> set[str]:
         for name in names:
             parts = name.split(".")
             if parts[0] == "oxillama":
-                rooms.add(parts[1] if len(parts) > 1 and parts[1] in FLOORS else "__init__")
+                whole = ".".join(parts[1:3])
+                rooms.add(
+                    whole
+                    if whole in FLOORS
+                    else parts[1]
+                    if len(parts) > 1 and parts[1] in FLOORS
+                    else "__init__"
+                )
     return rooms
 
 

@@ -17,15 +17,9 @@ no tensor is known here.
   together   requests that are more than one sequence
   scheduler  who runs in the next step, and for how many rows
   engine     EngineCore: schedule -> step -> sample -> postprocess, in one thread
-  speculation  candidates for the next tokens: who offers them, which of them stand
-  lookup       candidates from what was said before
-  forced       what a grammar leaves no choice about
-  drafting     candidates from a second model
-  vocabularies whether a draft's tokens can stand for a target's, and how
-  ahead        a draft model that works while the target verifies
+  speculation  what the loop knows of speculation; `oxillama.speculative` implements it
+  workers      threads beside the loop
   rewind       what can go back to an earlier position
-  drafters     what `speculative=` may be
-  costs        what a step costs by its rows, and how many candidates that makes worth bringing
   batching     from a plan to the arrays of a step
   harvest      what a finished step gives to whom
   postprocess  what follows from a row of logits

@@ -32,8 +32,6 @@ from typing import Any
 import numpy as np
 
 from oxillama.engine.batching import Batcher
-from oxillama.engine.costs import StepCosts, measured
-from oxillama.engine.drafters import Drafters
 from oxillama.engine.harvest import Harvest
 from oxillama.engine.metrics import EngineMetrics, MetricsSnapshot
 from oxillama.engine.pages import KvCachePool, PagedKvCache
@@ -44,7 +42,6 @@ from oxillama.engine.rewind import rewindable
 from oxillama.engine.room import Room
 from oxillama.engine.scheduler import Scheduler, SchedulerConfig, State, Ticket
 from oxillama.engine.session import Session
-from oxillama.engine.speculation import propose
 from oxillama.errors import (
     Cancelled,
     ConfigError,
@@ -53,6 +50,8 @@ from oxillama.errors import (
     SnapshotIncompatible,
     WeightsDamaged,
 )
+from oxillama.engine.speculation import Speculator
+from oxillama.engine.workers import Workers
 
 _CLOSE = object()
 _BUSY = "session: a request is running on it, wanted an idle session"
@@ -114,14 +113,22 @@ class EngineCore:
         self._register = Register(
             self.pool, room, self._scheduler, self.counters, program.vocab_size
         )
-        self._harvest = Harvest(
-            room, self._register, self._scheduler, self.counters, context_size=context_size
-        )
         self._inbox: SimpleQueue = SimpleQueue()
+        self._workers = Workers()
+        self._harvest = Harvest(
+            room,
+            self._register,
+            self._scheduler,
+            self.counters,
+            context_size=context_size,
+            workers=self._workers,
+            post=self._post,
+        )
         self._thread: threading.Thread | None = None
         self._failure: EngineError | None = None
         self._plan: list[tuple[Ticket, int]] = []
-        self.drafters = Drafters()
+        # given by the caller that knows what may draft; None: nothing speculates
+        self.speculator: Speculator | None = None
         self._closed = False
         self._pid = os.getpid()
         self.make_batch = batch
@@ -251,7 +258,7 @@ class EngineCore:
         """The files that weights are read from: the model's own, and those of the drafts that
         requests have named; none for models without.
         """
-        cores = (self, *self.drafters.cores())
+        cores = (self, *(self.speculator.cores() if self.speculator is not None else ()))
         return tuple(
             path
             for core in cores
@@ -367,7 +374,9 @@ class EngineCore:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
         self._abandon()
-        self.drafters.close()
+        self._workers.close()
+        if self.speculator is not None:
+            self.speculator.close()
         mine = thread is threading.current_thread() or self.held_by == threading.get_ident()
         # another engine's draft may be in a step over these pages
         with nullcontext() if mine else self.step_lock, self.lock:
@@ -440,39 +449,34 @@ class EngineCore:
                 self._register.end_cancelled()
 
     def _draft(self) -> None:
-        """Candidates for those who speculate. Not under the lock: a draft model takes its time, and
-        what it reads is the loop's alone.
+        """Candidates for the requests that want them. Not under the lock: a draft model takes its
+        time, and what it reads is the loop's alone.
         """
-        harvest, register = self._harvest, self._register
-        live = [request for request in register.wanting if request.ticket.state is State.DECODING]
-        register.wanting = {}
-        if not rewindable(self.memory):  # what was run cannot be unsaid: a row at a time
-            for request in live:
+        register, speculator = self._register, self.speculator
+        wanting, register.wanting = register.wanting, {}
+        requests = [each for each in wanting if each.ticket.state is State.DECODING]
+        if speculator is None or not rewindable(self.memory):  # a row at a time
+            for request in requests:
                 request.speculation.fallbacks += 1
             return
-        sequences = len(self._scheduler.decoding)
-        rows = max(
-            (
-                request.speculation.rows_to_measure(request, self.context_size, sequences)
-                for request in live
-            ),
-            default=0,
-        )
-        if rows:
-            harvest.costs = measured(self, rows, harvest.costs)
-        if harvest.costs is None and self._scheduler.decode_seconds:
-            harvest.costs = StepCosts.assumed(self._scheduler.decode_seconds)
-        for request, error in propose(
-            live,
-            context_size=self.context_size,
-            vocab_size=self.program.vocab_size,
-            sequences=sequences,
-            costs=harvest.costs,
+        for request, error in speculator.propose(
+            requests,
+            sequences=len(self._scheduler.decoding),
+            prefilled=self.counters.prefilled,
+            parking=self._harvest.parked,
         ):
             # else they end as cancelled, whatever a draft that was closed with this engine says
             if not self._closed:
                 with self.lock:
                     self._register.end(request, None, error)
+
+    def beside_loop(self, call: Callable[[], None]) -> None:
+        """Run `call()`, which must not raise, in a thread beside the loop."""
+        self._workers.run(call)
+
+    def _post(self, command: tuple) -> None:
+        """Let the loop call (function, arguments...), from any thread."""
+        self._inbox.put(partial(*command))
 
     # ---- ends
     # ---------------------------------------------------------------------------------------------------------

@@ -7,10 +7,11 @@ Called by the engine's loop, under its lock.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from oxillama.engine.costs import StepCosts
 from oxillama.engine.metrics import EngineMetrics
 from oxillama.engine.postprocess import advance
 from oxillama.engine.register import Register
@@ -18,14 +19,11 @@ from oxillama.engine.request import Request
 from oxillama.engine.room import Room
 from oxillama.engine.scheduler import Scheduler, State, Ticket
 from oxillama.engine.together import Together
+from oxillama.engine.workers import Workers
 
 
 class Harvest:
-    """Deals out the rows of steps.
-
-    costs: of a step by rows, None until somebody speculates, and then measured, or assumed; steps
-    that ran refine it.
-    """
+    """Deals out the rows of steps."""
 
     def __init__(
         self,
@@ -35,8 +33,10 @@ class Harvest:
         counters: EngineMetrics,
         *,
         context_size: int,
+        workers: Workers,
+        post: Callable[[tuple], None],
     ) -> None:
-        self.costs: StepCosts | None = None
+        """post: puts (function, request, ...) into the loop's inbox, from any thread."""
         self._room, self._register, self._scheduler, self._counters = (
             room,
             register,
@@ -44,7 +44,7 @@ class Harvest:
             counters,
         )
         self._together = Together(register, scheduler, counters)
-        self._context_size = context_size
+        self._context_size, self._workers, self._post = context_size, workers, post
 
     def begin(self, request: Request) -> None:
         """Queue a submitted request; one whose session has logits to go on from gets its first
@@ -108,8 +108,6 @@ class Harvest:
         if not usual:
             return
         self._scheduler.observe(prefill_rows=prefilled, seconds=now - start)
-        if self.costs is not None and not prefilled:
-            self.costs.observe(decoded, now - start)
 
     def _serve(self, request: Request, rows: np.ndarray, now: float) -> None:
         """What one request gets out of a step: none, some or all of its rows."""
@@ -166,12 +164,46 @@ class Harvest:
                 at += 1
         if goes_on:
             ticket.done = session.kv.length = start + at
-        # Where the text is over, candidates that were not looked at are neither right nor wrong.
+        # Where the text is over, candidates that were not verified are neither right nor wrong.
         request.speculation.judged(
-            stood=at,
-            fell=len(draft) - at if goes_on else 0,
+            accepted=at,
+            rejected=len(draft) - at if goes_on else 0,
             bonus=at == len(draft) and len(tokens) > start + at,
         )
+
+    def parked(
+        self, request: Request, then: Callable[[Any], None]
+    ) -> Callable[[Any, BaseException | None], None]:
+        """Give a request no rows until the function returned is called, in any thread, with (value,
+        error): then the loop calls `then(value)`, or ends the request with the error. A request
+        that ends meanwhile is not called back.
+        """
+        request.waits_for = then
+        self._scheduler.park(request.ticket)
+
+        def answer(value: Any, error: BaseException | None) -> None:
+            self._post((self._back, request, then, value, error))
+
+        return answer
+
+    def _back(
+        self,
+        request: Request,
+        then: Callable[[Any], None],
+        value: Any,
+        error: BaseException | None,
+    ) -> None:
+        """A call beside the loop has returned."""
+        if request.waits_for is not then:
+            return
+        request.waits_for = None
+        self._scheduler.unpark(request.ticket)
+        try:
+            if error is not None:
+                raise error
+            then(value)
+        except BaseException as raised:
+            self._register.end(request, None, raised)
 
     def draw(self, request: Request, row: np.ndarray, now: float) -> bool:
         """Draw the next token of a request and do all that follows from it; False when its step is
@@ -198,6 +230,11 @@ class Harvest:
             self._register.restart(request)
             return False
         self._scheduler.decodes(ticket)
-        if request.speculation is not None:
-            self._register.wanting[request] = None
+        speculation = request.speculation
+        if speculation is not None:
+            if speculation.rest:  # nothing would pay: no time is spent on asking
+                speculation.rest -= 1
+                speculation.fallbacks += 1
+            else:
+                self._register.wanting[request] = None
         return True

@@ -79,6 +79,7 @@ class Register:
             return
         self.in_flight.discard(request)
         self.wanting.pop(request, None)
+        request.waits_for = None
         try:
             self._put_away(request, error)
         # the ledger itself: the loop ends of it, and tells this one too

@@ -20,7 +20,7 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Any
 
-from oxillama.engine.speculation import SpecStats, Speculation
+from oxillama.engine.speculation import RequestCandidates, SpecStats
 from oxillama.errors import Cancelled, ConfigError, EngineError
 
 
@@ -132,6 +132,7 @@ class Request:
         "token_at",
         "truncated",
         "value",
+        "waits_for",
     )
 
     def __init__(
@@ -154,7 +155,7 @@ class Request:
         # of kind "extend": tokens that its session goes back to, without the logits
         self.before = 0
         self.masker: Any = None  # consumes tokens for the session's grammar
-        self.speculation: Speculation | None = None  # brings candidates into the steps
+        self.speculation: RequestCandidates | None = None  # brings candidates into the steps
         # tokens that the grammar forces are taken without a draw; the same ones either way
         self.takes_forced = True
         # the `BeamSearch` whose sequences take steps side by side once the prompt is evaluated
@@ -177,6 +178,8 @@ class Request:
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
         self.cancelled = False
+        # the call beside the loop that its next token waits for
+        self.waits_for: object = None
         self.read: Callable[[Completion], Completion] | None = None  # reads a chat's reply
         # makes a reader of the pieces of a chat's reply
         self.events: Callable[[], Any] | None = None
@@ -314,7 +317,7 @@ class Request:
             tuple(self.logprobs),
             tuple(self.prompt_logprobs),
             speculation=self.speculation.stats()
-            if self.speculation is not None and self.speculation.candidates.asked
+            if self.speculation is not None and self.speculation.reported
             else None,
         )
         return done if self.read is None else self.read(done)

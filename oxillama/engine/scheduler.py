@@ -22,6 +22,8 @@ verifies them. Rules:
   behind long ones).
 - When pages run out, those who wait give up what they have, then the youngest ticket its own. The
   oldest always goes on, so there is no livelock.
+- A ticket that is `parked` waits for a function that runs beside the loop: it keeps its pages and
+  takes no rows.
 - A step yields logits or hidden rows; when both are asked for, the kinds take turns.
 """
 
@@ -86,6 +88,7 @@ class Ticket:
         "hidden",
         "length",
         "owner",
+        "parked",
         "part",
         "row_limit",
         "state",
@@ -108,6 +111,8 @@ class Ticket:
         self.every_row = every_row  # wants the output of every row, not of the last alone
         self.row_limit = row_limit  # most rows a step, 0: as many as the chunk
         self.owner = owner
+        # a function of its caller runs beside the loop, and its next row waits for that
+        self.parked = False
         self.draft: Sequence[int] = ()  # tokens that may come next
         # sequences side by side, of `length` and `done` each, that take a row each; 0: one, no such
         self.width = 0
@@ -142,6 +147,7 @@ class Scheduler:
         self.waiting: deque[Ticket] = deque()
         self.prefilling: list[Ticket] = []
         self.decoding: deque[Ticket] = deque()
+        self.parked = 0  # how many tickets are
         self.preemptions = 0
         self._admit, self._reserve, self._release = admit, reserve, release
         self._arrivals = 0
@@ -158,6 +164,7 @@ class Scheduler:
 
     def finish(self, ticket: Ticket) -> None:
         """Forget a ticket, wherever it stands; its pages are the caller's to free."""
+        self.unpark(ticket)
         if ticket.state is State.DECODING:
             self.decoding.remove(ticket)
         elif ticket.state is State.PREFILLING:
@@ -165,6 +172,16 @@ class Scheduler:
         elif ticket.state is not State.FINISHED:
             self.waiting.remove(ticket)
         ticket.state = State.FINISHED
+
+    def park(self, ticket: Ticket) -> None:
+        """Give a ticket no rows until `unpark`."""
+        self.parked += not ticket.parked
+        ticket.parked = True
+
+    def unpark(self, ticket: Ticket) -> None:
+        """Plan a ticket again."""
+        self.parked -= ticket.parked
+        ticket.parked = False
 
     @property
     def running(self) -> int:
@@ -178,8 +195,8 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to plan."""
-        return not (self.waiting or self.prefilling or self.decoding)
+        """Whether there is nothing to plan: no ticket, or none that is not parked."""
+        return len(self.waiting) + len(self.prefilling) + len(self.decoding) == self.parked
 
     def schedule(self) -> list[tuple[Ticket, int]]:
         """(ticket, rows) of the next step, each with room reserved; tickets in order of admission
@@ -193,7 +210,7 @@ class Scheduler:
         if len(self.decoding) == 1 and not self.waiting and not self.prefilling:
             ticket = self.decoding[0]
             if (
-                not (ticket.draft or ticket.width)
+                not (ticket.draft or ticket.width or ticket.parked)
                 and ticket.length == ticket.done + 1
                 and self._reserve(ticket, ticket.length)
             ):
@@ -253,7 +270,7 @@ class Scheduler:
             and len(kept) < 4 * self.config.max_sequences
         ):
             ticket = self.waiting.popleft()
-            admitted = self._admit(ticket)
+            admitted = False if ticket.parked else self._admit(ticket)
             if not admitted:
                 kept.append(ticket)
                 if admitted is None:
@@ -301,14 +318,15 @@ class Scheduler:
         # decoders leave a row to who prefills
         rows = max(1, self.config.max_batch_tokens - bool(self.prefilling))
         most = room = min(self.config.max_batch_sequences, rows)
-        if not any(ticket.width for ticket in self.decoding):
+        if not (self.parked or any(ticket.width for ticket in self.decoding)):
             turn = list(self.decoding)[:room]
             self.decoding.rotate(-len(turn))
             return turn, len(turn)
-        turn, rest = [], []
+        turn, rest, refused = [], [], False
         for ticket in self.decoding:
             need = self._abreast(ticket)
-            fits = need <= room or not (turn or rest)
+            fits = not ticket.parked and (need <= room or not (turn or refused))
+            refused |= not (fits or ticket.parked)
             (turn if fits else rest).append(ticket)
             room -= need if fits else 0
         self.decoding = deque([*rest, *turn])
@@ -330,7 +348,7 @@ class Scheduler:
         ready = [
             ticket
             for ticket in self.prefilling
-            if ticket.hidden == hidden or not ticket.wants_output
+            if not ticket.parked and (ticket.hidden == hidden or not ticket.wants_output)
         ]
         if not ready:
             return
@@ -374,7 +392,7 @@ class Scheduler:
             younger = [
                 each
                 for each in (*self.prefilling, *self.decoding)
-                if each.arrival > ticket.arrival and each not in planned
+                if (each.arrival > ticket.arrival or each.parked) and each not in planned
             ]
             if younger:
                 self._preempt(max(younger, key=lambda each: each.arrival))
@@ -389,7 +407,10 @@ class Scheduler:
         """Nothing fitted: the oldest takes from all others, row by row if need be; alone and still
         without room it is `starved`.
         """
-        oldest = min((*self.prefilling, *self.decoding), key=lambda each: each.arrival)
+        running = [each for each in (*self.prefilling, *self.decoding) if not each.parked]
+        if not running:
+            return
+        oldest = min(running, key=lambda each: each.arrival)
         if oldest.hidden != hidden and oldest.wants_output:
             return  # its turn is the next
         rows = (

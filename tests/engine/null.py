@@ -17,6 +17,7 @@ from oxillama.engine.request import Request
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import Cancelled, PoolError
 from oxillama.sampling import Sampler, SamplerConfig
+from oxillama.speculative.planner import Planner
 
 VOCAB = 61
 HIDDEN = 8
@@ -114,7 +115,7 @@ class NullProgram:
 
 def core(*, program=None, memory=None, context_size=400, prefix=None, **more) -> EngineCore:
     """An engine over a null program; `prefix=False` is without a prefix cache."""
-    return EngineCore(
+    made = EngineCore(
         program or NullProgram(),
         memory or NullMemory(more.get("page_size", 16)),
         batch=NullBatch,
@@ -123,6 +124,8 @@ def core(*, program=None, memory=None, context_size=400, prefix=None, **more) ->
         prefix=None if prefix is False else dict(prefix or {}),
         **more,
     )
+    made.speculator = Planner(made)
+    return made
 
 
 def request(

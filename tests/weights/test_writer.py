@@ -19,9 +19,10 @@ import pytest
 import oxillama
 from oxillama._core.panels import PackedMatrix
 from oxillama.cli import main
-from oxillama.drafts import open_draft
 from oxillama.errors import OxillamaError
 from oxillama.gguf.source import open_source
+from oxillama.opening import core_over, open_model
+from oxillama.speculative.drafts import DraftModels
 from oxillama.weights import cache, panel_file, writer
 from oxillama.weights.cache import CacheSlot
 from oxillama.weights.identity import identity_of
@@ -479,6 +480,12 @@ def test_a_look_for_large_pages_leaves_nothing_in_the_folder(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def open_draft(target, source, config):
+    """(drafter, what closes it) over a file, for a target without a vocabulary."""
+    models = DraftModels(target, None, open_model=open_model, core_over=core_over)
+    return models.open(source, config=config)
+
+
 def test_a_draft_is_kept_only_where_a_folder_was_named_for_it(model, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(cache, "LEAST_BYTES", 1)
@@ -488,7 +495,7 @@ def test_a_draft_is_kept_only_where_a_folder_was_named_for_it(model, tmp_path, m
             oxillama.EngineConfig(),
             oxillama.EngineConfig(sidecar=tmp_path / "named"),
         ):
-            open_draft(None, engine._loaded.model, model, config=config)[1]()
+            open_draft(engine._loaded.model, model, config)[1]()
             writer.finish_all()
     assert not (tmp_path / "cache").exists() and len(list((tmp_path / "named").iterdir())) == 1
 
@@ -497,7 +504,7 @@ def test_closing_a_draft_writes_its_sidecar_and_ends_its_keeper(model, tmp_path,
     monkeypatch.setattr(writer, "IDLE_SECONDS", 1e6)
     named = oxillama.EngineConfig(sidecar=tmp_path / "named")
     with oxillama.load(model, sidecar=False) as engine:
-        _, close = open_draft(None, engine._loaded.model, model, config=named)
+        _, close = open_draft(engine._loaded.model, model, named)
         assert len(writer._writers) == 1
         close()
         (only,) = (tmp_path / "named").iterdir()
@@ -530,12 +537,7 @@ def test_a_draft_that_is_refused_is_not_kept(model, tmp_path, monkeypatch):
         oxillama.load(model, sidecar=False) as engine,
         pytest.raises(OxillamaError, match="draft: found 96 tokens"),
     ):
-        open_draft(
-            None,
-            engine._loaded.model,
-            other,
-            config=oxillama.EngineConfig(sidecar=tmp_path / "named"),
-        )
+        open_draft(engine._loaded.model, other, oxillama.EngineConfig(sidecar=tmp_path / "named"))
     assert not writer._writers and not (tmp_path / "named").exists()
 
 

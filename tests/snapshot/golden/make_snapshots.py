@@ -14,8 +14,8 @@ from pathlib import Path
 import oxillama
 from oxillama import SamplerConfig
 from oxillama.snapshot.session import KIND
-from oxillama.snapshot.speculation import KIND as SPEC_KIND
 from oxillama.speculative import SpeculativeConfig, SpeculativeEngine
+from oxillama.speculative.snapshot import KIND as SPEC_KIND
 
 FOLDER = Path(__file__).parent
 OPTIONS = dict(

@@ -1,4 +1,4 @@
-"""Speculation whose draft works ahead in a thread of its own: the same text, cancelled at once,
+"""Speculation whose draft works background in a thread of its own: the same text, cancelled at once,
 shut down cleanly.
 """
 
@@ -12,7 +12,7 @@ import pytest
 
 import oxillama
 from oxillama._core.threads import default_threads
-from oxillama.decoder import AsyncSpecConfig, CancellationToken, SpeculativeDecoder
+from oxillama.speculative.decoder import AsyncSpecConfig, CancellationToken, SpeculativeDecoder
 
 SEEDED = oxillama.SamplerConfig(temperature=0.9, top_p=0.95, repetition_penalty=1.1)
 GREEDY = oxillama.SamplerConfig.greedy()
@@ -39,10 +39,10 @@ def alive():
     return [thread for thread in threading.enumerate() if thread.name == "oxillama draft"]
 
 
-def test_the_golden_text_comes_from_a_draft_that_works_ahead(target, stories):
+def test_the_golden_text_comes_from_a_draft_that_works_background(target, stories):
     golden = json.loads((stories / "stories260K-golden.json").read_text())
     with SpeculativeDecoder(
-        AsyncSpecConfig(target_sampler=GREEDY, draft_threads=1),
+        AsyncSpecConfig(target_sampler=GREEDY, draft_threads=1, adaptive=False),
         target,
         stories / "stories260K-q8_0.gguf",
     ) as decoder:
@@ -58,7 +58,9 @@ def test_the_golden_text_comes_from_a_draft_that_works_ahead(target, stories):
 @pytest.mark.parametrize("sampler", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_the_text_is_the_targets_own(target, draft, spec_k, sampler):
     with SpeculativeDecoder(
-        AsyncSpecConfig(spec_k=spec_k, target_sampler=sampler, max_tokens=100), target, draft
+        AsyncSpecConfig(spec_k=spec_k, target_sampler=sampler, max_tokens=100, adaptive=False),
+        target,
+        draft,
     ) as decoder:
         for seed in (1, 2):
             wanted = target.generate("Once upon a time", max_tokens=100, sampler=sampler, seed=seed)
@@ -135,10 +137,16 @@ def test_a_token_keeps_no_request_that_has_ended(target, draft):
         assert decoder.generate("Once", cancel=token).finish_reason == "cancelled"
 
 
-def test_a_forgotten_decoder_finishes_what_it_began_and_lets_go_of_its_thread_and_models(stories):
+@pytest.mark.parametrize("draft_sampler", [None, SEEDED], ids=["found", "drawn"])
+def test_a_forgotten_decoder_finishes_what_it_began_and_lets_go_of_its_thread_and_models(
+    stories, draft_sampler
+):
     paths = [stories / name for name in ("stories260K-f32.gguf", "stories260K-q8_0.gguf")]
     decoder = SpeculativeDecoder(
-        AsyncSpecConfig(target_sampler=GREEDY, max_tokens=120, draft_threads=1), *paths
+        AsyncSpecConfig(
+            target_sampler=GREEDY, max_tokens=120, draft_threads=1, draft_sampler=draft_sampler
+        ),
+        *paths,
     )
     models = [weakref.ref(decoder.engine.drafter), weakref.ref(decoder.engine.target)]
     wanted = decoder.generate("Once").tokens
@@ -170,7 +178,9 @@ def test_a_draft_that_is_loaded_here_has_threads_of_its_own(target, stories, sou
     draft = source if source.startswith("early") else stories / source
     for asked, given in ((None, max(1, default_threads() // 2)), (3, 3)):
         with SpeculativeDecoder(
-            AsyncSpecConfig(target_sampler=GREEDY, draft_threads=asked), target, draft
+            AsyncSpecConfig(target_sampler=GREEDY, draft_threads=asked, adaptive=False),
+            target,
+            draft,
         ) as decoder:
             assert decoder.engine.drafter.core.program.num_threads == given
             done = decoder.generate("Once upon a time", max_tokens=40)

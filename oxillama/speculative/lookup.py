@@ -5,8 +5,9 @@ in one beside it, may follow again.
                  ^-------------^          ^-------------^
                  the longest earlier run that ends as the text does
 
-Looking costs microseconds and no rows, so every draw is compared with what would have been offered,
-offered or not: how often runs of a length were right is known even while nothing is brought.
+A lookup costs microseconds and no rows. Each is compared with the text that came, whether its
+candidates were run or not, so that the share of accepted candidates is known for every length of a
+run.
 """
 
 from __future__ import annotations
@@ -14,15 +15,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from oxillama.engine.speculation import MOST, Ask, Draft, Trust
 from oxillama.errors import ConfigError
+from oxillama.speculative.acceptance import AcceptanceEstimate
+from oxillama.speculative.types import MAX_CANDIDATES, Draft, DraftRequest
 
 _PLACES = 8  # earlier places that are compared
 _LONGEST = 32  # tokens of a run that are compared
 _NEIGHBOUR_RUN = 4  # tokens that must agree with another session
 _NEIGHBOUR_ENTRIES = 1 << 17
-_CLASSES = (3, 5, 9, 17)  # runs of 2, 3-4, 5-8, 9-16, 17 and more are trusted apart
-_FIRST_TRUST = (0.3, 0.5, 0.7, 0.8, 0.9)
+_CLASSES = (3, 5, 9, 17)  # runs of 2, 3-4, 5-8, 9-16, 17 and more are estimated apart
+_FIRST_CHANCES = (0.3, 0.5, 0.7, 0.8, 0.9)
 
 Place = tuple[list[int], int]
 
@@ -58,19 +60,19 @@ class Neighbours:
 
 class Lookup:
     """What is known of one session: where its pairs of tokens came before, and how far runs of each
-    length can be trusted.
+    length are accepted.
     """
 
-    __slots__ = ("_before", "_last", "_offered", "_seen", "_trust", "neighbours", "tokens")
+    __slots__ = ("_before", "_last", "_offered", "_seen", "_estimates", "neighbours", "tokens")
 
     def __init__(
         self,
         tokens: list[int],
         neighbours: Neighbours | None,
-        first: Sequence[float] = _FIRST_TRUST,
+        first: Sequence[float] = _FIRST_CHANCES,
     ) -> None:
         self.tokens, self.neighbours = tokens, neighbours
-        self._trust = [Trust(each) for each in first]  # of each class
+        self._estimates = [AcceptanceEstimate(each) for each in first]  # of each class
         # (position, candidates, class)
         self._offered: tuple[int, list[int], int] | None = None
         self._clear()
@@ -84,8 +86,8 @@ class Lookup:
 
     @property
     def chances(self) -> list[float]:
-        """How far a run of each class is trusted."""
-        return [trust.chance for trust in self._trust]
+        """Of a candidate after a run of each class to be accepted."""
+        return [each.chance for each in self._estimates]
 
     def learn(self) -> None:
         """Take in the tokens that came since; a session that was cut is read anew."""
@@ -94,7 +96,7 @@ class Lookup:
             self._clear()
         if self._offered is not None:
             position, candidates, group = self._offered
-            self._trust[group].learn(tokens[position : position + len(candidates)], candidates)
+            self._estimates[group].learn(tokens[position : position + len(candidates)], candidates)
             self._offered = None
         last, before, neighbours = self._last, self._before, self.neighbours
         # the newest pair stays out: nothing follows it yet
@@ -127,7 +129,7 @@ class Lookup:
                 out.append(out[len(out) - period])
         group = sum(run >= least for least in _CLASSES)
         self._offered = (len(tokens), out, group)
-        return Draft(out, self._trust[group].chances(len(out)))
+        return Draft(out, self._estimates[group].chances(len(out)))
 
     def _longest(self) -> tuple[int, int]:
         """(where the longest earlier run that ends as the text does is followed, its length); (0,
@@ -154,18 +156,18 @@ class LookupDrafter:
     tokens.
     """
 
-    def __init__(self, *, most: int = MOST, neighbours: bool = True) -> None:
+    def __init__(self, *, most: int = MAX_CANDIDATES, neighbours: bool = True) -> None:
         if isinstance(most, bool) or not isinstance(most, int) or most < 1:
             raise ConfigError(f"most: found {most!r}, wanted an integer of 1 or more")
         self.most = most
         self._neighbours = Neighbours() if neighbours else None
-        self._first = list(_FIRST_TRUST)
+        self._first = list(_FIRST_CHANCES)
 
     def open(self, session: Any) -> Lookup:
         """Nothing is read yet: that is the first `propose`'s."""
         return Lookup(session.tokens, self._neighbours, self._first)
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
         """What followed before."""
         out = []
         for ask in asks:
@@ -177,7 +179,7 @@ class LookupDrafter:
 
     def close(self, state: Lookup, session: Any) -> None:
         """Its tokens stay known to its neighbours for a while, and the next one begins half-way to
-        where its trust ended.
+        the chances it ended with.
         """
         state.learn()
         self._first = [(first + chance) / 2 for first, chance in zip(self._first, state.chances)]

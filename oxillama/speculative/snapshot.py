@@ -29,7 +29,7 @@ class SpecSnapshot:
     """What is saved of a speculating session.
 
     target, draft: snapshots of the sessions, draft empty where nothing follows the target's.
-    accepted_tokens: candidates that stood so far. rng_state: of the target's sampler, 0 where it
+    accepted_tokens: candidates accepted so far. rng_state: of the target's sampler, 0 where it
     has none. sampler: state of the draft's own sampler, empty where it has none. memory: what the
     drafter learned; settings: how the draft draws, both JSON values.
     """

@@ -1,36 +1,32 @@
-"""What a grammar leaves no choice about: tokens that are taken without a draw, and text that makes
-good candidates.
-"""
+"""Candidates that spell the text which a grammar forces."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
+from oxillama.speculative.acceptance import AcceptanceEstimate
+from oxillama.speculative.types import MAX_CANDIDATES, Draft, DraftRequest
 
-from oxillama.engine.speculation import MOST, Ask, Draft, Trust
-
-_FIRST_TRUST = 0.8
+_FIRST_CHANCE = 0.8
 _MOST_TEXT = 256  # bytes
 
 
-def only_token(mask: np.ndarray | None) -> int | None:
-    """The token of a mask that allows one alone; None for every other mask, and for none."""
-    if mask is None or np.count_nonzero(mask) != 1:
-        return None
-    at = int(mask.argmax())
-    word = int(mask[at])
-    return None if word & (word - 1) else 32 * at + word.bit_length() - 1
+@runtime_checkable
+class ForcesText(Protocol):
+    """A grammar's state that knows which text must come next."""
+
+    def forced(self, limit: int = 4096) -> bytes:
+        """The bytes that every continuation starts with, at most `limit`."""
 
 
 class ForcedText:
-    """Candidates that spell the text which the grammar says comes next. A model may spell it
-    otherwise: it is asked, as for any candidate.
+    """Candidates that spell the text which the grammar forces. The model may spell it otherwise:
+    they are verified as any candidates are.
 
-    vocab_bytes: the bytes of each token, empty for those that are not text. Spelled is with the
-    longest token first; what may be part of a longer token, as it stands at the end of the forced
-    text, is left out.
+    vocab_bytes: the bytes of each token, empty for those that are not text. The longest token comes
+    first; the last token is left out where it reaches the end of the forced text, because it may be
+    part of a longer one.
     """
 
     def __init__(self, vocab_bytes: Sequence[bytes]) -> None:
@@ -43,7 +39,7 @@ class ForcedText:
         """What was offered, and how often it was right."""
         return _Spelling()
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
         """The forced text in tokens."""
         return [self._draft(ask) for ask in asks]
 
@@ -70,22 +66,24 @@ class ForcedText:
             at = end
         return out
 
-    def _draft(self, ask: Ask) -> Draft:
+    def _draft(self, ask: DraftRequest) -> Draft:
         state, tokens = ask.state, ask.session.tokens
-        state.trust.learn(
+        state.estimate.learn(
             tokens[state.position : state.position + len(state.offered)], state.offered
         )
         state.offered = []
-        forced = getattr(ask.session.grammar, "forced", None)
-        text = b"" if forced is None else forced(_MOST_TEXT)
+        grammar = ask.session.grammar
+        text = grammar.forced(_MOST_TEXT) if isinstance(grammar, ForcesText) else b""
         if len(text) < 2:
             return Draft()
         state.position, state.offered = len(tokens), self.spell(text)[: ask.most]
-        return Draft(state.offered, state.trust.chances(len(state.offered)))
+        return Draft(state.offered, state.estimate.chances(len(state.offered)))
 
 
 class _Spelling:
-    __slots__ = ("offered", "position", "trust")
+    __slots__ = ("estimate", "offered", "position")
 
     def __init__(self) -> None:
-        self.trust, self.offered, self.position = Trust(_FIRST_TRUST, weight=2.0, reach=MOST), [], 0
+        self.estimate = AcceptanceEstimate(_FIRST_CHANCE, weight=2.0, reach=MAX_CANDIDATES)
+        self.offered: list[int] = []
+        self.position = 0

@@ -1,58 +1,24 @@
-"""`SpeculativeDecoder`: speculation whose draft works while the target verifies, in a thread and
-with a thread budget of its own.
+"""`SpeculativeDecoder`: a `SpeculativeEngine` with background drafting, and a thread budget for its
+draft.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 from oxillama._core.threads import default_threads
-from oxillama.engine.ahead import AheadDrafter, Lease
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.request import Completion, Request, Stream, finished
 from oxillama.engine.speculation import SpecStats
-from oxillama.errors import ConfigError
-from oxillama.sampling import SamplerConfig
-from oxillama.speculative import SpeculativeConfig, SpeculativeEngine
-
-
-@dataclass(frozen=True, slots=True)
-class AsyncSpecConfig:
-    """How a decoder speculates.
-
-    spec_k: candidates of a step. draft_sampler: the draft's own, None to draw with the target's
-    random numbers; with one the same seed gives the same text, but another than that of a
-    `SpeculativeEngine`, whose draft draws in another order. target_sampler: of the text, None for
-    the target's own. force_n1: one token a step, the draft left alone. max_tokens: of a generation.
-    draft_threads: workers of a draft that is loaded here, None for half of the cores.
-    """
-
-    spec_k: int = 4
-    draft_sampler: SamplerConfig | None = None
-    target_sampler: SamplerConfig | None = None
-    force_n1: bool = False
-    max_tokens: int = 512
-    draft_threads: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, least in (("spec_k", 1), ("max_tokens", 0), ("draft_threads", 1)):
-            value = getattr(self, name)
-            if name == "draft_threads" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name}: found {value!r}, wanted an integer of {least} or more")
-        if self.target_sampler is not None and not isinstance(self.target_sampler, SamplerConfig):
-            raise ConfigError(
-                f"target_sampler: found {type(self.target_sampler).__name__}, wanted a SamplerConfig"
-            )
+from oxillama.speculative.config import AsyncSpecConfig, SpeculativeConfig
+from oxillama.speculative.engine import SpeculativeEngine
 
 
 class CancellationToken:
-    """Stops whatever was started with it; may be cancelled from any thread, at any time, more than
-    once.
+    """Stops every request that was started with it; `cancel` may be called from any thread, at any
+    time, more than once.
     """
 
     __slots__ = ("_actions", "_cancelled", "_lock", "_requests")
@@ -69,7 +35,7 @@ class CancellationToken:
         return self._cancelled
 
     def cancel(self) -> None:
-        """Stop now, and stop at once whatever is started with this token later."""
+        """Stop now, and stop at once every request that is started with this token later."""
         with self._lock:
             self._cancelled = True
             actions, self._actions = [*self._actions, *(each.cancel for each in self._requests)], []
@@ -106,21 +72,19 @@ class SpeculativeDecoder:
 
     def __init__(self, config: AsyncSpecConfig, target: Any = None, draft: Any = None) -> None:
         self.config = config
-        self._ahead: AheadDrafter | None = None
         self._requests: list[Request] = []
-        spec = SpeculativeConfig(
-            target,
-            draft,
-            num_speculative=config.spec_k,
-            draft_sampler=config.draft_sampler,
-            adaptive=False,
-        )
         threads = config.draft_threads or max(1, default_threads() // 2)
         self.engine = SpeculativeEngine(
-            spec, wrap=self._wrap, draft_config=EngineConfig(num_threads=threads)
+            SpeculativeConfig(
+                target,
+                draft,
+                num_speculative=config.spec_k,
+                draft_sampler=config.draft_sampler,
+                adaptive=config.adaptive,
+            ),
+            background=True,
+            draft_config=EngineConfig(num_threads=threads),
         )
-        # of this decoder and of its requests
-        self.engine.candidates = replace(self.engine.candidates, owner=Lease(self._ahead))
 
     def submit(
         self, prompt: Any, *, cancel: CancellationToken | None = None, **options: Any
@@ -156,8 +120,9 @@ class SpeculativeDecoder:
 
     @property
     def stale(self) -> int:
-        """Lines of the draft that were dropped because the text went on otherwise."""
-        return self._ahead.stale
+        """Runs of candidates that were dropped because the text continued otherwise."""
+        background = self.engine.background
+        return 0 if background is None else background.stale
 
     def close(self) -> None:
         """Stop the requests and the draft's thread; safe to call twice."""
@@ -165,12 +130,6 @@ class SpeculativeDecoder:
             request.cancel()
             request.wait()
         self.engine.close()
-        if self._ahead is not None:
-            self._ahead.close_thread()
-
-    def _wrap(self, drafter: Any) -> AheadDrafter:
-        self._ahead = AheadDrafter(drafter)
-        return self._ahead
 
     def __enter__(self) -> SpeculativeDecoder:
         return self

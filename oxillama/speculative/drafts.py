@@ -5,8 +5,8 @@ fewer bits.
     engine.generate(prompt, speculative="early_exit:4")        the target's own first layers under its own output norm and head
 
 A draft must have the target's vocabulary (the same pieces under the same ids, or all of them under
-others). Of several, the one that reads the fewest bytes for a token is the best guess before
-anything has run; whether it pays is then measured, step by step.
+others). Of several, the one that reads the fewest bytes for a token is taken; whether it pays is
+then measured, step by step.
 """
 
 from __future__ import annotations
@@ -17,23 +17,21 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from oxillama.engine.config import EngineConfig
-from oxillama.engine.drafting import ModelDrafter
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Vocabulary
 from oxillama.engine.session import Session
-from oxillama.engine.speculation import Candidates
-from oxillama.engine.vocabularies import Alignment, align
 from oxillama.errors import ConfigError, OxillamaError
 from oxillama.gguf import GgufReader
 from oxillama.model.load import Model, early_exit
-from oxillama.opening import core_over, open_model
 from oxillama.quant import quantize_file
 from oxillama.sampling import Sampler
+from oxillama.speculative.draft_model import ModelDrafter
+from oxillama.speculative.vocabularies import Alignment, align
 from oxillama.tokenizer import TokenizerBridge
 
 # bytes of a draft against the target's, above which even a perfect draft hardly gains
@@ -41,99 +39,144 @@ PAYS_BELOW = 0.5
 OwnSampler = Callable[[Session], Sampler]
 
 
-def candidates_of(core: EngineCore, vocabulary: Vocabulary | None, model: Model, asked: Any) -> Any:
-    """What `speculative=` stands for: a draft model becomes `Candidates`, everything else stays as
-    it is.
+class OpenedModel(Protocol):
+    """A model in memory with what serves it; vocabulary is None for a file without one."""
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+
+    @property
+    def core(self) -> EngineCore:
+        """The core of its engine."""
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """What its tokens spell."""
+
+
+@runtime_checkable
+class ModelEngine(Protocol):
+    """An engine with a model loaded (`InferenceEngine`)."""
+
+    @property
+    def opened(self) -> Any:
+        """The model that is loaded now, an `OpenedModel`."""
+
+
+class OpensModels(Protocol):
+    """Loads a GGUF file as a config says."""
+
+    def __call__(self, config: EngineConfig, source: Path) -> Any:
+        """An `OpenedModel` with `close(keep=...)`."""
+
+
+class DraftModels:
+    """The drafts that a target's requests may name. open_model: loads a file; core_over: makes the
+    core of an engine over a model in memory.
     """
-    if (
-        isinstance(asked, str)
-        and asked in ("auto", "lookup")
-        or asked is None
-        or isinstance(asked, (bool, Candidates))
-    ):
-        return asked
-    if isinstance(asked, str) and exit_depth(asked, model.config.layers) is not None:
-        key = asked
-    elif isinstance(asked, (str, Path)):
-        if not Path(asked).exists():
-            raise ConfigError(
-                f"speculative: found {str(asked)!r}, wanted 'auto', 'lookup', 'early_exit', or the path of a draft model"
+
+    def __init__(
+        self,
+        model: Model,
+        vocabulary: Vocabulary | None,
+        *,
+        open_model: OpensModels,
+        core_over: Callable[[Model, EngineConfig], EngineCore],
+    ) -> None:
+        self.model, self.vocabulary = model, vocabulary
+        self._open_model, self._core_over = open_model, core_over
+
+    def key(self, asked: Any) -> Any:
+        """What a file, a folder or "early_exit" is known by, None for anything else."""
+        if isinstance(asked, str) and exit_depth(asked, self.model.config.layers) is not None:
+            return asked
+        if isinstance(asked, (str, Path)) and Path(asked).exists():
+            return str(Path(asked).resolve())
+        return None
+
+    def is_engine(self, asked: Any) -> bool:
+        """Whether it is an engine with a model."""
+        return isinstance(asked, ModelEngine)
+
+    def core(self, asked: ModelEngine) -> EngineCore:
+        """The core of such an engine now."""
+        return asked.opened.core
+
+    def open(
+        self,
+        asked: Any,
+        *,
+        own_sampler: OwnSampler | None = None,
+        config: EngineConfig | None = None,
+    ) -> tuple[ModelDrafter, Callable[[], None] | None]:
+        """(a drafter over an engine, a file, the best file of a folder, or the target's first
+        layers; what closes it where it was opened here).
+
+        ConfigError names what the draft's vocabulary lacks.
+        """
+        model = self.model
+        depth = exit_depth(asked, model.config.layers)
+        if depth is not None:
+            return self._early_exit(depth, own_sampler, config or EngineConfig())
+        if isinstance(asked, ModelEngine):
+            opened, loaded = None, asked.opened
+        else:
+            path = Path(asked)
+            path = choose_draft(model, path) if path.is_dir() else path
+            config = _rotated(config or EngineConfig(model_path=path), model, path)
+            # a draft is small and may lie in a file that goes with this interpreter: it is kept
+            # only where a folder was named for it
+            if config.sidecar == "auto":
+                config = replace(config, sidecar=False)
+            opened = loaded = self._open_model(config, path)
+        core, words, draft = loaded.core, loaded.vocabulary, loaded.model
+        try:
+            alignment = aligned(
+                self.vocabulary, words, model.config.vocab_size, draft.config.vocab_size
             )
-        key = str(Path(asked).resolve())
-    elif hasattr(asked, "load_model"):
-        return Candidates(
-            core.drafters.engine(asked, lambda: open_draft(vocabulary, model, asked)[0]),
-            owner=asked,
+        except BaseException:
+            if opened is not None:
+                opened.close(keep=False)
+            raise
+        drafter = ModelDrafter(
+            core,
+            alignment,
+            own_sampler=own_sampler,
+            weight=_bytes(draft.reader) / _bytes(model.reader),
         )
-    else:
-        return asked
-    return Candidates(core.drafters.model(key, lambda: open_draft(vocabulary, model, asked)))
+        return drafter, None if opened is None else opened.close
 
-
-def open_draft(
-    vocabulary: Vocabulary | None,
-    model: Model,
-    source: Any,
-    *,
-    own_sampler: OwnSampler | None = None,
-    config: EngineConfig | None = None,
-) -> tuple[ModelDrafter, Callable[[], None] | None]:
-    """(a drafter over an engine, a file, the best file of a folder, or the target's first layers;
-    what closes it where it was opened here).
-
-    ConfigError names what the draft's vocabulary lacks.
-    """
-    depth = exit_depth(source, model.config.layers)
-    if depth is not None:
-        config = config or EngineConfig()
+    def _early_exit(
+        self, depth: int, own_sampler: OwnSampler | None, config: EngineConfig
+    ) -> tuple[ModelDrafter, Callable[[], None]]:
+        model = self.model
         draft = early_exit(
             model,
             depth,
             num_threads=config.num_threads or model.program.num_threads,
             max_rows=config.scheduling().max_batch_tokens,
         )
-        core, rows = core_over(draft, config), model.config.vocab_size
-        return ModelDrafter(
+        core, rows = self._core_over(draft, config), model.config.vocab_size
+        drafter = ModelDrafter(
             core,
             Alignment(rows, rows),
             own_sampler=own_sampler,
             weight=_run_bytes(draft) / _run_bytes(model),
-        ), core.close
-    if hasattr(source, "load_model"):
-        opened, loaded = None, source._loaded
-        core, words, draft = loaded.core, loaded.vocabulary, loaded.model
-    else:
-        path = Path(source)
-        path = choose_draft(model, path) if path.is_dir() else path
-        config = _rotated(config or EngineConfig(model_path=path), model, path)
-        # a draft is small and may lie in a file that goes with this interpreter: it is kept only
-        # where a folder was named for it
-        opened = open_model(
-            replace(config, sidecar=False) if config.sidecar == "auto" else config, path
         )
-        core, words, draft = opened.core, opened.vocabulary, opened.model
-    try:
-        alignment = aligned(vocabulary, words, model.config.vocab_size, draft.config.vocab_size)
-    except BaseException:
-        if opened is not None:
-            opened.close(keep=False)
-        raise
-    drafter = ModelDrafter(
-        core, alignment, own_sampler=own_sampler, weight=_bytes(draft.reader) / _bytes(model.reader)
-    )
-    return drafter, None if opened is None else opened.close
+        return drafter, core.close
 
 
 def _rotated(config: EngineConfig, target: Model, path: Path) -> EngineConfig:
     """A draft's config with the target's rope overrides where it has none and the file says of its
     architecture all that the target's says.
     """
-    told = target.rope.given()
-    if not told or config.rope().given():
+    given = target.rope.given()
+    if not given or config.rope().given():
         return config
     with GgufReader(path) as reader:
         same = _hyperparameters(reader) == _hyperparameters(target.reader)
-    return replace(config, **told) if same else config
+    return replace(config, **given) if same else config
 
 
 def _hyperparameters(reader: GgufReader) -> dict[str, Any]:
@@ -147,17 +190,17 @@ def _hyperparameters(reader: GgufReader) -> dict[str, Any]:
 
 
 def exit_depth(source: Any, layers: int) -> int | None:
-    """The layers that "early_exit:n" asks for, of "early_exit" a quarter; None for whatever else
-    names a draft, ConfigError for a bad n.
+    """The layers that "early_exit:n" asks for, of "early_exit" a quarter; None for anything else
+    that names a draft, ConfigError for a bad n.
     """
     if not isinstance(source, str) or source.partition(":")[0] != "early_exit":
         return None
-    told = source.partition(":")[2]
+    number = source.partition(":")[2]
     depth = (
         max(1, layers // 4)
         if source == "early_exit"
-        else int(told)
-        if told.isascii() and told.isdigit() and len(told) < 10
+        else int(number)
+        if number.isascii() and number.isdigit() and len(number) < 10
         else 0
     )
     if not 1 <= depth <= layers:

@@ -14,10 +14,10 @@ from blake3 import blake3
 import oxillama
 from oxillama.errors import ConfigError, SpecSnapshotIncompatible
 from oxillama.snapshot.container import Envelope, dump_facts, seal
-from oxillama.snapshot.speculation import KIND, SpecSnapshot
 from oxillama.speculative import SpeculativeEngine
+from oxillama.speculative.snapshot import KIND, SpecSnapshot
 
-GOLDEN = sorted((Path(__file__).parent / "golden").glob("speculation-v*.oxispec"))
+GOLDEN = sorted((Path(__file__).parents[1] / "snapshot" / "golden").glob("speculation-v*.oxispec"))
 LENGTHS = (2**31, 2**32, 2**63, 2**64 - 1)
 SECTIONS = ("facts", "target", "draft", "sampler")
 # Of the header and the file, then stored and plain of each section, as `envelope` draws them.
@@ -172,7 +172,6 @@ import resource, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 import oxillama
 from oxillama.errors import SnapshotIncompatible, SpecSnapshotIncompatible
-from tests.snapshot import test_speculation as t
 data = t.GOLDEN[-1].read_bytes()
 target, draft = oxillama.load(num_threads=1), oxillama.load(num_threads=1)
 t.SpeculativeEngine.resume(data, target, draft).close()

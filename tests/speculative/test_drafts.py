@@ -8,8 +8,9 @@ import threading
 import pytest
 
 import oxillama
-from oxillama import drafts
-from oxillama.speculative import SpeculativeConfig, SpeculativeEngine
+from oxillama.speculative.config import SpeculativeConfig
+from oxillama.speculative.drafts import DraftModels
+from oxillama.speculative.engine import SpeculativeEngine
 
 GREEDY = oxillama.SamplerConfig.greedy()
 
@@ -42,7 +43,7 @@ def test_an_engine_that_nobody_else_holds_drafts_to_the_end_and_is_then_let_go(t
     del request
     target.generate("Once", max_tokens=1)  # the loop, too, knows the last one no more
     gc.collect()
-    assert target._loaded.core.drafters.cores() == ()
+    assert target._loaded.core.speculator.cores() == ()
 
 
 def test_an_engine_with_another_model_drafts_with_that(target, stories):
@@ -54,7 +55,7 @@ def test_an_engine_with_another_model_drafts_with_that(target, stories):
                 ).speculation
                 is not None
             )
-            assert target._loaded.core.drafters.cores() == (draft._loaded.core,)
+            assert target._loaded.core.speculator.cores() == (draft._loaded.core,)
             draft.load_model(stories / "stories260K-f32.gguf")
 
 
@@ -62,7 +63,7 @@ def test_threads_that_name_the_same_draft_open_it_once_and_it_is_closed(
     target, stories, monkeypatch
 ):
     opened, together = [], threading.Barrier(4)
-    real = drafts.open_draft
+    real = DraftModels.open
 
     def counted(*args, **more):
         opened.append(real(*args, **more)[0])
@@ -72,19 +73,19 @@ def test_threads_that_name_the_same_draft_open_it_once_and_it_is_closed(
         together.wait(10)
         target.generate("Once", max_tokens=3, speculative=stories / "stories260K-q8_0.gguf")
 
-    monkeypatch.setattr(drafts, "open_draft", counted)
+    monkeypatch.setattr(DraftModels, "open", counted)
     threads = [threading.Thread(target=generate) for _ in range(4)]
     for each in threads:
         each.start()
     for each in threads:
         each.join()
-    assert len(opened) == 1 and target._loaded.core.drafters.cores() == (opened[0].core,)
-    drafters = target._loaded.core.drafters
+    assert len(opened) == 1 and target._loaded.core.speculator.cores() == (opened[0].core,)
+    registry = target._loaded.core.speculator.registry
     target.close()
     with pytest.raises(oxillama.EngineError, match="closed"):
         opened[0].core.check()
     with pytest.raises(oxillama.EngineError, match="closed"):
-        drafters.model("another", lambda: pytest.fail("opened"))
+        registry.resolve(stories / "stories260K-f16.gguf")
 
 
 def test_a_target_that_came_as_bytes_has_no_file_to_be_requantised(stories):

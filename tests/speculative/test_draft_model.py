@@ -8,15 +8,15 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from null import VOCAB, NullProgram, core, hashed, request, solo
 
-from oxillama.engine.ahead import AheadDrafter
-from oxillama.engine.costs import StepCosts
-from oxillama.engine.drafting import ModelDrafter
-from oxillama.engine.speculation import Candidates, Speculation
-from oxillama.engine.vocabularies import Alignment, align
 from oxillama.errors import ConfigError
 from oxillama.sampling import Sampler, SamplerConfig
+from oxillama.speculative.background import BackgroundDrafter
+from oxillama.speculative.costs import StepCosts
+from oxillama.speculative.draft_model import ModelDrafter
+from oxillama.speculative.types import Candidates
+from oxillama.speculative.vocabularies import Alignment, align
+from tests.engine.null import VOCAB, NullProgram, core, hashed, request, solo
 
 SEEDED = SamplerConfig(temperature=1.0, top_k=20, seed=11)
 CHAIN = SamplerConfig(
@@ -47,7 +47,7 @@ def own(config, seed=99):
 def run(target, drafter, prompt, *, costs=None, most=4, **more):
     """A finished request that a model drafts for."""
     made = request(target, prompt, **more)
-    made.speculation = Speculation(
+    made.speculation = target.speculator.speculation(
         Candidates(drafter, most, adaptive=costs is not None), made.session, costs=costs
     )
     return target.submit(made).result(10)
@@ -106,21 +106,21 @@ class Counted(Other):
         return out
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["on demand", "ahead"])
+@pytest.mark.parametrize("background", [False, True], ids=["on demand", "background"])
 @pytest.mark.parametrize("sampler", [None, SEEDED], ids=["found", "drawn"])
-def test_nothing_is_run_twice_by_target_or_draft(sampler, ahead):
+def test_nothing_is_run_twice_by_target_or_draft(sampler, background):
     theirs, mine = Counted(right=True), Counted()
     target, draft = core(program=theirs, prefix=False), core(program=mine, prefix=False)
     drafter = ModelDrafter(draft, SAME, own_sampler=None if sampler is None else own(sampler))
-    asked = AheadDrafter(drafter) if ahead else drafter
+    asked = BackgroundDrafter(drafter) if background else drafter
     done = run(target, asked, list(range(30)), max_tokens=80, sampler=SEEDED)
     stats = done.speculation
     assert stats.rejected and stats.accepted and theirs.evaluated == 30 + 79 + stats.rejected
     assert set(theirs.texts.values()) == set(mine.texts.values()) == {1}
     assert drafter.forwarded == mine.evaluated == sum(mine.texts.values())
-    assert ahead or drafter.forwarded <= 30 + 79 + stats.rejected
+    assert background or drafter.forwarded <= 30 + 79 + stats.rejected
     target.close()
-    if ahead:
+    if background:
         asked.close_thread()
     draft.close()
 
@@ -167,7 +167,9 @@ def test_drawn_candidates_leave_the_targets_own_law():
     jobs = []
     for _ in range(draws):
         made = request(target, [5], max_tokens=3, sampler=config.replace(seed=next(seeds)))
-        made.speculation = Speculation(Candidates(drafter, 2, adaptive=False), made.session)
+        made.speculation = target.speculator.speculation(
+            Candidates(drafter, 2, adaptive=False), made.session
+        )
         jobs.append(target.submit(made))
     for job in jobs:
         counts[job.result(30).tokens[1]] += 1
@@ -200,7 +202,7 @@ class Slow(Other):
     [SEEDED, CHAIN.replace(temperature=1.2), SamplerConfig.mirostat_v2()],
     ids=["seeded", "chain", "mirostat"],
 )
-def test_a_draft_that_works_ahead_by_its_own_sampler_gives_the_text_of_the_seed_whatever_takes_how_long(
+def test_a_draft_that_works_background_by_its_own_sampler_gives_the_text_of_the_seed_whatever_takes_how_long(
     config,
 ):
     def drafted(every_target, every_draft, companions=0):
@@ -209,17 +211,21 @@ def test_a_draft_that_works_ahead_by_its_own_sampler_gives_the_text_of_the_seed_
             core(program=Slow(every_target), prefix=False),
             core(program=program, prefix=False),
         )
-        ahead = AheadDrafter(ModelDrafter(draft, SAME, own_sampler=own(config)))
+        background = BackgroundDrafter(ModelDrafter(draft, SAME, own_sampler=own(config)))
         beside = [
             target.submit(request(target, [at, 9], max_tokens=50)) for at in range(companions)
         ]
-        done = run(target, ahead, [1, 2, 3], max_tokens=60, sampler=CHAIN, most=3)
+        done = run(target, background, [1, 2, 3], max_tokens=60, sampler=CHAIN, most=3)
         for each in beside:
             each.result(10)
         target.close()
-        ahead.close_thread()
+        background.close_thread()
         draft.close()
-        assert program.threads == {"oxillama draft"} and ahead.stale and draft.pool.pages_used == 0
+        assert (
+            program.threads == {"oxillama draft"}
+            and background.stale
+            and draft.pool.pages_used == 0
+        )
         return done.tokens, done.speculation.accepted, done.speculation.rejected
 
     wanted = drafted(0, 0)
@@ -227,8 +233,8 @@ def test_a_draft_that_works_ahead_by_its_own_sampler_gives_the_text_of_the_seed_
     assert {drafted(*delays) for delays in ((1, 0), (0, 1), (3, 2), (2, 5), (0, 0, 4))} == {wanted}
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["on demand", "ahead"])
-def test_texts_of_several_drafted_tokens_follow_the_targets_own_law(ahead):
+@pytest.mark.parametrize("background", [False, True], ids=["on demand", "background"])
+def test_texts_of_several_drafted_tokens_follow_the_targets_own_law(background):
     """Chi-square over the engine itself: four tokens after one prompt, lines of candidates going on
     after whole acceptance and falling stale.
     """
@@ -248,11 +254,13 @@ def test_texts_of_several_drafted_tokens_follow_the_targets_own_law(ahead):
     drafter = ModelDrafter(
         draft, SAME, own_sampler=lambda session: Sampler(warm, VOCAB, seed=next(seeds))
     )
-    drafter = AheadDrafter(drafter) if ahead else drafter
+    drafter = BackgroundDrafter(drafter) if background else drafter
     jobs, counts = [], dict.fromkeys(wanted, 0)
     for _ in range(draws):
         made = request(target, [5], max_tokens=6, sampler=config.replace(seed=next(seeds)))
-        made.speculation = Speculation(Candidates(drafter, 1, adaptive=False), made.session)
+        made.speculation = target.speculator.speculation(
+            Candidates(drafter, 1, adaptive=False), made.session
+        )
         jobs.append(target.submit(made))
     stood = fell = 0
     for job in jobs:
@@ -267,7 +275,7 @@ def test_texts_of_several_drafted_tokens_follow_the_targets_own_law(ahead):
         1 - 2 / (9 * freedom) + 4.7534 * np.sqrt(2 / (9 * freedom))
     ) ** 3
     target.close()
-    if ahead:
+    if background:
         drafter.close_thread()
     draft.close()
 
@@ -279,7 +287,7 @@ def test_a_draft_that_never_pays_is_asked_rarely():
 
     target, draft = core(prefix=False), core(program=Never(), prefix=False, context_size=400)
     drafter = ModelDrafter(draft, SAME)
-    drafter._costs = StepCosts({1: 0.2, 17: 0.3})
+    drafter._round = 0.2  # of a step of the target
     done = run(target, drafter, [1, 2, 3], max_tokens=390, costs=StepCosts({1: 1.0, 17: 2.0}))
     assert list(done.tokens) == solo([1, 2, 3], 390)
     assert done.speculation.rejected < 25 and done.speculation.n1_fallbacks > 370
@@ -287,16 +295,18 @@ def test_a_draft_that_never_pays_is_asked_rarely():
     draft.close()
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["on demand", "ahead"])
-def test_a_long_prompt_is_caught_up_with_in_parts(ahead):
+@pytest.mark.parametrize("background", [False, True], ids=["on demand", "background"])
+def test_a_long_prompt_is_caught_up_with_in_parts(background):
     target, draft = core(prefix=False, context_size=1000), core(prefix=False, context_size=1000)
     prompt = [at % VOCAB for at in range(700)]
-    drafter = AheadDrafter(ModelDrafter(draft, SAME)) if ahead else ModelDrafter(draft, SAME)
+    drafter = (
+        BackgroundDrafter(ModelDrafter(draft, SAME)) if background else ModelDrafter(draft, SAME)
+    )
     done = run(target, drafter, prompt, max_tokens=40)
     assert list(done.tokens) == solo(prompt, 40)
     assert max(draft.program.rows) == 256 and done.speculation.accepted > 25
     target.close()
-    if ahead:
+    if background:
         drafter.close_thread()
     draft.close()
 
@@ -307,12 +317,17 @@ def test_a_long_prompt_leaves_the_text_of_a_seed_alone_whatever_takes_how_long()
             core(program=Slow(every_target), prefix=False, context_size=1000),
             core(program=Slow(every_draft), prefix=False, context_size=1000),
         )
-        ahead = AheadDrafter(ModelDrafter(draft, SAME, own_sampler=own(SEEDED)))
+        background = BackgroundDrafter(ModelDrafter(draft, SAME, own_sampler=own(SEEDED)))
         done = run(
-            target, ahead, [at % VOCAB for at in range(700)], max_tokens=40, sampler=CHAIN, most=3
+            target,
+            background,
+            [at % VOCAB for at in range(700)],
+            max_tokens=40,
+            sampler=CHAIN,
+            most=3,
         )
         target.close()
-        ahead.close_thread()
+        background.close_thread()
         draft.close()
         return (
             done.tokens,

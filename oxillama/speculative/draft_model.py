@@ -4,10 +4,10 @@ them, never filled again.
     target  t0 ... tn-1 | x0 x1 x2                 draft  t0 ... tn-1 c0 c1            (the last candidate is not run)
     x0 = c0, x1 != c1:                             cut back to  t0 ... tn-1 c0,  then run  x1
 
-Candidates are drawn after the target's whole chain, from logits that stand in the target's
-vocabulary: with a fork of the session's own sampler (the same random numbers the target will use,
-so that equal logits draw equal tokens), or with a sampler of the drafter's own, whose distributions
-are then handed over to be judged against. A grammar masks candidates as it masks the text.
+Candidates are drawn after the target's whole chain, from logits in the target's vocabulary: with a
+fork of the session's own sampler (the same random numbers the target will use, so that equal logits
+draw equal tokens), or with a sampler of the drafter's own, whose distributions are then handed over
+to be judged against. A grammar masks candidates as it masks the text.
 """
 
 from __future__ import annotations
@@ -15,37 +15,43 @@ from __future__ import annotations
 import hashlib
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
-from oxillama.engine.costs import StepCosts, measured
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.room import common_prefix
 from oxillama.engine.session import Session
-from oxillama.engine.speculation import Ask, Draft, Trust
-from oxillama.engine.vocabularies import Alignment
 from oxillama.errors import PoolError, SamplingError
 from oxillama.sampling import Distribution, Sampler
+from oxillama.speculative.acceptance import AcceptanceEstimate
+from oxillama.speculative.costs import NOMINAL
+from oxillama.speculative.types import Draft, DraftRequest
+from oxillama.speculative.vocabularies import Alignment
 
 # rows of a long prompt that the draft runs between two steps of the target
 CATCH_UP = 256
 # draws until a draft that does not pay is tried again; doubles while it fails
 PATIENCE = 16
 _MOST_PATIENCE = 512
-_FIRST_TRUST = 0.7
+_FIRST_CHANCE = 0.7
+_SHORT = 4  # rows of a catch-up that counts as part of a draft's step
+_LEAST_ROUND = 5e-5  # seconds of a draft's step, before one was measured: what any step costs
 
 
-class Pace:
-    """How far a draft can be trusted, and while it does not pay, how many draws until it is tried
-    again.
+class DraftAcceptance:
+    """How likely a draft's candidates are to be accepted, and where no clock may decide and they do
+    not pay, how many draws until they are tried again.
     """
 
-    __slots__ = ("idle", "patience", "trust")
+    __slots__ = ("estimate", "idle", "patience")
 
     def __init__(self) -> None:
-        self.trust, self.idle, self.patience = Trust(_FIRST_TRUST, weight=2.0), 0, PATIENCE
+        self.estimate = AcceptanceEstimate(_FIRST_CHANCE, weight=2.0)
+        self.idle, self.patience = 0, PATIENCE
 
     def count(self, paying: int) -> int:
         """How many candidates to draft where so many would pay: one now and then where none do, to
@@ -61,26 +67,32 @@ class Pace:
         return 1
 
 
-class Following:
+class DraftState:
     """A draft's own session for one of the target's: `held` are the target's tokens that its pages
     are filled with.
     """
 
-    __slots__ = ("held", "offered", "pace", "position", "sampler", "session")
+    __slots__ = ("acceptance", "held", "offered", "position", "sampler", "session")
 
-    def __init__(self, session: Session, sampler: Sampler | None, pace: Pace) -> None:
-        self.session, self.sampler, self.pace = session, sampler, pace
+    def __init__(
+        self, session: Session, sampler: Sampler | None, acceptance: DraftAcceptance
+    ) -> None:
+        self.session, self.sampler, self.acceptance = session, sampler, acceptance
         self.held: list[int] = []
         self.offered: list[int] = []
         self.position = 0
 
     def remember(self) -> dict:
         """What was learned, as JSON values."""
-        pace = self.pace
+        acceptance = self.acceptance
         return {
-            "trust": [pace.trust.right, pace.trust.judged, pace.trust.reach],
-            "idle": pace.idle,
-            "patience": pace.patience,
+            "trust": [
+                acceptance.estimate.right,
+                acceptance.estimate.judged,
+                acceptance.estimate.reach,
+            ],
+            "idle": acceptance.idle,
+            "patience": acceptance.patience,
             "offered": self.offered,
             "position": self.position,
         }
@@ -95,18 +107,35 @@ class Following:
             raise ValueError(
                 f"memory: found {memory!r}, wanted counts of 0 or more and a share of what was judged"
             )
-        pace = self.pace
-        pace.trust.right, pace.trust.judged, pace.trust.reach = right, judged, reach
-        pace.idle, pace.patience = memory["idle"], memory["patience"]
+        acceptance = self.acceptance
+        acceptance.estimate.right, acceptance.estimate.judged, acceptance.estimate.reach = (
+            right,
+            judged,
+            reach,
+        )
+        acceptance.idle, acceptance.patience = memory["idle"], memory["patience"]
         self.offered, self.position = list(offered), memory["position"]
 
     def learn(self, tokens: Sequence[int]) -> None:
         """Compare the last draft with what came."""
         came = tokens[self.position : self.position + len(self.offered)]
-        self.pace.trust.learn(came, self.offered)
+        self.acceptance.estimate.learn(came, self.offered)
         if self.offered and came[:1] == self.offered[:1]:
-            self.pace.patience = PATIENCE
+            self.acceptance.patience = PATIENCE
         self.offered = []
+
+
+@dataclass(frozen=True, slots=True)
+class SavedDraft:
+    """What a snapshot keeps of a draft: its session as an OXISNAP1 snapshot (empty where it is
+    evaluated again), how many of the target's tokens that holds, the state of the draft's own
+    sampler, and `DraftState.remember()`.
+    """
+
+    session: bytes
+    held: int
+    sampler: bytes
+    memory: dict
 
 
 class ModelDrafter:
@@ -132,26 +161,32 @@ class ModelDrafter:
     ) -> None:
         self.core, self.alignment = core, alignment
         self._own_sampler, self._weight = own_sampler, weight
-        self._costs: StepCosts | None = None
-        self._pace = Pace()  # of all sessions, but where the text depends on it
+        # of all sessions, except where the text depends on it
+        self._acceptance = DraftAcceptance()
+        self._round = 0.0  # seconds of a step that draws a candidate of each session, 0: unknown
         self.forwarded = 0  # rows that the draft has run
-        self._kept: tuple[Session, Following] | None = None
+        self._kept: tuple[Session, DraftState] | None = None
         self._lock = threading.Lock()  # of `_kept`
 
-    def open(self, session: Session) -> Following:
+    @property
+    def drawn(self) -> bool:
+        """Whether candidates are drawn by a sampler of its own."""
+        return self._own_sampler is not None
+
+    def open(self, session: Session) -> DraftState:
         """Nothing is run yet; the session that was closed last is gone on with where it stood."""
         with self._lock:
             if self._kept is not None and self._kept[0] is session:
-                following, self._kept = self._kept[1], None
-                return following
-        return self._following(session, self.core.new_session())
+                state, self._kept = self._kept[1], None
+                return state
+        return self._state_of(session, self.core.new_session())
 
-    def _following(self, session: Session, drafted: Session) -> Following:
+    def _state_of(self, session: Session, drafted: Session) -> DraftState:
         if self._own_sampler is None:
-            return Following(drafted, None, self._pace)
-        return Following(drafted, self._own_sampler(session), Pace())
+            return DraftState(drafted, None, self._acceptance)
+        return DraftState(drafted, self._own_sampler(session), DraftAcceptance())
 
-    def close(self, state: Following, session: Session) -> None:
+    def close(self, state: DraftState, session: Session) -> None:
         """The draft's pages stay while nobody needs them, of the last session alone."""
         with self._lock:
             self._kept = (session, state)
@@ -163,60 +198,91 @@ class ModelDrafter:
         with self._lock:
             self._kept = None
 
-    def kept(self, session: Session) -> Following | None:
+    def kept(self, session: Session) -> DraftState | None:
         """What follows an idle session, None where another was closed after it."""
         with self._lock:
             return self._kept[1] if self._kept is not None and self._kept[0] is session else None
 
+    def save(self, session: Session) -> SavedDraft | None:
+        """What `follow` needs to continue an idle session elsewhere; None where another session was
+        closed after it.
+
+        Only pages of tokens that the session holds are saved. Pages of rejected candidates, and of
+        candidates that were not verified because the text ended, are not.
+        """
+        state = self.kept(session)
+        if state is None:
+            return None
+        core, drafted = self.core, state.session
+        sampler = b"" if state.sampler is None else state.sampler.state()
+        with core.lock:
+            most = min(len(state.held), drafted.kv.length)
+            held = common_prefix(state.held, session.tokens, most)
+            if not held or core.snapshots is None:
+                return SavedDraft(b"", 0, sampler, state.remember())
+            part = drafted.twin()
+            part.kv.truncate(held)
+            # a session ends in a token that is not evaluated; this one is never read
+            part.tokens = [*self.alignment.ids(state.held[:held]).tolist(), 0]
+            core.keep(part)
+        try:
+            return SavedDraft(core.saved().take(part), held, sampler, state.remember())
+        finally:
+            core.drop(part)
+
     def follow(
         self, session: Session, drafted: Session, *, held: int, sampler: bytes | None, memory: dict
     ) -> None:
-        """Go on where `kept` of another process stood: `drafted` holds the first `held` tokens of
-        the session in pages of this draft's.
+        """Continue from what `save` gave in another process: `drafted` holds the first `held`
+        tokens of the session in pages of this draft's.
 
-        ValueError, after which the pages are let go, where it holds others, or `memory` is not what
-        `Following.remember` gave.
+        Tokens at its end that the session does not hold are cut off: snapshots of earlier versions
+        have rejected candidates there. ValueError, after which the pages are released, where `drafted`
+        holds more or fewer tokens, or `memory` is not what `DraftState.remember` gave.
         """
-        wanted = self.alignment.ids(session.tokens[:held]).tolist()
-        following = self._following(session, self.core.keep(drafted))
+        state = self._state_of(session, self.core.keep(drafted))
         try:
-            if following.sampler is not None and sampler is not None:
-                following.sampler.restore(sampler)
-            if drafted.kv.length != held or drafted.tokens[:held] != wanted:
-                raise ValueError(
-                    f"held: found {drafted.kv.length} tokens, wanted the session's first {held}"
-                )
-            following.recall(memory)
+            if state.sampler is not None and sampler is not None:
+                state.sampler.restore(sampler)
+            if drafted.kv.length != held:
+                raise ValueError(f"held: found {drafted.kv.length} tokens, wanted {held}")
+            state.recall(memory)
+            wanted = self.alignment.ids(session.tokens[:held]).tolist()
+            held = common_prefix(drafted.tokens, wanted, len(wanted))
+            with self.core.lock:
+                drafted.kv.truncate(held)
         except BaseException:
             self.core.drop(drafted)
             raise
-        following.held = session.tokens[:held]
-        self.close(following, session)
+        state.held = session.tokens[:held]
+        self.close(state, session)
 
-    def propose(self, asks: Sequence[Ask]) -> list[Draft]:
+    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
         """Candidates of all sessions, drafted together: one step of the draft for the next
         candidate of each.
         """
         self.core.check()
         out = [Draft()] * len(asks)
-        work = {}
+        drafts: dict[int, SessionDraft] = {}
         for at, ask in enumerate(asks):
             count = self._count(ask)
             if count:
-                work[at] = Line(ask, count)
-        with self.held(list(work.values())):
-            self.draft(list(work.values()))
-        for at, line in work.items():
-            line.state.position, line.state.offered = len(line.ask.session.tokens), line.tokens
+                drafts[at] = SessionDraft(ask, count)
+        if not drafts:
+            return out
+        with self.reserved(list(drafts.values())):
+            self.draft(list(drafts.values()))
+        for at, draft in drafts.items():
+            draft.state.position, draft.state.offered = len(draft.ask.session.tokens), draft.tokens
             out[at] = Draft(
-                line.tokens, None, line.shares if line.state.sampler is not None else None
+                draft.tokens, None, draft.shares if draft.state.sampler is not None else None
             )
         return out
 
     @contextmanager
-    def held(self, lines: Sequence[Line]) -> Iterator[None]:
-        """While the lines are drawn nobody takes the pages of their sessions."""
-        sessions = [line.state.session for line in lines]
+    def reserved(self, drafts: Sequence[SessionDraft]) -> Iterator[None]:
+        """While candidates are drawn the pages of their sessions are not taken."""
+        sessions = [draft.state.session for draft in drafts]
         with self.core.lock:
             for session in sessions:
                 self.core.keep(session)
@@ -228,7 +294,7 @@ class ModelDrafter:
                 for session in sessions:
                     session.busy = False
 
-    def _count(self, ask: Ask) -> int:
+    def _count(self, ask: DraftRequest) -> int:
         """How many candidates to draft: as many as pay, by the clock or, where the text depends on
         their number, without it.
         """
@@ -236,40 +302,42 @@ class ModelDrafter:
         state.learn(ask.session.tokens)
         if ask.costs is None:
             return ask.most
-        chances = state.pace.trust.chances(ask.most)
-        if state.sampler is None:
-            self._costs = measured(self.core, ask.sequences, self._costs)
-            each = (
-                self._costs(ask.sequences) / ask.sequences
-                if self._costs is not None
-                else ask.costs(1)
-            )
-            return state.pace.count(
-                ask.costs.best(chances, rows=ask.rows, sequences=ask.sequences, each=each)
-            )
-        return state.pace.count(_NOMINAL.best(chances, each=self._weight))
+        chances = state.acceptance.estimate.chances(ask.most)
+        if state.sampler is not None:
+            return state.acceptance.count(NOMINAL.best(chances, each=self._weight))
+        plain = ask.costs(ask.sequences)
+        each = (self._round or max(self._weight * plain, _LEAST_ROUND)) / ask.sequences
+        return ask.worthwhile(chances, each=each)
 
-    def draft(self, lines: list[Line]) -> None:
-        """Catch up with each line's session, then draw its candidates."""
-        for line in lines:
-            line.cut_back()
+    def draft(self, drafts: list[SessionDraft]) -> None:
+        """Catch up with each session, then draw its candidates."""
+        started, rounds = time.perf_counter(), 0
+        for draft in drafts:
+            draft.cut_back()
         most = min(CATCH_UP, self.core.program.max_rows)
-        rows = self.run([(line, line.missing(most)) for line in lines])
-        live = [(line, row) for line, row in zip(lines, rows) if row is not None and line.caught_up]
+        work = [(draft, draft.missing(most)) for draft in drafts]
+        rows = self.run(work)
+        live = [
+            (draft, row) for draft, row in zip(drafts, rows) if row is not None and draft.caught_up
+        ]
         while live:
-            going = [line for line, row in live if line.draw(self.alignment.row(row))]
-            live = []
-            if going:
-                rows = self.run([(line, [line.tokens[-1]]) for line in going])
-                live = [(line, row) for line, row in zip(going, rows) if row is not None]
+            rounds += 1
+            going = [draft for draft, row in live if draft.draw(self.alignment.row(row))]
+            rows = self.run([(draft, [draft.tokens[-1]]) for draft in going])
+            live = [(draft, row) for draft, row in zip(going, rows) if row is not None]
+        if rounds and (not self._round or all(len(ids) <= _SHORT for _, ids in work)):
+            seconds = (time.perf_counter() - started) / rounds
+            if self._round:
+                seconds = self._round + 0.2 * (min(seconds, 3 * self._round) - self._round)
+            self._round = seconds
 
-    def run(self, work: list[tuple[Line, list[int]]]) -> list[np.ndarray | None]:
-        """Run tokens of several lines; the logits after the last of each, None for a line that got
+    def run(self, work: list[tuple[SessionDraft, list[int]]]) -> list[np.ndarray | None]:
+        """Evaluate tokens of several drafts; the logits after the last of each, None for one that got
         no pages.
         """
         out: list[np.ndarray | None] = [None] * len(work)
         most, start = self.core.program.max_rows, 0
-        while start < len(work):  # as many lines as a step holds
+        while start < len(work):  # as many drafts as a step holds
             end, rows = start, 0
             while end < len(work) and rows + len(work[end][1]) <= most:
                 rows += len(work[end][1])
@@ -278,32 +346,32 @@ class ModelDrafter:
                 (index, *work[index]) for index in range(start, end) if self._reserve(*work[index])
             ]
             if part:
-                logits = self._step([(line, ids) for _, line, ids in part])
-                for (index, line, ids), row in zip(part, logits):
-                    line.state.held += ids
-                    line.kv.length += len(ids)
+                logits = self._step([(draft, ids) for _, draft, ids in part])
+                for (index, draft, ids), row in zip(part, logits):
+                    draft.state.held += ids
+                    draft.kv.length += len(ids)
                     out[index] = row.copy()
             start = end
         return out
 
-    def _reserve(self, line: Line, ids: list[int]) -> bool:
+    def _reserve(self, draft: SessionDraft, ids: list[int]) -> bool:
         with self.core.lock:
             self.core.check()  # closed meanwhile, its pages are nobody's
             try:
-                line.kv.reserve(line.kv.length + len(ids))
+                draft.kv.reserve(draft.kv.length + len(ids))
                 return True
             except PoolError:
                 return False
 
-    def _step(self, part: list[tuple[Line, list[int]]]) -> np.ndarray:
-        """Logits (lines, vocabulary) after the last token of each line; a view that the next step
+    def _step(self, part: list[tuple[SessionDraft, list[int]]]) -> np.ndarray:
+        """Logits (drafts, vocabulary) after the last token of each; a view that the next step
         overwrites.
         """
         tokens = np.concatenate([self.alignment.ids(ids) for _, ids in part])
         positions = np.concatenate(
             [
-                np.arange(line.kv.length, line.kv.length + len(ids), dtype=np.int32)
-                for line, ids in part
+                np.arange(draft.kv.length, draft.kv.length + len(ids), dtype=np.int32)
+                for draft, ids in part
             ]
         )
         row_table = np.repeat(np.arange(len(part), dtype=np.int32), [len(ids) for _, ids in part])
@@ -311,24 +379,20 @@ class ModelDrafter:
         self.forwarded += len(tokens)
         core = self.core
         with core.step_lock:
-            program = core.program  # first: closed meanwhile, the lines have no pages
+            program = core.program  # first: closed meanwhile, the drafts have no pages
             batch = core.make_batch(
-                tokens, positions, [line.kv.table for line, _ in part], row_table, wanted
+                tokens, positions, [draft.kv.table for draft, _ in part], row_table, wanted
             )
             return program.step(batch, core.memory).copy()
 
 
-# a target's step by rows, where the clock may not be asked
-_NOMINAL = StepCosts({1: 1.0, 17: 2.6})
+class SessionDraft:
+    """The candidates of one session while they are drawn: a sampler and a grammar that run ahead of
+    the session's own.
 
-
-class Line:
-    """One session's draft while it is made: samplers and grammar that run ahead of the session's
-    own.
-
-    numbered: a sampler of the drafter's own draws each token with random numbers of its number in
-    the text, so that lines which were dropped, however far they had come, cannot show; no two
-    tokens of a text share numbers, so the law is what it was.
+    numbered: a sampler of the drafter's own draws each token with random numbers that depend on the
+    token's number in the text, so that candidates which were dropped, however many, change nothing;
+    no two tokens of a text share numbers, so the distribution is what it was.
     """
 
     __slots__ = (
@@ -346,7 +410,7 @@ class Line:
         "tokens",
     )
 
-    def __init__(self, ask: Ask, count: int, *, numbered: bool = False) -> None:
+    def __init__(self, ask: DraftRequest, count: int, *, numbered: bool = False) -> None:
         session = ask.session
         self.prefix, self.generated = session.tokens, session.sampler.generated
         self.ask, self.count, self.state, self.kv = ask, count, ask.state, ask.state.session.kv
@@ -373,12 +437,12 @@ class Line:
             self.sampler.set_history(tokens, generated=self.generated)
 
     def refit(self) -> None:
-        """Forget what somebody needed the pages of."""
+        """Forget tokens whose pages were taken."""
         if self.kv.length < len(self.state.held):
             del self.state.held[self.kv.length :]
 
     def missing(self, most: int) -> list[int]:
-        """The first tokens that the draft has not run: the session's, then the line's own."""
+        """The first tokens that the draft has not run: the session's, then its own candidates."""
         at = len(self.state.held)
         return (
             self.prefix[at : at + most]
@@ -422,11 +486,11 @@ class Line:
         return True
 
     def _reseed(self) -> None:
-        told = struct.pack(
+        data = struct.pack(
             "<3Q", self.state.sampler.seed, self.seed, self.generated + len(self.tokens)
         )
         self.sampler.reseed(
             int.from_bytes(
-                hashlib.blake2b(told, digest_size=8, person=b"draft line").digest(), "little"
+                hashlib.blake2b(data, digest_size=8, person=b"draft line").digest(), "little"
             )
         )

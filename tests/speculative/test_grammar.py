@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from oxillama.engine.forced import ForcedText, only_token
-from oxillama.engine.speculation import Ask
+from oxillama.engine.postprocess import only_token
 from oxillama.grammar import Grammar
+from oxillama.speculative.grammar import ForcedText
+from oxillama.speculative.types import DraftRequest
 
 
 @pytest.mark.parametrize("token", [0, 5, 31, 32, 95])
@@ -35,11 +36,11 @@ def test_forced_text_is_offered_from_where_the_grammar_stands():
 
     text = ForcedText([bytes([byte]) for byte in range(256)] + [b"abc"])
     state = text.open(Session)
-    assert not text.propose([Ask(Session, state, 8)])[0].tokens
+    assert not text.propose([DraftRequest(Session, state, 8)])[0].tokens
     Session.grammar.advance(b"x")
-    draft = text.propose([Ask(Session, state, 4)])[0]
+    draft = text.propose([DraftRequest(Session, state, 4)])[0]
     assert draft.tokens == [256, ord("a"), ord("b"), ord("d")] and len(draft.chances) == 4
     trusted = draft.chances[0]
     Session.tokens += [256, ord("a")]
     Session.grammar.advance(b"abca")
-    assert text.propose([Ask(Session, state, 4)])[0].chances[0] > trusted
+    assert text.propose([DraftRequest(Session, state, 4)])[0].chances[0] > trusted

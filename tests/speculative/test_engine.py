@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import oxillama
-from oxillama.drafts import choose_draft, requantised_draft
-from oxillama.snapshot.speculation import SpecSnapshot
 from oxillama.speculative import SpeculativeConfig, SpeculativeEngine
+from oxillama.speculative.drafts import choose_draft, requantised_draft
+from oxillama.speculative.snapshot import SpecSnapshot
 
 SEEDED = oxillama.SamplerConfig(temperature=0.9, top_p=0.95, repetition_penalty=1.1)
 SCHEMA = {
@@ -56,7 +56,7 @@ def plain(engine, prompt, **options):
 
 
 def test_a_draft_of_itself_at_q8_0_gives_the_golden_text(target, draft, golden):
-    engine = SpeculativeEngine(SpeculativeConfig(target, draft))
+    engine = SpeculativeEngine(SpeculativeConfig(target, draft, adaptive=False))
     done = engine.generate(
         [target.tokenizer.bos_id],
         max_tokens=len(golden["llama_cpp"]["f32"]["ids"]),
@@ -228,6 +228,85 @@ def test_a_saved_session_goes_on_as_if_nothing_had_been(
         ).tokens
 
 
+def ended(engine, end, at):
+    """Generate with an engine until a request ends in one of the ways it can."""
+    prompt, options = "Once upon a time", dict(sampler=SEEDED, max_tokens=200)
+    if end == "stop":
+        done = engine.generate(prompt, stop=[" the"], **options)
+        assert done.finish_reason == "stop"
+    elif end == "length":
+        assert engine.generate(prompt, **{**options, "max_tokens": 18 + at}).finish_reason == end
+    elif end == "grammar":
+        done = engine.generate(prompt, regex=f"( [a-z]{{1,6}}){{{3 + at}}}", **options)
+        assert done.finish_reason == "stop"
+    elif end == "cancelled":
+        request = engine.submit(prompt, stop_token_ids=(), **{**options, "max_tokens": 400})
+        for count, _ in enumerate(request):
+            if count > 5 + at:
+                break
+        request.cancel()
+        assert request.result().finish_reason == end
+    else:
+        propose = engine.drafter.propose
+
+        def failing(asks):
+            drafts = propose(asks)
+            if len(asks[0].session.tokens) > 20 + at:
+                raise ZeroDivisionError("of the draft")
+            return drafts
+
+        engine.drafter.propose = failing
+        with pytest.raises(ZeroDivisionError):
+            engine.generate(prompt, **options)
+        del engine.drafter.propose
+
+
+@pytest.mark.parametrize("end", ["stop", "length", "grammar", "cancelled", "error"])
+@pytest.mark.parametrize("draft_sampler", [None, SEEDED], ids=["found", "drawn"])
+@pytest.mark.parametrize("adaptive", [False, True], ids=["always", "adaptive"])
+def test_a_snapshot_after_any_end_goes_on_as_the_session_that_stayed(
+    target, draft, end, draft_sampler, adaptive
+):
+    for at in range(4):
+        config = SpeculativeConfig(
+            target, draft, seed=at, draft_sampler=draft_sampler, adaptive=adaptive
+        )
+        with SpeculativeEngine(config) as engine:
+            ended(engine, end, at)
+            saved = engine.snapshot()
+            more = dict(max_tokens=30, stop=[], regex=None)
+            if end != "grammar":
+                del more["regex"]
+            stayed = engine.generate(None, **more)
+        snapshot = SpecSnapshot.decode(saved)
+        with SpeculativeEngine.resume(saved, target, draft) as again:
+            following = again.drafter.kept(target._last())
+            assert following.held == target._last().tokens[: snapshot.held]
+            assert again.generate(None, **more).tokens == stayed.tokens
+        assert draft.metrics().pages_leaked == 0
+
+
+def test_rejected_candidates_in_a_snapshot_of_an_earlier_version_are_cut_off(target, draft):
+    with SpeculativeEngine(SpeculativeConfig(target, draft, seed=3, adaptive=False)) as engine:
+        engine.generate("Once upon a time", max_tokens=30, sampler=SEEDED)
+        session, following = target._last(), engine.drafter.kept(target._last())
+        # as those versions saved it: what the draft has evaluated, whatever became of it
+        drafted = draft.session()
+        drafted.extend([*session.tokens[:20], 3, 5, 7])
+        draft.prefill([9], session=drafted)
+        saved = SpecSnapshot(
+            target=target.snapshot(),
+            draft=drafted.snapshot(),
+            held=24,
+            memory=following.remember(),
+            settings={"adaptive": False, "draft_sampler": None},
+        ).encode()
+        stayed = engine.generate(None, max_tokens=30)
+    with SpeculativeEngine.resume(saved, target, draft) as again:
+        assert again.drafter.kept(target._last()).held == target._last().tokens[:20]
+        assert again.generate(None, max_tokens=30).tokens == stayed.tokens
+
+
 @pytest.mark.parametrize("busy", [False, True])
 def test_what_is_refused_leaves_the_draft_where_it_stood(target, draft, busy):
     with SpeculativeEngine(SpeculativeConfig(target, draft, draft_sampler=SEEDED)) as engine:
@@ -360,7 +439,7 @@ def test_a_draft_that_was_made_goes_with_its_engine_or_with_the_interpreter(stor
     code = f"""
 import os, tempfile
 import oxillama
-from oxillama.drafts import requantised_draft
+from oxillama.speculative.drafts import requantised_draft
 from oxillama.speculative import SpeculativeConfig, SpeculativeEngine
 config = SpeculativeConfig({str(stories / "stories260K-f32.gguf")!r}, "requantised")
 greedy = oxillama.SamplerConfig.greedy()

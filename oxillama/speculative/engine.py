@@ -4,122 +4,112 @@
     time").text
 
 The text is the target's: token for token what the target alone would say, with the same seed. With
-a `draft_sampler` candidates are drawn by a sampler of the draft's own and judged by min(1, p/q):
-the law of the text is still the target's, and the same seed still gives the same text, but another
-than the target's alone.
+a `draft_sampler` candidates are drawn by a sampler of the draft's own and accepted with probability
+min(1, p/q): the text still follows the target's distribution, and the same seed still gives the
+same text, but another than the target's alone.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from oxillama.api import InferenceEngine, load
-from oxillama.drafts import open_draft, requantised_draft
 from oxillama.durable import write_parts
 from oxillama.engine.config import EngineConfig
-from oxillama.engine.drafting import ModelDrafter
-from oxillama.engine.generation import Options, sampler_of
+from oxillama.engine.generation import Options, Vocabulary, sampler_of
 from oxillama.engine.request import Completion, Request, Stream, finished
 from oxillama.engine.session import Session
-from oxillama.engine.speculation import Candidates, Drafter, Silent, SpecStats
+from oxillama.engine.speculation import SpecStats
 from oxillama.errors import ConfigError, OxillamaError, SamplingError, SpecSnapshotIncompatible
 from oxillama.gguf import check_apart
+from oxillama.opening import core_over, open_model
 from oxillama.sampling import Sampler, SamplerConfig
-from oxillama.snapshot.speculation import SpecSnapshot
+from oxillama.speculative.background import BackgroundDrafter, ThreadOwner
+from oxillama.speculative.config import Model, SpeculativeConfig
+from oxillama.speculative.draft_model import ModelDrafter
+from oxillama.speculative.drafts import DraftModels, requantised_draft
+from oxillama.speculative.snapshot import SpecSnapshot
+from oxillama.speculative.types import Candidates, Drafter, NoCandidates
 
-Model = str | Path | InferenceEngine | None
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculativeConfig:
-    """A target, a draft, and how they go together.
-
-    target: an engine or a GGUF file, None for the embedded model. draft: an engine, a file, a
-    folder (the best compatible file in it is taken), "early_exit:n" (the target's own first n
-    layers under its output norm and head, over the same weights; "early_exit": a quarter of them),
-    or "requantised" (the target itself with fewer bits, in a temporary file that goes when the
-    engine is closed, or at the latest when the interpreter ends). num_speculative: most candidates
-    of a step. seed: of every generation that says none. draft_sampler: draw candidates by it, and
-    judge them; None: with the target's own random numbers. adaptive: bring only as many candidates
-    as pay.
-    """
-
-    target: Model = None
-    draft: Any = None
-    num_speculative: int = 4
-    seed: int | None = None
-    draft_sampler: SamplerConfig | None = None
-    adaptive: bool = True
-
-    def __post_init__(self) -> None:
-        value = self.num_speculative
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"num_speculative: found {value!r}, wanted an integer of 1 or more")
-        if self.seed is not None and (
-            isinstance(self.seed, bool)
-            or not isinstance(self.seed, int)
-            or not 0 <= self.seed < 1 << 64
-        ):
-            raise ConfigError(f"seed: found {self.seed!r}, wanted an integer in [0, 2^64)")
-        if self.draft_sampler is not None and not isinstance(self.draft_sampler, SamplerConfig):
-            raise ConfigError(
-                f"draft_sampler: found {type(self.draft_sampler).__name__}, wanted a SamplerConfig"
-            )
-        if self.draft is None:
-            raise ConfigError(
-                "draft: found None, wanted an engine, a GGUF file, a folder of them, 'early_exit' or 'requantised'"
-            )
+_NOTHING_TO_SAVE = "snapshot: there is no session to save"
 
 
 class SpeculativeEngine:
     """Generates with the target of a config, sped up by its draft. Engines that it loaded itself it
     closes.
+
+    background: draft in a thread of its own while the target verifies. draft_config: of a draft
+    that is loaded here.
     """
 
     def __init__(
         self,
         config: SpeculativeConfig,
         *,
-        wrap: Callable[[ModelDrafter], Drafter] | None = None,
+        background: bool = False,
         draft_config: EngineConfig | None = None,
     ) -> None:
         self.config = config
-        self._mine: list[Any] = []
+        self._mine: list[InferenceEngine] = []
         self._folder: TemporaryDirectory | None = None
+        self._close_draft: Any = None
+        self._background: BackgroundDrafter | None = None
+        self._request: Request | None = None  # the last one
+        self._accepted = 0  # candidates accepted before the last request
         try:
-            self.target = (
-                config.target
-                if isinstance(config.target, InferenceEngine)
-                else self._own(load(config.target))
-            )
-            source = self._requantised() if config.draft == "requantised" else config.draft
-            own = None if config.draft_sampler is None else self._draft_sampler
-            self.drafter, close = open_draft(
-                self.target._loaded.vocabulary,
-                self.target._loaded.model,
-                source,
-                own_sampler=own,
-                config=draft_config,
-            )
+            self.target = self._opened_target()
+            self.drafter = self._opened_draft(draft_config)
         except BaseException:
             self.close()
             raise
-        self._close_draft = close
-        self._drafter = self.drafter if wrap is None else wrap(self.drafter)
-        self.candidates = Candidates(self._drafter, config.num_speculative, config.adaptive)
-        self._last: Request | None = None
-        self._accepted = 0  # candidates that stood before the last request
+        drafter: Drafter = self.drafter
+        if background:
+            drafter = self._background = BackgroundDrafter(self.drafter)
+        self.candidates = Candidates(
+            drafter,
+            config.num_speculative,
+            # the text depends on how many candidates a background drafter draws by its own sampler
+            config.adaptive and not (background and config.draft_sampler is not None),
+            # of this engine and of its requests: the thread ends when neither is left
+            owner=ThreadOwner(self._background) if self._background is not None else None,
+        )
+
+    def _opened_target(self) -> InferenceEngine:
+        target = self.config.target
+        if isinstance(target, InferenceEngine):
+            return target
+        self._mine.append(load(target))
+        return self._mine[-1]
+
+    def _opened_draft(self, config: EngineConfig | None) -> ModelDrafter:
+        opened, source, own = self.target.opened, self.config.draft, None
+        if source == "requantised":
+            self._folder = TemporaryDirectory(prefix="oxillama-draft-", ignore_cleanup_errors=True)
+            source = requantised_draft(opened.model, self._folder.name)
+        if self.config.draft_sampler is not None:
+            # not a method: a drafter that refers to this engine would keep it alive
+            own = partial(_draft_sampler, self.config.draft_sampler, opened.vocabulary)
+        models = DraftModels(
+            opened.model, opened.vocabulary, open_model=open_model, core_over=core_over
+        )
+        drafter, self._close_draft = models.open(source, own_sampler=own, config=config)
+        return drafter
+
+    @property
+    def background(self) -> BackgroundDrafter | None:
+        """The drafter's thread, where it drafts in the background."""
+        return self._background
 
     def submit(self, prompt: Any, *, drafting: bool = True, **options: Any) -> Request:
-        """Start a generation and return at once; options are those of `InferenceEngine.submit` but
-        `n` and `best_of`.
+        """Start a generation and return at once; options are those of `InferenceEngine.submit`
+        except `n` and `best_of`.
 
-        drafting=False leaves the draft alone.
+        drafting=False generates without the draft.
         """
         if "speculative" in options:
             raise ConfigError("speculative: found beside a draft, wanted the draft alone")
@@ -130,14 +120,15 @@ class SpeculativeEngine:
             raise ConfigError(f"n, best_of: found {count} completions beside a draft, wanted 1")
         if self.config.seed is not None and prompt is not None:
             options.setdefault("seed", self.config.seed)
-        request = self.target._begin(
+        request = self.target.submit(
             prompt,
             live=True,
-            speculative=self.candidates if drafting else Candidates(Silent(), adaptive=False),
+            speculative=self.candidates if drafting else Candidates(NoCandidates(), adaptive=False),
             **options,
         )
+        assert isinstance(request, Request)  # one completion
         self._accepted += self.stats.accepted
-        self._last = self.target._loaded.follow(request)
+        self._request = request
         return request
 
     def generate(self, prompt: Any, **options: Any) -> Completion:
@@ -151,51 +142,43 @@ class SpeculativeEngine:
     @property
     def stats(self) -> SpecStats:
         """What became of the candidates of the last request."""
+        request = self._request
         return (
             SpecStats()
-            if self._last is None or self._last.speculation is None
-            else self._last.speculation.stats()
+            if request is None or request.speculation is None
+            else request.speculation.stats()
         )
 
     # ---- snapshots
-    # -----------------------------------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
-        """The session that `generate(None)` would go on with, the draft's beside it; see
-        `snapshot.speculation`.
+        """The session that `generate(None)` would continue, and the draft's; see
+        `speculative.snapshot`.
+
+        It may be taken after any end of a request: what it resumes generates the same tokens.
         """
-        target, drafter, session = self.target, self.drafter, self.target._last()
-        core = drafter.core
-        following = drafter.kept(session)
-        draft = sampler = b""
-        memory: dict[str, Any] = {}
-        held = 0
-        if following is not None:
-            memory = following.remember()
-            sampler = b"" if following.sampler is None else following.sampler.state()
-            with core.lock:
-                held = min(len(following.held), following.session.kv.length)
-                following.session.tokens[:] = drafter.alignment.ids(following.held[:held]).tolist()
-            if held and core.snapshots is not None:
-                # a session keeps a token that is not run; nobody reads this one
-                following.session.tokens.append(0)
-                draft = core.saved().take(following.session)
+        opened = self.target.opened
+        session = opened.last(_NOTHING_TO_SAVE)
+        opened.core.settle(session)
+        if self._background is not None:
+            self._background.settle()
+        draft = self.drafter.save(session)
         return SpecSnapshot(
-            target=target.snapshot(),
-            draft=draft,
+            target=session.snapshot(),
+            draft=b"" if draft is None else draft.session,
             num_speculative=self.config.num_speculative,
             seed=self.config.seed,
             accepted_tokens=self._accepted + self.stats.accepted,
             rng_state=session.sampler.rng.raw_state() if session.sampler else 0,
-            sampler=sampler,
-            held=held if draft else 0,
-            memory=memory,
+            sampler=b"" if draft is None else draft.sampler,
+            held=0 if draft is None else draft.held,
+            memory={} if draft is None else draft.memory,
             settings=self._settings(),
         ).encode()
 
     def snapshot_to_file(self, path: str | Path) -> None:
         """The same in a file, whole or not at all; none of the two models' own."""
-        for core in (self.target._loaded.core, self.drafter.core):
+        for core in (self.target.opened.core, self.drafter.core):
             check_apart("snapshot_to_file", path, core.files())
         write_parts(path, [self.snapshot()])
 
@@ -203,8 +186,7 @@ class SpeculativeEngine:
     def resume(
         cls, data: bytes | str | Path, target: Model = None, draft: Any = None, **changes: Any
     ) -> SpeculativeEngine:
-        """An engine over the same two models whose session goes on where that of the snapshot
-        stood.
+        """An engine over the same two models whose session continues that of the snapshot.
 
         changes: fields of `SpeculativeConfig` that shall differ; where the draft draws by a sampler
         of its own, none that the text depends on. SpecSnapshotIncompatible for what is malformed or
@@ -217,7 +199,7 @@ class SpeculativeEngine:
                 raise ConfigError(
                     f"{name}: is no field of SpeculativeConfig that may differ, wanted one of {', '.join(sorted(known))}"
                 )
-        told = saved.settings.get("draft_sampler")
+        sampler = saved.settings.get("draft_sampler")
         try:
             config = SpeculativeConfig(
                 target,
@@ -225,29 +207,31 @@ class SpeculativeEngine:
                 num_speculative=saved.num_speculative,
                 seed=saved.seed,
                 adaptive=saved.settings["adaptive"],
-                draft_sampler=None if told is None else SamplerConfig.from_dict(told),
+                draft_sampler=None if sampler is None else SamplerConfig.from_dict(sampler),
             )
         except (KeyError, TypeError, OxillamaError) as error:
             raise SpecSnapshotIncompatible(f"settings: {error}") from error
         changed = [name for name, value in changes.items() if getattr(config, name) != value]
-        if told is not None and changed:
+        if sampler is not None and changed:
             raise ConfigError(
                 f"{changed[0]}: the text depends on it where the draft draws by its own sampler, wanted it unchanged"
             )
         config = replace(config, **changes)
         if isinstance(target, InferenceEngine):
-            # the live one stays until all else has been found good
+            # the target's own session is replaced only once everything else is verified
             session = target.restore(saved.target)
             try:
                 engine = cls._resumed(config, session, saved)
             except BaseException:
                 session.close()
                 raise
-            target._loaded.live.take(session)
+            target.opened.live.take(session)
             return engine
         opened = InferenceEngine.resume(saved.target, target)
         try:
-            engine = cls._resumed(replace(config, target=opened), opened._last(), saved)
+            engine = cls._resumed(
+                replace(config, target=opened), opened.opened.last(_NOTHING_TO_SAVE), saved
+            )
         except BaseException:
             opened.close()
             raise
@@ -259,7 +243,7 @@ class SpeculativeEngine:
         cls, config: SpeculativeConfig, session: Session, saved: SpecSnapshot
     ) -> SpeculativeEngine:
         """An engine whose draft follows a restored session."""
-        engine = cls(config)
+        engine = cls(config, background=bool(saved.settings.get("background")))
         try:
             engine._follow(session, saved)
         except BaseException:
@@ -297,44 +281,26 @@ class SpeculativeEngine:
 
     def _settings(self) -> dict[str, Any]:
         sampler = self.config.draft_sampler
-        return {
+        settings: dict[str, Any] = {
             "adaptive": self.config.adaptive,
             "draft_sampler": None if sampler is None else sampler.to_dict(),
         }
+        # the text depends on it where the draft draws by its own sampler
+        return {**settings, "background": True} if self._background is not None else settings
 
-    def _draft_sampler(self, session: Session) -> Sampler:
-        """The draft's own sampler for a session: its stream starts from the session's seed, and
-        shares nothing with the session's.
-        """
-        digest = hashlib.blake2b(
-            session.sampler.seed.to_bytes(8, "little"), digest_size=8, person=b"draft"
-        ).digest()
-        return sampler_of(
-            self.config.draft_sampler,
-            self.target._loaded.vocabulary,
-            session.sampler.vocab_size,
-            seed=int.from_bytes(digest, "little"),
-        )
-
-    # ---- ends
-    # ------------------------------------------------------------------------------------------------------------------
-
-    def _own(self, engine: InferenceEngine) -> InferenceEngine:
-        self._mine.append(engine)
-        return engine
-
-    def _requantised(self) -> Path:
-        self._folder = TemporaryDirectory(prefix="oxillama-draft-", ignore_cleanup_errors=True)
-        return requantised_draft(self.target._loaded.model, self._folder.name)
+    # ---- the end
 
     def close(self) -> None:
-        """Stop, close what was loaded here, and remove the draft that was made here."""
+        """Stop, close what was loaded here, and remove the draft file that was made here."""
         for engine in self._mine:
             engine.close()
-        if hasattr(self, "drafter"):
-            self.drafter.forget()
+        if self._background is not None:
+            self._background.close_thread()
+        drafter = getattr(self, "drafter", None)
+        if drafter is not None:
+            drafter.forget()
         # it holds the draft's weights
-        close, self._close_draft = getattr(self, "_close_draft", None), None
+        close, self._close_draft = self._close_draft, None
         if close is not None:
             close()
         if self._folder is not None:
@@ -345,3 +311,17 @@ class SpeculativeEngine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _draft_sampler(
+    config: SamplerConfig, vocabulary: Vocabulary | None, session: Session
+) -> Sampler:
+    """The draft's own sampler for a session. Its random stream starts from the session's seed and
+    shares no numbers with the session's own.
+    """
+    seed = hashlib.blake2b(
+        session.sampler.seed.to_bytes(8, "little"), digest_size=8, person=b"draft"
+    ).digest()
+    return sampler_of(
+        config, vocabulary, session.sampler.vocab_size, seed=int.from_bytes(seed, "little")
+    )

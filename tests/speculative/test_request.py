@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from null import (
+
+from oxillama.errors import PoolError
+from oxillama.sampling import Sampler, SamplerConfig
+from oxillama.speculative.costs import StepCosts
+from oxillama.speculative.lookup import LookupDrafter
+from oxillama.speculative.types import Candidates, Draft
+from tests.engine.null import (
     VOCAB,
     NullProgram,
     check_solo,
@@ -19,12 +25,6 @@ from null import (
     request,
     solo,
 )
-
-from oxillama.engine.costs import StepCosts
-from oxillama.engine.lookup import LookupDrafter
-from oxillama.engine.speculation import Candidates, Draft, Speculation
-from oxillama.errors import PoolError
-from oxillama.sampling import Sampler, SamplerConfig
 
 SEEDED = SamplerConfig(temperature=1.0, top_k=20, seed=11)
 CHAIN = SamplerConfig(
@@ -76,7 +76,7 @@ class Prophet:
 def speculating(engine, prompt, drafter, *, most=4, costs=None, **more):
     """A request over a null program that brings candidates."""
     made = request(engine, prompt, **more)
-    made.speculation = Speculation(
+    made.speculation = engine.speculator.speculation(
         Candidates(drafter, most, adaptive=costs is not None), made.session, costs=costs
     )
     return made
@@ -144,7 +144,7 @@ def test_sessions_with_and_without_candidates_share_steps_and_cannot_be_told_apa
         made = request(engine, prompt, max_tokens=rng.randint(1, 40), sampler=sampler)
         if drafter is not None:
             costs = rng.choice([None, StepCosts({1: 1.0, 9: 2.0})])
-            made.speculation = Speculation(
+            made.speculation = engine.speculator.speculation(
                 Candidates(drafter, rng.randint(1, 9), adaptive=rng.random() < 0.5),
                 made.session,
                 costs=costs,
@@ -218,7 +218,9 @@ def test_a_context_that_is_shifted_among_candidates_gives_the_tokens_of_one_that
         engine = core(context_size=40, prefix=False)
         made = request(engine, [1, 2, 3, 4], max_tokens=120, shift_keep=4)
         if drafter is not None:
-            made.speculation = Speculation(Candidates(drafter, 5, adaptive=False), made.session)
+            made.speculation = engine.speculator.speculation(
+                Candidates(drafter, 5, adaptive=False), made.session
+            )
         done = engine.submit(made).result(5)
         engine.close()
         return done.tokens, done.usage.context_shifts
@@ -317,21 +319,3 @@ def test_a_request_of_its_own_sampler_reports_each_draw():
     done, wanted = engine.submit(made).result(5), engine.submit(plain).result(5)
     assert done.tokens == wanted.tokens and done.logprobs == wanted.logprobs
     engine.close()
-
-
-def test_costs_are_lines_between_what_was_measured():
-    costs = StepCosts({1: 1.0, 3: 2.0, 5: 2.0})
-    assert [costs(rows) for rows in (1, 2, 3, 4, 5, 9)] == [1.0, 1.5, 2.0, 2.0, 2.0, 2.0]
-    costs.observe(2, 2.5)
-    assert costs(2) == 1.6 and costs(3) == 2.0
-
-
-def test_as_many_candidates_as_pay_are_brought():
-    cheap, dear = StepCosts({1: 1.0, 17: 1.16}), StepCosts({1: 1.0, 17: 17.0})
-    assert cheap.best([1.0] * 8) == 8
-    # a sixth would add 1/64 of a token for a hundredth of a step
-    assert cheap.best([0.5] * 8) == 5
-    assert cheap.best([0.01] * 8) == 0 and dear.best([0.99] * 8) == 0
-    # a draft that costs as much as the target
-    assert cheap.best([0.9] * 8, each=1.0) == 0
-    assert StepCosts({1: 1.0, 2: 1.04, 3: 3.0}).best([1.0, 1.0]) == 1
