@@ -42,6 +42,8 @@ from oxillama.engine.rewind import rewindable
 from oxillama.engine.room import Room
 from oxillama.engine.scheduler import Scheduler, SchedulerConfig, State, Ticket
 from oxillama.engine.session import Session
+from oxillama.engine.speculation import Speculator
+from oxillama.engine.workers import Workers
 from oxillama.errors import (
     Cancelled,
     ConfigError,
@@ -50,8 +52,6 @@ from oxillama.errors import (
     SnapshotIncompatible,
     WeightsDamaged,
 )
-from oxillama.engine.speculation import Speculator
-from oxillama.engine.workers import Workers
 
 _CLOSE = object()
 _BUSY = "session: a request is running on it, wanted an idle session"
