@@ -144,14 +144,16 @@ def gated_ffn(b: Builder, layer: Layer, x: Value, *, act: str, suffix: str = "")
     suffix: what stands after `ffn_gate` in the names of its tensors.
     """
     if suffix:
-        width = b.reader.tensors[layer.name(f"ffn_up{suffix}.weight")].shape[0]
+        width = b.shape(layer.name(f"ffn_down{suffix}.weight"), 2)[1]
     else:
         width = layer.integer("feed_forward_length", minimum=1, maximum=1 << 24)
-    if layer.has(f"ffn_gate{suffix}.weight"):
+    gate, up = layer.name(f"ffn_gate{suffix}.weight"), layer.name(f"ffn_up{suffix}.weight")
+    tensors = b.reader.tensors
+    if not b.has(gate) and b.has(up) and tuple(tensors[up].shape) == (2 * width, x.width):
+        gate, up = fused(layer, x, f"ffn_up{suffix}", (width, width))
+    else:
         gate = layer.linear(x, f"ffn_gate{suffix}", width)
         up = layer.linear(x, f"ffn_up{suffix}", width)
-    else:
-        gate, up = fused(layer, x, f"ffn_up{suffix}", (width, width))
     return layer.linear(b.gate(gate, up, act=act), f"ffn_down{suffix}", b.hidden)
 
 

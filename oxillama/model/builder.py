@@ -163,6 +163,15 @@ class Builder:
         self.used.add(name)
         return info
 
+    def shape(self, name: str, dimensions: int) -> tuple[int, ...]:
+        """The shape that the file gives a tensor, outermost first, for what no key says."""
+        shape = tuple(self._info(name).shape)
+        if len(shape) != dimensions:
+            raise ModelError(
+                f"{name}: file has {shape}, {self.arch} needs a shape of {dimensions} dimensions"
+            )
+        return shape
+
     def _matrix_rows(self, name: str) -> int:
         shape = self._info(name).shape
         if len(shape) != 2 or shape[1] != self.hidden:
@@ -354,7 +363,7 @@ class Builder:
         one row for all its experts, or a routed value with a part for each.
         """
         used = routes.width // 2
-        columns = self._stack_columns(name + ".weight")
+        columns = self.shape(name + ".weight", 3)[2]
         if x.width not in (columns, used * columns):
             raise ModelError(
                 f"{name}.weight: file has {columns} columns, {self.arch} needs {x.width} or a part of {used}"
@@ -371,14 +380,6 @@ class Builder:
         if not self.has(name + ".bias"):
             return made
         return self.op("expert_bias", made, routes, bias=self.array(name + ".bias", count, rows))
-
-    def _stack_columns(self, name: str) -> int:
-        shape = tuple(self._info(name).shape)
-        if len(shape) != 3:
-            raise ModelError(
-                f"{name}: file has {shape}, {self.arch} needs (experts, rows, columns)"
-            )
-        return shape[2]
 
     def combine(self, x: Value, routes: Value) -> Value:
         """The sum of a routed value's parts under the weights of its routes."""

@@ -84,6 +84,11 @@ class Op:
         """Floats of a row of the result, from those of what is read."""
         return widths[0]
 
+    @staticmethod
+    def written(params: dict) -> np.ndarray | slice:
+        """The columns of `out` that the op writes, where it leaves others between them."""
+        return slice(None)
+
 
 OPS: dict[str, type[Op]] = {}
 
@@ -427,6 +432,12 @@ class Copy(Op, name="copy"):
     """`count` columns for each of `heads`, from `first` on every `step` columns of a slot, to `offset`
     on every `stride` columns of another, whose other columns stay.
     """
+
+    @staticmethod
+    def written(params: dict) -> np.ndarray | slice:
+        each = params.get("offset", 0) + np.arange(params["count"])
+        heads = np.arange(params.get("heads", 1))[:, None] * params.get("stride", 0)
+        return (heads + each).reshape(-1)
 
     @staticmethod
     def meaning(f: Frame, *, x, out, count, heads=1, first=0, step=0, offset=0, stride=0) -> None:
