@@ -8,9 +8,10 @@ import pytest
 
 from oxillama._core.tape import Batch
 from oxillama.gguf import GgufReader
-from oxillama.model import architectures, load_model
+from oxillama.model import architectures, load, load_model
 from oxillama.model.load import record
 from oxillama.model.reference import Reference, compare
+from oxillama.weights import packing
 from tests.conftest import CASES
 from tests.model.invented import VOCAB, invent
 
@@ -107,6 +108,20 @@ def test_a_slot_carries_a_sequence_on_wherever_it_is_copied_to(arch, tmp_path):
         model.program.step(batch_of([(IDS[40:45], 33, range(5))], memory), memory)
     found = model.program.step(batch_of([(IDS[33:], 33, range(5))], memory, slots=[2]), memory)
     assert np.array_equal(whole[33:], found)
+
+
+@pytest.mark.parametrize("arch", architectures())
+def test_weights_that_are_not_packed_yet_give_the_same_bits(arch, tmp_path, monkeypatch):
+    invent(tmp_path / "m.gguf", arch, kind="Q8_0")
+    whole = logits(load_model(GgufReader(tmp_path / "m.gguf"), progress=lambda *_: None), IDS)
+    monkeypatch.setattr(load, "PACKED_AT_ONCE", 0)
+    monkeypatch.setattr(packing, "PATIENCE", -1.0)
+    model = load_model(GgufReader(tmp_path / "m.gguf"), num_threads=2)
+    model.packer.cancel()
+    assert model.packing is not None and np.array_equal(whole, logits(model, IDS))
+    model.pack()
+    assert np.array_equal(whole, logits(model, IDS))
+    model.end(keep=False)
 
 
 def _folders():
