@@ -167,7 +167,7 @@ class PagedKvCache:
     __slots__ = ("_table", "length", "pages", "pool", "writable")
 
     # what sequences of recurrent models have besides (states.SequenceState)
-    slot: ClassVar[int | None] = None
+    slot: int | None = None
     stateful: ClassVar[bool] = False
 
     def __init__(self, pool: KvCachePool) -> None:

@@ -7,7 +7,7 @@ file. Tensors that a file may have or not (biases, sinks, fused projections) are
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -73,7 +73,7 @@ def attention(
     if rope == "file":
         rope = b.rope(rope_dims(b, heads))
     q, k, v = _projected(b, layer, x, heads)
-    norms = {}
+    norms: dict[str, Any] = {}
     if qk_norm == "heads" and norm_kind == "rms":
         norms = {
             "q_norm": layer.vector("attn_q_norm.weight", heads.key_dim),
@@ -147,9 +147,9 @@ def gated_ffn(b: Builder, layer: Layer, x: Value, *, act: str, suffix: str = "")
         width = b.shape(layer.name(f"ffn_down{suffix}.weight"), 2)[1]
     else:
         width = layer.integer("feed_forward_length", minimum=1, maximum=1 << 24)
-    gate, up = layer.name(f"ffn_gate{suffix}.weight"), layer.name(f"ffn_up{suffix}.weight")
-    tensors = b.reader.tensors
-    if not b.has(gate) and b.has(up) and tuple(tensors[up].shape) == (2 * width, x.width):
+    both, tensors = layer.name(f"ffn_up{suffix}.weight"), b.reader.tensors
+    separate = layer.has(f"ffn_gate{suffix}.weight") or not b.has(both)
+    if not separate and tuple(tensors[both].shape) == (2 * width, x.width):
         gate, up = fused(layer, x, f"ffn_up{suffix}", (width, width))
     else:
         gate = layer.linear(x, f"ffn_gate{suffix}", width)

@@ -69,15 +69,12 @@ class Op:
     writes: ClassVar[tuple[str, ...]] = ("out",)
     state: ClassVar[bool] = False
     rows: ClassVar[Rows] = Rows.SAME
+    # a static method of (frame, **parameters) that does in numpy what the op does
+    meaning: ClassVar[Callable[..., None]]
 
     def __init_subclass__(cls, *, name: str) -> None:
         cls.name = name
         OPS[name] = cls
-
-    @staticmethod
-    def meaning(f: Frame, **params: Any) -> None:
-        """Do in numpy what the op does."""
-        raise NotImplementedError
 
     @staticmethod
     def width(widths: Sequence[int], params: dict) -> int:
@@ -234,7 +231,9 @@ class Norm(Op, name="norm"):
     writes = ("x", "out", "acts")
 
     @staticmethod
-    def meaning(f: Frame, *, x, kind, weight, bias, eps, add=None, out=None, acts=None, heads=1):
+    def meaning(
+        f: Frame, *, x, kind, weight, bias, eps, add=None, out=None, acts=None, heads=1
+    ) -> None:
         if add is not None:
             f.slots[x] = f.slots[x] + f.slots[add]
         rows = f.slots[x]
