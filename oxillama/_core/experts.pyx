@@ -166,7 +166,7 @@ ctypedef struct ExpertsArgs:
     int shared                # 1: every part of a row multiplies the whole row
     int64_t rows, panels, group, x_bytes
     const float *bias         # (experts, n * rows)
-    size_t order_bytes
+    size_t order_bytes, gather_bytes   # of a worker's scratch: the sorted parts, the rows of a chunk
 
 
 ctypedef struct Parts:
@@ -217,7 +217,7 @@ cdef void run_chunk(const ExpertsArgs *a, const Step *step, const Parts *parts, 
     cdef int e = parts.chosen[i], j, t, part
     cdef int64_t live = min(a.rows, 16 * p1) - 16 * p0, panel = e * a.panels + p0
     cdef uint8_t *x = <uint8_t *>scratch
-    cdef float *y = <float *>(x + RANGE * a.x_bytes)
+    cdef float *y = <float *>(x + a.gather_bytes)
     cdef uint8_t *packed = <uint8_t *>(y + RANGE * 16 * a.group)
     for j in range(a.n):
         two[j] = a.whole[j]
@@ -303,7 +303,8 @@ cdef class ExpertsOp(Op):
         a.group = max(<int64_t>1, min(a.panels, <int64_t>CHUNK_BYTES // <int64_t>packed))
         m.lanes, m.bias, m.addend = lanes_table(plan.isa), NULL, NULL
         a.order_bytes = (4 * (3 * <size_t>a.experts + 1 + <size_t>plan.max_rows * a.used) + 63) // 64 * 64
-        plan.need_scratch(self, a.order_bytes + RANGE * <size_t>(a.x_bytes + 64 * a.group) + a.group * packed + 64)
+        a.gather_bytes = (RANGE * <size_t>a.x_bytes + 63) // 64 * 64      # packed panels follow, which kernels want at a multiple of 64
+        plan.need_scratch(self, a.order_bytes + a.gather_bytes + RANGE * 64 * <size_t>a.group + a.group * packed)
         self.begin(plan, &a.common, "experts", experts_part, p)
         self.held.append(weights)
 

@@ -3,7 +3,7 @@ no tensor is known here.
 
   pages      KvCachePool, PagedKvCache: which page holds which token
   views      KvCache, BatchedKvView, KvSlot: what tests, exports and attention look at
-  states     SequencePool, SsmStatePool: slots of recurrent state
+  states     SequenceState, SsmStatePool, SequencePool: recurrent state in slots, and its checkpoints
   prefix     PrefixKvCache: a radix tree of pages that prompts have in common
   config     EngineConfig: how a model is loaded and served
   session    Session: tokens, pages, sampler, grammar state, text: fork and truncate

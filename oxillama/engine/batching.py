@@ -32,10 +32,12 @@ class Batcher:
             ticket = plan[0][0]
             session = ticket.owner.session
             tokens[0], positions[0], row_table[0] = session.tokens[ticket.done], ticket.done, 0
+            kv = session.kv
+            more = {} if kv.slot is None else {"slots": (kv.slot,)}
             return self._make(
-                tokens[:1], positions[:1], (session.kv.table,), row_table[:1], self._first
+                tokens[:1], positions[:1], (kv.table,), row_table[:1], self._first, **more
             ), ticket.hidden
-        at, tables, wanted, hidden = 0, [], [], False
+        at, tables, slots, wanted, hidden = 0, [], [], [], False
         for ticket, rows in plan:
             request, start = ticket.owner, ticket.done
             session, end = request.session, at + rows
@@ -49,6 +51,7 @@ class Batcher:
                         len(tables),
                     )
                     tables.append(beam.kv.table)
+                    slots.append(beam.kv.slot)
                 wanted.extend(range(at, end) if start + 1 == ticket.length else ())
                 at = end
                 continue
@@ -65,6 +68,7 @@ class Batcher:
                 )
                 row_table[at:end] = len(tables)
             tables.append(session.kv.table)
+            slots.append(session.kv.slot)
             if ticket.every_row:
                 wanted.extend(range(at + max(0, request.delivered - start), end))
                 hidden |= ticket.hidden
@@ -72,6 +76,7 @@ class Batcher:
                 wanted.extend(range(at + ticket.length - 1 - start, end))
                 hidden |= ticket.hidden
             at = end
+        more = {} if slots[0] is None else {"slots": slots}
         return self._make(
-            tokens[:at], positions[:at], tables, row_table[:at], np.array(wanted, np.int32)
+            tokens[:at], positions[:at], tables, row_table[:at], np.array(wanted, np.int32), **more
         ), hidden

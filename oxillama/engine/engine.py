@@ -43,6 +43,7 @@ from oxillama.engine.room import Room
 from oxillama.engine.scheduler import Scheduler, SchedulerConfig, State, Ticket
 from oxillama.engine.session import Session
 from oxillama.engine.speculation import Speculator
+from oxillama.engine.states import SequenceState, SsmStatePool
 from oxillama.engine.workers import Workers
 from oxillama.errors import (
     Cancelled,
@@ -93,6 +94,10 @@ class EngineCore:
         self.eog_ids = frozenset(eog_ids)
         self.counters = EngineMetrics()
         self.pool = KvCachePool(memory, page_size=page_size, max_pages=max_pages)
+        # of models that keep recurrent state, None for others
+        self.states = SsmStatePool(memory) if getattr(memory, "slot_layers", ()) else None
+        if prefix is not None and self.states is not None:
+            prefix = {**prefix, "stateful": True, "alive": lambda mark: mark.data is not None}
         self.prefix = PrefixKvCache(self.pool, **prefix) if prefix is not None else None
         self.room = Room(self.pool, self.prefix, self.counters.queue)
         # pages, sessions, requests; the loop lets go of it during a step
@@ -185,9 +190,17 @@ class EngineCore:
             raise EngineError("session: belongs to another engine, wanted one of this engine")
         return session
 
+    def new_sequence(self) -> PagedKvCache:
+        """What a session holds of the tokens before: pages, and state where the model keeps any."""
+        return (
+            PagedKvCache(self.pool)
+            if self.states is None
+            else SequenceState(self.pool, self.states)
+        )
+
     def new_session(self, tokens: Sequence[int] = (), *, adapters: tuple = ()) -> Session:
         """A session that holds tokens and no pages yet."""
-        session = Session(self, PagedKvCache(self.pool), adapters=adapters)
+        session = Session(self, self.new_sequence(), adapters=adapters)
         session.tokens = list(tokens)
         session.start = len(session.tokens)
         return session
@@ -447,6 +460,17 @@ class EngineCore:
             with self.lock:
                 self._plan = []
                 self._register.end_cancelled()
+                if self.states is not None:
+                    self._evaluate_again(plan)
+
+    def _evaluate_again(self, plan: list[tuple[Ticket, int]]) -> None:
+        """A cancelled step left the recurrent state of its other requests anywhere: they begin again,
+        from stored checkpoints where there are any.
+        """
+        for ticket, _ in plan:
+            if ticket.owner in self._register.in_flight:
+                self.room.release(ticket)
+                self._register.restart(ticket.owner)
 
     def _draft(self) -> None:
         """Candidates for the requests that want them. Not under the lock: a draft model takes its

@@ -20,7 +20,7 @@ copied until it would be written. 6. When every table is released, `pages_used` 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -166,6 +166,10 @@ class PagedKvCache:
 
     __slots__ = ("_table", "length", "pages", "pool", "writable")
 
+    # what sequences of recurrent models have besides (states.SequenceState)
+    slot: int | None = None
+    stateful: ClassVar[bool] = False
+
     def __init__(self, pool: KvCachePool) -> None:
         self.pool = pool
         self.length = 0
@@ -255,9 +259,9 @@ class PagedKvCache:
         self.writable = 0
         return self.pages
 
-    def adopt(self, pages: list[int], length: int) -> None:
+    def adopt(self, pages: list[int], length: int, checkpoint: Any = None) -> None:
         """Begin with `length` positions in pages whose shares are this sequence's from now on; it
-        must be empty.
+        must be empty. checkpoint: of recurrent state, which this one has none of.
         """
         if self.pages or len(pages) != -(-length // self.pool.page_size):
             raise PoolError(

@@ -22,7 +22,7 @@ stored under one key is found under another.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +61,7 @@ class PrefixKvCache:
     is taken.
 
     With `stateful=True` a prefix counts only up to a position that has a checkpoint of recurrent
-    state.
+    state, one that is still `alive`.
     """
 
     def __init__(
@@ -72,6 +72,7 @@ class PrefixKvCache:
         max_entries: int = 256,
         max_memory_bytes: int = 512 << 20,
         stateful: bool = False,
+        alive: Callable[[Any], bool] = lambda checkpoint: True,
     ) -> None:
         for name, value, least in (
             ("min_prefix_len", min_prefix_len, 1),
@@ -80,7 +81,7 @@ class PrefixKvCache:
         ):
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name}: found {value!r}, wanted an integer of {least} or more")
-        self.pool = pool
+        self.pool, self.alive = pool, alive
         self.min_prefix_len, self.max_entries, self.stateful = min_prefix_len, max_entries, stateful
         self.max_pages = max_memory_bytes // max(1, pool.memory.page_bytes)
         self.hits = self.misses = self.tokens_saved = self.evictions = 0
@@ -266,7 +267,7 @@ class PrefixKvCache:
                 (position, node)
                 for node in path
                 for position in node.checkpoints
-                if position <= length
+                if position <= length and self.alive(node.checkpoints[position])
             ]
             if not found:
                 return 0, None

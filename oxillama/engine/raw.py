@@ -68,10 +68,21 @@ class RawLoop:
                     [self._arrays[sequence]],
                     np.zeros(rows, np.int32),
                     wanted,
+                    slots=self._slots([sequence]),
                 ),
                 self._memory,
             )
         return out
+
+    def _slots(self, sequences: Sequence[int]) -> list[int] | None:
+        """The slots of recurrent state of sequences, None for a model without any: numbered as the
+        sequences, those of negative numbers (`matmul_inputs`) in between.
+        """
+        if not self._memory.slot_layers:
+            return None
+        slots = [2 * each if each >= 0 else -2 * each - 1 for each in sequences]
+        self._memory.ensure_slots(1 + max(slots))
+        return slots
 
     def decode(self, tokens: Sequence[int]) -> np.ndarray:
         """Logits (sequences, vocab) after one more token of each sequence."""
@@ -79,7 +90,15 @@ class RawLoop:
         positions = np.array([self._grow(sequence, 1) for sequence in range(len(tokens))], np.int32)
         tables = [self._arrays[sequence] for sequence in range(len(tokens))]
         return self._program.step(
-            Batch(np.asarray(tokens, np.int32), positions, tables, rows, rows), self._memory
+            Batch(
+                np.asarray(tokens, np.int32),
+                positions,
+                tables,
+                rows,
+                rows,
+                slots=self._slots(range(len(tokens))),
+            ),
+            self._memory,
         )
 
     def profile(
@@ -96,6 +115,7 @@ class RawLoop:
             [self._arrays[sequence]],
             np.zeros(rows, np.int32),
             np.array([rows - 1], np.int32),
+            slots=self._slots([sequence]),
         )
         found = self._program.profile(batch, self._memory, repeat=repeat)
         return [(op, microseconds) for op, (_, microseconds) in zip(self._tape.ops, found)]
@@ -121,6 +141,7 @@ class RawLoop:
             [self._arrays[sequence]],
             np.zeros(rows, np.int32),
             every,
+            slots=self._slots([sequence]),
         )
         done = 0
         for index, op in enumerate(self._tape.ops):
@@ -197,7 +218,16 @@ def diagnose(
     pages = -(-rows // page_size)
     memory.ensure(pages)
     every = np.arange(rows, dtype=np.int32)
-    batch = Batch(ids, every, [np.arange(pages, dtype=np.int32)], np.zeros(rows, np.int32), every)
+    if memory.slot_layers:
+        memory.ensure_slots(1)
+    batch = Batch(
+        ids,
+        every,
+        [np.arange(pages, dtype=np.int32)],
+        np.zeros(rows, np.int32),
+        every,
+        slots=[0] if memory.slot_layers else None,
+    )
     reference = model.reference()
     reference.kv_type = "f32"
 

@@ -74,7 +74,7 @@ class Room:
         if cached:
             hit = self.prefix.lookup(request.session.tokens, key=request.session.cache_key)
             if hit.length:
-                request.session.kv.adopt(hit.pages, hit.length)
+                request.session.kv.adopt(hit.pages, hit.length, hit.checkpoint)
                 ticket.done = hit.length
             if not request.admitted_at:
                 request.cached = hit.length
@@ -128,11 +128,18 @@ class Room:
         if self.prefix is None or not request.cache or request.kind == "rows":
             return
         session, size = request.session, self.pool.page_size
-        length = session.kv.length // size * size if whole_pages else session.kv.length
-        pages = session.kv.pages if whole_pages else session.kv.lend()
+        kv, checkpoints = session.kv, None
+        if kv.stateful:  # a prefix is of use up to a checkpoint alone, which is where it ends
+            mark, whole_pages = kv.mark(), False
+            checkpoints = None if mark is None else {mark.position: mark}
+        length = kv.length // size * size if whole_pages else kv.length
+        pages = kv.pages if whole_pages else kv.lend()
         if length:
             self.prefix.insert(
-                session.tokens[:length], pages[: -(-length // size)], key=session.cache_key
+                session.tokens[:length],
+                pages[: -(-length // size)],
+                key=session.adapters,
+                checkpoints=checkpoints,
             )
 
     def takeable(self) -> int | None:

@@ -1,18 +1,40 @@
-"""Slots of recurrent state: fixed-size memory per sequence for models whose past is a state, not
-pages.
+"""What a sequence of a recurrent model holds beside its pages: a slot of state, and checkpoints of it.
+
+    pages        0..15  16..31  32..40         length 41
+    slot         the state after 41 tokens     the only one there is: each token overwrites it
+    checkpoints  after 33, after 41            bytes, shared by forks and stored prefixes
+
+A state cannot forget its last tokens. `truncate` and `fork` go back to the nearest checkpoint at or
+before the asked position, `length` says which, and the engine evaluates the rest again, with the same
+bits. Checkpoints are taken where a sequence is likely to be gone back to (the ends of prompts and of
+answers), and the least recently used go first beyond a number of bytes.
 
 Invariants (tests cite them by number):
 
-1. A slot is either free or owned by exactly one caller; releasing a free or unknown slot raises
-`InvalidSlot`. 2. A slot is zero when it is handed out, whatever its last owner left there. 3. When
-every slot is released, `used` is 0.
+1. A slot is either free or owned by exactly one sequence; releasing a free or unknown slot raises
+`InvalidSlot`. 2. The state in a sequence's slot is that after exactly `length` tokens. 3. Bytes of
+checkpoints never exceed `checkpoint_bytes`. 4. When every sequence is released, `used` is 0.
 """
 
 from __future__ import annotations
 
-import numpy as np
+from collections import OrderedDict
+from typing import Protocol
 
-from oxillama.errors import Exhausted, InvalidSlot, PoolError
+from oxillama.engine.pages import KvCachePool, PagedKvCache
+from oxillama.errors import Exhausted, InvalidSlot, NotSupported, PoolError, PositionBeyondEnd
+
+MAX_SLOTS = 1 << 16
+
+
+class SlotMemory(Protocol):
+    """What a pool of states asks of memory (`_core.pool.PageMemory`)."""
+
+    slot_bytes: int
+
+    def ensure_slots(self, n_slots: int) -> None: ...
+    def save_slot(self, slot: int) -> bytes: ...
+    def load_slot(self, slot: int, data: bytes) -> None: ...
 
 
 class SequencePool:
@@ -61,51 +83,184 @@ class SequencePool:
             )
 
 
+class Checkpoint:
+    """The state after `position` tokens; `data` is None once the pool dropped it."""
+
+    __slots__ = ("data", "position")
+
+    def __init__(self, position: int, data: bytes) -> None:
+        self.position = position
+        self.data: bytes | None = data
+
+
 class SsmStatePool:
-    """Recurrent state of every slot: one float32 array per layer, shape (capacity, *layer_shape),
-    zeroed when a slot is handed out.
-    """
+    """The slots of one memory, and checkpoints of what they hold, `checkpoint_bytes` at most."""
 
-    __slots__ = ("layers", "slots")
+    __slots__ = ("_checkpoints", "checkpoint_bytes", "memory", "slots")
 
-    def __init__(self, capacity: int, layer_shapes: list[tuple[int, ...]]) -> None:
+    def __init__(
+        self, memory: SlotMemory, *, capacity: int = MAX_SLOTS, checkpoint_bytes: int = 256 << 20
+    ) -> None:
+        self.memory = memory
         self.slots = SequencePool(capacity)
-        self.layers = [np.zeros((capacity, *shape), np.float32) for shape in layer_shapes]
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of all slots."""
-        return sum(layer.nbytes for layer in self.layers)
+        self.checkpoint_bytes = checkpoint_bytes
+        # least recently used first
+        self._checkpoints: OrderedDict[Checkpoint, None] = OrderedDict()
 
     @property
     def used(self) -> int:
         """Slots that somebody owns."""
         return self.slots.used
 
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the slots in use and of the checkpoints."""
+        return (self.used + len(self._checkpoints)) * self.memory.slot_bytes
+
     def alloc(self) -> int:
-        """A zeroed slot; raises Exhausted when there is none."""
+        """A slot that holds anything; PoolError when there is none or memory is refused."""
         slot = self.slots.alloc()
-        for layer in self.layers:
-            layer[slot] = 0
+        try:
+            self.memory.ensure_slots(slot + 1)
+        except PoolError:
+            self.slots.release(slot)
+            raise
         return slot
 
     def release(self, slot: int) -> None:
         """Give a slot back; raises InvalidSlot unless it is owned."""
         self.slots.release(slot)
 
-    def save(self, slot: int) -> list[np.ndarray]:
-        """Copies of a slot's state, layer by layer: a checkpoint."""
+    def save(self, slot: int) -> bytes:
+        """A copy of a slot's state."""
         self.slots.check(slot)
-        return [layer[slot].copy() for layer in self.layers]
+        return self.memory.save_slot(slot)
 
-    def load(self, slot: int, checkpoint: list[np.ndarray]) -> None:
-        """Put a checkpoint of `save` into a slot."""
+    def load(self, slot: int, data: bytes) -> None:
+        """Put what `save` gave into a slot."""
         self.slots.check(slot)
-        found, wanted = (
-            [saved.shape for saved in checkpoint],
-            [layer.shape[1:] for layer in self.layers],
-        )
-        if found != wanted:
-            raise PoolError(f"checkpoint: found shapes {found}, wanted {wanted}")
-        for layer, saved in zip(self.layers, checkpoint):
-            layer[slot] = saved
+        self.memory.load_slot(slot, data)
+
+    def checkpoint(self, slot: int, position: int) -> Checkpoint:
+        """Copy a slot's state aside, the least recently used copies giving way."""
+        made = Checkpoint(position, self.save(slot))
+        self._checkpoints[made] = None
+        while len(self._checkpoints) * self.memory.slot_bytes > self.checkpoint_bytes:
+            self._checkpoints.popitem(last=False)[0].data = None
+        return made
+
+    def use(self, checkpoint: Checkpoint) -> bytes | None:
+        """The bytes of a checkpoint, which is now the one used last; None once they were dropped."""
+        if checkpoint.data is not None:
+            self._checkpoints.move_to_end(checkpoint)
+        return checkpoint.data
+
+
+class SequenceState(PagedKvCache):
+    """Pages, slot and checkpoints of one sequence: what a session of a recurrent model holds."""
+
+    __slots__ = ("_marks", "_tokens", "_waiting", "slot", "states")
+
+    stateful = True
+
+    def __init__(self, pool: KvCachePool, states: SsmStatePool) -> None:
+        self.states = states
+        self.slot: int | None = None
+        self._tokens = 0
+        # what a slot is to be filled with once there is one
+        self._waiting: bytes | None = None
+        self._marks: list[Checkpoint] = []
+        super().__init__(pool)
+
+    @property
+    def length(self) -> int:
+        """Tokens that pages and state hold."""
+        return self._tokens
+
+    @length.setter
+    def length(self, length: int) -> None:
+        if length < self._tokens:
+            self.rewind(length)
+        self._tokens = length
+
+    def reserve(self, length: int) -> None:
+        """As `PagedKvCache.reserve`, and a slot with the state after `self.length` tokens."""
+        if length <= self.writable:
+            return
+        if self.slot is None:
+            self.slot = self.states.alloc()
+        if self._waiting is not None:
+            self.states.load(self.slot, self._waiting)
+            self._waiting = None
+        super().reserve(length)
+
+    def mark(self) -> Checkpoint | None:
+        """Take a checkpoint here, unless there is one; None where nothing is held."""
+        self._marks = [mark for mark in self._marks if mark.data is not None]
+        found = next((mark for mark in self._marks if mark.position == self._tokens), None)
+        if found is None and self.slot is not None and self._tokens and self._waiting is None:
+            found = self.states.checkpoint(self.slot, self._tokens)
+            self._marks.append(found)
+        return found
+
+    def _nearest(self, length: int) -> Checkpoint | None:
+        """The last checkpoint at or before a position."""
+        held = (mark for mark in self._marks if mark.data is not None and mark.position <= length)
+        return max(held, key=lambda mark: mark.position, default=None)
+
+    def truncate(self, length: int) -> None:
+        """Forget positions from `length` on, and those before it back to the nearest checkpoint."""
+        if not 0 <= length <= self._tokens:
+            raise PoolError(f"truncate: found length {length}, wanted 0 to {self._tokens}")
+        if length < self._tokens:
+            mark = self._nearest(length)
+            self._waiting = None if mark is None else self.states.use(mark)
+            length = self._tokens = 0 if mark is None else mark.position
+            self._marks = [each for each in self._marks if each.position <= length]
+        super().truncate(length)
+
+    def rewind(self, length: int) -> None:
+        """Go back to exactly `length` positions; NotSupported where no checkpoint is there."""
+        if not 0 <= length <= self._tokens:
+            raise PositionBeyondEnd(f"rewind: found position {length}, wanted 0 to {self._tokens}")
+        mark = self._nearest(length)
+        if 0 < length < self._tokens and (mark is None or mark.position != length):
+            raise NotSupported(
+                f"rewind: no checkpoint at position {length}, wanted one of {[m.position for m in self._marks]}"
+            )
+        self.truncate(length)
+
+    def adopt(self, pages: list[int], length: int, checkpoint: Checkpoint | None = None) -> None:
+        """As `PagedKvCache.adopt`, with the checkpoint of the state after `length` tokens."""
+        data = None if checkpoint is None else self.states.use(checkpoint)
+        if data is None or checkpoint is None or checkpoint.position != length:
+            raise PoolError(f"adopt: found no state after {length} tokens, wanted its checkpoint")
+        super().adopt(pages, length)
+        self._waiting, self._marks = data, [checkpoint]
+
+    def fork(self, length: int | None = None) -> SequenceState:
+        """Another sequence with the first `length` (default: all) positions, or those up to the
+        nearest checkpoint before.
+        """
+        length = self._tokens if length is None else length
+        if not 0 <= length <= self._tokens:
+            raise PoolError(f"fork: found length {length}, wanted 0 to {self._tokens}")
+        data = self._waiting
+        if length < self._tokens:
+            mark = self._nearest(length)
+            data, length = (None, 0) if mark is None else (self.states.use(mark), mark.position)
+        elif data is None and self.slot is not None and length:
+            data = self.states.save(self.slot)
+        twin = SequenceState(self.pool, self.states)
+        twin.pages = self.lend()[: -(-length // self.pool.page_size)]
+        twin._tokens, twin._waiting = length, data
+        twin._marks = [mark for mark in self._marks if mark.position <= length]
+        self.pool.share_all(twin.pages)
+        return twin
+
+    def release(self) -> None:
+        """Give pages and slot back; the sequence is empty and may be used again."""
+        if self.slot is not None:
+            self.states.release(self.slot)
+        self.slot, self._waiting, self._marks, self._tokens = None, None, [], 0
+        super().release()

@@ -7,7 +7,7 @@ file. Tensors that a file may have or not (biases, sinks, fused projections) are
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -73,7 +73,7 @@ def attention(
     if rope == "file":
         rope = b.rope(rope_dims(b, heads))
     q, k, v = _projected(b, layer, x, heads)
-    norms = {}
+    norms: dict[str, Any] = {}
     if qk_norm == "heads" and norm_kind == "rms":
         norms = {
             "q_norm": layer.vector("attn_q_norm.weight", heads.key_dim),
@@ -144,14 +144,16 @@ def gated_ffn(b: Builder, layer: Layer, x: Value, *, act: str, suffix: str = "")
     suffix: what stands after `ffn_gate` in the names of its tensors.
     """
     if suffix:
-        width = b.reader.tensors[layer.name(f"ffn_up{suffix}.weight")].shape[0]
+        width = b.shape(layer.name(f"ffn_down{suffix}.weight"), 2)[1]
     else:
         width = layer.integer("feed_forward_length", minimum=1, maximum=1 << 24)
-    if layer.has(f"ffn_gate{suffix}.weight"):
+    both, tensors = layer.name(f"ffn_up{suffix}.weight"), b.reader.tensors
+    separate = layer.has(f"ffn_gate{suffix}.weight") or not b.has(both)
+    if not separate and tuple(tensors[both].shape) == (2 * width, x.width):
+        gate, up = fused(layer, x, f"ffn_up{suffix}", (width, width))
+    else:
         gate = layer.linear(x, f"ffn_gate{suffix}", width)
         up = layer.linear(x, f"ffn_up{suffix}", width)
-    else:
-        gate, up = fused(layer, x, f"ffn_up{suffix}", (width, width))
     return layer.linear(b.gate(gate, up, act=act), f"ffn_down{suffix}", b.hidden)
 
 

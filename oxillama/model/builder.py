@@ -9,7 +9,7 @@ the tensor's own name in it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -163,6 +163,15 @@ class Builder:
         self.used.add(name)
         return info
 
+    def shape(self, name: str, dimensions: int) -> tuple[int, ...]:
+        """The shape that the file gives a tensor, outermost first, for what no key says."""
+        shape = tuple(self._info(name).shape)
+        if len(shape) != dimensions:
+            raise ModelError(
+                f"{name}: file has {shape}, {self.arch} needs a shape of {dimensions} dimensions"
+            )
+        return shape
+
     def _matrix_rows(self, name: str) -> int:
         shape = self._info(name).shape
         if len(shape) != 2 or shape[1] != self.hidden:
@@ -282,7 +291,7 @@ class Builder:
             else:
                 weight = self.vector(name + ".weight", x.width)
             bias = self.optional_vector(name + ".bias", len(weight))
-        more = {"heads": heads} if heads > 1 else {}
+        more: dict[str, Any] = {"heads": heads} if heads > 1 else {}
         return self.record(
             "norm",
             (x,),
@@ -354,7 +363,7 @@ class Builder:
         one row for all its experts, or a routed value with a part for each.
         """
         used = routes.width // 2
-        columns = self._stack_columns(name + ".weight")
+        columns = self.shape(name + ".weight", 3)[2]
         if x.width not in (columns, used * columns):
             raise ModelError(
                 f"{name}.weight: file has {columns} columns, {self.arch} needs {x.width} or a part of {used}"
@@ -371,14 +380,6 @@ class Builder:
         if not self.has(name + ".bias"):
             return made
         return self.op("expert_bias", made, routes, bias=self.array(name + ".bias", count, rows))
-
-    def _stack_columns(self, name: str) -> int:
-        shape = tuple(self._info(name).shape)
-        if len(shape) != 3:
-            raise ModelError(
-                f"{name}: file has {shape}, {self.arch} needs (experts, rows, columns)"
-            )
-        return shape[2]
 
     def combine(self, x: Value, routes: Value) -> Value:
         """The sum of a routed value's parts under the weights of its routes."""
@@ -446,16 +447,30 @@ class Builder:
         return x if cap == 0.0 else self.op("softcap", x, cap=float(cap))
 
     def rope(
-        self, dims: int, *, base_key: str = BASE, base: float = 10000.0, scaled: bool = True
+        self,
+        dims: int,
+        *,
+        base_key: str = BASE,
+        base: float = 10000.0,
+        scaled: bool = True,
+        sections: Sequence[int] | None = None,
     ) -> Rope:
         """The rotary embedding in force over `dims` floats of a head (scaling and per-frequency
-        factors included).
+        factors included). sections: for each pair, which of a token's positions turns it, where a
+        batch brings several.
         """
         self.rotated_by |= {base_key, SCALING} if scaled else {base_key}
         factors = self.optional_vector("rope_freqs.weight", dims // 2) if scaled else None
-        return rope_from_keys(
+        made = rope_from_keys(
             self.keys, dims, base_key=base_key, base=base, factors=factors, scaled=scaled
         )
+        if sections is None:
+            return made
+        if len(sections) != dims // 2 or min(sections) < 0:
+            raise ModelError(
+                f"{self.arch}.rope.dimension_sections: found {len(sections)} pairs, wanted {dims // 2}"
+            )
+        return replace(made, sections=np.asarray(sections, np.int32))
 
     def attend(
         self,

@@ -284,8 +284,8 @@ class _Lowering:
 
     def _norm(self, index: int, node: Node, out: Hashable) -> None:
         (source,) = node.inputs
-        add = self.pending_add.pop(source, None)
-        add = None if add is None else self.read(add[1], source)
+        pending = self.pending_add.pop(source, None)
+        add = None if pending is None else self.read(pending[1], source)
         params = self.emit(
             "norm", x=self.read(source, index), add=add, out=None, acts={}, **node.params
         )

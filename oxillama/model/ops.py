@@ -69,20 +69,22 @@ class Op:
     writes: ClassVar[tuple[str, ...]] = ("out",)
     state: ClassVar[bool] = False
     rows: ClassVar[Rows] = Rows.SAME
+    # a static method of (frame, **parameters) that does in numpy what the op does
+    meaning: ClassVar[Callable[..., None]]
 
     def __init_subclass__(cls, *, name: str) -> None:
         cls.name = name
         OPS[name] = cls
 
     @staticmethod
-    def meaning(f: Frame, **params: Any) -> None:
-        """Do in numpy what the op does."""
-        raise NotImplementedError
-
-    @staticmethod
     def width(widths: Sequence[int], params: dict) -> int:
         """Floats of a row of the result, from those of what is read."""
         return widths[0]
+
+    @staticmethod
+    def written(params: dict) -> np.ndarray | slice:
+        """The columns of `out` that the op writes, where it leaves others between them."""
+        return slice(None)
 
 
 OPS: dict[str, type[Op]] = {}
@@ -229,7 +231,9 @@ class Norm(Op, name="norm"):
     writes = ("x", "out", "acts")
 
     @staticmethod
-    def meaning(f: Frame, *, x, kind, weight, bias, eps, add=None, out=None, acts=None, heads=1):
+    def meaning(
+        f: Frame, *, x, kind, weight, bias, eps, add=None, out=None, acts=None, heads=1
+    ) -> None:
         if add is not None:
             f.slots[x] = f.slots[x] + f.slots[add]
         rows = f.slots[x]
@@ -427,6 +431,12 @@ class Copy(Op, name="copy"):
     """`count` columns for each of `heads`, from `first` on every `step` columns of a slot, to `offset`
     on every `stride` columns of another, whose other columns stay.
     """
+
+    @staticmethod
+    def written(params: dict) -> np.ndarray | slice:
+        each = params.get("offset", 0) + np.arange(params["count"])
+        heads = np.arange(params.get("heads", 1))[:, None] * params.get("stride", 0)
+        return (heads + each).reshape(-1)
 
     @staticmethod
     def meaning(f: Frame, *, x, out, count, heads=1, first=0, step=0, offset=0, stride=0) -> None:

@@ -85,7 +85,8 @@ def compare(
         worst = 0.0
         for slot, rows in compiled(index).items():
             wanted = frame.slots[slot]
-            found = rows[:, : wanted.shape[1]]
+            written = OPS[op.name].written(op.params)
+            wanted, found = wanted[:, written], rows[:, : wanted.shape[1]][:, written]
             scale = float(np.abs(wanted).max()) or 1.0
             error = float(np.abs(found - wanted).max()) / scale
             worst = max(worst, error) if np.isfinite(error) else float("inf")

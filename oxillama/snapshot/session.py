@@ -346,6 +346,8 @@ class Snapshots:
         ones; under the engine's lock.
         """
         core, kv = self.core, session.kv
+        if kv.stateful:  # pages are of no use without the state, which is evaluated again
+            return PageCopy.of_sequence(core.pool, [], 0)
         # the last token is evaluated again where its logits are not known
         limit = max(0, len(session.tokens) - (session.pending is None))
         own = min(kv.length, limit)

@@ -1,12 +1,32 @@
-"""Slots of recurrent state: owned once, zero at first, given back."""
+"""Slots of recurrent state, checkpoints, and the sequences that hold them."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oxillama.engine.states import SequencePool, SsmStatePool
-from oxillama.errors import Exhausted, InvalidSlot, PoolError
+from oxillama._core.pool import PageMemory
+from oxillama.engine.pages import KvCachePool
+from oxillama.engine.states import SequencePool, SequenceState, SsmStatePool
+from oxillama.errors import Exhausted, InvalidSlot, NotSupported, PoolError, PositionBeyondEnd
+
+SHAPE = (2, 8)  # one checkpoint is 64 bytes
+
+
+def pools(**more):
+    memory = PageMemory([], slot_layers=[SHAPE])
+    return KvCachePool(memory), SsmStatePool(memory, **more)
+
+
+def write(kv, tokens):
+    """Take in so many tokens: the state says how many it has seen."""
+    kv.reserve(kv.length + tokens)
+    kv.commit(kv.length + tokens)
+    kv.states.memory.load_slot(kv.slot, bytes([kv.length]) * 64)
+
+
+def seen(kv):
+    kv.reserve(kv.length + 1)
+    return kv.states.memory.save_slot(kv.slot)[0]
 
 
 def test_slots_run_out_and_come_back():
@@ -62,16 +82,75 @@ def test_a_capacity_that_holds_nothing_raises(capacity):
         SequencePool(capacity)
 
 
-def test_state_is_zero_when_handed_out_and_checkpoints_return():
-    pool = SsmStatePool(1, [(2, 3), (4,)])
-    slot = pool.alloc()
-    pool.layers[0][slot] = 5
-    saved = pool.save(slot)
-    pool.release(slot)
-    slot = pool.alloc()
-    # invariant 2
-    assert not pool.layers[0][slot].any()
-    pool.load(slot, saved)
-    assert (pool.layers[0][slot] == 5).all() and pool.memory_bytes == 4 * (6 + 4)
-    with pytest.raises(PoolError, match="shapes"):
-        pool.load(slot, [np.zeros(3)])
+def test_a_sequence_goes_back_to_the_nearest_checkpoint():
+    pages, states = pools()
+    kv = SequenceState(pages, states)
+    for tokens in (20, 13, 8):
+        write(kv, tokens)
+        kv.mark()
+    kv.truncate(40)
+    assert (kv.length, seen(kv)) == (33, 33)
+    kv.truncate(20)
+    assert (kv.length, seen(kv), len(kv.pages)) == (20, 20, 2)
+    kv.truncate(19)
+    assert kv.length == 0 and kv.pages == []
+
+
+def test_a_fork_has_a_state_of_its_own():
+    pages, states = pools()
+    kv = SequenceState(pages, states)
+    write(kv, 20)
+    kv.mark()
+    write(kv, 7)
+    twin, earlier = kv.fork(), kv.fork(25)
+    write(kv, 5)
+    assert (twin.length, seen(twin), earlier.length, seen(earlier)) == (27, 27, 20, 20)
+    assert seen(kv) == 32 and states.used == 3
+    for each in (kv, twin, earlier):
+        each.release()
+    assert states.used == 0 and pages.pages_used == 0
+
+
+def test_only_exactly_a_checkpoint_can_be_rewound_to():
+    pages, states = pools()
+    kv = SequenceState(pages, states)
+    write(kv, 20)
+    kv.mark()
+    write(kv, 5)
+    with pytest.raises(NotSupported, match="no checkpoint at position 24"):
+        kv.length = 24
+    with pytest.raises(PositionBeyondEnd, match="found position 26"):
+        kv.rewind(26)
+    kv.rewind(20)
+    assert (kv.length, seen(kv)) == (20, 20)
+
+
+def test_checkpoints_are_bounded_and_the_least_recently_used_go_first():
+    pages, states = pools(checkpoint_bytes=2 * 64)
+    kv = SequenceState(pages, states)
+    marks = []
+    for _ in range(3):
+        write(kv, 10)
+        marks.append(kv.mark())
+    assert [mark.data is not None for mark in marks] == [False, True, True]
+    states.use(marks[1])
+    write(kv, 1)
+    kv.mark()
+    assert [mark.data is not None for mark in marks] == [False, True, False]
+    kv.truncate(30)
+    assert kv.length == 20 and states.memory_bytes <= 3 * 64
+
+
+def test_a_sequence_adopts_pages_with_their_state_alone():
+    pages, states = pools()
+    kv = SequenceState(pages, states)
+    write(kv, 20)
+    mark = kv.mark()
+    held = [pages.alloc(), pages.alloc()]
+    for checkpoint in (None, mark):
+        length = 20 if checkpoint is None else 21
+        with pytest.raises(PoolError, match="no state after"):
+            SequenceState(pages, states).adopt(held, length, checkpoint)
+    other = SequenceState(pages, states)
+    other.adopt(held, 20, mark)
+    assert (other.length, seen(other)) == (20, 20)

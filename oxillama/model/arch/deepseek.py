@@ -4,10 +4,11 @@ beside shared ones.
 
 import dataclasses
 import math
+from typing import Any
 
 from oxillama.model.blocks import expert_ffn, gated_ffn
 from oxillama.model.builder import Builder, Layer, Value, architecture
-from oxillama.model.rope import SCALING, Scaling
+from oxillama.model.rope import SCALING, Rope, Scaling
 
 _GATINGS = {1: "softmax", 2: "sigmoid"}
 
@@ -18,7 +19,7 @@ def deepseek2(b: Builder) -> Value:
     keys = b.keys
     dense = keys.integer("leading_dense_block_count", default=0)
     gating = _GATINGS[keys.integer("expert_gating_func", minimum=1, maximum=2, default=1)]
-    routing = dict(
+    routing: dict[str, Any] = dict(
         gating=gating,
         normalise=keys.flag("expert_weights_norm", default=False),
         scale=keys.number("expert_weights_scale", default=1.0),
@@ -68,14 +69,14 @@ def _latent_attention(b: Builder, layer: Layer, x: Value) -> Value:
     q = b.concat(absorbed, q.columns(plain, plain + turned, heads=heads), heads=heads)
     width = latent + turned
     kept = layer.linear(x, "attn_kv_a_mqa", width, take=slice(0, latent))
-    key = layer.linear(x, "attn_kv_a_mqa", width, take=slice(latent, width))
-    k = b.concat(layer.norm(kept, "attn_kv_a_norm"), key)
+    turning = layer.linear(x, "attn_kv_a_mqa", width, take=slice(latent, width))
+    k = b.concat(layer.norm(kept, "attn_kv_a_norm"), turning)
     y = b.attend_latent(q, k, heads=heads, value=latent, rope=rope, style="norm", scale=scale)
     y = layer.stacked(y, "attn_v_b", value, count=heads)
     return layer.linear(y, "attn_output", b.hidden)
 
 
-def _rotation(b: Builder, turned: int, width: int):
+def _rotation(b: Builder, turned: int, width: int) -> tuple[Rope, float]:
     """The rotation, and the scale of scores: YaRN's magnitude goes into the scale, squared, by the
     file's multiplier (section 3.1.4).
     """

@@ -1,0 +1,101 @@
+"""Sequences of recurrent models: whatever is forked, cut, stored, taken away or saved, a request's
+tokens and logits are those of its solo run.
+"""
+
+import numpy as np
+import pytest
+
+import oxillama
+from oxillama import SamplerConfig, SchedulerConfig
+
+MODELS = ("mamba", "mamba2", "jamba", "lfm2")
+PROMPT = [int(token) for token in np.random.default_rng(3).integers(20, 500, 70)]
+GREEDY = dict(max_tokens=12, sampler=SamplerConfig.greedy())
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def path(request, cases):
+    return cases / "arch" / request.param / "f32.gguf"
+
+
+@pytest.fixture(scope="module")
+def solo(path):
+    """Tokens that a prompt goes on with, from an engine that keeps nothing."""
+    with oxillama.load(path, prefix_cache=False, num_threads=1) as engine:
+        yield lambda prompt: ids(engine, prompt)
+
+
+def ids(engine, prompt, **more):
+    """Tokens that were drawn."""
+    return list(engine.submit(prompt, **GREEDY, **more).result(60).tokens)
+
+
+def test_chunks_and_companions_change_nothing(path, solo):
+    prompts = [PROMPT, PROMPT[:30], PROMPT[10:60], PROMPT[:31]]
+    config = SchedulerConfig(max_batch_tokens=24, max_prefill_tokens=7, max_sequences=4)
+    with oxillama.load(path, scheduler=config) as engine:
+        requests = [engine.submit(prompt, **GREEDY) for prompt in prompts]
+        found = [list(each.result(60).tokens) for each in requests]
+    assert found == [solo(prompt) for prompt in prompts]
+
+
+def test_a_stored_prefix_begins_at_a_checkpoint(path, solo):
+    longer = [*PROMPT, *PROMPT[:9]]
+    with oxillama.load(path) as engine:
+        ids(engine, PROMPT)
+        request = engine.submit(longer, **GREEDY)
+        assert list(request.result(60).tokens) == solo(longer)
+        assert request.cached == len(PROMPT)
+
+
+def test_forks_and_cuts_go_on_as_if_they_were_new(path, solo):
+    with oxillama.load(path, prefix_cache=False) as engine:
+        session = engine.session()
+        engine.prefill(PROMPT, session=session)
+        fork = session.fork()
+        assert fork.kv.length == len(PROMPT) and fork.kv.pages == session.kv.pages
+        fork.truncate(len(PROMPT) - 5)
+        assert ids(engine, PROMPT[:3], session=fork) == solo([*PROMPT[:-5], *PROMPT[:3]])
+        first = ids(engine, None, session=session)
+        assert first == solo(PROMPT)
+        assert ids(engine, PROMPT[:2], session=session) == solo([*PROMPT, *first, *PROMPT[:2]])
+
+
+def test_what_is_taken_away_is_evaluated_again(path, solo):
+    prompts = [PROMPT[at : at + 40] for at in (0, 7, 19)]
+    with oxillama.load(path, max_pages=6) as engine:
+        requests = [engine.submit(prompt, **GREEDY) for prompt in prompts]
+        found = [list(each.result(60).tokens) for each in requests]
+        assert found == [solo(prompt) for prompt in prompts]
+        assert engine.metrics().pages_leaked == 0
+
+
+def test_a_snapshot_goes_on_as_its_session_would_have(path, solo):
+    with oxillama.load(path) as engine:
+        session = engine.session()
+        first = ids(engine, PROMPT, session=session)
+        saved = session.snapshot()
+        with oxillama.load(path) as other:
+            restored = other.restore(saved)
+            assert ids(other, PROMPT[:4], session=restored) == solo([*PROMPT, *first, *PROMPT[:4]])
+
+
+def test_siblings_begin_from_one_prompt(path, solo):
+    with oxillama.load(path) as engine:
+        found = engine.submit(PROMPT, n=3, **GREEDY).result(60)
+    assert [list(each.tokens) for each in found] == [solo(PROMPT)] * 3
+
+
+def test_candidates_change_nothing(path, solo):
+    prompt = PROMPT[:20] * 3
+    with oxillama.load(path) as engine:
+        assert ids(engine, prompt, speculative=True) == solo(prompt)
+
+
+def test_a_cancelled_step_leaves_its_companions_alone(path, solo):
+    with oxillama.load(path) as engine:
+        requests = [engine.submit(PROMPT[at:], **GREEDY) for at in range(6)]
+        for request in requests[::2]:
+            request.cancel()
+        for at in (1, 3, 5):
+            assert list(requests[at].result(60).tokens) == solo(PROMPT[at:])

@@ -1,0 +1,155 @@
+"""A tiny model of any architecture: what it asks for while it records is what the file has.
+
+`invent(path, arch)` records over a reader that has no file: keys answer with small numbers, and every
+tensor is made when its name is asked for with the shape that was wanted.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from oxillama import quant
+from oxillama.errors import ModelError
+from oxillama.gguf import GgufReader, GgufWriter
+from oxillama.model.builder import Builder, recorders
+
+VOCAB, HIDDEN = 80, 64
+# Small numbers for the keys that architectures share; what is not here is absent from the file.
+SHARED = {
+    "block_count": 4,
+    "context_length": 256,
+    "embedding_length": HIDDEN,
+    "feed_forward_length": 96,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.key_length": 32,
+    "attention.value_length": 32,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "attention.layer_norm_epsilon": 1e-5,
+    "rope.freq_base": 10000.0,
+    "rope.dimension_count": 16,
+    "attention.sliding_window": 8,
+    "ssm.conv_kernel": 4,
+    "ssm.inner_size": 128,
+    "ssm.state_size": 16,
+    "ssm.time_step_rank": 8,
+    "ssm.group_count": 2,
+    "shortconv.l_cache": 3,
+    "expert_count": 4,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 32,
+    "leading_dense_block_count": 1,
+    "attention.q_lora_rank": 32,
+    "attention.kv_lora_rank": 32,
+    "attention.key_length_mla": 48,
+    "attention.value_length_mla": 32,
+}
+# What an architecture means by a key that others mean otherwise, or lacks (None).
+OWN: dict[str, dict] = {
+    "llama": {"expert_count": None},
+    "gemma3": {"attention.sliding_window_pattern": 3, "rope.dimension_count": None},
+    "deepseek2": {"attention.head_count_kv": 1},
+    "mamba": {"attention.head_count": 0, "feed_forward_length": 0},
+    "mamba2": {"attention.head_count": 0, "feed_forward_length": 0},
+    "lfm2": {"attention.head_count_kv": [0, 2, 0, 0]},
+    "jamba": {"attention.head_count_kv": [0, 2, 0, 0]},
+}
+
+
+# Tensors that an architecture looks for before it asks, and has in the tiny model.
+WANTED: dict[str, tuple[str, ...]] = {
+    "qwen2": tuple(f"blk.{i}.attn_{n}.bias" for i in range(4) for n in "qkv"),
+    "mamba": tuple(f"blk.{i}.ssm_{n}.bias" for i in range(4) for n in ("conv1d", "dt")),
+    "jamba": (
+        *(f"blk.{i}.ssm_{n}.bias" for i in (0, 2, 3) for n in ("conv1d", "dt")),
+        *(f"blk.{i}.ffn_gate_inp.weight" for i in (1, 3)),
+    ),
+    "deepseek2": tuple(f"blk.{i}.ffn_up_shexp.weight" for i in (1, 2, 3)),
+}
+# Shapes that an architecture reads off its file instead of asking for them, by the end of the name.
+SHAPES = {
+    "token_embd.weight": (VOCAB, HIDDEN),
+    "position_embd.weight": (256, HIDDEN),
+    "ffn_down_shexp.weight": (HIDDEN, 48),
+    "ffn_gate_exps.weight": (4, 32, HIDDEN),
+    "ffn_up_exps.weight": (4, 32, HIDDEN),
+    "ffn_down_exps.weight": (4, HIDDEN, 32),
+}
+
+
+@dataclass
+class _Info:
+    shape: tuple[int, ...]
+    type_name: str = "F32"
+
+
+class _Nothing:
+    """A reader without a file: tensors of the shapes that were learned so far."""
+
+    def __init__(self, metadata: dict, shapes: dict[str, tuple[int, ...]]) -> None:
+        self.metadata = metadata
+        self.tensors = {name: _Info(shape) for name, shape in shapes.items()}
+
+    def data(self, name: str) -> np.ndarray:
+        return np.zeros(int(np.prod(self.tensors[name].shape)), np.float32).view(np.uint8)
+
+
+def metadata(arch: str) -> dict:
+    """The hyper-parameters of the tiny model of `arch`: shared ones, less those it does not read."""
+    keys = SHARED | OWN.get(arch, {})
+    keys = {f"{arch}.{key}": value for key, value in keys.items() if value is not None}
+    return {"general.architecture": arch, **keys}
+
+
+def shapes(arch: str, metadata: dict) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+    """(every tensor that `arch` asks for, the keys that it reads), learned from its own errors."""
+    found = {name: SHAPES.get(name.split(".", 2)[-1], (1,)) for name in WANTED.get(arch, ())}
+    while True:
+        try:
+            b = Builder(_Nothing(metadata, {"token_embd.weight": (VOCAB, HIDDEN), **found}), arch)
+            recorders()[arch](b)
+            return {"token_embd.weight": (VOCAB, HIDDEN), **found}, b.read
+        except ModelError as error:
+            name, _, told = str(error).partition(":")
+            needs = re.search(r"needs \(([\d, ]+)\)", told)
+            if "no such tensor" in told:
+                ends = (shape for end, shape in SHAPES.items() if name.endswith(end))
+                found[name] = next(ends, (1,))
+            elif needs is not None and name in found:
+                found[name] = tuple(int(size) for size in needs[1].split(",") if size.strip())
+            else:
+                raise
+
+
+def invent(path: Path, arch: str, *, kind: str = "F32") -> GgufReader:
+    """Write the tiny model of `arch` with random weights, matrices as `kind`, and open it."""
+    keys = metadata(arch)
+    tensors, read = shapes(arch, keys)
+    rng = np.random.default_rng(7)
+    with GgufWriter(path, arch) as writer:
+        for key, value in keys.items():
+            if key in read or key.endswith(".context_length"):
+                writer.add(key, value)
+        for name, shape in tensors.items():
+            values = rng.standard_normal(shape).astype(np.float32)
+            if name.endswith("ssm_a"):
+                values = -np.abs(values) - np.float32(0.1)
+            elif len(shape) == 1:
+                values = 1 + 0.1 * values
+            else:
+                values = values / np.sqrt(np.float32(shape[-1]))
+            plain = (
+                len(shape) == 1
+                or kind == "F32"
+                or shape[-1] % 32
+                or "conv" in name
+                or "ssm_a" in name
+            )
+            if plain:
+                writer.add_tensor(name, values)
+            else:
+                blocks = quant.quantize(values.reshape(-1, shape[-1]), kind)
+                writer.add_tensor(name, blocks, type_name=kind, shape=shape)
+    return GgufReader(path)

@@ -1,0 +1,154 @@
+"""Every registered architecture, on a tiny model invented from what it asks for: no list by hand."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oxillama._core.tape import Batch
+from oxillama.gguf import GgufReader
+from oxillama.model import architectures, load, load_model
+from oxillama.model.load import record
+from oxillama.model.reference import Reference, compare
+from oxillama.weights import packing
+from tests.conftest import CASES
+from tests.model.invented import VOCAB, invent
+
+GOLDEN = Path(__file__).parent / "golden"
+IDS = (np.arange(70) * 37 % VOCAB).astype(np.int32)
+KINDS = ("F32", "Q8_0")
+
+
+def batch_of(parts, memory, *, slots=None):
+    """A batch of (ids, first position, page table) a sequence, every row wanted."""
+    rows = sum(len(ids) for ids, _, _ in parts)
+    more = {} if not memory.slot_layers else {"slots": slots or list(range(len(parts)))}
+    return Batch(
+        np.concatenate([ids for ids, _, _ in parts]).astype(np.int32),
+        np.concatenate([np.arange(s, s + len(i), dtype=np.int32) for i, s, _ in parts]),
+        [np.asarray(table, np.int32) for _, _, table in parts],
+        np.repeat(np.arange(len(parts), dtype=np.int32), [len(ids) for ids, _, _ in parts]),
+        np.arange(rows, dtype=np.int32),
+        **more,
+    )
+
+
+def memory_of(model, pages, slots=1, kv_type="f16"):
+    memory = model.page_memory(kv_type=kv_type)
+    memory.ensure(pages)
+    if memory.slot_layers:
+        memory.ensure_slots(slots)
+    return memory
+
+
+def logits(model, ids, *, chunk=512, kv_type="f16"):
+    """Output rows of `ids`, run in chunks."""
+    pages = -(-len(ids) // 16)
+    memory, out = memory_of(model, pages, kv_type=kv_type), []
+    for start in range(0, len(ids), chunk):
+        batch = batch_of([(ids[start : start + chunk], start, range(pages))], memory)
+        out.append(np.array(model.program.step(batch, memory)))
+    return np.concatenate(out)
+
+
+@pytest.mark.parametrize("arch", architectures())
+def test_the_tape_equals_its_golden_dump(arch, tmp_path):
+    _, tape = record(invent(tmp_path / "m.gguf", arch))
+    golden = GOLDEN / f"invented_{arch}.tape"
+    assert golden.exists(), f"write {golden.name}: {tape.dump()}"
+    assert tape.dump() == golden.read_text()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("arch", architectures())
+def test_bits_do_not_depend_on_chunks_threads_or_companions(arch, kind, tmp_path):
+    invent(tmp_path / "m.gguf", arch, kind=kind)
+    one = load_model(GgufReader(tmp_path / "m.gguf"), num_threads=1)
+    whole = logits(one, IDS)
+    model = load_model(GgufReader(tmp_path / "m.gguf"), num_threads=2)
+    assert np.isfinite(whole).all()
+    for chunk in (1, 7, 33, 512):
+        assert np.array_equal(whole, logits(model, IDS, chunk=chunk)), chunk
+    memory = memory_of(model, 9, slots=3)
+    parts = [(IDS[:20], 0, [4, 1]), (IDS, 0, [0, 6, 2, 7, 5]), (IDS[60:61], 0, [3])]
+    found = model.program.step(batch_of(parts, memory, slots=[2, 0, 1]), memory)
+    alone = [whole[:20], whole, logits(one, IDS[60:61])]
+    assert np.array_equal(np.concatenate(alone), found)
+
+
+@pytest.mark.parametrize("arch", architectures())
+def test_every_op_agrees_with_its_meaning(arch, tmp_path):
+    reader = invent(tmp_path / "m.gguf", arch)
+    model = load_model(reader)
+    ids = IDS[:40]
+    memory = memory_of(model, 3, kv_type="f32")
+    batch = batch_of([(ids, 0, range(3))], memory)
+
+    def compiled(index):
+        model.program.run_until(batch, memory, index)
+        out = model.tape.ops[index].params.get("out")
+        return {} if out is None else {out: model.program.slot(out, 40)}
+
+    reference = Reference(model.tape, reader, kv_type="f32")
+    found = list(compare(reference, ids, compiled, tolerance=2e-5))
+    assert [difference for difference in found if not difference.agrees] == []
+    assert len(found) == len(model.tape.ops)
+
+
+@pytest.mark.parametrize("arch", architectures())
+def test_a_slot_carries_a_sequence_on_wherever_it_is_copied_to(arch, tmp_path):
+    """What fork, checkpoints and snapshots stand on: a state's bytes are all there is of it."""
+    model = load_model(invent(tmp_path / "m.gguf", arch))
+    whole = logits(model, IDS)
+    memory = memory_of(model, 5, slots=3)
+    model.program.step(batch_of([(IDS[:33], 0, range(5))], memory), memory)
+    if memory.slot_layers:
+        memory.load_slot(2, memory.save_slot(0))
+        model.program.step(batch_of([(IDS[40:45], 33, range(5))], memory), memory)
+    found = model.program.step(batch_of([(IDS[33:], 33, range(5))], memory, slots=[2]), memory)
+    assert np.array_equal(whole[33:], found)
+
+
+@pytest.mark.parametrize("arch", architectures())
+def test_weights_that_are_not_packed_yet_give_the_same_bits(arch, tmp_path, monkeypatch):
+    invent(tmp_path / "m.gguf", arch, kind="Q8_0")
+    whole = logits(load_model(GgufReader(tmp_path / "m.gguf"), progress=lambda *_: None), IDS)
+    monkeypatch.setattr(load, "PACKED_AT_ONCE", 0)
+    monkeypatch.setattr(packing, "PATIENCE", -1.0)
+    model = load_model(GgufReader(tmp_path / "m.gguf"), num_threads=2)
+    model.packer.cancel()
+    assert model.packing is not None and np.array_equal(whole, logits(model, IDS))
+    model.pack()
+    assert np.array_equal(whole, logits(model, IDS))
+    model.end(keep=False)
+
+
+def _folders():
+    """Folders of facts whose architecture is registered."""
+    for folder in sorted((CASES / "arch").iterdir()) if (CASES / "arch").is_dir() else ():
+        metadata = GgufReader(folder / "f32.gguf").metadata
+        if metadata["general.architecture"] in architectures():
+            yield folder.name
+
+
+@pytest.mark.parametrize("name", [*_folders()])
+def test_f32_files_give_the_logits_that_others_give(cases, name):
+    facts = np.load(cases / "arch" / name / "logits.npz")
+    model = load_model(GgufReader(cases / "arch" / name / "f32.gguf"))
+    for i in range(4):
+        wanted, found = facts[f"hf_{i}"], logits(model, facts[f"tokens_{i}"], kv_type="f32")
+        assert np.abs(found - wanted).max() <= 1e-4 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("name", [*_folders()])
+def test_q8_0_files_stay_as_near_as_the_format_allows(cases, name):
+    facts = np.load(cases / "arch" / name / "logits.npz")
+    file = cases / "arch" / name / "q8_0.gguf"
+    if not file.exists():
+        assert "q8_0" not in json.loads((file.parent / "report.json").read_text()).get("files", {})
+        return
+    wanted, found = facts["hf_3"], logits(load_model(GgufReader(file)), facts["tokens_3"])
+    assert np.abs(found - wanted).max() <= max(
+        0.06 * np.abs(wanted).max(), 1.5 * np.abs(facts["lcpp_q8_0_3"] - wanted).max()
+    )
