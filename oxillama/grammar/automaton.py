@@ -35,7 +35,7 @@ class GrammarLimits:
     """
 
     max_source: int = 1 << 22
-    max_repetition: int = 100_000
+    max_repetition: int = 4096
     max_nesting: int = 200
     max_states: int = 2_000_000
     max_depth: int = 1000
@@ -84,7 +84,9 @@ class Grammar:
         origin: Mapping[str, Any] | None = None,
     ):
         if deferred is None:
+            count = len(rules)
             rules = without_left_recursion(rules)
+            names = [*names, *(f"nonempty-{i}" for i in range(len(rules) - count))]
         self._names, self._rules, self._deferred, self.tokens = (
             names,
             rules,

@@ -20,7 +20,7 @@ from oxillama.grammar.nodes import (
 from oxillama.grammar.regular import MAX_NETWORK
 from oxillama.grammar.schema_case import Facts
 from oxillama.grammar.schema_document import FALSE, TRUE
-from oxillama.grammar.schema_values import canonical, load
+from oxillama.grammar.schema_values import canonical, kind_of, load
 
 
 def array(em, facts: Facts) -> tuple:
@@ -188,24 +188,14 @@ def distinct(em, facts: Facts, comma: tuple) -> tuple:
 
 
 def fresh(em, item: frozenset) -> tuple:
-    """A scalar item that was not written yet. Items that may be arrays or objects too are cut down
-    to their scalars; where they must be one, this raises.
+    """A scalar item that was not written yet; raises where items may be arrays or objects, of
+    which different texts can be equal.
     """
-    cases = []
-    for facts in em.expander.cases(item):
-        if facts.values is not None:
-            facts = facts.copy()
-            facts.values = [v for v in facts.values if not isinstance(v, (list, dict))]
-            if facts.values:
-                cases.append(facts)
-            continue
-        types = facts.types - {"array", "object"}
-        if types:
-            facts = facts.copy()
-            facts.types = types
-            cases.append(facts)
-    if not cases:
-        raise GrammarError("items must be scalars, or have few possible values (an enum)")
+    cases = em.expander.cases(item)
+    for facts in cases:
+        kinds = facts.types if facts.values is None else set(map(kind_of, facts.values))
+        if not kinds.isdisjoint(("array", "object")):
+            raise GrammarError("items must be scalars, or have few possible values (an enum)")
 
     def without(words: frozenset[bytes]) -> tuple | None:
         left = [without_values(facts, list(map(load, words))) for facts in cases]
