@@ -76,7 +76,7 @@ def members(em, facts: Facts) -> tuple:
     if NEVER in rest.owed:
         return NEVER
     most, least = facts.max_properties, facts.min_properties
-    if em.free_order and len(named) + len(loose) + len(rest.owed) > 1:
+    if em.free_order and (named or loose or rest.owed):
         return registered(em, [*named, *((entry, True) for entry in loose)], rest, least, most)
     return ordered(em, named, rest, least, most, loose)
 

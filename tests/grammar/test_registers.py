@@ -78,15 +78,12 @@ def test_objects_under_counts_and_demands_are_those_that_are_valid(compiler, see
     for size in range(4):
         for names in itertools.permutations("abcde", size):
             value = dict.fromkeys(names, 1)
-            declared = [*schema.get("properties", {})]
-            loose = [n for n in schema.get("required", ()) if n not in declared]
-            order = [*declared, *(() if compiler is FREE else ())]
+            order = [*schema.get("properties", {})]
             ranks = [order.index(n) if n in order else len(order) for n in names]
-            in_order = ranks == sorted(ranks)
-            if compiler is FREE or in_order:
+            if compiler is FREE or ranks == sorted(ranks):
                 found += judge.is_valid(value)
                 accepted = grammar is not None and grammar.matches(written(value))
-                assert accepted == judge.is_valid(value), (schema, value, loose)
+                assert accepted == judge.is_valid(value), (schema, value)
     assert grammar is not None or not found
 
 
@@ -130,11 +127,11 @@ def test_equal_values_in_other_spellings_are_not_distinct():
     assert not names.matches('{"a":1,"\\u0061":2}')
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(20))
 def test_lengths_beside_patterns_are_counted_exactly(seed):
     draw = random.Random(seed)
     pattern = draw.choice(
-        ["^(ab)*$", "^a+(b|cc)*$", "^(a|bc|abc)*$", "b", "^c?(ab|ba)*a$", "^(?!ab)"]
+        ["^(ab)*$", "^a+(b|cc)*$", "^(a|bc|cab)*$", "b", "^c?(ab|ba)*a$", "^(?!ab)"]
     )
     least, most = draw.randrange(3), draw.choice([None, 700, 1500])
     schema = {"type": "string", "pattern": pattern, "minLength": least}
