@@ -155,6 +155,28 @@ def test_lengths_beside_patterns_are_counted_exactly(seed):
             assert any(cursor.next_bytes())
 
 
+@pytest.mark.parametrize("least", [0, 1, 2])
+@pytest.mark.parametrize("most", [0, 1, 2, 3, None])
+@pytest.mark.parametrize(
+    "rule", [{"pattern": "b"}, {"not": {"pattern": "^b"}}, {"not": {"const": "a"}}]
+)
+def test_short_lengths_hold_beside_patterns(least, most, rule):
+    schema = {"type": "string", "minLength": least, **rule}
+    if most is not None:
+        schema["maxLength"] = most
+    judge = jsonschema.Draft202012Validator(schema)
+    try:
+        grammar = FREE.compile(schema)
+    except GrammarError as error:
+        assert "nothing is valid" in str(error)
+        grammar = None
+    for size in range(5):
+        for letters in itertools.product("ab", repeat=size):
+            text = "".join(letters)
+            accepted = grammar is not None and grammar.matches(written(text))
+            assert accepted == judge.is_valid(text), (schema, text)
+
+
 PIECES = [bytes([b]) for b in range(32, 127)] + [
     b'","',
     b'":',
