@@ -10,5 +10,9 @@ REPEAT: int
 RULE: int
 SYMBOL: int
 NETWORK: int
+REGISTER: int
+TAKE: int
+FRESH: int
 
 def utf8_sequences(ranges: Sequence[tuple[int, int]]) -> list[tuple[tuple[int, int], ...]]: ...
+def count_bounds(body: tuple, least: int, most: int) -> set[int]: ...
