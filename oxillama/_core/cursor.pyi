@@ -1,7 +1,10 @@
 """Types of places in a machine: see cursor.pyx."""
 
+from typing_extensions import disjoint_base
+
 from oxillama._core.pushdown import Machine
 
+@disjoint_base
 class Cursor:
     machine: Machine
     complete: bool
@@ -9,7 +12,7 @@ class Cursor:
     finished: bool
     distinct: bool
     key: tuple[int, int] | tuple[int, int, bytes]
-    def __init__(self, machine: Machine, origin: Cursor | None = None) -> None: ...
+    def __new__(cls, machine: Machine, origin: Cursor | None = None) -> Cursor: ...
     def fork(self) -> Cursor: ...
     def allows(self, data: bytes | bytearray, symbol: int = -1) -> bool: ...
     def advance(self, data: bytes | bytearray, symbol: int = -1) -> bool: ...

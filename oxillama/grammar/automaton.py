@@ -7,7 +7,7 @@ there, so masks are shared between states, and code points may straddle calls of
 
 import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from oxillama.errors import GrammarError
 from oxillama.grammar import gbnf
 from oxillama.grammar.left_recursion import without_left_recursion
 from oxillama.grammar.nodes import choice, literal
+from oxillama.grammar.regex import parse_regex
 
 VERSION = 1
 MOST_SAVED = 1 << 26  # bytes of a saved state
@@ -175,8 +176,6 @@ class Grammar:
         """Texts that match an ECMA-262 regular expression (u flag) as a whole, as far as it is
         regular; else `GrammarError`.
         """
-        from oxillama.grammar.regex import parse_regex
-
         return cls(
             ["root"], [parse_regex(pattern).whole()], limits=limits, origin={"regex": pattern}
         )
@@ -186,10 +185,7 @@ class Grammar:
         """JSON texts that are valid under a schema; options as `JsonSchemaCompiler.compile`'s and
         its constructor's.
         """
-        from oxillama.grammar.json_schema import JsonSchemaCompiler
-
-        strict = options.pop("strict", True)
-        return JsonSchemaCompiler(**options).compile(schema, strict=strict)
+        return MAKERS["schema"](schema, **options)
 
     def describe(self) -> dict[str, Any]:
         """What the grammar was made from, as JSON values; `Grammar.rebuild` of it is the same
@@ -204,21 +200,21 @@ class Grammar:
         """The grammar that `describe` told of. Raises `GrammarError` for what is no description,
         and as the maker it names does.
         """
-        makers = {
+        makers: dict[str, Callable[..., Grammar]] = {
             "gbnf": cls.parse,
             "regex": cls.from_regex,
             "choices": cls.from_choices,
-            "schema": cls.from_json_schema,
+            **MAKERS,
         }
         kind = (
-            next((k for k in makers if k in description), None)
+            next((k for k in makers if k in description), "")
             if isinstance(description, Mapping)
-            else None
+            else ""
         )
         options = {k: v for k, v in description.items() if k != kind} if kind else {}
         wanted = {"schema": {"whitespace", "order", "strict"}}.get(kind, set())
         # "closed" came later: grammars described before are without it
-        if kind is None or options.keys() - ({"closed"} if wanted else set()) != wanted:
+        if not kind or options.keys() - ({"closed"} if wanted else set()) != wanted:
             raise GrammarError(
                 f"grammar: {str(description)[:80]} found, a description (gbnf, regex, choices or schema) wanted"
             )
@@ -300,7 +296,7 @@ class Grammar:
         """
         if not self.tokens:
             return -1
-        return self._symbols.get(token, 0)
+        return 0 if token is None else self._symbols.get(token, 0)
 
     def _refuse_depth(self):
         if self._machine.too_deep:
@@ -310,6 +306,11 @@ class Grammar:
 
     def __repr__(self):
         return f"<Grammar of {len(self.rules)} rules>"
+
+
+# Notations that are compiled by modules above this one, by their name in descriptions: each enters
+# what makes a grammar of it. "schema" is entered by `json_schema`.
+MAKERS: dict[str, Callable[..., Grammar]] = {}
 
 
 class GrammarState:
@@ -372,7 +373,7 @@ class GrammarState:
         return bytes(self._history)
 
     @property
-    def key(self) -> tuple[int, int]:
+    def key(self) -> tuple[int, int] | tuple[int, int, bytes]:
         """Equal keys of states of one grammar mean equal futures."""
         return self._cursor.key
 
@@ -449,6 +450,10 @@ class GrammarState:
         found, limits = saved.get("grammar"), saved.get("limits")
         if isinstance(found, str):  # as states were saved at first
             found = {"gbnf": found}
+        if not isinstance(found, dict):
+            raise GrammarError(f"grammar: {str(found)[:80]} found, a description wanted")
+        if "schema" in found:  # without "closed" as described before there was such an option
+            found = {**found, "closed": found.get("closed", False)}
         if grammar is None:
             if not isinstance(limits, dict) or not all(
                 name in GrammarLimits.__dataclass_fields__ for name in limits

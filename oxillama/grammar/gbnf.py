@@ -376,7 +376,8 @@ class _Writer:
     """Renders nodes; networks become right-linear rules of their own."""
 
     def __init__(self, names: list[str], tokens):
-        self.names, self.tokens, self.extra = names, tokens, []
+        self.names, self.tokens = names, tokens
+        self.extra: list[str] = []
         self.known: dict[int, str] = {}
         self.expanded: dict[int, tuple] = {}
         self.taken = set(names)

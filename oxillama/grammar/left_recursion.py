@@ -161,7 +161,7 @@ def _groups(begins: list[set[int]]) -> list[list[int]]:
                 if path:
                     low[path[-1][0]] = min(low[path[-1][0]], low[node])
                 if low[node] == index[node]:
-                    group = []
+                    group: list[int] = []
                     while not group or group[-1] != node:
                         group.append(stack.pop())
                         on_stack.discard(group[-1])

@@ -141,9 +141,9 @@ def steps(em, facts: Facts, index: int, counts, caps, head: int):
     """The choices for one item: which counters it feeds. A counter with an upper bound needs to
     know that others do not feed it.
     """
-    options = [((), list(counts))]
+    options: list[tuple[tuple, list[int]]] = [((), list(counts))]
     for k, (wanted, _, most, start) in enumerate(facts.contains):
-        grown = []
+        grown: list[tuple[tuple, list[int]]] = []
         for literals, after in options:
             if index < start:
                 grown.append((literals, after))
@@ -172,6 +172,8 @@ def distinct(em, facts: Facts, comma: tuple) -> tuple:
     item = item_at(facts, 0)
     values = [] if item is None else finite(em, item)
     most = facts.max_items
+    if item is None:
+        return NEVER
     if values is not None:
         values = list({canonical(v): v for v in values}.values())
         most = len(values) if most is None else min(most, len(values))
@@ -222,7 +224,7 @@ def distinct_prefix(em, facts: Facts, comma: tuple, head: int) -> tuple:
     """Arrays without repetition whose first items have schemas of their own, and few values: a
     network over the set of values used.
     """
-    pools = []
+    pools: list = []
     for i in range(head + 1):
         item = item_at(facts, i)
         pools.append([] if item is None else finite(em, item))
@@ -234,7 +236,8 @@ def distinct_prefix(em, facts: Facts, comma: tuple, head: int) -> tuple:
         raise GrammarError(f"{len(values)} possible values, at most 10 wanted")
     allowed = [{keys.index(canonical(v)) for v in pool} for pool in pools]
     nodes = [em.spelling.value(v) for v in values]
-    ids, todo, out = {frozenset(): 0}, [frozenset()], []
+    start: frozenset[int] = frozenset()
+    ids, todo, out = {start: 0}, [start], []
     for used in todo:
         index = len(used)
         edges = []

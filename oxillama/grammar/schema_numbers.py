@@ -48,7 +48,7 @@ def bounded(em, facts: Facts, banned: list[Fraction]) -> tuple:
     low, low_strict, high, high_strict = facts.low, facts.low_strict, facts.high, facts.high_strict
     step = _common([*facts.multiples, *([Fraction(1)] if facts.integer else [])])
     places = numerals.MAX_FRACTION if step is None else _places(step)
-    if places is None:
+    if step is not None and places is None:
         return multiples(em, facts, step, set(banned))
     if facts.fraction:
         # 15 digits at most: a double keeps them apart from every integer
