@@ -13,7 +13,13 @@ import pytest
 
 from oxillama._core.cursor import collect
 from oxillama.errors import GrammarError
-from oxillama.grammar import Grammar, GrammarState, JsonSchemaCompiler, TokenMasker
+from oxillama.grammar import (
+    Grammar,
+    GrammarLimits,
+    GrammarState,
+    JsonSchemaCompiler,
+    TokenMasker,
+)
 
 FREE = JsonSchemaCompiler(order="free")
 DECLARED = JsonSchemaCompiler()
@@ -258,7 +264,7 @@ def test_repetitions_that_match_in_too_many_ways_are_refused_by_name():
     masker = TokenMasker(
         [bytes([b]) for b in range(32, 127)] + [b"hello", b" world, and more of it"]
     )
-    state = masker.state(Grammar.parse(source))
+    state = masker.state(Grammar.parse(source, limits=GrammarLimits(max_items=1000)))
     with pytest.raises(GrammarError, match="max_items"):
         for _ in range(300):
             state.mask()
