@@ -68,6 +68,7 @@ class Grammar:
         "_origin",
         "_source",
         "_machine",
+        "_make",
         "_symbols",
     )
 
@@ -100,8 +101,9 @@ class Grammar:
         self._source = source
         self._symbols = {key: i + 1 for i, key in enumerate(self.tokens)}
         lim = self.limits
-        try:
-            self._machine = Machine(
+
+        def make() -> Machine:
+            return Machine(
                 list(rules),
                 symbols=len(self.tokens) + 1 if self.tokens else 0,
                 names=None if deferred is not None else list(names),
@@ -111,6 +113,10 @@ class Grammar:
                 max_configs=lim.max_configs,
                 deferred=deferred,
             )
+
+        self._make = make
+        try:
+            self._machine = make()
         except GrammarError as error:
             number = getattr(error, "rule", None)
             if number is None or number >= len(places):
@@ -270,6 +276,14 @@ class Grammar:
         }
         return other
 
+    def current_machine(self) -> Machine:
+        """The machine for a new state: another one where the last has made many rules for words
+        that its states wrote, which later states do not need.
+        """
+        if self._machine.removed_states > self.limits.max_states // 8:
+            self._machine = self._make()
+        return self._machine
+
     def state(self, masker=None) -> "GrammarState":
         """A state at the beginning; with a `TokenMasker` it can also give masks."""
         return GrammarState(self, masker=masker)
@@ -325,7 +339,7 @@ class GrammarState:
     def __init__(self, grammar: Grammar, *, masker=None):
         self.grammar = masker.resolve(grammar) if masker is not None else grammar
         self.masker = masker
-        self._cursor = Cursor(self.grammar._machine)
+        self._cursor = Cursor(self.grammar.current_machine())
         self._history = bytearray()
         # (length, token or -1) of each step; only with token terminals
         self._steps: list[tuple[int, int]] = []

@@ -273,3 +273,13 @@ def test_repetitions_that_match_in_too_many_ways_are_refused_by_name():
     for _ in range(50):
         plain.mask()
         plain.advance(b"hello")
+
+
+def test_words_of_earlier_states_do_not_use_up_a_grammar():
+    limits = GrammarLimits(max_states=4000)
+    compiler = JsonSchemaCompiler(limits=limits)
+    grammar = compiler.compile({"type": "array", "items": {"type": "string"}, "uniqueItems": True})
+    for number in range(150):
+        state = grammar.state()
+        state.advance(f'["{number}","x{number}","{number}x'.encode())
+        assert not state.fork().allows_token(b'","x%d"' % number)
