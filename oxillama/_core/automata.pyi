@@ -1,6 +1,7 @@
 """Types of the automata tables: see automata.pyx."""
 
 import numpy as np
+from typing_extensions import disjoint_base
 
 def product(
     a: np.ndarray,
@@ -19,3 +20,15 @@ def merged(table: np.ndarray, accepts: np.ndarray) -> tuple[np.ndarray, int]: ..
 def determinise(
     skips: list, eats: list, members: list, final: int, classes: int, limit: int
 ) -> tuple[np.ndarray, np.ndarray]: ...
+
+@disjoint_base
+class Moves:
+    def __new__(cls, table: np.ndarray) -> Moves: ...
+
+@disjoint_base
+class Partition:
+    def __new__(cls, n: int) -> Partition: ...
+
+@disjoint_base
+class Subsets:
+    def __new__(cls, skips: list, eats: list) -> Subsets: ...

@@ -2,6 +2,10 @@
 
 from collections.abc import Sequence
 
+from typing_extensions import disjoint_base
+
+from oxillama._core.networks import Networks
+
 LITERAL: int
 CLASS: int
 SEQUENCE: int
@@ -10,5 +14,14 @@ REPEAT: int
 RULE: int
 SYMBOL: int
 NETWORK: int
+REGISTER: int
+TAKE: int
+FRESH: int
 
 def utf8_sequences(ranges: Sequence[tuple[int, int]]) -> list[tuple[tuple[int, int], ...]]: ...
+def count_bounds(body: tuple, least: int, most: int) -> set[int]: ...
+
+@disjoint_base
+class Emission(Networks):
+    symbols: int
+    width: int

@@ -1,11 +1,16 @@
 """Types of the pushdown machine: see pushdown.pyx."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 
-class Machine:
-    symbols: int
-    width: int
+from typing_extensions import disjoint_base
+
+from oxillama._core.dstates import Dstates
+
+machines: int
+
+@disjoint_base
+class Machine(Dstates):
+    removed_states: int
     too_deep: bool
     epoch: int
     serial: int
@@ -21,5 +26,4 @@ class Machine:
         max_configs: int = ...,
         deferred: object = None,
     ) -> None: ...
-    def writes(self) -> AbstractContextManager[None]: ...
     def sizes(self) -> dict[str, int]: ...

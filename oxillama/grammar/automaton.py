@@ -7,7 +7,7 @@ there, so masks are shared between states, and code points may straddle calls of
 
 import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from oxillama.errors import GrammarError
 from oxillama.grammar import gbnf
 from oxillama.grammar.left_recursion import without_left_recursion
 from oxillama.grammar.nodes import choice, literal
+from oxillama.grammar.regex import parse_regex
 
 VERSION = 1
 MOST_SAVED = 1 << 26  # bytes of a saved state
@@ -35,7 +36,7 @@ class GrammarLimits:
     """
 
     max_source: int = 1 << 22
-    max_repetition: int = 100_000
+    max_repetition: int = 4096
     max_nesting: int = 200
     max_states: int = 2_000_000
     max_depth: int = 1000
@@ -67,6 +68,7 @@ class Grammar:
         "_origin",
         "_source",
         "_machine",
+        "_make",
         "_symbols",
     )
 
@@ -84,7 +86,9 @@ class Grammar:
         origin: Mapping[str, Any] | None = None,
     ):
         if deferred is None:
+            count = len(rules)
             rules = without_left_recursion(rules)
+            names = [*names, *(f"nonempty-{i}" for i in range(len(rules) - count))]
         self._names, self._rules, self._deferred, self.tokens = (
             names,
             rules,
@@ -97,8 +101,9 @@ class Grammar:
         self._source = source
         self._symbols = {key: i + 1 for i, key in enumerate(self.tokens)}
         lim = self.limits
-        try:
-            self._machine = Machine(
+
+        def make() -> Machine:
+            return Machine(
                 list(rules),
                 symbols=len(self.tokens) + 1 if self.tokens else 0,
                 names=None if deferred is not None else list(names),
@@ -108,6 +113,10 @@ class Grammar:
                 max_configs=lim.max_configs,
                 deferred=deferred,
             )
+
+        self._make = make
+        try:
+            self._machine = make()
         except GrammarError as error:
             number = getattr(error, "rule", None)
             if number is None or number >= len(places):
@@ -173,8 +182,6 @@ class Grammar:
         """Texts that match an ECMA-262 regular expression (u flag) as a whole, as far as it is
         regular; else `GrammarError`.
         """
-        from oxillama.grammar.regex import parse_regex
-
         return cls(
             ["root"], [parse_regex(pattern).whole()], limits=limits, origin={"regex": pattern}
         )
@@ -184,10 +191,7 @@ class Grammar:
         """JSON texts that are valid under a schema; options as `JsonSchemaCompiler.compile`'s and
         its constructor's.
         """
-        from oxillama.grammar.json_schema import JsonSchemaCompiler
-
-        strict = options.pop("strict", True)
-        return JsonSchemaCompiler(**options).compile(schema, strict=strict)
+        return MAKERS["schema"](schema, **options)
 
     def describe(self) -> dict[str, Any]:
         """What the grammar was made from, as JSON values; `Grammar.rebuild` of it is the same
@@ -202,21 +206,21 @@ class Grammar:
         """The grammar that `describe` told of. Raises `GrammarError` for what is no description,
         and as the maker it names does.
         """
-        makers = {
+        makers: dict[str, Callable[..., Grammar]] = {
             "gbnf": cls.parse,
             "regex": cls.from_regex,
             "choices": cls.from_choices,
-            "schema": cls.from_json_schema,
+            **MAKERS,
         }
         kind = (
-            next((k for k in makers if k in description), None)
+            next((k for k in makers if k in description), "")
             if isinstance(description, Mapping)
-            else None
+            else ""
         )
         options = {k: v for k, v in description.items() if k != kind} if kind else {}
         wanted = {"schema": {"whitespace", "order", "strict"}}.get(kind, set())
         # "closed" came later: grammars described before are without it
-        if kind is None or options.keys() - ({"closed"} if wanted else set()) != wanted:
+        if not kind or options.keys() - ({"closed"} if wanted else set()) != wanted:
             raise GrammarError(
                 f"grammar: {str(description)[:80]} found, a description (gbnf, regex, choices or schema) wanted"
             )
@@ -272,6 +276,14 @@ class Grammar:
         }
         return other
 
+    def current_machine(self) -> Machine:
+        """The machine for a new state: another one where the last has made many rules for words
+        that its states wrote, which later states do not need.
+        """
+        if self._machine.removed_states > self.limits.max_states // 8:
+            self._machine = self._make()
+        return self._machine
+
     def state(self, masker=None) -> "GrammarState":
         """A state at the beginning; with a `TokenMasker` it can also give masks."""
         return GrammarState(self, masker=masker)
@@ -298,7 +310,7 @@ class Grammar:
         """
         if not self.tokens:
             return -1
-        return self._symbols.get(token, 0)
+        return 0 if token is None else self._symbols.get(token, 0)
 
     def _refuse_depth(self):
         if self._machine.too_deep:
@@ -308,6 +320,11 @@ class Grammar:
 
     def __repr__(self):
         return f"<Grammar of {len(self.rules)} rules>"
+
+
+# Notations that are compiled by modules above this one, by their name in descriptions: each enters
+# what makes a grammar of it. "schema" is entered by `json_schema`.
+MAKERS: dict[str, Callable[..., Grammar]] = {}
 
 
 class GrammarState:
@@ -322,7 +339,7 @@ class GrammarState:
     def __init__(self, grammar: Grammar, *, masker=None):
         self.grammar = masker.resolve(grammar) if masker is not None else grammar
         self.masker = masker
-        self._cursor = Cursor(self.grammar._machine)
+        self._cursor = Cursor(self.grammar.current_machine())
         self._history = bytearray()
         # (length, token or -1) of each step; only with token terminals
         self._steps: list[tuple[int, int]] = []
@@ -370,7 +387,7 @@ class GrammarState:
         return bytes(self._history)
 
     @property
-    def key(self) -> tuple[int, int]:
+    def key(self) -> tuple[int, int] | tuple[int, int, bytes]:
         """Equal keys of states of one grammar mean equal futures."""
         return self._cursor.key
 
@@ -447,6 +464,10 @@ class GrammarState:
         found, limits = saved.get("grammar"), saved.get("limits")
         if isinstance(found, str):  # as states were saved at first
             found = {"gbnf": found}
+        if not isinstance(found, dict):
+            raise GrammarError(f"grammar: {str(found)[:80]} found, a description wanted")
+        if "schema" in found:  # without "closed" as described before there was such an option
+            found = {**found, "closed": found.get("closed", False)}
         if grammar is None:
             if not isinstance(limits, dict) or not all(
                 name in GrammarLimits.__dataclass_fields__ for name in limits

@@ -101,7 +101,8 @@ def _bounded(schema: dict, notes, where: str) -> dict:
     found: dict = {}
     for note in notes:
         for part in (note, *(getattr(note, "metadata", None) or ())):
-            for name, keyword in BOUNDS.items():
+            for name, found_in in BOUNDS.items():
+                keyword: typing.Any = found_in
                 value = getattr(part, name, None)
                 if value is None or isinstance(part, str):
                     continue
@@ -130,7 +131,7 @@ def _reference(kind: type, definitions: dict) -> dict:
         if typing.is_typeddict(kind):
             for key, hint in hints.items():
                 properties[key] = _schema(hint, definitions, f"{kind.__qualname__}.{key}")
-            required = sorted(kind.__required_keys__, key=list(hints).index)
+            required = [key for key in hints if key in getattr(kind, "__required_keys__")]  # noqa: B009
         for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
             properties[field.name] = _schema(
                 hints[field.name], definitions, f"{kind.__qualname__}.{field.name}"

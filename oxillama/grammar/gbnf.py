@@ -20,17 +20,22 @@ from oxillama.grammar.nodes import (
     LITERAL,
     NETWORK,
     NEVER,
+    REGISTER,
     REPEAT,
+    ROOM,
     RULE,
     SEQUENCE,
     SYMBOL,
+    TAKE,
     choice,
     complement,
     merge,
     repeat,
+    seq,
 )
 
 OTHER = 256  # the token symbol of every token that the grammar does not name
+MAX_EXPANDED = 4096
 OPEN = 1 << 30  # the upper end of "any other token symbol"
 
 NAME = re.compile(r"[A-Za-z0-9_-]+")
@@ -321,7 +326,7 @@ class _Reader:
         )
 
 
-def parse(text: str, *, max_repetition: int = 100_000, max_nesting: int = 200) -> Parsed:
+def parse(text: str, *, max_repetition: int = 4096, max_nesting: int = 200) -> Parsed:
     """Reads GBNF. Raises `GrammarError` with line and column for anything that is not GBNF,
     undefined rules and exceeded limits.
     """
@@ -371,8 +376,10 @@ class _Writer:
     """Renders nodes; networks become right-linear rules of their own."""
 
     def __init__(self, names: list[str], tokens):
-        self.names, self.tokens, self.extra = names, tokens, []
+        self.names, self.tokens = names, tokens
+        self.extra: list[str] = []
         self.known: dict[int, str] = {}
+        self.expanded: dict[int, tuple] = {}
         self.taken = set(names)
 
     def node(self, node: tuple, tight: bool) -> str:
@@ -402,6 +409,12 @@ class _Writer:
             return self.names[node[1]]
         if kind == SYMBOL:
             return self.symbol(node[1])
+        if kind == REGISTER:
+            if id(node) not in self.expanded:
+                self.expanded[id(node)] = expanded(node)
+            return self.node(self.expanded[id(node)], tight)
+        if kind != NETWORK:
+            raise GrammarError("grammar: distinct words cannot be written as GBNF")
         return self.network(node)
 
     def symbol(self, ranges) -> str:
@@ -424,6 +437,63 @@ class _Writer:
                 f"{name} ::= " + (" | ".join((['""'] if accept else []) + parts) or "[]")
             )
         return names[node[1]]
+
+
+def expanded(node: tuple) -> tuple:
+    """A REGISTER node as a network over its states and what the register may hold there. Raises
+    `GrammarError` where that needs more than `MAX_EXPANDED` states.
+    """
+    _, body, least, most, needed = node
+    parts = body[1] if body[0] == SEQUENCE else (body,)
+    at = next((i for i, part in enumerate(parts) if part[0] == NETWORK), -1)
+    if at < 0 or not all(part[0] in (LITERAL, RULE) for i, part in enumerate(parts) if i != at):
+        raise GrammarError("grammar: this register cannot be written as GBNF")
+    _, start, states = parts[at]
+    first = (start, 0, frozenset[int]())
+    ids, todo, out = {first: 0}, [first], []
+
+    def taken(part: tuple, count: int, members: frozenset[int]):
+        """What a guard makes of (count, members); None where it does not let pass."""
+        _, member, spans = part
+        if member == ROOM:
+            return (count, members) if most < 0 or count < most else None
+        if member in members:
+            return None
+        count += most >= 0 or count < least
+        members = members | {member} if member >= 0 else members
+        missing = len(set(needed) - members)
+        if most >= 0 and (count > most or (needed and most - count < missing)):
+            return None
+        if spans is not None and not any(low <= count <= high for low, high in spans):
+            return None
+        return count, members
+
+    for state, count, members in todo:
+        accept, edges = states[state]
+        found = []
+        for part, target in edges:
+            value, plain = (count, members), []
+            for item in part[1] if part[0] == SEQUENCE else (part,):
+                if item[0] == TAKE:
+                    value = taken(item, *value)
+                    if value is None:
+                        break
+                else:
+                    plain.append(item)
+            if value is None:
+                continue
+            key = (target, *value)
+            if key not in ids:
+                ids[key] = len(ids)
+                todo.append(key)
+                if len(ids) > MAX_EXPANDED:
+                    raise GrammarError(
+                        f"grammar: as GBNF this needs more than {MAX_EXPANDED} rules for one register"
+                    )
+            found.append((seq(*plain), ids[key]))
+        done = accept and count >= least and set(needed) <= members
+        out.append((bool(done), tuple(found)))
+    return seq(*parts[:at], (NETWORK, 0, tuple(out)), *parts[at + 1 :])
 
 
 def render(names, rules, tokens=()) -> str:

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Mapping
 
 from oxillama.errors import GrammarError
-from oxillama.grammar.automaton import Grammar, GrammarLimits
+from oxillama.grammar.automaton import MAKERS, Grammar, GrammarLimits
 from oxillama.grammar.dataclass_schema import class_schema
 from oxillama.grammar.schema_document import FALSE, TRUE, Document
 from oxillama.grammar.schema_emit import Emitter
@@ -106,7 +106,7 @@ class JsonSchemaCompiler:
             deferred = emitter.run(frozenset() if root == TRUE else frozenset([root]))
             return Grammar(
                 () if deferred else emitter.names,
-                emitter.rules,
+                typing.cast(list[tuple], emitter.rules),  # None only where deferred
                 limits=self.limits,
                 warnings=notes,
                 deferred=emitter if deferred else None,
@@ -143,6 +143,14 @@ class JsonSchemaCompiler:
             "strict": strict,
             "closed": closed,
         }
+
+
+def from_json_schema(schema, *, strict: bool = True, **options) -> Grammar:
+    """The grammar of a schema; options as the compiler's."""
+    return JsonSchemaCompiler(**options).compile(schema, strict=strict)
+
+
+MAKERS["schema"] = from_json_schema
 
 
 class ClosedSchema(dict):

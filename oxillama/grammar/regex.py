@@ -126,13 +126,11 @@ def _lengths(tree: tuple) -> tuple[int, int | None]:
             tree[3] or 0
         )
     bounds = [_lengths(part) for part in tree[1]]
+    most_of = [high for _, high in bounds if high is not None]
+    open_ended = len(most_of) < len(bounds)
     if kind == "alt":
-        return min(b[0] for b in bounds), None if any(b[1] is None for b in bounds) else max(
-            b[1] for b in bounds
-        )
-    return sum(b[0] for b in bounds), None if any(b[1] is None for b in bounds) else sum(
-        b[1] for b in bounds
-    )
+        return min(low for low, _ in bounds), None if open_ended else max(most_of)
+    return sum(low for low, _ in bounds), None if open_ended else sum(most_of)
 
 
 def _strip(tree: tuple, head: bool, tail: bool):

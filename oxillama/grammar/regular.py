@@ -37,9 +37,9 @@ class Dfa:
         self.moves = np.asarray(moves, np.int32).reshape(len(moves), len(symbols))
         self.accepts = np.asarray(accepts, np.uint8)
         # symbol by code point, for `accepts_text`
-        self._known = None
+        self._known: dict[str, int] | None = None
         # whether any text is accepted, once known
-        self._live = None
+        self._live: bool | None = None
 
     @classmethod
     def everything(cls) -> "Dfa":
@@ -70,8 +70,8 @@ class Dfa:
             )
         moves = np.full((len(edges) + 1, len(letters)), -1, np.int32)
         if edges:
-            at = np.array(list(edges), np.int64)
-            moves[at[:, 0], at[:, 1]] = list(edges.values())
+            ends_of = np.array(list(edges), np.int64)
+            moves[ends_of[:, 0], ends_of[:, 1]] = list(edges.values())
         accepts = np.zeros(len(edges) + 1, np.uint8)
         accepts[list(ends)] = 1
         return cls([((ord(c), ord(c)),) for c in letters], moves, accepts)
@@ -461,10 +461,12 @@ class Nfa:
             )
             return Dfa([ranges for ranges, _ in parts], moves, accepts).minimal()
         start = self._close([(0, frozenset())], "^")
-        ids, todo, moves, accepts = {start: 0}, [start], [], []
+        ids, todo = {start: 0}, [start]
+        rows: list[list[int]] = []
+        final: list[bool] = []
         for threads in todo:
             ends = "^$" if threads is start else "$"
-            accepts.append(
+            final.append(
                 any(
                     state == self.final and all(duties[key].accepts[s] for key, s in owed)
                     for state, owed in self._close(threads, ends)
@@ -490,8 +492,8 @@ class Nfa:
                     if known > MAX_STATES:
                         raise GrammarError(f"regular: needs more than {MAX_STATES} states")
                 row.append(known)
-            moves.append(row)
-        return Dfa([ranges for ranges, _ in parts], moves, accepts).minimal()
+            rows.append(row)
+        return Dfa([ranges for ranges, _ in parts], rows, final).minimal()
 
     @staticmethod
     def _pay(owed, part, duties, numbers):

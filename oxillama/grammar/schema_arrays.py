@@ -20,7 +20,7 @@ from oxillama.grammar.nodes import (
 from oxillama.grammar.regular import MAX_NETWORK
 from oxillama.grammar.schema_case import Facts
 from oxillama.grammar.schema_document import FALSE, TRUE
-from oxillama.grammar.schema_values import canonical, load
+from oxillama.grammar.schema_values import canonical, kind_of, load
 
 
 def array(em, facts: Facts) -> tuple:
@@ -141,9 +141,9 @@ def steps(em, facts: Facts, index: int, counts, caps, head: int):
     """The choices for one item: which counters it feeds. A counter with an upper bound needs to
     know that others do not feed it.
     """
-    options = [((), list(counts))]
+    options: list[tuple[tuple, list[int]]] = [((), list(counts))]
     for k, (wanted, _, most, start) in enumerate(facts.contains):
-        grown = []
+        grown: list[tuple[tuple, list[int]]] = []
         for literals, after in options:
             if index < start:
                 grown.append((literals, after))
@@ -172,6 +172,8 @@ def distinct(em, facts: Facts, comma: tuple) -> tuple:
     item = item_at(facts, 0)
     values = [] if item is None else finite(em, item)
     most = facts.max_items
+    if item is None:
+        return NEVER
     if values is not None:
         values = list({canonical(v): v for v in values}.values())
         most = len(values) if most is None else min(most, len(values))
@@ -188,24 +190,14 @@ def distinct(em, facts: Facts, comma: tuple) -> tuple:
 
 
 def fresh(em, item: frozenset) -> tuple:
-    """A scalar item that was not written yet. Items that may be arrays or objects too are cut down
-    to their scalars; where they must be one, this raises.
+    """A scalar item that was not written yet; raises where items may be arrays or objects, of
+    which different texts can be equal.
     """
-    cases = []
-    for facts in em.expander.cases(item):
-        if facts.values is not None:
-            facts = facts.copy()
-            facts.values = [v for v in facts.values if not isinstance(v, (list, dict))]
-            if facts.values:
-                cases.append(facts)
-            continue
-        types = facts.types - {"array", "object"}
-        if types:
-            facts = facts.copy()
-            facts.types = types
-            cases.append(facts)
-    if not cases:
-        raise GrammarError("items must be scalars, or have few possible values (an enum)")
+    cases = em.expander.cases(item)
+    for facts in cases:
+        kinds = facts.types if facts.values is None else set(map(kind_of, facts.values))
+        if not kinds.isdisjoint(("array", "object")):
+            raise GrammarError("items must be scalars, or have few possible values (an enum)")
 
     def without(words: frozenset[bytes]) -> tuple | None:
         left = [without_values(facts, list(map(load, words))) for facts in cases]
@@ -232,7 +224,7 @@ def distinct_prefix(em, facts: Facts, comma: tuple, head: int) -> tuple:
     """Arrays without repetition whose first items have schemas of their own, and few values: a
     network over the set of values used.
     """
-    pools = []
+    pools: list = []
     for i in range(head + 1):
         item = item_at(facts, i)
         pools.append([] if item is None else finite(em, item))
@@ -244,7 +236,8 @@ def distinct_prefix(em, facts: Facts, comma: tuple, head: int) -> tuple:
         raise GrammarError(f"{len(values)} possible values, at most 10 wanted")
     allowed = [{keys.index(canonical(v)) for v in pool} for pool in pools]
     nodes = [em.spelling.value(v) for v in values]
-    ids, todo, out = {frozenset(): 0}, [frozenset()], []
+    start: frozenset[int] = frozenset()
+    ids, todo, out = {start: 0}, [start], []
     for used in todo:
         index = len(used)
         edges = []

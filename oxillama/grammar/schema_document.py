@@ -4,6 +4,7 @@ Node 0 is the schema `true`. A *literal* is (node, sign): the node must hold, or
 """
 
 import contextlib
+from collections.abc import Iterable
 from urllib.parse import unquote, urljoin
 
 from oxillama.errors import GrammarError
@@ -168,11 +169,8 @@ class Document:
             if isinstance(schema.get("$dynamicAnchor"), str):
                 anchor = schema["$dynamicAnchor"]
                 self.dynamic[anchor] = -1 if anchor in self.dynamic else number
-            if draft < 2019 and "$ref" in schema:
-                keys = ("definitions", "$defs")
-            else:
-                keys = schema
-            for key in keys:
+            alone = draft < 2019 and "$ref" in schema
+            for key in ("definitions", "$defs") if alone else schema:
                 if key not in HOLDING:
                     continue
                 value, at = schema.get(key), f"{pointer}/{key}"
@@ -350,6 +348,7 @@ class Document:
             for key, value in schema.items():
                 if key not in HOLDING:
                     continue
+                subs: Iterable
                 if key in MAPS:
                     subs = (
                         value.values()

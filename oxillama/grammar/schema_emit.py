@@ -295,7 +295,7 @@ class Emitter:
         dfa = self.language(free, banned).minimal()
         longest = facts.max_length if facts.max_length is not None else facts.min_length
         if len(dfa.moves) * longest <= MAX_PRODUCT:
-            if longest:
+            if longest or facts.max_length == 0:
                 dfa = meet(dfa, Dfa.lengths(facts.min_length, facts.max_length), True)
             return NEVER if dfa.empty else self.language_block(dfa)
         node = None if dfa.empty else dfa.counted(self.spell, facts.min_length, facts.max_length)

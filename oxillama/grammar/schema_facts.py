@@ -203,12 +203,7 @@ class Expander:
                 and not any(search_automaton(s).accepts_text(name) for s in must_not)
                 and all(holds(self.document, n, name) for n in names)
             ):
-                out.append(
-                    [
-                        lambda f, n=name: f.require(n),
-                        lambda f, n=name: f.add("objects", ({n: literal}, (), TRUE)),
-                    ]
-                )
+                out.append([_member(name, literal)])
         out.append([lambda f: f.add("owed", extra)])
         return out
 
@@ -285,3 +280,13 @@ class Expander:
         if FALSE in out or (len(out) > 1 and any((node, not sign) in out for node, sign in out)):
             return None
         return frozenset(out - {TRUE})
+
+
+def _member(name: str, literal: tuple[int, bool]) -> Action:
+    """The action that demands a member whose value meets a literal."""
+
+    def act(facts: Facts) -> None:
+        facts.require(name)
+        facts.add("objects", ({name: literal}, (), TRUE))
+
+    return act

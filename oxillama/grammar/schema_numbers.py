@@ -47,9 +47,12 @@ def bounded(em, facts: Facts, banned: list[Fraction]) -> tuple:
         return unmultiplied(em, facts, banned)
     low, low_strict, high, high_strict = facts.low, facts.low_strict, facts.high, facts.high_strict
     step = _common([*facts.multiples, *([Fraction(1)] if facts.integer else [])])
-    places = numerals.MAX_FRACTION if step is None else _places(step)
-    if places is None:
-        return multiples(em, facts, step, set(banned))
+    places = numerals.MAX_FRACTION
+    if step is not None:
+        found = _places(step)
+        if found is None:
+            return multiples(em, facts, step, set(banned))
+        places = found
     if facts.fraction:
         # 15 digits at most: a double keeps them apart from every integer
         places, edge = 6, Fraction(10**9)

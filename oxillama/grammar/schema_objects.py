@@ -76,7 +76,7 @@ def members(em, facts: Facts) -> tuple:
     if NEVER in rest.owed:
         return NEVER
     most, least = facts.max_properties, facts.min_properties
-    if em.free_order and len(named) + len(loose) + len(rest.owed) > 1:
+    if em.free_order and (named or loose or rest.owed):
         return registered(em, [*named, *((entry, True) for entry in loose)], rest, least, most)
     return ordered(em, named, rest, least, most, loose)
 
@@ -212,7 +212,8 @@ def further(
             + list(must_not)
         )
     )
-    out, total = [], 0
+    out: list[tuple] = []
+    total: int | None = 0
     for matched, quoted, count in name_classes(
         em, facts, known | excluded, sources, (*facts.names, *names), distinct
     ):
@@ -250,9 +251,9 @@ def name_classes(
         and not distinct
         and not any(search_automaton(sources[0]).accepts_text(n) for n in known)
     ):
-        node = parse_regex(sources[0]).search_node(em.spell, repeat(em.block("key-char")))
-        if node is not None:
-            return [(frozenset(sources), seq(quote, node, quote), None)]
+        found = parse_regex(sources[0]).search_node(em.spell, repeat(em.block("key-char")))
+        if found is not None:
+            return [(frozenset(sources), seq(quote, found, quote), None)]
     key = (frozenset(known), tuple(sources), frozenset(names))
     if key not in em.classes:
         em.classes[key] = [
@@ -286,7 +287,7 @@ def split_names(
     start = Dfa.words(known).inverse() if known else Dfa.everything()
     if demanded:
         start = start.both(names_language(em, frozenset(demanded)))
-    classes = [(frozenset(), start)]
+    classes: list[tuple[frozenset, Dfa]] = [(frozenset(), start)]
     for source in sources:
         dfa = search_automaton(source)
         split = []
@@ -327,7 +328,9 @@ def names_but(em, known: Set[str]) -> tuple:
             at = children[at][c]
         ends[at] = True
     # own: a letter's node; others: that of all letters but these
-    states, own, others = [], {}, {}
+    states: list[tuple] = []
+    own: dict[str, tuple] = {}
+    others: dict[tuple[str, ...], tuple] = {}
     last = len(children)
     for at, follow in enumerate(children):
         letters = tuple(follow) if len(follow) == 1 else tuple(sorted(follow))

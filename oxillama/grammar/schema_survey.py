@@ -7,7 +7,7 @@ machine runs (`endless`), so that no text leads into one. `em` is the `Emitter` 
 *needs* are alternatives: lists of rules of which all must finish.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 
 from oxillama.grammar.nodes import CHOICE, CLASS, FRESH, NETWORK, REGISTER, REPEAT, RULE, SEQUENCE
 from oxillama.grammar.schema_arrays import item_at
@@ -149,7 +149,7 @@ def _object(em, facts: Facts) -> Needs | None:
     )
     if len(declared) > MANY or not all(_writable(name) for name in declared):
         return None
-    must = []
+    must: list[int] = []
     for name in declared:
         literals = em.expander.property_literals(facts, name)
         if literals is None:
@@ -173,7 +173,8 @@ def _array(em, facts: Facts) -> Needs | None:
         or head > MANY
     ):
         return None
-    must, most = [], facts.max_items
+    must: list[int] = []
+    most = facts.max_items
     for i in range(head + 1 if most is None else min(head + 1, most)):
         item = item_at(facts, i)
         if item is None:
@@ -211,7 +212,7 @@ def _boolean(em, facts: Facts) -> Needs | None:
     return None if any(isinstance(v, bool) for v in facts.banned) else [[]]
 
 
-FORESEEN = {
+FORESEEN: dict[str, Callable] = {
     "object": _object,
     "array": _array,
     "string": _string,
@@ -227,7 +228,7 @@ def endless(rules: list, needs: list[Needs | None]) -> list[int]:
     """
     done = bytearray(len(rules))
     # children have higher numbers than the rule that first names them
-    pending: Iterable[int] = range(len(rules) - 1, -1, -1)
+    pending: Sequence[int] = range(len(rules) - 1, -1, -1)
     while pending:
         left = []
         for i in pending:

@@ -35,8 +35,10 @@ from oxillama.grammar.nodes import (
     ANY,
     CHOICE,
     CLASS,
+    FRESH,
     NETWORK,
     NEVER,
+    REGISTER,
     REPEAT,
     RULE,
     SEQUENCE,
@@ -143,8 +145,8 @@ class Composer:
             return (RULE, node[1] + shift)
         if kind in (SEQUENCE, CHOICE):
             return (kind, tuple(self._moved(part, shift, tokens) for part in node[1]))
-        if kind == REPEAT:
-            return (REPEAT, self._moved(node[1], shift, tokens), *node[2:])
+        if kind in (REPEAT, REGISTER, FRESH):
+            return (kind, self._moved(node[1], shift, tokens), *node[2:])
         if kind == NETWORK:
             return (
                 NETWORK,

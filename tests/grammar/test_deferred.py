@@ -58,7 +58,7 @@ def test_a_keyword_deep_below_is_refused_where_the_schema_is_compiled():
                 "items": {"type": "object", "properties": {"b": {"$ref": "#/$defs/c"}}},
             }
         },
-        "$defs": {"c": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}},
+        "$defs": {"c": {"type": "array", "items": {"type": "object"}, "uniqueItems": True}},
     }
     with pytest.raises(
         GrammarError, match="schema /properties/a/items/properties/b: keyword 'uniqueItems'"

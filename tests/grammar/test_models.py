@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import datetime
 import enum
+import json
 import typing
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,7 +16,7 @@ import pytest
 
 import oxillama
 from oxillama.errors import GrammarError
-from oxillama.grammar import Grammar
+from oxillama.grammar import ClosedSchema, Grammar, schema_of
 
 
 class Colour(enum.Enum):
@@ -112,10 +113,69 @@ def test_bounds_noted_in_a_plain_dataclass_hold_or_raise():
 
 def test_a_model_that_cannot_be_enforced_raises():
     class Words(pydantic.BaseModel):
-        words: set[str]
+        words: set[tuple[int, int]]
 
     with pytest.raises(GrammarError, match="uniqueItems"):
         Grammar.from_json_schema(Words)
+
+
+def test_models_with_addresses_sets_counts_and_flags_hold():
+    class Page(pydantic.BaseModel):
+        url: pydantic.HttpUrl
+        tags: set[str]
+        counts: dict[str, int] = pydantic.Field(min_length=2)
+        name: str = pydantic.Field(pattern="(?i)^[a-c]+$")
+
+    grammar = Grammar.from_json_schema(Page)
+    good = {"url": "http://a.b/c", "tags": ["x", "y"], "counts": {"p": 1, "q": 2}, "name": "aBC"}
+    for change in (
+        {},
+        {"tags": []},
+        {"counts": {"p": 1, "pq": 2, "": 3}},
+        {"url": "https://a.b/" + "c" * 2071},
+    ):
+        text = json.dumps({**good, **change}, separators=(",", ":"))
+        assert grammar.matches(text), text
+    for change in (
+        {"tags": ["x", "x"]},
+        {"tags": ["y", "x", "", "y"]},
+        {"counts": {"p": 1}},
+        {"url": "https://a.b/" + "c" * 2072},
+        {"url": "a b"},
+        {"name": "d"},
+        {"other": 1},
+    ):
+        text = json.dumps({**good, **change}, separators=(",", ":"))
+        assert not grammar.matches(text), text
+    twice = json.dumps(good, separators=(",", ":")).replace('"q"', '"p"')
+    assert not grammar.matches(twice)
+
+
+class Point(typing.TypedDict):
+    x: int
+    y: typing.NotRequired[int]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pydantic.create_model("Point", x=int, y=(int, 0)),
+        dataclasses.make_dataclass("Point", [("x", int), ("y", int, 0)]),
+        Point,
+    ],
+)
+def test_a_class_has_no_members_but_its_own(kind):
+    grammar = Grammar.from_json_schema(kind)
+    texts = ('{"x":1}', '{"x":1,"y":2}', '{"y":2}', '{"x":1,"z":2}')
+    assert [grammar.matches(text) for text in texts] == [True, True, False, False]
+    assert Grammar.rebuild(grammar.describe()).matches('{"x":1,"z":2}') is False
+    schema = dict(schema_of(kind))
+    schema.pop("additionalProperties", None)
+    for definition in schema.get("$defs", {}).values():
+        definition.pop("additionalProperties", None)
+    assert Grammar.from_json_schema(schema).matches('{"x":1,"z":2}')
+    assert not Grammar.from_json_schema(schema, closed=True).matches('{"x":1,"z":2}')
+    assert not Grammar.from_json_schema(ClosedSchema(schema)).matches('{"x":1,"z":2}')
 
 
 def test_no_module_of_the_package_imports_pydantic():

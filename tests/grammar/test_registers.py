@@ -1,0 +1,285 @@
+"""What registers of the machine enforce: any order of members, counts, distinct items and names.
+
+`jsonschema` judges: a text is accepted exactly if its value is valid and its names are distinct.
+"""
+
+import itertools
+import json
+import random
+
+import jsonschema
+import numpy as np
+import pytest
+
+from oxillama._core.cursor import collect
+from oxillama.errors import GrammarError
+from oxillama.grammar import (
+    Grammar,
+    GrammarLimits,
+    GrammarState,
+    JsonSchemaCompiler,
+    TokenMasker,
+)
+
+FREE = JsonSchemaCompiler(order="free")
+DECLARED = JsonSchemaCompiler()
+
+
+def written(value) -> str:
+    return json.dumps(value, separators=(",", ":"))
+
+
+@pytest.mark.parametrize("count", [2, 9, 10, 40, 200])
+def test_members_come_in_any_order_at_any_number(count):
+    names = [f"m{i}" for i in range(count)]
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "integer"} for name in names},
+        "required": names[::3],
+        "additionalProperties": False,
+    }
+    grammar, draw = FREE.compile(schema), random.Random(count)
+    for _ in range(5):
+        draw.shuffle(names)
+        whole = dict.fromkeys(names, 1)
+        assert grammar.matches(written(whole))
+        assert grammar.matches(
+            written(
+                {name: 1 for name in names if name in schema["required"] or draw.random() < 0.5}
+            )
+        )
+        missing = draw.choice(schema["required"])
+        assert not grammar.matches(written({name: 1 for name in names if name != missing}))
+        twice = written(whole)[:-1] + f',"{draw.choice(names)}":1}}'
+        assert not grammar.matches(twice)
+
+
+@pytest.mark.parametrize("compiler", [FREE, DECLARED])
+@pytest.mark.parametrize("seed", range(40))
+def test_objects_under_counts_and_demands_are_those_that_are_valid(compiler, seed):
+    draw = random.Random(seed)
+    schema: dict = {"type": "object"}
+    if draw.random() < 0.8:
+        schema["properties"] = {
+            name: draw.choice([{"type": "integer"}, {"const": 1}, {}])
+            for name in draw.sample("abc", draw.randrange(1, 4))
+        }
+    if draw.random() < 0.5:
+        schema["required"] = draw.sample("abcd", draw.randrange(1, 3))
+    if draw.random() < 0.6:
+        schema["minProperties"] = draw.randrange(4)
+    if draw.random() < 0.5:
+        schema["maxProperties"] = draw.randrange(1, 4)
+    if draw.random() < 0.4:
+        schema["additionalProperties"] = draw.choice([False, {"type": "integer"}])
+    if draw.random() < 0.3:
+        schema["patternProperties"] = {draw.choice(["^[cd]$", "b|e"]): {"type": "integer"}}
+    try:
+        grammar = compiler.compile(schema)
+    except GrammarError as error:
+        assert "nothing is valid" in str(error)
+        grammar = None
+    judge = jsonschema.Draft202012Validator(schema)
+    found = 0
+    for size in range(4):
+        for names in itertools.permutations("abcde", size):
+            value = dict.fromkeys(names, 1)
+            order = [*schema.get("properties", {})]
+            ranks = [order.index(n) if n in order else len(order) for n in names]
+            if compiler is FREE or ranks == sorted(ranks):
+                found += judge.is_valid(value)
+                accepted = grammar is not None and grammar.matches(written(value))
+                assert accepted == judge.is_valid(value), (schema, value)
+    assert grammar is not None or not found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_arrays_of_distinct_scalars_are_those_that_are_valid(seed):
+    draw = random.Random(seed)
+    pool = [
+        ({"type": "string"}, ["", "a", "aa", 'a"b', "\u00e9", "b c"]),
+        ({"type": "string", "pattern": "^a*b?$", "maxLength": 3}, ["", "a", "aa", "ab", "b"]),
+        ({"type": "integer"}, [0, 1, 11, -1, 10]),
+        ({"type": "number"}, [0, 1, 1.5, 1.25, -2]),
+        ({"type": ["string", "null", "boolean"]}, ["a", None, True, False, "null"]),
+        ({"anyOf": [{"type": "integer", "minimum": 1}, {"enum": ["a", "b"]}]}, [1, 2, "a", "b"]),
+        ({"enum": list(range(14))}, [1, 2, 3, 12, 13]),
+    ]
+    item, values = draw.choice(pool)
+    schema = {"type": "array", "items": item, "uniqueItems": True}
+    if draw.random() < 0.5:
+        schema["minItems"] = draw.randrange(3)
+    if draw.random() < 0.5:
+        schema["maxItems"] = draw.randrange(1, 4)
+    grammar = JsonSchemaCompiler().compile({"type": "object", "properties": {"x": schema}})
+    judge = jsonschema.Draft202012Validator(schema)
+    try:
+        for size in range(5):
+            for _ in range(12):
+                value = draw.choices(values, k=size)
+                text = json.dumps({"x": value}, separators=(",", ":"), ensure_ascii=False)
+                assert grammar.matches(text) == judge.is_valid(value), (schema, value)
+    except GrammarError:
+        raise AssertionError(schema) from None
+
+
+def test_equal_values_in_other_spellings_are_not_distinct():
+    strings = FREE.compile({"type": "array", "items": {"type": "string"}, "uniqueItems": True})
+    assert strings.matches('["a","b"]') and not strings.matches('["a","\\u0061"]')
+    assert not strings.matches('["\\u0061","a"]')
+    numbers = FREE.compile({"type": "array", "items": {"type": "number"}, "uniqueItems": True})
+    assert not numbers.matches("[1,1.0]") and not numbers.matches("[1.5,1.50]")
+    names = DECLARED.compile({"type": "object", "minProperties": 2})
+    assert not names.matches('{"a":1,"\\u0061":2}')
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_lengths_beside_patterns_are_counted_exactly(seed):
+    draw = random.Random(seed)
+    pattern = draw.choice(
+        ["^(ab)*$", "^a+(b|cc)*$", "^(a|bc|cab)*$", "b", "^c?(ab|ba)*a$", "^(?!ab)"]
+    )
+    least, most = draw.randrange(3), draw.choice([None, 700, 1500])
+    schema = {"type": "string", "pattern": pattern, "minLength": least}
+    if most is not None:
+        schema["maxLength"] = most
+        schema["minLength"] = draw.choice([least, most - 3, most])
+    judge = jsonschema.Draft202012Validator(schema)
+    grammar = FREE.compile(schema)
+    texts = ["", "a", "ab", "ba", "bc", "abab", "aab", "c"]
+    for n in (most or 1000) - 4, (most or 1000) - 1, (most or 1000), (most or 1000) + 1:
+        texts += [
+            (part * n)[:n] + tail
+            for part in ("ab", "ba", "a", "abc", "cc")
+            for tail in ("", "a", "b")
+        ]
+    for text in texts:
+        assert grammar.matches(written(text)) == judge.is_valid(text), (schema, text[:9], len(text))
+        # no text leads into a dead end
+        cursor = grammar.state()._cursor
+        if cursor.advance(written(text)[:-1].encode()):
+            assert any(cursor.next_bytes())
+
+
+@pytest.mark.parametrize("least", [0, 1, 2])
+@pytest.mark.parametrize("most", [0, 1, 2, 3, None])
+@pytest.mark.parametrize(
+    "rule", [{"pattern": "b"}, {"not": {"pattern": "^b"}}, {"not": {"const": "a"}}]
+)
+def test_short_lengths_hold_beside_patterns(least, most, rule):
+    schema = {"type": "string", "minLength": least, **rule}
+    if most is not None:
+        schema["maxLength"] = most
+    judge = jsonschema.Draft202012Validator(schema)
+    try:
+        grammar = FREE.compile(schema)
+    except GrammarError as error:
+        assert "nothing is valid" in str(error)
+        grammar = None
+    for size in range(5):
+        for letters in itertools.product("ab", repeat=size):
+            text = "".join(letters)
+            accepted = grammar is not None and grammar.matches(written(text))
+            assert accepted == judge.is_valid(text), (schema, text)
+
+
+PIECES = [bytes([b]) for b in range(32, 127)] + [
+    b'","',
+    b'":',
+    b'":1,"',
+    b'"a","a"',
+    b'","a","',
+    b"1,1",
+    b",1,",
+    b"ab",
+    b"abab",
+    b'["',
+    b"ababababab",
+]
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        (
+            {"type": "array", "items": {"type": "string"}, "uniqueItems": True},
+            b'["a","ab","","a b","c"]',
+        ),
+        ({"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, b"[1,11,2,10]"),
+        ({"type": "object", "minProperties": 2}, b'{"a":1,"b":["x"]}'),
+        ({"type": "string", "pattern": "^(ab)*$", "maxLength": 900}, b'"abababab"'),
+        ({"type": "string", "pattern": "^(ab)*$", "maxLength": 9}, b'"abababab"'),
+        (
+            {"properties": {c: {"type": "integer"} for c in "abcdefghijklm"}, "type": "object"},
+            b'{"m":1,"a":2,"c":3,"zz":1}',
+        ),
+    ],
+)
+def test_masks_say_of_every_token_whether_it_may_come_next(schema, text):
+    masker = TokenMasker(PIECES)
+    state = masker.state(FREE.compile(schema))
+    for i in range(len(text)):
+        if i == len(text) // 2:
+            collect(state._cursor.machine)
+        mask = state.mask()
+        for token, piece in enumerate(PIECES):
+            bit = bool(mask[token >> 5] >> np.uint32(token & 31) & np.uint32(1))
+            assert bit == state.allows_token(piece), (state.consumed, piece)
+        # a fork and a saved state are at the same place
+        assert (state.fork().mask() == mask).all()
+        again = GrammarState.restore(state.serialise(), masker=masker)
+        assert (again.mask() == mask).all()
+        state.advance(text[i : i + 1])
+    assert state.is_complete()
+
+
+def test_what_a_register_allows_is_written_as_gbnf_where_it_is_small():
+    schema = {"properties": {c: {"const": 1} for c in "abc"}, "additionalProperties": False}
+    grammar = FREE.compile({"type": "object", **schema, "required": ["b"], "minProperties": 2})
+    again = Grammar.parse(grammar.source)
+    for size in range(4):
+        for names in itertools.permutations("abc", size):
+            text = written(dict.fromkeys(names, 1))
+            assert grammar.matches(text) == again.matches(text) == ("b" in names and size > 1)
+    distinct = FREE.compile({"type": "array", "items": {"type": "string"}, "uniqueItems": True})
+    with pytest.raises(GrammarError, match="cannot be written as GBNF"):
+        _ = distinct.source
+
+
+def test_many_states_share_one_machine_and_keep_their_own_words():
+    grammar = FREE.compile({"type": "array", "items": {"type": "string"}, "uniqueItems": True})
+    states = [grammar.state() for _ in range(20)]
+    for step in range(6):
+        for number, state in enumerate(states):
+            state.advance(f'{"[" if step == 0 else ","}"{number}-{step}"'.encode())
+        if step == 3:
+            collect(states[0]._cursor.machine)
+    for number, state in enumerate(states):
+        assert not state.allows_token(f',"{number}-3"'.encode())
+        assert state.allows_token(f',"{number + 1}-3"'.encode())
+
+
+def test_repetitions_that_match_in_too_many_ways_are_refused_by_name():
+    source = 'root ::= (((([^x]+ " "?){0,99} ","?){0,99} "a"?){0,99} "b"?){0,99}'
+    masker = TokenMasker(
+        [bytes([b]) for b in range(32, 127)] + [b"hello", b" world, and more of it"]
+    )
+    state = masker.state(Grammar.parse(source, limits=GrammarLimits(max_items=1000)))
+    with pytest.raises(GrammarError, match="max_items"):
+        for _ in range(300):
+            state.mask()
+            state.advance(b"a b, ab ")
+    plain = masker.state(Grammar.parse("root ::= " + "(" * 6 + "[^x]*" + "){0,99}" * 6))
+    for _ in range(50):
+        plain.mask()
+        plain.advance(b"hello")
+
+
+def test_words_of_earlier_states_do_not_use_up_a_grammar():
+    limits = GrammarLimits(max_states=4000)
+    compiler = JsonSchemaCompiler(limits=limits)
+    grammar = compiler.compile({"type": "array", "items": {"type": "string"}, "uniqueItems": True})
+    for number in range(150):
+        state = grammar.state()
+        state.advance(f'["{number}","x{number}","{number}x'.encode())
+        assert not state.fork().allows_token(b'","x%d"' % number)
