@@ -29,6 +29,7 @@ headers = sorted(
     glob("csrc/**/*.h", recursive=True)
     + glob("csrc/**/*.inc", recursive=True)
     + glob("csrc/**/*.def", recursive=True)
+    + glob("oxillama/include/*.h")
 )
 
 # -ffp-contract=off and no -ffast-math: a float result must not depend on what the compiler likes to
@@ -90,7 +91,7 @@ macros = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"), ("_GNU_SOURCE", None
 if abi3:
     macros.append(("Py_LIMITED_API", "0x030B0000"))
 about = dict(
-    include_dirs=["csrc", numpy.get_include()],
+    include_dirs=["csrc", "oxillama/include", numpy.get_include()],
     extra_compile_args=flags,
     extra_link_args=link,
     define_macros=macros,

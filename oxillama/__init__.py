@@ -79,6 +79,7 @@ _HOMES = {
         "TokenMasker",
         "apply_grammar_mask",
     ),
+    "oxillama.about": ("get_include", "show_versions", "versions"),
     "oxillama.quality": ("Perplexity", "collect_imatrix", "perplexity"),
     "oxillama.sampling": ("Sampler", "SamplerChain", "SamplerConfig", "SamplerStage", "Xorshift64"),
     "oxillama.speculative.config": ("AsyncSpecConfig", "SpeculativeConfig"),
@@ -106,6 +107,7 @@ _HOMES = {
 }
 _ROOMS = (
     "api",
+    "capi",
     "embedded",
     "engine",
     "errors",

@@ -27,12 +27,15 @@ FLOORS = {
     "speculative": 5.5,  # of layer 5, above the engine
     "toolcalls": 5,
     "__init__": 6,
+    "about": 6,
     "api": 6,
+    "capi": 6,
     "chat": 6,
     "embedded": 6,
     "loaded": 6,
     "opening": 6,
     "quality": 6,
+    "threadpool": 6,
     # the part of the package that is public API, above `api`
     "speculative.engine": 6,
     "speculative.decoder": 6,

@@ -5,9 +5,9 @@
 
 #define OX_ISA_NAME scalar
 
-/* Words of many instructions are called: inlined and unrolled at every use they made these two tables half of the whole build. Where the
- * compiler has a fused multiply-add of its own they are short. */
-#ifdef __FP_FAST_FMAF
+/* Words of many instructions are called: inlined and unrolled at every use they made these two tables half of the whole build. Only where
+ * nothing faster runs, and the compiler has a fused multiply-add of its own, are they inlined. */
+#if defined(__FP_FAST_FMAF) && !defined(__x86_64__) && !defined(__aarch64__)
 #define OX_CALLED OX_INLINE
 #else
 #define OX_CALLED OX_NOINLINE static

@@ -9,4 +9,5 @@ grammar positions.
   grammar    networks, emission, dstates, pushdown: one machine in four layers; cover, cursor, trie (masks); sequences (interning);
              automata (regular languages as tables)
   text       bpe
+  C programs capi: the table of include/oxillama.h
 """

@@ -8,7 +8,6 @@ result: every output is one chain of its own.
 """
 import numpy as np
 
-from cython.parallel cimport parallel
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free
 

@@ -18,7 +18,8 @@ from oxillama._core.linear cimport fill_quantise
 from oxillama._core.pool cimport Arena, PageMemory as Pages
 from oxillama._core.step cimport OUTPUT, WANTED_ROWS, Domain, Op, PartFn, Plan, Step, Tiles, WarmFn
 from oxillama._core.threads cimport (
-    Pace, Workers, ox_add, ox_preemptions, ox_seconds, ox_team, ox_team_barrier, ox_team_init, ox_team_stopped, worker_count,
+    Pace, Workers, ox_add, ox_preemptions, ox_seconds, ox_team, ox_team_barrier, ox_team_init, ox_team_stopped, within_limit,
+    worker_count,
 )
 from oxillama._core.vectors cimport vec_table
 
@@ -404,7 +405,7 @@ cdef class Program:
             self._open(batch, memory)
             self._take_weights(batch.rows, cancel)
             region.paced = region.paced and self.usual
-            workers = self.pace.workers if region.paced else workers
+            workers = within_limit(self.pace.workers if region.paced else workers)
             ox_team_init(team, NULL if cancel is None else &cancel.flag)
             start = ox_seconds()
             self.crew.run(_walk, &region, workers)

@@ -65,3 +65,4 @@ cdef class Pace:
 
 cpdef int worker_count(object num_threads) except -1
 cdef int run_once(Work work, void *args, int count) except -1
+cdef int within_limit(int count) noexcept nogil

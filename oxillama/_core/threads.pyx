@@ -23,8 +23,14 @@ cdef extern from *:
         if (team) ox_team_init(team, NULL);
         return team;
     }
+
+    /* The most workers that any step or conversion of this process uses, 0 for no limit: found by name in this library (oxillama.threadpool). */
+    static _Atomic int ox_limit;
+    __attribute__((visibility("default"))) int oxillama_get_num_threads(void) { return atomic_load(&ox_limit); }
+    __attribute__((visibility("default"))) void oxillama_set_num_threads(int limit) { atomic_store(&ox_limit, limit < 0 ? 0 : limit); }
     """
     ox_team *ox_team_new() nogil
+    int oxillama_get_num_threads() nogil
 
 cdef extern from "workers.h" nogil:
     ctypedef struct ox_workers:
@@ -72,8 +78,15 @@ cdef class Workers:
 
 
 cdef int run_once(Work work, void *args, int count) except -1:
-    """work(args, ith, count) for every ith, on threads that are started for it and end with it."""
+    """work(args, ith, count) for every ith, on threads that are started for it and end with it; on fewer where a limit stands."""
+    count = within_limit(count)
     return Workers(count).run(work, args, count)
+
+
+cdef int within_limit(int count) noexcept nogil:
+    """`count` workers, or as many as `threadpoolctl` allows now."""
+    cdef int limit = oxillama_get_num_threads()
+    return limit if 0 < limit < count else count
 
 
 def _quota(folder: Path) -> float | None:

@@ -1,0 +1,125 @@
+/* Compares every table of kernels that this processor runs with plain C, bit for bit: codecs, packed products, float rows.
+ * Built by tools/aarch64_kernels.sh; stands on csrc alone, so that an emulator without Python can run it. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "codecs.h"
+#include "lanes/panel.h"
+#include "vec/table.h"
+
+enum { COLUMNS = 512, ROWS = 16, TOKENS = 9 };
+
+static int compared, differ;
+static uint64_t state = 88172645463325252u;
+
+static float number(void)
+{
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return (float)((double)(state >> 11) * 0x1p-53 * 4 - 2);
+}
+
+static void same(const char *what, const char *table, const char *name, const void *a, const void *b, size_t size)
+{
+    compared++;
+    if (memcmp(a, b, size)) {
+        differ++;
+        printf("%s of %s: %s differs from plain C\n", what, table, name);
+    }
+}
+
+static float rows[ROWS * COLUMNS], tokens[TOKENS * COLUMNS];
+static uint8_t blocks[ROWS * COLUMNS * 4], other[ROWS * COLUMNS * 4];
+
+static void codecs(int isa)
+{
+    const ox_codec *plain = ox_codecs_of(OX_ISA_SCALAR), *fast = ox_codecs_of(isa);
+    static float a[ROWS * COLUMNS], b[ROWS * COLUMNS];
+    for (int i = 0; i < OX_CODEC_COUNT; i++) {
+        const int size = COLUMNS / plain[i].block * plain[i].bytes;
+        for (int r = 0; r < ROWS; r++) {
+            plain[i].quantise(blocks + r * size, rows + r * COLUMNS, r % 2 ? tokens : NULL, COLUMNS);
+            fast[i].quantise(other + r * size, rows + r * COLUMNS, r % 2 ? tokens : NULL, COLUMNS);
+            plain[i].unpack(a + r * COLUMNS, blocks + r * size, COLUMNS);
+            fast[i].unpack(b + r * COLUMNS, blocks + r * size, COLUMNS);
+        }
+        same("quantise", ox_isa_name(isa), plain[i].name, blocks, other, (size_t)(ROWS * size));
+        same("unpack", ox_isa_name(isa), plain[i].name, a, b, sizeof a);
+    }
+}
+
+static void lanes(const ox_lanes *fast)
+{
+    const ox_lanes *plain = ox_lanes_table(LANES_SCALAR);
+    for (int i = 0; i < FORM_COUNT; i++) {
+        const ox_form *form = &ox_forms[i];
+        const ox_codec *codec = ox_codec_by_name(form->name);
+        const int64_t size = COLUMNS / form->block * form->bytes, row = ox_act_bytes(form->act, COLUMNS);
+        uint8_t *panel = aligned_alloc(64, (size_t)ox_panel_bytes(form, COLUMNS)), *x = aligned_alloc(64, (size_t)(TOKENS * row)),
+                *y = aligned_alloc(64, (size_t)(TOKENS * row));
+        OX_ALIGN(64) float a[TOKENS * 16], b[TOKENS * 16];
+        memset(x, 0, (size_t)(TOKENS * row)), memset(y, 0, (size_t)(TOKENS * row));
+        for (int r = 0; r < ROWS; r++)
+            codec->quantise(blocks + r * size, rows + r * COLUMNS, NULL, COLUMNS);
+        ox_pack(form, panel, blocks, size, ROWS, COLUMNS, 0, 1);
+        for (int t = 0; t < TOKENS; t++) {
+            plain->act_quantise[form->act](x + t * row, tokens + t * COLUMNS, COLUMNS);
+            fast->act_quantise[form->act](y + t * row, tokens + t * COLUMNS, COLUMNS);
+        }
+        same("activations", fast->name, form->name, x, y, (size_t)(TOKENS * row));
+        for (int m = 1; m <= TOKENS; m += 4) {
+            plain->tile[i](a, 16, panel, NULL, x, row, COLUMNS, m);
+            fast->tile[i](b, 16, panel, NULL, x, row, COLUMNS, m);
+            same("tile", fast->name, form->name, a, b, sizeof(float) * 16 * (size_t)m);
+        }
+        free(panel), free(x), free(y);
+    }
+}
+
+static void floats(int isa)
+{
+    const ox_vec *plain = ox_vec_table(OX_ISA_SCALAR), *fast = ox_vec_table(isa);
+    const char *name = ox_isa_name(isa);
+    static float a[COLUMNS], b[COLUMNS];
+    static uint16_t h[COLUMNS], k[COLUMNS];
+    if (!fast) {
+        printf("%s: no table of float rows\n", name), differ++;
+        return;
+    }
+    for (int n = COLUMNS; n > COLUMNS - 20; n -= 3) {
+        plain->rms_norm(a, rows, tokens, NULL, 1e-6f, n), fast->rms_norm(b, rows, tokens, NULL, 1e-6f, n);
+        same("rms_norm", name, "f32", a, b, sizeof(float) * (size_t)n);
+        plain->layer_norm(a, rows, tokens, tokens, 1e-6f, n), fast->layer_norm(b, rows, tokens, tokens, 1e-6f, n);
+        same("layer_norm", name, "f32", a, b, sizeof(float) * (size_t)n);
+        plain->exp(a, rows, n), fast->exp(b, rows, n);
+        same("exp", name, "f32", a, b, sizeof(float) * (size_t)n);
+        plain->softcap(a, rows, 3.0f, n), fast->softcap(b, rows, 3.0f, n);
+        same("softcap", name, "f32", a, b, sizeof(float) * (size_t)n);
+        plain->halves(h, rows, n), fast->halves(k, rows, n);
+        same("halves", name, "f16", h, k, sizeof(uint16_t) * (size_t)n);
+    }
+    memcpy(a, rows, sizeof a), memcpy(b, rows, sizeof b);
+    plain->rope_halves(a, tokens, tokens + 64, 64), fast->rope_halves(b, tokens, tokens + 64, 64);
+    plain->rope_pairs(a + 128, tokens, tokens + 64, 64), fast->rope_pairs(b + 128, tokens, tokens + 64, 64);
+    same("rope", name, "f32", a, b, sizeof a);
+}
+
+int main(void)
+{
+    const unsigned available = ox_isa_available();
+    int tables = 0;
+    for (int i = 0; i < ROWS * COLUMNS; i++)
+        rows[i] = number();
+    for (int i = 0; i < TOKENS * COLUMNS; i++)
+        tokens[i] = fabsf(number());
+    for (int isa = OX_ISA_SCALAR + 1; isa < OX_ISA_COUNT; isa++)
+        if (available >> isa & 1)
+            codecs(isa), floats(isa), tables++;
+    for (int i = LANES_SCALAR + 1; i < LANES_COUNT; i++)
+        if (ox_lanes_table(i)) {
+            printf("%s ", ox_lanes_table(i)->name);
+            lanes(ox_lanes_table(i)), tables++;
+        }
+    printf("%d tables, %d comparisons, %d differ\n", tables, compared, differ);
+    return differ || !tables;
+}
