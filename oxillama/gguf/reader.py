@@ -383,8 +383,12 @@ class GgufReader:
         Whatever is asked for again is read again.
         """
         info, page = self.tensors[name], 2 << 20
-        mapping = self._shards[info.shard].buffer.obj
-        if self.is_mapped(name) and hasattr(mapping, "madvise") and hasattr(mmap, "MADV_DONTNEED"):
+        mapping = self.shards[info.shard].buffer.obj
+        if (
+            self.is_mapped(name)
+            and isinstance(mapping, mmap.mmap)
+            and hasattr(mmap, "MADV_DONTNEED")
+        ):
             start, end = (
                 info.offset // page * page,
                 -(-(info.offset + len(self.data(name))) // page) * page,
@@ -396,7 +400,7 @@ class GgufReader:
         and are read again when they are asked for.
         """
         # mapped here: another's mapping may be private, with bytes no file has
-        return self._shards[self.tensors[name].shard].path is not None
+        return self.shards[self.tensors[name].shard].path is not None
 
     def close(self) -> None:
         """Let go of the files; metadata and tensor places stay readable, and so do the arrays

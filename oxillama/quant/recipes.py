@@ -121,7 +121,7 @@ def _tiny(
     file_type: int, base: str, better: str, embedding: str, attn_output: str | None
 ) -> Recipe:
     """Recipes of about two bits and less: `better` for the values and the first layers' way down."""
-    rules = (
+    rules: tuple[Rule, ...] = (
         Rule("attn_v", "Q4_K", _grouped_or_experts),
         Rule("attn_v", better),
         Rule("attn_k", "Q4_K", _eight_experts),
@@ -402,6 +402,8 @@ def choose(name: str, columns: int, recipe: Recipe, place: Place, *, pure: bool 
     and uses the base format everywhere.
     """
     roles = roles_of(name)
+    if recipe.base is None:
+        raise QuantError(f"{name}: a copy keeps every format, wanted a recipe with one of its own")
     wanted = recipe.base
     if not pure:
         if "output" in roles or ("embedding" in roles and place.tied):
