@@ -212,4 +212,4 @@ def diagnose(
             model.program.run_until(batch, memory, index)
             return {out: model.program.slot(out, rows)}
 
-    return compare(reference, tokens, compiled)
+    return compare(reference, list(ids), compiled)
