@@ -8,6 +8,8 @@ from typing_extensions import Buffer, disjoint_base
 
 from oxillama._core.batch import CancelFlag
 
+ACTS: tuple[str, ...]
+
 @disjoint_base
 class PanelMemory:
     nbytes: int
