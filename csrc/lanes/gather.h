@@ -141,7 +141,7 @@ static void gather_Q8_1(ox_strand *s, const void *src)
     const ox_q8_1 *b = src;
     for (int j = 0; j < 32; j++)
         s->code[j] = (uint8_t)(b->q[j] + 128);
-    memcpy(s->side, b->d, 4);
+    memcpy(s->side, b->d, 2);
 }
 
 static void gather_IQ4_NL(ox_strand *s, const void *src)

@@ -1,4 +1,9 @@
 """Types of the candidates: which instruction set selects among them."""
 
+from typing_extensions import disjoint_base
+
+@disjoint_base
+class Workspace: ...
+
 def instruction_sets() -> list[str]: ...
 def use_instruction_set(name: str) -> str: ...

@@ -1,15 +1,18 @@
 """Types of the compiled chain of sampler stages."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
+from typing_extensions import disjoint_base
+
+@disjoint_base
 class Chain:
     vocab: int
     keep: int
     names: tuple[str, ...]
     callables: tuple[tuple[str, Callable[..., Any]], ...]
-    def __init__(
-        self,
+    def __new__(
+        cls,
         vocab: int,
         ops: Sequence[tuple[Any, ...]],
         *,
@@ -20,4 +23,4 @@ class Chain:
         allow: Sequence[int] | None = None,
         special: Sequence[int] = (),
         breakers: Sequence[Sequence[int]] = (),
-    ) -> None: ...
+    ) -> Self: ...

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+ISA_NUMBERS: dict[str, int]
+
 def codec_table() -> tuple[tuple[str, int, int, int], ...]: ...
 def unpack_rows(
     blocks: np.ndarray, name: str, out: np.ndarray, num_threads: int = 0, *, isa: str | None = None

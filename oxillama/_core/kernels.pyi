@@ -13,6 +13,7 @@ class CpuInfo(TypedDict):
     default_threads: int
 
 ACTS: tuple[str, ...]
+PANEL_LAYOUT: int
 
 def isa_available() -> tuple[str, ...]: ...
 def isa_active() -> str: ...

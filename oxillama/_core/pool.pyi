@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 KV_TYPES: dict[str, int]
+KV_BLOCK: dict[str, int]
 LATENT: int
 
 def available_bytes(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> int | None: ...

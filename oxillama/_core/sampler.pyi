@@ -1,18 +1,26 @@
 """Types of the compiled sampler; `oxillama.sampling` is its public face."""
 
+from typing import Self
+
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import disjoint_base
 
 from oxillama._core.chain import Chain
 
+@disjoint_base
 class SamplerCore:
     chain: Chain
     last: tuple[int, float, list[int], list[float]] | None
-    rng: int
-    mu: float
-    generated: int
-    history: NDArray[np.int32]
-    def __init__(self, chain: Chain, rng: int) -> None: ...
+    @property
+    def rng(self) -> int: ...
+    @property
+    def mu(self) -> float: ...
+    @property
+    def generated(self) -> int: ...
+    @property
+    def history(self) -> NDArray[np.int32]: ...
+    def __new__(cls, chain: Chain, rng: int) -> Self: ...
     def sample(
         self, logits: NDArray[np.float32], mask: NDArray[np.uint32] | None = None, top: int = -1
     ) -> int: ...

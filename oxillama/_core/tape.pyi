@@ -46,7 +46,13 @@ class Program:
         cancel: CancelFlag | None = None,
     ) -> np.ndarray: ...
     def run_until(
-        self, batch: Batch, memory: PageMemory, op_index: int, *, cancel: CancelFlag | None = None
+        self,
+        batch: Batch,
+        memory: PageMemory,
+        op_index: int,
+        *,
+        first: int = 0,
+        cancel: CancelFlag | None = None,
     ) -> None: ...
     def slot(self, index: int, rows: int) -> np.ndarray: ...
     def profile(

@@ -1,5 +1,8 @@
 """Types of the sampler's random stream."""
 
+from typing_extensions import disjoint_base
+
+@disjoint_base
 class Xorshift64:
     def __init__(self, seed: int) -> None: ...
     @classmethod

@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from oxillama.errors import ConfigError
@@ -110,7 +111,7 @@ def _write(arguments: argparse.Namespace) -> int:
 
 
 def _shown(
-    arguments: argparse.Namespace, folder: Path, found: list[tuple[CacheEntry, str | None]]
+    arguments: argparse.Namespace, folder: Path, found: Sequence[tuple[CacheEntry, str | None]]
 ) -> int:
     """Print sidecars with what is said of each, the one used last first."""
     if arguments.json:

@@ -54,13 +54,13 @@ class RawLoop:
 
     def prefill(self, sequence: int, ids: Sequence[int]) -> np.ndarray:
         """Logits (1, vocab) after the last of the ids."""
-        ids = np.array(checked_ids(ids, self._program.vocab_size), np.int32)
-        if not len(ids):
+        tokens = np.array(checked_ids(ids, self._program.vocab_size), np.int32)
+        if not len(tokens):
             raise ContextError("prefill: found no tokens, wanted 1 or more")
-        for at in range(0, len(ids), self._chunk):
-            part = ids[at : at + self._chunk]
+        for at in range(0, len(tokens), self._chunk):
+            part = tokens[at : at + self._chunk]
             start, rows = self._grow(sequence, len(part)), len(part)
-            wanted = np.array([rows - 1] if at + rows == len(ids) else [], np.int32)
+            wanted = np.array([rows - 1] if at + rows == len(tokens) else [], np.int32)
             out = self._program.step(
                 Batch(
                     part,
@@ -213,7 +213,7 @@ def diagnose(
     rows, most = len(ids), min(model.program.max_rows, core.context_size)
     if not 1 <= rows <= most:
         raise ContextError(f"diagnose: found {rows} tokens, wanted 1 to {most}")
-    ids = np.asarray(ids, np.int32)
+    tokens = np.asarray(ids, np.int32)
     memory = model.page_memory(kv_type="f32", page_size=page_size)
     pages = -(-rows // page_size)
     memory.ensure(pages)
@@ -221,7 +221,7 @@ def diagnose(
     if memory.slot_layers:
         memory.ensure_slots(1)
     batch = Batch(
-        ids,
+        tokens,
         every,
         [np.arange(pages, dtype=np.int32)],
         np.zeros(rows, np.int32),
@@ -240,4 +240,4 @@ def diagnose(
             model.program.run_until(batch, memory, index)
             return {out: model.program.slot(out, rows)}
 
-    return compare(reference, ids, compiled)
+    return compare(reference, list(ids), compiled)

@@ -37,6 +37,9 @@ from oxillama.gguf.source import Shard, open_source, shard_names
 from oxillama.gguf.types import type_by_id
 from oxillama.gguf.values import ARRAY, Cursor, raw_strings, read_kind, read_value, skip_value
 
+# bytes of a gap between tensors that are looked at
+_LOOKED_AT = 64 << 10
+
 
 @dataclass(frozen=True, slots=True)
 class _Span:
@@ -196,8 +199,26 @@ def _read_infos(cursor: Cursor, count: int, alignment: int) -> dict[str, TensorI
             raise GgufError(
                 f"{cursor.label}: tensor {info.name}: offset {info.offset} overlaps {before}, which ends at {free}"
             )
+        _check_gap(
+            cursor, relative.get(before), start + aligned(free, alignment), start + info.offset
+        )
         free, before = info.offset + info.nbytes, info.name
+    if relative:
+        _check_gap(cursor, relative[before], start + aligned(free, alignment), len(cursor.buffer))
     return {name: replace(info, offset=start + info.offset) for name, info in relative.items()}
+
+
+def _check_gap(cursor: Cursor, before: TensorInfo | None, start: int, end: int) -> None:
+    """Raise GgufError where bytes between two tensors, or after the last, are not zero: the tensor
+    before them is of another type or shape than the header says.
+    """
+    if start < end and any(cursor.buffer[start : min(end, start + _LOOKED_AT)]):
+        what = (
+            "before the first tensor"
+            if before is None
+            else f"after tensor {before.name}, which takes {before.nbytes} as {before.type_name} {before.shape}"
+        )
+        raise GgufError(f"{cursor.label}: {end - start} bytes of no tensor {what}, wanted zeros")
 
 
 def _read_info(cursor: Cursor, what: str) -> TensorInfo:
@@ -362,8 +383,12 @@ class GgufReader:
         Whatever is asked for again is read again.
         """
         info, page = self.tensors[name], 2 << 20
-        mapping = self._shards[info.shard].buffer.obj
-        if self.is_mapped(name) and hasattr(mapping, "madvise") and hasattr(mmap, "MADV_DONTNEED"):
+        mapping = self.shards[info.shard].buffer.obj
+        if (
+            self.is_mapped(name)
+            and isinstance(mapping, mmap.mmap)
+            and hasattr(mmap, "MADV_DONTNEED")
+        ):
             start, end = (
                 info.offset // page * page,
                 -(-(info.offset + len(self.data(name))) // page) * page,
@@ -375,7 +400,7 @@ class GgufReader:
         and are read again when they are asked for.
         """
         # mapped here: another's mapping may be private, with bytes no file has
-        return self._shards[self.tensors[name].shard].path is not None
+        return self.shards[self.tensors[name].shard].path is not None
 
     def close(self) -> None:
         """Let go of the files; metadata and tensor places stay readable, and so do the arrays

@@ -65,7 +65,8 @@ def _guessed(
 
 
 def _walked(buffer: memoryview, position: int, stop: int, left: int) -> tuple[np.ndarray, int]:
-    unpack, last, found = _U64.unpack_from, min(stop, len(buffer) - 8), []
+    unpack, last = _U64.unpack_from, min(stop, len(buffer) - 8)
+    found: list[int] = []
     while position <= last and len(found) < left:
         found.append(position)
         position += 8 + unpack(buffer, position)[0]

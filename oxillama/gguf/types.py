@@ -60,7 +60,7 @@ TENSOR_TYPES: tuple[TensorType, ...] = (
     TensorType(6, "Q5_0", 32, 22),
     TensorType(7, "Q5_1", 32, 24),
     TensorType(8, "Q8_0", 32, 34),
-    TensorType(9, "Q8_1", 32, 40),  # two floats and 32 bytes, as the `gguf` package has it
+    TensorType(9, "Q8_1", 32, 36),  # two halves and 32 bytes
     TensorType(10, "Q2_K", 256, 84),
     TensorType(11, "Q3_K", 256, 110),
     TensorType(12, "Q4_K", 256, 144),

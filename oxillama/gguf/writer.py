@@ -192,8 +192,10 @@ class GgufWriter:
             self._begin()
             for name in list(self._data):
                 self._put(self._infos[name], self._data.pop(name))
-            os.ftruncate(self._new.fd, self._start + self._end)  # the padding after the last tensor
-            self._new.keep()
+            os.ftruncate(
+                self._file.fd, self._start + self._end
+            )  # the padding after the last tensor
+            self._file.keep()
         except OSError as error:
             raise self._failed(error) from error
         self._state = "finished"
@@ -204,7 +206,7 @@ class GgufWriter:
         file.
         """
         if self._state == "writing":
-            self._new.drop()
+            self._file.drop()
         if self._state != "finished":
             self._state = "aborted"
         self._data.clear()
@@ -226,6 +228,13 @@ class GgufWriter:
             )
             raise GgufError(f"{self.path}: {what}, nothing can be added")
 
+    @property
+    def _file(self) -> Replacement:
+        """The temporary file, between the header and the end."""
+        if self._new is None:
+            raise GgufError(f"{self.path}: nothing is written yet")
+        return self._new
+
     def _begin(self) -> None:
         """Write the header to a new temporary file, unless it stands already."""
         if self._state == "writing":
@@ -244,12 +253,12 @@ class GgufWriter:
         header = b"".join(parts)
         self._new = Replacement(self.path)
         self._state = "writing"
-        write_at(self._new.fd, 0, [header])
+        write_at(self._file.fd, 0, [header])
         self._start = aligned(len(header), self.alignment)
 
     def _put(self, info: TensorInfo, stored: np.ndarray) -> None:
         # what is skipped reads as zeros
-        write_at(self._new.fd, self._start + info.offset, [stored])
+        write_at(self._file.fd, self._start + info.offset, [stored.data])
         self._written.add(info.name)
 
     def _failed(self, error: OSError) -> GgufError:

@@ -168,10 +168,12 @@ def quantize_file(
     threads = worker_count(0 if num_threads is None else num_threads)
     if dst is None and not dry_run:
         raise ConfigError("dst: None, wanted a path (only a dry run writes nothing)")
-    from_file = isinstance(imatrix, (str, os.PathLike))
-    if from_file and dst is not None and is_among(dst, (imatrix,)):
-        raise QuantError(f"{dst}: is the importance matrix, wanted another file")
-    importances = read_imatrix(imatrix) if from_file else dict(imatrix or {})
+    if isinstance(imatrix, (str, os.PathLike)):
+        if dst is not None and is_among(dst, (imatrix,)):
+            raise QuantError(f"{dst}: is the importance matrix, wanted another file")
+        importances = read_imatrix(imatrix)
+    else:
+        importances = dict(imatrix or {})
     with GgufReader(src) as reader:
         if dst is not None and is_among(dst, reader.paths):
             raise QuantError(f"{dst}: is the source itself, wanted another file")
@@ -186,7 +188,8 @@ def quantize_file(
             if not dry_run:
                 with writer:
                     _write(reader, writer, plans, importances, threads, progress)
-    return Conversion(recipe, plans, None if dry_run else Path(dst), imatrix is not None)
+    written = None if dry_run or dst is None else Path(dst)
+    return Conversion(recipe, plans, written, imatrix is not None)
 
 
 def _write(
@@ -225,7 +228,7 @@ def _plan(
             and info.name in importances
             and target not in (*_WEIGHTLESS, info.type_name)
         )
-        if weighed:
+        if weighed and importances is not None:
             _matrices(importances[info.name], info)
         rows, columns = int(np.prod(info.shape[:-1])), info.shape[-1] if info.shape else 1
         after = (
@@ -378,7 +381,9 @@ def _copy_keys(
 ) -> None:
     """All keys but those of the container, then what this conversion changes."""
     file_type = recipe_named(recipe).file_type
-    changed = {"general.quantization_version": (QUANTIZATION_VERSION, "uint32")}
+    changed: dict[str, tuple[int | str, str]] = {
+        "general.quantization_version": (QUANTIZATION_VERSION, "uint32")
+    }
     if file_type is not None:
         changed["general.file_type"] = (file_type, "uint32")
     if imatrix is not None:

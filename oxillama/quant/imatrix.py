@@ -49,10 +49,9 @@ def read_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def _modern(reader: GgufReader, label: str) -> dict[str, np.ndarray]:
-    if reader.metadata.get("general.type") != "imatrix":
-        raise QuantError(
-            f"{label}: general.type is {reader.metadata.get('general.type')!r}, wanted 'imatrix'"
-        )
+    kind = reader.metadata.get("general.type")
+    if not isinstance(kind, str) or kind != "imatrix":
+        raise QuantError(f"{label}: general.type is {repr(kind)[:60]}, wanted 'imatrix'")
     found = {}
     for name, info in reader.tensors.items():
         if not name.endswith(_SUMS):
@@ -76,7 +75,8 @@ def _modern(reader: GgufReader, label: str) -> dict[str, np.ndarray]:
             )
         checked(tokens, f"{label}: {counts.name}", "count")
         checked(sums, f"{label}: {name}", "sum")
-        means = np.divide(sums, tokens, out=np.ones_like(sums), where=tokens > 0)
+        with np.errstate(over="ignore", invalid="ignore"):  # which are refused below
+            means = np.divide(sums, tokens, out=np.ones_like(sums), where=tokens > 0)
         found[tensor] = checked(means[0].copy() if len(means) == 1 else means, f"{label}: {tensor}")
     if not found:
         raise QuantError(f"{label}: no tensor named *{_SUMS}, wanted at least one")
@@ -120,7 +120,8 @@ def _legacy(data: bytes, label: str) -> dict[str, np.ndarray]:
                 f"{label}: {name}: {'appears twice' if name in found else f'{count} values, {calls} calls, wanted 1 and 0 at least'}"
             )
         sums = np.frombuffer(take(4 * count, f"values of {name}"), "<f4").astype(np.float32)
-        found[name] = checked(sums / np.float32(calls) if calls else sums, f"{label}: {name}")
+        checked(sums, f"{label}: {name}")
+        found[name] = sums / np.float32(calls) if calls else sums
     if position < len(data):
         integer("chunk count")
         take(integer("length of the sample's name"), "sample's name")

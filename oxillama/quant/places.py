@@ -8,6 +8,7 @@ no `blk.N.` (the sides of an encoder and decoder) stands before the layers.
 
 import re
 from collections import Counter
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ def places(reader: GgufReader, has_imatrix: bool) -> list[tuple[TensorInfo, Plac
     key_heads = _first(keys, "attention.head_count_kv")
     key_heads = heads if key_heads is None else key_heads
     experts = _first(keys, "expert_count") or 0
-    model = {
+    model: dict[str, Any] = {
         "grouping": heads // key_heads if key_heads else 0, "experts": experts, "has_imatrix": has_imatrix,
         "tied": "output.weight" not in reader.tensors, "large": _is_large(keys.arch, layers, heads, key_heads),
     }  # fmt: skip
@@ -49,9 +50,10 @@ def places(reader: GgufReader, has_imatrix: bool) -> list[tuple[TensorInfo, Plac
         role = next((role for role in roles_of(info.name) if role in _COUNTED), None)
         own = numbers[info.name]
         counted = role == "attn_v" or (role is not None and (experts < 2 or own is None))
-        layer = met[role] if counted else own or 0
+        before = 0 if role is None else met[role]
+        layer = before if counted else own or 0
         found[info.name] = Place(
-            layer=layer, layers=values if role == "attn_v" else layers, before=met[role], **model
+            layer=layer, layers=values if role == "attn_v" else layers, before=before, **model
         )
         if role is not None and not is_kept(info.name, info.shape):
             met[role] += 1

@@ -121,7 +121,7 @@ def _tiny(
     file_type: int, base: str, better: str, embedding: str, attn_output: str | None
 ) -> Recipe:
     """Recipes of about two bits and less: `better` for the values and the first layers' way down."""
-    rules = (
+    rules: tuple[Rule, ...] = (
         Rule("attn_v", "Q4_K", _grouped_or_experts),
         Rule("attn_v", better),
         Rule("attn_k", "Q4_K", _eight_experts),
@@ -300,7 +300,6 @@ RECIPES: dict[str, Recipe] = {
     ),
     "TQ1_0": Recipe(36, "TQ1_0", _ATTENTION_OF_EXPERTS, embedding="Q4_K"),
     "TQ2_0": Recipe(37, "TQ2_0", _ATTENTION_OF_EXPERTS, embedding="Q4_K"),
-    "MXFP4": Recipe(38, "MXFP4", output="Q8_0", embedding="Q8_0"),
     "MXFP4_MOE": Recipe(
         38,
         "MXFP4",
@@ -313,7 +312,13 @@ RECIPES: dict[str, Recipe] = {
     "Q2_0": Recipe(41, "Q2_0", _ATTENTION_OF_EXPERTS, embedding="Q4_K"),
     "COPY": Recipe(None, None),
 }
-_ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M", "Q1_0_G128": "Q1_0"}
+_ALIASES = {
+    "Q3_K": "Q3_K_M",
+    "Q4_K": "Q4_K_M",
+    "Q5_K": "Q5_K_M",
+    "MXFP4": "MXFP4_MOE",
+    "Q1_0_G128": "Q1_0",
+}
 
 # Where a row is no whole number of blocks: the format that is tried next. What is not named here
 # goes to F16.
@@ -345,7 +350,6 @@ _KEPT = re.compile(
 _SMALLEST_ROW = 32
 
 
-# 38, which two share, is the later's
 _NUMBERS = {str(recipe.file_type): name for name, recipe in RECIPES.items()}
 
 
@@ -398,6 +402,8 @@ def choose(name: str, columns: int, recipe: Recipe, place: Place, *, pure: bool 
     and uses the base format everywhere.
     """
     roles = roles_of(name)
+    if recipe.base is None:
+        raise QuantError(f"{name}: a copy keeps every format, wanted a recipe with one of its own")
     wanted = recipe.base
     if not pure:
         if "output" in roles or ("embedding" in roles and place.tied):

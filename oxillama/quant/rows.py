@@ -58,11 +58,20 @@ class Format:
 
 _LARGEST_HALF = 65504.0  # scales are halves, and no scale exceeds the largest number of its block
 _LARGEST_FLOAT = float(np.finfo(np.float32).max)
+
+
+def _largest_of_scale(levels: int) -> float:
+    """The largest number whose float32 scale, a `levels`-th of it, times `levels` is finite."""
+    scale = np.nextafter(np.float32(_LARGEST_FLOAT) / np.float32(levels), np.float32(0))
+    exact = float(scale) * levels
+    found = np.float32(exact)
+    return float(found if float(found) <= exact else np.nextafter(found, np.float32(0)))
+
+
 _LIMITS = {
     "F32": _LARGEST_FLOAT,
     "BF16": float.fromhex("0x1.fep+127"),
-    "Q8_1": _LARGEST_FLOAT / 4096,  # its stored sum of 32 numbers must stay finite
-    "Q8_K": _LARGEST_FLOAT,
+    "Q8_K": _largest_of_scale(127),
     "MXFP4": 2.0**60,  # squares must stay finite while the scale is chosen
     "NVFP4": 2688.0,  # 448, the largest ue4m3, times 6, the largest e2m1
 }

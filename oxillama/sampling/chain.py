@@ -30,13 +30,18 @@ def stages_of(config: SamplerConfig) -> tuple[SamplerStage, ...]:
         "penalties": (
             c.repetition_window != 0
             and (c.repetition_penalty != 1 or c.frequency_penalty != 0 or c.presence_penalty != 0),
-            (c.repetition_penalty, c.frequency_penalty, c.presence_penalty, c.repetition_window),
+            (
+                1.0 if c.repetition_penalty is None else c.repetition_penalty,
+                c.frequency_penalty,
+                c.presence_penalty,
+                c.repetition_window,
+            ),
         ),
         "dry": (
             c.dry_multiplier > 0 and c.dry_penalty_last_n != 0,
             (c.dry_multiplier, c.dry_base, c.dry_allowed_length, c.dry_penalty_last_n),
         ),
-        "top_n_sigma": (c.top_n_sigma is not None, (c.top_n_sigma,)),
+        "top_n_sigma": (c.top_n_sigma is not None, (c.top_n_sigma or 0.0,)),
         "top_k": (c.top_k > 0, (c.top_k,)),
         "typical": (c.typical_p < 1, (c.typical_p,)),
         "top_a": (c.top_a > 0, (c.top_a,)),

@@ -142,6 +142,7 @@ class Sampler:
         token = draw(self._core, row, mask, self._top, self._reasons)
         if self._top >= 0:
             own, ids, values = logprobs(raw, token, self._top)
+            assert self._core.last is not None  # the draw has just set it
             _, final, final_ids, final_values = self._core.last
             self._logprobs = Logprobs(
                 token, own, final, tuple(ids), tuple(values), tuple(final_ids), tuple(final_values)

@@ -37,7 +37,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 from blake3 import blake3
@@ -75,7 +75,8 @@ class Kind:
 class Pieces(Protocol):
     """A section that is made piece by piece while it is written."""
 
-    nbytes: int
+    @property
+    def nbytes(self) -> int: ...
 
     def pieces(self) -> Iterator[memoryview]: ...
 
@@ -103,13 +104,14 @@ OfDigests = Callable[[Mapping[str, bytes]], Buffer]
 
 def seal(
     kind: Kind, sections: Mapping[str, Buffer | Sequence[Buffer]], *, compress: Collection[str] = ()
-) -> list[Buffer]:
+) -> list[bytes | memoryview]:
     """The parts of a container, header first, to be joined; a section may come in pieces.
 
     Sections named in `compress` are stored with zstd (the extra oxillama[zstd]; ConfigError without
     it).
     """
-    lines, parts = [], []
+    lines: list[bytes] = []
+    parts: list[bytes | memoryview] = []
     for name, content in sections.items():
         pieces, plain = _stored(content, name in compress)
         pieces = list(pieces)
@@ -131,7 +133,8 @@ def write_sealed(
     """
     start = _PROLOGUE.size + _ENTRY.size * len(sections)
     with replacing(path) as fd:
-        lines, digests = [], {}
+        lines: list[bytes] = []
+        digests: dict[str, bytes] = {}
         with Writer(fd, start) as out:
             for name, content in sections.items():
                 if callable(content):
@@ -164,12 +167,13 @@ def _batches(pieces: Iterable[memoryview]) -> Iterator[list[memoryview]]:
 
 def _stored(content: Any, compressed: bool) -> tuple[Iterable[memoryview], int]:
     """(the bytes to store, in pieces; how many they are before compression)."""
+    pieces: Iterable[memoryview]
     if isinstance(content, Pieces):
         pieces, plain = content.pieces(), content.nbytes
     else:
         given = content if isinstance(content, (list, tuple)) else [content]
-        pieces = [memoryview(piece).cast("B") for piece in given if len(piece)]
-        plain = sum(map(len, pieces))
+        views = [_view(piece).cast("B") for piece in given if len(piece)]
+        pieces, plain = views, sum(map(len, views))
     if compressed:
         pieces = [
             memoryview(
@@ -208,8 +212,12 @@ def digest(pieces: Sequence[Buffer]) -> bytes:
     # AUTO's threads would be lost in a forked child
     hasher = blake3(max_threads=min(_THREADS, os.cpu_count() or 1) if many else 1)
     for piece in pieces:
-        hasher.update(piece)
+        hasher.update(_view(piece))
     return hasher.digest()
+
+
+def _view(piece: Buffer) -> memoryview:
+    return memoryview(cast("Any", piece))  # numpy says that it is a buffer from Python 3.12 on
 
 
 class Envelope:
@@ -219,7 +227,7 @@ class Envelope:
 
     __slots__ = ("_data", "_fd", "kind", "length", "sections", "version")
 
-    def __init__(self, kind: Kind, data: Buffer | None, fd: int, length: int) -> None:
+    def __init__(self, kind: Kind, data: memoryview | None, fd: int, length: int) -> None:
         self.kind, self._data, self._fd, self.length = kind, data, fd, length
         try:
             self.version, self.sections = self._header()
@@ -242,7 +250,7 @@ class Envelope:
                 raise kind.refuse(f"{os.fspath(source)}: not a regular file")
             return cls(kind, None, fd, status.st_size)
         try:
-            view = memoryview(source).cast("B")
+            view = _view(source).cast("B")
         except TypeError:
             raise kind.refuse(
                 f"snapshot: found {type(source).__name__}, wanted bytes or a path"
@@ -297,7 +305,7 @@ class Envelope:
         else:
             out = np.empty(section.stored, np.uint8)
             self._hand_over(section, lambda at, piece: np.copyto(out[at : at + len(piece)], piece))
-            stored = memoryview(out)
+            stored = out.data
         return stored if section.encoding == PLAIN else self._inflated(section, stored)
 
     def pour(
@@ -344,7 +352,7 @@ class Envelope:
         """
         if self._data is not None:
             return self._data[offset : offset + length]
-        out = memoryview(np.empty(length, np.uint8)).cast("B") if room is None else room[:length]
+        out = np.empty(length, np.uint8).data if room is None else room[:length]
         self._fill(out, offset, what)
         return out
 
@@ -356,7 +364,7 @@ class Envelope:
 
         def hand() -> None:
             nonlocal done
-            room = memoryview(np.empty(size, np.uint8)).cast("B") if self._data is None else None
+            room = np.empty(size, np.uint8).data if self._data is None else None
             while done < section.stored:
                 # one reads and hashes while the others hand over
                 with in_order:
@@ -441,7 +449,7 @@ class Envelope:
     def _inflated(self, section: Section, stored: memoryview) -> memoryview:
         """The plain bytes of a section under zstd; never more than its line says."""
         refuse, zstd = self.kind.refuse, _zstd()
-        out, at = memoryview(np.empty(section.plain, np.uint8)).cast("B"), 0
+        out, at = np.empty(section.plain, np.uint8).data, 0
         try:
             frame = zstd.get_frame_parameters(stored)
             if (

@@ -8,7 +8,7 @@ hold is zero, so that equal sequences give equal bytes and nothing of an earlier
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -44,14 +44,14 @@ class PageCopy:
     def read(self) -> np.ndarray:
         """All pages as they lie in a file: uint8 (pages * page_bytes,)."""
         size, out = self.pool.memory.page_bytes, np.empty(self.nbytes, np.uint8)
-        view = memoryview(out)
+        view = out.data
         for at, page in enumerate(self.pieces()):
             view[at * size : (at + 1) * size] = page
         return out
 
     def pieces(self) -> Iterator[memoryview]:
         """The same page by page."""
-        memory = self.pool.memory
+        memory = cast("PageMemory", self.pool.memory)
         for page, filled in zip(self.pages, self.filled):
             yield memoryview(
                 memory.export(page)

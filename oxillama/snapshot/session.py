@@ -485,14 +485,17 @@ class Snapshots:
                 raise SnapshotIncompatible(
                     f"sampler: found seed {told['seed']!r} beside a state of seed {session.sampler.seed}"
                 )
-        if (constraint is not None or text is not None) and words is None:
-            raise SnapshotIncompatible("text: the snapshot has one, this engine has no vocabulary")
-        if constraint is not None:
+        if words is None:
+            if constraint is not None or text is not None:
+                raise SnapshotIncompatible(
+                    "text: the snapshot has one, this engine has no vocabulary"
+                )
+        elif constraint is not None:
             data = bytes(saved.read("constraint", at_most=MOST_SAVED))
             session.grammar = self._restore_constraint(
                 constraint, data, masker=words.masker, bridge=words.bridge
             )
-        if text is not None:
+        if text is not None and words is not None:
             session.text, session.at_start = (
                 words.bridge.stream(shown=text["shown"]),
                 _flag(text["at_start"]),

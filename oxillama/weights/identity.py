@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from blake3 import blake3
 
@@ -20,7 +21,7 @@ from oxillama.gguf.source import Shard
 
 SAMPLES, SAMPLE_BYTES, END_BYTES = 256, 4 << 10, 64 << 10
 
-Identity = dict[str, object]  # JSON values
+Identity = dict[str, Any]  # JSON values
 
 
 def identity_of(shards: Sequence[Shard]) -> Identity | None:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from blake3 import blake3
 
@@ -298,7 +298,8 @@ def _laid_out(
     key: dict, names: list[str], matrices: Mapping[Key, PackedMatrix]
 ) -> tuple[dict, list[int]]:
     """The header without hashes, and where each section begins."""
-    sections, position = [], 0
+    sections: list[list[Any]] = []
+    position = 0
     for (name, start, rows), matrix in matrices.items():
         sections.append(
             [name, start, rows, matrix.format, matrix.cols, position, matrix.nbytes, "0" * 64]

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from oxillama.errors import GgufError, OxillamaError
-from oxillama.gguf import GgufReader, TensorInfo
+from oxillama.gguf import TENSOR_TYPES, GgufReader, TensorInfo
+from oxillama.gguf.keys import Keys
 
 # A small file is built byte by byte from the format's specification, so that the reader is not
 # judged by our own writer.
@@ -335,6 +336,72 @@ def test_what_is_unusual_but_true_is_accepted():
     assert GgufReader(file([nested(4)])).metadata["deep"][0][0][0].tolist() == [5]
     swapped = GgufReader(file([], [info("b", (1,), F32, 32), info("a", (1,), F32, 0)], bytes(64)))
     assert list(swapped.tensors) == ["b", "a"]
+
+
+@pytest.mark.parametrize("name", ["token_embd.weight", "blk.0.attn_q.weight", "output.weight"])
+def test_a_type_that_its_bytes_cannot_be_is_refused(name):
+    """A tensor of numbers whose header names a type of fewer bytes, first, in between and last; one
+    of more bytes does not fit either.
+    """
+    names = ("token_embd.weight", "blk.0.attn_q.weight", "output.weight")
+    data = np.random.default_rng(0).standard_normal((3, 8, 256)).astype(np.float32)
+    for given in TENSOR_TYPES:
+        shapes = [
+            info(each, (256, 8), given.id if each == name else F32, 8192 * at)
+            for at, each in enumerate(names)
+        ]
+        raw = file([ARCH], shapes, data.tobytes())
+        if given.nbytes((8, 256)) == 8192:  # nothing can be known
+            assert GgufReader(raw).tensors[name].type_name == given.name
+            continue
+        with pytest.raises(GgufError, match=f"tensor {name}|overlaps {name}"):
+            GgufReader(raw)
+
+
+def test_gaps_of_zeros_are_padding():
+    raw = file([], [info("a", (1,), F32, 0), info("b", (1,), F32, 96)], bytes(200))
+    assert list(GgufReader(raw).tensors) == ["a", "b"]
+    for at in (32, 95, 128, 199):
+        data = bytearray(200)
+        data[at] = 1
+        with pytest.raises(GgufError, match="bytes of no tensor after tensor"):
+            GgufReader(file([], [info("a", (1,), F32, 0), info("b", (1,), F32, 96)], bytes(data)))
+
+
+def test_mutants_of_every_case_raise_typed_errors_only(cases):
+    """Whatever is changed in a header: reading, and asking for any key as any kind, ends in a value or
+    in an error of this package.
+    """
+    rng = random.Random(5)
+    files = [path.read_bytes() for path in sorted((cases / "bad_gguf").glob("*.gguf"))]
+    loaded = 0
+    for _ in range(600):
+        mutant = bytearray(rng.choice(files))
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            at = rng.randrange(min(len(mutant), 9000) or 1)
+            many = struct.pack("<Q", rng.choice((0, 1, 9, 2**31, 2**32 - 1, 2**63, 2**64 - 1)))
+            kind = rng.randrange(4)
+            if kind == 0:
+                mutant[at : at + 1] = bytes([rng.randrange(256)])
+            elif kind == 1:
+                mutant[at : at + 8] = many
+            elif kind == 2:
+                mutant[at : at + 4] = many[:4]
+            else:
+                del mutant[at : at + rng.choice((1, 4, 8))]
+        with contextlib.suppress(OxillamaError), GgufReader(bytes(mutant)) as reader:
+            loaded += 1
+            keys = Keys(reader.metadata, "")
+            for name in rng.sample(sorted(reader.metadata), min(4, len(reader.metadata))):
+                for ask in (keys.integer, keys.number, keys.flag, keys.text, keys.integers):
+                    with contextlib.suppress(OxillamaError):
+                        ask(name)
+                for ask in (keys.numbers, keys.flags, keys.texts):
+                    with contextlib.suppress(OxillamaError):
+                        ask(name)
+                with contextlib.suppress(OxillamaError):
+                    keys.per_layer(name, 2)
+    assert loaded > 30
 
 
 def test_a_hostile_header_costs_no_more_than_a_fixed_bound():

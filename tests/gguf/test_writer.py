@@ -133,7 +133,8 @@ def test_every_tensor_type_is_written_and_the_gguf_package_reads_it(tmp_path):
         kind.name: rng.integers(0, 256, (3, 2 * kind.block_bytes), np.uint8)
         for kind in TENSOR_TYPES
     }
-    known = {kind.name for kind in gguf.GGMLQuantizationType}
+    # of which Q8_1 has another size there (see test_types)
+    known = {kind.name for kind in gguf.GGMLQuantizationType} - {"Q8_1"}
     with GgufWriter(tmp_path / "a.gguf", "llama", alignment=64) as writer:
         for name, data in blocks.items():
             if name in known:

@@ -2,14 +2,17 @@
 malformed.
 """
 
+import contextlib
 import os
+import random
 import re
 import struct
+import warnings
 
 import numpy as np
 import pytest
 
-from oxillama.errors import QuantError
+from oxillama.errors import OxillamaError, QuantError
 from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.quant import check_imatrix_path, read_imatrix, write_imatrix
 
@@ -182,3 +185,34 @@ def test_only_whole_finite_sums_are_written(tmp_path):
         with pytest.raises(QuantError, match="^a: "):
             write_imatrix(path, sums, counts)
         assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "value", [np.arange(3, dtype=np.int32), ["imatrix", "imatrix"], 7, True, "model"]
+)
+def test_a_general_type_that_is_not_its_name_is_refused(tmp_path, value):
+    with GgufWriter(tmp_path / "a.gguf", "imatrix") as writer:
+        writer.add("general.type", value)
+        writer.add_tensor("w.in_sum2", np.ones((1, 4), np.float32))
+        writer.add_tensor("w.counts", np.ones((1, 1), np.float32))
+    with pytest.raises(QuantError, match="general.type is .*, wanted 'imatrix'"):
+        read_imatrix(tmp_path / "a.gguf")
+
+
+def test_mutants_of_both_kinds_are_read_or_refused_by_a_typed_error(tmp_path):
+    rng = random.Random(3)
+    path = write_imatrix(tmp_path / "a.gguf", SUMS, COUNTS, chunk_count=3, datasets=["s.txt"])
+    files = [path.read_bytes(), legacy([("a", 3, [1, 2]), ("b", 0, [3])])]
+    read = 0
+    for at in range(500):
+        mutant = bytearray(files[at % 2])
+        for _ in range(rng.choice((1, 2, 4))):
+            place = rng.randrange(len(mutant))
+            mutant[place : place + 1] = bytes([rng.choice((0, 1, 9, 127, 128, 255))])
+            if rng.random() < 0.1:
+                del mutant[place : place + rng.choice((1, 4, 8))]
+        path.write_bytes(mutant)
+        with contextlib.suppress(OxillamaError), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            read += bool(read_imatrix(path))
+    assert read > 50

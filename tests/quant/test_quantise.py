@@ -199,13 +199,14 @@ def test_numbers_that_a_format_can_say_are_said_exactly(name):
 
 def test_sums_of_the_activation_formats_are_stored():
     x = np.random.default_rng(16).standard_normal((3, 256)).astype(np.float32)
-    one = quantize(x, "Q8_1").reshape(3, 8, 40)
+    one = quantize(x, "Q8_1").reshape(3, 8, 36)
     d, s, q = (
-        one[..., :4].copy().view(np.float32)[..., 0],
-        one[..., 4:8].copy().view(np.float32)[..., 0],
-        one[..., 8:].view(np.int8),
+        one[..., :2].copy().view(np.float16)[..., 0],
+        one[..., 2:4].copy().view(np.float16)[..., 0],
+        one[..., 4:].view(np.int8),
     )
-    assert np.array_equal(s, d * q.sum(-1, dtype=np.int32).astype(np.float32))
+    sums = q.sum(-1, dtype=np.int32).astype(np.float32)
+    assert np.array_equal(s, (d.astype(np.float32) * sums).astype(np.float16))
     other = quantize(x, "Q8_K")
     q, sums = other[:, 4:260].view(np.int8), other[:, 260:].copy().view(np.int16)
     assert np.array_equal(sums, q.reshape(3, 16, 16).sum(-1, dtype=np.int16))

@@ -50,19 +50,13 @@ def test_every_format_named_is_one_and_numbers_tell_recipes_apart():
             recipe.embedding or recipe.base,
             *(rule.format for rule in recipe.rules),
         } <= set(formats())
-    numbers = [recipe.file_type for name, recipe in RECIPES.items() if name != "MXFP4_MOE"]
+    numbers = [recipe.file_type for recipe in RECIPES.values()]
     assert len(set(numbers)) == len(numbers)
 
 
 def test_file_types_are_those_of_the_gguf_package():
     for name, recipe in RECIPES.items():
-        wanted = (
-            "ALL_F32"
-            if name == "F32"
-            else "MOSTLY_MXFP4_MOE"
-            if name == "MXFP4"
-            else f"MOSTLY_{name}"
-        )
+        wanted = "ALL_F32" if name == "F32" else f"MOSTLY_{name}"
         if hasattr(LlamaFileType, wanted):
             assert recipe.file_type == LlamaFileType[wanted], name
 
@@ -120,7 +114,8 @@ def test_q4_k_m_gives_more_bits_to_first_last_and_every_third_layer():
         ("Q4_K_M", "blk.9.ffn_down_exps.weight", {"layer": 31}, "Q6_K"),
         ("MXFP4_MOE", "blk.9.ffn_down_exps.weight", {}, "MXFP4"),
         ("MXFP4_MOE", "blk.9.ffn_down.weight", {}, "Q8_0"),
-        ("MXFP4", "blk.9.ffn_down.weight", {}, "MXFP4"),
+        ("MXFP4", "blk.9.ffn_down.weight", {}, "Q8_0"),
+        ("MXFP4", "blk.9.ffn_down_exps.weight", {}, "MXFP4"),
         ("Q1_0", "token_embd.weight", {}, "Q1_0"),
         ("Q4_K", "blk.0.attn_v.weight", {"layer": 0}, "Q6_K"),
         ("Q4_K_M", "blk.0.attn_qkv.weight", {"layer": 0}, "Q6_K"),

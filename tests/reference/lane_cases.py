@@ -11,6 +11,7 @@ HALVES = {
     "Q5_0": (0,),
     "Q5_1": (0, 2),
     "Q8_0": (0,),
+    "Q8_1": (0, 2),
     "IQ4_NL": (0,),
     "Q1_0": (0,),
     "Q2_0": (0,),
@@ -29,7 +30,7 @@ HALVES = {
     "TQ1_0": (52,),
     "TQ2_0": (64,),
 }
-FLOATS = {"Q8_1": 0, "Q8_K": 0}
+FLOATS = {"Q8_K": 0}
 
 
 def random_rows(rng, name, block, size, rows, cols):

@@ -1,0 +1,1 @@
+"""Stages that remove candidates; nothing of them can be called from Python."""

@@ -1,0 +1,1 @@
+"""Stages that change logits; nothing of them can be called from Python."""

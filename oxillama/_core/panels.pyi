@@ -1,0 +1,50 @@
+"""Types of packed weights."""
+
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+from typing_extensions import Buffer, disjoint_base
+
+from oxillama._core.batch import CancelFlag
+
+ACTS: tuple[str, ...]
+
+@disjoint_base
+class PanelMemory:
+    nbytes: int
+    used: int
+    def __new__(cls, nbytes: int) -> Self: ...
+
+@disjoint_base
+class PackedMatrix:
+    rows: int
+    cols: int
+    format: str
+    act: str
+    nbytes: int
+    def __init__(
+        self, raw: Buffer, format: str, rows: int, cols: int, num_threads: int = 0
+    ) -> None: ...
+    @classmethod
+    def over(cls, panels: Buffer, format: str, rows: int, cols: int) -> Self: ...
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def panels(self) -> np.ndarray: ...
+
+@disjoint_base
+class Units:
+    count: int
+    nbytes: int
+    done: int
+    def __new__(
+        cls, matrices: list[PackedMatrix], *, mapped: Sequence[bool] = (), unit: int = 2097152
+    ) -> Self: ...
+    @property
+    def whole(self) -> bool: ...
+    def pack(self, most: int, *, num_threads: int = 0, flag: CancelFlag | None = None) -> None: ...
+    def expect(self) -> None: ...
+
+def reserve_all(wanted: list[tuple[Buffer, str, int, int]]) -> list[PackedMatrix]: ...
+def pack_all(matrices: list[PackedMatrix], *, num_threads: int = 0) -> None: ...
+def fault_in(view: memoryview, *, num_threads: int = 0) -> None: ...
