@@ -122,6 +122,9 @@ cdef class Strings:
             raise IndexError(f"string {index} of {self.starts.shape[0]}")
         return PyUnicode_DecodeUTF8(<const char *>&self.data[0] + self.starts[i], self.lengths[i], NULL)
 
+    def __iter__(self):
+        return (self[i] for i in range(len(self)))
+
     def where(self, texts):
         """Indices of every string that is one of `texts`, ascending."""
         cdef list wanted = [text.encode() for text in texts]

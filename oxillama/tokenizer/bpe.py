@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from tokenizers import Regex, pre_tokenizers
 
-from oxillama._core.bpe import BpeTables
+from oxillama._core.bpe import BpeTables, Strings
 from oxillama.errors import TokenizerError
 from oxillama.tokenizer.splits import SPLITS, WHOLE_WORDS
 from oxillama.tokenizer.vocabulary import Vocabulary, packed
@@ -103,7 +103,7 @@ def check_runs(text: str) -> None:
             )
 
 
-def _check_merges(merges: Sequence[str]) -> None:
+def _check_merges(merges: Sequence[str] | Strings) -> None:
     """Raise TokenizerError for a merge that is no two pieces; one whose pieces or product are no
     tokens only never happens.
     """

@@ -317,7 +317,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         }
         known: dict[str, Callable[..., Any]] = {**self.filters, **own}
         self.filters = {name: self._counted(known[name], name) for name in (*_FILTERS, "format")}
-        tests: dict[str, Callable[..., Any]] = dict(self.tests)
+        tests: Mapping[str, Any] = self.tests
         self.tests = {name: self._counted(test, "") for name, test in tests.items()}
         self.globals = {
             name: self.globals[name] for name in ("range", "dict", "namespace", "cycler", "joiner")

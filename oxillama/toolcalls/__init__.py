@@ -32,7 +32,7 @@ from oxillama.toolcalls.events import (
     Text,
     ToolCall,
 )
-from oxillama.toolcalls.formats import FORMATS, Custom, ToolCallFormat, detect_format, format_of
+from oxillama.toolcalls.formats import FORMATS, Custom, ToolCallFormat, format_of
 from oxillama.toolcalls.grammar import (
     ReplyGrammar,
     ToolCallGrammar,
@@ -43,7 +43,7 @@ from oxillama.toolcalls.grammar import (
     with_reasoning,
 )
 from oxillama.toolcalls.messages import MessageForm
-from oxillama.toolcalls.plan import ChatPlan, ChatPlanner, plan_chat
+from oxillama.toolcalls.plan import ChatPlan, ChatPlanner, detect_format, plan_chat
 from oxillama.toolcalls.reader import HarmonyReader, ToolCallDetector, detect_calls
 from oxillama.toolcalls.reasoning import (
     THINK,

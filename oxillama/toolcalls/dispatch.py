@@ -129,7 +129,8 @@ class ToolDispatcher:
         """Runs a call. A text that the function returns is the content as it is, anything else goes
         as JSON.
         """
-        tool, arguments, wrong = self._prepared(call)
+        tool, wrong = self._prepared(call)
+        arguments = call.arguments
         if wrong is not None:
             return wrong
         if inspect.iscoroutinefunction(tool):
@@ -144,7 +145,8 @@ class ToolDispatcher:
         """The same, awaited: a coroutine function runs in the event loop, an ordinary one in a
         thread.
         """
-        tool, arguments, wrong = self._prepared(call)
+        tool, wrong = self._prepared(call)
+        arguments = call.arguments
         if wrong is not None:
             return wrong
         try:
@@ -155,24 +157,16 @@ class ToolDispatcher:
         except Exception as error:
             return _raised(call, error)
 
-    def _prepared(
-        self, call: ToolCall
-    ) -> tuple[Callable | None, Mapping[str, Any], ToolResult | None]:
-        """(the function, its arguments as JSON values, what is wrong with the call)."""
+    def _prepared(self, call: ToolCall) -> tuple[Callable, ToolResult | None]:
+        """(the function, what is wrong with the call)."""
         if call.name not in self._tools:
             names = ", ".join(self._tools) or "none: there are no tools"
-            return (
-                None,
-                {},
-                failed(call, "unknown_tool", f"{call.name}: is no tool, wanted one of {names}"),
-            )
+            error = f"{call.name}: is no tool, wanted one of {names}"
+            return dict, failed(call, "unknown_tool", error)
         tool, function = self._tools[call.name]
         wrong = faults(call.arguments, arguments_schema(tool))
-        return (
-            function,
-            call.arguments,
-            failed(call, "bad_arguments", f"{call.name}: {'; '.join(wrong)}") if wrong else None,
-        )
+        error = f"{call.name}: {'; '.join(wrong)}"
+        return function, failed(call, "bad_arguments", error) if wrong else None
 
 
 class NoOpDispatcher:

@@ -53,7 +53,7 @@ from oxillama.grammar.nodes import (
 from oxillama.grammar.spelling import whitespace
 from oxillama.tokenizer import TokenizerBridge
 from oxillama.toolcalls.events import Text
-from oxillama.toolcalls.formats import ARGS, ToolCallFormat, format_of
+from oxillama.toolcalls.formats import ARGS, DIGITS, KEY, ToolCallFormat, format_of
 from oxillama.toolcalls.reader import (
     _FUNCTIONS,
     _NEXT,
@@ -68,6 +68,7 @@ from oxillama.toolcalls.reader import (
     bare_templates,
     partial,
     search,
+    types_of,
 )
 from oxillama.toolcalls.reasoning import THINK, ReasoningFormat, ReasoningSplitter
 from oxillama.toolcalls.tools import Tool, arguments_schema, tools_of
@@ -114,6 +115,14 @@ class Composer:
             if text in self.token_ids
             else text_until(text)
         )
+
+    def until_spelled(self, text: str) -> tuple:
+        """The node of any text that ends with a text in which delimiters may stand; a text with
+        tokens in it ends at the first of them.
+        """
+        if any(mark in text for mark in self.token_ids):
+            return seq(self.any_text(), self.spelled(text))
+        return text_until(text)
 
     def _symbol(self, token: int | str) -> tuple:
         if token not in self.tokens:
@@ -199,6 +208,7 @@ def text_until(delimiter: str) -> tuple:
     return (NETWORK, 0, tuple(states))
 
 
+_BOUNDS_OF_TEXT = {"pattern", "format", "allOf", "not"}
 _ANNOTATIONS = {
     "title",
     "description",
@@ -244,9 +254,13 @@ def ToolCallGrammar(
         return ReplyGrammar(
             chosen, closed=closed, strict=strict, token_ids=token_ids, limits=limits
         )
-    make = {"python": _python_call, "named": _named_call, "headed": _headed_call}.get(
-        kind.style, _object_call
-    )
+    makers = {
+        "python": _python_call,
+        "named": _named_call,
+        "headed": _headed_call,
+        "tags": _tag_call,
+    }
+    make = makers.get(kind.style, _object_call)
     call = composer.rule(
         "call", choice(*(make(composer, kind, tool, closed, strict, limits) for tool in chosen))
     )
@@ -365,6 +379,9 @@ def _reply(composer: Composer, kind: ToolCallFormat, call: tuple, parallel: bool
     if kind.style == "headed":
         block = seq(open, call, close)
         return seq(block, repeat(seq(SPACES, block))) if parallel else block
+    if kind.style == "tags" and kind.together:
+        calls = seq(call, repeat(seq(SPACES, call))) if parallel else call
+        return seq(open, SPACES, calls, SPACES, close)
     if kind.style == "named":
         block = seq(open, call)
         return seq(block, repeat(block)) if parallel else block
@@ -464,13 +481,22 @@ def _headed_call(
     return seq(
         composer.spelled(kind.lead),
         literal(tool.name),
-        composer.spelled(kind.middle),
+        _middle(composer, kind),
         arguments,
         composer.spelled(kind.tail),
     )
 
 
-def _python_call(
+def _middle(composer: Composer, kind: ToolCallFormat) -> tuple:
+    """What stands between a name and its arguments, with a number where the format has one."""
+    before, number, after = kind.middle.partition(DIGITS)
+    if not number:
+        return composer.spelled(kind.middle)
+    digit = (CLASS, ((ord("0"), ord("9")),))
+    return seq(composer.spelled(before), repeat(digit, 1, 4), composer.spelled(after))
+
+
+def _tag_call(
     composer: Composer,
     kind: ToolCallFormat,
     tool: Tool,
@@ -478,8 +504,71 @@ def _python_call(
     strict: bool,
     limits: GrammarLimits | None,
 ) -> tuple:
-    """name(key=value, ...): the properties in their order, values as JSON but for True, False and
-    None at the outside.
+    """The lead, name, the middle, the arguments as tags in the order of the properties, the tail."""
+    properties, required = _keywords(tool)
+    arguments = []
+    for key in properties:
+        tail = kind.value_tail.replace(KEY, key)
+        line = literal("\n") if kind.lines else literal("")
+        ending = ("\n" if kind.lines else "") + tail
+        value = _bare_value(composer, tool, key, ending, strict, limits)
+        lead = seq(SPACES, composer.spelled(kind.key_lead), literal(key))
+        between = seq(composer.spelled(kind.key_tail), SPACES if kind.value_lead else literal(""))
+        pair = seq(lead, between, composer.spelled(kind.value_lead), line, value)
+        arguments.append(pair if key in required else repeat(pair, 0, 1))
+    return seq(
+        composer.spelled(kind.lead),
+        literal(tool.name),
+        composer.spelled(kind.middle),
+        *arguments,
+        SPACES,
+        composer.spelled(kind.tail),
+    )
+
+
+def _bare_value(
+    composer: Composer,
+    tool: Tool,
+    key: str,
+    end: str,
+    strict: bool,
+    limits: GrammarLimits | None,
+) -> tuple:
+    """The node of one argument's value and of its end: a text as it is, anything else as JSON."""
+    schema = tool.parameters["properties"][key]
+    kinds = types_of(schema)
+    texts = "string" in kinds or not kinds
+    given: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
+    listed = given["enum"] if isinstance(given.get("enum"), list) else None
+    listed = [given["const"]] if "const" in given else listed
+    if listed is not None and texts:
+        words = [
+            each if isinstance(each, str) else json.dumps(each, ensure_ascii=False)
+            for each in listed
+        ]
+        return seq(choice(*map(literal, words)), composer.spelled(end))
+    if texts:
+        bounded = sorted(_BOUNDS_OF_TEXT & given.keys())
+        if bounded and strict:
+            raise GrammarError(
+                f"tool {tool.name}: schema /properties/{key}/{bounded[0]}: cannot be enforced over a text in tags"
+            )
+        least, most = given.get("minLength", 0), given.get("maxLength")
+        if not least and most is None:
+            return composer.until_spelled(end)
+        # of bounded length: without the character that its end begins with
+        chars = subtract(ANY, ((ord(end[0]), ord(end[0])),))
+        return seq(repeat((CLASS, chars), least, most), composer.spelled(end))
+    base = "urn:oxillama:tool"
+    place = {"$ref": f"{base}#/properties/{key.replace('~', '~0').replace('/', '~1')}"}
+    resources = {base: {**tool.parameters, "$id": base}}
+    compiled = _compiled(tool, place, strict, limits, resources)
+    return seq(composer.include(compiled, f"value-{_plain(key)}"), composer.spelled(end))
+
+
+def _keywords(tool: Tool) -> tuple[dict[str, Any], list[str]]:
+    """(properties, names of the required ones) of a tool whose arguments are written apart; raises
+    GrammarError for what cannot be enforced so.
     """
     schema = dict(tool.parameters)
     known = _ANNOTATIONS | {"type", "properties", "required", "additionalProperties"}
@@ -494,6 +583,21 @@ def _python_call(
             raise GrammarError(
                 f"tool {tool.name}: schema /required: {key!r} is no property, wanted its schema"
             )
+    return properties, required
+
+
+def _python_call(
+    composer: Composer,
+    kind: ToolCallFormat,
+    tool: Tool,
+    closed: bool,
+    strict: bool,
+    limits: GrammarLimits | None,
+) -> tuple:
+    """name(key=value, ...): the properties in their order, values as JSON but for True, False and
+    None at the outside.
+    """
+    properties, required = _keywords(tool)
     for key in properties:
         if not key.isidentifier():
             raise GrammarError(
@@ -684,7 +788,8 @@ class TriggeredGrammar:
         # One block of calls; the next block has an opening of its own.
         several = parallel and (
             self.format.style == "array"
-            or bool(self.format.lead)
+            or (self.format.style == "headed" and bool(self.format.lead))
+            or self.format.together
             or (not self.format.close and self.format.style != "named")
         )
         self.calls: Grammar = ToolCallGrammar(
@@ -700,7 +805,10 @@ class TriggeredGrammar:
         self.names = frozenset(tool.name for tool in self.tools)
         # Bytes are searched as Latin-1, where every byte is a character, so that delimiters may be
         # cut anywhere.
-        self.opener = _bytewise(self.format.open)
+        self.openers = (_bytewise(self.format.open), _bytewise(self.format.inner))
+        # A call whose block has no opening is read, and not written: its first token may not come.
+        inner = self.token_ids.get(self.format.inner)
+        self.banned = frozenset(() if inner is None else (inner,))
         self.reasoning, self.reasoning_opened = reasoning, reasoning_opened
         self.templates = bare_templates(self.format, trigger=True)
         self._firsts = {template[:1].encode() for template in self.templates}
@@ -749,7 +857,7 @@ class TriggeredGrammar:
         """Tokens that might open a call: those with the last byte of an opening in them."""
         if self._candidates[0] is not masker:
             ends = {
-                *self.opener[-1:].encode("latin-1"),
+                *(each[-1:].encode("latin-1")[0] for each in self.openers if each),
                 *(template.encode()[-1] for template in self.templates),
             }
             found = [masker.tokens_with(end) for end in ends]
@@ -760,6 +868,8 @@ class TriggeredGrammar:
     def free_mask(self, state: TriggeredState) -> np.ndarray | None:
         """The mask in free text, None where every token may come."""
         masker = state.masker
+        if masker is None:
+            raise GrammarError("mask: the state has no masker, wanted one made with a TokenMasker")
         wrong = self.candidates(masker)
         region = state.region
         held = b"" if region is None or region.over else region.held.encode("latin-1")
@@ -774,6 +884,7 @@ class TriggeredGrammar:
             and not state.fork().try_advance(masker.vocab_bytes[token])
         ]
         mask = None
+        banned += sorted(self.banned)
         if banned:
             mask = np.full((masker.vocab_size + 31) // 32, 0xFFFFFFFF, np.uint32)
             tokens = np.array(banned)
@@ -786,14 +897,15 @@ class TriggeredGrammar:
 
     def _may_open(self, data: bytes, state: TriggeredState) -> bool:
         """Whether an opening may end in these bytes; cheap, and never False where one does."""
-        if self.opener and self.opener.encode("latin-1") in data:
+        if any(each and each.encode("latin-1") in data for each in self.openers):
             return True
         if not state.fresh or not self.templates:
             return False
-        over = state.region is None or state.region.over
-        return data.lstrip(_SPACE)[:1] in self._firsts or (
-            not over and self.reasoning.close.encode()[-1] in data
-        )
+        if data.lstrip(_SPACE)[:1] in self._firsts:
+            return True
+        if self.reasoning is None or state.region is None or state.region.over:
+            return False
+        return self.reasoning.close.encode()[-1] in data
 
 
 class TriggeredState:
@@ -832,7 +944,7 @@ class TriggeredState:
         if token is not None and self.call is None and self.grammar.token_ids.get(opener) == token:
             return self._open(b"", token)
         if self.call is None:
-            return self._free(data)
+            return token not in self.grammar.banned and self._free(data)
         if data:
             return self._through(data)
         if token is None:
@@ -931,11 +1043,13 @@ class TriggeredState:
 
     def _after_region(self, data: bytes, token: int | None) -> bytes:
         """Feeds a region; returns what is no part of it."""
-        kind = self.grammar.reasoning
+        kind, region = self.grammar.reasoning, self.region
+        if kind is None or region is None:
+            return data
         for text in (kind.open, kind.close):
             if token is not None and self.grammar.token_ids.get(text) == token:
                 data = text.encode()
-        events = self.region.feed(data.decode("latin-1"))
+        events = region.feed(data.decode("latin-1"))
         return "".join(event.raw for event in events if isinstance(event, Text)).encode("latin-1")
 
     def _free(self, data: bytes) -> bool:
@@ -948,7 +1062,7 @@ class TriggeredState:
                 fresh=self.fresh,
                 templates=grammar.templates,
                 names=grammar.names,
-                opener=grammar.opener,
+                openers=grammar.openers,
             )
             if opening is not None and opening.start == 0:
                 self.tail = b""
@@ -971,19 +1085,22 @@ class TriggeredState:
 
     def _through(self, data: bytes) -> bool:
         """Bytes in a call that may reach beyond its end: what the call takes, then free text."""
+        call = self.call
+        if call is None:
+            return self._free(data)
         for at in range(len(data)):
             byte = data[at : at + 1]
-            if not self.call.allows_token(byte):
-                if not self.call.is_complete() or not self.grammar.parallel:
+            if not call.allows_token(byte):
+                if not call.is_complete() or not self.grammar.parallel:
                     return False
                 self._leave()
                 return self._free(data[at:])
-            self.call.advance(byte)
+            call.advance(byte)
         self._close_if_over()
         return True
 
     def _close_if_over(self) -> None:
-        if self.grammar.parallel and self.call.only_end():
+        if self.call is not None and self.grammar.parallel and self.call.only_end():
             self._leave()
 
     def _leave(self) -> None:
@@ -1031,8 +1148,8 @@ def constraint_of(
         if isinstance(error, GrammarError):
             raise
         raise GrammarError(f"constraint: malformed description ({error!r})") from None
-    for text, token in ids.items() if bridge is not None else ():
-        if bridge.token_to_id(text) != token:
+    for text, token in ids.items():
+        if bridge is not None and bridge.token_to_id(text) != token:
             raise GrammarError(
                 f"constraint: {text} was token {token}, this vocabulary has {bridge.token_to_id(text)}"
             )

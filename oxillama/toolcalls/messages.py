@@ -71,7 +71,7 @@ class MessageForm:
                 "type": "function",
                 "function": {"name": "f", "arguments": arguments},
             }
-            talk = [
+            talk: list[dict[str, Any]] = [
                 {"role": "user", "content": "a"},
                 {"role": "assistant", "content": "", "tool_calls": [call]},
             ]

@@ -11,13 +11,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from os.path import commonprefix
 from typing import Any
 
-from oxillama.errors import ConfigError
+from oxillama.errors import ConfigError, TemplateError
 from oxillama.grammar import Grammar
-from oxillama.tokenizer import TokenizerBridge
-from oxillama.toolcalls.formats import HARMONY, ToolCallFormat, detect_format, format_of
+from oxillama.tokenizer import ChatTemplate, TokenizerBridge
+from oxillama.toolcalls.events import ToolCall
+from oxillama.toolcalls.formats import FORMATS, HARMONY, ToolCallFormat, format_of, taught_format
 from oxillama.toolcalls.grammar import (
     ReplyGrammar,
     ToolCallGrammar,
@@ -25,7 +27,8 @@ from oxillama.toolcalls.grammar import (
     answer_or_calls,
     with_reasoning,
 )
-from oxillama.toolcalls.reasoning import ReasoningFormat, detect_reasoning, opened_by
+from oxillama.toolcalls.reader import detect_calls
+from oxillama.toolcalls.reasoning import ReasoningFormat, detect_reasoning, implied_by, opened_by
 from oxillama.toolcalls.reply import Reply, ReplyParser
 from oxillama.toolcalls.tools import Tool, tools_of
 
@@ -58,6 +61,7 @@ class ChatPlan:
             reasoning_opened=self.reasoning_opened,
             first_index=first_index,
             names=[tool.name for tool in self.tools],
+            parameters={tool.name: tool.parameters for tool in self.tools},
             leading=self.leading,
         )
 
@@ -76,8 +80,15 @@ class ChatPlanner:
 
     def __init__(self, template: str, bridge: TokenizerBridge, *, kept: int = _KEPT) -> None:
         self.bridge = bridge
-        self.format, self.reasoning = detect_format(template), detect_reasoning(template)
+        self._template, self.reasoning = template, detect_reasoning(template)
+        region = self.reasoning
+        self._implied = region is not None and implied_by(template, region)
         self._plan = lru_cache(maxsize=kept)(self._made)
+
+    @cached_property
+    def format(self) -> ToolCallFormat | None:
+        """The format that the template teaches."""
+        return detect_format(self._template)
 
     def plan(
         self,
@@ -105,7 +116,7 @@ class ChatPlanner:
                 f"parallel_tool_calls: found {parallel_tool_calls!r}, wanted True or False"
             )
         told = None if tool_format is None else format_of(tool_format)
-        kind = self.format if told is None and self.format is HARMONY else None
+        kind = HARMONY if told is None and taught_format(self._template) is HARMONY else None
         if offered and choice != "none":
             kind = told or self.format
             if kind is None:
@@ -140,7 +151,7 @@ class ChatPlanner:
             return self._channelled(told, choice, name, answer)
         tools, region = tools_of(json.loads(told)), self.reasoning
         ids = self._ids(kind)
-        leading = kind is not None and choice == "auto" and answer is not None
+        leading = False
         constraint: Grammar | TriggeredGrammar | None = answer
         if kind is not None and choice == "auto" and answer is None:
             constraint = TriggeredGrammar(
@@ -152,21 +163,20 @@ class ChatPlanner:
                 token_ids=ids,
             )
         else:
+            grammar = answer
             if kind is not None:
-                constraint = ToolCallGrammar(
-                    kind, tools, name=name, parallel=parallel, token_ids=ids
-                )
-            if leading:
-                constraint = answer_or_calls(
-                    answer, constraint, kind, [tool.name for tool in tools], token_ids=ids
-                )
-            if constraint is not None and region is not None:
-                constraint = with_reasoning(constraint, region, opened=opened, token_ids=ids)
+                grammar = ToolCallGrammar(kind, tools, name=name, parallel=parallel, token_ids=ids)
+                if answer is not None and choice == "auto":
+                    names, leading = [tool.name for tool in tools], True
+                    grammar = answer_or_calls(answer, grammar, kind, names, token_ids=ids)
+            if grammar is not None and region is not None:
+                grammar = with_reasoning(grammar, region, opened=opened, token_ids=ids)
+            constraint = grammar
         return ChatPlan(
             tools=tools,
             format=kind,
             reasoning=region,
-            reasoning_opened=opened,
+            reasoning_opened=opened or (constraint is None and self._implied),
             constraint=constraint,
             leading=leading,
             shown=ids,
@@ -200,6 +210,67 @@ class ChatPlanner:
             for text, token in found.items()
             if token is not None and token in self.bridge.special_ids
         }
+
+
+def detect_format(template: str) -> ToolCallFormat | None:
+    """The format that a chat template teaches its model, None where it teaches none that is known
+    here.
+
+    Told by what the template's source speaks of, and proven by what it writes for a call in the
+    conversation: where that reads as a call in another format, the other one is meant; where no
+    format reads it, none is known.
+    """
+    kind = taught_format(template)
+    written = None if kind is not None and _proven_by_source(kind) else _written_call(template)
+    if written is None or (kind is not None and _reads(kind, written)):
+        return kind
+    others = (each for each in FORMATS.values() if not _proven_by_source(each))
+    return next((each for each in others if _reads(each, written)), None)
+
+
+def _proven_by_source(kind: ToolCallFormat) -> bool:
+    """Whether what a template writes proves nothing: bare calls and channels depend on where they
+    stand.
+    """
+    return bool(kind.bare) or kind.style == "harmony"
+
+
+_PROBE = ToolCall("probe_tool", {"probe_key": "probe value"})
+
+
+def _written_call(template: str) -> str | None:
+    """What a template writes for a call that an assistant made, None where it writes none."""
+    tool = Tool(
+        _PROBE.name,
+        "a probe",
+        {"type": "object", "properties": {"probe_key": {"type": "string"}}},
+    ).listed()
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "probe question"}]
+    answered = {"role": "tool", "tool_call_id": _PROBE.id, "name": _PROBE.name, "content": "b"}
+    for arguments in (_PROBE.arguments, _PROBE.arguments_text):
+        call = _PROBE.message()
+        call["function"]["arguments"] = arguments
+        talk = [*asked, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        for messages in ([*talk, answered], talk):
+            try:
+                rendered = ChatTemplate(template)
+                before = rendered.render(asked, tools=[tool]).plain
+                text = rendered.render(messages, tools=[tool], add_generation_prompt=False).plain
+            except TemplateError:
+                continue
+            start = len(commonprefix([before, text]))
+            # back to the beginning of what the reply and the prompt share
+            text = text[text.rfind("probe question", 0, start) + len("probe question") :]
+            if "probe_key" in text and "probe value" in text:
+                return text
+    return None
+
+
+def _reads(kind: ToolCallFormat, text: str) -> bool:
+    """Whether a text reads as the probe's call in a format."""
+    _, calls, malformed = detect_calls(text, kind)
+    found = [(call.name, call.arguments) for call in calls]
+    return not malformed and found == [(_PROBE.name, _PROBE.arguments)]
 
 
 def plan_chat(template: str, prompt: str, bridge: TokenizerBridge, **options: Any) -> ChatPlan:

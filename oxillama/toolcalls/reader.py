@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -32,18 +32,29 @@ from oxillama.toolcalls.events import (
     call_id,
     joined,
 )
-from oxillama.toolcalls.formats import ARGS, CALL_ID, HARMONY, ToolCallFormat, format_of
+from oxillama.toolcalls.formats import (
+    ARGS,
+    CALL_ID,
+    DIGITS,
+    HARMONY,
+    KEY,
+    ToolCallFormat,
+    format_of,
+)
 
 SPACE = " \t\r\n"
 # In a template: the call's name as a JSON string, as a dotted name; a keyword of a call; a name as
 # tools may have it.
 NAME, WORD, KEYWORD, TITLE = "\x00\x01\x02\x03"
 _LONGEST = 256  # characters of a name
+_MOST_SPACES = 64  # white space in one place of a beginning: what is held back stays short
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """A beginning found at text[start:end]; kind "delimiter", "json" or "python"."""
+    """A beginning found at text[start:end]; kind "delimiter", "inner" (of a call whose block has no
+    opening), "json" or "python".
+    """
 
     start: int
     end: int
@@ -68,11 +79,12 @@ def _pattern(template: str) -> Pattern:
     whole, part = "", ""
     string, word = (
         rf'(?P<name>(?:[^"\\]|\\.){{0,{_LONGEST}}})',
-        rf"[A-Za-z_][\w.\-]{{0,{_LONGEST}}}",
+        rf"[^\W\d][\w.\-]{{0,{_LONGEST}}}",
     )
     for char in reversed(template):
         if char == " ":
-            whole, part = rf"[{SPACE}]*{whole}", rf"[{SPACE}]*(?:\Z|{part})"
+            spaces = rf"[{SPACE}]{{0,{_MOST_SPACES}}}"
+            whole, part = rf"{spaces}{whole}", rf"{spaces}(?:\Z|{part})"
         elif char == NAME:
             whole, part = rf'"{string}"{whole}', rf'(?:"{string}(?:\\?\Z|"(?P<closed>){part}))'
         elif char == WORD:
@@ -83,6 +95,8 @@ def _pattern(template: str) -> Pattern:
         elif char == TITLE:
             title = rf"[\w.\-]{{1,{_LONGEST}}}"
             whole, part = rf"(?P<name>{title}){whole}", rf"(?:\Z|{title}(?:\Z|{part}))"
+        elif char == DIGITS:
+            whole, part = rf"\d{{1,9}}{whole}", rf"(?:\Z|\d{{1,9}}(?:\Z|{part}))"
         elif char == KEYWORD:
             whole, part = rf"{word}{whole}", rf"(?:\Z|{word}(?:\Z|{part}))"
         else:
@@ -110,8 +124,10 @@ def bare_templates(format: ToolCallFormat, *, trigger: bool = False) -> tuple[st
 
 def head_pattern(format: ToolCallFormat) -> Pattern:
     """The pattern of what stands before the arguments of a headed call, from its lead to the
-    bracket after it.
+    bracket after it; of a call in tags, to what ends its name.
     """
+    if format.style == "tags":
+        return _pattern(f" {format.lead}{TITLE}{format.middle or ' <'}")
     return _pattern(f" {' '.join(format.lead.split())}{TITLE} {' '.join(format.middle.split())} {{")
 
 
@@ -127,15 +143,16 @@ def search(
     fresh: bool,
     templates: Sequence[str],
     names: Collection[str] | None = None,
-    opener: str | None = None,
+    openers: tuple[str, str] | None = None,
     leading: bool = False,
 ) -> tuple[Opening | None, int]:
     """(the first opening in the text, how much of the text before it is certainly none).
 
     fresh: the text begins where a bare call may stand. names: where given, a bare call of another
-    name is text. leading: only what stands there is an opening, a delimiter too.
+    name is text. openers: the format's `open` and `inner` as this text spells them. leading: only
+    what stands there is an opening, a delimiter too.
     """
-    opener = format.open if opener is None else opener
+    opener, inner = (format.open, format.inner) if openers is None else openers
     if fresh and templates:
         lead = len(text) - len(text.lstrip(SPACE))
         if lead == len(text):
@@ -145,18 +162,23 @@ def search(
             return Opening(lead, found, format.bare), lead
         if waiting:
             return None, lead
-    if not opener:
+    kinds = [(mark, kind) for mark, kind in ((opener, "delimiter"), (inner, "inner")) if mark]
+    if not kinds:
         return None, len(text)
     if leading:
         rest = text.lstrip(SPACE)
         lead = len(text) - len(rest)
-        if fresh and rest.startswith(opener):
-            return Opening(lead, lead + len(opener), "delimiter"), lead
-        return None, lead if fresh and opener.startswith(rest) else len(text)
-    at = text.find(opener)
-    if at >= 0:
-        return Opening(at, at + len(opener), "delimiter"), at
-    return None, len(text) - partial(text, opener)
+        for mark, kind in kinds:
+            if fresh and rest.startswith(mark):
+                return Opening(lead, lead + len(mark) * (kind == "delimiter"), kind), lead
+        waits = fresh and any(mark.startswith(rest) for mark, _ in kinds)
+        return None, lead if waits else len(text)
+    places = [(text.find(mark), mark, kind) for mark, kind in kinds]
+    found_at = [place for place in places if place[0] >= 0]
+    if found_at:
+        at, mark, kind = min(found_at)
+        return Opening(at, at + len(mark) * (kind == "delimiter"), kind), at
+    return None, len(text) - max(partial(text, mark) for mark, _ in kinds)
 
 
 def _bare(
@@ -392,13 +414,12 @@ class JsonCall:
             self._started, self._given = True, end
         if self._arguments is None:
             return
-        start, end = self._arguments
-        if self.done and end is None:
-            end = len(self.raw)
+        start, stop = self._arguments
+        if stop is None:
+            stop = len(self.raw)
         if self._given < start:
             self.events.append(Markup(self.raw[self._given : start]))
             self._given = start
-        stop = len(self.raw) if end is None else end
         if self._given < stop:
             start, self._given = self._given, stop
             self.events.append(
@@ -412,7 +433,8 @@ class JsonCall:
     def _spelled(self, start: int, end: int | None) -> str:
         """A stretch of the object as JSON text: control characters inside strings escaped."""
         end = len(self.raw) if end is None else end
-        parts, at = [], start
+        parts: list[str] = []
+        at = start
         for place in self._controls:
             if start <= place < end:
                 parts += self.raw[at:place], f"\\u{ord(self.raw[place]):04x}"
@@ -481,8 +503,8 @@ def _constant(name: str) -> None:
 _CLOSES = {")": "(", "]": "[", "}": "{"}
 _WORDS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 _SPACES = re.compile(r"[ \t\r\n]*")
-_WORD = re.compile(r"[A-Za-z_]\w*")
-_NAME = re.compile(r"[A-Za-z_][\w.\-]*")
+_WORD = re.compile(r"[^\W\d]\w*")
+_NAME = re.compile(r"[^\W\d][\w.\-]*")
 _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _ESCAPES = {
     "n": "\n",
@@ -504,11 +526,11 @@ _DEEPEST = 100
 
 class PythonCall:
     """One call from its name to its closing parenthesis; `prefix` (the opening bracket) belongs to
-    its beginning.
+    its beginning. method: the name is followed by a dot and this word (`f.call(...)`).
     """
 
-    def __init__(self, index: int, *, prefix: str = "") -> None:
-        self.index = index
+    def __init__(self, index: int, *, prefix: str = "", method: str = "") -> None:
+        self.index, self._method = index, method
         self.events: list[Event] = []
         self.raw = ""
         self.name = ""
@@ -552,7 +574,9 @@ class PythonCall:
             name = self.raw[:at].strip()
             if not _NAME.fullmatch(name):
                 raise Malformed(f"found {name[:40]!r} before '(', wanted a name")
-            self.name = name
+            if self._method and not name.endswith(f".{self._method}"):
+                raise Malformed(f"found {name[:40]!r}, wanted a name and '.{self._method}('")
+            self.name = name = name.removesuffix(f".{self._method}") if self._method else name
             self.events.append(
                 CallStarted(
                     self._prefix + self.raw[: at + 1], self.index, call_id(self.index), name
@@ -612,7 +636,8 @@ def keywords(text: str) -> dict[str, Any]:
 
 
 def _skip(text: str, at: int) -> int:
-    return _SPACES.match(text, at).end()
+    found = _SPACES.match(text, at)
+    return found.end() if found else at
 
 
 def _comma(text: str, at: int, close: str) -> int:
@@ -711,6 +736,175 @@ def _string(text: str, at: int) -> tuple[str, int]:
     return "".join(out), at + 1
 
 
+class TagCall:
+    """One call in tags, from behind its name to its end; `prefix` (what stands before, and the name)
+    belongs to its beginning, `schema` is that of the tool's parameters.
+
+    `feed` leaves what may be the beginning of a tag unread, to be given again.
+    """
+
+    def __init__(
+        self,
+        format: ToolCallFormat,
+        index: int,
+        name: str,
+        prefix: str,
+        schema: Mapping[str, Any] | None,
+    ) -> None:
+        self.format, self.index, self.name = format, index, name
+        self.events: list[Event] = [CallStarted(prefix, index, call_id(index), name)]
+        self.raw, self.done = "", False
+        self._schema = schema or {}
+        self._arguments: dict[str, Any] = {}
+        self._key: str | None = None
+        self._value: list[str] | None = None  # pieces of the value that is being read
+
+    def feed(self, text: str) -> int:
+        """Reads what belongs to the call; returns how many characters. Raises `Malformed`, having
+        read to where it shows.
+        """
+        at = 0
+        try:
+            while not self.done:
+                size = self._step(text, at)
+                if size is None:
+                    break
+                at += size
+        finally:
+            self.raw += text[:at]
+            if at:
+                self.events.append(CallArguments(text[:at], self.index, ""))
+        if self.done:
+            self._finish()
+        return at
+
+    def rest(self) -> str:
+        """What was read and not given out: nothing."""
+        return ""
+
+    def _step(self, text: str, at: int) -> int | None:
+        """How many characters the next part takes, None where it is not all there."""
+        if self._value is not None:
+            return self._in_value(text, at, self._value)
+        if self._key is not None:
+            return self._before_value(text, at)
+        space = _skip(text, at) - at
+        if space:
+            return space
+        kind, ends = self.format, self.format.tail or self.format.close
+        rest = text[at : at + max(len(ends), len(kind.key_lead))]
+        if rest.startswith(ends):
+            self.done = True
+            return len(kind.tail)
+        if ends.startswith(rest) or (
+            len(rest) < len(kind.key_lead) and kind.key_lead.startswith(rest)
+        ):
+            return None
+        if not rest.startswith(kind.key_lead):
+            raise Malformed(f"found other text, wanted {kind.key_lead} or {ends}")
+        start = at + len(kind.key_lead)
+        end = text.find(kind.key_tail, start)
+        if end < 0 or end - start > _LONGEST:
+            if len(text) - start > _LONGEST:
+                raise Malformed(
+                    f"a key is longer than {_LONGEST} characters, wanted {kind.key_tail}"
+                )
+            return None
+        key = text[start:end].strip()
+        if not key or key in self._arguments:
+            raise Malformed(f"key {key[:40]!r}: {'stands twice' if key else 'is empty'}")
+        self._key = key
+        if not kind.value_lead:
+            self._value = []
+        return end + len(kind.key_tail) - at
+
+    def _before_value(self, text: str, at: int) -> int | None:
+        lead = self.format.value_lead
+        space = _skip(text, at) - at
+        rest = text[at + space : at + space + len(lead)]
+        if rest == lead and space <= _MOST_SPACES:
+            self._value = []
+            return space + len(lead)
+        if not lead.startswith(rest) or space > _MOST_SPACES:
+            raise Malformed(f"found other text, wanted {lead}")
+        return None
+
+    def _in_value(self, text: str, at: int, value: list[str]) -> int | None:
+        key = self._key or ""
+        tail = self.format.value_tail.replace(KEY, key)
+        end = text.find(tail, at)
+        if end < 0:
+            sure = len(text) - partial(text[max(at, len(text) - len(tail)) :], tail)
+            value.append(text[at:sure])
+            return sure - at or None
+        value.append(text[at:end])
+        written = "".join(value)
+        if self.format.lines:
+            written = written.removeprefix("\n").removesuffix("\n")
+        schemas = self._schema.get("properties")
+        schema = schemas.get(key) if isinstance(schemas, Mapping) else None
+        self._arguments[key] = read_value(written, schema)
+        self._key = self._value = None
+        return end + len(tail) - at
+
+    def _finish(self) -> None:
+        call = ToolCall(self.name, self._arguments, call_id(self.index))
+        try:
+            call.arguments_text.encode()
+        except UnicodeEncodeError:
+            raise Malformed("a value holds half a surrogate pair") from None
+        self.events.append(CallArguments("", self.index, call.arguments_text))
+        self.events.append(CallFinished("", self.index, call))
+
+
+_Call = JsonCall | PythonCall | TagCall
+_PYTHON_WORDS = {"True": True, "False": False, "None": None}
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "string": lambda value: isinstance(value, str),
+    "boolean": lambda value: isinstance(value, bool),
+    "null": lambda value: value is None,
+    "object": lambda value: isinstance(value, dict),
+    "array": lambda value: isinstance(value, list),
+    "integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
+    "number": lambda value: isinstance(value, (int, float)) and not isinstance(value, bool),
+}
+
+
+def read_value(text: str, schema: Any = None) -> Any:
+    """The value of an argument that is written bare: of the types that the schema allows, a text is
+    itself, anything else is JSON (or Python's True, False, None). A text that is neither stays one;
+    where no types are given, what is no JSON or is a JSON string is a text.
+    """
+    kinds = types_of(schema)
+    if kinds == {"string"}:
+        return text
+    try:
+        value = _json(text.strip())
+    except Malformed:
+        value = _PYTHON_WORDS.get(text.strip(), text)
+    if isinstance(value, str) or (kinds and not any(_KINDS[kind](value) for kind in kinds)):
+        return text
+    return value
+
+
+def types_of(schema: Any) -> frozenset[str]:
+    """The JSON types that a schema says its values have; none where it does not say."""
+    if not isinstance(schema, Mapping):
+        return frozenset()
+    given = schema.get("type")
+    if isinstance(given, str) and given in _KINDS:
+        return frozenset({given})
+    if isinstance(given, list):
+        return frozenset(kind for kind in given if kind in _KINDS)
+    values = schema["enum"] if isinstance(schema.get("enum"), list) else []
+    values = [*values, schema["const"]] if "const" in schema else values
+    found = {kind for value in values for kind, fits in _KINDS.items() if fits(value)}
+    for keyword in ("anyOf", "oneOf"):
+        parts = [types_of(part) for part in schema.get(keyword) or ()]
+        found |= frozenset().union(*parts) if all(parts) else frozenset()
+    return frozenset(found)
+
+
 _HEADER = re.compile(
     rf"(?P<name>[\w.\-]{{1,256}})[{SPACE}]*(?:{re.escape(CALL_ID)}[^\[{{]{{0,256}})?(?:{re.escape(ARGS)})?[{SPACE}]*(?={{)"
 )
@@ -724,7 +918,9 @@ class ToolCallDetector:
 
     names: names of the tools on offer; where given, a bare call (one without an opening delimiter)
     of another name is text. leading: calls stand at the reply's beginning or nowhere. first_index:
-    number of the first call, for ids that go on from earlier rounds.
+    number of the first call, for ids that go on from earlier rounds. parameters: the schemas of the
+    tools' parameters by the tools' names, which tell texts from other values where a notation
+    writes both bare (`read_value`).
     """
 
     def __init__(
@@ -734,7 +930,11 @@ class ToolCallDetector:
         names: Collection[str] | None = None,
         first_index: int = 0,
         leading: bool = False,
+        parameters: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
+        self.place: Callable[[list[Event]], bool] = self._in_text
+        self._fresh = self._array = self._separated = False
+        self._calls = 0
         self.leading = leading
         self.format = format_of(format)
         self.names = None if names is None else frozenset(names)
@@ -743,11 +943,13 @@ class ToolCallDetector:
             raise ConfigError(
                 "tool call format harmony: is read by HarmonyReader, the whole reply is in that notation"
             )
+        self._parameters = {} if parameters is None else dict(parameters)
         self._templates = bare_templates(self.format)
-        self._head = head_pattern(self.format) if self.format.style == "headed" else None
+        headed = self.format.style in ("headed", "tags")
+        self._head = head_pattern(self.format) if headed else None
         self._tail: Pattern | None = None  # what may follow the last call
         self.buffer = ""
-        self._call: JsonCall | PythonCall | None = None
+        self._call: _Call | None = None
         self._enter("", "")
         self._leave(fresh=True)
 
@@ -793,6 +995,8 @@ class ToolCallDetector:
             opener = taken(self, opening.end)
             out.append(Markup(opener))
             self._enter(opener, self.format.close)
+        elif opening.kind == "inner":
+            self._enter("", "")
         else:
             self._enter("", "", python=opening.kind == "python")
         return True
@@ -807,9 +1011,8 @@ class ToolCallDetector:
         self._tail = None
         lead = len(self.buffer) - len(self.buffer.lstrip(SPACE))
         rest = self.buffer[lead:]
-        if not rest or (
-            self._close and len(rest) < len(self._close) and self._close.startswith(rest)
-        ):
+        ending = self._close or (self.format.close if self._head is not None else "")
+        if not rest or (len(rest) < len(ending) and ending.startswith(rest)):
             return False
         if self._close and rest.startswith(self._close):
             markup = taken(self, lead + len(self._close))
@@ -847,6 +1050,8 @@ class ToolCallDetector:
             and (not self._calls or self._separated)
         ):
             self._begin(PythonCall(self.index, prefix=taken(self, lead)))
+        elif self.format.bare == "json" and not self._calls and (char.isalpha() or char == "_"):
+            self._begin(PythonCall(self.index, prefix=taken(self, lead), method="call"))
         elif (
             self.format.header
             and not self._array
@@ -863,23 +1068,38 @@ class ToolCallDetector:
 
     def _next_headed(self, out: list[Event]) -> bool:
         """The name of a call whose arguments follow it, within what the format puts around it."""
-        match = self._head.whole.match(self.buffer) if self.format.lead or not self._calls else None
-        if match is not None:
+        head, several = head_pattern(self.format), bool(self.format.lead) or not self._calls
+        match = head.whole.match(self.buffer) if several else None
+        if match is not None and self.format.style == "tags":
+            end = match.end() - (not self.format.middle)
+            schema = self._parameters.get(match["name"])
+            prefix = taken(self, end)
+            self._begin(TagCall(self.format, self.index, match["name"], prefix, schema))
+        elif match is not None:
             self._tail = tail_pattern(self.format) if self.format.tail else None
             self._begin(
                 JsonCall(
                     self.format, self.index, name=match["name"], prefix=taken(self, match.end() - 1)
                 )
             )
-        elif self._head.part.match(self.buffer) and (self.format.lead or not self._calls):
+        elif several and head.part.match(self.buffer):
             return False
+        elif self._calls and not self._close:
+            self._leave_inner(out)
         else:
-            self._give_up(
-                out,
-                "",
-                f"found {self.buffer[:40]!r}, wanted {self.format.lead}name{self.format.middle}{{",
-            )
+            middle = self.format.middle.replace(DIGITS, "0")
+            reason = f"found no call, wanted {self.format.lead}name{middle}"
+            # without a block, what looked like the beginning of a call is given out at once
+            inner = "" if self._whole else taken(self, len(self.format.inner))
+            self._give_up(out, inner, reason)
         return True
+
+    def _leave_inner(self, out: list[Event]) -> None:
+        """Out of a block without an opening; it may have its closing text."""
+        lead = len(self.buffer) - len(self.buffer.lstrip(SPACE))
+        if self.format.close and self.buffer.startswith(self.format.close, lead):
+            self._mark(out, lead + len(self.format.close))
+        self._leave(fresh=False)
 
     def _in_header(self, out: list[Event]) -> bool:
         """`name[ARGS]` or `name[CALL_ID]...[ARGS]` before the arguments."""
@@ -894,9 +1114,12 @@ class ToolCallDetector:
         return False
 
     def _in_call(self, out: list[Event]) -> bool:
-        call, before = self._call, len(self._call.raw)
+        call = self._call
+        if call is None:
+            return False
+        before = len(call.raw)
         try:
-            taken(self, call.feed(self.buffer))
+            read = taken(self, call.feed(self.buffer))
         except Malformed as error:
             taken(self, len(call.raw) - before)
             self._note(out, call)
@@ -912,7 +1135,7 @@ class ToolCallDetector:
             self._call, self._whole = None, ""
             self.index += 1
             self._over()
-        return True
+        return bool(read) or call.done
 
     def _in_ruin(self, out: list[Event]) -> bool:
         """After a malformed call: everything to the end of the block is kept together."""
@@ -945,7 +1168,7 @@ class ToolCallDetector:
         """Back into text; fresh: a bare call may begin here."""
         self.place, self._fresh = self._in_text, fresh or self.leading
 
-    def _begin(self, call: JsonCall | PythonCall) -> None:
+    def _begin(self, call: _Call) -> None:
         self._call, self.place = call, self._in_call
 
     def _over(self) -> None:
@@ -956,7 +1179,7 @@ class ToolCallDetector:
         if self._named and not self._close:
             self._leave(fresh=False)
 
-    def _note(self, out: list[Event], call: JsonCall | PythonCall) -> None:
+    def _note(self, out: list[Event], call: _Call) -> None:
         """Gives out what a call has found."""
         out.extend(call.events)
         self._whole += "".join(event.raw for event in call.events)
@@ -984,7 +1207,8 @@ def _header_may_come(text: str) -> bool:
     """Whether a text that is no header yet may become one."""
     if len(text) > _HEADER_CHARACTERS:
         return False
-    rest = text[_NAMED.match(text).end() :]
+    named = _NAMED.match(text)
+    rest = text[named.end() :] if named else text
     if rest.startswith(CALL_ID):
         at = rest.find("[", len(CALL_ID))
         rest = "" if at < 0 and "{" not in rest else rest[max(at, 0) :]
@@ -1006,10 +1230,16 @@ def detector_of(format: str | ToolCallFormat, **options: Any) -> ToolCallDetecto
 
 
 def detect_calls(
-    text: str, format: str | ToolCallFormat, *, names: Collection[str] | None = None
+    text: str,
+    format: str | ToolCallFormat,
+    *,
+    names: Collection[str] | None = None,
+    parameters: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> tuple[str, list, list[CallMalformed]]:
-    """(the text without its calls, the calls, what began as a call and is none) of a whole reply."""
-    detector = detector_of(format, names=names)
+    """(the text without its calls, the calls, what began as a call and is none) of a whole reply;
+    `parameters` as `ToolCallDetector`'s.
+    """
+    detector = detector_of(format, names=names, parameters=parameters)
     events = detector.feed(text) + detector.finish()
     return (
         "".join(event.raw for event in events if isinstance(event, Text)),
@@ -1038,7 +1268,7 @@ class HarmonyReader:
     def __init__(self, *, first_index: int = 0) -> None:
         self.index = first_index
         self.buffer = ""
-        self.place = self._in_head
+        self.place: Callable[[list[Event]], bool] = self._in_head
         self._kind: type = Text
         self._call: JsonCall | None = None
         self._said = self._reason = ""  # of a call: what was given out of it, and why it is none
@@ -1114,7 +1344,10 @@ class HarmonyReader:
         return True
 
     def _in_call(self, out: list[Event]) -> bool:
-        call, before = self._call, len(self._call.raw)
+        call = self._call
+        if call is None:
+            return False
+        before = len(call.raw)
         try:
             taken(self, call.feed(self.buffer))
         except Malformed as error:

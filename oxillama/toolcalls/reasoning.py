@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from oxillama.errors import ConfigError
+from oxillama.tokenizer.provenance import marks_of
 from oxillama.toolcalls.events import Event, Markup, Reasoning, Text, joined
 from oxillama.toolcalls.reader import SPACE, partial
 
@@ -46,8 +47,20 @@ def detect_reasoning(template: str) -> ReasoningFormat | None:
 
 
 def opened_by(prompt: str, format: ReasoningFormat = THINK) -> bool:
-    """Whether a rendered prompt ends inside a region, which the reply then goes on with."""
-    return prompt.rstrip(SPACE).endswith(format.open)
+    """Whether a rendered prompt ends inside a region, which the reply then goes on with. What a
+    message says at the prompt's end opens none.
+    """
+    end = prompt.rstrip(SPACE)
+    return end.endswith(format.open) and 1 not in marks_of(end[-len(format.open) :])
+
+
+def implied_by(template: str, format: ReasoningFormat = THINK) -> bool:
+    """Whether the model of a chat template reasons without a beginning: DeepSeek R1 and its kin,
+    whose templates know regions by their end alone.
+    """
+    return (
+        "<｜Assistant｜>" in template and format.close in template and format.open not in template
+    )
 
 
 class ReasoningSplitter:
@@ -57,8 +70,9 @@ class ReasoningSplitter:
 
     def __init__(self, format: ReasoningFormat = THINK, *, opened: bool = False) -> None:
         self.format = format
+        self._lead: list[str] = []  # white space before anything else
         self._held = ""
-        self._place = "inside" if opened else "before"  # and "after"
+        self._place = "opened" if opened else "before"
 
     @property
     def over(self) -> bool:
@@ -69,9 +83,13 @@ class ReasoningSplitter:
         """The events that this piece makes certain."""
         if not isinstance(text, str):
             raise ConfigError(f"text: found {type(text).__name__}, wanted str")
+        if self._place in ("before", "opened") and not self._held:
+            rest = text.lstrip(SPACE)
+            self._lead.append(text[: len(text) - len(rest)])
+            text = rest
         self._held += text
         out: list[Event] = []
-        if self._place == "before":
+        if self._place in ("before", "opened"):
             self._before(out)
         if self._place == "inside":
             self._inside(out)
@@ -81,41 +99,53 @@ class ReasoningSplitter:
 
     @property
     def held(self) -> str:
-        """The end of the text that may be the beginning of a delimiter."""
-        return self._held
+        """The end of the text that may be the beginning of a delimiter, or white space before it."""
+        return "".join(self._lead) + self._held
 
     @property
     def place(self) -> str:
-        """Where it stands: "before" a region, "inside" or "after" it."""
+        """Where it stands: "before" a region, "opened" (at the beginning of one that the prompt has
+        opened), "inside" or "after" it.
+        """
         return self._place
 
     @classmethod
     def at(cls, format: ReasoningFormat, place: str, held: str) -> ReasoningSplitter:
         """A splitter that stands at a place and holds back the end of a text."""
-        if place not in ("before", "inside", "after") or not isinstance(held, str):
+        if place not in ("before", "opened", "inside", "after") or not isinstance(held, str):
             raise ConfigError(
-                f"reasoning: found {place!r} and {type(held).__name__}, wanted 'before', 'inside' or 'after' and a text"
+                f"reasoning: found {place!r} and {type(held).__name__}, wanted 'before', 'opened', 'inside' or 'after' and a text"
             )
         made = cls(format)
         made._place, made._held = place, held
+        if place in ("before", "opened"):
+            made._held = held.lstrip(SPACE)
+            made._lead.append(held[: len(held) - len(made._held)])
         return made
 
     def fork(self) -> ReasoningSplitter:
         """An independent splitter at the same place."""
-        return ReasoningSplitter.at(self.format, self._place, self._held)
+        return ReasoningSplitter.at(self.format, self._place, self.held)
 
     def finish(self) -> list[Event]:
         """What was held back: a region that was never closed is reasoning to its end."""
-        kind = Reasoning if self._place == "inside" else Text
+        kind = Reasoning if self._place in ("opened", "inside") else Text
+        self._with_lead()
         return joined([kind(self._take(len(self._held)))])
 
     def _before(self, out: list[Event]) -> None:
-        rest = self._held.lstrip(SPACE)
-        if rest.startswith(self.format.open):
-            out.append(Markup(self._take(len(self._held) - len(rest) + len(self.format.open))))
+        """At the beginning: the text that opens a region, though the prompt has opened it already."""
+        if self._held.startswith(self.format.open):
+            self._with_lead()
+            end = self._held.index(self.format.open) + len(self.format.open)
+            out.append(Markup(self._take(end)))
             self._place = "inside"
-        elif not self.format.open.startswith(rest):
-            self._place = "after"
+        elif not self.format.open.startswith(self._held):
+            self._with_lead()
+            self._place = "inside" if self._place == "opened" else "after"
+
+    def _with_lead(self) -> None:
+        self._held, self._lead = self.held, []
 
     def _inside(self, out: list[Event]) -> None:
         at = self._held.find(self.format.close)
@@ -138,7 +168,5 @@ def split_reasoning(
     """(the reasoning, the answer) of a whole reply, each as it is written, without the delimiters."""
     splitter = ReasoningSplitter(format, opened=opened)
     events = splitter.feed(text) + splitter.finish()
-    return tuple(
-        "".join(event.raw for event in events if isinstance(event, kind))
-        for kind in (Reasoning, Text)
-    )
+    reasoning = "".join(event.raw for event in events if isinstance(event, Reasoning))
+    return reasoning, "".join(event.raw for event in events if isinstance(event, Text))

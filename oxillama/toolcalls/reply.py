@@ -9,7 +9,7 @@ completion leaves out (around regions and calls) are held back until it is known
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,25 +117,34 @@ class Parts:
 class _Trimmed:
     """A text without some characters at its ends; `leading` keeps those at its beginning."""
 
-    __slots__ = ("_begun", "_chars", "held", "leading")
+    __slots__ = ("_begun", "_chars", "_held", "leading")
 
     def __init__(self, chars: str) -> None:
-        self._chars, self.held = chars, ""
+        self._chars = chars
+        self._held: list[str] = []
         self.leading = self._begun = False
+
+    @property
+    def held(self) -> str:
+        """What is held back: it may stand at the end."""
+        return "".join(self._held)
 
     def precede(self) -> None:
         """Something stands before the text, if it has not begun."""
         if not self._begun:
-            self.leading, self.held = False, ""
+            self.leading = False
+            self._held.clear()
 
     def feed(self, text: str) -> str:
         """What is now certain."""
-        text = self.held + text
         if not self._begun and not self.leading:
             text = text.lstrip(self._chars)
-        sure = text.rstrip(self._chars)
-        self.held = text[len(sure) :]
-        self._begun = self._begun or bool(sure)
+        kept = text.rstrip(self._chars)
+        sure = ""
+        if kept:
+            sure, self._begun = self.held + kept, True
+            self._held.clear()
+        self._held.append(text[len(kept) :])
         return sure
 
 
@@ -178,6 +187,7 @@ class ReplyParser:
         names: Collection[str] | None = None,
         first_index: int = 0,
         leading: bool = False,
+        parameters: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self._splitter = (
             None if reasoning is None else ReasoningSplitter(reasoning, opened=reasoning_opened)
@@ -185,7 +195,9 @@ class ReplyParser:
         self._detector = (
             None
             if format is None
-            else detector_of(format, names=names, first_index=first_index, leading=leading)
+            else detector_of(
+                format, names=names, first_index=first_index, leading=leading, parameters=parameters
+            )
         )
         self._events: list[Event] = []
 

@@ -216,12 +216,12 @@ def faults(
     for part in schema.get("allOf", ()):
         found += faults(value, part, root=root, where=where, depth=depth + 1)
     for keyword in ("anyOf", "oneOf"):
-        parts = [
+        parts: list[list[str]] = [
             faults(value, part, root=root, where=where, depth=depth + 1)
             for part in schema.get(keyword, ())
         ]
         if parts and all(parts):
-            found += min(parts, key=len)
+            found += sorted(parts, key=len)[0]
     return found[:_MOST]
 
 

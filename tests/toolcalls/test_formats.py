@@ -34,11 +34,51 @@ def test_templates_of_published_models_tell_their_format(cases, name):
         ("{{ '<|tool_call|>' }}", "granite"),
         ("{{ '<｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>' + arguments }}", "deepseek-3.1"),
         ("reply <function=example_name>{...}</function>", "function-tag"),
-        ("<tool_call>\n<function=name>\n<parameter=a>", None),
-        ("<tool_call>name\n<arg_key>a</arg_key>", None),
+        ("<tool_call>\n<function=name>\n<parameter=a>", "qwen-coder"),
+        ("<function=name>\n<parameter=a>", None),
+        ("<tool_call>name\n<arg_key>a</arg_key>", "glm"),
+        ('<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">', "minimax-m2"),
+        (']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="f">', "minimax-m3"),
+        ("<seed:tool_call>\n<function=f>\n<parameter=a>", "seed-oss"),
+        ("<|im_system|>tool_declare<|im_middle|>", "kimi-k2"),
+        ("within <tool_call></tool_call> tags: <tool_calls>[{}]</tool_calls>", "apriel"),
+        ("use <TOOLCALL>[{}]</TOOLCALL>", "nemotron"),
         ("{{ messages }}", None),
     ],
 )
 def test_small_templates_tell_their_format(source, name):
+    found = detect_format(source)
+    assert (found.name if found else None) == name
+
+
+@pytest.mark.parametrize(
+    ("spelled", "name"),
+    [
+        (
+            '<tool_calls>[{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}}]</tool_calls>',
+            "apriel",
+        ),
+        (
+            '<tool_call>{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}}</tool_call>',
+            "qwen",
+        ),
+        (
+            "<tool_call>{{ c.name }}{% for k, v in c.arguments | items %}<arg_key>{{ k }}</arg_key>"
+            "<arg_value>{{ v }}</arg_value>{% endfor %}</tool_call>",
+            "glm",
+        ),
+        (
+            '<unheard>{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}}</unheard>',
+            None,
+        ),
+        ("<tool_call>{{ c.name }}: {{ c.arguments | tojson }}</tool_call>", None),
+    ],
+)
+def test_what_a_template_writes_for_a_call_counts_whatever_it_speaks_of(spelled, name):
+    source = (
+        "{# <tool_call> #}{% for m in messages %}{% if m.tool_calls %}{% set c = m.tool_calls[0].function %}"
+        "<|im_start|>assistant\n" + spelled + "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% endif %}<|im_end|>\n{% endfor %}"
+    )
     found = detect_format(source)
     assert (found.name if found else None) == name

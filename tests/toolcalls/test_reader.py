@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from oxillama.errors import ConfigError
@@ -19,6 +19,8 @@ from oxillama.toolcalls import (
     detect_calls,
 )
 from oxillama.toolcalls.events import joined
+from oxillama.toolcalls.formats import DIGITS, KEY
+from oxillama.toolcalls.reader import read_value
 
 FEW = settings(max_examples=60, deadline=None)
 PIECES = [
@@ -117,9 +119,26 @@ def spell(format, found):
     if format == "mistral-args":
         return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(args)}" for name, args in found)
     kind = FORMATS[format]
-    if kind.style == "headed":
+    if kind.style == "tags":
+        line = "\n" if kind.lines else ""
         spelled = [
-            f"{kind.lead}{name}{kind.middle}{json.dumps(args)}{kind.tail}" for name, args in found
+            f"{kind.lead}{name}{kind.middle}"
+            + "".join(
+                f"{kind.key_lead}{key}{kind.key_tail}{kind.value_lead}{line}"
+                f"{value if isinstance(value, str) else json.dumps(value)}{line}"
+                f"{kind.value_tail.replace(KEY, key)}\n"
+                for key, value in args.items()
+            )
+            + kind.tail
+            for name, args in found
+        ]
+        if kind.together:
+            return f"{kind.open}\n" + "\n".join(spelled) + f"\n{kind.close}"
+        return "\n".join(f"{kind.open}{each}\n{kind.close}" for each in spelled)
+    if kind.style == "headed":
+        middle = kind.middle.replace(DIGITS, "3")
+        spelled = [
+            f"{kind.lead}{name}{middle}{json.dumps(args)}{kind.tail}" for name, args in found
         ]
         return (
             kind.open + "\n".join(spelled) + kind.close
@@ -154,7 +173,13 @@ def test_joined_raw_texts_are_the_input_and_pieces_do_not_matter(format, text, c
     st.lists(st.integers(0, 500), max_size=12),
 )
 def test_calls_come_out_as_they_were_written(format, found, cuts):
-    out = events(format, split(spell(format, found), cuts))
+    parameters = {}
+    for name, args in found:  # what is a text in one call is one in all
+        for key, value in args.items():
+            kind = {"type": "string"} if isinstance(value, str) else {}
+            known = parameters.setdefault(name, {"properties": {}})["properties"]
+            assume(known.setdefault(key, kind) == kind)
+    out = events(format, split(spell(format, found), cuts), parameters=parameters)
     assert [
         (event.call.name, event.call.arguments) for event in out if isinstance(event, CallFinished)
     ] == found
@@ -354,3 +379,76 @@ def test_doors_refuse_what_is_no_text_or_format():
     for arguments in (("",), ("x", "x"), (" x",)):
         with pytest.raises(ConfigError):
             Custom(*arguments)
+
+
+# Texts as the models write them: several calls, values over lines, values that look like others.
+WRITTEN = {
+    "qwen-coder": "Sure.\n<tool_call>\n<function=f>\n<parameter=a>\nx < 1\n  y\n</parameter>\n"
+    "<parameter=b>\n7\n</parameter>\n</function>\n</tool_call>",
+    "seed-oss": "Sure.<seed:tool_call>\n<function=f>\n<parameter=a>x < 1\n  y</parameter>\n"
+    "<parameter=b>7</parameter>\n</function>\n</seed:tool_call>",
+    "glm": "Sure.\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x < 1\n  y</arg_value>\n"
+    "<arg_key>b</arg_key>\n<arg_value>7</arg_value>\n</tool_call>",
+    "minimax-m2": 'Sure.\n<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">x < 1\n  y</parameter>\n'
+    '<parameter name="b">7</parameter>\n</invoke>\n</minimax:tool_call>',
+    "minimax-m3": 'Sure.\n]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="f">]<]minimax[>[<a>x < 1\n  y'
+    "]<]minimax[>[</a>]<]minimax[>[<b>7]<]minimax[>[</b>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+    "kimi-k2": "Sure.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:12<|tool_call_argument_begin|>"
+    '{"a": "x < 1\\n  y", "b": 7}<|tool_call_end|><|tool_calls_section_end|>',
+    "apriel": 'Sure.\n<tool_calls>[{"name": "f", "arguments": {"a": "x < 1\\n  y", "b": 7}, "id": "1"}]</tool_calls>',
+    "nemotron": 'Sure.<TOOLCALL>[{"name": "f", "arguments": {"a": "x < 1\\n  y", "b": 7}}]</TOOLCALL>',
+    "llama3": 'Sure.<|python_tag|>f.call(a="x < 1\\n  y", b=7)',
+    # without the marker that opens the block
+    "deepseek": 'Sure.<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": "x < 1\\n  y", "b": 7}\n```<｜tool▁call▁end｜>',
+    "deepseek-3.1": 'Sure.<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": "x < 1\\n  y", "b": 7}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+}
+PARAMETERS = {"f": {"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}}
+
+
+@pytest.mark.parametrize("format", WRITTEN)
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_calls_as_the_models_write_them(format, size):
+    text = WRITTEN[format]
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    out = events(format, pieces, parameters=PARAMETERS)
+    calls = [(e.call.name, e.call.arguments) for e in out if isinstance(e, CallFinished)]
+    assert calls == [("f", {"a": "x < 1\n  y", "b": 7})]
+    assert "".join(e.raw for e in out if isinstance(e, Text)).strip() == "Sure."
+    assert not any(isinstance(e, CallMalformed) for e in out)
+
+
+def test_keywords_of_a_call_may_have_any_letters():
+    found = [("f", {"é": 1, "größe_2": "x"})]
+    assert detect_calls("[f(é=1, größe_2='x')]", "pythonic")[1][0].arguments == found[0][1]
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "value"),
+    [
+        ("7", {"type": "string"}, "7"),
+        ("7", {"type": "integer"}, 7),
+        ("7", {}, 7),
+        ("7", None, 7),
+        ("null", {"type": ["string", "null"]}, None),
+        ("True", {"type": "boolean"}, True),
+        ("[1]", {"type": "string"}, "[1]"),
+        ("[1]", {"anyOf": [{"type": "array"}, {"type": "null"}]}, [1]),
+        ('"x"', {}, '"x"'),
+        ("x", {"type": "integer"}, "x"),
+        ("1", {"enum": ["1", "2"]}, "1"),
+        (" a ", {}, " a "),
+    ],
+)
+def test_a_bare_value_is_read_as_its_schema_says(text, schema, value):
+    made = read_value(text, schema)
+    assert made == value and type(made) is type(value)
+
+
+@pytest.mark.parametrize("format", sorted(set(FORMATS) - {"harmony"}))
+@pytest.mark.parametrize("start", ["", "{", "[f(", '{"name"'])
+def test_white_space_without_end_is_held_back_in_no_more_than_a_few_characters(format, start):
+    detector = ToolCallDetector(format, names=["f"])
+    detector.feed(start)
+    for _ in range(2000):
+        detector.feed(" ")
+        assert len(detector.buffer) < 300

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from oxillama.errors import ConfigError
 from oxillama.grammar import Grammar
+from oxillama.tokenizer import ChatTemplate
 from oxillama.toolcalls import (
     THINK,
     Markup,
@@ -23,6 +24,7 @@ from oxillama.toolcalls import (
     with_reasoning,
 )
 from oxillama.toolcalls.events import joined
+from oxillama.toolcalls.reasoning import implied_by
 
 texts = st.lists(
     st.sampled_from(
@@ -189,3 +191,35 @@ def test_doors_refuse_what_is_no_format_or_text():
         ReasoningFormat("", "x")
     with pytest.raises(ConfigError, match="int, wanted str"):
         ReasoningSplitter().feed(1)
+
+
+def test_a_region_that_the_prompt_has_opened_may_be_opened_again_by_the_reply():
+    for text in ("<think>\na</think>b", " <think>a</think>b", "a</think>b"):
+        for size in (1, 100):
+            splitter, out = ReasoningSplitter(opened=True), []
+            for at in range(0, len(text), size):
+                out += splitter.feed(text[at : at + size])
+            out += splitter.finish()
+            assert "".join(event.raw for event in out) == text
+            said = "".join(event.raw for event in out if isinstance(event, Reasoning)).strip()
+            assert said == "a" and "".join(e.raw for e in out if isinstance(e, Text)) == "b"
+
+
+def test_what_a_message_says_at_the_end_of_a_prompt_opens_no_region():
+    template = ChatTemplate("{{ messages[0].content }}{{ end }}")
+    talk = [{"role": "user", "content": "so <think>"}]
+    assert not opened_by(template.render(talk))
+    assert opened_by(ChatTemplate("{{ messages[0].content }}<think>\n").render(talk))
+
+
+def test_r1_reasons_without_a_beginning_where_its_template_writes_none():
+    source = "<｜Assistant｜>{{ messages[0].content.split('</think>') | last }}"
+    assert implied_by(source) and not implied_by(source + "<think>")
+    assert not implied_by("{{ messages[0].content.split('</think>') | last }}")
+
+
+def test_white_space_before_a_region_is_read_once():
+    splitter = ReasoningSplitter()
+    for _ in range(3000):
+        assert splitter.feed(" ") == [] and splitter._held == ""
+    assert [type(event) for event in splitter.feed("<think>a")] == [Markup, Reasoning]

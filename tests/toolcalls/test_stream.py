@@ -20,7 +20,7 @@ TOOLS = [
         "parameters": {
             "properties": {
                 "a": {"type": "array", "items": {"type": "integer"}},
-                "s": {"type": "string"},
+                "s": {"type": "string", "maxLength": 20},
             }
         },
     },
@@ -61,7 +61,7 @@ def a_call(format: str, random: Random) -> str:
             allowed = [each for each in letters if state.allows_token(each)] or [
                 each for each in map(bytes, zip(range(256))) if state.allows_token(each)
             ]
-            piece = allowed[0] if len(text) > 200 else random.choice(allowed)
+            piece = random.choice((allowed[0], allowed[-1]) if len(text) > 300 else allowed)
         state.advance(piece)
         text += piece
     return text.decode()
