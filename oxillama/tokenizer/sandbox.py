@@ -569,7 +569,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 elif isinstance(value, (str, bytes)):
                     self.charge(calls=len(value) >> 10)
             if growth is not None:
-                self.charge(made=growth(*args, **kwargs))
+                own = (Environment, Context, EvalContext)  # what Jinja passes before the value
+                given = args[1:] if isinstance(args[0], own) else args
+                self.charge(made=growth(*given, **kwargs))
             if name in _TEXTUAL:
                 args = tuple(map(self._textual, args))
             made = function(*args, **kwargs)

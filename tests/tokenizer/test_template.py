@@ -187,6 +187,35 @@ def test_calls_in_a_loop_are_those_outside_of_one(call, wanted):
     assert ChatTemplate(outside).render(HI) == wanted
 
 
+@pytest.mark.parametrize(
+    ("expression", "wanted"),
+    [
+        ("[1, 2, 3] | slice(2) | list", "[[1, 2], [3]]"),
+        ("[1, 2, 3] | batch(2, 0) | list", "[[1, 2], [3, 0]]"),
+        ("'a b' | title", "A B"),
+        ("'a b' | wordcount", "2"),
+        ("1.25 | round(1)", "1.2"),
+        ("'<' | e", "&lt;"),
+        ("'<b>x</b>' | striptags", "x"),
+        ("'a\nb' | indent(1)", "a\n b"),
+        ("'aa' | replace('a', 'b', 1)", "ba"),
+        ("{'a': [1]} | tojson(indent=1)", '{\n "a": [\n  1\n ]\n}'),
+        ("'abcdef' | truncate(3, true, '', 0)", "abc"),
+        ("[3, 1] | sort | join('-')", "1-3"),
+        ("[1, 2] | map('string') | join", "12"),
+        ("[1, 2, 3] | select('odd') | list", "[1, 3]"),
+        ("[1, 2] | sum", "3"),
+        ("'ab' | reverse", "ba"),
+        ("'ab' | first ~ 'ab' | last", "ab"),
+        ("{'b': 1, 'a': 2} | dictsort", "[('a', 2), ('b', 1)]"),
+        ("[1, 1] | unique | list", "[1]"),
+        ("'a' | attr('upper')()", "A"),
+    ],
+)
+def test_filters_do_what_they_do_elsewhere(expression, wanted):
+    assert ChatTemplate(f"{{{{ {expression} }}}}").render(HI) == wanted
+
+
 def test_no_operation_makes_what_was_not_counted(monkeypatch):
     """Every filter and every method, over large values and with huge arguments, under a budget of
     256 KiB: refused, or done in memory of that order.
