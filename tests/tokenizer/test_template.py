@@ -99,10 +99,10 @@ def test_hostile_templates_of_the_cases_end_soon_in_little_memory(cases, tmp_pat
     ],
 )
 def test_what_a_template_may_not_do_is_a_template_error(source):
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(TemplateError):
         ChatTemplate(source).render(HI)
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
 
 
 def test_templates_are_set_up_as_their_authors_expect():
