@@ -8,7 +8,7 @@ from oxillama.embedded import embedded_path
 
 ROOT = Path(__file__).resolve().parents[1]
 CODE = """
-import os, sys
+import os, random, sys
 sys.modules["fcntl"] = None
 for name in ("register_at_fork", "pwritev", "getuid", "O_NONBLOCK", "O_CLOEXEC", "O_NOFOLLOW"):
     if hasattr(os, name):
