@@ -67,6 +67,12 @@ class EngineError(OxillamaError, RuntimeError):
     """The engine cannot serve: closed, failed, forked, or without a model."""
 
 
+class QueueFull(EngineError):
+    """As many requests wait as the scheduler's `max_waiting` allows; asked again later, the engine
+    may take it.
+    """
+
+
 class RewindError(EngineError):
     """A past cannot be cut back to the position asked for; `NotSupported` and `PositionBeyondEnd`
     say why.

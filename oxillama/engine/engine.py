@@ -11,8 +11,12 @@ tokens into text. Callers never touch what the loop owns but under `lock`, which
 hold during a step.
 
 Errors: what one request does wrong (nothing left to sample, a page pool too small for it) ends that
-request. Whatever else is raised in the loop fails every request in flight with that cause, and
-every door afterwards says so.
+request. Where memory is refused, the requests of that step end with the MemoryError, and the loop
+goes on. Whatever else is raised in the loop fails every request in flight with that cause, and
+every call afterwards says so.
+
+Python functions that callers bring (logits processors, listeners, drafters) run in threads beside
+the loop (`workers`): their request waits for them, others do not.
 """
 
 from __future__ import annotations
@@ -23,16 +27,16 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from oxillama.engine.batching import Batcher
 from oxillama.engine.costs import StepCosts, measured
+from oxillama.engine.deadlines import Deadlines
 from oxillama.engine.drafters import Drafters
 from oxillama.engine.harvest import Harvest
 from oxillama.engine.metrics import EngineMetrics, MetricsSnapshot
@@ -45,9 +49,18 @@ from oxillama.engine.room import Room
 from oxillama.engine.scheduler import Scheduler, SchedulerConfig, State, Ticket
 from oxillama.engine.session import Session
 from oxillama.engine.speculation import propose
-from oxillama.errors import Cancelled, ConfigError, ContextError, EngineError, SnapshotIncompatible
+from oxillama.engine.workers import Workers
+from oxillama.errors import (
+    Cancelled,
+    ConfigError,
+    ContextError,
+    EngineError,
+    QueueFull,
+    SnapshotIncompatible,
+)
 
 _CLOSE = object()
+STALL_SECONDS = 1.0  # that others wait for the pages of one whose function does not return
 _BUSY = "session: a request is running on it, wanted an idle session"
 
 _RUNNING: weakref.WeakSet[EngineCore] = weakref.WeakSet()
@@ -105,12 +118,22 @@ class EngineCore:
         )
         room.scheduler = self._scheduler
         self._register = Register(
-            self.pool, room, self._scheduler, self.counters, program.vocab_size
+            self.pool, room, self._scheduler, self.counters, program.vocab_size, self._tell_end
         )
-        self._harvest = Harvest(
-            room, self._register, self._scheduler, self.counters, context_size=context_size
-        )
+        # (function, request, ...) for the loop to call
         self._inbox: SimpleQueue = SimpleQueue()
+        self._workers = Workers()
+        self._deadlines = Deadlines(self._expire)
+        self._harvest = Harvest(
+            room,
+            self._register,
+            self._scheduler,
+            self.counters,
+            context_size=context_size,
+            workers=self._workers,
+            post=self._inbox.put,
+        )
+        self._stalled = False  # nothing can be planned before something comes into the inbox
         self._thread: threading.Thread | None = None
         self._failure: EngineError | None = None
         self._plan: list[tuple[Ticket, int]] = []
@@ -150,7 +173,7 @@ class EngineCore:
         """Raise EngineError where waiting for a step would never end: in the loop itself, and where
         this thread holds the steps back.
         """
-        if threading.current_thread() is self._thread:
+        if threading.current_thread() is self._thread or self._workers.mine:
             raise EngineError(
                 "engine: its own loop (a processor, a listener) would wait for itself, wanted another thread"
             )
@@ -197,6 +220,7 @@ class EngineCore:
                 raise ContextError(
                     f"prompt: {len(session.tokens)} tokens, the context holds {self.context_size}"
                 )
+            self._check_queue(1 + len(request.siblings))
             # first: where none can be started, nothing has begun
             if self._thread is None:
                 thread = threading.Thread(target=self._loop, name="oxillama engine", daemon=True)
@@ -208,11 +232,25 @@ class EngineCore:
                 self._register.in_flight.add(each)
                 each.submitted_at = time.perf_counter()
                 self.counters.started += 1
-        self._inbox.put(partial(self._harvest.begin, request))
+        for each in (request, *request.siblings):
+            if each.timeout is not None:
+                self._deadlines.add(each, each.timeout)
+        self._inbox.put((self._harvest.begin, request))
         # the loop may have ended between the check and the inbox
         if self._failure is not None or self._closed:
             self._abandon()
         return request
+
+    def _check_queue(self, more: int) -> None:
+        """Raise QueueFull where so many more requests would be beyond the scheduler's bound."""
+        limits, flying = self._scheduler.config, len(self._register.in_flight)
+        if limits.max_waiting is None or flying + more <= limits.max_sequences + limits.max_waiting:
+            return
+        self.counters.refused += more
+        raise QueueFull(
+            f"engine: {flying} requests in flight and {more} more, max_sequences {limits.max_sequences} run "
+            f"and max_waiting {limits.max_waiting} wait at most"
+        )
 
     def keep(self, session: Session) -> Session:
         """Count a session among those that may keep pages while idle; until it is dropped, or
@@ -259,7 +297,7 @@ class EngineCore:
         for request in [
             each
             for each in tuple(self._register.in_flight)
-            if each.session is session and each.cancelled
+            if each.session is session and each.stopping
         ]:
             request.wait()
 
@@ -360,6 +398,8 @@ class EngineCore:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
         self._abandon()
+        self._deadlines.close()
+        self._workers.close()
         self.drafters.close()
         mine = thread is threading.current_thread() or self.held_by == threading.get_ident()
         # another engine's draft may be in a step over these pages
@@ -379,6 +419,8 @@ class EngineCore:
             self._closed = True
             self._flag.set()
             self._inbox.put(_CLOSE)
+            self._deadlines.close()
+            self._workers.close()
 
     # ---- the loop
     # --------------------------------------------------------------------------------------------------------
@@ -387,19 +429,33 @@ class EngineCore:
         inbox, scheduler = self._inbox, self._scheduler
         try:
             while True:
-                while scheduler.idle or not inbox.empty():
-                    command = inbox.get()
+                while scheduler.idle or self._stalled or not inbox.empty():
+                    try:
+                        command = inbox.get(timeout=STALL_SECONDS if self._stalled else None)
+                    except Empty:
+                        command = (scheduler.evict_parked,)
+                    self._stalled = False
                     if command is _CLOSE:
                         return
                     with self.lock:
-                        command()
+                        self._obey(command)
                     # it knows its request, which whoever asked may have forgotten
                     command = None
-                self._tick()
+                try:
+                    self._tick()
+                except MemoryError as refused:
+                    self._survive(refused)
         except BaseException as error:  # the loop must never end without everybody being told
             self._fail(error)
         finally:
             self._abandon()
+
+    def _obey(self, command: tuple) -> None:
+        """Call what came through the inbox; its request ends where memory is refused for it."""
+        try:
+            command[0](*command[1:])
+        except MemoryError as refused:
+            self._register.end_step([each for each in command[1:2] if each is not None], refused)
 
     def _tick(self) -> None:
         """One step, from the plan to the callers."""
@@ -409,13 +465,14 @@ class EngineCore:
             plan = self._scheduler.schedule()
             if not plan:
                 self._register.end_starved()
+                self._stalled = self._scheduler.parked > 0
                 return
+            self._plan = plan
             batch, hidden = self._batch(plan)
             self._flag.clear()
-            self._plan = plan
-            if self._closed or any(ticket.owner.cancelled for ticket, _ in plan):
+            if self._closed or any(ticket.owner.stopping for ticket, _ in plan):
                 self._plan = []
-                self._register.end_cancelled()
+                self._register.end_stopped()
                 return
         start = time.perf_counter()
         try:
@@ -425,20 +482,38 @@ class EngineCore:
                 )
                 now = time.perf_counter()
                 with self.lock:
-                    self._plan = []
                     self._harvest.reap(plan, out, start, now, usual=self.program.usual)
+                    self._plan = []
         except Cancelled:
             with self.lock:
                 self._plan = []
-                self._register.end_cancelled()
+                self._register.end_stopped()
+
+    def _survive(self, refused: MemoryError) -> None:
+        """Memory was refused in a step: its requests end of that. Before there was a plan, it is
+        the one that pages were sought for, else everybody who runs, or waits where nobody does.
+        """
+        with self.lock:
+            scheduler = self._scheduler
+            asking, plan = scheduler.asking, self._plan
+            scheduler.asking, self._plan = None, []
+            tickets = [ticket for ticket, _ in plan] or ([asking] if asking is not None else [])
+            tickets = tickets or [*scheduler.prefilling, *scheduler.decoding]
+            self._register.end_step(
+                [each.owner for each in tickets or list(scheduler.waiting)], refused
+            )
 
     def _draft(self) -> None:
         """Candidates for those who speculate. Not under the lock: a draft model takes its time, and
         what it reads is the loop's alone.
         """
         harvest, register = self._harvest, self._register
-        live = [request for request in register.wanting if request.ticket.state is State.DECODING]
-        register.wanting = {}
+        live = [
+            request
+            for request in register.wanting
+            if request.ticket.state is State.DECODING and not request.ticket.parked
+        ]
+        register.wanting = {each: None for each in register.wanting if each.ticket.parked}
         if not rewindable(self.memory):  # what was run cannot be unsaid: a row at a time
             for request in live:
                 request.speculation.fallbacks += 1
@@ -474,12 +549,24 @@ class EngineCore:
         """From any thread: the request ends within a few milliseconds; a step that is mostly its
         own is stopped.
         """
-        request.cancelled = True
+        self._stop(request, "cancelled")
+
+    def _expire(self, request: Request) -> None:
+        """From the thread of deadlines: the time of a request is over."""
+        self._stop(request, "timeout")
+
+    def _stop(self, request: Request, reason: str) -> None:
+        request.stopping = request.stopping or reason
         plan = self._plan
         own = sum(rows for ticket, rows in plan if ticket.owner is request)
         if 2 * own >= sum(rows for _, rows in plan) > 0:
             self._flag.set()
-        self._inbox.put(partial(self._register.end, request, "cancelled"))
+        self._inbox.put((self._register.end, request, request.stopping))
+
+    def _tell_end(self, request: Request) -> None:
+        """Call the listeners of a request that has ended, beside the loop."""
+        with suppress(RuntimeError):  # no thread to be had: nobody is told
+            self._workers.run(request.tell_end)
 
     def _fail(self, error: BaseException) -> None:
         """The loop broke: everybody in flight learns why, and so does whoever comes later."""

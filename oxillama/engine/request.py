@@ -4,6 +4,8 @@
 The engine's loop appends to a request and tells its listeners; callers read from any thread, or
 from an event loop, and wait for nobody else's lock. Nothing is lost between looking and listening:
 a listener is registered first and looks afterwards.
+
+A listener runs in a thread beside the loop: its request waits for it, others do not.
 """
 
 from __future__ import annotations
@@ -89,22 +91,25 @@ class Request:
     """
 
     __slots__ = (
+        "__weakref__",
         "_cancel",
         "_done",
         "_listeners",
         "_lock",
         "_may_wait",
+        "_outside",
         "_pid",
+        "_telling",
         "admitted_at",
         "beams",
         "before",
         "cache",
         "cached",
-        "cancelled",
         "delivered",
         "error",
         "events",
         "finish_reason",
+        "first_at",
         "follows",
         "generated",
         "hidden",
@@ -114,8 +119,10 @@ class Request:
         "max_tokens",
         "min_tokens",
         "on_rows",
+        "owed",
         "owner",
         "pieces",
+        "priority",
         "prompt_logprobs",
         "prompt_tokens",
         "read",
@@ -126,12 +133,15 @@ class Request:
         "siblings",
         "speculation",
         "stop_ids",
+        "stopping",
         "submitted_at",
         "takes_forced",
         "ticket",
+        "timeout",
         "token_at",
         "truncated",
         "value",
+        "waits_for",
     )
 
     def __init__(
@@ -176,18 +186,36 @@ class Request:
         self.value: Any = None  # what kinds other than "generate" produce
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
-        self.cancelled = False
+        # why the loop is to end it: "cancelled" or "timeout"
+        self.stopping: str | None = None
+        self.priority = 0  # the lower number goes first
+        self.timeout: float | None = None  # seconds from submit
+        # the call beside the loop that its next token waits for
+        self.waits_for: object = None
+        self.owed = 0  # calls of listeners beside the loop that are to come
         self.read: Callable[[Completion], Completion] | None = None  # reads a chat's reply
         # makes a reader of the pieces of a chat's reply
         self.events: Callable[[], Any] | None = None
         self.ticket: Any = None
         self.follows: tuple | None = None
-        self.submitted_at = self.admitted_at = self.token_at = 0.0
+        self.submitted_at = self.admitted_at = self.first_at = self.token_at = 0.0
         self._cancel, self._may_wait = cancel, may_wait
         self._done = threading.Event()
         self._listeners: tuple[Callable[[], None], ...] = ()
+        self._outside: tuple[Callable[[], None], ...] = ()  # listeners that run beside the loop
+        self._telling = threading.Lock()  # one call of those at a time
         self._lock = threading.Lock()
         self._pid = os.getpid()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was asked to stop by `cancel`."""
+        return self.stopping == "cancelled"
+
+    @property
+    def outside(self) -> bool:
+        """Whether Python functions of its caller run between its tokens, beside the loop."""
+        return bool(self._outside or (self.session.sampler and self.session.sampler.processors))
 
     @property
     def done(self) -> bool:
@@ -202,7 +230,8 @@ class Request:
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the end; the `Completion` (or the value of other kinds).
 
-        Raises what made the request fail, and TimeoutError after `timeout` seconds.
+        Raises what made the request fail, and TimeoutError after `timeout` seconds: the request
+        goes on (an option `timeout` of the request itself ends it).
         """
         self.check_process()
         check_timeout(timeout)
@@ -211,7 +240,9 @@ class Request:
         if not self._done.wait(
             None if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)
         ):
-            raise TimeoutError(f"request: not finished within {timeout} s")
+            raise TimeoutError(
+                f"request: not finished within {timeout} s; it goes on, `cancel()` ends it"
+            )
         return self._outcome()
 
     def check_process(self) -> None:
@@ -239,24 +270,31 @@ class Request:
     def __aiter__(self) -> AsyncIterator[Piece]:
         return self._astream()
 
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Call `listener()` from the loop's thread after every piece and at the end; it must be
-        quick.
+    def listen(self, listener: Callable[[], None], *, in_loop: bool = False) -> None:
+        """Call `listener()` after every piece and at the end, in a thread beside the engine's loop.
 
-        What it raises ends the request with that error, and it is called no more; what it raises at
-        the end goes to `threading.excepthook`.
+        The request's next token waits for it, no other request does. What it raises ends the
+        request with that error, and it is called no more; what it raises at the end goes to
+        `threading.excepthook`. It may look and cancel, but not wait for the engine.
+        in_loop: call it in the loop's own thread, without the way to another one; every request
+        waits for it, so it must never block.
         """
         with self._lock:
-            self._listeners = (*self._listeners, listener)
+            if in_loop:
+                self._listeners = (*self._listeners, listener)
+            else:
+                self._outside = (*self._outside, listener)
 
     def unlisten(self, listener: Callable[[], None]) -> None:
         """No longer call `listener`."""
         with self._lock:
             self._listeners = tuple(each for each in self._listeners if each != listener)
+            self._outside = tuple(each for each in self._outside if each != listener)
 
     def push(self, text: str) -> None:
         """A piece of text, from the loop."""
         self.pieces.append((text, len(self.generated)))
+        self.owed += bool(self._outside)
         for listener in self._listeners:
             try:
                 listener()
@@ -264,21 +302,42 @@ class Request:
                 self.unlisten(listener)
                 raise
 
-    def end(self, reason: str | None, error: BaseException | None = None) -> None:
-        """The end, from the loop; the first one counts."""
+    def tell(self) -> None:
+        """The calls of listeners that are owed, in a thread beside the loop."""
+        with self._telling:
+            while self.owed:
+                self.owed -= 1
+                for listener in self._outside:
+                    try:
+                        listener()
+                    except BaseException:
+                        self.unlisten(listener)
+                        raise
+
+    def tell_end(self) -> None:
+        """The last call of those listeners, and what is still owed to them: too late for the
+        request, so what they raise is nobody else's business.
+        """
+        with self._telling:
+            owed, self.owed = self.owed + 1, 0
+            for _ in range(owed):
+                for listener in self._outside:
+                    _called(listener)
+
+    def end(self, reason: str | None, error: BaseException | None = None) -> bool:
+        """The end, from the loop; the first one counts. Returns whether `tell_end` is to be run.
+
+        A request that has ended leads no more to the engine, which may be forgotten before it.
+        """
         if self._done.is_set():
-            return
+            return False
         self.finish_reason, self.error = reason, error
+        self._cancel, self._may_wait, self.owner = _nothing, _nothing, None
+        self.masker = self.on_rows = self.follows = self.beams = None
         self._done.set()
         for listener in self._listeners:
-            try:
-                listener()
-            # too late for the request, and nobody else's business
-            except BaseException:
-                with suppress(BaseException):
-                    threading.excepthook(
-                        threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
-                    )
+            _called(listener)
+        return bool(self._outside)
 
     def piece(self, index: int) -> Piece:
         """Piece number `index` of those pushed so far."""
@@ -327,7 +386,7 @@ class Request:
             if self._done.is_set():
                 _tell(loop, event.set)
 
-        self.listen(wake)
+        self.listen(wake, in_loop=True)
         try:
             if not self._done.is_set():
                 await event.wait()
@@ -346,7 +405,7 @@ class Request:
         def wake() -> None:
             _tell(loop, event.set)
 
-        self.listen(wake)
+        self.listen(wake, in_loop=True)
         try:
             while True:
                 event.clear()
@@ -363,6 +422,21 @@ class Request:
         finally:
             self.unlisten(wake)
             self.cancel()
+
+
+def _nothing(*_: Any) -> None:
+    """In place of what leads to the engine, once a request has ended."""
+
+
+def _called(listener: Callable[[], None]) -> None:
+    """Call a listener of the end; what it raises goes to `threading.excepthook`."""
+    try:
+        listener()
+    except BaseException:
+        with suppress(BaseException):
+            threading.excepthook(
+                threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
+            )
 
 
 def check_timeout(timeout: Any) -> None:
@@ -422,7 +496,7 @@ class Stream:
         self._queue: SimpleQueue = SimpleQueue()
         # knows the queue alone, so that a forgotten stream can go
         self._wake = partial(self._queue.put, None)
-        request.listen(self._wake)
+        request.listen(self._wake, in_loop=True)
 
     def __iter__(self) -> Stream:
         return self

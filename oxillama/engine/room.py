@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from weakref import WeakKeyDictionary, finalize
 
 from oxillama.engine.metrics import Histogram
@@ -127,6 +128,10 @@ class Room:
         """
         if self.prefix is None or not request.cache or request.kind == "rows":
             return
+        with suppress(MemoryError):  # then it is not stored
+            self._store(request, whole_pages=whole_pages)
+
+    def _store(self, request: Request, *, whole_pages: bool) -> None:
         session, size = request.session, self.pool.page_size
         length = session.kv.length // size * size if whole_pages else session.kv.length
         pages = session.kv.pages if whole_pages else session.kv.lend()

@@ -16,11 +16,12 @@ from contextlib import AbstractContextManager, contextmanager
 from operator import index
 from os import PathLike
 from typing import Any, Protocol
+from weakref import ref
 
 import numpy as np
 
 from oxillama.engine.pages import PagedKvCache
-from oxillama.errors import ConfigError, ContextError
+from oxillama.errors import ConfigError, ContextError, EngineError
 
 _STATE = ("start", "pending", "sampler", "grammar", "text", "stops", "at_start")
 
@@ -29,6 +30,7 @@ class Owner(Protocol):
     """What a session asks of its engine."""
 
     program: Any  # its `vocab_size`
+    pool: Any  # where its pages come from
 
     def change(self, session: Session) -> AbstractContextManager:
         """The lock under which an idle session may be changed; raises EngineError for a busy one."""
@@ -52,12 +54,12 @@ class Session:
 
     __slots__ = (
         "__weakref__",
+        "_owner",
         "adapters",
         "at_start",
         "busy",
         "grammar",
         "kv",
-        "owner",
         "pending",
         "sampler",
         "start",
@@ -67,7 +69,8 @@ class Session:
     )
 
     def __init__(self, owner: Owner, kv: PagedKvCache, *, adapters: tuple = ()) -> None:
-        self.owner = owner
+        # weak, as all that leads from a request or session to the engine: neither keeps it alive
+        self._owner = ref(owner)
         self.kv = kv
         self.tokens: list[int] = []
         self.start = 0  # where generated tokens begin
@@ -83,6 +86,28 @@ class Session:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def __getattr__(self, name: str) -> Any:
+        # after `rest`: pages again, as none are held
+        if name != "kv":
+            raise AttributeError(f"'Session' object has no attribute {name!r}")
+        self.kv = PagedKvCache(self.owner.pool)
+        return self.kv
+
+    @property
+    def owner(self) -> Owner:
+        """The engine it belongs to; EngineError once that is gone."""
+        owner = self._owner()
+        if owner is None:
+            raise EngineError("session: its engine is gone")
+        return owner
+
+    def rest(self) -> None:
+        """Give all pages back, and the way to them, so that the session keeps no page memory alive;
+        it may be used again.
+        """
+        self.kv.release()
+        del self.kv
 
     def fork(self) -> Session:
         """An independent session in the same state; pages are shared, nothing is copied until one

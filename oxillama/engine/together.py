@@ -27,8 +27,8 @@ class Together:
         were theirs: all of `out`.
         """
         try:
-            if request.cancelled:
-                self._register.end(request, "cancelled")
+            if request.stopping:
+                self._register.end(request, request.stopping)
             elif request.beams.took(request.ticket, rows, out):
                 self.searched(request, request.beams.step(), now)
         except BaseException as error:  # this request's own doing: its companions go on

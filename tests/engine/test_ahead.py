@@ -74,7 +74,7 @@ def test_processors_are_called_for_the_text_alone(ahead):
     target, draft = core(prefix=False), core(prefix=False)
     drafter = AheadDrafter(ModelDrafter(draft, SAME)) if ahead else ModelDrafter(draft, SAME)
     wanted = text(None)
-    assert text(drafter) == wanted and calls == ["oxillama engine"] * 40
+    assert text(drafter) == wanted and calls == ["oxillama worker"] * 40
     target.close()
     if ahead:
         drafter.close_thread()

@@ -1,0 +1,78 @@
+"""Threads beside the engine's loop, for what callers bring as Python functions: logits processors,
+listeners, drafters.
+
+    loop     draw A   step   step        draw A        a slow function holds up its own request,
+    worker        [ processor of A ]                   and no other
+
+A function has a thread to itself while it runs. Threads are reused, and end after some idle
+seconds. They are daemons: a function that never returns does not hold up the interpreter's end.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+IDLE_SECONDS = 5.0
+
+
+class Workers:
+    """Runs functions of no arguments, each at once in a thread of its own."""
+
+    __slots__ = ("_calls", "_idle", "_lock", "_threads")
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._idle = 0  # threads that wait and were given nothing
+        self._lock = threading.Lock()
+        self._threads: set[int] = set()
+
+    @property
+    def mine(self) -> bool:
+        """Whether the calling thread is one of these."""
+        return threading.get_ident() in self._threads
+
+    def run(self, call: Callable[[], None]) -> None:
+        """Run `call()`, which must not raise, and return at once; RuntimeError where the system
+        refuses a thread.
+        """
+        with self._lock:
+            if self._idle:
+                self._idle -= 1
+                self._calls.put(call)
+                return
+        threading.Thread(
+            target=self._work, args=([call],), name="oxillama worker", daemon=True
+        ).start()
+
+    def close(self) -> None:
+        """End the threads that wait; those that run end with their function."""
+        with self._lock:
+            for _ in range(self._idle):
+                self._calls.put(None)
+            self._idle = 0
+
+    def _work(self, first: list[Callable[[], None]]) -> None:
+        me = threading.get_ident()
+        self._threads.add(me)
+        try:
+            call: Callable[[], None] | None = first.pop()
+            while call is not None:
+                call()
+                call = None  # what it held may go
+                with self._lock:
+                    self._idle += 1
+                call = self._next()
+        finally:
+            self._threads.discard(me)
+
+    def _next(self) -> Callable[[], None] | None:
+        while True:
+            try:
+                return self._calls.get(timeout=IDLE_SECONDS)
+            except Empty:
+                with self._lock:
+                    if self._idle:
+                        self._idle -= 1
+                        return None
