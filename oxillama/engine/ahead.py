@@ -59,6 +59,8 @@ class AheadDrafter:
     afterwards raise EngineError.
     """
 
+    in_loop = True
+
     def __init__(self, inner: ModelDrafter) -> None:
         self.inner = inner
         # lines that were dropped because the session went on otherwise

@@ -122,6 +122,8 @@ class ModelDrafter:
     and two engines may draft for each other.
     """
 
+    in_loop = True
+
     def __init__(
         self,
         core: EngineCore,

@@ -23,11 +23,13 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -48,7 +50,7 @@ from oxillama.engine.rewind import rewindable
 from oxillama.engine.room import Room
 from oxillama.engine.scheduler import Scheduler, SchedulerConfig, State, Ticket
 from oxillama.engine.session import Session
-from oxillama.engine.speculation import propose
+from oxillama.engine.speculation import in_loop, propose
 from oxillama.engine.workers import Workers
 from oxillama.errors import (
     Cancelled,
@@ -118,7 +120,7 @@ class EngineCore:
         )
         room.scheduler = self._scheduler
         self._register = Register(
-            self.pool, room, self._scheduler, self.counters, program.vocab_size, self._tell_end
+            self.pool, room, self._scheduler, self.counters, program.vocab_size, self._run
         )
         # (function, request, ...) for the loop to call
         self._inbox: SimpleQueue = SimpleQueue()
@@ -133,6 +135,7 @@ class EngineCore:
             workers=self._workers,
             post=self._inbox.put,
         )
+        self._command: tuple | None = None  # what is being done of the inbox
         self._stalled = False  # nothing can be planned before something comes into the inbox
         self._thread: threading.Thread | None = None
         self._failure: EngineError | None = None
@@ -426,22 +429,11 @@ class EngineCore:
     # --------------------------------------------------------------------------------------------------------
 
     def _loop(self) -> None:
-        inbox, scheduler = self._inbox, self._scheduler
         try:
             while True:
-                while scheduler.idle or self._stalled or not inbox.empty():
-                    try:
-                        command = inbox.get(timeout=STALL_SECONDS if self._stalled else None)
-                    except Empty:
-                        command = (scheduler.evict_parked,)
-                    self._stalled = False
-                    if command is _CLOSE:
-                        return
-                    with self.lock:
-                        self._obey(command)
-                    # it knows its request, which whoever asked may have forgotten
-                    command = None
                 try:
+                    if not self._commands():
+                        return
                     self._tick()
                 except MemoryError as refused:
                     self._survive(refused)
@@ -450,12 +442,25 @@ class EngineCore:
         finally:
             self._abandon()
 
-    def _obey(self, command: tuple) -> None:
-        """Call what came through the inbox; its request ends where memory is refused for it."""
-        try:
-            command[0](*command[1:])
-        except MemoryError as refused:
-            self._register.end_step([each for each in command[1:2] if each is not None], refused)
+    def _commands(self) -> bool:
+        """Do what came through the inbox, and wait there while nothing can be planned; False at the
+        engine's end.
+        """
+        inbox, scheduler = self._inbox, self._scheduler
+        while scheduler.idle or self._stalled or not inbox.empty():
+            try:
+                command = inbox.get(timeout=STALL_SECONDS if self._stalled else None)
+            except Empty:
+                command = (scheduler.evict_parked,)
+            self._stalled = False
+            if command is _CLOSE:
+                return False
+            self._command = command
+            with self.lock:
+                command[0](*command[1:])
+            # it knows its request, which whoever asked may have forgotten
+            self._command = command = None
+        return True
 
     def _tick(self) -> None:
         """One step, from the plan to the callers."""
@@ -490,13 +495,17 @@ class EngineCore:
                 self._register.end_stopped()
 
     def _survive(self, refused: MemoryError) -> None:
-        """Memory was refused in a step: its requests end of that. Before there was a plan, it is
-        the one that pages were sought for, else everybody who runs, or waits where nobody does.
+        """Memory was refused: the requests it was wanted for end of that. They are those of a
+        command or a plan; before there is a plan, the one that pages are sought for, else everybody
+        who runs, or waits where nobody does.
         """
         with self.lock:
-            scheduler = self._scheduler
+            scheduler, command = self._scheduler, self._command
             asking, plan = scheduler.asking, self._plan
-            scheduler.asking, self._plan = None, []
+            scheduler.asking, self._plan, self._command = None, [], None
+            if command is not None:
+                self._register.end_step(command[1:2], refused)
+                return
             tickets = [ticket for ticket, _ in plan] or ([asking] if asking is not None else [])
             tickets = tickets or [*scheduler.prefilling, *scheduler.decoding]
             self._register.end_step(
@@ -530,13 +539,22 @@ class EngineCore:
             harvest.costs = measured(self, rows, harvest.costs)
         if harvest.costs is None and self._scheduler.decode_seconds:
             harvest.costs = StepCosts.assumed(self._scheduler.decode_seconds)
-        for request, error in propose(
-            live,
+        ask = partial(
+            propose,
             context_size=self.context_size,
             vocab_size=self.program.vocab_size,
             sequences=sequences,
             costs=harvest.costs,
-        ):
+        )
+        beside: dict[int, list[Request]] = {}
+        for request in live:
+            if not in_loop(drafter := request.speculation.candidates.drafter):
+                beside.setdefault(id(drafter), []).append(request)
+        for group in beside.values():
+            with self.lock:
+                harvest.draft_beside(group, group[0].speculation.candidates.drafter, ask)
+        inside = [each for each in live if not each.ticket.parked] if beside else live
+        for request, error in ask(inside):
             # else they end as cancelled, whatever a draft that was closed with this engine says
             if not self._closed:
                 with self.lock:
@@ -563,10 +581,20 @@ class EngineCore:
             self._flag.set()
         self._inbox.put((self._register.end, request, request.stopping))
 
-    def _tell_end(self, request: Request) -> None:
-        """Call the listeners of a request that has ended, beside the loop."""
-        with suppress(RuntimeError):  # no thread to be had: nobody is told
-            self._workers.run(request.tell_end)
+    def _run(self, call: Callable[[], None]) -> None:
+        """Run a function of a caller beside the loop, once nobody waits for it any more."""
+
+        def quietly() -> None:
+            try:
+                call()
+            except BaseException:
+                with suppress(BaseException):
+                    threading.excepthook(
+                        threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
+                    )
+
+        with suppress(RuntimeError):  # no thread to be had: it is not called
+            self._workers.run(quietly)
 
     def _fail(self, error: BaseException) -> None:
         """The loop broke: everybody in flight learns why, and so does whoever comes later."""

@@ -33,6 +33,8 @@ class ForcedText:
     text, is left out.
     """
 
+    in_loop = True
+
     def __init__(self, vocab_bytes: Sequence[bytes]) -> None:
         self._tokens = {
             piece: token for token, piece in reversed(list(enumerate(vocab_bytes))) if piece

@@ -6,10 +6,12 @@ Called by the engine's loop, under its lock.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -54,16 +56,18 @@ class Harvest:
         )
         self._together = Together(register, scheduler, counters)
         self._context_size, self._workers, self._post = context_size, workers, post
+        # of drafters that are asked beside the loop, by identity
+        self._locks: WeakValueDictionary[int, threading.Lock] = WeakValueDictionary()
 
     def begin(self, request: Request) -> None:
         """Queue a submitted request; one whose session has logits to go on from gets its first
         token at once.
         """
-        pending = self._register.begin(request)
-        if pending is None:
-            return
-        request.admitted_at = time.perf_counter()
         try:
+            pending = self._register.begin(request)
+            if pending is None:
+                return
+            request.admitted_at = time.perf_counter()
             if request.outside:
                 self.go_on(request, self._turn(request, pending[None], ()))
             else:
@@ -222,22 +226,48 @@ class Harvest:
 
         self._workers.run(work)
 
+    def draft_beside(
+        self, requests: list[Request], drafter: Any, ask: Callable[[list[Request]], list]
+    ) -> None:
+        """Have a drafter asked in a worker, one call at a time, while those it drafts for wait.
+
+        ask: returns (request, error) of those it failed for.
+        """
+        token, post, back = object(), self._post, self._back
+        lock = self._locks.setdefault(id(drafter), threading.Lock())  # it lives as long as a call
+        for request in requests:
+            request.waits_for = token
+            self._scheduler.park(request.ticket)
+
+        def work() -> None:
+            failed: dict[Request, BaseException] = {}
+            with lock:
+                try:
+                    failed = dict(ask(requests))
+                except BaseException as error:
+                    failed = dict.fromkeys(requests, error)
+            for request in requests:
+                post((back, request, token, None, failed.get(request)))
+
+        self._workers.run(work)
+
     def _back(
         self,
         request: Request,
-        then: Callable[[Any], None],
+        token: Any,
         value: Any,
         error: BaseException | None,
     ) -> None:
-        """A call beside the loop has returned."""
-        if request.waits_for is not then:
+        """A call beside the loop has returned; `token`, where it is a function, takes its value."""
+        if request.waits_for is not token:
             return
         request.waits_for = None
         self._scheduler.unpark(request.ticket)
         try:
             if error is not None:
                 raise error
-            then(value)
+            if callable(token):
+                token(value)
         except BaseException as raised:
             self._register.end(request, None, raised)
 

@@ -154,6 +154,8 @@ class LookupDrafter:
     tokens.
     """
 
+    in_loop = True
+
     def __init__(self, *, most: int = MOST, neighbours: bool = True) -> None:
         if isinstance(most, bool) or not isinstance(most, int) or most < 1:
             raise ConfigError(f"most: found {most!r}, wanted an integer of 1 or more")

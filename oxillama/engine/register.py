@@ -13,6 +13,7 @@ from oxillama.engine.pages import KvCachePool
 from oxillama.engine.request import Request
 from oxillama.engine.room import Room
 from oxillama.engine.scheduler import Scheduler, Ticket
+from oxillama.engine.speculation import in_loop
 from oxillama.errors import EngineError, PoolError
 
 
@@ -28,12 +29,12 @@ class Register:
         scheduler: Scheduler,
         counters: EngineMetrics,
         vocab_size: int,
-        tell_end: Callable[[Request], None],
+        run: Callable[[Callable[[], None]], None],
     ) -> None:
-        """tell_end: calls a request's listeners of its end beside the loop."""
+        """run: runs a function beside the loop."""
         self.in_flight: set[Request] = set()
         self.wanting: dict[Request, None] = {}
-        self._tell_end = tell_end
+        self._run = run
         self._pool, self._room, self._scheduler, self._counters, self._vocab_size = (
             pool,
             room,
@@ -93,31 +94,35 @@ class Register:
 
     def _end(self, request: Request, reason: str | None, error: BaseException | None) -> None:
         self.wanting.pop(request, None)
-        request.waits_for = None
+        busy, request.waits_for = request.waits_for is not None, None
         self._put_away(request, error)
         own = error
         if request.speculation is not None:
             try:
-                request.speculation.close(len(request.generated))
+                # in a worker where the drafter is at work there, or may be
+                later = self._run if request.stopping or busy else None
+                if in_loop(request.speculation.candidates.drafter):
+                    later = None
+                request.speculation.close(len(request.generated), later)
             # a drafter's doing, and no business of those who wait for the prompt
             except BaseException as told:
                 own = error or told
         if request.end(reason, own):
-            self._tell_end(request)
+            self._run(request.tell_end)
         self._hand_over(request, reason, error)
         self._count(request)
 
     def _count(self, request: Request) -> None:
         """The end of a request in the counters, once."""
+        self.in_flight.discard(request)
         counters = self._counters
         if request.error is not None:
             counters.failed += 1
         elif request.finish_reason == "cancelled":
             counters.cancelled += 1
         else:
-            counters.completed += 1
             counters.timed_out += request.finish_reason == "timeout"
-        self.in_flight.discard(request)
+            counters.completed += 1
 
     def _put_away(self, request: Request, error: BaseException | None) -> None:
         """What a request held goes where it belongs, and its session is idle."""
@@ -199,4 +204,4 @@ class Register:
             except Exception:  # what holds the pages may be what broke
                 self.in_flight.discard(request)
                 if request.end(None, told):
-                    self._tell_end(request)
+                    self._run(request.tell_end)

@@ -209,13 +209,12 @@ class Scheduler:
 
     def park(self, ticket: Ticket) -> None:
         """Give a ticket no rows until `unpark`."""
-        self.parked += not ticket.parked
-        ticket.parked = True
+        # both at once, whatever is refused
+        ticket.parked, self.parked = True, self.parked + (not ticket.parked)
 
     def unpark(self, ticket: Ticket) -> None:
         """Plan a ticket again."""
-        self.parked -= ticket.parked
-        ticket.parked = False
+        ticket.parked, self.parked = False, self.parked - ticket.parked
 
     def evict_parked(self) -> None:
         """Where others wait for pages: take those of every parked ticket, which is evaluated again

@@ -118,17 +118,24 @@ class Session:
 
     def twin(self) -> Session:
         """A fork that nobody keeps, for whoever has the engine's lock and gives its pages back."""
-        twin = Session(self.owner, self.kv.fork(), adapters=self.adapters)
-        twin.tokens, twin.start, twin.pending, twin.at_start = (
-            list(self.tokens),
-            self.start,
-            self.pending,
-            self.at_start,
-        )
-        for part in ("sampler", "grammar", "text", "stops"):
-            value = getattr(self, part)
-            setattr(twin, part, None if value is None else value.fork())
-        return twin
+        kv = None
+        try:
+            kv = self.kv.fork()
+            twin = Session(self.owner, kv, adapters=self.adapters)
+            twin.tokens, twin.start, twin.pending, twin.at_start = (
+                list(self.tokens),
+                self.start,
+                self.pending,
+                self.at_start,
+            )
+            for part in ("sampler", "grammar", "text", "stops"):
+                value = getattr(self, part)
+                setattr(twin, part, None if value is None else value.fork())
+            return twin
+        except BaseException:
+            if kv is not None:
+                kv.release()
+            raise
 
     def extend(self, ids: Iterable[int]) -> None:
         """Append tokens, not yet evaluated. Sampler, grammar and text of what was generated before

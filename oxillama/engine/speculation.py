@@ -25,8 +25,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -76,7 +77,11 @@ class Ask:
 
 
 class Drafter(Protocol):
-    """Where candidates come from; asked by the engine's loop alone, without its lock."""
+    """Where candidates come from; asked by one thread at a time, without the engine's lock.
+
+    One whose class says `in_loop = True` is asked in the engine's loop, which waits for it; every
+    other one beside the loop, and the requests that it drafts for wait alone.
+    """
 
     def open(self, session: Any) -> Any:
         """What the drafter keeps for a session while a request runs on it."""
@@ -176,6 +181,8 @@ class Candidates:
 class Silent:
     """A drafter that never has anything to say: one token a step, and every step counted."""
 
+    in_loop = True
+
     def open(self, session: Any) -> None:
         """Nothing is kept."""
 
@@ -192,6 +199,11 @@ class FirstOf:
 
     def __init__(self, *drafters: Drafter) -> None:
         self.drafters = drafters
+
+    @property
+    def in_loop(self) -> bool:
+        """Whether all of them are asked in the engine's loop."""
+        return all(map(in_loop, self.drafters))
 
     def open(self, session: Any) -> list[Any]:
         """What each keeps."""
@@ -342,14 +354,24 @@ class Speculation:
         """Bring the drawn candidates that are left."""
         request.ticket.draft = runnable([token for token, _ in self._queue], request.stop_ids)
 
-    def close(self, output: int) -> None:
-        """The request is over, with so many tokens."""
+    def close(self, output: int, run: Callable[[Callable[[], None]], None] | None = None) -> None:
+        """The request is over, with so many tokens. run: runs the drafter's `close` later, where
+        the drafter may be at work in another thread.
+        """
         if not self.ended:
             self.output, self.ended = output, time.perf_counter()
             self._queue.clear()
             # a request that is kept keeps nothing of a draft's
             state, self._state = self._state, None
-            self.candidates.drafter.close(state, self._session)
+            # the statistics stay; a drafter may hold another engine
+            drafter, self.candidates = (
+                self.candidates.drafter,
+                replace(self.candidates, drafter=Silent(), owner=None),
+            )
+            if run is None:
+                drafter.close(state, self._session)
+            else:
+                run(partial(drafter.close, state, self._session))
 
     def stats(self) -> SpecStats:
         """The counts as they are now."""
@@ -362,6 +384,11 @@ class Speculation:
             total_elapsed=elapsed,
             n1_fallbacks=self.fallbacks,
         )
+
+
+def in_loop(drafter: Any) -> bool:
+    """Whether a drafter is asked in the engine's own loop."""
+    return getattr(drafter, "in_loop", False)
 
 
 def runnable(tokens: list[int], stop_ids: frozenset[int]) -> list[int]:
