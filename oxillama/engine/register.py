@@ -99,11 +99,9 @@ class Register:
         own = error
         if request.speculation is not None:
             try:
-                # in a worker where the drafter is at work there, or may be
-                later = self._run if request.stopping or busy else None
-                if in_loop(request.speculation.candidates.drafter):
-                    later = None
-                request.speculation.close(len(request.generated), later)
+                # one that is at work in a worker, or does not return there, is waited for by nobody
+                outside = busy and not in_loop(request.speculation.candidates.drafter)
+                request.speculation.close(len(request.generated), self._run if outside else None)
             # a drafter's doing, and no business of those who wait for the prompt
             except BaseException as told:
                 own = error or told

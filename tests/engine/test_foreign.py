@@ -61,9 +61,9 @@ def beside():
 
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_a_drafter_that_fails_at_its_end_fails_its_request(beside, cancelled):
-    made = beside.submit(
-        drafted(beside, [3, 4], Drafting(Draft(), RuntimeError("of close")), max_tokens=20)
-    )
+    drafter = Drafting(Draft(), RuntimeError("of close"))
+    drafter.in_loop = cancelled  # else it may be at work when its request is cancelled
+    made = beside.submit(drafted(beside, [3, 4], drafter, max_tokens=20))
     if cancelled:
         made.cancel()
     with pytest.raises(RuntimeError, match="of close"):

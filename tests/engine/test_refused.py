@@ -169,9 +169,7 @@ def test_memory_refused_by_what_a_step_calls_ends_those_of_the_step_alone(part, 
             "batch": (engine._batch, "_make"),
             "pages": (engine.memory, "ensure"),
         }[part]
-        monkeypatch.setattr(
-            type(owner) if part == "batch" else owner, name, refusing(getattr(owner, name))
-        )
+        monkeypatch.setattr(owner, name, refusing(getattr(owner, name)))
     refuse["on"] = True
     for job in (first, waiting):
         engine.submit(job)
