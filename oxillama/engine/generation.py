@@ -43,7 +43,9 @@ class Options:
     control tokens that are written out in the text. processors: Python functions over logits
     (slow). speculative: bring candidates for the next tokens into the steps; the text is the same,
     sooner ("auto" or True, "lookup", a drafter or `Candidates`; None: what a constraint forces,
-    False: nothing). n: completions of the prompt, each with a seed of its own
+    False: nothing). priority: the lower number goes first, and takes the place of requests of
+    higher numbers where there is no other. timeout: seconds from the start after which the request
+    ends with finish_reason "timeout" and what it has, None for no limit. n: completions of the prompt, each with a seed of its own
     (`siblings.derived_seed`); best_of: draw so many and keep the n likeliest.
     """
 
@@ -65,6 +67,8 @@ class Options:
     shown_tokens: Sequence[int] = ()
     speculative: Any = None
     processors: Sequence[Callable] = ()
+    priority: int = 0
+    timeout: float | None = None
     n: int = 1
     best_of: int | None = None
 
@@ -337,6 +341,7 @@ def make_request(
         core.eog_ids if not config.ignore_eos else frozenset()
     )
     request.cache = options.cache_prompt
+    request.priority, request.timeout = options.priority, options.timeout
     request.masker = vocabulary.masker if session.grammar is not None else None
     if options.context_shift:
         if options.keep >= core.context_size - 1:

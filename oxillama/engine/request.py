@@ -61,8 +61,8 @@ class Completion:
     """A finished request: its text and tokens, why it ended, and the seed that its sampler started
     from.
 
-    finish_reason is "stop", "length" (of max_tokens or the context), "cancelled", or of a chat that
-    stopped to call tools "tool_calls".
+    finish_reason is "stop", "length" (of max_tokens or the context), "cancelled", "timeout", or of
+    a chat that stopped to call tools "tool_calls".
     """
 
     text: str
@@ -358,7 +358,7 @@ class Request:
         if self.error is not None:
             raise self.error
         if self.kind != "generate":
-            if self.finish_reason == "cancelled":
+            if self.finish_reason in ("cancelled", "timeout"):
                 raise Cancelled("request: was cancelled before it had its result")
             return self.value
         usage = Usage(
