@@ -46,6 +46,8 @@ _HEARD = (
     "stop",
     "stop_token_ids",
     "sampler",
+    "sampling_fields",
+    "priority",
     "cache_prompt",
     "truncate_prompt",
     "shown_tokens",
@@ -463,6 +465,8 @@ def make_beams(
             )
     if options.sampler is not None:
         _greedy_but_for_rules(options.sampler)
+    if options.sampling_fields:
+        _greedy_but_for_rules(SamplerConfig.greedy(**options.sampling_fields))
     root = None
     if session is not None:
         with core.change(session):

@@ -7,7 +7,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from oxillama._core.pool import KV_TYPES
+from oxillama.engine.arguments import CONFIG_NAMES, renamed, unknown, whole
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import ConfigError
 from oxillama.model.rope import RopeOverrides
@@ -66,10 +69,17 @@ class EngineConfig:
             value = getattr(self, name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}: found {value!r}, wanted an integer of 1 or more")
+            value = whole(name, value, 1)
             if value >= 1 << 31:
                 raise ConfigError(f"{name}: found {value}, wanted less than 2^31")
+            object.__setattr__(self, name, value)
+        for name, least in (
+            ("page_size", 16),
+            ("prefix_min_tokens", 1),
+            ("prefix_max_entries", 0),
+            ("prefix_max_bytes", 0),
+        ):
+            object.__setattr__(self, name, whole(name, getattr(self, name), least))
         if not isinstance(self.prefix_cache, bool):
             raise ConfigError(f"prefix_cache: found {self.prefix_cache!r}, wanted True or False")
         if self.tokenizer_path is not None and not isinstance(self.tokenizer_path, (str, Path)):
@@ -99,14 +109,22 @@ class EngineConfig:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], *, door: str) -> EngineConfig:
-        """A config from the keyword arguments of a door; ConfigError names an unknown one."""
-        known = {field.name for field in fields(cls)}
-        for name in given:
+        """A config from the keyword arguments of `load` and its kin, under our names or llama.cpp's
+        (n_ctx, n_threads); ConfigError names an unknown one.
+
+        As in llama.cpp n_ctx=0 is the model's own context, and n_threads=-1 or 0 all cores.
+        """
+        as_there = {**given}
+        for name in CONFIG_NAMES:
+            automatic = (0,) if CONFIG_NAMES[name] == "context_size" else (0, -1)
+            value = given.get(name)
+            if isinstance(value, (int, np.integer)) and value in automatic:
+                as_there[name] = None
+        own, known = renamed(as_there, CONFIG_NAMES), {field.name for field in fields(cls)}
+        for name in own:
             if name not in known:
-                raise ConfigError(
-                    f"{name}: is no argument of {door}, wanted one of {', '.join(sorted(known))}"
-                )
-        return cls(**given)
+                raise unknown(name, known | set(CONFIG_NAMES), place=f"argument of {door}")
+        return cls(**own)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values but those that are of this machine: paths, threads, sidecars."""

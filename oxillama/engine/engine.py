@@ -218,10 +218,14 @@ class EngineCore:
             if session.busy:
                 raise EngineError(_BUSY)
             if not session.tokens:
-                raise ContextError("prompt: found no tokens, wanted 1 or more")
+                raise ContextError(
+                    "prompt: found no tokens, wanted 1 or more", tokens=0, limit=self.context_size
+                )
             if len(session.tokens) > self.context_size:
                 raise ContextError(
-                    f"prompt: {len(session.tokens)} tokens, the context holds {self.context_size}"
+                    f"prompt: {len(session.tokens)} tokens, the context holds {self.context_size}",
+                    tokens=len(session.tokens),
+                    limit=self.context_size,
                 )
             self._check_queue(1 + len(request.siblings))
             # first: where none can be started, nothing has begun
@@ -330,7 +334,9 @@ class EngineCore:
             before = len(session)
             if before + len(ids) > self.context_size:
                 raise ContextError(
-                    f"prefill: {before} tokens and {len(ids)} more, the context holds {self.context_size}"
+                    f"prefill: {before} tokens and {len(ids)} more, the context holds {self.context_size}",
+                    tokens=before + len(ids),
+                    limit=self.context_size,
                 )
             session.extend(ids)
             request = self.request(session, kind="extend")

@@ -1,0 +1,111 @@
+"""What callers pass by keyword: names that other tools have for the same thing, names that are
+none, and numbers of any kind.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from oxillama.errors import ConfigError
+
+# llama.cpp's and llama-cpp-python's, Ollama's, transformers' names of options
+OPTION_NAMES = {
+    "max_new_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "num_predict": "max_tokens",
+    "n_keep": "keep",
+    "repeat_penalty": "repetition_penalty",
+    "repeat_last_n": "repetition_window",
+    "mirostat_mode": "mirostat",
+    "typical": "typical_p",
+    "temp": "temperature",
+}
+# and of what a model is loaded with
+CONFIG_NAMES = {
+    "n_ctx": "context_size",
+    "num_ctx": "context_size",
+    "n_threads": "num_threads",
+    "num_thread": "num_threads",
+}
+# what -1 stands for elsewhere, where it is refused here
+_MINUS_ONE = {
+    "context_size": "None for the model's own",
+    "keep": "the number of the prompt's tokens to keep all of it",
+    "logprobs": "up to the size of the vocabulary",
+    "max_pages": "None for as many as memory allows",
+    "num_threads": "None for the cores this process may use",
+    "prefill_chunk_size": "None for the scheduler's",
+    "prompt_logprobs": "up to the size of the vocabulary",
+    "timeout": "None for no limit",
+}
+
+
+def renamed(given: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    """Keyword arguments under our names; ConfigError where a value is given under two."""
+    out: dict[str, Any] = {}
+    first: dict[str, str] = {}
+    for name, value in given.items():
+        own = names.get(name, name)
+        if own in out:
+            raise ConfigError(f"{name}: found beside {first[own]}, wanted one of them")
+        out[own], first[own] = value, name
+    return out
+
+
+def unknown(name: str, known: Iterable[str], *, place: str) -> ConfigError:
+    """The error of a name that nobody has, with the one that was probably meant."""
+    names = sorted(known)
+    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.6)
+    meant = f"; did you mean {close[0]}?" if close else ""
+    return ConfigError(f"{name}: is no {place}{meant}, wanted one of {', '.join(names)}")
+
+
+def whole(name: str, value: Any, least: int) -> int:
+    """A whole number of any kind (numpy's too) that is at least `least`; ConfigError for what is
+    none.
+    """
+    try:
+        number = index(None if isinstance(value, (bool, np.bool_)) else value)
+    except TypeError:
+        number = None
+    if number is None or number < least:
+        hint = f" ({_MINUS_ONE[name]})" if number == -1 and name in _MINUS_ONE else ""
+        raise ConfigError(f"{name}: found {value!r}, wanted an integer of {least} or more{hint}")
+    return number
+
+
+def seconds(name: str, value: Any) -> float:
+    """A number of seconds above 0, of any kind; ConfigError for what is none."""
+    good = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if not good or not value > 0:
+        hint = f" ({_MINUS_ONE[name]})" if good and value == -1 and name in _MINUS_ONE else ""
+        raise ConfigError(f"{name}: found {value!r}, wanted seconds above 0{hint}")
+    return float(value)
+
+
+def separated(prompt: Any) -> tuple[Any, bool]:
+    """(a prompt or a list of prompts, whether it is a list of them).
+
+    Lists, tuples, arrays, Series and iterators: of texts or of lists they are prompts, of whole
+    numbers they are the token ids of one. Nothing at all is a list of no prompts. ConfigError for a
+    None among prompts.
+    """
+    if (
+        prompt is None
+        or isinstance(prompt, (str, bytes, bytearray, memoryview, Mapping, set, frozenset))
+        or not hasattr(prompt, "__iter__")
+    ):
+        return prompt, False
+    items = list(prompt)
+    if items and isinstance(items[0], (int, np.integer)):
+        return items, False
+    if any(each is None for each in items):
+        raise ConfigError(
+            f"prompt: found None in a list of {len(items)}, wanted texts or token ids (None alone goes on with the last session)"
+        )
+    return items, True
