@@ -27,7 +27,8 @@ class EngineConfig:
     model_path: a GGUF file (any shard of a set), None for the embedded model. tokenizer_path: a
     tokenizer.json instead of the file's own vocabulary. context_size: most tokens of a session,
     None for the model's own; costs nothing until used. num_threads: None for the cores this process
-    may use. prefill_chunk_size: most prompt tokens of a step, None for the scheduler's
+    may use. sampler: of requests that name none, None for `SamplerConfig()` with what the file's
+    `general.sampling.*` keys say (`recommended`). prefill_chunk_size: most prompt tokens of a step, None for the scheduler's
     `prefill_chunk`, in whose place a number stands. kv_type: how keys and values are kept, "f16",
     "f32", "q8_0" or "q4_0" (half and a quarter of f16; head sizes in blocks of 32). max_pages:
     pages of `page_size` tokens in all, None for as many as memory allows. prefix_cache: keep the
@@ -45,7 +46,7 @@ class EngineConfig:
     sidecar: str | Path | Literal[False] = "auto"
     context_size: int | None = None
     num_threads: int | None = None
-    sampler: SamplerConfig = SamplerConfig()
+    sampler: SamplerConfig | None = None
     prefill_chunk_size: int | None = None
     kv_type: str = "f16"
     page_size: int = 16
@@ -94,7 +95,7 @@ class EngineConfig:
             or not str(self.sidecar)
         ):
             raise ConfigError(f"sidecar: found {self.sidecar!r}, wanted 'auto', a folder or False")
-        if not isinstance(self.sampler, SamplerConfig):
+        if self.sampler is not None and not isinstance(self.sampler, SamplerConfig):
             raise ConfigError(
                 f"sampler: found {type(self.sampler).__name__}, wanted a SamplerConfig"
             )
@@ -135,7 +136,7 @@ class EngineConfig:
         }
         return {
             **found,
-            "sampler": self.sampler.to_dict(),
+            "sampler": None if self.sampler is None else self.sampler.to_dict(),
             "scheduler": None if self.scheduler is None else asdict(self.scheduler),
         }
 

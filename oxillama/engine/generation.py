@@ -137,6 +137,8 @@ class Options:
         for name in own:
             if name not in known:
                 raise unknown(name, known | SAMPLING_FIELDS, place="option of generate")
+        if isinstance(fields_given.get("top_k"), (int, np.integer)) and fields_given["top_k"] == -1:
+            fields_given["top_k"] = 0  # off, as in vLLM
         if fields_given:
             both = own.get("sampling_fields")
             twice = [name for name in fields_given if name in (both or ())]
@@ -198,7 +200,9 @@ def _checked_sampling(given: Any, sampler: SamplerConfig | None) -> None:
     if given is None:
         return
     if not isinstance(given, Mapping):
-        raise ConfigError(f"sampling_fields: found {type(given).__name__}, wanted a mapping of fields")
+        raise ConfigError(
+            f"sampling_fields: found {type(given).__name__}, wanted a mapping of fields"
+        )
     for name in given:
         if name not in SAMPLING_FIELDS:
             raise unknown(name, SAMPLING_FIELDS, place="field of a sampler")

@@ -11,14 +11,17 @@ A listener runs in a thread beside the loop: its request waits for it, others do
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from html import escape
 from queue import SimpleQueue
 from typing import Any
 
@@ -45,15 +48,33 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the seconds of a request went, as it saw them beside all others.
+
+    queue_seconds: from submit to admission. first_token_seconds: from submit to the first token.
+    prompt_tokens_per_second: evaluated prompt tokens over the time from admission to the first
+    token. tokens_per_second: tokens after the first over the time from it to the last. 0 where
+    there was nothing to measure.
+    """
+
+    total_seconds: float = 0.0
+    queue_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    prompt_tokens_per_second: float = 0.0
+    tokens_per_second: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """A piece of a stream: whole UTF-8 text, the ids it came from, and on the last piece why the
-    stream ended.
+    stream ended and its timings.
     """
 
     text: str
     tokens: tuple[int, ...]
     finish_reason: str | None = None
     logprobs: tuple = ()
+    timings: Timings | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +102,46 @@ class Completion:
     malformed_calls: tuple = ()  # of a chat: what began as a call and is none
     # what became of candidates, where the request speculated
     speculation: SpecStats | None = None
+    timings: Timings = field(default=Timings(), compare=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        """The text, cut in the middle where it is long, why it ended, tokens and speed."""
+        text = self.text if len(self.text) <= 120 else f"{self.text[:80]} ... {self.text[-30:]}"
+        calls = f", {len(self.tool_calls)} tool calls" if self.tool_calls else ""
+        return (
+            f"<Completion {text!r}, {self.finish_reason}{calls}, "
+            f"{self.usage.prompt_tokens} + {self.usage.completion_tokens} tokens, "
+            f"{self.timings.tokens_per_second:.1f} tokens/s>"
+        )
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the text, or, where log-probabilities were asked for, each token on a
+        ground that is the darker the less likely it was.
+        """
+        head = escape(
+            f"{self.finish_reason}, {self.usage.prompt_tokens} + {self.usage.completion_tokens} tokens, "
+            f"{self.timings.tokens_per_second:.1f} tokens/s"
+        )
+        body = escape(self.text)
+        if self.logprobs:
+            body = " ".join(
+                f'<span title="{escape(_likeliest(each))}" style="background: rgba(255, 160, 0, '
+                f'{1 - math.exp(min(0.0, each.raw)):.2f})">{each.token}</span>'
+                for each in self.logprobs
+            )
+            body = f"{escape(self.text)}<br><small>{body}</small>"
+        return f'<div style="white-space: pre-wrap">{body}</div><small>{head}</small>'
+
+
+def _likeliest(report: Any) -> str:
+    """A token's probability and those of the likeliest, by id."""
+    others = ", ".join(
+        f"{token}: {math.exp(value):.3f}" for token, value in zip(report.raw_ids, report.raw_values)
+    )
+    return f"token {report.token}: {math.exp(report.raw):.3f} ({others})"
 
 
 class Request:
@@ -106,6 +167,7 @@ class Request:
         "cache",
         "cached",
         "delivered",
+        "ended_at",
         "error",
         "events",
         "finish_reason",
@@ -198,7 +260,7 @@ class Request:
         self.events: Callable[[], Any] | None = None
         self.ticket: Any = None
         self.follows: tuple | None = None
-        self.submitted_at = self.admitted_at = self.first_at = self.token_at = 0.0
+        self.submitted_at = self.admitted_at = self.first_at = self.token_at = self.ended_at = 0.0
         self._cancel, self._may_wait = cancel, may_wait
         self._done = threading.Event()
         self._listeners: tuple[Callable[[], None], ...] = ()
@@ -332,6 +394,7 @@ class Request:
         if self._done.is_set():
             return False
         self.finish_reason, self.error = reason, error
+        self.ended_at = time.perf_counter()
         self._cancel, self._may_wait, self.owner = _nothing, _nothing, None
         self.masker = self.on_rows = self.follows = self.beams = None
         self._done.set()
@@ -351,7 +414,40 @@ class Request:
         """The piece that ends a stream: no text, the tokens that made none, and the reason."""
         start = self.pieces[-1][1] if self.pieces else 0
         return Piece(
-            "", tuple(self.generated[start:]), self.finish_reason, tuple(self.logprobs[start:])
+            "",
+            tuple(self.generated[start:]),
+            self.finish_reason,
+            tuple(self.logprobs[start:]),
+            self.timings(),
+        )
+
+    def timings(self) -> Timings:
+        """Where its seconds went, up to now or to its end."""
+        began, admitted, first = self.submitted_at, self.admitted_at, self.first_at
+        until = self.ended_at or time.perf_counter()
+        evaluated, more = self.prompt_tokens - self.cached, len(self.generated) - 1
+        return Timings(
+            total_seconds=until - began if began else 0.0,
+            queue_seconds=(admitted or until) - began if began else 0.0,
+            first_token_seconds=first - began if first else 0.0,
+            prompt_tokens_per_second=_rate(evaluated, first - admitted) if first else 0.0,
+            tokens_per_second=_rate(more, self.token_at - first) if first else 0.0,
+        )
+
+    def __repr__(self) -> str:
+        """What it is, whether it has ended and how, and its tokens."""
+        state = self.finish_reason or "running"
+        if self.error is not None:
+            state = f"failed: {type(self.error).__name__}"
+        elif not self._done.is_set():
+            state = "running" if self.admitted_at else "waiting" if self.submitted_at else "new"
+        return (
+            f"<Request {self.kind}, {state}, {self.prompt_tokens} + {len(self.generated)} tokens>"
+        )
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "request: belongs to the engine of this process and cannot be pickled; pickle its result()"
         )
 
     def _outcome(self) -> Any:
@@ -375,6 +471,7 @@ class Request:
             speculation=self.speculation.stats()
             if self.speculation is not None and self.speculation.candidates.asked
             else None,
+            timings=self.timings(),
         )
         return done if self.read is None else self.read(done)
 
@@ -424,6 +521,10 @@ class Request:
             self.cancel()
 
 
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if count > 0 and seconds > 0 else 0.0
+
+
 def _nothing(*_: Any) -> None:
     """In place of what leads to the engine, once a request has ended."""
 
@@ -447,8 +548,8 @@ def check_timeout(timeout: Any) -> None:
         raise ConfigError(f"timeout: found {timeout!r}, wanted seconds, or None")
 
 
-def finished(request: Request) -> Any:
-    """The request's result; whatever interrupts the wait (Ctrl-C) cancels it."""
+def finished(request: Any) -> Any:
+    """The result of a request, or of siblings; whatever interrupts the wait (Ctrl-C) cancels it."""
     try:
         return request.result()
     except BaseException:
@@ -456,11 +557,11 @@ def finished(request: Request) -> Any:
         raise
 
 
-def all_finished(requests: Iterable[Request]) -> list[Any]:
+def all_finished(requests: Iterable[Any]) -> list[Any]:
     """The results of requests, begun as they are taken; whatever interrupts that, an error of one
     of them too, cancels all.
     """
-    begun: list[Request] = []
+    begun: list[Any] = []
     try:
         begun.extend(requests)
         return [request.result() for request in begun]

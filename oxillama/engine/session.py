@@ -87,6 +87,17 @@ class Session:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def __repr__(self) -> str:
+        """Its tokens, how many are evaluated, and whether a request runs on it."""
+        kv = getattr(self, "kv", None) if self._owner() is not None else None
+        state = "engine gone" if kv is None else "busy" if self.busy else "idle"
+        return f"<Session {len(self.tokens)} tokens, {kv.length if kv else 0} evaluated, {state}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "session: belongs to the engine of this process and cannot be pickled; `snapshot()` gives bytes that `engine.restore` takes"
+        )
+
     def __getattr__(self, name: str) -> Any:
         # after `rest`: pages again, as none are held
         if name != "kv":
