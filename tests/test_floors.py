@@ -31,6 +31,7 @@ FLOORS = {
     "loaded": 6,
     "opening": 6,
     "quality": 6,
+    "recommended": 6,
     "speculative": 6,
     "cli": 7,
 }

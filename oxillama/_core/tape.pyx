@@ -9,7 +9,7 @@ Adding an op: an argument struct, a `_part`, a class that fills the struct (see 
 import numpy as np
 
 from cython.parallel cimport parallel
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 from openmp cimport omp_get_num_threads, omp_get_thread_num, omp_get_wtime
@@ -20,7 +20,7 @@ from oxillama._core.linear cimport fill_quantise
 from oxillama._core.pool cimport Arena, PageMemory as Pages
 from oxillama._core.step cimport OUTPUT, Op, PartFn, Plan, Step, Tiles, WarmFn
 from oxillama._core.threads cimport (
-    Pace, open_region, ox_add, ox_preemptions, ox_team, ox_team_barrier, ox_team_init, ox_team_stopped, worker_count,
+    Pace, open_region, ox_add, ox_usage, ox_team, ox_team_barrier, ox_team_init, ox_team_stopped, worker_count,
 )
 from oxillama._core.vectors cimport vec_table
 
@@ -41,6 +41,7 @@ OPS = {**elementwise.OPS, **store.OPS, **attention.OPS, **linear.OPS}
 cdef enum:
     WARM_AHEAD = 2           # ops ahead that may fetch what they will read
     WARM_ROWS = 4            # most rows of a step that waits for memory rather than for arithmetic
+    USAGE_BITS = 44          # of `ox_usage` that are microseconds
     PACED_ROWS = 16          # most rows of a step whose ops are shorter than a time slice
 
 ctypedef struct Entry:
@@ -299,9 +300,10 @@ cdef class Program:
         cdef ox_team *team = self.team
         cdef int wanted = batch.wanted_rows, workers = self.num_threads, nth, ith, i, k
         cdef bint few = batch.rows <= WARM_ROWS, paced = batch.rows <= PACED_ROWS and workers > 1
-        cdef int32_t preempted = 0
+        cdef int32_t preempted = 0, ran = 0
         cdef int32_t *losers = &preempted
-        cdef long before
+        cdef int32_t *work = &ran        # microseconds of all workers
+        cdef int64_t before, after
         cdef double start
         cdef double *clock = self.clock
         try:
@@ -314,7 +316,7 @@ cdef class Program:
             with nogil, parallel(num_threads=workers):
                 nth = omp_get_num_threads()
                 ith = omp_get_thread_num()
-                before = ox_preemptions() if paced else 0
+                before = ox_usage() if paced else 0
                 for i in range(first, last):
                     if entries[i].wanted and wanted == 0:
                         continue
@@ -328,10 +330,13 @@ cdef class Program:
                         break
                     if clock != NULL and ith == 0:
                         clock[i + 1] = omp_get_wtime()
-                if paced and ox_preemptions() != before:
-                    ox_add(losers, 1)
+                if paced:
+                    after = ox_usage()
+                    if after >> USAGE_BITS != before >> USAGE_BITS:
+                        ox_add(losers, 1)
+                    ox_add(work, <int32_t>((after - before) & ((<int64_t>1 << USAGE_BITS) - 1)))
             if paced:
-                self.pace.note(batch.rows, omp_get_wtime() - start, preempted)
+                self.pace.note(batch.rows, omp_get_wtime() - start, preempted, 1e-6 * ran)
         finally:
             if self.step_.unpacked:
                 self.packing.end()

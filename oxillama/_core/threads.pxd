@@ -1,6 +1,6 @@
 """The workers' C side: the team of one step, and whether this process may still open a parallel region."""
 
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, int64_t
 
 cdef extern from "team.h" nogil:
     ctypedef struct ox_team:
@@ -16,19 +16,22 @@ cdef extern from "team.h" nogil:
 
 cdef extern from *:
     """
+    #include <stdint.h>
     #ifdef __linux__
     #include <sys/resource.h>
-    /* How often this thread was taken off its core while it had work. */
-    static long ox_preemptions(void) {
+    /* What this thread had of its core: how often it was taken off it while it had work (above bit 44), and the microseconds it ran. */
+    static int64_t ox_usage(void) {
         struct rusage use;
-        return getrusage(RUSAGE_THREAD, &use) ? 0 : use.ru_nivcsw;
+        if (getrusage(RUSAGE_THREAD, &use)) return 0;
+        int64_t us = (use.ru_utime.tv_sec + use.ru_stime.tv_sec) * INT64_C(1000000) + use.ru_utime.tv_usec + use.ru_stime.tv_usec;
+        return (int64_t)((uint64_t)use.ru_nivcsw << 44) | (us & ((INT64_C(1) << 44) - 1));
     }
     #else
-    static long ox_preemptions(void) { return 0; }
+    static int64_t ox_usage(void) { return 0; }
     #endif
     static void ox_add(int32_t *p, int32_t n) { __atomic_fetch_add(p, n, __ATOMIC_RELAXED); }
     """
-    long ox_preemptions() noexcept nogil
+    int64_t ox_usage() noexcept nogil
     void ox_add(int32_t *p, int32_t n) noexcept nogil
 
 
@@ -36,10 +39,10 @@ cdef class Pace:
     cdef readonly int most
     cdef readonly int workers
     cdef bint trying
-    cdef int left, patience, count, hits, losers, key
+    cdef int left, patience, count, hits, losers, key, quiet
     cdef double spent
     cdef double[2] mean
-    cpdef int note(self, int key, double seconds, int preempted) except -1
+    cpdef int note(self, int key, double seconds, int preempted, double ran=*) except -1
     cdef void _turn(self, bint reduced, bint trying, int left) noexcept
 
 

@@ -131,29 +131,42 @@ cdef enum:
     WINDOW = 8         # steps over which preemptions are counted
     TRIAL = 4          # steps that decide between all workers and fewer
     PATIENCE = 64      # steps with fewer workers until all are tried again; doubles while that stays slower
+    QUIET = 4          # steps with fewer workers, all on their cores, before all are tried again
 
 
 cdef class Pace:
     """How many workers the next short step gets: all of `most`, or fewer while that is measurably quicker.
 
     When a worker loses its core in the middle of an op all others wait for it, a time slice at a time; with a busy neighbour a step
-    of two workers can take many times that of one. A step tells `note` its kind (steps of one kind take like times), its seconds and
-    how many workers were taken off their core; `workers` is the number for the next.
+    of two workers can take many times that of one. A step tells `note` its kind (steps of one kind take like times), its seconds,
+    how many workers were taken off their core, and the seconds that its workers ran, all together; `workers` is the number for the next.
+
+    Workers that ran less than half of a step's time have no cores to run on: one such step is enough, because it may take a hundred
+    times its due. While fewer workers do not keep their cores either, all are not tried again.
     """
 
     def __init__(self, int most):
         self.most = self.workers = most
         self.patience = PATIENCE
 
-    cpdef int note(self, int key, double seconds, int preempted) except -1:
-        """Takes in one step; returns the number of workers for the next."""
+    cpdef int note(self, int key, double seconds, int preempted, double ran=-1.0) except -1:
+        """Takes in one step; returns the number of workers for the next. ran: below 0 where nobody knows."""
         if self.most == 1:
             return 1
-        cdef bint reduced = self.workers < self.most
-        if key != self.key:
+        cdef bint reduced = self.workers < self.most, other = key != self.key
+        cdef double share = ran / (seconds * self.workers) if ran >= 0 and seconds > 0 else 1.0
+        if reduced:
+            self.quiet = self.quiet + 1 if share > 0.8 else 0
+        elif preempted > 0 and share < 0.5:
+            if self.trying:
+                self.patience = min(16 * PATIENCE, 2 * self.patience)
+            self.key, self.mean[0], self.losers = key, seconds, max(self.losers, preempted)
+            self._turn(True, False, self.patience if self.trying else WINDOW)
+            return self.workers
+        if other:
             self.key, self.count, self.hits, self.spent, self.losers = key, 0, 0, 0.0, 0
             self.left -= 1
-            if self.trying or (reduced and self.left <= 0):                     # nothing to compare with: as if never tried
+            if self.trying or (reduced and self.left <= 0 and self.quiet >= QUIET):  # nothing to compare with: as if never tried
                 self._turn(False, False, 0)
             return self.workers
         self.spent += seconds
@@ -172,7 +185,7 @@ cdef class Pace:
                     self._turn(not reduced, False, self.patience)
         elif reduced:
             self.left -= 1
-            if self.left <= 0:
+            if self.left <= 0 and self.quiet >= QUIET:
                 self.mean[1] = self.spent / self.count
                 self._turn(False, True, TRIAL)
         else:
@@ -189,7 +202,7 @@ cdef class Pace:
             self.workers = self.most
         elif self.workers == self.most:
             self.workers = max(1, self.most - max(1, self.losers))
-        self.trying, self.left = trying, left
+        self.trying, self.left, self.quiet = trying, left, 0
         self.count, self.hits, self.spent, self.losers = 0, 0, 0.0, 0
 
 

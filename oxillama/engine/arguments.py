@@ -106,6 +106,7 @@ def separated(prompt: Any) -> tuple[Any, bool]:
         prompt is None
         or isinstance(prompt, (str, bytes, bytearray, memoryview, Mapping, set, frozenset))
         or not hasattr(prompt, "__iter__")
+        or getattr(prompt, "ndim", 1) == 0
     ):
         return prompt, False
     items = list(prompt)

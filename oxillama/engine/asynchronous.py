@@ -5,7 +5,7 @@ the event loop what came.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, Unpack
 
 import numpy as np
@@ -44,9 +44,14 @@ class AsyncEngine:
         prompt, many = separated(prompt)
         if many and session is None:
             requests: list[Request | Siblings] = []
+            # what is an iterator counts for every prompt
+            read = {
+                name: tuple(value) if isinstance(value, Iterator) else value
+                for name, value in options.items()
+            }
             try:
                 for each in prompt:
-                    requests.append(await self._begun(each, requests, options))
+                    requests.append(await self._begun(each, requests, read))
                 return list(await asyncio.gather(*requests))
             except BaseException:  # gather leaves the others running
                 for request in requests:
@@ -55,7 +60,7 @@ class AsyncEngine:
         return await self.engine.submit(prompt, live=True, session=session, **options)
 
     async def _begun(
-        self, prompt: Any, before: list[Request | Siblings], options: GenerateOptions
+        self, prompt: Any, before: list[Request | Siblings], options: dict[str, Any]
     ) -> Request | Siblings:
         """A request; where the queue is full, once one of those before it has ended."""
         while True:

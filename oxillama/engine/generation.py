@@ -93,6 +93,8 @@ class Options:
             object.__setattr__(self, "max_tokens", None)  # as llama.cpp has it
         if isinstance(self.seed, (int, np.integer)) and self.seed == -1:
             object.__setattr__(self, "seed", None)
+        if isinstance(self.seed, np.integer):
+            object.__setattr__(self, "seed", int(self.seed))
         for name, least in (
             ("max_tokens", 0),
             ("keep", 0),
