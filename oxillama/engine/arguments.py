@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -76,10 +77,9 @@ def whole(name: str, value: Any, least: int) -> int:
     """A whole number of any kind (numpy's too) that is at least `least`; ConfigError for what is
     none.
     """
-    try:
-        number = index(None if isinstance(value, (bool, np.bool_)) else value)
-    except TypeError:
-        number = None
+    number: int | None = None
+    with suppress(TypeError):
+        number = None if isinstance(value, (bool, np.bool_)) else index(value)
     if number is None or number < least:
         hint = f" ({_MINUS_ONE[name]})" if number == -1 and name in _MINUS_ONE else ""
         raise ConfigError(f"{name}: found {value!r}, wanted an integer of {least} or more{hint}")

@@ -35,7 +35,9 @@ class Batcher:
             return self._make(
                 tokens[:1], positions[:1], (session.kv.table,), row_table[:1], self._first
             ), ticket.hidden
-        at, tables, wanted, hidden = 0, [], [], False
+        at, hidden = 0, False
+        tables: list[np.ndarray] = []
+        wanted: list[int] = []
         for ticket, rows in plan:
             request, start = ticket.owner, ticket.done
             session, end = request.session, at + rows

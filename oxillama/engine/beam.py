@@ -171,7 +171,7 @@ class Beam:
     session: Session
     total: float = 0.0
     text: str = ""
-    offers: tuple[list[int], list[float]] = field(default=((), ()))
+    offers: tuple[list[int], list[float]] = field(default_factory=lambda: ([], []))
 
     def take(self, token: int, masker: Any, *, listen: bool) -> bool:
         """Go on with a token; True when that completed a stop string. `listen`: stop strings count

@@ -524,20 +524,22 @@ class EngineCore:
         """
         harvest, register = self._harvest, self._register
         live = [
-            request
+            (request, request.speculation)
             for request in register.wanting
-            if request.ticket.state is State.DECODING and not request.ticket.parked
+            if request.ticket.state is State.DECODING
+            and not request.ticket.parked
+            and request.speculation is not None
         ]
         register.wanting = {each: None for each in register.wanting if each.ticket.parked}
         if not rewindable(self.memory):  # what was run cannot be unsaid: a row at a time
-            for request in live:
-                request.speculation.fallbacks += 1
+            for _, speculation in live:
+                speculation.fallbacks += 1
             return
         sequences = len(self._scheduler.decoding)
         rows = max(
             (
-                request.speculation.rows_to_measure(request, self.context_size, sequences)
-                for request in live
+                speculation.rows_to_measure(request, self.context_size, sequences)
+                for request, speculation in live
             ),
             default=0,
         )
@@ -552,14 +554,17 @@ class EngineCore:
             sequences=sequences,
             costs=harvest.costs,
         )
-        beside: dict[int, list[Request]] = {}
-        for request in live:
-            if not in_loop(drafter := request.speculation.candidates.drafter):
-                beside.setdefault(id(drafter), []).append(request)
-        for group in beside.values():
+        inside: list[Request] = []
+        beside: dict[int, tuple[Any, list[Request]]] = {}
+        for request, speculation in live:
+            drafter = speculation.candidates.drafter
+            if in_loop(drafter):
+                inside.append(request)
+            else:
+                beside.setdefault(id(drafter), (drafter, []))[1].append(request)
+        for drafter, group in beside.values():
             with self.lock:
-                harvest.draft_beside(group, group[0].speculation.candidates.drafter, ask)
-        inside = [each for each in live if not each.ticket.parked] if beside else live
+                harvest.draft_beside(group, drafter, ask)
         for request, error in ask(inside):
             # else they end as cancelled, whatever a draft that was closed with this engine says
             if not self._closed:

@@ -306,17 +306,19 @@ class Vocabulary:
 
     def grammar(self, options: Options) -> Grammar | None:
         """The compiled constraint of the options; the last ones are kept."""
-        if callable(getattr(options.grammar, "state", None)):
-            return options.grammar  # compiled: a Grammar, or what makes states as one does
+        given: Any = options.grammar
+        if callable(getattr(given, "state", None)):
+            return given  # compiled: a Grammar, or what makes states as one does
         choices = None if options.choices is None else tuple(options.choices)
         # of a class what it asks for: another one may have its name
         schema = schema_of(options.json_schema)
-        for make, value in (
-            (Grammar.parse, options.grammar),
+        makers: tuple[tuple[Callable[[Any], Grammar], Any], ...] = (
+            (Grammar.parse, given),
             (Grammar.from_json_schema, schema),
             (Grammar.from_regex, options.regex),
             (Grammar.from_choices, choices),
-        ):
+        )
+        for make, value in makers:
             if value is None:
                 continue
             key = (make.__name__, repr(value))
@@ -360,20 +362,20 @@ def make_request(
     """
     truncated = 0
     if session is None:
-        ids, truncated = fitted(prompt, options, core.context_size)
+        ids, truncated = fitted(prompt or (), options, core.context_size)
         session = core.new_session(ids)
     else:
-        more = len(prompt or ())
-        if len(session.tokens) + more >= core.context_size and not (
+        more = list(prompt or ())
+        if len(session.tokens) + len(more) >= core.context_size and not (
             options.context_shift and not more
         ):
             raise ContextError(
-                f"session: {len(session.tokens)} tokens and {more} more, no room left in a context of {core.context_size}",
-                tokens=len(session.tokens) + more,
+                f"session: {len(session.tokens)} tokens and {len(more)} more, no room left in a context of {core.context_size}",
+                tokens=len(session.tokens) + len(more),
                 limit=core.context_size - 1,
             )
         if more:
-            session.extend(list(prompt))
+            session.extend(more)
     if session.sampler is None:
         _equip(session, vocabulary, options, options.sampling(default), core.program.vocab_size)
     elif options.amends:
@@ -400,7 +402,8 @@ def make_request(
     )
     request.cache = options.cache_prompt
     request.priority, request.timeout = options.priority, options.timeout
-    request.masker = vocabulary.masker if session.grammar is not None else None
+    if session.grammar is not None and vocabulary is not None:
+        request.masker = vocabulary.masker
     if options.context_shift:
         if options.keep >= core.context_size - 1:
             raise ConfigError(
@@ -483,10 +486,11 @@ def _equip(
     session.start = len(session.tokens)
     session.at_start = vocabulary is not None and vocabulary.begins_text(session.tokens)
     session.stops = StopText(config.stop)
-    if _wants_text(vocabulary, options, config):
-        grammar = vocabulary.grammar(options)
-        session.grammar = None if grammar is None else vocabulary.masker.state(grammar)
-        session.text = vocabulary.bridge.stream(shown=options.shown_tokens)
+    words = _words(vocabulary, options, config)
+    if words is not None:
+        grammar = words.grammar(options)
+        session.grammar = None if grammar is None else words.masker.state(grammar)
+        session.text = words.bridge.stream(shown=options.shown_tokens)
 
 
 def _amend(
@@ -518,11 +522,12 @@ def _amend(
             session.sampler.set_history(session.tokens, generated=before.generated)
     if config.stop != before.config.stop:
         session.stops = StopText(config.stop)
-    if _wants_text(vocabulary, options, config):
-        if options.constrained:
-            session.grammar = vocabulary.masker.state(vocabulary.grammar(options))
-        if options.shown_tokens:
-            session.text = vocabulary.bridge.stream(shown=options.shown_tokens)
+    words = _words(vocabulary, options, config)
+    grammar = None if words is None else words.grammar(options)
+    if words is not None and grammar is not None:
+        session.grammar = words.masker.state(grammar)
+    if words is not None and options.shown_tokens:
+        session.text = words.bridge.stream(shown=options.shown_tokens)
 
 
 def _without_padding(
@@ -537,15 +542,15 @@ def _without_padding(
     )
 
 
-def _wants_text(vocabulary: Vocabulary | None, options: Options, config: SamplerConfig) -> bool:
-    """Whether there is a vocabulary to write text with; ConfigError where there is none and text is
-    asked for.
-    """
+def _words(
+    vocabulary: Vocabulary | None, options: Options, config: SamplerConfig
+) -> Vocabulary | None:
+    """The vocabulary to write text with; ConfigError where there is none and text is asked for."""
     if vocabulary is None and (options.constrained or config.stop or options.shown_tokens):
         raise ConfigError(
             "grammar, stop, shown_tokens: the file has no vocabulary, wanted token ids and stop_token_ids alone"
         )
-    return vocabulary is not None
+    return vocabulary
 
 
 def _want_prompt_logprobs(request: Request, top: int) -> None:

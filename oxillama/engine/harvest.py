@@ -134,7 +134,7 @@ class Harvest:
             self._register.end(request, request.stopping)
             return
         if ticket.state is not State.DECODING:
-            if len(rows) and ticket.every_row:
+            if len(rows) and ticket.every_row and request.on_rows is not None:
                 request.on_rows(ticket.done - len(rows), rows)
                 request.delivered = max(request.delivered, ticket.done)
             if ticket.done < ticket.length:
@@ -192,7 +192,7 @@ class Harvest:
                 at += 1
         if going:
             self._stands(request, start + at)
-        if draft:
+        if request.speculation is not None and draft:
             # Where the text is over, candidates not looked at are neither right nor wrong.
             request.speculation.judged(
                 stood=at,

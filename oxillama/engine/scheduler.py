@@ -37,9 +37,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
 from itertools import islice
-from operator import index
 from typing import Any
 
+from oxillama.engine.arguments import whole
 from oxillama.errors import ConfigError
 
 PREFILL_CHUNK = 512  # rows
@@ -77,15 +77,7 @@ class SchedulerConfig:
             value, least = getattr(self, field.name), int(field.name != "max_waiting")
             if value is None and not least:
                 continue
-            try:
-                number = index(None if isinstance(value, bool) else value)
-            except TypeError:
-                number = -1
-            if number < least:
-                raise ConfigError(
-                    f"{field.name}: found {value!r}, wanted an integer of {least} or more"
-                )
-            object.__setattr__(self, field.name, number)
+            object.__setattr__(self, field.name, whole(field.name, value, least))
         if self.max_batch_tokens < min(self.max_batch_sequences, self.max_sequences):
             raise ConfigError(
                 f"max_batch_tokens: found {self.max_batch_tokens}, wanted a row for each of max_batch_sequences"
@@ -401,7 +393,9 @@ class Scheduler:
             turn = list(self.decoding)[:room]
             self.decoding.rotate(-len(turn))
             return turn, len(turn)
-        turn, rest, refused = [], [], False
+        turn = []
+        rest: list[Ticket] = []
+        refused = False
         for ticket in self.decoding:
             need = self._abreast(ticket)
             fits = not ticket.parked and (need <= room or not (turn or refused))

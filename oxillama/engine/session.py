@@ -29,7 +29,10 @@ _STATE = ("start", "pending", "sampler", "grammar", "text", "stops", "at_start")
 class Owner(Protocol):
     """What a session asks of its engine."""
 
-    program: Any  # its `vocab_size`
+    @property
+    def program(self) -> Any:
+        """What has a `vocab_size`."""
+
     pool: Any  # where its pages come from
 
     def change(self, session: Session) -> AbstractContextManager:
@@ -219,6 +222,12 @@ class Session:
         self.at_start = False
 
 
+def _index(token: Any) -> int:
+    if isinstance(token, bool):
+        raise TypeError("a bool")
+    return index(token)
+
+
 def checked_ids(
     prompt: Iterable[int],
     vocab_size: int | None = None,
@@ -240,7 +249,7 @@ def checked_ids(
     ids = given if plain else []
     for at, token in enumerate(() if plain else given):
         try:
-            ids.append(index(None if isinstance(token, bool) else token))
+            ids.append(_index(token))
         except TypeError:
             raise ConfigError(
                 f"{name}[{at}]: found {type(token).__name__} {token!r:.50}, wanted a token id"
