@@ -1,12 +1,18 @@
-"""Builds the compiled floor: every `oxillama/_core/*.pyx` is one extension; `sources` says which C
+"""Builds the compiled modules: every `oxillama/_core/*.pyx` is one extension; `sources` says which C
 files each of them links.
 
-`OXILLAMA_BUILD_ONLY=sampler,trie` rebuilds just those modules while working on them.
+All C files of all extensions are compiled side by side, the slowest first, each once; what each took
+is printed (`pip install -v` shows it). Environment:
+  OXILLAMA_BUILD_ONLY=sampler,trie   builds just those modules while working on them;
+  OXILLAMA_ABI3=1                    builds against the limited API of CPython 3.11 (wheels: cp311-abi3);
+  CFLAGS=-g                          keeps debug information (left out otherwise: it doubles the build).
 """
 
-import copy
+import logging
 import os
 import sys
+import sysconfig
+import time
 from concurrent.futures import ThreadPoolExecutor
 from glob import glob
 
@@ -14,30 +20,61 @@ import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.modified import newer_group
 
 only = {name for name in os.environ.get("OXILLAMA_BUILD_ONLY", "").split(",") if name}
+free_threaded = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+abi3 = os.environ.get("OXILLAMA_ABI3", "0") not in ("", "0") and not free_threaded
 headers = sorted(
     glob("csrc/**/*.h", recursive=True)
     + glob("csrc/**/*.inc", recursive=True)
     + glob("csrc/**/*.def", recursive=True)
 )
 
-# -ffp-contract=off and no -ffast-math: a float result must not depend on the compiler's mood ("the
-# same bits, always").
+# -ffp-contract=off and no -ffast-math: a float result must not depend on what the compiler likes to
+# fuse ("the same bits, always").
 flags = [
-    "-O3",
     "-std=c11",
     "-ffp-contract=off",
     "-fno-math-errno",
-    "-fopenmp",
+    "-pthread",
     "-fvisibility=hidden",
     "-Wno-unused-function",
 ]
-link = ["-fopenmp"]
-if sys.platform == "darwin":
-    flags[flags.index("-fopenmp")] = "-Xpreprocessor"
-    flags.insert(flags.index("-Xpreprocessor") + 1, "-fopenmp")
-    link = ["-lomp"]
+link = ["-pthread"]
+if "-g" not in os.environ.get("CFLAGS", ""):  # the interpreter's own flags bring a -g
+    flags.append("-g0")
+
+# What Cython generates is mostly calls of CPython: -O2 halves its compilation. Modules whose own loops
+# run over a vocabulary keep -O3, as the kernels do. The plain C tables are what runs where no faster
+# instruction set does, and the law for the others: a minute of optimising would gain them little.
+levels = {
+    "csrc/lanes/scalar.c": "-O1",
+    "csrc/vec/scalar.c": "-O1",
+    "oxillama/_core/candidates.c": "-O3",
+    "oxillama/_core/cuts.c": "-O3",
+    "oxillama/_core/edits.c": "-O3",
+    "oxillama/_core/stages.c": "-O3",
+}
+
+# The longest compilations in the order of their length (CPU seconds, gcc 12): they start first, so that
+# none of them is left alone at the end. All others are shorter; the larger file goes first there.
+slowest = [
+    "csrc/lanes/avx2.c",  # 23
+    "csrc/lanes/scalar.c",  # 16
+    "csrc/lanes/avx512.c",  # 16
+    "csrc/lanes/neon.c",
+    "csrc/lanes/neondot.c",
+    "csrc/lanes/avxvnni.c",  # 13
+    "csrc/vec/scalar.c",  # 10
+    "csrc/codecs/avx512.c",  # 8
+    "csrc/codecs/neon.c",
+    "csrc/codecs.c",  # 8
+    "csrc/codecs/avx2.c",  # 7
+    "csrc/vec/avx512.c",  # 4
+    "csrc/vec/neon.c",
+    "csrc/vec/avx2.c",  # 3
+]
 
 codecs = ["csrc/codecs.c"]
 sources = {
@@ -47,61 +84,97 @@ sources = {
     "vectors": ["csrc/dispatch.c"] + sorted(glob("csrc/vec/*.c")),
 }
 
-extensions = []
+# What all modules have in common (Cython's memoryviews and function types) is compiled once.
+shared = "oxillama._core._cyutility"
+macros = [("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"), ("_GNU_SOURCE", None)]
+if abi3:
+    macros.append(("Py_LIMITED_API", "0x030B0000"))
+about = dict(
+    include_dirs=["csrc", numpy.get_include()],
+    extra_compile_args=flags,
+    extra_link_args=link,
+    define_macros=macros,
+    py_limited_api=abi3,
+)
+extensions = [Extension(shared, ["oxillama/_core/_cyutility.c"], **about)]
 for path in sorted(glob("oxillama/_core/*.pyx")):
     name = os.path.splitext(os.path.basename(path))[0]
-    if only and name not in only:
-        continue
-    extensions.append(
-        Extension(
-            f"oxillama._core.{name}",
-            [path] + sources.get(name, []),
-            include_dirs=["csrc", numpy.get_include()],
-            depends=headers,
-            extra_compile_args=flags,
-            extra_link_args=link,
-            define_macros=[("NPY_NO_DEPRECATED_API", "NPY_1_7_API_VERSION"), ("_GNU_SOURCE", None)],
-        )
-    )
+    if not only or name in only:
+        listed = [path] + sources.get(name, [])
+        extensions.append(Extension(f"oxillama._core.{name}", listed, depends=headers, **about))
 
-cores = os.cpu_count() or 1
+cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def level(source):
+    """The optimisation that a C file is compiled with."""
+    return levels.get(source, "-O3" if source.startswith("csrc") else "-O2")
+
+
+def order(source):
+    """Sorts the C files by how long they take, the longest first."""
+    known = slowest.index(source) if source in slowest else len(slowest)
+    return known, -os.path.getsize(source)
 
 
 class BuildExt(build_ext):
-    """Builds extensions side by side, each with an object folder of its own (some of them compile
-    the same C file), and the C files of each too.
-    """
-
-    def finalize_options(self):
-        super().finalize_options()
-        self.parallel = self.parallel or cores
+    """Compiles every C file once, in one pool for all extensions, then links them."""
 
     def build_extensions(self):
-        one_by_one = self.compiler.compile
-
-        def compile(files, *args, **more):
-            with ThreadPoolExecutor(cores) as pool:
-                return [
-                    made
-                    for some in pool.map(lambda file: one_by_one([file], *args, **more), files)
-                    for made in some
-                ]
-
-        self.compiler.compile = compile
+        stale = [
+            ext
+            for ext in self.extensions
+            if self.force
+            or newer_group([*ext.sources, *ext.depends], self.get_ext_fullpath(ext.name), "newer")
+        ]
+        objects = self.compile_all(sorted({file for ext in stale for file in ext.sources}))
+        self.compiler.compile = lambda files, *_, **__: [objects[file] for file in files]
+        self.parallel = None
         super().build_extensions()
 
-    def build_extension(self, ext):
-        own = copy.copy(self)
-        own.build_temp = os.path.join(self.build_temp, ext.name)
-        super(BuildExt, own).build_extension(ext)
+    def compile_all(self, files):
+        """Compiles the files side by side; returns the object of each."""
+        began, done, root = time.monotonic(), [], logging.getLogger()
+
+        def one(file):
+            start = time.monotonic()
+            made = self.compiler.compile(
+                [file],
+                output_dir=self.build_temp,
+                macros=macros,
+                include_dirs=about["include_dirs"],
+                extra_postargs=[level(file), *flags],
+            )
+            done.append(file)
+            now = time.monotonic()
+            print(
+                f"[{len(done):2}/{len(files)}] {now - began:5.1f} s  {file} ({now - start:.1f} s)",
+                flush=True,
+            )
+            return made[0]
+
+        was = root.level
+        root.setLevel(logging.WARNING)  # a line per file, not its whole command
+        try:
+            with ThreadPoolExecutor(self.parallel or cores) as pool:
+                futures = {file: pool.submit(one, file) for file in sorted(files, key=order)}
+                try:
+                    return {file: future.result() for file, future in futures.items()}
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
+        finally:
+            root.setLevel(was)
 
 
 setup(
     cmdclass={"build_ext": BuildExt},
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if abi3 else {},
     ext_modules=cythonize(
         extensions,
         include_path=["."],
         nthreads=cores if sys.platform == "linux" else 0,
+        shared_utility_qualified_name=shared,
         compiler_directives={
             "language_level": 3,
             "boundscheck": False,

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 import oxillama
-from oxillama.engine.envelope import Envelope, Kind, write_sealed
 from oxillama.errors import SnapshotIncompatible
 from oxillama.gguf import ModelFingerprint
+from oxillama.snapshot.container import Envelope, Kind, write_sealed
 
 _KIND = Kind(b"OXIBENCH", 1, SnapshotIncompatible)
 

@@ -1,6 +1,6 @@
 /* The workers of one step: a barrier that spins first and sleeps last, the chunk counter they share, and a run of work for each of them.
  *
- * One OpenMP region runs a whole step. Between ops its workers meet at `ox_team_barrier`; inside an op they take
+ * A whole step is one piece of work (workers.h). Between ops its workers meet at `ox_team_barrier`; inside an op they take
  * chunks with `ox_team_take` until it hands out one past the end, so a worker that lost its core holds up one chunk only.
  *
  *     for (int c = ox_team_take(team); c < chunks; c = ox_team_take(team)) work(c);
@@ -9,7 +9,7 @@
  * Where each worker should stay with memory of its own, an op takes from runs instead: first from the worker's own (`ox_team_cut`), then,
  * from the end, of the run that has most left (`ox_team_left`). The barrier resets them too.
  *
- * `nth` is what omp_get_num_threads() says inside the region, never the number that was asked for.
+ * `nth` is the number of workers that the piece of work runs on, the same for all of them.
  * Everything a worker wrote before the barrier is visible to every worker after it.
  */
 #ifndef OX_TEAM_H

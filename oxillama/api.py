@@ -18,7 +18,6 @@ from typing import Any, Literal, Unpack, overload
 import numpy as np
 
 from oxillama._core.kernels import cpu_info
-from oxillama.drafts import candidates_of
 from oxillama.embedded import embedded_path
 from oxillama.engine.arguments import (
     ChatOptions,
@@ -37,13 +36,13 @@ from oxillama.engine.request import Completion, Request, Stream, all_finished, f
 from oxillama.engine.rows import all_logits
 from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.siblings import Siblings, make_siblings
-from oxillama.engine.snapshot import EngineSnapshot
-from oxillama.engine.spill import spill, start
 from oxillama.errors import ConfigError, QueueFull
 from oxillama.loaded import Loaded, Prompt
 from oxillama.model.load import ModelConfig
 from oxillama.opening import Progress
 from oxillama.sampling import SamplerConfig
+from oxillama.snapshot.prefixes import spill, start
+from oxillama.snapshot.session import EngineSnapshot
 from oxillama.tokenizer import TokenizerBridge
 
 __all__ = ["EngineConfig", "InferenceEngine", "cpu_info", "load", "load_model_from_bytes"]
@@ -133,6 +132,13 @@ class InferenceEngine:
         the file recommends.
         """
         return self._loaded.sampler(self.engine_config.sampler)
+
+    @property
+    def opened(self) -> Loaded:
+        """The model in memory, its vocabulary and the core of its engine: what a draft is made of,
+        and what `SpeculativeEngine` works on.
+        """
+        return self._loaded
 
     @property
     def context_size(self) -> int:
@@ -248,15 +254,10 @@ class InferenceEngine:
 
     def _asked(self, options: dict[str, Any]) -> tuple[Maker, Options]:
         """(what makes a request, the checked options of it)."""
-        loaded = self._loaded
-        wanted = Options.of(
-            {
-                **options,
-                "speculative": candidates_of(
-                    loaded.core, loaded.vocabulary, loaded.model, options.get("speculative")
-                ),
-            }
-        )
+        speculator = self._loaded.core.speculator
+        if speculator is not None and "speculative" in options:
+            options = {**options, "speculative": speculator.resolve(options["speculative"])}
+        wanted = Options.of(options)
         return make_siblings if wanted.completions > 1 else make_request, wanted
 
     def _submit(
@@ -579,9 +580,13 @@ class InferenceEngine:
         """
         return spill(self._loaded.core.saved(), path)
 
-    def load_prefixes(self, path: str | Path) -> int:
-        """Start from the prefixes of a file, as far as there is room; returns how many."""
-        return start(self._loaded.core.saved(), path)
+    def load_prefixes(self, path: str | Path, *, trust: bool = False) -> int:
+        """Start from the prefixes of a file, as far as there is room; returns how many.
+
+        Stored prefixes answer every request that begins so: a file that this user did not save is
+        refused (SnapshotIncompatible), unless trust=True says that its origin is known.
+        """
+        return start(self._loaded.core.saved(), path, trust=trust)
 
     def _last(self) -> Session:
         """The session that a snapshot saves."""

@@ -14,7 +14,7 @@ from typing import Any
 from oxillama.engine.generation import Options, Vocabulary, response_constraint
 from oxillama.engine.request import Completion, Piece
 from oxillama.errors import ConfigError, TemplateError
-from oxillama.tokenizer import ChatTemplate
+from oxillama.tokenizer import ChatTemplate, TemplateText
 from oxillama.toolcalls import ChatEvent, ChatPlan, ChatPlanner, MessageForm, Parts, Tool, tool_of
 
 _OF_TOOLS = ("tool_choice", "tool_format", "parallel_tool_calls")
@@ -111,8 +111,12 @@ class Chat:
         tools: Sequence[Any] | None = None,
         add_generation_prompt: bool = True,
         **variables: Any,
-    ) -> str:
-        """The conversation as the template writes it; `variables` reach the template as they are."""
+    ) -> TemplateText:
+        """The conversation as the template writes it; `variables` reach the template as they are.
+
+        The text knows what of it came from messages: given to `generate` as it is, control tokens
+        are read in what the template wrote alone, and no token is added before it.
+        """
         if isinstance(messages, (str, bytes, Mapping)) or not hasattr(messages, "__iter__"):
             raise ConfigError(
                 f"messages: found {type(messages).__name__}, wanted a list of messages"
@@ -130,7 +134,7 @@ class Chat:
             **variables,
         )
 
-    def _rendered(self, messages: Sequence[dict], **variables: Any) -> str:
+    def _rendered(self, messages: Sequence[dict], **variables: Any) -> TemplateText:
         """What the template makes of messages as they are."""
         bridge = self.vocabulary.bridge
         ends = (("bos_token", bridge.bos_id), ("eos_token", bridge.eos_id))
@@ -144,11 +148,17 @@ class Chat:
         tools: Sequence[Any] | None = None,
         response_format: dict | None = None,
         template: dict | None = None,
+        parse_special: bool = False,
         **options: Any,
     ) -> Turn:
         """The next reply of a conversation, planned; options are those of `generate` and of
         `ChatPlanner.plan`.
+
+        parse_special: read control tokens in the text of messages and tools too; without it they
+        are text there, and only what the template writes can be control tokens.
         """
+        if not isinstance(parse_special, bool):
+            raise ConfigError(f"parse_special: found {parse_special!r}, wanted True or False")
         if isinstance(tools, (str, bytes, Mapping)) or not hasattr(tools or (), "__iter__"):
             raise ConfigError(f"tools: found {type(tools).__name__}, wanted a list of tools")
         if not isinstance(template or {}, Mapping) or not all(
@@ -172,7 +182,7 @@ class Chat:
         )
         planned, words = _planned(response_format, asked), self.vocabulary
         plan = self._planner.plan(text, tools=tools, constraint=words.grammar(planned), **about)
-        prompt = words.bridge.encode(text, add_special=False, parse_special=True)
+        prompt = words.bridge.encode(text.plain if parse_special else text, add_special=False)
         shown = {*planned.shown_tokens, *plan.shown.values()}
         return Turn(
             prompt, {**options, "grammar": plan.constraint, "shown_tokens": sorted(shown)}, plan

@@ -4,15 +4,19 @@ the new ones.
     temporary file beside the target -> write -> fsync -> rename over the target -> fsync of the
     folder
 
-The target is what a path leads to, through links: a link stays one. `target_of` is the door, which
-may be asked before there are bytes.
+The target is what a path leads to, through links: a link stays one. `target_of` names it before
+there are bytes.
+
+A writer holds a lock (flock) on its temporary file. A process that is killed leaves the file without
+a lock; the next writer in that folder removes it.
 
 Invariants (tests cite them by number):
 
 1. Until the rename the target is untouched; from the rename on it holds all of the new bytes, which
 were on the disk before. 2. A failure that the process survives leaves no temporary file; one that
-it does not survive leaves one that nothing ever reads. 3. Nothing is replaced but a regular file: a
-folder, a device, a pipe or a socket is refused.
+it does not survive leaves one that nothing reads, and that the next writer in the folder removes.
+3. Nothing is replaced but a regular file: a folder, a device, a pipe or a socket is refused. 4. A
+temporary file that is being written, by whichever process or machine, is removed by nobody else.
 """
 
 from __future__ import annotations
@@ -21,15 +25,24 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+try:
+    import fcntl
+except ImportError:  # Windows, where a file that is open cannot be removed
+    fcntl = None  # type: ignore[assignment]
+
 _AT_ONCE = 256  # buffers of one system call; every system takes so many
 _START_WRITE = 2  # SYNC_FILE_RANGE_WRITE
 # of the target's name that a temporary one has: the whole might be as long as names may be
 _NAME_BYTES = 100
+_TEMPORARY = re.compile(r"\..*\.\d+-[0-9a-f]{12}\.tmp", re.DOTALL)
+# file systems that know no locks
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL)
 
 
 def target_of(path: str | os.PathLike) -> str:
@@ -54,31 +67,47 @@ def target_of(path: str | os.PathLike) -> str:
 
 class Replacement:
     """New bytes for the file at a path, in a temporary file beside it: `fd` is open for writing
-    until `keep` or `drop`.
+    until `keep` or `drop`. mode: permissions, less the umask.
     """
 
     __slots__ = ("_target", "_temporary", "fd")
 
-    def __init__(self, path: str | os.PathLike) -> None:
+    def __init__(self, path: str | os.PathLike, *, mode: int = 0o666) -> None:
         self._target = target_of(path)
         folder, name = os.path.split(self._target)
+        remove_abandoned(folder)
         name = os.fsencode(name)[:_NAME_BYTES].decode(errors="ignore")
-        # not tempfile: its files are private to the user, this one becomes the result and follows
-        # the umask
-        self._temporary = os.path.join(folder, f".{name}.{os.getpid()}-{secrets.token_hex(6)}.tmp")
-        self.fd = os.open(
-            self._temporary,
-            os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0),
-            0o666,
-        )
+        self.fd = -1
+        while self.fd < 0:
+            # not tempfile: its files are private to the user, this one becomes the result and
+            # follows the umask
+            self._temporary = os.path.join(
+                folder, f".{name}.{os.getpid()}-{secrets.token_hex(6)}.tmp"
+            )
+            self.fd = os.open(
+                self._temporary,
+                os.O_WRONLY
+                | os.O_CREAT
+                | os.O_EXCL
+                | getattr(os, "O_CLOEXEC", 0)
+                | getattr(os, "O_BINARY", 0),
+                mode,
+            )
+            if not _lock(self.fd):  # another writer has taken it for abandoned
+                self._close()
 
-    def keep(self) -> None:
+    def keep(self, *, keep_existing: bool = False) -> None:
         """Have the new bytes on the disk, and in the old ones' place in one step; after an OSError,
-        `drop`.
+        `drop`. keep_existing: where there is a file by now, it stays and the new one goes.
         """
         os.fsync(self.fd)
         self._close()
-        os.rename(self._temporary, self._target)
+        if keep_existing:
+            with contextlib.suppress(FileExistsError):
+                os.link(self._temporary, self._target)
+            os.unlink(self._temporary)
+        else:
+            (os.rename if os.name == "posix" else os.replace)(self._temporary, self._target)
         _sync_folder(os.path.dirname(self._target))
 
     def drop(self) -> None:
@@ -94,17 +123,52 @@ class Replacement:
             os.close(fd)
 
 
+def remove_abandoned(folder: str) -> None:
+    """Remove the temporary files of writers that were killed: those that nobody holds a lock on.
+    What cannot be removed stays.
+    """
+    with contextlib.suppress(OSError), os.scandir(folder) as inside:
+        names = [entry.name for entry in inside if _TEMPORARY.fullmatch(entry.name)]
+        for name in names:
+            path = os.path.join(folder, name)
+            with contextlib.suppress(OSError):
+                if fcntl is None:
+                    os.unlink(path)
+                    continue
+                if not stat.S_ISREG(os.lstat(path).st_mode):
+                    continue
+                fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(path)
+                finally:
+                    os.close(fd)
+
+
+def _lock(fd: int) -> bool:
+    """Lock a new temporary file; False where another process was removing it as abandoned."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in _NO_LOCKS
+    return os.fstat(fd).st_nlink > 0
+
+
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike) -> Iterator[int]:
+def replacing(
+    path: str | os.PathLike, *, mode: int = 0o666, keep_existing: bool = False
+) -> Iterator[int]:
     """A descriptor to write the new bytes to; when the block ends they replace the file at `path`
-    in one step.
+    in one step. mode and keep_existing: see `Replacement`.
 
     Whatever is raised, within the block or by the system (OSError), leaves the old file as it was.
     """
-    new = Replacement(path)
+    new = Replacement(path, mode=mode)
     try:
         yield new.fd
-        new.keep()
+        new.keep(keep_existing=keep_existing)
     except BaseException:
         new.drop()
         raise
@@ -123,7 +187,7 @@ def write_at(fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
     waiting = [view for view in (memoryview(part).cast("B") for part in parts) if len(view)]
     waiting.reverse()
     while waiting:
-        wrote = os.pwritev(fd, waiting[: -_AT_ONCE - 1 : -1], offset)
+        wrote = _write_some(fd, waiting[: -_AT_ONCE - 1 : -1], offset)
         offset += wrote
         while wrote:
             if wrote < len(waiting[-1]):
@@ -132,11 +196,19 @@ def write_at(fd: int, offset: int, parts: Sequence[bytes | memoryview]) -> None:
             wrote -= len(waiting.pop())
 
 
+def _write_some(fd: int, views: Sequence[memoryview], offset: int) -> int:
+    """Bytes of the views that the system took, from the first one on."""
+    if hasattr(os, "pwritev"):
+        return os.pwritev(fd, views, offset)
+    os.lseek(fd, offset, os.SEEK_SET)  # Windows; a descriptor has one writer
+    return os.write(fd, views[0])
+
+
 def start_back(fd: int, offset: int, length: int) -> None:
     """Have written bytes on their way to the disk, where the system can be asked: the fsync at the
     end then finds little left to wait for.
     """
-    call = getattr(ctypes.CDLL(None), "sync_file_range", None)
+    call = getattr(ctypes.CDLL(None), "sync_file_range", None) if os.name == "posix" else None
     if call is not None:  # what it refuses, the fsync refuses too
         call(
             ctypes.c_int(fd),
@@ -189,6 +261,8 @@ class Writer:
 
 def _sync_folder(folder: str) -> None:
     """Have the folder's own entries, and so the rename, on the disk."""
+    if os.name == "nt":  # which cannot open a folder, and writes renames by itself
+        return
     fd = os.open(folder, os.O_RDONLY | getattr(os, "O_DIRECTORY", 0))
     try:
         os.fsync(fd)

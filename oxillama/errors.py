@@ -35,6 +35,10 @@ class QuantError(OxillamaError, ValueError):
     """Quantised data or a quantisation request does not fit its format."""
 
 
+class ConvertError(OxillamaError, ValueError):
+    """A model folder cannot be carried over to a GGUF file as it is."""
+
+
 class TokenizerError(OxillamaError, ValueError):
     """A vocabulary is inconsistent or of a kind that is not known."""
 
@@ -86,6 +90,16 @@ class QueueFull(EngineError):
     """As many requests wait as the scheduler's `max_waiting` allows; asked again later, the engine
     may take it.
     """
+
+
+class WeightsDamaged(EngineError):
+    """Packed weights on disk were not what had been written, or not those of the model's file: what
+    was generated since the model was loaded may be wrong. The file is removed; load the model again.
+    """
+
+
+class DamagedWeightsWarning(UserWarning):
+    """The same, for results that callers already have."""
 
 
 class RewindError(EngineError):

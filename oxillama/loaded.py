@@ -1,8 +1,7 @@
 """`Loaded`: what an engine has loaded, and the checks that stand before all work: is there a model,
 is it open, has it a vocabulary?
 
-    file --opening--> model, core, vocabulary --Loaded--> the doors of `api.InferenceEngine`,
-    `speculative` and `drafts`
+    file --opening--> model, core, vocabulary --Loaded--> `api.InferenceEngine`, `speculative.engine`
 """
 
 from __future__ import annotations

@@ -16,12 +16,15 @@ from oxillama._core.tape import Batch, CancelFlag
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Vocabulary
-from oxillama.engine.snapshot import Snapshots
 from oxillama.errors import ConfigError, TokenizerError
 from oxillama.gguf import GgufReader
 from oxillama.model.load import Model, load_model
 from oxillama.recommended import recommended_sampler
 from oxillama.sampling import SamplerConfig
+from oxillama.snapshot.session import Snapshots
+from oxillama.speculative.drafts import DraftModels
+from oxillama.speculative.planner import Planner
+from oxillama.speculative.registry import Registry
 from oxillama.tokenizer import TokenizerBridge
 from oxillama.toolcalls import restore_state
 
@@ -97,7 +100,11 @@ def _serving(
 ) -> Opened:
     """A loaded model with its core, vocabulary and place of snapshots."""
     core = core_over(model, config, eog_ids=bridge.eog_ids if bridge else ())
+    if model.verifier is not None:
+        model.verifier.tell(core.fail)
     vocabulary = Vocabulary(bridge, model.config.vocab_size) if bridge else None
+    drafts = DraftModels(model, vocabulary, open_model=open_model, core_over=core_over)
+    core.speculator = Planner(core, Registry(drafts))
     naming = {"architecture": model.config.architecture, "name": model.config.name}
     core.snapshots = Snapshots(
         core,

@@ -3,12 +3,15 @@ it.
 """
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 
-# no test writes to its user's cache folder; those of sidecars say where
+# no test writes to its user's folders; those of sidecars say where
 os.environ["OXILLAMA_SIDECAR"] = "0"
+_own = tempfile.TemporaryDirectory(prefix="oxillama-tests-")
+os.environ["OXILLAMA_KEY_FILE"] = str(Path(_own.name) / "key")
 CASES = Path(__file__).resolve().parents[2] / "shared" / "cases"
 
 

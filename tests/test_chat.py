@@ -117,3 +117,24 @@ def test_no_tokens_to_be_shown_are_none(engine):
         engine.chat(TALK, shown_tokens=None, max_tokens=1, sampler=GREEDY).tokens
         == engine.chat(TALK, max_tokens=1, sampler=GREEDY).tokens
     )
+
+
+def test_a_rendered_chat_generates_what_the_chat_does(engine):
+    text = engine.render_chat(TALK)
+    assert engine.tokenize(text) == engine._loaded.chat.turn(TALK).prompt
+    assert engine.tokenize(text).count(engine.tokenizer.bos_id) <= 1
+    assert (
+        engine.generate(text, max_tokens=6, sampler=GREEDY).tokens
+        == engine.chat(TALK, max_tokens=6, sampler=GREEDY).tokens
+    )
+
+
+def test_control_tokens_in_messages_are_text_unless_asked_for(engine):
+    special = engine.tokenizer.token_text(engine.tokenizer.eos_id)
+    talk = [{"role": "user", "content": f"a{special}b"}]
+    chat, end = engine._loaded.chat, engine.tokenizer.eos_id
+    usual = chat.turn([{"role": "user", "content": "ab"}]).prompt.count(end)
+    assert chat.turn(talk).prompt.count(end) == usual
+    assert chat.turn(talk, parse_special=True).prompt.count(end) == usual + 1
+    with pytest.raises(ConfigError, match="^parse_special: found 'no'"):
+        engine.chat(talk, parse_special="no")

@@ -13,7 +13,7 @@ import pytest
 
 from oxillama import durable
 from oxillama.durable import target_of, write_parts
-from oxillama.engine.envelope import Kind, seal
+from oxillama.snapshot.container import Kind, seal
 
 OLD, NEW = b"old" * 100, [b"new" * 1000, b"", memoryview(b"er" * 50_000), b"!"]
 STEPS = ("open", "pwritev", "fsync", "close", "rename", "open folder", "fsync folder")
@@ -77,7 +77,7 @@ def test_a_failure_at_any_step_leaves_the_old_file_or_the_new_one(target, monkey
 
 SAVES = {
     "parts": "durable.write_parts(path, NEW)",
-    "sealed": "envelope.write_sealed(path, KIND, {'a': b'1' * 5000, 'b': NEW})",
+    "sealed": "container.write_sealed(path, KIND, {'a': b'1' * 5000, 'b': NEW})",
 }
 
 
@@ -97,7 +97,7 @@ def test_a_kill_at_any_step_leaves_the_old_file_or_the_new_one(target, save, ste
 import os, signal, sys
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 from oxillama import durable
-from oxillama.engine import envelope
+from oxillama.snapshot import container
 from tests.test_durable import KIND, NEW, Failing
 class Killed(Failing):
     def __getattr__(self, name):
@@ -118,6 +118,85 @@ path = {str(target)!r}
     assert target.read_bytes() == (OLD if old else WHOLE[save])
     write_parts(target, NEW)
     assert target.read_bytes() == b"".join(NEW)
+    # what was killed has left nothing for good (invariant 2)
+    assert [path.name for path in target.parent.iterdir()] == [target.name]
+
+
+def test_what_another_process_writes_is_not_removed(target):
+    """Invariant 4: whether a file is abandoned is told by its lock, not by the process's number."""
+    code = f"""
+import os, sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from oxillama.durable import replacing
+os.getpid = lambda: 4194305  # no process has this number
+with replacing({str(target)!r}) as fd:
+    os.write(fd, b"by another")
+    print("open", flush=True)
+    sys.stdin.readline()
+"""
+    other = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout.readline() == "open\n"
+    write_parts(target, NEW)
+    assert len(list(target.parent.iterdir())) == 2
+    other.communicate("\n", timeout=20)
+    assert other.returncode == 0 and target.read_bytes() == b"by another"
+
+
+def test_only_abandoned_temporary_files_are_removed(target):
+    """Invariant 2, and nothing else of the folder: any name that is not of this form stays."""
+    folder = target.parent
+    left = folder / f".other.99.{2**22 + 1}-0123456789ab.tmp"
+    left.write_bytes(b"half")
+    kept = [".other.1-0123456789a.tmp", "other.1-0123456789ab.tmp", ".x.1-0123456789ab.tmp.gz"]
+    for name in kept:
+        (folder / name).write_bytes(b"kept")
+    (folder / ".dir.1-0123456789ab.tmp").mkdir()
+    os.mkfifo(folder / ".pipe.1-0123456789ab.tmp")
+    (folder / ".link.1-0123456789ab.tmp").symlink_to(target)
+    write_parts(target, NEW)
+    found = {path.name for path in folder.iterdir()}
+    assert found == {
+        *kept,
+        target.name,
+        ".dir.1-0123456789ab.tmp",
+        ".pipe.1-0123456789ab.tmp",
+        ".link.1-0123456789ab.tmp",
+    }
+
+
+def test_a_file_that_is_taken_for_abandoned_before_it_is_locked_is_made_again(target, monkeypatch):
+    opened = []
+
+    class Swept:
+        """The os module; what is opened first is removed before its writer comes to lock it."""
+
+        def __getattr__(self, name):
+            return getattr(os, name)
+
+        def open(self, path, *arguments):
+            fd = os.open(path, *arguments)
+            if not opened:
+                os.unlink(path)
+            opened.append(path)
+            return fd
+
+    monkeypatch.setattr(durable, "os", Swept())
+    write_parts(target, NEW)
+    assert target.read_bytes() == b"".join(NEW)
+    assert len([path for path in opened if str(path).endswith(".tmp")]) == 2
+
+
+def test_an_existing_file_stays_where_that_is_asked_for(target):
+    with durable.replacing(target, keep_existing=True) as fd:
+        os.write(fd, b"second")
+    assert target.read_bytes() == OLD
+    new = target.with_name("new")
+    with durable.replacing(new, mode=0o600, keep_existing=True) as fd:
+        os.write(fd, b"first")
+    assert new.read_bytes() == b"first" and new.stat().st_mode & 0o777 == 0o600
+    assert sorted(path.name for path in target.parent.iterdir()) == ["new", target.name]
 
 
 def test_a_link_keeps_being_one(target):

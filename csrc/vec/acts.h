@@ -12,10 +12,11 @@ enum {
     OX_ACT_RELU2,
     OX_ACT_SIGMOID,
     OX_ACT_TANH,
+    OX_ACT_SOFTPLUS,
     OX_ACT_COUNT
 };
 
 /* OX_ACT_NAMES[OX_ACT_SILU] is "silu" */
-#define OX_ACT_NAMES { "none", "silu", "gelu_tanh", "gelu_erf", "gelu_quick", "relu", "relu2", "sigmoid", "tanh" }
+#define OX_ACT_NAMES { "none", "silu", "gelu_tanh", "gelu_erf", "gelu_quick", "relu", "relu2", "sigmoid", "tanh", "softplus" }
 
 #endif

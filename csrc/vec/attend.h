@@ -122,6 +122,8 @@ OX_INLINE void score_panels(const walk *w, int n)
     }
 }
 
+static const float KEY_LANES[16] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
+
 /* Scores of n neighbouring queries, which see the same keys, into exp(score - m); sets m and l, clears their rows of acc. */
 OX_INLINE void soften(ox_split *s, int i0, int n)
 {
@@ -139,6 +141,10 @@ OX_INLINE void soften(ox_split *s, int i0, int n)
             ox_f32x16 v = f32_load(p + OX_SPLIT_KEYS * i + 16 * g);
             if (s->softcap != 0.0f) {
                 v = f32_select_lt(least, v, vec_softcap(v, cap), v);
+                f32_store(p + OX_SPLIT_KEYS * i + 16 * g, v);
+            }
+            if (s->biased) {
+                v = f32_fma(f32_set1(s->slope[i0 + i]), f32_add(f32_load(KEY_LANES), f32_set1(s->from[i0 + i] + (float)(16 * g))), v);
                 f32_store(p + OX_SPLIT_KEYS * i + 16 * g, v);
             }
             top[i] = f32_max(top[i], v);
@@ -217,6 +223,29 @@ OX_INLINE void widen_rows(float *to, const void *v, int kind, int rows, int v_di
     }
 }
 
+/* Rows of `width` floats from a group of 16 keys, whose first v_dim floats are the values too; zeros past v_dim. */
+OX_INLINE void turn_keys(float *to, const void *k, int kind, int v_dim, int width)
+{
+    const int coded = kind > OX_KV_F16, unit = kind == OX_KV_Q8_0 ? 512 : 256;
+    for (int d = 0; d < width; d++) {
+        float row[16] = { 0 };
+        if (d < v_dim && coded) {
+            int b = d / 32, c = d % 32;
+            const uint8_t *at = (const uint8_t *)k + 64 * (b / 2 + 1) + unit * b, *side = at - 64 - (b % 2 ? unit : 0) + 32 * (b % 2);
+            for (int t = 0; t < 16; t++) {
+                uint16_t h;
+                memcpy(&h, side + 2 * t, 2);
+                int code = kind == OX_KV_Q8_0 ? at[64 * (c / 4) + 4 * t + c % 4] - 128
+                                              : (at[64 * (c / 8) + 4 * t + c % 4] >> (c % 8 < 4 ? 0 : 4) & 15) - 8;
+                row[t] = (float)code * ox_f16_to_f32(h);
+            }
+        } else if (d < v_dim) {
+            f32_store(row, kind == OX_KV_F16 ? f32_load_f16((const uint16_t *)k + 16 * d) : f32_load((const float *)k + 16 * d));
+        }
+        for (int t = 0; t < 16; t++) to[(int64_t)width * t + d] = row[t];
+    }
+}
+
 /* The values of one head's queries over one block; for many queries rows of halves are widened to floats once. */
 OX_INLINE void mix_block(const walk *w, int n)
 {
@@ -225,12 +254,17 @@ OX_INLINE void mix_block(const walk *w, int n)
     const void *const *next = NULL;
     int queries = s->queries / s->heads, q0 = queries * (n % s->heads), g0 = w->g0 + OX_BLOCK_GROUPS * (n / s->heads);
     int t0 = 16 * g0 > w->lo ? 16 * g0 : w->lo, t1 = 16 * (g0 + OX_BLOCK_GROUPS) < w->hi ? 16 * (g0 + OX_BLOCK_GROUPS) : w->hi;
-    int widen = (s->kind == OX_KV_F16 && queries > OX_WIDEN) || s->v_dim != s->width;
+    int widen = s->view || (s->kind == OX_KV_F16 && queries > OX_WIDEN) || s->v_dim != s->width;
     place(w, s->v, s->v_stride, n, v + g0);
     if (widen)
         for (int g = t0 / 16; 16 * g < t1; g++) {
             int t = 16 * g > t0 ? 16 * g : t0, end = 16 * (g + 1) < t1 ? 16 * (g + 1) : t1;
             float *to = s->block + (int64_t)s->width * 16 * (g - g0);
+            if (s->view) {
+                turn_keys(to, v[g], s->kind, s->v_dim, s->width);
+                v[g] = to;
+                continue;
+            }
             widen_rows(to + (int64_t)s->width * (t - 16 * g), (const char *)v[g] + (int64_t)(t - 16 * g) * kept_bytes(s->kind, s->v_dim),
                        s->kind, end - t, s->v_dim, s->width);
             v[g] = to;

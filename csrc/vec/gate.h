@@ -24,6 +24,12 @@ static void scale_row(float *out, const float *x, float factor, int64_t n)
     for (; i < n; i++) out[i] = x[i] * factor;
 }
 
+/* x within low and high; NaN stays. */
+static void clamp_row(float *out, const float *x, float low, float high, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) out[i] = x[i] < low ? low : x[i] > high ? high : x[i];
+}
+
 /* cap * tanh(x / cap) */
 OX_INLINE ox_f32x16 vec_softcap(ox_f32x16 x, ox_f32x16 cap) { return f32_mul(cap, vec_tanh(f32_div(x, cap))); }
 
@@ -53,6 +59,7 @@ static void activate_row(float *out, const float *x, int kind, int64_t n)
         OX_ACTIVATE(OX_ACT_RELU2)
         OX_ACTIVATE(OX_ACT_SIGMOID)
         OX_ACTIVATE(OX_ACT_TANH)
+        OX_ACTIVATE(OX_ACT_SOFTPLUS)
     default:
         if (out != x) memcpy(out, x, (size_t)n * sizeof *x);
     }

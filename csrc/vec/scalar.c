@@ -3,5 +3,6 @@
 #define OX_TILE_Q 2
 #define OX_TILE_G 1
 #define OX_WIDEN 4
+#define OX_UNROLL
 #define OX_VEC_NAME ox_vec_scalar
 #include "vec/kernels.inc"

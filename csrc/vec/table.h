@@ -40,6 +40,9 @@ typedef struct {
     ox_tile *tile;                     /* the lanes floor's products of panels and rows */
     ox_wide *wide;                     /* the same for two panels and many rows; NULL: none */
     int first[OX_MAX_QUERIES], last[OX_MAX_QUERIES];
+    int biased;                        /* whether a score has slope[i] (key - query) added: Press et al., "Train Short, Test Long", 2021 */
+    float slope[OX_MAX_QUERIES], from[OX_MAX_QUERIES];     /* from: the split's first key less the query's position */
+    int view;                          /* values are the first v_dim floats of the keys, which `v` points at too */
     const void *k[OX_SPLIT_GROUPS], *v[OX_SPLIT_GROUPS];   /* of the first head */
     int64_t k_stride, v_stride;        /* bytes from one head's groups to the next head's */
     int ahead;                         /* whether next_k says where the caller's next split begins, to be fetched in time */
@@ -51,6 +54,16 @@ typedef struct {
     float *block;                      /* scratch: 64 keys of K or V as floats, 64 x max(k_dim, width) */
 } ox_split;
 
+/* Rows of one sequence through the recurrence of up to 16 channels of one head (vec/scan.h); ld* are floats from row to row. */
+typedef struct {
+    int rows, states, live;            /* live: channels */
+    int one, per_lane;                 /* one: `a` is one vector for all states; per_lane: dt has a number a channel, else one for all */
+    const float *x, *dt, *b, *c, *a, *d;   /* a: [states or 1][16]; d: [16] or NULL */
+    int64_t ldx, lddt, ldb, ldc, ldy;
+    float *state;                      /* [states][16], read and left */
+    float *y;
+} ox_scan;
+
 typedef struct {
     void (*rms_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n);
     void (*layer_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n);
@@ -58,6 +71,7 @@ typedef struct {
     void (*mul)(float *out, const float *x, const float *y, int64_t n);
     void (*scale)(float *out, const float *x, float factor, int64_t n);
     void (*softcap)(float *out, const float *x, float cap, int64_t n);
+    void (*clamp)(float *out, const float *x, float low, float high, int64_t n);
     void (*activate)(float *out, const float *x, int kind, int64_t n);
     void (*exp)(float *out, const float *x, int64_t n);
     void (*halves)(uint16_t *out, const float *x, int64_t n);
@@ -71,6 +85,7 @@ typedef struct {
      * Then the sink (or NULL) and the division, one query at a time. */
     void (*fold)(ox_split *s, float *M, float *L, float *ACC, int *seen);
     void (*finish)(float *out, float M, float L, const float *ACC, const float *sink, int n);
+    void (*scan)(const ox_scan *s);
 } ox_vec;
 
 extern const ox_vec ox_vec_scalar;

@@ -46,6 +46,8 @@ ctypedef struct AttendArgs:
     int tiles                 # which Tiles of the step
     float softcap
     const float *sinks
+    const float *slopes       # of each query head, or NULL
+    int view                  # values are a view of the keys
 
 
 ctypedef struct Item:
@@ -87,7 +89,8 @@ cdef Worker *open_worker(const AttendArgs *a, const Step *step, int ith) noexcep
     w.rows = <uint8_t *>(w.split.block + 16 * OX_BLOCK_GROUPS * max(a.k_dim, a.width))
     w.split.x, w.split.ldx = w.rows, act_row_bytes(Q8_32, a.k_dim)
     w.tile = -1
-    w.split.k_stride, w.split.v_stride = layer.k_head_bytes, layer.v_head_bytes
+    w.split.k_stride, w.split.v_stride = layer.k_head_bytes, layer.k_head_bytes if a.view else layer.v_head_bytes
+    w.split.biased, w.split.view = a.slopes != NULL, a.view
     return w
 
 
@@ -100,7 +103,11 @@ cdef inline int first_split(const AttendArgs *a, const Step *step, const Tiles *
 
 
 cdef inline int last_split(const AttendArgs *a, const Step *step, const Tiles *tiles, int tile) noexcept nogil:
-    return step.positions[tiles.first[tile + 1] - 1] // OX_SPLIT_KEYS
+    cdef int most = step.limits[tiles.first[tile + 1] - 1], r
+    if step.limited:
+        for r in range(tiles.first[tile], tiles.first[tile + 1]):
+            most = max(most, step.limits[r])
+    return (most - 1) // OX_SPLIT_KEYS
 
 
 cdef inline int shared_heads(const AttendArgs *a, int part) noexcept nogil:
@@ -129,12 +136,16 @@ cdef void aim(const AttendArgs *a, const Step *step, const Tiles *tiles, const I
 cdef void mark(const AttendArgs *a, const Step *step, const Tiles *tiles, const Item *item, int split, ox_split *s) noexcept nogil:
     """Sets which keys of the split each query sees."""
     cdef int base = split * OX_SPLIT_KEYS, share = shared_heads(a, item.part), head, r, h, i = 0, first, last
+    cdef const float *slopes
     for head in range(item.heads):
         for r in range(tiles.first[item.tile], tiles.first[item.tile + 1]):
             first = max(0, first_key(a, step.positions[r]) - base)
-            last = min(<int>OX_SPLIT_KEYS, step.positions[r] + 1 - base)
+            last = min(<int>OX_SPLIT_KEYS, step.limits[r] - base)
             for h in range(share):
                 s.first[i], s.last[i] = first, last
+                if a.slopes != NULL:
+                    slopes = a.slopes + (item.head + head) * a.group + item.part * a.share
+                    s.slope[i], s.from_[i] = slopes[h], <float>(base - step.positions[r])
                 i += 1
 
 
@@ -144,7 +155,10 @@ cdef inline const char *group_at(const AttendArgs *a, const Step *step, const in
     cdef const KvLayer *layer = &step.layers[a.layer]
     cdef const char *page = page_of(step.slabs, step.shift, layer, pages[token // step.page_size])
     token = token % step.page_size
-    v[0] = page + layer.v_offset + head * layer.v_head_bytes + (token // 16) * layer.v_group_bytes
+    if a.view:
+        v[0] = page + (token // 16) * layer.k_group_bytes
+    else:
+        v[0] = page + layer.v_offset + head * layer.v_head_bytes + (token // 16) * layer.v_group_bytes
     return page + head * layer.k_head_bytes + (token // 16) * layer.k_group_bytes
 
 
@@ -369,17 +383,20 @@ cdef void attend_warm(const void *args, int ith, int nth) noexcept nogil:
 cdef class AttendOp(Op):
     cdef AttendArgs a
     cdef const float[::1] sinks
+    cdef const float[::1] slopes
 
     def __init__(self, Plan plan, params):
-        p = plan.keys(params, "x", "q_heads", "kv_heads", "k_dim", "v_dim", "layer", "out", window=0, softcap=0.0, sinks=None)
+        p = plan.keys(params, "x", "q_heads", "kv_heads", "k_dim", "v_dim", "layer", "out", window=0, softcap=0.0, sinks=None, slopes=None)
         cdef AttendArgs *a = &self.a
-        a.q_heads, a.kv_heads, a.k_dim, a.v_dim, a.layer = head_shape(plan, p)
+        a.q_heads, a.kv_heads, a.k_dim, a.v_dim, a.layer, a.view = head_shape(plan, p)
         a.x = p["x"]
         if plan.reads(p["x"], full=True) < a.q_heads * a.k_dim:
             raise plan.fail(f"slot {p['x']} is narrower than {a.q_heads} heads of {a.k_dim}")
         a.window, a.softcap = plan.number(p, "window", 0, (1 << 31) - 1), plan.real(p, "softcap", 0.0, 1e30)
         self.sinks = plan.floats(p["sinks"], "sinks", a.q_heads)
         a.sinks = NULL if self.sinks is None else &self.sinks[0]
+        self.slopes = plan.floats(p["slopes"], "slopes", a.q_heads)
+        a.slopes = NULL if self.slopes is None else &self.slopes[0]
         a.group = a.q_heads // a.kv_heads
         a.share = min(a.group, <int>TILE_QUERIES)
         a.parts = (a.group + a.share - 1) // a.share
@@ -391,7 +408,7 @@ cdef class AttendOp(Op):
             plan.tile_rows.append(rows)
         a.tiles = plan.tile_rows.index(rows)
         plan.reaches.append(a.window)
-        a.out = plan.writes(p["out"], a.q_heads * a.v_dim, wanted=False)
+        a.out = plan.writes(p["out"], a.q_heads * a.v_dim)
         plan.need_scratch(self, worker_bytes(a.k_dim, a.width))
         self.begin(plan, &a.common, "attend", attend_part, p)
         self.warm = attend_warm

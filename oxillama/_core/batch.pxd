@@ -16,5 +16,12 @@ cdef class Batch:
     cdef const int32_t *row_table
     cdef const int32_t *wanted       # ascending rows
     cdef const int32_t **pages       # of each table
+    cdef const float *embeds         # (rows, embed_width) or NULL
+    cdef readonly int embed_width
+    cdef const int32_t *rope         # (rope_sections, rows) or NULL: positions
+    cdef readonly int rope_sections
+    cdef const int32_t *visible      # keys each row sees, or NULL: those up to its own position
+    cdef const int32_t *slots        # state slot of each table, or NULL
     cdef int *lengths                # of each table
     cdef int _check_rows(self) except -1
+    cdef int _optional(self, object embeds, object rope, object visible, object slots) except -1

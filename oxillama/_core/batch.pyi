@@ -21,4 +21,9 @@ class Batch:
         tables: Sequence[Sequence[int] | np.ndarray],
         row_table: Sequence[int] | np.ndarray,
         wanted: Sequence[int] | np.ndarray,
+        *,
+        embeds: np.ndarray | None = None,
+        rope: Sequence[int] | np.ndarray | None = None,
+        visible: Sequence[int] | np.ndarray | None = None,
+        slots: Sequence[int] | np.ndarray | None = None,
     ) -> None: ...

@@ -57,9 +57,13 @@ cdef class Batch:
     tokens, positions: int32 (rows,); tables: one int32 array of page ids per sequence (its block table, page of position 0 first);
     row_table: int32 (rows,), which table a row belongs to; wanted: ascending row numbers whose output is asked, may be empty.
     The rows of one table are contiguous and ascend in position. ConfigError for anything else.
+
+    embeds: float32 (rows, width), taken in place of the embedding by every row whose token is -1; rope: int32 (rows,) or (sections, rows),
+    positions that rotate in place of `positions`, which say where keys lie; visible: int32 (rows,), how many keys a row sees, from its own
+    position + 1 to the last position of its table in this batch + 1; slots: int32, the slot of recurrent state of each table.
     """
 
-    def __cinit__(self, tokens, positions, tables, row_table, wanted):
+    def __cinit__(self, tokens, positions, tables, row_table, wanted, *, embeds=None, rope=None, visible=None, slots=None):
         cdef cnp.ndarray one
         cdef cnp.ndarray t = int32s(tokens, "tokens"), p = int32s(positions, "positions")
         cdef cnp.ndarray r = int32s(row_table, "row_table"), w = int32s(wanted, "wanted")
@@ -81,14 +85,46 @@ cdef class Batch:
             one = rows[i]
             self.lengths[i] = <int>min(one.shape[0], <Py_ssize_t>INT32_MAX)
             self.pages[i] = <const int32_t *>cnp.PyArray_DATA(one)
+        if embeds is not None or rope is not None or visible is not None or slots is not None:
+            self._optional(embeds, rope, visible, slots)
         self._check_rows()
+
+    cdef int _optional(self, object embeds, object rope, object visible, object slots) except -1:
+        """What a batch may bring besides tokens and pages."""
+        cdef cnp.ndarray one
+        if embeds is not None:
+            one = np.ascontiguousarray(embeds)
+            if one.dtype != np.float32 or one.ndim != 2 or one.shape[0] != self.rows or one.shape[1] < 1:
+                raise ConfigError(f"embeds: got {one.dtype} {np.shape(one)}, wanted float32 ({self.rows}, width)")
+            self.embeds, self.embed_width = <const float *>cnp.PyArray_DATA(one), one.shape[1]
+            self.held += (one,)
+        if rope is not None:
+            sections = np.shape(rope)[0] if np.ndim(rope) == 2 else 1
+            one = int32s(np.reshape(rope, -1), "rope")
+            if sections < 1 or one.shape[0] != sections * self.rows or one.min() < 0:
+                raise ConfigError(f"rope: got {np.shape(rope)}, wanted positions of at least 0 for each of {self.rows} rows")
+            self.rope, self.rope_sections = <const int32_t *>cnp.PyArray_DATA(one), sections
+            self.held += (one,)
+        if visible is not None:
+            one = int32s(visible, "visible")
+            if one.shape[0] != self.rows:
+                raise ConfigError(f"visible: got {one.shape[0]} limits, wanted {self.rows}")
+            self.visible = <const int32_t *>cnp.PyArray_DATA(one)
+            self.held += (one,)
+        if slots is not None:
+            one = int32s(slots, "slots")
+            if one.shape[0] != self.n_tables or len(set(one.tolist())) != self.n_tables:
+                raise ConfigError(f"slots: got {one.tolist()}, wanted one of its own for each of {self.n_tables} tables")
+            self.slots = <const int32_t *>cnp.PyArray_DATA(one)
+            self.held += (one,)
+        return 0
 
     def __dealloc__(self):
         free(self.pages)
         free(self.lengths)
 
     cdef int _check_rows(self) except -1:
-        cdef int r, table
+        cdef int r, table, last = 0
         cdef char *seen = <char *>calloc(max(1, self.n_tables), 1)
         if seen == NULL:
             raise MemoryError
@@ -105,6 +141,11 @@ cdef class Batch:
                 elif seen[table]:
                     raise ConfigError(f"row {r}: table {table} again, wanted the rows of a table side by side")
                 seen[table] = 1
+            for r in range(self.rows - 1, -1, -1) if self.visible != NULL else ():
+                if r + 1 == self.rows or self.row_table[r + 1] != self.row_table[r]:
+                    last = self.positions[r] + 1
+                if not self.positions[r] < self.visible[r] <= last:
+                    raise ConfigError(f"row {r}: {self.visible[r]} visible keys, wanted {self.positions[r] + 1} to {last}")
             for r in range(self.wanted_rows):
                 if self.wanted[r] < 0 or self.wanted[r] >= self.rows or (r and self.wanted[r] <= self.wanted[r - 1]):
                     raise ConfigError(f"wanted: {self.wanted[r]} at {r}, wanted ascending rows below {self.rows}")

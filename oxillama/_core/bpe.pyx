@@ -1,3 +1,4 @@
+# cython: auto_pickle=False
 """Byte-pair merging over tables that are made straight from a file's bytes: no token or merge becomes a Python object.
 
 `words` finds a token by its text: open addressing, an entry is the upper half of the hash over the id + 1. `pairs` finds what two neighbours
@@ -280,7 +281,7 @@ cdef class BpeTables:
         return frozenset(i for i in range(256) if self.byte_ids[i] < 0)
 
     def encode(self, list pieces, bint whole_words):
-        """The ids of pieces of text, none of them with a byte of `missing`; `whole_words` takes a piece that is a token as it is."""
+        """The ids of pieces of text, bytes of `missing` left out; `whole_words` takes a piece that is a token as it is."""
         cdef Py_ssize_t n
         cdef int64_t i, count
         cdef const uint8_t *p
@@ -294,7 +295,8 @@ cdef class BpeTables:
             ids = <int32_t *>self.memory
             count = self._whole(p, n, ids) if whole_words else 0
             if count == 0:
-                count = self._merge(p, n)
+                n = self._spell(p, n)
+                count = self._merge(n) if n else 0
             for i in range(count):
                 PyList_Append(out, ids[i])
         return out
@@ -324,8 +326,17 @@ cdef class BpeTables:
         ids[0] = <int32_t>token
         return 1
 
-    cdef int64_t _merge(self, const uint8_t *p, int64_t n) noexcept nogil:
-        """Merges the piece; its ids are then the first entries of `memory`."""
+    cdef int64_t _spell(self, const uint8_t *p, int64_t n) noexcept nogil:
+        """Writes the tokens of the piece's bytes to the first entries of `memory`; returns how many, bytes without one left out."""
+        cdef int32_t *ids = <int32_t *>self.memory
+        cdef int64_t i, count = 0
+        for i in range(n):
+            ids[count] = self.byte_ids[p[i]]
+            count += ids[count] >= 0
+        return count
+
+    cdef int64_t _merge(self, int64_t n) noexcept nogil:
+        """Merges the first n (at least one) entries of `memory`; the ids are then its first entries."""
         cdef int32_t *ids = <int32_t *>self.memory
         cdef int32_t *after = ids + self.capacity
         cdef int32_t *before = after + self.capacity
@@ -333,7 +344,7 @@ cdef class BpeTables:
         cdef int64_t i, j, size = 0, count
         cdef uint64_t top, found
         for i in range(n):
-            ids[i], after[i], before[i] = self.byte_ids[p[i]], <int32_t>(i + 1), <int32_t>(i - 1)
+            after[i], before[i] = <int32_t>(i + 1), <int32_t>(i - 1)
         after[n - 1] = -1
         for i in range(n - 1):
             found = self._pair(ids[i], ids[i + 1])

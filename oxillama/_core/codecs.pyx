@@ -4,12 +4,15 @@
 `isa` names an instruction set (None: the active one, `OXILLAMA_ISA` decides), which changes no bit.
 `oxillama.quant` is the public face; what is checked here is what keeps memory safe.
 """
-from cython.parallel cimport prange
+from libc.stdint cimport int64_t
+
+from oxillama._core.threads cimport run_once, worker_count
 
 from oxillama._core.kernels import ISA_NUMBERS, isa_active, isa_available
-from oxillama._core.threads cimport open_region, worker_count
-
 from oxillama.errors import ConfigError, QuantError
+
+cdef extern from "block.h" nogil:
+    int64_t ox_units_take(int64_t *next)
 
 cdef extern from "codecs.h" nogil:
     enum:
@@ -38,28 +41,52 @@ cdef const ox_codec *_codec(str name, Py_ssize_t columns, Py_ssize_t row_bytes, 
     return codec
 
 
+ctypedef struct Rows:
+    # What the workers of one conversion share.
+    const ox_codec *codec
+    float *floats
+    unsigned char *blocks
+    const float *importance
+    int64_t count
+    int64_t columns
+    int64_t row_bytes
+    int64_t chunk            # rows that a worker takes at a time
+    int64_t next
+
+
+cdef void _unpack(void *args, int ith, int nth) noexcept nogil:
+    cdef Rows *work = <Rows *>args
+    cdef int64_t i, first = work.chunk * ox_units_take(&work.next)
+    while first < work.count:
+        for i in range(first, min(first + work.chunk, work.count)):
+            work.codec.unpack(work.floats + i * work.columns, work.blocks + i * work.row_bytes, work.columns)
+        first = work.chunk * ox_units_take(&work.next)
+
+
+cdef void _quantise(void *args, int ith, int nth) noexcept nogil:
+    cdef Rows *work = <Rows *>args
+    cdef int64_t i = ox_units_take(&work.next)
+    while i < work.count:
+        work.codec.quantise(work.blocks + i * work.row_bytes, work.floats + i * work.columns, work.importance, work.columns)
+        i = ox_units_take(&work.next)
+
+
 def unpack_rows(const unsigned char[:, ::1] blocks, str name, float[:, ::1] out, num_threads=0, *, isa=None):
     """Unpack every row of `blocks` (rows, row bytes) into `out` (rows, columns); raises QuantError where the sizes do not fit `name`."""
-    cdef Py_ssize_t i, rows = blocks.shape[0], columns = out.shape[1], row_bytes = blocks.shape[1]
+    cdef Py_ssize_t rows = blocks.shape[0], columns = out.shape[1], row_bytes = blocks.shape[1]
     cdef const ox_codec *codec = _codec(name, columns, row_bytes, isa)
     cdef int workers = worker_count(num_threads)
     if out.shape[0] != rows:
         raise QuantError(f"{name}: {rows} rows of blocks, room for {out.shape[0]}")
     if rows == 0:
         return
-    if workers == 1 or rows == 1:
-        with nogil:
-            for i in range(rows):
-                codec.unpack(&out[i, 0], &blocks[i, 0], columns)
-        return
-    open_region()
-    for i in prange(rows, nogil=True, schedule="dynamic", chunksize=8, num_threads=workers):
-        codec.unpack(&out[i, 0], &blocks[i, 0], columns)
+    cdef Rows work = Rows(codec, &out[0, 0], <unsigned char *>&blocks[0, 0], NULL, rows, columns, row_bytes, 8, 0)
+    run_once(_unpack, &work, workers if rows >= 8 * workers else <int>((rows + 7) // 8))
 
 
 def quantise_rows(const float[:, ::1] rows, str name, const float[::1] weights, unsigned char[:, ::1] out, num_threads=0, *, isa=None):
     """Quantise every row of `rows` (rows, columns) into `out` (rows, row bytes); `weights` (columns,) or None says what errors cost."""
-    cdef Py_ssize_t i, count = rows.shape[0], columns = rows.shape[1], row_bytes = out.shape[1]
+    cdef Py_ssize_t count = rows.shape[0], columns = rows.shape[1], row_bytes = out.shape[1]
     cdef const ox_codec *codec = _codec(name, columns, row_bytes, isa)
     cdef const float *importance = NULL
     cdef int workers = worker_count(num_threads)
@@ -71,14 +98,8 @@ def quantise_rows(const float[:, ::1] rows, str name, const float[::1] weights, 
         importance = &weights[0]
     if count == 0:
         return
-    if workers == 1 or count == 1:
-        with nogil:
-            for i in range(count):
-                codec.quantise(&out[i, 0], &rows[i, 0], importance, columns)
-        return
-    open_region()
-    for i in prange(count, nogil=True, schedule="dynamic", chunksize=1, num_threads=workers):
-        codec.quantise(&out[i, 0], &rows[i, 0], importance, columns)
+    cdef Rows work = Rows(codec, <float *>&rows[0, 0], &out[0, 0], importance, count, columns, row_bytes, 1, 0)
+    run_once(_quantise, &work, workers if count >= workers else <int>count)
 
 
 def first_beyond(const float[:, ::1] rows, float limit):

@@ -5,6 +5,7 @@ come next; the trie, which keeps the tokens of such characters apart, then takes
 """
 from libc.stdint cimport int32_t
 
+from oxillama._core.networks cimport COUNTED, REP
 from oxillama._core.pushdown cimport Machine
 from oxillama._core.sequences cimport seq_at, seq_len
 
@@ -100,10 +101,10 @@ cdef int32_t exact_cover(Machine m, int32_t config) except -2:
             continue
         frame, parent = seq_at(&m.stacks, stack)[1], seq_at(&m.stacks, stack)[2]
         ret, rep, count = seq_at(&m.frames, frame)[0], seq_at(&m.frames, frame)[1], seq_at(&m.frames, frame)[2]
-        if rep < 0:
+        if rep < 0 or m.reps.data[REP * rep + 3] != COUNTED:
             continue
-        most = m.reps.data[3 * rep + 2]
-        if most < 0 or d != m._start(m.reps.data[3 * rep]) or not explore(m, d, 0, 2):
+        most = m.reps.data[REP * rep + 2]
+        if most < 0 or d != m._start(m.reps.data[REP * rep]) or not explore(m, d, 0, 2):
             continue
         body, left = d, most - count + 1
         break
@@ -128,11 +129,45 @@ cdef int32_t exact_cover(Machine m, int32_t config) except -2:
     return left
 
 
+cdef int closed_text(Machine m, int32_t config) except -1:
+    """1 if every plain text may follow: the few configs that plain characters lead to lead nowhere else. For registers, whose networks
+    prove nothing by themselves."""
+    cdef int32_t[64][2] seen
+    cdef int32_t *row
+    cdef int32_t follow, byte
+    cdef int n = 1, i = 0, e, j, u8
+    seen[0][0], seen[0][1] = config, 0
+    while i < n:
+        row = m.row(seen[i][0])
+        u8 = seen[i][1]
+        i += 1
+        for e in range(PLAIN_EDGES):
+            if PLAIN[e][0] != u8:
+                continue
+            for byte in range(PLAIN[e][1], PLAIN[e][2] + 1):
+                follow = row[byte]
+                if follow == 0:
+                    return 0
+                for j in range(n):
+                    if seen[j][0] == follow and seen[j][1] == PLAIN[e][3]:
+                        break
+                else:
+                    if n == 64:
+                        return 0
+                    seen[n][0], seen[n][1] = follow, PLAIN[e][3]
+                    n += 1
+    return 1
+
+
 cdef int32_t cover(Machine m, int32_t config, int u8) except -1:
     """How many plain characters may surely be started from here (INFINITE: any number); u8 is the plain automaton's state."""
+    cdef int32_t known
     if u8 == 0:
         if m.c_flags.data[config] == 0:
-            m.c_flags.data[config] = 1 + covered(m, config, 0)
+            known = covered(m, config, 0)
+            if known < INFINITE and m.counting and closed_text(m, config):
+                known = INFINITE
+            m.c_flags.data[config] = 1 + known
         return m.c_flags.data[config] - 1
     return covered(m, config, u8)
 
@@ -158,14 +193,14 @@ cdef int32_t covered(Machine m, int32_t config, int u8) except -1:
                 m._calls(ret)
                 at = m.d_call_at.data[ret]
                 for j in range(m.d_calls.data[at]):
-                    if m.d_calls.data[at + 2 + 3 * j] != frame:
+                    if m.d_calls.data[at + 2 + 3 * j] != frame or m.d_calls.data[at + 1 + 3 * j] < 0:
                         continue
                     start = m._start(m.d_calls.data[at + 1 + 3 * j])
                     if covers(m, start, 0) & 2:
                         return INFINITE
-            else:
-                most = m.reps.data[3 * rep + 2]
-                start = m._start(m.reps.data[3 * rep])
+            elif m.reps.data[REP * rep + 3] == COUNTED:
+                most = m.reps.data[REP * rep + 2]
+                start = m._start(m.reps.data[REP * rep])
                 if covers(m, start, 0) & 2:
                     if most < 0:
                         return INFINITE

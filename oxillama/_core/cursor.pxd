@@ -12,4 +12,5 @@ cdef class Cursor:
     cdef Py_ssize_t slot
     cdef int32_t config(self) noexcept
     cdef void place(self, int32_t config) noexcept
-    cdef int32_t _walk(self, const uint8_t[::1] data, int symbol) except -1
+    cdef bytearray text                                  # what was consumed since the machine has rules for distinct words
+    cdef int32_t _walk(self, const uint8_t[::1] data, int symbol, bytearray text) except -1

@@ -2,10 +2,50 @@
 from libc.stdint cimport int32_t, uint8_t
 from libc.string cimport memset
 
+from oxillama._core.networks cimport REP, SCOPE
 from oxillama._core.pushdown cimport Machine
-from oxillama._core.sequences cimport Ints, drop, intern, put, seq_at, seq_len
+from oxillama._core.sequences cimport Ints, drop, intern, put, reserve, seq_at, seq_len
 
 from oxillama.errors import GrammarError
+
+
+cdef bytes scalar(bytearray text):
+    """The JSON scalar that ends where the text does: from its opening quote, or behind the last sign that cannot be part of it."""
+    cdef Py_ssize_t i = len(text) - 1, k
+    if text[i] == 0x22:
+        i -= 1
+        while i > 0:
+            if text[i] == 0x22:
+                k = i - 1
+                while k >= 0 and text[k] == 0x5C:
+                    k -= 1
+                if (i - k) % 2:                          # an even number of backslashes before it
+                    break
+            i -= 1
+        return bytes(text[i:])
+    while i >= 0 and text[i] not in b" \t\r\n,:[]{}":
+        i -= 1
+    return bytes(text[i + 1:])
+
+
+cdef bint marked(Machine m, int32_t config) except -1:
+    """Whether some register of the config waits for the word that has just ended."""
+    cdef Py_ssize_t k
+    cdef int32_t stack, frame, rep
+    cdef list todo = [seq_at(&m.configs, config)[k] for k in range(2, seq_len(&m.configs, config), 2)]
+    cdef set seen = set()
+    while todo:
+        stack = todo.pop()
+        if stack in seen:
+            continue
+        seen.add(stack)
+        for k in range(1, seq_len(&m.stacks, stack), 2):
+            frame = seq_at(&m.stacks, stack)[k]
+            rep = seq_at(&m.frames, frame)[1]
+            if rep >= 0 and m.reps.data[REP * rep + 3] == SCOPE and seq_at(&m.frames, frame)[2] & 1:
+                return True
+            todo.append(seq_at(&m.stacks, stack)[k + 1])
+    return False
 
 
 cdef class Cursor:
@@ -15,12 +55,15 @@ cdef class Cursor:
         self.machine = machine
         self.slot = -1
         room(machine)
+        reserve(&machine.free_roots, machine.roots.n + 1)    # so that giving a slot back never allocates
         if machine.free_roots.n:
             machine.free_roots.n -= 1
             self.slot = machine.free_roots.data[machine.free_roots.n]
         else:
-            self.slot = machine.roots.n
-            put(&machine.roots, -1)
+            put(&machine.roots, 0)
+            self.slot = machine.roots.n - 1
+        machine.roots.data[self.slot] = 0
+        self.text = bytearray() if origin is None else bytearray(origin.text)
         machine.roots.data[self.slot] = origin.config() if origin is not None else machine.start_config()
 
     def __dealloc__(self):
@@ -33,6 +76,11 @@ cdef class Cursor:
 
     cdef void place(self, int32_t config) noexcept:
         self.machine.roots.data[self.slot] = config
+
+    @property
+    def distinct(self):
+        """Whether the grammar has languages of distinct words, whose tokens a mask has to ask about one by one."""
+        return self.machine.distinct
 
     def fork(self):
         """A second cursor at the same place."""
@@ -55,10 +103,13 @@ cdef class Cursor:
 
     @property
     def key(self):
-        """(epoch, config): equal keys mean equal futures."""
+        """(epoch, config), and the text where words must be distinct: equal keys mean equal futures."""
+        if self.machine.distinct:
+            return self.machine.epoch, self.config(), bytes(self.text)
         return self.machine.epoch, self.config()
 
-    cdef int32_t _walk(self, const uint8_t[::1] data, int symbol) except -1:
+    cdef int32_t _walk(self, const uint8_t[::1] data, int symbol, bytearray text) except -1:
+        """The config after some bytes (or a token symbol), which are added to `text`: distinct languages read their words there."""
         cdef int32_t config = self.config(), by_symbol = 0
         cdef Py_ssize_t i
         self.machine.too_deep = False
@@ -68,6 +119,9 @@ cdef class Cursor:
             if config == 0:
                 break
             config = self.machine.row(config)[data[i]]
+            text.append(data[i])
+            if self.machine.distinct and config and marked(self.machine, config):
+                config = self.machine._noted(config, scalar(text))
         if data.shape[0] == 0 and symbol >= 0:
             config = 0
         return self.machine.union_configs(config, by_symbol)
@@ -76,17 +130,20 @@ cdef class Cursor:
         """Whether these bytes (or the token symbol) may come next."""
         self._check(symbol)
         room(self.machine)
-        return self._walk(data, symbol) != 0
+        return self._walk(data, symbol, bytearray(self.text)) != 0
 
     def advance(self, const uint8_t[::1] data, int symbol=-1):
         """Moves over the bytes (or the token symbol); False, without moving, where they cannot come next."""
         cdef int32_t config
+        cdef bytearray text = bytearray(self.text)
         self._check(symbol)
         room(self.machine)
-        config = self._walk(data, symbol)
+        config = self._walk(data, symbol, text)
         if config == 0:
             return False
         self.place(config)
+        if self.machine.distinct:                 # before that, no distinct word can have begun
+            self.text = text
         return True
 
     def _check(self, int symbol):
@@ -136,23 +193,40 @@ cdef int room(Machine m) except -1:
     while m.writing:
         with m.lock:
             pass
+    if m.unplaced is not None:
+        place_all(m)
     if (m.configs.count > m.max_configs or m.stacks.pool.n + m.unions.pool.n > 64 * m.max_configs
-            or m.dstates.pool.n + m.d_segs.n > 256 * m.max_configs):
+            or m.dstates.pool.n + m.d_segs.n + m.values.pool.n + m.wordsets.pool.n > 256 * m.max_configs):
         collect(m)
     return 0
 
 
 def collect(Machine m not None):
-    """Rebuilds the automaton's tables from the live cursors alone; config ids change, `epoch` tells caches so."""
+    """Rebuilds the automaton's tables from the live cursors alone; config ids change, `epoch` tells caches so. Where memory runs out in
+    the middle, the next operation on the machine goes on with it."""
     cdef Py_ssize_t i
-    saved = []
+    if m.unplaced is None:
+        saved = []
+        for i in range(m.roots.n):
+            saved.append(stored(m, m.roots.data[i]) if m.roots.data[i] > 0 else None)
+        m.unplaced = saved
+    place_all(m)
+
+
+cdef int place_all(Machine m) except -1:
+    """Empties the tables and puts the cursors' positions back into them."""
+    cdef Py_ssize_t i
+    cdef list saved = m.unplaced
     for i in range(m.roots.n):
-        saved.append(stored(m, m.roots.data[i]) if m.roots.data[i] >= 0 else None)
+        if m.roots.data[i] > 0:
+            m.roots.data[i] = 0
     m._reset()
     memo = {}
     for i in range(len(saved)):
-        if saved[i] is not None:
+        if saved[i] is not None and m.roots.data[i] >= 0:
             m.roots.data[i] = restored(m, saved[i], memo)
+    m.unplaced = None
+    return 0
 
 
 cdef tuple stored(Machine m, int32_t config):
@@ -173,11 +247,32 @@ cdef tuple stored(Machine m, int32_t config):
         for k in range(1, seq_len(&m.stacks, s), 2):
             f = seq_at(&m.stacks, s)[k]
             ret, rep, count = seq_at(&m.frames, f)[0], seq_at(&m.frames, f)[1], seq_at(&m.frames, f)[2]
+            if rep >= 0 and m.reps.data[REP * <int32_t>rep + 3] == SCOPE:
+                count = register(m, count)
             entries.append((states_of(m, ret), rep, count, seq_at(&m.stacks, s)[k + 1]))
         stacks[s] = (seq_at(&m.stacks, s)[0], entries, m.s_depth.data[s])
     items = [(states_of(m, seq_at(&m.configs, config)[i]), seq_at(&m.configs, config)[i + 1])
              for i in range(1, seq_len(&m.configs, config), 2)]
     return m.accepts(config), items, stacks
+
+
+cdef tuple register(Machine m, int32_t marked):
+    """A register as plain Python: (mark, count, words, members' bits)."""
+    cdef Py_ssize_t i
+    cdef int32_t value = marked >> 1, words = seq_at(&m.values, value)[1]
+    return (marked & 1, seq_at(&m.values, value)[0],
+            [m.words[seq_at(&m.wordsets, words)[i]] for i in range(seq_len(&m.wordsets, words))],
+            [seq_at(&m.values, value)[i] for i in range(2, seq_len(&m.values, value))])
+
+
+cdef int32_t registered(Machine m, saved) except -1:
+    """The register that `register` told of, as a frame has it."""
+    mark, count, words, bits = saved
+    for word in words:
+        if word not in m.word_numbers:
+            m.word_numbers[word] = len(m.words)
+            m.words.append(word)
+    return 2 * <int32_t>m._restored_value(count, [m.word_numbers[word] for word in words], bits) + <int32_t>mark
 
 
 cdef tuple states_of(Machine m, int32_t d):
@@ -198,13 +293,14 @@ cdef int32_t restored(Machine m, saved, memo) except -1:
     accept, items, stacks = saved
     memset(&seq, 0, sizeof(Ints))
     try:
-        for s in sorted(stacks, key=lambda s: stacks[s][2]):     # parents are shallower than what stands on them
+        for s in sorted(stacks, key=lambda s: stacks[s][2]):     # parents are shallower than what is on them
             if s in memo:
                 continue
             bottom, entries, depth = stacks[s]
             pairs = []
             for states, rep, count, parent in entries:
-                frame[0], frame[1], frame[2] = dstate_of(m, states), rep, count
+                frame[0], frame[1] = dstate_of(m, states), rep
+                frame[2] = registered(m, count) if isinstance(count, tuple) else count
                 pairs.append((intern(&m.frames, frame, 3), memo[parent]))
             seq.n = 0
             put(&seq, bottom)
@@ -212,6 +308,7 @@ cdef int32_t restored(Machine m, saved, memo) except -1:
                 put(&seq, f)
                 put(&seq, parent)
             before = m.stacks.count
+            reserve(&m.s_depth, 1)
             memo[s] = intern(&m.stacks, seq.data, seq.n)
             if m.stacks.count > before:
                 put(&m.s_depth, depth)

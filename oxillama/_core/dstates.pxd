@@ -15,8 +15,7 @@ cdef class Dstates(Emission):
     cdef Ints bounds
     cdef bint writing                                    # a deferred rule is being written, under `lock`
     cdef object lock
-    cdef void _free_dstates(self) noexcept
-    cdef int _open_dstates(self) except -1
+    cdef void _clear_dstates(self) noexcept
     cdef int32_t _dstate(self) except -1
     cdef int32_t _start(self, int32_t rule) except -1
     cdef int _write(self, int32_t rule) except -1

@@ -9,8 +9,9 @@ from libc.stdlib cimport qsort
 from libc.string cimport memset
 
 from oxillama._core.emission cimport Emission
-from oxillama._core.networks cimport FINAL, Marks
-from oxillama._core.sequences cimport Ints, ascending, close_sequences, drop, intern, open_sequences, put, seq_at, seq_len
+from oxillama._core.networks cimport COUNTED, FINAL, Marks, REP
+from oxillama._core.sequences cimport (Ints, ascending, clear_sequences, close_sequences, drop, intern, open_sequences, put, reserve, seq_at,
+                                       seq_len)
 
 import contextlib
 import threading
@@ -25,31 +26,27 @@ cdef class Dstates(Emission):
         self.lock = threading.Lock()
 
     def __dealloc__(self):
-        self._free_dstates()
-        drop(&self.bounds)
-
-    cdef void _free_dstates(self) noexcept:
         close_sequences(&self.dstates)
         close_sequences(&self.frames)
         drop(&self.d_accept); drop(&self.d_segs); drop(&self.d_seg_at); drop(&self.d_calls); drop(&self.d_call_at)
         drop(&self.d_pure); drop(&self.d_cover); drop(&self.d_gen); drop(&self.d_expand); drop(&self.d_return); drop(&self.d_pending)
-        drop(&self.start_of)
+        drop(&self.start_of); drop(&self.bounds)
 
-    cdef int _open_dstates(self) except -1:
-        """Empty tables."""
-        cdef Py_ssize_t i
-        self._free_dstates()
-        open_sequences(&self.dstates)
-        open_sequences(&self.frames)
-        for i in range(self.rule_start.n):
-            put(&self.start_of, -1)
-        return 0
+    cdef void _clear_dstates(self) noexcept:
+        """Empty tables; their memory is kept, so this cannot fail."""
+        clear_sequences(&self.dstates)
+        clear_sequences(&self.frames)
+        self.d_accept.n = self.d_segs.n = self.d_seg_at.n = self.d_calls.n = self.d_call_at.n = self.d_pure.n = self.d_cover.n = 0
+        self.d_gen.n = self.d_expand.n = self.d_return.n = self.d_pending.n = self.start_of.n = 0
 
     cdef int32_t _dstate(self) except -1:
         """The dstate of the closed set in set_work."""
         cdef Py_ssize_t i, before = self.dstates.count
-        cdef int32_t d = intern(&self.dstates, self.set_work.data, self.set_work.n)
-        cdef int32_t accept = 0, pure = 1, s
+        cdef int32_t d, accept = 0, pure = 1, s
+        reserve(&self.d_accept, 1); reserve(&self.d_pure, 1); reserve(&self.d_seg_at, 1); reserve(&self.d_call_at, 1)
+        reserve(&self.d_gen, 1); reserve(&self.d_expand, 1); reserve(&self.d_return, 1); reserve(&self.d_pending, 1)
+        reserve(&self.d_cover, 8)
+        d = intern(&self.dstates, self.set_work.data, self.set_work.n)
         if self.dstates.count > before:
             for i in range(self.set_work.n):
                 s = self.set_work.data[i]
@@ -143,6 +140,7 @@ cdef class Dstates(Emission):
                 else:
                     put(&out, low); put(&out, high); put(&out, target)
                 prev_high, prev_target = high, target
+            reserve(&self.d_segs, out.n + 1)
             self.d_seg_at.data[d] = <int32_t>self.d_segs.n
             put(&self.d_segs, <int32_t>(out.n // 3))
             for i in range(out.n):
@@ -174,10 +172,11 @@ cdef class Dstates(Emission):
                     put(&self.set_work, s)
                 self._close()
                 ret = self._dstate()
-                frame[0], frame[1], frame[2] = ret, rep, 1 if rep >= 0 else 0
+                frame[0], frame[1], frame[2] = ret, rep, 1 if rep >= 0 and self.reps.data[REP * <int32_t>rep + 3] == COUNTED else 0
                 put(&out, rule)
                 put(&out, intern(&self.frames, frame, 3))
                 put(&out, rep < 0 and self.d_pure.data[ret])
+            reserve(&self.d_calls, out.n + 1)
             self.d_call_at.data[d] = <int32_t>self.d_calls.n
             put(&self.d_calls, <int32_t>(out.n // 3))
             for i in range(out.n):

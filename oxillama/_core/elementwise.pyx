@@ -3,7 +3,7 @@
 Each op is an argument struct, a `_part` every worker of the step calls, and a class that checks parameters and fills the struct.
 `OPS` is this room's share of the tape's dispatch table. With many rows a chunk is some rows; with few, a range of columns.
 """
-from libc.stdint cimport int64_t, uint8_t
+from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.string cimport memcpy
 
 from oxillama._core.codecs cimport ox_codec, ox_codec_by_name
@@ -54,6 +54,7 @@ ctypedef struct EmbedArgs:
     int out
     const uint8_t *raw
     size_t row_bytes
+    int by_position           # rows of the table are positions, not tokens
     int64_t columns
     void (*unpack)(float *dst, const void *src, int64_t columns) noexcept nogil
     float scale
@@ -67,9 +68,12 @@ cdef void embed_part(const void *args, ox_team *team, int ith, int nth) noexcept
     r = ox_team_take(team)
     while r < rows:
         out = <float *>row_of(step, a.out, r)
-        a.unpack(out, a.raw + <size_t>step.tokens[r] * a.row_bytes, a.columns)
-        if a.scale != 1.0:
-            step.vec.scale(out, out, a.scale, a.columns)
+        if a.by_position or step.tokens[r] >= 0:
+            a.unpack(out, a.raw + <size_t>(step.positions[r] if a.by_position else step.tokens[r]) * a.row_bytes, a.columns)
+            if a.scale != 1.0:
+                step.vec.scale(out, out, a.scale, a.columns)
+        else:
+            memcpy(out, step.embeds + <size_t>r * <size_t>a.columns, 4 * <size_t>a.columns)
         r = ox_team_take(team)
 
 
@@ -77,13 +81,20 @@ cdef class EmbedOp(Op):
     cdef EmbedArgs a
 
     def __init__(self, Plan plan, params):
-        p = plan.keys(params, "out", "table", scale=1.0)
+        p = plan.keys(params, "out", "table", scale=1.0, by="token")
         table = p["table"]
         if not isinstance(table, EmbeddingTable):
             raise plan.fail(f"table is a {type(table).__name__}, wanted an EmbeddingTable")
         cdef EmbeddingTable rows = table
-        if rows.rows < plan.vocab_size:
+        if p["by"] not in ("token", "position"):
+            raise plan.fail(f"by is {p['by']!r}, wanted 'token' or 'position'")
+        self.a.by_position = p["by"] == "position"
+        if self.a.by_position:
+            plan.positions = min(plan.positions, rows.rows)
+        elif rows.rows < plan.vocab_size:
             raise plan.fail(f"table has {rows.rows} rows, the vocabulary {plan.vocab_size}")
+        else:
+            plan.embed_columns = rows.cols
         self.a.out = plan.writes(p["out"], rows.cols)
         self.a.raw, self.a.row_bytes, self.a.columns = &rows.raw[0], rows.row_bytes, rows.cols
         self.a.unpack, self.a.scale = rows.unpack, plan.real(p, "scale", -1e30, 1e30)
@@ -97,26 +108,43 @@ ctypedef struct RopeTableArgs:
     int out
     int n
     const float *inv_freq
+    const int32_t *section    # which of a batch's rope positions turns each frequency; NULL: the first
     double mscale
 
 
 cdef void rope_table_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
     cdef const RopeTableArgs *a = <const RopeTableArgs *>args
     cdef const Step *step = a.common.step
-    cdef int rows = rows_of(&a.common), r
+    cdef int rows = rows_of(&a.common), r, i
+    cdef float *out
+    cdef float pair[2]
     r = ox_team_take(team)
     while r < rows:
-        angles(<float *>row_of(step, a.out, r), a.inv_freq, a.n, step.positions[r], a.mscale)
+        out = <float *>row_of(step, a.out, r)
+        if step.rope_sections == 1 or a.section == NULL:
+            angles(out, a.inv_freq, a.n, step.rope[r], a.mscale)
+        else:
+            for i in range(a.n):
+                angles(pair, a.inv_freq + i, 1, step.rope[a.section[i] * step.rows + r], a.mscale)
+                out[i], out[a.n + i] = pair[0], pair[1]
         r = ox_team_take(team)
 
 
 cdef class RopeTableOp(Op):
     cdef RopeTableArgs a
     cdef const float[::1] inv_freq
+    cdef const int32_t[::1] section
 
     def __init__(self, Plan plan, params):
-        p = plan.keys(params, "out", "inv_freq", mscale=1.0)
+        p = plan.keys(params, "out", "inv_freq", mscale=1.0, sections=None)
         n = int(np.size(p["inv_freq"]))
+        self.a.section = NULL
+        if p["sections"] is not None:
+            self.section = np.ascontiguousarray(p["sections"], np.int32)
+            if self.section.shape[0] != n or np.min(self.section) < 0:
+                raise plan.fail(f"sections: {np.shape(p['sections'])}, wanted a section for each of {n} frequencies")
+            self.a.section = &self.section[0]
+            plan.sections = max(plan.sections, 1 + int(np.max(self.section)))
         self.inv_freq = plan.floats(p["inv_freq"], "inv_freq", max(1, n))
         self.a.out = plan.writes(p["out"], 2 * n)
         self.a.inv_freq, self.a.n, self.a.mscale = &self.inv_freq[0], n, plan.real(p, "mscale", -1e30, 1e30)
@@ -127,8 +155,10 @@ cdef class RopeTableOp(Op):
 
 ctypedef struct NormArgs:
     Common common
-    int x, add, out
+    int x, add, out, wide     # wide: there is an `out`
     int layer                 # 0: rms, 1: layer norm
+    int heads                 # parts of a row, each with a norm of its own
+    int64_t step              # from one part's weights to the next part's: 0 where they share them
     int acts[ACTS]            # slot per activation format, -1 none
     int64_t columns
     const float *weight
@@ -139,19 +169,25 @@ ctypedef struct NormArgs:
 cdef void norm_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
     cdef const NormArgs *a = <const NormArgs *>args
     cdef const Step *step = a.common.step
-    cdef int rows = rows_of(&a.common), r, k
+    cdef int rows = rows_of(&a.common), r, k, h
+    cdef int64_t width = a.columns // a.heads
     cdef float *x
     cdef float *n
+    cdef const float *weight
+    cdef const float *bias
     r = ox_team_take(team)
     while r < rows:
         x = <float *>row_of(step, a.x, r)
         if a.add >= 0:
             step.vec.add(x, x, <const float *>row_of(step, a.add, r), a.columns)
-        n = <float *>(row_of(step, a.out, r) if a.out >= 0 else step.scratch + <size_t>ith * step.scratch_stride)
-        if a.layer:
-            step.vec.layer_norm(n, x, a.weight, a.bias, a.eps, a.columns)
-        else:
-            step.vec.rms_norm(n, x, a.weight, a.bias, a.eps, a.columns)
+        n = <float *>(row_of(step, a.out, r) if a.wide else step.scratch + <size_t>ith * step.scratch_stride)
+        for h in range(a.heads):
+            weight = a.weight + h * a.step if a.weight != NULL else NULL
+            bias = a.bias + h * a.step if a.bias != NULL else NULL
+            if a.layer:
+                step.vec.layer_norm(n + h * width, x + h * width, weight, bias, a.eps, width)
+            else:
+                step.vec.rms_norm(n + h * width, x + h * width, weight, bias, a.eps, width)
         for k in range(ACTS):
             if a.acts[k] >= 0:
                 step.quantise[k](<uint8_t *>row_of(step, a.acts[k], r), n, a.columns)
@@ -185,9 +221,9 @@ cdef class NormOp(Op):
     cdef const float[::1] bias
 
     def __init__(self, Plan plan, params):
-        p = plan.keys(params, "x", "kind", "eps", add=None, weight=None, bias=None, out=None, acts={})
+        p = plan.keys(params, "x", "kind", "eps", add=None, weight=None, bias=None, out=None, acts={}, heads=1)
         columns = plan.reads(p["x"])
-        self.a.x, self.a.columns, self.a.add, self.a.out = p["x"], columns, -1, -1
+        self.a.x, self.a.columns, self.a.add, self.a.out, self.a.wide = p["x"], columns, -1, -1, p["out"] is not None
         if p["add"] is not None:
             plan.reads(p["add"], columns=columns)
             self.a.add = p["add"]
@@ -195,11 +231,20 @@ cdef class NormOp(Op):
             raise plan.fail(f"kind is {p['kind']!r}, wanted 'rms' or 'layer'")
         self.a.layer = p["kind"] == "layer"
         self.a.eps = plan.real(p, "eps", 0.0, 1.0)
-        self.weight, self.bias = plan.floats(p["weight"], "weight", columns), plan.floats(p["bias"], "bias", columns)
+        self.a.heads = plan.number(p, "heads", 1, 1 << 16)
+        if columns % self.a.heads:
+            raise plan.fail(f"{columns} columns are not {self.a.heads} heads")
+        weights = columns
+        for part in (p["weight"], p["bias"]):
+            if part is not None and np.size(part) != columns:
+                weights = columns // self.a.heads
+        self.a.step = 0 if weights < columns else columns // self.a.heads
+        self.weight, self.bias = plan.floats(p["weight"], "weight", weights), plan.floats(p["bias"], "bias", weights)
         self.a.weight = NULL if self.weight is None else &self.weight[0]
         self.a.bias = NULL if self.bias is None else &self.bias[0]
         if p["out"] is not None:
-            self.a.out = plan.writes(p["out"], columns)
+            self.a.out = plan.writes(p["out"], columns, output=True)
+            self.output = self.a.out == OUTPUT
         fill_acts(plan, p["acts"], self.a.acts, columns)
         plan.need_scratch(self, 4 * <size_t>columns)
         self.begin(plan, &self.a.common, "norm", norm_part, p)
@@ -240,17 +285,19 @@ cdef class QuantiseOp(Op):
         self.begin(plan, &self.a.common, "quantise", quantise_part, p)
 
 
-# ---- add, mul, scale, softcap, activate ------------------------------------------------------------------------------
+# ---- add, mul, scale, affine, clamp, softcap, activate ------------------------------------------------------------------------------
 
 cdef enum Kind:
-    ADD, MUL, SCALE, SOFTCAP, ACTIVATE
+    ADD, MUL, SCALE, SOFTCAP, ACTIVATE, CLAMP, AFFINE
 
 ctypedef struct ElementwiseArgs:
     Common common
     Kind kind
     int x, y, out, act
     int64_t columns
-    float value
+    float value, high
+    const float *weight
+    const float *bias
 
 
 cdef void elementwise_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
@@ -275,28 +322,52 @@ cdef void elementwise_part(const void *args, ox_team *team, int ith, int nth) no
             step.vec.scale(out, x, a.value, n)
         elif a.kind == SOFTCAP:
             step.vec.softcap(out, x, a.value, n)
+        elif a.kind == CLAMP:
+            step.vec.clamp(out, x, a.value, a.high, n)
+        elif a.kind == AFFINE:
+            if a.weight != NULL:
+                step.vec.mul(out, x, a.weight + first, n)
+                x = out
+            if a.bias != NULL:
+                step.vec.add(out, x, a.bias + first, n)
         else:
             step.vec.activate(out, x, a.act, n)
         c = ox_team_take(team)
 
 
+ELEMENTWISE = {"add": (ADD, ("y",)), "mul": (MUL, ("y",)), "scale": (SCALE, ("factor",)), "softcap": (SOFTCAP, ("cap",)),
+               "activate": (ACTIVATE, ("kind",)), "clamp": (CLAMP, ("low", "high")), "affine": (AFFINE, ("weight", "bias"))}
+
+
 cdef class ElementwiseOp(Op):
     cdef ElementwiseArgs a
+    cdef const float[::1] weight
+    cdef const float[::1] bias
 
     def __init__(self, Plan plan, params):
         name = plan.op
-        extra = {"add": "y", "mul": "y", "scale": "factor", "softcap": "cap", "activate": "kind"}[name]
-        p = plan.keys(params, "x", extra, "out")
-        self.a.kind = {"add": ADD, "mul": MUL, "scale": SCALE, "softcap": SOFTCAP, "activate": ACTIVATE}[name]
+        kind, extra = ELEMENTWISE[name]
+        p = plan.keys(params, "x", *extra, "out")
+        self.a.kind = kind
         self.a.columns, self.a.x = plan.reads(p["x"], output=True), p["x"]
-        if extra == "y":
+        if "y" in p:
             plan.reads(p["y"], columns=self.a.columns, output=True)
             self.a.y = p["y"]
-        elif extra == "kind":
+        elif name == "activate":
             self.a.act = activation(p["kind"])
+        elif name == "affine":
+            if p["weight"] is None and p["bias"] is None:
+                raise plan.fail("weight and bias are both None, wanted at least one of them")
+            self.weight, self.bias = plan.floats(p["weight"], "weight", self.a.columns), plan.floats(p["bias"], "bias", self.a.columns)
+            self.a.weight = NULL if self.weight is None else &self.weight[0]
+            self.a.bias = NULL if self.bias is None else &self.bias[0]
+        elif name == "clamp":
+            self.a.value, self.a.high = plan.real(p, "low", -3.4e38, 3.4e38), plan.real(p, "high", -3.4e38, 3.4e38)
+            if not self.a.value <= self.a.high:
+                raise plan.fail(f"low is {self.a.value}, wanted at most the high of {self.a.high}")
         else:
-            self.a.value = plan.real(p, extra, -1e30, 1e30)
-            if extra == "cap" and not self.a.value > 0.0:
+            self.a.value = plan.real(p, extra[0], -1e30, 1e30)
+            if name == "softcap" and not self.a.value > 0.0:
                 raise plan.fail(f"cap is {self.a.value}, wanted more than 0")
         self.a.out = plan.writes(p["out"], self.a.columns, output=True)
         self.output = self.a.out == OUTPUT
@@ -330,9 +401,50 @@ cdef class TakeRowsOp(Op):
             raise plan.fail(f"x and out are both slot {p['x']}")
         self.a.x, self.a.row_bytes = p["x"], 4 * <size_t>columns
         plan.take()
-        self.a.out = plan.writes(p["out"], columns)
+        self.a.out = plan.writes(p["out"], columns, output=True)
+        self.output = self.a.out == OUTPUT
         self.begin(plan, &self.a.common, "take_rows", take_rows_part, p)
 
 
-OPS = {"embed": EmbedOp, "rope_table": RopeTableOp, "norm": NormOp, "quantise": QuantiseOp, "take_rows": TakeRowsOp,
-       **dict.fromkeys(("add", "mul", "scale", "softcap", "activate"), ElementwiseOp)}
+# ---- copy ------------------------------------------------------------------------------------------------------------
+
+ctypedef struct CopyArgs:
+    Common common
+    int x, out, heads
+    int64_t first, step, offset, stride, count
+
+
+cdef void copy_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef const CopyArgs *a = <const CopyArgs *>args
+    cdef const Step *step = a.common.step
+    cdef int rows = rows_of(&a.common), r, h
+    cdef const float *x
+    cdef float *out
+    r = ox_team_take(team)
+    while r < rows:
+        x = <const float *>row_of(step, a.x, r) + a.first
+        out = <float *>row_of(step, a.out, r) + a.offset
+        for h in range(a.heads):
+            memcpy(out + h * a.stride, x + h * a.step, 4 * <size_t>a.count)
+        r = ox_team_take(team)
+
+
+cdef class CopyOp(Op):
+    cdef CopyArgs a
+
+    def __init__(self, Plan plan, params):
+        p = plan.keys(params, "x", "out", "count", heads=1, first=0, step=0, offset=0, stride=0)
+        self.a.x, self.a.heads = p["x"], plan.number(p, "heads", 1, 1 << 16)
+        self.a.count, self.a.first, self.a.step = plan.number(p, "count", 1, 1 << 28), plan.number(p, "first", 0, 1 << 28), plan.number(p, "step", 0, 1 << 28)
+        self.a.offset, self.a.stride = plan.number(p, "offset", 0, 1 << 28), plan.number(p, "stride", 0, 1 << 28)
+        columns = plan.reads(p["x"])
+        if self.a.first + (self.a.heads - 1) * self.a.step + self.a.count > columns:
+            raise plan.fail(f"slot {p['x']} holds {columns} columns, wanted {self.a.first + (self.a.heads - 1) * self.a.step + self.a.count}")
+        if p["x"] == p["out"]:
+            raise plan.fail(f"x and out are both slot {p['x']}")
+        self.a.out = plan.writes(p["out"], (self.a.heads - 1) * self.a.stride + self.a.count, offset=self.a.offset)
+        self.begin(plan, &self.a.common, "copy", copy_part, p)
+
+
+OPS = {"embed": EmbedOp, "copy": CopyOp, "rope_table": RopeTableOp, "norm": NormOp, "quantise": QuantiseOp, "take_rows": TakeRowsOp,
+       **dict.fromkeys(ELEMENTWISE, ElementwiseOp)}

@@ -2,6 +2,7 @@
 from libc.stdint cimport int32_t
 
 from oxillama._core.networks cimport Networks
+from oxillama._core.sequences cimport Ints
 
 
 cdef class Emission(Networks):
@@ -9,6 +10,11 @@ cdef class Emission(Networks):
     cdef object deferred                                 # rules that are written when they are first called
     cdef list bodies                                     # these only while building, or while rules are deferred
     cdef dict inner, bodies_seen, weights, utf8_cache, uses
+    cdef list families                                   # of distinct words: how a language goes on without some words
+    cdef Ints scopes                                     # registers: where their numbers begin, see pushdown.pyx
+    cdef dict scope_at
+    cdef bint counting                                   # some register only counts
+    cdef bint distinct                                   # some rule calls for distinct words
     cdef dict tails                                      # (tail, b): the state from which exactly this tail of byte ranges leads to b
     cdef int build(self, list rules, int symbols, names, Py_ssize_t max_states, deferred) except -1
     cdef Py_ssize_t _inner(self, Py_ssize_t index, rules) except -1
@@ -26,5 +32,10 @@ cdef class Emission(Networks):
     cdef int _begin_alike(self, int32_t a, tuple known) except -1
     cdef int _emit_class(self, ranges, int32_t a, int32_t b) except -1
     cdef int _emit_repeat(self, body, Py_ssize_t least, Py_ssize_t most, int32_t a, int32_t b, int depth) except -1
+    cdef int _emit_scope(self, node, int32_t a, int32_t b) except -1
+    cdef int _emit_take(self, node, int32_t a, int32_t b) except -1
+    cdef int _emit_fresh(self, node, int32_t a, int32_t b) except -1
+    cdef int32_t _apart(self, node) except -1
+    cdef int _rep(self, int32_t rule, int32_t x, int32_t y, int32_t kind, int32_t more) except -1
     cdef int _grow(self, Py_ssize_t rule, names) except -1
     cdef int _emit_rule(self, Py_ssize_t rule, list fresh) except -1

@@ -5,8 +5,8 @@ repetition that would take many copies becomes a counted call; code points becom
 """
 from libc.stdint cimport int32_t
 
-from oxillama._core.networks cimport DONE, Marks, Networks
-from oxillama._core.sequences cimport put
+from oxillama._core.networks cimport COUNTED, DISTINCT, DONE, GUARD, Marks, Networks, REP, SCOPE
+from oxillama._core.sequences cimport drop, put, reserve
 
 from oxillama.errors import GrammarError
 
@@ -19,12 +19,16 @@ cpdef enum:                 # kinds of nodes
     RULE
     SYMBOL
     NETWORK
+    REGISTER
+    TAKE
+    FRESH
 
 cdef enum:
     INLINE_WEIGHT = 12      # rules up to this size are copied into their callers (fewer frames, better determinism)
     ONCE_WEIGHT = 400       # rules that only one place calls: up to this size
     UNROLL_WEIGHT = 24      # repetitions up to this size are copied instead of counted
     INFINITE = 1 << 30
+    OPEN_COUNT = (1 << 30) + 1
 
 
 def utf8_sequences(ranges):
@@ -55,8 +59,38 @@ def _split_utf8(a, b, out):
     out.append(tuple(zip(x, y)))
 
 
+def count_bounds(body, least, most):
+    """The counts at which something changes for a register that only counts: between two of them its count does not matter."""
+    bounds, todo, seen = {0, least, OPEN_COUNT if most < 0 else most + 1}, [body], set()
+    while todo:
+        node = todo.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        kind = node[0]
+        if kind == TAKE:
+            if node[2] is None:
+                return set()
+            for low, high in node[2]:
+                bounds.add(low)
+                bounds.add(high + 1)
+        elif kind == FRESH:
+            return set()
+        elif kind == SEQUENCE or kind == CHOICE:
+            todo.extend(node[1])
+        elif kind == REPEAT:
+            todo.append(node[1])
+        elif kind == NETWORK:
+            for _, edges in node[2]:
+                todo.extend([part for part, _ in edges])
+    return bounds
+
+
 cdef class Emission(Networks):
     """Networks that are written from nodes: all at once, or rule by rule as the machine first calls them (`deferred`)."""
+
+    def __dealloc__(self):
+        drop(&self.scopes)
 
     cdef int build(self, list rules, int symbols, names, Py_ssize_t max_states, deferred) except -1:
         """Compiles the rules, rule 0 the root. Raises `GrammarError` for left recursion, endless rules and too many states.
@@ -70,12 +104,12 @@ cdef class Emission(Networks):
         self.max_states = max_states
         self.deferred = deferred
         self.weights, self.utf8_cache, self.bodies_seen, self.uses = {}, {}, {}, {0: 2}
-        self.bodies, self.outer, self.inner = [], [], {}
+        self.bodies, self.outer, self.inner, self.families, self.scope_at = [], [], {}, [], {}
         for i in range(len(rules)):
             self._inner(i, rules)
         self._count_uses(self.bodies)
         self._grow(-1, names)
-        if deferred is None:
+        if deferred is None and not self.distinct:
             self.bodies = self.weights = self.utf8_cache = self.uses = self.bodies_seen = self.outer = self.inner = None
         return 0
 
@@ -115,6 +149,9 @@ cdef class Emission(Networks):
                 todo.append(node[1])
                 if node[2] > 1 or node[3] > 1:        # copies
                     todo.append(node[1])
+            elif kind == REGISTER or kind == FRESH:
+                todo.append(node[1])
+                todo.append(node[1])
             elif kind == NETWORK:
                 for _, edges in node[2]:
                     todo.extend([part for part, _ in edges])
@@ -165,7 +202,7 @@ cdef class Emission(Networks):
                 self.weights[rule] = -2
                 return 1
             return known if known <= self._most(rule) else 1
-        if kind == SYMBOL:
+        if kind == SYMBOL or kind == REGISTER or kind == TAKE or kind == FRESH:
             return 1
         for accept, edges in node[2]:
             total += 1
@@ -203,9 +240,85 @@ cdef class Emission(Networks):
             for low, high in node[1]:         # "any but" ranges are open above
                 if low < self.width:
                     self._bytes(a, low, min(<int32_t>high, <int32_t>self.width - 1), b)
+        elif kind == REGISTER:
+            return self._emit_scope(node, a, b)
+        elif kind == TAKE:
+            return self._emit_take(node, a, b)
+        elif kind == FRESH:
+            return self._emit_fresh(node, a, b)
         else:
             return self._emit_network(node[1], node[2], a, b, depth)
         return 0
+
+    cdef int _rep(self, int32_t rule, int32_t x, int32_t y, int32_t kind, int32_t more) except -1:
+        """A new entry in `reps`; returns its number."""
+        reserve(&self.reps, REP)
+        put(&self.reps, rule); put(&self.reps, x); put(&self.reps, y); put(&self.reps, kind); put(&self.reps, more)
+        return <int>(self.reps.n // REP - 1)
+
+    cdef int32_t _apart(self, node) except -1:
+        """The rule of a node that is called by number wherever it stands."""
+        cdef int32_t rule
+        if node[0] == RULE:
+            rule = <int32_t>self._called(node)
+            self.weights[rule] = INFINITE
+            return rule
+        known = self.bodies_seen.get(id(node))
+        if known is None:
+            known = self.bodies_seen[id(node)] = self._number(node)
+        return known
+
+    cdef int _emit_scope(self, node, int32_t a, int32_t b) except -1:
+        """A call under a register of its own: (REGISTER, body, least, most, members that must be taken)."""
+        cdef int32_t rule = self._apart(node[1]), at
+        cdef Py_ssize_t k
+        least, most, needed = node[2], node[3], node[4]
+        key = (node[2:], id(node[1]))
+        known = self.scope_at.get(key)
+        if known is None:
+            words = [0] * ((max(needed) // 31 + 1) if needed else 0)
+            for k in needed:
+                words[k // 31] |= 1 << (k % 31)
+            bounds = sorted(count_bounds(node[1], least, most))
+            reserve(&self.scopes, 5 + len(words) + len(bounds))
+            known = self.scopes.n
+            put(&self.scopes, least); put(&self.scopes, most); put(&self.scopes, <int32_t>len(needed)); put(&self.scopes, <int32_t>len(words))
+            for word in words:
+                put(&self.scopes, word)
+            put(&self.scopes, <int32_t>len(bounds))
+            for word in bounds:
+                put(&self.scopes, word)
+            self.counting = self.counting or len(bounds) > 0
+            self.scope_at[key] = known
+        at = known
+        return self._call(a, rule, self._rep(rule, 0, 0, SCOPE, at), b)
+
+    cdef int _emit_take(self, node, int32_t a, int32_t b) except -1:
+        """A guard of the register: (TAKE, member, spans)."""
+        cdef int32_t at = -1
+        if node[2] is not None:
+            known = self.scope_at.get(node[2])
+            if known is None:
+                known = self.scopes.n
+                reserve(&self.scopes, 1 + 2 * len(node[2]))
+                put(&self.scopes, <int32_t>len(node[2]))
+                for low, high in node[2]:
+                    put(&self.scopes, low)
+                    put(&self.scopes, high)
+                self.scope_at[node[2]] = known
+            at = known
+        key = ("take", node[1], at)
+        rep = self.scope_at.get(key)
+        if rep is None:
+            rep = self.scope_at[key] = self._rep(-1, node[1], at, GUARD, 0)
+        return self._call(a, -1, rep, b)
+
+    cdef int _emit_fresh(self, node, int32_t a, int32_t b) except -1:
+        """A call of a language without the words that the register holds: (FRESH, base, family)."""
+        cdef int32_t rule = self._apart(node[1])
+        self.distinct = True
+        self.families.append(node[2])
+        return self._call(a, rule, self._rep(rule, 0, 0, DISTINCT, <int32_t>len(self.families) - 1), b)
 
     cdef int _emit_apart(self, node, int32_t a, int32_t b, int depth) except -1:
         """A node between two states of its own."""
@@ -323,11 +436,7 @@ cdef class Emission(Networks):
                 self.bodies_seen[key] = rule
             else:
                 rule = known
-            put(&self.reps, rule)
-            put(&self.reps, <int32_t>least)
-            put(&self.reps, <int32_t>most)
-            self._call(a, rule, <int32_t>(self.reps.n // 3 - 1), b)
-            return 0
+            return self._call(a, rule, self._rep(rule, <int32_t>least, <int32_t>most, COUNTED, 0), b)
         s = self._state()
         self._eps(a, s)
         for i in range(least if most >= 0 else max(least - 1, <Py_ssize_t>0)):
@@ -365,9 +474,11 @@ cdef class Emission(Networks):
                     self._emit_rule(i, fresh)
                 i += 1
         else:
-            if self.deferred.rules[self.outer[rule]] is None:
-                self.deferred.write(self.outer[rule])
-            body = self.deferred.rules[self.outer[rule]]
+            body = self.bodies[rule]
+            if body is None:
+                if self.deferred.rules[self.outer[rule]] is None:
+                    self.deferred.write(self.outer[rule])
+                body = self.deferred.rules[self.outer[rule]]
             self._count_uses([body])
             self.bodies[rule] = body
             self._emit_rule(rule, fresh)
@@ -376,7 +487,7 @@ cdef class Emission(Networks):
         while k < self.call_edges.n:              # rules thought to be copied everywhere may still be called
             i = self.call_edges.data[k + 1]
             k += 4
-            if self.bodies[i] is not None and self.rule_start.data[i] < 0:
+            if i >= 0 and self.bodies[i] is not None and self.rule_start.data[i] < 0:
                 self._emit_rule(i, fresh)
         self.tails = None
         return self.settle(fresh, old, names)

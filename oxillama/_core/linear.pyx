@@ -15,7 +15,7 @@ MAX_SEGMENTS = 64
 ctypedef struct LinearArgs:
     Common common
     MatmulArgs matmul        # rows, slots and strides are filled in at each step
-    int x, out
+    int x, out, addend       # addend: a slot whose rows are added before the activation, -1 none
     int64_t offset           # first float of the out row
     const Supply **supplies  # of each segment, for steps over weights that are not all packed
 
@@ -40,6 +40,8 @@ cdef void linear_part(const void *args, ox_team *team, int ith, int nth) noexcep
     m.x, m.ldx = <const uint8_t *>row_of(step, a.x, 0), step.strides[a.x]
     m.out = <float *>row_of(step, a.out, 0) + a.offset
     m.ldout = <int64_t>(step.out_stride if a.out == OUTPUT else step.strides[a.out]) // 4
+    if a.addend >= 0:
+        m.addend, m.ldadd = <const float *>row_of(step, a.addend, 0), <int64_t>step.strides[a.addend] // 4
     if step.unpacked:
         unpacked_part(&m, a.supplies, <uint8_t *>step.scratch + <size_t>ith * step.scratch_stride, team, ith, nth)
     else:
@@ -52,7 +54,7 @@ cdef class MatmulOp(Op):
     cdef const float[::1] bias
 
     def __init__(self, Plan plan, params):
-        p = plan.keys(params, "x", "act", "weights", "out", bias=None, gate=None, offset=0)
+        p = plan.keys(params, "x", "act", "weights", "out", bias=None, gate=None, addend=None, offset=0)
         cdef MatmulArgs *m = &self.a.matmul
         cdef int i
         weights = list(p["weights"])
@@ -69,10 +71,14 @@ cdef class MatmulOp(Op):
             raise plan.fail(f"gate {p['gate']!r} wants two matrices of equal rows, got {[w.rows for w in weights]}")
         self.bias = plan.floats(p["bias"], "bias", rows)
         m.bias = NULL if self.bias is None else &self.bias[0]
+        self.a.addend, m.addend, m.up = -1, NULL, weights[0].rows
+        if p["addend"] is not None:
+            plan.reads(p["addend"], columns=rows)
+            self.a.addend = p["addend"]
         self.a.offset = plan.number(p, "offset", 0, 1 << 30)
         self.a.out = plan.writes(p["out"], weights[0].rows if m.gate else rows, output=True, offset=p["offset"])
-        if self.a.out == self.a.x:
-            raise plan.fail(f"x and out are both slot {self.a.x}")
+        if self.a.out == self.a.x or p["out"] == p["addend"]:
+            raise plan.fail(f"out is slot {self.a.out}, which it reads")
         self.segments = <MatmulSegment *>calloc(len(weights), sizeof(MatmulSegment))
         self.a.supplies = <const Supply **>calloc(len(weights), sizeof(Supply *))
         if self.segments == NULL or self.a.supplies == NULL:

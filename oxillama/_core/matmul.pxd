@@ -12,6 +12,8 @@ cdef struct MatmulArgs:
     int n_segments
     int gate                    # 0: none; else an activation of vec/acts.h and exactly two segments of equal rows
     int64_t cols
+    const float *addend         # (m, ldadd): added to the product before its activation; NULL: none
+    int64_t ldadd, up           # floats from row to row, and from gate's columns to up's
     const float *bias           # one number per row of all segments, or NULL
     const uint8_t *x            # (m, ldx) activation rows
     int64_t ldx                 # bytes
@@ -19,4 +21,6 @@ cdef struct MatmulArgs:
     int64_t ldout               # floats
     int64_t m
 
+# Panels first to end - 1 of one product, all rows of x, by the caller alone: the same bits as `matmul_part`.
+cdef void matmul_panels(const MatmulArgs *args, int64_t first, int64_t end) noexcept nogil
 cdef void matmul_part(const MatmulArgs *args, ox_team *team, int ith, int nth) noexcept nogil

@@ -11,11 +11,10 @@ import numpy as np
 from cython.parallel cimport parallel
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free
-from openmp cimport omp_get_num_threads, omp_get_thread_num
 
 from oxillama._core.kernels cimport ACT_Q8_256, ACT_Q8_32, act_index, act_row_bytes, lanes_table, ox_lanes
 from oxillama._core.panels cimport MatmulSegment, PackedMatrix
-from oxillama._core.threads cimport OX_TEAM_RUNS, open_region, ox_team, ox_team_cut, ox_team_init, ox_team_left, ox_team_take, worker_count
+from oxillama._core.threads cimport OX_TEAM_RUNS, ox_team, ox_team_cut, ox_team_init, ox_team_left, ox_team_take, run_once, worker_count
 from oxillama._core.vectors cimport activation
 
 from oxillama.errors import QuantError
@@ -54,6 +53,15 @@ cdef inline const uint8_t *_find(const MatmulArgs *a, int64_t p, int *segment, i
     return a.segments[i].panels + p * a.segments[i].panel_bytes
 
 
+cdef void _join(const MatmulArgs *a, float *c, int64_t ldc, int64_t column, int64_t row, int m, int live) noexcept nogil:
+    """Adds the addend's columns from `column` on to the sums of `live` columns."""
+    cdef const float *from_ = a.addend + row * a.ldadd + column
+    cdef int t, i
+    for t in range(m):
+        for i in range(live):
+            c[t * ldc + i] += from_[t * a.ldadd + i]
+
+
 cdef void _pair(const MatmulArgs *a, int64_t p, int64_t after, int64_t row, int m) noexcept nogil:
     """Two neighbouring panels of one segment (of gate and up if gated) against many rows of x; `after` is the pair that is likely next, or -1."""
     cdef float c[RANGE * 32]
@@ -77,6 +85,10 @@ cdef void _pair(const MatmulArgs *a, int64_t p, int64_t after, int64_t row, int 
         a.lanes.wide[seg.form](c, 32, panel, seg.panel_bytes, then - panel, x, a.ldx, a.cols, m)
     for h in range(2):
         live = <int>min(<int64_t>16, seg.rows - 16 * (local + h))
+        if a.addend != NULL:
+            _join(a, c + 16 * h, 32, column + 16 * h, row, m, live)
+            if a.gate:
+                _join(a, u + 16 * h, 32, a.up + column + 16 * h, row, m, live)
         if a.gate:
             a.lanes.gate(out + 16 * h, a.ldout, c + 16 * h, u + 16 * h, 32, bias, bias + seg.rows if bias != NULL else NULL, a.gate, m, live)
         else:
@@ -109,10 +121,15 @@ cdef void _panel(const MatmulArgs *a, int64_t p, int64_t after, int64_t row, int
     cdef int live = <int>min(<int64_t>16, seg.rows - 16 * local)
     if not a.gate:
         a.lanes.tile[seg.form](c, 16, panel, then, x, a.ldx, a.cols, m)
+        if a.addend != NULL:
+            _join(a, c, 16, column, row, m, live)
         a.lanes.finish(out, a.ldout, c, 16, bias, m, live)
         return
     a.lanes.tile[seg.form](c, 16, panel, up.panels + p * up.panel_bytes, x, a.ldx, a.cols, m)
     a.lanes.tile[up.form](u, 16, up.panels + p * up.panel_bytes, then, x, a.ldx, a.cols, m)
+    if a.addend != NULL:
+        _join(a, c, 16, column, row, m, live)
+        _join(a, u, 16, a.up + column, row, m, live)
     a.lanes.gate(out, a.ldout, c, u, 16, bias, bias + seg.rows if bias != NULL else NULL, a.gate, m, live)
 
 
@@ -165,6 +182,9 @@ cdef void _beside(const MatmulArgs *a, int64_t p, int64_t q) noexcept nogil:
     cdef int live = <int>min(<int64_t>16, seg.rows - 16 * local)
     if a.gate:
         a.lanes.beside[seg.form](c, first, a.segments[1].panels + p * a.segments[1].panel_bytes, a.x, a.ldx, a.cols, m)
+        if a.addend != NULL:
+            _join(a, c, 32, column, 0, m, live)
+            _join(a, c + 16, 32, a.up + column, 0, m, live)
         a.lanes.gate(a.out + column, a.ldout, c, c + 16, 32, bias, bias + seg.rows if bias != NULL else NULL, a.gate, m, live)
         return
     second = _find(a, q, &j, &other, &far)
@@ -173,6 +193,9 @@ cdef void _beside(const MatmulArgs *a, int64_t p, int64_t q) noexcept nogil:
         _panel(a, q, -1, 0, m)
         return
     a.lanes.beside[seg.form](c, first, second, a.x, a.ldx, a.cols, m)
+    if a.addend != NULL:
+        _join(a, c, 32, column, 0, m, live)
+        _join(a, c + 16, 32, far, 0, m, <int>min(<int64_t>16, a.segments[j].rows - 16 * other))
     a.lanes.finish(a.out + column, a.ldout, c, 32, bias, m, live)
     a.lanes.finish(a.out + far, a.ldout, c + 16, 32, a.bias + far if a.bias != NULL else NULL, m,
                    <int>min(<int64_t>16, a.segments[j].rows - 16 * other))
@@ -257,6 +280,32 @@ cdef void matmul_part(const MatmulArgs *a, ox_team *team, int ith, int nth) noex
             p += 1
 
 
+cdef void matmul_panels(const MatmulArgs *a, int64_t first, int64_t end) noexcept nogil:
+    cdef int64_t p = first, half = (end - first + 1) // 2, row = 0, m
+    cdef bint wide
+    if a.m <= a.lanes.few_rows and _side_by_side(a):
+        if a.gate:
+            for p in range(first, end):
+                _beside(a, p, p)
+            return
+        for p in range(first, first + half):
+            if p + half < end:
+                _beside(a, p, p + half)
+            else:
+                _panel(a, p, -1, 0, <int>a.m)
+        return
+    while row < a.m:
+        m, p = min(<int64_t>RANGE, a.m - row), first
+        while p < end:
+            wide = m >= WIDE_ROWS and p + 1 < end and _pairs(a, p)
+            if wide:
+                _pair(a, p, p + 2 if p + 2 < end else -1, row, <int>m)
+            else:
+                _panel(a, p, p + 1 if p + 1 < end else -1, row, <int>m)
+            p += 2 if wide else 1
+        row += m
+
+
 def act_bytes(str act, int64_t cols) -> int:
     """Bytes of one activation row of `cols` columns in the format `act` ("f32", "bf16", "q8_32", "q8_256"); QuantError if it does not fit."""
     cdef int index = act_index(act)
@@ -325,23 +374,30 @@ def matmul_acts(list segments, const uint8_t[:, ::1] acts, *, num_threads=1, isa
     args.lanes, args.segments, args.n_segments = lanes_table(isa), table, len(segments)
     args.gate, args.cols, args.m = kind, segments[0].cols, acts.shape[0]
     args.bias = NULL if shift is None else &shift[0]
+    args.addend = NULL
     args.x, args.ldx = &acts[0, 0], acts.shape[1]
     args.out, args.ldout = &result[0, 0], width
     _run(&args, workers)
     return np.asarray(result)
 
 
+ctypedef struct Call:
+    const MatmulArgs *args
+    ox_team *team
+
+
+cdef void _call(void *args, int ith, int nth) noexcept nogil:
+    matmul_part((<Call *>args).args, (<Call *>args).team, ith, nth)
+
+
 cdef int _run(const MatmulArgs *args, int workers) except -1:
-    cdef ox_team *team = <ox_team *>ox_block_new(sizeof(ox_team))
-    if team == NULL:
+    cdef Call call
+    call.args, call.team = args, <ox_team *>ox_block_new(sizeof(ox_team))
+    if call.team == NULL:
         raise MemoryError
-    ox_team_init(team, NULL)
-    if workers == 1:
-        with nogil:
-            matmul_part(args, team, 0, 1)
-    else:
-        open_region()
-        with nogil, parallel(num_threads=workers):
-            matmul_part(args, team, omp_get_thread_num(), omp_get_num_threads())
-    free(team)
+    ox_team_init(call.team, NULL)
+    try:
+        run_once(_call, &call, workers)
+    finally:
+        free(call.team)
     return 0

@@ -9,6 +9,14 @@ cdef enum:
     IMPORTANT = 2           # has an edge that consumes or calls, or is final
     DONE = 1                # rules: can finish
     NULLABLE = 2            # can match nothing
+    REP = 5                 # numbers of an entry in `reps`
+
+
+cdef enum:                  # what an entry in `reps` makes of its call edge
+    COUNTED                 # a repeat: the rule, least and most times
+    SCOPE                   # one call of the rule under a register: see pushdown.pyx
+    GUARD                   # no call: the edge is passed where the register allows it, and changes it
+    DISTINCT                # one call of a rule without the words that the register holds
 
 
 cdef struct Marks:          # where the states and edges of a moment end
@@ -23,7 +31,7 @@ cdef class Networks:
     cdef Ints eps                                        # empty edges: (source, target)
     cdef Ints byte_edges                                 # (source, low, high, target); token symbols are bytes from 256 on
     cdef Ints call_edges                                 # (source, rule, repeat or -1, target)
-    cdef Ints reps                                       # counted repeats: (rule, least, most or -1)
+    cdef Ints reps                                       # of calls that are more than a call: (rule, a, b, kind, scope or word family)
     cdef Ints rule_start, rule_final, rule_flags
     cdef Ints eps_at, byte_at, call_at                   # first edge of each state
     cdef Ints set_work                                   # the state set that _close closes

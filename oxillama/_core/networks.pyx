@@ -8,7 +8,7 @@ from libc.stdint cimport int32_t, uint8_t
 from libc.stdlib cimport calloc, free, malloc, qsort, realloc
 from libc.string cimport memcpy, memset
 
-from oxillama._core.sequences cimport Ints, ascending, drop, put
+from oxillama._core.sequences cimport Ints, ascending, drop, put, reserve
 
 from oxillama.errors import GrammarError
 
@@ -16,9 +16,13 @@ from oxillama.errors import GrammarError
 cdef int index_edges(Ints *edges, int stride, Py_ssize_t old, Py_ssize_t low, Py_ssize_t high, Ints *at) except -1:
     """Sorts the edges from int `old` on, all of states low..high-1, by source (stable by count); `at` gets first edges per state."""
     cdef Py_ssize_t i, n = (edges.n - old) // stride, before = old // stride
-    cdef int32_t *sorted_edges = <int32_t *>malloc((edges.n - old + 1) * sizeof(int32_t))
-    cdef int32_t *fill = <int32_t *>calloc(high - low + 2, sizeof(int32_t))
     cdef int32_t src
+    cdef int32_t *sorted_edges
+    cdef int32_t *fill
+    if high + 1 > at.n:
+        reserve(at, high + 1 - at.n)
+    sorted_edges = <int32_t *>malloc((edges.n - old + 1) * sizeof(int32_t))
+    fill = <int32_t *>calloc(high - low + 2, sizeof(int32_t))
     if sorted_edges == NULL or fill == NULL:
         free(sorted_edges)
         free(fill)
@@ -91,7 +95,7 @@ cdef class Networks:
         """Takes back what was appended since `old`: half a network is none."""
         cdef Py_ssize_t i
         self.nfa_states = old.states
-        self.eps.n, self.byte_edges.n, self.call_edges.n, self.reps.n = old.eps, old.byte_edges, old.call_edges, old.reps
+        self.eps.n, self.byte_edges.n, self.call_edges.n = old.eps, old.byte_edges, old.call_edges   # `reps` is referred to by tables
         for i in range(self.rule_start.n):
             if self.rule_start.data[i] >= old.states:
                 self.rule_start.data[i] = -1
@@ -126,9 +130,11 @@ cdef class Networks:
         return 0
 
     cdef int32_t _needed(self, Py_ssize_t edge) noexcept:
-        """The rule that must match something for a call edge to be passed, or -1 where its repeat may be skipped."""
+        """The rule that must match something for a call edge to be passed, or -1: its repeat may be skipped, or it is a guard."""
         cdef int32_t rep = self.call_edges.data[edge + 2]
-        return -1 if rep >= 0 and self.reps.data[3 * rep + 1] == 0 else self.call_edges.data[edge + 1]
+        if rep >= 0 and self.reps.data[REP * rep + 3] == COUNTED and self.reps.data[REP * rep + 1] == 0:
+            return -1
+        return self.call_edges.data[edge + 1]
 
     cdef int _backwards(self, list fresh, Marks old, bint over_bytes, int32_t flag, uint8_t *seen) except -1:
         """Marks in `seen` the new states from which a final one is reached over empty edges, calls of rules with `flag` and, where
@@ -192,7 +198,7 @@ cdef class Networks:
             free(alive)
         n = old.call_edges
         for i in range(old.call_edges, self.call_edges.n, 4):
-            if self.rule_flags.data[self.call_edges.data[i + 1]] & DONE:
+            if self.call_edges.data[i + 1] < 0 or self.rule_flags.data[self.call_edges.data[i + 1]] & DONE:
                 memcpy(self.call_edges.data + n, self.call_edges.data + i, 4 * sizeof(int32_t))
                 n += 4
             elif self._needed(i) < 0:
@@ -211,10 +217,12 @@ cdef class Networks:
             self._backwards(fresh, old, False, NULLABLE, seen)
         finally:
             free(seen)
-        for i in range(old.reps, self.reps.n, 3):
-            if self.rule_flags.data[self.reps.data[i]] & NULLABLE:
+        for i in range(old.reps, self.reps.n, REP):
+            if self.reps.data[i + 3] == COUNTED and self.rule_flags.data[self.reps.data[i]] & NULLABLE:
                 self.reps.data[i + 1] = 0
         for i in range(old.call_edges, self.call_edges.n, 4):
+            if self.call_edges.data[i + 1] < 0:          # a guard is passed by the machine, never beside it
+                continue
             rule = self._needed(i)
             if rule < 0 or self.rule_flags.data[rule] & NULLABLE:
                 self._eps(self.call_edges.data[i], self.call_edges.data[i + 3])
@@ -232,7 +240,8 @@ cdef class Networks:
             for k in range(self.set_work.n):
                 s = self.set_work.data[k]
                 for e in range(self.call_at.data[s], self.call_at.data[s + 1]):
-                    first.add(self.call_edges.data[4 * e + 1])
+                    if self.call_edges.data[4 * e + 1] >= 0:
+                        first.add(self.call_edges.data[4 * e + 1])
             graph[i] = sorted(first)
         colour = {}
         for root in fresh:

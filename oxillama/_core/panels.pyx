@@ -7,13 +7,12 @@ multiplies what is not there yet), `pack_all` at once; `fault_in` has them bring
 import numpy as np
 
 from cpython.buffer cimport PyBuffer_FillInfo
-from cython.parallel cimport parallel, prange
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free
 
 from oxillama._core.batch cimport CancelFlag
 from oxillama._core.kernels cimport form_at, form_index, ox_form, pack_panels, panel_bytes
-from oxillama._core.threads cimport open_region, worker_count
+from oxillama._core.threads cimport run_once, worker_count
 
 from oxillama._core.kernels import ACTS
 from oxillama.errors import QuantError
@@ -146,6 +145,14 @@ def reserve_all(list wanted) -> list:
     return made
 
 
+ctypedef struct Packing:
+    # What the workers of one `Units.pack` share.
+    const Unit *units
+    int64_t end
+    int64_t *next
+    const int32_t *stop
+
+
 cdef class Units:
     """Matrices that `reserve_all` made, cut into units that workers pack one after another, in their order; `whole` once all of them are.
 
@@ -191,13 +198,9 @@ cdef class Units:
         cdef int64_t *next = &taken         # not what others read: they are to see what is packed
         cdef int32_t never = 0
         cdef const int32_t *stop = &never if flag is None else &flag.flag
-        if workers == 1 or end <= before + 1:
-            with nogil:
-                _pack_units(self.units, end, next, stop)
-        else:
-            open_region()
-            with nogil, parallel(num_threads=workers):
-                _pack_units(self.units, end, next, stop)
+        cdef Packing work
+        work.units, work.end, work.next, work.stop = self.units, end, next, stop
+        run_once(_pack_units, &work, 1 if end <= before + 1 else workers)
         for i in range(before, min(taken, end)):
             self.units[i].supply.ready = self.units[i].end
             self.done += bytes_of(self.units + i)
@@ -224,13 +227,16 @@ cdef void _expect(const Unit *unit) noexcept nogil:
         ox_expect_pages(unit.supply.source + 16 * unit.first * unit.supply.row_bytes, bytes_of(unit))
 
 
-cdef void _pack_units(const Unit *units, int64_t end, int64_t *next, const int32_t *stop) noexcept nogil:
+cdef void _pack_units(void *args, int ith, int nth) noexcept nogil:
     """A worker's share: whatever it takes it packs, so that those before `next` are all that is packed."""
+    cdef const Packing *work = <const Packing *>args
+    cdef const Unit *units = work.units
+    cdef int64_t end = work.end
     cdef int64_t i, size, before
     cdef const Unit *unit
     cdef const uint8_t *source
-    while not ox_flag_get(stop):
-        i = ox_units_take(next)
+    while not ox_flag_get(work.stop):
+        i = ox_units_take(work.next)
         if i >= end:
             return
         if i + AHEAD < end:
@@ -246,22 +252,30 @@ cdef void _pack_units(const Unit *units, int64_t end, int64_t *next, const int32
 
 
 def pack_all(list matrices, *, num_threads=0):
-    """Pack matrices that `reserve_all` made, all of them in one region."""
+    """Pack matrices that `reserve_all` made, all of them in one piece of work."""
     units = Units(matrices)
     units.pack(units.count, num_threads=num_threads)
+
+
+ctypedef struct Faulting:
+    const uint8_t *start
+    int64_t size
+    int64_t next
+
+
+cdef void _fault_in(void *args, int ith, int nth) noexcept nogil:
+    cdef Faulting *work = <Faulting *>args
+    cdef int64_t at = FAULTED * ox_units_take(&work.next)
+    while at < work.size:
+        ox_fault_in(work.start + at, min(<int64_t>FAULTED, work.size - at))
+        at = FAULTED * ox_units_take(&work.next)
 
 
 def fault_in(const uint8_t[::1] view not None, *, num_threads=0):
     """Bring a mapping into memory with all workers, in its order; nothing changes but time."""
     cdef int workers = worker_count(num_threads)
-    cdef int64_t size = view.shape[0], part, parts = (size + FAULTED - 1) // FAULTED
-    if size == 0:
+    if view.shape[0] == 0:
         return
-    cdef const uint8_t *start = &view[0]
-    if workers > 1 and parts > 1:
-        open_region()
-        for part in prange(parts, nogil=True, num_threads=workers, schedule="dynamic", chunksize=1):
-            ox_fault_in(start + part * FAULTED, min(<int64_t>FAULTED, size - part * FAULTED))
-    else:
-        with nogil:
-            ox_fault_in(start, size)
+    cdef Faulting work
+    work.start, work.size, work.next = &view[0], view.shape[0], 0
+    run_once(_fault_in, &work, 1 if work.size <= FAULTED else workers)

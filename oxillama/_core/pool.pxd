@@ -2,7 +2,8 @@
 
 
 ctypedef struct KvLayer:
-    int heads
+    int heads              # of keys; a latent layer has 1
+    int view               # 1: values are the first v_dim floats of the keys, and take no bytes of their own
     int k_dim
     int v_dim
     size_t region          # first byte of this layer inside a slab
@@ -32,9 +33,15 @@ cdef class PageMemory:
     cdef readonly int capacity
     cdef readonly size_t page_bytes
     cdef int kind          # OX_KV_...
+    cdef readonly tuple slot_layers  # shape of each layer's recurrent state, float32
+    cdef readonly size_t slot_bytes  # one slot: the state of every layer, layers ascending, each at a multiple of 64 bytes
+    cdef char **slots      # of each slot id below `slot_capacity`
+    cdef readonly int slot_capacity
+    cdef list _slot_arenas
     cdef int steps         # steps running on this memory now
     cdef int _check(self, int page) except -1
     cdef int _map(self) except -1
+    cdef int _check_slot(self, int slot) except -1
 
 
 cdef inline char *page_of(char **slabs, int shift, const KvLayer *layer, int page) noexcept nogil:

@@ -12,12 +12,17 @@ A slab holds a few pages (4 MB), layer by layer; a page of a layer is K, then V:
 32 MB at a multiple of 2 MiB, of huge pages where the system has them (attention over deep sequences reads 12 % faster): small enough that
 a short sequence takes a few huge pages, not one of every layer; large enough that the pages of a layer do not share a few cache sets.
 
+A layer whose values are a view of its keys (a latent, multi-head latent attention) keeps K alone. Layers with recurrent state keep no pages: their
+state has a fixed size and lies in a slot, one for each sequence.
+
 Invariants
 1. A page's bytes never move while its id is below `capacity`.
 2. Address space is reserved by slabs; real memory is taken when a page is first written.
-3. `export` of a page and `load` into another give equal bytes (K and V of every layer, layers ascending).
+3. A slot's bytes never move while its id is below `slot_capacity`.
+4. `export` of a page and `load` into another give equal bytes (K and V of every layer, layers ascending).
 """
 import os
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +75,9 @@ MAX_SLABS = 1 << 16
 SLAB_BYTES = 4 << 20
 EXTENT_BYTES = 32 << 20
 MAX_DIM = 1 << 16
+MAX_SLOTS = 1 << 16
+LATENT = -1                # in place of a number of heads
+MAX_STATE = 1 << 30
 
 cdef size_t _round_up(size_t value, size_t unit) noexcept:
     return (value + unit - 1) // unit * unit
@@ -156,10 +164,12 @@ cdef void _copy_part(int kind, const KvLayer *layer, const char *src, char *dst,
                     k += 64
                 _copy_lanes(dst + k, src + k, count, unit // 64, 4)
                 k += unit
-            _copy_lanes(dst + v + 16 * row, src + v + 16 * row, count, layer.v_dim // 32, 2)
+            if not layer.view:
+                _copy_lanes(dst + v + 16 * row, src + v + 16 * row, count, layer.v_dim // 32, 2)
         else:
             _copy_lanes(dst + k, src + k, count, layer.k_dim, kept_bytes(kind, 1))
-        memcpy(dst + v, src + v, count * row)
+        if not layer.view:
+            memcpy(dst + v, src + v, count * row)
 
 
 cdef void _copy_layer(int kind, const KvLayer *layer, const char *src, char *dst, int count, int page_size) noexcept:
@@ -170,6 +180,8 @@ cdef void _copy_layer(int kind, const KvLayer *layer, const char *src, char *dst
     for head in range(layer.heads):
         at = head * layer.k_head_bytes
         memcpy(dst + at, src + at, whole * layer.k_group_bytes)
+        if layer.view:
+            continue
         at = layer.v_offset + head * layer.v_head_bytes
         memcpy(dst + at, src + at, whole * layer.v_group_bytes)
     if count % 16:
@@ -179,12 +191,13 @@ cdef void _copy_layer(int kind, const KvLayer *layer, const char *src, char *dst
 cdef class PageMemory:
     """Keys and values of every layer, by page id.
 
-    kv_layers: a (kv_heads, k_dim, v_dim) per attention layer; kv_type: how they are kept, "f16", "f32", "q8_0" or "q4_0" (which
+    kv_layers: a (kv_heads, k_dim, v_dim) per attention layer, kv_heads LATENT where one key a token holds its value too (its first v_dim floats);
+    slot_layers: the shape of the recurrent state of each layer that has one, float32; kv_type: how they are kept, "f16", "f32", "q8_0" or "q4_0" (which
     want head sizes in blocks of 32); page_size: tokens per page, a multiple of 16.
     ConfigError for impossible arguments, PoolError when memory is refused or a page id is not below `capacity`.
     """
 
-    def __cinit__(self, kv_layers, kv_type="f16", page_size=16):
+    def __cinit__(self, kv_layers, kv_type="f16", page_size=16, slot_layers=()):
         if kv_type not in KV_TYPES:
             raise ConfigError(f"kv_type: got {kv_type!r}, wanted one of {', '.join(KV_TYPES)}")
         if isinstance(page_size, bool) or not isinstance(page_size, int) or page_size < 16 or page_size % 16 or page_size > 4096:
@@ -197,6 +210,14 @@ cdef class PageMemory:
         if self.layers == NULL or self.slabs == NULL:
             raise MemoryError
         self._lay_out(kv_layers)
+        self.slot_layers, self._slot_arenas = tuple([tuple([int(size) for size in shape]) for shape in slot_layers]), []
+        self.slots = <char **>calloc(MAX_SLOTS if self.slot_layers else 1, sizeof(char *))
+        if self.slots == NULL:
+            raise MemoryError
+        for shape in self.slot_layers:
+            if not shape or min(shape) < 1 or prod(shape) > MAX_STATE:
+                raise ConfigError(f"slot_layers: got {shape}, wanted a shape of 1 to {MAX_STATE} numbers")
+            self.slot_bytes = _round_up(self.slot_bytes + 4 * <size_t>prod(shape), 64)
 
     def _lay_out(self, kv_layers):
         """Sizes of a page of each layer, and how many pages make a slab."""
@@ -205,6 +226,10 @@ cdef class PageMemory:
         cdef int i
         for i, dims in enumerate(kv_layers):
             heads, k_dim, v_dim = dims
+            self.layers[i].view = heads == LATENT
+            heads = 1 if self.layers[i].view else heads
+            if self.layers[i].view and v_dim > k_dim:
+                raise ConfigError(f"kv_layers[{i}]: v_dim is {v_dim}, wanted at most the {k_dim} of the key that holds it")
             for name, value in (("kv_heads", heads), ("k_dim", k_dim), ("v_dim", v_dim)):
                 if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_DIM:
                     raise ConfigError(f"kv_layers[{i}]: {name} is {value!r}, wanted 1 to {MAX_DIM}")
@@ -220,6 +245,8 @@ cdef class PageMemory:
             layer.v_group_bytes = 16 * kept_bytes(self.kind, layer.v_dim)
             if self.kind > OX_KV_F16:
                 layer.v_group_bytes = _round_up(layer.v_group_bytes + scale_bytes(self.kind, layer.v_dim), 64)
+            if layer.view:
+                layer.v_group_bytes = 0
             layer.v_head_bytes = layer.v_group_bytes * <size_t>(self.page_size // 16)
             layer.v_offset = _round_up(layer.k_head_bytes * <size_t>layer.heads, 64)
             layer.page_bytes = layer.v_offset + _round_up(layer.v_head_bytes * <size_t>layer.heads, 64)
@@ -241,6 +268,7 @@ cdef class PageMemory:
                 munmap(self.slabs[i], self.slab_bytes)
             free(self.slabs)
         free(self.layers)
+        free(self.slots)
 
     @property
     def kv_type(self) -> str:
@@ -250,7 +278,7 @@ cdef class PageMemory:
     @property
     def kv_layers(self) -> list:
         """(kv_heads, k_dim, v_dim) of every layer."""
-        return [(self.layers[i].heads, self.layers[i].k_dim, self.layers[i].v_dim) for i in range(self.n_layers)]
+        return [(LATENT if self.layers[i].view else self.layers[i].heads, self.layers[i].k_dim, self.layers[i].v_dim) for i in range(self.n_layers)]
 
     @property
     def memory_bytes(self) -> int:
@@ -319,6 +347,34 @@ cdef class PageMemory:
             raise PoolError(f"page: got {page}, wanted 0 to {self.capacity - 1}")
         return 0
 
+    def ensure_slots(self, n_slots: int) -> None:
+        """Makes slot ids 0 to n_slots - 1 valid; PoolError when memory is refused."""
+        if not self.slot_layers or n_slots < 0 or n_slots > MAX_SLOTS:
+            raise PoolError(f"slots: asked for {n_slots}, wanted 0 to {MAX_SLOTS if self.slot_layers else 0}")
+        cdef Arena arena
+        while self.slot_capacity < n_slots:
+            arena = Arena(self.slot_bytes)
+            self._slot_arenas.append(arena)
+            self.slots[self.slot_capacity] = arena.data
+            self.slot_capacity += 1
+
+    cdef int _check_slot(self, int slot) except -1:
+        if slot < 0 or slot >= self.slot_capacity:
+            raise PoolError(f"slot: got {slot}, wanted 0 to {self.slot_capacity - 1}")
+        return 0
+
+    def save_slot(self, int slot) -> bytes:
+        """The slot's bytes (`slot_bytes` of them): a checkpoint."""
+        self._check_slot(slot)
+        return self.slots[slot][:self.slot_bytes]
+
+    def load_slot(self, int slot, const unsigned char[::1] data) -> None:
+        """Fills the slot from bytes of `save_slot` of a memory with the same slot layers."""
+        self._check_slot(slot)
+        if <size_t>data.shape[0] != self.slot_bytes:
+            raise PoolError(f"slot bytes: got {data.shape[0]}, wanted {self.slot_bytes}")
+        memcpy(self.slots[slot], &data[0], self.slot_bytes)
+
     def copy(self, int src, int dst, *, tokens=None) -> None:
         """Copies the first `tokens` tokens (default: all) of page `src` into page `dst`, in every layer; the rest of `dst` stays."""
         self._check(src)
@@ -366,13 +422,14 @@ cdef class PageMemory:
         cdef const char *base = page_of(self.slabs, self.shift, one, page)
         groups = self.page_size // 16
         k = np.frombuffer(base[:one.k_head_bytes * one.heads], np.uint8).reshape(one.heads, groups, -1)
-        v = np.frombuffer((base + one.v_offset)[:one.v_head_bytes * one.heads], np.uint8).reshape(one.heads, groups, -1)
+        v = np.frombuffer((base + one.v_offset)[:one.v_head_bytes * one.heads], np.uint8).reshape(one.heads, groups, -1) if not one.view else None
         if self.kind > OX_KV_F16:
-            k, v = _panel_rows(k, one.k_dim, self.kind == OX_KV_Q4_0), _coded_rows(v, one.v_dim, self.kind == OX_KV_Q4_0)
+            k = _panel_rows(k, one.k_dim, self.kind == OX_KV_Q4_0)
+            v = k[..., :one.v_dim] if one.view else _coded_rows(v, one.v_dim, self.kind == OX_KV_Q4_0)
         else:
             dtype = np.float16 if self.kind == OX_KV_F16 else np.float32
             k = k.view(dtype).reshape(one.heads, groups, one.k_dim, 16).transpose(0, 1, 3, 2)
-            v = v.view(dtype).reshape(one.heads, groups, 16, one.v_dim)
+            v = k[..., :one.v_dim] if one.view else v.view(dtype).reshape(one.heads, groups, 16, one.v_dim)
         return tuple(np.ascontiguousarray(x.transpose(1, 2, 0, 3).reshape(self.page_size, one.heads, -1), np.float32) for x in (k, v))
 
 

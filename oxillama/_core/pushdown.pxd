@@ -9,6 +9,11 @@ cdef class Machine(Dstates):
     cdef Py_ssize_t max_configs, max_items
     cdef int32_t max_depth
     cdef Sequences stacks, configs, unions
+    cdef Sequences values, wordsets                      # of registers: (count, word set, members' bits ...); sorted numbers of words
+    cdef list words                                      # by number
+    cdef dict word_numbers, without                      # (rule, words) -> the rule of the language without them
+    cdef readonly Py_ssize_t removed_states              # network states of the rules in `without`
+    cdef object unplaced                                 # the cursors' positions while a failed `collect` has not been made good
     cdef Ints s_depth, u_result                          # by stack, by union
     cdef Ints c_flags                                    # by config: 1 + its cover, 0 where not asked for yet
     cdef int32_t **rows
@@ -17,8 +22,21 @@ cdef class Machine(Dstates):
     cdef Ints work, items, scratch, touched
     cdef int32_t gen
     cdef readonly bint too_deep
+    cdef Py_ssize_t steps, spent, budget                 # of this closure; of those before it in a mask; at most (0: any number)
     cdef readonly int64_t epoch, serial
-    cdef void _free_tables(self) noexcept
+    cdef int32_t _value(self, int32_t count, int32_t words, int32_t *bits, Py_ssize_t n) except -1
+    cdef int32_t _taken(self, int32_t value, int32_t guard, int32_t scope) except -2
+    cdef bint _closes(self, int32_t value, int32_t scope) noexcept
+    cdef int32_t _single(self, int32_t frame, int32_t parent) except -1
+    cdef int _guard(self, int32_t ret, int32_t rep, int32_t stack) except -1
+    cdef int _fresh(self, int32_t rule, int32_t frame, int32_t rep, int32_t stack) except -1
+    cdef int32_t _rule_without(self, int32_t rule, int32_t family, int32_t words) except -2
+    cdef int32_t _marked(self, int32_t stack) except -1
+    cdef int32_t _frozen(self, int32_t frame, int32_t horizon) except -1
+    cdef int32_t _stack_frozen(self, int32_t stack, int32_t horizon, dict memo) except -1
+    cdef int32_t frozen(self, int32_t config, int32_t horizon) except -1
+    cdef int32_t _noted(self, int32_t config, object word) except -1
+    cdef int32_t _stack_noted(self, int32_t stack, object word, dict memo) except -1
     cdef int _reset(self) except -1
     cdef int32_t _push(self, int32_t frame, int32_t stack) except -2
     cdef int32_t _union(self, int32_t a, int32_t b) except -1

@@ -12,6 +12,11 @@ cdef enum:
     ACTS = 4          # activation formats: f32, q8_32, q8_256, bf16
     OUTPUT = -1       # the slot number of the program's output rows
 
+cdef enum Domain:
+    # Which rows an op runs over. Rows routed to several experts are not a third domain: their parts lie side by side in one row.
+    ALL_ROWS = 0
+    WANTED_ROWS = 1
+
 
 ctypedef struct Tiles:
     # Rows cut into tiles of one sequence: consecutive positions, at most `rows` of them; tile t is rows first[t] to first[t + 1] - 1.
@@ -28,6 +33,15 @@ ctypedef struct Step:
     const int32_t *positions
     const int32_t *row_table
     const int32_t *wanted_rows
+    const int32_t *limits        # keys each row sees
+    int limited                  # not 0: a batch says them, else those up to a row's own position
+    const int32_t *rope          # (rope_sections, rows): positions that rotate
+    int rope_sections
+    const float *embeds          # (rows, width of the embedding) or NULL
+    int sequences                # of rows of one table: sequence i is rows begins[i] to begins[i + 1] - 1
+    const int32_t *begins
+    const int32_t *state_slots   # of each table
+    char **states                # the bytes of each slot
     const int32_t **tables       # page ids of each table
     char **slots
     size_t *strides              # bytes between the rows of a slot
@@ -55,7 +69,7 @@ ctypedef struct Step:
 ctypedef struct Common:
     # The head of every op's arguments.
     const Step *step
-    int wanted                   # 1: the op runs over the wanted rows only
+    Domain domain
 
 
 ctypedef void (*PartFn)(const void *args, ox_team *team, int ith, int nth) noexcept nogil
@@ -77,7 +91,7 @@ cdef class Op:
     cdef WarmFn warm             # fetches what the part will read, while the op before it ends; NULL: nothing worth it
     cdef void *args
     cdef readonly str name
-    cdef readonly bint wanted
+    cdef readonly Domain domain
     cdef readonly bint output    # writes the program's output rows
     cdef size_t scratch          # bytes of scratch each worker needs
     cdef list held
@@ -89,21 +103,25 @@ cdef class Plan:
     cdef Step *step
     cdef readonly list widths
     cdef readonly list kv_layers
+    cdef readonly list slot_layers
+    cdef readonly int max_rows
+    cdef public int embed_columns, sections   # of an embedding by token; rope positions that the tables tell apart
+    cdef public int positions    # positions that every table by position has a row for
     cdef readonly int vocab_size
     cdef readonly int num_threads
     cdef readonly int index      # of the op being built
     cdef readonly str op
     cdef readonly object isa
-    cdef dict content            # slot -> (act name, columns, wanted)
+    cdef dict content            # slot -> (act name, columns, domain)
     cdef readonly list tile_rows # one entry per Tiles
     cdef readonly list reaches   # windows of the attention ops
-    cdef bint wanted             # of the op being built, known after its first read
+    cdef Domain domain           # of the op being built, known after its first read
     cdef bint known
     cdef int need_scratch(self, Op op, size_t nbytes) except -1
 
 
 cdef inline int rows_of(const Common *c) noexcept nogil:
-    return c.step.wanted if c.wanted else c.step.rows
+    return c.step.wanted if c.domain == WANTED_ROWS else c.step.rows
 
 
 cdef inline char *row_of(const Step *step, int slot, int row) noexcept nogil:

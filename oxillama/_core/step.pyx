@@ -3,6 +3,8 @@
 `Plan` follows what each slot holds (activation format, columns, all rows or the wanted ones) from op to op; an op reads and
 writes slots through it and learns its own width and rows that way. `Op` is the base of every op class.
 """
+from math import prod
+
 import numpy as np
 
 from oxillama.errors import ModelError
@@ -33,28 +35,30 @@ cdef class Op:
         self.name = name
         self.part = part
         self.args = common
-        self.wanted = plan.wanted
+        self.domain = plan.domain
         self.held = [params]
         common.step = plan.step
-        common.wanted = plan.wanted
+        common.domain = plan.domain
         return 0
 
 
 cdef class Plan:
     """The state of building: what slots hold before the next op."""
 
-    def __init__(self, widths, kv_layers, vocab_size, num_threads, isa):
+    def __init__(self, widths, kv_layers, slot_layers, *, vocab_size, max_rows, num_threads, isa):
         for i, width in enumerate(widths):
             if isinstance(width, bool) or not isinstance(width, (int, np.integer)) or not 1 <= width <= MAX_COLUMNS:
                 raise ModelError(f"slot {i}: width is {width!r}, wanted 1 to {MAX_COLUMNS} float32s")
         self.widths = [int(width) for width in widths]
-        self.kv_layers = [tuple(layer) for layer in kv_layers]
-        self.vocab_size = vocab_size
+        self.kv_layers, self.slot_layers = list(kv_layers), list(slot_layers)
+        self.vocab_size, self.max_rows = vocab_size, max_rows
         self.num_threads = num_threads
         self.isa = isa
         self.content = {}
         self.tile_rows = []
         self.reaches = []
+        self.positions = (1 << 31) - 1
+        self.sections = 1
 
     cdef int need_scratch(self, Op op, size_t nbytes) except -1:
         op.scratch = max(op.scratch, nbytes)
@@ -62,7 +66,7 @@ cdef class Plan:
 
     def start(self, index, op):
         """The next op is number `index`, called `op`."""
-        self.index, self.op, self.known, self.wanted = index, op, False, False
+        self.index, self.op, self.known, self.domain = index, op, False, ALL_ROWS
 
     def fail(self, text):
         """ModelError naming the op being built."""
@@ -101,35 +105,34 @@ cdef class Plan:
         return int(value)
 
     def reads(self, slot, act="f32", *, columns=None, output=False, full=False, same=True):
-        """Columns that `slot` holds in format `act`; fixes whether the op runs over the wanted rows.
+        """Columns that `slot` holds in format `act`; fixes the rows that the op runs over.
 
         full: the slot must hold all rows; same False: its rows need not match those of the op's other slots.
         """
         slot = self.slot(slot, output)
         if slot not in self.content:
             raise self.fail(f"slot {slot} is read before any op wrote it")
-        held, width, wanted = self.content[slot]
+        held, width, domain = self.content[slot]
         if held != act:
             raise self.fail(f"slot {slot} holds {held}, wanted {act}")
         if columns is not None and width != columns:
             raise self.fail(f"slot {slot} holds {width} columns, wanted {columns}")
-        if full and wanted:
+        if full and domain != ALL_ROWS:
             raise self.fail(f"slot {slot} holds the wanted rows only, this op needs all rows")
         if same and not full:
-            if self.known and wanted != self.wanted:
-                raise self.fail(f"slot {slot} holds {'the wanted' if wanted else 'all'} rows, another slot of this op does not")
-            self.wanted, self.known = wanted, True
+            if self.known and domain != self.domain:
+                raise self.fail(f"slot {slot} holds {'the wanted' if domain == WANTED_ROWS else 'all'} rows, another slot of this op does not")
+            self.domain, self.known = domain, True
         return width
 
-    def writes(self, slot, columns, act="f32", *, output=False, wanted=None, offset=0):
+    def writes(self, slot, columns, act="f32", *, output=False, offset=0):
         """Notes that the op fills `columns` columns of `slot` in format `act`, and that they fit."""
         slot = self.slot(slot, output)
-        wanted = self.wanted if wanted is None else wanted
         number = act_number(act)
         if columns < 1 or columns % ACT_BLOCK[number]:
             raise self.fail(f"{columns} columns do not fill blocks of {ACT_BLOCK[number]} ({act})")
         if slot == OUTPUT:
-            if not wanted:
+            if self.domain != WANTED_ROWS:
                 raise self.fail("the output rows must come after take_rows")
             if columns + offset != self.vocab_size:
                 raise self.fail(f"the output has {columns + offset} columns, wanted {self.vocab_size}")
@@ -138,16 +141,23 @@ cdef class Plan:
             if need > 4 * self.widths[slot]:
                 raise self.fail(f"slot {slot} has {4 * self.widths[slot]} bytes a row, {act} of {columns + offset} columns takes {need}")
         if offset:
-            held, width, rows = self.content.get(slot, (act, 0, wanted))
-            if held != act or width < offset or rows != wanted:
+            held, width, rows = self.content.get(slot, (act, 0, self.domain))
+            if held != act or width < offset or rows != self.domain:
                 raise self.fail(f"slot {slot} holds {width} columns of {held}, wanted at least {offset} of {act} before the offset")
             columns = max(width, columns + offset)
-        self.content[slot] = (act, columns, wanted)
+        self.content[slot] = (act, columns, self.domain)
         return slot
 
     def take(self):
         """From here on the op runs over the wanted rows."""
-        self.wanted = self.known = True
+        self.domain, self.known = WANTED_ROWS, True
+
+    def state(self, params, shape):
+        """The first byte within a slot of the recurrent state that params["state"] numbers; it must have this shape."""
+        index = self.number(params, "state", 0, len(self.slot_layers) - 1)
+        if tuple(self.slot_layers[index]) != tuple(shape):
+            raise self.fail(f"state {index} is {tuple(self.slot_layers[index])}, this op's is {tuple(shape)}")
+        return sum((4 * prod(layer) + 63) // 64 * 64 for layer in self.slot_layers[:index])
 
     def floats(self, value, key, count):
         """A contiguous float32 copy of a weight vector of `count` floats; None stays None."""

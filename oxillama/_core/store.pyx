@@ -14,7 +14,8 @@ cdef enum:
 
 ctypedef struct StoreArgs:
     Common common
-    int x, rope, half, pairs, q_heads, kv_heads, k_dim, v_dim, layer
+    int x, rope, rope_start, half, pairs, q_heads, kv_heads, k_dim, v_dim, layer
+    int view                  # values are a view of the keys: none are stored
     const float *q_norm
     const float *k_norm
     float eps, q_scale
@@ -27,6 +28,7 @@ cdef void turn(const StoreArgs *a, const Step *step, float *head, const float *w
         step.vec.rms_norm(head, head, weight, NULL, a.eps, a.k_dim)
     if a.rope >= 0:
         angles = <const float *>row_of(step, a.rope, row)
+        head += a.rope_start
         if a.pairs:
             step.vec.rope_pairs(head, angles, angles + a.half, a.half)
         else:
@@ -51,7 +53,7 @@ cdef void store_row(const StoreArgs *a, const Step *step, int row, int first, in
         memcpy(scratch, keys + <size_t>h * a.k_dim, a.k_dim * sizeof(float))
         turn(a, step, scratch, a.k_norm, row)
         step.vec.keep_key(step.kind, key + h * layer.k_head_bytes, token % 16, scratch, a.k_dim)
-    for h in range(max(0, first - a.q_heads - a.kv_heads), min(last - a.q_heads - a.kv_heads, a.kv_heads)):
+    for h in range(max(0, first - a.q_heads - a.kv_heads), 0 if a.view else min(last - a.q_heads - a.kv_heads, a.kv_heads)):
         step.vec.keep_value(step.kind, value + h * layer.v_head_bytes, token % 16, values + <size_t>h * a.v_dim, a.v_dim)
 
 
@@ -70,15 +72,16 @@ cdef void rope_store_part(const void *args, ox_team *team, int ith, int nth) noe
 
 
 def head_shape(Plan plan, p):
-    """(q_heads, kv_heads, k_dim, v_dim, layer) of an attention op, checked against the program's layers."""
+    """(q_heads, kv_heads, k_dim, v_dim, layer, view) of an attention op, checked against the program's layers."""
     layer = plan.number(p, "layer", 0, len(plan.kv_layers) - 1)
     q_heads, kv_heads = plan.number(p, "q_heads", 1, 1 << 16), plan.number(p, "kv_heads", 1, 1 << 16)
     k_dim, v_dim = plan.number(p, "k_dim", 1, 1 << 16), plan.number(p, "v_dim", 1, 1 << 16)
     if q_heads % kv_heads:
         raise plan.fail(f"{q_heads} query heads do not share {kv_heads} KV heads evenly")
-    if plan.kv_layers[layer] != (kv_heads, k_dim, v_dim):
+    view = plan.kv_layers[layer][0] == -1
+    if plan.kv_layers[layer] != (kv_heads, k_dim, v_dim) and not (view and kv_heads == 1 and plan.kv_layers[layer][1:] == (k_dim, v_dim)):
         raise plan.fail(f"layer {layer} has (kv_heads, k_dim, v_dim) {plan.kv_layers[layer]}, this op {(kv_heads, k_dim, v_dim)}")
-    return q_heads, kv_heads, k_dim, v_dim, layer
+    return q_heads, kv_heads, k_dim, v_dim, layer, view
 
 
 cdef class RopeStoreOp(Op):
@@ -88,16 +91,17 @@ cdef class RopeStoreOp(Op):
 
     def __init__(self, Plan plan, params):
         p = plan.keys(params, "x", "q_heads", "kv_heads", "k_dim", "v_dim", "layer",
-                      rope=None, rope_dims=0, style="norm", q_norm=None, k_norm=None, eps=1e-6, q_scale=1.0)
+                      rope=None, rope_dims=0, rope_start=0, style="norm", q_norm=None, k_norm=None, eps=1e-6, q_scale=1.0)
         cdef StoreArgs *a = &self.a
-        a.q_heads, a.kv_heads, a.k_dim, a.v_dim, a.layer = head_shape(plan, p)
+        a.q_heads, a.kv_heads, a.k_dim, a.v_dim, a.layer, a.view = head_shape(plan, p)
         a.x, a.rope = p["x"], -1
-        plan.reads(p["x"], columns=a.q_heads * a.k_dim + a.kv_heads * (a.k_dim + a.v_dim), full=True)
+        plan.reads(p["x"], columns=a.q_heads * a.k_dim + a.kv_heads * (a.k_dim + (0 if a.view else a.v_dim)), full=True)
         if p["style"] not in ("norm", "neox"):
             raise plan.fail(f"style is {p['style']!r}, wanted 'norm' or 'neox'")
         a.pairs = p["style"] == "norm"
         if p["rope"] is not None:
-            dims = plan.number(p, "rope_dims", 2, a.k_dim)
+            a.rope_start = plan.number(p, "rope_start", 0, a.k_dim - 2)
+            dims = plan.number(p, "rope_dims", 2, a.k_dim - a.rope_start)
             if dims % 2:
                 raise plan.fail(f"rope_dims is {dims}, wanted an even number")
             plan.reads(p["rope"], columns=dims, full=True)

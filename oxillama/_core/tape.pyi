@@ -18,6 +18,7 @@ class Program:
     hidden_size: int
     usual: bool
     kv_layers: list[tuple[int, int, int]]
+    slot_layers: list[tuple[int, ...]]
     def __init__(
         self,
         ops: Sequence[tuple[str, dict]],
@@ -26,6 +27,8 @@ class Program:
         kv_layers: Sequence[tuple[int, int, int]],
         vocab_size: int,
         hidden_size: int,
+        slot_layers: Sequence[Sequence[int]] = (),
+        hidden: int | None = None,
         max_rows: int = 512,
         num_threads: int = 0,
         isa: str | None = None,

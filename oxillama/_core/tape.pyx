@@ -1,4 +1,4 @@
-"""The tape: an op list checked once, then run for every step without the GIL in one OpenMP region.
+"""The tape: an op list checked once, then run for every step without the GIL by all workers at once.
 
 `Program` turns lowered ops into an array of (part, arguments); `step` runs it over a `Batch` of rows from any number of sequences,
 with keys and values in a `PageMemory`. Every worker walks the whole array: inside an op workers share chunks, between ops they meet
@@ -8,23 +8,21 @@ Adding an op: an argument struct, a `_part`, a class that fills the struct (see 
 """
 import numpy as np
 
-from cython.parallel cimport parallel
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
-from openmp cimport omp_get_num_threads, omp_get_thread_num, omp_get_wtime
 
 from oxillama._core.attention cimport cut_tiles, done_items_wanted, partial_floats_wanted
 from oxillama._core.batch cimport Batch as Rows, CancelFlag as Flag
 from oxillama._core.linear cimport fill_quantise
 from oxillama._core.pool cimport Arena, PageMemory as Pages
-from oxillama._core.step cimport OUTPUT, Op, PartFn, Plan, Step, Tiles, WarmFn
+from oxillama._core.step cimport OUTPUT, WANTED_ROWS, Domain, Op, PartFn, Plan, Step, Tiles, WarmFn
 from oxillama._core.threads cimport (
-    Pace, open_region, ox_add, ox_usage, ox_team, ox_team_barrier, ox_team_init, ox_team_stopped, worker_count,
+    Pace, Workers, ox_add, ox_preemptions, ox_seconds, ox_team, ox_team_barrier, ox_team_init, ox_team_stopped, worker_count,
 )
 from oxillama._core.vectors cimport vec_table
 
-from oxillama._core import attention, elementwise, linear, store
+from oxillama._core import attention, elementwise, experts, linear, recurrent, store
 from oxillama._core.batch import MAX_ROWS, Batch, CancelFlag
 from oxillama._core.elementwise import EmbeddingTable
 from oxillama._core.pool import PageMemory
@@ -36,7 +34,7 @@ cdef extern from "block.h" nogil:
 __all__ = ["OPS", "Batch", "CancelFlag", "EmbeddingTable", "PageMemory", "Program"]
 
 # The dispatch table: op name -> the class that checks its parameters and holds its arguments.
-OPS = {**elementwise.OPS, **store.OPS, **attention.OPS, **linear.OPS}
+OPS = {**elementwise.OPS, **store.OPS, **attention.OPS, **linear.OPS, **experts.OPS, **recurrent.OPS}
 
 cdef enum:
     WARM_AHEAD = 2           # ops ahead that may fetch what they will read
@@ -47,17 +45,59 @@ cdef enum:
 ctypedef struct Entry:
     PartFn part
     const void *args
-    int wanted               # runs over the wanted rows: skipped when there are none
+    Domain domain            # an op over the wanted rows is skipped when there are none
     int is_attend
     WarmFn warm[WARM_AHEAD]  # with few rows: run at the end of this op for ops to come; NULL none
     const void *warm_args[WARM_AHEAD]
+
+
+ctypedef struct Region:
+    # A step's run over the tape, as every worker sees it.
+    const Entry *entries
+    ox_team *team
+    double *clock            # NULL, or when each op ended
+    int first
+    int last
+    int wanted               # rows
+    int few                  # so few rows that ops fetch for those to come
+    int paced                # preemptions are counted
+    int32_t preempted        # workers that were taken off their core
+    int32_t ran              # microseconds of all workers
+
+
+cdef void _walk(void *args, int ith, int nth) noexcept nogil:
+    """One worker's way through the ops of a step."""
+    cdef Region *region = <Region *>args
+    cdef const Entry *entry
+    cdef int64_t began = 0, ended = 0
+    cdef long before = ox_preemptions(&began) if region.paced else 0
+    cdef int i, k
+    for i in range(region.first, region.last):
+        entry = region.entries + i
+        if entry.domain == WANTED_ROWS and region.wanted == 0:
+            continue
+        entry.part(entry.args, region.team, ith, nth)
+        if region.few:
+            for k in range(WARM_AHEAD):
+                if entry.warm[k] != NULL:
+                    entry.warm[k](entry.warm_args[k], ith, nth)
+        ox_team_barrier(region.team, nth)
+        if ox_team_stopped(region.team):
+            break
+        if region.clock != NULL and ith == 0:
+            region.clock[i + 1] = ox_seconds()
+    if region.paced:
+        if ox_preemptions(&ended) != before:
+            ox_add(&region.preempted, 1)
+        ox_add(&region.ran, <int32_t>(ended - began))
 
 
 cdef class Program:
     """A lowered model, ready to step.
 
     ops: (name, parameters) as `model/lower.py` makes them; slots: the width of each slot in float32s; kv_layers: (kv_heads, k_dim,
-    v_dim) per attention layer; max_rows: most rows of a step; num_threads: workers (0 = all cores this process may use);
+    v_dim) per attention layer (kv_heads LATENT: values are a view of the keys); slot_layers: the shape of each recurrent layer's state; hidden: the
+    slot that holds the rows of output="hidden" after the op before the first that writes the output; max_rows: most rows of a step; num_threads: workers (0 = all cores this process may use);
     isa: instruction set of the float kernels (None = the active one); packing: `begin(rows, cancel)` and `end()` of weights that may not be
     packed yet (model/packing.py). ModelError or ConfigError for whatever cannot run.
     """
@@ -69,6 +109,7 @@ cdef class Program:
     cdef list ops, widths, arenas
     cdef Arena scratch
     cdef ox_team *team
+    cdef Workers crew
     cdef Pace pace
     cdef object packing          # None: all weights are packed
     cdef size_t partials_capacity
@@ -79,33 +120,40 @@ cdef class Program:
     cdef readonly bint usual     # the last step neither ran over unpacked weights nor waited for them: its seconds tell of the next
     cdef object __weakref__
     cdef int[::1] shapes         # (kv_heads, k_dim, v_dim) of each layer
+    cdef int32_t *limits         # keys that each row of the step sees
+    cdef int32_t *begins         # first rows of the step's sequences
+    cdef int positions           # that tables by position have rows for
+    cdef int sections            # rope positions that the op tells apart
+    cdef int embed_columns
     cdef int reach               # most keys an attention layer looks back, 0 = all
     cdef double *clock
     cdef readonly int n_tiles, max_rows, num_threads, vocab_size, hidden_size
-    cdef readonly list kv_layers
+    cdef readonly list kv_layers, slot_layers
 
     def __cinit__(self):
         self.team = <ox_team *>ox_block_new(sizeof(ox_team))
         if self.team == NULL:
             raise MemoryError
 
-    def __init__(self, ops, slots, *, kv_layers, vocab_size, hidden_size, max_rows=512, num_threads=0, isa=None, packing=None):
+    def __init__(self, ops, slots, *, kv_layers, vocab_size, hidden_size, slot_layers=(), hidden=None, max_rows=512, num_threads=0, isa=None,
+                 packing=None):
         for name, value, most in (("vocab_size", vocab_size, 1 << 30), ("hidden_size", hidden_size, 1 << 24), ("max_rows", max_rows, MAX_ROWS)):
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 raise ConfigError(f"{name}: got {value!r}, wanted an int from 1 to {most}")
         self.num_threads = worker_count(num_threads)
-        self.pace, self.packing = Pace(self.num_threads), packing
+        self.crew, self.pace, self.packing = Workers(self.num_threads), Pace(self.num_threads), packing
         self.max_rows, self.vocab_size, self.hidden_size = max_rows, vocab_size, hidden_size
         self.kv_layers = [tuple(layer) for layer in kv_layers]
+        self.slot_layers = [tuple(shape) for shape in slot_layers]
         self.n_layers = len(self.kv_layers)
         self.shapes = np.array(self.kv_layers, np.int32).reshape(-1)
         self.step_.vec = vec_table(isa)
         fill_quantise(&self.step_, isa)
-        plan = self._build(ops, list(slots), isa)
+        plan = self._build(ops, list(slots), isa, hidden)
         self._allocate(plan)
 
-    def _build(self, ops, slots, isa):
-        """Every op checked and its arguments filled; a norm before the output gets a slot for `output="hidden"`."""
+    def _build(self, ops, slots, isa, hidden):
+        """Every op checked and its arguments filled."""
         cdef Plan plan
         cdef Op op
         cdef int i
@@ -115,33 +163,39 @@ cdef class Program:
         writers = [i for i, (_, params) in enumerate(ops) if params.get("out") == OUTPUT]
         self.first_output = writers[0] if writers else len(ops)
         self.hidden_slot = -1
-        for name, params in reversed(ops[:self.first_output]):
-            if name == "norm":
-                if params.get("out") is None:
-                    params["out"] = len(slots)
-                    slots.append(self.hidden_size)
-                self.hidden_slot = params["out"]
-                break
-        plan = Plan(slots, self.kv_layers, self.vocab_size, self.num_threads, isa)
+        plan = Plan(slots, self.kv_layers, self.slot_layers, vocab_size=self.vocab_size, max_rows=self.max_rows, num_threads=self.num_threads, isa=isa)
         plan.step = &self.step_
         self.ops, self.widths = [], plan.widths
         for i, (name, params) in enumerate(ops):
             plan.start(i, name)
             if name not in OPS:
                 raise plan.fail(f"unknown op, wanted one of {', '.join(OPS)}")
+            if i == self.first_output:
+                self._mark(plan, hidden)
             op = OPS[name](plan, params)
             self.ops.append(op)
+        if self.first_output == len(ops):
+            self._mark(plan, hidden)
+        self.positions, self.sections, self.embed_columns = plan.positions, plan.sections, plan.embed_columns
         self.n_ops = len(self.ops)
         self.entries = <Entry *>calloc(self.n_ops, sizeof(Entry))
         if self.entries == NULL:
             raise MemoryError
         for i in range(self.n_ops):
             op = self.ops[i]
-            self.entries[i].part, self.entries[i].args, self.entries[i].wanted = op.part, op.args, op.wanted
+            self.entries[i].part, self.entries[i].args, self.entries[i].domain = op.part, op.args, op.domain
             self.entries[i].is_attend = op.name == "attend"
         self._look_ahead()
         self.reach = 0 if 0 in plan.reaches else max(plan.reaches, default=0)
         return plan
+
+    cdef int _mark(self, Plan plan, object hidden) except -1:
+        """Notes the slot of the rows of output="hidden"; it holds them here."""
+        if hidden is not None:
+            plan.take()
+            plan.reads(hidden, columns=self.hidden_size)
+            self.hidden_slot = hidden
+        return 0
 
     cdef int _look_ahead(self) except -1:
         """At the end of op i the next op's inputs are fetched; attention's, which take longer, an op earlier."""
@@ -182,6 +236,10 @@ cdef class Program:
             step.tiles[i].first = <int *>calloc(self.max_rows + 1, sizeof(int))
             if step.tiles[i].first == NULL:
                 raise MemoryError
+        self.limits = <int32_t *>calloc(self.max_rows, sizeof(int32_t))
+        self.begins = <int32_t *>calloc(self.max_rows + 1, sizeof(int32_t))
+        if self.limits == NULL or self.begins == NULL:
+            raise MemoryError
         for op in self.ops:
             scratch = max(scratch, op.scratch)
         step.scratch_stride = (scratch + 4095) // 4096 * 4096
@@ -202,6 +260,8 @@ cdef class Program:
         free(self.step_.done)
         free(self.entries)
         free(self.team)
+        free(self.limits)
+        free(self.begins)
 
     @property
     def workers(self) -> int:
@@ -219,11 +279,13 @@ cdef class Program:
         if memory.n_layers != self.n_layers:
             raise ConfigError(f"memory: {memory.n_layers} layers, this program has {self.n_layers}")
         for r in range(self.n_layers):
-            if (memory.layers[r].heads, memory.layers[r].k_dim, memory.layers[r].v_dim) != (
+            if (-1 if memory.layers[r].view else memory.layers[r].heads, memory.layers[r].k_dim, memory.layers[r].v_dim) != (
                     self.shapes[3 * r], self.shapes[3 * r + 1], self.shapes[3 * r + 2]):
                 raise ConfigError(f"memory: layer {r} is {memory.kv_layers[r]}, this program has {self.kv_layers[r]}")
         for r in range(batch.rows):
             table = batch.row_table[r]
+            if batch.visible != NULL and (batch.visible[r] - 1) // memory.page_size >= batch.lengths[table]:
+                raise ContextError(f"row {r}: sees {batch.visible[r]} keys, its table has {batch.lengths[table]} pages")
             if r == 0 or batch.row_table[r - 1] != table:
                 begun = r
             elif r + 1 < batch.rows and batch.row_table[r + 1] == table:
@@ -238,6 +300,35 @@ cdef class Program:
                     raise ContextError(f"row {r}: page {batch.pages[table][p]} of its table, wanted 0 to {memory.capacity - 1}")
         return 0
 
+    cdef int _check_slots(self, Rows batch, Pages memory) except -1:
+        """Every sequence has a slot of this program's recurrent state."""
+        cdef int i
+        if list(memory.slot_layers) != self.slot_layers:
+            raise ConfigError(f"memory: its slots hold {list(memory.slot_layers)}, this program's state is {self.slot_layers}")
+        if not self.slot_layers:
+            return 0
+        if batch.slots == NULL:
+            raise ConfigError("batch: no slots, this program keeps recurrent state in one for each table")
+        for i in range(batch.n_tables):
+            if batch.slots[i] < 0 or batch.slots[i] >= memory.slot_capacity:
+                raise ContextError(f"table {i}: slot {batch.slots[i]}, wanted 0 to {memory.slot_capacity - 1}")
+        for i in range(1, batch.rows):
+            if batch.row_table[i] == batch.row_table[i - 1] and batch.positions[i] != batch.positions[i - 1] + 1:
+                raise ConfigError(f"row {i}: position {batch.positions[i]} after {batch.positions[i - 1]}, recurrent state takes every position in order")
+        return 0
+
+    cdef int _check_optional(self, Rows batch) except -1:
+        """What a batch brings besides tokens and pages is something this program uses."""
+        cdef int r
+        for r in range(batch.rows if self.positions < 1 << 30 else 0):
+            if batch.positions[r] >= self.positions:
+                raise ContextError(f"row {r}: position {batch.positions[r]}, this model has embeddings for {self.positions}")
+        if batch.embeds != NULL and batch.embed_width != self.embed_columns:
+            raise ConfigError(f"embeds: {batch.embed_width} columns, this program's embedding has {self.embed_columns}")
+        if batch.rope != NULL and batch.rope_sections not in (1, self.sections):
+            raise ConfigError(f"rope: {batch.rope_sections} sections, this program rotates by {self.sections}")
+        return 0
+
     cdef int _open(self, Rows batch, Pages memory) except -1:
         """Checks the batch, points the step at it, and sizes what attention needs."""
         cdef Step *step = &self.step_
@@ -247,9 +338,22 @@ cdef class Program:
         if batch.rows > self.max_rows:
             raise ConfigError(f"batch: {batch.rows} rows, this program takes {self.max_rows}")
         for r in range(batch.rows):
-            if batch.tokens[r] < 0 or batch.tokens[r] >= self.vocab_size:
+            if (batch.tokens[r] < 0 and (batch.embeds == NULL or batch.tokens[r] < -1)) or batch.tokens[r] >= self.vocab_size:
                 raise ConfigError(f"row {r}: token {batch.tokens[r]}, wanted 0 to {self.vocab_size - 1}")
         self._check_pages(batch, memory)
+        self._check_slots(batch, memory)
+        self._check_optional(batch)
+        step.limited, step.sequences = batch.visible != NULL, 0
+        for r in range(batch.rows):
+            self.limits[r] = batch.visible[r] if batch.visible != NULL else batch.positions[r] + 1
+            if r == 0 or batch.row_table[r] != batch.row_table[r - 1]:
+                self.begins[step.sequences] = r
+                step.sequences += 1
+        self.begins[step.sequences] = batch.rows
+        step.limits, step.begins, step.state_slots, step.states = self.limits, self.begins, batch.slots, memory.slots
+        step.embeds, step.rope, step.rope_sections = batch.embeds, batch.rope, batch.rope_sections
+        if batch.rope == NULL:
+            step.rope, step.rope_sections = batch.positions, 1
         step.rows, step.wanted = batch.rows, batch.wanted_rows
         step.tokens, step.positions, step.row_table = batch.tokens, batch.positions, batch.row_table
         step.wanted_rows = batch.wanted
@@ -288,55 +392,30 @@ cdef class Program:
         return 0
 
     cdef int _run(self, Rows batch, Pages memory, int last, Flag cancel, int first=0) except -1:
-        """Ops first to last - 1 over the batch, in one region."""
+        """Ops first to last - 1 over the batch, on all workers at once."""
         if self.busy:
             raise EngineError("step: another thread is in a step of this program")
-        if self.num_threads > 1:
-            open_region()
         self.busy = True
         self.steps += 1
         memory.steps += 1
-        cdef Entry *entries = self.entries
         cdef ox_team *team = self.team
-        cdef int wanted = batch.wanted_rows, workers = self.num_threads, nth, ith, i, k
-        cdef bint few = batch.rows <= WARM_ROWS, paced = batch.rows <= PACED_ROWS and workers > 1
-        cdef int32_t preempted = 0, ran = 0
-        cdef int32_t *losers = &preempted
-        cdef int32_t *work = &ran        # microseconds of all workers
-        cdef int64_t before, after
+        cdef Region region
+        cdef int workers = self.num_threads
         cdef double start
-        cdef double *clock = self.clock
+        region.entries, region.team, region.clock = self.entries, team, self.clock
+        region.first, region.last, region.wanted, region.preempted = first, last, batch.wanted_rows, 0
+        region.ran = 0
+        region.few, region.paced = batch.rows <= WARM_ROWS, batch.rows <= PACED_ROWS and workers > 1
         try:
             self._open(batch, memory)
             self._take_weights(batch.rows, cancel)
-            paced = paced and self.usual
-            workers = self.pace.workers if paced else workers
+            region.paced = region.paced and self.usual
+            workers = self.pace.workers if region.paced else workers
             ox_team_init(team, NULL if cancel is None else &cancel.flag)
-            start = omp_get_wtime()
-            with nogil, parallel(num_threads=workers):
-                nth = omp_get_num_threads()
-                ith = omp_get_thread_num()
-                before = ox_usage() if paced else 0
-                for i in range(first, last):
-                    if entries[i].wanted and wanted == 0:
-                        continue
-                    entries[i].part(entries[i].args, team, ith, nth)
-                    if few:
-                        for k in range(WARM_AHEAD):
-                            if entries[i].warm[k] != NULL:
-                                entries[i].warm[k](entries[i].warm_args[k], ith, nth)
-                    ox_team_barrier(team, nth)
-                    if ox_team_stopped(team):
-                        break
-                    if clock != NULL and ith == 0:
-                        clock[i + 1] = omp_get_wtime()
-                if paced:
-                    after = ox_usage()
-                    if after >> USAGE_BITS != before >> USAGE_BITS:
-                        ox_add(losers, 1)
-                    ox_add(work, <int32_t>((after - before) & ((<int64_t>1 << USAGE_BITS) - 1)))
-            if paced:
-                self.pace.note(batch.rows, omp_get_wtime() - start, preempted, 1e-6 * ran)
+            start = ox_seconds()
+            self.crew.run(_walk, &region, workers)
+            if region.paced:
+                self.pace.note(batch.rows, ox_seconds() - start, region.preempted, 1e-6 * region.ran)
         finally:
             if self.step_.unpacked:
                 self.packing.end()
@@ -349,7 +428,7 @@ cdef class Program:
     def step(self, Rows batch not None, Pages memory not None, *, output="logits", Flag cancel=None):
         """Runs the batch; returns float32 (wanted rows, vocab_size), or (wanted rows, hidden_size) for output="hidden".
 
-        hidden: the last norm's rows, before the output matmul. The array is a view that the next step overwrites.
+        hidden: the rows that the architecture marks as its embedding of a text. The array is a view that the next step overwrites.
         Raises Cancelled when `cancel` was set (pages of the batch's positions then hold anything), ConfigError or ContextError
         for a batch that does not fit the program or the memory.
         """
@@ -394,7 +473,7 @@ cdef class Program:
             for _ in range(repeat):
                 clock[:] = 0.0
                 self.clock = &clock[0]
-                clock[0] = omp_get_wtime()
+                clock[0] = ox_seconds()
                 self._run(batch, memory, self.n_ops, None)
                 times = np.array(clock)
                 for i in range(1, self.n_ops + 1):      # an op that was skipped took no time

@@ -1,4 +1,4 @@
-"""The workers' C side: the team of one step, and whether this process may still open a parallel region."""
+"""The workers' C side: threads, and the team of one step."""
 
 from libc.stdint cimport int32_t, int64_t
 
@@ -19,32 +19,54 @@ cdef extern from *:
     #include <stdint.h>
     #ifdef __linux__
     #include <sys/resource.h>
-    /* What this thread had of its core: how often it was taken off it while it had work (above bit 44), and the microseconds it ran. */
-    static int64_t ox_usage(void) {
+    /* How often this thread was taken off its core while it had work; `*us`: the microseconds it ran. */
+    static long ox_preemptions(int64_t *us) {
         struct rusage use;
+        *us = 0;
         if (getrusage(RUSAGE_THREAD, &use)) return 0;
-        int64_t us = (use.ru_utime.tv_sec + use.ru_stime.tv_sec) * INT64_C(1000000) + use.ru_utime.tv_usec + use.ru_stime.tv_usec;
-        return (int64_t)((uint64_t)use.ru_nivcsw << 44) | (us & ((INT64_C(1) << 44) - 1));
+        *us = (use.ru_utime.tv_sec + use.ru_stime.tv_sec) * INT64_C(1000000) + use.ru_utime.tv_usec + use.ru_stime.tv_usec;
+        return use.ru_nivcsw;
     }
     #else
-    static int64_t ox_usage(void) { return 0; }
+    static long ox_preemptions(int64_t *us) { *us = 0; return 0; }
     #endif
+    #include <time.h>
+    static double ox_seconds(void) {
+        struct timespec now;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    }
     static void ox_add(int32_t *p, int32_t n) { __atomic_fetch_add(p, n, __ATOMIC_RELAXED); }
     """
-    int64_t ox_usage() noexcept nogil
+    long ox_preemptions(int64_t *us) noexcept nogil
+    double ox_seconds() noexcept nogil                      # of a clock that only goes forward
     void ox_add(int32_t *p, int32_t n) noexcept nogil
+
+ctypedef void (*Work)(void *args, int ith, int nth) noexcept nogil
+
+
+cdef class Workers:
+    cdef void *workers
+    cdef readonly int count
+    cdef int run(self, Work work, void *args, int nth) except -1
 
 
 cdef class Pace:
     cdef readonly int most
     cdef readonly int workers
     cdef bint trying
-    cdef int left, patience, count, hits, losers, key, quiet
-    cdef double spent
-    cdef double[2] mean
+    cdef int left                # steps until the next trial may begin, or this one must end
+    cdef int patience, count, hits, losers, compared
+    cdef int quiet               # steps with fewer workers since one that had not its cores
+    cdef long turns              # trials so far
+    cdef double ratios           # sum over a trial's steps: their seconds by those of their kind before
+    cdef double[2][64] mean      # running mean of each kind's seconds: with all workers, with fewer
+    cdef double[64] best         # the quickest lately, with all workers
+    cdef long[64] fresh          # the trial in which a kind was last seen
     cpdef int note(self, int key, double seconds, int preempted, double ran=*) except -1
+    cdef void _judge(self, bint reduced) noexcept
     cdef void _turn(self, bint reduced, bint trying, int left) noexcept
 
 
 cpdef int worker_count(object num_threads) except -1
-cdef int open_region() except -1
+cdef int run_once(Work work, void *args, int count) except -1

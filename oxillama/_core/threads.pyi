@@ -11,6 +11,10 @@ def physical_cores(cpus: Iterable[int], sysfs: str = "/sys/devices/system/cpu") 
 def default_threads() -> int: ...
 def worker_count(num_threads: int) -> int: ...
 
+class Workers:
+    count: int
+    def __init__(self, count: int) -> None: ...
+
 class Pace:
     most: int
     workers: int

@@ -1,54 +1,79 @@
 """The one module that knows about cores: how many workers a step gets, and what their barrier costs.
 
-`default_threads()` counts the cores this process may use: its CPU affinity, its cgroup's CPU quota, and one worker per physical core.
-`worker_count(n)` turns a caller's `num_threads` (0 = the default) into a number and refuses what cannot be honoured.
+`default_threads()` counts the cores this process may use: its CPU affinity, its cgroup's CPU quota, and one worker per physical core;
+`OXILLAMA_NUM_THREADS` says another number. `worker_count(n)` turns a caller's `num_threads` (0 = the default) into a number and refuses what cannot be honoured.
+`Workers` are the threads of a program (csrc/workers.h), started when it is built; `run_once` starts threads for one piece of work.
 `Pace` runs short steps with fewer workers while other programs take cores away: results do not depend on their number.
 `barrier_seconds` and `op_seconds` measure `csrc/team.h` for the benchmarks and the tests.
 """
 import os
 from pathlib import Path
 
-from cython.parallel cimport parallel
 from libc.stdlib cimport free
-from openmp cimport omp_get_num_threads, omp_get_thread_num, omp_get_wtime
+from libc.string cimport strerror
 
 from oxillama.errors import ConfigError, EngineError
 
 cdef extern from *:
     """
     #include <stdlib.h>
-    #include <string.h>
-    #include "team.h"
+    #include "workers.h"
     static ox_team *ox_team_new(void) {
-        ox_team *team = NULL;
-        if (posix_memalign((void **)&team, 64, sizeof(ox_team))) return NULL;
-        ox_team_init(team, NULL);
+        ox_team *team = ox_block_new(sizeof *team);
+        if (team) ox_team_init(team, NULL);
         return team;
     }
     """
     ox_team *ox_team_new() nogil
 
+cdef extern from "workers.h" nogil:
+    ctypedef struct ox_workers:
+        int started
+    int ox_workers_new(ox_workers **made, int count)
+    void ox_workers_free(ox_workers *workers)
+    int ox_workers_run(ox_workers *workers, Work work, void *args, int nth)
+
 MAX_THREADS = 1024
 
-cdef bint regions_opened = False
-cdef bint forked = False
+
+cdef int _refused(int error, int count) except -1:
+    raise EngineError(f"threads: the system refused one of {count - 1} threads ({strerror(error).decode()}); wanted fewer (num_threads, "
+                      "OXILLAMA_NUM_THREADS) or a higher limit")
 
 
-def _after_fork():
-    global forked
-    forked = regions_opened
+cdef class Workers:
+    """`count` workers: the thread that calls `run`, and count - 1 threads of their own, which sleep meanwhile.
+
+    EngineError where the system refuses a thread. A forked child has none of its parent's threads: its first `run` starts them again.
+    """
+
+    def __cinit__(self, int count):
+        cdef ox_workers *made = NULL
+        cdef int error
+        with nogil:
+            error = ox_workers_new(&made, count)
+        if error:
+            _refused(error, count)
+        self.workers, self.count = made, count
+
+    def __dealloc__(self):
+        cdef ox_workers *workers = <ox_workers *>self.workers
+        with nogil:
+            ox_workers_free(workers)
+
+    cdef int run(self, Work work, void *args, int nth) except -1:
+        """work(args, ith, nth) for every ith, side by side and without the GIL; nth at most `count`, one caller at a time."""
+        cdef int error
+        with nogil:
+            error = ox_workers_run(<ox_workers *>self.workers, work, args, nth)
+        if error:
+            _refused(error, self.count)
+        return 0
 
 
-os.register_at_fork(after_in_child=_after_fork)
-
-
-cdef int open_region() except -1:
-    """Called before every parallel region: a child of a process that had one must not open another (libgomp's workers are gone there)."""
-    global regions_opened
-    if forked:
-        raise EngineError("this process was forked after its parent had started workers: load the model in the child, or use spawn")
-    regions_opened = True
-    return 0
+cdef int run_once(Work work, void *args, int count) except -1:
+    """work(args, ith, count) for every ith, on threads that are started for it and end with it."""
+    return Workers(count).run(work, args, count)
 
 
 def _quota(folder: Path) -> float | None:
@@ -107,7 +132,14 @@ def physical_cores(cpus, sysfs: str = "/sys/devices/system/cpu") -> int:
 
 
 def default_threads() -> int:
-    """Workers used when nobody says: physical cores within the CPU affinity, no more than the cgroup quota, at least 1."""
+    """Workers used when nobody says: `OXILLAMA_NUM_THREADS`, else physical cores within the CPU affinity, no more than the cgroup
+    quota, at least 1. ConfigError where the variable is no number from 1 to 1024.
+    """
+    asked = os.environ.get("OXILLAMA_NUM_THREADS", "")
+    if asked:
+        if not (asked.isascii() and asked.isdigit() and len(asked) < 9 and 1 <= int(asked) <= MAX_THREADS):
+            raise ConfigError(f"OXILLAMA_NUM_THREADS: found {asked!r}, wanted 1 to {MAX_THREADS}")
+        return int(asked)
     if hasattr(os, "sched_getaffinity"):
         count = physical_cores(os.sched_getaffinity(0))
     else:
@@ -128,18 +160,22 @@ cpdef int worker_count(object num_threads) except -1:
 
 
 cdef enum:
-    WINDOW = 8         # steps over which preemptions are counted
-    TRIAL = 4          # steps that decide between all workers and fewer
-    PATIENCE = 64      # steps with fewer workers until all are tried again; doubles while that stays slower
+    WINDOW = 8         # steps over which disturbed ones are counted
+    TRIAL = 4          # compared steps that decide between all workers and fewer
+    PATIENCE = 64      # steps until the other number is tried again; doubles while that loses
     QUIET = 4          # steps with fewer workers, all on their cores, before all are tried again
+    KINDS = 64         # kinds of steps that are told apart
 
 
 cdef class Pace:
     """How many workers the next short step gets: all of `most`, or fewer while that is measurably quicker.
 
     When a worker loses its core in the middle of an op all others wait for it, a time slice at a time; with a busy neighbour a step
-    of two workers can take many times that of one. A step tells `note` its kind (steps of one kind take like times), its seconds,
-    how many workers were taken off their core, and the seconds that its workers ran, all together; `workers` is the number for the next.
+    of two workers can take many times that of one. `note` is given each step: its kind (steps of one kind take like times; kinds may
+    follow each other in any order), its seconds and how many workers were taken off their core; `workers` is the number for the next.
+
+    Disturbed steps (a worker was taken off its core, or the step took half as long again as its kind can) start a trial of fewer
+    workers. Its steps are compared with those of the same kinds before, whose seconds are kept as running means.
 
     Workers that ran less than half of a step's time have no cores to run on: one such step is enough, because it may take a hundred
     times its due. While fewer workers do not keep their cores either, all are not tried again.
@@ -153,49 +189,53 @@ cdef class Pace:
         """Takes in one step; returns the number of workers for the next. ran: below 0 where nobody knows."""
         if self.most == 1:
             return 1
-        cdef bint reduced = self.workers < self.most, other = key != self.key
+        cdef int kind = key % KINDS
+        cdef bint reduced = self.workers < self.most
         cdef double share = ran / (seconds * self.workers) if ran >= 0 and seconds > 0 else 1.0
+        cdef double own = self.mean[reduced][kind], other = self.mean[not reduced][kind]
+        if own == 0 or (self.trying and self.fresh[kind] != self.turns):        # of an earlier time: the neighbour was another
+            own = seconds
+        self.mean[reduced][kind] = own + 0.25 * (seconds - own)
+        self.fresh[kind] = self.turns
+        self.left -= 1
         if reduced:
             self.quiet = self.quiet + 1 if share > 0.8 else 0
         elif preempted > 0 and share < 0.5:
-            if self.trying:
-                self.patience = min(16 * PATIENCE, 2 * self.patience)
-            self.key, self.mean[0], self.losers = key, seconds, max(self.losers, preempted)
+            self.losers = max(self.losers, preempted)
+            self.patience = min(16 * PATIENCE, 2 * self.patience) if self.trying else PATIENCE
             self._turn(True, False, self.patience if self.trying else WINDOW)
             return self.workers
-        if other:
-            self.key, self.count, self.hits, self.spent, self.losers = key, 0, 0, 0.0, 0
-            self.left -= 1
-            if self.trying or (reduced and self.left <= 0 and self.quiet >= QUIET):  # nothing to compare with: as if never tried
-                self._turn(False, False, 0)
-            return self.workers
-        self.spent += seconds
-        self.count += 1
-        self.hits += preempted > 0
-        self.losers = max(self.losers, preempted)
         if self.trying:
-            self.left -= 1
-            if self.left <= 0:
-                self.mean[reduced] = self.spent / self.count
-                if self.mean[reduced] < 0.95 * self.mean[not reduced]:      # the change pays: stay
-                    self.patience = PATIENCE
-                    self._turn(reduced, False, self.patience)
-                else:
-                    self.patience = min(16 * PATIENCE, 2 * self.patience)
-                    self._turn(not reduced, False, self.patience)
-        elif reduced:
-            self.left -= 1
+            if not reduced:
+                self.losers = max(self.losers, preempted)
+            if other > 0:
+                self.compared += 1
+                self.ratios += seconds / other
+            if self.compared >= TRIAL:
+                self._judge(reduced)
+            elif self.left <= 0:                                    # nothing to compare with: as if never tried
+                self._turn(False, False, self.patience)
+            return self.workers
+        if reduced:
             if self.left <= 0 and self.quiet >= QUIET:
-                self.mean[1] = self.spent / self.count
-                self._turn(False, True, TRIAL)
-        else:
-            self.left -= 1
-            if self.hits >= 2 and self.left <= 0:
-                self.mean[0] = self.spent / self.count
-                self._turn(True, True, TRIAL)
-            elif self.count >= WINDOW:
-                self.count, self.hits, self.spent, self.losers = 0, 0, 0.0, 0
+                self._turn(False, True, 4 * TRIAL)
+            return self.workers
+        self.best[kind] = seconds if self.best[kind] == 0 else min(seconds, 1.01 * self.best[kind])
+        self.count += 1
+        self.hits += preempted > 0 or seconds > 1.5 * self.best[kind]
+        self.losers = max(self.losers, preempted)
+        if self.hits >= 2 and self.left <= 0:
+            self._turn(True, True, 4 * TRIAL)
+        elif self.count >= WINDOW:
+            self.count = self.hits = self.losers = 0
         return self.workers
+
+    cdef void _judge(self, bint reduced) noexcept:
+        """The end of a trial: fewer workers stay only where they are quicker by a twentieth."""
+        cdef double ratio = self.ratios / self.compared
+        cdef bint fewer = ratio < 0.95 if reduced else ratio > 1 / 0.95
+        self.patience = PATIENCE if fewer == reduced else min(16 * PATIENCE, 2 * self.patience)
+        self._turn(fewer, False, self.patience)
 
     cdef void _turn(self, bint reduced, bint trying, int left) noexcept:
         if not reduced:
@@ -203,11 +243,13 @@ cdef class Pace:
         elif self.workers == self.most:
             self.workers = max(1, self.most - max(1, self.losers))
         self.trying, self.left, self.quiet = trying, left, 0
-        self.count, self.hits, self.spent, self.losers = 0, 0, 0.0, 0
+        self.turns += trying
+        self.count = self.hits = self.losers = self.compared = 0
+        self.ratios = 0.0
 
 
 def barrier_seconds(int barriers, *, num_threads=0) -> float:
-    """Seconds per barrier over `barriers` of them in one parallel region."""
+    """Seconds per barrier over `barriers` of them in one piece of work."""
     return _measure(barriers, 0, worker_count(num_threads))
 
 
@@ -216,33 +258,44 @@ def op_seconds(int ops, int chunks, *, num_threads=0) -> float:
     return _measure(ops, chunks, worker_count(num_threads))
 
 
-cdef double _measure(int ops, int chunks, int workers) except -1:
+ctypedef struct Measured:
+    ox_team *team
+    int ops
+    int chunks
+
+
+cdef void _measured(void *args, int ith, int nth) noexcept nogil:
+    cdef Measured *m = <Measured *>args
+    cdef int i
+    for i in range(m.ops):
+        while ox_team_take(m.team) < m.chunks:
+            pass
+        ox_team_barrier(m.team, nth)
+
+
+cdef double _measure(int ops, int chunks, int count) except -1:
     if ops < 1 or chunks < 0:
         raise ConfigError(f"ops, chunks: got {ops}, {chunks}, wanted at least 1 and 0")
-    open_region()
-    cdef ox_team *team = ox_team_new()
-    if team == NULL:
+    cdef Measured m
+    cdef double start
+    workers = Workers(count)
+    m.ops, m.chunks, m.team = ops, chunks, ox_team_new()
+    if m.team == NULL:
         raise MemoryError
-    cdef int nth, i
-    cdef double start = omp_get_wtime()
-    with nogil, parallel(num_threads=workers):
-        nth = omp_get_num_threads()
-        for i in range(ops):
-            while ox_team_take(team) < chunks:
-                pass
-            ox_team_barrier(team, nth)
-    cdef double seconds = (omp_get_wtime() - start) / ops
-    free(team)
-    return seconds
+    try:
+        start = ox_seconds()
+        workers.run(_measured, &m, count)
+        return (ox_seconds() - start) / ops
+    finally:
+        free(m.team)
+
+
+cdef void _counted(void *args, int ith, int nth) noexcept nogil:
+    ox_add(<int32_t *>args, 1)
 
 
 def team_size(*, num_threads=0) -> int:
-    """How many workers OpenMP really gives a region that asks for `num_threads`."""
-    cdef int workers = worker_count(num_threads)
-    cdef int size = 0
-    cdef int *shared = &size  # a plain name assigned inside the region would be one worker's own
-    open_region()
-    with nogil, parallel(num_threads=workers):
-        if omp_get_thread_num() == 0:
-            shared[0] = omp_get_num_threads()
+    """How many workers a piece of work for `num_threads` really runs on."""
+    cdef int32_t size = 0
+    run_once(_counted, &size, worker_count(num_threads))
     return size

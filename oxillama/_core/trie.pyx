@@ -24,6 +24,7 @@ from oxillama.errors import GrammarError
 cdef enum:
     COUNTED = 48           # up to this many characters left, a bounded string's plain tokens come from a table
     CLOSED = 8             # positions followed to prove that a subtree is allowed whole
+    STEPS = 50             # merged stacks for a mask, per alternative that may be followed at once
     WORTH = 24             # nodes of a subtree that make the proof worth its time
 
 # Bytes by kind: what grammars tell apart mostly goes by these. Bytes beyond ASCII are one kind, ASCII signs each their own.
@@ -88,34 +89,36 @@ cdef int grow_tree(Tree *t, list pairs, uint8_t[:, ::1] steps) except -1:
     open_nodes = <int32_t *>malloc((max([len(data) for data, _ in pairs], default=0) + 2) * sizeof(int32_t))
     if open_nodes == NULL:
         raise MemoryError()
-    for data, token in pairs:
-        now = data
-        n = now.shape[0]
-        common = 0
-        while common < last and common < n and now[common] == before[common]:
-            common += 1
-        while last > common:
+    try:
+        for data, token in pairs:
+            now = data
+            n = now.shape[0]
+            common = 0
+            while common < last and common < n and now[common] == before[common]:
+                common += 1
+            while last > common:
+                last -= 1
+                t.skip[open_nodes[last]] = <int32_t>(node + 1)
+            for i in range(common, n):
+                node += 1
+                state = t.u8[open_nodes[i - 1]] if i else 0
+                t.byte[node] = now[i]
+                t.u8[node] = steps[state, now[i]] if state < 8 else 255
+                t.depth[node] = <int32_t>(i + 1)
+                t.first[node] = <int32_t>t.token_count
+                open_nodes[i] = <int32_t>node
+            last = n
+            t.tokens[t.token_count] = token
+            t.token_count += 1
+            before = now
+        while last > 0:
             last -= 1
             t.skip[open_nodes[last]] = <int32_t>(node + 1)
-        for i in range(common, n):
-            node += 1
-            state = t.u8[open_nodes[i - 1]] if i else 0
-            t.byte[node] = now[i]
-            t.u8[node] = steps[state, now[i]] if state < 8 else 255
-            t.depth[node] = <int32_t>(i + 1)
-            t.first[node] = <int32_t>t.token_count
-            open_nodes[i] = <int32_t>node
-        last = n
-        t.tokens[t.token_count] = token
-        t.token_count += 1
-        before = now
-    while last > 0:
-        last -= 1
-        t.skip[open_nodes[last]] = <int32_t>(node + 1)
-    t.nodes = node + 1
-    t.first[t.nodes] = <int32_t>t.token_count
-    look_below(t)
-    free(open_nodes)
+        t.nodes = node + 1
+        t.first[t.nodes] = <int32_t>t.token_count
+        look_below(t)
+    finally:
+        free(open_nodes)
     return 0
 
 
@@ -300,7 +303,7 @@ cdef class TokenTrie:
         if mask.shape[0] != self.words:
             raise GrammarError(f"mask: has {mask.shape[0]} words, the vocabulary of {self.vocab} needs {self.words}")
         room(machine)
-        config = cursor.config()
+        config = machine.frozen(cursor.config(), <int32_t>self.longest)
         if self.words == 0:
             return
         memset(&mask[0], 0, self.words * sizeof(uint32_t))
@@ -309,6 +312,7 @@ cdef class TokenTrie:
         rows = <int32_t **>malloc((self.longest + 2) * sizeof(int32_t *))
         if rows == NULL:
             raise MemoryError()
+        machine.spent, machine.budget = 0, STEPS * machine.max_items
         try:
             how = self._choose(machine, config) if self.plain.nodes else 0
             if how:
@@ -317,7 +321,13 @@ cdef class TokenTrie:
                 self._walk(&self.plain, machine, config, rows, &mask[0], True, how == 1)
             self._walk(&self.rest, machine, config, rows, &mask[0], False, False)
         finally:
+            machine.budget = 0
             free(rows)
+
+    def position(self, Cursor cursor not None):
+        """(epoch, config): equal for cursors to which `fill` gives the same."""
+        room(cursor.machine)
+        return cursor.machine.epoch, cursor.machine.frozen(cursor.config(), <int32_t>self.longest)
 
     def sizes(self):
         """Tokens and nodes of the two tries, for tests and reports."""

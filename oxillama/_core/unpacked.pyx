@@ -65,6 +65,8 @@ cdef void _chunk(const MatmulArgs *a, const Supply *const *supplies, int64_t num
             scratch += step * whole.panel_bytes
         if a.bias != NULL:
             memcpy(bias + j * rows, a.bias + column + j * whole.rows, rows * sizeof(float))
+    if a.addend != NULL:
+        part.addend = a.addend + column
     part.segments, part.n_segments, part.out = two, n, a.out + column
     part.bias = bias if a.bias != NULL else NULL
     ox_team_init(alone, NULL)

@@ -28,6 +28,10 @@ cdef extern from "vec/table.h" nogil:
         ox_wide *wide
         int first[64]
         int last[64]
+        int biased
+        float slope[64]
+        float from_ "from" [64]
+        int view
         const void *k[16]
         const void *v[16]
         int64_t k_stride, v_stride
@@ -39,6 +43,17 @@ cdef extern from "vec/table.h" nogil:
         int width
         float *scores
         float *block
+    ctypedef struct ox_scan:
+        int rows, states, live, one, per_lane
+        const float *x
+        const float *dt
+        const float *b
+        const float *c
+        const float *a
+        const float *d
+        int64_t ldx, lddt, ldb, ldc, ldy
+        float *state
+        float *y
     ctypedef struct ox_vec:
         void (*rms_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n) noexcept nogil
         void (*layer_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n) noexcept nogil
@@ -46,6 +61,7 @@ cdef extern from "vec/table.h" nogil:
         void (*mul)(float *out, const float *x, const float *y, int64_t n) noexcept nogil
         void (*scale)(float *out, const float *x, float factor, int64_t n) noexcept nogil
         void (*softcap)(float *out, const float *x, float cap, int64_t n) noexcept nogil
+        void (*clamp)(float *out, const float *x, float low, float high, int64_t n) noexcept nogil
         void (*activate)(float *out, const float *x, int kind, int64_t n) noexcept nogil
         void (*exp)(float *out, const float *x, int64_t n) noexcept nogil
         void (*halves)(uint16_t *out, const float *x, int64_t n) noexcept nogil
@@ -56,6 +72,7 @@ cdef extern from "vec/table.h" nogil:
         void (*split)(ox_split *s) noexcept nogil
         void (*fold)(ox_split *s, float *M, float *L, float *ACC, int *seen) noexcept nogil
         void (*finish)(float *out, float M, float L, const float *ACC, const float *sink, int n) noexcept nogil
+        void (*scan)(const ox_scan *s) noexcept nogil
 
 cdef const ox_vec *vec_table(object isa) except NULL
 cdef void angles(float *out, const float *f, int n, double position, double scale) noexcept nogil

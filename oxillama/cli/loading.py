@@ -11,8 +11,10 @@ import oxillama
 from oxillama.model.rope import KINDS, RopeOverrides
 
 
-def add_model(command: argparse.ArgumentParser) -> None:
-    """The arguments every command that runs a model has."""
+def add_model(command: argparse.ArgumentParser, *, sidecar: str = "0") -> None:
+    """The arguments every command that runs a model has; sidecar: where packed weights are kept by
+    default.
+    """
     command.add_argument(
         "model", nargs="?", metavar="MODEL", help="a GGUF file; the embedded model when left out"
     )
@@ -39,9 +41,9 @@ def add_model(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--sidecar",
         metavar="auto|FOLDER|0",
-        default="auto",
-        help="where packed weights are kept for the next load: auto is the cache folder, for large models; 0 is nowhere "
-        "(default: auto)",
+        default=sidecar,
+        help="where packed weights are kept on disk for the next load: auto is the cache folder, for large models; "
+        "0 is nowhere (default: %(default)s)",
     )
     _add_rope(command)
 
@@ -119,6 +121,26 @@ def load(arguments: argparse.Namespace, **more) -> oxillama.InferenceEngine:
         **_rope(arguments),
         **more,
     )
+    engine = _loaded(arguments, options)
+    _announce(engine)
+    return engine
+
+
+def _announce(engine: oxillama.InferenceEngine) -> None:
+    """Say on standard error that packed weights will be written to the disk, and how to say no."""
+    writer = engine._loaded.model.writer
+    if writer is not None:
+        print(
+            f"oxillama: keeps {writer.nbytes / 1e6:,.0f} MB of packed weights in {writer.folder}, so that this model "
+            "loads faster next time; --sidecar 0 or OXILLAMA_SIDECAR=0 turns this off, "
+            "`oxillama sidecar clear` removes them",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _loaded(arguments: argparse.Namespace, options: dict) -> oxillama.InferenceEngine:
+    """The engine; with a bar where a person is watching."""
     if not sys.stderr.isatty():
         return oxillama.load(arguments.model, **options)
     from rich.console import Console

@@ -1,5 +1,5 @@
-"""`oxillama sidecar list | verify | clear | write`: the packed weights that loads have left on disk
-for later ones.
+"""`oxillama sidecar list | verify | clear | write`: packed weights that are kept on disk for later
+loads.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ from pathlib import Path
 from oxillama.errors import ConfigError
 from oxillama.gguf import GgufReader
 from oxillama.model.load import load_model
-from oxillama.model.sidecar import key_of, path_of, verify
-from oxillama.model.sidecars import LEAST_BYTES, Entry, clear, entries, sidecar_folder
+from oxillama.weights.cache import (
+    LEAST_BYTES,
+    CacheEntry,
+    PackedWeightCache,
+    sidecar_folder,
+)
+from oxillama.weights.panel_file import verify
 
 
 def add_commands(commands) -> None:
@@ -64,39 +69,48 @@ def _folder(arguments: argparse.Namespace) -> Path:
 
 def _list(arguments: argparse.Namespace) -> int:
     folder = _folder(arguments)
-    return _shown(arguments, folder, [(one, None) for one in entries(folder)])
+    return _shown(arguments, folder, [(one, None) for one in PackedWeightCache(folder).entries()])
 
 
 def _verify(arguments: argparse.Namespace) -> int:
     folder = _folder(arguments)
-    found = [(one, "whole" if verify(one.path) else "damaged") for one in entries(folder)]
+    found = [
+        (one, "whole" if verify(one.path) else "damaged")
+        for one in PackedWeightCache(folder).entries()
+    ]
     _shown(arguments, folder, found)
     return int(any(state == "damaged" for _, state in found))
 
 
 def _clear(arguments: argparse.Namespace) -> int:
     folder = _folder(arguments)
-    return _shown(arguments, folder, [(one, "removed") for one in clear(folder)])
+    return _shown(
+        arguments, folder, [(one, "removed") for one in PackedWeightCache(folder).clear()]
+    )
 
 
 def _write(arguments: argparse.Namespace) -> int:
     folder = _folder(arguments)
     with GgufReader(arguments.model) as reader:
+        slot = PackedWeightCache(folder).slot(reader)
+        if slot is not None:
+            slot.forget_failure()
         model = load_model(reader, sidecar=folder)
-        if model.keeper is not None:
-            model.keeper.finish(1e6)
-            if not model.keeper.written:
-                raise ConfigError(f"sidecar: {model.keeper.reason}")
-        elif not path_of(folder, key_of(reader)).exists():
+        if model.writer is not None:
+            model.writer.finish(1e6)
+            if not model.writer.written:
+                raise ConfigError(f"sidecar: {model.writer.reason}")
+        elif slot is None or not slot.path.exists():
             raise ConfigError(
-                f"sidecar: OXILLAMA_SIDECAR is {os.environ.get('OXILLAMA_SIDECAR')!r}, which makes none of weights of less than "
+                f"sidecar: OXILLAMA_SIDECAR is {os.environ.get('OXILLAMA_SIDECAR')!r}, which keeps no weights of less than "
                 f"{LEAST_BYTES} bytes, wanted it unset or a folder"
             )
+        model.end(keep=True)
     return _list(arguments)
 
 
 def _shown(
-    arguments: argparse.Namespace, folder: Path, found: list[tuple[Entry, str | None]]
+    arguments: argparse.Namespace, folder: Path, found: list[tuple[CacheEntry, str | None]]
 ) -> int:
     """Print sidecars with what is said of each, the one used last first."""
     if arguments.json:

@@ -7,8 +7,8 @@ from __future__ import annotations
 import argparse
 import json
 
-from oxillama.engine.snapshot import EngineSnapshot
 from oxillama.errors import SnapshotIncompatible
+from oxillama.snapshot.session import EngineSnapshot
 
 
 def add_commands(commands) -> None:

@@ -14,7 +14,7 @@ from oxillama.cli.loading import add_model, load
 def add_commands(commands) -> None:
     """Add `run`, `chat` and `tokenize`."""
     run = commands.add_parser("run", help="continue a prompt, streaming")
-    add_model(run)
+    add_model(run, sidecar="auto")
     run.add_argument(
         "-p",
         "--prompt",
@@ -25,7 +25,7 @@ def add_commands(commands) -> None:
     run.set_defaults(function=_run)
 
     chat = commands.add_parser("chat", help="talk with a model through its own chat template")
-    add_model(chat)
+    add_model(chat, sidecar="auto")
     chat.add_argument("--system", default=None, help="the system message")
     chat.add_argument(
         "--tools",

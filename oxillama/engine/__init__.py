@@ -20,23 +20,12 @@ no tensor is known here.
   deadlines  when the time of requests is over
   scheduler  who runs in the next step, and for how many rows
   engine     EngineCore: schedule -> step -> sample -> postprocess, in one thread
-  speculation  candidates for the next tokens: who offers them, which of them stand
-  lookup       candidates from what was said before
-  forced       what a grammar leaves no choice about
-  drafting     candidates from a second model
-  vocabularies whether a draft's tokens can stand for a target's, and how
-  specsnapshot a speculating session as bytes
-  ahead        a draft model that works while the target verifies
+  speculation  what the loop knows of speculation; `oxillama.speculative` implements it
+  workers      threads beside the loop
   rewind       what can go back to an earlier position
-  drafters     what `speculative=` may be
-  costs        what a step costs by its rows, and how many candidates that makes worth bringing
   batching     from a plan to the arrays of a step
   harvest      what a finished step gives to whom
   postprocess  what follows from a row of logits
-  snapshot   EngineSnapshot, Snapshots: a session as bytes and back, exact at any token
-  spill        stored prefixes in a file
-  envelope     their container: sections under hashes
-  transfer     pages out of the pool as bytes, and back
   asynchronous AsyncEngine: the same for asyncio
   raw        RawLoop and diagnose: the program without the engine
   embedding  PoolingMode and exact pooling over chunks

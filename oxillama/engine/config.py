@@ -34,8 +34,8 @@ class EngineConfig:
     pages of `page_size` tokens in all, None for as many as memory allows. prefix_cache: keep the
     pages of what was evaluated, within `prefix_max_entries` and `prefix_max_bytes`, for prompts
     that begin alike in at least `prefix_min_tokens`. sidecar: where packed weights are kept on disk
-    for the next load, shared by processes: "auto" in the cache folder (models of 256 MiB and more),
-    a folder, or False nowhere; docs/loading.md.
+    for the next load, shared by processes: False (the default) nowhere, "auto" in the cache folder
+    (models of 256 MiB and more), or a folder; docs/loading.md.
 
     rope_freq_base to yarn_beta_slow: how positions are rotated, in place of the file's own facts
     (`model.rope.RopeOverrides`, docs/loading.md); None leaves the file's.
@@ -43,7 +43,7 @@ class EngineConfig:
 
     model_path: str | Path | None = None
     tokenizer_path: str | Path | None = None
-    sidecar: str | Path | Literal[False] = "auto"
+    sidecar: str | Path | Literal[False] = False
     context_size: int | None = None
     num_threads: int | None = None
     sampler: SamplerConfig | None = None

@@ -29,7 +29,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -37,9 +36,7 @@ from typing import Any
 import numpy as np
 
 from oxillama.engine.batching import Batcher
-from oxillama.engine.costs import StepCosts, measured
 from oxillama.engine.deadlines import Deadlines
-from oxillama.engine.drafters import Drafters
 from oxillama.engine.harvest import Harvest
 from oxillama.engine.metrics import EngineMetrics, MetricsSnapshot
 from oxillama.engine.pages import KvCachePool, PagedKvCache
@@ -50,7 +47,7 @@ from oxillama.engine.rewind import rewindable
 from oxillama.engine.room import Room
 from oxillama.engine.scheduler import Scheduler, SchedulerConfig, State, Ticket
 from oxillama.engine.session import Session
-from oxillama.engine.speculation import in_loop, propose
+from oxillama.engine.speculation import Speculator
 from oxillama.engine.workers import Workers
 from oxillama.errors import (
     Cancelled,
@@ -59,6 +56,7 @@ from oxillama.errors import (
     EngineError,
     QueueFull,
     SnapshotIncompatible,
+    WeightsDamaged,
 )
 
 _CLOSE = object()
@@ -133,14 +131,15 @@ class EngineCore:
             self.counters,
             context_size=context_size,
             workers=self._workers,
-            post=self._inbox.put,
+            post=self._post,
         )
         self._command: tuple | None = None  # what is being done of the inbox
         self._stalled = False  # nothing can be planned before something comes into the inbox
         self._thread: threading.Thread | None = None
         self._failure: EngineError | None = None
         self._plan: list[tuple[Ticket, int]] = []
-        self.drafters = Drafters()
+        # given by the caller that knows what may draft; None: nothing speculates
+        self.speculator: Speculator | None = None
         self._closed = False
         self._pid = os.getpid()
         self.make_batch = batch
@@ -168,7 +167,7 @@ class EngineCore:
                 f"engine: belongs to process {self._pid}, this is process {os.getpid()}; wanted spawn, not fork"
             )
         if self._failure is not None:
-            raise EngineError(str(self._failure)) from self._failure.__cause__
+            raise type(self._failure)(str(self._failure)) from self._failure.__cause__
         if self._closed:
             raise EngineError("engine: is closed")
 
@@ -289,7 +288,7 @@ class EngineCore:
         """The files that weights are read from: the model's own, and those of the drafts that
         requests have named; none for models without.
         """
-        cores = (self, *self.drafters.cores())
+        cores = (self, *(self.speculator.cores() if self.speculator is not None else ()))
         return tuple(
             path
             for core in cores
@@ -409,7 +408,8 @@ class EngineCore:
         self._abandon()
         self._deadlines.close()
         self._workers.close()
-        self.drafters.close()
+        if self.speculator is not None:
+            self.speculator.close()
         mine = thread is threading.current_thread() or self.held_by == threading.get_ident()
         # another engine's draft may be in a step over these pages
         with nullcontext() if mine else self.step_lock, self.lock:
@@ -519,57 +519,41 @@ class EngineCore:
             )
 
     def _draft(self) -> None:
-        """Candidates for those who speculate. Not under the lock: a draft model takes its time, and
-        what it reads is the loop's alone.
+        """Candidates for the requests that want them. Not under the lock: a draft model takes its
+        time, and what it reads is the loop's alone.
         """
-        harvest, register = self._harvest, self._register
-        live = [
-            (request, request.speculation)
-            for request in register.wanting
-            if request.ticket.state is State.DECODING
-            and not request.ticket.parked
-            and request.speculation is not None
+        register, speculator = self._register, self.speculator
+        wanting, register.wanting = register.wanting, {}
+        # one that waits for a function of its own is asked for once that has returned
+        register.wanting = {each: None for each in wanting if each.ticket.parked}
+        requests = [
+            each
+            for each in wanting
+            if each.ticket.state is State.DECODING and not each.ticket.parked
         ]
-        register.wanting = {each: None for each in register.wanting if each.ticket.parked}
-        if not rewindable(self.memory):  # what was run cannot be unsaid: a row at a time
-            for _, speculation in live:
-                speculation.fallbacks += 1
+        if speculator is None or not rewindable(self.memory):  # a row at a time
+            for request in requests:
+                if request.speculation is not None:
+                    request.speculation.fallbacks += 1
             return
-        sequences = len(self._scheduler.decoding)
-        rows = max(
-            (
-                speculation.rows_to_measure(request, self.context_size, sequences)
-                for request, speculation in live
-            ),
-            default=0,
-        )
-        if rows:
-            harvest.costs = measured(self, rows, harvest.costs)
-        if harvest.costs is None and self._scheduler.decode_seconds:
-            harvest.costs = StepCosts.assumed(self._scheduler.decode_seconds)
-        ask = partial(
-            propose,
-            context_size=self.context_size,
-            vocab_size=self.program.vocab_size,
-            sequences=sequences,
-            costs=harvest.costs,
-        )
-        inside: list[Request] = []
-        beside: dict[int, tuple[Any, list[Request]]] = {}
-        for request, speculation in live:
-            drafter = speculation.candidates.drafter
-            if in_loop(drafter):
-                inside.append(request)
-            else:
-                beside.setdefault(id(drafter), (drafter, []))[1].append(request)
-        for drafter, group in beside.values():
-            with self.lock:
-                harvest.draft_beside(group, drafter, ask)
-        for request, error in ask(inside):
+        for request, error in speculator.propose(
+            requests,
+            sequences=len(self._scheduler.decoding),
+            prefilled=self.counters.prefilled,
+            parking=self._harvest.parked,
+        ):
             # else they end as cancelled, whatever a draft that was closed with this engine says
             if not self._closed:
                 with self.lock:
                     self._register.end(request, None, error)
+
+    def beside_loop(self, call: Callable[[], None]) -> None:
+        """Run `call()`, which must not raise, in a thread beside the loop."""
+        self._workers.run(call)
+
+    def _post(self, command: tuple) -> None:
+        """Let the loop call (function, arguments...), from any thread."""
+        self._inbox.put(command)
 
     # ---- ends
     # ---------------------------------------------------------------------------------------------------------
@@ -607,10 +591,23 @@ class EngineCore:
         with suppress(RuntimeError):  # no thread to be had: it is not called
             self._workers.run(quietly)
 
+    def fail(self, error: WeightsDamaged) -> None:
+        """End every request in flight with an error, and refuse all that come later; from any
+        thread.
+        """
+        self._failure = error
+        self._inbox.put((_raise, error))  # requests are ended by the loop alone
+
     def _fail(self, error: BaseException) -> None:
         """The loop broke: everybody in flight learns why, and so does whoever comes later."""
-        failure = EngineError(f"engine: failed in its step loop, {type(error).__name__}: {error}")
-        failure.__cause__ = error
+        failure: EngineError
+        if isinstance(error, WeightsDamaged):
+            failure = error
+        else:
+            failure = EngineError(
+                f"engine: failed in its step loop, {type(error).__name__}: {error}"
+            )
+            failure.__cause__ = error
         self._failure = failure
         self._register.end_all(failure)
 
@@ -624,3 +621,7 @@ class EngineCore:
                 thread is None or not thread.is_alive() or thread is threading.current_thread()
             ):
                 self._register.end_all(None)
+
+
+def _raise(error: BaseException) -> None:
+    raise error

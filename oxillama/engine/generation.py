@@ -16,14 +16,12 @@ from typing import Any
 import numpy as np
 
 from oxillama.engine.arguments import OPTION_NAMES, renamed, seconds, unknown, whole
-from oxillama.engine.drafters import checked
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.request import Request
 from oxillama.engine.session import Session, checked_ids
-from oxillama.engine.speculation import Speculation
 from oxillama.engine.stops import StopText
 from oxillama.errors import ConfigError, ContextError
-from oxillama.grammar import Grammar, TokenMasker, schema_of
+from oxillama.grammar import ClosedSchema, Grammar, TokenMasker, schema_of
 from oxillama.sampling import Sampler, SamplerConfig, breaker_sequences, token_logprobs
 from oxillama.tokenizer import TokenizerBridge
 
@@ -123,7 +121,6 @@ class Options:
         ]
         if len(given) > 1:
             raise ConfigError(f"{given[1]}: found beside {given[0]}, wanted one constraint")
-        checked(self.speculative)
         if self.keep and not self.context_shift:
             raise ConfigError(
                 f"keep: found {self.keep} without context_shift, wanted both or neither"
@@ -252,7 +249,9 @@ def response_constraint(response_format: Mapping[str, Any] | None) -> dict[str, 
             raise ConfigError(
                 "response_format: found json_schema without a schema, wanted json_schema: {schema: ...}"
             )
-        return {"json_schema": schema}
+        # strict: an object that does not say what further members it has has none
+        shut = given.get("strict") is True and isinstance(schema, Mapping)
+        return {"json_schema": ClosedSchema(schema) if shut else schema}
     raise ConfigError(
         f"response_format: found {response_format!r}, wanted a type of text, json_object or json_schema"
     )
@@ -412,10 +411,11 @@ def make_request(
         request.shift_keep = options.keep
     if options.prompt_logprobs is not None:
         _want_prompt_logprobs(request, options.prompt_logprobs)
-    candidates = core.drafters.candidates(options.speculative, request.masker)
     # last: nothing that is refused has opened a draft
-    if candidates is not None:
-        request.speculation = Speculation(candidates, session)
+    if core.speculator is not None:
+        request.speculation = core.speculator.begin(options.speculative, request.masker, session)
+    elif options.speculative:
+        raise ConfigError("speculative: this engine has no drafters, wanted None or False")
     return request
 
 

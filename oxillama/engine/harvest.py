@@ -6,16 +6,13 @@ Called by the engine's loop, under its lock.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any
-from weakref import WeakValueDictionary
 
 import numpy as np
 
-from oxillama.engine.costs import StepCosts
 from oxillama.engine.metrics import EngineMetrics
 from oxillama.engine.postprocess import advance
 from oxillama.engine.register import Register
@@ -29,11 +26,7 @@ Call = Callable[[], Any]
 
 
 class Harvest:
-    """Deals out the rows of steps.
-
-    costs: of a step by rows, None until somebody speculates, and then measured, or assumed; steps
-    that ran refine it.
-    """
+    """Deals out the rows of steps."""
 
     def __init__(
         self,
@@ -47,7 +40,6 @@ class Harvest:
         post: Callable[[tuple], None],
     ) -> None:
         """post: puts (function, request, ...) into the loop's inbox, from any thread."""
-        self.costs: StepCosts | None = None
         self._room, self._register, self._scheduler, self._counters = (
             room,
             register,
@@ -56,8 +48,6 @@ class Harvest:
         )
         self._together = Together(register, scheduler, counters)
         self._context_size, self._workers, self._post = context_size, workers, post
-        # of drafters that are asked beside the loop, by identity
-        self._locks: WeakValueDictionary[int, threading.Lock] = WeakValueDictionary()
 
     def begin(self, request: Request) -> None:
         """Queue a submitted request; one whose session has logits to go on from gets its first
@@ -124,8 +114,6 @@ class Harvest:
         if not usual:
             return
         self._scheduler.observe(prefill_rows=prefilled, seconds=now - start, mixed=decoded > 0)
-        if self.costs is not None and not prefilled:
-            self.costs.observe(decoded, now - start)
 
     def _serve(self, request: Request, rows: np.ndarray, now: float) -> None:
         """What one request gets out of a step: none, some or all of its rows."""
@@ -190,93 +178,40 @@ class Harvest:
             while at < len(draft) and start + at < len(tokens) and tokens[start + at] == draft[at]:
                 # forced tokens may have come along: more than one at a time
                 at += 1
-        if going:
-            self._stands(request, start + at)
-        if request.speculation is not None and draft:
-            # Where the text is over, candidates not looked at are neither right nor wrong.
-            request.speculation.judged(
-                stood=at,
-                fell=len(draft) - at if going else 0,
-                bonus=at == len(draft) and len(tokens) > start + at,
-            )
 
-    def go_on(self, request: Request, turn: Generator[Call, Any, None], value: Any = None) -> None:
-        """Run a turn up to what it wants beside the loop, and see to that."""
-        try:
-            call = turn.send(value)
-        except StopIteration:
-            return
-        self.beside(request, call, partial(self.go_on, request, turn))
-
-    def beside(self, request: Request, call: Call, then: Callable[[Any], None]) -> None:
-        """Run `call()` in a worker while the request waits, then `then(its result)` in the loop;
-        what it raises ends the request. One that ends meanwhile hears no more of it.
+    def parked(
+        self, request: Request, then: Callable[[Any], None]
+    ) -> Callable[[Any, BaseException | None], None]:
+        """Give a request no rows until the function returned is called, in any thread, with (value,
+        error): then the loop calls `then(value)`, or ends the request with the error. A request
+        that ends meanwhile is not called back.
         """
-        post, back = self._post, self._back
         request.waits_for = then
         self._scheduler.park(request.ticket)
 
-        def work() -> None:
-            value, error = None, None
-            try:
-                value = call()
-            except BaseException as raised:
-                error = raised
-            post((back, request, then, value, error))
+        def answer(value: Any, error: BaseException | None) -> None:
+            self._post((self._back, request, then, value, error))
 
-        self._workers.run(work)
-
-    def draft_beside(
-        self, requests: list[Request], drafter: Any, ask: Callable[[list[Request]], list]
-    ) -> None:
-        """Have a drafter asked in a worker, one call at a time, while those it drafts for wait.
-
-        ask: returns (request, error) of those it failed for.
-        """
-        token, post, back = object(), self._post, self._back
-        lock = self._locks.setdefault(id(drafter), threading.Lock())  # it lives as long as a call
-        for request in requests:
-            request.waits_for = token
-            self._scheduler.park(request.ticket)
-
-        def work() -> None:
-            failed: dict[Request, BaseException] = {}
-            with lock:
-                try:
-                    failed = dict(ask(requests))
-                except BaseException as error:
-                    failed = dict.fromkeys(requests, error)
-            for request in requests:
-                post((back, request, token, None, failed.get(request)))
-
-        self._workers.run(work)
+        return answer
 
     def _back(
         self,
         request: Request,
-        token: Any,
+        then: Callable[[Any], None],
         value: Any,
         error: BaseException | None,
     ) -> None:
-        """A call beside the loop has returned; `token`, where it is a function, takes its value."""
-        if request.waits_for is not token:
+        """A call beside the loop has returned."""
+        if request.waits_for is not then:
             return
         request.waits_for = None
         self._scheduler.unpark(request.ticket)
         try:
             if error is not None:
                 raise error
-            if callable(token):
-                token(value)
+            then(value)
         except BaseException as raised:
             self._register.end(request, None, raised)
-
-    def _stands(self, request: Request, length: int) -> None:
-        """So many tokens of a running request are in its pages, and what follows them there counts
-        for nothing; where its pages were taken, none are.
-        """
-        if request.ticket.state in (State.PREFILLING, State.DECODING):
-            request.ticket.done = request.session.kv.length = length
 
     def draw(self, request: Request, row: np.ndarray, now: float) -> bool:
         """Draw the next token of a request and do all that follows from it; False when its step is
@@ -315,6 +250,11 @@ class Harvest:
             self._register.restart(request)
             return False
         self._scheduler.decodes(ticket)
-        if request.speculation is not None:
-            self._register.wanting[request] = None
+        speculation = request.speculation
+        if speculation is not None:
+            if speculation.rest:  # nothing would pay: no time is spent on asking
+                speculation.rest -= 1
+                speculation.fallbacks += 1
+            else:
+                self._register.wanting[request] = None
         return True

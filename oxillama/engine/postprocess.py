@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from oxillama.engine.forced import only_token
 from oxillama.engine.request import Request
 from oxillama.engine.session import Session
 
@@ -46,6 +45,15 @@ def advance(request: Request, row: np.ndarray, context_size: int) -> str | None:
         ):
             reason = _take(request, token, context_size)
     return reason
+
+
+def only_token(mask: np.ndarray | None) -> int | None:
+    """The token of a mask that allows one alone; None for every other mask, and for none."""
+    if mask is None or np.count_nonzero(mask) != 1:
+        return None
+    at = int(mask.argmax())
+    word = int(mask[at])
+    return None if word & (word - 1) else 32 * at + word.bit_length() - 1
 
 
 def _forced(request: Request) -> int | None:

@@ -13,7 +13,6 @@ from oxillama.engine.pages import KvCachePool
 from oxillama.engine.request import Request
 from oxillama.engine.room import Room
 from oxillama.engine.scheduler import Scheduler, Ticket
-from oxillama.engine.speculation import in_loop
 from oxillama.errors import EngineError, PoolError
 
 
@@ -94,14 +93,12 @@ class Register:
 
     def _end(self, request: Request, reason: str | None, error: BaseException | None) -> None:
         self.wanting.pop(request, None)
-        busy, request.waits_for = request.waits_for is not None, None
+        request.waits_for = None
         self._put_away(request, error)
         own = error
         if request.speculation is not None:
             try:
-                # one that is at work in a worker, or does not return there, is waited for by nobody
-                outside = busy and not in_loop(request.speculation.candidates.drafter)
-                request.speculation.close(len(request.generated), self._run if outside else None)
+                request.speculation.close(len(request.generated))
             # a drafter's doing, and no business of those who wait for the prompt
             except BaseException as told:
                 own = error or told
@@ -195,7 +192,7 @@ class Register:
             if failure is None:
                 self.end(request, "cancelled")
                 continue
-            told = EngineError(str(failure))
+            told = type(failure)(str(failure))
             told.__cause__ = failure.__cause__
             try:
                 self.end(request, None, told)

@@ -25,7 +25,7 @@ from html import escape
 from queue import SimpleQueue
 from typing import Any
 
-from oxillama.engine.speculation import SpecStats, Speculation
+from oxillama.engine.speculation import RequestCandidates, SpecStats
 from oxillama.errors import Cancelled, ConfigError, EngineError
 
 
@@ -226,7 +226,7 @@ class Request:
         # of kind "extend": tokens that its session goes back to, without the logits
         self.before = 0
         self.masker: Any = None  # consumes tokens for the session's grammar
-        self.speculation: Speculation | None = None  # brings candidates into the steps
+        self.speculation: RequestCandidates | None = None  # brings candidates into the steps
         # tokens that the grammar forces are taken without a draw; the same ones either way
         self.takes_forced = True
         # the `BeamSearch` whose sequences take steps side by side once the prompt is evaluated
@@ -469,7 +469,7 @@ class Request:
             tuple(self.logprobs),
             tuple(self.prompt_logprobs),
             speculation=self.speculation.stats()
-            if self.speculation is not None and self.speculation.candidates.asked
+            if self.speculation is not None and self.speculation.reported
             else None,
             timings=self.timings(),
         )

@@ -73,7 +73,7 @@ class Room:
         if self.scheduler.running and not self._fits(ticket, prefix):
             return None
         if prefix is not None:
-            hit = prefix.lookup(request.session.tokens, key=request.session.adapters)
+            hit = prefix.lookup(request.session.tokens, key=request.session.cache_key)
             if hit.length:
                 request.session.kv.adopt(hit.pages, hit.length)
                 ticket.done = hit.length
@@ -137,7 +137,7 @@ class Room:
         pages = session.kv.pages if whole_pages else session.kv.lend()
         if length:
             prefix.insert(
-                session.tokens[:length], pages[: -(-length // size)], key=session.adapters
+                session.tokens[:length], pages[: -(-length // size)], key=session.cache_key
             )
 
     def takeable(self) -> int | None:
@@ -182,10 +182,10 @@ class Room:
         session, size = request.session, self.pool.page_size
         if not self.scheduler.prefilling:
             return False
-        stored = prefix.match(session.tokens, key=session.adapters)
+        stored = prefix.match(session.tokens, key=session.cache_key)
         for leader in self.scheduler.prefilling:
             other = leader.owner
-            if not other.cache or leader.every_row or other.session.adapters != session.adapters:
+            if not other.cache or leader.every_row or other.session.cache_key != session.cache_key:
                 continue
             limit = min(len(session.tokens) - 1, len(other.session.tokens))
             if limit - stored < size:
@@ -209,7 +209,7 @@ class Room:
         if need <= free:
             return True
         if prefix is not None:
-            length, mine = prefix.find(session.tokens, key=session.adapters)
+            length, mine = prefix.find(session.tokens, key=session.cache_key)
             # a page that is filled in part is copied when it is written
             need -= length // size
         return need <= free + self._idle_bound() and need <= free + self._held_idly(mine)

@@ -464,7 +464,7 @@ class Scheduler:
             younger = [
                 each
                 for each in (*self.prefilling, *self.decoding)
-                if each.rank > ticket.rank and each not in planned
+                if (each.rank > ticket.rank or each.parked) and each not in planned
             ]
             if younger:
                 self._preempt(max(younger, key=_rank))

@@ -11,7 +11,7 @@ its loop alone touches it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager
 from operator import index
 from os import PathLike
@@ -63,6 +63,7 @@ class Session:
         "busy",
         "grammar",
         "kv",
+        "origin",
         "pending",
         "sampler",
         "start",
@@ -85,7 +86,16 @@ class Session:
         # the next text is the first: without the vocabulary's leading space
         self.at_start = False
         self.adapters = adapters
+        # what its pages may be exchanged with besides: None, every session of this engine
+        self.origin: Hashable = None
         self.busy = False
+
+    @property
+    def cache_key(self) -> Hashable:
+        """Sessions of equal keys may share pages by the prefix cache. A restored session shares
+        with its own forks only: its pages came from a file, which nothing proves to be right.
+        """
+        return self.adapters if self.origin is None else (self.origin, self.adapters)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -136,6 +146,7 @@ class Session:
         try:
             kv = self.kv.fork()
             twin = Session(self.owner, kv, adapters=self.adapters)
+            twin.origin = self.origin
             twin.tokens, twin.start, twin.pending, twin.at_start = (
                 list(self.tokens),
                 self.start,

@@ -1,9 +1,11 @@
-"""`ModelFingerprint`: which model file this is, told by what a copy keeps and an edit changes, at a
-constant cost for any size.
+"""`ModelFingerprint`: which model file this is, by what a copy keeps and an edit changes, at a
+bounded cost for any size.
 
-Hashed are the first and the last `probe_size` bytes of every file of the set, and all that comes
-before the tensors: hyper-parameters, tokenizer and tensor directory. Names, places and times of
-files do not count. An edit in the middle of the tensors shows with `full=True` only.
+Hashed are the first and the last `probe_size` bytes of every file of the set, all that comes before
+the tensors (hyper-parameters, tokenizer and tensor directory), and samples over the whole file:
+every byte of a file of up to 256 MiB, of a larger one 4,096 pieces of 16 KiB at equal distances.
+Names, places and times of files do not count. In a file above 256 MiB, an edit that falls between
+two samples is found with `full=True` only.
 """
 
 from __future__ import annotations
@@ -20,12 +22,15 @@ from oxillama.gguf.reader import GgufReader, read_shard
 from oxillama.gguf.source import Shard, open_source
 
 PROBE_BYTES = 8 << 20
+# samples of a file, bytes of each, and the size up to which a file is hashed whole instead
+SAMPLES, SAMPLE_BYTES, HASHED_WHOLE = 4096, 16 << 10, 256 << 20
 _MEANING = {
     "file_size": "a size of",
     "probe_size": "probes of",
     "head": "the first bytes",
     "tail": "the last bytes",
     "directory": "hyper-parameters, tokenizer or tensor directory",
+    "sampled": "samples of the whole file",
     "full": "the whole file",
 }
 
@@ -36,7 +41,7 @@ class ModelFingerprint:
 
     head, tail: of the first and the last `probe_size` bytes. directory: of all before the tensors
     (None where it was not reached, in the `found` of a mismatch). full: of every byte, None unless
-    asked for.
+    asked for. sampled: of samples over the whole file, None in fingerprints of releases before them.
     """
 
     file_size: int
@@ -45,26 +50,31 @@ class ModelFingerprint:
     tail: str
     directory: str | None
     full: str | None = None
+    sampled: str | None = None
 
     @classmethod
     def compute(cls, source: Any, *, full: bool = False) -> ModelFingerprint:
         """Of a model file: a path, bytes, whatever GgufReader takes, or an open GgufReader;
         GgufError where it is no such file.
         """
-        return cls.compute_with_probe(source, PROBE_BYTES, full=full)
+        shards = _shards(source)
+        made = cls.compute_with_probe(shards, PROBE_BYTES, full=full)
+        return replace(made, sampled=_sampled(shards))
 
     @classmethod
     def compute_with_probe(
         cls, source: Any, probe_size: int, *, full: bool = False
     ) -> ModelFingerprint:
-        """The same with other probes than of 8 MiB."""
+        """The same with other probes than of 8 MiB, and without samples: an edit between the probes
+        is found with `full=True` only.
+        """
         if (
             isinstance(probe_size, bool)
             or not isinstance(probe_size, int)
             or not 1 <= probe_size <= 1 << 40
         ):
             raise ConfigError(f"probe_size: found {probe_size!r}, wanted 1 to {1 << 40} bytes")
-        shards = source.shards if isinstance(source, GgufReader) else open_source(source)
+        shards = _shards(source)
         return replace(
             _probed(shards, probe_size),
             directory=_directory(shards),
@@ -75,7 +85,7 @@ class ModelFingerprint:
         """Raise ModelFingerprintMismatch unless the file at `source` has this fingerprint; hashes
         all of it where `full` is known.
         """
-        shards = source.shards if isinstance(source, GgufReader) else open_source(source)
+        shards = _shards(source)
         found = _probed(shards, self.probe_size)
         self.check(found, ("file_size", "head", "tail"))
         try:
@@ -84,16 +94,26 @@ class ModelFingerprint:
             raise ModelFingerprintMismatch(
                 self, found, f"model: is malformed before its tensors ({error})"
             ) from None
-        self.check(replace(found, full=None if self.full is None else _full(shards)))
+        self.check(
+            replace(
+                found,
+                full=None if self.full is None else _full(shards),
+                sampled=None if self.sampled is None else _sampled(shards),
+            )
+        )
 
     def check(
         self,
         found: ModelFingerprint,
-        names: Sequence[str] = ("probe_size", "file_size", "head", "tail", "directory", "full"),
+        names: Sequence[str] = tuple(_MEANING),
     ) -> None:
-        """Raise ModelFingerprintMismatch unless these fields of both are equal."""
+        """Raise ModelFingerprintMismatch unless these fields of both are equal. Samples count where
+        both have them.
+        """
         for name in names:
             a, b = getattr(self, name), getattr(found, name)
+            if name == "sampled" and (a is None or b is None):
+                continue
             if a != b:
                 what = f"{_MEANING[name]} differ (BLAKE3 {str(b)[:16]} found, {str(a)[:16]} wanted)"
                 if name.endswith("size"):
@@ -108,7 +128,7 @@ class ModelFingerprint:
             f"{self.file_size:,} bytes",
             *(
                 f"{name} {(getattr(self, name) or 'unknown')[:16]}"
-                for name in ("head", "tail", "directory")
+                for name in ("head", "tail", "directory", "sampled")
             ),
         ]
         if self.full is not None:
@@ -119,14 +139,17 @@ class ModelFingerprint:
         return self.display()
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON values."""
-        return asdict(self)
+        """All fields as JSON values; without `sampled` where it is None, as releases before it."""
+        values = asdict(self)
+        if self.sampled is None:
+            del values["sampled"]
+        return values
 
     @classmethod
     def from_dict(cls, values: Any) -> ModelFingerprint:
         """A fingerprint from `to_dict`'s form; SnapshotIncompatible for anything else."""
         names = {field.name for field in fields(cls)}
-        good = isinstance(values, Mapping) and set(values) == names
+        good = isinstance(values, Mapping) and set(values) | {"sampled"} == names
         good = good and all(
             type(values[name]) is int and 1 <= values[name] < 1 << 63
             for name in ("file_size", "probe_size")
@@ -135,12 +158,19 @@ class ModelFingerprint:
             good
             and all(_is_hash(values[name]) for name in ("head", "tail", "directory"))
             and (values["full"] is None or _is_hash(values["full"]))
+            and ("sampled" not in values or _is_hash(values["sampled"]))
         )
         if not good:
             raise SnapshotIncompatible(
                 f"model fingerprint: found {str(values)[:80]}, wanted {', '.join(sorted(names))}"
             )
         return cls(**values)
+
+
+def _shards(source: Any) -> Sequence[Shard]:
+    if isinstance(source, tuple) and source and all(isinstance(one, Shard) for one in source):
+        return source
+    return source.shards if isinstance(source, GgufReader) else open_source(source)
 
 
 def _is_hash(text: Any) -> bool:
@@ -169,6 +199,20 @@ def _directory(shards: Sequence[Shard]) -> str:
         end = min((tensor.offset for tensor in tensors), default=len(shard.buffer))
         hasher.update(end.to_bytes(8, "little"))
         hasher.update(shard.buffer[:end])
+    return hasher.hexdigest()
+
+
+def _sampled(shards: Sequence[Shard]) -> str:
+    """Hash of samples at equal distances, the first at the beginning and the last at the end."""
+    hasher = blake3(max_threads=min(8, os.cpu_count() or 1))
+    for shard in shards:
+        size = len(shard.buffer)
+        if size <= HASHED_WHOLE:
+            hasher.update(shard.buffer)
+            continue
+        for i in range(SAMPLES):
+            at = (size - SAMPLE_BYTES) * i // (SAMPLES - 1)
+            hasher.update(shard.buffer[at : at + SAMPLE_BYTES])
     return hasher.hexdigest()
 
 

@@ -57,10 +57,18 @@ class Keys:
     the file lacks the key; without a default a missing key raises ModelError.
     """
 
-    __slots__ = ("arch", "metadata")
+    __slots__ = ("arch", "metadata", "read")
 
-    def __init__(self, metadata: Mapping[str, Any], arch: str | None = None):
+    def __init__(
+        self,
+        metadata: Mapping[str, Any],
+        arch: str | None = None,
+        *,
+        read: set[str] | None = None,
+    ):
         self.metadata = metadata
+        # whole names of the keys whose values were asked for
+        self.read: set[str] = set() if read is None else read
         self.arch = (
             architecture(metadata) if arch is None else checked_architecture(arch) if arch else ""
         )
@@ -201,7 +209,9 @@ class Keys:
         return absent
 
     def _value(self, key: str) -> Any:
-        return self.metadata[self.name(key)]
+        name = self.name(key)
+        self.read.add(name)
+        return self.metadata[name]
 
     def _items(self, key: str, what: str, count: int | None) -> Sequence[Any]:
         value = self._value(key)

@@ -25,13 +25,14 @@ _HUB = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The bytes of one file of a set: read-only, and named for messages; `path` is None where they
-    came from memory.
+    """The bytes of one file of a set: read-only, and named for messages; `path` and `status` (of
+    the file that was mapped) are None where they came from memory.
     """
 
     buffer: memoryview
     label: str
     path: Path | None
+    status: os.stat_result | None = None
 
 
 def shard_names(name: str) -> tuple[str, ...] | None:
@@ -112,7 +113,10 @@ def _map(path: Path) -> Shard:
             if not status.st_size:
                 raise GgufError(f"{path}: an empty file, wanted a GGUF file")
             return Shard(
-                memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)), path.name, path
+                memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)),
+                path.name,
+                path,
+                status,
             )
     except FileNotFoundError:
         raise GgufNotFound(f"{path}: no such file") from None

@@ -15,10 +15,16 @@ json_schema  JSON Schema -> Grammar; the steps: schema_values and schema_documen
 """
 
 from oxillama.grammar.automaton import Grammar, GrammarLimits, GrammarState
-from oxillama.grammar.json_schema import GrammarWarning, JsonSchemaCompiler, schema_of
+from oxillama.grammar.json_schema import (
+    ClosedSchema,
+    GrammarWarning,
+    JsonSchemaCompiler,
+    schema_of,
+)
 from oxillama.grammar.mask import TokenMasker, apply_grammar_mask
 
 __all__ = [
+    "ClosedSchema",
     "Grammar",
     "GrammarLimits",
     "GrammarState",

@@ -15,6 +15,7 @@ from oxillama._core.cursor import Cursor
 from oxillama._core.pushdown import Machine
 from oxillama.errors import GrammarError
 from oxillama.grammar import gbnf
+from oxillama.grammar.left_recursion import without_left_recursion
 from oxillama.grammar.nodes import choice, literal
 
 VERSION = 1
@@ -34,7 +35,7 @@ class GrammarLimits:
     """
 
     max_source: int = 1 << 22
-    max_repetition: int = 2000
+    max_repetition: int = 100_000
     max_nesting: int = 200
     max_states: int = 2_000_000
     max_depth: int = 1000
@@ -82,6 +83,8 @@ class Grammar:
         deferred=None,
         origin: Mapping[str, Any] | None = None,
     ):
+        if deferred is None:
+            rules = without_left_recursion(rules)
         self._names, self._rules, self._deferred, self.tokens = (
             names,
             rules,
@@ -212,7 +215,8 @@ class Grammar:
         )
         options = {k: v for k, v in description.items() if k != kind} if kind else {}
         wanted = {"schema": {"whitespace", "order", "strict"}}.get(kind, set())
-        if kind is None or options.keys() != wanted:
+        # "closed" came later: grammars described before are without it
+        if kind is None or options.keys() - ({"closed"} if wanted else set()) != wanted:
             raise GrammarError(
                 f"grammar: {str(description)[:80]} found, a description (gbnf, regex, choices or schema) wanted"
             )

@@ -1,5 +1,5 @@
-"""The JSON Schema of a dataclass: fields as properties, those without a default required, nothing
-else allowed.
+"""The JSON Schema of a dataclass or TypedDict: fields as properties, those without a default (or
+not marked as such) required, nothing else allowed.
 """
 
 import dataclasses
@@ -39,8 +39,8 @@ BOUNDS = {
 }
 
 
-def dataclass_schema(cls: type) -> dict:
-    """The schema of a dataclass and of all dataclasses it mentions. Raises `GrammarError` for a
+def class_schema(cls: type) -> dict:
+    """The schema of a dataclass or TypedDict and of all those it mentions. Raises `GrammarError` for a
     type that has no JSON form.
     """
     definitions: dict[str, dict] = {}
@@ -52,11 +52,13 @@ def _schema(kind, definitions: dict, where: str) -> dict:
     """The schema of one type annotation."""
     if kind in SCALARS:
         return SCALARS[kind]
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+    if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or typing.is_typeddict(kind)):
         return _reference(kind, definitions)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return {"enum": [member.value for member in kind]}
     origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Required, typing.NotRequired):
+        return _schema(args[0], definitions, where)
     if origin is typing.Annotated:
         return _bounded(_schema(args[0], definitions, where), args[1:], where)
     if origin in (typing.Union, types.UnionType):
@@ -125,7 +127,11 @@ def _reference(kind: type, definitions: dict) -> dict:
         except NameError as error:
             raise GrammarError(f"{kind.__qualname__}: {error}") from None
         properties, required = {}, []
-        for field in dataclasses.fields(kind):
+        if typing.is_typeddict(kind):
+            for key, hint in hints.items():
+                properties[key] = _schema(hint, definitions, f"{kind.__qualname__}.{key}")
+            required = sorted(kind.__required_keys__, key=list(hints).index)
+        for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
             properties[field.name] = _schema(
                 hints[field.name], definitions, f"{kind.__qualname__}.{field.name}"
             )

@@ -27,6 +27,7 @@ from oxillama.grammar.nodes import (
     choice,
     complement,
     merge,
+    repeat,
 )
 
 OTHER = 256  # the token symbol of every token that the grammar does not name
@@ -199,7 +200,7 @@ class _Reader:
         start = self.at
         self.at += 1
         if char != "{":
-            return (REPEAT, body, 1 if char == "+" else 0, 1 if char == "?" else -1)
+            return repeat(body, 1 if char == "+" else 0, 1 if char == "?" else None)
         self.skip(True)
         least = most = self.count()
         self.skip(True)
@@ -220,9 +221,7 @@ class _Reader:
             raise self.fail(
                 f"repetition {self.text[start : self.at]} has its bounds the wrong way round", start
             )
-        if most == 0:
-            return EMPTY
-        return (REPEAT, body, least, most)
+        return repeat(body, least, None if most < 0 else most)
 
     def count(self) -> int:
         match = COUNT.match(self.text, self.at)
@@ -322,7 +321,7 @@ class _Reader:
         )
 
 
-def parse(text: str, *, max_repetition: int = 2000, max_nesting: int = 200) -> Parsed:
+def parse(text: str, *, max_repetition: int = 100_000, max_nesting: int = 200) -> Parsed:
     """Reads GBNF. Raises `GrammarError` with line and column for anything that is not GBNF,
     undefined rules and exceeded limits.
     """

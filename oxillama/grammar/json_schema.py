@@ -12,11 +12,13 @@ nests up to `GrammarLimits.max_depth`. The steps: `schema_document` resolves ref
 import dataclasses
 import json
 import sys
+import typing
 import warnings
 from collections.abc import Mapping
 
 from oxillama.errors import GrammarError
 from oxillama.grammar.automaton import Grammar, GrammarLimits
+from oxillama.grammar.dataclass_schema import class_schema
 from oxillama.grammar.schema_document import FALSE, TRUE, Document
 from oxillama.grammar.schema_emit import Emitter
 from oxillama.grammar.schema_facts import Expander
@@ -35,7 +37,9 @@ class JsonSchemaCompiler:
 
     whitespace: "compact" (as `json.dumps(value, separators=(",", ":"), ensure_ascii=False)` writes)
     or "flexible" (spaces and line breaks around punctuation, any escapes). order: "declared" or
-    "free". resources: further schemas by absolute URI that `$ref` may name.
+    "free". closed: where a schema lists properties and says nothing of others, there are no others;
+    None means so for classes and for `ClosedSchema`s. resources: further schemas by absolute URI
+    that `$ref` may name.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class JsonSchemaCompiler:
         *,
         whitespace: str = "compact",
         order: str = "declared",
+        closed: bool | None = None,
         limits: GrammarLimits | None = None,
         resources: Mapping[str, object] | None = None,
     ):
@@ -50,7 +55,9 @@ class JsonSchemaCompiler:
             raise GrammarError(f"whitespace: {whitespace!r} found, one of {WHITESPACE} wanted")
         if order not in ORDERS:
             raise GrammarError(f"order: {order!r} found, one of {ORDERS} wanted")
-        self.whitespace, self.order = whitespace, order
+        if closed not in (None, True, False):
+            raise GrammarError(f"closed: {closed!r} found, None, True or False wanted")
+        self.whitespace, self.order, self.closed = whitespace, order, closed
         self.limits = limits or GrammarLimits(max_repetition=1 << 30)
         self.resources = {
             uri.rstrip("#"): load(schema, f"resource {uri}")
@@ -58,7 +65,7 @@ class JsonSchemaCompiler:
         }
 
     def compile(self, schema, strict: bool = True) -> Grammar:
-        """The grammar of a schema: JSON text, a dict or bool, a Pydantic model, or a dataclass.
+        """The grammar of a schema: JSON text, a dict or bool, a Pydantic model, dataclass or TypedDict.
 
         Raises `GrammarError` with JSON pointer and keyword for what is malformed or cannot be
         enforced, and for schemas that nothing satisfies. With strict=False what cannot be enforced
@@ -80,6 +87,7 @@ class JsonSchemaCompiler:
                 warnings.warn(text, GrammarWarning, stacklevel=3)
 
         source = schema_of(schema)
+        closed = isinstance(source, ClosedSchema) if self.closed is None else self.closed
         try:
             document = Document(load(source), self.resources)
             document.refuse_loops()
@@ -89,6 +97,7 @@ class JsonSchemaCompiler:
                 expander,
                 flexible=self.whitespace == "flexible",
                 free_order=self.order == "free",
+                closed=closed,
                 refuse=refuse,
             )
             root = (document.root, True)
@@ -101,7 +110,7 @@ class JsonSchemaCompiler:
                 limits=self.limits,
                 warnings=notes,
                 deferred=emitter if deferred else None,
-                origin=self._origin(source, strict),
+                origin=self._origin(source, strict, closed),
             )
         except RecursionError:
             raise GrammarError("schema: nested too deeply") from None
@@ -114,7 +123,7 @@ class JsonSchemaCompiler:
                 ) from None
             raise
 
-    def _origin(self, schema, strict: bool) -> dict | None:
+    def _origin(self, schema, strict: bool, closed: bool) -> dict | None:
         """What `Grammar.describe` tells of a schema; None where resources would have to be told too
         (then it is told as GBNF).
         """
@@ -132,19 +141,30 @@ class JsonSchemaCompiler:
             "whitespace": self.whitespace,
             "order": self.order,
             "strict": strict,
+            "closed": closed,
         }
 
 
-def schema_of(source):
-    """The schema of a Pydantic model or dataclass; anything else as it is."""
-    describe = getattr(source, "model_json_schema", None)
-    if isinstance(source, type) and callable(describe):
-        return describe()
-    if isinstance(source, type) and hasattr(source, "__pydantic_core_schema__"):
-        # a dataclass of pydantic's, which is loaded then
-        return sys.modules["pydantic"].TypeAdapter(source).json_schema()
-    if isinstance(source, type) and dataclasses.is_dataclass(source):
-        from oxillama.grammar.dataclass_schema import dataclass_schema
+class ClosedSchema(dict):
+    """A schema whose objects have the members that they list and no others, unless they say what
+    others may be (`additionalProperties`, `patternProperties`, `unevaluatedProperties`), as the
+    strict mode of hosted APIs and llama.cpp read schemas.
+    """
 
-        return dataclass_schema(source)
+    def __repr__(self) -> str:
+        return f"ClosedSchema({super().__repr__()})"
+
+
+def schema_of(source):
+    """The schema of a Pydantic model or dataclass or TypedDict, closed; anything else as it is."""
+    if not isinstance(source, type):
+        return source
+    describe = getattr(source, "model_json_schema", None)
+    if callable(describe):
+        return ClosedSchema(describe())
+    if hasattr(source, "__pydantic_core_schema__"):
+        # a dataclass of pydantic's, which is loaded then
+        return ClosedSchema(sys.modules["pydantic"].TypeAdapter(source).json_schema())
+    if dataclasses.is_dataclass(source) or typing.is_typeddict(source):
+        return ClosedSchema(class_schema(source))
     return source

@@ -6,6 +6,7 @@ a bounded, least-recently-used cache. End-of-generation tokens are allowed exact
 complete; other control tokens never, unless the grammar names them.
 """
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -14,6 +15,9 @@ import numpy as np
 from oxillama._core.trie import TokenTrie, apply_bits
 from oxillama.errors import GrammarError
 from oxillama.grammar.automaton import Grammar, GrammarState
+
+# what can end two JSON scalars: a number and one more sign, or three quotes
+PAIRED = re.compile(rb"[0-9a-z]\s*,\s*-?[0-9a-z]|\".*\".*\"", re.DOTALL)
 
 
 class TokenMasker:
@@ -52,6 +56,7 @@ class TokenMasker:
         self._end = self._bits(self.eog_ids)
         self._ordinary = self._bits(i for i in range(size) if i not in self.control_ids)
         self._text: tuple[np.ndarray, np.ndarray] | None = None
+        self._paired: np.ndarray | None = None
 
     def _bits(self, ids: Iterable[int]) -> np.ndarray:
         mask = np.zeros(self.words, np.uint32)
@@ -91,12 +96,12 @@ class TokenMasker:
         if token t may come next.
         """
         cursor = state._cursor
-        key = (cursor.machine.serial, *cursor.key)
+        key = (cursor.machine.serial, *self.trie.position(cursor))
         # taken out and put back last: one step each, so threads may share this
         cached = self._masks.pop(key, None)
         if cached is not None:
             self._masks[key] = cached
-            return cached
+            return self._without_repeated(state, cached) if cursor.distinct else cached
         mask = np.empty(self.words, np.uint32)
         self.trie.fill(cursor, mask)
         if state.grammar.tokens:
@@ -105,9 +110,27 @@ class TokenMasker:
             mask |= self._end
         mask.flags.writeable = False
         # the key again: filling may have collected
-        self._masks[(cursor.machine.serial, *cursor.key)] = mask
+        self._masks[(cursor.machine.serial, *self.trie.position(cursor))] = mask
         while len(self._masks) > self._capacity:
             self._masks.popitem(last=False)
+        return self._without_repeated(state, mask) if cursor.distinct else mask
+
+    def _without_repeated(self, state: GrammarState, mask: np.ndarray) -> np.ndarray:
+        """The mask without tokens that end two equal scalars where the grammar wants distinct ones:
+        the walk over the vocabulary does not know of the first when it comes to the second, so
+        these are asked one by one.
+        """
+        if self._paired is None:
+            self._paired = np.array(
+                [token for token, piece in enumerate(self.vocab_bytes) if PAIRED.search(piece)],
+                np.int64,
+            )
+        shifts = (self._paired & 31).astype(np.uint32)
+        allowed = self._paired[(mask[self._paired >> 5] >> shifts & np.uint32(1)) != 0]
+        repeated = [token for token in allowed.tolist() if not self.allows(state, token)]
+        if repeated:
+            mask = mask & ~self._bits(repeated)
+            mask.flags.writeable = False
         return mask
 
     def _add_symbols(self, state: GrammarState, mask: np.ndarray) -> None:

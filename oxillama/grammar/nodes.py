@@ -11,21 +11,51 @@ machine):
   (RULE, index)                     another rule
   (SYMBOL, ((low, high), ...))      one token out of ranges of token symbols, numbered from 256
   (NETWORK, start, ((accept, ((node, target), ...)), ...))   a finite automaton whose edges are nodes
+  (REGISTER, node, least, most, members)   the node under a register: a count, a set of members and a
+                                    set of words that its TAKE and FRESH parts read and change
+  (TAKE, member, spans)             matches nothing; goes on where the register allows it
+  (FRESH, node, without)            the node, but none of the words that the register holds
+
+A register belongs to one REGISTER node; TAKE and FRESH stand in the networks, sequences and choices
+of that node itself, not in rules that it calls. (TAKE, i, spans) takes member i >= 0, at most once,
+and counts it; ONE counts without a member; ROOM only asks whether one more may be counted. `spans`
+(None, or (low, high) pairs) are the counts that are allowed afterwards. The whole ends only where
+`least` are counted and all of `members` are taken; never more than `most` (-1: any number) are
+counted, and what is taken always leaves enough for the members still missing. What a FRESH node
+matched, decoded from JSON, is a word of the register from then on; `without(words)` gives the node
+of the same language without a frozenset of words (None: nothing is left).
 """
 
-from oxillama._core.emission import CHOICE, CLASS, LITERAL, NETWORK, REPEAT, RULE, SEQUENCE, SYMBOL
+from oxillama._core.emission import (
+    CHOICE,
+    CLASS,
+    FRESH,
+    LITERAL,
+    NETWORK,
+    REGISTER,
+    REPEAT,
+    RULE,
+    SEQUENCE,
+    SYMBOL,
+    TAKE,
+)
 
 __all__ = [
     "CHOICE",
     "CLASS",
     "EMPTY",
+    "FRESH",
     "LITERAL",
     "NETWORK",
     "NEVER",
+    "ONE",
+    "REGISTER",
     "REPEAT",
+    "ROOM",
     "RULE",
     "SEQUENCE",
     "SYMBOL",
+    "TAKE",
     "ANY",
     "choice",
     "cls",
@@ -42,6 +72,7 @@ __all__ = [
 Ranges = tuple[tuple[int, int], ...]
 LAST = 0x10FFFF
 
+ONE, ROOM = -1, -2  # members of TAKE nodes
 EMPTY = (LITERAL, b"")
 NEVER = (CLASS, ())
 
@@ -160,6 +191,15 @@ def repeat(node: tuple, least: int = 0, most: int | None = None) -> tuple:
         return NEVER
     if least == 1 and most == 1:
         return node
+    if node[0] == REPEAT:
+        # x{a,b}{c,d} is x{ac,bd} where the counts have no gap: else every way of sharing them out
+        # would be followed
+        _, inner, low, high = node
+        first = max(least, 1)
+        whole = high < 0 or low <= 1 or first * (high - low) + 1 >= low
+        if whole and (least > 0 or low <= 1):
+            last = -1 if most is None or high < 0 else most * high
+            return (REPEAT, inner, least * low, last)
     return (REPEAT, node, least, -1 if most is None else most)
 
 

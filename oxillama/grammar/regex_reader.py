@@ -6,6 +6,7 @@ A tree is ("class", ranges), ("seq", parts), ("alt", parts), ("rep", part, least
 """
 
 import functools
+import re
 import sys
 import unicodedata
 
@@ -38,7 +39,9 @@ SETS = {
     "S": complement(SPACE),
 }
 CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13}
+FLAGS = re.compile(r"\?([a-zA-Z]*)(?:-([a-zA-Z]+))?([:)])")
 MAX_COUNT = 100_000
+LAST_CASED = 0x1FFFF  # no code point beyond has case
 MAX_NESTING = 120
 
 
@@ -47,6 +50,7 @@ class Reader:
 
     def __init__(self, text: str):
         self.text, self.at = text, 0
+        self.fold = self.any_line = False  # the flags i and s
 
     def fail(self, what: str, at: int | None = None) -> GrammarError:
         return GrammarError(
@@ -118,16 +122,20 @@ class Reader:
         if char == "^" or char == "$":
             return (char,)
         if char == ".":
-            return ("class", NOT_LINE_END)
+            return ("class", ANY if self.any_line else NOT_LINE_END)
         if char == "[":
             return ("class", self.klass(start))
         if char == "(":
             return self.group(start, depth)
         if char == "\\":
-            return ("class", self.escape(start, False))
+            return ("class", self.folded(self.escape(start, False)))
         if char in "*+?":
             raise self.fail("nothing to repeat", start)
-        return ("class", self.one(ord(char), start))
+        return ("class", self.folded(self.one(ord(char), start)))
+
+    def folded(self, ranges: Ranges) -> Ranges:
+        """The code points, with all that differ in case alone where the flag i holds."""
+        return any_case(ranges) if self.fold else ranges
 
     def one(self, code: int, start: int) -> Ranges:
         if 0xD800 <= code <= 0xDFFF:
@@ -136,6 +144,25 @@ class Reader:
 
     def group(self, start: int, depth: int) -> tuple:
         look = None
+        flags = FLAGS.match(self.text, self.at)
+        if flags:
+            self.at = flags.end()
+            outside = self.fold, self.any_line
+            for turned_on, letters in ((True, flags[1]), (False, flags[2] or "")):
+                for letter in letters:
+                    if letter == "i":
+                        self.fold = turned_on
+                    elif letter == "s":
+                        self.any_line = turned_on
+                    elif letter != "u":
+                        raise self.fail(f"flag {letter!r} is not supported", start)
+            if flags[3] == ")":  # for the rest of the group that it stands in
+                return ("seq", ())
+            body = self.alternatives(depth + 1)
+            self.fold, self.any_line = outside
+            if not self.take(")"):
+                raise self.fail("this group has no closing parenthesis", start)
+            return body
         if self.take("?"):
             if self.take("=") or self.take("!"):
                 look = self.text[self.at - 1] == "="
@@ -148,7 +175,9 @@ class Reader:
                 self.at = end + 1
             elif not self.take(":"):
                 raise self.fail("unknown kind of group", start)
+        outside = self.fold, self.any_line
         body = self.alternatives(depth + 1)
+        self.fold, self.any_line = outside
         if not self.take(")"):
             raise self.fail("this group has no closing parenthesis", start)
         return body if look is None else ("look", body, look)
@@ -242,7 +271,7 @@ class Reader:
                     ranges.extend(high)
             else:
                 ranges.extend(low)
-        merged = merge(ranges)
+        merged = self.folded(merge(ranges))
         return complement(merged) if negated else merged
 
     def member(self, start: int) -> Ranges:
@@ -251,6 +280,35 @@ class Reader:
             raise self.fail("this class has no closing bracket", start)
         self.at += 1
         return self.escape(self.at - 1, True) if char == "\\" else self.one(ord(char), start)
+
+
+@functools.lru_cache(maxsize=1)
+def _cases() -> dict[int, tuple[int, ...]]:
+    """Code points that differ from others in case alone (Unicode's simple case folding), with all
+    of their group.
+    """
+    groups: dict[str, set[int]] = {}
+    for code in range(LAST_CASED + 1):
+        char = chr(code)
+        for other in (char.casefold(), char.lower()):
+            if len(other) == 1:
+                if other != char:
+                    groups.setdefault(other, {ord(other)}).add(code)
+                break
+    return {code: tuple(sorted(group)) for group in groups.values() for code in group}
+
+
+@functools.lru_cache(maxsize=256)
+def any_case(ranges: Ranges) -> Ranges:
+    """The code points of the ranges and all that differ from one of them in case alone."""
+    cases = _cases()
+    more = [
+        (other, other)
+        for code, group in cases.items()
+        if any(low <= code <= high for low, high in ranges)
+        for other in group
+    ]
+    return merge([*ranges, *more])
 
 
 @functools.lru_cache(maxsize=1)

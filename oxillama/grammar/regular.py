@@ -15,11 +15,13 @@ import numpy as np
 
 from oxillama._core import automata
 from oxillama.errors import GrammarError
-from oxillama.grammar.nodes import ANY, NETWORK, Ranges, merge
+from oxillama.grammar.nodes import ANY, NETWORK, ONE, TAKE, Ranges, merge, seq
 
 MAX_STATES = 6000
 MAX_NETWORK = 20_000  # states of one array's, object's or number's network
 MAX_TABLE = 16_000_000  # moves of one trie of words
+MAX_COUNTING = 100_000_000  # moves looked at for the lengths of one language
+OPEN_END = 1 << 30  # no longest text
 END = 0x110000  # beyond all code points
 
 
@@ -220,6 +222,99 @@ class Dfa:
         )
         out._live = True
         return out
+
+    def spans(self, least: int, most: int | None) -> list[tuple[tuple[int, int], ...]]:
+        """Per state the lengths (as ranges) of what may have been read when a text of least to most
+        code points is still possible from there. The automaton must be trimmed.
+        """
+        count = len(self.moves)
+        if most is None:
+            longest = self._longest()
+            return [((max(0, least - far), OPEN_END),) for far in longest.tolist()]
+        if least == 0:
+            return [
+                ((0, most - near),) if near <= most else () for near in self._nearest().tolist()
+            ]
+        if (most + 1) * self.moves.size > MAX_COUNTING:
+            raise GrammarError(
+                f"regular: lengths up to {most} over {count} states need more than {MAX_COUNTING} steps"
+            )
+        steps = np.where(self.moves < 0, count, self.moves)
+        now = np.append(self.accepts != 0, False)
+        # ends[n, s]: how many of the lengths 0 to n - 1 lead from s to an accepted text
+        ends = np.zeros((most + 2, count), np.int32)
+        for n in range(most + 1):
+            ends[n + 1] = ends[n] + now[:-1]
+            now = np.append(now[steps].any(axis=1), False)
+        read = np.arange(most + 1)
+        possible = ends[most - read + 1] > ends[np.maximum(least - read, 0)]
+        out = []
+        for column in possible.T:
+            edges = np.flatnonzero(np.diff(np.concatenate(([0], column.astype(np.int8), [0]))))
+            out.append(tuple((int(a), int(b) - 1) for a, b in edges.reshape(-1, 2)))
+        return out
+
+    def _nearest(self):
+        """Per state the length of the shortest text accepted from there."""
+        count = len(self.moves)
+        near = np.where(self.accepts != 0, 0, count).astype(np.int64)
+        steps = np.where(self.moves < 0, count, self.moves)
+        for _ in range(count):
+            after = np.minimum(near, np.append(near, count)[steps].min(axis=1, initial=count) + 1)
+            if (after == near).all():
+                break
+            near = after
+        return near
+
+    def _longest(self):
+        """Per state the length of the longest text accepted from there; OPEN_END where there is no
+        longest.
+        """
+        count = len(self.moves)
+        far = np.where(self.accepts != 0, 0, -1).astype(np.int64)
+        steps = np.where(self.moves < 0, count, self.moves)
+        for _ in range(count + 1):
+            best = np.append(far, -1)[steps].max(axis=1, initial=-1)
+            after = np.maximum(far, np.where(best < 0, -1, best + 1))
+            if (after == far).all():
+                return far
+            far = after
+        # what still grows after as many steps as there are states has a loop ahead
+        for _ in range(count + 1):
+            best = np.append(far, -1)[steps].max(axis=1, initial=-1)
+            after = np.where(
+                best + 1 > far, OPEN_END, np.maximum(far, np.minimum(best + 1, OPEN_END))
+            )
+            after = np.where((best >= OPEN_END), OPEN_END, after)
+            if (after == far).all():
+                break
+            far = after
+        return far
+
+    def counted(
+        self, spell: Callable[[Ranges], tuple], least: int, most: int | None
+    ) -> tuple | None:
+        """A grammar node for the texts of least to most code points, for the inside of a register
+        that counts them (see `nodes`); None where there are none.
+        """
+        spans = self.spans(least, most)
+        if not any(low <= 0 <= high for low, high in spans[self.start]):
+            return None
+        states, parts = [], {}
+        for row, accept in zip(self.moves.tolist(), self.accepts.tolist(), strict=True):
+            targets: dict[int, list] = {}
+            for k, t in enumerate(row):
+                if t >= 0 and spans[t]:
+                    targets.setdefault(t, []).append(k)
+            edges = []
+            for t, symbols in targets.items():
+                key = (*symbols, -1, t)
+                if key not in parts:
+                    ranges = merge(r for k in symbols for r in self.symbols[k])
+                    parts[key] = seq(spell(ranges), (TAKE, ONE, spans[t]))
+                edges.append((parts[key], t))
+            states.append((bool(accept), tuple(edges)))
+        return (NETWORK, self.start, tuple(states))
 
     def node(self, spell: Callable[[Ranges], tuple]) -> tuple:
         """A grammar node for the language; `spell` gives the node that writes one code point out of

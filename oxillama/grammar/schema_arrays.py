@@ -3,11 +3,24 @@
 """
 
 from oxillama.errors import GrammarError
-from oxillama.grammar.nodes import EMPTY, NETWORK, NEVER, choice, literal, repeat, seq
+from oxillama.grammar.nodes import (
+    EMPTY,
+    FRESH,
+    NETWORK,
+    NEVER,
+    ONE,
+    REGISTER,
+    ROOM,
+    TAKE,
+    choice,
+    literal,
+    repeat,
+    seq,
+)
 from oxillama.grammar.regular import MAX_NETWORK
 from oxillama.grammar.schema_case import Facts
 from oxillama.grammar.schema_document import FALSE, TRUE
-from oxillama.grammar.schema_values import canonical
+from oxillama.grammar.schema_values import canonical, load
 
 
 def array(em, facts: Facts) -> tuple:
@@ -150,16 +163,81 @@ def steps(em, facts: Facts, index: int, counts, caps, head: int):
 
 
 def distinct(em, facts: Facts, comma: tuple) -> tuple:
-    """Arrays without repetition whose items have few values: a network over the set of values used."""
+    """Arrays without repetition: a register holds the listed values used, or the scalars written."""
     if facts.contains:
         raise GrammarError("together with 'contains'")
     head = max((len(prefix) for prefix, _ in facts.arrays), default=0)
+    if head:
+        return distinct_prefix(em, facts, comma, head)
+    item = item_at(facts, 0)
+    values = [] if item is None else finite(em, item)
+    most = facts.max_items
+    if values is not None:
+        values = list({canonical(v): v for v in values}.values())
+        most = len(values) if most is None else min(most, len(values))
+        edges = [
+            (seq((TAKE, i, None), em.spelling.value(value)), 1) for i, value in enumerate(values)
+        ]
+    else:
+        edges = [(seq((TAKE, ONE, None), fresh(em, item)), 1)]
+    if most is not None and most < max(facts.min_items, 1):
+        return NEVER
+    comma = seq((TAKE, ROOM, None), comma) if most is not None else comma
+    network = (NETWORK, 0, ((False, tuple(edges)), (True, ((comma, 0),))))
+    return (REGISTER, network, facts.min_items, -1 if most is None else most, ())
+
+
+def fresh(em, item: frozenset) -> tuple:
+    """A scalar item that was not written yet. Items that may be arrays or objects too are cut down
+    to their scalars; where they must be one, this raises.
+    """
+    cases = []
+    for facts in em.expander.cases(item):
+        if facts.values is not None:
+            facts = facts.copy()
+            facts.values = [v for v in facts.values if not isinstance(v, (list, dict))]
+            if facts.values:
+                cases.append(facts)
+            continue
+        types = facts.types - {"array", "object"}
+        if types:
+            facts = facts.copy()
+            facts.types = types
+            cases.append(facts)
+    if not cases:
+        raise GrammarError("items must be scalars, or have few possible values (an enum)")
+
+    def without(words: frozenset[bytes]) -> tuple | None:
+        left = [without_values(facts, list(map(load, words))) for facts in cases]
+        node = choice(*(em.case(facts) for facts in left if facts is not None))
+        return None if node == NEVER else em.inlined(node)
+
+    return (FRESH, choice(*map(em.case, cases)), without)
+
+
+def without_values(facts: Facts, values: list) -> Facts | None:
+    """A case of scalars but some values; None where nothing is left."""
+    facts = facts.copy()
+    if facts.values is not None:
+        used = {canonical(value) for value in values}
+        facts.values = [v for v in facts.values if canonical(v) not in used]
+        return facts if facts.values else None
+    facts.banned = (*facts.banned, *(v for v in values if v is not None))
+    if None in values:
+        facts.types = facts.types - {"null"}
+    return facts if facts.types else None
+
+
+def distinct_prefix(em, facts: Facts, comma: tuple, head: int) -> tuple:
+    """Arrays without repetition whose first items have schemas of their own, and few values: a
+    network over the set of values used.
+    """
     pools = []
     for i in range(head + 1):
         item = item_at(facts, i)
         pools.append([] if item is None else finite(em, item))
     if any(pool is None for pool in pools):
-        raise GrammarError("items must have few possible values (an enum)")
+        raise GrammarError("items beside 'prefixItems' must have few possible values (an enum)")
     values = list({canonical(v): v for pool in pools for v in pool}.values())
     keys = [canonical(v) for v in values]
     if len(values) > 10:

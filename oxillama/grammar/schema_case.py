@@ -17,6 +17,8 @@ class Facts:
     def __init__(self):
         self.types = frozenset(TYPES)
         self.integer = self.fraction = self.unique = self.dead = False
+        # whether some schema says what members without a declared name may be
+        self.opened = False
         self.low = self.high = None
         self.low_strict = self.high_strict = False
         self.values = self.max_length = self.max_items = self.max_properties = None

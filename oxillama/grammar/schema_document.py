@@ -113,41 +113,53 @@ class Document:
         self.resolved: dict[tuple[str, str], tuple[int, bool]] = {}
         self.listed: dict[tuple[int, str], set] = {}
         self.well_formed: set[int] = set()
-        self.draft = _draft(root)
+        self.drafts: list[int] = [2020]
         for uri, schema in (resources or {}).items():
-            self._index(schema, f"{uri}#", uri)
+            self._index(schema, f"{uri}#", uri, _draft(schema, _draft(root, 2020)))
             self.roots.setdefault(uri, self.number(schema))
-        base = self._identifier(root) or ""
-        self._index(root, "", base)
+        draft = _draft(root, 2020)
+        base = self._identifier(root, draft) or ""
+        self._index(root, "", base, draft)
         self.root = self.number(root)
         self.roots.setdefault(base, self.root)
         self.roots.setdefault("", self.root)
 
-    def _identifier(self, schema) -> str | None:
-        if not isinstance(schema, dict) or (self.draft < 2019 and "$ref" in schema):
+    def draft_of(self, node: int) -> int:
+        """The draft that a node is written in: that of the `$schema` nearest above it."""
+        return self.drafts[node]
+
+    @staticmethod
+    def _identifier(schema, draft: int) -> str | None:
+        if not isinstance(schema, dict) or (draft < 2019 and "$ref" in schema):
             return None
-        found = schema.get("id" if self.draft == 4 else "$id")
+        found = schema.get("id" if draft == 4 else "$id")
         return found if isinstance(found, str) else None
 
-    def _index(self, root, pointer: str, base: str) -> None:
-        """Numbers every schema below root and notes identifiers and anchors."""
-        todo = [(root, pointer, base)]
+    def _index(self, root, pointer: str, base: str, draft: int) -> None:
+        """Numbers every schema below root and notes identifiers and anchors. A schema with an
+        identifier and a `$schema` of its own is of that draft, with all below it.
+        """
+        todo = [(root, pointer, base, draft)]
         while todo:
-            schema, pointer, base = todo.pop()
+            schema, pointer, base, draft = todo.pop()
             if not isinstance(schema, (dict, bool)):
                 raise GrammarError(
                     f"schema {pointer or '/'}: {kind_of(schema)} found, an object or a boolean wanted"
                 )
             if isinstance(schema, bool):
                 continue
-            name = self._identifier(schema)
+            if isinstance(schema.get("$schema"), str):
+                own = _draft(schema, draft)
+                if self._identifier(schema, own) is not None:
+                    draft = own
+            name = self._identifier(schema, draft)
             if name is not None:
                 uri, _, fragment = urljoin(base, name).partition("#")
                 if fragment:
-                    self.anchors[f"{base}#{fragment}"] = self._add(schema, pointer, base)
+                    self.anchors[f"{base}#{fragment}"] = self._add(schema, pointer, base, draft)
                 else:
                     base = uri
-            number = self._add(schema, pointer, base)
+            number = self._add(schema, pointer, base, draft)
             if name is not None:
                 self.roots[base] = number
             for keyword in ("$anchor", "$dynamicAnchor"):
@@ -156,7 +168,7 @@ class Document:
             if isinstance(schema.get("$dynamicAnchor"), str):
                 anchor = schema["$dynamicAnchor"]
                 self.dynamic[anchor] = -1 if anchor in self.dynamic else number
-            if self.draft < 2019 and "$ref" in schema:
+            if draft < 2019 and "$ref" in schema:
                 keys = ("definitions", "$defs")
             else:
                 keys = schema
@@ -166,22 +178,23 @@ class Document:
                 value, at = schema.get(key), f"{pointer}/{key}"
                 if key in MAPS and isinstance(value, dict):
                     todo.extend(
-                        (v, f"{at}/{escape(k)}", base)
+                        (v, f"{at}/{escape(k)}", base, draft)
                         for k, v in value.items()
                         if not isinstance(v, list)
                     )
                 elif key in LISTS and isinstance(value, list):
-                    todo.extend((v, f"{at}/{i}", base) for i, v in enumerate(value))
+                    todo.extend((v, f"{at}/{i}", base, draft) for i, v in enumerate(value))
                 elif key in SINGLES and isinstance(value, (dict, bool)):
-                    todo.append((value, at, base))
+                    todo.append((value, at, base, draft))
 
-    def _add(self, schema, pointer: str, base: str) -> int:
+    def _add(self, schema, pointer: str, base: str, draft: int) -> int:
         known = self.numbers.get(id(schema))
         if known is None:
             known = self.numbers[id(schema)] = len(self.schemas)
             self.schemas.append(schema)
             self.pointers.append(pointer)
             self.bases.append(base)
+            self.drafts.append(draft)
             self.keep.append(schema)
         return known
 
@@ -205,7 +218,7 @@ class Document:
 
     def synthetic(self, schema: dict, pointer: str, base: str = "") -> int:
         """A node for a schema that is not in the document's text."""
-        self._index(schema, pointer, base)
+        self._index(schema, pointer, base, 2020)
         return self.numbers[id(schema)]
 
     def keywords(self, node: int) -> dict:
@@ -213,7 +226,7 @@ class Document:
         values that mean nothing.
         """
         schema = self.schemas[node]
-        if self.draft < 2019 and isinstance(schema.get("$ref"), str):
+        if self.drafts[node] < 2019 and isinstance(schema.get("$ref"), str):
             return {"$ref": schema["$ref"]}
         if node and node not in self.well_formed:
             for keyword, value in schema.items():
@@ -276,7 +289,7 @@ class Document:
                 raise GrammarError(f"schema {where}: keyword '$ref': no anchor {fragment!r}")
             return (found, True)
         at = self.schemas[root]
-        base = self.bases[root]
+        base, draft = self.bases[root], self.drafts[root]
         for part in fragment.split("/")[1:]:
             part = part.replace("~1", "/").replace("~0", "~")
             if isinstance(at, dict) and part in at:
@@ -287,12 +300,13 @@ class Document:
                 raise GrammarError(f"schema {where}: keyword '$ref': {reference!r} points nowhere")
             if isinstance(at, dict) and id(at) in self.numbers:
                 base = self.bases[self.numbers[id(at)]]
+                draft = self.drafts[self.numbers[id(at)]]
         if isinstance(at, bool):
             return (0, at)
         if not isinstance(at, dict):
             raise GrammarError(f"schema {where}: keyword '$ref': {reference!r} is no schema")
         if id(at) not in self.numbers:
-            self._index(at, fragment, base)
+            self._index(at, fragment, base, draft)
         return (self.numbers[id(at)], True)
 
     def refuse_loops(self) -> None:
@@ -384,11 +398,11 @@ class Document:
         return known
 
 
-def _draft(root) -> int:
-    """4, 6, 7, 2019 or 2020; a schema that does not say is of the newest."""
+def _draft(root, otherwise: int) -> int:
+    """4, 6, 7, 2019 or 2020 by `$schema`; `otherwise` for a schema that does not say."""
     name = root.get("$schema") if isinstance(root, dict) else None
     if not isinstance(name, str):
-        return 2020
+        return otherwise
     for mark, draft in (
         ("draft-03", 3),
         ("draft-04", 4),

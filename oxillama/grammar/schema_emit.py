@@ -14,9 +14,15 @@ from oxillama.grammar import spelling as sp
 from oxillama.grammar.formats import format_automaton, format_pattern
 from oxillama.grammar.nodes import (
     ANY,
+    CHOICE,
     CLASS,
     EMPTY,
+    NETWORK,
     NEVER,
+    REGISTER,
+    REPEAT,
+    RULE,
+    SEQUENCE,
     Ranges,
     choice,
     intersect,
@@ -37,16 +43,25 @@ from oxillama.grammar.schema_objects import object_ as object_node
 from oxillama.grammar.schema_survey import endless, survey
 
 MAX_AUTOMATA = 30_000  # states of all automata of one schema
+MAX_PRODUCT = 1000  # states times length up to which both make one automaton
 
 
 class Emitter:
     """Builds the rules of one grammar."""
 
     def __init__(
-        self, document: Document, expander: Expander, *, flexible: bool, free_order: bool, refuse
+        self,
+        document: Document,
+        expander: Expander,
+        *,
+        flexible: bool,
+        free_order: bool,
+        closed: bool,
+        refuse,
     ):
         self.document, self.expander = document, expander
         self.flexible, self.free_order, self.refuse = flexible, free_order, refuse
+        self.closed = closed
         self.keys: list = []
         self.rules: list[tuple | None] = []  # None: put off
         # whether a rule's network may wait until it is called
@@ -192,6 +207,43 @@ class Emitter:
             parts.append(literal("null"))
         return choice(*parts)
 
+    def inlined(self, node: tuple) -> tuple:
+        """A node without references to rules: what a machine asks for while it runs. Only for
+        scalars, whose rules are not recursive.
+        """
+        memo: dict[int, tuple] = {}
+
+        def visit(node: tuple) -> tuple:
+            known = memo.get(id(node))
+            if known is not None:
+                return known[1]
+            kind = node[0]
+            out = node
+            if kind == RULE:
+                self.write(node[1])
+                out = visit(self.rules[node[1]])
+            elif kind in (SEQUENCE, CHOICE):
+                out = (kind, tuple(map(visit, node[1])))
+            elif kind in (REPEAT, REGISTER):
+                out = (kind, visit(node[1]), *node[2:])
+            elif kind == NETWORK:
+                states = tuple(
+                    (accept, tuple((visit(part), target) for part, target in edges))
+                    for accept, edges in node[2]
+                )
+                out = (NETWORK, node[1], states)
+            memo[id(node)] = node, out
+            return out
+
+        return visit(node)
+
+    def language_without(self, dfa: Dfa, words) -> tuple | None:
+        """The quoted texts of an automaton but some; None where none are left."""
+        rest = dfa.without(Dfa.words(words)).minimal()
+        if rest.empty:
+            return None
+        return self.inlined(seq(literal('"'), rest.node(self.spell), literal('"')))
+
     def guard(self, keyword: str, make, fallback):
         """What `make` gives; where that cannot be done, a refusal, and (lenient) the fallback."""
         try:
@@ -231,9 +283,32 @@ class Emitter:
             tuple(sorted(banned)),
         )
         if key not in self.strings:
-            dfa = self.language(facts, banned)
-            self.strings[key] = NEVER if dfa.empty else self.language_block(dfa)
+            self.strings[key] = self.bounded(facts, banned)
         return self.strings[key]
+
+    def bounded(self, facts: Facts, banned: list[str]) -> tuple:
+        """A string under patterns, formats or bans, within its lengths: one automaton if that is
+        small, else an automaton and a counted register.
+        """
+        free = facts.copy()
+        free.min_length, free.max_length = 0, None
+        dfa = self.language(free, banned).minimal()
+        longest = facts.max_length if facts.max_length is not None else facts.min_length
+        if len(dfa.moves) * longest <= MAX_PRODUCT:
+            if longest:
+                dfa = meet(dfa, Dfa.lengths(facts.min_length, facts.max_length), True)
+            return NEVER if dfa.empty else self.language_block(dfa)
+        node = None if dfa.empty else dfa.counted(self.spell, facts.min_length, facts.max_length)
+        if node is None:
+            return NEVER
+        most = -1 if facts.max_length is None else facts.max_length
+        return (
+            REGISTER,
+            seq(literal('"'), node, literal('"')),
+            facts.min_length,
+            most,
+            (),
+        )
 
     def direct(self, source: str, least: int, most: int | None) -> tuple | None:
         """A lone pattern without an automaton, where its lengths are within the bounds anyway or

@@ -11,6 +11,7 @@ from oxillama.grammar.schema_document import FALSE, TRUE, TYPES, escape
 from oxillama.grammar.schema_values import exact, kind_of
 
 INFINITE = 1 << 60
+OPENING = frozenset(("additionalProperties", "unevaluatedProperties", "patternProperties"))
 # an `anyOf` of up to this many branches is split into all its subsets where `unevaluated*` looks at
 # it
 MAX_SUBSETS = 5
@@ -189,7 +190,7 @@ def in_place(schema: dict) -> bool:
 
 def _contains(ex, facts, node, schema, value):
     least, most = schema.get("minContains", 1), schema.get("maxContains")
-    facts.add("spans", (facts.scope, -1 if ex.document.draft >= 2020 else 0))
+    facts.add("spans", (facts.scope, -1 if ex.document.draft_of(node) >= 2020 else 0))
     if least == 0 and most is None:
         return
     facts.add("contains", (ex.literal(value), int(least), None if most is None else int(most), 0))
@@ -223,6 +224,7 @@ def _objects(ex, facts, node, schema, value):
             continue
         patterns.append((source, ex.literal(sub)))
     facts.add("objects", (properties, tuple(patterns), ex.literal(rest)))
+    facts.opened = facts.opened or not OPENING.isdisjoint(schema)
     facts.add(
         "seen",
         (

@@ -1,18 +1,26 @@
 """Writes the objects of a case: declared members in order (or free), demanded ones, and further
 ones by classes of names.
 
-`em` is the `Emitter` at work. A name written twice counts once, and its last value counts: members
-that are demanded without a declared name therefore come last, and at most one of them can be
-counted.
+`em` is the `Emitter` at work. Free order and demands that are counted use a register of the machine
+(see `nodes`): which members have been written, how many, and under which further names. A name
+written twice counts once, and its last value counts, so where further members are counted, or a
+demand must be met by one of them, their names are distinct.
 """
 
 import functools
+import json
+from collections.abc import Set
 
 from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import (
     EMPTY,
+    FRESH,
     NETWORK,
     NEVER,
+    ONE,
+    REGISTER,
+    ROOM,
+    TAKE,
     Ranges,
     choice,
     complement,
@@ -27,9 +35,7 @@ from oxillama.grammar.regular import MAX_NETWORK, Dfa, meet
 from oxillama.grammar.schema_case import Facts
 from oxillama.grammar.schema_document import FALSE, TRUE
 
-# members that are required but not declared: more come in the order of `required`
-MAX_LOOSE = 6
-MAX_FREE = 9  # properties in free order: a state per subset
+MAX_FINITE = 64  # names that are counted one by one where they are few
 
 
 def object_(em, facts: Facts) -> tuple:
@@ -66,35 +72,60 @@ def members(em, facts: Facts) -> tuple:
             named.append((entry, name in facts.required))
         else:
             loose.append(entry)
-    if (
-        len(loose) > MAX_LOOSE
-        or facts.max_properties is not None
-        or facts.min_properties > 1
-        or facts.owed
-    ):
-        named += [(entry, True) for entry in loose]
-        loose = []
-    extra = em.guard("additionalProperties", lambda: further(em, facts, known), NEVER)
-    owed = [em.guard("not", lambda e=e: further(em, facts, known, e), NEVER) for e in facts.owed]
-    if NEVER in owed:
+    rest = Rest(em, facts, known)
+    if NEVER in rest.owed:
         return NEVER
     most, least = facts.max_properties, facts.min_properties
-    if em.free_order and len(named) > 1:
-        return shuffled(em, facts, named + [(entry, True) for entry in loose], extra, owed)
-    return ordered(em, named, extra, owed, least, most, loose)
+    if em.free_order and len(named) + len(loose) + len(rest.owed) > 1:
+        return registered(em, [*named, *((entry, True) for entry in loose)], rest, least, most)
+    return ordered(em, named, rest, least, most, loose)
 
 
-def ordered(em, named, extra, owed, least: int, most: int | None, loose) -> tuple:
+class Rest:
+    """The members of an object without a declared name: `extra`, any of them; `owed`, one node for
+    each demand for some member; `fresh` and `names`, the same as `extra` under distinct names, and
+    how many names there are (None: no end of them).
+    """
+
+    def __init__(self, em, facts: Facts, known: set[str]):
+        self._further = lambda demand=None, distinct=False: further(
+            em, facts, known, demand, distinct
+        )
+        declared = {name for properties, _, _ in facts.objects for name in properties}
+        shut = em.closed and declared and not facts.opened
+        if shut and facts.min_properties <= len(declared):
+            self.extra = NEVER
+        else:
+            self.extra = em.guard("additionalProperties", lambda: self._further()[0], NEVER)
+        self.owed = [
+            em.guard("not", lambda e=e: self._further(e, True)[0], NEVER) for e in facts.owed
+        ]
+        self._em = em
+
+    @functools.cached_property
+    def distinct(self) -> tuple[tuple, int | None]:
+        """The node of any further member under a name that was not written yet, and how many names
+        there are.
+        """
+        if self.extra == NEVER:
+            return NEVER, 0
+        return self._em.guard(
+            "minProperties", lambda: self._further(distinct=True), (self.extra, None)
+        )
+
+
+def ordered(em, named, rest: Rest, least: int, most: int | None, loose) -> tuple:
     """Members in declared order, then further ones: a network over (index, members so far up to
     what must be counted).
     """
-    required = sum(needed for _, needed in named)
-    if most is not None and extra == NEVER and not owed and len(named) <= most:
+    demanded = len(loose) + len(rest.owed)
+    required = sum(needed for _, needed in named) + demanded
+    if most is not None and rest.extra == NEVER and len(named) + demanded <= most:
         most = None
     cap = max(least, (most or 0) if most is not None else 0, 1)
-    if required + (1 if owed else 0) >= least and most is None:
+    if required >= least and most is None:
         cap, least = 1, min(least, 1)
-    if (len(named) + 2) * (cap + 1) * (len(owed) + 1) > MAX_NETWORK:
+    if (len(named) + 2) * (cap + 1) > MAX_NETWORK:
         raise GrammarError(
             f"schema {em.where}: keyword 'minProperties': counting needs more than {MAX_NETWORK} states"
         )
@@ -117,83 +148,61 @@ def ordered(em, named, extra, owed, least: int, most: int | None, loose) -> tupl
             if not needed:
                 edges.append((EMPTY, state(index + 1, count)))
         elif index == len(named):
-            edges.append(
-                (tail(em, extra, owed, count, least, most, loose), state(index + 1, count))
-            )
+            edges.append((tail(em, rest, count, least, most, loose), state(index + 1, count)))
         else:
             accept = True
         out.append((accept, tuple((node, target) for node, target in edges if node != NEVER)))
     return (NETWORK, 0, tuple(out))
 
 
-def tail(em, extra, owed, count: int, least: int, most: int | None, loose) -> tuple:
+def tail(em, rest: Rest, count: int, least: int, most: int | None, loose) -> tuple:
     """What may follow the declared members when `count` of them are there: nothing only if that is
     enough and not nothing at all.
     """
-    if loose:
-        return subset(em, [(entry, True) for entry in loose], extra, bool(count))
     missing = max(least - count, 0)
     room = None if most is None else most - count
-    if owed:
-        if len(owed) > 1 or missing > 1 or (most is not None):
-            raise GrammarError(
-                f"schema {em.where}: several members of which only the kind is known cannot be enforced at once"
-            )
-        # last, because a later member of the same name would replace it
-        node = seq(repeat(seq(extra, em.comma)) if extra != NEVER else EMPTY, owed[0])
-        return seq(em.comma, node) if count else node
-    if extra == NEVER or room == 0:
+    if loose or rest.owed or missing > 1:
+        node = registered(em, [(entry, True) for entry in loose], rest, missing, room)
+        if count and node != NEVER:
+            node = seq(em.comma, node)
+        return node if loose or rest.owed or missing or not count else choice(EMPTY, node)
+    if rest.extra == NEVER or room == 0:
         return EMPTY if missing == 0 and count else NEVER
-    if missing > 1:
-        # the same name twice would count once: two unnamed members cannot be told apart
-        raise GrammarError(
-            f"schema {em.where}: keyword 'minProperties': {least} members need {missing} without a declared name"
-        )
-    some = seq(extra, repeat(seq(em.comma, extra), 0, None if room is None else room - 1))
+    some = seq(rest.extra, repeat(seq(em.comma, rest.extra), 0, None if room is None else room - 1))
     if count:
         some = seq(em.comma, some)
     return some if missing or not count else choice(EMPTY, some)
 
 
-def shuffled(em, facts: Facts, named, extra, owed) -> tuple:
-    """Members in any order: a network over the set of declared members written so far."""
-    if len(named) > MAX_FREE:
-        raise GrammarError(
-            f"schema {em.where}: {len(named)} properties in free order, at most {MAX_FREE} are supported"
-        )
-    if (
-        owed
-        or facts.max_properties is not None
-        or facts.min_properties > max(1, sum(needed for _, needed in named))
-    ):
-        raise GrammarError(
-            f"schema {em.where}: keyword 'minProperties' or 'maxProperties' in free order is not supported"
-        )
-    return subset(em, named, extra, False)
-
-
-def subset(em, named, extra, started: bool) -> tuple:
-    """Members in any order, further ones between: a network over the set of members written so far
-    (`started`: a comma is due).
+def registered(em, named, rest: Rest, least: int, most: int | None) -> tuple:
+    """One or more members in any order: a register holds which of the named and owed ones have been
+    written, how many members there are, and, where they are counted, the further names.
     """
-    full = 1 << len(named)
-    needed = sum(1 << i for i, (_, must) in enumerate(named) if must)
-    states = []
-    for state in range(full + 1):  # 0: nothing yet; 1 + set: something written
-        used = max(state - 1, 0)
-        edges = []
-        for i, (node, _) in enumerate(named):
-            if not used >> i & 1:
-                edges.append((node[bool(state) or started], 1 + (used | 1 << i)))
-        if extra != NEVER:
-            edges.append((seq(em.comma, extra) if state or started else extra, 1 + used))
-        states.append((bool(state) and used & needed == needed, tuple(edges)))
-    return (NETWORK, 0, tuple(states))
+    needed = [i for i, (_, must) in enumerate(named) if must]
+    needed += range(len(named), len(named) + len(rest.owed))
+    extra, total = rest.extra, None if rest.extra != NEVER else 0
+    if least > max(1, len(needed)) or (rest.owed and extra != NEVER):
+        extra, total = rest.distinct
+    least = 0 if least <= max(1, len(needed)) else least
+    if total is not None:
+        total += len(named) + len(rest.owed)
+        most = total if most is None else min(most, total)
+    if most is not None and (most < max(least, 1) or most < len(needed)):
+        return NEVER
+    edges = [(seq((TAKE, i, None), node[0]), 1) for i, (node, _) in enumerate(named)]
+    edges += [(seq((TAKE, i + len(named), None), node), 1) for i, node in enumerate(rest.owed)]
+    if extra != NEVER:
+        edges.append((seq((TAKE, ONE, None), extra), 1))
+    comma = seq((TAKE, ROOM, None), em.comma) if most is not None else em.comma
+    network = (NETWORK, 0, ((False, tuple(edges)), (True, ((comma, 0),))))
+    return (REGISTER, network, least, -1 if most is None else most, tuple(needed))
 
 
-def further(em, facts: Facts, known: set[str], demand=None) -> tuple:
+def further(
+    em, facts: Facts, known: set[str], demand=None, distinct: bool = False
+) -> tuple[tuple, int | None]:
     """A member whose name is not one of the known ones: a choice over the classes of names that
-    rules tell apart.
+    rules tell apart, and how many such names there are (None: no end of them, or not known).
     """
     excluded, must, must_not, value, names = demand or (frozenset(), (), (), TRUE, ())
     sources = list(
@@ -203,9 +212,9 @@ def further(em, facts: Facts, known: set[str], demand=None) -> tuple:
             + list(must_not)
         )
     )
-    out = []
-    for matched, quoted in name_classes(
-        em, facts, known | excluded, sources, (*facts.names, *names)
+    out, total = [], 0
+    for matched, quoted, count in name_classes(
+        em, facts, known | excluded, sources, (*facts.names, *names), distinct
     ):
         if any(s not in matched for s in must) or any(s in matched for s in must_not):
             continue
@@ -214,36 +223,60 @@ def further(em, facts: Facts, known: set[str], demand=None) -> tuple:
             child.update([lit for source, lit in patterns if source in matched] or [rest])
         if FALSE in child or any((node, not sign) in child for node, sign in child if node):
             continue
+        total = None if total is None or count is None else total + count
         out.append(seq(quoted, em.colon, em.ref(frozenset(child - {TRUE}))))
-    return choice(*out)
+    return choice(*out), total
 
 
-def name_classes(em, facts: Facts, known: set[str], sources: list[str], names: tuple):
-    """Pairs of (patterns matched, node of the quoted names) that split all names but the known
-    ones.
+def name_classes(
+    em, facts: Facts, known: set[str], sources: list[str], names: tuple, distinct: bool
+):
+    """Triples of (patterns matched, node of the quoted names, their number or None) that split all
+    names but the known ones.
     """
     quote = literal('"')
-    if not sources and not names:
-        if any(rest == FALSE for _, _, rest in facts.objects):
-            return []
-        return [(frozenset(), rule(em.number(("names", frozenset(known)))))]
     closed = any(rest == FALSE for _, _, rest in facts.objects)
+    if not sources and not names:
+        if closed:
+            return []
+        node = rule(em.number(("names", frozenset(known))))
+        if distinct:
+            node = (FRESH, node, lambda words: em.inlined(names_but(em, known | texts(words))))
+        return [(frozenset(), node, None)]
     if (
         len(sources) == 1
         and not names
         and closed
+        and not distinct
         and not any(search_automaton(sources[0]).accepts_text(n) for n in known)
     ):
         node = parse_regex(sources[0]).search_node(em.spell, repeat(em.block("key-char")))
         if node is not None:
-            return [(frozenset(sources), seq(quote, node, quote))]
+            return [(frozenset(sources), seq(quote, node, quote), None)]
     key = (frozenset(known), tuple(sources), frozenset(names))
     if key not in em.classes:
         em.classes[key] = [
-            (matched, em.language_block(names))
-            for matched, names in split_names(em, known, sources, names)
+            (matched, dfa, em.language_block(dfa))
+            for matched, dfa in split_names(em, known, sources, names)
         ]
-    return em.classes[key]
+    if not distinct:
+        return [(matched, node, None) for matched, _, node in em.classes[key]]
+    out = []
+    for matched, dfa, node in em.classes[key]:
+        few = dfa.finite(MAX_FINITE)
+        out.append(
+            (
+                matched,
+                (FRESH, node, lambda words, dfa=dfa: em.language_without(dfa, texts(words))),
+                None if few is None else len(few),
+            )
+        )
+    return out
+
+
+def texts(words: frozenset[bytes]) -> frozenset[str]:
+    """The strings that JSON texts spell."""
+    return frozenset(json.loads(word) for word in words)
 
 
 def split_names(
@@ -279,7 +312,7 @@ def names_language(em, literals: frozenset) -> Dfa:
     return out
 
 
-def names_but(em, known: frozenset[str]) -> tuple:
+def names_but(em, known: Set[str]) -> tuple:
     """Any quoted name that is not known, as a network along the known names' letters."""
     if not known:
         return seq(literal('"'), repeat(em.block("key-char")), literal('"'))

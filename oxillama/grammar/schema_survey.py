@@ -9,7 +9,7 @@ machine runs (`endless`), so that no text leads into one. `em` is the `Emitter` 
 
 from collections.abc import Iterable
 
-from oxillama.grammar.nodes import CHOICE, CLASS, NETWORK, REPEAT, RULE, SEQUENCE
+from oxillama.grammar.nodes import CHOICE, CLASS, FRESH, NETWORK, REGISTER, REPEAT, RULE, SEQUENCE
 from oxillama.grammar.schema_arrays import item_at
 from oxillama.grammar.schema_case import Facts
 from oxillama.grammar.schema_document import FALSE, TRUE, TYPES
@@ -82,13 +82,10 @@ def glance_object(em, schema: dict) -> Needs | None:
         schema.get("required", []),
         schema.get("additionalProperties", True),
     )
-    if (
-        not (
-            isinstance(properties, dict)
-            and isinstance(required, list)
-            and isinstance(rest, (dict, bool))
-        )
-        or em.free_order
+    if not (
+        isinstance(properties, dict)
+        and isinstance(required, list)
+        and isinstance(rest, (dict, bool))
     ):
         return None
     if len(properties) + len(required) > MANY:
@@ -139,8 +136,7 @@ def _writable(value) -> bool:
 
 def _object(em, facts: Facts) -> Needs | None:
     if (
-        em.free_order
-        or facts.names
+        facts.names
         or facts.extras
         or facts.owed
         or facts.max_properties is not None
@@ -263,6 +259,8 @@ def finishes(node: tuple, done: bytearray) -> bool:
         return any(finishes(part, done) for part in node[1])
     if kind == REPEAT:
         return node[2] == 0 or finishes(node[1], done)
+    if kind in (REGISTER, FRESH):
+        return finishes(node[1], done)
     if kind != NETWORK:
         return True
     states = node[2]

@@ -109,7 +109,7 @@ def _evaluated(document: Document, node: int, value, depth: int, skip: str = "")
             "items" in schema and ("additionalItems" in schema or not isinstance(items, list))
         ) or ("unevaluatedItems" in schema and skip != "unevaluatedItems")
         out |= set(range(len(value) if whole else min(len(prefix), len(value))))
-        if "contains" in schema and document.draft >= 2020:
+        if "contains" in schema and document.draft_of(node) >= 2020:
             out |= {
                 i
                 for i, item in enumerate(value)

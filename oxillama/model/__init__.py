@@ -2,10 +2,10 @@
 tape and packed.
 
 `builder` records what an architecture asks for, `blocks` holds what architectures share, `arch/`
-has one file each, `lower` fuses and assigns slots, `ops` says in numpy what every op of the tape
-means, `reference` runs that meaning, `rope` reads how positions are rotated, `load` ties them
-together, `packing` packs weights while a model already answers; `sidecar`, `sidecars` and `keeper`
-keep packed weights on disk. Nothing here knows about requests or sessions.
+has one file each, `tensors` names weights, `state` says what layers keep, `accounts` holds every
+hyper-parameter of a file to account, `lower` fuses and assigns slots, `ops` says in numpy what every
+op of the tape means, `reference` runs that meaning, `rope` reads how positions are rotated, `load`
+ties them together. Nothing here knows about requests or sessions.
 """
 
 from .load import Model, ModelConfig, architectures, load_model

@@ -1,12 +1,15 @@
-"""What several architectures share: attention over a paged cache, and the gated feed-forward.
+"""What several architectures share: attention over a paged cache, feed-forward networks, dense and of
+experts, and the selective state space.
 
 A parameter stands here only when two architectures need it; what one needs alone stays in its own
-file.
+file. Tensors that a file may have or not (biases, sinks, fused projections) are found by name.
 """
 
 from __future__ import annotations
 
-import math
+from typing import Literal
+
+import numpy as np
 
 from oxillama.errors import ModelError
 from oxillama.model.builder import Builder, Heads, Layer, Value
@@ -15,9 +18,12 @@ from oxillama.model.rope import Rope
 
 def heads_of(b: Builder, layer: Layer) -> Heads:
     """The attention shape that the file's keys give this layer, checked for consistency."""
-    query = layer.integer("attention.head_count", minimum=1, maximum=1 << 16)
-    kv = layer.integer("attention.head_count_kv", default=query, minimum=1, maximum=query)
-    if query % kv:
+    query = layer.integer("attention.head_count", minimum=0, maximum=1 << 16)
+    kv = layer.integer("attention.head_count_kv", default=query, minimum=0, maximum=1 << 16)
+    for key, found in (("head_count", query), ("head_count_kv", kv)):
+        if not found:
+            raise ModelError(f"{b.arch}.attention.{key}: found 0 in layer {layer.index}, wanted 1")
+    if kv > query or query % kv:
         raise ModelError(
             f"{b.arch}.attention.head_count_kv: found {kv}, wanted a divisor of head_count {query}"
         )
@@ -49,30 +55,35 @@ def attention(
     x: Value,
     *,
     style: str,
-    qk_norm: bool = False,
-    rope: Rope | None = None,
+    qk_norm: Literal["heads", "rows"] | None = None,
+    norm_kind: str = "rms",
+    rope: Rope | Literal["file"] | None = "file",
     window: int = 0,
     scale: float | None = None,
     softcap: float = 0.0,
+    slopes: bool = False,
 ) -> Value:
-    """Grouped-query attention with rotary positions: q, k, v projections, causal attention, output
-    projection.
+    """Grouped-query attention: q, k, v projections, causal attention, output projection.
 
-    `style` is how pairs are rotated: "norm" (adjacent floats) or "neox" (the two halves).
-    `rope=None` takes the file's own. `scale` defaults to 1/sqrt(key_dim).
+    style: how pairs are rotated, "norm" (adjacent floats) or "neox" (the two halves). qk_norm: a norm
+    over each head of queries and keys, or over their whole rows. rope: the file's own, another, or
+    None for no rotation. scale: the file's `attention.scale`, else 1/sqrt(key_dim). slopes: ALiBi.
     """
     heads = heads_of(b, layer)
-    rope = rope or b.rope(rope_dims(b, heads))
-    q = layer.linear(x, "attn_q", heads.query * heads.key_dim)
-    k = layer.linear(x, "attn_k", heads.kv * heads.key_dim)
-    v = layer.linear(x, "attn_v", heads.kv * heads.value_dim)
+    if rope == "file":
+        rope = b.rope(rope_dims(b, heads))
+    q, k, v = _projected(b, layer, x, heads)
     norms = {}
-    if qk_norm:
+    if qk_norm == "heads" and norm_kind == "rms":
         norms = {
             "q_norm": layer.vector("attn_q_norm.weight", heads.key_dim),
             "k_norm": layer.vector("attn_k_norm.weight", heads.key_dim),
-            "eps": b.keys.number("attention.layer_norm_rms_epsilon", minimum=0.0),
+            "eps": b.epsilon(),
         }
+    elif qk_norm is not None:
+        parts = (heads.query, heads.kv) if qk_norm == "heads" else (1, 1)
+        q = layer.norm(q, "attn_q_norm", kind=norm_kind, heads=parts[0])
+        k = layer.norm(k, "attn_k_norm", kind=norm_kind, heads=parts[1])
     out = b.attend(
         q,
         k,
@@ -80,17 +91,149 @@ def attention(
         heads=heads,
         rope=rope,
         style=style,
-        scale=scale or 1.0 / math.sqrt(heads.key_dim),
+        scale=scale or b.keys.number("attention.scale", default=0.0) or heads.key_dim**-0.5,
         window=window,
         softcap=softcap,
+        sinks=layer.optional_vector("attn_sinks.weight", heads.query),
+        slopes=alibi(b, heads.query) if slopes else None,
         **norms,
     )
     return layer.linear(out, "attn_output", b.hidden)
 
 
-def gated_ffn(b: Builder, layer: Layer, x: Value, *, act: str) -> Value:
-    """Feed-forward with a gate: down(act(gate x) * up x)."""
+def _projected(b: Builder, layer: Layer, x: Value, heads: Heads) -> tuple[Value, Value, Value]:
+    """q, k and v of a row, from one fused matrix where the file has it, within the file's clamp."""
+    widths = (
+        heads.query * heads.key_dim,
+        heads.kv * heads.key_dim,
+        heads.kv * heads.value_dim,
+    )
+    if layer.has("attn_qkv.weight"):
+        q, k, v = fused(layer, x, "attn_qkv", widths)
+    else:
+        q, k, v = (layer.linear(x, f"attn_{n}", w) for n, w in zip("qkv", widths))
+    limit = b.keys.number("attention.clamp_kqv", default=0.0, minimum=0.0)
+    if limit:
+        q, k, v = (b.clamp(part, -limit, limit) for part in (q, k, v))
+    return q, k, v
+
+
+def fused(layer: Layer, x: Value, suffix: str, widths: tuple[int, ...]) -> list[Value]:
+    """The products of one matrix whose rows are several matrices' one after another."""
+    total, at, found = sum(widths), 0, []
+    for width in widths:
+        found.append(layer.linear(x, suffix, total, take=slice(at, at + width)))
+        at += width
+    return found
+
+
+def alibi(b: Builder, heads: int) -> np.ndarray:
+    """The slope of each head (Press et al. 2021, "Train Short, Test Long", section 3): a geometric
+    row of a power of two of heads, and every other one of the row twice as long for the rest. Times
+    -1 by distance: what a score loses.
+    """
+    bias = b.keys.number("attention.max_alibi_bias", minimum=0.0)
+    power = 1 << (heads.bit_length() - 1)
+    first = 2.0 ** (-bias / power * np.arange(1, power + 1))
+    rest = 2.0 ** (-bias / (2 * power) * np.arange(1, 2 * (heads - power), 2))
+    return np.concatenate([first, rest]).astype(np.float32)
+
+
+def gated_ffn(b: Builder, layer: Layer, x: Value, *, act: str, suffix: str = "") -> Value:
+    """Feed-forward with a gate: down(act(gate x) * up x); gate and up may be one matrix, `ffn_up`.
+    suffix: what stands after `ffn_gate` in the names of its tensors.
+    """
+    if suffix:
+        width = b.reader.tensors[layer.name(f"ffn_up{suffix}.weight")].shape[0]
+    else:
+        width = layer.integer("feed_forward_length", minimum=1, maximum=1 << 24)
+    if layer.has(f"ffn_gate{suffix}.weight"):
+        gate = layer.linear(x, f"ffn_gate{suffix}", width)
+        up = layer.linear(x, f"ffn_up{suffix}", width)
+    else:
+        gate, up = fused(layer, x, f"ffn_up{suffix}", (width, width))
+    return layer.linear(b.gate(gate, up, act=act), f"ffn_down{suffix}", b.hidden)
+
+
+def ffn(b: Builder, layer: Layer, x: Value, *, act: str) -> Value:
+    """Feed-forward without a gate: down(act(up x))."""
     width = layer.integer("feed_forward_length", minimum=1, maximum=1 << 24)
-    gate = layer.linear(x, "ffn_gate", width)
     up = layer.linear(x, "ffn_up", width)
-    return layer.linear(b.gate(gate, up, act=act), "ffn_down", b.hidden)
+    return layer.linear(b.activate(up, act), "ffn_down", b.hidden)
+
+
+def expert_ffn(
+    b: Builder,
+    layer: Layer,
+    x: Value,
+    *,
+    act: str,
+    gating: str = "softmax",
+    normalise: bool = True,
+    scale: float = 1.0,
+    groups: int = 1,
+    groups_used: int = 1,
+    group_by: str = "best",
+) -> Value:
+    """A feed-forward network of experts, `expert_used_count` of `expert_count` for each row, plus the
+    shared experts that the file has. The parameters from `gating` on are those of `Builder.route`.
+    """
+    count = layer.integer("expert_count", minimum=1, maximum=1 << 12)
+    used = layer.integer("expert_used_count", minimum=1, maximum=count)
+    default = layer.integer("feed_forward_length", default=0)
+    width = layer.integer("expert_feed_forward_length", default=default, minimum=1)
+    scores = layer.linear(x, "ffn_gate_inp", count)
+    routes = b.route(
+        scores,
+        used=used,
+        gating=gating,
+        bias=layer.optional_vector("exp_probs_b.bias", count),
+        normalise=normalise,
+        scale=scale,
+        groups=groups,
+        groups_used=groups_used,
+        group_by=group_by,
+    )
+    gate = layer.experts(x, routes, "ffn_gate_exps", width, count=count)
+    up = layer.experts(x, routes, "ffn_up_exps", width, count=count)
+    down = layer.experts(b.gate(gate, up, act=act), routes, "ffn_down_exps", b.hidden, count=count)
+    y = b.combine(down, routes)
+    if not layer.has("ffn_up_shexp.weight"):
+        return y
+    shared = gated_ffn(b, layer, x, act=act, suffix="_shexp")
+    if layer.has("ffn_gate_inp_shexp.weight"):
+        raise ModelError(
+            f"{layer.name('ffn_gate_inp_shexp.weight')}: {b.arch} has no use for a gate of its shared experts"
+        )
+    return y + shared
+
+
+def selective_state_space(b: Builder, layer: Layer, x: Value, *, norms: bool = False) -> Value:
+    """The mixer of Mamba (Gu and Dao 2023, section 3.4). norms: dt, B and C are normalised (Jamba)."""
+    keys = b.keys
+    inner = keys.integer("ssm.inner_size", minimum=1, maximum=1 << 20)
+    states = keys.integer("ssm.state_size", minimum=1, maximum=1 << 12)
+    rank = keys.integer("ssm.time_step_rank", minimum=1, maximum=1 << 16)
+    taps = keys.integer("ssm.conv_kernel", minimum=2, maximum=64)
+    x, z = fused(layer, x, "ssm_in", (inner, inner))
+    conv = layer.array("ssm_conv1d.weight", inner, taps)
+    x = b.conv(x, conv, layer.optional_vector("ssm_conv1d.bias", inner), act="silu")
+    dt, state_in, state_out = fused(layer, x, "ssm_x", (rank, states, states))
+    if norms:
+        dt = layer.norm(dt, "ssm_dt_norm")
+        state_in, state_out = (
+            layer.norm(state_in, "ssm_b_norm"),
+            layer.norm(state_out, "ssm_c_norm"),
+        )
+    elif keys.flag("ssm.dt_b_c_rms", default=False):
+        dt, state_in, state_out = (b.norm(part, None) for part in (dt, state_in, state_out))
+    dt = b.activate(layer.linear(dt, "ssm_dt", inner), "softplus")
+    y = b.scan(
+        x,
+        dt,
+        state_in,
+        state_out,
+        a=layer.array("ssm_a", inner, states),
+        d=layer.vector("ssm_d", inner),
+    )
+    return layer.linear(b.gate(z, y, act="silu"), "ssm_out", b.hidden)

@@ -8,16 +8,20 @@ the tensor's own name in it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from oxillama._core.codecs import unpack_rows
+from oxillama._core.recurrent import scan_blocks
 from oxillama.errors import ModelError
 from oxillama.gguf import GgufReader
 from oxillama.gguf.keys import Keys
+from oxillama.model.ops import OPS
 from oxillama.model.rope import AS_FILED, BASE, SCALING, Rope, RopeOverrides, rope_from_keys
+from oxillama.model.state import Latent, LayerState, Pages, Slot
+from oxillama.model.tensors import Tensor, unpacked
 
 _ARCHITECTURES: dict[str, Callable[[Builder], Value]] = {}
 
@@ -41,44 +45,16 @@ def recorders() -> Mapping[str, Callable[[Builder], Value]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
-    """A weight as the file holds it: rows `start:stop` of a tensor, still in its blocks. `shape` is
-    (rows, columns).
-    """
-
-    name: str
-    format: str
-    shape: tuple[int, int]
-    start: int = 0
-
-    @property
-    def key(self) -> tuple[str, int, int]:
-        """What makes two uses the same weight."""
-        return self.name, self.start, self.shape[0]
-
-
-def unpacked(reader: GgufReader, tensor: Tensor) -> np.ndarray:
-    """The float32 (rows, columns) that a tensor's blocks stand for."""
-    blocks = reader.data(tensor.name)
-    shape = reader.tensors[tensor.name].shape
-    blocks = blocks.reshape(shape[0] if len(shape) == 2 else 1, -1)[
-        tensor.start : tensor.start + tensor.shape[0]
-    ]
-    out = np.empty(tensor.shape, np.float32)
-    unpack_rows(blocks, tensor.format, out)
-    return out
-
-
-@dataclass(frozen=True, slots=True)
 class Node:
     """One recorded op: `inputs` are indices of earlier nodes, `width` the floats a row of its
-    result has.
+    result has; `stateful`: its layer keeps something of every token.
     """
 
     op: str
     inputs: tuple[int, ...]
     params: dict
     width: int
+    stateful: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,17 +65,40 @@ class Value:
     index: int
     width: int
 
-    def __add__(self, other: Value) -> Value:
-        return self.builder.record("add", (self, other), width=self.width)
+    def __add__(self, other: Value | np.ndarray) -> Value:
+        if isinstance(other, np.ndarray):
+            return self.builder.op("affine", self, weight=None, bias=_vector(other, self.width))
+        return self.builder.op("add", self, _alike(self, other))
 
-    def __mul__(self, other: Value | float) -> Value:
+    def __mul__(self, other: Value | np.ndarray | float) -> Value:
         if isinstance(other, Value):
-            return self.builder.record("mul", (self, other), width=self.width)
-        return (
-            self
-            if other == 1.0
-            else self.builder.record("scale", (self,), width=self.width, factor=float(other))
+            return self.builder.op("mul", self, _alike(self, other))
+        if isinstance(other, np.ndarray):
+            return self.builder.op("affine", self, weight=_vector(other, self.width), bias=None)
+        return self if other == 1.0 else self.builder.op("scale", self, factor=float(other))
+
+    def columns(self, start: int, stop: int, *, heads: int = 1) -> Value:
+        """Columns `start` to `stop - 1` of each of `heads` parts of a row."""
+        part = self.width // heads
+        if self.width % heads or not 0 <= start < stop <= part:
+            raise ModelError(
+                f"columns: found {start} to {stop} of {heads} parts of {self.width}, wanted them within {part}"
+            )
+        return self.builder.record(
+            "columns", (self,), width=heads * (stop - start), start=start, stop=stop, heads=heads
         )
+
+
+def _alike(x: Value, y: Value) -> Value:
+    if x.width != y.width:
+        raise ModelError(f"elementwise op: found rows of {x.width} and {y.width}, wanted one width")
+    return y
+
+
+def _vector(values: np.ndarray, width: int) -> np.ndarray:
+    if values.shape != (width,):
+        raise ModelError(f"vector: found {values.shape}, wanted ({width},), the columns of a row")
+    return np.ascontiguousarray(values, np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +128,16 @@ class Builder:
     ) -> None:
         self.reader = reader
         self.arch = arch
-        self.keys = rope.over(Keys(reader.metadata, arch))
+        # of the file's keys under its architecture's prefix, those that somebody read
+        self.read: set[str] = set()
+        self.keys = rope.over(Keys(reader.metadata, arch, read=self.read))
         # of `BASE` and `SCALING`, what a rotation was made of
         self.rotated_by: set[str] = set()
         self.nodes: list[Node] = []
-        self.kv_layers: list[tuple[int, int, int]] = []
+        # what layers keep: in pages, and in a slot
+        self.pages: list[Pages | Latent] = []
+        self.slots: list[Slot] = []
+        self.embedding: Value | None = None
         self.used: set[str] = set()
         self.hidden = self.keys.integer("embedding_length", minimum=1, maximum=1 << 20)
         self.n_layers = self.keys.integer("block_count", minimum=1, maximum=1 << 14)
@@ -167,6 +171,27 @@ class Builder:
             )
         return shape[0]
 
+    def stack(self, name: str, count: int, rows: int, columns: int) -> Tensor:
+        """`count` matrices (rows, columns) of one tensor (count, rows, columns), left in its blocks."""
+        info = self._info(name)
+        if tuple(info.shape) != (count, rows, columns):
+            raise ModelError(
+                f"{name}: file has {tuple(info.shape)}, {self.arch} needs {(count, rows, columns)}"
+            )
+        if rows % 16:
+            raise ModelError(
+                f"{name}: file has matrices of {rows} rows, wanted a multiple of 16 for a stack of {count}"
+            )
+        return Tensor(name, info.type_name, (count * rows, columns))
+
+    def array(self, name: str, *shape: int) -> np.ndarray:
+        """The weight of that name as float32 of this shape, for what no product reads."""
+        info = self._info(name)
+        if tuple(info.shape) != shape:
+            raise ModelError(f"{name}: file has {tuple(info.shape)}, {self.arch} needs {shape}")
+        rows = int(np.prod(shape[:-1], dtype=np.int64))
+        return unpacked(self.reader, Tensor(name, info.type_name, (rows, shape[-1]))).reshape(shape)
+
     def matrix(self, name: str, rows: int, columns: int, *, take: slice | None = None) -> Tensor:
         """The (rows, columns) weight of that name, or rows `take` of it, left in its blocks."""
         info = self._info(name)
@@ -195,55 +220,230 @@ class Builder:
     # ---- ops
     # -----------------------------------------------------------------------------------------------------
 
-    def record(self, op: str, inputs: tuple[Value, ...], *, width: int, **params) -> Value:
-        """Append an op and return its value."""
-        self.nodes.append(Node(op, tuple(value.index for value in inputs), params, width))
+    def record(
+        self, op: str, inputs: Sequence[Value], *, width: int, stateful: bool = False, **params: Any
+    ) -> Value:
+        """Append a node and return its value."""
+        index = tuple(value.index for value in inputs)
+        self.nodes.append(Node(op, index, params, width, stateful))
         return Value(self, len(self.nodes) - 1, width)
+
+    def op(self, name: str, *inputs: Value, **params: Any) -> Value:
+        """Record an op of the tape (`ops.OPS`) as it is, its inputs in the order of its `reads`."""
+        kind = OPS[name]
+        if len(inputs) != len(kind.reads):
+            raise ModelError(f"{name}: found {len(inputs)} inputs, wanted {', '.join(kind.reads)}")
+        width = kind.width([value.width for value in inputs], params)
+        return self.record(name, inputs, width=width, stateful=kind.state, **params)
 
     def layers(self) -> Iterator[Layer]:
         """The layers of the model in order."""
         return (Layer(self, index) for index in range(self.depth))
 
     def embed(self, *, scale: float = 1.0) -> Value:
-        """The token's row of `token_embd.weight`, times `scale`."""
+        """The token's row of `token_embd.weight`, times `scale`; or the row that a batch brings."""
         table = self.matrix("token_embd.weight", self.vocab_size, self.hidden)
         return self.record("embed", (), width=self.hidden, table=table, scale=float(scale))
 
-    def norm(self, x: Value, name: str, *, kind: str = "rms") -> Value:
-        """Normalise each row and multiply by `name.weight` (and add `name.bias` where there is
-        one).
-        """
+    def position_embed(self, name: str = "position_embd.weight") -> Value:
+        """The row of a learned table (positions, embedding_length) at the token's position."""
+        rows = self._matrix_rows(name)
+        table = self.matrix(name, rows, self.hidden)
+        return self.record("embed", (), width=self.hidden, table=table, scale=1.0, by="position")
+
+    def epsilon(self, kind: str = "rms") -> float:
+        """The epsilon that the file gives for norms of this kind."""
         key = (
             "attention.layer_norm_rms_epsilon" if kind == "rms" else "attention.layer_norm_epsilon"
         )
-        eps = self.keys.number(key, minimum=0.0)
+        return self.keys.number(key, minimum=0.0)
+
+    def norm(
+        self,
+        x: Value,
+        name: str | None,
+        *,
+        kind: str = "rms",
+        heads: int = 1,
+        eps: float | None = None,
+    ) -> Value:
+        """Normalise each of `heads` parts of a row ("rms", or "layer" less the mean) and multiply by
+        `name.weight` (and add `name.bias` where there is one); no weight where name is None. A
+        weight is of a part, or of the whole row: (heads, part) in the file, or one vector.
+        """
+        weight = bias = None
+        if name is not None:
+            self._info(name + ".weight")
+            shape = tuple(self.reader.tensors[name + ".weight"].shape)
+            if shape == (heads, x.width // heads) and heads > 1:
+                weight = self.array(name + ".weight", *shape).reshape(-1)
+            elif shape == (x.width // heads,):
+                weight = self.vector(name + ".weight", x.width // heads)
+            else:
+                weight = self.vector(name + ".weight", x.width)
+            bias = self.optional_vector(name + ".bias", len(weight))
+        more = {"heads": heads} if heads > 1 else {}
         return self.record(
             "norm",
             (x,),
             width=x.width,
             kind=kind,
-            eps=eps,
-            weight=self.vector(name + ".weight", x.width),
-            bias=self.optional_vector(name + ".bias", x.width),
+            eps=self.epsilon(kind) if eps is None else eps,
+            weight=weight,
+            bias=bias,
+            **more,
         )
 
-    def linear(self, x: Value, name: str, rows: int, *, take: slice | None = None) -> Value:
+    def linear(
+        self,
+        x: Value,
+        name: str,
+        rows: int,
+        *,
+        take: slice | None = None,
+        bias: bool = True,
+    ) -> Value:
         """x times the transpose of `name.weight` (rows, x.width), plus `name.bias` where there is
-        one; `take` uses some of its rows.
+        one (bias False: another op reads that tensor); `take` uses some of its rows.
         """
         weight = self.matrix(name + ".weight", rows, x.width, take=take)
-        bias = self.optional_vector(name + ".bias", rows)
-        if bias is not None and take:
-            bias = np.ascontiguousarray(bias[take])
-        return self.record("linear", (x,), width=weight.shape[0], weight=weight, bias=bias)
+        shift = self.optional_vector(name + ".bias", rows) if bias else None
+        if shift is not None and take:
+            shift = np.ascontiguousarray(shift[take])
+        return self.record("linear", (x,), width=weight.shape[0], weight=weight, bias=shift)
+
+    def stacked(self, x: Value, name: str, rows: int, *, count: int) -> Value:
+        """Part k of a row times matrix k of the stack `name.weight` (count, rows, part): a linear of
+        its own for each head.
+        """
+        weight = self.stack(name + ".weight", count, rows, x.width // count)
+        return self.record(
+            "expert_linear", (x,), width=count * rows, weight=weight, experts=count, used=0
+        )
+
+    def route(
+        self,
+        scores: Value,
+        *,
+        used: int,
+        gating: str = "softmax",
+        bias: np.ndarray | None = None,
+        groups: int = 1,
+        groups_used: int = 1,
+        group_by: str = "best",
+        normalise: bool = False,
+        scale: float = 1.0,
+    ) -> Value:
+        """Choose `used` experts for each row by its scores; the parameters are those of the op."""
+        return self.op(
+            "route",
+            scores,
+            used=used,
+            gating=gating,
+            bias=bias,
+            groups=groups,
+            groups_used=groups_used,
+            group_by=group_by,
+            normalise=normalise,
+            scale=float(scale),
+        )
+
+    def experts(self, x: Value, routes: Value, name: str, rows: int, *, count: int) -> Value:
+        """A routed value: x times the matrix (rows, columns) of the stack `name.weight` for each
+        expert that a row chose, plus its row of `name.bias` (count, rows) where there is one. x is
+        one row for all its experts, or a routed value with a part for each.
+        """
+        used = routes.width // 2
+        columns = self._stack_columns(name + ".weight")
+        if x.width not in (columns, used * columns):
+            raise ModelError(
+                f"{name}.weight: file has {columns} columns, {self.arch} needs {x.width} or a part of {used}"
+            )
+        weight = self.stack(name + ".weight", count, rows, columns)
+        made = self.record(
+            "expert_linear",
+            (x, routes),
+            width=used * rows,
+            weight=weight,
+            experts=count,
+            used=used,
+        )
+        if not self.has(name + ".bias"):
+            return made
+        return self.op("expert_bias", made, routes, bias=self.array(name + ".bias", count, rows))
+
+    def _stack_columns(self, name: str) -> int:
+        shape = tuple(self._info(name).shape)
+        if len(shape) != 3:
+            raise ModelError(
+                f"{name}: file has {shape}, {self.arch} needs (experts, rows, columns)"
+            )
+        return shape[2]
+
+    def combine(self, x: Value, routes: Value) -> Value:
+        """The sum of a routed value's parts under the weights of its routes."""
+        return self.op("combine", x, routes)
+
+    def concat(self, *parts: Value, heads: int = 1) -> Value:
+        """Values side by side, for each of `heads` parts of their rows."""
+        width = sum(part.width for part in parts)
+        return self.record("concat", parts, width=width, heads=heads)
 
     def gate(self, gate: Value, up: Value, *, act: str) -> Value:
         """act(gate) * up, elementwise."""
-        return self.record("gate", (gate, up), width=up.width, kind=act)
+        return self.record("gate", (gate, _alike(gate, up)), width=up.width, kind=act)
+
+    def activate(self, x: Value, act: str) -> Value:
+        """An activation, elementwise: silu, gelu_tanh, gelu_erf, gelu_quick, relu, relu2, sigmoid,
+        tanh or softplus.
+        """
+        return self.op("activate", x, kind=act)
+
+    def clamp(self, x: Value, low: float, high: float) -> Value:
+        """x within `low` and `high`, elementwise."""
+        return self.op("clamp", x, low=float(low), high=float(high))
+
+    def conv(
+        self,
+        x: Value,
+        weight: np.ndarray,
+        bias: np.ndarray | None = None,
+        *,
+        act: str | None = None,
+    ) -> Value:
+        """A causal convolution of each channel with its own taps (channels, taps), then an
+        activation.
+        """
+        state = self.keeps(Slot((weight.shape[1] - 1, x.width)))
+        weight = np.ascontiguousarray(weight)
+        return self.op("conv", x, weight=weight, bias=bias, act=act, state=state)
+
+    def scan(
+        self,
+        x: Value,
+        dt: Value,
+        b: Value,
+        c: Value,
+        *,
+        a: np.ndarray,
+        d: np.ndarray | None,
+        groups: int = 1,
+    ) -> Value:
+        """A selective state space over x; shapes are those of the op. dt is positive already."""
+        blocks = scan_blocks(x.width, dt.width)
+        state = self.keeps(Slot((blocks, b.width // groups, 16)))
+        a = np.ascontiguousarray(a)
+        return self.op("scan", x, dt, b, c, a=a, d=d, groups=groups, state=state)
+
+    def keeps(self, state: LayerState) -> int:
+        """Note what a layer keeps; returns its number among those of its kind."""
+        held: list = self.slots if isinstance(state, Slot) else self.pages
+        held.append(state)
+        return len(held) - 1
 
     def softcap(self, x: Value, cap: float) -> Value:
         """cap * tanh(x / cap), elementwise; no cap when it is 0."""
-        return x if cap == 0.0 else self.record("softcap", (x,), width=x.width, cap=float(cap))
+        return x if cap == 0.0 else self.op("softcap", x, cap=float(cap))
 
     def rope(
         self, dims: int, *, base_key: str = BASE, base: float = 10000.0, scaled: bool = True
@@ -272,21 +472,23 @@ class Builder:
         q_norm: np.ndarray | None = None,
         k_norm: np.ndarray | None = None,
         eps: float = 0.0,
+        sinks: np.ndarray | None = None,
+        slopes: np.ndarray | None = None,
     ) -> Value:
         """Causal attention of q over the k and v stored so far: per-head norm, rope, store,
-        softmax(scale * q.k) v.
+        softmax(scale * q.k) v. rope None: no rotation (NoPE).
+
+        sinks (query heads,): a score without a value; slopes (query heads,): ALiBi.
         """
-        table = None
-        if rope is not None:
-            table = self.record("rope_table", (), width=2 * len(rope.inv_freq), rope=rope)
-        self.kv_layers.append((heads.kv, heads.key_dim, heads.value_dim))
-        inputs = (q, k, v) if table is None else (q, k, v, table)
+        state = Pages(heads.kv, heads.key_dim, heads.value_dim, window)
+        more = {name: v for name, v in (("sinks", sinks), ("slopes", slopes)) if v is not None}
         return self.record(
-            "attend",
-            inputs,
+            "attention",
+            (q, k, v, *self._table(rope)),
             width=heads.query * heads.value_dim,
+            stateful=True,
             heads=heads,
-            layer=len(self.kv_layers) - 1,
+            layer=self.keeps(state),
             rope_dims=rope.dims if rope else 0,
             style=style,
             q_scale=float(scale),
@@ -295,22 +497,77 @@ class Builder:
             q_norm=q_norm,
             k_norm=k_norm,
             eps=float(eps),
+            **more,
         )
 
-    def logits(self, x: Value, *, scale: float = 1.0, softcap: float = 0.0) -> Value:
-        """Final norm and output projection; the output is tied to the embedding when the file has
-        no `output.weight`.
+    def attend_latent(
+        self,
+        q: Value,
+        k: Value,
+        *,
+        heads: int,
+        value: int,
+        rope: Rope | None,
+        style: str,
+        scale: float,
+    ) -> Value:
+        """Attention whose layer keeps one row k a token for all heads, its first `value` floats the
+        value: the absorbed form of multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2,
+        section 2.1). rope turns the last floats of k and of each head of q; the result has `value`
+        floats a head.
         """
-        x = self.norm(x, "output_norm")
+        shape = Heads(heads, 1, k.width, value)
+        return self.record(
+            "attention",
+            (q, k, *self._table(rope)),
+            width=heads * value,
+            stateful=True,
+            heads=shape,
+            layer=self.keeps(Latent(k.width, value)),
+            rope_dims=rope.dims if rope else 0,
+            rope_start=k.width - rope.dims if rope else 0,
+            style=style,
+            q_scale=float(scale),
+            window=0,
+            softcap=0.0,
+            q_norm=None,
+            k_norm=None,
+            eps=0.0,
+            latent=True,
+        )
+
+    def _table(self, rope: Rope | None) -> tuple[Value, ...]:
+        if rope is None:
+            return ()
+        return (self.record("rope_table", (), width=2 * len(rope.inv_freq), rope=rope),)
+
+    def mark_embedding(self, x: Value) -> Value:
+        """Say that the rows of x are what an embedding of a text is made of; returns x."""
+        self.embedding = x
+        return x
+
+    def logits(
+        self,
+        x: Value,
+        *,
+        scale: float = 1.0,
+        softcap: float = 0.0,
+        norm: str = "output_norm",
+        kind: str = "rms",
+    ) -> Value:
+        """Final norm, which is marked as the embedding, and output projection (with `output.bias`
+        where there is one); tied to the token embedding when the file has no `output.weight`.
+        """
+        x = self.norm(x, norm, kind=kind)
+        if self.embedding is None:
+            self.mark_embedding(x)
         name = "output" if self.has("output.weight") else "token_embd"
         return self.softcap(self.linear(x, name, self.vocab_size) * scale, softcap)
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One block of the model: the same doors as the builder's, with `blk.<index>.` before every
-    name.
-    """
+    """One block of the model: the builder's methods, with `blk.<index>.` before every name."""
 
     builder: Builder = field(repr=False)
     index: int
@@ -323,18 +580,36 @@ class Layer:
         """Whether the file has `blk.<index>.<suffix>`."""
         return self.builder.has(self.name(suffix))
 
-    def norm(self, x: Value, suffix: str, *, kind: str = "rms") -> Value:
+    def norm(self, x: Value, suffix: str, *, kind: str = "rms", heads: int = 1) -> Value:
         """`Builder.norm` of this layer's weight."""
-        return self.builder.norm(x, self.name(suffix), kind=kind)
+        return self.builder.norm(x, self.name(suffix), kind=kind, heads=heads)
 
-    def linear(self, x: Value, suffix: str, rows: int, *, take: slice | None = None) -> Value:
+    def linear(
+        self, x: Value, suffix: str, rows: int, *, take: slice | None = None, bias: bool = True
+    ) -> Value:
         """`Builder.linear` of this layer's weight."""
-        return self.builder.linear(x, self.name(suffix), rows, take=take)
+        return self.builder.linear(x, self.name(suffix), rows, take=take, bias=bias)
+
+    def stacked(self, x: Value, suffix: str, rows: int, *, count: int) -> Value:
+        """`Builder.stacked` of this layer's weight."""
+        return self.builder.stacked(x, self.name(suffix), rows, count=count)
+
+    def experts(self, x: Value, routes: Value, suffix: str, rows: int, *, count: int) -> Value:
+        """`Builder.experts` of this layer's weight."""
+        return self.builder.experts(x, routes, self.name(suffix), rows, count=count)
 
     def vector(self, suffix: str, size: int) -> np.ndarray:
         """`Builder.vector` of this layer's weight."""
         return self.builder.vector(self.name(suffix), size)
 
-    def integer(self, key: str, **bounds) -> int:
+    def optional_vector(self, suffix: str, size: int) -> np.ndarray | None:
+        """`Builder.optional_vector` of this layer's weight."""
+        return self.builder.optional_vector(self.name(suffix), size)
+
+    def array(self, suffix: str, *shape: int) -> np.ndarray:
+        """`Builder.array` of this layer's weight."""
+        return self.builder.array(self.name(suffix), *shape)
+
+    def integer(self, key: str, **bounds: Any) -> int:
         """A hyper-parameter that may be an array with a value per layer."""
         return self.builder.keys.per_layer(key, self.builder.n_layers, **bounds)[self.index]

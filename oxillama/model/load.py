@@ -21,14 +21,18 @@ from oxillama.errors import ModelError
 from oxillama.gguf import GgufReader
 from oxillama.gguf.keys import Keys
 from oxillama.model import arch as _arch  # noqa: F401  (importing it registers every architecture)
-from oxillama.model.builder import Builder, Tensor, recorders
-from oxillama.model.keeper import Keeper
+from oxillama.model.accounts import check_keys
+from oxillama.model.builder import Builder, recorders
 from oxillama.model.lower import Tape, lower
-from oxillama.model.packing import Packer, Packing
 from oxillama.model.reference import Reference
 from oxillama.model.rope import AS_FILED, RopeOverrides, context_in_force
-from oxillama.model.sidecar import Key, Wanted
-from oxillama.model.sidecars import Place, sidecar_place
+from oxillama.model.state import LayerState, Slot
+from oxillama.model.tensors import Tensor
+from oxillama.weights.cache import CacheSlot, slot_of
+from oxillama.weights.packing import Packer, Packing
+from oxillama.weights.panel_file import Key, MappedPanels, Wanted
+from oxillama.weights.verifier import PanelVerifier
+from oxillama.weights.writer import CacheWriter
 
 _ACTS = {name: act for name, _, _, act in packable_formats()}
 Progress = Callable[[int, int], None]  # bytes packed so far, bytes in all
@@ -46,7 +50,17 @@ class ModelConfig:
     vocab_size: int
     hidden_size: int
     layers: int
-    kv_layers: tuple[tuple[int, int, int], ...]
+    states: tuple[LayerState, ...]
+
+    @property
+    def kv_layers(self) -> tuple[tuple[int, int, int], ...]:
+        """(kv_heads, k_dim, v_dim) of every layer that keeps pages, as page memory takes them."""
+        return tuple(state.dims for state in self.states if not isinstance(state, Slot))
+
+    @property
+    def slot_layers(self) -> tuple[tuple[int, ...], ...]:
+        """The shape of every layer's recurrent state, empty for models without any."""
+        return tuple(state.shape for state in self.states if isinstance(state, Slot))
 
 
 @dataclass(slots=True)
@@ -54,7 +68,8 @@ class Model:
     """A loaded model; `program` runs it, `tape` shows it, `reader` stays open for the rows of its
     embedding.
 
-    weights: packed, by key. keeper: what writes them for the next load, None where nothing does.
+    weights: packed, by key. writer: what writes them for the next load, None where nothing does;
+    verifier: what compares them with their hashes, None where they were packed from the file.
     rope: what was said in place of the file. packing: what packs the weights while the program
     already runs, None where they were packed before; packer: the thread of it.
     """
@@ -64,7 +79,8 @@ class Model:
     program: Program
     reader: GgufReader = field(repr=False)
     weights: Mapping[Key, PackedMatrix] = field(repr=False)
-    keeper: Keeper | None = field(default=None, repr=False)
+    writer: CacheWriter | None = field(default=None, repr=False)
+    verifier: PanelVerifier | None = field(default=None, repr=False)
     rope: RopeOverrides = AS_FILED
     packing: Packing | None = field(default=None, repr=False)
     packer: Packer | None = field(default=None, repr=False)
@@ -80,12 +96,17 @@ class Model:
         """
         if self.packer is not None:
             self.packer.cancel()
-        if self.keeper is not None:
-            self.keeper.finish() if keep else self.keeper.cancel()
+        if self.writer is not None:
+            self.writer.finish() if keep else self.writer.cancel()
+        if self.verifier is not None:
+            # whoever has results shall hear whether they may be wrong
+            self.verifier.finish() if self.program.steps else self.verifier.cancel()
 
     def page_memory(self, *, kv_type: str = "f16", page_size: int = 16) -> PageMemory:
-        """Memory for the pages of this model's keys and values; grows as it is used."""
-        return PageMemory(list(self.config.kv_layers), kv_type, page_size)
+        """Memory for the pages and slots that this model's layers keep; grows as it is used."""
+        return PageMemory(
+            list(self.config.kv_layers), kv_type, page_size, slot_layers=self.config.slot_layers
+        )
 
     def reference(self) -> Reference:
         """The numpy interpreter of the same tape."""
@@ -115,7 +136,7 @@ def record(
             f"general.architecture: found {name!r}, wanted one of {', '.join(architectures())}"
         )
     b = Builder(reader, name, depth=depth, rope=rope)
-    own = Keys(reader.metadata, name)
+    own = Keys(reader.metadata, name, read=b.read)
     context = context_in_force(own, b.keys if rope.given() else own)
     result = recorders()[name](b)
     if b.depth == b.n_layers:
@@ -125,6 +146,8 @@ def record(
         raise ModelError(
             f"{unused[0]}: {name} has no use for this tensor ({len(unused)} such in the file)"
         )
+    if b.depth == b.n_layers:
+        check_keys(reader.metadata, name, b.read)
     tape = lower(b, result, act_of, lambda act, columns: -(-act_bytes(act, columns) // 4))
     label = reader.metadata.get("general.name", "")
     return ModelConfig(
@@ -134,7 +157,7 @@ def record(
         b.vocab_size,
         b.hidden,
         b.depth,
-        tuple(b.kv_layers),
+        (*b.pages, *b.slots),
     ), tape
 
 
@@ -148,10 +171,10 @@ def load_model(
     rope: RopeOverrides = AS_FILED,
 ) -> Model:
     """Record, lower and build the Program over weights that are packed, or being packed
-    (model/packing.py).
+    (weights/packing.py).
 
     progress: told of bytes packed, all of them before this returns; without it a large model
-    answers earlier. sidecar: where packed weights are kept for the next load (model/sidecars.py):
+    answers earlier. sidecar: where packed weights are kept for the next load (weights/cache.py):
     "auto" (the cache folder, for models of 256 MiB and more), a folder, or False. rope: see
     `record`; weights and sidecars know nothing of it.
     """
@@ -160,23 +183,25 @@ def load_model(
     for tensor in tensors.values():
         # the look at a norm may have mapped a large page, which holds weights around it
         reader.release(tensor.name)
-    place = sidecar_place(
+    slot = slot_of(
         reader, sidecar, sum(_rows(reader, tensor).nbytes for tensor in tensors.values())
     )
-    mapped = None if place is None else _mapped(place, tensors, num_threads, progress)
+    mapped = None if slot is None else _mapped(slot, tensors, num_threads, progress)
     weights, packing = (
-        _reserved(reader, tensors, num_threads, progress) if mapped is None else (mapped, None)
+        _reserved(reader, tensors, num_threads, progress)
+        if mapped is None
+        else (dict(mapped.matrices), None)
     )
     program = _program(
         config, tape, reader, weights, max_rows=max_rows, num_threads=num_threads, packing=packing
     )
-    keeper = (
-        Keeper(place, weights, program, packing=packing)
-        if place is not None and mapped is None
-        else None
-    )
+    writer = verifier = None
+    if mapped is not None:
+        verifier = PanelVerifier(mapped, program, reader.shards)
+    elif slot is not None:
+        writer = CacheWriter(slot, weights, program, packing=packing)
     packer = None if packing is None else Packer(packing, program)
-    return Model(config, tape, program, reader, weights, keeper, rope, packing, packer)
+    return Model(config, tape, program, reader, weights, writer, verifier, rope, packing, packer)
 
 
 def early_exit(model: Model, depth: int, *, num_threads: int = 0, max_rows: int = 512) -> Model:
@@ -213,6 +238,8 @@ def _program(
         ops,
         list(tape.slots),
         kv_layers=list(config.kv_layers),
+        slot_layers=list(config.slot_layers),
+        hidden=tape.embedding,
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         max_rows=max_rows,
@@ -223,8 +250,7 @@ def _program(
 
 def _rows(reader: GgufReader, tensor: Tensor) -> np.ndarray:
     """The raw blocks of a tensor's rows, a view of the file."""
-    blocks = reader.data(tensor.name).reshape(reader.tensors[tensor.name].shape[0], -1)
-    return blocks[tensor.start : tensor.start + tensor.shape[0]].reshape(-1)
+    return tensor.blocks(reader).reshape(-1)
 
 
 def _ready(reader: GgufReader, params: dict, weights: Mapping[Key, PackedMatrix]) -> dict:
@@ -239,17 +265,17 @@ def _ready(reader: GgufReader, params: dict, weights: Mapping[Key, PackedMatrix]
 
 
 def _mapped(
-    place: Place, tensors: Mapping[Key, Tensor], num_threads: int, progress: Progress | None
-) -> dict[Key, PackedMatrix] | None:
-    """Every weight from the model's sidecar; None where there is none that holds."""
-    weights = place.open(
+    slot: CacheSlot, tensors: Mapping[Key, Tensor], num_threads: int, progress: Progress | None
+) -> MappedPanels | None:
+    """Every weight from the cache; None where it has none that hold."""
+    mapped = slot.open(
         {key: Wanted(tensor.format, *tensor.shape) for key, tensor in tensors.items()},
         num_threads=num_threads,
     )
-    if weights is not None and progress is not None:
-        total = sum(matrix.nbytes for matrix in weights.values())
+    if mapped is not None and progress is not None:
+        total = sum(matrix.nbytes for matrix in mapped.matrices.values())
         progress(total, total)
-    return weights
+    return mapped
 
 
 def _reserved(

@@ -1,14 +1,16 @@
 """Turns what an architecture recorded into the tape that runs: fuses, cuts to the wanted rows, and
 assigns slots.
 
-Each fusion is a short rule over the recorded nodes, and every one shows in `Tape.dump()`:
+A recorded op of the catalogue is emitted as it is; a few nodes have a rule of their own, each short,
+and every fusion shows in `Tape.dump()`:
 
 - a residual add followed by a norm becomes the norm's `add`; a norm quantises straight into its
   readers' activation formats;
 - the q, k and v projections of one row become one matmul into one slot (one per activation format
   when formats differ);
-- gate and up become one matmul with a gated epilogue;
-- after the last attention only the rows whose output is wanted go on (`take_rows`).
+- gate and up become one matmul with a gated epilogue, of experts too; a product and its row-wise
+  addend become one;
+- after the last op that keeps state only the rows whose output is wanted go on (`take_rows`).
 
 Until slots are assigned, ops hold *registers* (any hashable name); `_assign_slots` maps them to
 reused slots by liveness.
@@ -22,8 +24,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from oxillama.model.builder import Builder, Node, Tensor, Value
+from oxillama.model.builder import Builder, Node, Value
 from oxillama.model.ops import OPS, OUTPUT
+from oxillama.model.tensors import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +41,13 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Tape:
-    """The lowered model: ops in order, and the width of each slot in float32s."""
+    """The lowered model: ops in order, and the width of each slot in float32s. embedding: the slot of
+    the rows that embeddings are made of, before the first op that writes the output; None: no such.
+    """
 
     ops: tuple[Op, ...]
     slots: tuple[int, ...]
+    embedding: int | None = None
 
     def dump(self) -> str:
         """The tape as text, an op a line; what golden tests compare and what a curious reader
@@ -75,16 +81,22 @@ def _shown(value) -> str:
 
 
 def lower(
-    b: Builder, result: Value, act_of: Callable[[str], str], act_width: Callable[[str, int], int]
+    b: Builder,
+    result: Value | None,
+    act_of: Callable[[str], str],
+    act_width: Callable[[str, int], int],
 ) -> Tape:
-    """The tape of what `b` recorded, ending in `result`.
+    """The tape of what `b` recorded, ending in `result`, the logits; None where it ends in the rows
+    that are marked as the embedding.
 
     `act_of(format)` names the activation format a weight format is multiplied with; `act_width(act,
     columns)` is the float32s a row of that activation format takes.
     """
     lowering = _Lowering(b.nodes, act_of, act_width)
-    lowering.run(result.index)
-    return _assign_slots(lowering.ops, lowering.widths)
+    kept = lowering.run(
+        None if result is None else result.index, None if b.embedding is None else b.embedding.index
+    )
+    return _assign_slots(lowering.ops, lowering.widths, kept)
 
 
 @dataclass(slots=True)
@@ -107,30 +119,64 @@ class _Lowering:
     # nodes after this one see wanted rows only
     cut: int = -1
     taken: dict[Hashable, Hashable] = field(default_factory=dict)
+    # nodes that somebody outside of the tape reads
+    pinned: set[int] = field(default_factory=set)
 
-    def run(self, result: int) -> None:
+    def run(self, result: int | None, embedding: int | None) -> Hashable | None:
+        """Emit everything; returns the register of the embedding's rows."""
+        self.pinned = {index for index in (result, embedding) if index is not None}
         for index, node in enumerate(self.nodes):
             for source in node.inputs:
                 self.readers[source].append(index)
-            if node.op == "attend":
+            if node.stateful or not node.inputs:
                 self.cut = index
         for index, node in enumerate(self.nodes):
-            getattr(self, "_" + node.op)(
-                index, node, OUTPUT if self._is_output(index, result) else index
-            )
+            rule = getattr(self, "_" + node.op, self._plain)
+            rule(index, node, OUTPUT if self._is_output(index, result) else index)
+        end = len(self.nodes)
+        kept = None if embedding is None else self.read(embedding, end)
+        if result is not None and result <= self.cut:
+            self.emit("take_rows", x=self.read_all(result), out=OUTPUT)
+        return kept
 
-    def _is_output(self, index: int, result: int) -> bool:
+    def _is_output(self, index: int, result: int | None) -> bool:
         """The output slot holds the result, and everything between the output projection and the
         result.
         """
+        if result is None or index <= self.cut:
+            return False
         while index != result:
-            if len(self.readers[index]) != 1 or self.nodes[self.readers[index][0]].op not in (
-                "scale",
-                "softcap",
-            ):
+            if len(self.readers[index]) != 1 or index in self.pinned:
                 return False
             index = self.readers[index][0]
+            if self.nodes[index].op not in ("scale", "softcap"):
+                return False
         return True
+
+    def waits(self, index: int) -> bool:
+        """Whether a node is emitted by the only one that reads it, side by side with its siblings."""
+        if index in self.pinned or len(self.readers[index]) != 1:
+            return False
+        node, reader = self.nodes[index], self.nodes[self.readers[index][0]]
+        if (index <= self.cut) != (self.readers[index][0] <= self.cut):
+            return False
+        if node.op == "linear":
+            return reader.op in ("attention", "gate", "add", "concat")
+        if node.op == "expert_linear":
+            return reader.op == "gate"
+        if node.op == "columns":
+            return reader.op == "concat" and reader.params["heads"] == node.params["heads"]
+        return node.op == "concat" and reader.op == "attention"
+
+    def emitted_at(self, index: int) -> int:
+        """The node at which this one is emitted."""
+        while index < len(self.nodes) and self.waits(index):
+            index = self.readers[index][0]
+        return index
+
+    def last_use(self, index: int) -> int:
+        """The node at which the value of this one is read for the last time."""
+        return max(map(self.emitted_at, self.readers[index]), default=index)
 
     def emit(self, name: str, **params) -> dict:
         self.ops.append(Op(name, params))
@@ -144,12 +190,20 @@ class _Lowering:
     # ---- reading values
     # ------------------------------------------------------------------------------------------
 
-    def read(self, source: int, at: int) -> Hashable:
-        """The f32 register of node `source` as node `at` sees it."""
+    def read_all(self, source: int) -> Hashable:
+        """The f32 register of node `source`, emitted now where it waited for its reader."""
+        if source not in self.register:
+            node = self.nodes[source]
+            getattr(self, "_" + node.op)(source, node, source, alone=True)
         held = self.register[source]
         made = self.producer.get(held)
         if made is not None and "out" in made and made["out"] is None:
             made["out"] = self.new(held, self.nodes[source].width)
+        return held
+
+    def read(self, source: int, at: int) -> Hashable:
+        """The f32 register of node `source` as node `at` sees it."""
+        held = self.read_all(source)
         if source <= self.cut < at:
             if held not in self.taken:
                 self.taken[held] = self.new(("wanted", held), self.nodes[source].width)
@@ -163,6 +217,8 @@ class _Lowering:
         """
         if act == "f32":
             return self.read(source, at)
+        if source not in self.register:
+            self.read_all(source)
         held, crossing = self.register[source], source <= self.cut < at
         if crossing or held not in self.producer:
             held = self.read(source, at)
@@ -176,33 +232,55 @@ class _Lowering:
     # ---- one rule per recorded op
     # --------------------------------------------------------------------------------
 
+    def _plain(self, index: int, node: Node, out: Hashable) -> None:
+        """An op of the catalogue, as it was recorded."""
+        sources = [self.read(source, index) for source in node.inputs]
+        self.register[index] = self.new(out, node.width)
+        self.emit(node.op, **dict(zip(OPS[node.op].reads, sources)), **node.params, out=out)
+
     def _embed(self, index: int, node: Node, out: Hashable) -> None:
         self.register[index] = self.new(out, node.width)
-        self.emit("embed", out=out, table=node.params["table"], scale=node.params["scale"])
+        self.emit("embed", out=out, **node.params)
 
     def _rope_table(self, index: int, node: Node, out: Hashable) -> None:
         rope = node.params["rope"]
         if rope.key not in self.tables:
             self.tables[rope.key] = self.new(out, node.width)
-            self.emit("rope_table", out=out, inv_freq=rope.inv_freq, mscale=rope.magnitude)
+            more = {} if rope.sections is None else {"sections": rope.sections}
+            self.emit("rope_table", out=out, inv_freq=rope.inv_freq, mscale=rope.magnitude, **more)
         self.register[index] = self.tables[rope.key]
 
     def _add(self, index: int, node: Node, out: Hashable) -> None:
         left, right = node.inputs
-        first = min(self.readers[index], default=None)
+        first = min(map(self.emitted_at, self.readers[index]), default=None)
         if (
             first is not None
+            and first < len(self.nodes)
             and self.nodes[first].op == "norm"
-            and max(self.readers[left]) == index
+            and left != right
+            and left not in self.pinned
+            and self.nodes[left].op != "rope_table"
+            and self.last_use(left) == index
             and (index <= self.cut) == (first <= self.cut)
         ):
             # the norm that reads it first will do the sum in place
             self.pending_add[index] = (left, right)
-            self.register[index] = self.read(left, index)
+            self.read_all(right)
+            held = self.register[index] = self.read(left, index)
+            # what its producer could still make of it is of the value before the sum
+            self.producer.pop(held, None)
             return
+        for product, other in ((right, left), (left, right)):
+            if product != other and product not in self.register and self._is_linear(product):
+                addend = self.read(other, index)
+                self.register[index] = self._matmul([product], out, gate=None, addend=addend)
+                return
         x, y = self.read(left, index), self.read(right, index)
         self.register[index] = self.new(out, node.width)
         self.emit("add", x=x, y=y, out=out)
+
+    def _is_linear(self, index: int) -> bool:
+        return self.nodes[index].op == "linear"
 
     def _norm(self, index: int, node: Node, out: Hashable) -> None:
         (source,) = node.inputs
@@ -211,19 +289,69 @@ class _Lowering:
         params = self.emit(
             "norm", x=self.read(source, index), add=add, out=None, acts={}, **node.params
         )
+        if out == OUTPUT:
+            params["out"] = out
         self.register[index], self.producer[out] = out, params
 
-    def _linear(self, index: int, node: Node, out: Hashable) -> None:
-        if len(self.readers[index]) == 1 and self.nodes[self.readers[index][0]].op in (
-            "attend",
-            "gate",
-        ):
-            # its reader emits it, side by side with its siblings
+    def _linear(self, index: int, node: Node, out: Hashable, *, alone: bool = False) -> None:
+        if alone or not self.waits(index):
+            self.register[index] = self._matmul([index], out, gate=None)
+
+    def _columns(self, index: int, node: Node, out: Hashable, *, alone: bool = False) -> None:
+        if not alone and self.waits(index):
             return
-        self.register[index] = self._matmul([index], out, gate=None)
+        x, heads, start = (
+            self.read(node.inputs[0], index),
+            node.params["heads"],
+            node.params["start"],
+        )
+        count, step = node.width // heads, self.nodes[node.inputs[0]].width // heads
+        self.register[index] = self.new(out, node.width)
+        self.emit(
+            "copy", x=x, out=out, count=count, heads=heads, first=start, step=step, stride=count
+        )
+
+    def _concat(self, index: int, node: Node, out: Hashable, *, alone: bool = False) -> None:
+        if alone or not self.waits(index):
+            self.register[index] = self.new(out, node.width)
+            self._place(index, out, 0, index)
+
+    def _place(self, index: int, out: Hashable, offset: int, at: int) -> None:
+        """The value of node `index` into columns of a register from `offset` on."""
+        node = self.nodes[index]
+        if index in self.register and self.register[index] != out or node.op != "concat":
+            x = self.read(index, at)
+            self.emit("copy", x=x, out=out, count=node.width, offset=offset)
+            return
+        heads = node.params["heads"]
+        stride = node.width // heads
+        for part in node.inputs:
+            piece = self.nodes[part]
+            first, step, source = 0, piece.width // heads, part
+            if piece.op == "columns" and part not in self.register:
+                source, first = piece.inputs[0], piece.params["start"]
+                step = self.nodes[source].width // heads
+            self.emit(
+                "copy",
+                x=self.read(source, at),
+                out=out,
+                count=piece.width // heads,
+                heads=heads,
+                first=first,
+                step=step,
+                offset=offset,
+                stride=stride,
+            )
+            offset += piece.width // heads
 
     def _matmul(
-        self, linears: list[int], out: Hashable, *, gate: str | None, offset: int = 0
+        self,
+        linears: list[int],
+        out: Hashable,
+        *,
+        gate: str | None,
+        offset: int = 0,
+        addend: Hashable | None = None,
     ) -> Hashable:
         """One matmul over linears that read the same value in the same activation format."""
         nodes = [self.nodes[index] for index in linears]
@@ -239,10 +367,11 @@ class _Lowering:
             )
         x = self.read_act(source, linears[0], act)
         width = nodes[0].width if gate else sum(node.width for node in nodes)
-        if offset == 0:
+        if offset == 0 and out not in self.widths:
             self.new(out, width)
         elif out != OUTPUT:
             self.widths[out] = max(self.widths[out], offset + width)
+        more = {} if addend is None else {"addend": addend}
         self.emit(
             "matmul",
             x=x,
@@ -252,46 +381,84 @@ class _Lowering:
             gate=gate,
             out=out,
             offset=offset,
+            **more,
+        )
+        return out
+
+    def _expert_linear(self, index: int, node: Node, out: Hashable, *, alone: bool = False) -> None:
+        if alone or not self.waits(index):
+            self.register[index] = self._experts([index], out, gate=None)
+
+    def _experts(self, linears: list[int], out: Hashable, *, gate: str | None) -> Hashable:
+        """One op over stacks that read the same value in the same activation format."""
+        nodes = [self.nodes[index] for index in linears]
+        source, *routes = nodes[0].inputs
+        act = self.act_of(nodes[0].params["weight"].format)
+        x = self.read_act(source, linears[0], act)
+        self.new(out, nodes[0].width)
+        self.emit(
+            "experts",
+            x=x,
+            routes=self.read(routes[0], linears[0]) if routes else None,
+            act=act,
+            weights=[node.params["weight"] for node in nodes],
+            experts=nodes[0].params["experts"],
+            used=nodes[0].params["used"],
+            gate=gate,
+            out=out,
         )
         return out
 
     def _gate(self, index: int, node: Node, out: Hashable) -> None:
         gate, up = node.inputs
-        if self._siblings([gate, up]):
-            self.register[index] = self._matmul([gate, up], out, gate=node.params["kind"])
+        kind = node.params["kind"]
+        if gate != up and out != OUTPUT and self._siblings([gate, up]):
+            self.register[index] = self._matmul([gate, up], out, gate=kind)
             return
-        for source in node.inputs:
-            if source not in self.register:
-                self.register[source] = self._matmul([source], source, gate=None)
+        if gate != up and out != OUTPUT and self._siblings([gate, up], op="expert_linear"):
+            self.register[index] = self._experts([gate, up], out, gate=kind)
+            return
         x, y = self.read(gate, index), self.read(up, index)
         act = self.new(("act", out), node.width)
-        self.emit("activate", x=x, kind=node.params["kind"], out=act)
+        self.emit("activate", x=x, kind=kind, out=act)
         self.register[index] = self.new(out, node.width)
         self.emit("mul", x=act, y=y, out=out)
 
-    def _siblings(self, linears: list[int]) -> bool:
-        """Whether these are unread linears of one value whose weights share an activation format."""
-        nodes = [self.nodes[index] for index in linears]
+    def _siblings(self, products: list[int], op: str = "linear") -> bool:
+        """Whether these are unread products of one value whose weights share an activation format."""
+        nodes = [self.nodes[index] for index in products]
         return (
             all(
-                node.op == "linear" and index not in self.register
-                for index, node in zip(linears, nodes)
+                node.op == op and index not in self.register for index, node in zip(products, nodes)
             )
-            and len({(node.inputs, self.act_of(node.params["weight"].format)) for node in nodes})
+            and len(
+                {
+                    (node.inputs, self.act_of(node.params["weight"].format), node.width)
+                    if op != "linear"
+                    else (node.inputs, self.act_of(node.params["weight"].format))
+                    for node in nodes
+                }
+            )
             == 1
         )
 
-    def _attend(self, index: int, node: Node, out: Hashable) -> None:
+    def _attention(self, index: int, node: Node, out: Hashable) -> None:
         p, heads = dict(node.params), node.params["heads"]
         del p["heads"]
         qkv, offset = ("qkv", index), 0
-        parts = list(node.inputs[:3])
+        parts = list(node.inputs[: 2 if p.pop("latent", False) else 3])
+        rope = node.inputs[len(parts) :]
         while parts:
             run = 1
             while run < len(parts) and self._siblings(parts[: run + 1]):
                 run += 1
-            self._matmul(parts[:run], qkv, gate=None, offset=offset)
-            offset += sum(self.nodes[part].width for part in parts[:run])
+            width = sum(self.nodes[part].width for part in parts[:run])
+            if self._siblings(parts[:run]):
+                self._matmul(parts[:run], qkv, gate=None, offset=offset)
+            else:
+                self.new(qkv, max(offset + width, self.widths.get(qkv, 0)))
+                self._place(parts[0], qkv, offset, index)
+            offset += width
             del parts[:run]
         shape = dict(
             q_heads=heads.query,
@@ -301,27 +468,26 @@ class _Lowering:
             layer=p.pop("layer"),
         )
         window, softcap = p.pop("window"), p.pop("softcap")
-        rope = self.read(node.inputs[3], index) if len(node.inputs) > 3 else None
-        self.emit("rope_store", x=qkv, rope=rope, **shape, **p)
+        sinks, slopes = p.pop("sinks", None), p.pop("slopes", None)
+        table = self.read(rope[0], index) if rope else None
+        self.emit("rope_store", x=qkv, rope=table, **shape, **p)
         self.register[index] = self.new(out, node.width)
-        self.emit("attend", x=qkv, **shape, window=window, softcap=softcap, sinks=None, out=out)
-
-    def _elementwise(self, index: int, node: Node, out: Hashable) -> None:
-        sources = [self.read(source, index) for source in node.inputs]
-        self.register[index] = self.new(out, node.width)
-        self.emit(node.op, **dict(zip("xy", sources)), **node.params, out=out)
-
-    _mul = _scale = _softcap = _activate = _elementwise
+        more = {} if slopes is None else {"slopes": slopes}
+        self.emit(
+            "attend", x=qkv, **shape, window=window, softcap=softcap, sinks=sinks, **more, out=out
+        )
 
 
-def _assign_slots(ops: list[Op], widths: dict[Hashable, int]) -> Tape:
+def _assign_slots(ops: list[Op], widths: dict[Hashable, int], kept: Hashable | None) -> Tape:
     """Replace registers by slot numbers; a slot is free again after the last op that touches its
-    register.
+    register, that of `kept` never.
     """
     last: dict[Hashable, int] = {}
     for i, op in enumerate(ops):
         for register in _registers(op):
             last[register] = i
+    if kept is not None:
+        last[kept] = len(ops)
     slots: list[int] = []
     free: list[int] = []
     place: dict[Hashable, int] = {OUTPUT: OUTPUT}
@@ -355,12 +521,13 @@ def _assign_slots(ops: list[Op], widths: dict[Hashable, int]) -> Tape:
             for register in _registers(op)
             if last[register] == i and register != OUTPUT
         )
-    return Tape(tuple(lowered), tuple(slots))
+    return Tape(tuple(lowered), tuple(slots), None if kept is None else place[kept])
 
 
 def _slot_keys(op: Op) -> list[str]:
     kind = OPS[op.name]
-    return [key for key in dict.fromkeys(kind.reads + kind.writes) if op.params[key] is not None]
+    keys = dict.fromkeys(kind.reads + kind.writes)
+    return [key for key in keys if op.params.get(key) is not None]
 
 
 def _registers(op: Op) -> list[Hashable]:

@@ -1,27 +1,46 @@
-"""The catalogue of the tape's ops: what each reads and writes, and what it means, in numpy.
+"""The catalogue of the tape's ops: an op is one class, which says what it reads and writes, whether
+its layer keeps state, over which rows it runs, and what it means, in numpy.
 
-This is the definition. The compiled tape is right when it agrees with these functions
-(`reference.py` runs them, `oxillama doctor` compares), and adding an op starts with a row here. A
-`Frame` holds the rows of one step: `frame.slots[i]` is the float32 array (rows, width) of a slot,
-`frame.keys[layer]` and `frame.values[layer]` all keys and values stored so far.
+This is the definition. The compiled tape is right when it agrees with these meanings
+(`reference.py` runs them, `oxillama doctor` compares), and adding an op starts with a class here:
+`Builder.op` records it and `lower.py` emits it without more being said. A `Frame` holds the rows of
+one step: `frame.slots[i]` is the float32 array (rows, width) of a slot, `frame.keys[layer]` and
+`frame.values[layer]` all keys and values stored so far, `frame.states[i]` recurrent state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar
 
 import numpy as np
 
-from oxillama.model.builder import Tensor
+from oxillama.model.tensors import Tensor
 
 OUTPUT = -1  # the slot number of the program's own output rows
+
+
+class Rows(Enum):
+    """The rows that an op runs over.
+
+    A routed value (parts of a row for the experts that it chose) is a row whose parts lie side by
+    side, so routed rows need no domain of their own.
+    """
+
+    ALL = "all"  # every row of the step
+    WANTED = "wanted"  # the rows whose output is asked
+    SAME = "same"  # those of what it reads
 
 
 @dataclass(slots=True)
 class Frame:
     """The state of the reference interpreter: one sequence, its rows in this step, and what earlier
     steps stored.
+
+    rope: positions (sections, rows) that rotate; visible: keys each row sees; embeds: rows that take
+    the place of the embedding where a token is -1; all None where positions and tokens say it.
     """
 
     tokens: np.ndarray
@@ -29,21 +48,44 @@ class Frame:
     wanted: np.ndarray
     weights: Callable[[Tensor], np.ndarray]
     kv_type: str = "f16"
-    slots: dict[int, np.ndarray] = field(default_factory=dict)
+    slots: dict[Any, np.ndarray] = field(default_factory=dict)
     keys: dict[int, np.ndarray] = field(default_factory=dict)
     values: dict[int, np.ndarray] = field(default_factory=dict)
+    states: dict[int, np.ndarray] = field(default_factory=dict)
+    rope: np.ndarray | None = None
+    visible: np.ndarray | None = None
+    embeds: np.ndarray | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OpKind:
-    """A row of the catalogue; `reads` and `writes` name the parameters that hold slot numbers
-    (`acts` holds one per format).
+class Op:
+    """The base of every op of the tape; a subclass is entered in `OPS` under its `name`.
+
+    reads, writes: the parameters that hold slot numbers (`acts` holds one per format); state: whether
+    its layer keeps something of every token, so that it must run over all rows.
     """
 
-    name: str
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
-    meaning: Callable[..., None]
+    name: ClassVar[str]
+    reads: ClassVar[tuple[str, ...]] = ("x",)
+    writes: ClassVar[tuple[str, ...]] = ("out",)
+    state: ClassVar[bool] = False
+    rows: ClassVar[Rows] = Rows.SAME
+
+    def __init_subclass__(cls, *, name: str) -> None:
+        cls.name = name
+        OPS[name] = cls
+
+    @staticmethod
+    def meaning(f: Frame, **params: Any) -> None:
+        """Do in numpy what the op does."""
+        raise NotImplementedError
+
+    @staticmethod
+    def width(widths: Sequence[int], params: dict) -> int:
+        """Floats of a row of the result, from those of what is read."""
+        return widths[0]
+
+
+OPS: dict[str, type[Op]] = {}
 
 
 def rounded(x: np.ndarray, act: str) -> np.ndarray:
@@ -123,22 +165,15 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "gelu_erf": lambda x: 0.5 * x * (1 + _erf(x / np.sqrt(2))),
     "relu": lambda x: np.maximum(x, 0),
     "relu2": lambda x: np.maximum(x, 0) ** 2,
+    "gelu_quick": lambda x: x * _sigmoid(1.702 * x),
+    "sigmoid": _sigmoid,
+    "tanh": np.tanh,
+    "softplus": lambda x: np.logaddexp(0, x),
 }
 
 
 def _activated(x: np.ndarray, kind: str) -> np.ndarray:
     return ACTIVATIONS[kind](x.astype(np.float64)).astype(np.float32)
-
-
-def _embed(f: Frame, *, out, table, scale) -> None:
-    f.slots[out] = f.weights(table)[f.tokens] * np.float32(scale)
-
-
-def _rope_table(f: Frame, *, out, inv_freq, mscale) -> None:
-    angles = f.positions[:, None].astype(np.float64) * inv_freq.astype(np.float64)
-    f.slots[out] = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(
-        np.float32
-    ) * np.float32(mscale)
 
 
 def _normed(x: np.ndarray, kind: str, weight, bias, eps: float) -> np.ndarray:
@@ -150,35 +185,103 @@ def _normed(x: np.ndarray, kind: str, weight, bias, eps: float) -> np.ndarray:
     return (x if bias is None else x + bias).astype(np.float32)
 
 
-def _norm(f: Frame, *, x, add, kind, weight, bias, eps, out, acts) -> None:
-    if add is not None:
-        f.slots[x] = f.slots[x] + f.slots[add]
-    n = _normed(f.slots[x], kind, weight, bias, eps)
-    if out is not None:
-        f.slots[out] = n
-    for act, slot in acts.items():
-        f.slots[slot] = rounded(n, act)
+class Embed(Op, name="embed"):
+    """Rows of a table, by token or by position, times `scale`."""
+
+    reads = ()
+    rows = Rows.ALL
+
+    @staticmethod
+    def meaning(f: Frame, *, out, table, scale=1.0, by="token") -> None:
+        rows = f.weights(table)
+        if by == "position":
+            f.slots[out] = rows[f.positions] * np.float32(scale)
+            return
+        f.slots[out] = rows[np.maximum(f.tokens, 0)] * np.float32(scale)
+        if f.embeds is not None:
+            f.slots[out] = np.where(f.tokens[:, None] < 0, f.embeds, f.slots[out])
 
 
-def _quantise(f: Frame, *, x, acts) -> None:
-    for act, slot in acts.items():
-        f.slots[slot] = rounded(f.slots[x], act)
+class RopeTable(Op, name="rope_table"):
+    """[cosines, sines] of positions times frequencies, times `mscale`; `sections` says for each
+    frequency which of several positions turns it.
+    """
+
+    reads = ()
+    rows = Rows.ALL
+
+    @staticmethod
+    def meaning(f: Frame, *, out, inv_freq, mscale=1.0, sections=None) -> None:
+        positions = f.positions[None] if f.rope is None else f.rope
+        which = (
+            np.zeros(len(inv_freq), int) if len(positions) == 1 or sections is None else sections
+        )
+        angles = positions[which].T.astype(np.float64) * inv_freq.astype(np.float64)
+        f.slots[out] = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(
+            np.float32
+        ) * np.float32(mscale)
 
 
-def _matmul(f: Frame, *, x, act, weights, bias, gate, out, offset) -> None:
-    x = f.slots[x].astype(np.float64)
-    parts = [(x @ f.weights(w).astype(np.float64).T) for w in weights]
-    y = np.concatenate(parts, axis=1)
-    y = (y if bias is None else y + bias).astype(np.float32)
-    if gate is not None:
-        half = y.shape[1] // 2
-        y = _activated(y[:, :half], gate) * y[:, half:]
-    if offset == 0 and out not in f.slots:
-        f.slots[out] = y
-        return
+class Norm(Op, name="norm"):
+    """Each of `heads` parts of a row, after `add` was added to it in place, normalised."""
+
+    reads = ("x", "add")
+    writes = ("x", "out", "acts")
+
+    @staticmethod
+    def meaning(f: Frame, *, x, kind, weight, bias, eps, add=None, out=None, acts=None, heads=1):
+        if add is not None:
+            f.slots[x] = f.slots[x] + f.slots[add]
+        rows = f.slots[x]
+        parts = rows.reshape(len(rows), heads, -1)
+        if weight is not None and weight.size == rows.shape[1]:
+            weight = weight.reshape(heads, -1)
+        if bias is not None and bias.size == rows.shape[1]:
+            bias = bias.reshape(heads, -1)
+        n = _normed(parts, kind, weight, bias, eps).reshape(rows.shape)
+        if out is not None:
+            f.slots[out] = n
+        for act, slot in (acts or {}).items():
+            f.slots[slot] = rounded(n, act)
+
+
+class Quantise(Op, name="quantise"):
+    """Rows in the activation formats that products read."""
+
+    writes = ("acts",)
+
+    @staticmethod
+    def meaning(f: Frame, *, x, acts) -> None:
+        for act, slot in acts.items():
+            f.slots[slot] = rounded(f.slots[x], act)
+
+
+class Matmul(Op, name="matmul"):
+    """Products with several matrices side by side, plus bias and `addend`; or gated, of two."""
+
+    reads = ("x", "addend")
+
+    @staticmethod
+    def meaning(
+        f: Frame, *, x, act, weights, out, bias=None, gate=None, addend=None, offset=0
+    ) -> None:
+        y = np.concatenate(
+            [f.slots[x].astype(np.float64) @ f.weights(w).astype(np.float64).T for w in weights],
+            axis=1,
+        )
+        y = y if bias is None else y + bias
+        y = (y if addend is None else y + f.slots[addend]).astype(np.float32)
+        if gate is not None:
+            half = y.shape[1] // 2
+            y = _activated(y[:, :half], gate) * y[:, half:]
+        _write(f, out, y, offset)
+
+
+def _write(f: Frame, out: Any, y: np.ndarray, offset: int) -> None:
+    """Columns from `offset` on of a slot, whose columns before stay."""
     width = offset + y.shape[1]
     held = f.slots.get(out)
-    if held is None or held.shape[0] != len(y) or offset == 0:
+    if held is None or len(held) != len(y) or offset == 0:
         held = np.zeros((len(y), width), np.float32)
     elif held.shape[1] < width:
         held = np.concatenate([held, np.zeros((len(y), width - held.shape[1]), np.float32)], axis=1)
@@ -200,111 +303,365 @@ def _rotated(x: np.ndarray, table: np.ndarray, dims: int, style: str) -> np.ndar
     return y
 
 
-def _rope_store(
-    f: Frame,
-    *,
-    x,
-    q_heads,
-    kv_heads,
-    k_dim,
-    v_dim,
-    rope,
-    rope_dims,
-    style,
-    q_norm,
-    k_norm,
-    eps,
-    q_scale,
-    layer,
-) -> None:
-    rows = f.slots[x]
-    n = len(rows)
-    edges = np.cumsum([q_heads * k_dim, kv_heads * k_dim, kv_heads * v_dim])
-    q, k, v = (
-        rows[:, : edges[0]].reshape(n, q_heads, k_dim),
-        rows[:, edges[0] : edges[1]].reshape(n, kv_heads, k_dim),
-        rows[:, edges[1] : edges[2]],
-    )
-    q = q if q_norm is None else _normed(q, "rms", q_norm, None, eps)
-    k = k if k_norm is None else _normed(k, "rms", k_norm, None, eps)
-    if rope is not None:
-        q, k = (
-            _rotated(q, f.slots[rope], rope_dims, style),
-            _rotated(k, f.slots[rope], rope_dims, style),
+class RopeStore(Op, name="rope_store"):
+    """Norm and rotation of the heads of q and k, which lie side by side with v, and the store of k
+    and v; where values are a view of the keys there is no v.
+    """
+
+    reads = ("x", "rope")
+    writes = ("x",)
+    state = True
+    rows = Rows.ALL
+
+    @staticmethod
+    def meaning(
+        f: Frame,
+        *,
+        x,
+        q_heads,
+        kv_heads,
+        k_dim,
+        v_dim,
+        layer,
+        rope=None,
+        rope_dims=0,
+        rope_start=0,
+        style="norm",
+        q_norm=None,
+        k_norm=None,
+        eps=1e-6,
+        q_scale=1.0,
+    ) -> None:
+        rows = f.slots[x]
+        n = len(rows)
+        edges = np.cumsum([q_heads * k_dim, kv_heads * k_dim, kv_heads * v_dim])
+        q, k, v = (
+            rows[:, : edges[0]].reshape(n, q_heads, k_dim),
+            rows[:, edges[0] : edges[1]].reshape(n, kv_heads, k_dim),
+            rows[:, edges[1] : edges[2]],
         )
-    rows = rows.copy()
-    rows[:, : edges[0]] = (q * q_scale).reshape(n, -1)
-    f.slots[x] = rows
-    for store, new in ((f.keys, k), (f.values, v.reshape(n, kv_heads, v_dim))):
-        new = as_kept(new, f.kv_type)
-        old = store.get(layer)
-        store[layer] = new if old is None else np.concatenate([old[: f.positions[0]], new])
+        q = q if q_norm is None else _normed(q, "rms", q_norm, None, eps)
+        k = k if k_norm is None else _normed(k, "rms", k_norm, None, eps)
+        if rope is not None:
+            turned = slice(rope_start, None)
+            q, k = q.astype(np.float64), k.astype(np.float64)
+            q[..., turned] = _rotated(q[..., turned], f.slots[rope], rope_dims, style)
+            k[..., turned] = _rotated(k[..., turned], f.slots[rope], rope_dims, style)
+        rows = rows.copy()
+        rows[:, : edges[0]] = (q * q_scale).reshape(n, -1)
+        f.slots[x] = rows
+        stores = [(f.keys, k)]
+        if v.shape[1]:
+            stores.append((f.values, v.reshape(n, kv_heads, v_dim)))
+        for store, new in stores:
+            new = as_kept(new, f.kv_type)
+            old = store.get(layer)
+            store[layer] = new if old is None else np.concatenate([old[: f.positions[0]], new])
 
 
-def _attend(
-    f: Frame, *, x, q_heads, kv_heads, k_dim, v_dim, layer, window, softcap, sinks, out
-) -> None:
-    n = len(f.positions)
-    q = f.slots[x][:, : q_heads * k_dim]
-    # scores of codes are integer dots: queries are rounded as the rows of a matmul are
-    if f.kv_type in ("q8_0", "q4_0"):
-        q = rounded(q, "q8_32")
-    q = q.reshape(n, kv_heads, q_heads // kv_heads, k_dim).astype(np.float64)
-    keys, values = f.keys[layer].astype(np.float64), f.values[layer].astype(np.float64)
-    scores = np.einsum("ngid,mgd->ngim", q, keys)
-    if softcap:
-        scores = softcap * np.tanh(scores / softcap)
-    distance = f.positions[:, None] - np.arange(len(keys))[None, :]
-    hidden = (distance < 0) | ((distance >= window) if window else False)
-    scores = np.where(hidden[:, None, None, :], -np.inf, scores)
-    top = scores.max(axis=-1, keepdims=True)
-    if sinks is not None:
-        sink = sinks.reshape(1, kv_heads, -1, 1).astype(np.float64)
-        top = np.maximum(top, sink)
-    p = np.exp(scores - top)
-    total = p.sum(axis=-1, keepdims=True) + (np.exp(sink - top) if sinks is not None else 0.0)
-    f.slots[out] = np.einsum("ngim,mgd->ngid", p / total, values).astype(np.float32).reshape(n, -1)
+class Attend(Op, name="attend"):
+    """Softmax attention of the q part of a slot over the keys each row sees; `slopes` add a bias by
+    distance to each head's scores (ALiBi), `sinks` a score without a value.
+    """
+
+    state = True
+    rows = Rows.ALL
+
+    @staticmethod
+    def meaning(
+        f: Frame,
+        *,
+        x,
+        q_heads,
+        kv_heads,
+        k_dim,
+        v_dim,
+        layer,
+        out,
+        window=0,
+        softcap=0.0,
+        sinks=None,
+        slopes=None,
+    ) -> None:
+        n = len(f.positions)
+        q = f.slots[x][:, : q_heads * k_dim]
+        # scores of codes are integer dots: queries are rounded as the rows of a matmul are
+        if f.kv_type in ("q8_0", "q4_0"):
+            q = rounded(q, "q8_32")
+        q = q.reshape(n, kv_heads, q_heads // kv_heads, k_dim).astype(np.float64)
+        keys = f.keys[layer].astype(np.float64)
+        values = f.values[layer].astype(np.float64) if layer in f.values else keys[..., :v_dim]
+        scores = np.einsum("ngid,mgd->ngim", q, keys)
+        if softcap:
+            scores = softcap * np.tanh(scores / softcap)
+        distance = f.positions[:, None] - np.arange(len(keys))[None, :]
+        if slopes is not None:
+            slope = slopes.reshape(1, kv_heads, -1, 1).astype(np.float64)
+            scores = scores - slope * distance[:, None, None, :]
+        limit = f.positions + 1 if f.visible is None else f.visible
+        unseen = (np.arange(len(keys))[None, :] >= limit[:, None]) | (
+            (distance >= window) if window else False
+        )
+        scores = np.where(unseen[:, None, None, :], -np.inf, scores)
+        top = scores.max(axis=-1, keepdims=True)
+        if sinks is not None:
+            sink = sinks.reshape(1, kv_heads, -1, 1).astype(np.float64)
+            top = np.maximum(top, sink)
+        p = np.exp(scores - top)
+        total = p.sum(axis=-1, keepdims=True) + (np.exp(sink - top) if sinks is not None else 0.0)
+        mixed = np.einsum("ngim,mgd->ngid", p / total, values)
+        f.slots[out] = mixed.astype(np.float32).reshape(n, -1)
 
 
-def _take_rows(f: Frame, *, x, out) -> None:
-    f.slots[out] = f.slots[x][f.wanted]
+class TakeRows(Op, name="take_rows"):
+    """The wanted rows of a slot."""
+
+    rows = Rows.WANTED
+
+    @staticmethod
+    def meaning(f: Frame, *, x, out) -> None:
+        f.slots[out] = f.slots[x][f.wanted]
 
 
-def _add(f: Frame, *, x, y, out) -> None:
-    f.slots[out] = f.slots[x] + f.slots[y]
+class Copy(Op, name="copy"):
+    """`count` columns for each of `heads`, from `first` on every `step` columns of a slot, to `offset`
+    on every `stride` columns of another, whose other columns stay.
+    """
+
+    @staticmethod
+    def meaning(f: Frame, *, x, out, count, heads=1, first=0, step=0, offset=0, stride=0) -> None:
+        rows = f.slots[x]
+        end = offset + (heads - 1) * stride + count
+        held = f.slots.get(out)
+        made = np.zeros((len(rows), end), np.float32)
+        if offset and held is not None and len(held) == len(rows):
+            made = np.zeros((len(rows), max(end, held.shape[1])), np.float32)
+            made[:, : held.shape[1]] = held
+        for head in range(heads):
+            made[:, offset + head * stride :][:, :count] = rows[:, first + head * step :][:, :count]
+        f.slots[out] = made
 
 
-def _mul(f: Frame, *, x, y, out) -> None:
-    f.slots[out] = f.slots[x] * f.slots[y]
+class Route(Op, name="route"):
+    """The experts of each row from their scores x: [ids | weights], `used` of each, best first.
+
+    gating: "softmax" and "sigmoid" of all scores, or "chosen": softmax of the chosen ones alone. bias
+    takes part in the choice, not in the weights. Of `groups` only the `groups_used` best are chosen
+    from, a group counting as its best expert, or as the sum of its "two" best (DeepSeek-AI 2024,
+    DeepSeek-V3, section 2.1.2).
+    """
+
+    @staticmethod
+    def width(widths: Sequence[int], params: dict) -> int:
+        return 2 * params["used"]
+
+    @staticmethod
+    def meaning(
+        f: Frame,
+        *,
+        x,
+        out,
+        used,
+        gating,
+        bias=None,
+        groups=1,
+        groups_used=1,
+        group_by="best",
+        normalise=False,
+        scale=1.0,
+    ) -> None:
+        x = f.slots[x].astype(np.float64)
+        p = {"softmax": _softmax, "sigmoid": _sigmoid, "chosen": lambda x: x}[gating](x)
+        p = p.astype(np.float32)
+        scores = p if bias is None else p + bias
+        if groups > 1:
+            best = -np.sort(-scores.reshape(len(x), groups, -1), axis=2)
+            two = group_by == "two" and best.shape[2] > 1
+            worth = best[..., 0] + best[..., 1] if two else best[..., 0]
+            out_of_it = np.ones_like(worth, bool)
+            kept = np.argsort(-worth, axis=1, kind="stable")[:, :groups_used]
+            np.put_along_axis(out_of_it, kept, False, axis=1)
+            hidden = np.repeat(out_of_it, best.shape[2], axis=1)
+            scores = np.where(hidden, -np.inf, scores)
+        ids = np.argsort(-scores, axis=1, kind="stable")[:, :used]
+        weights = np.take_along_axis(p, ids, axis=1)
+        weights = _softmax(weights) if gating == "chosen" else weights
+        if normalise:
+            weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 2.0**-14)
+        f.slots[out] = np.concatenate([ids, weights * scale], axis=1).astype(np.float32)
 
 
-def _scale(f: Frame, *, x, factor, out) -> None:
-    f.slots[out] = f.slots[x] * np.float32(factor)
+def _softmax(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
 
 
-def _softcap(f: Frame, *, x, cap, out) -> None:
-    f.slots[out] = (cap * np.tanh(f.slots[x].astype(np.float64) / cap)).astype(np.float32)
+def chosen(f: Frame, routes: Any, count: int, rows: int) -> np.ndarray:
+    """The matrix of a stack that each part of each row goes to, (rows, parts); without a route part k
+    goes to matrix k.
+    """
+    if routes is None:
+        return np.tile(np.arange(count), (rows, 1))
+    return f.slots[routes][:, : f.slots[routes].shape[1] // 2].astype(int)
 
 
-def _activate(f: Frame, *, x, kind, out) -> None:
-    f.slots[out] = _activated(f.slots[x], kind)
+class Experts(Op, name="experts"):
+    """Each part of a row times the matrix it goes to, of a stack of `experts`; a row as wide as a
+    matrix is every part of itself. Gated: of two stacks.
+    """
+
+    reads = ("x", "routes")
+
+    @staticmethod
+    def meaning(f: Frame, *, x, act, weights, experts, out, routes=None, used=0, gate=None) -> None:
+        x = f.slots[x].astype(np.float64)
+        ids = chosen(f, routes, experts, len(x))
+        stacks = [f.weights(w).reshape(experts, -1, w.shape[1]).astype(np.float64) for w in weights]
+        parts = x.reshape(len(x), -1, weights[0].shape[1])
+        parts = np.broadcast_to(parts, (len(x), ids.shape[1], parts.shape[2]))
+        y = [np.einsum("rkdc,rkc->rkd", w[ids], parts) for w in stacks]
+        y = [part.astype(np.float32) for part in y]
+        f.slots[out] = (y[0] if gate is None else _activated(y[0], gate) * y[1]).reshape(len(x), -1)
 
 
-OPS: dict[str, OpKind] = {
-    kind.name: kind
-    for kind in (
-        OpKind("embed", (), ("out",), _embed),
-        OpKind("rope_table", (), ("out",), _rope_table),
-        OpKind("norm", ("x", "add"), ("x", "out", "acts"), _norm),
-        OpKind("quantise", ("x",), ("acts",), _quantise),
-        OpKind("matmul", ("x",), ("out",), _matmul),
-        OpKind("rope_store", ("x", "rope"), ("x",), _rope_store),
-        OpKind("attend", ("x",), ("out",), _attend),
-        OpKind("take_rows", ("x",), ("out",), _take_rows),
-        OpKind("add", ("x", "y"), ("out",), _add),
-        OpKind("mul", ("x", "y"), ("out",), _mul),
-        OpKind("scale", ("x",), ("out",), _scale),
-        OpKind("softcap", ("x",), ("out",), _softcap),
-        OpKind("activate", ("x",), ("out",), _activate),
-    )
-}
+class ExpertBias(Op, name="expert_bias"):
+    """Each part of a routed row plus its expert's row of `bias` (experts, width)."""
+
+    reads = ("x", "routes")
+
+    @staticmethod
+    def meaning(f: Frame, *, x, routes, bias, out) -> None:
+        rows = f.slots[x]
+        ids = chosen(f, routes, 0, len(rows))
+        f.slots[out] = rows + bias[ids].reshape(len(rows), -1)
+
+
+class Combine(Op, name="combine"):
+    """The sum of a routed row's parts under the weights of its route."""
+
+    reads = ("x", "routes")
+
+    @staticmethod
+    def width(widths: Sequence[int], params: dict) -> int:
+        return widths[0] // (widths[1] // 2)
+
+    @staticmethod
+    def meaning(f: Frame, *, x, routes, out) -> None:
+        used = f.slots[routes].shape[1] // 2
+        parts = f.slots[x].reshape(len(f.slots[x]), used, -1)
+        weights = f.slots[routes][:, used:, None]
+        f.slots[out] = (parts.astype(np.float64) * weights).sum(axis=1).astype(np.float32)
+
+
+class Conv(Op, name="conv"):
+    """A causal convolution of each channel with its own taps (channels, taps), the last one on the row
+    itself, then an activation; the taps - 1 rows before a step are state `state`.
+    """
+
+    state = True
+    rows = Rows.ALL
+
+    @staticmethod
+    def meaning(f: Frame, *, x, weight, state, out, bias=None, act=None) -> None:
+        rows, past = f.slots[x], weight.shape[1] - 1
+        fresh = f.positions[0] == 0 or state not in f.states
+        before = np.zeros((past, rows.shape[1]), np.float32) if fresh else f.states[state]
+        seen = np.concatenate([before, rows])
+        y = sum(seen[j : j + len(rows)].astype(np.float64) * weight[:, j] for j in range(past + 1))
+        y = (y if bias is None else y + bias).astype(np.float32)
+        f.slots[out] = y if act is None else _activated(y, act)
+        f.states[state] = seen[len(rows) :]
+
+
+class Scan(Op, name="scan"):
+    """A selective state space: h = h exp(dt a) + dt x b, y = h c + d x, for each channel.
+
+    x (rows, channels), dt (rows, heads), b and c (rows, groups * states), a (heads, states), or
+    (heads, 1) for all states alike, d (heads,). A head has channels / heads channels, a group heads
+    / groups heads. Gu and Dao 2023 (Mamba, section 3.2), Dao and Gu 2024 (Mamba-2, section 5).
+    """
+
+    reads = ("x", "dt", "b", "c")
+    state = True
+    rows = Rows.ALL
+
+    @staticmethod
+    def meaning(f: Frame, *, x, dt, b, c, a, state, out, d=None, groups=1) -> None:
+        x, dt = f.slots[x].astype(np.float64), f.slots[dt].astype(np.float64)
+        n, heads = len(x), dt.shape[1]
+        per, x = heads // groups, x.reshape(n, heads, -1)
+        b, c = (
+            np.repeat(f.slots[part].astype(np.float64).reshape(n, groups, -1), per, axis=1)
+            for part in (b, c)
+        )
+        fresh = f.positions[0] == 0 or state not in f.states
+        h = np.zeros((heads, x.shape[2], b.shape[2])) if fresh else f.states[state]
+        y = np.empty_like(x)
+        for t in range(n):
+            decay = np.exp(dt[t][:, None] * a.astype(np.float64))
+            h = h * decay[:, None, :] + (dt[t][:, None] * x[t])[..., None] * b[t][:, None, :]
+            y[t] = np.einsum("hps,hs->hp", h, c[t])
+        f.states[state] = h
+        y = y if d is None else y + x * d.astype(np.float64)[:, None]
+        f.slots[out] = y.reshape(n, -1).astype(np.float32)
+
+
+class Add(Op, name="add"):
+    """x + y."""
+
+    reads = ("x", "y")
+
+    @staticmethod
+    def meaning(f: Frame, *, x, y, out) -> None:
+        f.slots[out] = f.slots[x] + f.slots[y]
+
+
+class Mul(Op, name="mul"):
+    """x * y."""
+
+    reads = ("x", "y")
+
+    @staticmethod
+    def meaning(f: Frame, *, x, y, out) -> None:
+        f.slots[out] = f.slots[x] * f.slots[y]
+
+
+class Scale(Op, name="scale"):
+    """x * factor."""
+
+    @staticmethod
+    def meaning(f: Frame, *, x, factor, out) -> None:
+        f.slots[out] = f.slots[x] * np.float32(factor)
+
+
+class Affine(Op, name="affine"):
+    """x * weight + bias, one number a column; either may be None."""
+
+    @staticmethod
+    def meaning(f: Frame, *, x, weight, bias, out) -> None:
+        y = f.slots[x] if weight is None else f.slots[x] * weight
+        f.slots[out] = y if bias is None else y + bias
+
+
+class Clamp(Op, name="clamp"):
+    """x within `low` and `high`."""
+
+    @staticmethod
+    def meaning(f: Frame, *, x, low, high, out) -> None:
+        f.slots[out] = np.clip(f.slots[x], np.float32(low), np.float32(high))
+
+
+class Softcap(Op, name="softcap"):
+    """cap * tanh(x / cap)."""
+
+    @staticmethod
+    def meaning(f: Frame, *, x, cap, out) -> None:
+        f.slots[out] = (cap * np.tanh(f.slots[x].astype(np.float64) / cap)).astype(np.float32)
+
+
+class Activate(Op, name="activate"):
+    """An activation of `ACTIVATIONS`."""
+
+    @staticmethod
+    def meaning(f: Frame, *, x, kind, out) -> None:
+        f.slots[out] = _activated(f.slots[x], kind)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from oxillama.gguf import GgufReader
-from oxillama.model.builder import Tensor, unpacked
 from oxillama.model.lower import Op, Tape
 from oxillama.model.ops import OPS, OUTPUT, Frame
+from oxillama.model.tensors import Tensor, unpacked
 
 
 class Reference:

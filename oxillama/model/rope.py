@@ -34,17 +34,20 @@ _MOST_CONTEXT = (1 << 32) - 1
 @dataclass(frozen=True, slots=True, eq=False)
 class Rope:
     """Angles are position * inv_freq (float32 (dims/2,)); cosine and sine are both multiplied by
-    `magnitude`.
+    `magnitude`. sections int32 (dims/2,): which of several positions of a token turns each pair
+    (M-RoPE: Wang et al. 2024, Qwen2-VL, section 2.1); None where a token has one.
     """
 
     dims: int
     inv_freq: np.ndarray
     magnitude: float
+    sections: np.ndarray | None = None
 
     @property
-    def key(self) -> tuple[int, bytes, float]:
+    def key(self) -> tuple[int, bytes, float, bytes]:
         """What makes two tables the same."""
-        return self.dims, self.inv_freq.tobytes(), self.magnitude
+        sections = b"" if self.sections is None else self.sections.tobytes()
+        return self.dims, self.inv_freq.tobytes(), self.magnitude, sections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +134,7 @@ class RopeOverrides:
         ruling = Keys(
             ChainMap({keys.name(key): value for key, value in told.items()}, keys.metadata),
             keys.arch,
+            read=keys.read,
         )
         fast, slow = _betas(ruling)
         if fast <= slow and given.keys() & {"yarn_beta_fast", "yarn_beta_slow"}:

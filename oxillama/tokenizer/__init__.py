@@ -1,13 +1,15 @@
 """From text to token ids and back, as a file's own vocabulary and chat template mean it.
 
-`bridge` is the door; `vocabulary` checks what the file says, `spm`, `bpe`, `unigram`, `wordpiece`
-and `rwkv` encode, `splits` holds the words' expressions, `specials` finds special tokens, `stream`
-gives out whole characters, `chat` renders conversations in the `sandbox`, `json_file` reads a
+`bridge` is the interface; `vocabulary` checks what the file says, `spm`, `bpe`, `unigram`,
+`wordpiece` and `rwkv` encode, `splits` holds the expressions that cut words, `specials` finds
+special tokens, `stream` gives out whole characters, `template` renders conversations in the
+`sandbox`, `provenance` records what of a rendered text came from messages, `json_file` reads a
 `tokenizer.json`.
 """
 
 from oxillama.tokenizer.bridge import TokenizerBridge
-from oxillama.tokenizer.chat import ChatTemplate
+from oxillama.tokenizer.provenance import TemplateText
 from oxillama.tokenizer.stream import TextStream
+from oxillama.tokenizer.template import ChatTemplate
 
-__all__ = ["ChatTemplate", "TextStream", "TokenizerBridge"]
+__all__ = ["ChatTemplate", "TemplateText", "TextStream", "TokenizerBridge"]

@@ -8,7 +8,8 @@ Source: Radford et al. 2019 (GPT-2): every byte is written as one printable char
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from tokenizers import Regex, pre_tokenizers
 
@@ -16,6 +17,8 @@ from oxillama._core.bpe import BpeTables
 from oxillama.errors import TokenizerError
 from oxillama.tokenizer.splits import SPLITS, WHOLE_WORDS
 from oxillama.tokenizer.vocabulary import Vocabulary, packed
+
+T = TypeVar("T")
 
 
 def _byte_characters() -> dict[int, str]:
@@ -31,6 +34,7 @@ def _byte_characters() -> dict[int, str]:
 
 LONGEST_RUN = 4_000_000
 BYTE_TO_CHAR = _byte_characters()
+_CONTROLS = frozenset((*range(0x20), 0x7F))
 CHAR_TO_BYTE = {char: byte for byte, char in BYTE_TO_CHAR.items()}
 
 
@@ -48,7 +52,7 @@ class BpeEncoder:
         self._tables = BpeTables(packed(vocabulary.tokens), packed(vocabulary.merges), BYTE_TO_CHAR)
         if self._tables.odd:
             _check_merges(vocabulary.merges)
-        self._missing = self._tables.missing()
+        self._missing = self._tables.missing() - _CONTROLS
         self._whole_words = vocabulary.pre in WHOLE_WORDS
         splits = SPLITS.get(vocabulary.pre, SPLITS["default"])
         self._splits = pre_tokenizers.Sequence(
@@ -56,15 +60,35 @@ class BpeEncoder:
         )
 
     def encode(self, text: str) -> list[int]:
-        """The ids of `text`."""
+        """The ids of `text`. Control characters that the vocabulary has no token for are left out,
+        as in the tokenizers that such vocabularies (Falcon's) come from; any other byte without a
+        token raises TokenizerError.
+        """
         check_runs(text)
         if self._missing:
             lost = self._missing.intersection(text.encode())
             if lost:
                 raise TokenizerError(f"vocabulary: no token for byte 0x{min(lost):02X} of the text")
-        return self._tables.encode(
-            [piece for piece, _ in self._splits.pre_tokenize_str(text)], self._whole_words
-        )
+        pieces = guarded(self._splits.pre_tokenize_str, text)
+        return self._tables.encode([piece for piece, _ in pieces], self._whole_words)
+
+
+def guarded(function: Callable[[str], T], text: str, what: str = "tokenizers") -> T:
+    """What the `tokenizers` library's function makes of a text; TokenizerError where it fails or
+    panics (a panic of its Rust code is a BaseException that nobody else catches).
+    """
+    try:
+        return function(text)
+    except Exception as error:
+        raise TokenizerError(f"{what}: {_first_line(error)}") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerError(f"{what}: panicked: {_first_line(error)}") from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
 def check_runs(text: str) -> None:

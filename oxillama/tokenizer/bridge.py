@@ -1,4 +1,4 @@
-"""The door to a file's vocabulary: text to ids and back, and the exact bytes of every token."""
+"""A file's vocabulary, ready for use: text to ids and back, and the exact bytes of every token."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from oxillama.errors import TokenizerError
 from oxillama.tokenizer.bpe import CHAR_TO_BYTE, BpeEncoder
+from oxillama.tokenizer.provenance import TemplateText
 from oxillama.tokenizer.rwkv import RwkvEncoder, unescaped
 from oxillama.tokenizer.specials import SpecialTokens
 from oxillama.tokenizer.spm import MARK, SpmEncoder, byte_value
@@ -26,6 +27,10 @@ from oxillama.tokenizer.vocabulary import (
     read_vocabulary,
 )
 from oxillama.tokenizer.wordpiece import WordPieceEncoder
+
+# White space that a special token of Phi-3 swallows: ASCII's, as GGUF engines have it. (Hugging
+# Face's tokenizer of that model takes all of Unicode's, so it loses a no-break space in a text.)
+_SWALLOWED = " \t\n\v\f\r"
 
 
 class TokenizerBridge:
@@ -48,10 +53,9 @@ class TokenizerBridge:
         }
         by_text.pop("", None)
         self._special_ids = by_text
-        self._special = SpecialTokens(by_text)
-        self._user_defined = SpecialTokens(
-            {text: token for text, token in by_text.items() if self._kinds[token] == USER_DEFINED}
-        )
+        added = {t: token for t, token in by_text.items() if self._kinds[token] == USER_DEFINED}
+        self._special = SpecialTokens(by_text, in_text=frozenset(added.values()))
+        self._user_defined = SpecialTokens(added)
         self._bytes = _Bytes(self._spell)
 
     @classmethod
@@ -148,8 +152,12 @@ class TokenizerBridge:
     def encode(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
     ) -> list[int]:
-        """The ids of `text`; `add_special` adds what the file says begins and ends a text,
-        `parse_special` reads control tokens in it.
+        """The ids of `text`; `add_special` adds what the file says begins and ends a text (no
+        second token at the beginning where the text is read to begin with it), `parse_special`
+        reads control tokens in it.
+
+        A `TemplateText` (a rendered conversation) is whole as its template wrote it: nothing is
+        added, and control tokens are read in what the template wrote alone.
         """
         if not isinstance(text, str):
             raise TokenizerError(f"text: found {type(text).__name__}, wanted str")
@@ -159,8 +167,8 @@ class TokenizerBridge:
             raise TokenizerError(
                 f"text: found a lone surrogate at character {error.start}, wanted valid Unicode"
             ) from None
-        v = self.vocabulary
-        ids = [v.special["bos"]] if add_special and v.add_bos else []
+        v, add_special = self.vocabulary, add_special and not isinstance(text, TemplateText)
+        ids: list[int] = []
         prefix = v.add_space_prefix and not self._encoder.adds_prefix
         first, swallow = True, False
         for piece, token in (self._special if parse_special else self._user_defined).split(text):
@@ -169,10 +177,12 @@ class TokenizerBridge:
                 first, swallow = True, token in v.rstrip
                 continue
             if swallow:
-                piece = piece.lstrip()
+                piece = piece.lstrip(_SWALLOWED)
             if piece:
                 ids.extend(self._encoder.encode(" " + piece if first and prefix else piece))
                 first = False
+        if add_special and v.add_bos and ids[:1] != [v.special["bos"]]:
+            ids.insert(0, v.special["bos"])
         if add_special and v.add_sep:
             ids.append(v.special["sep"])
         if add_special and v.add_eos:
@@ -265,6 +275,7 @@ def _rwkv_bytes(text: str, kind: int, token: int) -> bytes:
 
 _ENCODERS = {
     "llama": SpmEncoder,
+    "gemma4": SpmEncoder,
     "t5": UnigramEncoder,
     "bert": WordPieceEncoder,
     "rwkv": RwkvEncoder,

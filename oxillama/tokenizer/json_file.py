@@ -6,14 +6,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from oxillama.errors import TokenizerError
-from oxillama.tokenizer.bpe import BYTE_TO_CHAR, check_runs
+from oxillama.tokenizer.bpe import BYTE_TO_CHAR, check_runs, guarded
 from oxillama.tokenizer.spm import MARK
 from oxillama.tokenizer.vocabulary import (
     BYTE,
@@ -25,6 +26,7 @@ from oxillama.tokenizer.vocabulary import (
     Vocabulary,
 )
 
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _NAMES = {
     "bos": ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<|begin|>"),
     "eos": ("</s>", "<eos>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>"),
@@ -34,23 +36,28 @@ _NAMES = {
 
 
 class JsonEncoder:
-    """The library's own encoding, without the special tokens it would add."""
+    """The library's own encoding, without the special tokens it would add or find in a text: those
+    are found before (`SpecialTokens`).
+    """
 
     adds_prefix = True  # its own normaliser puts the space before a text
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        tokenizer.encode_special_tokens = True
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`."""
         check_runs(text)
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return _encoded(self._tokenizer, text, add_special_tokens=False).ids
 
 
 def read_tokenizer_json(
     source: str | os.PathLike, metadata: Mapping[str, Any]
 ) -> tuple[Vocabulary, JsonEncoder]:
-    """The vocabulary and encoder of a `tokenizer.json`, given as its text or as a path."""
+    """The vocabulary and encoder of a `tokenizer.json`, given as its text or as a path. Raises
+    TokenizerError for a file that cannot be read, is not UTF-8, or describes no tokenizer.
+    """
     text = os.fspath(source)
     if not text.lstrip().startswith("{"):
         try:
@@ -58,10 +65,13 @@ def read_tokenizer_json(
                 text = file.read()
         except OSError as error:
             raise TokenizerError(f"{source}: {error.strerror}, wanted a tokenizer.json") from error
+        except ValueError as error:  # not UTF-8, or a path with a zero byte
+            raise TokenizerError(f"{source!r:.80}: {error}, wanted a tokenizer.json") from None
     try:
-        tokenizer, parsed = Tokenizer.from_str(text), json.loads(text)
-    except Exception as error:  # the library raises its own untyped exception
-        raise TokenizerError(f"tokenizer.json: {str(error).splitlines()[0]}") from error
+        parsed = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"tokenizer.json: {error}, wanted JSON") from None
+    tokenizer = guarded(Tokenizer.from_str, text, "tokenizer.json")
     ids = tokenizer.get_vocab(with_added_tokens=True)
     size = max(ids.values(), default=-1) + 1
     if not 0 < size <= 2 * len(ids) + 1024:
@@ -69,28 +79,16 @@ def read_tokenizer_json(
     tokens, kinds = [""] * size, np.full(size, UNUSED, np.int32)
     for token, index in ids.items():
         tokens[index], kinds[index] = token, NORMAL
-    for added in parsed.get("added_tokens", ()):
-        kinds[added["id"]] = CONTROL if added.get("special") else USER_DEFINED
+    for index, control in _added_tokens(parsed, ids, size):
+        kinds[index] = CONTROL if control else USER_DEFINED
     byte_level = sum(char in ids for char in BYTE_TO_CHAR.values()) >= 250
     if not byte_level:
         for index in np.flatnonzero(kinds == NORMAL).tolist():
-            if len(tokens[index]) == 6 and tokens[index].startswith("<0x"):
+            if _BYTE_TOKEN.fullmatch(tokens[index]):
                 kinds[index] = BYTE
-    special = {}
-    for name, key in SPECIAL_KEYS.items():
-        found = metadata.get(f"tokenizer.ggml.{key}")
-        found = (
-            next((ids[text] for text in _NAMES.get(name, ()) if text in ids), None)
-            if found is None
-            else found
-        )
-        if isinstance(found, int) and 0 <= found < size:
-            special[name] = found
-    added = tokenizer.encode("", add_special_tokens=True).ids
-    add_bos, add_eos = (
-        bool(added) and added[0] == special.get("bos"),
-        bool(added) and added[-1] == special.get("eos"),
-    )
+    special = _special_ids(metadata, ids, size)
+    empty = _encoded(tokenizer, "", add_special_tokens=True).ids
+    letter = _encoded(tokenizer, "a", add_special_tokens=False).tokens
     vocabulary = Vocabulary(
         "gpt2" if byte_level else "llama",
         "tokenizer.json",
@@ -99,10 +97,50 @@ def read_tokenizer_json(
         None,
         (),
         special,
-        add_bos,
-        add_eos,
-        not byte_level
-        and tokenizer.encode("a", add_special_tokens=False).tokens[:1] != ["a"]
-        and MARK + "a" in ids,
+        bool(empty) and empty[0] == special.get("bos"),
+        bool(empty) and empty[-1] == special.get("eos"),
+        not byte_level and letter[:1] != ["a"] and MARK + "a" in ids,
     )
     return vocabulary, JsonEncoder(tokenizer)
+
+
+def _encoded(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> Encoding:
+    def encode(text: str) -> Encoding:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    return guarded(encode, text, "tokenizer.json")
+
+
+def _added_tokens(parsed: Any, ids: Mapping[str, int], size: int) -> list[tuple[int, bool]]:
+    """(id, whether it is a control token) of every added token."""
+    added = parsed.get("added_tokens") or [] if isinstance(parsed, dict) else None
+    if not isinstance(added, list):
+        raise TokenizerError(
+            f"tokenizer.json: added_tokens: found {type(added).__name__}, wanted a list"
+        )
+    found = []
+    for at, token in enumerate(added):
+        index = token.get("id") if isinstance(token, dict) else None
+        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < size:
+            raise TokenizerError(
+                f"tokenizer.json: added_tokens[{at}]: id {index!r}, wanted 0 to {size - 1}"
+            )
+        if ids.get(token.get("content")) != index:
+            raise TokenizerError(
+                f"tokenizer.json: added_tokens[{at}]: {token.get('content')!r:.40} has id {index}, "
+                f"the vocabulary made of the file has {ids.get(token.get('content'))}"
+            )
+        found.append((index, bool(token.get("special"))))
+    return found
+
+
+def _special_ids(metadata: Mapping[str, Any], ids: Mapping[str, int], size: int) -> dict[str, int]:
+    """Ids of special tokens: as the metadata says, else by the names they are published under."""
+    special = {}
+    for name, key in SPECIAL_KEYS.items():
+        found = metadata.get(f"tokenizer.ggml.{key}")
+        if found is None:
+            found = next((ids[text] for text in _NAMES.get(name, ()) if text in ids), None)
+        if isinstance(found, int) and 0 <= found < size:
+            special[name] = found
+    return special

@@ -1,12 +1,20 @@
 """The sandbox that chat templates run in: Jinja's immutable one, with a budget for what a render
-may spend.
+may spend, and a record of what came from messages (`provenance`).
 
-Counted are calls and loop rounds, bytes of strings and lists made (intermediate ones too), the
-nodes a value has when it is written out, and the processor time. Whatever goes beyond gets a
-TemplateError instead of the machine's time and memory. To count what Jinja compiles to bare Python,
-`metered` rewrites the parsed template: concatenations, loop sources, comparisons, literals of
-containers and slices become calls of the environment. Every single step is small because what it
-works on was paid for, so that a look at the clock between the steps is enough.
+The laws of the budget:
+
+1. What a template can do is a closed list: filters (`_FILTERS`), methods of the built-in types
+   (`_METHODS`), operators, and the globals set here.
+2. Before an operation runs, what it is given is counted, and so is what it can make beyond that
+   (`_GROWTH` for methods, `_FILTER_GROWTH` for filters): bytes of strings and lists, intermediate
+   ones too, and steps.
+3. What an operation gives out lazily, and each round of a loop, is counted as it comes.
+
+Whatever goes beyond gets a TemplateError instead of the machine's time and memory. To count what
+Jinja compiles to bare Python, `metered` rewrites the parsed template: concatenations, loop sources,
+comparisons, literals of containers and slices become calls of the environment. Every single step is
+small because what it works on was paid for, so that a look at the clock between the steps is
+enough.
 """
 
 from __future__ import annotations
@@ -21,11 +29,27 @@ from functools import wraps
 from sys import getsizeof
 from typing import Any
 
-from jinja2 import nodes
+import markupsafe
+from jinja2 import Environment, Undefined, nodes
+from jinja2 import filters as jinja_filters
 from jinja2.ext import Extension, loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.nodes import EvalContext
+from jinja2.parser import Parser
+from jinja2.runtime import BlockReference, Context, LoopContext, Macro, TemplateReference
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.utils import Cycler, Joiner, Namespace
 
 from oxillama.errors import TemplateError
+from oxillama.tokenizer.provenance import (
+    TemplateText,
+    changed,
+    concat,
+    formatted,
+    from_message,
+    holds_message,
+    percent_formatted,
+    plain,
+)
 
 MAX_CALLS = 500_000  # calls, filters and loop rounds of one render
 MAX_BYTES = 1 << 25  # bytes of strings and lists made by one render
@@ -33,8 +57,10 @@ MAX_NODES = 200_000  # elements of one value that is written out or compared
 MAX_TREE = 30_000  # nodes of a parsed template
 MAX_NUMBER = 1 << 64
 MAX_SECONDS = 0.5  # processor time of one render, compiling included
+SECONDS_PER_CHARACTER = 2e-7  # further time for long conversations
 MAX_WIDTH = 9999  # of a field in a format
 
+MAX_PRECISION = 300  # of round
 _FILTERS = frozenset(
     {
         "abs",
@@ -106,25 +132,38 @@ _SHALLOW = frozenset(
         "slice",
     }
 )
-_PER_PIECE = 64  # bytes a short string of its own takes
 
-# String methods whose result may take more than what they are given, and how many bytes that may
-# be.
-_GROWING: dict[str, Callable[..., int]] = {
-    "center": lambda s, width=0, *_: 4 * int(width),
-    "ljust": lambda s, width=0, *_: 4 * int(width),
-    "rjust": lambda s, width=0, *_: 4 * int(width),
-    "zfill": lambda s, width=0: int(width),
-    "expandtabs": lambda s, tabsize=8: 4 * (len(s) + s.count("\t") * max(int(tabsize), 1)),
-    "replace": lambda s, old="", new="", *_: (
-        getsizeof(s) + (s.count(old) if old else len(s) + 1) * getsizeof(new)
+# Filters over text: they write out whatever they are given.
+_TEXTUAL = frozenset(
+    {
+        *("capitalize", "e", "escape", "forceescape", "format", "indent", "lower", "replace"),
+        *("striptags", "title", "trim", "truncate", "upper", "wordcount"),
+    }
+)
+_PER_PIECE = 64  # bytes a short string of its own takes
+_BREAKS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+# Objects of the template's own: what they give out is the template's, or marked already.
+_OWN = (Macro, LoopContext, BlockReference, TemplateReference, Cycler, Joiner, Namespace, Undefined)
+
+# Methods of the built-in types that a template may call.
+_METHODS: dict[type, frozenset[str]] = {
+    str: frozenset(
+        {
+            *("capitalize", "casefold", "center", "count", "encode", "endswith", "expandtabs"),
+            *("find", "format", "format_map", "index", "isalnum", "isalpha", "isascii"),
+            *("isdecimal", "isdigit", "isidentifier", "islower", "isnumeric", "isprintable"),
+            *("isspace", "istitle", "isupper", "join", "ljust", "lower", "lstrip", "partition"),
+            *("removeprefix", "removesuffix", "replace", "rfind", "rindex", "rjust"),
+            *("rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith", "strip"),
+            *("swapcase", "title", "upper", "zfill"),
+        }
     ),
-    "split": lambda s, sep=None, *_, **__: getsizeof(s) + _PER_PIECE * _pieces(s, sep),
-    "encode": lambda s, *_: 4 * len(s),
-    "rsplit": lambda s, sep=None, *_, **__: getsizeof(s) + _PER_PIECE * _pieces(s, sep),
-    "splitlines": lambda s, *_, **__: (
-        getsizeof(s) + _PER_PIECE * sum(map(s.count, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"))
-    ),
+    bytes: frozenset({"count", "decode", "endswith", "find", "hex", "startswith"}),
+    dict: frozenset({"copy", "get", "items", "keys", "values"}),
+    list: frozenset({"copy", "count", "index"}),
+    tuple: frozenset({"count", "index"}),
+    float: frozenset({"is_integer"}),
+    int: frozenset({"bit_length"}),
 }
 
 
@@ -134,25 +173,101 @@ def _pieces(text: Any, separator: Any) -> int:
     return sum(1 for _ in re.finditer(r"\S+" if isinstance(text, str) else rb"\S+", text))
 
 
-def _weight(value: Any, most: int) -> tuple[int, int]:
-    """How many elements a value shows when it is written out, and the characters in them; stops
-    counting beyond `most` elements.
+def _replaced(text: Any, old: Any, new: Any, *_: Any, **__: Any) -> int:
+    times = text.count(old) if old else len(text) + 1
+    if times * _PER_PIECE > 4 * MAX_BYTES:  # what is in use while it runs
+        raise TemplateError(f"chat template: replace at {times} places at once is too much")
+    return getsizeof(text) + times * 4 * len(new)
+
+
+# How many bytes a method may make beyond a copy of what it is given.
+_GROWTH: dict[str, Callable[..., int]] = {
+    "center": lambda s, width=0, *_: 4 * int(width),
+    "ljust": lambda s, width=0, *_: 4 * int(width),
+    "rjust": lambda s, width=0, *_: 4 * int(width),
+    "zfill": lambda s, width=0: 4 * int(width),
+    "expandtabs": lambda s, tabsize=8: 4 * (len(s) + s.count("\t") * max(int(tabsize), 1)),
+    "replace": _replaced,
+    "encode": lambda s, *_, **__: 8 * len(s),
+    "split": lambda s, sep=None, *_, **__: _PER_PIECE * _pieces(s, sep),
+    "rsplit": lambda s, sep=None, *_, **__: _PER_PIECE * _pieces(s, sep),
+    "splitlines": lambda s, *_, **__: _PER_PIECE * sum(map(s.count, _BREAKS)),
+}
+
+
+def _filled(value: Any, count: Any, fill_with: Any = None) -> int:
+    """`slice` and `batch`: a list for each of `count`, or lists of so many fillers."""
+    return _PER_PIECE * abs(int(count))
+
+
+def _words(value: Any, *_: Any) -> int:
+    return _PER_PIECE * len(str(value))
+
+
+def _json_size(
+    value: Any,
+    ensure_ascii: Any = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: Any = False,
+) -> int:
+    """The characters of a value as JSON at most: all of them escaped, each element on a line."""
+    elements, size, depth = _weight(value, MAX_NODES)
+    margin = len(indent) if isinstance(indent, str) else max(int(indent or 0), 0)
+    between = sum(map(len, separators)) if separators else 4
+    return 6 * size + elements * (24 + 2 * between + (depth + 1) * margin)
+
+
+def _indented(s: Any, width: Any = 4, *_: Any, **__: Any) -> int:
+    margin = len(width) if isinstance(width, str) else abs(int(width))
+    return (margin + _PER_PIECE) * (1 + sum(map(str(s).count, _BREAKS)))
+
+
+def _rounded(value: Any, precision: Any = 0, *_: Any) -> int:
+    if abs(int(precision)) > MAX_PRECISION:
+        raise TemplateError(f"chat template: round to {precision}, wanted at most {MAX_PRECISION}")
+    return 0
+
+
+# The same for filters.
+_FILTER_GROWTH: dict[str, Callable[..., int]] = {
+    "batch": _filled,
+    "slice": _filled,
+    "title": _words,
+    "wordcount": _words,
+    "striptags": _words,
+    "e": lambda value: 6 * len(str(value)),
+    "escape": lambda value: 6 * len(str(value)),
+    "forceescape": lambda value: 6 * len(str(value)),
+    "indent": _indented,
+    "replace": lambda s, old="", new="", count=None: _replaced(str(s), str(old), str(new)),
+    "round": _rounded,
+    "tojson": _json_size,
+}
+
+
+def _weight(value: Any, most: int) -> tuple[int, int, int]:
+    """How many elements a value shows when it is written out, the characters in them, and how
+    deeply they are nested; stops counting beyond `most` elements.
     """
-    elements = size = 0
-    waiting = [value]
+    elements = size = deepest = 0
+    waiting = [(value, 0)]
     while waiting and elements <= most:
-        one = waiting.pop()
+        one, depth = waiting.pop()
         elements += 1
-        if isinstance(one, str):
+        deepest = max(deepest, depth)
+        if isinstance(one, (str, bytes)):
             size += len(one)
         elif isinstance(one, Mapping):
-            waiting.extend(one.keys())
-            waiting.extend(one.values())
+            waiting.extend((each, depth + 1) for pair in one.items() for each in pair)
         elif isinstance(one, (list, tuple, set, frozenset)):
-            waiting.extend(one)
-        elif type(one).__name__ in ("Namespace", "Cycler"):
-            waiting.extend(vars(one).values())
-    return elements, size
+            waiting.extend((each, depth + 1) for each in one)
+        elif isinstance(one, Namespace):
+            values = getattr(one, "_Namespace__attrs").values()  # noqa: B009 (a mangled name)
+            waiting.extend((each, depth + 1) for each in values)
+        elif isinstance(one, Cycler):
+            waiting.extend((each, depth + 1) for each in one.items)
+    return elements, size, deepest
 
 
 class _Generation(Extension):
@@ -160,9 +275,9 @@ class _Generation(Extension):
     nothing.
     """
 
-    tags = frozenset({"generation"})
+    tags = {"generation"}  # noqa: RUF012 (Jinja's own type)
 
-    def parse(self, parser: Any) -> nodes.Node:
+    def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.Scope(body, lineno=line)
@@ -184,40 +299,44 @@ class Sandbox(ImmutableSandboxedEnvironment):
             extensions=[_Generation, loopcontrols],
             finalize=self._written,
         )
-        own = {
-            "tojson": _tojson,
+        own: dict[str, Callable[..., Any]] = {
+            "attr": self._attribute,
+            "e": _escape,
+            "escape": _escape,
+            "forceescape": _escape,
+            "format": self._format_filter,
+            "indent": _indent,
             "join": self._join,
             "replace": _replace,
-            "indent": _indent,
+            "safe": self._text,
+            "string": self._text,
+            "striptags": _striptags,
             "sum": _sum,
+            "title": _title,
+            "tojson": _tojson,
         }
-        self.filters = {
-            name: self._counted(own.get(name, self.filters[name]), deep=name not in _SHALLOW)
-            for name in _FILTERS
-        }
-        self.filters["format"] = self._counted(
-            lambda value, *args, **kwargs: self._percent(str(value), kwargs or args), deep=True
-        )
-        self.tests = {name: self._counted(test, deep=True) for name, test in self.tests.items()}
+        known: dict[str, Callable[..., Any]] = {**self.filters, **own}
+        self.filters = {name: self._counted(known[name], name) for name in (*_FILTERS, "format")}
+        tests: dict[str, Callable[..., Any]] = dict(self.tests)
+        self.tests = {name: self._counted(test, "") for name, test in tests.items()}
         self.globals = {
             name: self.globals[name] for name in ("range", "dict", "namespace", "cycler", "joiner")
         }
-        self.globals.update(
-            raise_exception=_raise,
-            strftime_now=lambda form: datetime.now().strftime(str(form)[:1000]),
-        )
+        self._constructors = tuple(self.globals.values())
+        self._functions = (_raise, _strftime_now)
+        self.globals.update(raise_exception=_raise, strftime_now=_strftime_now)
 
     # ---- the budget
-    # ----------------------------------------------------------------------------------------------
 
     def begin(self, inputs: Any = None) -> None:
         """Start a render's count in this thread; long conversations may cost more, in proportion to
         what `inputs` weigh.
         """
         spent = self._spent
-        elements, size = _weight(inputs, 1 << 22)
-        spent.calls, spent.bytes = -32 * elements, -32 * size
+        elements, size, _ = _weight(inputs, 1 << 22)
+        spent.calls, spent.bytes = -32 * elements - (size >> 4), -32 * size
         spent.wall, spent.processor = time.monotonic(), time.thread_time()
+        spent.seconds = MAX_SECONDS + size * SECONDS_PER_CHARACTER
 
     def charge(self, *, calls: int = 1, made: int = 0) -> None:
         """Count, look at the clock, and raise TemplateError beyond the budget."""
@@ -229,15 +348,18 @@ class Sandbox(ImmutableSandboxedEnvironment):
         if spent.bytes > MAX_BYTES:
             raise TemplateError(f"chat template: more than {MAX_BYTES} bytes of text and lists")
         if (
-            time.monotonic() - spent.wall > MAX_SECONDS
-            and time.thread_time() - spent.processor > MAX_SECONDS
+            time.monotonic() - spent.wall > spent.seconds
+            and time.thread_time() - spent.processor > spent.seconds
         ):
-            raise TemplateError(f"chat template: more than {MAX_SECONDS} seconds of processor time")
+            raise TemplateError(
+                f"chat template: more than {spent.seconds:.1f} seconds of processor time"
+            )
 
     def keep(self, result: Any) -> Any:
         """What a template makes, its size counted."""
         if isinstance(result, (str, bytes, list, tuple, dict)):
-            self.charge(made=getsizeof(result))
+            marks = len(result) if isinstance(result, TemplateText) else 0
+            self.charge(made=getsizeof(result) + marks)
         elif isinstance(result, int) and abs(result) > MAX_NUMBER:
             raise TemplateError("chat template: a number above 2^64")
         return result
@@ -248,7 +370,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """
         self.charge()
         if not isinstance(value, (str, int, float, type(None))):
-            elements, size = _weight(value, MAX_NODES)
+            elements, size, _ = _weight(value, MAX_NODES)
             if elements > MAX_NODES:
                 raise TemplateError(f"chat template: a value of more than {MAX_NODES} elements")
             if size > MAX_BYTES:
@@ -256,15 +378,64 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.charge(calls=elements >> 5)
         return value
 
+    def rounds(self, source: Iterable[Any]) -> Iterator[Any]:
+        """What a loop runs over, each round counted."""
+        for item in source:
+            self.charge()
+            yield item
+
     # ---- what templates do
-    # ---------------------------------------------------------------------------------------
+
+    def concat(self, parts: Iterable[str]) -> str:  # type: ignore[override]
+        """The text of a block, a macro or a `set`."""
+        pieces = list(parts)
+        self.charge(made=sum(map(getsizeof, pieces)))
+        return concat(pieces)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """The methods of built-in types are those listed; other objects keep Jinja's rules."""
+        if isinstance(obj, type):
+            return False
+        for kind, names in _METHODS.items():
+            if isinstance(obj, kind):
+                return attr in names
+        return super().is_safe_attribute(obj, attr, value)
+
+    def wrap_str_format(self, value: Any) -> None:
+        """`str.format` stays a method: `call` runs it under the sandbox's rules."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """An attribute, or the item of that name."""
+        return self._of(obj, super().getattr(obj, attribute))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """An item, or the attribute of that name."""
+        return self._of(obj, super().getitem(obj, argument))
+
+    def _of(self, owner: Any, value: Any) -> Any:
+        """What an object gives: text of an object that came from outside is a message's."""
+        known = isinstance(owner, (str, bytes, dict, list, tuple, int, float, *_OWN))
+        return value if known or owner is None else from_outside(value)
+
+    def _attribute(self, obj: Any, name: str) -> Any:
+        """The `attr` filter: an attribute alone, never an item."""
+        name = plain(str(name))
+        value = getattr(obj, name, self)
+        if value is self:
+            return self.undefined(obj=obj, name=name)
+        if not self.is_safe_attribute(obj, name, value):
+            return self.unsafe_undefined(obj, name)
+        return self._of(obj, value)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Operators, refused before they make something huge."""
         if operator == "*":
             for one, other in ((left, right), (right, left)):
                 if isinstance(one, (str, bytes, list, tuple)) and isinstance(other, int):
-                    self.charge(made=(getsizeof(one) - getsizeof(one[:0])) * max(other, 0))
+                    marks = len(one) if isinstance(one, TemplateText) else 0
+                    self.charge(made=(getsizeof(one) - getsizeof(one[:0]) + marks) * max(other, 0))
+        elif operator == "+" and isinstance(left, (str, bytes, list, tuple)):
+            self.charge(made=getsizeof(left) + getsizeof(right))
         elif operator == "%" and isinstance(left, (str, bytes)):
             return self._percent(str(left), right)
         elif (
@@ -278,68 +449,95 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.keep(super().call_binop(context, operator, left, right))
 
     def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Calls, counted; string methods that lengthen their string are measured first."""
+        """Calls, counted: methods of built-in types under the laws above, constructors, macros, and
+        functions that the caller gave.
+        """
         owner = getattr(function, "__self__", None)
         if owner is self:
             # written by `metered`; Jinja adds keywords of its own to every call
             return function(*args)
+        scope = {name: kwargs.pop(name) for name in ("_loop_vars", "_block_vars") if name in kwargs}
         self.charge()
-        if isinstance(owner, (str, bytes)):
-            name = getattr(function, "__name__", "")
-            if name in ("translate", "maketrans"):
-                raise TemplateError(f"chat template: str.{name} is not allowed, wanted replace")
-            if name in _GROWING:
-                self.charge(made=_GROWING[name](owner, *args, **kwargs))
-            elif name == "join" and args:
-                return self._join(args[0], owner)
-        elif isinstance(function, type):
-            self.measured((args, kwargs))  # namespace, dict, cycler, joiner
-        return self.keep(super().call(context, function, *args, **kwargs))
+        if type(owner) in _METHODS or isinstance(owner, str):
+            return self._method(function, owner, args, kwargs)
+        if function in self._constructors:
+            self.measured((args, kwargs))
+            return self.keep(function(*args, **kwargs))
+        made = super().call(context, function, *args, **scope, **kwargs)
+        if function in self._functions:
+            made = from_outside(made) if holds_message((args, kwargs)) else made
+        elif not isinstance(function, _OWN) and not isinstance(owner, _OWN):
+            made = from_outside(made)
+        return self.keep(made)
 
-    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`str.format`, with the sandbox's rules for attributes and a bound on what it makes."""
-        inner = super().wrap_str_format(value)
-        if inner is None:
-            return None
-
-        @wraps(inner)
-        def bounded(*args: Any, **kwargs: Any) -> str:
-            self._formatted(value.__self__, "{", args, kwargs)
-            return inner(*args, **kwargs)
-
-        del bounded.__wrapped__
-        return bounded
+    def _method(self, function: Any, owner: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """A method of a built-in type, what it takes and can make counted before it runs."""
+        name = function.__name__
+        if not any(isinstance(owner, kind) and name in names for kind, names in _METHODS.items()):
+            raise TemplateError(
+                f"chat template: {type(owner).__name__}.{name} is not allowed in templates"
+            )
+        if not isinstance(owner, (str, bytes)):
+            for value in args:
+                self.measured(value)
+            return self.keep(function(*args, **kwargs))
+        if name == "format_map":
+            args, kwargs = (), dict(self.measured(args[0])) if len(args) == 1 else kwargs
+        if name in ("format", "format_map"):
+            return self._format(str(owner), args, kwargs)
+        if name == "join":
+            return self._join(args[0] if args else (), str(owner))
+        sizes = sum(len(each) for each in (owner, *args) if isinstance(each, (str, bytes)))
+        self.charge(calls=sizes >> 10)
+        if name in _GROWTH:
+            self.charge(made=_GROWTH[name](owner, *args, **kwargs))
+        if isinstance(owner, str) and holds_message((args, kwargs)):
+            owner = TemplateText(plain(owner), getattr(owner, "marks", bytes(len(owner))))
+            function = getattr(owner, name)
+        made = function(*args, **kwargs)
+        return self.keep(from_outside(made) if isinstance(owner, bytes) else made)
 
     def joined(self, *parts: Any) -> str:
         """What the ~ operator makes."""
-        texts = [str(self.measured(part)) for part in parts]
+        texts = [self._text(self.measured(part)) for part in parts]
         self.charge(made=sum(map(getsizeof, texts)))
-        return "".join(texts)
+        return concat(texts)
 
-    def rounds(self, source: Iterable[Any]) -> Iterator[Any]:
-        """What a loop runs over, each round counted."""
-        for item in source:
-            self.charge()
-            yield item
+    def _text(self, value: Any) -> str:
+        """A value written out."""
+        if isinstance(value, str):
+            return value
+        text = str(self.measured(value))
+        return from_message(text) if holds_message(value, known=_OWN) else text
 
-    def _written(self, value: Any) -> Any:
-        return self.measured(value)
+    def _textual(self, value: Any) -> Any:
+        """An argument of a filter over text: what is no text yet is written out here."""
+        kept = (str, int, float, type(None), Undefined, Environment, Context, EvalContext)
+        return value if isinstance(value, kept) else self._text(value)
+
+    def _written(self, value: Any) -> str:
+        return self._text(self.measured(value))
 
     def _join(self, value: Any, d: str = "", attribute: Any = None) -> str:
         items = list(self.rounds(value))
         if attribute is not None:
             items = [self.getitem(item, attribute) for item in items]
-        return (
-            self.joined(*(piece for item in items for piece in (d, item)))[len(str(d)) :]
-            if items
-            else ""
-        )
+        pieces = [piece for item in items for piece in (d, item)]
+        return self.joined(*pieces[1:])
 
     def _percent(self, text: str, values: Any) -> str:
-        self._formatted(text, "%", values if isinstance(values, tuple) else (values,), {})
-        return self.keep(text % values)
+        given = values if isinstance(values, tuple) else (values,)
+        self._charge_format(text, "%", given, {})
+        return self.keep(percent_formatted(text, values))
 
-    def _formatted(
+    def _format(self, text: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+        self._charge_format(text, "{", args, kwargs)
+        return self.keep(formatted(SandboxedFormatter(self), text, args, kwargs))
+
+    def _format_filter(self, value: Any, *args: Any, **kwargs: Any) -> str:
+        return self._percent(str(value), kwargs or args)
+
+    def _charge_format(
         self, text: str, sign: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         """Count what a format may make at most; a width that only its arguments tell is refused."""
@@ -355,16 +553,27 @@ class Sandbox(ImmutableSandboxedEnvironment):
         values = (*args, *kwargs.values())
         self.measured(values)
         longest = max((len(str(value)) for value in values), default=0)
-        self.charge(made=getsizeof(text) + text.count(sign) * (4 * widest + 4 * longest))
+        fields = text.count(sign)
+        self.charge(calls=fields, made=getsizeof(text) + fields * (4 * widest + 4 * longest))
 
-    def _counted(self, function: Callable[..., Any], *, deep: bool) -> Callable[..., Any]:
+    def _counted(self, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """A filter or test under the laws above."""
+        growth = _FILTER_GROWTH.get(name)
+
         @wraps(function)  # takes Jinja's marks on the function along
         def counted(*args: Any, **kwargs: Any) -> Any:
             self.charge()
             for value in args:
-                if deep and isinstance(value, (list, tuple, Mapping)):
+                if isinstance(value, (list, tuple, Mapping)) and name not in _SHALLOW:
                     self.measured(value)
-            return self.keep(function(*args, **kwargs))
+                elif isinstance(value, (str, bytes)):
+                    self.charge(calls=len(value) >> 10)
+            if growth is not None:
+                self.charge(made=growth(*args, **kwargs))
+            if name in _TEXTUAL:
+                args = tuple(map(self._textual, args))
+            made = function(*args, **kwargs)
+            return self.rounds(made) if isinstance(made, Iterator) else self.keep(made)
 
         return counted
 
@@ -373,6 +582,19 @@ class Sandbox(ImmutableSandboxedEnvironment):
         metered(tree)
         tree.set_environment(self)
         return tree
+
+
+def from_outside(value: Any) -> Any:
+    """A value as a template is given it: all text in it is marked as a message's."""
+    if isinstance(value, TemplateText):
+        return value
+    if isinstance(value, str):
+        return from_message(plain(value))
+    if isinstance(value, Mapping):
+        return {from_outside(key): from_outside(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(from_outside, value)) if type(value) in (list, tuple) else value
+    return value
 
 
 def metered(tree: nodes.Template) -> None:
@@ -401,7 +623,9 @@ def metered(tree: nodes.Template) -> None:
                 setattr(node, field, [replaced(item) for item in value])
             elif isinstance(value, nodes.Node):
                 setattr(node, field, replaced(value))
-        if isinstance(node, nodes.For):
+        if isinstance(node, nodes.EvalContextModifier):
+            raise TemplateError("chat template: autoescape is not allowed in templates")
+        if isinstance(node, nodes.For) and isinstance(node.iter, nodes.Expr):
             node.iter = through("rounds", node.iter)
         elif isinstance(node, (nodes.Compare, nodes.Operand)):
             node.expr = through("measured", node.expr)
@@ -441,29 +665,45 @@ def _tojson(
     """JSON as it is written for a model: no HTML escapes, keys in their order."""
     if isinstance(indent, int) and indent > 64:
         raise TemplateError(f"chat template: tojson indent {indent}, wanted at most 64")
-    return json.dumps(
+    text = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    return from_message(text) if holds_message((value, indent, separators)) else text
 
 
 def _replace(s: Any, old: str, new: str, count: int | None = None) -> str:
-    s, old, new = str(s), str(old), str(new)
-    if _GROWING["replace"](s, old, new) > MAX_BYTES:
-        raise TemplateError(f"chat template: replace would make more than {MAX_BYTES} bytes")
-    return s.replace(old, new, -1 if count is None else count)
+    texts = (str(s), str(old), str(new))
+    if isinstance(texts[2], TemplateText) and not isinstance(texts[0], TemplateText):
+        texts = (TemplateText(texts[0], bytes(len(texts[0]))), *texts[1:])
+    return texts[0].replace(texts[1], texts[2], -1 if count is None else count)
 
 
 def _indent(s: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
     if not isinstance(width, str) and int(width) > MAX_WIDTH:
         raise TemplateError(f"chat template: indent by {width}, wanted at most {MAX_WIDTH}")
     margin = width if isinstance(width, str) else " " * int(width)
-    lines = str(s).splitlines(keepends=True)
-    if len(margin) * len(lines) > MAX_BYTES:
-        raise TemplateError(f"chat template: indent would make more than {MAX_BYTES} bytes")
-    return "".join(
-        (margin if (i or first) and (blank or line.strip()) else "") + line
-        for i, line in enumerate(lines)
-    )
+    pieces: list[str] = []
+    for i, line in enumerate(str(s).splitlines(keepends=True)):
+        if (i or first) and (blank or line.strip()):
+            pieces.append(margin)
+        pieces.append(line)
+    return concat(pieces)
+
+
+def _title(s: Any) -> str:
+    text = str(s)
+    return changed(text, jinja_filters.do_title(plain(text)))
+
+
+def _escape(value: Any) -> str:
+    text = str(value)
+    made = plain(str(markupsafe.escape(plain(text))))
+    return from_message(made) if holds_message(value) else made
+
+
+def _striptags(value: Any) -> str:
+    made = markupsafe.Markup(plain(str(value))).striptags()
+    return from_message(made) if holds_message(value) else made
 
 
 def _sum(values: Iterable[Any], attribute: str | None = None, start: float = 0) -> float:
@@ -477,3 +717,7 @@ def _sum(values: Iterable[Any], attribute: str | None = None, start: float = 0) 
 
 def _raise(message: Any) -> None:
     raise TemplateError(f"chat template: {' '.join(str(message).split())[:2000]}")
+
+
+def _strftime_now(form: Any) -> str:
+    return datetime.now().strftime(plain(str(form))[:1000])

@@ -1,14 +1,16 @@
-"""SentencePiece BPE as `llama` vocabularies mean it: the neighbours whose joined text has the
-highest score merge first.
+"""SentencePiece BPE as `llama` and `gemma4` vocabularies mean it.
 
-Source: Kudo and Richardson 2018 (SentencePiece), BPE model; ties go to the leftmost pair. Text that
-no token covers falls back to one token per byte. Most vocabularies never join a word's end to the
-next word's mark, so text is cut before each mark (`▁`) and words are remembered.
+`llama`: the neighbours whose joined text has the highest score merge first. `gemma4`: the
+neighbours that stand first in the list of merges. Ties go to the leftmost pair. Text that no token
+covers falls back to one token per byte. Source: Kudo and Richardson 2018 (SentencePiece), BPE
+model. Most vocabularies never join a word's end to the next word's mark, so text is cut before each
+mark (`▁`) and words are remembered.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -29,25 +31,18 @@ class SpmEncoder:
     adds_prefix = False
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        if vocabulary.scores is None:
-            raise TokenizerError(
-                "tokenizer.ggml.scores: missing, a 'llama' vocabulary needs a score for every token"
-            )
+        merged = vocabulary.model == "gemma4"
         self._ids: dict[str, int] = {}
         self._bytes: dict[int, int] = {}
-        kinds, scores = vocabulary.kinds.tolist(), vocabulary.scores.tolist()
-        for token, (text, kind) in enumerate(zip(vocabulary.tokens, kinds)):
+        for token, (text, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds.tolist())):
             if kind in (NORMAL, USER_DEFINED, UNUSED):
                 self._ids.setdefault(text, token)
             elif kind == BYTE:
                 self._bytes.setdefault(byte_value(text, token), token)
-        best_first = {
-            score: rank
-            for rank, score in enumerate(
-                sorted({scores[token] for token in self._ids.values()}, reverse=True)
-            )
-        }
-        self._ranks = {text: best_first[scores[token]] for text, token in self._ids.items()}
+        # The key of a merge: the joined text, or both pieces with a space between.
+        self._key: Callable[[str, str], str] = _spaced if merged else add
+        self._ranks = self._by_merges(vocabulary) if merged else self._by_scores(vocabulary)
+        self._lines = re.compile(r"\n+|[^\n]+") if merged else None
         self._longest = max(map(len, self._ids), default=0)
         self._unknown = vocabulary.special.get("unk")
         crosses = any(
@@ -57,9 +52,46 @@ class SpmEncoder:
         self._cut = None if crosses else re.compile(f"(?<=[^{MARK}])(?={MARK})")
         self._word = lru_cache(maxsize=65536)(self._merged)
 
+    def _by_scores(self, vocabulary: Vocabulary) -> dict[str, int]:
+        if vocabulary.scores is None:
+            raise TokenizerError(
+                "tokenizer.ggml.scores: missing, a 'llama' vocabulary needs a score for every token"
+            )
+        scores = vocabulary.scores.tolist()
+        best_first = {
+            score: rank
+            for rank, score in enumerate(
+                sorted({scores[token] for token in self._ids.values()}, reverse=True)
+            )
+        }
+        return {text: best_first[scores[token]] for text, token in self._ids.items()}
+
+    def _by_merges(self, vocabulary: Vocabulary) -> dict[str, int]:
+        """The rank of every merge whose pieces and product are tokens; the others never happen."""
+        ranks: dict[str, int] = {}
+        for rank, merge in enumerate(vocabulary.merges):
+            pieces = merge.split(" ")
+            if len(pieces) != 2 or not all(pieces):
+                raise TokenizerError(
+                    f"tokenizer.ggml.merges: merge {rank} is {merge[:40]!r}, wanted two pieces with a space between"
+                )
+            if pieces[0] in self._ids and pieces[1] in self._ids and "".join(pieces) in self._ids:
+                ranks.setdefault(merge, rank)
+        return ranks
+
     def encode(self, text: str) -> list[int]:
         """The ids of `text`, spaces already written as they are (the mark is put in here)."""
         text = text.replace(" ", MARK)
+        if self._lines is None:
+            return self._line(text)
+        ids: list[int] = []
+        for line in self._lines.findall(text):
+            # a run of line ends that is a token is taken whole, whatever the merges say
+            whole = self._ids.get(line) if line[0] == "\n" else None
+            ids.extend(self._line(line) if whole is None else (whole,))
+        return ids
+
+    def _line(self, text: str) -> list[int]:
         ids: list[int] = []
         for word in self._cut.split(text) if self._cut else (text,):
             ids.extend(self._word(word) if len(word) <= _LONGEST_REMEMBERED else self._merged(word))
@@ -78,10 +110,10 @@ class SpmEncoder:
         # whether it still stands when it is due).
         by_size = self._longest + 1
         by_rank = n * by_size
-        rank_of = self._ranks.get
+        rank_of, key = self._ranks.get, self._key
         queue = [
             rank * by_rank + i * by_size + 2
-            for i, rank in enumerate(map(rank_of, map(add, pieces, islice(pieces, 1, None))))
+            for i, rank in enumerate(map(rank_of, map(key, pieces, islice(pieces, 1, None))))
             if rank is not None
         ]
         heapify(queue)
@@ -96,12 +128,12 @@ class SpmEncoder:
             right = after[place] = after[right]
             if right < n:
                 before[right] = place
-                rank = rank_of(joined + pieces[right])
+                rank = rank_of(key(joined, pieces[right]))
                 if rank is not None:
                     heappush(queue, rank * by_rank + place * by_size + size + len(pieces[right]))
             left_place = before[place]
             if left_place >= 0:
-                rank = rank_of(pieces[left_place] + joined)
+                rank = rank_of(key(pieces[left_place], joined))
                 if rank is not None:
                     heappush(
                         queue,
@@ -120,14 +152,18 @@ class SpmEncoder:
         them.
         """
         data = piece.encode("utf-8", "surrogatepass")
-        found = [self._bytes.get(value) for value in data]
-        if None not in found:
+        found = [self._bytes[value] for value in data if value in self._bytes]
+        if len(found) == len(data):
             return found
         if self._unknown is None:
             raise TokenizerError(
                 f"vocabulary: no token for {piece!r}, none for its bytes, and no unknown token"
             )
         return [self._unknown]
+
+
+def _spaced(left: str, right: str) -> str:
+    return f"{left} {right}"
 
 
 def byte_value(text: str, token: int) -> int:

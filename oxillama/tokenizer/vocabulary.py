@@ -1,4 +1,4 @@
-"""The vocabulary a file describes, checked once at the door: tokens, their kinds, special ids and
+"""The vocabulary a file describes, checked once at load: tokens, their kinds, special ids and
 what to add around a text.
 
 Sources: the GGUF specification's `tokenizer.ggml.*` keys; the numbers of token kinds are those of
@@ -82,17 +82,53 @@ CONTROL_END_NAMES = END_NAMES | {
     "<reponame>",
     "<|file_sep|>",
 }
+# Markers of completion in the middle of code: control tokens whatever their kind in the file.
+# Published files disagree (DeepSeek Coder marks them as ordinary added tokens); as user-defined
+# tokens they would be read in any text, and a text must not be able to start a completion.
+FILL_NAMES = frozenset(
+    {
+        "<|fim_prefix|>",
+        "<|fim_suffix|>",
+        "<|fim_middle|>",
+        "<|fim_pad|>",
+        "<|fim_repo|>",
+        "<|file_sep|>",
+        "<|repo_name|>",
+        "<fim-prefix>",
+        "<fim-suffix>",
+        "<fim-middle>",
+        "<fim-pad>",
+        "<fim_prefix>",
+        "<fim_suffix>",
+        "<fim_middle>",
+        "<fim_pad>",
+        "<｜fim▁begin｜>",
+        "<｜fim▁hole｜>",
+        "<｜fim▁end｜>",
+        "<PRE>",
+        "<SUF>",
+        "<MID>",
+        "▁<PRE>",
+        "▁<SUF>",
+        "▁<MID>",
+        "<|code_prefix|>",
+        "<|code_suffix|>",
+        "<|code_middle|>",
+    }
+)
 _HARMONY = {"<|return|>", "<|call|>"}
 
 # Per model: special ids, and what is added around a text, where the file does not say.
 _DEFAULTS: dict[str, tuple[dict[str, int], frozenset[str]]] = {
     "llama": ({"bos": 1, "eos": 2, "unk": 0}, frozenset({"bos"})),
+    "gemma4": ({}, frozenset({"bos"})),
     "t5": ({"eos": 1, "unk": 2, "pad": 0}, frozenset({"eos"})),
     "bert": (
         {"bos": 101, "unk": 100, "sep": 102, "pad": 0, "mask": 103},
         frozenset({"bos", "sep"}),
     ),
 }
+_MERGED = ("gpt2", "gemma4")  # models whose tokens are made by merges
 _ADD_BOS = frozenset(
     {
         "llama-bpe",
@@ -118,10 +154,10 @@ class Vocabulary:
 
     model: str
     pre: str
-    tokens: Sequence[str]
+    tokens: Sequence[str] | Strings
     kinds: np.ndarray
     scores: np.ndarray | None
-    merges: Sequence[str]
+    merges: Sequence[str] | Strings
     special: Mapping[str, int]
     add_bos: bool
     add_eos: bool
@@ -159,9 +195,9 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     model = _value(metadata, "model", str)
     tokens = _strings(metadata, "tokens")
     n = len(tokens)
-    kinds = _array(metadata, "token_type", n)
+    kinds = _array(metadata, "token_type", n, np.int32)
     kinds = np.full(n, NORMAL, np.int32) if kinds is None else kinds.astype(np.int32)
-    for token in tokens.where(END_NAMES):
+    for token in tokens.where(END_NAMES | FILL_NAMES):
         if kinds[token] in (NORMAL, USER_DEFINED):
             kinds[token] = CONTROL
     wrong = np.flatnonzero(~np.isin(kinds, KINDS))
@@ -169,12 +205,14 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         raise TokenizerError(
             f"tokenizer.ggml.token_type: token {wrong[0]} has kind {kinds[wrong[0]]}, wanted 1 to 6"
         )
-    scores = _array(metadata, "scores", n)
+    scores = _array(metadata, "scores", n, np.float32)
     if scores is not None and not np.isfinite(scores).all():
         raise TokenizerError(
             f"tokenizer.ggml.scores: token {np.flatnonzero(~np.isfinite(scores))[0]} has no finite score"
         )
-    merges = _strings(metadata, "merges") if "tokenizer.ggml.merges" in metadata else []
+    merges = _strings(metadata, "merges") if "tokenizer.ggml.merges" in metadata else ()
+    if model in _MERGED and not len(merges):
+        raise TokenizerError(f"tokenizer.ggml.merges: missing, a {model!r} vocabulary needs them")
     pre = _value(metadata, "pre", str, "default")
     special = {}
     for name, key in SPECIAL_KEYS.items():
@@ -204,7 +242,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
                 f"tokenizer.ggml.add_{name}_token: true, but the file names no {name} token"
             )
         add[name] = wanted and name in special
-    charsmap = _array(metadata, "precompiled_charsmap", None)
+    charsmap = _array(metadata, "precompiled_charsmap", None, None)
     lowercase = _value(metadata, "normalizer.lowercase", bool, True)
     return Vocabulary(
         model,
@@ -228,7 +266,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     )
 
 
-def _swallowing(name: str, tokens: Sequence[str], kinds: np.ndarray) -> frozenset[int]:
+def _swallowing(name: str, tokens: Strings, kinds: np.ndarray) -> frozenset[int]:
     """Phi-3's special tokens swallow the white space after them, but for three (its tokenizer.json
     says so; GGUF has no key for it).
     """
@@ -271,17 +309,27 @@ def _strings(metadata: Mapping[str, Any], key: str) -> Strings:
     return Strings.of(found)
 
 
-def packed(texts: Sequence[str]) -> Strings:
+def packed(texts: Sequence[str] | Strings) -> Strings:
     """The texts side by side as bytes."""
     return texts if isinstance(texts, Strings) else Strings.of(texts)
 
 
-def _array(metadata: Mapping[str, Any], key: str, count: int | None) -> np.ndarray | None:
+def _array(
+    metadata: Mapping[str, Any], key: str, count: int | None, kind: type | None
+) -> np.ndarray | None:
+    """An array of numbers, None where the file has none; `kind` is the type that the format asks
+    for (Python lists may bring any numbers).
+    """
     name = f"tokenizer.ggml.{key}"
     if name not in metadata:
         return None
-    found = np.asarray(metadata[name])
-    if found.ndim != 1 or found.dtype.kind not in "iuf" or count not in (None, len(found)):
-        wanted = "numbers" if count is None else f"one number for each of {count} tokens"
+    given = metadata[name]
+    found = np.asarray(given)
+    typed = found.dtype.kind in "iuf" and (
+        kind is None or not isinstance(given, np.ndarray) or found.dtype == kind
+    )
+    if found.ndim != 1 or not typed or count not in (None, len(found)):
+        numbers = "numbers" if kind is None else f"{np.dtype(kind)} numbers"
+        wanted = numbers if count is None else f"{numbers}, one for each of {count} tokens"
         raise TokenizerError(f"{name}: found {found.dtype} of shape {found.shape}, wanted {wanted}")
     return found

@@ -26,6 +26,9 @@ _IDEOGRAPHS = (
     (0x2F800, 0x2FA1F),
 )
 _SPACES = frozenset("\t\n\v\f\r\x85")
+# What has no place in a word: control characters, format characters, private use. Code points that
+# no character is assigned to stay: later versions of Unicode may make letters of them.
+_DROPPED = ("Cc", "Cf", "Co", "Cs")
 
 
 class WordPieceEncoder:
@@ -55,7 +58,7 @@ class WordPieceEncoder:
             kind = unicodedata.category(char)
             if char in _SPACES or kind[0] == "Z":
                 out.append(" ")
-            elif char == "�" or kind[0] == "C" or (self._strip_accents and kind[0] == "M"):
+            elif char == "�" or kind in _DROPPED or (self._strip_accents and kind[0] == "M"):
                 continue
             else:
                 alone = (

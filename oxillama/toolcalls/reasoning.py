@@ -7,15 +7,11 @@ prompt. What mentions the delimiters later is text.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from oxillama.errors import ConfigError
-from oxillama.grammar import Grammar, GrammarLimits
-from oxillama.grammar.nodes import choice, seq
-from oxillama.toolcalls.compose import SPACES, Composer
 from oxillama.toolcalls.events import Event, Markup, Reasoning, Text, joined
-from oxillama.toolcalls.opening import SPACE, partial
+from oxillama.toolcalls.reader import SPACE, partial
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,28 +142,3 @@ def split_reasoning(
         "".join(event.raw for event in events if isinstance(event, kind))
         for kind in (Reasoning, Text)
     )
-
-
-def with_reasoning(
-    grammar: Grammar,
-    format: ReasoningFormat = THINK,
-    *,
-    opened: bool = False,
-    token_ids: Mapping[str, int] | None = None,
-    limits: GrammarLimits | None = None,
-) -> Grammar:
-    """The grammar after a region: reasoning is free, what follows it is constrained; without
-    `opened` there may be no region.
-
-    token_ids: ids of delimiters that are control tokens, by their text. A region in a prompt that
-    is over needs no such grammar.
-    """
-    composer = Composer(token_ids=token_ids)
-    answer = composer.include(grammar, "answer")
-    region = composer.rule("reasoning", seq(composer.until(format.close), SPACES))
-    root = (
-        seq(region, answer)
-        if opened
-        else choice(seq(SPACES, composer.delimiter(format.open), region, answer), answer)
-    )
-    return composer.grammar(root, limits=limits or grammar.limits)

@@ -1,10 +1,11 @@
 """`oxillama sidecar`: what lies in the folder is shown, verified, removed, and written when asked."""
 
+import argparse
 import json
 
 import pytest
 
-from oxillama.cli import main
+from oxillama.cli import MODULES, main, sidecar
 from tests.model import tiny
 
 
@@ -100,3 +101,31 @@ def test_an_automatic_folder_that_holds_no_small_models_is_an_error_where_one_is
         and len(first[1]) == 1
         and [one["path"] for one in told(capsys, "write", model)[1]] == [first[1][0]["path"]]
     )
+
+
+def test_run_says_first_that_it_keeps_packed_weights_and_how_to_turn_that_off(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.delenv("OXILLAMA_SIDECAR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("oxillama.weights.cache.LEAST_BYTES", 1)
+    monkeypatch.setattr("oxillama.weights.cache.large_pages", lambda folder: True)
+    run = ["run", "-n", "2", "--temp", "0"]
+    assert main([*run, "--sidecar", "0"]) == 0
+    assert "packed weights" not in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert main(run) == 0
+    first = capsys.readouterr().err.splitlines()[0]
+    assert str(tmp_path / "oxillama") in first and "--sidecar 0 or OXILLAMA_SIDECAR=0" in first
+    # the next run maps them: there is nothing to say
+    assert main(run) == 0 and "packed weights" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [["bench"], ["perplexity", "text"], ["doctor"]])
+def test_other_commands_keep_nothing_unless_they_are_asked_to(command):
+    parser = argparse.ArgumentParser()
+    for module in MODULES:
+        if module is not sidecar:
+            commands = parser._subparsers and parser._subparsers._group_actions[0]
+            module.add_commands(commands or parser.add_subparsers())
+    assert parser.parse_args(command).sidecar == "0"
+    assert parser.parse_args(["run"]).sidecar == parser.parse_args(["chat"]).sidecar == "auto"

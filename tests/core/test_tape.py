@@ -173,7 +173,7 @@ def test_only_wanted_rows_reach_the_output(wanted, threads):
         ),
         ("scale", dict(x=-1, factor=2.0, out=-1)),
     ]
-    step = build(ops, [WIDTH] * 3, num_threads=threads)
+    step = build(ops, [WIDTH] * 3, num_threads=threads, hidden=2)
     found = step.step(batch(range(20), wanted), memory())
     hidden = oracle.rms_norm(TABLE[wanted], WEIGHT, 1e-5).reshape(-1, WIDTH)
     assert found.shape == (len(wanted), VOCAB) and found.dtype == np.float32
@@ -186,16 +186,16 @@ def test_only_wanted_rows_reach_the_output(wanted, threads):
     )
 
 
-def test_hidden_rows_come_even_when_the_norm_has_no_slot_for_them():
+def test_a_program_without_logits_has_the_hidden_rows_that_are_marked():
     ops = [
         ("embed", dict(out=0, table=table(), scale=1.0)),
         ("take_rows", dict(x=0, out=1)),
         (
             "norm",
-            dict(x=1, add=None, kind="rms", weight=WEIGHT, bias=None, eps=1e-5, out=None, acts={}),
+            dict(x=1, add=None, kind="rms", weight=WEIGHT, bias=None, eps=1e-5, out=2, acts={}),
         ),
     ]
-    step = build(ops, [WIDTH] * 2)
+    step = build(ops, [WIDTH] * 3, hidden=2)
     assert (
         np.abs(
             step.step(batch([4, 5], [1]), memory(), output="hidden")
@@ -213,10 +213,10 @@ def test_hidden_rows_outlive_their_program():
         ("take_rows", dict(x=0, out=1)),
         (
             "norm",
-            dict(x=1, add=None, kind="rms", weight=WEIGHT, bias=None, eps=1e-5, out=None, acts={}),
+            dict(x=1, add=None, kind="rms", weight=WEIGHT, bias=None, eps=1e-5, out=2, acts={}),
         ),
     ]
-    step = build(ops, [WIDTH] * 2, max_rows=4096)
+    step = build(ops, [WIDTH] * 3, max_rows=4096, hidden=2)
     rows = step.step(batch([4, 5], [0, 1]), memory(), output="hidden")
     before = rows.copy()
     del step
@@ -270,6 +270,15 @@ STORE = dict(
 )
 
 
+def test_hidden_rows_are_refused_where_the_slot_does_not_hold_the_wanted_ones():
+    ops = [("embed", dict(out=0, table=table(), scale=1.0)), ("take_rows", dict(x=0, out=1))]
+    for slot in (0, 2):
+        with pytest.raises(ModelError, match=f"slot {slot}"):
+            build(ops, [WIDTH] * 3, hidden=slot)
+    with pytest.raises(ConfigError, match="hidden"):
+        build(ops, [WIDTH] * 3).step(batch([4, 5], [1]), memory(), output="hidden")
+
+
 @pytest.mark.parametrize(
     "op",
     [
@@ -292,7 +301,7 @@ STORE = dict(
         ("quantise", dict(x=0, acts={"q8_256": 1})),
         ("scale", dict(x=0, factor=float("inf"), out=1)),
         ("softcap", dict(x=0, cap=0.0, out=1)),
-        ("activate", dict(x=0, kind="softplus", out=1)),
+        ("activate", dict(x=0, kind="mish", out=1)),
         ("add", dict(x=0, y=2, out=1)),
         ("scale", dict(x=0, factor=1.0, out=-1)),
         ("take_rows", dict(x=0, out=0)),

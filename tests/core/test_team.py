@@ -103,6 +103,20 @@ def test_fewer_workers_are_not_kept_when_they_are_no_quicker():
     assert used.count(1) < 60
 
 
+def test_a_busy_neighbour_is_seen_through_steps_of_changing_kinds():
+    pace, used = threads.Pace(2), []
+    for step in range(400):
+        rows = 1 + step % 8
+        used.append(pace.workers)
+        pace.note(rows, rows * {1: 31.0, 2: 95.0}[pace.workers], int(pace.workers == 2))
+    assert used.count(2) < 40 and used[-1] == 1
+
+
+def test_a_neighbour_that_only_shows_in_the_time_is_seen():
+    used = paced(2, lambda n, step: 1.0 if n == 1 else 0.6 if step < 40 else 3.0, 400)
+    assert set(used[:40]) == {2} and used.count(1) > 300
+
+
 def test_steps_that_change_their_kind_do_not_keep_fewer_workers():
     pace = threads.Pace(2)
     for _ in range(40):
@@ -192,29 +206,80 @@ def test_users_openmp_settings_neither_stop_nor_change_a_step(settings):
     assert plain.stdout == changed.stdout
 
 
+FORKED = """
+import os, signal, warnings
+import numpy as np
+from oxillama._core import threads
+from oxillama._core.tape import Batch
+from tests.core.attention_program import memory_for, program
+warnings.simplefilter("ignore")
+p = program(num_threads=WORKERS)
+memory, table = memory_for(p, 64)
+batch = Batch(np.arange(40), np.arange(40), [table], np.zeros(40, int), [])
+p.run_until(batch, memory, 2)
+before = p.slot(1, 40)
+pid = os.fork()
+if pid == 0:
+    signal.alarm(20)
+    p.run_until(batch, memory, 2)
+    same = np.array_equal(p.slot(1, 40), before)
+    os._exit(7 if same and threads.team_size(num_threads=3) == 3 else 1)
+p.run_until(batch, memory, 2)
+assert np.array_equal(p.slot(1, 40), before)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+"""
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_forked_child_is_refused_instead_of_hanging():
-    code = (
-        "import os, warnings; warnings.simplefilter('ignore'); from oxillama._core import threads;"
-        "from oxillama.errors import EngineError; threads.team_size(num_threads=2); pid = os.fork()\n"
-        "if pid == 0:\n"
-        "    try:\n        threads.team_size(num_threads=2)\n"
-        "    except EngineError:\n        os._exit(7)\n    os._exit(1)\n"
-        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7"
-    )
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_a_program_steps_in_a_forked_child_on_threads_of_its_own(workers):
+    code = FORKED.replace("WORKERS", str(workers))
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_program_of_one_worker_steps_in_a_forked_child_too():
+def test_a_forked_child_loads_a_model_after_its_parent_did():
     code = (
-        "import os, numpy as np; from oxillama._core.tape import Batch; from tests.core.attention_program import memory_for, program\n"
-        "p = program(); m, t = memory_for(p, 64); b = Batch(np.arange(40), np.arange(40), [t], np.zeros(40, int), [])\n"
-        "p.run_until(b, m, 2); before = p.slot(1, 40); pid = os.fork()\n"
-        "if pid == 0:\n    p.run_until(b, m, 2); os._exit(7 if np.array_equal(p.slot(1, 40), before) else 1)\n"
-        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7"
+        "import multiprocessing, oxillama, warnings; from concurrent.futures import ProcessPoolExecutor\n"
+        "warnings.simplefilter('ignore')\n"
+        "def text(_):\n"
+        "    with oxillama.load(num_threads=2) as engine:\n"
+        "        return engine.generate('Once', max_tokens=4, sampler=oxillama.SamplerConfig.greedy()).text\n"
+        "here = text(0)\n"
+        "with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context('fork')) as pool:\n"
+        "    assert list(pool.map(text, range(2))) == [here, here]"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_AS is enforced on Linux")
+def test_a_refused_thread_is_an_error_where_the_model_is_loaded():
+    code = (
+        "import oxillama, resource\n"
+        "resource.setrlimit(resource.RLIMIT_STACK, (8 << 20, -1))\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
+        "try:\n    oxillama.load(num_threads=1000)\n"
+        "except oxillama.EngineError as error:\n    assert 'refused one of 999 threads' in str(error), error\n"
+        "else:\n    raise SystemExit(3)\n"
+        "with oxillama.load(num_threads=2) as engine:\n    assert engine.num_threads == 2"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_number_of_threads_in_the_environment_is_the_default(monkeypatch):
+    monkeypatch.setenv("OXILLAMA_NUM_THREADS", "3")
+    assert threads.default_threads() == threads.worker_count(0) == 3
+    assert threads.worker_count(2) == 2  # what a caller says goes first
+    for wrong in ("0", "-1", "1025", "two", "1.5", "٣", "9" * 30):
+        monkeypatch.setenv("OXILLAMA_NUM_THREADS", wrong)
+        with pytest.raises(ConfigError, match="OXILLAMA_NUM_THREADS"):
+            threads.worker_count(0)
+
+
+def test_work_runs_on_as_many_threads_as_were_asked_for():
+    sizes = [threads.team_size(num_threads=n) for n in (1, 4, 2, 3)]
+    assert sizes == [1, 4, 2, 3]
 
 
 def test_memory_may_not_be_released_under_a_step():

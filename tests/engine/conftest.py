@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import oxillama
-from tests.engine.saved import small_engine
 from tests.model import tiny
+from tests.snapshot.saved import small_engine
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -17,6 +17,7 @@ from oxillama.engine.request import Request
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import Cancelled, PoolError
 from oxillama.sampling import Sampler, SamplerConfig
+from oxillama.speculative.planner import Planner
 
 VOCAB = 61
 HIDDEN = 8
@@ -114,7 +115,7 @@ class NullProgram:
 
 def core(*, program=None, memory=None, context_size=400, prefix=None, **more) -> EngineCore:
     """An engine over a null program; `prefix=False` is without a prefix cache."""
-    return EngineCore(
+    made = EngineCore(
         program or NullProgram(),
         memory or NullMemory(more.get("page_size", 16)),
         batch=NullBatch,
@@ -123,6 +124,8 @@ def core(*, program=None, memory=None, context_size=400, prefix=None, **more) ->
         prefix=None if prefix is False else dict(prefix or {}),
         **more,
     )
+    made.speculator = Planner(made)
+    return made
 
 
 def request(
@@ -136,7 +139,9 @@ def request(
 ) -> Request:
     """A generation over token ids, not yet submitted."""
     session = session or engine.new_session(prompt)
-    session.sampler = session.sampler or Sampler(sampler or SamplerConfig.greedy(), VOCAB)
+    if session.sampler is None:
+        session.sampler = Sampler(sampler or SamplerConfig.greedy(), VOCAB)
+        session.sampler.accept_prompt(session.tokens)  # as every request of the engine does
     made = engine.request(session)
     made.prompt_tokens, made.max_tokens = len(session.tokens), max_tokens
     for name, value in attributes.items():
@@ -147,6 +152,7 @@ def request(
 def solo(prompt, max_tokens: int = 8, sampler: SamplerConfig | None = None) -> list[int]:
     """What a request must give whoever else is there: sampling over hashes, no engine at all."""
     tokens, draw = list(prompt), Sampler(sampler or SamplerConfig.greedy(), VOCAB)
+    draw.accept_prompt(tokens)
     for _ in range(max_tokens):
         token = draw.sample(hashed(tokens, VOCAB))
         draw.accept(token)

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from oxillama.engine.speculation import Candidates, Draft, Silent, Speculation
 from oxillama.grammar import Grammar, TokenMasker
 from oxillama.sampling import Sampler, SamplerConfig
+from oxillama.speculative.request import RequestSpeculation
+from oxillama.speculative.types import Candidates, Draft, NoCandidates
 
 VOCAB, PAIRS = 12, 50_000  # two tokens each: 10^5 draws
 LETTERS = [bytes([byte]) for byte in b"abcdefghijkl"]
@@ -66,7 +67,7 @@ def test_pairs_of_judged_candidates_follow_the_targets_own_chain(config, rules):
     bits, rows = masks(rules), logits(1)
     others = chain(config.replace(temperature=1.6), logits(2), bits)
     target, draft = Sampler(config, VOCAB, seed=3), Sampler(config, VOCAB, seed=4)
-    speculation = Speculation(Candidates(Silent(), adaptive=False), None)
+    speculation = RequestSpeculation(Candidates(NoCandidates(), adaptive=False, drawn=True), None)
     request = SimpleNamespace(ticket=SimpleNamespace(draft=()), stop_ids=frozenset())
     ask = SimpleNamespace(most=2, costs=None)
     counts = np.zeros((VOCAB, VOCAB))

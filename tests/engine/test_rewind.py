@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from null import NullMemory, core, request, solo
 
-from oxillama.engine.lookup import LookupDrafter
 from oxillama.engine.pages import KvCachePool, PagedKvCache
 from oxillama.engine.rewind import Rewindable, StateCheckpoints
-from oxillama.engine.speculation import Candidates, Speculation
 from oxillama.engine.states import SsmStatePool
 from oxillama.errors import NotSupported, PositionBeyondEnd, RewindError
+from oxillama.speculative.lookup import LookupDrafter
+from oxillama.speculative.types import Candidates
 
 
 def test_pages_go_back_to_any_position_but_not_forward():
@@ -56,7 +56,9 @@ def test_what_cannot_go_back_is_run_a_token_at_a_time():
 
     engine = core(memory=OneWay(), prefix=False)
     made = request(engine, [1, 2] * 5, max_tokens=20)
-    made.speculation = Speculation(Candidates(LookupDrafter(), adaptive=False), made.session)
+    made.speculation = engine.speculator.speculation(
+        Candidates(LookupDrafter(), adaptive=False), made.session
+    )
     done = engine.submit(made).result(5)
     assert list(done.tokens) == solo([1, 2] * 5, 20)
     assert (

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from oxillama.errors import ConfigError, GgufError, ModelFingerprintMismatch, SnapshotIncompatible
-from oxillama.gguf import PROBE_BYTES, GgufReader, GgufWriter, ModelFingerprint
+from oxillama.gguf import PROBE_BYTES, GgufReader, GgufWriter, ModelFingerprint, fingerprint
 
 PROBE = 64
 
@@ -135,3 +135,50 @@ def test_what_is_no_model_raises(tmp_path, model):
     for probe in (0, -1, True, 1.5, "8"):
         with pytest.raises(ConfigError, match="probe_size"):
             ModelFingerprint.compute_with_probe(model, probe)
+
+
+def test_an_edit_anywhere_in_the_middle_is_another_model(tmp_path):
+    """Size, both ends and directory are equal: samples tell, as two fine-tunes of one base differ."""
+    rng, path = np.random.default_rng(0), tmp_path / "a.gguf"
+    with GgufWriter(path, "llama") as writer:
+        for i in range(5):
+            writer.add_tensor(f"blk.{i}.w", rng.standard_normal(1 << 20).astype(np.float32))
+    data = bytearray(path.read_bytes())
+    known = ModelFingerprint.compute(path)
+    for at in (len(data) // 2, PROBE_BYTES + 1, len(data) - PROBE_BYTES - 2):
+        data[at] ^= 1
+        with pytest.raises(ModelFingerprintMismatch, match="samples of the whole file differ"):
+            known.verify(bytes(data))
+        data[at] ^= 1
+    known.verify(bytes(data))
+
+
+def test_samples_of_a_large_file_lie_at_equal_distances_from_end_to_end(monkeypatch):
+    monkeypatch.setattr(fingerprint, "HASHED_WHOLE", 1 << 16)
+    monkeypatch.setattr(fingerprint, "SAMPLES", 9)
+    monkeypatch.setattr(fingerprint, "SAMPLE_BYTES", 128)
+    data = bytearray((1 << 16) + 1024)
+    shard = fingerprint.Shard(memoryview(data), "x", None)
+    known, distance = fingerprint._sampled([shard]), (len(data) - 128) / 8
+    for i in range(9):
+        at = int(i * distance)
+        for place, seen in ((at, True), (at + 127, True), (at + 128, False), (at - 1, False)):
+            if 0 <= place < len(data):
+                data[place] ^= 1
+                assert (fingerprint._sampled([shard]) != known) == seen, (i, place)
+                data[place] ^= 1
+
+
+def test_a_fingerprint_without_samples_is_read_and_checked_as_far_as_it_goes(model):
+    """Those of snapshots that earlier releases wrote."""
+    known = ModelFingerprint.compute(model)
+    values = known.to_dict()
+    assert values.pop("sampled") == known.sampled
+    old = ModelFingerprint.from_dict(values)
+    old.verify(model)
+    old.check(known)
+    assert old.to_dict() == values and old.sampled is None
+    with pytest.raises(SnapshotIncompatible):
+        ModelFingerprint.from_dict({**values, "sampled": "x"})
+    with pytest.raises(SnapshotIncompatible):
+        ModelFingerprint.from_dict({**values, "sampled": None})

@@ -61,9 +61,9 @@ def test_ops_never_write_a_slot_they_read_unless_they_say_so(arch, tmp_path):
     _, tape = record(tiny.write(tmp_path / "m.gguf", arch, formats=lambda name: "Q8_0"))
     for op in tape.ops:
         kind = OPS[op.name]
-        reads = {op.params[key] for key in kind.reads if op.params[key] is not None}
+        reads = {op.params[key] for key in kind.reads if op.params.get(key) is not None}
         for key in kind.writes:
-            if key in kind.reads or op.params[key] is None:
+            if key in kind.reads or op.params.get(key) is None:
                 continue
             written = op.params[key]
             for slot in written.values() if isinstance(written, dict) else (written,):

@@ -304,7 +304,10 @@ def test_a_model_that_rotates_nothing_by_it_refuses_an_override(given, tmp_path,
         return b.logits(b.embed())
 
     layers = {name: None for name in tiny.shapes("learned") if name.startswith("blk.")}
-    tiny.write(tmp_path / "l.gguf", "learned", tensors=layers)
+    unused = {name: None for name in tiny.metadata("learned") if "rms_eps" not in name}
+    kept = ("block_count", "context_length", "embedding_length")
+    unused = {name: value for name, value in unused.items() if not name.endswith(kept)}
+    tiny.write(tmp_path / "l.gguf", "learned", tensors=layers, keys=unused)
     assert recorded(tmp_path / "l.gguf")[0].architecture == "learned"
     with pytest.raises(ConfigError, match="this learned rotates no layer by it"):
         recorded(tmp_path / "l.gguf", **given)

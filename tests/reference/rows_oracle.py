@@ -27,6 +27,7 @@ ACTIVATIONS = {
     "gelu_quick": lambda x: x / (1 + np.exp(-1.702 * x)),
     "relu": lambda x: np.maximum(x, 0),
     "relu2": lambda x: np.maximum(x, 0) ** 2,
+    "softplus": lambda x: np.logaddexp(0, x),
 }
 
 

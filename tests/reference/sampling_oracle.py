@@ -173,10 +173,15 @@ def draw(d, u):
 
 
 class Xorshift:
-    """The random stream, in Python integers."""
+    """The random stream of a seed, in Python integers: xorshift64 from the first output of
+    SplitMix64.
+    """
 
     def __init__(self, seed):
-        self.x = seed or 0x517CC1B727220A95
+        z = seed + 0x9E3779B97F4A7C15 & (1 << 64) - 1
+        z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
+        z = (z ^ z >> 27) * 0x94D049BB133111EB & (1 << 64) - 1
+        self.x = z ^ z >> 31 or 0x517CC1B727220A95
 
     def u64(self):
         x = self.x

@@ -1,4 +1,6 @@
-"""The random stream is xorshift64, bit for bit, and can be continued from its raw state."""
+"""The random stream is xorshift64 from SplitMix64 of its seed, bit for bit, and can be continued from
+its raw state.
+"""
 
 import numpy as np
 import pytest
@@ -7,7 +9,10 @@ from oxillama.errors import ConfigError
 from oxillama.sampling import Xorshift64
 from tests.reference.sampling_oracle import Xorshift
 
-GOLDEN_1 = [0x40822041, 0x100041060C011441, 0x9B1E842F6E862629]
+GOLDEN_1 = [0x7274658BCB6F4838, 0xD2874A86DF7C98A8, 0x473703A909C34B99]
+# SplitMix64 from 0, as published with the algorithm: its first output is the first state of seed 0
+SPLITMIX_0 = 0xE220A8397B1DCDAF
+UNMIXED_0 = 2**64 - 0x9E3779B97F4A7C15  # the one seed that SplitMix64 takes to 0
 
 
 def test_first_outputs_of_seed_1_are_golden():
@@ -26,9 +31,20 @@ def test_stream_equals_integer_arithmetic(seed):
             assert value == theirs.f32() == np.float32(value) and 0 <= value < 1
 
 
-def test_seed_zero_stands_for_the_golden_constant():
-    a, b = Xorshift64(0), Xorshift64(0x517CC1B727220A95)
-    assert [a.next_u64() for _ in range(8)] == [b.next_u64() for _ in range(8)]
+def test_a_seed_becomes_a_state_by_splitmix64():
+    assert Xorshift64(0).raw_state() == SPLITMIX_0
+    assert Xorshift64(1).raw_state() == 0x910A2DEC89025CC1
+
+
+def test_the_seed_whose_state_would_be_zero_has_a_state_of_its_own():
+    assert Xorshift64(UNMIXED_0).raw_state() == 0x517CC1B727220A95
+
+
+def test_a_raw_state_is_taken_as_it_is():
+    """Snapshots hold raw states, also those of streams that began before seeds were spread."""
+    stream = Xorshift64.from_raw_state(1)
+    assert stream.raw_state() == 1
+    assert [stream.next_u64() for _ in range(2)] == [0x40822041, 0x100041060C011441]
 
 
 def test_raw_state_continues_the_stream():

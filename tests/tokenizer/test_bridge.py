@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from oxillama.errors import TokenizerError
 from oxillama.gguf import GgufReader
 from oxillama.tokenizer import TextStream, TokenizerBridge
-from oxillama.tokenizer.bpe import BYTE_TO_CHAR
+from oxillama.tokenizer.bpe import BYTE_TO_CHAR, guarded
 from oxillama.tokenizer.vocabulary import CONTROL, NORMAL, USER_DEFINED
 
 NAMES = ("deepseek-llm", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2")
@@ -71,7 +72,8 @@ def test_real_vocabularies_give_the_ids_that_others_give_and_the_text_back(cases
 
 def test_the_small_vocabularies_of_every_architecture_give_the_ids_that_others_give(cases):
     checked = 0
-    for folder in sorted((cases / "arch").iterdir()):
+    folders = (each for kind in ("arch", "arch_more") for each in (cases / kind).iterdir())
+    for folder in sorted(folders):
         bridge = TokenizerBridge.from_gguf(folder / "f32.gguf")
         for case in json.loads((folder / "tokenizer_cases.json").read_text()):
             assert (
@@ -79,6 +81,20 @@ def test_the_small_vocabularies_of_every_architecture_give_the_ids_that_others_g
             ), (folder.name, case["text"])
             checked += 1
     assert checked > 500
+
+
+def test_the_vocabularies_of_embedders_give_the_ids_that_others_give(cases):
+    checked = 0
+    for folder in sorted((cases / "embed").iterdir()):
+        bridge = TokenizerBridge.from_gguf(folder / "f32.gguf")
+        for case in json.loads((folder / "tokenizer_cases.json").read_text()):
+            given = [
+                bridge.encode(case["text"], add_special=special, parse_special=False)
+                for special in (False, True)
+            ]
+            assert case["ids"] in given, (folder.name, case["text"])
+            checked += 1
+    assert checked > 200
 
 
 @pytest.mark.parametrize("name", ("llama-bpe", "llama-spm"))
@@ -145,6 +161,10 @@ def test_specials_are_added_and_parsed_only_when_asked():
         ({"add_bos_token": "yes"}, "add_bos_token: found 'yes'"),
         ({"token_type": np.zeros(3, np.int32)}, "token_type: found int32 of shape (3,)"),
         ({"scores": np.full(260, np.nan, np.float32)}, "no finite score"),
+        ({"scores": np.zeros(260, np.uint8)}, "scores: found uint8"),
+        ({"token_type": np.ones(260, np.uint8)}, "token_type: found uint8"),
+        ({"model": "gpt2"}, "merges: missing"),
+        ({"model": "gemma4", "merges": ["a"]}, "merge 0 is 'a'"),
         ({"tokens": []}, "tokenizer.ggml.tokens"),
         ({"model": "unheard"}, "'unheard'"),
     ],
@@ -190,6 +210,17 @@ def test_a_byte_without_a_token_is_an_error_and_not_a_hole():
         bridge.encode("abz")
 
 
+def test_a_control_character_without_a_token_is_left_out_as_the_library_leaves_it_out():
+    lacking = (0x01, 0x0B, 0x7F)
+    tokens = [char for byte, char in BYTE_TO_CHAR.items() if byte not in lacking] + ["!!"]
+    keys = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": ["! !"]}
+    bridge = TokenizerBridge.from_metadata({f"tokenizer.ggml.{k}": v for k, v in keys.items()})
+    library = Tokenizer(models.BPE({t: i for i, t in enumerate(tokens)}, [("!", "!")]))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    for text in ("a\x01b", "!\x01!", "\x01\x0b\x7f", "a \x0b!\x7f!b", "\x02"):
+        assert bridge.encode(text) == library.encode(text).ids, text
+
+
 @pytest.mark.parametrize("name", ("llama-spm", "llama-bpe"))
 def test_one_character_a_hundred_thousand_times_takes_no_longer_than_other_text(cases, name):
     bridge = _cached(cases / "tokenizers" / f"{name}.gguf")
@@ -233,9 +264,113 @@ def test_bad_vocabularies_are_refused_or_taken_as_their_manifest_says(cases):
         assert entry["expect"] in ("either", verdict), (name, entry)
 
 
-def test_a_tokenizer_json_gives_the_same_ids_as_the_keys_it_was_made_from():
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+def gemma4(tokens: list[str], merges: list[str]) -> TokenizerBridge:
+    keys = {"model": "gemma4", "tokens": tokens, "merges": merges, "unknown_token_id": 0}
+    return TokenizerBridge.from_metadata({f"tokenizer.ggml.{k}": v for k, v in keys.items()})
 
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(["▁ a", "a b", "b a", "▁a b", "ab a", "a a", "b b"]), unique=True))
+def test_gemma4_merges_in_the_order_of_its_list_as_the_library_does(merges):
+    tokens = ["<unk>", "▁", "a", "b", *(merge.replace(" ", "") for merge in merges)]
+    merges = [each for each in merges if all(part in tokens for part in each.split())]
+    bridge = gemma4([*dict.fromkeys(tokens)], merges or ["▁ a"])
+    library = Tokenizer(
+        models.BPE(
+            {t: i for i, t in enumerate(dict.fromkeys(tokens))},
+            [tuple(each.split()) for each in merges],
+        )
+    )
+    library.normalizer = normalizers.Replace(" ", "▁")
+    for text in ("ab aba  bab", "aaaa", " ba", "abababa b"):
+        assert bridge.encode(text, add_special=False) == library.encode(text).ids
+
+
+def test_gemma4_takes_a_run_of_line_ends_whole_where_it_is_a_token():
+    bridge = gemma4(["<unk>", "a", "\n", "\n\n", "\n\n\n"], ["\n \n"])
+    assert bridge.encode("a\n\n\na\n\n", add_special=False) == [1, 4, 1, 3]
+
+
+def added_token(index: object, text: str) -> dict:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": index, "content": text, "special": True, **flags}
+
+
+def json_tokenizer() -> dict:
+    return {
+        "version": "1.0",
+        "added_tokens": [added_token(256, "<|x|>")],
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True},
+        "model": {
+            "type": "BPE",
+            "vocab": {char: i for i, char in enumerate(BYTE_TO_CHAR.values())},
+            "merges": [],
+        },
+    }
+
+
+def test_a_tokenizer_json_reads_control_tokens_only_where_asked():
+    bridge = TokenizerBridge.from_tokenizer_json(json.dumps(json_tokenizer()))
+    assert bridge.encode("a<|x|>") == [*bridge.encode("a"), 256]
+    assert 256 not in bridge.encode("a<|x|>", parse_special=False)
+
+
+def test_a_mutated_tokenizer_json_is_read_or_refused_by_name():
+    whole = json.dumps(json_tokenizer())
+    rng = np.random.default_rng(7)
+    refused = 0
+    for _ in range(400):
+        data = bytearray(whole.encode())
+        for _ in range(rng.integers(1, 4)):
+            at = int(rng.integers(len(data)))
+            data[at : at + int(rng.integers(0, 3))] = rng.bytes(int(rng.integers(0, 3)))
+        try:
+            TokenizerBridge.from_tokenizer_json(data.decode("latin-1")).encode("ab <|x|>")
+        except TokenizerError:
+            refused += 1
+    assert refused > 100
+
+
+@pytest.mark.parametrize("index", [-1, 0, 300, 1 << 31, True, "256", None, 1.5])
+def test_an_added_token_with_an_id_out_of_range_is_refused_by_name(index):
+    made = json_tokenizer()
+    made["added_tokens"].append(added_token(index, "<|y|>"))
+    with pytest.raises(TokenizerError, match="tokenizer.json"):
+        TokenizerBridge.from_tokenizer_json(json.dumps(made))
+
+
+@pytest.mark.parametrize("part", ["added_tokens", "model", "pre_tokenizer"])
+@pytest.mark.parametrize("value", [7, "x", {"a": 1}, [1], [None], [[]]])
+def test_a_tokenizer_json_with_a_part_of_another_kind_is_refused_by_name(part, value):
+    with pytest.raises(TokenizerError, match="tokenizer.json"):
+        TokenizerBridge.from_tokenizer_json(json.dumps(json_tokenizer() | {part: value}))
+
+
+def test_a_tokenizer_json_that_is_not_utf8_is_refused_by_name(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(b'{"version": "\xff"}')
+    with pytest.raises(TokenizerError, match="tokenizer.json"):
+        TokenizerBridge.from_tokenizer_json(path)
+
+
+def test_a_panic_of_the_tokenizers_library_is_a_typed_error():
+    class PanicException(BaseException):
+        pass
+
+    def panics(text: str) -> str:
+        raise PanicException(f"called unwrap on {text}\nbacktrace")
+
+    with pytest.raises(TokenizerError, match="^tokenizers: panicked: called unwrap on x$"):
+        guarded(panics, "x")
+
+    def interrupted(text: str) -> str:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        guarded(interrupted, "x")
+
+
+def test_a_tokenizer_json_gives_the_same_ids_as_the_keys_it_was_made_from():
     merges = ["h e", "l l", "he ll", "hell o"]
     bridge = bpe(merges)
     ids = {text: i for i, text in enumerate(bridge.vocabulary.tokens)}

@@ -168,6 +168,19 @@ def test_wordpiece_cuts_words_as_another_program_does():
     assert ours.decode(ours.encode("hello, a")) == "hello , a"
 
 
+def test_wordpiece_keeps_the_code_points_that_the_library_keeps():
+    """Unassigned code points stay in their word; control, format and private ones are dropped."""
+    library = normalizers.BertNormalizer(
+        clean_text=True, handle_chinese_chars=False, strip_accents=False, lowercase=False
+    )
+    for point in (0x378, 0xE000, 0x10FFFE, 0xAD, 0x200B, 0x1, 0x85F, 0x2FE0, 0xE0001):
+        word = f"a{chr(point)}b"
+        kept = library.normalize_str(word) == word
+        tokens = ["[PAD]", "[UNK]", "▁ab", f"▁{word}"]
+        made = bridge("bert", tokens, [3, 3, 1, 1], unknown_token_id=1, pre="bert-bge")
+        assert made.encode(word, add_special=False) == [3 if kept else 2], hex(point)
+
+
 def test_a_cased_wordpiece_vocabulary_keeps_letters_as_they_are():
     words = ["▁Café", "▁cafe"]
     keys = {
@@ -250,3 +263,20 @@ def test_phi_3_swallows_the_white_space_after_its_special_tokens():
     assert TokenizerBridge.from_metadata(metadata | {"general.name": "Phi-3-mini"}).encode(
         "<|user|>\n a"
     ) == [1, 5, 4]
+    # white space beyond ASCII is text
+    phi = metadata | {"general.name": "Phi-3-mini", "tokenizer.ggml.tokens": [*tokens, "\u2003"]}
+    phi["tokenizer.ggml.token_type"] = np.array([2, 3, 3, 1, 1, 3, 1, 1], np.int32)
+    phi["tokenizer.ggml.scores"] = np.zeros(8, np.float32)
+    assert TokenizerBridge.from_metadata(phi).encode("<|user|> \u2003a") == [1, 5, 7, 4]
+
+
+@pytest.mark.parametrize("kind", [1, 3, 4])
+def test_a_marker_of_completion_is_a_control_token_whatever_the_file_calls_it(kind):
+    from oxillama.tokenizer.bpe import BYTE_TO_CHAR
+
+    tokens = [*BYTE_TO_CHAR.values(), "<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"]
+    ours = bridge("gpt2", tokens, [1] * 256 + [kind] * 3, merges=["a b"], pre="deepseek-coder")
+    text = "<｜fim▁begin｜>a<｜fim▁hole｜>b<｜fim▁end｜>"
+    assert ours.encode(text) == [256, 64, 257, 65, 258]
+    assert max(ours.encode(text, parse_special=False)) < 256
+    assert ours.decode(ours.encode(text, parse_special=False)) == text

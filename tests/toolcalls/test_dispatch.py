@@ -25,7 +25,7 @@ from oxillama.toolcalls import (
     run_until_answer_async,
     tool_of,
 )
-from oxillama.toolcalls.validate import faults
+from oxillama.toolcalls.tools import faults
 
 
 class Unit(enum.Enum):

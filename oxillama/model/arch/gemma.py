@@ -20,6 +20,7 @@ def gemma3(b: Builder) -> Value:
     """The norm weights in the file already include the one that Gemma adds."""
     window = b.keys.integer("attention.sliding_window", minimum=1)
     cap = b.keys.number("attn_logit_softcapping", default=0.0, minimum=0.0)
+    b.keys.number("rope.freq_base", default=0.0)  # of global layers, which a file may lack
     x = b.embed(scale=math.sqrt(b.hidden))
     for layer in b.layers():
         heads = heads_of(b, layer)
@@ -36,7 +37,7 @@ def gemma3(b: Builder) -> Value:
             layer,
             layer.norm(x, "attn_norm"),
             style="neox",
-            qk_norm=True,
+            qk_norm="heads",
             rope=rope,
             window=reach,
             scale=scale,

@@ -2,6 +2,8 @@
 RMS-normed queries and keys.
 """
 
+from typing import Literal
+
 from oxillama.model.blocks import attention, gated_ffn
 from oxillama.model.builder import Builder, Value, architecture
 
@@ -9,16 +11,16 @@ from oxillama.model.builder import Builder, Value, architecture
 @architecture("qwen2")
 def qwen2(b: Builder) -> Value:
     """The biases are in the file and are found by name."""
-    return _qwen(b, qk_norm=False)
+    return _qwen(b, qk_norm=None)
 
 
 @architecture("qwen3")
 def qwen3(b: Builder) -> Value:
     """A norm over each query and key head comes before the rotation."""
-    return _qwen(b, qk_norm=True)
+    return _qwen(b, qk_norm="heads")
 
 
-def _qwen(b: Builder, *, qk_norm: bool) -> Value:
+def _qwen(b: Builder, *, qk_norm: Literal["heads"] | None) -> Value:
     x = b.embed()
     for layer in b.layers():
         x = x + attention(b, layer, layer.norm(x, "attn_norm"), style="neox", qk_norm=qk_norm)

@@ -1,0 +1,3 @@
+"""Types of the ops over stacks of matrices."""
+
+OPS: dict[str, type]

@@ -1,0 +1,377 @@
+"""Products of parts of a row with matrices of one stack: experts that a router chose, or one matrix for each head.
+
+A routed row holds `used` parts side by side, part k for the k-th expert that its router chose; `route` writes the choice as [ids | weights],
+`experts` multiplies, `combine` adds the parts under their weights. The parts of a whole batch that chose one expert are multiplied together:
+each output is one chain of its own, so its bits do not depend on the rows beside it. Without a route part k goes to matrix k.
+"""
+from libc.math cimport INFINITY
+from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
+
+from oxillama._core.kernels cimport lanes_table, pack_panels
+from oxillama._core.matmul cimport MatmulArgs, matmul_panels
+from oxillama._core.panels cimport MatmulSegment, PackedMatrix, Supply
+from oxillama._core.step cimport Common, Op, Plan, Step, act_number, act_row_bytes, row_of, rows_of
+from oxillama._core.threads cimport ox_team, ox_team_take
+from oxillama._core.vectors cimport activation
+
+cdef enum:
+    MOST_EXPERTS = 4096
+    RANGE = 48                # parts of one expert that a chunk covers
+    CHUNK_BYTES = 49152       # weights of a chunk, about: a microsecond of memory
+
+cdef enum Gating:
+    SOFTMAX, SIGMOID, CHOSEN
+
+GATINGS = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "chosen": CHOSEN}
+
+# ---- route -----------------------------------------------------------------------------------------------------------
+
+ctypedef struct RouteArgs:
+    Common common
+    int x, out, experts, used, groups, groups_used, normalise
+    int group_sum             # 1: a group counts as the sum of its two best, 0: as its best
+    Gating gating
+    int sigmoid               # the number of that activation
+    float scale
+    const float *bias
+
+
+cdef void choose_best(const float *scores, char *taken, int n, int count, float *ids) noexcept nogil:
+    """The numbers of the `count` largest of n scores not taken, largest first, the lower number first among equals; they are taken then."""
+    cdef int k, i, best
+    for k in range(count):
+        best = -1
+        for i in range(n):
+            if not taken[i] and (best < 0 or scores[i] > scores[best]):
+                best = i
+        taken[best] = 1
+        ids[k] = best
+
+
+cdef void keep_groups(const RouteArgs *a, const float *scores, char *taken, float *ids, float *worth, char *out) noexcept nogil:
+    """Takes out the experts of all groups but the best `groups_used`."""
+    cdef int size = a.experts // a.groups, g, i
+    cdef float first, second
+    for g in range(a.groups):
+        first, second, out[g] = -INFINITY, -INFINITY, 0
+        for i in range(g * size, (g + 1) * size):
+            if scores[i] > first:
+                first, second = scores[i], first
+            elif scores[i] > second:
+                second = scores[i]
+        worth[g] = first + second if a.group_sum and size > 1 else first
+    choose_best(worth, out, a.groups, a.groups_used, ids)
+    for i in range(a.experts):
+        taken[i] = not out[i // size]
+
+
+cdef void softmax(const Step *step, float *p, int n) noexcept nogil:
+    cdef float top = -INFINITY, total = 0.0
+    cdef int i
+    for i in range(n):
+        top = max(top, p[i])
+    for i in range(n):
+        p[i] = p[i] - top
+    step.vec.exp(p, p, n)
+    for i in range(n):
+        total += p[i]
+    for i in range(n):
+        p[i] = p[i] / total
+
+
+cdef void route_row(const RouteArgs *a, const Step *step, const float *x, float *out, float *scratch) noexcept nogil:
+    cdef float *p = scratch
+    cdef float *scores = scratch + a.experts
+    cdef float *ids = scores + a.experts
+    cdef float *worth = ids + a.experts
+    cdef char *taken = <char *>(worth + a.experts)
+    cdef float *weights = out + a.used
+    cdef float total = 0.0
+    cdef int i
+    memcpy(p, x, 4 * <size_t>a.experts)
+    if a.gating == SOFTMAX:
+        softmax(step, p, a.experts)
+    elif a.gating == SIGMOID:
+        step.vec.activate(p, p, a.sigmoid, a.experts)
+    for i in range(a.experts):
+        taken[i] = 0
+        scores[i] = p[i] + a.bias[i] if a.bias != NULL else p[i]
+        if scores[i] != scores[i]:              # NaN is the least: a choice is made all the same, and its weight stays NaN
+            scores[i] = -INFINITY
+    if a.groups > 1:
+        keep_groups(a, scores, taken, ids, worth, taken + a.experts)
+    choose_best(scores, taken, a.experts, a.used, out)
+    for i in range(a.used):
+        weights[i] = p[<int>out[i]]
+    if a.gating == CHOSEN:
+        softmax(step, weights, a.used)
+    if a.normalise:
+        for i in range(a.used):
+            total += weights[i]
+        for i in range(a.used):
+            weights[i] = weights[i] / max(total, <float>6.103515625e-5)
+    for i in range(a.used):
+        weights[i] = weights[i] * a.scale
+
+
+cdef void route_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef const RouteArgs *a = <const RouteArgs *>args
+    cdef const Step *step = a.common.step
+    cdef int rows = rows_of(&a.common), r = ox_team_take(team)
+    while r < rows:
+        route_row(a, step, <const float *>row_of(step, a.x, r), <float *>row_of(step, a.out, r),
+                  <float *>(step.scratch + <size_t>ith * step.scratch_stride))
+        r = ox_team_take(team)
+
+
+cdef class RouteOp(Op):
+    cdef RouteArgs a
+    cdef const float[::1] bias
+
+    def __init__(self, Plan plan, params):
+        p = plan.keys(params, "x", "used", "gating", "out", bias=None, groups=1, groups_used=1, group_by="best", normalise=False, scale=1.0)
+        cdef RouteArgs *a = &self.a
+        a.x, a.experts = p["x"], plan.reads(p["x"])
+        if a.experts > MOST_EXPERTS:
+            raise plan.fail(f"{a.experts} experts, wanted at most {MOST_EXPERTS}")
+        a.used, a.groups = plan.number(p, "used", 1, a.experts), plan.number(p, "groups", 1, a.experts)
+        a.groups_used = plan.number(p, "groups_used", 1, a.groups)
+        if a.experts % a.groups or a.groups_used * (a.experts // a.groups) < a.used:
+            raise plan.fail(f"{a.experts} experts in {a.groups} groups, {a.groups_used} of them used, do not give {a.used}")
+        if p["gating"] not in GATINGS:
+            raise plan.fail(f"gating is {p['gating']!r}, wanted one of {', '.join(GATINGS)}")
+        if p["group_by"] not in ("best", "two"):
+            raise plan.fail(f"group_by is {p['group_by']!r}, wanted 'best' or 'two'")
+        a.gating, a.group_sum, a.sigmoid = GATINGS[p["gating"]], p["group_by"] == "two", activation("sigmoid")
+        a.normalise, a.scale = bool(p["normalise"]), plan.real(p, "scale", -1e30, 1e30)
+        self.bias = plan.floats(p["bias"], "bias", a.experts)
+        a.bias = NULL if self.bias is None else &self.bias[0]
+        if p["out"] == p["x"]:
+            raise plan.fail(f"x and out are both slot {p['x']}")
+        a.out = plan.writes(p["out"], 2 * a.used)
+        plan.need_scratch(self, 20 * <size_t>a.experts + 64)
+        self.begin(plan, &a.common, "route", route_part, p)
+
+
+# ---- experts ---------------------------------------------------------------------------------------------------------
+
+ctypedef struct ExpertsArgs:
+    Common common
+    MatmulArgs matmul         # of one expert: its panels, rows and bias are filled in for each chunk
+    MatmulSegment whole[2]    # all experts' panels of each matrix
+    const Supply *supplies[2]
+    int x, routes, out, experts, used, n
+    int shared                # 1: every part of a row multiplies the whole row
+    int64_t rows, panels, group, x_bytes
+    const float *bias         # (experts, n * rows)
+    size_t order_bytes
+
+
+ctypedef struct Parts:
+    # The parts of a batch by expert: those of `chosen[i]` are order[begins[i]] to order[begins[i + 1] - 1], a part being row * used + k.
+    int count
+    int32_t *chosen
+    int32_t *begins
+    int32_t *order
+
+
+cdef Parts sort_parts(const ExpertsArgs *a, const Step *step, int rows, char *scratch) noexcept nogil:
+    """Each worker sorts for itself: a few microseconds, and no barrier."""
+    cdef Parts p
+    cdef int32_t *at = <int32_t *>scratch
+    cdef int r, k, e, total = 0
+    cdef const float *ids
+    p.chosen = at + a.experts
+    p.begins = p.chosen + a.experts
+    p.order = p.begins + a.experts + 1
+    p.count = 0
+    for e in range(a.experts):
+        at[e] = 0 if a.routes >= 0 else rows
+    if a.routes >= 0:
+        for r in range(rows):
+            ids = <const float *>row_of(step, a.routes, r)
+            for k in range(a.used):
+                at[<int>ids[k]] += 1
+    for e in range(a.experts):
+        if at[e]:
+            p.chosen[p.count], p.begins[p.count] = e, total
+            p.count += 1
+        total += at[e]
+        at[e] = total - at[e]
+    p.begins[p.count] = total
+    for r in range(rows):
+        ids = <const float *>row_of(step, a.routes, r) if a.routes >= 0 else NULL
+        for k in range(a.used):
+            e = <int>ids[k] if ids != NULL else k
+            p.order[at[e]] = r * a.used + k
+            at[e] += 1
+    return p
+
+
+cdef void run_chunk(const ExpertsArgs *a, const Step *step, const Parts *parts, int i, int first, int m, int64_t p0, int64_t p1, char *scratch) noexcept nogil:
+    """Parts `first` to first + m - 1 of the i-th chosen expert against its panels p0 to p1 - 1."""
+    cdef MatmulArgs one = a.matmul
+    cdef MatmulSegment two[2]
+    cdef int e = parts.chosen[i], j, t, part
+    cdef int64_t live = min(a.rows, 16 * p1) - 16 * p0, panel = e * a.panels + p0
+    cdef uint8_t *x = <uint8_t *>scratch
+    cdef float *y = <float *>(x + RANGE * a.x_bytes)
+    cdef uint8_t *packed = <uint8_t *>(y + RANGE * 16 * a.group)
+    for j in range(a.n):
+        two[j] = a.whole[j]
+        two[j].rows, two[j].panels = live, a.whole[j].panels + panel * a.whole[j].panel_bytes
+        if step.unpacked and a.supplies[j].ready < panel + p1 - p0:
+            pack_panels(two[j].form, packed, a.supplies[j].source + 16 * panel * a.supplies[j].row_bytes, a.supplies[j].row_bytes, live,
+                        one.cols, 0, p1 - p0)
+            two[j].panels = packed
+            packed += (p1 - p0) * two[j].panel_bytes
+    one.segments, one.n_segments, one.m = two, a.n, m
+    if m == 1:
+        part = parts.order[first]
+        one.x = <const uint8_t *>row_of(step, a.x, part // a.used) + (0 if a.shared else part % a.used * a.x_bytes)
+        y = <float *>row_of(step, a.out, part // a.used) + part % a.used * a.rows + 16 * p0
+    else:
+        one.x = x
+        for t in range(m):
+            part = parts.order[first + t]
+            memcpy(x + t * a.x_bytes, row_of(step, a.x, part // a.used) + (0 if a.shared else part % a.used * a.x_bytes), a.x_bytes)
+    one.ldx, one.out, one.ldout, one.bias = a.x_bytes, y, 16 * a.group, NULL
+    matmul_panels(&one, 0, p1 - p0)
+    if m > 1:
+        for t in range(m):
+            part = parts.order[first + t]
+            memcpy(<float *>row_of(step, a.out, part // a.used) + part % a.used * a.rows + 16 * p0, y + t * 16 * a.group, 4 * live)
+
+
+cdef void experts_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef const ExpertsArgs *a = <const ExpertsArgs *>args
+    cdef const Step *step = a.common.step
+    cdef char *scratch = step.scratch + <size_t>ith * step.scratch_stride
+    cdef Parts parts = sort_parts(a, step, rows_of(&a.common), scratch)
+    cdef int64_t groups = (a.panels + a.group - 1) // a.group, chunk = ox_team_take(team), before = 0, here, p0
+    cdef int i = 0, first
+    while i < parts.count:
+        here = (parts.begins[i + 1] - parts.begins[i] + RANGE - 1) // RANGE * groups
+        if chunk >= before + here:
+            before += here
+            i += 1
+            continue
+        first = parts.begins[i] + <int>((chunk - before) // groups) * RANGE
+        p0 = (chunk - before) % groups * a.group
+        run_chunk(a, step, &parts, i, first, min(<int>RANGE, parts.begins[i + 1] - first), p0, min(a.panels, p0 + a.group), scratch + a.order_bytes)
+        chunk = ox_team_take(team)
+
+
+cdef class ExpertsOp(Op):
+    cdef ExpertsArgs a
+
+    def __init__(self, Plan plan, params):
+        p = plan.keys(params, "x", "act", "weights", "experts", "out", routes=None, used=0, gate=None)
+        cdef ExpertsArgs *a = &self.a
+        cdef MatmulArgs *m = &a.matmul
+        cdef PackedMatrix w
+        cdef int j
+        cdef size_t packed = 0
+        weights = list(p["weights"])
+        m.gate = activation(p["gate"])
+        a.n, a.experts = 2 if m.gate else 1, plan.number(p, "experts", 1, MOST_EXPERTS)
+        if len(weights) != a.n or not all(isinstance(w, PackedMatrix) for w in weights):
+            raise plan.fail(f"weights: {len(weights)} of them, wanted {a.n} PackedMatrix")
+        a.rows, m.cols = weights[0].rows // a.experts, weights[0].cols
+        for w in weights:
+            if w.rows != a.experts * a.rows or a.rows % 16 or w.cols != m.cols or w.act != p["act"]:
+                raise plan.fail(f"a weight of {w.format} is ({w.rows}, {w.cols}), wanted {a.experts} matrices of a multiple of 16 rows, all alike, for {p['act']}")
+        a.panels = a.rows // 16
+        a.routes, a.used = -1, a.experts
+        columns = plan.reads(p["x"], p["act"])
+        if p["routes"] is not None:
+            a.used, a.routes = plan.number(p, "used", 1, a.experts), p["routes"]
+            plan.reads(p["routes"], columns=2 * a.used)
+        a.shared = columns == m.cols and (a.used > 1 or p["routes"] is not None)
+        if not a.shared and columns != a.used * m.cols:
+            raise plan.fail(f"slot {p['x']} holds {columns} columns, wanted {m.cols}, or {a.used} parts of {m.cols}")
+        a.x, a.x_bytes = p["x"], act_row_bytes(act_number(p["act"]), m.cols)
+        if p["out"] in (p["x"], p["routes"]):
+            raise plan.fail(f"out is slot {p['out']}, which it reads")
+        a.out = plan.writes(p["out"], a.used * a.rows)
+        for j in range(a.n):
+            w = weights[j]
+            a.whole[j], a.supplies[j] = w.segment, &w.supply
+            packed += <size_t>w.segment.panel_bytes
+        a.group = max(<int64_t>1, min(a.panels, <int64_t>CHUNK_BYTES // <int64_t>packed))
+        m.lanes, m.bias, m.addend = lanes_table(plan.isa), NULL, NULL
+        a.order_bytes = (4 * (3 * <size_t>a.experts + 1 + <size_t>plan.max_rows * a.used) + 63) // 64 * 64
+        plan.need_scratch(self, a.order_bytes + RANGE * <size_t>(a.x_bytes + 64 * a.group) + a.group * packed + 64)
+        self.begin(plan, &a.common, "experts", experts_part, p)
+        self.held.append(weights)
+
+
+# ---- expert_bias and combine -----------------------------------------------------------------------------------------
+
+ctypedef struct PartsArgs:
+    Common common
+    int x, routes, out, used
+    int64_t width
+    const float *bias         # (experts, width)
+
+
+cdef void expert_bias_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef const PartsArgs *a = <const PartsArgs *>args
+    cdef const Step *step = a.common.step
+    cdef int rows = rows_of(&a.common), r = ox_team_take(team), k
+    cdef const float *ids
+    cdef const float *x
+    cdef float *out
+    while r < rows:
+        ids, x, out = <const float *>row_of(step, a.routes, r), <const float *>row_of(step, a.x, r), <float *>row_of(step, a.out, r)
+        for k in range(a.used):
+            step.vec.add(out + k * a.width, x + k * a.width, a.bias + <int64_t>ids[k] * a.width, a.width)
+        r = ox_team_take(team)
+
+
+cdef void combine_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef const PartsArgs *a = <const PartsArgs *>args
+    cdef const Step *step = a.common.step
+    cdef int rows = rows_of(&a.common), r = ox_team_take(team), k
+    cdef const float *weights
+    cdef const float *x
+    cdef float *out
+    cdef float *term
+    while r < rows:
+        weights, x, out = <const float *>row_of(step, a.routes, r) + a.used, <const float *>row_of(step, a.x, r), <float *>row_of(step, a.out, r)
+        term = <float *>(step.scratch + <size_t>ith * step.scratch_stride)
+        step.vec.scale(out, x, weights[0], a.width)
+        for k in range(1, a.used):
+            step.vec.scale(term, x + k * a.width, weights[k], a.width)
+            step.vec.add(out, out, term, a.width)
+        r = ox_team_take(team)
+
+
+cdef class PartsOp(Op):
+    cdef PartsArgs a
+    cdef const float[:, ::1] bias
+
+    def __init__(self, Plan plan, params):
+        name = plan.op
+        p = plan.keys(params, "x", "routes", "out", *(("bias",) if name == "expert_bias" else ()))
+        cdef PartsArgs *a = &self.a
+        columns = plan.reads(p["x"])
+        a.x, a.routes, a.used = p["x"], p["routes"], plan.reads(p["routes"]) // 2
+        if columns % a.used:
+            raise plan.fail(f"slot {p['x']} holds {columns} columns, wanted {a.used} parts")
+        a.width = columns // a.used
+        if p["out"] in (p["x"], p["routes"]):
+            raise plan.fail(f"out is slot {p['out']}, which it reads")
+        if name == "expert_bias":
+            self.bias = p["bias"]
+            if self.bias.shape[1] != a.width:
+                raise plan.fail(f"bias is ({self.bias.shape[0]}, {self.bias.shape[1]}), wanted a row of {a.width} for each expert")
+            a.bias = &self.bias[0, 0]
+        a.out = plan.writes(p["out"], a.width if name == "combine" else columns)
+        plan.need_scratch(self, 4 * <size_t>a.width)
+        self.begin(plan, &a.common, name, combine_part if name == "combine" else expert_bias_part, p)
+
+
+OPS = {"route": RouteOp, "experts": ExpertsOp, "expert_bias": PartsOp, "combine": PartsOp}

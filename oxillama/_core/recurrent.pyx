@@ -1,0 +1,176 @@
+"""Ops whose layer keeps a state of fixed size for each sequence: a short causal convolution and the scan of a selective state space.
+
+A sequence's rows lie side by side in a step, in order, so an op takes them in one go: work is cut by sequences and channels, never by rows, and
+any cut of a prompt into steps gives the same bits. A sequence that begins at position 0 begins from a state of zeros, whatever its slot holds.
+"""
+import numpy as np
+
+from libc.stdint cimport int32_t, int64_t
+from libc.string cimport memcpy, memset
+
+from oxillama._core.step cimport Common, Op, Plan, Step, row_of
+from oxillama._core.threads cimport ox_team, ox_team_take
+from oxillama._core.vectors cimport activation, ox_scan
+
+cdef enum:
+    STRIP = 256               # channels of a chunk of `conv`
+
+# ---- conv ------------------------------------------------------------------------------------------------------------
+
+ctypedef struct ConvArgs:
+    Common common
+    int x, out, act, taps
+    int64_t channels
+    size_t state              # the last taps - 1 rows of x: [taps - 1][channels]
+    const float *weight       # [taps][channels]
+    const float *bias
+
+
+cdef void conv_strip(const ConvArgs *a, const Step *step, int first, int last, float *state, int64_t c, int64_t n, float *term) noexcept nogil:
+    """Channels c to c + n - 1 of the rows of one sequence."""
+    cdef int t, j, at, past = a.taps - 1
+    cdef const float *x
+    cdef float *out
+    if step.positions[first] == 0:
+        for j in range(past):
+            memset(state + j * a.channels + c, 0, 4 * <size_t>n)
+    for t in range(first, last):
+        out = <float *>row_of(step, a.out, t) + c
+        for j in range(a.taps):
+            at = t - past + j
+            x = <const float *>row_of(step, a.x, at) + c if at >= first else state + (at - first + past) * a.channels + c
+            step.vec.mul(term if j else out, x, a.weight + j * a.channels + c, n)
+            if j:
+                step.vec.add(out, out, term, n)
+        if a.bias != NULL:
+            step.vec.add(out, out, a.bias + c, n)
+        if a.act:
+            step.vec.activate(out, out, a.act, n)
+    for j in range(past):
+        at = last - past + j
+        memcpy(state + j * a.channels + c,
+               <const float *>row_of(step, a.x, at) + c if at >= first else state + (at - first + past) * a.channels + c, 4 * <size_t>n)
+
+
+cdef void conv_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef const ConvArgs *a = <const ConvArgs *>args
+    cdef const Step *step = a.common.step
+    cdef int strips = <int>((a.channels + STRIP - 1) // STRIP), chunk = ox_team_take(team), s
+    cdef int64_t c
+    cdef float term[STRIP]
+    while chunk < step.sequences * strips:
+        s, c = chunk // strips, <int64_t>(chunk % strips) * STRIP
+        conv_strip(a, step, step.begins[s], step.begins[s + 1], <float *>(step.states[step.state_slots[step.row_table[step.begins[s]]]] + a.state), c,
+                   min(<int64_t>STRIP, a.channels - c), term)
+        chunk = ox_team_take(team)
+
+
+cdef class ConvOp(Op):
+    cdef ConvArgs a
+    cdef const float[:, ::1] weight
+    cdef const float[::1] bias
+
+    def __init__(self, Plan plan, params):
+        p = plan.keys(params, "x", "weight", "state", "out", bias=None, act=None)
+        cdef ConvArgs *a = &self.a
+        a.x, a.channels = p["x"], plan.reads(p["x"], full=True)
+        if np.ndim(p["weight"]) != 2 or p["weight"].dtype != np.float32 or p["weight"].shape[0] != a.channels or p["weight"].shape[1] < 2:
+            raise plan.fail(f"weight is {p['weight'].dtype} {p['weight'].shape}, wanted float32 ({a.channels}, taps) of 2 taps or more")
+        self.weight = np.ascontiguousarray(p["weight"].T)
+        a.weight, a.taps = &self.weight[0, 0], self.weight.shape[0]
+        a.state = plan.state(p, (a.taps - 1, a.channels))
+        self.bias = plan.floats(p["bias"], "bias", a.channels)
+        a.bias, a.act = NULL if self.bias is None else &self.bias[0], activation(p["act"])
+        if p["out"] == p["x"]:
+            raise plan.fail(f"x and out are both slot {p['x']}")
+        a.out = plan.writes(p["out"], a.channels)
+        self.begin(plan, &a.common, "conv", conv_part, p)
+
+
+# ---- scan ------------------------------------------------------------------------------------------------------------
+
+ctypedef struct ScanArgs:
+    Common common
+    int x, dt, b, c, out, heads, states, groups, one
+    int64_t channels, dim, blocks     # channels of a head; blocks of up to 16 channels: of a head, or of single-channel heads
+    size_t state              # [block][states][16]
+    const float *a            # [block][states or 1][16]
+    const float *d            # [block][16] or NULL
+
+
+cdef void scan_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef const ScanArgs *a = <const ScanArgs *>args
+    cdef const Step *step = a.common.step
+    cdef int64_t chunk = ox_team_take(team), block, channel, head, per = (a.dim + 15) // 16, group
+    cdef int first
+    cdef ox_scan s
+    while chunk < step.sequences * a.blocks:
+        first, block = step.begins[chunk // a.blocks], chunk % a.blocks
+        if a.dim == 1:
+            channel = head = 16 * block
+            s.live = <int>min(<int64_t>16, a.channels - channel)
+        else:
+            head = block // per
+            channel = head * a.dim + 16 * (block % per)
+            s.live = <int>min(<int64_t>16, (head + 1) * a.dim - channel)
+        group = head * a.groups // a.heads
+        s.rows, s.states, s.one, s.per_lane = step.begins[chunk // a.blocks + 1] - first, a.states, a.one, a.dim == 1
+        s.x, s.ldx = <const float *>row_of(step, a.x, first) + channel, <int64_t>step.strides[a.x] // 4
+        s.dt, s.lddt = <const float *>row_of(step, a.dt, first) + head, <int64_t>step.strides[a.dt] // 4
+        s.b, s.ldb = <const float *>row_of(step, a.b, first) + group * a.states, <int64_t>step.strides[a.b] // 4
+        s.c, s.ldc = <const float *>row_of(step, a.c, first) + group * a.states, <int64_t>step.strides[a.c] // 4
+        s.y, s.ldy = <float *>row_of(step, a.out, first) + channel, <int64_t>step.strides[a.out] // 4
+        s.a = a.a + block * 16 * (1 if a.one else a.states)
+        s.d = a.d + block * 16 if a.d != NULL else NULL
+        s.state = <float *>(step.states[step.state_slots[step.row_table[first]]] + a.state) + block * 16 * a.states
+        if step.positions[first] == 0:
+            memset(s.state, 0, 64 * <size_t>a.states)
+        step.vec.scan(&s)
+        chunk = ox_team_take(team)
+
+
+def scan_blocks(channels, heads):
+    """Blocks of up to 16 channels that the state of a scan is kept in: of one head, or of single-channel heads."""
+    dim = channels // heads
+    return (channels + 15) // 16 if dim == 1 else heads * ((dim + 15) // 16)
+
+
+cdef class ScanOp(Op):
+    cdef ScanArgs a
+    cdef const float[:, :, ::1] decay
+    cdef const float[:, ::1] skip
+
+    def __init__(self, Plan plan, params):
+        p = plan.keys(params, "x", "dt", "b", "c", "a", "state", "out", d=None, groups=1)
+        cdef ScanArgs *a = &self.a
+        a.x, a.dt, a.b, a.c = p["x"], p["dt"], p["b"], p["c"]
+        a.channels, a.heads = plan.reads(p["x"], full=True), plan.reads(p["dt"], full=True)
+        a.groups = plan.number(p, "groups", 1, a.heads)
+        a.states = plan.reads(p["b"], full=True) // a.groups
+        plan.reads(p["c"], columns=a.states * a.groups, full=True)
+        decay = np.asarray(p["a"])
+        if a.channels % a.heads or a.heads % a.groups or (a.heads == a.channels and a.groups > 1) or a.states < 1:
+            raise plan.fail(f"{a.channels} channels, {a.heads} heads and {a.groups} groups do not divide evenly")
+        if decay.dtype != np.float32 or decay.shape not in ((a.heads, a.states), (a.heads, 1)):
+            raise plan.fail(f"a is {decay.dtype} {decay.shape}, wanted float32 ({a.heads}, {a.states}) or ({a.heads}, 1)")
+        a.one, a.dim, a.blocks = decay.shape[1] == 1, a.channels // a.heads, scan_blocks(a.channels, a.heads)
+        self.decay = np.ascontiguousarray(np.stack([self._lanes(column) for column in decay.T], axis=1))
+        a.a = &self.decay[0, 0, 0]
+        self.skip = None if p["d"] is None else self._lanes(plan.floats(p["d"], "d", a.heads))
+        a.d = NULL if self.skip is None else &self.skip[0, 0]
+        a.state = plan.state(p, (a.blocks, a.states, 16))
+        if p["out"] in (p["x"], p["dt"], p["b"], p["c"]):
+            raise plan.fail(f"out is slot {p['out']}, which it reads")
+        a.out = plan.writes(p["out"], a.channels)
+        self.begin(plan, &a.common, "scan", scan_part, p)
+
+    def _lanes(self, of_heads):
+        """A number per head as (blocks, 16): the number of each lane's channel."""
+        if self.a.dim == 1:
+            padded = np.zeros(16 * self.a.blocks, np.float32)
+            padded[:self.a.heads] = of_heads
+            return padded.reshape(-1, 16)
+        return np.repeat(np.asarray(of_heads, np.float32), 16 * (self.a.blocks // self.a.heads)).reshape(-1, 16)
+
+
+OPS = {"conv": ConvOp, "scan": ScanOp}

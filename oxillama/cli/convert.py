@@ -1,0 +1,57 @@
+"""`oxillama convert`: writes the GGUF file of a Hugging Face model folder."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from oxillama.convert import convert_folder, convertible
+
+
+def add_commands(commands) -> None:
+    """Add `convert`."""
+    command = commands.add_parser("convert", help="write the GGUF file of a Hugging Face folder")
+    command.add_argument("source", metavar="FOLDER", nargs="?")
+    command.add_argument("target", metavar="OUT.gguf", nargs="?")
+    command.add_argument(
+        "--type",
+        default="auto",
+        metavar="TYPE",
+        help="auto (the folder's own numbers), F32, F16, BF16 or a recipe such as Q4_K_M "
+        "(default: %(default)s)",
+    )
+    command.add_argument("--name", help="general.name of the file (default: the folder's name)")
+    command.add_argument(
+        "-t", "--threads", type=int, default=0, help="worker threads of quantising"
+    )
+    command.add_argument(
+        "--list", action="store_true", help="print the classes that can be converted"
+    )
+    command.set_defaults(function=_convert, parser=command)
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    if arguments.list:
+        for name, arch in convertible().items():
+            print(f"{name:40} {arch}")
+        return 0
+    if arguments.source is None or arguments.target is None:
+        arguments.parser.error("FOLDER and OUT.gguf are required")
+    options = dict(type=arguments.type, name=arguments.name, num_threads=arguments.threads or None)
+    if not sys.stderr.isatty():
+        print(convert_folder(arguments.source, arguments.target, **options))
+        return 0
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    # a tensor's name is no markup
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("converting", total=None)
+
+        def progress(done: int, total: int, name: str) -> None:
+            bar.update(task, completed=done, total=total, description=name)
+
+        made = convert_folder(arguments.source, arguments.target, progress=progress, **options)
+    print(made)
+    return 0

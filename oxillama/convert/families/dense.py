@@ -1,0 +1,400 @@
+"""Dense decoders with separate q, k and v: Llama and what is named alike."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from oxillama.convert.family import Hyper, Keys, Rule, family
+from oxillama.convert.keys import (
+    common,
+    epsilons,
+    llama3_factors,
+    partial_rotation,
+    rotation,
+    sizes,
+    windows,
+)
+from oxillama.convert.shapes import groups_apart, paired, paired_keys, paired_queries, plus_one
+from oxillama.errors import ConvertError
+
+# Names that transformers gives most decoders.
+HEADS = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.{w}": "output_norm.{w}",
+    "lm_head.{w}": "output.{w}",
+}
+LAYER = {
+    "model.layers.{b}.input_layernorm.{w}": "blk.{b}.attn_norm.{w}",
+    "model.layers.{b}.post_attention_layernorm.{w}": "blk.{b}.ffn_norm.{w}",
+    "model.layers.{b}.self_attn.q_proj.{w}": "blk.{b}.attn_q.{w}",
+    "model.layers.{b}.self_attn.k_proj.{w}": "blk.{b}.attn_k.{w}",
+    "model.layers.{b}.self_attn.v_proj.{w}": "blk.{b}.attn_v.{w}",
+    "model.layers.{b}.self_attn.o_proj.{w}": "blk.{b}.attn_output.{w}",
+    "model.layers.{b}.self_attn.q_norm.{w}": "blk.{b}.attn_q_norm.{w}",
+    "model.layers.{b}.self_attn.k_norm.{w}": "blk.{b}.attn_k_norm.{w}",
+    "model.layers.{b}.mlp.gate_proj.{w}": "blk.{b}.ffn_gate.{w}",
+    "model.layers.{b}.mlp.up_proj.{w}": "blk.{b}.ffn_up.{w}",
+    "model.layers.{b}.mlp.down_proj.{w}": "blk.{b}.ffn_down.{w}",
+}
+PLAIN = {**HEADS, **LAYER}
+# Files of these families hold q and k for a rotation of neighbours.
+PAIRED = {
+    "model.layers.{b}.self_attn.q_proj.{w}": Rule(("blk.{b}.attn_q.{w}",), paired_queries),
+    "model.layers.{b}.self_attn.k_proj.{w}": Rule(("blk.{b}.attn_k.{w}",), paired_keys),
+}
+LLAMA = {**PLAIN, **PAIRED}
+BUFFERS = (
+    "model.layers.{b}.self_attn.rotary_emb.inv_freq",
+    "model.rotary_emb.inv_freq",
+)
+
+
+def llama_keys(h: Hyper, k: Keys) -> None:
+    """The size of the vocabulary and the rotated dimensions stand in Llama's files."""
+    common(h, k)
+    k.u32("vocab_size", h.integer("vocab_size"))
+    k.u32("rope.dimension_count", h.head_dim)
+
+
+EXPERTS_W = {
+    "model.layers.{b}.block_sparse_moe.gate.weight": "blk.{b}.ffn_gate_inp.weight",
+    "model.layers.{b}.block_sparse_moe.experts.{e}.w1.weight": "blk.{b}.ffn_gate_exps.weight",
+    "model.layers.{b}.block_sparse_moe.experts.{e}.w2.weight": "blk.{b}.ffn_down_exps.weight",
+    "model.layers.{b}.block_sparse_moe.experts.{e}.w3.weight": "blk.{b}.ffn_up_exps.weight",
+}
+
+
+@family(
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "MixtralForCausalLM",
+    arch="llama",
+    rules={**LLAMA, **EXPERTS_W},
+    extra=llama3_factors,
+    dropped=BUFFERS,
+)
+def llama(h: Hyper, k: Keys) -> None:
+    """Llama, Mistral (no window: a file of this name has no place for one) and Mixtral."""
+    h.must_be("hidden_act", "silu")
+    if h.get("sliding_window") is not None and h.integer("sliding_window") < h.integer(
+        "max_position_embeddings"
+    ):
+        raise ConvertError(
+            f"{h.label}: sliding_window: found {h.get('sliding_window')}, a llama file has no window"
+        )
+    llama_keys(h, k)
+
+
+@family("SmolLM3ForCausalLM", arch="smollm3", rules=LLAMA, extra=llama3_factors)
+def smollm3(h: Hyper, k: Keys) -> None:
+    """Every fourth layer has no rotation; the file does not say so."""
+    h.must_be("no_rope_layer_interval", 4)
+    h.must_be("use_sliding_window", False)
+    llama_keys(h, k)
+
+
+@family("ArceeForCausalLM", arch="arcee", rules=LLAMA, extra=llama3_factors)
+def arcee(h: Hyper, k: Keys) -> None:
+    h.must_be("hidden_act", "relu2")
+    llama_keys(h, k)
+
+
+def _granite(h: Hyper, k: Keys) -> None:
+    llama_keys(h, k)
+    for name, key in (
+        ("attention_multiplier", "attention.scale"),
+        ("embedding_multiplier", "embedding_scale"),
+        ("residual_multiplier", "residual_scale"),
+        ("logits_scaling", "logit_scale"),
+    ):
+        if h.get(name) is not None:
+            k.f32(key, h.number(name))
+
+
+@family("GraniteForCausalLM", arch="granite", rules=LLAMA)
+def granite(h: Hyper, k: Keys) -> None:
+    h.must_be("hidden_act", "silu")
+    _granite(h, k)
+
+
+@family(
+    "GraniteSWAForCausalLM",
+    arch="granite_swa",
+    rules={**LLAMA, "model.layers.{b}.self_attn.sinks": "blk.{b}.attn_sinks.weight"},
+)
+def granite_swa(h: Hyper, k: Keys) -> None:
+    _granite(h, k)
+    windows(h, k, pattern=True)
+
+
+@family("MiniCPMForCausalLM", arch="minicpm", rules=LLAMA, dropped=BUFFERS)
+def minicpm(h: Hyper, k: Keys) -> None:
+    """Scales of Hu et al. 2024 (MiniCPM), section 3: embeddings, residuals by depth, logits."""
+    common(h, k)
+    k.f32("embedding_scale", h.number("scale_emb"))
+    k.f32("residual_scale", h.number("scale_depth") / math.sqrt(h.layers))
+    k.f32("logit_scale", h.hidden / h.number("dim_model_base"))
+
+
+MINICPM3 = {
+    **{name: to for name, to in PLAIN.items() if "q_proj" not in name},
+    "model.layers.{b}.self_attn.q_a_proj.{w}": "blk.{b}.attn_q_a.{w}",
+    "model.layers.{b}.self_attn.q_a_layernorm.{w}": "blk.{b}.attn_q_a_norm.{w}",
+    "model.layers.{b}.self_attn.q_b_proj.{w}": "blk.{b}.attn_q_b.{w}",
+    "model.layers.{b}.self_attn.kv_a_proj_with_mqa.{w}": "blk.{b}.attn_kv_a_mqa.{w}",
+    "model.layers.{b}.self_attn.kv_a_layernorm.{w}": "blk.{b}.attn_kv_a_norm.{w}",
+    "model.layers.{b}.self_attn.kv_b_proj.{w}": "blk.{b}.attn_kv_b.{w}",
+}
+
+
+def _longrope(h: Hyper) -> dict[str, np.ndarray]:
+    rope = h.rope()
+    if rope["rope_type"] not in ("longrope", "su"):
+        return {}
+    found = {}
+    for name in ("long", "short"):
+        factors = np.asarray(rope.get(f"{name}_factor"), np.float32)
+        if factors.shape != (partial_rotation(h) // 2,) or not np.isfinite(factors).all():
+            raise ConvertError(
+                f"{h.label}: rope_parameters: {name}_factor has shape {factors.shape}, "
+                f"wanted {partial_rotation(h) // 2} numbers"
+            )
+        found[f"rope_factors_{name}.weight"] = factors
+    return found
+
+
+@family("MiniCPM3ForCausalLM", arch="minicpm3", rules=MINICPM3, extra=_longrope)
+def minicpm3(h: Hyper, k: Keys) -> None:
+    """Latent attention with all heads kept; scales 12, 1.4 and 256 belong to the name."""
+    for name, value in (("scale_emb", 12), ("scale_depth", 1.4), ("dim_model_base", 256)):
+        h.must_be(name, value)
+    rope = h.integer("qk_rope_head_dim")
+    k.u32("context_length", h.integer("max_position_embeddings"))
+    k.u32("embedding_length", h.hidden)
+    k.u32("block_count", h.layers)
+    k.u32("feed_forward_length", h.integer("intermediate_size"))
+    k.u32("attention.head_count", h.heads)
+    k.u32("attention.head_count_kv", h.kv_heads)
+    epsilons(h, k)
+    k.u32("vocab_size", h.integer("vocab_size"))
+    if h.get("q_lora_rank") is not None:
+        k.u32("attention.q_lora_rank", h.integer("q_lora_rank"))
+    k.u32("attention.kv_lora_rank", h.integer("kv_lora_rank"))
+    k.u32("attention.key_length", h.integer("qk_nope_head_dim") + rope)
+    k.u32("rope.dimension_count", rope)
+
+
+def _qwen(h: Hyper, k: Keys) -> None:
+    h.must_be("hidden_act", "silu")
+    h.must_be("use_sliding_window", False)
+    common(h, k)
+
+
+@family("Qwen2ForCausalLM", "Qwen2Model", arch="qwen2", rules=PLAIN)
+def qwen2(h: Hyper, k: Keys) -> None:
+    _qwen(h, k)
+
+
+@family("Qwen3ForCausalLM", "Qwen3Model", arch="qwen3", rules=PLAIN)
+def qwen3(h: Hyper, k: Keys) -> None:
+    _qwen(h, k)
+
+
+@family("Qwen2VLForConditionalGeneration", arch="qwen2vl", rules=PLAIN)
+@family("Qwen2_5_VLForConditionalGeneration", arch="qwen2vl", rules=PLAIN)
+def qwen2vl(h: Hyper, k: Keys) -> None:
+    """The text part."""
+    _qwen(h, k)
+
+
+@family("Qwen3VLForConditionalGeneration", arch="qwen3vl", rules=PLAIN)
+def qwen3vl(h: Hyper, k: Keys) -> None:
+    """The text part; the layers that take features from deeper in the encoder are counted."""
+    _qwen(h, k)
+    k.u32(
+        "n_deepstack_layers",
+        len((h.get("vision_config") or {}).get("deepstack_visual_indexes", [])),
+    )
+
+
+@family("Olmo2ForCausalLM", "Olmo3ForCausalLM", arch="olmo2", rules={
+    **PLAIN,
+    "model.layers.{b}.post_attention_layernorm.{w}": "blk.{b}.post_attention_norm.{w}",
+    "model.layers.{b}.post_feedforward_layernorm.{w}": "blk.{b}.post_ffw_norm.{w}",
+})  # fmt: skip
+def olmo2(h: Hyper, k: Keys) -> None:
+    h.must_be("hidden_act", "silu")
+    common(h, k)
+    if h.get("sliding_window") is not None:
+        windows(h, k, pattern=True)
+
+
+@family("OlmoForCausalLM", arch="olmo", rules=LLAMA)
+def olmo(h: Hyper, k: Keys) -> None:
+    """Norms without weights, of a fixed epsilon."""
+    common(h, k)
+    k.f32("attention.layer_norm_epsilon", 1e-5)
+    if h.get("clip_qkv") is not None:
+        k.f32("attention.clamp_kqv", h.number("clip_qkv"))
+
+
+@family("Glm4ForCausalLM", arch="glm4", rules={
+    **PLAIN,
+    "model.layers.{b}.mlp.gate_up_proj.{w}": "blk.{b}.ffn_up.{w}",
+    "model.layers.{b}.post_mlp_layernorm.{w}": "blk.{b}.post_ffw_norm.{w}",
+    "model.layers.{b}.post_self_attn_layernorm.{w}": "blk.{b}.post_attention_norm.{w}",
+}, special=lambda h, ids: {
+    key: ids[text]
+    for key, text in (("eos", "<|endoftext|>"), ("eot", "<|user|>"), ("unknown", "<|endoftext|>"),
+                      ("bos", "<|endoftext|>"))
+    if text in ids
+})  # fmt: skip
+def glm4(h: Hyper, k: Keys) -> None:
+    h.must_be("hidden_act", "silu")
+    common(h, k)
+    k.u32("rope.dimension_count", partial_rotation(h))
+
+
+@family("StableLmForCausalLM", "StableLMEpochForCausalLM", arch="stablelm", rules={
+    **PLAIN,
+    "model.layers.{b}.self_attn.q_layernorm.norms.{e}.weight": "blk.{b}.attn_q_norm.weight",
+    "model.layers.{b}.self_attn.k_layernorm.norms.{e}.weight": "blk.{b}.attn_k_norm.weight",
+})  # fmt: skip
+def stablelm(h: Hyper, k: Keys) -> None:
+    h.must_be("hidden_act", "silu")
+    k.u32("context_length", h.integer("max_position_embeddings"))
+    k.u32("embedding_length", h.hidden)
+    k.u32("block_count", h.layers)
+    k.u32("feed_forward_length", h.integer("intermediate_size"))
+    k.u32("rope.dimension_count", partial_rotation(h))
+    k.u32("attention.head_count", h.heads)
+    k.u32("attention.head_count_kv", h.kv_heads)
+    k.flag("use_parallel_residual", h.flag("use_parallel_residual", default=True))
+    k.f32("attention.layer_norm_epsilon", h.number("layer_norm_eps", "norm_eps"))
+
+
+@family("CohereForCausalLM", arch="command-r", rules=PLAIN)
+def command_r(h: Hyper, k: Keys) -> None:
+    """Norms over each head's queries are 2-D in the folder, (heads, dim), and stay so."""
+    common(h, k)
+    k.f32("logit_scale", h.number("logit_scale"))
+    k.text("rope.scaling.type", "none")
+
+
+@family("Cohere2ForCausalLM", arch="cohere2", rules=PLAIN)
+def cohere2(h: Hyper, k: Keys) -> None:
+    """Three windowed layers with rotation, one without either; the file does not say so."""
+    common(h, k)
+    k.f32("logit_scale", h.number("logit_scale"))
+    windows(h, k, pattern=False)
+    k.u32("vocab_size", h.integer("vocab_size"))
+    k.u32("rope.dimension_count", partial_rotation(h))
+    k.text("rope.scaling.type", "none")
+
+
+@family("Starcoder2ForCausalLM", arch="starcoder2", rules={
+    **PLAIN,
+    "model.layers.{b}.mlp.c_fc.{w}": "blk.{b}.ffn_up.{w}",
+    "model.layers.{b}.mlp.c_proj.{w}": "blk.{b}.ffn_down.{w}",
+})  # fmt: skip
+def starcoder2(h: Hyper, k: Keys) -> None:
+    h.must_be("hidden_act", "gelu_pytorch_tanh")
+    if h.get("sliding_window") is not None and h.integer("sliding_window") < h.integer(
+        "max_position_embeddings"
+    ):
+        raise ConvertError(f"{h.label}: sliding_window: a starcoder2 file has no window")
+    common(h, k)
+
+
+INTERNLM2 = {
+    "model.tok_embeddings.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "output.weight": "output.weight",
+    "model.layers.{b}.attention.wo.{w}": "blk.{b}.attn_output.{w}",
+    "model.layers.{b}.attention_norm.weight": "blk.{b}.attn_norm.weight",
+    "model.layers.{b}.ffn_norm.weight": "blk.{b}.ffn_norm.weight",
+    "model.layers.{b}.feed_forward.w1.weight": "blk.{b}.ffn_gate.weight",
+    "model.layers.{b}.feed_forward.w2.weight": "blk.{b}.ffn_down.weight",
+    "model.layers.{b}.feed_forward.w3.weight": "blk.{b}.ffn_up.weight",
+}
+
+
+def _internlm2_qkv(x: np.ndarray, h: Hyper) -> tuple[np.ndarray, ...]:
+    q, k, v = groups_apart(x, h)
+    return paired(q, h.heads), paired(k, h.kv_heads), v
+
+
+@family("InternLM2ForCausalLM", arch="internlm2", add_space_prefix=True, rules={
+    **INTERNLM2,
+    "model.layers.{b}.attention.wqkv.{w}": Rule(
+        ("blk.{b}.attn_q.{w}", "blk.{b}.attn_k.{w}", "blk.{b}.attn_v.{w}"), _internlm2_qkv
+    ),
+})  # fmt: skip
+def internlm2(h: Hyper, k: Keys) -> None:
+    h.must_be("hidden_act", "silu")
+    common(h, k)
+
+
+# ---- Gemma: norms that add one -------------------------------------------------------------------
+
+
+def _one_added(rules: dict) -> dict:
+    return {
+        name: Rule((to,), plus_one, values=True) if "norm" in name else to
+        for name, to in rules.items()
+    }
+
+
+GEMMA = _one_added(PLAIN)
+GEMMA2 = _one_added({
+    **PLAIN,
+    "model.layers.{b}.post_attention_layernorm.{w}": "blk.{b}.post_attention_norm.{w}",
+    "model.layers.{b}.pre_feedforward_layernorm.{w}": "blk.{b}.ffn_norm.{w}",
+    "model.layers.{b}.post_feedforward_layernorm.{w}": "blk.{b}.post_ffw_norm.{w}",
+})  # fmt: skip
+
+
+def _gemma_keys(h: Hyper, k: Keys) -> None:
+    k.u32("context_length", h.integer("max_position_embeddings"))
+    k.u32("embedding_length", h.hidden)
+    k.u32("block_count", h.layers)
+    k.u32("feed_forward_length", h.integer("intermediate_size"))
+    k.u32("attention.head_count", h.heads)
+    k.u32("attention.head_count_kv", h.kv_heads)
+    epsilons(h, k)
+    k.u32("attention.key_length", h.integer("head_dim"))
+    k.u32("attention.value_length", h.integer("head_dim"))
+
+
+@family("GemmaForCausalLM", arch="gemma", rules=GEMMA, add_space_prefix=False,
+        special=lambda h, ids: {"eot": 107})  # fmt: skip
+def gemma(h: Hyper, k: Keys) -> None:
+    _gemma_keys(h, k)
+
+
+@family("Gemma2ForCausalLM", arch="gemma2", rules=GEMMA2, add_space_prefix=False)
+def gemma2(h: Hyper, k: Keys) -> None:
+    _gemma_keys(h, k)
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        if h.get(name) is not None:
+            k.f32(name, h.number(name))
+    windows(h, k, pattern=False)
+
+
+@family("Gemma3ForCausalLM", "Gemma3TextModel", arch="gemma3", rules=GEMMA2,
+        add_space_prefix=False)  # fmt: skip
+@family("Gemma3ForConditionalGeneration", arch="gemma3", rules=GEMMA2, add_space_prefix=False)
+def gemma3(h: Hyper, k: Keys) -> None:
+    """Five windowed layers to a global one, each kind with a base of its own."""
+    h.must_be("_sliding_window_pattern", 6)
+    h.must_be("sliding_window_pattern", 6)
+    sizes(h, k)
+    rotation(h, k)
+    epsilons(h, k)
+    k.u32("attention.key_length", h.integer("head_dim", default=256))
+    k.u32("attention.value_length", h.integer("head_dim", default=256))
+    if h.get("final_logit_softcapping") is not None:
+        k.f32("final_logit_softcapping", h.number("final_logit_softcapping"))
+    windows(h, k, pattern=False)

@@ -1,0 +1,229 @@
+"""State-space and hybrid models: Mamba, Jamba, LFM2, Qwen3-Next."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from oxillama.convert.families.dense import HEADS, LAYER
+from oxillama.convert.families.experts import ROUTED, SHARED, SHARED_GATE
+from oxillama.convert.family import Hyper, Keys, Rule, family
+from oxillama.convert.keys import common, partial_rotation
+from oxillama.convert.shapes import delta_projections, negative_exponential, plus_one, squeezed
+
+_UNBOUNDED = 1 << 20  # a recurrent model's context, for want of a limit
+
+
+def _mixer(prefix: str) -> dict:
+    return {
+        f"{prefix}A_log": Rule(("blk.{b}.ssm_a",), negative_exponential, values=True),
+        f"{prefix}D": "blk.{b}.ssm_d",
+        f"{prefix}conv1d.weight": Rule(("blk.{b}.ssm_conv1d.weight",), squeezed),
+        f"{prefix}conv1d.bias": "blk.{b}.ssm_conv1d.bias",
+        f"{prefix}in_proj.{{w}}": "blk.{b}.ssm_in.{w}",
+        f"{prefix}x_proj.weight": "blk.{b}.ssm_x.weight",
+        f"{prefix}dt_proj.{{w}}": "blk.{b}.ssm_dt.{w}",
+        f"{prefix}dt_layernorm.weight": "blk.{b}.ssm_dt_norm.weight",
+        f"{prefix}b_layernorm.weight": "blk.{b}.ssm_b_norm.weight",
+        f"{prefix}c_layernorm.weight": "blk.{b}.ssm_c_norm.weight",
+        f"{prefix}out_proj.{{w}}": "blk.{b}.ssm_out.{w}",
+    }
+
+
+BACKBONE = {
+    "backbone.embeddings.weight": "token_embd.weight",
+    "backbone.embedding.weight": "token_embd.weight",
+    "backbone.norm_f.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    "backbone.layers.{b}.norm.weight": "blk.{b}.attn_norm.weight",
+}
+
+
+def _recurrent(h: Hyper, k: Keys) -> None:
+    k.u32("context_length", _UNBOUNDED)
+    k.u32("embedding_length", h.hidden)
+    k.u32("feed_forward_length", 0)
+    k.u32("attention.head_count", 0)
+    k.u32("block_count", h.integer("num_hidden_layers", "n_layer"))
+    k.u32("ssm.conv_kernel", h.integer("conv_kernel", "d_conv", default=4))
+
+
+@family("MambaForCausalLM", "MambaLMHeadModel", "FalconMambaForCausalLM", arch="mamba",
+        rules={**BACKBONE, **_mixer("backbone.layers.{b}.mixer.")})  # fmt: skip
+def mamba(h: Hyper, k: Keys) -> None:
+    """Mamba (Gu and Dao 2023); FalconMamba norms dt, B and C."""
+    inner = h.integer("intermediate_size", "d_inner", default=2 * h.hidden)
+    rank = h.get("time_step_rank", "dt_rank", default=math.ceil(h.hidden / 16))
+    _recurrent(h, k)
+    k.u32("ssm.inner_size", inner)
+    k.u32("ssm.state_size", h.integer("state_size", "d_state", default=16))
+    k.u32("ssm.time_step_rank", math.ceil(h.hidden / 16) if rank == "auto" else int(rank))
+    k.f32(
+        "attention.layer_norm_rms_epsilon",
+        h.number("layer_norm_epsilon", "rms_norm_eps", default=1e-5),
+    )
+    k.flag("ssm.dt_b_c_rms", h.get("model_type") == "falcon_mamba")
+
+
+def _column(x: np.ndarray, h: Hyper) -> np.ndarray:
+    return x.reshape(-1, 1)
+
+
+def _negative_column(x: np.ndarray, h: Hyper) -> np.ndarray:
+    return negative_exponential(x, h).reshape(-1, 1)
+
+
+def _grouped(x: np.ndarray, h: Hyper) -> np.ndarray:
+    return x.reshape(h.integer("n_groups", "ngroups", default=1), -1)
+
+
+@family("Mamba2ForCausalLM", arch="mamba2", rules={
+    **BACKBONE,
+    **_mixer("backbone.layers.{b}.mixer."),
+    "backbone.layers.{b}.mixer.A_log": Rule(("blk.{b}.ssm_a",), _negative_column, values=True),
+    "backbone.layers.{b}.mixer.D": Rule(("blk.{b}.ssm_d",), _column),
+    "backbone.layers.{b}.mixer.dt_bias": "blk.{b}.ssm_dt.bias",
+    "backbone.layers.{b}.mixer.norm.weight": Rule(("blk.{b}.ssm_norm.weight",), _grouped),
+})  # fmt: skip
+def mamba2(h: Hyper, k: Keys) -> None:
+    """Mamba 2 (Dao and Gu 2024)."""
+    inner = h.integer(
+        "intermediate_size", "d_inner", default=h.integer("expand", default=2) * h.hidden
+    )
+    _recurrent(h, k)
+    k.u32("ssm.inner_size", inner)
+    k.u32("ssm.state_size", h.integer("state_size", "d_state", default=128))
+    k.u32("ssm.time_step_rank", inner // h.integer("head_dim", "headdim", default=64))
+    k.u32("ssm.group_count", h.integer("n_groups", "ngroups", default=1))
+    k.f32(
+        "attention.layer_norm_rms_epsilon",
+        h.number("layer_norm_epsilon", "rms_norm_eps", default=1e-5),
+    )
+
+
+@family("JambaForCausalLM", arch="jamba", rules={
+    **HEADS,
+    **LAYER,
+    **_mixer("model.layers.{b}.mamba."),
+    "model.final_layernorm.weight": "output_norm.weight",
+    "model.layers.{b}.pre_ff_layernorm.weight": "blk.{b}.ffn_norm.weight",
+    "model.layers.{b}.feed_forward.router.weight": "blk.{b}.ffn_gate_inp.weight",
+    **{
+        f"model.layers.{{b}}.feed_forward.{part}_proj.weight": f"blk.{{b}}.ffn_{part}.weight"
+        for part in ("gate", "up", "down")
+    },
+    **{
+        f"model.layers.{{b}}.feed_forward.experts.{{e}}.{part}_proj.weight":
+            f"blk.{{b}}.ffn_{part}_exps.weight"
+        for part in ("gate", "up", "down")
+    },
+})  # fmt: skip
+def jamba(h: Hyper, k: Keys) -> None:
+    """Jamba (Lieber et al. 2024): attention every few layers; the others have no key heads."""
+    h.must_be("hidden_act", "silu")
+    period, offset = h.integer("attn_layer_period"), h.integer("attn_layer_offset")
+    k.u32("block_count", h.layers)
+    k.u32("context_length", h.integer("max_position_embeddings"))
+    k.u32("embedding_length", h.hidden)
+    k.u32("feed_forward_length", h.integer("intermediate_size"))
+    k.u32("attention.head_count", h.heads)
+    k.integers("attention.head_count_kv", [
+        h.kv_heads if i % period == offset else 0 for i in range(h.layers)
+    ])  # fmt: skip
+    k.u32("ssm.conv_kernel", h.integer("mamba_d_conv", default=4))
+    k.u32("ssm.inner_size", h.integer("mamba_expand", default=2) * h.hidden)
+    k.u32("ssm.state_size", h.integer("mamba_d_state", default=16))
+    rank = h.get("mamba_dt_rank", default="auto")
+    k.u32("ssm.time_step_rank", math.ceil(h.hidden / 16) if rank == "auto" else int(rank))
+    k.f32("attention.layer_norm_rms_epsilon", h.number("rms_norm_eps"))
+    k.u32("expert_count", h.integer("num_experts"))
+    k.u32("expert_used_count", h.integer("num_experts_per_tok"))
+
+
+@family("Lfm2ForCausalLM", "LFM2ForCausalLM", arch="lfm2", rules={
+    **HEADS,
+    **LAYER,
+    "model.embedding_norm.weight": "token_embd_norm.weight",
+    "model.layers.{b}.operator_norm.weight": "blk.{b}.attn_norm.weight",
+    "model.layers.{b}.ffn_norm.weight": "blk.{b}.ffn_norm.weight",
+    "model.layers.{b}.conv.conv.weight": Rule(("blk.{b}.shortconv.conv.weight",), squeezed),
+    "model.layers.{b}.conv.in_proj.weight": "blk.{b}.shortconv.in_proj.weight",
+    "model.layers.{b}.conv.out_proj.weight": "blk.{b}.shortconv.out_proj.weight",
+    "model.layers.{b}.self_attn.out_proj.weight": "blk.{b}.attn_output.weight",
+    "model.layers.{b}.self_attn.q_layernorm.weight": "blk.{b}.attn_q_norm.weight",
+    "model.layers.{b}.self_attn.k_layernorm.weight": "blk.{b}.attn_k_norm.weight",
+    "model.layers.{b}.feed_forward.w1.weight": "blk.{b}.ffn_gate.weight",
+    "model.layers.{b}.feed_forward.w2.weight": "blk.{b}.ffn_down.weight",
+    "model.layers.{b}.feed_forward.w3.weight": "blk.{b}.ffn_up.weight",
+})  # fmt: skip
+def lfm2(h: Hyper, k: Keys) -> None:
+    """Short convolutions between attention layers; the convolutions have no key heads."""
+    h.must_be("conv_bias", False)
+    common(h, k)
+    kinds = h.strings("layer_types", h.layers) or []
+    k.integers("attention.head_count_kv", [
+        h.kv_heads if kind == "full_attention" else 0 for kind in kinds
+    ])  # fmt: skip
+    k.u32("feed_forward_length", _lfm2_width(h))
+    k.u32("vocab_size", h.integer("vocab_size"))
+    k.u32("shortconv.l_cache", h.integer("conv_L_cache"))
+
+
+def _lfm2_width(h: Hyper) -> int:
+    """The width that the layer really has: two thirds, scaled, and rounded up where asked."""
+    width = h.integer("intermediate_size", "block_ff_dim")
+    if not h.flag("block_auto_adjust_ff_dim"):
+        return width
+    width = int(h.number("block_ffn_dim_multiplier", default=1.0) * int(2 * width / 3))
+    step = h.integer("block_multiple_of", default=256)
+    return -(-width // step) * step
+
+
+_DELTA = "model.layers.{b}.linear_attn."
+
+
+@family("Qwen3NextForCausalLM", arch="qwen3next", rules={
+    **{
+        name: Rule((to,), plus_one, values=True) if "norm" in name else to
+        for name, to in {**HEADS, **LAYER}.items()
+    },
+    **ROUTED,
+    **SHARED,
+    **SHARED_GATE,
+    "model.layers.{b}.post_attention_layernorm.{w}": Rule(
+        ("blk.{b}.post_attention_norm.{w}",), plus_one, values=True
+    ),
+    _DELTA + "A_log": Rule(("blk.{b}.ssm_a",), negative_exponential, values=True),
+    _DELTA + "dt_bias": "blk.{b}.ssm_dt.bias",
+    _DELTA + "conv1d.weight": Rule(("blk.{b}.ssm_conv1d.weight",), squeezed),
+    _DELTA + "in_proj_ba.weight": "blk.{b}.ssm_ba.weight",
+    _DELTA + "in_proj_qkvz.weight": Rule(
+        ("blk.{b}.attn_qkv.weight", "blk.{b}.attn_gate.weight"), delta_projections
+    ),
+    _DELTA + "norm.weight": "blk.{b}.ssm_norm.weight",
+    _DELTA + "out_proj.weight": "blk.{b}.ssm_out.weight",
+})  # fmt: skip
+def qwen3next(h: Hyper, k: Keys) -> None:
+    """Gated delta rule layers (Yang et al. 2024) with full attention every few."""
+    common(h, k)
+    delta_keys(h, k)
+
+
+def delta_keys(h: Hyper, k: Keys) -> None:
+    """What the layers of a gated delta rule and their experts need."""
+    k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
+    k.u32("expert_shared_feed_forward_length", h.integer("shared_expert_intermediate_size"))
+    values = h.integer("linear_num_value_heads")
+    k.u32("ssm.conv_kernel", h.integer("linear_conv_kernel_dim"))
+    k.u32("ssm.state_size", h.integer("linear_key_head_dim"))
+    k.u32("ssm.group_count", h.integer("linear_num_key_heads"))
+    k.u32("ssm.time_step_rank", values)
+    k.u32("ssm.inner_size", h.integer("linear_value_head_dim") * values)
+    kinds = h.strings("layer_types", h.layers)
+    interval = h.integer("full_attention_interval", default=4)
+    if kinds is None:
+        kinds = ["full_attention" if (i + 1) % interval == 0 else "" for i in range(h.layers)]
+    k.flags("attention.recurrent_layers", [kind != "full_attention" for kind in kinds])
+    k.u32("full_attention_interval", interval)
+    k.u32("rope.dimension_count", partial_rotation(h))

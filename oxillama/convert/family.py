@@ -1,0 +1,222 @@
+"""What a converter of one model family is made of: hyper-parameters read by name, tensors renamed
+or rearranged by rules, and a registry by the class name of transformers.
+
+A rule's pattern is a tensor name of the folder in which `{b}` stands for a layer, `{e}` for an
+expert and `{w}` for `weight` or `bias`. Its targets are GGUF names with the same places.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from oxillama.convert.safetensors import Stored
+from oxillama.errors import ConvertError
+
+_MISSING = object()
+
+
+class Hyper:
+    """A config.json's values, asked for by any of the names that they have had."""
+
+    def __init__(self, config: Mapping[str, Any], label: str) -> None:
+        self.config = config
+        self.label = label
+
+    def get(self, *names: str, default: Any = None) -> Any:
+        """The first of the names that is there and not null."""
+        for name in names:
+            value = self.config.get(name)
+            if value is not None:
+                return value
+        return default
+
+    def _typed(self, kind: str, names: Sequence[str], default: Any, accept: Callable) -> Any:
+        value = self.get(*names, default=_MISSING)
+        if value is _MISSING:
+            if default is _MISSING:
+                raise ConvertError(f"{self.label}: {names[0]} is missing, wanted {kind}")
+            return default
+        if isinstance(value, bool) or not accept(value):
+            raise ConvertError(f"{self.label}: {names[0]}: found {value!r:.80}, wanted {kind}")
+        return value
+
+    def integer(self, *names: str, default: Any = _MISSING) -> int:
+        """An integer of at least 0."""
+        accept = lambda v: isinstance(v, int) and 0 <= v < 1 << 31  # noqa: E731
+        return self._typed("an integer from 0", names, default, accept)
+
+    def number(self, *names: str, default: Any = _MISSING) -> float:
+        """A finite number."""
+        accept = lambda v: isinstance(v, (int, float)) and abs(v) < 3e38  # noqa: E731
+        value = self._typed("a finite number", names, default, accept)
+        return value if value is default else float(value)
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        """A boolean."""
+        value = self.config.get(name)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            raise ConvertError(f"{self.label}: {name}: found {value!r:.80}, wanted true or false")
+        return value
+
+    def strings(self, name: str, count: int) -> list[str] | None:
+        """A list of `count` strings, None where the key is missing."""
+        value = self.config.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise ConvertError(f"{self.label}: {name}: found {value!r:.80}, wanted a list of names")
+        if len(value) < count:
+            raise ConvertError(f"{self.label}: {name}: {len(value)} of them for {count} layers")
+        return value[:count]
+
+    def must_be(self, name: str, *wanted: Any) -> None:
+        """ConvertError where a key is there with another value: the GGUF meaning has no other."""
+        value = self.config.get(name)
+        if value is not None and value not in wanted:
+            raise ConvertError(
+                f"{self.label}: {name}: found {value!r:.80}, wanted {' or '.join(map(repr, wanted))}"
+            )
+
+    @property
+    def layers(self) -> int:
+        return self.integer("n_layers", "num_hidden_layers", "n_layer", "num_layers")
+
+    @property
+    def hidden(self) -> int:
+        return self.integer("hidden_size", "n_embd", "d_model", "dim")
+
+    @property
+    def heads(self) -> int:
+        return self.integer("num_attention_heads", "n_head", "n_heads")
+
+    @property
+    def kv_heads(self) -> int:
+        return self.integer("num_key_value_heads", "n_kv_heads", "num_kv_heads", default=self.heads)
+
+    @property
+    def head_dim(self) -> int:
+        return self.integer("head_dim", default=None) or self.hidden // self.heads
+
+    def rope(self, kind: str = "full_attention") -> dict[str, Any]:
+        """The rotation of one kind of layer, in the words of transformers 5: rope_type, rope_theta,
+        factor, partial_rotary_factor, ... Older folders say the same in several keys.
+        """
+        found: dict[str, Any] = {}
+        for name in ("rope_theta", "rotary_emb_base", "partial_rotary_factor"):
+            if self.config.get(name) is not None:
+                found["rope_theta" if name == "rotary_emb_base" else name] = self.config[name]
+        for name in ("rope_scaling", "rope_parameters"):
+            value = self.config.get(name) or {}
+            if not isinstance(value, dict):
+                raise ConvertError(f"{self.label}: {name}: found {value!r:.80}, wanted an object")
+            if kind in value:
+                value = value[kind]
+            elif any(isinstance(one, dict) for one in value.values()):
+                continue
+            found.update(value)
+        found.setdefault("rope_type", found.get("type", "default"))
+        return found
+
+
+class Keys:
+    """The keys of a GGUF file in the making, those of the architecture under its name."""
+
+    def __init__(self, arch: str) -> None:
+        self.arch = arch
+        self.found: dict[str, tuple[Any, str]] = {}
+
+    def put(self, name: str, value: Any, kind: str) -> None:
+        self.found[f"{self.arch}.{name}"] = value, kind
+
+    def u32(self, name: str, value: int) -> None:
+        self.put(name, value, "uint32")
+
+    def f32(self, name: str, value: float) -> None:
+        self.put(name, float(np.float32(value)), "float32")
+
+    def flag(self, name: str, value: bool) -> None:
+        self.put(name, bool(value), "bool")
+
+    def text(self, name: str, value: str) -> None:
+        self.put(name, value, "string")
+
+    def integers(self, name: str, values: Sequence[int]) -> None:
+        self.put(name, [int(one) for one in values], "array[int32]")
+
+    def flags(self, name: str, values: Sequence[bool]) -> None:
+        self.put(name, [bool(one) for one in values], "array[bool]")
+
+
+Change = Callable[[np.ndarray, "Hyper"], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Where a tensor goes: GGUF names, and how its numbers are rearranged on the way.
+
+    change: array -> array, or as many arrays as there are targets. It must not compute where the
+    numbers may be bfloat16 bits; `values` says that it does, and it is then given float32.
+    """
+
+    targets: tuple[str, ...]
+    change: Change | None = None
+    values: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One family of models: its GGUF architecture, the names of its tensors and its keys."""
+
+    arch: str
+    rules: Mapping[str, str | Rule]
+    keys: Callable[[Hyper, Keys], None]
+    # further tensors that the file needs: name -> float32 array
+    extra: Callable[[Hyper], dict[str, np.ndarray]] = lambda hyper: {}
+    # names that carry nothing the model needs (buffers that transformers saved in older versions)
+    dropped: tuple[str, ...] = ()
+    add_space_prefix: bool | None = None
+    special: Callable[[Hyper, dict[str, int]], dict[str, Any]] = lambda hyper, ids: {}
+    patterns: list[tuple[re.Pattern[str], Rule]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for pattern, rule in self.rules.items():
+            text = re.escape(pattern).replace(r"\{b\}", r"(?P<b>\d+)")
+            text = text.replace(r"\{e\}", r"(?P<e>\d+)").replace(r"\{w\}", r"(?P<w>weight|bias)")
+            held = rule if isinstance(rule, Rule) else Rule((rule,))
+            self.patterns.append((re.compile(text + r"\Z"), held))
+
+    def rule_of(self, name: str) -> tuple[Rule, dict[str, str]] | None:
+        """The rule of a tensor's name with what stands in its places, None where there is none."""
+        for pattern, rule in self.patterns:
+            if match := pattern.match(name):
+                return rule, match.groupdict()
+        return None
+
+
+FAMILIES: dict[str, Family] = {}
+
+
+def family(*classes: str, arch: str, rules: Mapping[str, str | Rule], **more: Any) -> Callable:
+    """Register the decorated keys function as the family of the named transformers classes."""
+
+    def register(keys: Callable[[Hyper, Keys], None]) -> Callable[[Hyper, Keys], None]:
+        made = Family(arch, rules, keys, **more)
+        for name in classes:
+            FAMILIES[name] = made
+        return keys
+
+    return register
+
+
+def floats(tensor: Stored) -> np.ndarray:
+    """A tensor's numbers as float32, exactly where float32 holds them."""
+    if tensor.dtype == "BF16":
+        return (tensor.data.astype(np.uint32) << 16).view(np.float32)
+    return tensor.data.astype(np.float32)

@@ -1,0 +1,112 @@
+"""A Hugging Face model folder: its configuration, its tokenizer's files and its tensors by name."""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from oxillama.convert.safetensors import Stored, read_safetensors
+from oxillama.errors import ConvertError
+
+INDEX = "model.safetensors.index.json"
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+_MAX_JSON = 1 << 28  # bytes of a JSON file that is read
+
+
+def is_model_folder(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a folder with a Hugging Face config.json."""
+    return Path(path, "config.json").is_file()
+
+
+class ModelFolder:
+    """A folder as `save_pretrained` writes it. ConvertError, naming the file, for what is missing
+    or malformed; pickled weights are never opened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise ConvertError(f"{self.path}: found no folder, wanted one with a config.json")
+        self.config: dict[str, Any] = self._config()
+
+    def json(self, name: str, *, required: bool = False) -> dict[str, Any]:
+        """A JSON object of the folder; empty where the file is missing and not required."""
+        path = self.path / name
+        try:
+            if path.stat().st_size > _MAX_JSON:
+                raise ConvertError(f"{path}: larger than {_MAX_JSON} bytes")
+            value = json.loads(path.read_bytes().decode("utf-8"))
+        except FileNotFoundError:
+            if required:
+                raise ConvertError(f"{path}: missing, wanted a Hugging Face model folder") from None
+            return {}
+        except OSError as error:
+            raise ConvertError(f"{path}: cannot be read: {error.strerror or error}") from error
+        except (ValueError, RecursionError) as error:
+            raise ConvertError(f"{path}: found no JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise ConvertError(f"{path}: found {type(value).__name__}, wanted a JSON object")
+        return value
+
+    def _config(self) -> dict[str, Any]:
+        config = self.json("config.json", required=True)
+        text = config.get("text_config")
+        if isinstance(text, dict):  # a model of text and pictures: the text part counts here
+            config = {**{k: v for k, v in config.items() if k != "text_config"}, **text} | {
+                key: config[key] for key in ("architectures",) if key in config
+            }
+        return config
+
+    @property
+    def architecture(self) -> str:
+        """The class that transformers would make of the folder."""
+        names = self.config.get("architectures")
+        if not isinstance(names, list) or not names or not isinstance(names[0], str):
+            raise ConvertError(
+                f"{self.path}/config.json: architectures: found {names!r:.80}, wanted a class name"
+            )
+        return names[0]
+
+    @cached_property
+    def tensors(self) -> dict[str, Stored]:
+        """Every tensor by name, in the order of the files."""
+        found: dict[str, Stored] = {}
+        for path in self._shards():
+            if not path.is_file():
+                raise ConvertError(f"{path}: missing, {INDEX} names it")
+            for name, tensor in read_safetensors(path).items():
+                if name in found:
+                    raise ConvertError(f"{path}: {name} stands in another file too")
+                found[name] = tensor
+        return found
+
+    def _shards(self) -> list[Path]:
+        index = self.json(INDEX)
+        if index:
+            places = index.get("weight_map")
+            if not isinstance(places, dict) or not all(
+                isinstance(name, str) and Path(name).name == name for name in places.values()
+            ):
+                raise ConvertError(
+                    f"{self.path / INDEX}: weight_map: wanted an object of tensor and file names"
+                )
+            return [self.path / name for name in sorted(set(places.values()))]
+        files = sorted(self.path.glob("*.safetensors"))
+        if not files:
+            pickled = [one.name for one in self.path.iterdir() if one.suffix in _PICKLED]
+            raise ConvertError(
+                f"{self.path}: found {pickled[0] + ' (pickled, could run code)' if pickled else 'no weights'}, "
+                "wanted safetensors files"
+            )
+        if len(files) > 1:
+            raise ConvertError(f"{self.path}: {len(files)} safetensors files without {INDEX}")
+        return files
+
+    def check_complete(self) -> None:
+        """ConvertError where the index names a tensor that no file holds."""
+        for name in self.json(INDEX).get("weight_map", {}):
+            if name not in self.tensors:
+                raise ConvertError(f"{self.path}: {name}: named by {INDEX}, found in no file")

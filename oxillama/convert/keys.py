@@ -1,0 +1,146 @@
+"""Hyper-parameters that many families share, from config.json to GGUF keys.
+
+Names and meanings of the keys: the GGUF specification (docs/gguf.md of ggml).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from oxillama.convert.family import Hyper, Keys
+from oxillama.errors import ConvertError
+
+SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
+
+
+def sizes(h: Hyper, k: Keys) -> None:
+    """Layers, context, widths and heads."""
+    k.u32("block_count", h.layers)
+    k.u32(
+        "context_length",
+        h.integer("max_position_embeddings", "n_ctx", "n_positions", "max_seq_len", "seq_length"),
+    )
+    k.u32("embedding_length", h.hidden)
+    width = h.integer("intermediate_size", "n_inner", "ffn_hidden_size", default=None)
+    if width is not None:
+        k.u32("feed_forward_length", width)
+    k.u32("attention.head_count", h.heads)
+    k.u32("attention.head_count_kv", h.kv_heads)
+
+
+def epsilons(h: Hyper, k: Keys) -> None:
+    """What norms add under their roots."""
+    rms = h.number("rms_norm_eps", default=None)
+    if rms is None and h.get("norm_eps") is not None:
+        rms = h.number("norm_eps")
+    if rms is not None:
+        k.f32("attention.layer_norm_rms_epsilon", rms)
+    layer = h.number("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", default=None)
+    if layer is not None:
+        k.f32("attention.layer_norm_epsilon", layer)
+
+
+def rotation(h: Hyper, k: Keys) -> None:
+    """Base and scaling of the rotation; of windowed layers too where they have their own."""
+    rope = h.rope()
+    kind = rope["rope_type"]
+    if "mrope_section" in rope:
+        sections = list(rope["mrope_section"])
+        k.integers("rope.dimension_sections", sections + [0] * (4 - len(sections)))
+    if kind in ("linear", "yarn"):
+        k.text("rope.scaling.type", kind)
+        k.f32("rope.scaling.factor", _number(h, rope, "factor"))
+        if kind == "yarn":
+            _yarn(h, k, rope)
+    elif kind not in ("default", "llama3", "longrope", "su", "dynamic", "mrope", "proportional"):
+        raise ConvertError(f"{h.label}: rope_type: found {kind!r}, wanted one that GGUF files know")
+    if "rope_theta" in rope:
+        k.f32("rope.freq_base", _number(h, rope, "rope_theta"))
+    if any(isinstance(v, dict) for v in (h.get("rope_parameters") or {}).values()):
+        local = h.rope("sliding_attention")
+        if "rope_theta" in local:
+            k.f32("rope.freq_base_swa", _number(h, local, "rope_theta"))
+    elif h.get("rope_local_base_freq") is not None:
+        k.f32("rope.freq_base_swa", h.number("rope_local_base_freq"))
+
+
+def _number(h: Hyper, rope: dict, name: str) -> float:
+    return Hyper(rope, f"{h.label}: rope_parameters").number(name)
+
+
+def _yarn(h: Hyper, k: Keys, rope: dict) -> None:
+    original = rope.get("original_max_position_embeddings")
+    if original is None:
+        raise ConvertError(f"{h.label}: rope_parameters: yarn without its original context")
+    k.u32("rope.scaling.original_context_length", int(original))
+    for name, key in (("attention_factor", "attn_factor"), ("beta_fast", "yarn_beta_fast")):
+        if rope.get(name) is not None:
+            k.f32(f"rope.scaling.{key}", _number(h, rope, name))
+    if rope.get("beta_slow") is not None:
+        k.f32("rope.scaling.yarn_beta_slow", _number(h, rope, "beta_slow"))
+
+
+def experts(h: Hyper, k: Keys) -> None:
+    """Experts, those used, groups and the function of their scores."""
+    count = h.integer("num_local_experts", "num_experts", "n_routed_experts", default=None)
+    if count:
+        k.u32("expert_count", count)
+        used = h.get("num_experts_per_tok", "moe_topk", "top_k_experts")
+        if isinstance(used, int):
+            k.u32("expert_used_count", used)
+    if h.get("n_group") is not None:
+        k.u32("expert_group_count", h.integer("n_group"))
+    if h.get("topk_group") is not None:
+        k.u32("expert_group_used_count", h.integer("topk_group"))
+    scoring = h.get("scoring_func", "score_function", "expert_selection_fn")
+    if scoring is not None:
+        if scoring not in ("softmax", "sigmoid"):
+            raise ConvertError(
+                f"{h.label}: scoring_func: found {scoring!r}, wanted softmax or sigmoid"
+            )
+        k.u32("expert_gating_func", SIGMOID if scoring == "sigmoid" else SOFTMAX)
+
+
+def common(h: Hyper, k: Keys) -> None:
+    """Everything that a plain decoder's file says."""
+    sizes(h, k)
+    rotation(h, k)
+    epsilons(h, k)
+    experts(h, k)
+    if h.get("head_dim") is not None:
+        k.u32("attention.key_length", h.integer("head_dim"))
+        k.u32("attention.value_length", h.integer("head_dim"))
+
+
+def windows(h: Hyper, k: Keys, *, pattern: bool) -> None:
+    """The sliding window, and (pattern) which layers have it."""
+    k.u32("attention.sliding_window", h.integer("sliding_window"))
+    if pattern:
+        kinds = h.strings("layer_types", h.layers) or []
+        k.flags("attention.sliding_window_pattern", [one == "sliding_attention" for one in kinds])
+
+
+def partial_rotation(h: Hyper) -> int:
+    """Dimensions of a head that are rotated."""
+    share = h.rope().get("partial_rotary_factor", h.get("rotary_pct", default=1.0))
+    return int(share * h.head_dim)
+
+
+def llama3_factors(h: Hyper) -> dict[str, np.ndarray]:
+    """`rope_freqs.weight`: what each frequency is divided by (Llama 3.1's scaling), where asked."""
+    rope = h.rope()
+    if rope["rope_type"] != "llama3":
+        return {}
+    factor, low = _number(h, rope, "factor"), _number(h, rope, "low_freq_factor")
+    high = _number(h, rope, "high_freq_factor")
+    context = _number(h, rope, "original_max_position_embeddings")
+    half = np.arange(0, h.head_dim, 2, dtype=np.float32)
+    wavelengths = 2 * math.pi * np.float32(_number(h, rope, "rope_theta")) ** (half / h.head_dim)
+    smooth = (context / wavelengths - low) / (high - low)
+    between = 1 / ((1 - smooth) / factor + smooth)
+    factors = np.where(
+        wavelengths < context / high, 1, np.where(wavelengths > context / low, factor, between)
+    )
+    return {"rope_freqs.weight": factors.astype(np.float32)}

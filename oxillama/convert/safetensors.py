@@ -1,0 +1,112 @@
+"""Reads safetensors files: a header that is checked whole, then tensors as views of the mapped file.
+
+Layout (https://github.com/huggingface/safetensors#format): eight bytes with the header's length, a
+JSON object of name -> {dtype, shape, data_offsets}, then the bytes of all tensors.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from oxillama.errors import ConvertError
+
+MAX_HEADER = 100_000_000  # bytes; the format's own limit
+# numpy has no bfloat16: its bits are held as uint16
+DTYPES = {
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("u1"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor as a file holds it: `data` in the file's own numbers (bfloat16 as uint16 bits)."""
+
+    dtype: str  # a key of DTYPES
+    data: np.ndarray
+
+
+def read_safetensors(path: Path) -> dict[str, Stored]:
+    """Every tensor of one file by name; ConvertError where the header does not describe the bytes."""
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            head = file.read(8)
+            length = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
+            if not 0 < length <= min(MAX_HEADER, size - 8):
+                raise ConvertError(
+                    f"{path}: header of {length} bytes in a file of {size}, wanted a safetensors file"
+                )
+            header = _object(path, file.read(length))
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise ConvertError(f"{path}: cannot be read: {error.strerror or error}") from error
+    header.pop("__metadata__", None)
+    found = {
+        name: _tensor(f"{path.name}: {name}", about, mapped, 8 + length, size)
+        for name, about in header.items()
+    }
+    end = 0
+    for begin, stop, name in sorted((*about["data_offsets"], n) for n, about in header.items()):
+        if begin < end:
+            raise ConvertError(f"{path.name}: {name}: shares its bytes with another tensor")
+        end = stop
+    return found
+
+
+def _object(path: Path, text: bytes) -> dict:
+    def unique(pairs: list[tuple[str, object]]) -> dict:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("a name appears twice")
+        return found
+
+    try:
+        header = json.loads(text, object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise ConvertError(f"{path}: its header is no JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise ConvertError(f"{path}: header: found {type(header).__name__}, wanted an object")
+    return header
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
+
+
+def _tensor(label: str, about: object, mapped: mmap.mmap, start: int, size: int) -> Stored:
+    if not isinstance(about, dict) or set(about) != {"dtype", "shape", "data_offsets"}:
+        raise ConvertError(f"{label}: found {about!r:.80}, wanted dtype, shape and data_offsets")
+    dtype, shape, offsets = about["dtype"], about["shape"], about["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise ConvertError(f"{label}: dtype {dtype!r}, wanted one of {', '.join(DTYPES)}")
+    if not isinstance(shape, list) or len(shape) > 8 or not all(map(_is_size, shape)):
+        raise ConvertError(f"{label}: shape {shape!r:.80}, wanted a list of sizes")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
+        raise ConvertError(f"{label}: data_offsets {offsets!r:.80}, wanted two offsets")
+    begin, stop = offsets
+    count = 1
+    for one in shape:
+        count *= one
+    nbytes = count * DTYPES[dtype].itemsize
+    if stop - begin != nbytes or start + stop > size:
+        raise ConvertError(
+            f"{label}: bytes {begin} to {stop} of {size - start}, "
+            f"wanted {nbytes} for {dtype} of shape {shape}"
+        )
+    data = np.frombuffer(mapped, DTYPES[dtype], count, start + begin)
+    return Stored(dtype, data.reshape(shape))

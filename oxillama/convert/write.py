@@ -1,0 +1,341 @@
+"""From a Hugging Face folder to a GGUF file: `convert_folder`.
+
+Every tensor of the folder goes somewhere by its family's rules, or the conversion is refused with
+its name. Matrices keep the folder's numbers (or become one float type); vectors, norms and the few
+matrices that kernels take as floats are float32, as in the files of llama.cpp's converter. Any
+other format is made by quantising that file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from oxillama.convert import families  # noqa: F401  (registers them)
+from oxillama.convert.family import FAMILIES, Family, Hyper, Keys, Rule, floats
+from oxillama.convert.folder import ModelFolder
+from oxillama.convert.safetensors import Stored
+from oxillama.convert.vocabulary import KeyValues, vocabulary_keys
+from oxillama.errors import ConvertError
+from oxillama.gguf import GgufWriter
+from oxillama.quant import quantize_file
+from oxillama.quant.convert import QUANTIZATION_VERSION
+
+FLOATS = ("F32", "F16", "BF16")
+_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32}
+# matrices that are float32 in every file
+_KEPT = re.compile(
+    r"(_norm\.weight|ffn_gate_inp(_shexp)?\.weight|position_embd\.weight|token_types\.weight|"
+    r"ssm_conv1d\.weight|shortconv\.conv\.weight)\Z"
+)
+# tensors of encoders of pictures and sound, which go into files of their own
+_OTHER_PARTS = re.compile(
+    r"(model\.)?(visual|vision_tower|vision_model|multi_modal_projector|audio_tower|"
+    r"embed_vision|embed_audio|patch_merger|pre_mm_projector_norm)\."
+)
+_PREFIXES = (("model.language_model.", "model."), ("language_model.", ""))
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What a conversion wrote."""
+
+    path: Path
+    architecture: str
+    tensors: int
+    bytes: int
+    left_out: tuple[str, ...]  # tensors of other parts of the model (pictures, sound, prediction)
+
+    def __str__(self) -> str:
+        other = f", {len(self.left_out)} tensors of other parts left out" if self.left_out else ""
+        return (
+            f"{self.path}: {self.architecture}, {self.tensors} tensors, "
+            f"{self.bytes / 1e6:,.1f} MB{other}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """One tensor of the new file: where its numbers come from, by shape and type."""
+
+    name: str
+    shape: tuple[int, ...]
+    type_name: str
+    make: Callable[[], np.ndarray]  # the bytes, as an array of the type's numbers
+
+
+def convertible() -> dict[str, str]:
+    """Every class of transformers that can be converted, with its GGUF architecture."""
+    return {name: one.arch for name, one in sorted(FAMILIES.items())}
+
+
+def convert_folder(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    type: str = "auto",
+    *,
+    name: str | None = None,
+    num_threads: int | None = None,
+    progress: Progress | None = None,
+) -> Converted:
+    """Write the GGUF file of a Hugging Face model folder.
+
+    type: auto (each matrix in the folder's own numbers), F32, F16, BF16, or a recipe of
+    `quantize_file` such as Q4_K_M. name: `general.name` (default: the folder's). progress is told
+    of tensors done, all of them, and the one at hand. ConvertError, naming the thing, for whatever
+    cannot be carried over; nothing is left behind then.
+    """
+    folder = ModelFolder(source)
+    wanted = type.upper()
+    if wanted in (*FLOATS, "AUTO"):
+        return _write(folder, Path(target), wanted, name, progress)
+    with TemporaryDirectory(dir=Path(target).resolve().parent, prefix=".convert-") as place:
+        whole = _write(folder, Path(place) / "whole.gguf", "AUTO", name, progress)
+        report = quantize_file(whole.path, target, type, num_threads=num_threads, progress=progress)
+    return Converted(
+        Path(target), whole.architecture, whole.tensors, report.bytes_after, whole.left_out
+    )
+
+
+def _family(folder: ModelFolder) -> Family:
+    if folder.architecture not in FAMILIES:
+        raise ConvertError(
+            f"{folder.path}/config.json: architectures: found {folder.architecture}, "
+            f"wanted one of {', '.join(sorted(FAMILIES))}"
+        )
+    if folder.config.get("quantization_config"):
+        method = folder.config["quantization_config"].get("quant_method")
+        raise ConvertError(
+            f"{folder.path}/config.json: quantization_config: found {method!r}, wanted float weights"
+        )
+    return FAMILIES[folder.architecture]
+
+
+def _write(
+    folder: ModelFolder, target: Path, wanted: str, name: str | None, progress: Progress | None
+) -> Converted:
+    family = _family(folder)
+    hyper = Hyper(folder.config, f"{folder.path}/config.json")
+    folder.check_complete()
+    left_out: list[str] = []
+    planned = list(_plan(folder, family, hyper, wanted, left_out))
+    keys = Keys(family.arch)
+    family.keys(hyper, keys)
+    with GgufWriter(target, family.arch) as writer:
+        for key, (value, kind) in _general(folder, hyper, planned, wanted, name).items():
+            writer.add(key, value, kind)
+        for key, (value, kind) in {**keys.found, **vocabulary_keys(folder, family, hyper)}.items():
+            writer.add(key, value, kind)
+        for one in planned:
+            writer.declare(one.name, one.type_name, one.shape)
+        for done, one in enumerate(planned):
+            if progress is not None:
+                progress(done, len(planned), one.name)
+            writer.write(one.name, _bits(one))
+        writer.finish()
+    return Converted(
+        target, family.arch, len(planned), target.stat().st_size, tuple(sorted(left_out))
+    )
+
+
+def _bits(one: _Planned) -> np.ndarray:
+    made = np.ascontiguousarray(one.make())
+    return made.view(np.uint8) if one.type_name == "BF16" else made
+
+
+# ---- tensors -------------------------------------------------------------------------------------
+
+
+def _plan(
+    folder: ModelFolder, family: Family, hyper: Hyper, wanted: str, left_out: list[str]
+) -> Iterator[_Planned]:
+    """Every tensor of the new file, in the order of the folder's."""
+    stacks: dict[str, dict[int, Stored]] = {}
+    order: list[str] = []
+    made: dict[str, str] = {}
+    singles: dict[str, list[_Planned]] = {}
+    dropped = Family(family.arch, dict.fromkeys(family.dropped, ""), family.keys)
+    for original, tensor in folder.tensors.items():
+        name = original
+        for prefix, plain in _PREFIXES:
+            name = plain + name.removeprefix(prefix) if name.startswith(prefix) else name
+        if _OTHER_PARTS.match(original):
+            left_out.append(original)
+            continue
+        if dropped.rule_of(name) is not None:
+            continue
+        if name == "lm_head.weight" and hyper.flag("tie_word_embeddings", default=False):
+            continue
+        found = family.rule_of(name)
+        if found is None:
+            raise ConvertError(
+                f"{folder.path}: {original} {list(tensor.data.shape)}: {family.arch} has no place for it"
+            )
+        rule, at = found
+        layer, expert = at.get("b"), at.get("e")
+        if layer is not None and int(layer) >= hyper.layers:
+            left_out.append(original)  # layers that predict further tokens
+            continue
+        if tensor.dtype not in FLOATS and tensor.dtype != "F64":
+            raise ConvertError(
+                f"{folder.path}: {original}: dtype {tensor.dtype}, wanted {', '.join(FLOATS)}"
+            )
+        targets = tuple(_filled(to, at) for to in rule.targets)
+        if expert is not None:
+            if targets[0] not in stacks:
+                order.append(targets[0])
+            if stacks.setdefault(targets[0], {}).setdefault(int(expert), tensor) is not tensor:
+                raise ConvertError(f"{folder.path}: {original}: a second one of its number")
+            continue
+        for target in targets:
+            if target in made:
+                raise ConvertError(
+                    f"{folder.path}: {original} and {made[target]} are both {target}"
+                )
+            made[target] = original
+        order.append(targets[0])
+        singles[targets[0]] = _single(original, tensor, rule, targets, hyper, wanted)
+    for target in order:
+        if target in singles:
+            yield from singles[target]
+        else:
+            yield _stack(folder, target, stacks[target], wanted)
+    for target, array in family.extra(hyper).items():
+        yield _Planned(target, array.shape, "F32", lambda array=array: array)
+
+
+def _filled(target: str, places: dict[str, str | None]) -> str:
+    for place, value in places.items():
+        if value is not None:
+            target = target.replace(f"{{{place}}}", value)
+    return target
+
+
+def _single(
+    original: str,
+    tensor: Stored,
+    rule: Rule,
+    targets: tuple[str, ...],
+    hyper: Hyper,
+    wanted: str,
+) -> list[_Planned]:
+    def parts() -> list[tuple[str, np.ndarray]]:
+        data = floats(tensor) if rule.values else tensor.data
+        try:
+            shaped = data if rule.change is None else rule.change(data, hyper)
+        except ValueError as error:
+            raise ConvertError(
+                f"{original}: shape {list(tensor.data.shape)} is not what config.json says: {error}"
+            ) from None
+        dtype = "F32" if rule.values else tensor.dtype
+        shaped = shaped if isinstance(shaped, tuple) else (shaped,)
+        if len(shaped) != len(targets):
+            raise ConvertError(f"{original}: {len(shaped)} parts for {len(targets)} tensors")
+        return [(dtype, part) for part in shaped]
+
+    planned = []
+    for number, (target, (dtype, part)) in enumerate(zip(targets, parts(), strict=True)):
+        kind = _type_of(target, part.shape, dtype, wanted)
+
+        def make(number: int = number, kind: str = kind) -> np.ndarray:
+            dtype, part = parts()[number]
+            return _as_type(Stored(dtype, part), kind)
+
+        planned.append(_Planned(target, part.shape, kind, make))
+    return planned
+
+
+def _stack(folder: ModelFolder, target: str, experts: dict[int, Stored], wanted: str) -> _Planned:
+    shapes = {one.data.shape for one in experts.values()}
+    dtypes = {one.dtype for one in experts.values()}
+    if sorted(experts) != list(range(len(experts))) or len(shapes) != 1 or len(dtypes) != 1:
+        raise ConvertError(
+            f"{folder.path}: {target}: experts {sorted(experts)[:8]} of shapes {sorted(shapes)[:2]}, "
+            "wanted all of them, of one shape and type"
+        )
+    shape = (len(experts), *shapes.pop())
+    kind = _type_of(target, shape, dtypes.pop(), wanted)
+    ordered = [experts[at] for at in sorted(experts)]
+
+    def make() -> np.ndarray:
+        return np.stack([_as_type(one, kind) for one in ordered])
+
+    return _Planned(target, shape, kind, make)
+
+
+def _type_of(name: str, shape: tuple[int, ...], dtype: str, wanted: str) -> str:
+    if len(shape) <= 1 or not name.endswith(".weight") or _KEPT.search(name):
+        return "F32"
+    if wanted != "AUTO":
+        return wanted
+    return dtype if dtype in FLOATS else "F32"
+
+
+def _as_type(tensor: Stored, kind: str) -> np.ndarray:
+    """A tensor's numbers in a float type; bfloat16 as its bits, rounded to nearest even."""
+    if tensor.dtype == kind:
+        return tensor.data
+    values = floats(tensor)
+    if kind == "F32":
+        return values
+    if kind == "F16":
+        return values.astype(np.float16)
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    near = (bits + (0x7FFF + (bits >> 16 & 1)).astype(np.uint32)) >> 16
+    return np.where(np.isnan(values), (bits >> 16) | 64, near).astype(np.uint16)
+
+
+# ---- keys of every file --------------------------------------------------------------------------
+
+
+def _general(
+    folder: ModelFolder, hyper: Hyper, planned: list[_Planned], wanted: str, name: str | None
+) -> KeyValues:
+    keys: KeyValues = {
+        "general.type": ("model", "string"),
+        "general.name": (name or folder.path.resolve().name, "string"),
+        "general.size_label": (_size_label(planned), "string"),
+        "general.quantization_version": (QUANTIZATION_VERSION, "uint32"),
+    }
+    kinds = [one.type_name for one in planned if len(one.shape) > 1]
+    most = wanted if wanted != "AUTO" else max(FLOATS, key=kinds.count)
+    keys["general.file_type"] = _FILE_TYPES[most], "uint32"
+    sampling = folder.json("generation_config.json")
+    for theirs, ours, kind in (
+        ("temperature", "temp", "float32"),
+        ("top_k", "top_k", "int32"),
+        ("top_p", "top_p", "float32"),
+        ("min_p", "min_p", "float32"),
+    ):
+        value: Any = sampling.get(theirs)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            number = int(value) if kind == "int32" else float(value)
+            keys[f"general.sampling.{ours}"] = number, kind
+    return keys
+
+
+def _size_label(planned: list[_Planned]) -> str:
+    """The number of weights in a word, as the GGUF naming convention has it: 1.2B, 8x7B."""
+    total = sum(int(np.prod(one.shape)) for one in planned)
+    stacked = [one for one in planned if "_exps." in one.name and len(one.shape) == 3]
+    if not stacked:
+        return _rounded(total)
+    count = stacked[0].shape[0]
+    routed = sum(int(np.prod(one.shape)) for one in stacked)
+    return f"{count}x{_rounded(total - routed + routed // count)}"
+
+
+def _rounded(count: int) -> str:
+    exponent = next((power for power in (12, 9, 6) if count > 10**power), 3)
+    value = count / 10**exponent
+    digits = max(2 - len(str(round(value)).lstrip("0")), 0)
+    return f"{value:.{digits}f}{ {12: 'T', 9: 'B', 6: 'M', 3: 'K'}[exponent] }"

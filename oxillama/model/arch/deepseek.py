@@ -1,0 +1,88 @@
+"""DeepSeek V2 (DeepSeek-AI 2024) and V3: multi-head latent attention in its absorbed form, and experts
+beside shared ones.
+"""
+
+import dataclasses
+import math
+
+from oxillama.model.blocks import expert_ffn, gated_ffn
+from oxillama.model.builder import Builder, Layer, Value, architecture
+from oxillama.model.rope import SCALING, Scaling
+
+_GATINGS = {1: "softmax", 2: "sigmoid"}
+
+
+@architecture("deepseek2")
+def deepseek2(b: Builder) -> Value:
+    """The first layers are dense; sigmoid gating is V3's, whose groups count by their two best."""
+    keys = b.keys
+    dense = keys.integer("leading_dense_block_count", default=0)
+    gating = _GATINGS[keys.integer("expert_gating_func", minimum=1, maximum=2, default=1)]
+    routing = dict(
+        gating=gating,
+        normalise=keys.flag("expert_weights_norm", default=False),
+        scale=keys.number("expert_weights_scale", default=1.0),
+        groups=max(1, keys.integer("expert_group_count", default=1)),
+        groups_used=max(1, keys.integer("expert_group_used_count", default=1)),
+        group_by="two" if gating == "sigmoid" else "best",
+    )
+    # the shared experts' tensors say their width; a file of dense layers alone has no experts
+    for key in (
+        *("expert_shared_count", "expert_count", "expert_used_count"),
+        "expert_feed_forward_length",
+    ):
+        keys.integer(key, default=0)
+    x = b.embed()
+    for layer in b.layers():
+        x = x + _latent_attention(b, layer, layer.norm(x, "attn_norm"))
+        y = layer.norm(x, "ffn_norm")
+        if layer.index < dense:
+            x = x + gated_ffn(b, layer, y, act="silu")
+        else:
+            x = x + expert_ffn(b, layer, y, act="silu", **routing)
+    return b.logits(x)
+
+
+def _latent_attention(b: Builder, layer: Layer, x: Value) -> Value:
+    """Queries go through each head's key matrix into the latent, results through its value matrix out
+    of it, so that a token keeps its latent and one rotated key alone (section 2.1.2, appendix C).
+    """
+    keys = b.keys
+    heads = layer.integer("attention.head_count", minimum=1, maximum=1 << 12)
+    layer.integer("attention.head_count_kv", default=1, minimum=1, maximum=1)
+    latent = keys.integer("attention.kv_lora_rank", minimum=1, maximum=1 << 16)
+    turned = keys.integer("rope.dimension_count", minimum=2, maximum=1 << 12)
+    plain = keys.integer("attention.key_length_mla", minimum=turned + 1, maximum=1 << 12) - turned
+    value = keys.integer("attention.value_length_mla", minimum=1, maximum=1 << 12)
+    # of the keys before they are absorbed, or of the latent: the tensors' shapes are checked anyway
+    for key in ("attention.key_length", "attention.value_length"):
+        keys.integer(key, default=0)
+    rank = keys.integer("attention.q_lora_rank", default=0, maximum=1 << 16)
+    rope, scale = _rotation(b, turned, plain + turned)
+    if rank:
+        q = layer.norm(layer.linear(x, "attn_q_a", rank), "attn_q_a_norm")
+        q = layer.linear(q, "attn_q_b", heads * (plain + turned))
+    else:
+        q = layer.linear(x, "attn_q", heads * (plain + turned))
+    absorbed = layer.stacked(q.columns(0, plain, heads=heads), "attn_k_b", latent, count=heads)
+    q = b.concat(absorbed, q.columns(plain, plain + turned, heads=heads), heads=heads)
+    width = latent + turned
+    kept = layer.linear(x, "attn_kv_a_mqa", width, take=slice(0, latent))
+    key = layer.linear(x, "attn_kv_a_mqa", width, take=slice(latent, width))
+    k = b.concat(layer.norm(kept, "attn_kv_a_norm"), key)
+    y = b.attend_latent(q, k, heads=heads, value=latent, rope=rope, style="norm", scale=scale)
+    y = layer.stacked(y, "attn_v_b", value, count=heads)
+    return layer.linear(y, "attn_output", b.hidden)
+
+
+def _rotation(b: Builder, turned: int, width: int):
+    """The rotation, and the scale of scores: YaRN's magnitude goes into the scale, squared, by the
+    file's multiplier (section 3.1.4).
+    """
+    rope, scale = b.rope(turned), width**-0.5
+    multiplier = b.keys.number(f"{SCALING}.yarn_log_multiplier", default=0.0, minimum=0.0)
+    scaling = Scaling.of(b.keys)
+    if scaling.kind == "yarn" and multiplier:
+        rope = dataclasses.replace(rope, magnitude=1.0)
+        scale *= (1.0 + multiplier * math.log(scaling.factor)) ** 2
+    return rope, scale

@@ -1,0 +1,26 @@
+"""LFM 2 (Liquid AI 2025): short gated convolutions, and attention where a layer has KV heads."""
+
+from oxillama.model.blocks import attention, fused, gated_ffn
+from oxillama.model.builder import Builder, Layer, Value, architecture
+
+
+@architecture("lfm2")
+def lfm2(b: Builder) -> Value:
+    """The norm before the head is filed as `token_embd_norm`."""
+    x = b.embed()
+    for layer in b.layers():
+        y = layer.norm(x, "attn_norm")
+        if layer.integer("attention.head_count_kv"):
+            x = x + attention(b, layer, y, style="neox", qk_norm="heads")
+        else:
+            x = x + _convolution(b, layer, y)
+        x = x + gated_ffn(b, layer, layer.norm(x, "ffn_norm"), act="silu")
+    return b.logits(x, norm="token_embd_norm")
+
+
+def _convolution(b: Builder, layer: Layer, x: Value) -> Value:
+    """C * conv(B * x), all three from one projection."""
+    taps = b.keys.integer("shortconv.l_cache", minimum=2, maximum=64)
+    gate_in, gate_out, y = fused(layer, x, "shortconv.in_proj", (b.hidden,) * 3)
+    y = b.conv(gate_in * y, layer.array("shortconv.conv.weight", b.hidden, taps))
+    return layer.linear(gate_out * y, "shortconv.out_proj", b.hidden)

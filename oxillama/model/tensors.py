@@ -1,0 +1,41 @@
+"""Weights as the file holds them: rows of a tensor, or a stack of matrices, still in their blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from oxillama._core.codecs import unpack_rows
+from oxillama.gguf import GgufReader
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Rows `start:start + shape[0]` of a tensor; `shape` is (rows, columns). The matrices of a stack
+    follow one another: rows are those of all of them.
+    """
+
+    name: str
+    format: str
+    shape: tuple[int, int]
+    start: int = 0
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What makes two uses the same weight."""
+        return self.name, self.start, self.shape[0]
+
+    def blocks(self, reader: GgufReader) -> np.ndarray:
+        """Its rows as uint8 (rows, bytes of a row), a view of the file."""
+        *outer, _ = reader.tensors[self.name].shape
+        rows = int(np.prod(outer, dtype=np.int64))
+        whole = reader.data(self.name).reshape(rows, -1)
+        return whole[self.start : self.start + self.shape[0]]
+
+
+def unpacked(reader: GgufReader, tensor: Tensor) -> np.ndarray:
+    """The float32 (rows, columns) that a tensor's blocks stand for."""
+    out = np.empty(tensor.shape, np.float32)
+    unpack_rows(tensor.blocks(reader), tensor.format, out)
+    return out

@@ -1,0 +1,204 @@
+"""Stored prefixes in a file: an engine that starts anew finds what the last one had evaluated.
+
+    PrefixKvCache --spill--> facts, lengths, tokens, tables, kv      each page once, however many prefixes share it
+    file --start--> the same prefixes, as far as there is room, the most recently used first
+
+The container is that of snapshots, kind "prefix"; what is said there of refusals and of writing
+holds here. Prefixes of sessions with adapters are left out: nothing in a file could name their key.
+
+Stored prefixes answer every request that begins so, so a file must show who wrote it: section `mac`
+is a hash of all others under the user's key (`key`). A file without it, or of another user, is
+refused unless the caller vouches for it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+from itertools import accumulate
+
+import numpy as np
+
+from oxillama.engine.prefix import PrefixKvCache
+from oxillama.errors import ConfigError, SnapshotIncompatible
+from oxillama.gguf import ModelFingerprint, check_apart
+from oxillama.snapshot import key as user_key
+from oxillama.snapshot.container import Envelope, dump_facts, load_facts, typed, write_sealed
+from oxillama.snapshot.pages import PageCopy, fill_pages
+from oxillama.snapshot.session import KIND, Snapshots, whole
+
+_MOST = 1 << 30  # bytes of tokens, and of tables
+
+
+def spill(room: Snapshots, path: str | os.PathLike) -> int:
+    """Write the stored prefixes to a file, no model's own; returns how many. Nothing changes in the
+    cache, and no request waits.
+    """
+    check_apart("save_prefixes", path, room.core.files())
+    secret = user_key.make_key()
+    core, size = room.core, room.core.pool.page_size
+    cache, model = _cache(room), room.fingerprint()
+    with core.lock:
+        found = [(tokens, pages) for key, tokens, pages in cache.sequences() if key == ()]
+        filled: dict[int, int] = {}
+        for tokens, pages in found:
+            for at, page in enumerate(pages):
+                filled[page] = max(filled.get(page, 0), min(size, len(tokens) - at * size))
+        for page in filled:
+            core.pool.share(page)
+        copy = PageCopy(core.pool, list(filled), list(filled.values()))
+    number = {page: index for index, page in enumerate(filled)}
+    facts = {
+        "kind": "prefix",
+        **room.naming,
+        "model": model.to_dict(),
+        "vocab": core.program.vocab_size,
+        "kv": room.page_facts(),
+        "pages": len(number),
+        "sequences": len(found),
+    }
+    try:
+        write_sealed(
+            path,
+            KIND,
+            {
+                "facts": dump_facts(facts),
+                "lengths": np.array([len(tokens) for tokens, _ in found], "<i4"),
+                "tokens": np.array([token for tokens, _ in found for token in tokens], "<i4"),
+                "tables": np.array([number[page] for _, pages in found for page in pages], "<i4"),
+                "kv": copy,
+                **(
+                    {}
+                    if secret is None
+                    else {"mac": lambda digests: user_key.authenticate(secret, digests)}
+                ),
+            },
+        )
+    finally:
+        with core.lock:
+            copy.release()
+    return len(found)
+
+
+def start(room: Snapshots, path: str | os.PathLike, *, trust: bool = False) -> int:
+    """Store the prefixes of a file beside those that are there; returns how many found room in free
+    pages and within the cache's limits.
+
+    trust: take a file that this user's key does not prove. SnapshotIncompatible or
+    ModelFingerprintMismatch for a file that is malformed, of another model or of another user;
+    nothing has changed then.
+    """
+    cache, core = _cache(room), room.core
+    own: dict[int, int] = {}
+    try:
+        with Envelope.open(KIND, path) as saved:
+            with typed(KIND, "prefixes"):
+                tokens, tables, pages = _read(room, saved)
+            if not trust:
+                _check_author(saved)
+            with core.lock:
+                chosen, needed = _chosen(cache, tables, pages)
+                for index in needed:
+                    own[index] = core.pool.alloc()
+            fill_pages(core.memory, [own.get(index, -1) for index in range(pages)], saved)
+        with core.lock:
+            return sum(
+                cache.insert(tokens[at], [own[index] for index in tables[at]], key=())
+                == len(tokens[at])
+                for at in chosen
+            )
+    finally:
+        with core.lock:
+            for page in own.values():
+                core.pool.free(page)
+
+
+def _check_author(saved: Envelope) -> None:
+    """Refuse a file that this user's key does not prove."""
+    secret = user_key.read_key()
+    if secret is None or "mac" not in saved.sections:
+        lacks = "no section mac" if "mac" not in saved.sections else "no key of this user"
+        raise SnapshotIncompatible(
+            f"mac: found {lacks}, wanted prefixes that this user saved; trust=True takes those of others"
+        )
+    digests = {name: each.digest for name, each in saved.sections.items() if name != "mac"}
+    found = bytes(saved.read("mac", exactly=user_key.KEY_BYTES))
+    if not hmac.compare_digest(found, user_key.authenticate(secret, digests)):
+        raise SnapshotIncompatible(
+            "mac: is not that of this user's key, wanted prefixes that this user saved; "
+            "trust=True takes those of others"
+        )
+
+
+def _chosen(
+    cache: PrefixKvCache, tables: list[list[int]], pages: int
+) -> tuple[list[int], set[int]]:
+    """(which sequences, the least recently used first; the pages they need): the last ones that fit
+    into free pages.
+    """
+    free = cache.pool.pages_free
+    room = min(cache.max_pages, pages if free is None else free)
+    chosen: list[int] = []
+    needed: set[int] = set()
+    for at in reversed(range(len(tables))):
+        together = needed.union(tables[at])
+        if len(together) > room:
+            break
+        needed = together
+        chosen.append(at)
+    return chosen[::-1], needed
+
+
+def _cache(room: Snapshots) -> PrefixKvCache:
+    if room.core.prefix is None:
+        raise ConfigError("prefix cache: this engine has none, wanted prefix_cache=True")
+    return room.core.prefix
+
+
+def _read(room: Snapshots, saved: Envelope) -> tuple[list[list[int]], list[list[int]], int]:
+    """(tokens of each sequence, its page numbers, how many pages there are) out of verified
+    sections.
+    """
+    core = room.core
+    facts = load_facts(KIND, saved.read("facts", at_most=1 << 20))
+    if facts["kind"] != "prefix":
+        raise SnapshotIncompatible(
+            f"facts: a snapshot of kind {facts['kind']!r}, wanted stored prefixes"
+        )
+    room.check_model(ModelFingerprint.from_dict(facts["model"]))
+    if facts["vocab"] != core.program.vocab_size:
+        raise SnapshotIncompatible(
+            f"vocab: the snapshot has {facts['vocab']!r}, this engine {core.program.vocab_size!r}"
+        )
+    room.check_pages(facts["kv"])
+    saved.expect(("facts", "lengths", "tokens", "tables", "kv"), optional=("mac",))
+    pages, count = whole(facts["pages"], 0, "pages"), whole(facts["sequences"], 0, "sequences")
+    lengths = np.frombuffer(saved.read("lengths", exactly=4 * count), "<i4").tolist()
+    tokens, tables = (
+        np.frombuffer(saved.read(name, at_most=_MOST), "<i4") for name in ("tokens", "tables")
+    )
+    size = core.pool.page_size
+    spans = [-(-length // size) for length in lengths]
+    if (
+        any(length < 1 for length in lengths)
+        or sum(lengths) != len(tokens)
+        or sum(spans) != len(tables)
+    ):
+        raise SnapshotIncompatible(
+            f"lengths: found {len(tokens)} tokens and {len(tables)} pages, wanted them to make up {count} sequences"
+        )
+    for name, values, most in (
+        ("tokens", tokens, core.program.vocab_size),
+        ("tables", tables, pages),
+    ):
+        if len(values) and not 0 <= int(values.min()) <= int(values.max()) < most:
+            raise SnapshotIncompatible(
+                f"{name}: found {int(values.min())} to {int(values.max())}, wanted 0 to {most - 1}"
+            )
+    saved.check("kv", exactly=pages * core.memory.page_bytes)
+    return _cut(tokens, lengths), _cut(tables, spans), pages
+
+
+def _cut(values: np.ndarray, lengths: list[int]) -> list[list[int]]:
+    ends = list(accumulate(lengths))
+    return [values[end - length : end].tolist() for end, length in zip(ends, lengths)]

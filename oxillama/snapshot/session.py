@@ -1,0 +1,610 @@
+"""A session as bytes and back, exact at any token, on any machine. The bytes are drawn in
+`docs/snapshot.md`; their container is `envelope`.
+
+    Session --take--> facts, tokens, pending, sampler, constraint, kv --seal--> bytes or a file
+    bytes or a file --Envelope--> verified sections --restore--> Session of an engine over the same
+    model
+
+`Snapshots` belongs to one engine; `EngineSnapshot.inspect` reads what a snapshot says of itself,
+without its pages.
+
+Invariants (tests cite them by number):
+
+1. A restored session goes on with the tokens and logits of the one that was saved, whatever
+threads, chunks, instruction set or process. 2. Two snapshots of one state are equal bytes, and so
+is a snapshot of a session that was just restored from one. 3. All of a snapshot is verified, and
+fits this engine, before anything of the engine changes but pages that nobody has; a refused one
+   leaves it as it was.
+4. What cannot be saved whole is refused by name: adapters, and functions unless they are given
+again. 5. Taking a snapshot changes nothing, and stops no other session: pages are shared while they
+are copied, and whoever writes gets a copy. 6. Pages of a restored session serve that session and
+its forks, and no other request: hashes prove that a file is whole, not that its keys and values
+are those of its tokens.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+
+from oxillama._core.kernels import PANEL_LAYOUT
+from oxillama._core.pool import KV_BLOCK
+from oxillama.engine.config import EngineConfig
+from oxillama.engine.engine import EngineCore
+from oxillama.engine.generation import Vocabulary, sampler_of
+from oxillama.engine.session import Session
+from oxillama.engine.stops import StopText
+from oxillama.errors import ConfigError, EngineError, PoolError, SnapshotIncompatible
+from oxillama.gguf import PROBE_BYTES, GgufReader, ModelFingerprint, check_apart
+from oxillama.grammar.automaton import MOST_SAVED
+from oxillama.sampling import Sampler, SamplerConfig
+from oxillama.snapshot.container import (
+    Buffer,
+    Envelope,
+    Kind,
+    dump_facts,
+    load_facts,
+    seal,
+    typed,
+    write_sealed,
+)
+from oxillama.snapshot.pages import PageCopy, fill_pages
+
+KIND = Kind(b"OXISNAP1", 1, SnapshotIncompatible)
+_ALWAYS, _SOMETIMES = ("facts", "tokens"), ("pending", "sampler", "constraint", "kv")
+_MOST_FACTS = 1 << 26
+# of the engine; what else it has must be equal
+_FREE = ("context_size", "max_pages", "prefill_chunk_size", "sampler", "scheduler")
+RestoreConstraint = Callable[..., Any]  # (description, data, masker=, bridge=) -> a state
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSnapshot:
+    """What a snapshot says of itself. `facts` is all of it as JSON values; `sections` the stored
+    bytes of each section, in order.
+    """
+
+    version: int
+    model: ModelFingerprint
+    facts: Mapping[str, Any]
+    sections: Mapping[str, int]
+    encodings: Mapping[str, str]
+    file_size: int
+
+    @classmethod
+    def inspect(cls, source: Buffer | str | os.PathLike) -> EngineSnapshot:
+        """Read the header and the facts of a snapshot, and none of its pages; SnapshotIncompatible
+        where they are malformed.
+        """
+        with Envelope.open(KIND, source) as saved:
+            return cls.of(saved)
+
+    @classmethod
+    def of(cls, saved: Envelope) -> EngineSnapshot:
+        """The same of an opened snapshot."""
+        facts = load_facts(KIND, saved.read("facts", at_most=_MOST_FACTS))
+        with typed(KIND, "facts"):
+            if facts["kind"] != "session":
+                raise SnapshotIncompatible(
+                    f"facts: a snapshot of kind {facts['kind']!r}, wanted a session"
+                )
+            made = cls(
+                saved.version,
+                ModelFingerprint.from_dict(facts["model"]),
+                facts,
+                {name: each.stored for name, each in saved.sections.items()},
+                {name: each.encoding_name for name, each in saved.sections.items()},
+                saved.length,
+            )
+            made.display()  # what cannot be told lacks something
+            return made
+
+    def config(self, **changes: Any) -> EngineConfig:
+        """How the engine that took it was configured, with other values for some fields."""
+        with typed(KIND, "facts"):
+            told = EngineConfig.from_dict(self.facts["engine"])
+        known = [field.name for field in fields(EngineConfig)]
+        for name in changes:
+            if name not in known:
+                raise ConfigError(
+                    f"{name}: is no field of EngineConfig, wanted one of {', '.join(sorted(known))}"
+                )
+        return replace(told, **changes)
+
+    def display(self) -> str:
+        """A few lines for people."""
+        facts, kv = self.facts, self.facts["kv"]
+        sampler, constraint = facts["sampler"], facts["constraint"]
+        lines = [
+            ("format", f"OXISNAP1, version {self.version}, {self.file_size:,} bytes"),
+            ("model", f"{facts['name'] or 'unnamed'} ({facts['architecture']})"),
+            ("file", self.model.display()),
+            (
+                "tokens",
+                f"{facts['tokens']:,}, {facts['tokens'] - facts['start']:,} of them generated last; "
+                f"context {facts['engine']['context_size']:,}",
+            ),
+            (
+                "keys, values",
+                f"{kv['length']:,} tokens of {kv['type']} in pages of {kv['page_size']}",
+            ),
+            (
+                "sampler",
+                "none"
+                if sampler is None
+                else f"temperature {sampler['config']['temperature']}, seed {sampler['seed']}",
+            ),
+            ("constraint", "none" if constraint is None else str(constraint["kind"])),
+            (
+                "sections",
+                ", ".join(
+                    f"{name} {size:,}{'' if self.encodings[name] == 'plain' else ' ' + self.encodings[name]}"
+                    for name, size in self.sections.items()
+                ),
+            ),
+        ]
+        return "\n".join(f"{name:<13} {text}" for name, text in lines)
+
+
+class Snapshots:
+    """Saves and restores the sessions of one engine.
+
+    reader: the open model file, which snapshots are bound to. tokenizer: a hash of what replaced
+    the file's own vocabulary, None for nothing. restore_constraint: makes a constraint's state from
+    its description and bytes.
+    """
+
+    __slots__ = (
+        "_fingerprints",
+        "_marks",
+        "_restore_constraint",
+        "config",
+        "core",
+        "naming",
+        "reader",
+        "tokenizer",
+        "vocabulary",
+    )
+
+    def __init__(
+        self,
+        core: EngineCore,
+        config: EngineConfig,
+        reader: GgufReader,
+        vocabulary: Vocabulary | None,
+        *,
+        naming: Mapping[str, str],
+        restore_constraint: RestoreConstraint,
+        tokenizer: str | None = None,
+    ) -> None:
+        self.core, self.config, self.vocabulary = core, config, vocabulary
+        self.naming, self.tokenizer = dict(naming), tokenizer
+        self.reader, self._restore_constraint = reader, restore_constraint
+        self._marks = [(path, _mark(path)) for path in reader.paths]
+        self._fingerprints: dict[bool, ModelFingerprint] = {}
+
+    def fingerprint(self, *, full: bool = False) -> ModelFingerprint:
+        """The loaded file's, made when first asked for; SnapshotIncompatible for a file that was
+        written to since it was loaded.
+        """
+        if full not in self._fingerprints:
+            for path, known in self._marks:
+                now = _mark(path)
+                if now is not None and known is not None and now[0] == known[0] and now != known:
+                    raise SnapshotIncompatible(
+                        f"model: {path} was changed since it was loaded, wanted the file as it was"
+                    )
+            self._fingerprints[full] = ModelFingerprint.compute(self.reader, full=full)
+        return self._fingerprints[full]
+
+    def check_model(self, model: ModelFingerprint) -> None:
+        """Raise ModelFingerprintMismatch unless the loaded file has this fingerprint."""
+        if model.probe_size == PROBE_BYTES:
+            model.check(self.fingerprint(full=model.full is not None))
+        else:
+            model.verify(self.reader)
+
+    def page_facts(self) -> dict[str, Any]:
+        """How pages are laid out and keys rotated, as JSON values: of coded types the keys' panels
+        too, of the rotation what is not the file's.
+        """
+        memory = self.core.memory
+        told = {
+            "type": memory.kv_type,
+            "page_size": memory.page_size,
+            "layers": [list(dims) for dims in memory.kv_layers],
+            "page_bytes": memory.page_bytes,
+            **self.config.rope().given(),
+        }
+        return {**told, "layout": PANEL_LAYOUT} if KV_BLOCK[memory.kv_type] > 1 else told
+
+    def check_pages(self, told: Mapping[str, Any]) -> None:
+        """Raise SnapshotIncompatible, by name, for page facts that are not this engine's."""
+        mine = self.page_facts()
+        for name in (*mine, *sorted(told.keys() - {*mine, "length"})):
+            found, wanted = told.get(name), mine.get(name)
+            if type(found) is not type(wanted) or found != wanted:
+                raise SnapshotIncompatible(
+                    f"kv {name}: the snapshot has {found!r}, this engine {wanted!r}"
+                )
+
+    # ---- saving
+    # ----------------------------------------------------------------------------------------------------------
+
+    def take(self, session: Session, *, compress: str | None = None, full: bool = False) -> bytes:
+        """The session as bytes. compress="zstd" stores its pages smaller; full=True binds them to
+        every byte of the model's file.
+
+        EngineError while a request runs on the session, SnapshotIncompatible for what cannot be
+        saved whole.
+        """
+        with self._saving(session, compress, full) as (sections, kv):
+            if kv.nbytes:
+                sections["kv"] = kv.read()
+        return b"".join(seal(KIND, sections, compress=sections.keys() & {"kv"} if compress else ()))
+
+    def save(
+        self,
+        session: Session,
+        path: str | os.PathLike,
+        *,
+        compress: str | None = None,
+        full: bool = False,
+    ) -> None:
+        """The session in a file, no model's own, in one step: OSError where the system refuses, and
+        then the file is as it was.
+        """
+        check_apart("snapshot_to_file", path, self.core.files())
+        with self._saving(session, compress, full) as (sections, kv):
+            if kv.nbytes:
+                sections["kv"] = kv
+            write_sealed(
+                path, KIND, sections, compress=sections.keys() & {"kv"} if compress else ()
+            )
+
+    @contextmanager
+    def _saving(
+        self, session: Session, compress: str | None, full: bool
+    ) -> Iterator[tuple[dict[str, Any], PageCopy]]:
+        """(small sections, shares of the pages): the state at one moment; the shares go back at the
+        end.
+        """
+        if compress not in (None, "zstd"):
+            raise ConfigError(f"compress: found {compress!r}, wanted None or 'zstd'")
+        core, model = self.core, self.fingerprint(full=full)
+        if session.owner is not core:
+            raise EngineError("session: belongs to another engine, wanted one of this engine")
+        core.settle(session)
+        with core.change(session):
+            facts, sections = self._frozen(session)
+            copy = self._shared_pages(session)
+        try:
+            facts["model"], facts["kv"]["length"] = model.to_dict(), sum(copy.filled)
+            told = dump_facts(facts)
+            if len(told) > _MOST_FACTS:
+                raise SnapshotIncompatible(
+                    f"facts: take {len(told)} bytes, wanted at most {_MOST_FACTS}"
+                )
+            yield {"facts": told, **sections}, copy
+        finally:
+            with core.lock:
+                copy.release()
+
+    def _frozen(self, session: Session) -> tuple[dict[str, Any], dict[str, Buffer]]:
+        """(facts, small sections) of an idle session, under the engine's lock."""
+        if session.adapters:
+            raise SnapshotIncompatible(
+                f"adapters: found {len(session.adapters)}, a session with adapters cannot be saved"
+            )
+        core = self.core
+        facts: dict[str, Any] = {
+            "kind": "session",
+            **self.naming,
+            "tokenizer": self.tokenizer,
+            "vocab": core.program.vocab_size,
+            "engine": {**self.config.to_dict(), "context_size": core.context_size},
+            "adapters": [],
+            "tokens": len(session.tokens),
+            "start": session.start,
+            "kv": self.page_facts(),
+            "sampler": None,
+            "constraint": None,
+            "text": None,
+            "stops": None,
+        }
+        sections: dict[str, Buffer] = {"tokens": np.array(session.tokens, "<i4").tobytes()}
+        if session.pending is not None:
+            sections["pending"] = np.asarray(session.pending, "<f4").tobytes()
+        if session.sampler is not None:
+            facts["sampler"], sections["sampler"] = (
+                _sampler_facts(session.sampler),
+                session.sampler.state(),
+            )
+        if session.grammar is not None:
+            facts["constraint"], sections["constraint"] = _constraint_parts(session.grammar)
+        if session.text is not None:
+            facts["text"] = {
+                "pending": session.text.pending.hex(),
+                "at_start": session.at_start,
+                "shown": sorted(session.text.shown),
+            }
+        if session.stops is not None:
+            facts["stops"] = {
+                "stops": list(session.stops.stops),
+                "tail": session.stops.tail,
+                "held": session.stops.held,
+            }
+        return facts, sections
+
+    def _shared_pages(self, session: Session) -> PageCopy:
+        """Shares of the pages that hold the session, its own or, where it has lent them, stored
+        ones; under the engine's lock.
+        """
+        core, kv = self.core, session.kv
+        # the last token is evaluated again where its logits are not known
+        limit = max(0, len(session.tokens) - (session.pending is None))
+        own = min(kv.length, limit)
+        if core.prefix is not None and own < limit:
+            hit = core.prefix.share(session.tokens, limit, key=session.cache_key)
+            if hit.length > own:
+                return PageCopy.of_sequence(core.pool, hit.pages, hit.length)
+            for page in hit.pages:
+                core.pool.free(page)
+        pages = kv.lend()[: -(-own // core.pool.page_size)]
+        for page in pages:
+            core.pool.share(page)
+        return PageCopy.of_sequence(core.pool, pages, own)
+
+    # ---- restoring
+    # -------------------------------------------------------------------------------------------------------
+
+    def restore(
+        self, source: Buffer | str | os.PathLike, *, processors: Sequence[Callable] = ()
+    ) -> Session:
+        """The session of a snapshot in bytes or in the file at a path, kept by this engine as one
+        of its own.
+
+        processors: the functions its sampler had, which no file can hold. Raises
+        SnapshotIncompatible for what is malformed or does not fit this engine,
+        ModelFingerprintMismatch for another model, PoolError where it needs more pages than the
+        pool may ever have; nothing has changed then.
+        """
+        with Envelope.open(KIND, source) as saved:
+            told = EngineSnapshot.of(saved)
+            facts = told.facts
+            self._check_engine(told)
+            with typed(KIND, "snapshot"):
+                session = self._thawed(saved, facts, processors)
+            return self._housed(session, saved, facts["kv"]["length"])
+
+    def _check_engine(self, told: EngineSnapshot) -> None:
+        """Refuse a snapshot of another model, or of an engine that this one cannot stand in for."""
+        facts = told.facts
+        self.check_model(told.model)
+        with typed(KIND, "facts"):
+            self.check_pages(facts["kv"])
+            # fields that are newer than the snapshot have their defaults
+            mine, theirs = self.config.to_dict(), told.config().to_dict()
+            for name, found, wanted in (
+                ("tokenizer", facts["tokenizer"], self.tokenizer),
+                ("vocabulary", facts["vocab"], self.core.program.vocab_size),
+                ("adapters", facts["adapters"], []),
+                *(
+                    (name, theirs[name], value)
+                    for name, value in mine.items()
+                    if name not in _FREE and not name.startswith("prefix_")
+                ),
+            ):
+                if type(found) is not type(wanted) or found != wanted:
+                    raise SnapshotIncompatible(
+                        f"{name}: the snapshot has {found!r}, this engine {wanted!r}"
+                    )
+            if whole(facts["engine"]["context_size"], 1, "context_size") > self.core.context_size:
+                raise SnapshotIncompatible(
+                    f"context_size: the snapshot has {facts['engine']['context_size']}, this engine {self.core.context_size}"
+                )
+
+    def _thawed(
+        self, saved: Envelope, facts: Mapping[str, Any], processors: Sequence[Callable]
+    ) -> Session:
+        """A session without pages from verified sections, with pages that will fit; touches nothing
+        of the engine.
+        """
+        core, vocab = self.core, self.core.program.vocab_size
+        optional = {name for name in ("sampler", "constraint") if facts[name] is not None}
+        length = whole(facts["kv"]["length"], 0, "kv length")
+        saved.expect(
+            (*_ALWAYS, *sorted(optional), *(("kv",) if length else ())), optional=("pending",)
+        )
+        count = whole(facts["tokens"], 0, "tokens", most=core.context_size)
+        tokens = np.frombuffer(saved.read("tokens", exactly=4 * count), "<i4")
+        if count and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab:
+            raise SnapshotIncompatible(
+                f"tokens: found {int(tokens.min())} to {int(tokens.max())}, wanted 0 to {vocab - 1}"
+            )
+        pending = (
+            np.frombuffer(saved.read("pending", exactly=4 * vocab), "<f4").astype(np.float32)
+            if "pending" in saved.sections
+            else None
+        )
+        most = count - (pending is None)
+        if length > max(0, most):
+            raise SnapshotIncompatible(
+                f"kv length: found {length}, wanted at most {max(0, most)} for {count} tokens"
+            )
+        session = core.new_session(tokens.tolist())
+        session.start, session.pending = whole(facts["start"], 0, "start", most=count), pending
+        session.origin = object()  # invariant 6
+        if length:
+            saved.check("kv", exactly=-(-length // core.pool.page_size) * core.memory.page_bytes)
+        self._equip(session, saved, facts, processors)
+        return session
+
+    def _equip(
+        self,
+        session: Session,
+        saved: Envelope,
+        facts: Mapping[str, Any],
+        processors: Sequence[Callable],
+    ) -> None:
+        """Give a session the sampler, constraint, text decoder and stop filter that the snapshot
+        tells of.
+        """
+        words, vocab = self.vocabulary, self.core.program.vocab_size
+        told, constraint, text, stops = (
+            facts[name] for name in ("sampler", "constraint", "text", "stops")
+        )
+        if told is None and processors:
+            raise SnapshotIncompatible(
+                f"processors: the session had no sampler, restore was given {len(processors)}"
+            )
+        if told is not None:
+            if told["processors"] != len(processors):
+                raise SnapshotIncompatible(
+                    f"processors: the session had {told['processors']}, restore was given {len(processors)}; "
+                    "functions cannot be saved and must be given again"
+                )
+            config = SamplerConfig.from_dict(told["config"])
+            session.sampler = sampler_of(
+                config,
+                words,
+                vocab,
+                seed=told["seed"],
+                processors=processors,
+                logprobs=told["logprobs"],
+            )
+            session.sampler.restore(bytes(saved.read("sampler", at_most=_MOST_FACTS)))
+            if session.sampler.seed != told["seed"]:
+                raise SnapshotIncompatible(
+                    f"sampler: found seed {told['seed']!r} beside a state of seed {session.sampler.seed}"
+                )
+        if (constraint is not None or text is not None) and words is None:
+            raise SnapshotIncompatible("text: the snapshot has one, this engine has no vocabulary")
+        if constraint is not None:
+            data = bytes(saved.read("constraint", at_most=MOST_SAVED))
+            session.grammar = self._restore_constraint(
+                constraint, data, masker=words.masker, bridge=words.bridge
+            )
+        if text is not None:
+            session.text, session.at_start = (
+                words.bridge.stream(shown=text["shown"]),
+                _flag(text["at_start"]),
+            )
+            pending = bytes.fromhex(text["pending"])
+            if session.text.feed_bytes(pending) or session.text.pending != pending:
+                raise SnapshotIncompatible(
+                    f"text: found {pending!r} pending, wanted the beginning of one character"
+                )
+        if stops is not None:
+            session.stops = _stops(stops)
+
+    def _housed(self, session: Session, saved: Envelope, length: int) -> Session:
+        """The session with its pages filled, kept by the engine.
+
+        Pages that nobody has are filled while they are verified. Where others would have to give
+        pages up, they are verified first. Where requests that run hold them, the session gets none:
+        its tokens are evaluated again when it goes on, which waits for pages as every request does.
+        """
+        core, need = self.core, -(-length // self.core.pool.page_size)
+        most = core.pool.max_pages
+        if most is not None and need > most:
+            raise PoolError(
+                f"page pool: the snapshot's {length} tokens need {need} pages, max_pages is {most}"
+            )
+        with core.change(session):
+            # its pages are nobody's to take until they are filled
+            session.busy = True
+            core.keep(session)
+        try:
+            held = self._reserved(session, length)
+            if not held:
+                saved.pour("kv", lambda at, piece: None, exactly=need * core.memory.page_bytes)
+                with core.lock:
+                    room = core.room.takeable()
+                    held = (room is None or need <= room) and core.room.make(session.kv, length)
+            if held and length:
+                fill_pages(core.memory, session.kv.pages, saved)
+        except BaseException:
+            with core.lock:
+                session.busy = False
+                core.drop(session)
+            raise
+        with core.lock:
+            if held:
+                session.kv.commit(length)
+            session.busy = False
+        return session
+
+    def _reserved(self, session: Session, length: int) -> bool:
+        """Whether so many positions found pages that nobody has."""
+        with self.core.lock:
+            try:
+                session.kv.reserve(length)
+                return True
+            except PoolError:
+                return False
+
+
+def whole(value: Any, least: int, name: str, *, most: int = 1 << 62) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise SnapshotIncompatible(f"{name}: found {value!r}, wanted {least} to {most}")
+    return value
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise SnapshotIncompatible(f"at_start: found {value!r}, wanted true or false")
+    return value
+
+
+def _sampler_facts(sampler: Sampler) -> dict[str, Any]:
+    return {
+        "config": sampler.config.to_dict(),
+        "seed": sampler.seed,
+        "logprobs": sampler.top,
+        "processors": len(sampler.processors),
+    }
+
+
+def _constraint_parts(state: Any) -> tuple[dict[str, Any], bytes]:
+    """(description, bytes) of a constraint's state; refused where it cannot tell itself."""
+    if not callable(getattr(state, "describe", None)) or not callable(
+        getattr(state, "serialise", None)
+    ):
+        raise SnapshotIncompatible(
+            f"constraint: a {type(state).__name__} cannot be saved, wanted one with describe and serialise"
+        )
+    description, data = state.describe(), state.serialise()
+    if len(data) > MOST_SAVED:
+        raise SnapshotIncompatible(
+            f"constraint: its state takes {len(data)} bytes, wanted at most {MOST_SAVED}"
+        )
+    return description, data
+
+
+def _stops(told: Mapping[str, Any]) -> StopText:
+    """A stop filter that stands where the one told of stood."""
+    made = StopText(SamplerConfig(stop=tuple(told["stops"])).stop)
+    if not isinstance(told["tail"], str) or len(told["tail"]) > max(1, *map(len, made.stops), 1):
+        raise SnapshotIncompatible(
+            f"stops: found a tail of {str(told['tail'])[:40]!r}, wanted at most the length of a stop"
+        )
+    made.tail, made.held = (
+        told["tail"],
+        whole(told["held"], 0, "stops held", most=len(told["tail"])),
+    )
+    return made
+
+
+def _mark(path: os.PathLike) -> tuple[tuple[int, int], int, int] | None:
+    """What tells whether a file was written to; None where it is no more."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns

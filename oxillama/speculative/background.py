@@ -1,0 +1,285 @@
+"""Background drafting: a draft model drafts in a thread of its own, past the candidates that the
+target verifies meanwhile.
+
+    loop's thread    propose -> c0 c1 c2     [ the target runs c0 c1 c2 ]      propose -> c4 c5 c6, when c0 c1 c2 were accepted and x3 = c3
+    draft's thread             ... c3 c4 c5 c6 ...
+
+A run of candidates knows the tokens that it follows. While the session continues as it says, the
+candidates drafted meanwhile are at hand; when not, it is stale: it is stopped and dropped, and
+another is begun. A proposal waits until there are as many candidates as it asks for: no clock cuts
+it short, so the drafts are those of `ModelDrafter`, sooner. A sampler of the drafter's own draws by
+the number of a token in the text (`SessionDraft`), so that neither the candidates nor the text
+depend on how long a stale run was. Of a long prompt a proposal waits for `CATCH_UP` rows at most;
+with a sampler of its own, the prompt's length alone decides how many tokens come without candidates
+for that.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from weakref import finalize
+
+from oxillama.engine.session import Session
+from oxillama.errors import EngineError
+from oxillama.speculative.draft_model import CATCH_UP, DraftState, ModelDrafter, SessionDraft
+from oxillama.speculative.types import Draft, DraftRequest
+
+
+class BackgroundState:
+    """A session's run of candidates: `draft` is being drawn, up to `want` tokens, unless `stop`.
+
+    error: what it failed of. ran: rows of the session that were evaluated since the run was begun.
+    ended: the session, once the request has ended while candidates are drawn.
+    """
+
+    __slots__ = (
+        "closed",
+        "complete",
+        "draft",
+        "ended",
+        "error",
+        "ran",
+        "state",
+        "stop",
+        "want",
+        "working",
+    )
+
+    def __init__(self, state: DraftState) -> None:
+        self.state = state
+        self.draft: SessionDraft | None = None
+        self.ended: Session | None = None
+        self.error: BaseException | None = None
+        self.want = self.ran = 0
+        self.complete = True  # there will be no more candidates
+        self.stop = self.working = False
+        self.closed = False  # the request has ended
+
+
+class ThreadOwner:
+    """Ends a drafter's thread when the last reference to this object goes."""
+
+    __slots__ = ("__weakref__",)
+
+    def __init__(self, drafter: BackgroundDrafter) -> None:
+        finalize(self, drafter.stop).atexit = False
+
+
+class BackgroundDrafter:
+    """`ModelDrafter` with a thread of its own. `close_thread` ends it; proposals asked for
+    afterwards raise EngineError.
+    """
+
+    def __init__(self, inner: ModelDrafter) -> None:
+        self.inner = inner
+        self.stale = 0  # runs of candidates that were dropped because the text continued otherwise
+        self._ready = threading.Condition()
+        self._work: list[BackgroundState] = []
+        self._ending = 0  # requests that ended while candidates for them were drawn
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._loop, name="oxillama draft", daemon=True)
+        self._thread.start()
+
+    def open(self, session: Session) -> BackgroundState:
+        """Nothing is drawn yet."""
+        return BackgroundState(self.inner.open(session))
+
+    def close(self, state: BackgroundState, session: Session) -> None:
+        """The run is dropped; by the draft's thread where that draws it, because the caller may hold
+        locks that a step of the draft needs.
+        """
+        with self._ready:
+            state.stop = state.complete = state.closed = True
+            if state in self._work:
+                self._work.remove(state)
+            state.draft = None
+            self._ready.notify_all()
+            if state.working:
+                state.ended = session
+                self._ending += 1
+                return
+        self.inner.close(state.state, session)
+
+    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
+        """For each session what its run says next, or the beginning of a new one."""
+        begun = [self._continue(ask) or self._begin(ask) for ask in asks]
+        return [self._take(ask, at) for ask, at in zip(asks, begun)]
+
+    def settle(self) -> None:
+        """Wait until nothing is drawn any more for requests that have ended; at most for one step of
+        the draft each.
+        """
+        with self._ready:
+            while self._ending and not self._closed:
+                self._ready.wait()
+
+    def stop(self) -> None:
+        """Ask the thread to end without waiting for it, as a finaliser must."""
+        with self._ready:
+            self._closed = True
+            self._ready.notify_all()
+
+    def close_thread(self) -> None:
+        """End the thread and wait for it; safe to call twice."""
+        self.stop()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    # ---- the thread that proposes
+
+    def _continue(self, ask: DraftRequest) -> int:
+        """How many candidates of the run became tokens, where the session continued as it said and
+        it can be continued; 0 where it is stale.
+        """
+        state, tokens = ask.state, ask.session.tokens
+        with self._ready:
+            draft = state.draft
+            # one that still catches up with its session is begun again with what it says now
+            if draft is None or not (draft.tokens or draft.caught_up):
+                return 0
+            at = len(tokens) - len(draft.prefix)
+            while not state.complete and len(draft.tokens) < at:
+                self._wait()
+            if (
+                0 < at <= len(draft.tokens)
+                and tokens[len(draft.prefix) :] == draft.tokens[:at]
+                and (len(draft.tokens) > at or not state.complete)
+            ):
+                # this proposal, the token after it, and the next one
+                state.want = at + 2 * ask.most + 1
+                self._submit(state)
+                return at
+            self.stale += 1
+        return 0
+
+    def _begin(self, ask: DraftRequest) -> int:
+        state = ask.state
+        self._halt(state)
+        draft = SessionDraft(replace(ask, state=state.state), 1 << 30, numbered=True)
+        # the session continues while candidates are drawn
+        draft.prefix = list(ask.session.tokens)
+        with self._ready:
+            if state.closed:
+                return 0
+            state.draft, state.complete, state.stop, state.error = draft, False, False, None
+            # where it may not pay, no further than this proposal before that is known
+            state.ran, state.want = 0, ask.most if ask.costs is not None else 2 * ask.most + 1
+            self._submit(state)
+        return 0
+
+    def _take(self, ask: DraftRequest, at: int) -> Draft:
+        state = ask.state
+        own = state.state.sampler is not None
+        wanted = 0 if _too_early(ask) else at + ask.most
+        with self._ready:
+            draft = state.draft
+            if draft is None:  # its request has ended
+                return Draft()
+            while not state.complete and (
+                len(draft.tokens) < wanted
+                if draft.caught_up
+                else state.ran < CATCH_UP or own and wanted
+            ):
+                self._wait()
+            if state.error is not None:
+                raise state.error
+            if not wanted:
+                return Draft()
+            tokens = draft.tokens[at : at + ask.most]
+            return Draft(tokens, None, draft.shares[at : at + len(tokens)] if own else None)
+
+    def _halt(self, state: BackgroundState) -> None:
+        with self._ready:
+            state.stop = state.complete = True
+            while state.working:
+                self._wait()
+            if state in self._work:
+                self._work.remove(state)
+            state.draft = None
+
+    def _submit(self, state: BackgroundState) -> None:
+        if state not in self._work:
+            self._work.append(state)
+            self._ready.notify_all()
+
+    def _wait(self) -> None:
+        if self._failure is not None or self._closed or not self._thread.is_alive():
+            raise EngineError(
+                f"draft: its thread has ended{'' if self._failure is None else f', {self._failure}'}"
+            ) from self._failure
+        self._ready.wait()
+
+    # ---- the draft's thread
+
+    def _loop(self) -> None:
+        try:
+            while True:
+                with self._ready:
+                    while not self._work and not self._closed:
+                        self._ready.wait()
+                    if self._closed:
+                        return
+                    state = self._work.pop(0)
+                    draft, state.working = state.draft, True
+                if draft is not None:
+                    self._work_on(state, draft)
+        except BaseException as error:  # raised again where a proposal waits
+            with self._ready:
+                self._failure = error
+        finally:
+            with self._ready:
+                self._closed = True
+                self._ready.notify_all()
+
+    def _work_on(self, state: BackgroundState, draft: SessionDraft) -> None:
+        """Draw candidates; what fails is raised by the proposal that wants them, and the other
+        sessions go on.
+        """
+        error = None
+        try:
+            with self.inner.reserved([draft]):
+                self._draw(state, draft)
+        except BaseException as raised:
+            error = raised
+        with self._ready:
+            state.working, state.error = False, error
+            state.complete = state.complete or error is not None
+            ended, state.ended = state.ended, None
+            if ended is not None:
+                self.inner.close(state.state, ended)
+                self._ending -= 1
+            self._ready.notify_all()
+
+    def _draw(self, state: BackgroundState, draft: SessionDraft) -> None:
+        """Draw as many candidates as are wanted, one at a time, so that it can be stopped between
+        any two.
+        """
+        inner, most = self.inner, min(CATCH_UP, self.inner.core.program.max_rows)
+        draft.refit() if draft.tokens else draft.cut_back()
+        while not state.stop and len(draft.tokens) < state.want:
+            ids = draft.missing(most)
+            row = inner.run([(draft, ids)])[0]
+            if row is None:
+                state.complete = True
+                return
+            goes_on = not draft.whole or draft.draw(inner.alignment.row(row))
+            with self._ready:
+                state.ran += len(ids)
+                state.complete = state.stop or not goes_on
+                self._ready.notify_all()
+            if not goes_on:
+                return
+
+
+def _too_early(ask: DraftRequest) -> bool:
+    """Whether the text is too short yet for candidates by a sampler of the draft's own, as it would
+    be if the draft had begun with the prompt.
+    """
+    generated = ask.session.sampler.generated
+    return (
+        ask.state.state.sampler is not None
+        and generated * CATCH_UP < len(ask.session.tokens) - generated
+    )

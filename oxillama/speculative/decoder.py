@@ -1,0 +1,138 @@
+"""`SpeculativeDecoder`: a `SpeculativeEngine` with background drafting, and a thread budget for its
+draft.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from oxillama._core.threads import default_threads
+from oxillama.engine.config import EngineConfig
+from oxillama.engine.request import Completion, Request, Stream, finished
+from oxillama.engine.speculation import SpecStats
+from oxillama.speculative.config import AsyncSpecConfig, SpeculativeConfig
+from oxillama.speculative.engine import SpeculativeEngine
+
+
+class CancellationToken:
+    """Stops every request that was started with it; `cancel` may be called from any thread, at any
+    time, more than once.
+    """
+
+    __slots__ = ("_actions", "_cancelled", "_lock", "_requests")
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._actions: list[Callable[[], None]] = []
+        self._requests: list[Request] = []
+        self._cancelled = False
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was cancelled."""
+        return self._cancelled
+
+    def cancel(self) -> None:
+        """Stop now, and stop at once every request that is started with this token later."""
+        with self._lock:
+            self._cancelled = True
+            actions, self._actions = [*self._actions, *(each.cancel for each in self._requests)], []
+            self._requests = []
+        for action in actions:
+            action()
+
+    def on_cancel(self, action: Callable[[], None]) -> None:
+        """Call `action()` when it is cancelled; now, where it was."""
+        with self._lock:
+            if not self._cancelled:
+                self._actions.append(action)
+                return
+        action()
+
+    def stops(self, request: Request) -> None:
+        """Cancel a request when it is cancelled; now, where it was. Requests that have ended are
+        not kept.
+        """
+        with self._lock:
+            if not self._cancelled:
+                self._requests = [*(each for each in self._requests if not each.done), request]
+                return
+        request.cancel()
+
+
+class SpeculativeDecoder:
+    """Generates with a target while a draft works ahead in a thread of its own. Close it, or use it
+    in a `with` block; one that is forgotten ends its thread once its requests are over.
+
+    target, draft: as in `SpeculativeConfig`; a draft that is loaded here has `draft_threads`
+    workers.
+    """
+
+    def __init__(self, config: AsyncSpecConfig, target: Any = None, draft: Any = None) -> None:
+        self.config = config
+        self._requests: list[Request] = []
+        threads = config.draft_threads or max(1, default_threads() // 2)
+        self.engine = SpeculativeEngine(
+            SpeculativeConfig(
+                target,
+                draft,
+                num_speculative=config.spec_k,
+                draft_sampler=config.draft_sampler,
+                adaptive=config.adaptive,
+            ),
+            background=True,
+            draft_config=EngineConfig(num_threads=threads),
+        )
+
+    def submit(
+        self, prompt: Any, *, cancel: CancellationToken | None = None, **options: Any
+    ) -> Request:
+        """Start a generation and return at once; options are those of `InferenceEngine.submit`."""
+        options.setdefault("max_tokens", self.config.max_tokens)
+        if self.config.target_sampler is not None and prompt is not None:
+            options.setdefault("sampler", self.config.target_sampler)
+        request = self.engine.submit(prompt, drafting=not self.config.force_n1, **options)
+        self._requests = [each for each in self._requests if not each.done] + [request]
+        if cancel is not None:
+            cancel.stops(request)
+        return request
+
+    def generate(
+        self, prompt: Any, *, cancel: CancellationToken | None = None, **options: Any
+    ) -> Completion:
+        """The completion of a prompt, text or token ids; finish_reason is "cancelled" where the
+        token was cancelled before its end.
+        """
+        return finished(self.submit(prompt, cancel=cancel, **options))
+
+    def stream(
+        self, prompt: Any, *, cancel: CancellationToken | None = None, **options: Any
+    ) -> Stream:
+        """The completion as it comes."""
+        return Stream(self.submit(prompt, cancel=cancel, **options))
+
+    @property
+    def stats(self) -> SpecStats:
+        """What became of the candidates of the last request."""
+        return self.engine.stats
+
+    @property
+    def stale(self) -> int:
+        """Runs of candidates that were dropped because the text continued otherwise."""
+        background = self.engine.background
+        return 0 if background is None else background.stale
+
+    def close(self) -> None:
+        """Stop the requests and the draft's thread; safe to call twice."""
+        for request in self._requests:
+            request.cancel()
+            request.wait()
+        self.engine.close()
+
+    def __enter__(self) -> SpeculativeDecoder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,496 @@
+"""A second model as a drafter: its own pages follow the session's tokens, and are cut back with
+them, never filled again.
+
+    target  t0 ... tn-1 | x0 x1 x2                 draft  t0 ... tn-1 c0 c1            (the last candidate is not run)
+    x0 = c0, x1 != c1:                             cut back to  t0 ... tn-1 c0,  then run  x1
+
+Candidates are drawn after the target's whole chain, from logits in the target's vocabulary: with a
+fork of the session's own sampler (the same random numbers the target will use, so that equal logits
+draw equal tokens), or with a sampler of the drafter's own, whose distributions are then handed over
+to be judged against. A grammar masks candidates as it masks the text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from oxillama.engine.engine import EngineCore
+from oxillama.engine.room import common_prefix
+from oxillama.engine.session import Session
+from oxillama.errors import PoolError, SamplingError
+from oxillama.sampling import Distribution, Sampler
+from oxillama.speculative.acceptance import AcceptanceEstimate
+from oxillama.speculative.costs import NOMINAL
+from oxillama.speculative.types import Draft, DraftRequest
+from oxillama.speculative.vocabularies import Alignment
+
+# rows of a long prompt that the draft runs between two steps of the target
+CATCH_UP = 256
+# draws until a draft that does not pay is tried again; doubles while it fails
+PATIENCE = 16
+_MOST_PATIENCE = 512
+_FIRST_CHANCE = 0.7
+_SHORT = 4  # rows of a catch-up that counts as part of a draft's step
+_LEAST_ROUND = 5e-5  # seconds of a draft's step, before one was measured: what any step costs
+
+
+class DraftAcceptance:
+    """How likely a draft's candidates are to be accepted, and where no clock may decide and they do
+    not pay, how many draws until they are tried again.
+    """
+
+    __slots__ = ("estimate", "idle", "patience")
+
+    def __init__(self) -> None:
+        self.estimate = AcceptanceEstimate(_FIRST_CHANCE, weight=2.0)
+        self.idle, self.patience = 0, PATIENCE
+
+    def count(self, paying: int) -> int:
+        """How many candidates to draft where so many would pay: one now and then where none do, to
+        see whether that has changed.
+        """
+        if paying:
+            self.idle = 0
+            return paying
+        self.idle += 1
+        if self.idle < self.patience:
+            return 0
+        self.idle, self.patience = 0, min(2 * self.patience, _MOST_PATIENCE)
+        return 1
+
+
+class DraftState:
+    """A draft's own session for one of the target's: `held` are the target's tokens that its pages
+    are filled with.
+    """
+
+    __slots__ = ("acceptance", "held", "offered", "position", "sampler", "session")
+
+    def __init__(
+        self, session: Session, sampler: Sampler | None, acceptance: DraftAcceptance
+    ) -> None:
+        self.session, self.sampler, self.acceptance = session, sampler, acceptance
+        self.held: list[int] = []
+        self.offered: list[int] = []
+        self.position = 0
+
+    def remember(self) -> dict:
+        """What was learned, as JSON values."""
+        acceptance = self.acceptance
+        return {
+            "trust": [
+                acceptance.estimate.right,
+                acceptance.estimate.judged,
+                acceptance.estimate.reach,
+            ],
+            "idle": acceptance.idle,
+            "patience": acceptance.patience,
+            "offered": self.offered,
+            "position": self.position,
+        }
+
+    def recall(self, memory: dict) -> None:
+        """Take in what `remember` gave; ValueError for what it cannot have given."""
+        (right, judged, reach), offered = memory["trust"], memory["offered"]
+        counts = [reach, memory["idle"], memory["patience"], memory["position"], *offered]
+        if any(type(each) is not int or each < 0 for each in counts) or not (
+            0 <= right <= judged < np.inf and judged > 0 and reach
+        ):
+            raise ValueError(
+                f"memory: found {memory!r}, wanted counts of 0 or more and a share of what was judged"
+            )
+        acceptance = self.acceptance
+        acceptance.estimate.right, acceptance.estimate.judged, acceptance.estimate.reach = (
+            right,
+            judged,
+            reach,
+        )
+        acceptance.idle, acceptance.patience = memory["idle"], memory["patience"]
+        self.offered, self.position = list(offered), memory["position"]
+
+    def learn(self, tokens: Sequence[int]) -> None:
+        """Compare the last draft with what came."""
+        came = tokens[self.position : self.position + len(self.offered)]
+        self.acceptance.estimate.learn(came, self.offered)
+        if self.offered and came[:1] == self.offered[:1]:
+            self.acceptance.patience = PATIENCE
+        self.offered = []
+
+
+@dataclass(frozen=True, slots=True)
+class SavedDraft:
+    """What a snapshot keeps of a draft: its session as an OXISNAP1 snapshot (empty where it is
+    evaluated again), how many of the target's tokens that holds, the state of the draft's own
+    sampler, and `DraftState.remember()`.
+    """
+
+    session: bytes
+    held: int
+    sampler: bytes
+    memory: dict
+
+
+class ModelDrafter:
+    """Drafts with the program of another engine. alignment: between the two vocabularies.
+
+    own_sampler: makes the sampler of a session's draft, None to draw with a fork of the session's
+    own. weight: what a step of the draft costs of a step of the target, in bytes that it reads; it
+    replaces the clock where the text itself depends on how many candidates are drafted, which is
+    with a sampler of its own. Where both are the same engine, its own requests and drafts take
+    turns.
+
+    `open`, `close` and `forget` ask for no engine's lock: whoever calls them may hold the target's,
+    and two engines may draft for each other.
+    """
+
+    def __init__(
+        self,
+        core: EngineCore,
+        alignment: Alignment,
+        *,
+        own_sampler: Callable[[Session], Sampler] | None = None,
+        weight: float = 1.0,
+    ) -> None:
+        self.core, self.alignment = core, alignment
+        self._own_sampler, self._weight = own_sampler, weight
+        # of all sessions, except where the text depends on it
+        self._acceptance = DraftAcceptance()
+        self._round = 0.0  # seconds of a step that draws a candidate of each session, 0: unknown
+        self.forwarded = 0  # rows that the draft has run
+        self._kept: tuple[Session, DraftState] | None = None
+        self._lock = threading.Lock()  # of `_kept`
+
+    @property
+    def drawn(self) -> bool:
+        """Whether candidates are drawn by a sampler of its own."""
+        return self._own_sampler is not None
+
+    def open(self, session: Session) -> DraftState:
+        """Nothing is run yet; the session that was closed last is gone on with where it stood."""
+        with self._lock:
+            if self._kept is not None and self._kept[0] is session:
+                state, self._kept = self._kept[1], None
+                return state
+        return self._state_of(session, self.core.new_session())
+
+    def _state_of(self, session: Session, drafted: Session) -> DraftState:
+        if self._own_sampler is None:
+            return DraftState(drafted, None, self._acceptance)
+        return DraftState(drafted, self._own_sampler(session), DraftAcceptance())
+
+    def close(self, state: DraftState, session: Session) -> None:
+        """The draft's pages stay while nobody needs them, of the last session alone."""
+        with self._lock:
+            self._kept = (session, state)
+
+    def forget(self) -> None:
+        """Let go of the session that was closed last; one that nobody has any more gives its pages
+        back.
+        """
+        with self._lock:
+            self._kept = None
+
+    def kept(self, session: Session) -> DraftState | None:
+        """What follows an idle session, None where another was closed after it."""
+        with self._lock:
+            return self._kept[1] if self._kept is not None and self._kept[0] is session else None
+
+    def save(self, session: Session) -> SavedDraft | None:
+        """What `follow` needs to continue an idle session elsewhere; None where another session was
+        closed after it.
+
+        Only pages of tokens that the session holds are saved. Pages of rejected candidates, and of
+        candidates that were not verified because the text ended, are not.
+        """
+        state = self.kept(session)
+        if state is None:
+            return None
+        core, drafted = self.core, state.session
+        sampler = b"" if state.sampler is None else state.sampler.state()
+        with core.lock:
+            most = min(len(state.held), drafted.kv.length)
+            held = common_prefix(state.held, session.tokens, most)
+            if not held or core.snapshots is None:
+                return SavedDraft(b"", 0, sampler, state.remember())
+            part = drafted.twin()
+            part.kv.truncate(held)
+            # a session ends in a token that is not evaluated; this one is never read
+            part.tokens = [*self.alignment.ids(state.held[:held]).tolist(), 0]
+            core.keep(part)
+        try:
+            return SavedDraft(core.saved().take(part), held, sampler, state.remember())
+        finally:
+            core.drop(part)
+
+    def follow(
+        self, session: Session, drafted: Session, *, held: int, sampler: bytes | None, memory: dict
+    ) -> None:
+        """Continue from what `save` gave in another process: `drafted` holds the first `held`
+        tokens of the session in pages of this draft's.
+
+        Tokens at its end that the session does not hold are cut off: snapshots of earlier versions
+        have rejected candidates there. ValueError, after which the pages are released, where `drafted`
+        holds more or fewer tokens, or `memory` is not what `DraftState.remember` gave.
+        """
+        state = self._state_of(session, self.core.keep(drafted))
+        try:
+            if state.sampler is not None and sampler is not None:
+                state.sampler.restore(sampler)
+            if drafted.kv.length != held:
+                raise ValueError(f"held: found {drafted.kv.length} tokens, wanted {held}")
+            state.recall(memory)
+            wanted = self.alignment.ids(session.tokens[:held]).tolist()
+            held = common_prefix(drafted.tokens, wanted, len(wanted))
+            with self.core.lock:
+                drafted.kv.truncate(held)
+        except BaseException:
+            self.core.drop(drafted)
+            raise
+        state.held = session.tokens[:held]
+        self.close(state, session)
+
+    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
+        """Candidates of all sessions, drafted together: one step of the draft for the next
+        candidate of each.
+        """
+        self.core.check()
+        out = [Draft()] * len(asks)
+        drafts: dict[int, SessionDraft] = {}
+        for at, ask in enumerate(asks):
+            count = self._count(ask)
+            if count:
+                drafts[at] = SessionDraft(ask, count)
+        if not drafts:
+            return out
+        with self.reserved(list(drafts.values())):
+            self.draft(list(drafts.values()))
+        for at, draft in drafts.items():
+            draft.state.position, draft.state.offered = len(draft.ask.session.tokens), draft.tokens
+            out[at] = Draft(
+                draft.tokens, None, draft.shares if draft.state.sampler is not None else None
+            )
+        return out
+
+    @contextmanager
+    def reserved(self, drafts: Sequence[SessionDraft]) -> Iterator[None]:
+        """While candidates are drawn the pages of their sessions are not taken."""
+        sessions = [draft.state.session for draft in drafts]
+        with self.core.lock:
+            for session in sessions:
+                self.core.keep(session)
+                session.busy = True
+        try:
+            yield
+        finally:
+            with self.core.lock:
+                for session in sessions:
+                    session.busy = False
+
+    def _count(self, ask: DraftRequest) -> int:
+        """How many candidates to draft: as many as pay, by the clock or, where the text depends on
+        their number, without it.
+        """
+        state = ask.state
+        state.learn(ask.session.tokens)
+        if ask.costs is None:
+            return ask.most
+        chances = state.acceptance.estimate.chances(ask.most)
+        if state.sampler is not None:
+            return state.acceptance.count(NOMINAL.best(chances, each=self._weight))
+        plain = ask.costs(ask.sequences)
+        each = (self._round or max(self._weight * plain, _LEAST_ROUND)) / ask.sequences
+        return ask.worthwhile(chances, each=each)
+
+    def draft(self, drafts: list[SessionDraft]) -> None:
+        """Catch up with each session, then draw its candidates."""
+        started, rounds = time.perf_counter(), 0
+        for draft in drafts:
+            draft.cut_back()
+        most = min(CATCH_UP, self.core.program.max_rows)
+        work = [(draft, draft.missing(most)) for draft in drafts]
+        rows = self.run(work)
+        live = [
+            (draft, row) for draft, row in zip(drafts, rows) if row is not None and draft.caught_up
+        ]
+        while live:
+            rounds += 1
+            going = [draft for draft, row in live if draft.draw(self.alignment.row(row))]
+            rows = self.run([(draft, [draft.tokens[-1]]) for draft in going])
+            live = [(draft, row) for draft, row in zip(going, rows) if row is not None]
+        if rounds and (not self._round or all(len(ids) <= _SHORT for _, ids in work)):
+            seconds = (time.perf_counter() - started) / rounds
+            if self._round:
+                seconds = self._round + 0.2 * (min(seconds, 3 * self._round) - self._round)
+            self._round = seconds
+
+    def run(self, work: list[tuple[SessionDraft, list[int]]]) -> list[np.ndarray | None]:
+        """Evaluate tokens of several drafts; the logits after the last of each, None for one that got
+        no pages.
+        """
+        out: list[np.ndarray | None] = [None] * len(work)
+        most, start = self.core.program.max_rows, 0
+        while start < len(work):  # as many drafts as a step holds
+            end, rows = start, 0
+            while end < len(work) and rows + len(work[end][1]) <= most:
+                rows += len(work[end][1])
+                end += 1
+            part = [
+                (index, *work[index]) for index in range(start, end) if self._reserve(*work[index])
+            ]
+            if part:
+                logits = self._step([(draft, ids) for _, draft, ids in part])
+                for (index, draft, ids), row in zip(part, logits):
+                    draft.state.held += ids
+                    draft.kv.length += len(ids)
+                    out[index] = row.copy()
+            start = end
+        return out
+
+    def _reserve(self, draft: SessionDraft, ids: list[int]) -> bool:
+        with self.core.lock:
+            self.core.check()  # closed meanwhile, its pages are nobody's
+            try:
+                draft.kv.reserve(draft.kv.length + len(ids))
+                return True
+            except PoolError:
+                return False
+
+    def _step(self, part: list[tuple[SessionDraft, list[int]]]) -> np.ndarray:
+        """Logits (drafts, vocabulary) after the last token of each; a view that the next step
+        overwrites.
+        """
+        tokens = np.concatenate([self.alignment.ids(ids) for _, ids in part])
+        positions = np.concatenate(
+            [
+                np.arange(draft.kv.length, draft.kv.length + len(ids), dtype=np.int32)
+                for draft, ids in part
+            ]
+        )
+        row_table = np.repeat(np.arange(len(part), dtype=np.int32), [len(ids) for _, ids in part])
+        wanted = (np.cumsum([len(ids) for _, ids in part]) - 1).astype(np.int32)
+        self.forwarded += len(tokens)
+        core = self.core
+        with core.step_lock:
+            program = core.program  # first: closed meanwhile, the drafts have no pages
+            batch = core.make_batch(
+                tokens, positions, [draft.kv.table for draft, _ in part], row_table, wanted
+            )
+            return program.step(batch, core.memory).copy()
+
+
+class SessionDraft:
+    """The candidates of one session while they are drawn: a sampler and a grammar that run ahead of
+    the session's own.
+
+    numbered: a sampler of the drafter's own draws each token with random numbers that depend on the
+    token's number in the text, so that candidates which were dropped, however many, change nothing;
+    no two tokens of a text share numbers, so the distribution is what it was.
+    """
+
+    __slots__ = (
+        "ask",
+        "count",
+        "generated",
+        "grammar",
+        "kv",
+        "numbered",
+        "prefix",
+        "sampler",
+        "seed",
+        "shares",
+        "state",
+        "tokens",
+    )
+
+    def __init__(self, ask: DraftRequest, count: int, *, numbered: bool = False) -> None:
+        session = ask.session
+        self.prefix, self.generated = session.tokens, session.sampler.generated
+        self.ask, self.count, self.state, self.kv = ask, count, ask.state, ask.state.session.kv
+        self.grammar = None if session.grammar is None else session.grammar.fork()
+        own = self.state.sampler
+        self.numbered, self.seed = numbered and own is not None, session.sampler.seed
+        self.sampler = session.sampler.fork() if own is None else own.fork() if numbered else own
+        # which may count their calls: they are called for the text alone, by the target's loop
+        self.sampler.processors = ()
+        self.tokens: list[int] = []
+        self.shares: list[Distribution] = []
+
+    def cut_back(self) -> None:
+        """Forget what the session did not say; its last token is run again where nothing else would
+        give logits.
+        """
+        state, tokens = self.state, self.prefix
+        self.refit()
+        keep = common_prefix(state.held, tokens, min(len(state.held), len(tokens) - 1))
+        if keep < len(state.held):
+            del state.held[keep:]
+            self.kv.length = keep
+        if state.sampler is not None:
+            self.sampler.set_history(tokens, generated=self.generated)
+
+    def refit(self) -> None:
+        """Forget tokens whose pages were taken."""
+        if self.kv.length < len(self.state.held):
+            del self.state.held[self.kv.length :]
+
+    def missing(self, most: int) -> list[int]:
+        """The first tokens that the draft has not run: the session's, then its own candidates."""
+        at = len(self.state.held)
+        return (
+            self.prefix[at : at + most]
+            if at < len(self.prefix)
+            else self.tokens[at - len(self.prefix) :][:most]
+        )
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether the draft has run all that the session said."""
+        return len(self.state.held) >= len(self.prefix)
+
+    @property
+    def whole(self) -> bool:
+        """Whether the draft has run its own tokens, too."""
+        return len(self.state.held) == len(self.prefix) + len(self.tokens)
+
+    def draw(self, row: np.ndarray) -> bool:
+        """Add a candidate from logits of the target's vocabulary; whether there may be one more."""
+        grammar = self.grammar
+        mask = None if grammar is None else grammar.mask()
+        try:
+            if self.state.sampler is None:
+                token = self.sampler.sample(row, mask)
+            else:
+                if self.numbered:
+                    self._reseed()
+                self.shares.append(self.sampler.distribution(row, mask))
+                token = self.sampler.sample_from(self.shares[-1])
+        # the draft knows nothing that may come here
+        except SamplingError:
+            del self.shares[len(self.tokens) :]
+            return False
+        self.sampler.accept(token)
+        self.tokens.append(token)
+        if len(self.tokens) == self.count or token in self.ask.stop_ids:
+            return False
+        if grammar is not None:
+            self.ask.masker.advance(grammar, token)
+            return not grammar.only_end()
+        return True
+
+    def _reseed(self) -> None:
+        data = struct.pack(
+            "<3Q", self.state.sampler.seed, self.seed, self.generated + len(self.tokens)
+        )
+        self.sampler.reseed(
+            int.from_bytes(
+                hashlib.blake2b(data, digest_size=8, person=b"draft line").digest(), "little"
+            )
+        )

@@ -1,0 +1,304 @@
+"""Draft models for a target: opened, chosen from a folder, or made from the target itself with
+fewer bits.
+
+    engine.generate(prompt, speculative="draft.gguf")          a file, a folder of files, or an engine that is loaded already
+    engine.generate(prompt, speculative="early_exit:4")        the target's own first layers under its own output norm and head
+
+A draft must have the target's vocabulary (the same pieces under the same ids, or all of them under
+others). Of several, the one that reads the fewest bytes for a token is taken; whether it pays is
+then measured, step by step.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from oxillama.engine.config import EngineConfig
+from oxillama.engine.engine import EngineCore
+from oxillama.engine.generation import Vocabulary
+from oxillama.engine.session import Session
+from oxillama.errors import ConfigError, OxillamaError
+from oxillama.gguf import GgufReader
+from oxillama.model.load import Model, early_exit
+from oxillama.quant import quantize_file
+from oxillama.sampling import Sampler
+from oxillama.speculative.draft_model import ModelDrafter
+from oxillama.speculative.vocabularies import Alignment, align
+from oxillama.tokenizer import TokenizerBridge
+
+# bytes of a draft against the target's, above which even a perfect draft hardly gains
+PAYS_BELOW = 0.5
+OwnSampler = Callable[[Session], Sampler]
+
+
+class OpenedModel(Protocol):
+    """A model in memory with what serves it; vocabulary is None for a file without one."""
+
+    @property
+    def model(self) -> Model:
+        """The model."""
+
+    @property
+    def core(self) -> EngineCore:
+        """The core of its engine."""
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """What its tokens spell."""
+
+
+@runtime_checkable
+class ModelEngine(Protocol):
+    """An engine with a model loaded (`InferenceEngine`)."""
+
+    @property
+    def opened(self) -> Any:
+        """The model that is loaded now, an `OpenedModel`."""
+
+
+class OpensModels(Protocol):
+    """Loads a GGUF file as a config says."""
+
+    def __call__(self, config: EngineConfig, source: Path) -> Any:
+        """An `OpenedModel` with `close(keep=...)`."""
+
+
+class DraftModels:
+    """The drafts that a target's requests may name. open_model: loads a file; core_over: makes the
+    core of an engine over a model in memory.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        vocabulary: Vocabulary | None,
+        *,
+        open_model: OpensModels,
+        core_over: Callable[[Model, EngineConfig], EngineCore],
+    ) -> None:
+        self.model, self.vocabulary = model, vocabulary
+        self._open_model, self._core_over = open_model, core_over
+
+    def key(self, asked: Any) -> Any:
+        """What a file, a folder or "early_exit" is known by, None for anything else."""
+        if isinstance(asked, str) and exit_depth(asked, self.model.config.layers) is not None:
+            return asked
+        if isinstance(asked, (str, Path)) and Path(asked).exists():
+            return str(Path(asked).resolve())
+        return None
+
+    def is_engine(self, asked: Any) -> bool:
+        """Whether it is an engine with a model."""
+        return isinstance(asked, ModelEngine)
+
+    def core(self, asked: ModelEngine) -> EngineCore:
+        """The core of such an engine now."""
+        return asked.opened.core
+
+    def open(
+        self,
+        asked: Any,
+        *,
+        own_sampler: OwnSampler | None = None,
+        config: EngineConfig | None = None,
+    ) -> tuple[ModelDrafter, Callable[[], None] | None]:
+        """(a drafter over an engine, a file, the best file of a folder, or the target's first
+        layers; what closes it where it was opened here).
+
+        ConfigError names what the draft's vocabulary lacks.
+        """
+        model = self.model
+        depth = exit_depth(asked, model.config.layers)
+        if depth is not None:
+            return self._early_exit(depth, own_sampler, config or EngineConfig())
+        if isinstance(asked, ModelEngine):
+            opened, loaded = None, asked.opened
+        else:
+            path = Path(asked)
+            path = choose_draft(model, path) if path.is_dir() else path
+            config = _rotated(config or EngineConfig(model_path=path), model, path)
+            # a draft is small and may lie in a file that goes with this interpreter: it is kept
+            # only where a folder was named for it
+            if config.sidecar == "auto":
+                config = replace(config, sidecar=False)
+            opened = loaded = self._open_model(config, path)
+        core, words, draft = loaded.core, loaded.vocabulary, loaded.model
+        try:
+            alignment = aligned(
+                self.vocabulary, words, model.config.vocab_size, draft.config.vocab_size
+            )
+        except BaseException:
+            if opened is not None:
+                opened.close(keep=False)
+            raise
+        drafter = ModelDrafter(
+            core,
+            alignment,
+            own_sampler=own_sampler,
+            weight=_bytes(draft.reader) / _bytes(model.reader),
+        )
+        return drafter, None if opened is None else opened.close
+
+    def _early_exit(
+        self, depth: int, own_sampler: OwnSampler | None, config: EngineConfig
+    ) -> tuple[ModelDrafter, Callable[[], None]]:
+        model = self.model
+        draft = early_exit(
+            model,
+            depth,
+            num_threads=config.num_threads or model.program.num_threads,
+            max_rows=config.scheduling().max_batch_tokens,
+        )
+        core, rows = self._core_over(draft, config), model.config.vocab_size
+        drafter = ModelDrafter(
+            core,
+            Alignment(rows, rows),
+            own_sampler=own_sampler,
+            weight=_run_bytes(draft) / _run_bytes(model),
+        )
+        return drafter, core.close
+
+
+def _rotated(config: EngineConfig, target: Model, path: Path) -> EngineConfig:
+    """A draft's config with the target's rope overrides where it has none and the file says of its
+    architecture all that the target's says.
+    """
+    given = target.rope.given()
+    if not given or config.rope().given():
+        return config
+    with GgufReader(path) as reader:
+        same = _hyperparameters(reader) == _hyperparameters(target.reader)
+    return replace(config, **given) if same else config
+
+
+def _hyperparameters(reader: GgufReader) -> dict[str, Any]:
+    """The architecture's name and its keys, arrays as lists."""
+    arch = reader.metadata.get("general.architecture")
+    wanted = [
+        "general.architecture",
+        *(key for key in reader.metadata if key.startswith(f"{arch}.")),
+    ]
+    return {key: np.asarray(reader.metadata.get(key)).tolist() for key in wanted}
+
+
+def exit_depth(source: Any, layers: int) -> int | None:
+    """The layers that "early_exit:n" asks for, of "early_exit" a quarter; None for anything else
+    that names a draft, ConfigError for a bad n.
+    """
+    if not isinstance(source, str) or source.partition(":")[0] != "early_exit":
+        return None
+    number = source.partition(":")[2]
+    depth = (
+        max(1, layers // 4)
+        if source == "early_exit"
+        else int(number)
+        if number.isascii() and number.isdigit() and len(number) < 10
+        else 0
+    )
+    if not 1 <= depth <= layers:
+        raise ConfigError(
+            f"draft: found {source!r}, wanted early_exit:n with n from 1 to {layers}, the layers of the target"
+        )
+    return depth
+
+
+def aligned(
+    target: Vocabulary | None, draft: Vocabulary | None, target_rows: int, draft_rows: int
+) -> Alignment:
+    """How a draft's tokens stand for the target's; models without a vocabulary must have as many
+    tokens.
+    """
+    if target is None or draft is None:
+        if target is not draft or target_rows != draft_rows:
+            raise ConfigError(
+                f"draft: found {draft_rows} tokens {'with' if draft else 'without'} a vocabulary, wanted {target_rows} "
+                f"{'with' if target else 'without'} one"
+            )
+        return Alignment(target_rows, draft_rows)
+    return align(
+        _pieces(target.bridge),
+        _pieces(draft.bridge),
+        target_rows=target_rows,
+        draft_rows=draft_rows,
+    )
+
+
+def choose_draft(model: Model, folder: Path) -> Path:
+    """The compatible GGUF file of a folder that reads the fewest bytes for a token; ConfigError
+    where none is small enough and compatible.
+    """
+    target = _pieces(TokenizerBridge.from_metadata(model.reader.metadata))
+    limit, found = PAYS_BELOW * _bytes(model.reader), []
+    for path in sorted(folder.glob("*.gguf")):
+        try:
+            reader = GgufReader(path)
+            if _bytes(reader) <= limit:
+                align(
+                    target,
+                    _pieces(TokenizerBridge.from_metadata(reader.metadata)),
+                    target_rows=len(target),
+                    draft_rows=len(target),
+                )
+                found.append((_bytes(reader), path))
+        except OxillamaError:
+            continue
+    if not found:
+        raise ConfigError(
+            f"draft: {folder} holds no GGUF file with the target's vocabulary and at most {limit:,.0f} bytes of weights"
+        )
+    return min(found)[1]
+
+
+def requantised_draft(
+    model: Model, folder: str | Path | None = None, *, recipes: Sequence[str] = ("Q4_0", "Q2_K")
+) -> Path:
+    """A draft made from the target's own file by the first of the recipes that leaves at most half
+    of its bytes; the file made.
+
+    folder: where to, None for a new temporary one, which goes when the interpreter ends.
+    ConfigError where no recipe does: such a draft costs what it gains.
+    """
+    if not model.reader.paths:
+        raise ConfigError(
+            "draft: 'requantised' is made from the target's file, found one that came as bytes, wanted a draft model of its own"
+        )
+    source, before = model.reader.paths[0], _bytes(model.reader)
+    for recipe in recipes:
+        after = quantize_file(source, None, recipe, dry_run=True).bytes_after
+        if after <= PAYS_BELOW * before:
+            if folder is None:
+                folder = tempfile.mkdtemp(prefix="oxillama-draft-")
+                atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            made = Path(folder) / f"draft-{recipe}.gguf"
+            quantize_file(source, made, recipe)
+            return made
+    raise ConfigError(
+        f"draft: {', '.join(recipes)} would leave more than {PAYS_BELOW:.0%} of the target's {before:,} bytes, wanted less"
+    )
+
+
+def _pieces(bridge: TokenizerBridge) -> list[tuple[bytes, bool]]:
+    """(bytes or text, whether it is a control token) of each token."""
+    special = bridge.special_ids
+    return [
+        (bridge.token_text(token).encode() if token in special else piece, token in special)
+        for token, piece in enumerate(bridge.vocab_bytes())
+    ]
+
+
+def _bytes(reader: GgufReader) -> int:
+    return sum(tensor.nbytes for tensor in reader.tensors.values())
+
+
+def _run_bytes(model: Model) -> int:
+    """Bytes of the tensors that a step reads whole."""
+    names = {tensor.name for op in model.tape.ops for tensor in op.params.get("weights", ())}
+    return sum(model.reader.tensors[name].nbytes for name in names)

@@ -1,0 +1,185 @@
+"""Prompt lookup: what followed the newest tokens the last time they came, in the session itself or
+in one beside it, may follow again.
+
+    tokens   ... the quick brown fox ... the quick brown        candidates: fox ...
+                 ^-------------^          ^-------------^
+                 the longest earlier run that ends as the text does
+
+A lookup costs microseconds and no rows. Each is compared with the text that came, whether its
+candidates were run or not, so that the share of accepted candidates is known for every length of a
+run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from oxillama.errors import ConfigError
+from oxillama.speculative.acceptance import AcceptanceEstimate
+from oxillama.speculative.types import MAX_CANDIDATES, Draft, DraftRequest
+
+_PLACES = 8  # earlier places that are compared
+_LONGEST = 32  # tokens of a run that are compared
+_NEIGHBOUR_RUN = 4  # tokens that must agree with another session
+_NEIGHBOUR_ENTRIES = 1 << 17
+_CLASSES = (3, 5, 9, 17)  # runs of 2, 3-4, 5-8, 9-16, 17 and more are estimated apart
+_FIRST_CHANCES = (0.3, 0.5, 0.7, 0.8, 0.9)
+
+Place = tuple[list[int], int]
+
+
+class Neighbours:
+    """Runs of all sessions of a drafter: the newest place of each. Bounded: when full, it starts
+    anew.
+    """
+
+    __slots__ = ("_places",)
+
+    def __init__(self) -> None:
+        self._places: dict[tuple[int, ...], Place] = {}
+
+    def add(self, tokens: list[int], end: int) -> None:
+        """The run that ends before position `end` of a session is followed by what stands there."""
+        if len(self._places) >= _NEIGHBOUR_ENTRIES:
+            self._places.clear()
+        self._places[tuple(tokens[end - _NEIGHBOUR_RUN : end])] = (tokens, end)
+
+    def find(self, tokens: list[int]) -> Place | None:
+        """Where another session goes on after this one's newest run."""
+        run = tuple(tokens[-_NEIGHBOUR_RUN:])
+        place = self._places.get(run)
+        if place is None or place[0] is tokens:
+            return None
+        other, end = place
+        # it may have been cut since
+        return (
+            place if len(other) > end and tuple(other[end - _NEIGHBOUR_RUN : end]) == run else None
+        )
+
+
+class Lookup:
+    """What is known of one session: where its pairs of tokens came before, and how far runs of each
+    length are accepted.
+    """
+
+    __slots__ = ("_before", "_last", "_offered", "_seen", "_estimates", "neighbours", "tokens")
+
+    def __init__(
+        self,
+        tokens: list[int],
+        neighbours: Neighbours | None,
+        first: Sequence[float] = _FIRST_CHANCES,
+    ) -> None:
+        self.tokens, self.neighbours = tokens, neighbours
+        self._estimates = [AcceptanceEstimate(each) for each in first]  # of each class
+        # (position, candidates, class)
+        self._offered: tuple[int, list[int], int] | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._last: dict[tuple[int, int], int] = {}  # pair -> where it was last followed
+        # position -> where the pair before it was followed before that
+        self._before = [0, 0]
+        self._seen = 2
+        self._offered = None
+
+    @property
+    def chances(self) -> list[float]:
+        """Of a candidate after a run of each class to be accepted."""
+        return [each.chance for each in self._estimates]
+
+    def learn(self) -> None:
+        """Take in the tokens that came since; a session that was cut is read anew."""
+        tokens, length = self.tokens, len(self.tokens)
+        if length < self._seen - 1:
+            self._clear()
+        if self._offered is not None:
+            position, candidates, group = self._offered
+            self._estimates[group].learn(tokens[position : position + len(candidates)], candidates)
+            self._offered = None
+        last, before, neighbours = self._last, self._before, self.neighbours
+        # the newest pair stays out: nothing follows it yet
+        for at in range(self._seen, length):
+            pair = (tokens[at - 2], tokens[at - 1])
+            before.append(last.get(pair, 0))
+            last[pair] = at
+            if neighbours is not None and at >= _NEIGHBOUR_RUN:
+                neighbours.add(tokens, at)
+        self._seen = max(self._seen, length)
+
+    def find(self, most: int) -> Draft:
+        """Up to `most` candidates with their chances."""
+        tokens = self.tokens
+        if len(tokens) < 3:
+            return Draft()
+        place, run = self._longest()
+        source = tokens
+        if run < _NEIGHBOUR_RUN and self.neighbours is not None:
+            found = self.neighbours.find(tokens)
+            if found is not None:
+                (source, place), run = found, _NEIGHBOUR_RUN
+        if not place:
+            return Draft()
+        out = source[place : place + most]
+        if source is tokens:
+            period = len(tokens) - place
+            # the run reaches the end: the text goes in a circle
+            while len(out) < most:
+                out.append(out[len(out) - period])
+        group = sum(run >= least for least in _CLASSES)
+        self._offered = (len(tokens), out, group)
+        return Draft(out, self._estimates[group].chances(len(out)))
+
+    def _longest(self) -> tuple[int, int]:
+        """(where the longest earlier run that ends as the text does is followed, its length); (0,
+        0) where there is none.
+        """
+        tokens = self.tokens
+        place = self._last.get((tokens[-2], tokens[-1]), 0)
+        best, length, tries = 0, 0, _PLACES
+        while place and tries:
+            run, most = 2, min(_LONGEST, place)
+            while run < most and tokens[place - 1 - run] == tokens[-1 - run]:
+                run += 1
+            if run > length:
+                best, length = place, run
+                if run == _LONGEST:
+                    break
+            place = self._before[place]
+            tries -= 1
+        return best, length
+
+
+class LookupDrafter:
+    """Candidates by prompt lookup; `neighbours=False` keeps sessions from looking at each other's
+    tokens.
+    """
+
+    def __init__(self, *, most: int = MAX_CANDIDATES, neighbours: bool = True) -> None:
+        if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+            raise ConfigError(f"most: found {most!r}, wanted an integer of 1 or more")
+        self.most = most
+        self._neighbours = Neighbours() if neighbours else None
+        self._first = list(_FIRST_CHANCES)
+
+    def open(self, session: Any) -> Lookup:
+        """Nothing is read yet: that is the first `propose`'s."""
+        return Lookup(session.tokens, self._neighbours, self._first)
+
+    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
+        """What followed before."""
+        out = []
+        for ask in asks:
+            if ask.state.tokens is not ask.session.tokens:
+                ask.state.tokens = ask.session.tokens
+            ask.state.learn()
+            out.append(ask.state.find(min(ask.most, self.most)))
+        return out
+
+    def close(self, state: Lookup, session: Any) -> None:
+        """Its tokens stay known to its neighbours for a while, and the next one begins half-way to
+        the chances it ended with.
+        """
+        state.learn()
+        self._first = [(first + chance) / 2 for first, chance in zip(self._first, state.chances)]

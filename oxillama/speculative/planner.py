@@ -1,0 +1,211 @@
+"""`Planner`: candidates for the requests of one engine. It asks each drafter once a step for all
+requests that it drafts for, learns what steps cost, and runs drafters of callers beside the loop.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from oxillama.engine.engine import EngineCore
+from oxillama.engine.speculation import Parking
+from oxillama.errors import ConfigError
+from oxillama.speculative.background import BackgroundDrafter
+from oxillama.speculative.costs import CostLedger, StepCosts
+from oxillama.speculative.draft_model import ModelDrafter
+from oxillama.speculative.grammar import ForcedText
+from oxillama.speculative.lookup import LookupDrafter
+from oxillama.speculative.registry import Registry
+from oxillama.speculative.request import RequestSpeculation
+from oxillama.speculative.threads import SerialCalls
+from oxillama.speculative.types import (
+    Candidates,
+    Draft,
+    Drafter,
+    DraftRequest,
+    FirstOf,
+    NoCandidates,
+)
+
+Asked = tuple[Any, DraftRequest]
+
+# drafters that the loop asks itself: they answer at once, or after steps of a draft model
+_IN_LOOP = (LookupDrafter, ForcedText, NoCandidates, ModelDrafter)
+# drafters whose `open` and `close` never wait
+_OPENS_AT_ONCE = (*_IN_LOOP, BackgroundDrafter)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What is kept of a drafter: what it has cost, and the thread it is called in."""
+
+    ref: weakref.ref | None
+    ledger: CostLedger
+    calls: SerialCalls
+
+
+class Planner:
+    """The `Speculator` of an engine core. registry: what `speculative=` may name; None: drafters,
+    and those that need no other model.
+    """
+
+    def __init__(self, core: EngineCore, registry: Registry | None = None) -> None:
+        self.registry = registry or Registry()
+        self.costs: StepCosts | None = None
+        self._core: EngineCore = weakref.proxy(core)
+        self._run = core.beside_loop
+        self._drafters: dict[int, _Known] = {}
+
+    def resolve(self, asked: Any) -> Any:
+        """What an option `speculative` names: draft models are opened here, before any lock is
+        held. ConfigError for what it cannot be.
+        """
+        return self.registry.resolve(asked)
+
+    def begin(self, asked: Any, masker: Any, session: Any) -> RequestSpeculation | None:
+        """The candidates that `speculative=` stands for, None for none."""
+        candidates = self.registry.candidates(asked, masker)
+        return None if candidates is None else self.speculation(candidates, session)
+
+    def speculation(
+        self, candidates: Candidates, session: Any, *, costs: StepCosts | None = None
+    ) -> RequestSpeculation:
+        """The candidates of a request on a session. costs: a fixed table, None to learn the
+        engine's.
+        """
+        drafter = candidates.drafter
+        inner = drafter.inner if isinstance(drafter, BackgroundDrafter) else drafter
+        if isinstance(inner, ModelDrafter) and inner.drawn:
+            candidates = replace(candidates, drawn=True)
+        known = self._known(drafter)
+        return RequestSpeculation(
+            candidates,
+            session,
+            costs=costs,
+            ledger=known.ledger if candidates.adaptive and costs is None else None,
+            calls=None if is_built_in(drafter, _OPENS_AT_ONCE) else known.calls,
+        )
+
+    def propose(
+        self, requests: Iterable[Any], *, sequences: int, prefilled: int, parking: Parking
+    ) -> list[tuple[Any, BaseException]]:
+        """Give each request the candidates of its next step, asking each drafter once; returns
+        (request, error) where a drafter failed that the loop asks itself.
+        """
+        started, size = time.perf_counter(), self._core.context_size
+        groups: dict[int, tuple[Drafter, list[Asked]]] = {}
+        for request in requests:
+            speculation = request.speculation
+            self.costs = speculation.settle(self.costs, sequences, prefilled) or self.costs
+            ask = speculation.ask(request, size, sequences, prefilled, self.costs)
+            if ask is None:
+                speculation.again(request)
+                speculation.fallbacks += bool(speculation.rest)
+            else:
+                drafter = speculation.candidates.drafter
+                groups.setdefault(id(drafter), (drafter, []))[1].append((request, ask))
+        failed: list[tuple[Any, BaseException]] = []
+        for drafter, group in groups.values():
+            if not is_built_in(drafter, _IN_LOOP):
+                self._ask_beside(drafter, group, prefilled, started, parking)
+                continue
+            for (request, ask), answer in proposals(drafter, group):
+                try:
+                    self._offer(request, ask, prefilled, started, answer)
+                except BaseException as error:
+                    failed.append((request, error))
+        return failed
+
+    def _offer(
+        self,
+        request: Any,
+        ask: DraftRequest,
+        prefilled: int,
+        started: float,
+        answer: Draft | BaseException,
+    ) -> None:
+        """Take an answer into the request's next step, or raise it."""
+        if isinstance(answer, BaseException):
+            raise answer
+        speculation = request.speculation
+        speculation.offer(request, ask, answer, self._core.program.vocab_size)
+        speculation.began(ask, len(request.ticket.draft), prefilled, started)
+
+    def _ask_beside(
+        self,
+        drafter: Drafter,
+        group: list[Asked],
+        prefilled: int,
+        started: float,
+        parking: Parking,
+    ) -> None:
+        """Ask a drafter in its own thread; the requests of the group wait for it."""
+        answers: dict[int, Callable[[Any, BaseException | None], None]] = {
+            id(request): parking(request, partial(self._offer, request, ask, prefilled, started))
+            for request, ask in group
+        }
+
+        def work() -> None:
+            for (request, _), answer in proposals(drafter, group):
+                answers[id(request)](answer, None)
+
+        self._known(drafter).calls.run(work)
+
+    def cores(self) -> Sequence[EngineCore]:
+        """The engine cores of draft models."""
+        return self.registry.cores()
+
+    def close(self) -> None:
+        """Close the draft models that were opened for this engine."""
+        self.registry.close()
+
+    def _known(self, drafter: Drafter) -> _Known:
+        """What is kept of a drafter, for as long as it lives."""
+        key = id(drafter)
+        known = self._drafters.get(key)
+        if known is None or known.ref is None or known.ref() is not drafter:
+            known = self._drafters[key] = _Known(
+                weakref.ref(drafter, partial(_forget, self._drafters, key)),
+                CostLedger(),
+                SerialCalls(self._run),
+            )
+        return known
+
+
+def _forget(drafters: dict[int, _Known], key: int, _: Any) -> None:
+    drafters.pop(key, None)
+
+
+def is_built_in(drafter: Drafter, types: tuple[type, ...]) -> bool:
+    """Whether a drafter is of exactly one of these types, or a choice among such."""
+    if type(drafter) is FirstOf:
+        return all(is_built_in(each, types) for each in drafter.drafters)
+    return type(drafter) in types
+
+
+def proposals(
+    drafter: Drafter, group: list[Asked]
+) -> Iterator[tuple[Asked, Draft | BaseException]]:
+    """A draft for each request of a group, or what the drafter raised: where it fails for all of
+    them it is asked for each alone, so that none fails of another's text or grammar.
+    """
+    asks = []
+    try:
+        asks = [replace(ask, state=request.speculation.open()) for request, ask in group]
+        drafts = list(drafter.propose(asks))
+        if len(drafts) != len(group):
+            raise ConfigError(
+                f"drafter: found {len(drafts)} drafts, wanted {len(group)}, one for each session"
+            )
+    except BaseException as error:
+        if len(group) == 1:
+            yield group[0], error
+            return
+        for each in group:
+            yield from proposals(drafter, [each])
+        return
+    yield from zip(group, drafts)

@@ -1,0 +1,129 @@
+"""What an option `speculative` may name, and the drafters that the requests of an engine share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+
+from oxillama.engine.engine import EngineCore
+from oxillama.errors import ConfigError, EngineError
+from oxillama.speculative.draft_model import ModelDrafter
+from oxillama.speculative.grammar import ForcedText
+from oxillama.speculative.lookup import LookupDrafter
+from oxillama.speculative.types import Candidates, Drafter, FirstOf
+
+_WANTED = (
+    "wanted None, False, True, 'auto', 'lookup', Candidates, a drafter (open, propose, close), "
+    "'early_exit', or a draft model (an engine, a GGUF file, a folder)"
+)
+
+
+class DraftSource(Protocol):
+    """Where drafts from other models come from (`drafts.DraftModels`)."""
+
+    def key(self, asked: Any) -> Any:
+        """What a file, a folder or "early_exit" is known by, None for anything else."""
+
+    def is_engine(self, asked: Any) -> bool:
+        """Whether it is an engine with a model."""
+
+    def core(self, asked: Any) -> EngineCore:
+        """The core of such an engine now; it may load another model."""
+
+    def open(self, asked: Any) -> tuple[ModelDrafter, Callable[[], None] | None]:
+        """(a drafter over it, what closes it where it was opened)."""
+
+
+class Registry:
+    """The drafters of one engine: what one request taught them serves the next."""
+
+    def __init__(self, source: DraftSource | None = None) -> None:
+        self._source = source
+        self._lookup = LookupDrafter()
+        self._text: ForcedText | None = None
+        self._models: dict[Any, tuple[ModelDrafter, Callable[[], None] | None]] = {}
+        # an engine that nobody else holds drafts no more
+        self._engines: WeakKeyDictionary[Any, ModelDrafter] = WeakKeyDictionary()
+        # held while a model is loaded: a second request for the same one waits for it
+        self._opening = threading.Lock()
+        self._closed = False
+
+    def resolve(self, asked: Any) -> Any:
+        """`asked` with a draft model opened and made `Candidates`; everything else as it is.
+        ConfigError for what an option `speculative` cannot be.
+        """
+        if asked is None or isinstance(asked, (bool, Candidates)) or asked in ("auto", "lookup"):
+            return asked
+        source = self._source
+        if source is not None:
+            if source.is_engine(asked):
+                return Candidates(self._over_engine(asked, source), owner=asked)
+            key = source.key(asked)
+            if key is not None:
+                return Candidates(self._over_model(key, asked, source))
+        if isinstance(asked, (str, Path)) or not isinstance(asked, Drafter):
+            raise ConfigError(f"speculative: found {asked!r}, {_WANTED}")
+        return Candidates(asked)
+
+    def candidates(self, asked: Any, masker: Any) -> Candidates | None:
+        """How a request speculates, None for not at all; masker: the vocabulary of its grammar, None
+        where it has none.
+
+        A request that does not say is given the text that its grammar forces.
+        """
+        if asked is False or asked is None and masker is None:
+            return None
+        asked = self.resolve(asked)
+        if isinstance(asked, Candidates):
+            return asked
+        if masker is None or asked == "lookup":
+            return Candidates(self._lookup)
+        if self._text is None:
+            self._text = ForcedText(masker.vocab_bytes)
+        return (
+            Candidates(self._text, asked=False)
+            if asked is None
+            else Candidates(FirstOf(self._text, self._lookup))
+        )
+
+    def cores(self) -> tuple[EngineCore, ...]:
+        """The engine cores of draft models."""
+        with self._opening:
+            return tuple(
+                drafter.core
+                for drafter in (
+                    *(drafter for drafter, _ in self._models.values()),
+                    *self._engines.values(),
+                )
+            )
+
+    def close(self) -> None:
+        """Close what was opened for this engine; nothing is opened any more."""
+        with self._opening:
+            self._closed = True
+            models, self._models = self._models, {}
+        for _, close in models.values():
+            if close is not None:
+                close()
+
+    def _over_model(self, key: Any, asked: Any, source: DraftSource) -> ModelDrafter:
+        with self._opening:
+            self._check()
+            if key not in self._models:
+                self._models[key] = source.open(asked)
+            return self._models[key][0]
+
+    def _over_engine(self, engine: Any, source: DraftSource) -> ModelDrafter:
+        with self._opening:
+            self._check()
+            drafter = self._engines.get(engine)
+            if drafter is None or drafter.core is not source.core(engine):
+                drafter = self._engines[engine] = source.open(engine)[0]
+            return drafter
+
+    def _check(self) -> None:
+        if self._closed:
+            raise EngineError("engine: is closed")

@@ -1,0 +1,49 @@
+"""Calls to a drafter beside the engine's loop: one at a time, in the order they were given."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+
+Call = Callable[[], None]
+
+
+class SerialCalls:
+    """Runs functions one after another in a thread that is borrowed while there are any. A function
+    that never returns holds up those behind it, and nothing else.
+
+    starter: starts a function in a thread (`Workers.run`).
+    """
+
+    __slots__ = ("_lock", "_running", "_starter", "_waiting")
+
+    def __init__(self, starter: Callable[[Call], None]) -> None:
+        self._starter = starter
+        self._lock = threading.Lock()
+        self._waiting: deque[Call] = deque()
+        self._running = False
+
+    def run(self, call: Call) -> None:
+        """Run `call()` after those given before; what it raises goes to `threading.excepthook`."""
+        with self._lock:
+            self._waiting.append(call)
+            if self._running:
+                return
+            self._running = True
+        self._starter(self._work)
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._running = False
+                    return
+                call = self._waiting.popleft()
+            try:
+                call()
+            except BaseException:
+                threading.excepthook(
+                    threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
+                )

@@ -1,0 +1,158 @@
+"""What drafters and the loop say to each other: `DraftRequest` in, `Draft` out.
+
+Two laws, by how a candidate was made:
+
+- *found* (looked up, or drawn with the target's own random numbers): the target draws, and a
+  candidate is accepted when it is what was drawn.
+- *drawn* from a distribution q of a draft sampler of its own: it is accepted with probability min(1,
+  p/q), else a draw from max(0, p - q) takes its place (`Sampler.judge`; Leviathan et al. 2023,
+  algorithm 1). The text then follows the target's distribution, but is another text than without
+  candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+from oxillama.errors import ConfigError
+from oxillama.sampling import Distribution
+from oxillama.speculative.costs import CostLedger, StepCosts
+
+MAX_CANDIDATES = 16  # of a step, unless a request says otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Candidates in order.
+
+    chances: of each, to be accepted where those before it are; candidates beyond the last chance
+    are not run. None where the drafter has chosen their number. shares: the distribution that each
+    was drawn from, where they were drawn by a sampler of the drafter's own.
+    """
+
+    tokens: Sequence[int] = ()
+    chances: Sequence[float] | None = None
+    shares: Sequence[Distribution] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """A session that takes at most `most` candidates (1 or more) in its next step.
+
+    state: what the drafter's `open` returned. costs: seconds of a step by rows, None where every
+    candidate offered is run. rows, sequences: of the step without candidates. stop_ids: tokens that
+    end the text. masker: advances a fork of the session's grammar. ledger: what candidates of this
+    drafter have cost so far.
+    """
+
+    session: Any
+    state: Any
+    most: int
+    costs: StepCosts | None = None
+    rows: int = 1
+    sequences: int = 1
+    stop_ids: frozenset[int] = frozenset()
+    masker: Any = None
+    ledger: CostLedger | None = None
+
+    def worthwhile(self, chances: Sequence[float], *, each: float = 0.0) -> int:
+        """How many candidates of these chances to run: as many as give the most tokens per second,
+        0 where none pay, and now and then one that does not, to measure again.
+
+        each: seconds that drafting a candidate takes.
+        """
+        chances = chances[: self.most]
+        if self.costs is None or not chances:
+            return len(chances)
+        best = self.costs.best(chances, rows=self.rows, sequences=self.sequences, each=each)
+        if best or self.ledger is None:
+            return best
+        plain = self.costs(self.sequences)
+        loss = self.costs(self.rows + 1) + each - plain - chances[0] * plain / self.sequences
+        return int(self.ledger.affords(loss, plain))
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Where candidates come from.
+
+    A drafter of yours runs in a thread beside the engine's loop, one call at a time: the requests
+    that it drafts for wait for it, all others go on, and a request can be cancelled while it runs.
+    """
+
+    def open(self, session: Any) -> Any:
+        """What the drafter keeps for a session while a request runs on it."""
+
+    def propose(self, asks: Sequence[DraftRequest]) -> Sequence[Draft]:
+        """A draft for each request, empty where there is none."""
+
+    def close(self, state: Any, session: Any) -> None:
+        """The request has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """How a request speculates.
+
+    drafter: where candidates come from. most: candidates of a step. adaptive: run only as many as
+    pay. asked: whether the caller asked for speculation; then the completion shows what became of
+    the candidates. owner: an object kept alive while the request runs. drawn: the drafter draws by
+    a sampler of its own (`Draft.shares`); the text then depends on how many candidates there are,
+    so no measured time decides that.
+    """
+
+    drafter: Drafter
+    most: int = MAX_CANDIDATES
+    adaptive: bool = True
+    asked: bool = True
+    owner: Any = None
+    drawn: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.most, bool) or not isinstance(self.most, int) or self.most < 1:
+            raise ConfigError(
+                f"num_speculative: found {self.most!r}, wanted an integer of 1 or more"
+            )
+
+
+class NoCandidates:
+    """A drafter without candidates: one token a step, and every step counted."""
+
+    def open(self, session: Any) -> None:
+        """Nothing is kept."""
+
+    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
+        """Nothing."""
+        return [Draft()] * len(asks)
+
+    def close(self, state: None, session: Any) -> None:
+        """Nothing was kept."""
+
+
+class FirstOf:
+    """The draft of the first of several drafters that has one."""
+
+    def __init__(self, *drafters: Drafter) -> None:
+        self.drafters = drafters
+
+    def open(self, session: Any) -> list[Any]:
+        """What each keeps."""
+        return [drafter.open(session) for drafter in self.drafters]
+
+    def propose(self, asks: Sequence[DraftRequest]) -> list[Draft]:
+        """Each drafter is asked for all sessions, so that all learn from the text."""
+        out = [Draft()] * len(asks)
+        for index, drafter in enumerate(self.drafters):
+            for at, draft in enumerate(
+                drafter.propose([replace(ask, state=ask.state[index]) for ask in asks])
+            ):
+                if not out[at].tokens:
+                    out[at] = draft
+        return out
+
+    def close(self, state: list[Any], session: Any) -> None:
+        """The request has ended."""
+        for drafter, each in zip(self.drafters, state):
+            drafter.close(each, session)

@@ -1,0 +1,97 @@
+"""Renders a conversation through a file's own chat template. A template is a program that came
+with the file; it runs in a `sandbox`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+
+from oxillama.errors import TemplateError
+from oxillama.tokenizer.provenance import TemplateText, concat, marks_of, plain
+from oxillama.tokenizer.sandbox import Sandbox, from_outside
+
+MAX_SOURCE = 1 << 17  # characters of a template
+# Roles that templates may spell control tokens with, as in "<|" + role + "|>"; any other is text.
+ROLES = frozenset(
+    {
+        *("assistant", "context", "developer", "documents", "function", "ipython", "model"),
+        *("observation", "system", "tool", "tool_response", "user"),
+    }
+)
+
+
+class ChatTemplate:
+    """A chat template; compiled at its first render, so that a model with a broken one can still be
+    used without it.
+    """
+
+    def __init__(self, source: str) -> None:
+        if not isinstance(source, str):
+            raise TemplateError(f"chat template: found {type(source).__name__}, wanted str")
+        self.source = source
+        self._environment = Sandbox()
+        self._template: jinja2.Template | None = None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Any] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> TemplateText:
+        """The conversation as one text that knows what of it came from messages.
+
+        `variables` reach the template as they are; text in them is a message's, but for those named
+        `*_token` (bos_token, eos_token). Raises TemplateError when the template is malformed,
+        refuses these messages, or asks for what the sandbox or the budget denies.
+        """
+        environment = self._environment
+        environment.begin((messages, tools))
+        try:
+            if self._template is None:
+                if len(self.source) > MAX_SOURCE:
+                    raise TemplateError(
+                        f"chat template: {len(self.source)} characters, wanted at most {MAX_SOURCE}"
+                    )
+                self._template = environment.from_string(self.source)
+            given = {
+                name: value if name.endswith("_token") else from_outside(value)
+                for name, value in variables.items()
+            }
+            pieces = []
+            for piece in self._template.generate(
+                messages=[_message(each) for each in messages],
+                tools=from_outside(tools),
+                add_generation_prompt=add_generation_prompt,
+                **given,
+            ):
+                environment.keep(piece)
+                pieces.append(piece)
+            text = concat(pieces)
+            return TemplateText(plain(text), marks_of(text))
+        except TemplateError:
+            raise
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateError(
+                f"chat template: line {error.lineno}: {_line(error.message)}"
+            ) from error
+        except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError) as error:
+            raise TemplateError(f"chat template: {type(error).__name__}: {_line(error)}") from None
+        # whatever the template's own code raises is the template's error
+        except Exception as error:
+            raise TemplateError(f"chat template: {type(error).__name__}: {_line(error)}") from error
+
+
+def _message(message: Any) -> Any:
+    """A message as the template is given it."""
+    made = from_outside(message)
+    if isinstance(made, dict) and plain(str(made.get("role"))) in ROLES:
+        made["role"] = plain(made["role"])
+    return made
+
+
+def _line(message: object) -> str:
+    return " ".join(str(message)[:500].split())

@@ -1,0 +1,237 @@
+"""`ChatPlan`: what one chat asks of generation (a constraint) and how its reply is read (reasoning,
+content, calls).
+
+`ChatPlanner` puts together what the chat template teaches, the prompt it rendered, the tools and
+`tool_choice`, and what the vocabulary has as tokens. Plans are kept: a chat whose tools, choice and
+constraint came before finds its grammar compiled and its masks made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from oxillama.errors import ConfigError
+from oxillama.grammar import Grammar
+from oxillama.tokenizer import TokenizerBridge
+from oxillama.toolcalls.formats import HARMONY, ToolCallFormat, detect_format, format_of
+from oxillama.toolcalls.grammar import (
+    ReplyGrammar,
+    ToolCallGrammar,
+    TriggeredGrammar,
+    answer_or_calls,
+    with_reasoning,
+)
+from oxillama.toolcalls.reasoning import ReasoningFormat, detect_reasoning, opened_by
+from oxillama.toolcalls.reply import Reply, ReplyParser
+from oxillama.toolcalls.tools import Tool, tools_of
+
+CHOICES = ("auto", "none", "required")
+_KEPT = 32  # plans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatPlan:
+    """How one chat goes. format: None where no calls are looked for; constraint: what generation is
+    held to, None where to nothing.
+
+    leading: calls stand at the reply's beginning or nowhere. shown: ids of delimiters that are
+    control tokens, by their text: generation writes them out, so that the reply can be read.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    format: ToolCallFormat | None = None
+    reasoning: ReasoningFormat | None = None
+    reasoning_opened: bool = False
+    constraint: Grammar | TriggeredGrammar | None = None
+    leading: bool = False
+    shown: Mapping[str, int] = field(default_factory=dict)
+
+    def parser(self, *, first_index: int = 0) -> ReplyParser:
+        """A parser for the reply as it streams."""
+        return ReplyParser(
+            self.format,
+            reasoning=self.reasoning,
+            reasoning_opened=self.reasoning_opened,
+            first_index=first_index,
+            names=[tool.name for tool in self.tools],
+            leading=self.leading,
+        )
+
+    def read(self, text: str) -> Reply:
+        """A whole reply in its parts."""
+        parser = self.parser()
+        parser.feed(text)
+        parser.finish()
+        return parser.reply
+
+
+class ChatPlanner:
+    """Plans the chats over one template and vocabulary; safe to share between threads. The last
+    plans are kept, `kept` of them.
+    """
+
+    def __init__(self, template: str, bridge: TokenizerBridge, *, kept: int = _KEPT) -> None:
+        self.bridge = bridge
+        self.format, self.reasoning = detect_format(template), detect_reasoning(template)
+        self._plan = lru_cache(maxsize=kept)(self._made)
+
+    def plan(
+        self,
+        prompt: str,
+        *,
+        tools: Sequence[Any] | None = None,
+        tool_choice: Any = None,
+        tool_format: str | ToolCallFormat | None = None,
+        parallel_tool_calls: bool = True,
+        constraint: Grammar | None = None,
+    ) -> ChatPlan:
+        """The plan of a chat over a rendered prompt.
+
+        tool_choice: "auto" (the default with tools), "none", "required", or one tool: its name or
+        {"type": "function", "function": {"name": ...}}. tool_format: None for what the template
+        teaches. parallel_tool_calls: False ends a reply after its first call. constraint: what an
+        answer is held to; beside calls the reply is one or the other, which shows where it begins.
+        Raises ConfigError for choices that cannot be honoured, and for a constraint whose answers
+        may begin as a call does.
+        """
+        offered = tools_of(tools or ())
+        choice, name = _choice(tool_choice, offered)
+        if not isinstance(parallel_tool_calls, bool):
+            raise ConfigError(
+                f"parallel_tool_calls: found {parallel_tool_calls!r}, wanted True or False"
+            )
+        told = None if tool_format is None else format_of(tool_format)
+        kind = self.format if told is None and self.format is HARMONY else None
+        if offered and choice != "none":
+            kind = told or self.format
+            if kind is None:
+                raise ConfigError(
+                    "tool_format: the chat template teaches none that is known, wanted tool_format or tool_choice='none'"
+                )
+        if (
+            constraint is not None
+            and not isinstance(constraint, Grammar)
+            and (kind is not None or self.reasoning is not None)
+        ):
+            raise ConfigError(
+                f"grammar: found {type(constraint).__name__} in a chat with tools or reasoning, wanted a Grammar"
+            )
+        opened = self.reasoning is not None and opened_by(prompt, self.reasoning)
+        return self._plan(
+            _told(offered), choice, name, kind, opened, parallel_tool_calls, constraint
+        )
+
+    def _made(
+        self,
+        told: str,
+        choice: str,
+        name: str | None,
+        kind: ToolCallFormat | None,
+        opened: bool,
+        parallel: bool,
+        answer: Grammar | None,
+    ) -> ChatPlan:
+        """A plan, made; its arguments are what plans differ in."""
+        if kind is not None and kind.style == "harmony":
+            return self._channelled(told, choice, name, answer)
+        tools, region = tools_of(json.loads(told)), self.reasoning
+        ids = self._ids(kind)
+        leading = kind is not None and choice == "auto" and answer is not None
+        constraint: Grammar | TriggeredGrammar | None = answer
+        if kind is not None and choice == "auto" and answer is None:
+            constraint = TriggeredGrammar(
+                kind,
+                tools,
+                reasoning=region,
+                reasoning_opened=opened,
+                parallel=parallel,
+                token_ids=ids,
+            )
+        else:
+            if kind is not None:
+                constraint = ToolCallGrammar(
+                    kind, tools, name=name, parallel=parallel, token_ids=ids
+                )
+            if leading:
+                constraint = answer_or_calls(
+                    answer, constraint, kind, [tool.name for tool in tools], token_ids=ids
+                )
+            if constraint is not None and region is not None:
+                constraint = with_reasoning(constraint, region, opened=opened, token_ids=ids)
+        return ChatPlan(
+            tools=tools,
+            format=kind,
+            reasoning=region,
+            reasoning_opened=opened,
+            constraint=constraint,
+            leading=leading,
+            shown=ids,
+        )
+
+    def _channelled(
+        self, told: str, choice: str, name: str | None, answer: Grammar | None
+    ) -> ChatPlan:
+        """A plan in the harmony notation: calls, reasoning and answers have channels of their own,
+        so that one grammar holds them all.
+        """
+        tools, ids = tools_of(json.loads(told)), self._ids(HARMONY)
+        offered = [tool for tool in tools if choice != "none" and name in (None, tool.name)]
+        constraint = None
+        if offered or answer is not None:
+            constraint = ReplyGrammar(
+                offered, answered=choice in ("auto", "none"), answer=answer, token_ids=ids
+            )
+        return ChatPlan(tools=tools, format=HARMONY, constraint=constraint, shown=ids)
+
+    def _ids(self, kind: ToolCallFormat | None) -> dict[str, int]:
+        """Ids of the delimiters that are control tokens."""
+        region = self.reasoning
+        texts = (
+            *(kind.marks if kind is not None else ()),
+            *((region.open, region.close) if region is not None else ()),
+        )
+        found = {text: self.bridge.token_to_id(text) for text in texts}
+        return {
+            text: token
+            for text, token in found.items()
+            if token is not None and token in self.bridge.special_ids
+        }
+
+
+def plan_chat(template: str, prompt: str, bridge: TokenizerBridge, **options: Any) -> ChatPlan:
+    """The plan of a single chat; options are those of `ChatPlanner.plan`."""
+    return ChatPlanner(template, bridge, kept=0).plan(prompt, **options)
+
+
+def _told(tools: Sequence[Tool]) -> str:
+    """The tools as JSON text: what plans are kept under. The order of members counts, it is that of
+    the arguments.
+    """
+    try:
+        return json.dumps([tool.listed() for tool in tools], separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"tools: cannot be written as JSON ({error}), wanted JSON Schemas"
+        ) from None
+
+
+def _choice(given: Any, tools: tuple[Tool, ...]) -> tuple[str, str | None]:
+    """(one of the choices or "named", the name of the one tool)."""
+    names = [tool.name for tool in tools]
+    if given is None:
+        return ("auto" if tools else "none"), None
+    told = given.get("function", given) if isinstance(given, Mapping) else {"name": given}
+    name = told.get("name") if isinstance(told, Mapping) else None
+    if name in names:
+        return "named", name
+    if given not in CHOICES:
+        raise ConfigError(
+            f"tool_choice: found {given if name is None else name!r}, wanted one of {', '.join((*CHOICES, *names))}"
+        )
+    if given == "required" and not tools:
+        raise ConfigError("tool_choice: found 'required' without tools, wanted at least one")
+    return given, None

@@ -1,0 +1,270 @@
+"""The cache of packed weights: which folder a setting means, what lies in it, what makes room for
+what, and where the packed weights of one model are.
+
+Users know its files as sidecars. Nothing is read or written unless a setting asks for it
+(`sidecar=` of a config, OXILLAMA_SIDECAR, the command line).
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from oxillama.durable import write_parts
+from oxillama.errors import ConfigError
+from oxillama.gguf import GgufReader
+from oxillama.gguf.source import Shard
+from oxillama.weights.identity import Identity, identity_of
+from oxillama.weights.panel_file import (
+    PIECE,
+    Key,
+    MappedPanels,
+    Wanted,
+    log,
+    names_of,
+    open_panels,
+    path_of,
+    remove_abandoned,
+)
+
+# of weights that "auto" keeps: smaller ones are packed in a tenth of a second
+LEAST_BYTES = 256 << 20
+# of all files of a folder; OXILLAMA_SIDECAR_LIMIT names another number
+LIMIT_BYTES = 32 << 30
+# after a failure to write a model's file, before it is tried again
+RETRY_SECONDS = 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class CacheEntry:
+    """A file of packed weights in a cache folder: `used` is when it was last opened or written, in
+    seconds since 1970; names: of the model's files.
+    """
+
+    path: Path
+    nbytes: int
+    used: float
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSlot:
+    """Where the packed weights of one model are, or would be. automatic: nobody named the folder, so
+    they are kept only where they would be as fast as memory.
+    """
+
+    path: Path
+    key: Identity
+    shards: tuple[Shard, ...]
+    automatic: bool
+
+    @property
+    def cache(self) -> PackedWeightCache:
+        """The cache that this is a place of."""
+        return PackedWeightCache(self.path.parent)
+
+    def open(self, wanted: Mapping[Key, Wanted], *, num_threads: int = 0) -> MappedPanels | None:
+        """The packed weights, mapped; None where there are none that hold."""
+        return open_panels(self.path, self.key, wanted, num_threads=num_threads)
+
+    def refusal(self, nbytes: int) -> str | None:
+        """Why so many bytes cannot be written here, None where they can; files used long ago are
+        removed for it.
+        """
+        folder = self.path.parent
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        failed = self.failure()
+        if failed is not None:
+            return failed
+        if self.automatic and not large_pages(folder):
+            return "this system has large pages for memory but not for files of this folder, and weights in small pages are read more slowly"
+        # last: others are removed for what is written, never for what is refused
+        if not self.cache.make_room(nbytes):
+            return f"{nbytes} bytes have no room: the limit is {limit_bytes()} bytes, {shutil.disk_usage(folder).free} bytes of the disk are free"
+        return None
+
+    # ---- a failure to write, remembered so that not every run spends its last seconds on another
+
+    @property
+    def _note(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.failed")
+
+    def failure(self) -> str | None:
+        """Why they could not be written of late, None where that was long ago, or never."""
+        try:
+            note = json.loads(self._note.read_bytes()[: 1 << 16])
+            age = time.time() - note["at"]
+            if note["key"] == self.key and 0 <= age < RETRY_SECONDS:
+                return f"writing failed {age / 3600:.1f} hours ago ({note['reason']}); `oxillama sidecar write` tries again"
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            pass
+        return None
+
+    def note_failure(self, reason: str) -> None:
+        """Remember that they could not be written."""
+        note = {"key": self.key, "reason": reason, "at": time.time()}
+        with suppress(OSError):
+            write_parts(self._note, [json.dumps(note).encode()])
+
+    def forget_failure(self) -> None:
+        """Let the next model that is loaded try again."""
+        with suppress(OSError):
+            self._note.unlink(missing_ok=True)
+
+
+class PackedWeightCache:
+    """The files of packed weights in a folder."""
+
+    __slots__ = ("folder",)
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def slot(self, reader: GgufReader, *, automatic: bool = False) -> CacheSlot | None:
+        """The place of a model; None for one that came from memory."""
+        key = identity_of(reader.shards)
+        if key is None:
+            return None
+        return CacheSlot(path_of(self.folder, key), key, reader.shards, automatic)
+
+    def entries(self) -> list[CacheEntry]:
+        """The files, those used longest ago first; none where there is no such folder."""
+        found = []
+        with suppress(FileNotFoundError), os.scandir(self.folder) as inside:
+            for entry in inside:
+                with suppress(FileNotFoundError):  # another process has removed it since
+                    if entry.name.endswith(".panels") and entry.is_file(follow_symlinks=False):
+                        found.append(
+                            CacheEntry(
+                                Path(entry.path),
+                                entry.stat().st_size,
+                                entry.stat().st_mtime,
+                                names_of(entry.path),
+                            )
+                        )
+        return sorted(found, key=lambda one: (one.used, one.path))
+
+    def clear(self) -> list[CacheEntry]:
+        """Remove every file, and what was left half written; returns those that were removed. A
+        process that has one mapped keeps it.
+        """
+        found = self.entries()
+        for one in found:
+            one.path.unlink(missing_ok=True)
+        for note in self.folder.glob("*.panels.failed"):
+            note.unlink(missing_ok=True)
+        self._sweep()
+        return found
+
+    def make_room(self, size: int) -> bool:
+        """Remove files, those used longest ago first, until another of `size` bytes fits the limit;
+        False where it cannot, or the disk would get full.
+        """
+        limit, held = limit_bytes(), self.entries()
+        self._sweep()
+        disk = shutil.disk_usage(self.folder)
+        if size > limit or size > disk.free // 4 or disk.free - size < disk.total // 20:
+            return False
+        total = sum(one.nbytes for one in held)
+        for one in held:
+            if total + size <= limit:
+                break
+            one.path.unlink(missing_ok=True)
+            log.info(
+                "sidecar %s is removed: it was used longest ago, and another needs its room",
+                one.path,
+            )
+            total -= one.nbytes
+        return True
+
+    def _sweep(self) -> None:
+        """Remove what processes that were killed have left."""
+        for path in self.folder.glob("*.panels.tmp"):
+            remove_abandoned(path)
+
+
+def sidecar_folder(setting: str | os.PathLike | bool) -> Path | None:
+    """The folder that a setting means: False none, "auto" the cache folder, any other text or path
+    itself.
+
+    The environment variable OXILLAMA_SIDECAR wins over the setting: "0" turns sidecars off, "auto"
+    or a folder says where they are.
+    """
+    setting = os.environ.get("OXILLAMA_SIDECAR") or setting
+    if setting is False or setting == "0":
+        return None
+    if setting is True or not isinstance(setting, (str, os.PathLike)):
+        raise ConfigError(f"sidecar: found {setting!r}, wanted 'auto', a folder or False")
+    return cache_folder() if setting == "auto" else Path(setting)
+
+
+def cache_folder() -> Path | None:
+    """What "auto" means; None for a user without a home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oxillama"
+    except RuntimeError:
+        return None
+
+
+def slot_of(reader: GgufReader, setting: str | os.PathLike | bool, nbytes: int) -> CacheSlot | None:
+    """The place of a model's packed weights; None where there shall be none: by its setting, its
+    size, or because it came from memory.
+    """
+    folder = sidecar_folder(setting)
+    automatic = (os.environ.get("OXILLAMA_SIDECAR") or setting) == "auto"
+    if folder is None or automatic and nbytes < LEAST_BYTES:
+        return None
+    limit_bytes()  # what is no number is said now, not by a thread
+    return PackedWeightCache(folder).slot(reader, automatic=automatic)
+
+
+def large_pages(folder: Path) -> bool:
+    """Whether files of a folder come into memory in pages as large as those that memory itself has."""
+    try:
+        with open("/sys/kernel/mm/transparent_hugepage/enabled") as file:
+            if "[never]" in file.read():
+                return True
+    except OSError:  # another system, or none of it
+        return True
+    with tempfile.TemporaryFile(dir=folder) as file:
+        for i in range(2):
+            os.pwrite(file.fileno(), bytes(PIECE), i * PIECE)
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            mapped.madvise(mmap.MADV_HUGEPAGE)
+            seen = np.frombuffer(mapped, np.uint8)
+            start, _ = f"{seen.__array_interface__['data'][0]:x}", seen[::4096].sum()
+            del seen
+            return _large_bytes(start) > 0
+
+
+def _large_bytes(start: str) -> int:
+    """Bytes in large pages of the mapped file that begins at a hexadecimal address."""
+    with open("/proc/self/smaps") as file:
+        mine = False
+        for line in file:
+            name, *words = line.split()
+            if "-" in name and not name.endswith(":"):
+                mine = name.lstrip("0").startswith(f"{start}-")
+            elif mine and name in ("FilePmdMapped:", "ShmemPmdMapped:") and words[0] != "0":
+                return 1024 * int(words[0])
+    return 0
+
+
+def limit_bytes() -> int:
+    """Most bytes that the files of a folder may take together; ConfigError where
+    OXILLAMA_SIDECAR_LIMIT is no number.
+    """
+    text = os.environ.get("OXILLAMA_SIDECAR_LIMIT", str(LIMIT_BYTES))
+    if not text.isdecimal():
+        raise ConfigError(f"OXILLAMA_SIDECAR_LIMIT: found {text!r}, wanted a number of bytes")
+    return int(text)

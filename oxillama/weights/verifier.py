@@ -1,0 +1,186 @@
+"""`PanelVerifier`: compares mapped packed weights with the hashes they were written with, while the
+model already answers.
+
+    load --- 2 MB ... 2 MB ... (a piece every tenth of a second while steps run, without a pause
+             while none does) --- every section holds --- the model's files hold
+                        |
+                        +-- one does not: the file is removed, the engine fails with WeightsDamaged,
+                            and a DamagedWeightsWarning says how many steps ran over it
+
+The sections come first; then, when the model has run nothing for two seconds, the model's files are
+compared with the hashes that were taken of them when the weights were packed. Closing a model
+finishes the sections.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+from blake3 import blake3
+
+from oxillama.errors import DamagedWeightsWarning, WeightsDamaged
+from oxillama.gguf.source import Shard, open_without_waiting
+from oxillama.weights.identity import unchanged
+from oxillama.weights.idle import IdleWatch, Worked
+from oxillama.weights.panel_file import PIECE, MappedPanels, log
+
+IDLE_SECONDS = 2.0  # without a step, before the model's files are read
+BUSY_SECONDS = 0.1  # between two pieces while the model works
+QUIET_SECONDS = 0.05  # without a step, before pieces follow one another without a pause
+LAST_SECONDS = 5.0  # for what is left of the sections when a model is closed
+_verifiers: set[PanelVerifier] = set()
+
+Report = Callable[[WeightsDamaged], None]
+
+
+class _Stopped(Exception):
+    """The model was closed."""
+
+
+class PanelVerifier(threading.Thread):
+    """Verifies one mapped file in the background; `program`, which runs over it, is watched, and not
+    kept alive. shards: the model's files.
+
+    verified: every section holds. damage: what was found that does not.
+    """
+
+    def __init__(self, mapped: MappedPanels, program: Worked, shards: Sequence[Shard]) -> None:
+        super().__init__(name="oxillama verifier", daemon=True)
+        self._mapped: MappedPanels | None = mapped
+        self._shards: Sequence[Shard] = tuple(shards)
+        self._watch = IdleWatch(program)
+        self._hurry, self._cancelled = threading.Event(), threading.Event()
+        self._deadline = 0.0  # when hurrying
+        self._lock, self._reports = threading.Lock(), list[Report]()
+        self._pid = os.getpid()
+        self.verified = False
+        self.damage: WeightsDamaged | None = None
+        _verifiers.add(self)
+        self.start()
+
+    def tell(self, report: Report) -> None:
+        """Call `report(error)` when damage is found; at once where it has been."""
+        with self._lock:
+            self._reports.append(report)
+            found = self.damage
+        if found is not None:
+            report(found)
+
+    def run(self) -> None:
+        """Thread body."""
+        try:
+            self._verify()
+        except _Stopped:
+            pass
+        except (OSError, MemoryError) as error:  # of reading the model's file again
+            log.info("packed weights are not verified further: %s", error)
+        finally:
+            self._mapped, self._shards = None, ()
+            _verifiers.discard(self)
+
+    def finish(self, seconds: float = LAST_SECONDS) -> None:
+        """Verify the sections that are left now, for at most so many seconds."""
+        if os.getpid() != self._pid:  # a forked child has the object, and no such thread
+            return
+        self._deadline = time.monotonic() + seconds
+        self._hurry.set()
+        if self is not threading.current_thread():
+            self.join(seconds + 1.0)
+
+    def cancel(self) -> None:
+        """End it; what is not verified stays so."""
+        if os.getpid() == self._pid:
+            self._cancelled.set()
+            self._hurry.set()
+            if self is not threading.current_thread():
+                self.join()
+
+    # ---- in its own thread
+    # ---------------------------------------------------------------------------------------------------
+
+    def _verify(self) -> None:
+        mapped = self._mapped
+        assert mapped is not None
+        for section in mapped.sections:
+            view = mapped.view[section.offset : section.offset + section.size]
+            pieces = (view[at : at + PIECE] for at in range(0, section.size, PIECE))
+            if not self._holds(pieces, section.digest, self._pace):
+                self._found(mapped, f"the panels of {section.name} are not those that were written")
+                return
+        self.verified = True
+        for shard, digest in zip(self._shards, mapped.whole):
+            if not unchanged(self._shards):  # another file by now, which nothing was loaded from
+                return
+            if not self._holds(_pieces(shard), digest, self._pace_of_files):
+                if unchanged(self._shards):
+                    self._found(mapped, f"{shard.label} is not the file that they were packed from")
+                return
+
+    def _holds(self, pieces: Iterator[memoryview], digest: str, pace: Callable[[], None]) -> bool:
+        hasher = blake3()
+        pace()
+        for piece in pieces:
+            hasher.update(piece)
+            pace()
+        return hasher.hexdigest() == digest
+
+    def _pace(self) -> None:
+        """Before each piece of a section."""
+        if not self._hurry.is_set() and not self._watch.idle(QUIET_SECONDS):
+            self._hurry.wait(BUSY_SECONDS)
+        if self._cancelled.is_set() or self._hurry.is_set() and time.monotonic() > self._deadline:
+            raise _Stopped
+
+    def _pace_of_files(self) -> None:
+        """Before each piece of the model's files."""
+        while not self._hurry.is_set() and not self._watch.idle(IDLE_SECONDS):
+            self._hurry.wait(BUSY_SECONDS)
+        if self._hurry.is_set():
+            raise _Stopped
+
+    def _found(self, mapped: MappedPanels, what: str) -> None:
+        mapped.remove()
+        steps = self._watch.steps
+        error = WeightsDamaged(
+            f"sidecar {mapped.path}: {what}; {steps} steps ran over it since the model was loaded, "
+            "whose results may be wrong; the file is removed, load the model again"
+        )
+        log.error("%s", error)
+        with self._lock:
+            self.damage, reports = error, list(self._reports)
+        for report in reports:
+            report(error)
+        with suppress(DamagedWeightsWarning):  # where warnings are errors, it has been reported
+            warnings.warn(str(error), DamagedWeightsWarning, stacklevel=2)
+
+
+def _pieces(shard: Shard) -> Iterator[memoryview]:
+    """The bytes of a file, read anew: the system's file cache holds them, not this process."""
+    if shard.path is None:
+        return
+    room = memoryview(bytearray(PIECE))
+    with open(shard.path, "rb", buffering=0, opener=open_without_waiting) as file:
+        while (got := file.readinto(room)) > 0:
+            yield room[:got]
+
+
+def finish_all(seconds: float = LAST_SECONDS) -> None:
+    """Let all sections be verified within so many seconds together; Ctrl-C ends it."""
+    waiting, end = list(_verifiers), time.monotonic() + seconds
+    try:
+        for each in waiting:
+            each.finish(max(0.0, end - time.monotonic()))
+    except KeyboardInterrupt:
+        for each in waiting:
+            each.cancel()
+
+
+atexit.register(finish_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_verifiers.clear)  # a child has no thread of its parent's

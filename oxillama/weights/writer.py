@@ -1,0 +1,209 @@
+"""`CacheWriter`: writes the packed weights of a model that had to be packed, when that disturbs
+nobody.
+
+It waits until the model has run no step for two seconds, then writes 2 MB at a time at the lowest
+priority, stops as soon as a step runs, and goes on after two more idle seconds. A model that is
+closed before, or an interpreter that ends, gives it five seconds, or the time it needs if that can
+be told to be less; what is not done then is given up, nothing stays of it, and for a day it is not
+tried again. Whatever fails is logged, nothing is raised.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from oxillama._core.panels import PackedMatrix
+from oxillama.weights.cache import CacheSlot
+from oxillama.weights.idle import IdleWatch, Worked
+from oxillama.weights.packing import Packing
+from oxillama.weights.panel_file import PIECE, GivenUp, Key, log, write_panels
+
+IDLE_SECONDS = 2.0  # without a step, before anything is written
+LAST_SECONDS = 5.0  # for what is left when a model is closed or the interpreter ends
+BYTES_A_SECOND = 600 << 20  # at most, while the model may be asked at any moment
+_POLL = 0.25
+# seconds in which what is given up ends, unless the disk hangs: then its thread ends when it can
+_LEAVE = 1.0
+_writers: set[CacheWriter] = set()
+_stuck: set[Path] = set()  # files whose writer did not leave a disk that hangs
+
+
+class TooSlow(GivenUp):
+    """The disk would have needed more time than there was."""
+
+
+class CacheWriter(threading.Thread):
+    """Writes the packed weights of one model in the background; `program` is watched, and not kept
+    alive. packing: what may still have matrices to pack.
+
+    folder, nbytes: where the file is to be, and the size of the weights.
+    """
+
+    def __init__(
+        self,
+        slot: CacheSlot,
+        matrices: Mapping[Key, PackedMatrix],
+        program: Worked,
+        *,
+        packing: Packing | None = None,
+    ) -> None:
+        super().__init__(name="oxillama sidecar", daemon=True)
+        self._packing = packing
+        self._slot, self._matrices = slot, dict(matrices)
+        self.folder, self.nbytes = slot.path.parent, sum(each.nbytes for each in matrices.values())
+        self._watch = IdleWatch(program)
+        self._hurry, self._cancelled = threading.Event(), threading.Event()
+        self._deadline = 0.0  # when hurrying
+        # when the hurry began, and what was written then
+        self._mark: tuple[float, int] | None = None
+        self._pid = os.getpid()
+        self.written = False  # by this thread
+        self.reason = ""  # why not, once it has ended
+        _writers.add(self)
+        self.start()
+
+    def run(self) -> None:
+        """Thread body."""
+        try:
+            if self._slot.path in _stuck:
+                raise GivenUp("an earlier try of this process still waits for the disk")
+            self._gently()
+            self._wait_until_idle()
+            self._write()
+        except (GivenUp, OSError, MemoryError) as error:
+            self.reason = str(error)
+            if isinstance(error, (TooSlow, OSError)):
+                self._slot.note_failure(self.reason)
+        finally:
+            self._matrices, self._packing = {}, None
+            _writers.discard(self)
+        if self.reason:
+            log.info("packed weights are not kept in %s: %s", self._slot.path.parent, self.reason)
+
+    def finish(self, seconds: float = LAST_SECONDS) -> None:
+        """Write what is left now, for at most so many seconds; returns when that is done or given
+        up.
+        """
+        self.hurry(seconds)
+        self.join(seconds + _POLL)
+        self.cancel(_LEAVE)
+        if self.is_alive():
+            _stuck.add(self._slot.path)
+
+    def hurry(self, seconds: float) -> None:
+        """Have it written within so many seconds, or not at all; returns at once."""
+        if os.getpid() != self._pid:  # a forked child has the object, and no such thread
+            return
+        self._deadline = time.monotonic() + seconds
+        self._hurry.set()
+
+    def cancel(self, seconds: float = LAST_SECONDS) -> None:
+        """Give up; returns when nothing of it is left, or after so many seconds of a disk that
+        hangs.
+        """
+        if os.getpid() != self._pid:
+            return
+        self._cancelled.set()
+        self._hurry.set()
+        if self is not threading.current_thread():
+            self.join(seconds)
+
+    # ---- in its own thread
+    # ---------------------------------------------------------------------------------------------------
+
+    def _gently(self) -> None:
+        with suppress(OSError):
+            if sys.platform == "linux":  # where a thread has a priority of its own
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+
+    def _write(self) -> None:
+        self.reason = self._slot.refusal(self.nbytes) or ""
+        if self.reason:
+            return
+        self._pack()
+        self.written = write_panels(
+            self._slot.path,
+            self._slot.key,
+            self._matrices,
+            shards=self._slot.shards,
+            pause=self._pause,
+        )
+        if self.written:
+            self._slot.forget_failure()
+            log.info(
+                "packed weights of %s are kept in %s (%d bytes) for the next load",
+                self._slot.shards[0].label,
+                self._slot.path,
+                self.nbytes,
+            )
+        else:
+            self.reason = "another process writes them, or has written them"
+
+    def _pack(self) -> None:
+        """What the model has left: only where it was closed at once."""
+        while self._packing is not None and self._packing.some():
+            if (
+                self._cancelled.is_set()
+                or self._hurry.is_set()
+                and time.monotonic() > self._deadline
+            ):
+                raise self._given_up("the model was closed before its weights were packed")
+
+    def _wait_until_idle(self) -> None:
+        while not self._hurry.is_set() and not self._watch.idle(IDLE_SECONDS):
+            self._hurry.wait(_POLL)
+        if self._cancelled.is_set() and not self._deadline:
+            raise GivenUp("the model was closed")
+
+    def _pause(self, written: int, size: int) -> None:
+        """Before each piece: wait while the model works, keep to the pace, and give up what cannot
+        be done in time.
+        """
+        if self._watch.working():
+            self._wait_until_idle()
+        if not self._hurry.is_set():
+            self._hurry.wait(PIECE / BYTES_A_SECOND)
+        if self._hurry.is_set() and self._deadline:
+            self._in_time(written, size)
+        if self._cancelled.is_set():
+            raise self._given_up("the model was closed")
+
+    def _given_up(self, reason: str) -> GivenUp:
+        """What to raise when it was cancelled: after a hurry its time was over."""
+        return TooSlow(reason) if self._deadline else GivenUp(reason)
+
+    def _in_time(self, written: int, size: int) -> None:
+        now = time.monotonic()
+        began, before = self._mark = self._mark or (now, written)
+        need = 0.0
+        if written - before >= 64 << 20:  # enough to tell the disk's speed
+            need = (size - written) / (written - before) * (now - began)
+        if now + need > self._deadline:
+            raise TooSlow(
+                f"{size - written} of {size} bytes were left, which would have taken too long"
+            )
+
+
+def finish_all(seconds: float = LAST_SECONDS) -> None:
+    """Let all files be finished within so many seconds together; Ctrl-C gives them up."""
+    waiting, end = list(_writers), time.monotonic() + seconds
+    try:
+        for writer in waiting:
+            writer.hurry(max(0.0, end - time.monotonic()))
+        for writer in waiting:
+            writer.finish(max(0.0, end - time.monotonic()))
+    except KeyboardInterrupt:
+        for writer in waiting:
+            writer.cancel()
+
+
+atexit.register(finish_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_writers.clear)  # a child has no thread of its parent's

@@ -1,0 +1,236 @@
+"""Converted folders against the files that llama.cpp's converter made of the same folders."""
+
+import json
+import struct
+
+import numpy as np
+import pytest
+
+from oxillama.convert import convert_folder
+from oxillama.convert.family import FAMILIES, Hyper, Keys
+from oxillama.errors import ConvertError
+from oxillama.gguf import GgufReader
+
+ROUNDED = "ssm_a"  # computed: llama.cpp's exponential is not always correctly rounded
+
+
+def folders(cases):
+    return sorted(path for path in (cases / "hf").iterdir() if path.is_dir())
+
+
+def test_every_folder_gives_the_reference_files_keys_and_tensors(cases, tmp_path):
+    for folder in folders(cases):
+        twin = cases / "arch" / folder.name.removesuffix("_sharded") / "f32.gguf"
+        made = convert_folder(folder, tmp_path / "made.gguf", "F32", name="tiny")
+        ours, theirs = GgufReader(made.path), GgufReader(twin)
+        assert dict(ours.kv_types) | {"general.file_type": "uint32"} == dict(theirs.kv_types) | {
+            "general.file_type": "uint32"
+        }, folder
+        for key in theirs.metadata:
+            if key != "general.file_type":
+                assert _same(ours.metadata[key], theirs.metadata[key]), (folder, key)
+        assert set(ours.tensors) == set(theirs.tensors), folder
+        for name, info in theirs.tensors.items():
+            assert ours.tensors[name].shape == info.shape, (folder, name)
+            assert ours.tensors[name].type_name == info.type_name == "F32"
+            found, wanted = (one.data(name).view(np.float32) for one in (ours, theirs))
+            if name.endswith(ROUNDED):
+                np.testing.assert_array_max_ulp(found, wanted, 1)
+            else:
+                assert np.array_equal(found, wanted), (folder, name)
+
+
+def _same(ours, theirs) -> bool:
+    if isinstance(theirs, (str, int, float, bool)):
+        return ours == theirs
+    return np.array_equal(np.asarray(ours), np.asarray(theirs))
+
+
+def test_hyper_parameters_of_every_known_configuration_are_the_reference_files(cases):
+    seen = 0
+    for path in sorted((cases / "arch").glob("*/hf_config.json")):
+        config = json.loads(path.read_text())
+        config = {**config, **config.pop("text_config", {})}
+        family = FAMILIES.get(config["architectures"][0])
+        if family is None:
+            continue
+        keys = Keys(family.arch)
+        family.keys(Hyper(config, path.parent.name), keys)
+        reader = GgufReader(path.with_name("f32.gguf"))
+        wanted = {
+            key: (list(value) if isinstance(value, (list, tuple, np.ndarray)) else value)
+            for key, value in reader.metadata.items()
+            if key.startswith(family.arch + ".")
+        }
+        assert {key: value for key, (value, _) in keys.found.items()} == wanted, path
+        for name, array in family.extra(Hyper(config, path.parent.name)).items():
+            assert np.array_equal(reader.data(name).view(np.float32), array), (path, name)
+        seen += 1
+    assert seen >= 50
+
+
+# ---- folders that are refused ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A whole tiny Llama folder, made here."""
+    place = tmp_path / "model"
+    place.mkdir()
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 1,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-6,
+        "vocab_size": 32,
+        "rope_theta": 10000.0,
+    }
+    (place / "config.json").write_text(json.dumps(config))
+    random = np.random.default_rng(0)
+    names = ["input_layernorm", "post_attention_layernorm"]
+    tensors = {f"model.layers.0.{name}.weight": np.ones(32, np.float32) for name in names}
+    for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"):
+        tensors[f"model.layers.0.{name}.weight"] = random.normal(size=(32, 32)).astype(np.float32)
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        tensors[f"model.layers.0.mlp.{name}.weight"] = np.ones((32, 32), np.float32)
+    tensors["model.norm.weight"] = np.ones(32, np.float32)
+    tensors["model.embed_tokens.weight"] = random.normal(size=(32, 32)).astype(np.float32)
+    tensors["lm_head.weight"] = random.normal(size=(32, 32)).astype(np.float32)
+    write(place / "model.safetensors", tensors)
+    return place
+
+
+def write(path, tensors, header=None):
+    about, data = {}, b""
+    for name, array in tensors.items():
+        begin = len(data)
+        data += array.tobytes()
+        kind = {"f4": "F32", "f2": "F16", "i4": "I32", "u2": "BF16"}[array.dtype.str[1:]]
+        about[name] = {
+            "dtype": kind,
+            "shape": list(array.shape),
+            "data_offsets": [begin, len(data)],
+        }
+    text = json.dumps(about).encode() if header is None else header
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def tensors_of(folder):
+    from oxillama.convert.safetensors import read_safetensors
+
+    held = read_safetensors(folder / "model.safetensors")
+    return {name: one.data.copy() for name, one in held.items()}
+
+
+def refused(folder, tmp_path, *words):
+    target = tmp_path / "out.gguf"
+    with pytest.raises(ConvertError) as caught:
+        convert_folder(folder, target)
+    for word in words:
+        assert word in str(caught.value)
+    assert not target.exists()
+    assert not [one for one in tmp_path.iterdir() if one.name not in ("model",)]
+
+
+def test_a_whole_folder_is_taken_in_every_float_type(folder, tmp_path):
+    for kind in ("auto", "F32", "F16", "BF16", "Q8_0"):
+        made = convert_folder(folder, tmp_path / f"{kind}.gguf", kind)
+        reader = GgufReader(made.path)
+        wanted = {"auto": "F32"}.get(kind, kind)
+        assert reader.tensors["blk.0.ffn_up.weight"].type_name == wanted
+        assert reader.tensors["blk.0.attn_norm.weight"].type_name == "F32"
+
+
+def test_bfloat16_is_rounded_to_nearest_even(folder, tmp_path):
+    tensors = tensors_of(folder)
+    made = convert_folder(folder, tmp_path / "out.gguf", "BF16")
+    bits = GgufReader(made.path).data("output.weight").view(np.uint16).astype(np.uint32) << 16
+    wanted = tensors["lm_head.weight"].reshape(-1)
+    found = bits.view(np.float32).reshape(-1)
+    low = (wanted.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    high = (low.view(np.uint32) + np.uint32(0x10000)).view(np.float32)
+    below, above = np.abs(wanted - low), np.abs(high - wanted)
+    even = (low.view(np.uint32) >> 16) % 2 == 0
+    assert np.array_equal(found, np.where((below < above) | ((below == above) & even), low, high))
+
+
+def test_what_is_missing_is_named(folder, tmp_path):
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    places = {"model.norm.weight": "model-00001-of-00002.safetensors"}
+    places["lm_head.weight"] = "model-00002-of-00002.safetensors"
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": places}))
+    refused(folder, tmp_path, "model-00002-of-00002.safetensors", "missing")
+    index.write_text(json.dumps({"weight_map": {"a": "../../etc/passwd"}}))
+    refused(folder, tmp_path, "weight_map")
+    places["lm_head.weight"] = places["nobody.weight"] = "model-00001-of-00002.safetensors"
+    index.write_text(json.dumps({"weight_map": places}))
+    refused(folder, tmp_path, "nobody.weight")
+
+
+def test_pickled_weights_are_never_opened(folder, tmp_path):
+    (folder / "model.safetensors").unlink()
+    refused(folder, tmp_path, "no weights")
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04")
+    refused(folder, tmp_path, "pytorch_model.bin", "pickled")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 8]}}',
+        b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "Q9", "shape": [1], "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}',
+        b'{"a": {"dtype": "F32", "shape": [4611686018427387904], "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "F32", "shape": [1099511627776], "data_offsets": [0, 4398046511104]}}',
+        b'{"a": 1, "a": 2}',
+        b"[" * 100_000,
+    ],
+)
+def test_hostile_headers_are_refused(folder, tmp_path, header):
+    write(folder / "model.safetensors", {"x": np.zeros(8, np.float32)}, header)
+    refused(folder, tmp_path, "model.safetensors")
+
+
+def test_overlapping_tensors_are_refused(folder, tmp_path):
+    one = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    header = json.dumps({"a": one, "b": {**one, "data_offsets": [4, 12]}}).encode()
+    write(folder / "model.safetensors", {"x": np.zeros(8, np.float32)}, header)
+    refused(folder, tmp_path, "shares its bytes")
+
+
+def test_what_has_no_place_or_wrong_numbers_is_named(folder, tmp_path):
+    tensors = tensors_of(folder)
+    write(folder / "model.safetensors", {**tensors, "model.extra.weight": np.ones(4, np.float32)})
+    refused(folder, tmp_path, "model.extra.weight")
+    name = "model.layers.0.mlp.up_proj.weight"
+    write(folder / "model.safetensors", {**tensors, name: np.ones((32, 32), np.int32)})
+    refused(folder, tmp_path, name, "I32")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    write(folder / "model.safetensors", {**tensors, name: np.ones((31, 32), np.float32)})
+    refused(folder, tmp_path, name)
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"architectures": ["NobodyForCausalLM"]}, "NobodyForCausalLM"),
+        ({"architectures": None}, "architectures"),
+        ({"hidden_act": "tanh"}, "hidden_act"),
+        ({"sliding_window": 8}, "sliding_window"),
+        ({"rope_scaling": {"rope_type": "new", "factor": 2.0}}, "rope_type"),
+        ({"num_attention_heads": "four"}, "num_attention_heads"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+    ],
+)
+def test_configurations_that_a_file_cannot_say_are_refused(folder, tmp_path, change, word):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    refused(folder, tmp_path, word)

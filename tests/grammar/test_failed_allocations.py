@@ -1,0 +1,137 @@
+"""A failed allocation anywhere in a grammar's compilation, masks and states raises MemoryError and
+leaves the interpreter, and what stood before, whole.
+
+The C allocator of a child process is replaced by one that fails at the nth call from the compiled
+modules, for every n in turn.
+"""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+ALLOCATOR = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stddef.h>
+#include <string.h>
+
+extern void *__libc_malloc(size_t);
+extern void *__libc_calloc(size_t, size_t);
+extern void *__libc_realloc(void *, size_t);
+static long left = -1, calls = 0, once = 1;
+
+void fail_at(long n, long only) { left = n; once = only; calls = 0; }
+long calls_seen(void) { return calls; }
+
+static int refused(void *caller) {
+    Dl_info info;
+    if (left < 0 || !dladdr(caller, &info) || !info.dli_fname || !strstr(info.dli_fname, "oxillama/_core/"))
+        return 0;
+    calls++;
+    return once ? calls == left + 1 : calls > left;
+}
+void *malloc(size_t n) { return refused(__builtin_return_address(0)) ? NULL : __libc_malloc(n); }
+void *calloc(size_t n, size_t m) { return refused(__builtin_return_address(0)) ? NULL : __libc_calloc(n, m); }
+void *realloc(void *p, size_t n) { return refused(__builtin_return_address(0)) ? NULL : __libc_realloc(p, n); }
+"""
+
+CHILD = r"""
+import ctypes, sys
+from oxillama._core.cursor import collect
+from oxillama.grammar import Grammar, JsonSchemaCompiler, TokenMasker
+
+shim = ctypes.CDLL(sys.argv[1])
+PIECES = [bytes([b]) for b in range(32, 127)] + [b'","', b'": ', b"abc", b"xyz", None]
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "pattern": "^[a-z]+$", "maxLength": 600},
+          "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}},
+          "required": ["name"], "additionalProperties": {"type": "integer"}}
+TEXT = b'{"tags": ["a", "b"], "name": "abc", "z": 1'
+
+
+def run(masker):
+    compiler = JsonSchemaCompiler(whitespace="flexible", order="free")
+    state = masker.state(compiler.compile(SCHEMA))
+    state.advance(TEXT)
+    state.mask()
+    twin = state.fork()
+    collect(state._cursor.machine)
+    twin.advance(b"}")
+    return state.mask().tobytes(), twin.is_complete(), Grammar.parse(
+        'root ::= ("a" | root "b"){1,30} "c"').matches("abac")
+
+
+def every(work, only):
+    n = 0
+    while True:
+        shim.fail_at(n, only)
+        try:
+            out = work()
+        except MemoryError:
+            out = None
+        finally:
+            calls = shim.calls_seen()
+            shim.fail_at(-1, 1)
+        if calls <= n:
+            return n, out
+        n += 1 if n < 200 else n // 12
+
+
+kept = TokenMasker(PIECES)
+wanted = run(kept)
+tries = []
+for only in (1, 0):
+    tries.append(every(lambda: run(kept), only))
+    tries.append(every(lambda: TokenMasker(PIECES).trie.sizes(), only))
+assert all(n > 5 for n, _ in tries), tries
+assert tries[0][1] == tries[2][1] == wanted
+
+# a state that failed goes on from where it was
+grammar = JsonSchemaCompiler(whitespace="flexible", order="free").compile(SCHEMA)
+state = kept.state(grammar)
+for i in range(len(TEXT)):
+    for n in range(30):
+        for act in (lambda: collect(state._cursor.machine), lambda: state.advance(TEXT[i : i + 1])):
+            before = state.consumed
+            shim.fail_at(n, 1)
+            try:
+                act()
+            except MemoryError:
+                assert state.consumed == before
+            finally:
+                shim.fail_at(-1, 1)
+            if state.consumed != before:
+                break
+        else:
+            continue
+        break
+    else:
+        state.advance(TEXT[i : i + 1])
+assert state.mask().tobytes() == wanted[0]
+print("whole", [n for n, _ in tries])
+"""
+
+
+def test_a_failed_allocation_raises_and_breaks_nothing(tmp_path):
+    source, shim = tmp_path / "allocator.c", tmp_path / "allocator.so"
+    source.write_text(ALLOCATOR)
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-O1", "-o", shim, source, "-ldl"],
+        check=True,
+        capture_output=True,
+    )
+    child = tmp_path / "child.py"
+    child.write_text(CHILD)
+    done = subprocess.run(
+        [sys.executable, child, shim],
+        env={**os.environ, "LD_PRELOAD": str(shim), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert (done.returncode, done.stderr[-2000:]) == (0, "")
+    assert done.stdout.startswith("whole")

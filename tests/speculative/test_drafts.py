@@ -1,0 +1,101 @@
+"""Whose draft models are: opened once, closed with the engine they were opened for, kept alive
+while a request needs them.
+"""
+
+import gc
+import threading
+
+import pytest
+
+import oxillama
+from oxillama.speculative.config import SpeculativeConfig
+from oxillama.speculative.drafts import DraftModels
+from oxillama.speculative.engine import SpeculativeEngine
+
+GREEDY = oxillama.SamplerConfig.greedy()
+
+
+@pytest.fixture(scope="module")
+def stories(cases):
+    return cases / "stories260K"
+
+
+@pytest.fixture
+def target(stories):
+    with oxillama.load(stories / "stories260K-f32.gguf", num_threads=1) as engine:
+        yield engine
+
+
+def test_an_engine_that_nobody_else_holds_drafts_to_the_end_and_is_then_let_go(target, stories):
+    def submitted():
+        return target.submit(
+            "Once",
+            max_tokens=60,
+            sampler=GREEDY,
+            speculative=oxillama.load(stories / "stories260K-q8_0.gguf", num_threads=1),
+        )
+
+    wanted = target.generate("Once", max_tokens=60, sampler=GREEDY).tokens
+    for _ in range(3):
+        request = submitted()
+        gc.collect()
+        assert request.result(20).tokens == wanted
+    del request
+    target.generate("Once", max_tokens=1)  # the loop, too, knows the last one no more
+    gc.collect()
+    assert target._loaded.core.speculator.cores() == ()
+
+
+def test_an_engine_with_another_model_drafts_with_that(target, stories):
+    with oxillama.load(stories / "stories260K-q8_0.gguf", num_threads=1) as draft:
+        for _ in range(2):
+            assert (
+                target.generate(
+                    "Once", max_tokens=20, sampler=GREEDY, speculative=draft
+                ).speculation
+                is not None
+            )
+            assert target._loaded.core.speculator.cores() == (draft._loaded.core,)
+            draft.load_model(stories / "stories260K-f32.gguf")
+
+
+def test_threads_that_name_the_same_draft_open_it_once_and_it_is_closed(
+    target, stories, monkeypatch
+):
+    opened, together = [], threading.Barrier(4)
+    real = DraftModels.open
+
+    def counted(*args, **more):
+        opened.append(real(*args, **more)[0])
+        return opened[-1], opened[-1].core.close
+
+    def generate():
+        together.wait(10)
+        target.generate("Once", max_tokens=3, speculative=stories / "stories260K-q8_0.gguf")
+
+    monkeypatch.setattr(DraftModels, "open", counted)
+    threads = [threading.Thread(target=generate) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert len(opened) == 1 and target._loaded.core.speculator.cores() == (opened[0].core,)
+    registry = target._loaded.core.speculator.registry
+    target.close()
+    with pytest.raises(oxillama.EngineError, match="closed"):
+        opened[0].core.check()
+    with pytest.raises(oxillama.EngineError, match="closed"):
+        registry.resolve(stories / "stories260K-f16.gguf")
+
+
+def test_a_target_that_came_as_bytes_has_no_file_to_be_requantised(stories):
+    engine = oxillama.load_model_from_bytes(
+        (stories / "stories260K-f32.gguf").read_bytes(), num_threads=1
+    )
+    with (
+        engine,
+        pytest.raises(
+            oxillama.ConfigError, match="draft: 'requantised' is made from the target's file"
+        ),
+    ):
+        SpeculativeEngine(SpeculativeConfig(engine, "requantised"))

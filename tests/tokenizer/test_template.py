@@ -1,0 +1,218 @@
+"""Chat templates: the text that others render, what came from messages known in it, and a budget
+that no template gets past.
+"""
+
+import json
+import time
+import tracemalloc
+from datetime import datetime
+
+import pytest
+
+from oxillama.errors import TemplateError
+from oxillama.gguf import GgufReader
+from oxillama.tokenizer import ChatTemplate, sandbox
+
+HI = [{"role": "user", "content": "hi"}]
+
+
+def test_real_templates_render_as_others_render_them(cases):
+    golden = json.loads((cases / "chat_templates" / "golden.json").read_text())
+    day = datetime(2024, 7, 26)  # the day on which the facts were made
+    templates = {}
+    for case in golden:
+        name = case["template"].split("/")[-1]
+        template = templates.setdefault(
+            name, ChatTemplate((cases / "chat_templates" / name).read_text())
+        )
+        arguments = dict(tools=case["tools"], strftime_now=day.strftime, **case["kwargs"])
+        if case["ok"]:
+            assert template.render(case["messages"], **arguments) == case["output"], (
+                name,
+                case["case"],
+            )
+        else:
+            with pytest.raises(TemplateError):
+                template.render(case["messages"], **arguments)
+    assert len(golden) > 150
+
+
+def test_hostile_templates_of_the_cases_end_soon_in_little_memory(cases, tmp_path):
+    for path in sorted((cases / "bad_gguf").glob("tmpl_*.gguf")):
+        source = GgufReader(path).metadata["tokenizer.chat_template"]
+        tracemalloc.start()
+        begin = time.perf_counter()
+        try:
+            assert len(ChatTemplate(source).render(HI)) < 200
+        except TemplateError as error:
+            assert "\n" not in str(error)
+        assert time.perf_counter() - begin < 2
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.__init__.__globals__ }}",
+        "{{ raise_exception.__globals__.os }}",
+        "{{ messages.append(1) }}",
+        "{{ 'A' * 10 ** 10 }}",
+        "{{ 10 ** 10 ** 10 }}",
+        "{{ 'a'.center(10 ** 9) }}",
+        "{{ [1] | slice(3 * 10 ** 7) | list }}",
+        "{{ (10).to_bytes(10 ** 9) }}",
+        "{{ ('a ' * 5000000) | title }}",
+        "{% set ns = namespace(s='AB') %}{% for i in range(60) %}{% set s %}{{ ns.s }}{{ ns.s }}{% endset %}"
+        "{% set ns.s = s %}{% endfor %}{{ ns.s }}",
+        "{{ ([[[1] * 99] * 99] * 20) | tojson(separators=('x' * 100000, 'y')) }}",
+        "{{ 1.5 | round(10 ** 9, 'ceil') }}",
+        "{{ dict.fromkeys(range(99999), 1) }}",
+        "{% autoescape true %}{{ messages }}{% endautoescape %}",
+        "{{ 'a' | replace('a', 'b' * 30000000) | replace('b', 'c' * 9) }}",
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{{ m(n) }}{{ m(n) }}{% endmacro %}{{ m(1) }}",
+        "{% set ns = namespace(s='AB') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s }}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l = ns.l + ns.l %}{% endfor %}{{ ns.l }}",
+        "{{ [1] | batch(10 ** 10, 0) | list }}",
+        "{{ '%0999999999d' % 1 }}",
+        "{{ '{:>999999999}'.format(1) }}",
+        "{{ 'x' | indent(10 ** 9) }}",
+        "{{ messages | tojson(indent=10 ** 9) }}",
+        "{% set ns = namespace(s=[]) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}",
+        "{% set ns = namespace(s=[], t=[]) %}"
+        "{% for i in range(60) %}{% set ns.s = ns.s + [ns.s] %}{% set ns.t = ns.t + [ns.t] %}{% endfor %}{{ ns.s == ns.t }}",
+        "{% set s = 'a' * 100000 %}{% for i in range(90000) %}{% set t = s[1:] %}{% endfor %}",
+        "{{ ('a,' * 3000000).split(',') }}",
+        "{{ ('a' * 1000).translate({97: 'b' * 100000}) }}",
+        "{{ [['a' * 100000] * 10000] | tojson }}",
+        "{{ '{:{}}'.format(1, 10 ** 9) }}",
+        "{{ '%*d' % (10 ** 9, 1) }}",
+        "{{ ([[0] * 1000] * 1000) | sum(start=[]) }}",
+        "{% set a = 1 %}" * 9000,
+        "{{ " + "~".join(["a"] * 40000) + " }}",
+        "{% include 'other' %}",
+        "{{ lipsum(1000) }}",
+        "{{ undefined.attribute }}",
+        "{% if %}",
+    ],
+)
+def test_what_a_template_may_not_do_is_a_template_error(source):
+    begin = time.perf_counter()
+    with pytest.raises(TemplateError):
+        ChatTemplate(source).render(HI)
+    assert time.perf_counter() - begin < 2
+
+
+def test_templates_are_set_up_as_their_authors_expect():
+    assert (
+        ChatTemplate(
+            "{% for m in messages %}\n  {% if loop.first %}\nA{% endif %}\n{{ m.role }}\n{% endfor %}"
+        ).render(HI)
+        == "Auser\n"
+    )
+    assert (
+        ChatTemplate("{{ messages | tojson }}").render([{"role": "user", "content": "<é>"}])
+        == '[{"role": "user", "content": "<é>"}]'
+    )
+    assert (
+        ChatTemplate(
+            "{% for i in range(5) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}"
+        ).render(HI)
+        == "01"
+    )
+    assert (
+        ChatTemplate("{% generation %}{{ messages[0].content }}{% endgeneration %}").render(HI)
+        == "hi"
+    )
+    assert (
+        ChatTemplate("{{ bos_token }}{{ x }}{{ add_generation_prompt }}").render(
+            HI, bos_token="<s>", x=1
+        )
+        == "<s>1True"
+    )
+    assert (
+        ChatTemplate(
+            "{{ '%02d|%s' % (7, 'x') }}{{ '{:>3}{}'.format(1, 'y') }}{{ '%s' | format('z') }}"
+        ).render(HI)
+        == "07|x  1yz"
+    )
+    assert (
+        ChatTemplate(
+            "{% for i in [1, 2] %}{{ loop.length }}{{ loop.last }}{{ loop.revindex }} {% endfor %}"
+        ).render(HI)
+        == "2False2 2True1 "
+    )
+    assert ChatTemplate("{{ 'a' ~ 1 ~ none }}").render(HI) == "a1None"
+    assert (
+        ChatTemplate("{{ messages | map(attribute='role') | join('-') }}").render(HI + HI)
+        == "user-user"
+    )
+    with pytest.raises(TemplateError, match="only users here"):
+        ChatTemplate("{{ raise_exception('only users here') }}").render(HI)
+
+
+def test_a_long_conversation_has_a_budget_of_its_own_length():
+    source = "{% for m in messages %}{% if 'x' in m.content %}{{ m.content | trim | replace('a', 'b') ~ '\n' }}{% endif %}{% endfor %}"
+    messages = [{"role": "user", "content": "xa" * 10000}] * 500
+    assert len(ChatTemplate(source).render(messages)) == 500 * 20001
+
+
+def test_a_template_that_is_no_text_is_refused():
+    with pytest.raises(TemplateError, match="int"):
+        ChatTemplate(7)
+
+
+@pytest.mark.parametrize(
+    ("call", "wanted"),
+    [
+        ("'aXa'.replace('X', 'b')", "aba"),
+        ("'7'.zfill(3)", "007"),
+        ("'a'.ljust(3)", "a  "),
+        ("'a'.rjust(3)", "  a"),
+        ("'a'.center(3)", " a "),
+        ("'a'.encode().decode()", "a"),
+        ("'a\tb'.expandtabs(2)", "a b"),
+        ("'{}'.format(i)", "1"),
+        ("'-'.join(['a', 'b'])", "a-b"),
+        ("namespace(a=1).a ~ namespace(b=2).b", "12"),
+        ("namespace(a=namespace(b=[])).a.b", "[]"),
+    ],
+)
+def test_calls_in_a_loop_are_those_outside_of_one(call, wanted):
+    loop = f"{{% for i in [1] %}}{{% set x = {call} %}}{{{{ x }}}}{{% endfor %}}"
+    assert ChatTemplate(loop).render(HI) == wanted
+    outside = f"{{% set i = 1 %}}{{{{ {call} }}}}"
+    assert ChatTemplate(outside).render(HI) == wanted
+
+
+def test_no_operation_makes_what_was_not_counted(monkeypatch):
+    """Every filter and every method, over large values and with huge arguments, under a budget of
+    256 KiB: refused, or done in memory of that order.
+    """
+    for name, most in (("MAX_BYTES", 1 << 18), ("MAX_CALLS", 2000), ("MAX_NODES", 2000)):
+        monkeypatch.setattr(sandbox, name, most)
+    made = sandbox.Sandbox()
+    methods = sorted({name for names in sandbox._METHODS.values() for name in names})
+    sources = [f"v | {name}" for name in made.filters] + [f"v.{name}()" for name in methods]
+    sources += [f"v | {name}(w)" for name in made.filters] + [f"v.{name}(w)" for name in methods]
+    sources += [f"v | {name}(w, w)" for name in ("replace", "slice", "batch", "indent", "round")]
+    sources += [f"v {sign} w" for sign in ("+", "*", "%", "**", "~", "-", "in", "==")]
+    done = 0
+    tracemalloc.start()
+    values = {"s": "a " * 10_000, "l": [1, [2]] * 400, "n": 10**9}
+    for source in sources:
+        template = made.from_string(f"{{{{ ({source}) is none }}}}")
+        for pair in ("sn", "ln", "ss") if "w" in source.split("v", 1)[1] else ("s", "l", "n"):
+            tracemalloc.reset_peak()
+            before = tracemalloc.get_traced_memory()[0]
+            made.begin()
+            try:
+                template.render(v=values[pair[0]], w=values[pair[-1]])
+                done += 1
+            except Exception as error:
+                assert not isinstance(error, MemoryError), source
+            assert tracemalloc.get_traced_memory()[1] - before < 4 << 20, (source, pair)
+    tracemalloc.stop()
+    assert done > 100
