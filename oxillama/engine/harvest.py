@@ -178,6 +178,46 @@ class Harvest:
             while at < len(draft) and start + at < len(tokens) and tokens[start + at] == draft[at]:
                 # forced tokens may have come along: more than one at a time
                 at += 1
+        if going:
+            self._stands(request, start + at)
+        if request.speculation is not None and draft:
+            # Where the text is over, candidates not looked at are neither right nor wrong.
+            request.speculation.judged(
+                accepted=at,
+                rejected=len(draft) - at if going else 0,
+                bonus=at == len(draft) and len(tokens) > start + at,
+            )
+
+    def go_on(self, request: Request, turn: Generator[Call, Any, None], value: Any = None) -> None:
+        """Run a turn up to what it wants beside the loop, and see to that."""
+        try:
+            call = turn.send(value)
+        except StopIteration:
+            return
+        self.beside(request, call, partial(self.go_on, request, turn))
+
+    def _stands(self, request: Request, length: int) -> None:
+        """So many tokens of a running request are in its pages, and what follows them there counts
+        for nothing; where its pages were taken, none are.
+        """
+        if request.ticket.state in (State.PREFILLING, State.DECODING):
+            request.ticket.done = request.session.kv.length = length
+
+    def beside(self, request: Request, call: Call, then: Callable[[Any], None]) -> None:
+        """Run `call()` in a worker while the request waits, then `then(its result)` in the loop;
+        what it raises ends the request.
+        """
+        answer = self.parked(request, then)
+
+        def work() -> None:
+            try:
+                value = call()
+            except BaseException as raised:
+                answer(None, raised)
+            else:
+                answer(value, None)
+
+        self._workers.run(work)
 
     def parked(
         self, request: Request, then: Callable[[Any], None]

@@ -13,11 +13,11 @@ from oxillama._core.tape import Batch
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.session import checked_ids
 from oxillama.errors import ContextError, EngineError, ModelError
-from oxillama.model.tensors import Tensor
 from oxillama.model.load import Model
 from oxillama.model.lower import Op
 from oxillama.model.ops import OUTPUT
 from oxillama.model.reference import Difference, compare
+from oxillama.model.tensors import Tensor
 
 
 class RawLoop:

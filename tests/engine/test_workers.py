@@ -9,9 +9,9 @@ import pytest
 from null import VOCAB, NullProgram, core, request, solo
 
 from oxillama.engine.scheduler import SchedulerConfig
-from oxillama.engine.speculation import Candidates, Draft, Speculation
 from oxillama.engine.workers import Workers
 from oxillama.sampling import Sampler, SamplerConfig
+from oxillama.speculative.types import Candidates, Draft
 
 GREEDY = SamplerConfig.greedy()
 SEEDED = SamplerConfig(temperature=1.0, top_k=20, seed=11)
@@ -54,7 +54,9 @@ def held_up(engine, kind, gate, prompt):
     if kind == "listener":
         job.listen(gate)
     if kind == "drafter":
-        job.speculation = Speculation(Candidates(Hanging(gate), adaptive=False), session)
+        job.speculation = engine.speculator.speculation(
+            Candidates(Hanging(gate), adaptive=False), session
+        )
     return job
 
 
