@@ -36,7 +36,7 @@ def names_of(kind):
     return set(kind.__annotations__)
 
 
-def test_the_stub_names_what_the_package_has_from_where_it_is():
+def test_the_stub_names_what_the_package_has_from_where_it_is():  # tools/write_stub.py makes it
     tree = ast.parse((PACKAGE / "__init__.pyi").read_text())
     found = {
         alias.asname: node.module
