@@ -8,16 +8,24 @@ had alone; the caller waits, so Ctrl-C and `stream.close()` act at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 import numpy as np
 
 from oxillama._core.kernels import cpu_info
 from oxillama.embedded import embedded_path
+from oxillama.engine.arguments import (
+    ChatOptions,
+    ConfigOptions,
+    GenerateOptions,
+    SingleOptions,
+    separated,
+)
 from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig, make_beams
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.embedding import Pooler, PoolingMode, all_pooled, submit_embedding
@@ -28,10 +36,11 @@ from oxillama.engine.request import Completion, Request, Stream, all_finished, f
 from oxillama.engine.rows import all_logits
 from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.siblings import Siblings, make_siblings
-from oxillama.errors import ConfigError, EmptySequence
+from oxillama.errors import ConfigError, QueueFull
 from oxillama.loaded import Loaded, Prompt
 from oxillama.model.load import ModelConfig
 from oxillama.opening import Progress
+from oxillama.sampling import SamplerConfig
 from oxillama.snapshot.prefixes import spill, start
 from oxillama.snapshot.session import EngineSnapshot
 from oxillama.tokenizer import TokenizerBridge
@@ -39,8 +48,14 @@ from oxillama.tokenizer import TokenizerBridge
 __all__ = ["EngineConfig", "InferenceEngine", "cpu_info", "load", "load_model_from_bytes"]
 
 
+Maker = Callable[..., Request | Siblings]
+
+
 def load(
-    model_path: str | Path | None = None, *, progress: Progress | None = None, **config: Any
+    model_path: str | Path | None = None,
+    *,
+    progress: Progress | None = None,
+    **config: Unpack[ConfigOptions],
 ) -> InferenceEngine:
     """An engine with a model loaded: the embedded one without a path. Keyword arguments are the
     fields of `EngineConfig`.
@@ -53,16 +68,19 @@ def load(
 
 
 def load_model_from_bytes(
-    gguf_bytes: bytes, tokenizer_json: str | bytes | None = None, **config: Any
+    gguf_bytes: bytes,
+    tokenizer_json: str | bytes | None = None,
+    **config: Unpack[ConfigOptions],
 ) -> InferenceEngine:
     """An engine over a GGUF file held in memory; `tokenizer_json` replaces the file's own
-    vocabulary. No path may stand beside either.
+    vocabulary. No path may be given as well.
     """
-    if config.get("model_path") is not None:
+    given: dict[str, Any] = {**config}
+    if given.get("model_path") is not None:
         raise ConfigError(
-            f"model_path: found {str(config['model_path'])!r} beside the bytes of a file, wanted one model"
+            f"model_path: found {str(given['model_path'])!r} beside the bytes of a file, wanted one model"
         )
-    engine = InferenceEngine(EngineConfig.of(config, door="load_model_from_bytes"))
+    engine = InferenceEngine(EngineConfig.of(given, door="load_model_from_bytes"))
     engine.load_model_from_bytes(gguf_bytes, tokenizer_json)
     return engine
 
@@ -107,6 +125,13 @@ class InferenceEngine:
     def num_threads(self) -> int:
         """Workers of a step."""
         return self._loaded.model.program.num_threads
+
+    @property
+    def sampler(self) -> SamplerConfig:
+        """The sampler of requests that name none: the config's, else `SamplerConfig()` with what
+        the file recommends.
+        """
+        return self._loaded.sampler(self.engine_config.sampler)
 
     @property
     def opened(self) -> Loaded:
@@ -163,7 +188,7 @@ class InferenceEngine:
         *,
         session: Session | None = None,
         live: bool = False,
-        **options: Any,
+        **options: Unpack[GenerateOptions],
     ) -> Request | Siblings:
         """Start a generation and return at once; `result()`, iteration, `await`, `cancel()` are the
         request's.
@@ -194,15 +219,40 @@ class InferenceEngine:
         )
 
     def submit_each(
-        self, prompts: Iterable[Prompt], *, session: Session | None = None, **options: Any
+        self,
+        prompts: Iterable[Prompt],
+        *,
+        session: Session | None = None,
+        **options: Unpack[GenerateOptions],
     ) -> Iterator[Request | Siblings]:
         """Start a generation of each of many prompts, as it is taken from the iterator; options are
         those of `submit`, read once for all.
-        """
-        make, wanted = self._asked(options)
-        return (self._submit(make, prompt, session, wanted) for prompt in prompts)
 
-    def _asked(self, options: dict[str, Any]) -> tuple[Callable[..., Request | Siblings], Options]:
+        Where the engine's queue is full, taking one waits until one of those before it has ended;
+        QueueFull where all of them have.
+        """
+        make, wanted = self._asked({**options})
+        return self._each(make, prompts, session, wanted)
+
+    def _each(
+        self, make: Maker, prompts: Iterable[Prompt], session: Session | None, wanted: Options
+    ) -> Iterator[Request | Siblings]:
+        begun: deque[Request] = deque()
+        for prompt in prompts:
+            while True:
+                try:
+                    made = self._submit(make, prompt, session, wanted)
+                    break
+                except QueueFull:
+                    while begun and begun[0].done:
+                        begun.popleft()
+                    if not begun:
+                        raise
+                    begun[0].wait()
+            begun.extend(made.requests if isinstance(made, Siblings) else (made,))
+            yield made
+
+    def _asked(self, options: dict[str, Any]) -> tuple[Maker, Options]:
         """(what makes a request, the checked options of it)."""
         speculator = self._loaded.core.speculator
         if speculator is not None and "speculative" in options:
@@ -212,7 +262,7 @@ class InferenceEngine:
 
     def _submit(
         self,
-        make: Callable[..., Request | Siblings],
+        make: Maker,
         prompt: Prompt | None,
         session: Session | None,
         wanted: Options,
@@ -221,30 +271,70 @@ class InferenceEngine:
         finishes what it began.
         """
         return self._loaded.submit(
-            make, prompt, wanted, session=session, sampler=self.engine_config.sampler, owner=self
+            make, prompt, wanted, session=session, sampler=self.sampler, owner=self
         )
 
+    @overload
     def generate(
-        self, prompt: Prompt | Sequence[Prompt] | None, **options: Any
-    ) -> Completion | list[Completion]:
+        self,
+        prompt: str | None,
+        *,
+        session: Session | None = None,
+        **options: Unpack[SingleOptions],
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: list[str] | tuple[str, ...],
+        *,
+        session: Session | None = None,
+        **options: Unpack[SingleOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompt | Iterable[Prompt] | None,
+        *,
+        session: Session | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Any: ...
+
+    def generate(
+        self,
+        prompt: Prompt | Iterable[Prompt] | None,
+        *,
+        session: Session | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Any:
         """The completion of a prompt (text or token ids), or of each of a list of prompts, batched;
-        options as `Options` lists them.
+        options as `Options` lists them, and a sampler's fields (`temperature=0`).
+
+        Lists, tuples, arrays, pandas Series and iterators will do; no prompts have no completions.
 
         With `n` or `best_of` above 1 a list of completions takes the place of each. None goes on
         with the session used last: that of `prefill`, or of the last `generate` or `stream` of a
         single prompt. Of the one completion that `best_of` returns it is that one's; several leave
         none to go on with.
         """
-        if self.is_many(prompt):
-            return all_finished(self.submit_each(prompt, **options))
-        return finished(self._begin(prompt, live=True, **options))
+        found, many = separated(prompt)
+        if many and (found or session is None):
+            return all_finished(self.submit_each(found, session=session, **options))
+        return finished(self._begin(found, live=True, session=session, **options))
 
-    def stream(self, prompt: Prompt | None, **options: Any) -> Stream:
+    def stream(
+        self,
+        prompt: Prompt | None,
+        *,
+        session: Session | None = None,
+        **options: Unpack[GenerateOptions],
+    ) -> Stream:
         """The completion as it comes: an iterator of pieces whose `.text` is whole UTF-8. Closing
         or forgetting it stops the work.
         """
-        _only_one(options)
-        return Stream(self._begin(prompt, live=True, **options))
+        _only_one({**options})
+        return Stream(_single(self._begin(prompt, live=True, session=session, **options)))
 
     def beam_generate(
         self,
@@ -252,7 +342,7 @@ class InferenceEngine:
         config: BeamSearchConfig | None = None,
         *,
         session: Session | None = None,
-        **options: Any,
+        **options: Unpack[SingleOptions],
     ) -> list[BeamHypothesis]:
         """The likeliest continuations of a prompt, best first, at most `beam_width` of them (see
         `engine.beam`).
@@ -269,21 +359,48 @@ class InferenceEngine:
         config: BeamSearchConfig | None = None,
         *,
         session: Session | None = None,
-        **options: Any,
+        **options: Unpack[SingleOptions],
     ) -> Request:
         """Start a beam search and return at once; its result is what `beam_generate` returns."""
         if config is not None and not isinstance(config, BeamSearchConfig):
             raise ConfigError(f"config: found {type(config).__name__}, wanted a BeamSearchConfig")
-        return self._submit(
-            partial(make_beams, config=config or BeamSearchConfig()),
-            prompt,
-            session,
-            Options.of(options),
+        return _single(
+            self._submit(
+                partial(make_beams, config=config or BeamSearchConfig()),
+                prompt,
+                session,
+                Options.of({**options}),
+            )
         )
 
+    @overload
     def chat(
-        self, messages: Sequence[dict], *, stream: bool = False, **options: Any
-    ) -> Completion | Stream:
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        stream: Literal[True],
+        session: Session | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Stream: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        stream: Literal[False] = False,
+        session: Session | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Completion: ...
+
+    def chat(
+        self,
+        messages: Iterable[Mapping[str, Any]],
+        *,
+        stream: bool = False,
+        session: Session | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Any:
         """The reply to a conversation, through the model's own chat template; options are those of
         `submit_chat` and `generate`.
 
@@ -291,19 +408,18 @@ class InferenceEngine:
         last one holds the completion.
         """
         if stream:
-            _only_one(options)
-        request = self._begin_chat(messages, live=True, **options)
-        return Stream(request) if stream else finished(request)
+            _only_one({**options})
+        request = self._begin_chat(messages, live=True, session=session, **options)
+        return Stream(_single(request)) if stream else finished(request)
 
     def submit_chat(
         self,
-        messages: Sequence[dict],
+        messages: Iterable[Mapping[str, Any]],
         *,
-        tools: Sequence[dict] | None = None,
-        response_format: dict | None = None,
-        template: dict | None = None,
-        **options: Any,
-    ) -> Request:
+        live: bool = False,
+        session: Session | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Request | Siblings:
         """Start a reply and return at once. `template` holds more variables for the chat template;
         response_format asks for JSON.
 
@@ -311,24 +427,22 @@ class InferenceEngine:
         template teaches) and parallel_tool_calls go with `tools`, whose calls follow their schemas
         (see `toolcalls.ChatPlanner`); the completion has `content`, `reasoning`, `tool_calls`.
         """
-        return self._begin_chat(
-            messages, tools=tools, response_format=response_format, template=template, **options
-        )
+        return self._begin_chat(messages, live=live, session=session, **options)
 
     def _begin_chat(
-        self, messages: Sequence[dict], *, live: bool = False, **options: Any
-    ) -> Request:
+        self, messages: Any, *, live: bool = False, session: Session | None = None, **options: Any
+    ) -> Request | Siblings:
         turn = self._loaded.chat.turn(messages, **options)
-        request = self._begin(turn.prompt, live=live, **turn.options)
+        request = self._begin(turn.prompt, live=live, session=session, **turn.options)
         for each in request.requests if isinstance(request, Siblings) else (request,):
             each.read, each.events = turn.read, turn.events
         return request
 
     def render_chat(
         self,
-        messages: Sequence[dict],
+        messages: Iterable[Mapping[str, Any]],
         *,
-        tools: Sequence[dict] | None = None,
+        tools: Sequence[Any] | None = None,
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
@@ -336,22 +450,6 @@ class InferenceEngine:
         return self._loaded.chat.render(
             messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
         )
-
-    @staticmethod
-    def is_many(prompt: Any) -> bool:
-        """Whether a prompt is a list of prompts: a list whose first item is a text or itself a
-        list; ConfigError for a None among them.
-        """
-        many = (
-            isinstance(prompt, (list, tuple))
-            and bool(prompt)
-            and not isinstance(prompt[0], (int, np.integer))
-        )
-        if many and any(each is None for each in prompt):
-            raise ConfigError(
-                f"prompt: found None in a list of {len(prompt)}, wanted texts or token ids (None alone goes on with the last session)"
-            )
-        return many
 
     # ---- logits and the live session
     # ----------------------------------------------------------------------------------------
@@ -399,27 +497,31 @@ class InferenceEngine:
     # ---- snapshots
     # -----------------------------------------------------------------------------------------------------------
 
-    def snapshot(self, **options: Any) -> bytes:
-        """The session that `generate(None)` would go on with, whole, as bytes; options are those of
-        `Snapshots.take` (snapshot.session).
-        """
-        return self._last().snapshot(**options)
+    def snapshot(self, *, compress: Literal["zstd"] | None = None, full: bool = False) -> bytes:
+        """The session that `generate(None)` would go on with, whole, as bytes.
 
-    def snapshot_to_file(self, path: str | Path, **options: Any) -> None:
+        compress="zstd" stores its pages smaller; full=True binds them to every byte of the model's
+        file.
+        """
+        return self._last().snapshot(compress=compress, full=full)
+
+    def snapshot_to_file(
+        self, path: str | Path, *, compress: Literal["zstd"] | None = None, full: bool = False
+    ) -> None:
         """The same in a file: whatever fails, or is killed, when, the file holds what it held
         before or all of the snapshot.
         """
-        self._last().snapshot_to_file(path, **options)
+        self._last().snapshot_to_file(path, compress=compress, full=full)
 
     @classmethod
     def resume(
         cls,
-        data: bytes,
+        data: bytes | str | Path,
         model_path: Any = None,
         *,
         processors: Sequence[Callable] = (),
         progress: Progress | None = None,
-        **config: Any,
+        **config: Unpack[ConfigOptions],
     ) -> InferenceEngine:
         """A new engine, as the one that took the snapshot was configured, whose live session goes
         on where that one stood, bit for bit.
@@ -444,12 +546,20 @@ class InferenceEngine:
 
     @classmethod
     def resume_from_file(
-        cls, path: str | Path, model_path: Any = None, **options: Any
+        cls,
+        path: str | Path,
+        model_path: Any = None,
+        *,
+        processors: Sequence[Callable] = (),
+        progress: Progress | None = None,
+        **config: Unpack[ConfigOptions],
     ) -> InferenceEngine:
-        """`resume` from a file of `snapshot_to_file`; options are those of `resume`."""
-        return cls.resume(Path(path), model_path, **options)
+        """`resume` from a file of `snapshot_to_file`."""
+        return cls.resume(
+            Path(path), model_path, processors=processors, progress=progress, **config
+        )
 
-    def restore(self, data: bytes, *, processors: Sequence[Callable] = ()) -> Session:
+    def restore(self, data: bytes | str | Path, *, processors: Sequence[Callable] = ()) -> Session:
         """A session of your own that stands where the one of a snapshot stood, beside all others,
         which do not notice.
 
@@ -501,7 +611,7 @@ class InferenceEngine:
 
     def embed_batch(
         self,
-        texts: Sequence[Prompt],
+        texts: Iterable[Prompt],
         *,
         mode: PoolingMode | str = PoolingMode.MEAN,
         normalize: bool = True,
@@ -515,7 +625,9 @@ class InferenceEngine:
             )
         texts = list(texts)
         if not texts:
-            raise EmptySequence("embed_batch: found no texts, wanted 1 or more")
+            PoolingMode(mode)
+            empty = np.empty((0, self._loaded.core.program.hidden_size), np.float32)
+            return [] if PoolingMode(mode) is PoolingMode.NONE else empty
         vectors = all_pooled(
             self.submit_embedding(text, mode=mode, normalize=normalize) for text in texts
         )
@@ -569,6 +681,16 @@ class InferenceEngine:
         """Stop all work and free the model; safe to call twice."""
         self._loaded.close()
 
+    def __repr__(self) -> str:
+        """The model, its size, and how it is served."""
+        return f"<InferenceEngine {self._loaded.described(self.engine_config.sampler)}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "engine: holds a model, threads and pages of this process and cannot be pickled; "
+            "load it in each process (packed weights are shared), and pickle `engine_config` or `snapshot()`"
+        )
+
     def __enter__(self) -> InferenceEngine:
         return self
 
@@ -579,6 +701,13 @@ class InferenceEngine:
         loaded = getattr(self, "_loaded", None)
         if loaded is not None:
             loaded.stop()
+
+
+def _single(made: Request | Siblings) -> Request:
+    """A request that is known to be one."""
+    if isinstance(made, Siblings):
+        raise ConfigError(f"n, best_of: found {len(made.requests)} completions, wanted 1")
+    return made
 
 
 def _only_one(options: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ back is read into its parts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,9 +106,9 @@ class Chat:
 
     def render(
         self,
-        messages: Sequence[dict],
+        messages: Iterable[Mapping[str, Any]],
         *,
-        tools: Sequence[dict] | None = None,
+        tools: Sequence[Any] | None = None,
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> TemplateText:

@@ -18,6 +18,13 @@ class GgufError(OxillamaError, ValueError):
     """A GGUF file is malformed: truncated, hostile, or of an unknown version or type."""
 
 
+class GgufNotFound(GgufError, FileNotFoundError):
+    """There is no file at the path of a model."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 class ModelError(OxillamaError, ValueError):
     """A well-formed file does not describe a model that can run (architecture, hyper-parameter,
     tensor).
@@ -64,11 +71,25 @@ PoolError.Exhausted, PoolError.InvalidSlot = Exhausted, InvalidSlot
 
 
 class ContextError(OxillamaError, ValueError):
-    """A prompt or position does not fit the context."""
+    """A prompt or position does not fit the context: `tokens` were found, `limit` is the most there
+    is room for; None where the error is not of such numbers.
+    """
+
+    def __init__(
+        self, message: str = "", *, tokens: int | None = None, limit: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.tokens, self.limit = tokens, limit
 
 
 class EngineError(OxillamaError, RuntimeError):
     """The engine cannot serve: closed, failed, forked, or without a model."""
+
+
+class QueueFull(EngineError):
+    """As many requests wait as the scheduler's `max_waiting` allows; asked again later, the engine
+    may take it.
+    """
 
 
 class WeightsDamaged(EngineError):

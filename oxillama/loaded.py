@@ -32,7 +32,7 @@ class Loaded:
     used last. EngineError for what is not there.
     """
 
-    __slots__ = ("_chat", "_core", "_live", "_lock", "_model", "vocabulary")
+    __slots__ = ("_chat", "_core", "_live", "_lock", "_model", "_recommended", "vocabulary")
 
     def __init__(self) -> None:
         # None also for a file without one; `words` wants one
@@ -41,6 +41,7 @@ class Loaded:
         self._core: EngineCore | None = None
         self._chat: Chat | None = None
         self._live: LiveSession | None = None
+        self._recommended: SamplerConfig | None = None
         self._lock = threading.RLock()
 
     def open(
@@ -56,7 +57,7 @@ class Loaded:
         with self._lock:
             before, self._core, old = self._core, opened.core, self._model
             self._model, self.vocabulary, self._chat = opened.model, opened.vocabulary, None
-            self._live = LiveSession(opened.core)
+            self._live, self._recommended = LiveSession(opened.core), opened.recommended
         if before is not None:
             before.close()
         if old is not None:
@@ -111,7 +112,10 @@ class Loaded:
     def live(self) -> LiveSession:
         """The session of prefill and forward_one, and the one used last."""
         self.core.check_waiter()  # whoever holds its lock may wait for a step
-        return self._live
+        live = self._live
+        if live is None:
+            raise EngineError("engine: has no model, call load_model first")
+        return live
 
     @property
     def chat(self) -> Chat:
@@ -119,6 +123,26 @@ class Loaded:
         if self._chat is None:
             self._chat = Chat(self.model.reader.metadata, self.words)
         return self._chat
+
+    def sampler(self, given: SamplerConfig | None) -> SamplerConfig:
+        """The sampler of requests that name none: what was given, else the file's, else ours."""
+        if given is not None:
+            return given
+        _, recommended = self.core, self._recommended
+        return recommended or SamplerConfig()
+
+    def described(self, sampler: SamplerConfig | None) -> str:
+        """One line of what is loaded and how it is served."""
+        core, model = self._core, self._model
+        if core is None or model is None:
+            return "closed" if core is not None else "without a model"
+        config = model.config
+        named = f"{config.architecture} {config.name!r}" if config.name else config.architecture
+        own = self.sampler(sampler) != SamplerConfig() if sampler is None else False
+        return (
+            f"{named}, context {core.context_size}, {model.program.num_threads} threads, "
+            f"{core.metrics().requests_running} running" + (", sampler of the file" if own else "")
+        )
 
     def ids(self, prompt: Prompt, *, add_special: bool = True) -> list[int]:
         """Token ids of a prompt, each within the vocabulary."""
@@ -138,7 +162,8 @@ class Loaded:
 
     def follow(self, request: Request | Siblings) -> Request | Siblings:
         """A request whose session a prompt of None goes on with."""
-        self._live.recent = request if isinstance(request, Siblings) else request.session
+        if self._live is not None:
+            self._live.recent = request if isinstance(request, Siblings) else request.session
         return request
 
     def submit(
@@ -148,7 +173,7 @@ class Loaded:
         wanted: Options,
         *,
         session: Session | None,
-        sampler: SamplerConfig | None,
+        sampler: SamplerConfig,
         owner: Any,
     ) -> Request | Siblings:
         """Hand to the core what `make` makes of a prompt; `sampler` counts where `wanted` has none.

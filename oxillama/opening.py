@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from oxillama.engine.generation import Vocabulary
 from oxillama.errors import ConfigError, TokenizerError
 from oxillama.gguf import GgufReader
 from oxillama.model.load import Model, load_model
+from oxillama.recommended import recommended_sampler
+from oxillama.sampling import SamplerConfig
 from oxillama.snapshot.session import Snapshots
 from oxillama.speculative.drafts import DraftModels
 from oxillama.speculative.planner import Planner
@@ -36,6 +38,7 @@ class Opened:
     model: Model
     core: EngineCore
     vocabulary: Vocabulary | None
+    recommended: SamplerConfig | None = None  # the sampler that the file names
 
     def close(self, *, keep: bool = True) -> None:
         """Stop all work and end what packs and writes the model's weights: with what is left
@@ -67,6 +70,8 @@ def open_model(
         )
     scheduler = config.scheduling()
     reader = GgufReader(source)
+    # a sampler that was given stands in its place
+    recommended = None if config.sampler is not None else recommended_sampler(reader.metadata)
     with ThreadPoolExecutor(1) as other:  # the vocabulary is read while workers pack weights
         reading = other.submit(_bridge, reader, config.tokenizer_path, tokenizer_json)
         model = load_model(
@@ -78,7 +83,8 @@ def open_model(
             rope=config.rope(),
         )
         try:
-            return _serving(config, reader, model, reading.result(), tokenizer_json)
+            opened = _serving(config, reader, model, reading.result(), tokenizer_json)
+            return replace(opened, recommended=recommended)
         except BaseException:
             # what runs beside it holds the weights, which nobody else will
             model.end(keep=False)
@@ -153,10 +159,9 @@ def _bridge(
             raise TokenizerError(
                 f"tokenizer_json: found byte {error.start} to be no UTF-8, wanted the text of a tokenizer.json"
             ) from None
-    if tokenizer_json is not None or path is not None:
-        return TokenizerBridge.from_tokenizer_json(
-            path if tokenizer_json is None else tokenizer_json, metadata=reader.metadata
-        )
+    source = path if tokenizer_json is None else tokenizer_json
+    if source is not None:
+        return TokenizerBridge.from_tokenizer_json(source, metadata=reader.metadata)
     if "tokenizer.ggml.model" not in reader.metadata:
         return None
     return TokenizerBridge.from_metadata(reader.metadata)

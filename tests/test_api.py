@@ -1,9 +1,12 @@
 """The public face, as a user writes it."""
 
 import asyncio
+import dataclasses
 import gc
 import json
 import os
+import pickle
+import re
 import signal
 import threading
 import time
@@ -316,10 +319,17 @@ def test_the_context_can_be_shifted(stories):
 @pytest.mark.parametrize(
     "bad",
     (
-        dict(max_tokens=-1),
+        dict(max_tokens=-2),
         dict(sampler="greedy"),
         dict(grammar="root ::= [a]", regex="a"),
-        dict(temperature=0.5),
+        dict(temprature=0.5),
+        dict(temperature=0.5, sampler=GREEDY),
+        dict(temperature=-0.5),
+        dict(repeat_penalty=1.1, repetition_penalty=1.1),
+        dict(keep=-1),
+        dict(timeout=0),
+        dict(timeout="soon"),
+        dict(priority=0.5),
         dict(keep=3),
         dict(logprobs=1.5),
     ),
@@ -333,11 +343,114 @@ def test_prompts_that_are_none_raise(engine):
     with pytest.raises(oxillama.ConfigError, match="token 999999"):
         engine.generate([1, 999999])
     with pytest.raises(oxillama.ContextError):
-        engine.generate([])
+        engine.submit([])
     with pytest.raises(oxillama.ConfigError):
         oxillama.load("x.gguf", colour="red")
     with pytest.raises(oxillama.EngineError, match="load_model"):
         oxillama.InferenceEngine().generate("x")
+
+
+def test_lists_of_prompts_may_be_of_any_kind(engine):
+    class Series:  # as pandas has them: iterable, of no sequence type
+        def __init__(self, values):
+            self.values = values
+
+        def __iter__(self):
+            return iter(self.values)
+
+    prompts, options = ["Once", "One day"], dict(max_tokens=np.int64(5), temperature=0)
+    wanted = [engine.generate(each, **options).tokens for each in prompts]
+    for many in (prompts, tuple(prompts), iter(prompts), Series(prompts), np.array(prompts)):
+        assert [done.tokens for done in engine.generate(many, **options)] == wanted
+    ids = engine.tokenize("Once")
+    for one in (ids, tuple(ids), np.array(ids), iter(ids), Series(ids), range(3)):
+        given = list(range(3)) if isinstance(one, range) else ids
+        assert engine.generate(one, **options).tokens == engine.generate(given, **options).tokens
+    assert [each.tokens for each in engine.generate(np.array([ids, ids]), **options)] == [
+        wanted[0]
+    ] * 2
+    assert engine.generate([]) == []
+    assert (
+        asyncio.run(oxillama.AsyncEngine(engine).generate(iter(prompts), **options))[1].tokens
+        == (wanted[1])
+    )
+    assert engine.embed_batch([]).shape == (0, len(engine.embed("a")))
+
+
+def test_a_samplers_fields_are_options_of_their_own(engine):
+    config = SamplerConfig(temperature=0.8, top_p=0.5, seed=7, repetition_penalty=1.3)
+    wanted = engine.generate("Once", max_tokens=12, sampler=config).tokens
+    for given in (
+        dict(temperature=0.8, top_p=0.5, seed=7, repetition_penalty=1.3),
+        dict(temp=0.8, top_p=np.float32(0.5), seed=np.int64(7), repeat_penalty=1.3),
+        dict(sampling_fields={"temperature": 0.8, "repetition_penalty": 1.3}, top_p=0.5, seed=7),
+    ):
+        assert engine.generate("Once", max_tokens=12, **given).tokens == wanted
+    greedy = engine.generate("Once", max_tokens=12, sampler=SamplerConfig(temperature=0)).tokens
+    assert engine.generate("Once", max_tokens=12, temperature=0).tokens == greedy
+    assert engine.generate("Once", n_predict=12, temperature=0, top_k=-1).tokens == greedy
+    # going on, what is not named stays: the stream of the seed too
+    whole = engine.generate("Once", max_tokens=12, sampler=config).tokens
+    engine.generate("Once", max_tokens=6, sampler=config)
+    assert engine.generate(None, max_tokens=6, top_p=0.5).tokens == whole[6:]
+
+
+def test_names_of_elsewhere_and_names_that_are_none(engine):
+    with oxillama.load(n_threads=1, n_ctx=np.int32(100)) as other:
+        assert (other.num_threads, other.context_size) == (1, 100)
+    with pytest.raises(oxillama.ConfigError, match="n_ctx: found beside context_size"):
+        oxillama.load(context_size=100, n_ctx=100)
+    with pytest.raises(oxillama.ConfigError, match="no argument of load; did you mean kv_type"):
+        oxillama.load(kv_typ="f16")
+    with pytest.raises(oxillama.ConfigError, match="no option of generate; did you mean max_token"):
+        engine.generate("Once", max_tokns=3)
+    with pytest.raises(oxillama.ConfigError, match="num_threads: found -1.*None for the cores"):
+        oxillama.load(num_threads=-1)
+    with pytest.raises(oxillama.ConfigError, match="keep: found -1"):
+        engine.generate("Once", keep=-1, context_shift=True)
+
+
+def test_errors_carry_what_they_are_about(engine):
+    with pytest.raises(oxillama.ContextError) as caught:
+        engine.generate([5] * 5000)
+    assert (caught.value.tokens, caught.value.limit) == (5000, engine.context_size - 1)
+    with pytest.raises(FileNotFoundError, match="nowhere.gguf: no such file") as missing:
+        oxillama.load("nowhere.gguf")
+    assert isinstance(missing.value, oxillama.GgufError)
+    for thing in (engine, engine.session(), engine.submit("Once", max_tokens=1)):
+        with pytest.raises(TypeError, match="cannot be pickled"):
+            pickle.dumps(thing)
+    with pytest.raises(TimeoutError, match="it goes on, `cancel..` ends it"):
+        request = engine.submit("Once", ignore_eos=True)
+        request.result(timeout=0)
+    assert pickle.loads(pickle.dumps(request.result())) == request.result()
+
+
+def test_what_is_printed_says_what_is_asked_first(engine):
+    done = engine.generate("Once", max_tokens=5, temperature=0, logprobs=2)
+    speed = f"{done.timings.tokens_per_second:.1f} tokens/s"
+    assert repr(done) == f"<Completion {done.text!r}, length, 2 + 5 tokens, {speed}>"
+    assert str(done) == done.text and done.timings.total_seconds > 0
+    assert done.timings.prompt_tokens_per_second >= 0 < done.timings.first_token_seconds
+    html = done._repr_html_()
+    assert html.count("<span") == 5 and f"token {done.tokens[0]}: " in html
+    tagged = dataclasses.replace(done, text="<b>", logprobs=())
+    assert "&lt;b&gt;" in tagged._repr_html_() and "<b>" not in tagged._repr_html_()
+    pieces = list(engine.stream("Once", max_tokens=5, temperature=0))
+    assert pieces[-1].timings.tokens_per_second > 0 and pieces[0].timings is None
+    assert re.fullmatch(
+        r"<InferenceEngine llama 'stories260K .*', context 512, \d+ threads, 0 running>",
+        repr(engine),
+    )
+    session = engine.session()
+    engine.prefill([1, 2, 3], session=session)
+    assert repr(session) == "<Session 3 tokens, 3 evaluated, idle>"
+    request = engine.submit("Once", max_tokens=2, temperature=0)
+    request.result()
+    assert repr(request) == "<Request generate, length, 2 + 2 tokens>"
+    with oxillama.load(num_threads=1) as closed:
+        pass
+    assert repr(closed) == "<InferenceEngine closed>"
 
 
 def test_many_threads_share_one_engine(engine):

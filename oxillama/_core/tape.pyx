@@ -8,7 +8,7 @@ Adding an op: an argument struct, a `_part`, a class that fills the struct (see 
 """
 import numpy as np
 
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
@@ -40,6 +40,7 @@ OPS = {**elementwise.OPS, **store.OPS, **attention.OPS, **linear.OPS, **experts.
 cdef enum:
     WARM_AHEAD = 2           # ops ahead that may fetch what they will read
     WARM_ROWS = 4            # most rows of a step that waits for memory rather than for arithmetic
+    USAGE_BITS = 44          # of `ox_usage` that are microseconds
     PACED_ROWS = 16          # most rows of a step whose ops are shorter than a time slice
 
 ctypedef struct Entry:
@@ -62,13 +63,15 @@ ctypedef struct Region:
     int few                  # so few rows that ops fetch for those to come
     int paced                # preemptions are counted
     int32_t preempted        # workers that were taken off their core
+    int32_t ran              # microseconds of all workers
 
 
 cdef void _walk(void *args, int ith, int nth) noexcept nogil:
     """One worker's way through the ops of a step."""
     cdef Region *region = <Region *>args
     cdef const Entry *entry
-    cdef long before = ox_preemptions() if region.paced else 0
+    cdef int64_t began = 0, ended = 0
+    cdef long before = ox_preemptions(&began) if region.paced else 0
     cdef int i, k
     for i in range(region.first, region.last):
         entry = region.entries + i
@@ -84,8 +87,10 @@ cdef void _walk(void *args, int ith, int nth) noexcept nogil:
             break
         if region.clock != NULL and ith == 0:
             region.clock[i + 1] = ox_seconds()
-    if region.paced and ox_preemptions() != before:
-        ox_add(&region.preempted, 1)
+    if region.paced:
+        if ox_preemptions(&ended) != before:
+            ox_add(&region.preempted, 1)
+        ox_add(&region.ran, <int32_t>(ended - began))
 
 
 cdef class Program:
@@ -400,6 +405,7 @@ cdef class Program:
         cdef double start
         region.entries, region.team, region.clock = self.entries, team, self.clock
         region.first, region.last, region.wanted, region.preempted = first, last, batch.wanted_rows, 0
+        region.ran = 0
         region.few, region.paced = batch.rows <= WARM_ROWS, batch.rows <= PACED_ROWS and workers > 1
         try:
             self._open(batch, memory)
@@ -410,7 +416,7 @@ cdef class Program:
             start = ox_seconds()
             self.crew.run(_walk, &region, workers)
             if region.paced:
-                self.pace.note(batch.rows, ox_seconds() - start, region.preempted)
+                self.pace.note(batch.rows, ox_seconds() - start, region.preempted, 1e-6 * region.ran)
         finally:
             if self.step_.unpacked:
                 self.packing.end()

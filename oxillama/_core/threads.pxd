@@ -1,6 +1,6 @@
 """The workers' C side: threads, and the team of one step."""
 
-from libc.stdint cimport int32_t
+from libc.stdint cimport int32_t, int64_t
 
 cdef extern from "team.h" nogil:
     ctypedef struct ox_team:
@@ -16,15 +16,19 @@ cdef extern from "team.h" nogil:
 
 cdef extern from *:
     """
+    #include <stdint.h>
     #ifdef __linux__
     #include <sys/resource.h>
-    /* How often this thread was taken off its core while it had work. */
-    static long ox_preemptions(void) {
+    /* How often this thread was taken off its core while it had work; `*us`: the microseconds it ran. */
+    static long ox_preemptions(int64_t *us) {
         struct rusage use;
-        return getrusage(RUSAGE_THREAD, &use) ? 0 : use.ru_nivcsw;
+        *us = 0;
+        if (getrusage(RUSAGE_THREAD, &use)) return 0;
+        *us = (use.ru_utime.tv_sec + use.ru_stime.tv_sec) * INT64_C(1000000) + use.ru_utime.tv_usec + use.ru_stime.tv_usec;
+        return use.ru_nivcsw;
     }
     #else
-    static long ox_preemptions(void) { return 0; }
+    static long ox_preemptions(int64_t *us) { *us = 0; return 0; }
     #endif
     #include <time.h>
     static double ox_seconds(void) {
@@ -34,7 +38,7 @@ cdef extern from *:
     }
     static void ox_add(int32_t *p, int32_t n) { __atomic_fetch_add(p, n, __ATOMIC_RELAXED); }
     """
-    long ox_preemptions() noexcept nogil
+    long ox_preemptions(int64_t *us) noexcept nogil
     double ox_seconds() noexcept nogil                      # of a clock that only goes forward
     void ox_add(int32_t *p, int32_t n) noexcept nogil
 
@@ -53,12 +57,13 @@ cdef class Pace:
     cdef bint trying
     cdef int left                # steps until the next trial may begin, or this one must end
     cdef int patience, count, hits, losers, compared
+    cdef int quiet               # steps with fewer workers since one that had not its cores
     cdef long turns              # trials so far
     cdef double ratios           # sum over a trial's steps: their seconds by those of their kind before
     cdef double[2][64] mean      # running mean of each kind's seconds: with all workers, with fewer
     cdef double[64] best         # the quickest lately, with all workers
     cdef long[64] fresh          # the trial in which a kind was last seen
-    cpdef int note(self, int key, double seconds, int preempted) except -1
+    cpdef int note(self, int key, double seconds, int preempted, double ran=*) except -1
     cdef void _judge(self, bint reduced) noexcept
     cdef void _turn(self, bint reduced, bint trying, int left) noexcept
 

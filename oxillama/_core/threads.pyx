@@ -176,6 +176,7 @@ cdef enum:
     WINDOW = 8         # steps over which disturbed ones are counted
     TRIAL = 4          # compared steps that decide between all workers and fewer
     PATIENCE = 64      # steps until the other number is tried again; doubles while that loses
+    QUIET = 4          # steps with fewer workers, all on their cores, before all are tried again
     KINDS = 64         # kinds of steps that are told apart
 
 
@@ -188,24 +189,35 @@ cdef class Pace:
 
     Disturbed steps (a worker was taken off its core, or the step took half as long again as its kind can) start a trial of fewer
     workers. Its steps are compared with those of the same kinds before, whose seconds are kept as running means.
+
+    Workers that ran less than half of a step's time have no cores to run on: one such step is enough, because it may take a hundred
+    times its due. While fewer workers do not keep their cores either, all are not tried again.
     """
 
     def __init__(self, int most):
         self.most = self.workers = most
         self.patience = PATIENCE
 
-    cpdef int note(self, int key, double seconds, int preempted) except -1:
-        """Takes in one step; returns the number of workers for the next."""
+    cpdef int note(self, int key, double seconds, int preempted, double ran=-1.0) except -1:
+        """Takes in one step; returns the number of workers for the next. ran: below 0 where nobody knows."""
         if self.most == 1:
             return 1
         cdef int kind = key % KINDS
         cdef bint reduced = self.workers < self.most
+        cdef double share = ran / (seconds * self.workers) if ran >= 0 and seconds > 0 else 1.0
         cdef double own = self.mean[reduced][kind], other = self.mean[not reduced][kind]
         if own == 0 or (self.trying and self.fresh[kind] != self.turns):        # of an earlier time: the neighbour was another
             own = seconds
         self.mean[reduced][kind] = own + 0.25 * (seconds - own)
         self.fresh[kind] = self.turns
         self.left -= 1
+        if reduced:
+            self.quiet = self.quiet + 1 if share > 0.8 else 0
+        elif preempted > 0 and share < 0.5:
+            self.losers = max(self.losers, preempted)
+            self.patience = min(16 * PATIENCE, 2 * self.patience) if self.trying else PATIENCE
+            self._turn(True, False, self.patience if self.trying else WINDOW)
+            return self.workers
         if self.trying:
             if not reduced:
                 self.losers = max(self.losers, preempted)
@@ -218,7 +230,7 @@ cdef class Pace:
                 self._turn(False, False, self.patience)
             return self.workers
         if reduced:
-            if self.left <= 0:
+            if self.left <= 0 and self.quiet >= QUIET:
                 self._turn(False, True, 4 * TRIAL)
             return self.workers
         self.best[kind] = seconds if self.best[kind] == 0 else min(seconds, 1.01 * self.best[kind])
@@ -243,7 +255,7 @@ cdef class Pace:
             self.workers = self.most
         elif self.workers == self.most:
             self.workers = max(1, self.most - max(1, self.losers))
-        self.trying, self.left = trying, left
+        self.trying, self.left, self.quiet = trying, left, 0
         self.turns += trying
         self.count = self.hits = self.losers = self.compared = 0
         self.ratios = 0.0

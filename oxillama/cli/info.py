@@ -76,6 +76,12 @@ def _summary(reader: GgufReader) -> dict:
         "tokenizer": said("tokenizer.ggml.model"),
         "vocabulary": len(words) if isinstance(words, (tuple, list, np.ndarray)) else None,
         "chat_template": "tokenizer.chat_template" in metadata,
+        "sampling": {
+            key.removeprefix("general.sampling."): _plain(metadata[key])
+            for key in metadata
+            if key.startswith("general.sampling.")
+        }
+        or None,
     }
 
 
@@ -113,7 +119,7 @@ def _short(value) -> str:
     if isinstance(value, list) and len(value) > _SHOWN:
         return f"[{', '.join(repr(item) for item in value[:_SHOWN])}, ... {len(value):,} in all]"
     if isinstance(value, dict):
-        return ", ".join(f"{key} {item:,}" for key, item in value.items())
+        return ", ".join(f"{key} {_short(item)}" for key, item in value.items())
     # what a terminal would obey is spelled out; a template keeps its lines
     if isinstance(value, str):
         return "".join(

@@ -15,6 +15,9 @@ no tensor is known here.
   beam       BeamSearchConfig, BeamHypothesis: the likeliest continuations, found by sequences side by side
   siblings   several completions of one prompt
   together   requests that are more than one sequence
+  arguments  what callers pass by keyword: types, other tools' names, numbers of any kind
+  workers    threads beside the loop, for functions that callers bring
+  deadlines  when the time of requests is over
   scheduler  who runs in the next step, and for how many rows
   engine     EngineCore: schedule -> step -> sample -> postprocess, in one thread
   speculation  what the loop knows of speculation; `oxillama.speculative` implements it

@@ -5,11 +5,18 @@ the event loop what came.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, Unpack
 
+import numpy as np
+
+from oxillama.engine.arguments import ChatOptions, GenerateOptions, SingleOptions, separated
+from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig
+from oxillama.engine.embedding import PoolingMode
 from oxillama.engine.request import Completion, Piece, Request
-from oxillama.errors import ConfigError
+from oxillama.engine.session import Session
+from oxillama.engine.siblings import Siblings
+from oxillama.errors import ConfigError, QueueFull
 
 
 class AsyncEngine:
@@ -22,46 +29,87 @@ class AsyncEngine:
             raise ConfigError(f"engine: found {type(engine).__name__}, wanted an InferenceEngine")
         self.engine = engine
 
-    def submit(self, prompt: Any, **options: Any) -> Request:
+    def submit(
+        self, prompt: Any, *, session: Session | None = None, **options: Unpack[GenerateOptions]
+    ) -> Request | Siblings:
         """A request: `await` it for its completion, `async for` it for its pieces."""
-        return self.engine.submit(prompt, **options)
+        return self.engine.submit(prompt, session=session, **options)
 
-    async def generate(self, prompt: Any, **options: Any) -> Completion | list[Completion]:
+    async def generate(
+        self, prompt: Any, *, session: Session | None = None, **options: Unpack[GenerateOptions]
+    ) -> Completion | list[Completion]:
         """The completion of a prompt, or of each prompt of a list; an error of one cancels the
-        others.
+        others. Where the engine's queue is full, prompts of a list wait until one of them has ended.
         """
-        if self.engine.is_many(prompt):
-            requests: list[Request] = []
+        prompt, many = separated(prompt)
+        if many and session is None:
+            requests: list[Request | Siblings] = []
+            # what is an iterator counts for every prompt
+            read = {
+                name: tuple(value) if isinstance(value, Iterator) else value
+                for name, value in options.items()
+            }
             try:
-                requests.extend(self.engine.submit_each(prompt, **options))
+                for each in prompt:
+                    requests.append(await self._begun(each, requests, read))
                 return list(await asyncio.gather(*requests))
             except BaseException:  # gather leaves the others running
                 for request in requests:
                     request.cancel()
                 raise
-        return await self.engine.submit(prompt, live=True, **options)
+        return await self.engine.submit(prompt, live=True, session=session, **options)
 
-    async def stream(self, prompt: Any, **options: Any) -> AsyncIterator[Piece]:
+    async def _begun(
+        self, prompt: Any, before: list[Request | Siblings], options: dict[str, Any]
+    ) -> Request | Siblings:
+        """A request; where the queue is full, once one of those before it has ended."""
+        while True:
+            try:
+                return self.engine.submit(prompt, **options)
+            except QueueFull:
+                running = next((each for each in before if not each.done), None)
+                if running is None:
+                    raise
+                await running
+
+    async def stream(
+        self, prompt: Any, *, session: Session | None = None, **options: Unpack[GenerateOptions]
+    ) -> AsyncIterator[Piece]:
         """The pieces of a completion as they come."""
-        async for piece in self.engine.submit(prompt, live=True, **options):
+        request = self.engine.submit(prompt, live=True, session=session, **options)
+        async for piece in aiter(request):
             yield piece
 
-    async def beam_generate(self, prompt: Any, config: Any = None, **options: Any) -> list:
+    async def beam_generate(
+        self,
+        prompt: Any,
+        config: BeamSearchConfig | None = None,
+        *,
+        session: Session | None = None,
+        **options: Unpack[SingleOptions],
+    ) -> list[BeamHypothesis]:
         """The likeliest continuations of a prompt, best first."""
-        return await self.engine.submit_beams(prompt, config, **options)
+        return await self.engine.submit_beams(prompt, config, session=session, **options)
 
     async def chat(
-        self, messages: Any, *, stream: bool = False, **options: Any
-    ) -> Completion | AsyncIterator:
+        self,
+        messages: Any,
+        *,
+        stream: bool = False,
+        session: Session | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Any:
         """The reply to a conversation; with `stream` its events as they come: `async for event in
         await engine.chat(..., stream=True)`.
         """
-        request = self.engine.submit_chat(messages, live=True, **options)
+        request = self.engine.submit_chat(messages, live=True, session=session, **options)
         return aiter(request) if stream else await request
 
-    async def embed(self, text: Any, **options: Any) -> Any:
+    async def embed(
+        self, text: Any, *, mode: PoolingMode | str = PoolingMode.MEAN, normalize: bool = True
+    ) -> np.ndarray:
         """The vector of a text or of token ids."""
-        request, pooler = self.engine.submit_embedding(text, **options)
+        request, pooler = self.engine.submit_embedding(text, mode=mode, normalize=normalize)
         await request
         return pooler.result()
 

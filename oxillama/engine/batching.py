@@ -37,7 +37,10 @@ class Batcher:
             return self._make(
                 tokens[:1], positions[:1], (kv.table,), row_table[:1], self._first, **more
             ), ticket.hidden
-        at, tables, slots, wanted, hidden = 0, [], [], [], False
+        at, hidden = 0, False
+        tables: list[np.ndarray] = []
+        slots: list[int | None] = []
+        wanted: list[int] = []
         for ticket, rows in plan:
             request, start = ticket.owner, ticket.done
             session, end = request.session, at + rows

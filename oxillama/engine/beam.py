@@ -46,6 +46,8 @@ _HEARD = (
     "stop",
     "stop_token_ids",
     "sampler",
+    "sampling_fields",
+    "priority",
     "cache_prompt",
     "truncate_prompt",
     "shown_tokens",
@@ -169,7 +171,7 @@ class Beam:
     session: Session
     total: float = 0.0
     text: str = ""
-    offers: tuple[list[int], list[float]] = field(default=((), ()))
+    offers: tuple[list[int], list[float]] = field(default_factory=lambda: ([], []))
 
     def take(self, token: int, masker: Any, *, listen: bool) -> bool:
         """Go on with a token; True when that completed a stop string. `listen`: stop strings count
@@ -305,13 +307,11 @@ class BeamSearch:
                 self._end(self.beams[index], -negative, length)
             else:
                 going.append((-negative, index, token))
-        parents, self.beams = self.beams, []
-        for child in self._children(parents, going):
-            if length >= self._limit:
+        self.beams = self._children(self.beams, going)
+        if length >= self._limit:
+            for child in self.beams:
                 self._keep(child, child.text + child.session.stops.flush(), length, finished=False)
-                self._drop(child.session)
-            else:
-                self.beams.append(child)
+            self.close()
         if self.beams and self.config.early_stopping and self._settled():
             self.close()
         return not self.beams
@@ -337,16 +337,25 @@ class BeamSearch:
         """The beams that go on; a parent lives on in the last of its children. Those that end with
         their token are kept on the way.
         """
+        made: list[Session | None] = [None] * len(going)
+        try:
+            return self._grown(parents, going, made)
+        except BaseException:
+            for session in filter(None, made):  # which nobody else knows
+                self._drop(session)
+            raise
+
+    def _grown(
+        self, parents: list[Beam], going: list[tuple[float, int, int]], made: list[Session | None]
+    ) -> list[Beam]:
+        """`_children`; the sessions are in `made` as soon as they are there."""
         left, out = Counter(index for _, index, _ in going), []
         listen = len(parents[0].session.tokens) - len(self.root.tokens) + 1 >= self.rules.min_tokens
-        for total, index, token in going:
+        for at, (total, index, token) in enumerate(going):
             parent = parents[index]
             left[index] -= 1
-            session = (
-                parent.session.twin()
-                if left[index] or parent.session is self.root
-                else parent.session
-            )
+            shared = left[index] or parent.session is self.root
+            session = made[at] = parent.session.twin() if shared else parent.session
             child = Beam(session, total, parent.text)
             stopped = child.take(token, self._masker, listen=listen)
             length = len(session.tokens) - len(self.root.tokens)
@@ -456,6 +465,8 @@ def make_beams(
             )
     if options.sampler is not None:
         _greedy_but_for_rules(options.sampler)
+    if options.sampling_fields:
+        _greedy_but_for_rules(SamplerConfig.greedy(**options.sampling_fields))
     root = None
     if session is not None:
         with core.change(session):

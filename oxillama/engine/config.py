@@ -7,7 +7,10 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from oxillama._core.pool import KV_TYPES
+from oxillama.engine.arguments import CONFIG_NAMES, renamed, unknown, whole
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import ConfigError
 from oxillama.model.rope import RopeOverrides
@@ -24,7 +27,8 @@ class EngineConfig:
     model_path: a GGUF file (any shard of a set), None for the embedded model. tokenizer_path: a
     tokenizer.json instead of the file's own vocabulary. context_size: most tokens of a session,
     None for the model's own; costs nothing until used. num_threads: None for the cores this process
-    may use. prefill_chunk_size: most prompt tokens of a step, None for the scheduler's
+    may use. sampler: of requests that name none, None for `SamplerConfig()` with what the file's
+    `general.sampling.*` keys say (`recommended`). prefill_chunk_size: most prompt tokens of a step, None for the scheduler's
     `prefill_chunk`, in whose place a number stands. kv_type: how keys and values are kept, "f16",
     "f32", "q8_0" or "q4_0" (half and a quarter of f16; head sizes in blocks of 32). max_pages:
     pages of `page_size` tokens in all, None for as many as memory allows. prefix_cache: keep the
@@ -42,7 +46,7 @@ class EngineConfig:
     sidecar: str | Path | Literal[False] = False
     context_size: int | None = None
     num_threads: int | None = None
-    sampler: SamplerConfig = SamplerConfig()
+    sampler: SamplerConfig | None = None
     prefill_chunk_size: int | None = None
     kv_type: str = "f16"
     page_size: int = 16
@@ -66,10 +70,17 @@ class EngineConfig:
             value = getattr(self, name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}: found {value!r}, wanted an integer of 1 or more")
+            value = whole(name, value, 1)
             if value >= 1 << 31:
                 raise ConfigError(f"{name}: found {value}, wanted less than 2^31")
+            object.__setattr__(self, name, value)
+        for name, least in (
+            ("page_size", 16),
+            ("prefix_min_tokens", 1),
+            ("prefix_max_entries", 0),
+            ("prefix_max_bytes", 0),
+        ):
+            object.__setattr__(self, name, whole(name, getattr(self, name), least))
         if not isinstance(self.prefix_cache, bool):
             raise ConfigError(f"prefix_cache: found {self.prefix_cache!r}, wanted True or False")
         if self.tokenizer_path is not None and not isinstance(self.tokenizer_path, (str, Path)):
@@ -84,7 +95,7 @@ class EngineConfig:
             or not str(self.sidecar)
         ):
             raise ConfigError(f"sidecar: found {self.sidecar!r}, wanted 'auto', a folder or False")
-        if not isinstance(self.sampler, SamplerConfig):
+        if self.sampler is not None and not isinstance(self.sampler, SamplerConfig):
             raise ConfigError(
                 f"sampler: found {type(self.sampler).__name__}, wanted a SamplerConfig"
             )
@@ -99,14 +110,22 @@ class EngineConfig:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], *, door: str) -> EngineConfig:
-        """A config from the keyword arguments of a door; ConfigError names an unknown one."""
-        known = {field.name for field in fields(cls)}
-        for name in given:
+        """A config from the keyword arguments of `load` and its kin, under our names or llama.cpp's
+        (n_ctx, n_threads); ConfigError names an unknown one.
+
+        As in llama.cpp n_ctx=0 is the model's own context, and n_threads=-1 or 0 all cores.
+        """
+        as_there = {**given}
+        for name in CONFIG_NAMES:
+            automatic = (0,) if CONFIG_NAMES[name] == "context_size" else (0, -1)
+            value = given.get(name)
+            if isinstance(value, (int, np.integer)) and value in automatic:
+                as_there[name] = None
+        own, known = renamed(as_there, CONFIG_NAMES), {field.name for field in fields(cls)}
+        for name in own:
             if name not in known:
-                raise ConfigError(
-                    f"{name}: is no argument of {door}, wanted one of {', '.join(sorted(known))}"
-                )
-        return cls(**given)
+                raise unknown(name, known | set(CONFIG_NAMES), place=f"argument of {door}")
+        return cls(**own)
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values but those that are of this machine: paths, threads, sidecars."""
@@ -117,7 +136,7 @@ class EngineConfig:
         }
         return {
             **found,
-            "sampler": self.sampler.to_dict(),
+            "sampler": None if self.sampler is None else self.sampler.to_dict(),
             "scheduler": None if self.scheduler is None else asdict(self.scheduler),
         }
 

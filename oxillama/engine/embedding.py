@@ -38,7 +38,7 @@ class Pooler:
     def __init__(self, mode: PoolingMode, *, normalize: bool = True) -> None:
         self.mode, self.normalize = mode, normalize
         self._rows = 0
-        self._kept: np.ndarray | list | None = None
+        self._kept: Any = None
 
     def add(self, first: int, rows: np.ndarray) -> None:
         """Rows of positions `first` on; rows that were added before are passed over."""

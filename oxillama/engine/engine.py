@@ -11,27 +11,32 @@ tokens into text. Callers never touch what the loop owns but under `lock`, which
 hold during a step.
 
 Errors: what one request does wrong (nothing left to sample, a page pool too small for it) ends that
-request. Whatever else is raised in the loop fails every request in flight with that cause, and
-every door afterwards says so.
+request. Where memory is refused, the requests of that step end with the MemoryError, and the loop
+goes on. Whatever else is raised in the loop fails every request in flight with that cause, and
+every call afterwards says so.
+
+Python functions that callers bring (logits processors, listeners, drafters) run in threads beside
+the loop (`workers`): their request waits for them, others do not.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 
 from oxillama.engine.batching import Batcher
+from oxillama.engine.deadlines import Deadlines
 from oxillama.engine.harvest import Harvest
 from oxillama.engine.metrics import EngineMetrics, MetricsSnapshot
 from oxillama.engine.pages import KvCachePool, PagedKvCache
@@ -50,11 +55,13 @@ from oxillama.errors import (
     ConfigError,
     ContextError,
     EngineError,
+    QueueFull,
     SnapshotIncompatible,
     WeightsDamaged,
 )
 
 _CLOSE = object()
+STALL_SECONDS = 1.0  # that others wait for the pages of one whose function does not return
 _BUSY = "session: a request is running on it, wanted an idle session"
 
 _RUNNING: weakref.WeakSet[EngineCore] = weakref.WeakSet()
@@ -116,10 +123,12 @@ class EngineCore:
         )
         room.scheduler = self._scheduler
         self._register = Register(
-            self.pool, room, self._scheduler, self.counters, program.vocab_size
+            self.pool, room, self._scheduler, self.counters, program.vocab_size, self._run
         )
+        # (function, request, ...) for the loop to call
         self._inbox: SimpleQueue = SimpleQueue()
         self._workers = Workers()
+        self._deadlines = Deadlines(self._expire)
         self._harvest = Harvest(
             room,
             self._register,
@@ -129,6 +138,8 @@ class EngineCore:
             workers=self._workers,
             post=self._post,
         )
+        self._command: tuple | None = None  # what is being done of the inbox
+        self._stalled = False  # nothing can be planned before something comes into the inbox
         self._thread: threading.Thread | None = None
         self._failure: EngineError | None = None
         self._plan: list[tuple[Ticket, int]] = []
@@ -169,7 +180,7 @@ class EngineCore:
         """Raise EngineError where waiting for a step would never end: in the loop itself, and where
         this thread holds the steps back.
         """
-        if threading.current_thread() is self._thread:
+        if threading.current_thread() is self._thread or self._workers.mine:
             raise EngineError(
                 "engine: its own loop (a processor, a listener) would wait for itself, wanted another thread"
             )
@@ -219,11 +230,16 @@ class EngineCore:
             if session.busy:
                 raise EngineError(_BUSY)
             if not session.tokens:
-                raise ContextError("prompt: found no tokens, wanted 1 or more")
+                raise ContextError(
+                    "prompt: found no tokens, wanted 1 or more", tokens=0, limit=self.context_size
+                )
             if len(session.tokens) > self.context_size:
                 raise ContextError(
-                    f"prompt: {len(session.tokens)} tokens, the context holds {self.context_size}"
+                    f"prompt: {len(session.tokens)} tokens, the context holds {self.context_size}",
+                    tokens=len(session.tokens),
+                    limit=self.context_size,
                 )
+            self._check_queue(1 + len(request.siblings))
             # first: where none can be started, nothing has begun
             if self._thread is None:
                 thread = threading.Thread(target=self._loop, name="oxillama engine", daemon=True)
@@ -235,11 +251,25 @@ class EngineCore:
                 self._register.in_flight.add(each)
                 each.submitted_at = time.perf_counter()
                 self.counters.started += 1
-        self._inbox.put(partial(self._harvest.begin, request))
+        for each in (request, *request.siblings):
+            if each.timeout is not None:
+                self._deadlines.add(each, each.timeout)
+        self._inbox.put((self._harvest.begin, request))
         # the loop may have ended between the check and the inbox
         if self._failure is not None or self._closed:
             self._abandon()
         return request
+
+    def _check_queue(self, more: int) -> None:
+        """Raise QueueFull where so many more requests would be beyond the scheduler's bound."""
+        limits, flying = self._scheduler.config, len(self._register.in_flight)
+        if limits.max_waiting is None or flying + more <= limits.max_sequences + limits.max_waiting:
+            return
+        self.counters.refused += more
+        raise QueueFull(
+            f"engine: {flying} requests in flight and {more} more, max_sequences {limits.max_sequences} run "
+            f"and max_waiting {limits.max_waiting} wait at most"
+        )
 
     def keep(self, session: Session) -> Session:
         """Count a session among those that may keep pages while idle; until it is dropped, or
@@ -286,7 +316,7 @@ class EngineCore:
         for request in [
             each
             for each in tuple(self._register.in_flight)
-            if each.session is session and each.cancelled
+            if each.session is session and each.stopping
         ]:
             request.wait()
 
@@ -316,7 +346,9 @@ class EngineCore:
             before = len(session)
             if before + len(ids) > self.context_size:
                 raise ContextError(
-                    f"prefill: {before} tokens and {len(ids)} more, the context holds {self.context_size}"
+                    f"prefill: {before} tokens and {len(ids)} more, the context holds {self.context_size}",
+                    tokens=before + len(ids),
+                    limit=self.context_size,
                 )
             session.extend(ids)
             request = self.request(session, kind="extend")
@@ -387,6 +419,7 @@ class EngineCore:
         if thread is not None and thread is not threading.current_thread():
             thread.join()
         self._abandon()
+        self._deadlines.close()
         self._workers.close()
         if self.speculator is not None:
             self.speculator.close()
@@ -408,27 +441,45 @@ class EngineCore:
             self._closed = True
             self._flag.set()
             self._inbox.put(_CLOSE)
+            self._deadlines.close()
+            self._workers.close()
 
     # ---- the loop
     # --------------------------------------------------------------------------------------------------------
 
     def _loop(self) -> None:
-        inbox, scheduler = self._inbox, self._scheduler
         try:
             while True:
-                while scheduler.idle or not inbox.empty():
-                    command = inbox.get()
-                    if command is _CLOSE:
+                try:
+                    if not self._commands():
                         return
-                    with self.lock:
-                        command()
-                    # it knows its request, which whoever asked may have forgotten
-                    command = None
-                self._tick()
+                    self._tick()
+                except MemoryError as refused:
+                    self._survive(refused)
         except BaseException as error:  # the loop must never end without everybody being told
             self._fail(error)
         finally:
             self._abandon()
+
+    def _commands(self) -> bool:
+        """Do what came through the inbox, and wait there while nothing can be planned; False at the
+        engine's end.
+        """
+        inbox, scheduler = self._inbox, self._scheduler
+        while scheduler.idle or self._stalled or not inbox.empty():
+            try:
+                command = inbox.get(timeout=STALL_SECONDS if self._stalled else None)
+            except Empty:
+                command = (scheduler.evict_parked,)
+            self._stalled = False
+            if command is _CLOSE:
+                return False
+            self._command = command
+            with self.lock:
+                command[0](*command[1:])
+            # it knows its request, which whoever asked may have forgotten
+            self._command = command = None
+        return True
 
     def _tick(self) -> None:
         """One step, from the plan to the callers."""
@@ -438,13 +489,14 @@ class EngineCore:
             plan = self._scheduler.schedule()
             if not plan:
                 self._register.end_starved()
+                self._stalled = self._scheduler.parked > 0
                 return
+            self._plan = plan
             batch, hidden = self._batch(plan)
             self._flag.clear()
-            self._plan = plan
-            if self._closed or any(ticket.owner.cancelled for ticket, _ in plan):
+            if self._closed or any(ticket.owner.stopping for ticket, _ in plan):
                 self._plan = []
-                self._register.end_cancelled()
+                self._register.end_stopped()
                 return
         start = time.perf_counter()
         try:
@@ -454,17 +506,17 @@ class EngineCore:
                 )
                 now = time.perf_counter()
                 with self.lock:
-                    self._plan = []
                     self._harvest.reap(plan, out, start, now, usual=self.program.usual)
+                    self._plan = []
         except Cancelled:
             with self.lock:
                 self._plan = []
-                self._register.end_cancelled()
+                self._register.end_stopped()
                 if self.states is not None:
                     self._evaluate_again(plan)
 
     def _evaluate_again(self, plan: list[tuple[Ticket, int]]) -> None:
-        """A cancelled step left the recurrent state of its other requests anywhere: they begin again,
+        """A stopped step left the recurrent state of its other requests undefined: they begin again,
         from stored checkpoints where there are any.
         """
         for ticket, _ in plan:
@@ -472,16 +524,41 @@ class EngineCore:
                 self.room.release(ticket)
                 self._register.restart(ticket.owner)
 
+    def _survive(self, refused: MemoryError) -> None:
+        """Memory was refused: the requests it was wanted for end of that. They are those of a
+        command or a plan; before there is a plan, the one that pages are sought for, else everybody
+        who runs, or waits where nobody does.
+        """
+        with self.lock:
+            scheduler, command = self._scheduler, self._command
+            asking, plan = scheduler.asking, self._plan
+            scheduler.asking, self._plan, self._command = None, [], None
+            if command is not None:
+                self._register.end_step(command[1:2], refused)
+                return
+            tickets = [ticket for ticket, _ in plan] or ([asking] if asking is not None else [])
+            tickets = tickets or [*scheduler.prefilling, *scheduler.decoding]
+            self._register.end_step(
+                [each.owner for each in tickets or list(scheduler.waiting)], refused
+            )
+
     def _draft(self) -> None:
         """Candidates for the requests that want them. Not under the lock: a draft model takes its
         time, and what it reads is the loop's alone.
         """
         register, speculator = self._register, self.speculator
         wanting, register.wanting = register.wanting, {}
-        requests = [each for each in wanting if each.ticket.state is State.DECODING]
+        # one that waits for a function of its own is asked for once that has returned
+        register.wanting = {each: None for each in wanting if each.ticket.parked}
+        requests = [
+            each
+            for each in wanting
+            if each.ticket.state is State.DECODING and not each.ticket.parked
+        ]
         if speculator is None or not rewindable(self.memory):  # a row at a time
             for request in requests:
-                request.speculation.fallbacks += 1
+                if request.speculation is not None:
+                    request.speculation.fallbacks += 1
             return
         for request, error in speculator.propose(
             requests,
@@ -500,7 +577,7 @@ class EngineCore:
 
     def _post(self, command: tuple) -> None:
         """Let the loop call (function, arguments...), from any thread."""
-        self._inbox.put(partial(*command))
+        self._inbox.put(command)
 
     # ---- ends
     # ---------------------------------------------------------------------------------------------------------
@@ -509,19 +586,41 @@ class EngineCore:
         """From any thread: the request ends within a few milliseconds; a step that is mostly its
         own is stopped.
         """
-        request.cancelled = True
+        self._stop(request, "cancelled")
+
+    def _expire(self, request: Request) -> None:
+        """From the thread of deadlines: the time of a request is over."""
+        self._stop(request, "timeout")
+
+    def _stop(self, request: Request, reason: str) -> None:
+        request.stopping = request.stopping or reason
         plan = self._plan
         own = sum(rows for ticket, rows in plan if ticket.owner is request)
         if 2 * own >= sum(rows for _, rows in plan) > 0:
             self._flag.set()
-        self._inbox.put(partial(self._register.end, request, "cancelled"))
+        self._inbox.put((self._register.end, request, request.stopping))
+
+    def _run(self, call: Callable[[], None]) -> None:
+        """Run a function of a caller beside the loop, once nobody waits for it any more."""
+
+        def quietly() -> None:
+            try:
+                call()
+            except BaseException:
+                with suppress(BaseException):
+                    threading.excepthook(
+                        threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
+                    )
+
+        with suppress(RuntimeError):  # no thread to be had: it is not called
+            self._workers.run(quietly)
 
     def fail(self, error: WeightsDamaged) -> None:
         """End every request in flight with an error, and refuse all that come later; from any
         thread.
         """
         self._failure = error
-        self._inbox.put(partial(_raise, error))  # requests are ended by the loop alone
+        self._inbox.put((_raise, error))  # requests are ended by the loop alone
 
     def _fail(self, error: BaseException) -> None:
         """The loop broke: everybody in flight learns why, and so does whoever comes later."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from oxillama.engine.arguments import OPTION_NAMES, renamed, seconds, unknown, whole
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.request import Request
 from oxillama.engine.session import Session, checked_ids
@@ -25,13 +26,22 @@ from oxillama.sampling import Sampler, SamplerConfig, breaker_sequences, token_l
 from oxillama.tokenizer import TokenizerBridge
 
 _GRAMMARS_KEPT = 64
+# fields of a sampler that are arguments of `generate`; what else it has, options have too
+SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplerConfig)) - {
+    "seed",
+    "stop",
+    "stop_token_ids",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What one request asks for.
 
-    max_tokens: None is to the end of the context. sampler: a SamplerConfig, None for the engine's.
+    max_tokens: None (or -1) is to the end of the context. sampler: a SamplerConfig, None for the
+    engine's. sampling_fields: fields of a SamplerConfig that differ from the engine's, or from those of
+    the session that goes on; `generate` and its kin take them as arguments of their own
+    (`temperature=0`, `top_p=0.9`), and a whole sampler or single fields, not both.
     stop, stop_token_ids and seed come on top of the sampler's own. cache_prompt: share pages with
     prompts that begin alike. truncate_prompt: leave out the middle of a prompt that is too long
     (its first token stays) where it would raise. context_shift: at the end of the context forget
@@ -41,12 +51,15 @@ class Options:
     control tokens that are written out in the text. processors: Python functions over logits
     (slow). speculative: bring candidates for the next tokens into the steps; the text is the same,
     sooner ("auto" or True, "lookup", a drafter or `Candidates`; None: what a constraint forces,
-    False: nothing). n: completions of the prompt, each with a seed of its own
+    False: nothing). priority: the lower number goes first, and takes the place of requests of
+    higher numbers where there is no other. timeout: seconds from the start after which the request
+    ends with finish_reason "timeout" and what it has, None for no limit. n: completions of the prompt, each with a seed of its own
     (`siblings.derived_seed`); best_of: draw so many and keep the n likeliest.
     """
 
     max_tokens: int | None = None
     sampler: SamplerConfig | None = None
+    sampling_fields: Mapping[str, Any] | None = None
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     seed: int | None = None
@@ -63,6 +76,8 @@ class Options:
     shown_tokens: Sequence[int] = ()
     speculative: Any = None
     processors: Sequence[Callable] = ()
+    priority: int = 0
+    timeout: float | None = None
     n: int = 1
     best_of: int | None = None
 
@@ -72,6 +87,12 @@ class Options:
         for name in ("cache_prompt", "truncate_prompt", "context_shift"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: found {getattr(self, name)!r}, wanted True or False")
+        if isinstance(self.max_tokens, (int, np.integer)) and self.max_tokens == -1:
+            object.__setattr__(self, "max_tokens", None)  # as llama.cpp has it
+        if isinstance(self.seed, (int, np.integer)) and self.seed == -1:
+            object.__setattr__(self, "seed", None)
+        if isinstance(self.seed, np.integer):
+            object.__setattr__(self, "seed", int(self.seed))
         for name, least in (
             ("max_tokens", 0),
             ("keep", 0),
@@ -81,10 +102,12 @@ class Options:
             ("best_of", self.n),
         ):
             value = getattr(self, name)
-            if value is not None and (
-                isinstance(value, bool) or not isinstance(value, int) or value < least
-            ):
-                raise ConfigError(f"{name}: found {value!r}, wanted an integer of {least} or more")
+            if value is not None or name in ("keep", "n"):
+                object.__setattr__(self, name, whole(name, value, least))
+        object.__setattr__(self, "priority", whole("priority", self.priority, -(1 << 31)))
+        if self.timeout is not None:
+            object.__setattr__(self, "timeout", seconds("timeout", self.timeout))
+        _checked_sampling(self.sampling_fields, self.sampler)
         if self.sampler is not None and not isinstance(self.sampler, SamplerConfig):
             raise ConfigError(
                 f"sampler: found {type(self.sampler).__name__}, wanted a SamplerConfig"
@@ -105,14 +128,23 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Options:
-        """Options from keyword arguments; ConfigError names an unknown one."""
-        known = {field.name for field in fields(cls)}
-        for name in given:
+        """Options from keyword arguments, a sampler's fields among them; ConfigError names an
+        unknown one, and what was given in two ways.
+        """
+        own, known = renamed(given, OPTION_NAMES), {field.name for field in fields(cls)}
+        fields_given = {name: own.pop(name) for name in list(own) if name in SAMPLING_FIELDS}
+        for name in own:
             if name not in known:
-                raise ConfigError(
-                    f"{name}: is no option of generate, wanted one of {', '.join(sorted(known))}"
-                )
-        return cls(**given)
+                raise unknown(name, known | SAMPLING_FIELDS, place="option of generate")
+        if isinstance(fields_given.get("top_k"), (int, np.integer)) and fields_given["top_k"] == -1:
+            fields_given["top_k"] = 0  # off, as in vLLM
+        if fields_given:
+            both = own.get("sampling_fields")
+            twice = [name for name in fields_given if name in (both or ())]
+            if twice:
+                raise ConfigError(f"{twice[0]}: found in sampling_fields too, wanted it once")
+            own["sampling_fields"] = {**(both or {}), **fields_given}
+        return cls(**own)
 
     @property
     def constrained(self) -> bool:
@@ -130,6 +162,7 @@ class Options:
         given = (self.sampler, self.seed, self.logprobs)
         return (
             any(each is not None for each in given)
+            or bool(self.sampling_fields)
             or self.constrained
             or bool(self.stop or self.stop_token_ids or self.shown_tokens or self.processors)
         )
@@ -140,8 +173,18 @@ class Options:
         return max(self.n, self.best_of or 1)
 
     def sampling(self, default: SamplerConfig) -> SamplerConfig:
-        """The sampler's config with the stops of these options."""
+        """The sampler's config with the fields and stops of these options.
+
+        A temperature of 0 comes with a repetition penalty of 1, as in `SamplerConfig`, unless one
+        is given here or `default` has one that is not its own default.
+        """
         config = self.sampler or default
+        if self.sampling_fields:
+            changes = dict(self.sampling_fields)
+            penalty = config.repetition_penalty
+            if penalty == SamplerConfig(temperature=config.temperature).repetition_penalty:
+                changes.setdefault("repetition_penalty", None)
+            config = config.replace(**changes)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if stop or self.stop_token_ids:
             config = config.replace(
@@ -149,6 +192,23 @@ class Options:
                 stop_token_ids=(*config.stop_token_ids, *self.stop_token_ids),
             )
         return config
+
+
+def _checked_sampling(given: Any, sampler: SamplerConfig | None) -> None:
+    """Raise ConfigError for fields that no sampler has, or beside a whole sampler."""
+    if given is None:
+        return
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            f"sampling_fields: found {type(given).__name__}, wanted a mapping of fields"
+        )
+    for name in given:
+        if name not in SAMPLING_FIELDS:
+            raise unknown(name, SAMPLING_FIELDS, place="field of a sampler")
+    if given and sampler is not None:
+        raise ConfigError(f"{next(iter(given))}: found beside sampler, wanted one of them")
+    if given:
+        SamplerConfig(**given)
 
 
 def _listed(name: str, value: Any) -> Any:
@@ -245,17 +305,19 @@ class Vocabulary:
 
     def grammar(self, options: Options) -> Grammar | None:
         """The compiled constraint of the options; the last ones are kept."""
-        if callable(getattr(options.grammar, "state", None)):
-            return options.grammar  # compiled: a Grammar, or what makes states as one does
+        given: Any = options.grammar
+        if callable(getattr(given, "state", None)):
+            return given  # compiled: a Grammar, or what makes states as one does
         choices = None if options.choices is None else tuple(options.choices)
         # of a class what it asks for: another one may have its name
         schema = schema_of(options.json_schema)
-        for make, value in (
-            (Grammar.parse, options.grammar),
+        makers: tuple[tuple[Callable[[Any], Grammar], Any], ...] = (
+            (Grammar.parse, given),
             (Grammar.from_json_schema, schema),
             (Grammar.from_regex, options.regex),
             (Grammar.from_choices, choices),
-        ):
+        )
+        for make, value in makers:
             if value is None:
                 continue
             key = (make.__name__, repr(value))
@@ -299,18 +361,20 @@ def make_request(
     """
     truncated = 0
     if session is None:
-        ids, truncated = fitted(prompt, options, core.context_size)
+        ids, truncated = fitted(prompt or (), options, core.context_size)
         session = core.new_session(ids)
     else:
-        more = len(prompt or ())
-        if len(session.tokens) + more >= core.context_size and not (
+        more = list(prompt or ())
+        if len(session.tokens) + len(more) >= core.context_size and not (
             options.context_shift and not more
         ):
             raise ContextError(
-                f"session: {len(session.tokens)} tokens and {more} more, no room left in a context of {core.context_size}"
+                f"session: {len(session.tokens)} tokens and {len(more)} more, no room left in a context of {core.context_size}",
+                tokens=len(session.tokens) + len(more),
+                limit=core.context_size - 1,
             )
         if more:
-            session.extend(list(prompt))
+            session.extend(more)
     if session.sampler is None:
         _equip(session, vocabulary, options, options.sampling(default), core.program.vocab_size)
     elif options.amends:
@@ -336,7 +400,9 @@ def make_request(
         core.eog_ids if not config.ignore_eos else frozenset()
     )
     request.cache = options.cache_prompt
-    request.masker = vocabulary.masker if session.grammar is not None else None
+    request.priority, request.timeout = options.priority, options.timeout
+    if session.grammar is not None and vocabulary is not None:
+        request.masker = vocabulary.masker
     if options.context_shift:
         if options.keep >= core.context_size - 1:
             raise ConfigError(
@@ -363,7 +429,9 @@ def fitted(prompt: Sequence[int], options: Options, context: int) -> tuple[list[
         return ids, 0
     if not options.truncate_prompt:
         raise ContextError(
-            f"prompt: {len(ids)} tokens, a context of {context} has room for {limit}; truncate_prompt=True shortens it"
+            f"prompt: {len(ids)} tokens, a context of {context} has room for {limit}; truncate_prompt=True shortens it",
+            tokens=len(ids),
+            limit=limit,
         )
     room = context - min(
         max(1, options.max_tokens if options.max_tokens is not None else context // 4),
@@ -418,10 +486,11 @@ def _equip(
     session.start = len(session.tokens)
     session.at_start = vocabulary is not None and vocabulary.begins_text(session.tokens)
     session.stops = StopText(config.stop)
-    if _wants_text(vocabulary, options, config):
-        grammar = vocabulary.grammar(options)
-        session.grammar = None if grammar is None else vocabulary.masker.state(grammar)
-        session.text = vocabulary.bridge.stream(shown=options.shown_tokens)
+    words = _words(vocabulary, options, config)
+    if words is not None:
+        grammar = words.grammar(options)
+        session.grammar = None if grammar is None else words.masker.state(grammar)
+        session.text = words.bridge.stream(shown=options.shown_tokens)
 
 
 def _amend(
@@ -435,6 +504,8 @@ def _amend(
     if options.sampler is not None:
         config = _without_padding(config, vocabulary, vocab_size)
     anew = options.sampler is not None or options.seed is not None
+    if options.sampling_fields:
+        config = _without_padding(config, vocabulary, vocab_size)
     session.sampler = sampler_of(
         config,
         vocabulary,
@@ -447,13 +518,16 @@ def _amend(
         session.sampler.accept_prompt(np.array(session.tokens, np.int32))
     else:
         session.sampler.go_on_from(before, session.tokens)
+        if options.sampling_fields:  # other stages may look further back
+            session.sampler.set_history(session.tokens, generated=before.generated)
     if config.stop != before.config.stop:
         session.stops = StopText(config.stop)
-    if _wants_text(vocabulary, options, config):
-        if options.constrained:
-            session.grammar = vocabulary.masker.state(vocabulary.grammar(options))
-        if options.shown_tokens:
-            session.text = vocabulary.bridge.stream(shown=options.shown_tokens)
+    words = _words(vocabulary, options, config)
+    grammar = None if words is None else words.grammar(options)
+    if words is not None and grammar is not None:
+        session.grammar = words.masker.state(grammar)
+    if words is not None and options.shown_tokens:
+        session.text = words.bridge.stream(shown=options.shown_tokens)
 
 
 def _without_padding(
@@ -468,15 +542,15 @@ def _without_padding(
     )
 
 
-def _wants_text(vocabulary: Vocabulary | None, options: Options, config: SamplerConfig) -> bool:
-    """Whether there is a vocabulary to write text with; ConfigError where there is none and text is
-    asked for.
-    """
+def _words(
+    vocabulary: Vocabulary | None, options: Options, config: SamplerConfig
+) -> Vocabulary | None:
+    """The vocabulary to write text with; ConfigError where there is none and text is asked for."""
     if vocabulary is None and (options.constrained or config.stop or options.shown_tokens):
         raise ConfigError(
             "grammar, stop, shown_tokens: the file has no vocabulary, wanted token ids and stop_token_ids alone"
         )
-    return vocabulary is not None
+    return vocabulary
 
 
 def _want_prompt_logprobs(request: Request, top: int) -> None:

@@ -7,7 +7,8 @@ Called by the engine's loop, under its lock.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from oxillama.engine.room import Room
 from oxillama.engine.scheduler import Scheduler, State, Ticket
 from oxillama.engine.together import Together
 from oxillama.engine.workers import Workers
+
+Call = Callable[[], Any]
 
 
 class Harvest:
@@ -50,12 +53,15 @@ class Harvest:
         """Queue a submitted request; one whose session has logits to go on from gets its first
         token at once.
         """
-        pending = self._register.begin(request)
-        if pending is None:
-            return
-        request.admitted_at = time.perf_counter()
         try:
-            self.draw(request, pending, request.admitted_at)
+            pending = self._register.begin(request)
+            if pending is None:
+                return
+            request.admitted_at = time.perf_counter()
+            if request.outside:
+                self.go_on(request, self._turn(request, pending[None], ()))
+            else:
+                self.draw(request, pending, request.admitted_at)
         except BaseException as error:
             self._register.end(request, None, error)
 
@@ -107,16 +113,16 @@ class Harvest:
         counters.decode_seconds += (now - start) * (1 - share)
         if not usual:
             return
-        self._scheduler.observe(prefill_rows=prefilled, seconds=now - start)
+        self._scheduler.observe(prefill_rows=prefilled, seconds=now - start, mixed=decoded > 0)
 
     def _serve(self, request: Request, rows: np.ndarray, now: float) -> None:
         """What one request gets out of a step: none, some or all of its rows."""
         ticket = request.ticket
-        if request.cancelled:
-            self._register.end(request, "cancelled")
+        if request.stopping:
+            self._register.end(request, request.stopping)
             return
         if ticket.state is not State.DECODING:
-            if len(rows) and ticket.every_row:
+            if len(rows) and ticket.every_row and request.on_rows is not None:
                 request.on_rows(ticket.done - len(rows), rows)
                 request.delivered = max(request.delivered, ticket.done)
             if ticket.done < ticket.length:
@@ -136,40 +142,82 @@ class Harvest:
                 return
             if request.siblings:
                 self._together.branch(request, rows[-1], self.begin)
-        if ticket.draft and len(rows) > 1:
-            self._verify(request, rows, now)
-        # none while forced tokens are still to run
-        elif len(rows):
-            ticket.draft = ()
+        if not len(rows):  # forced tokens are still to run
+            return
+        draft, ticket.draft = ticket.draft[: len(rows) - 1], ()
+        if request.outside:
+            self.go_on(request, self._turn(request, rows.copy(), draft))
+        elif draft:
+            self.go_on(request, self._turn(request, rows, draft))
+        else:
             self.draw(request, rows[-1], now)
 
-    def _verify(self, request: Request, rows: np.ndarray, now: float) -> None:
+    def _turn(
+        self, request: Request, rows: np.ndarray, draft: Sequence[int]
+    ) -> Generator[Call, Any, None]:
         """Draw from the row after the last token, then from the row after each candidate as long as
         the text goes on as it said.
+
+        Yields what is to run beside the loop before it goes on, and is sent what that returned:
+        processors, before each draw, and listeners, after it. Meanwhile others may have taken the
+        request's pages; the rows are its own.
         """
-        session, ticket = request.session, request.ticket
-        tokens, start, draft, at, goes_on = (
-            session.tokens,
-            ticket.length,
-            ticket.draft[: len(rows) - 1],
-            0,
-            True,
-        )
-        ticket.draft = ()
-        while goes_on and start + at == len(tokens):
-            ticket.done = session.kv.length = start + at
-            goes_on = self.draw(request, rows[at], now)
+        session, ticket, tokens = request.session, request.ticket, request.session.tokens
+        start, at, going = ticket.length, 0, True
+        while going and start + at == len(tokens):
+            if session.sampler.processors:
+                row = rows[at]
+                session.sampler.processed(row, (yield session.sampler.processing(row)))
+            else:
+                row = rows[at]
+            self._stands(request, start + at)
+            reason = self._advance(request, row, time.perf_counter())
+            if request.owed:
+                yield request.tell
+            going = self._settle(request, reason)
             while at < len(draft) and start + at < len(tokens) and tokens[start + at] == draft[at]:
                 # forced tokens may have come along: more than one at a time
                 at += 1
-        if goes_on:
-            ticket.done = session.kv.length = start + at
-        # Where the text is over, candidates that were not verified are neither right nor wrong.
-        request.speculation.judged(
-            accepted=at,
-            rejected=len(draft) - at if goes_on else 0,
-            bonus=at == len(draft) and len(tokens) > start + at,
-        )
+        if going:
+            self._stands(request, start + at)
+        if request.speculation is not None and draft:
+            # Where the text is over, candidates not looked at are neither right nor wrong.
+            request.speculation.judged(
+                accepted=at,
+                rejected=len(draft) - at if going else 0,
+                bonus=at == len(draft) and len(tokens) > start + at,
+            )
+
+    def go_on(self, request: Request, turn: Generator[Call, Any, None], value: Any = None) -> None:
+        """Run a turn up to what it wants beside the loop, and see to that."""
+        try:
+            call = turn.send(value)
+        except StopIteration:
+            return
+        self.beside(request, call, partial(self.go_on, request, turn))
+
+    def _stands(self, request: Request, length: int) -> None:
+        """So many tokens of a running request are in its pages, and what follows them there counts
+        for nothing; where its pages were taken, none are.
+        """
+        if request.ticket.state in (State.PREFILLING, State.DECODING):
+            request.ticket.done = request.session.kv.length = length
+
+    def beside(self, request: Request, call: Call, then: Callable[[Any], None]) -> None:
+        """Run `call()` in a worker while the request waits, then `then(its result)` in the loop;
+        what it raises ends the request.
+        """
+        answer = self.parked(request, then)
+
+        def work() -> None:
+            try:
+                value = call()
+            except BaseException as raised:
+                answer(None, raised)
+            else:
+                answer(value, None)
+
+        self._workers.run(work)
 
     def parked(
         self, request: Request, then: Callable[[Any], None]
@@ -209,11 +257,18 @@ class Harvest:
         """Draw the next token of a request and do all that follows from it; False when its step is
         over for it.
         """
-        session, ticket = request.session, request.ticket
+        return self._settle(request, self._advance(request, row, now))
+
+    def _advance(self, request: Request, row: np.ndarray, now: float) -> str | None:
+        """Draw the next token of a request, and those that its grammar forces after it; returns why
+        it ends, None when it goes on.
+        """
+        ticket = request.ticket
         if request.token_at:
             self._counters.inter_token.observe(now - request.token_at)
         else:
             self._counters.first_token.observe(now - request.submitted_at)
+            request.first_at = now
         request.token_at = now
         before = len(request.generated)
         reason = advance(request, row, self._context_size)
@@ -221,6 +276,11 @@ class Harvest:
         self._counters.generated += drawn
         if ticket.state is State.DECODING:
             self._counters.decoded += drawn
+        return reason
+
+    def _settle(self, request: Request, reason: str | None) -> bool:
+        """What follows from a draw for the request's next step; False when there is none."""
+        session, ticket = request.session, request.ticket
         if reason is not None:
             self._register.end(request, reason)
             return False

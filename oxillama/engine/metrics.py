@@ -12,6 +12,8 @@ _HELP = {
     "requests_completed_total": "Requests that ended by themselves.",
     "requests_cancelled_total": "Requests that were cancelled.",
     "requests_failed_total": "Requests that ended in an error.",
+    "requests_timed_out_total": "Requests that ended because their time was over; of those that completed.",
+    "requests_refused_total": "Requests refused because max_waiting others waited.",
     "requests_preempted_total": "Times a running request gave its pages to an older one.",
     "tokens_prefilled_total": "Prompt tokens evaluated; those found in the prefix cache are not among them.",
     "tokens_generated_total": "Tokens generated.",
@@ -91,6 +93,8 @@ class MetricsSnapshot:
     requests_completed_total: int = 0
     requests_cancelled_total: int = 0
     requests_failed_total: int = 0
+    requests_timed_out_total: int = 0
+    requests_refused_total: int = 0
     requests_preempted_total: int = 0
     tokens_prefilled_total: int = 0
     tokens_generated_total: int = 0
@@ -147,12 +151,15 @@ class EngineMetrics:
         "prefill_seconds",
         "prefilled",
         "queue",
+        "refused",
         "started",
         "steps",
+        "timed_out",
     )
 
     def __init__(self) -> None:
         self.started = self.completed = self.cancelled = self.failed = 0
+        self.timed_out = self.refused = 0
         self.prefilled = self.generated = self.steps = 0
         # of the generated those that came of decoding rows, not of a prompt's last
         self.decoded = 0
@@ -166,6 +173,8 @@ class EngineMetrics:
             requests_completed_total=self.completed,
             requests_cancelled_total=self.cancelled,
             requests_failed_total=self.failed,
+            requests_timed_out_total=self.timed_out,
+            requests_refused_total=self.refused,
             tokens_prefilled_total=self.prefilled,
             tokens_generated_total=self.generated,
             steps_total=self.steps,

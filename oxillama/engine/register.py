@@ -4,6 +4,8 @@ the engine's lock.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 
 from oxillama.engine.metrics import EngineMetrics
@@ -26,9 +28,12 @@ class Register:
         scheduler: Scheduler,
         counters: EngineMetrics,
         vocab_size: int,
+        run: Callable[[Callable[[], None]], None],
     ) -> None:
+        """run: runs a function beside the loop."""
         self.in_flight: set[Request] = set()
         self.wanting: dict[Request, None] = {}
+        self._run = run
         self._pool, self._room, self._scheduler, self._counters, self._vocab_size = (
             pool,
             room,
@@ -42,8 +47,8 @@ class Register:
         where its session has them.
         """
         session = request.session
-        if request.cancelled or request.done:
-            self.end(request, "cancelled")
+        if request.stopping or request.done:
+            self.end(request, request.stopping)
             return None
         tokens, kv = session.tokens, session.kv
         if request.kind == "generate" and request.on_rows is not None:
@@ -56,7 +61,7 @@ class Register:
             # the last token again, for its logits
             kv.truncate(len(tokens) - 1)
         session.pending = None
-        ticket = Ticket(len(tokens), done=kv.length, owner=request)
+        ticket = Ticket(len(tokens), done=kv.length, priority=request.priority, owner=request)
         request.ticket = ticket
         if request.on_rows is not None:
             ticket.every_row = True
@@ -74,39 +79,51 @@ class Register:
         self._scheduler.add(ticket)
 
     def end(self, request: Request, reason: str | None, error: BaseException | None = None) -> None:
-        """Take a request out of the engine and tell its callers; the first end counts."""
+        """Take a request out of the engine and tell its callers; the first end counts.
+
+        Where memory for that is refused, it is done once more, with the refusal as the cause: every
+        part of it may run twice.
+        """
         if request not in self.in_flight:
             return
-        self.in_flight.discard(request)
+        try:
+            self._end(request, reason, error)
+        except MemoryError as refused:
+            self._end(request, reason, error or refused)
+
+    def _end(self, request: Request, reason: str | None, error: BaseException | None) -> None:
         self.wanting.pop(request, None)
         request.waits_for = None
-        try:
-            self._put_away(request, error)
-        # the ledger itself: the loop ends of it, and tells this one too
-        except BaseException:
-            self.in_flight.add(request)
-            raise
-        counters, speculation, own = self._counters, request.speculation, error
-        if speculation is not None:
+        self._put_away(request, error)
+        own = error
+        if request.speculation is not None:
             try:
-                speculation.close(len(request.generated))
+                request.speculation.close(len(request.generated))
             # a drafter's doing, and no business of those who wait for the prompt
             except BaseException as told:
                 own = error or told
-        if own is not None:
+        if request.end(reason, own):
+            self._run(request.tell_end)
+        self._hand_over(request, reason, error)
+        self._count(request)
+
+    def _count(self, request: Request) -> None:
+        """The end of a request in the counters, once."""
+        self.in_flight.discard(request)
+        counters = self._counters
+        if request.error is not None:
             counters.failed += 1
-        elif reason == "cancelled":
+        elif request.finish_reason == "cancelled":
             counters.cancelled += 1
         else:
+            counters.timed_out += request.finish_reason == "timeout"
             counters.completed += 1
-        request.end(reason, own)
-        self._hand_over(request, reason, error)
 
     def _put_away(self, request: Request, error: BaseException | None) -> None:
         """What a request held goes where it belongs, and its session is idle."""
         session = request.session
         if request.ticket is not None:
-            self._scheduler.finish(request.ticket)
+            self._scheduler.finish(request.ticket, everywhere=error is not None)
         if request.beams is not None:
             request.beams.close()
         kept = session in self._room.sessions
@@ -120,7 +137,7 @@ class Register:
             # without pages that were reserved for a step that never was
             session.kv.truncate(session.kv.length)
         else:
-            session.kv.release()
+            session.rest()
         session.busy = False
 
     def _hand_over(self, request: Request, reason: str | None, error: BaseException | None) -> None:
@@ -128,17 +145,20 @@ class Register:
         it, or all end of the same error.
         """
         heirs = [each for each in request.siblings if each in self.in_flight]
-        request.siblings = ()
         for at, each in enumerate(heirs):
             if error is not None:
                 self.end(each, reason, error)
             # it has no siblings: whoever lives evaluates the prompt
-            elif each.cancelled:
-                self.end(each, "cancelled")
+            elif each.stopping:
+                self.end(each, each.stopping)
             else:
                 each.siblings = tuple(heirs[at + 1 :])
-                self.begin(each)
-                return
+                try:
+                    self.begin(each)
+                except MemoryError as refused:
+                    self.end(each, None, refused)
+                break
+        request.siblings = ()
 
     def end_starved(self) -> None:
         """A request that is alone and cannot be given its pages will never be."""
@@ -154,10 +174,17 @@ class Register:
                 ),
             )
 
-    def end_cancelled(self) -> None:
-        """End whoever was cancelled while a step ran."""
-        for request in [each for each in self.in_flight if each.cancelled]:
-            self.end(request, "cancelled")
+    def end_stopped(self) -> None:
+        """End whoever was cancelled, or ran out of time, while a step ran."""
+        for request in [each for each in self.in_flight if each.stopping]:
+            self.end(request, request.stopping)
+
+    def end_step(self, requests: Iterable[Request], cause: MemoryError) -> None:
+        """End the requests of a step that memory was refused for; each is told of its own."""
+        for request in requests:
+            told = MemoryError(f"request: memory was refused in its step; {cause}".rstrip("; "))
+            told.__cause__ = cause
+            self.end(request, None, told)
 
     def end_all(self, failure: EngineError | None) -> None:
         """End everybody, as cancelled, or because of what broke the loop."""
@@ -169,6 +196,7 @@ class Register:
             told.__cause__ = failure.__cause__
             try:
                 self.end(request, None, told)
-            except Exception:  # the ledger itself may be what broke
+            except Exception:  # what holds the pages may be what broke
                 self.in_flight.discard(request)
-                request.end(None, told)
+                if request.end(None, told):
+                    self._run(request.tell_end)

@@ -4,19 +4,24 @@
 The engine's loop appends to a request and tells its listeners; callers read from any thread, or
 from an event loop, and wait for nobody else's lock. Nothing is lost between looking and listening:
 a listener is registered first and looks afterwards.
+
+A listener runs in a thread beside the loop: its request waits for it, others do not.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from html import escape
 from queue import SimpleQueue
 from typing import Any
 
@@ -43,15 +48,33 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the seconds of a request went, as it saw them beside all others.
+
+    queue_seconds: from submit to admission. first_token_seconds: from submit to the first token.
+    prompt_tokens_per_second: evaluated prompt tokens over the time from admission to the first
+    token. tokens_per_second: tokens after the first over the time from it to the last. 0 where
+    there was nothing to measure.
+    """
+
+    total_seconds: float = 0.0
+    queue_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    prompt_tokens_per_second: float = 0.0
+    tokens_per_second: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """A piece of a stream: whole UTF-8 text, the ids it came from, and on the last piece why the
-    stream ended.
+    stream ended and its timings.
     """
 
     text: str
     tokens: tuple[int, ...]
     finish_reason: str | None = None
     logprobs: tuple = ()
+    timings: Timings | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +82,8 @@ class Completion:
     """A finished request: its text and tokens, why it ended, and the seed that its sampler started
     from.
 
-    finish_reason is "stop", "length" (of max_tokens or the context), "cancelled", or of a chat that
-    stopped to call tools "tool_calls".
+    finish_reason is "stop", "length" (of max_tokens or the context), "cancelled", "timeout", or of
+    a chat that stopped to call tools "tool_calls".
     """
 
     text: str
@@ -79,6 +102,46 @@ class Completion:
     malformed_calls: tuple = ()  # of a chat: what began as a call and is none
     # what became of candidates, where the request speculated
     speculation: SpecStats | None = None
+    timings: Timings = field(default=Timings(), compare=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        """The text, cut in the middle where it is long, why it ended, tokens and speed."""
+        text = self.text if len(self.text) <= 120 else f"{self.text[:80]} ... {self.text[-30:]}"
+        calls = f", {len(self.tool_calls)} tool calls" if self.tool_calls else ""
+        return (
+            f"<Completion {text!r}, {self.finish_reason}{calls}, "
+            f"{self.usage.prompt_tokens} + {self.usage.completion_tokens} tokens, "
+            f"{self.timings.tokens_per_second:.1f} tokens/s>"
+        )
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the text, or, where log-probabilities were asked for, each token on a
+        ground that is the darker the less likely it was.
+        """
+        head = escape(
+            f"{self.finish_reason}, {self.usage.prompt_tokens} + {self.usage.completion_tokens} tokens, "
+            f"{self.timings.tokens_per_second:.1f} tokens/s"
+        )
+        body = escape(self.text)
+        if self.logprobs:
+            body = " ".join(
+                f'<span title="{escape(_likeliest(each))}" style="background: rgba(255, 160, 0, '
+                f'{1 - math.exp(min(0.0, each.raw)):.2f})">{each.token}</span>'
+                for each in self.logprobs
+            )
+            body = f"{escape(self.text)}<br><small>{body}</small>"
+        return f'<div style="white-space: pre-wrap">{body}</div><small>{head}</small>'
+
+
+def _likeliest(report: Any) -> str:
+    """A token's probability and those of the likeliest, by id."""
+    others = ", ".join(
+        f"{token}: {math.exp(value):.3f}" for token, value in zip(report.raw_ids, report.raw_values)
+    )
+    return f"token {report.token}: {math.exp(report.raw):.3f} ({others})"
 
 
 class Request:
@@ -89,22 +152,26 @@ class Request:
     """
 
     __slots__ = (
+        "__weakref__",
         "_cancel",
         "_done",
         "_listeners",
         "_lock",
         "_may_wait",
+        "_outside",
         "_pid",
+        "_telling",
         "admitted_at",
         "beams",
         "before",
         "cache",
         "cached",
-        "cancelled",
         "delivered",
+        "ended_at",
         "error",
         "events",
         "finish_reason",
+        "first_at",
         "follows",
         "generated",
         "hidden",
@@ -114,8 +181,10 @@ class Request:
         "max_tokens",
         "min_tokens",
         "on_rows",
+        "owed",
         "owner",
         "pieces",
+        "priority",
         "prompt_logprobs",
         "prompt_tokens",
         "read",
@@ -126,9 +195,11 @@ class Request:
         "siblings",
         "speculation",
         "stop_ids",
+        "stopping",
         "submitted_at",
         "takes_forced",
         "ticket",
+        "timeout",
         "token_at",
         "truncated",
         "value",
@@ -177,20 +248,36 @@ class Request:
         self.value: Any = None  # what kinds other than "generate" produce
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
-        self.cancelled = False
+        # why the loop is to end it: "cancelled" or "timeout"
+        self.stopping: str | None = None
+        self.priority = 0  # the lower number goes first
+        self.timeout: float | None = None  # seconds from submit
         # the call beside the loop that its next token waits for
         self.waits_for: object = None
+        self.owed = 0  # calls of listeners beside the loop that are to come
         self.read: Callable[[Completion], Completion] | None = None  # reads a chat's reply
         # makes a reader of the pieces of a chat's reply
         self.events: Callable[[], Any] | None = None
         self.ticket: Any = None
         self.follows: tuple | None = None
-        self.submitted_at = self.admitted_at = self.token_at = 0.0
+        self.submitted_at = self.admitted_at = self.first_at = self.token_at = self.ended_at = 0.0
         self._cancel, self._may_wait = cancel, may_wait
         self._done = threading.Event()
         self._listeners: tuple[Callable[[], None], ...] = ()
+        self._outside: tuple[Callable[[], None], ...] = ()  # listeners that run beside the loop
+        self._telling = threading.Lock()  # one call of those at a time
         self._lock = threading.Lock()
         self._pid = os.getpid()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was asked to stop by `cancel`."""
+        return self.stopping == "cancelled"
+
+    @property
+    def outside(self) -> bool:
+        """Whether Python functions of its caller run between its tokens, beside the loop."""
+        return bool(self._outside or (self.session.sampler and self.session.sampler.processors))
 
     @property
     def done(self) -> bool:
@@ -205,7 +292,8 @@ class Request:
     def result(self, timeout: float | None = None) -> Any:
         """Wait for the end; the `Completion` (or the value of other kinds).
 
-        Raises what made the request fail, and TimeoutError after `timeout` seconds.
+        Raises what made the request fail, and TimeoutError after `timeout` seconds: the request
+        goes on (an option `timeout` of the request itself ends it).
         """
         self.check_process()
         check_timeout(timeout)
@@ -214,7 +302,9 @@ class Request:
         if not self._done.wait(
             None if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)
         ):
-            raise TimeoutError(f"request: not finished within {timeout} s")
+            raise TimeoutError(
+                f"request: not finished within {timeout} s; it goes on, `cancel()` ends it"
+            )
         return self._outcome()
 
     def check_process(self) -> None:
@@ -242,24 +332,31 @@ class Request:
     def __aiter__(self) -> AsyncIterator[Piece]:
         return self._astream()
 
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Call `listener()` from the loop's thread after every piece and at the end; it must be
-        quick.
+    def listen(self, listener: Callable[[], None], *, in_loop: bool = False) -> None:
+        """Call `listener()` after every piece and at the end, in a thread beside the engine's loop.
 
-        What it raises ends the request with that error, and it is called no more; what it raises at
-        the end goes to `threading.excepthook`.
+        The request's next token waits for it, no other request does. What it raises ends the
+        request with that error, and it is called no more; what it raises at the end goes to
+        `threading.excepthook`. It may look and cancel, but not wait for the engine.
+        in_loop: call it in the loop's own thread, without the way to another one; every request
+        waits for it, so it must never block.
         """
         with self._lock:
-            self._listeners = (*self._listeners, listener)
+            if in_loop:
+                self._listeners = (*self._listeners, listener)
+            else:
+                self._outside = (*self._outside, listener)
 
     def unlisten(self, listener: Callable[[], None]) -> None:
         """No longer call `listener`."""
         with self._lock:
             self._listeners = tuple(each for each in self._listeners if each != listener)
+            self._outside = tuple(each for each in self._outside if each != listener)
 
     def push(self, text: str) -> None:
         """A piece of text, from the loop."""
         self.pieces.append((text, len(self.generated)))
+        self.owed += bool(self._outside)
         for listener in self._listeners:
             try:
                 listener()
@@ -267,21 +364,43 @@ class Request:
                 self.unlisten(listener)
                 raise
 
-    def end(self, reason: str | None, error: BaseException | None = None) -> None:
-        """The end, from the loop; the first one counts."""
+    def tell(self) -> None:
+        """The calls of listeners that are owed, in a thread beside the loop."""
+        with self._telling:
+            while self.owed:
+                self.owed -= 1
+                for listener in self._outside:
+                    try:
+                        listener()
+                    except BaseException:
+                        self.unlisten(listener)
+                        raise
+
+    def tell_end(self) -> None:
+        """The last call of those listeners, and what is still owed to them: too late for the
+        request, so what they raise is nobody else's business.
+        """
+        with self._telling:
+            owed, self.owed = self.owed + 1, 0
+            for _ in range(owed):
+                for listener in self._outside:
+                    _called(listener)
+
+    def end(self, reason: str | None, error: BaseException | None = None) -> bool:
+        """The end, from the loop; the first one counts. Returns whether `tell_end` is to be run.
+
+        A request that has ended leads no more to the engine, which may be forgotten before it.
+        """
         if self._done.is_set():
-            return
+            return False
         self.finish_reason, self.error = reason, error
+        self.ended_at = time.perf_counter()
+        self._cancel, self._may_wait, self.owner = _nothing, _nothing, None
+        self.masker = self.on_rows = self.follows = self.beams = None
         self._done.set()
         for listener in self._listeners:
-            try:
-                listener()
-            # too late for the request, and nobody else's business
-            except BaseException:
-                with suppress(BaseException):
-                    threading.excepthook(
-                        threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
-                    )
+            _called(listener)
+        return bool(self._outside)
 
     def piece(self, index: int) -> Piece:
         """Piece number `index` of those pushed so far."""
@@ -295,14 +414,47 @@ class Request:
         """The piece that ends a stream: no text, the tokens that made none, and the reason."""
         start = self.pieces[-1][1] if self.pieces else 0
         return Piece(
-            "", tuple(self.generated[start:]), self.finish_reason, tuple(self.logprobs[start:])
+            "",
+            tuple(self.generated[start:]),
+            self.finish_reason,
+            tuple(self.logprobs[start:]),
+            self.timings(),
+        )
+
+    def timings(self) -> Timings:
+        """Where its seconds went, up to now or to its end."""
+        began, admitted, first = self.submitted_at, self.admitted_at, self.first_at
+        until = self.ended_at or time.perf_counter()
+        evaluated, more = self.prompt_tokens - self.cached, len(self.generated) - 1
+        return Timings(
+            total_seconds=until - began if began else 0.0,
+            queue_seconds=(admitted or until) - began if began else 0.0,
+            first_token_seconds=first - began if first else 0.0,
+            prompt_tokens_per_second=_rate(evaluated, first - admitted) if first else 0.0,
+            tokens_per_second=_rate(more, self.token_at - first) if first else 0.0,
+        )
+
+    def __repr__(self) -> str:
+        """What it is, whether it has ended and how, and its tokens."""
+        state = self.finish_reason or "running"
+        if self.error is not None:
+            state = f"failed: {type(self.error).__name__}"
+        elif not self._done.is_set():
+            state = "running" if self.admitted_at else "waiting" if self.submitted_at else "new"
+        return (
+            f"<Request {self.kind}, {state}, {self.prompt_tokens} + {len(self.generated)} tokens>"
+        )
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "request: belongs to the engine of this process and cannot be pickled; pickle its result()"
         )
 
     def _outcome(self) -> Any:
         if self.error is not None:
             raise self.error
         if self.kind != "generate":
-            if self.finish_reason == "cancelled":
+            if self.finish_reason in ("cancelled", "timeout"):
                 raise Cancelled("request: was cancelled before it had its result")
             return self.value
         usage = Usage(
@@ -319,6 +471,7 @@ class Request:
             speculation=self.speculation.stats()
             if self.speculation is not None and self.speculation.reported
             else None,
+            timings=self.timings(),
         )
         return done if self.read is None else self.read(done)
 
@@ -330,7 +483,7 @@ class Request:
             if self._done.is_set():
                 _tell(loop, event.set)
 
-        self.listen(wake)
+        self.listen(wake, in_loop=True)
         try:
             if not self._done.is_set():
                 await event.wait()
@@ -349,7 +502,7 @@ class Request:
         def wake() -> None:
             _tell(loop, event.set)
 
-        self.listen(wake)
+        self.listen(wake, in_loop=True)
         try:
             while True:
                 event.clear()
@@ -368,6 +521,25 @@ class Request:
             self.cancel()
 
 
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if count > 0 and seconds > 0 else 0.0
+
+
+def _nothing(*_: Any) -> None:
+    """In place of what leads to the engine, once a request has ended."""
+
+
+def _called(listener: Callable[[], None]) -> None:
+    """Call a listener of the end; what it raises goes to `threading.excepthook`."""
+    try:
+        listener()
+    except BaseException:
+        with suppress(BaseException):
+            threading.excepthook(
+                threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
+            )
+
+
 def check_timeout(timeout: Any) -> None:
     """Raise ConfigError for what is no number of seconds, nor None."""
     if timeout is not None and (
@@ -376,8 +548,8 @@ def check_timeout(timeout: Any) -> None:
         raise ConfigError(f"timeout: found {timeout!r}, wanted seconds, or None")
 
 
-def finished(request: Request) -> Any:
-    """The request's result; whatever interrupts the wait (Ctrl-C) cancels it."""
+def finished(request: Any) -> Any:
+    """The result of a request, or of siblings; whatever interrupts the wait (Ctrl-C) cancels it."""
     try:
         return request.result()
     except BaseException:
@@ -385,11 +557,11 @@ def finished(request: Request) -> Any:
         raise
 
 
-def all_finished(requests: Iterable[Request]) -> list[Any]:
+def all_finished(requests: Iterable[Any]) -> list[Any]:
     """The results of requests, begun as they are taken; whatever interrupts that, an error of one
     of them too, cancels all.
     """
-    begun: list[Request] = []
+    begun: list[Any] = []
     try:
         begun.extend(requests)
         return [request.result() for request in begun]
@@ -425,7 +597,7 @@ class Stream:
         self._queue: SimpleQueue = SimpleQueue()
         # knows the queue alone, so that a forgotten stream can go
         self._wake = partial(self._queue.put, None)
-        request.listen(self._wake)
+        request.listen(self._wake, in_loop=True)
 
     def __iter__(self) -> Stream:
         return self

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from weakref import WeakKeyDictionary, finalize
 
 from oxillama.engine.metrics import Histogram
@@ -32,7 +33,7 @@ class Room:
         # those that keep pages while idle, longest at rest first
         self.sessions: WeakKeyDictionary[Session, None] = WeakKeyDictionary()
         self._forgotten: list[PagedKvCache] = []  # of sessions that nobody has any more
-        self.scheduler: Scheduler | None = None  # set once it exists: each asks the other
+        self.scheduler: Scheduler  # set once it exists: each asks the other
         self._queue_times = queue_times
 
     def keep(self, session: Session) -> None:
@@ -64,15 +65,15 @@ class Room:
             if leader.state is State.PREFILLING and leader.done < shared:
                 return False
             request.follows = None
-        cached = (
-            ticket.done == 0 and request.cache and self.prefix is not None and not ticket.every_row
-        )
-        if cached and self._follow(request):
+        prefix = None
+        if ticket.done == 0 and request.cache and not ticket.every_row:
+            prefix = self.prefix
+        if prefix is not None and self._follow(request, prefix):
             return False
-        if self.scheduler.running and not self._fits(ticket, cached=cached):
+        if self.scheduler.running and not self._fits(ticket, prefix):
             return None
-        if cached:
-            hit = self.prefix.lookup(request.session.tokens, key=request.session.cache_key)
+        if prefix is not None:
+            hit = prefix.lookup(request.session.tokens, key=request.session.cache_key)
             if hit.length:
                 request.session.kv.adopt(hit.pages, hit.length, hit.checkpoint)
                 ticket.done = hit.length
@@ -127,6 +128,10 @@ class Room:
         """
         if self.prefix is None or not request.cache or request.kind == "rows":
             return
+        with suppress(MemoryError):  # then it is not stored
+            self._store(request, self.prefix, whole_pages=whole_pages)
+
+    def _store(self, request: Request, prefix: PrefixKvCache, *, whole_pages: bool) -> None:
         session, size = request.session, self.pool.page_size
         kv, checkpoints = session.kv, None
         if kv.stateful:  # a prefix is of use up to a checkpoint alone, which is where it ends
@@ -135,10 +140,10 @@ class Room:
         length = kv.length // size * size if whole_pages else kv.length
         pages = kv.pages if whole_pages else kv.lend()
         if length:
-            self.prefix.insert(
+            prefix.insert(
                 session.tokens[:length],
                 pages[: -(-length // size)],
-                key=session.adapters,
+                key=session.cache_key,
                 checkpoints=checkpoints,
             )
 
@@ -177,14 +182,14 @@ class Room:
             known.update(self.prefix.shares)
         return self.pool.pages_used - len(known)
 
-    def _follow(self, request: Request) -> bool:
+    def _follow(self, request: Request, prefix: PrefixKvCache) -> bool:
         """Whether another request is computing a beginning of this one's tokens that is worth
         waiting for.
         """
         session, size = request.session, self.pool.page_size
         if not self.scheduler.prefilling:
             return False
-        stored = self.prefix.match(session.tokens, key=session.cache_key)
+        stored = prefix.match(session.tokens, key=session.cache_key)
         for leader in self.scheduler.prefilling:
             other = leader.owner
             if not other.cache or leader.every_row or other.session.cache_key != session.cache_key:
@@ -198,19 +203,20 @@ class Room:
                 return True
         return False
 
-    def _fits(self, ticket: Ticket, *, cached: bool) -> bool:
+    def _fits(self, ticket: Ticket, prefix: PrefixKvCache | None) -> bool:
         """Whether a ticket's tokens, and one more for everybody who runs, fit into pages that are
-        free or idly held.
+        free or idly held. prefix: where it may have some from, None for nowhere.
         """
         free = self.pool.pages_free
         if free is None:
             return True
-        session, size, mine = ticket.owner.session, self.pool.page_size, []
+        session, size = ticket.owner.session, self.pool.page_size
+        mine: Sequence[int] = ()
         need = session.kv.missing_pages(ticket.length + 1) + self.scheduler.running
         if need <= free:
             return True
-        if cached:
-            length, mine = self.prefix.find(session.tokens, key=session.cache_key)
+        if prefix is not None:
+            length, mine = prefix.find(session.tokens, key=session.cache_key)
             # a page that is filled in part is copied when it is written
             need -= length // size
         return need <= free + self._idle_bound() and need <= free + self._held_idly(mine)

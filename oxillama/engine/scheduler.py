@@ -20,8 +20,11 @@ verifies them. Rules:
   say that the decoders would wait longer than `max_decode_wait_ms`. Half of them go to the oldest
   prompt (so none starves), the rest to the prompts that need the fewest (so short ones do not queue
   behind long ones).
-- When pages run out, those who wait give up what they have, then the youngest ticket its own. The
-  oldest always goes on, so there is no livelock.
+- A ticket ranks by its priority (the lower number first), then by its arrival. Those that wait are
+  admitted in order of rank; one that waits takes the place of a running ticket of a higher priority
+  number.
+- When pages run out, those who wait give up what they have, then the ticket of the last rank its
+  own. The first always goes on, so there is no livelock.
 - A ticket that is `parked` waits for a function that runs beside the loop: it keeps its pages and
   takes no rows.
 - A step yields logits or hidden rows; when both are asked for, the kinds take turns.
@@ -33,7 +36,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from enum import Enum
+from itertools import islice
+from typing import Any
 
+from oxillama.engine.arguments import whole
 from oxillama.errors import ConfigError
 
 PREFILL_CHUNK = 512  # rows
@@ -63,12 +69,15 @@ class SchedulerConfig:
     max_prefill_tokens: int = 256  # prefill rows of a step in which others decode
     prefill_chunk: int = PREFILL_CHUNK  # prefill rows of a step in which nobody decodes
     max_decode_wait_ms: int = MAX_DECODE_WAIT_MS
+    # requests in flight beyond `max_sequences`; one more is refused with QueueFull. None: no bound
+    max_waiting: int | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{field.name}: found {value!r}, wanted an integer of 1 or more")
+            value, least = getattr(self, field.name), int(field.name != "max_waiting")
+            if value is None and not least:
+                continue
+            object.__setattr__(self, field.name, whole(field.name, value, least))
         if self.max_batch_tokens < min(self.max_batch_sequences, self.max_sequences):
             raise ConfigError(
                 f"max_batch_tokens: found {self.max_batch_tokens}, wanted a row for each of max_batch_sequences"
@@ -90,6 +99,7 @@ class Ticket:
         "owner",
         "parked",
         "part",
+        "priority",
         "row_limit",
         "state",
         "width",
@@ -103,13 +113,15 @@ class Ticket:
         hidden: bool = False,
         every_row: bool = False,
         row_limit: int = 0,
-        owner: object = None,
+        priority: int = 0,
+        owner: Any = None,
     ) -> None:
         self.length = length  # tokens known
         self.done = done  # tokens whose keys and values are in pages
         self.hidden = hidden  # wants hidden rows, not logits
         self.every_row = every_row  # wants the output of every row, not of the last alone
         self.row_limit = row_limit  # most rows a step, 0: as many as the chunk
+        self.priority = priority  # the lower number goes first
         self.owner = owner
         # a function of its caller runs beside the loop, and its next row waits for that
         self.parked = False
@@ -119,6 +131,11 @@ class Ticket:
         self.part = 0  # how many of them have had their row of this turn
         self.state = State.WAITING
         self.arrival = 0
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Its place in every order: by priority, then by arrival."""
+        return self.priority, self.arrival
 
     @property
     def wants_output(self) -> bool:
@@ -148,11 +165,15 @@ class Scheduler:
         self.prefilling: list[Ticket] = []
         self.decoding: deque[Ticket] = deque()
         self.parked = 0  # how many tickets are
+        self.short = False  # whether the last plan left somebody waiting for pages
+        # whom the callables are being asked for: whose doing it is where one of them raises
+        self.asking: Ticket | None = None
         self.preemptions = 0
         self._admit, self._reserve, self._release = admit, reserve, release
         self._arrivals = 0
         self._row_seconds = 0.0  # running estimate of what a prefill row costs
         self._base_seconds = 0.0  # and of a step that only decodes
+        self._fixed_seconds = 0.0  # what stands in for that before there was such a step
         self._hidden_turn = False
         self.starved: Ticket | None = None  # alone, and still without the pages it needs
 
@@ -160,28 +181,40 @@ class Scheduler:
         """Queue a new ticket."""
         self._arrivals += 1
         ticket.arrival, ticket.state = self._arrivals, State.WAITING
-        self.waiting.append(ticket)
+        self._wait(ticket)
 
-    def finish(self, ticket: Ticket) -> None:
-        """Forget a ticket, wherever it stands; its pages are the caller's to free."""
+    def finish(self, ticket: Ticket, *, everywhere: bool = False) -> None:
+        """Forget a ticket; its pages are the caller's to free. Nothing happens to one that is
+        finished already.
+
+        everywhere: it is looked for in every queue, after an error in the middle of a change.
+        """
         self.unpark(ticket)
-        if ticket.state is State.DECODING:
-            self.decoding.remove(ticket)
-        elif ticket.state is State.PREFILLING:
-            self.prefilling.remove(ticket)
-        elif ticket.state is not State.FINISHED:
-            self.waiting.remove(ticket)
+        queues: tuple[Any, ...] = (self.decoding, self.prefilling, self.waiting)
+        if not everywhere:
+            at = {State.DECODING: 0, State.PREFILLING: 1, State.FINISHED: 3}.get(ticket.state, 2)
+            queues = queues[at : at + 1]
+        for queue in queues:
+            if ticket in queue:
+                queue.remove(ticket)
         ticket.state = State.FINISHED
 
     def park(self, ticket: Ticket) -> None:
         """Give a ticket no rows until `unpark`."""
-        self.parked += not ticket.parked
-        ticket.parked = True
+        # both at once, whatever is refused
+        ticket.parked, self.parked = True, self.parked + (not ticket.parked)
 
     def unpark(self, ticket: Ticket) -> None:
         """Plan a ticket again."""
-        self.parked -= ticket.parked
-        ticket.parked = False
+        ticket.parked, self.parked = False, self.parked - ticket.parked
+
+    def evict_parked(self) -> None:
+        """Where others wait for pages: take those of every parked ticket, which is evaluated again
+        once its function has returned.
+        """
+        if self.short:
+            for ticket in [each for each in (*self.prefilling, *self.decoding) if each.parked]:
+                self._preempt(ticket)
 
     @property
     def running(self) -> int:
@@ -205,14 +238,15 @@ class Scheduler:
         Empty when idle, or when `starved` names a ticket that is alone and cannot be given its
         pages.
         """
-        self.starved = None
+        self.starved = self.asking = None
+        self.short = False
         # the common case, kept short
         if len(self.decoding) == 1 and not self.waiting and not self.prefilling:
             ticket = self.decoding[0]
             if (
                 not (ticket.draft or ticket.width or ticket.parked)
                 and ticket.length == ticket.done + 1
-                and self._reserve(ticket, ticket.length)
+                and self._reserved(ticket, ticket.length)
             ):
                 return [(ticket, 1)]
         if self.waiting:
@@ -226,9 +260,9 @@ class Scheduler:
             self._rescue(plan, hidden)
         return plan
 
-    def observe(self, *, prefill_rows: int, seconds: float) -> None:
+    def observe(self, *, prefill_rows: int, seconds: float, mixed: bool = True) -> None:
         """Learn from a finished step what rows cost, so that the next chunks keep the decoders'
-        wait short.
+        wait short. mixed: others decoded in a step with prefill rows.
         """
         if not prefill_rows:
             self._base_seconds += (seconds - self._base_seconds) * (
@@ -236,10 +270,12 @@ class Scheduler:
             )
             return
         if prefill_rows >= SMALLEST_CHUNK:
-            cost = (
-                max(seconds - (self._base_seconds if self.decoding else 0.0), 0.1 * seconds)
-                / prefill_rows
-            )
+            fixed = (self._base_seconds or self._fixed_seconds) if mixed else 0.0
+            if mixed and not fixed:
+                # what the rows do not explain; they explain all where no row was measured either
+                fixed = max(seconds - prefill_rows * (self._row_seconds or seconds), 1e-9)
+                self._fixed_seconds = fixed
+            cost = max(seconds - fixed, 0.1 * seconds) / prefill_rows
             self._row_seconds += (cost - self._row_seconds) * (0.3 if self._row_seconds else 1.0)
 
     def chunk(self) -> int:
@@ -248,12 +284,16 @@ class Scheduler:
         if not self.decoding:
             return min(config.prefill_chunk, config.max_batch_tokens)
         room = min(config.max_prefill_tokens, config.max_batch_tokens)
-        if self._row_seconds:
-            # steps until a decoder's next
-            turns = -(-sum(each.width or 1 for each in self.decoding) // config.max_batch_sequences)
-            budget = config.max_decode_wait_ms / 1000 / turns - self._base_seconds
-            room = min(room, max(SMALLEST_CHUNK, int(budget / self._row_seconds)))
-        return room
+        # Before any chunk was measured: a row of many costs no more than a step of few rows does.
+        # Before any step with decoders was: the smallest chunk, which measures one.
+        fixed = self._base_seconds or self._fixed_seconds
+        cost = self._row_seconds or self._base_seconds
+        if not fixed:
+            return min(room, SMALLEST_CHUNK)
+        # steps until a decoder's next
+        turns = -(-sum(each.width or 1 for each in self.decoding) // config.max_batch_sequences)
+        budget = config.max_decode_wait_ms / 1000 / turns - fixed
+        return min(room, max(SMALLEST_CHUNK, int(budget / cost)))
 
     def decodes(self, ticket: Ticket) -> None:
         """Say that a ticket has its prompt behind it and got a token."""
@@ -263,26 +303,57 @@ class Scheduler:
             ticket.state = State.DECODING
 
     def _admissions(self) -> None:
-        kept: list[Ticket] = []
-        while (
-            self.waiting
-            and self.running < self.config.max_sequences
-            and len(kept) < 4 * self.config.max_sequences
-        ):
-            ticket = self.waiting.popleft()
-            admitted = False if ticket.parked else self._admit(ticket)
-            if not admitted:
-                kept.append(ticket)
-                if admitted is None:
-                    break
+        passed, most = 0, 4 * self.config.max_sequences
+        for ticket in list(islice(self.waiting, most + self.config.max_sequences)):
+            if passed == most:
+                return
+            if ticket.parked:
+                passed += 1
                 continue
-            ticket.state = State.PREFILLING
+            if self.running >= self.config.max_sequences and not self._outrank(ticket):
+                return
+            self.asking = ticket
+            admitted = self._admit(ticket)
+            while admitted is None and self._outrank(ticket):
+                admitted = self._admit(ticket)
+            self.asking = None
+            if not admitted:
+                passed += 1
+                if admitted is None:
+                    self.short = True
+                    return
+                continue
             self.prefilling.append(ticket)
-        self.waiting.extendleft(reversed(kept))
+            self.waiting.remove(ticket)
+            ticket.state = State.PREFILLING
+
+    def _outrank(self, ticket: Ticket) -> bool:
+        """Preempt the running ticket of the last rank if its priority number is higher than that
+        of a ticket that waits.
+        """
+        last = max((*self.prefilling, *self.decoding), key=_rank, default=None)
+        if last is None or last.priority <= ticket.priority:
+            return False
+        self._preempt(last)
+        return True
+
+    def _reserved(self, ticket: Ticket, length: int) -> bool:
+        self.asking = ticket
+        found = self._reserve(ticket, length)
+        self.asking = None
+        return found
+
+    def _wait(self, ticket: Ticket) -> None:
+        """Put a ticket among those that wait, by its rank."""
+        later: list[Ticket] = []
+        while self.waiting and self.waiting[-1].rank > ticket.rank:
+            later.append(self.waiting.pop())
+        self.waiting.append(ticket)
+        self.waiting.extend(reversed(later))
 
     def _kind(self) -> bool:
         """Whether this step yields hidden rows: when both kinds are waited for, they take turns."""
-        hidden = any(ticket.hidden for ticket in self.prefilling)
+        hidden = any(ticket.hidden and not ticket.parked for ticket in self.prefilling)
         if not hidden:
             return False
         if not self.decoding and all(ticket.hidden for ticket in self.prefilling):
@@ -293,7 +364,7 @@ class Scheduler:
     def _plan_decoding(self, plan: list[tuple[Ticket, int]]) -> None:
         turn, first = self._turn()
         spare = self.config.max_batch_tokens - first  # rows beyond everybody's first
-        for ticket in sorted(turn, key=lambda each: each.arrival):
+        for ticket in sorted(turn, key=_rank):
             if ticket.width:
                 if ticket.state is State.DECODING and self._make_room(
                     ticket, ticket.done + 1, plan
@@ -306,7 +377,7 @@ class Scheduler:
             if ticket.state is State.DECODING and self._make_room(ticket, ticket.done + rows, plan):
                 if ticket.draft and ticket.done + rows == ticket.length:
                     more = min(len(ticket.draft), 1 + spare - rows)
-                    if more and not self._reserve(ticket, ticket.length + more):
+                    if more and not self._reserved(ticket, ticket.length + more):
                         more = 0
                 plan.append((ticket, rows + more))
                 spare -= rows + more - 1
@@ -322,7 +393,9 @@ class Scheduler:
             turn = list(self.decoding)[:room]
             self.decoding.rotate(-len(turn))
             return turn, len(turn)
-        turn, rest, refused = [], [], False
+        turn = []
+        rest: list[Ticket] = []
+        refused = False
         for ticket in self.decoding:
             need = self._abreast(ticket)
             fits = not ticket.parked and (need <= room or not (turn or refused))
@@ -353,10 +426,10 @@ class Scheduler:
         if not ready:
             return
         left = min(self.chunk(), self.config.max_batch_tokens - sum(rows for _, rows in plan))
-        oldest = min(ready, key=lambda each: each.arrival)
+        oldest = min(ready, key=_rank)
         others = sorted(
             (ticket for ticket in ready if ticket is not oldest),
-            key=lambda each: (each.length - each.done, each.arrival),
+            key=lambda each: (each.priority, each.length - each.done, each.arrival),
         )
         need = sum(ticket.length - ticket.done for ticket in others)
         for share, ticket in (
@@ -378,24 +451,23 @@ class Scheduler:
                 return
 
     def _make_room(self, ticket: Ticket, length: int, plan: list[tuple[Ticket, int]]) -> bool:
-        """Reserve pages, taking them from those who wait, then from younger tickets that are not in
-        the plan, when there is no other way.
+        """Reserve pages, taking them from those who wait, then from tickets of a later rank that are
+        not in the plan, when there is no other way.
         """
-        while not self._reserve(ticket, length):
+        while not self._reserved(ticket, length):
             # a session that went on, a sibling
             holding = next((each for each in reversed(self.waiting) if each.done), None)
             if holding is not None:
-                self._release(holding)
-                holding.done = 0
+                self._give_up(holding)
                 continue
             planned = {each for each, _ in plan}
             younger = [
                 each
                 for each in (*self.prefilling, *self.decoding)
-                if (each.arrival > ticket.arrival or each.parked) and each not in planned
+                if (each.rank > ticket.rank or each.parked) and each not in planned
             ]
             if younger:
-                self._preempt(max(younger, key=lambda each: each.arrival))
+                self._preempt(max(younger, key=_rank))
             elif ticket.state is State.DECODING and self.running > 1:
                 self._preempt(ticket)
                 return False
@@ -410,7 +482,7 @@ class Scheduler:
         running = [each for each in (*self.prefilling, *self.decoding) if not each.parked]
         if not running:
             return
-        oldest = min(running, key=lambda each: each.arrival)
+        oldest = min(running, key=_rank)
         if oldest.hidden != hidden and oldest.wants_output:
             return  # its turn is the next
         rows = (
@@ -423,19 +495,19 @@ class Scheduler:
         elif self.running <= 1:
             self.starved = oldest
 
+    def _give_up(self, ticket: Ticket) -> None:
+        self.asking = ticket
+        self._release(ticket)
+        self.asking, ticket.done = None, 0
+
     def _preempt(self, ticket: Ticket) -> None:
         (self.prefilling if ticket.state is State.PREFILLING else self.decoding).remove(ticket)
-        self._release(ticket)
-        ticket.done, ticket.width, ticket.part, ticket.draft, ticket.state = (
-            0,
-            0,
-            0,
-            (),
-            State.PREEMPTED,
-        )
+        self._give_up(ticket)
+        ticket.width, ticket.part, ticket.draft, ticket.state = 0, 0, (), State.PREEMPTED
         self.preemptions += 1
-        # the preempted come before the rest, the older first
-        at = 0
-        while at < len(self.waiting) and self.waiting[at].arrival < ticket.arrival:
-            at += 1
-        self.waiting.insert(at, ticket)
+        # by its rank: before those of its priority that came later
+        self._wait(ticket)
+
+
+def _rank(ticket: Ticket) -> tuple[int, int]:
+    return ticket.rank

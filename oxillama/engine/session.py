@@ -16,11 +16,12 @@ from contextlib import AbstractContextManager, contextmanager
 from operator import index
 from os import PathLike
 from typing import Any, Protocol
+from weakref import ref
 
 import numpy as np
 
 from oxillama.engine.pages import PagedKvCache
-from oxillama.errors import ConfigError, ContextError
+from oxillama.errors import ConfigError, ContextError, EngineError
 
 _STATE = ("start", "pending", "sampler", "grammar", "text", "stops", "at_start")
 
@@ -28,7 +29,11 @@ _STATE = ("start", "pending", "sampler", "grammar", "text", "stops", "at_start")
 class Owner(Protocol):
     """What a session asks of its engine."""
 
-    program: Any  # its `vocab_size`
+    @property
+    def program(self) -> Any:
+        """What has a `vocab_size`."""
+
+    pool: Any  # where its pages come from
 
     def change(self, session: Session) -> AbstractContextManager:
         """The lock under which an idle session may be changed; raises EngineError for a busy one."""
@@ -52,13 +57,13 @@ class Session:
 
     __slots__ = (
         "__weakref__",
+        "_owner",
         "adapters",
         "at_start",
         "busy",
         "grammar",
         "kv",
         "origin",
-        "owner",
         "pending",
         "sampler",
         "start",
@@ -68,7 +73,8 @@ class Session:
     )
 
     def __init__(self, owner: Owner, kv: PagedKvCache, *, adapters: tuple = ()) -> None:
-        self.owner = owner
+        # weak, as all that leads from a request or session to the engine: neither keeps it alive
+        self._owner = ref(owner)
         self.kv = kv
         self.tokens: list[int] = []
         self.start = 0  # where generated tokens begin
@@ -94,6 +100,39 @@ class Session:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def __repr__(self) -> str:
+        """Its tokens, how many are evaluated, and whether a request runs on it."""
+        kv = getattr(self, "kv", None) if self._owner() is not None else None
+        state = "engine gone" if kv is None else "busy" if self.busy else "idle"
+        return f"<Session {len(self.tokens)} tokens, {kv.length if kv else 0} evaluated, {state}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "session: belongs to the engine of this process and cannot be pickled; `snapshot()` gives bytes that `engine.restore` takes"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        # after `rest`: pages again, as none are held
+        if name != "kv":
+            raise AttributeError(f"'Session' object has no attribute {name!r}")
+        self.kv = PagedKvCache(self.owner.pool)
+        return self.kv
+
+    @property
+    def owner(self) -> Owner:
+        """The engine it belongs to; EngineError once that is gone."""
+        owner = self._owner()
+        if owner is None:
+            raise EngineError("session: its engine is gone")
+        return owner
+
+    def rest(self) -> None:
+        """Give all pages back, and the way to them, so that the session keeps no page memory alive;
+        it may be used again.
+        """
+        self.kv.release()
+        del self.kv
+
     def fork(self) -> Session:
         """An independent session in the same state; pages are shared, nothing is copied until one
         side writes.
@@ -103,18 +142,25 @@ class Session:
 
     def twin(self) -> Session:
         """A fork that nobody keeps, for whoever has the engine's lock and gives its pages back."""
-        twin = Session(self.owner, self.kv.fork(), adapters=self.adapters)
-        twin.origin = self.origin
-        twin.tokens, twin.start, twin.pending, twin.at_start = (
-            list(self.tokens),
-            self.start,
-            self.pending,
-            self.at_start,
-        )
-        for part in ("sampler", "grammar", "text", "stops"):
-            value = getattr(self, part)
-            setattr(twin, part, None if value is None else value.fork())
-        return twin
+        kv = None
+        try:
+            kv = self.kv.fork()
+            twin = Session(self.owner, kv, adapters=self.adapters)
+            twin.origin = self.origin
+            twin.tokens, twin.start, twin.pending, twin.at_start = (
+                list(self.tokens),
+                self.start,
+                self.pending,
+                self.at_start,
+            )
+            for part in ("sampler", "grammar", "text", "stops"):
+                value = getattr(self, part)
+                setattr(twin, part, None if value is None else value.fork())
+            return twin
+        except BaseException:
+            if kv is not None:
+                kv.release()
+            raise
 
     def extend(self, ids: Iterable[int]) -> None:
         """Append tokens, not yet evaluated. Sampler, grammar and text of what was generated before
@@ -187,6 +233,12 @@ class Session:
         self.at_start = False
 
 
+def _index(token: Any) -> int:
+    if isinstance(token, bool):
+        raise TypeError("a bool")
+    return index(token)
+
+
 def checked_ids(
     prompt: Iterable[int],
     vocab_size: int | None = None,
@@ -208,7 +260,7 @@ def checked_ids(
     ids = given if plain else []
     for at, token in enumerate(() if plain else given):
         try:
-            ids.append(index(None if isinstance(token, bool) else token))
+            ids.append(_index(token))
         except TypeError:
             raise ConfigError(
                 f"{name}[{at}]: found {type(token).__name__} {token!r:.50}, wanted a token id"

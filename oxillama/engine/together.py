@@ -27,8 +27,8 @@ class Together:
         were theirs: all of `out`.
         """
         try:
-            if request.cancelled:
-                self._register.end(request, "cancelled")
+            if request.stopping:
+                self._register.end(request, request.stopping)
             elif request.beams.took(request.ticket, rows, out):
                 self.searched(request, request.beams.step(), now)
         except BaseException as error:  # this request's own doing: its companions go on
@@ -57,7 +57,7 @@ class Together:
         """
         # those that are not reached yet stay its own: it hands them over if it ends here
         while request.siblings:
-            each, request.siblings = request.siblings[0], request.siblings[1:]
+            each = request.siblings[0]
             if each in self._register.in_flight:
                 each.session.kv, each.session.pending = request.session.kv.fork(), row.copy()
                 each.prompt_logprobs, each.on_rows, each.cached = (
@@ -66,3 +66,4 @@ class Together:
                     each.prompt_tokens,
                 )
                 begin(each)
+            request.siblings = request.siblings[1:]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oxillama.errors import ConfigError, GgufError
+from oxillama.errors import ConfigError, GgufError, GgufNotFound
 
 _SHARD = re.compile(r"^(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.DOTALL)
 _HUB = re.compile(
@@ -119,7 +119,7 @@ def _map(path: Path) -> Shard:
                 status,
             )
     except FileNotFoundError:
-        raise GgufError(f"{path}: no such file") from None
+        raise GgufNotFound(f"{path}: no such file") from None
     except (OSError, ValueError) as error:
         if isinstance(error, GgufError):
             raise

@@ -82,6 +82,7 @@ class Sampler:
         "_top",
         "_logprobs",
         "_digest",
+        "_ready",
         "_tokens",
     )
 
@@ -130,6 +131,8 @@ class Sampler:
         self._logprobs: Logprobs | None = None
         self._tokens: list[int] = []
         self._digest = b""
+        # (a row, what the processors made of it) that the next draw may be from
+        self._ready: tuple[np.ndarray, np.ndarray] | None = None
 
     def sample(self, logits: np.ndarray, mask: np.ndarray | None = None) -> int:
         """Draws a token id from (vocab,) float32 logits, which are left as they are.
@@ -200,15 +203,38 @@ class Sampler:
         """
         return not self.processors and self._top < 0 and self._core.pass_over(token)
 
+    def processing(self, logits: np.ndarray) -> Callable[[], np.ndarray]:
+        """The work of the processors on a row, as a function for any thread; what it returns is for
+        `processed`. It touches nothing of the sampler, and holds the tokens as they are now.
+        """
+        processors, tokens = self.processors, np.asarray(self._tokens, dtype=np.int32)
+        raw = np.ascontiguousarray(logits, dtype=np.float32)
+
+        def work() -> np.ndarray:
+            row = raw
+            for processor in processors:
+                row = row.copy() if row is raw else row
+                out = processor(tokens.copy(), row)
+                row = row if out is None else np.ascontiguousarray(out, dtype=np.float32)
+            return row
+
+        return work
+
+    def processed(self, logits: np.ndarray, row: np.ndarray) -> None:
+        """Give what the processors made of `logits`: the next draw from those very logits takes it
+        and calls no processor.
+        """
+        self._ready = (logits, row)
+
     def _processed(self, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """(the row as it came, the row after the processors)."""
-        row = np.ascontiguousarray(logits, dtype=np.float32)
-        raw = row
-        for processor in self.processors:
-            row = row.copy() if row is raw else row
-            out = processor(np.asarray(self._tokens, dtype=np.int32), row)
-            row = row if out is None else np.ascontiguousarray(out, dtype=np.float32)
-        return raw, row
+        raw = np.ascontiguousarray(logits, dtype=np.float32)
+        if not self.processors:
+            return raw, raw
+        ready, self._ready = self._ready, None
+        if ready is not None and ready[0] is logits:
+            return raw, ready[1]
+        return raw, self.processing(raw)()
 
     def accept(self, token: int) -> None:
         """Tells the sampler that `token` is now part of the text; it counts towards min_tokens."""

@@ -373,8 +373,8 @@ class Snapshots:
 
         processors: the functions its sampler had, which no file can hold. Raises
         SnapshotIncompatible for what is malformed or does not fit this engine,
-        ModelFingerprintMismatch for another model, PoolError where its pages find no room; nothing
-        has changed then.
+        ModelFingerprintMismatch for another model, PoolError where it needs more pages than the
+        pool may ever have; nothing has changed then.
         """
         with Envelope.open(KIND, source) as saved:
             told = EngineSnapshot.of(saved)
@@ -512,27 +512,27 @@ class Snapshots:
         """The session with its pages filled, kept by the engine.
 
         Pages that nobody has are filled while they are verified. Where others would have to give
-        pages up, they are verified first.
+        pages up, they are verified first. Where requests that run hold them, the session gets none:
+        its tokens are evaluated again when it goes on, which waits for pages as every request does.
         """
-        core = self.core
+        core, need = self.core, -(-length // self.core.pool.page_size)
+        most = core.pool.max_pages
+        if most is not None and need > most:
+            raise PoolError(
+                f"page pool: the snapshot's {length} tokens need {need} pages, max_pages is {most}"
+            )
         with core.change(session):
-            room, need = core.room.takeable(), -(-length // core.pool.page_size)
-            if room is not None and need > room:
-                raise PoolError(
-                    f"page pool: the snapshot's {length} tokens need {need} pages, {room} can be had"
-                )
             # its pages are nobody's to take until they are filled
             session.busy = True
             core.keep(session)
         try:
-            if not self._reserved(session, length):
+            held = self._reserved(session, length)
+            if not held:
                 saved.pour("kv", lambda at, piece: None, exactly=need * core.memory.page_bytes)
                 with core.lock:
-                    if not core.room.make(session.kv, length):
-                        raise PoolError(
-                            f"page pool: the snapshot's {length} tokens need {need} pages, memory has no room for them"
-                        )
-            if length:
+                    room = core.room.takeable()
+                    held = (room is None or need <= room) and core.room.make(session.kv, length)
+            if held and length:
                 fill_pages(core.memory, session.kv.pages, saved)
         except BaseException:
             with core.lock:
@@ -540,7 +540,8 @@ class Snapshots:
                 core.drop(session)
             raise
         with core.lock:
-            session.kv.commit(length)
+            if held:
+                session.kv.commit(length)
             session.busy = False
         return session
 

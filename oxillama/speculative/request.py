@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from oxillama.errors import ConfigError
 from oxillama.sampling import Distribution, Sampler
 from oxillama.speculative.costs import NOMINAL, CostLedger, StepCosts
 from oxillama.speculative.threads import SerialCalls
-from oxillama.speculative.types import Candidates, Draft, DraftRequest
+from oxillama.speculative.types import Candidates, Draft, DraftRequest, NoCandidates
 
 
 class RequestSpeculation:
@@ -238,8 +239,12 @@ class RequestSpeculation:
     def _close(self) -> None:
         # a request that is kept keeps nothing of the drafter's
         state, self._state = self._state, None
+        drafter = self.candidates.drafter
+        # nor what leads to an engine: a drafter's model, the threads of this one
+        self.candidates = replace(self.candidates, drafter=NoCandidates(), owner=None)
+        self._calls = self._ledger = None
         if self.opened:
-            self.candidates.drafter.close(state, self.session)
+            drafter.close(state, self.session)
 
     def stats(self) -> SpecStats:
         """The counts as they are now."""

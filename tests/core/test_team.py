@@ -127,6 +127,39 @@ def test_steps_that_change_their_kind_do_not_keep_fewer_workers():
     assert pace.workers == 2
 
 
+def starving(steps, busy, *, kinds=1):
+    """(workers, seconds) of each step of a machine that has no core for a second worker while
+    `busy(step)`: one then has a quarter of its core, two wait for each other a hundred times over.
+    """
+    pace, out = threads.Pace(2), []
+    for step in range(steps):
+        workers, starved = pace.workers, busy(step)
+        due = 0.03 / workers
+        seconds = due if not starved else 4 * due if workers == 1 else 100 * due
+        pace.note(step % kinds, seconds, workers if starved else 0, due * workers)
+        out.append((workers, seconds))
+    return out
+
+
+@pytest.mark.parametrize("kinds", [1, 3])
+def test_one_step_without_cores_is_enough_whatever_its_kind(kinds):
+    used = starving(600, lambda step: True, kinds=kinds)
+    assert [workers for workers, _ in used] == [2] + [1] * 599
+
+
+@pytest.mark.parametrize("kinds", [1, 3])
+def test_all_workers_come_back_once_cores_are_there(kinds):
+    used = starving(900, lambda step: 10 <= step < 200, kinds=kinds)
+    assert [workers for workers, _ in used[11:200]] == [1] * 189
+    assert [workers for workers, _ in used[230:]].count(1) == 0
+    assert sum(seconds for _, seconds in used) < 900 * 0.03 + 190 * 0.12 + 3
+
+
+def test_a_single_step_without_cores_costs_few_steps_with_fewer_workers():
+    used = starving(200, lambda step: step == 20)
+    assert 1 <= [workers for workers, _ in used].count(1) <= 16
+
+
 def test_more_workers_than_cores_give_the_same_bits():
     results = []
     for workers in (1, 2, 3, 8):

@@ -116,7 +116,7 @@ def together(engine, prompts, count):
     engine.program.go.clear()
     jobs, seen = [request(engine, prompt, max_tokens=count) for prompt in prompts], []
     for job in jobs:
-        job.listen(lambda: seen.append(engine._scheduler.running))
+        job.listen(lambda: seen.append(engine._scheduler.running), in_loop=True)
         engine.submit(job)
     engine.program.go.set()
     assert [list(job.result(5).tokens) for job in jobs] == [

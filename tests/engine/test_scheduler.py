@@ -111,6 +111,7 @@ def test_a_lone_prompt_fills_the_chunk():
 def test_prefill_and_decode_rows_share_a_step():
     sched = scheduler()
     waiting = decoders(sched, 3)
+    sched.observe(prefill_rows=0, seconds=1e-6)
     sched.add(Ticket(32_000))
     for _ in range(20):
         plan = dict(sched.schedule())
@@ -152,6 +153,7 @@ def test_decoding_rotates_beyond_the_sequences_of_a_step():
 
 def test_short_prompts_do_not_queue_behind_a_long_one_which_goes_on():
     sched = scheduler(max_prefill_tokens=64, prefill_chunk=64)
+    sched.observe(prefill_rows=0, seconds=1e-6)
     long = Ticket(10_000)
     sched.add(long)
     play(sched.schedule(), sched)

@@ -14,18 +14,22 @@ from oxillama.errors import EngineError, PoolError, SnapshotIncompatible
 from tests.snapshot.saved import PROMPT, SEEDED, at, parts, remade, state_of
 
 
-def test_a_pool_without_room_refuses_and_takes_nothing(small):
+def test_a_pool_without_room_gives_a_session_its_pages_when_it_goes_on(small):
     path, engine, session, data = small
     with oxillama.load(path, max_pages=3, num_threads=1) as tight:
         held = tight.session()
         tight.prefill(list(range(40)), session=held)
         # a request that runs cannot lend its pages
         held.busy = True
-        before = state_of(tight)
-        with pytest.raises(PoolError, match="the snapshot's 5 tokens need 1 pages, 0 can be had"):
-            tight.restore(data)
-        assert state_of(tight) == before
+        later = tight.restore(data)
+        assert later.tokens == session.tokens and not later.kv.pages and len(held.kv.pages) == 3
         held.busy = False
+        wanted = engine.generate(None, session=session.fork(), max_tokens=6).tokens
+        assert tight.generate(None, session=later, max_tokens=6).tokens == wanted
+        later.close()
+        tight.reset()
+        held.truncate(0)
+        tight.prefill(list(range(40)), session=held)
         before = state_of(tight)
         with pytest.raises(SnapshotIncompatible, match="section kv: its BLAKE3 hash"):
             # who would give a page up for it keeps it until it is verified
@@ -35,6 +39,18 @@ def test_a_pool_without_room_refuses_and_takes_nothing(small):
         again = tight.restore(data)
         assert parts(again.snapshot())[1] == parts(data)[1] and not held.kv.pages
         assert np.array_equal(tight.prefill([7], session=held), engine.logits([*range(40), 7])[-1])
+
+
+def test_a_snapshot_that_needs_more_pages_than_there_can_be_is_refused(small):
+    path, engine, _, _ = small
+    whole = engine.session()
+    engine.prefill(list(range(40)), session=whole)
+    with oxillama.load(path, max_pages=2, num_threads=1) as tight:
+        before = state_of(tight)
+        with pytest.raises(PoolError, match="40 tokens need 3 pages, max_pages is 2"):
+            tight.restore(whole.snapshot())
+        assert state_of(tight) == before
+    whole.close()
 
 
 def test_other_sessions_run_on_while_one_is_saved_and_restored(engine):

@@ -82,7 +82,7 @@ def test_processors_are_called_for_the_text_alone(background):
         BackgroundDrafter(ModelDrafter(draft, SAME)) if background else ModelDrafter(draft, SAME)
     )
     wanted = text(None)
-    assert text(drafter) == wanted and calls == ["oxillama engine"] * 40
+    assert text(drafter) == wanted and calls == ["oxillama worker"] * 40
     target.close()
     if background:
         drafter.close_thread()

@@ -1,0 +1,163 @@
+"""Requests in a queue: who goes first, how long they may take, and how many may wait."""
+
+import threading
+import time
+
+import pytest
+from null import VOCAB, NullProgram, core, request, solo
+
+import oxillama
+from oxillama.engine.scheduler import Scheduler, SchedulerConfig, State, Ticket
+from oxillama.errors import ConfigError, QueueFull
+
+
+class Held(NullProgram):
+    """Takes no step before it is let go."""
+
+    def __init__(self):
+        super().__init__()
+        self.go = threading.Event()
+
+    def step(self, *batch, **more):
+        assert self.go.wait(20)
+        return super().step(*batch, **more)
+
+
+def finished_in_order(engine, jobs):
+    """The numbers of jobs in the order of their ends."""
+    ends = []
+    for number, job in enumerate(jobs):
+        job.listen(lambda number=number, job=job: job.done and ends.append(number), in_loop=True)
+        engine.submit(job)
+    engine.program.go.set()
+    for job in jobs:
+        job.result(20)
+    return ends
+
+
+def test_the_lower_number_goes_first_among_those_that_wait():
+    engine = core(program=Held(), prefix=False, scheduler=SchedulerConfig(max_sequences=1))
+    given = [0, 5, 1, -2, 1, 5]
+    jobs = [request(engine, [at, 1], max_tokens=3, priority=p) for at, p in enumerate(given)]
+    ends = finished_in_order(engine, jobs)
+    assert ends == sorted(range(6), key=lambda at: (given[at], at))
+    for at, job in enumerate(jobs):
+        assert list(job.result().tokens) == solo([at, 1], 3)
+    engine.close()
+
+
+def test_one_that_waits_takes_the_place_of_a_higher_number_which_has_its_tokens_all_the_same():
+    engine = core(
+        program=NullProgram(seconds_per_row=0.002),
+        prefix=False,
+        scheduler=SchedulerConfig(max_sequences=2),
+    )
+    slow = [engine.submit(request(engine, [at] * 9, max_tokens=40, priority=1)) for at in range(2)]
+    while not all(job.generated for job in slow):
+        time.sleep(0.001)
+    quick = engine.submit(request(engine, [7], max_tokens=3))
+    assert list(quick.result(10).tokens) == solo([7], 3)
+    assert not any(job.done for job in slow)
+    assert [list(job.result(10).tokens) for job in slow] == [solo([at] * 9, 40) for at in range(2)]
+    assert engine.metrics().requests_preempted_total == 1
+    engine.close()
+
+
+def test_pages_are_taken_from_the_last_rank():
+    held, taken = {}, []
+
+    def reserve(ticket, length):
+        need = -(-length // 16)
+        if sum(held.values()) - held.get(ticket, 0) + need > 4:
+            return False
+        held[ticket] = need
+        return True
+
+    def release(ticket):
+        taken.append(ticket)
+        held.pop(ticket, None)
+
+    sched = Scheduler(
+        SchedulerConfig(), admit=lambda ticket: True, reserve=reserve, release=release
+    )
+    last, first, middle = (Ticket(20, priority=p) for p in (3, 0, 1))
+    for ticket in (last, first, middle):
+        sched.add(ticket)
+        for each, rows in sched.schedule():
+            each.done += min(rows, 19)
+    assert taken == [last] and last.state is State.PREEMPTED
+    assert [ticket.state for ticket in (first, middle)] == [State.PREFILLING] * 2
+
+
+def test_a_request_ends_when_its_time_is_over_with_what_it_has():
+    engine = core(program=NullProgram(seconds_per_row=0.004), context_size=2000)
+    other = engine.submit(request(engine, [1], max_tokens=60))
+    job = engine.submit(request(engine, [2], max_tokens=1500, timeout=0.1))
+    done = job.result(10)
+    assert done.finish_reason == "timeout" and 0 < len(done.tokens) < 100
+    assert list(done.tokens) == solo([2], len(done.tokens)) and not job.cancelled
+    assert list(other.result(10).tokens) == solo([1], 60)
+    metrics = engine.metrics()
+    assert (metrics.requests_timed_out_total, metrics.requests_completed_total) == (1, 2)
+    # one that waits, too
+    program, engine._scheduler.config = engine.program, SchedulerConfig(max_sequences=1)
+    long = engine.submit(request(engine, [3], max_tokens=1500))
+    while not long.generated:
+        time.sleep(0.001)
+    waiting = engine.submit(request(engine, [4], max_tokens=5, timeout=0.02))
+    assert waiting.result(10).finish_reason == "timeout" and not waiting.generated
+    # a step that is mostly its own is stopped
+    long.cancel()
+    long.result(10)
+    program.seconds_per_row = 0.02
+    prompt = [at % VOCAB for at in range(500)]
+    ended = engine.submit(request(engine, prompt, max_tokens=5, timeout=0.05)).result(5)
+    assert ended.finish_reason == "timeout" and ended.tokens == ()
+    engine.close()
+
+
+def test_the_session_of_one_whose_time_was_over_goes_on():
+    engine = core(program=NullProgram(seconds_per_row=0.004), context_size=2000)
+    session = engine.keep(engine.new_session([5, 6]))
+    first = engine.submit(request(engine, None, session=session, timeout=0.05, max_tokens=900))
+    begun = list(first.result(10).tokens)
+    more = engine.submit(request(engine, None, session=session, max_tokens=4)).result(10)
+    assert [*begun, *more.tokens] == solo([5, 6], len(begun) + 4)
+    engine.close()
+
+
+def test_no_more_wait_than_the_bound():
+    engine = core(
+        program=Held(), scheduler=SchedulerConfig(max_sequences=2, max_waiting=3), prefix=False
+    )
+    jobs = [engine.submit(request(engine, [at], max_tokens=2)) for at in range(5)]
+    with pytest.raises(QueueFull, match="5 requests in flight and 1 more"):
+        engine.submit(request(engine, [9]))
+    assert engine.metrics().requests_refused_total == 1
+    jobs[4].cancel()
+    engine.program.go.set()
+    for at, job in enumerate(jobs[:4]):
+        assert list(job.result(10).tokens) == solo([at], 2)
+    assert list(engine.submit(request(engine, [9], max_tokens=2)).result(10).tokens) == solo([9], 2)
+    engine.close()
+
+
+def test_a_list_of_prompts_waits_for_itself_and_nobody_is_refused():
+    bound = SchedulerConfig(max_sequences=1, max_waiting=1, max_batch_sequences=1)
+    with oxillama.load(num_threads=1, scheduler=bound) as engine:
+        prompts = [f"Story {at}" for at in range(7)]
+        options = dict(max_tokens=3, temperature=0)
+        wanted = [engine.generate(each, **options).tokens for each in prompts]
+        assert [each.tokens for each in engine.generate(prompts, **options)] == wanted
+        assert engine.metrics().requests_refused_total >= 1
+        running = [engine.submit("Once", ignore_eos=True) for _ in range(2)]
+        with pytest.raises(QueueFull):
+            engine.generate(["Once", "One"])
+        for each in running:
+            each.cancel()
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "many", True])
+def test_a_bound_that_is_none_is_refused(value):
+    with pytest.raises(ConfigError, match="max_waiting: found"):
+        SchedulerConfig(max_waiting=value)

@@ -1,0 +1,103 @@
+"""What editors and type checkers see: every public name, and every option before it runs."""
+
+import ast
+import dataclasses
+import sys
+from pathlib import Path
+from subprocess import PIPE, STDOUT, run
+
+import oxillama
+from oxillama.engine.arguments import (
+    CONFIG_NAMES,
+    OPTION_NAMES,
+    ChatOptions,
+    ConfigOptions,
+    GenerateOptions,
+    SamplerFields,
+)
+from oxillama.engine.generation import SAMPLING_FIELDS
+
+PACKAGE = Path(oxillama.__file__).parent
+CHECKED = """
+import oxillama
+engine = oxillama.load("model.gguf", n_ctx=512)
+reveal_type(engine)
+reveal_type(engine.generate("x", temperature=0, stop=["a"]))
+reveal_type(engine.generate(["x", "y"]))
+reveal_type(engine.chat([{"role": "user", "content": "x"}], stream=True))
+engine.generate("x", max_tokens="three")
+engine.generate("x", no_such_option=1)
+oxillama.load(context_size="all")
+engine.stream("x", temprature=0)
+"""
+
+
+def names_of(kind):
+    return set(kind.__annotations__)
+
+
+def test_the_stub_names_what_the_package_has_from_where_it_is():  # tools/write_stub.py makes it
+    tree = ast.parse((PACKAGE / "__init__.pyi").read_text())
+    found = {
+        alias.asname: node.module
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    wanted = {name: home for home, names in oxillama._HOMES.items() for name in names}
+    assert found == {**wanted, **dict.fromkeys(oxillama._ROOMS, "oxillama")}
+    assert {*found, "__version__"} == set(oxillama.__all__)
+
+
+def test_the_types_of_options_name_every_option():
+    options = {field.name for field in dataclasses.fields(oxillama.Options)}
+    others = {name for name, own in OPTION_NAMES.items() if own in SAMPLING_FIELDS}
+    assert names_of(SamplerFields) == SAMPLING_FIELDS | others
+    assert names_of(GenerateOptions) == options | SAMPLING_FIELDS | set(OPTION_NAMES)
+    assert names_of(ChatOptions) - names_of(GenerateOptions) == {
+        "parallel_tool_calls",
+        "response_format",
+        "template",
+        "tool_choice",
+        "tool_format",
+        "tools",
+    }
+    config = {field.name for field in dataclasses.fields(oxillama.EngineConfig)} - {"model_path"}
+    assert names_of(ConfigOptions) == config | set(CONFIG_NAMES)
+
+
+def test_a_checker_knows_the_types_and_refuses_what_would_be_refused(tmp_path):
+    (tmp_path / "use.py").write_text(CHECKED)
+    done = run(
+        [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--follow-imports=silent"]
+        + ["--cache-dir", str(tmp_path / "cache"), str(tmp_path / "use.py")],
+        cwd=PACKAGE.parent,
+        stdout=PIPE,
+        stderr=STDOUT,
+        text=True,
+    )
+    lines = [line.split("use.py:", 1)[1] for line in done.stdout.splitlines() if "use.py:" in line]
+    said = [
+        line for line in lines if "Possible overload" not in line and "note:     def" not in line
+    ]
+    revealed = [line.split('"')[1].rsplit(".", 1)[-1] for line in said if "Revealed" in line]
+    assert revealed == ["InferenceEngine", "Completion", "Completion]", "Stream"], done.stdout
+    errors = {int(line.split(":")[0]) for line in said if " error: " in line}
+    assert errors == {8, 9, 10, 11}, done.stdout
+
+
+def test_the_public_face_is_clean():
+    names = ["__init__.pyi", "api.py", "chat.py", "loaded.py", "opening.py", "recommended.py"]
+    engine = "arguments asynchronous batching beam config deadlines embedding engine generation "
+    engine += "harvest live metrics postprocess register request room rows scheduler session "
+    engine += "siblings stops together workers"
+    names += [f"engine/{name}.py" for name in engine.split()]
+    done = run(
+        [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--follow-imports=silent"]
+        + [f"oxillama/{name}" for name in names],
+        cwd=PACKAGE.parent,
+        stdout=PIPE,
+        stderr=STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
