@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 from cpython.buffer cimport PyBuffer_FillInfo
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
 from libc.limits cimport INT_MAX
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
@@ -393,7 +393,7 @@ cdef class PageMemory:
         """The page's bytes: K and V of every layer, layers ascending (`page_bytes` of them)."""
         self._check(page)
         cdef bytes out = PyBytes_FromStringAndSize(NULL, self.page_bytes)
-        cdef char *to = PyBytes_AS_STRING(out)
+        cdef char *to = PyBytes_AsString(out)
         cdef int i
         with nogil:
             for i in range(self.n_layers):
