@@ -191,6 +191,10 @@ class RequestSpeculation:
         """
         if not isinstance(draft, Draft):
             raise ConfigError(f"drafter: found {type(draft).__name__}, wanted a Draft")
+        if not draft.tokens and draft.tokens is not None:
+            request.ticket.draft = ()
+            self.fallbacks += 1
+            return
         tokens = checked_ids(draft.tokens, vocab_size, name="draft", wanted="token ids")[: ask.most]
         if draft.shares is not None:
             if not self.candidates.drawn:
