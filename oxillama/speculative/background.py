@@ -141,6 +141,9 @@ class BackgroundDrafter:
             if draft is None or not (draft.tokens or draft.caught_up):
                 return 0
             at = len(tokens) - len(draft.prefix)
+            if not state.complete and len(draft.tokens) < at:
+                state.want = max(state.want, at)
+                self._submit(state)
             while not state.complete and len(draft.tokens) < at:
                 self._wait()
             if (
