@@ -104,7 +104,6 @@ class Planner:
             ask = speculation.ask(request, size, sequences, prefilled, self.costs)
             if ask is None:
                 speculation.again(request)
-                speculation.fallbacks += bool(speculation.rest)
             else:
                 drafter = speculation.candidates.drafter
                 groups.setdefault(id(drafter), (drafter, []))[1].append((request, ask))

@@ -31,6 +31,7 @@ class RequestSpeculation:
         "_calls",
         "_costs",
         "_cycle",
+        "_granted",
         "_ledger",
         "_queue",
         "_since",
@@ -66,6 +67,7 @@ class RequestSpeculation:
         self.rest = 0
         if ledger is not None:
             self.rest, ledger.rest = ledger.rest, 0
+        self._granted = self.rest  # steps of rest, past and to come
         # (time, prompt rows of the engine, sequences, accepted so far, rows, seconds of drafting)
         self._cycle: tuple[float, int, int, int, int, float] | None = None
         # drawn candidates that are not judged yet
@@ -130,6 +132,7 @@ class RequestSpeculation:
         ledger, plain = self._ledger, costs(sequences)
         extra += ledger.drafting(drafting, plain)
         self.rest = sequences * ledger.enter(extra, plain, candidates=bool(rows))
+        self._granted += self.rest
         return costs
 
     def ask(
@@ -254,7 +257,7 @@ class RequestSpeculation:
             bonus_tokens=self.bonus,
             total_output_tokens=self.output,
             total_elapsed=elapsed,
-            n1_fallbacks=self.fallbacks,
+            n1_fallbacks=self.fallbacks + self._granted - self.rest,
         )
 
 
