@@ -24,7 +24,7 @@ FLOORS = {
     "grammar": 4,
     "engine": 5,
     "snapshot": 5,
-    "speculative": 5.5,  # of layer 5, above the engine
+    "speculative": 5,
     "toolcalls": 5,
     "__init__": 6,
     "about": 6,

@@ -294,7 +294,6 @@ class Harvest:
         if speculation is not None:
             if speculation.rest:  # nothing would pay: no time is spent on asking
                 speculation.rest -= 1
-                speculation.fallbacks += 1
             else:
                 self._register.wanting[request] = None
         return True

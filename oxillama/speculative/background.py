@@ -141,8 +141,10 @@ class BackgroundDrafter:
             if draft is None or not (draft.tokens or draft.caught_up):
                 return 0
             at = len(tokens) - len(draft.prefix)
-            # the text may be further than was wanted of the draft: it was not asked at every token
-            while not state.complete and len(draft.tokens) < min(at, state.want):
+            if not state.complete and len(draft.tokens) < at:
+                state.want = max(state.want, at)
+                self._submit(state)
+            while not state.complete and len(draft.tokens) < at:
                 self._wait()
             if (
                 0 < at <= len(draft.tokens)

@@ -107,7 +107,7 @@ class CostLedger:
 
     __slots__ = ("_drafting", "debt", "plain_steps", "rest")
 
-    _RATE = 0.01
+    _RATE = 0.005
     _GRACE = 1.0
     _CREDIT = 8.0
     _LONGEST = 1 << 20

@@ -83,6 +83,10 @@ class SpeculativeEngine:
         target = self.config.target
         if isinstance(target, InferenceEngine):
             return target
+        if target is not None and not isinstance(target, (str, Path)):
+            raise ConfigError(
+                f"target: found {type(target).__name__}, wanted an InferenceEngine, a GGUF file or None"
+            )
         self._mine.append(load(target))
         return self._mine[-1]
 
@@ -192,7 +196,7 @@ class SpeculativeEngine:
         of its own, none that the text depends on. SpecSnapshotIncompatible for what is malformed or
         does not fit, ModelFingerprintMismatch for another target.
         """
-        saved = SpecSnapshot.decode(data)
+        saved = SpecSnapshot.decode(str(data) if isinstance(data, Path) else data)
         known = {field.name for field in fields(SpeculativeConfig)} - {"target", "draft"}
         for name in changes:
             if name not in known:

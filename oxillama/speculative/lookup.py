@@ -21,6 +21,9 @@ from oxillama.speculative.types import MAX_CANDIDATES, Draft, DraftRequest
 
 _PLACES = 8  # earlier places that are compared
 _LONGEST = 32  # tokens of a run that are compared
+# tokens at the end of a session that are still learned from: more were left where lookups rested,
+# because they cost more than they gained
+_MOST_UNREAD = 32
 _NEIGHBOUR_RUN = 4  # tokens that must agree with another session
 _NEIGHBOUR_ENTRIES = 1 << 17
 _CLASSES = (3, 5, 9, 17)  # runs of 2, 3-4, 5-8, 9-16, 17 and more are estimated apart
@@ -88,6 +91,11 @@ class Lookup:
     def chances(self) -> list[float]:
         """Of a candidate after a run of each class to be accepted."""
         return [each.chance for each in self._estimates]
+
+    @property
+    def unread(self) -> int:
+        """Tokens that were not learned from yet."""
+        return len(self.tokens) - self._seen
 
     def learn(self) -> None:
         """Take in the tokens that came since; a session that was cut is read anew."""
@@ -181,5 +189,6 @@ class LookupDrafter:
         """Its tokens stay known to its neighbours for a while, and the next one begins half-way to
         the chances it ended with.
         """
-        state.learn()
+        if state.unread <= _MOST_UNREAD:
+            state.learn()
         self._first = [(first + chance) / 2 for first, chance in zip(self._first, state.chances)]

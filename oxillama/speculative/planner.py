@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -104,7 +104,6 @@ class Planner:
             ask = speculation.ask(request, size, sequences, prefilled, self.costs)
             if ask is None:
                 speculation.again(request)
-                speculation.fallbacks += bool(speculation.rest)
             else:
                 drafter = speculation.candidates.drafter
                 groups.setdefault(id(drafter), (drafter, []))[1].append((request, ask))
@@ -150,7 +149,8 @@ class Planner:
         }
 
         def work() -> None:
-            for (request, _), answer in proposals(drafter, group):
+            ready, failed = opened([each for each in group if not each[0].done])
+            for (request, _), answer in (*failed, *(proposals(drafter, ready) if ready else ())):
                 answers[id(request)](answer, None)
 
         self._known(drafter).calls.run(work)
@@ -189,23 +189,30 @@ def is_built_in(drafter: Drafter, types: tuple[type, ...]) -> bool:
 
 def proposals(
     drafter: Drafter, group: list[Asked]
-) -> Iterator[tuple[Asked, Draft | BaseException]]:
+) -> Sequence[tuple[Asked, Draft | BaseException]]:
     """A draft for each request of a group, or what the drafter raised: where it fails for all of
     them it is asked for each alone, so that none fails of another's text or grammar.
     """
-    asks = []
     try:
-        asks = [replace(ask, state=request.speculation.open()) for request, ask in group]
-        drafts = list(drafter.propose(asks))
+        drafts = list(drafter.propose([ask for _, ask in group]))
         if len(drafts) != len(group):
             raise ConfigError(
                 f"drafter: found {len(drafts)} drafts, wanted {len(group)}, one for each session"
             )
     except BaseException as error:
         if len(group) == 1:
-            yield group[0], error
-            return
-        for each in group:
-            yield from proposals(drafter, [each])
-        return
-    yield from zip(group, drafts)
+            return [(group[0], error)]
+        return [answer for each in group for answer in proposals(drafter, [each])]
+    return list(zip(group, drafts))
+
+
+def opened(group: list[Asked]) -> tuple[list[Asked], list[tuple[Asked, BaseException]]]:
+    """(the group with the drafter's states, made where they were not; those where that failed)."""
+    ready: list[Asked] = []
+    failed: list[tuple[Asked, BaseException]] = []
+    for request, ask in group:
+        try:
+            ready.append((request, replace(ask, state=request.speculation.open())))
+        except BaseException as error:
+            failed.append(((request, ask), error))
+    return ready, failed

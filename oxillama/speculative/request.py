@@ -32,6 +32,7 @@ class RequestSpeculation:
         "_calls",
         "_costs",
         "_cycle",
+        "_granted",
         "_ledger",
         "_queue",
         "_since",
@@ -67,6 +68,7 @@ class RequestSpeculation:
         self.rest = 0
         if ledger is not None:
             self.rest, ledger.rest = ledger.rest, 0
+        self._granted = self.rest  # steps of rest, past and to come
         # (time, prompt rows of the engine, sequences, accepted so far, rows, seconds of drafting)
         self._cycle: tuple[float, int, int, int, int, float] | None = None
         # drawn candidates that are not judged yet
@@ -131,6 +133,7 @@ class RequestSpeculation:
         ledger, plain = self._ledger, costs(sequences)
         extra += ledger.drafting(drafting, plain)
         self.rest = sequences * ledger.enter(extra, plain, candidates=bool(rows))
+        self._granted += self.rest
         return costs
 
     def ask(
@@ -192,6 +195,10 @@ class RequestSpeculation:
         """
         if not isinstance(draft, Draft):
             raise ConfigError(f"drafter: found {type(draft).__name__}, wanted a Draft")
+        if not draft.tokens and draft.tokens is not None:
+            request.ticket.draft = ()
+            self.fallbacks += 1
+            return
         tokens = checked_ids(draft.tokens, vocab_size, name="draft", wanted="token ids")[: ask.most]
         if draft.shares is not None:
             if not self.candidates.drawn:
@@ -255,7 +262,7 @@ class RequestSpeculation:
             bonus_tokens=self.bonus,
             total_output_tokens=self.output,
             total_elapsed=elapsed,
-            n1_fallbacks=self.fallbacks,
+            n1_fallbacks=self.fallbacks + self._granted - self.rest,
         )
 
 

@@ -57,7 +57,8 @@ class SpecSnapshot:
             "settings": self.settings,
         }
         return b"".join(
-            seal(
+            bytes(part)
+            for part in seal(
                 KIND,
                 {
                     "facts": dump_facts(facts),

@@ -37,8 +37,8 @@ class Alignment:
 
     def ids(self, tokens: Sequence[int]) -> np.ndarray:
         """The draft's ids of the target's tokens, int32."""
-        tokens = np.asarray(tokens, np.int32)
-        return tokens if self._to_draft is None else self._to_draft[tokens]
+        ids = np.asarray(tokens, np.int32)
+        return ids if self._to_draft is None else self._to_draft[ids]
 
     def row(self, logits: np.ndarray) -> np.ndarray:
         """float32 (target_size,): the draft's logits where the target looks for them."""

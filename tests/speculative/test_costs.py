@@ -57,14 +57,14 @@ def test_as_many_candidates_as_pay_are_brought():
 
 
 @pytest.mark.parametrize("extra", [0.01, 0.5, 3.0, 40.0])
-def test_falling_back_costs_less_than_a_hundredth_whatever_a_trial_costs(extra):
+def test_falling_back_costs_half_a_hundredth_whatever_a_trial_costs(extra):
     """Plain steps take 1.0; every time that the ledger allows, a trial costs `extra` more."""
     ledger, steps, lost = CostLedger(), 0, 0.0
     while steps < 20_000:
         rest = ledger.enter(extra, 1.0, candidates=True)
         lost += extra
         steps += 1 + rest
-    assert lost <= 0.0101 * steps + extra + 1.0
+    assert lost <= 0.0051 * steps + extra + 1.0
 
 
 def test_a_gain_is_never_rested_and_pays_for_later_losses():
@@ -77,7 +77,7 @@ def test_a_gain_is_never_rested_and_pays_for_later_losses():
 def test_a_trial_that_will_lose_is_afforded_by_the_plain_steps_before_it():
     ledger = CostLedger()
     assert not ledger.affords(0.5, 1.0)
-    for _ in range(49):
+    for _ in range(99):
         ledger.enter(0.0, 1.0, candidates=False)
     assert not ledger.affords(0.5, 1.0)
     ledger.enter(0.0, 1.0, candidates=False)

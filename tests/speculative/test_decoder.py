@@ -77,6 +77,24 @@ def test_the_text_is_the_targets_own(target, draft, spec_k, sampler):
             ]
 
 
+def test_every_candidate_of_a_first_proposal_may_be_accepted(target):
+    """Where drafting may not pay, no more is drafted than the first proposal asks for; the token
+    after it is drafted when it is known to be wanted.
+    """
+    with SpeculativeDecoder(
+        AsyncSpecConfig(spec_k=3, target_sampler=GREEDY, max_tokens=60), target, target
+    ) as decoder:
+        planner, accepted = target.opened.core.speculator, 0
+        for prompt in ("Once", "A dog", "Tom"):
+            # as if speculation had paid so far: it is tried at once
+            ledger = planner._known(decoder.engine.candidates.drafter).ledger
+            ledger.debt, ledger.rest = -1e3, 0
+            wanted = target.generate(prompt, sampler=GREEDY, max_tokens=60).tokens
+            assert decoder.submit(prompt).result(20).tokens == wanted
+            accepted += decoder.stats.accepted
+        assert accepted
+
+
 def test_nothing_is_drafted_where_one_token_a_step_is_forced(target, draft):
     with SpeculativeDecoder(
         AsyncSpecConfig(force_n1=True, target_sampler=GREEDY, max_tokens=30), target, draft

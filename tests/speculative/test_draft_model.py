@@ -114,15 +114,15 @@ def test_nothing_is_run_twice_by_target_or_draft(sampler, background):
     drafter = ModelDrafter(draft, SAME, own_sampler=None if sampler is None else own(sampler))
     asked = BackgroundDrafter(drafter) if background else drafter
     done = run(target, asked, list(range(30)), max_tokens=80, sampler=SEEDED)
+    target.close()
+    if background:
+        asked.close_thread()  # it may have been in a step
+    draft.close()
     stats = done.speculation
     assert stats.rejected and stats.accepted and theirs.evaluated == 30 + 79 + stats.rejected
     assert set(theirs.texts.values()) == set(mine.texts.values()) == {1}
     assert drafter.forwarded == mine.evaluated == sum(mine.texts.values())
     assert background or drafter.forwarded <= 30 + 79 + stats.rejected
-    target.close()
-    if background:
-        asked.close_thread()
-    draft.close()
 
 
 def test_the_same_seed_gives_the_same_text_whatever_shares_the_steps():

@@ -172,6 +172,7 @@ import resource, sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 import oxillama
 from oxillama.errors import SnapshotIncompatible, SpecSnapshotIncompatible
+from tests.speculative import test_snapshot as t
 data = t.GOLDEN[-1].read_bytes()
 target, draft = oxillama.load(num_threads=1), oxillama.load(num_threads=1)
 t.SpeculativeEngine.resume(data, target, draft).close()
