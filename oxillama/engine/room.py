@@ -138,7 +138,7 @@ class Room:
             self.prefix.insert(
                 session.tokens[:length],
                 pages[: -(-length // size)],
-                key=session.adapters,
+                key=session.cache_key,
                 checkpoints=checkpoints,
             )
 
