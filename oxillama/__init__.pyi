@@ -1,6 +1,7 @@
 """Every public name with its type; `__init__` imports them when they are first used."""
 
 from oxillama import api as api
+from oxillama import capi as capi
 from oxillama import embedded as embedded
 from oxillama import engine as engine
 from oxillama import errors as errors
@@ -13,6 +14,9 @@ from oxillama import sampling as sampling
 from oxillama import speculative as speculative
 from oxillama import tokenizer as tokenizer
 from oxillama import toolcalls as toolcalls
+from oxillama.about import get_include as get_include
+from oxillama.about import show_versions as show_versions
+from oxillama.about import versions as versions
 from oxillama.api import EngineConfig as EngineConfig
 from oxillama.api import InferenceEngine as InferenceEngine
 from oxillama.api import cpu_info as cpu_info

@@ -1,9 +1,10 @@
 """Packed weights and the product that runs over them."""
 
-from collections.abc import Buffer, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Buffer
 
 class PackedMatrix:
     """The weights of one matrix (rows, cols) in lane panels, 64-byte aligned; `act` says which activation rows it multiplies."""

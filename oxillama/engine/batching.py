@@ -33,7 +33,7 @@ class Batcher:
             session = ticket.owner.session
             tokens[0], positions[0], row_table[0] = session.tokens[ticket.done], ticket.done, 0
             kv = session.kv
-            more = {} if kv.slot is None else {"slots": (kv.slot,)}
+            more: dict[str, Any] = {} if kv.slot is None else {"slots": (kv.slot,)}
             return self._make(
                 tokens[:1], positions[:1], (kv.table,), row_table[:1], self._first, **more
             ), ticket.hidden

@@ -55,7 +55,9 @@ class Registry:
         """`asked` with a draft model opened and made `Candidates`; everything else as it is.
         ConfigError for what an option `speculative` cannot be.
         """
-        if asked is None or isinstance(asked, (bool, Candidates)) or asked in ("auto", "lookup"):
+        if asked is None or isinstance(asked, (bool, Candidates)):
+            return asked
+        if isinstance(asked, str) and asked in ("auto", "lookup"):
             return asked
         source = self._source
         if source is not None:
