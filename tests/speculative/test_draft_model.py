@@ -44,13 +44,18 @@ def own(config, seed=99):
     return lambda session: Sampler(config, VOCAB, seed=seed)
 
 
-def run(target, drafter, prompt, *, costs=None, most=4, **more):
+def run(target, drafter, prompt, **more):
     """A finished request that a model drafts for."""
+    return submitted(target, drafter, prompt, **more).result(10)
+
+
+def submitted(target, drafter, prompt, *, costs=None, most=4, **more):
+    """A request that a model drafts for, on its way."""
     made = request(target, prompt, **more)
     made.speculation = target.speculator.speculation(
         Candidates(drafter, most, adaptive=costs is not None), made.session, costs=costs
     )
-    return target.submit(made).result(10)
+    return target.submit(made)
 
 
 @pytest.mark.parametrize("sampler", [None, SEEDED, CHAIN], ids=["greedy", "seeded", "chain"])
@@ -129,10 +134,12 @@ def test_the_same_seed_gives_the_same_text_whatever_shares_the_steps():
     def tokens(companions, max_pages=None):
         target, draft = core(prefix=False, max_pages=max_pages), core(program=Other(), prefix=False)
         drafter = ModelDrafter(draft, SAME, own_sampler=own(SEEDED))
-        beside = [
-            target.submit(request(target, [at, 9], max_tokens=50)) for at in range(companions)
-        ]
-        done = run(target, drafter, [1, 2, 3], max_tokens=60, sampler=CHAIN)
+        with target.step_lock:  # no step before all of them are there
+            beside = [
+                target.submit(request(target, [at, 9], max_tokens=50)) for at in range(companions)
+            ]
+            job = submitted(target, drafter, [1, 2, 3], max_tokens=60, sampler=CHAIN)
+        done = job.result(10)
         for each in beside:
             each.result(10)
         target.close()
