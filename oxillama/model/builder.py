@@ -567,11 +567,12 @@ class Builder:
         *,
         scale: float = 1.0,
         softcap: float = 0.0,
-        norm: str = "output_norm",
+        norm: str | None = "output_norm",
         kind: str = "rms",
     ) -> Value:
-        """Final norm, which is marked as the embedding, and output projection (with `output.bias`
-        where there is one); tied to the token embedding when the file has no `output.weight`.
+        """Final norm (without a weight where `norm` is None), which is marked as the embedding, and
+        output projection (with `output.bias` where there is one); tied to the token embedding when
+        the file has no `output.weight`.
         """
         x = self.norm(x, norm, kind=kind)
         if self.embedding is None:

@@ -4,7 +4,7 @@ two rope bases.
 
 import math
 
-from oxillama.model.blocks import attention, gated_ffn, heads_of, rope_dims
+from oxillama.model.blocks import attention, gated_ffn, heads_of, is_windowed, rope_dims
 from oxillama.model.builder import Builder, Value, architecture
 
 # Five windowed layers, then a global one (Gemma 3 technical report, section 2); the file's own
@@ -25,7 +25,7 @@ def gemma3(b: Builder) -> Value:
     for layer in b.layers():
         heads = heads_of(b, layer)
         dims = rope_dims(b, heads)
-        if is_windowed(b, layer.index):
+        if is_windowed(b, layer.index, _PATTERN):
             rope, reach = b.rope(dims, base_key="rope.freq_base_swa", scaled=False), window
         else:
             rope, reach = b.rope(dims, base=1_000_000.0), 0
@@ -47,13 +47,3 @@ def gemma3(b: Builder) -> Value:
         y = gated_ffn(b, layer, layer.norm(x, "ffn_norm"), act="gelu_tanh")
         x = x + layer.norm(y, "post_ffw_norm")
     return b.logits(x, softcap=b.keys.number("final_logit_softcapping", default=0.0, minimum=0.0))
-
-
-def is_windowed(b: Builder, index: int) -> bool:
-    """Whether layer `index` sees only a window, by the file's pattern: a period, or a flag per
-    layer.
-    """
-    key = "attention.sliding_window_pattern"
-    if key in b.keys and not isinstance(b.keys.metadata[b.keys.name(key)], int):
-        return b.keys.flags(key, count=b.n_layers)[index]
-    return (index + 1) % b.keys.integer(key, minimum=1, default=_PATTERN) != 0
