@@ -62,12 +62,15 @@ def attention(
     scale: float | None = None,
     softcap: float = 0.0,
     slopes: bool = False,
+    norm_last: bool = False,
+    temper: tuple[float, int, int] | None = None,
 ) -> Value:
     """Grouped-query attention: q, k, v projections, causal attention, output projection.
 
     style: how pairs are rotated, "norm" (adjacent floats) or "neox" (the two halves). qk_norm: a norm
     over each head of queries and keys, or over their whole rows. rope: the file's own, another, or
     None for no rotation. scale: the file's `attention.scale`, else 1/sqrt(key_dim). slopes: ALiBi.
+    norm_last, temper: see `Builder.attend`.
     """
     heads = heads_of(b, layer)
     if rope == "file":
@@ -96,6 +99,8 @@ def attention(
         softcap=softcap,
         sinks=layer.optional_vector("attn_sinks.weight", heads.query),
         slopes=alibi(b, heads.query) if slopes else None,
+        norm_last=norm_last,
+        temper=temper,
         **norms,
     )
     return layer.linear(out, "attn_output", b.hidden)
