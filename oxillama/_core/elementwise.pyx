@@ -4,6 +4,7 @@ Each op is an argument struct, a `_part` every worker of the step calls, and a c
 `OPS` is this room's share of the tape's dispatch table. With many rows a chunk is some rows; with few, a range of columns.
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t
+from libc.math cimport sqrt
 from libc.string cimport memcpy
 
 from oxillama._core.codecs cimport ox_codec, ox_codec_by_name
@@ -55,6 +56,7 @@ ctypedef struct EmbedArgs:
     const uint8_t *raw
     size_t row_bytes
     int by_position           # rows of the table are positions, not tokens
+    int filler                # the row of a token of -1; -1: the batch brings one
     int64_t columns
     void (*unpack)(float *dst, const void *src, int64_t columns) noexcept nogil
     float scale
@@ -63,13 +65,16 @@ ctypedef struct EmbedArgs:
 cdef void embed_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
     cdef const EmbedArgs *a = <const EmbedArgs *>args
     cdef const Step *step = a.common.step
-    cdef int rows = rows_of(&a.common), r
+    cdef int rows = rows_of(&a.common), r, row
     cdef float *out
     r = ox_team_take(team)
     while r < rows:
         out = <float *>row_of(step, a.out, r)
-        if a.by_position or step.tokens[r] >= 0:
-            a.unpack(out, a.raw + <size_t>(step.positions[r] if a.by_position else step.tokens[r]) * a.row_bytes, a.columns)
+        row = step.positions[r] if a.by_position else step.tokens[r]
+        if row < 0:
+            row = a.filler
+        if row >= 0:
+            a.unpack(out, a.raw + <size_t>row * a.row_bytes, a.columns)
             if a.scale != 1.0:
                 step.vec.scale(out, out, a.scale, a.columns)
         else:
@@ -81,7 +86,7 @@ cdef class EmbedOp(Op):
     cdef EmbedArgs a
 
     def __init__(self, Plan plan, params):
-        p = plan.keys(params, "out", "table", scale=1.0, by="token")
+        p = plan.keys(params, "out", "table", scale=1.0, by="token", filler=None)
         table = p["table"]
         if not isinstance(table, EmbeddingTable):
             raise plan.fail(f"table is a {type(table).__name__}, wanted an EmbeddingTable")
@@ -89,11 +94,12 @@ cdef class EmbedOp(Op):
         if p["by"] not in ("token", "position"):
             raise plan.fail(f"by is {p['by']!r}, wanted 'token' or 'position'")
         self.a.by_position = p["by"] == "position"
+        self.a.filler = -1 if p["filler"] is None else plan.number(p, "filler", 0, rows.rows - 1)
         if self.a.by_position:
             plan.positions = min(plan.positions, rows.rows)
         elif rows.rows < plan.vocab_size:
             raise plan.fail(f"table has {rows.rows} rows, the vocabulary {plan.vocab_size}")
-        else:
+        elif p["filler"] is None:
             plan.embed_columns = rows.cols
         self.a.out = plan.writes(p["out"], rows.cols)
         self.a.raw, self.a.row_bytes, self.a.columns = &rows.raw[0], rows.row_bytes, rows.cols
@@ -374,6 +380,70 @@ cdef class ElementwiseOp(Op):
         self.begin(plan, &self.a.common, name, elementwise_part, p)
 
 
+# ---- measure ---------------------------------------------------------------------------------------------------------
+
+ctypedef struct MeasureArgs:
+    Common common
+    int x, out
+    int centred               # a standard deviation, else a root of a mean square
+    int64_t columns
+
+
+cdef void measure_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef const MeasureArgs *a = <const MeasureArgs *>args
+    cdef const Step *step = a.common.step
+    cdef int rows = rows_of(&a.common), r
+    cdef const float *x
+    cdef double mean, total
+    r = ox_team_take(team)
+    while r < rows:
+        x = <const float *>row_of(step, a.x, r)
+        mean = 0.0
+        if a.centred:
+            mean = sum_powers(x, 0.0, 1, a.columns) / a.columns
+        total = sum_powers(x, mean, 2, a.columns)
+        (<float *>row_of(step, a.out, r))[0] = <float>sqrt(total / (a.columns - a.centred))
+        r = ox_team_take(team)
+
+
+cdef double sum_powers(const float *x, double mean, int power, int64_t n) noexcept nogil:
+    """The sum of x - mean, or of its squares, in eight partial sums that are added in order."""
+    cdef double[8] part
+    cdef double d
+    cdef int64_t i
+    cdef int j
+    for j in range(8):
+        part[j] = 0.0
+    for i in range(0, n - n % 8, 8):
+        for j in range(8):
+            d = x[i + j] - mean
+            part[j] = part[j] + (d * d if power == 2 else d)
+    for i in range(n - n % 8, n):
+        d = x[i] - mean
+        part[i % 8] = part[i % 8] + (d * d if power == 2 else d)
+    d = 0.0
+    for j in range(8):
+        d = d + part[j]
+    return d
+
+
+cdef class MeasureOp(Op):
+    cdef MeasureArgs a
+
+    def __init__(self, Plan plan, params):
+        p = plan.keys(params, "x", "kind", "out")
+        self.a.columns, self.a.x = plan.reads(p["x"]), p["x"]
+        if p["kind"] not in ("rms", "deviation"):
+            raise plan.fail(f"kind is {p['kind']!r}, wanted 'rms' or 'deviation'")
+        self.a.centred = p["kind"] == "deviation"
+        if self.a.columns <= self.a.centred:
+            raise plan.fail(f"slot {p['x']} holds {self.a.columns} columns, wanted at least 2 for a deviation")
+        if p["x"] == p["out"]:
+            raise plan.fail(f"x and out are both slot {p['x']}")
+        self.a.out = plan.writes(p["out"], 1)
+        self.begin(plan, &self.a.common, "measure", measure_part, p)
+
+
 # ---- take_rows -------------------------------------------------------------------------------------------------------
 
 ctypedef struct TakeArgs:
@@ -447,4 +517,5 @@ cdef class CopyOp(Op):
 
 
 OPS = {"embed": EmbedOp, "copy": CopyOp, "rope_table": RopeTableOp, "norm": NormOp, "quantise": QuantiseOp, "take_rows": TakeRowsOp,
+       "measure": MeasureOp,
        **dict.fromkeys(ELEMENTWISE, ElementwiseOp)}

@@ -2,6 +2,7 @@
 
 `head_shape` is what every op over heads checks first.
 """
+from libc.math cimport floor, log
 from libc.string cimport memcpy
 
 from oxillama._core.pool cimport KvLayer, page_of
@@ -16,6 +17,10 @@ ctypedef struct StoreArgs:
     Common common
     int x, rope, rope_start, half, pairs, q_heads, kv_heads, k_dim, v_dim, layer
     int view                  # values are a view of the keys: none are stored
+    int keep                  # 0: queries alone, the keys and values are another layer's
+    int norm_last             # the norm of a head comes after its rotation
+    double rate, span         # by which queries grow with their position; rate 0: they do not
+    int offset
     const float *q_norm
     const float *k_norm
     float eps, q_scale
@@ -24,15 +29,16 @@ ctypedef struct StoreArgs:
 cdef void turn(const StoreArgs *a, const Step *step, float *head, const float *weight, int row) noexcept nogil:
     """Norm (if any) and rotate one head in place."""
     cdef const float *angles
-    if weight != NULL:
+    if weight != NULL and not a.norm_last:
         step.vec.rms_norm(head, head, weight, NULL, a.eps, a.k_dim)
     if a.rope >= 0:
         angles = <const float *>row_of(step, a.rope, row)
-        head += a.rope_start
         if a.pairs:
-            step.vec.rope_pairs(head, angles, angles + a.half, a.half)
+            step.vec.rope_pairs(head + a.rope_start, angles, angles + a.half, a.half)
         else:
-            step.vec.rope_halves(head, angles, angles + a.half, a.half)
+            step.vec.rope_halves(head + a.rope_start, angles, angles + a.half, a.half)
+    if weight != NULL and a.norm_last:
+        step.vec.rms_norm(head, head, weight, NULL, a.eps, a.k_dim)
 
 
 cdef void store_row(const StoreArgs *a, const Step *step, int row, int first, int last, float *scratch) noexcept nogil:
@@ -40,15 +46,20 @@ cdef void store_row(const StoreArgs *a, const Step *step, int row, int first, in
     cdef float *x = <float *>row_of(step, a.x, row)
     cdef float *keys = x + <size_t>a.q_heads * a.k_dim
     cdef float *values = keys + <size_t>a.kv_heads * a.k_dim
+    cdef float scale = a.q_scale
     cdef const KvLayer *layer = &step.layers[a.layer]
     cdef int position = step.positions[row], h, token = position % step.page_size
     cdef char *page = page_of(step.slabs, step.shift, layer, step.tables[step.row_table[row]][position // step.page_size])
     cdef char *key = page + token // 16 * layer.k_group_bytes
     cdef char *value = page + layer.v_offset + token // 16 * layer.v_group_bytes
+    if a.rate != 0.0:
+        scale = <float>(a.q_scale * (1.0 + a.rate * log(1.0 + floor((position + a.offset) / a.span))))
     for h in range(first, min(last, a.q_heads)):
         turn(a, step, x + <size_t>h * a.k_dim, a.q_norm, row)
-        if a.q_scale != 1.0:
-            step.vec.scale(x + <size_t>h * a.k_dim, x + <size_t>h * a.k_dim, a.q_scale, a.k_dim)
+        if scale != 1.0:
+            step.vec.scale(x + <size_t>h * a.k_dim, x + <size_t>h * a.k_dim, scale, a.k_dim)
+    if not a.keep:
+        return
     for h in range(max(0, first - a.q_heads), min(last - a.q_heads, a.kv_heads)):
         memcpy(scratch, keys + <size_t>h * a.k_dim, a.k_dim * sizeof(float))
         turn(a, step, scratch, a.k_norm, row)
@@ -60,7 +71,7 @@ cdef void store_row(const StoreArgs *a, const Step *step, int row, int first, in
 cdef void rope_store_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
     cdef const StoreArgs *a = <const StoreArgs *>args
     cdef const Step *step = a.common.step
-    cdef int rows = rows_of(&a.common), heads = a.q_heads + 2 * a.kv_heads, blocks = (heads + HEADS - 1) // HEADS
+    cdef int rows = rows_of(&a.common), heads = a.q_heads + (2 * a.kv_heads if a.keep else 0), blocks = (heads + HEADS - 1) // HEADS
     cdef int items = (rows + ROWS - 1) // ROWS * blocks, c, r, first
     cdef float *scratch = <float *>(step.scratch + <size_t>ith * step.scratch_stride)
     c = ox_team_take(team)
@@ -91,11 +102,18 @@ cdef class RopeStoreOp(Op):
 
     def __init__(self, Plan plan, params):
         p = plan.keys(params, "x", "q_heads", "kv_heads", "k_dim", "v_dim", "layer",
-                      rope=None, rope_dims=0, rope_start=0, style="norm", q_norm=None, k_norm=None, eps=1e-6, q_scale=1.0)
+                      rope=None, rope_dims=0, rope_start=0, style="norm", q_norm=None, k_norm=None, eps=1e-6, q_scale=1.0,
+                      norm_last=False, keep=True, temper=None)
         cdef StoreArgs *a = &self.a
         a.q_heads, a.kv_heads, a.k_dim, a.v_dim, a.layer, a.view = head_shape(plan, p)
         a.x, a.rope = p["x"], -1
-        plan.reads(p["x"], columns=a.q_heads * a.k_dim + a.kv_heads * (a.k_dim + (0 if a.view else a.v_dim)), full=True)
+        a.keep, a.norm_last, a.rate, a.span, a.offset = bool(p["keep"]), bool(p["norm_last"]), 0.0, 1.0, 0
+        kept = a.kv_heads * (a.k_dim + (0 if a.view else a.v_dim)) if a.keep else 0
+        plan.reads(p["x"], columns=a.q_heads * a.k_dim + kept, full=True)
+        if p["temper"] is not None:
+            growth = dict(zip(("rate", "span", "offset"), p["temper"], strict=True))
+            a.rate, a.span = plan.real(growth, "rate", -1e6, 1e6), plan.number(growth, "span", 1, (1 << 31) - 1)
+            a.offset = plan.number(growth, "offset", 0, 1 << 20)
         if p["style"] not in ("norm", "neox"):
             raise plan.fail(f"style is {p['style']!r}, wanted 'norm' or 'neox'")
         a.pairs = p["style"] == "norm"

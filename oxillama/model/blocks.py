@@ -62,12 +62,15 @@ def attention(
     scale: float | None = None,
     softcap: float = 0.0,
     slopes: bool = False,
+    norm_last: bool = False,
+    temper: tuple[float, int, int] | None = None,
 ) -> Value:
     """Grouped-query attention: q, k, v projections, causal attention, output projection.
 
     style: how pairs are rotated, "norm" (adjacent floats) or "neox" (the two halves). qk_norm: a norm
     over each head of queries and keys, or over their whole rows. rope: the file's own, another, or
     None for no rotation. scale: the file's `attention.scale`, else 1/sqrt(key_dim). slopes: ALiBi.
+    norm_last, temper: see `Builder.attend`.
     """
     heads = heads_of(b, layer)
     if rope == "file":
@@ -96,6 +99,8 @@ def attention(
         softcap=softcap,
         sinks=layer.optional_vector("attn_sinks.weight", heads.query),
         slopes=alibi(b, heads.query) if slopes else None,
+        norm_last=norm_last,
+        temper=temper,
         **norms,
     )
     return layer.linear(out, "attn_output", b.hidden)
@@ -118,6 +123,27 @@ def _projected(b: Builder, layer: Layer, x: Value, heads: Heads) -> tuple[Value,
     return q, k, v
 
 
+def sections_of(b: Builder, *, mixed: bool) -> list[int]:
+    """For each rotated pair, which of a token's positions (time, height, width) turns it, from the
+    file's `rope.dimension_sections` (pairs of each). mixed: pairs take turns as long as a section
+    lasts, the rest is of time; else section follows section.
+    """
+    counts = b.keys.integers("rope.dimension_sections")
+    if not mixed:
+        return [which for which, count in enumerate(counts) for _ in range(count)]
+    return [i % 3 if i % 3 and i < 3 * counts[i % 3] else 0 for i in range(sum(counts))]
+
+
+def is_windowed(b: Builder, index: int, period: int) -> bool:
+    """Whether layer `index` sees only a window, by the file's pattern: a flag per layer, or a period
+    whose last layer sees all; `period` where the file has none.
+    """
+    key = "attention.sliding_window_pattern"
+    if key in b.keys and not isinstance(b.keys.metadata[b.keys.name(key)], int):
+        return b.keys.flags(key, count=b.n_layers)[index]
+    return (index + 1) % b.keys.integer(key, minimum=1, default=period) != 0
+
+
 def fused(layer: Layer, x: Value, suffix: str, widths: tuple[int, ...]) -> list[Value]:
     """The products of one matrix whose rows are several matrices' one after another."""
     total, at, found = sum(widths), 0, []
@@ -130,9 +156,9 @@ def fused(layer: Layer, x: Value, suffix: str, widths: tuple[int, ...]) -> list[
 def alibi(b: Builder, heads: int) -> np.ndarray:
     """The slope of each head (Press et al. 2021, "Train Short, Test Long", section 3): a geometric
     row of a power of two of heads, and every other one of the row twice as long for the rest. Times
-    -1 by distance: what a score loses.
+    -1 by distance: what a score loses. 8 as the largest, the paper's, where the file says nothing.
     """
-    bias = b.keys.number("attention.max_alibi_bias", minimum=0.0)
+    bias = b.keys.number("attention.max_alibi_bias", default=8.0, minimum=0.0)
     power = 1 << (heads.bit_length() - 1)
     first = 2.0 ** (-bias / power * np.arange(1, power + 1))
     rest = 2.0 ** (-bias / (2 * power) * np.arange(1, 2 * (heads - power), 2))

@@ -260,6 +260,16 @@ class Builder:
         table = self.matrix(name, rows, self.hidden)
         return self.record("embed", (), width=self.hidden, table=table, scale=1.0, by="position")
 
+    def embed_beside(self, name: str, *, scale: float = 1.0) -> Value:
+        """The token's row of a table (vocabulary, any width) beside the embedding, times `scale`; row 0
+        where a batch brings an embedding row in place of a token.
+        """
+        rows, width = self.shape(name, 2)
+        if rows < self.vocab_size:
+            raise ModelError(f"{name}: file has {rows} rows, {self.arch} needs {self.vocab_size}")
+        table = self.matrix(name, rows, width)
+        return self.record("embed", (), width=width, table=table, scale=float(scale), filler=0)
+
     def epsilon(self, kind: str = "rms") -> float:
         """The epsilon that the file gives for norms of this kind."""
         key = (
@@ -381,6 +391,22 @@ class Builder:
             return made
         return self.op("expert_bias", made, routes, bias=self.array(name + ".bias", count, rows))
 
+    def weighted(self, x: Value, weights: Value) -> Value:
+        """The sum of the parts of a row of x under weights that are a row too: as many parts as
+        `weights` has columns.
+        """
+        return self.combine(x, self.concat(weights, weights))
+
+    def measure(self, x: Value, kind: str) -> Value:
+        """One number of each row: "rms", the root of its mean square, or "deviation"."""
+        return self.op("measure", x, kind=kind)
+
+    def repeat(self, x: Value, times: int) -> Value:
+        """A row `times` times side by side."""
+        return self.record(
+            *("copy", (x,)), width=times * x.width, count=x.width, heads=times, stride=x.width
+        )
+
     def combine(self, x: Value, routes: Value) -> Value:
         """The sum of a routed value's parts under the weights of its routes."""
         return self.op("combine", x, routes)
@@ -396,7 +422,7 @@ class Builder:
 
     def activate(self, x: Value, act: str) -> Value:
         """An activation, elementwise: silu, gelu_tanh, gelu_erf, gelu_quick, relu, relu2, sigmoid,
-        tanh or softplus.
+        tanh, softplus or exp_excess.
         """
         return self.op("activate", x, kind=act)
 
@@ -489,14 +515,26 @@ class Builder:
         eps: float = 0.0,
         sinks: np.ndarray | None = None,
         slopes: np.ndarray | None = None,
+        rope_start: int = 0,
+        norm_last: bool = False,
+        temper: tuple[float, int, int] | None = None,
     ) -> Value:
         """Causal attention of q over the k and v stored so far: per-head norm, rope, store,
         softmax(scale * q.k) v. rope None: no rotation (NoPE).
 
-        sinks (query heads,): a score without a value; slopes (query heads,): ALiBi.
+        sinks (query heads,): a score without a value; slopes (query heads,): ALiBi. rope_start: the
+        float of each head where rotation begins. norm_last: the norms come after it. temper: (rate,
+        span, offset) of the growth of queries with their position (the op `rope_store` draws it).
         """
         state = Pages(heads.kv, heads.key_dim, heads.value_dim, window)
-        more = {name: v for name, v in (("sinks", sinks), ("slopes", slopes)) if v is not None}
+        asked = dict(
+            sinks=sinks,
+            slopes=slopes,
+            rope_start=rope_start or None,
+            norm_last=norm_last or None,
+            temper=temper,
+        )
+        more = {name: value for name, value in asked.items() if value is not None}
         return self.record(
             "attention",
             (q, k, v, *self._table(rope)),
@@ -513,6 +551,45 @@ class Builder:
             k_norm=k_norm,
             eps=float(eps),
             **more,
+        )
+
+    def attend_stored(
+        self,
+        q: Value,
+        *,
+        heads: Heads,
+        layer: int,
+        rope: Rope | None,
+        style: str,
+        scale: float,
+        window: int = 0,
+        q_norm: np.ndarray | None = None,
+        eps: float = 0.0,
+    ) -> Value:
+        """Causal attention of q over what an earlier attention stored; layer: its number among those
+        that keep pages (`len(b.pages) - 1` after it). The other parameters are those of `attend`.
+        """
+        state = self.pages[layer]
+        if state != Pages(heads.kv, heads.key_dim, heads.value_dim, window):
+            raise ModelError(
+                f"{self.arch}: layer {layer} keeps {state}, an attention to it needs {heads} and a window of {window}"
+            )
+        return self.record(
+            "attention",
+            (q, *self._table(rope)),
+            width=heads.query * heads.value_dim,
+            stateful=True,
+            heads=heads,
+            layer=layer,
+            rope_dims=rope.dims if rope else 0,
+            style=style,
+            q_scale=float(scale),
+            window=window,
+            softcap=0.0,
+            q_norm=q_norm,
+            k_norm=None,
+            eps=float(eps),
+            keep=False,
         )
 
     def attend_latent(
@@ -567,11 +644,12 @@ class Builder:
         *,
         scale: float = 1.0,
         softcap: float = 0.0,
-        norm: str = "output_norm",
+        norm: str | None = "output_norm",
         kind: str = "rms",
     ) -> Value:
-        """Final norm, which is marked as the embedding, and output projection (with `output.bias`
-        where there is one); tied to the token embedding when the file has no `output.weight`.
+        """Final norm (without a weight where `norm` is None), which is marked as the embedding, and
+        output projection (with `output.bias` where there is one); tied to the token embedding when
+        the file has no `output.weight`.
         """
         x = self.norm(x, norm, kind=kind)
         if self.embedding is None:

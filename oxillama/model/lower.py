@@ -446,7 +446,8 @@ class _Lowering:
         p, heads = dict(node.params), node.params["heads"]
         del p["heads"]
         qkv, offset = ("qkv", index), 0
-        parts = list(node.inputs[: 2 if p.pop("latent", False) else 3])
+        count = 2 if p.pop("latent", False) else 3 if p.get("keep", True) else 1
+        parts = list(node.inputs[:count])
         rope = node.inputs[len(parts) :]
         while parts:
             run = 1

@@ -171,6 +171,7 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "sigmoid": _sigmoid,
     "tanh": np.tanh,
     "softplus": lambda x: np.logaddexp(0, x),
+    "exp_excess": lambda x: np.where(x < 0, np.expm1(np.minimum(x, 0)) - x, 0.0),
 }
 
 
@@ -188,19 +189,22 @@ def _normed(x: np.ndarray, kind: str, weight, bias, eps: float) -> np.ndarray:
 
 
 class Embed(Op, name="embed"):
-    """Rows of a table, by token or by position, times `scale`."""
+    """Rows of a table, by token or by position, times `scale`. A token of -1 takes the row that the
+    batch brings, or row `filler` of a table beside the embedding.
+    """
 
     reads = ()
     rows = Rows.ALL
 
     @staticmethod
-    def meaning(f: Frame, *, out, table, scale=1.0, by="token") -> None:
+    def meaning(f: Frame, *, out, table, scale=1.0, by="token", filler=None) -> None:
         rows = f.weights(table)
         if by == "position":
             f.slots[out] = rows[f.positions] * np.float32(scale)
             return
-        f.slots[out] = rows[np.maximum(f.tokens, 0)] * np.float32(scale)
-        if f.embeds is not None:
+        tokens = np.where(f.tokens < 0, filler or 0, f.tokens)
+        f.slots[out] = rows[tokens] * np.float32(scale)
+        if f.embeds is not None and filler is None:
             f.slots[out] = np.where(f.tokens[:, None] < 0, f.embeds, f.slots[out])
 
 
@@ -310,6 +314,10 @@ def _rotated(x: np.ndarray, table: np.ndarray, dims: int, style: str) -> np.ndar
 class RopeStore(Op, name="rope_store"):
     """Norm and rotation of the heads of q and k, which lie side by side with v, and the store of k
     and v; where values are a view of the keys there is no v.
+
+    norm_last: the norm comes after the rotation. keep: False where the layer attends to what another
+    one stored, and there is q alone. temper: (rate, span, offset), by which q grows with its position
+    by 1 + rate log(1 + floor((position + offset) / span)).
     """
 
     reads = ("x", "rope")
@@ -335,25 +343,41 @@ class RopeStore(Op, name="rope_store"):
         k_norm=None,
         eps=1e-6,
         q_scale=1.0,
+        norm_last=False,
+        keep=True,
+        temper=None,
     ) -> None:
         rows = f.slots[x]
         n = len(rows)
+        if not keep:
+            kv_heads = 0
         edges = np.cumsum([q_heads * k_dim, kv_heads * k_dim, kv_heads * v_dim])
         q, k, v = (
             rows[:, : edges[0]].reshape(n, q_heads, k_dim),
             rows[:, edges[0] : edges[1]].reshape(n, kv_heads, k_dim),
             rows[:, edges[1] : edges[2]],
         )
-        q = q if q_norm is None else _normed(q, "rms", q_norm, None, eps)
-        k = k if k_norm is None else _normed(k, "rms", k_norm, None, eps)
+
+        def normed(x: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
+            return x if weight is None else _normed(x, "rms", weight, None, eps)
+
+        if not norm_last:
+            q, k = normed(q, q_norm), normed(k, k_norm)
         if rope is not None:
             turned = slice(rope_start, None)
             q, k = q.astype(np.float64), k.astype(np.float64)
             q[..., turned] = _rotated(q[..., turned], f.slots[rope], rope_dims, style)
             k[..., turned] = _rotated(k[..., turned], f.slots[rope], rope_dims, style)
+        if norm_last:
+            q, k = normed(q, q_norm), normed(k, k_norm)
+        if temper is not None:
+            rate, span, offset = temper
+            q = q * (1 + rate * np.log1p((f.positions + offset) // span))[:, None, None]
         rows = rows.copy()
         rows[:, : edges[0]] = (q * q_scale).reshape(n, -1)
         f.slots[x] = rows
+        if not keep:
+            return
         stores = [(f.keys, k)]
         if v.shape[1]:
             stores.append((f.values, v.reshape(n, kv_heads, v_dim)))
@@ -675,3 +699,22 @@ class Activate(Op, name="activate"):
     @staticmethod
     def meaning(f: Frame, *, x, kind, out) -> None:
         f.slots[out] = _activated(f.slots[x], kind)
+
+
+class Measure(Op, name="measure"):
+    """One number of each row: "rms", the root of its mean square, or "deviation", its standard
+    deviation (of a sample: over n - 1).
+    """
+
+    @staticmethod
+    def width(widths: Sequence[int], params: dict) -> int:
+        return 1
+
+    @staticmethod
+    def meaning(f: Frame, *, x, kind, out) -> None:
+        rows = f.slots[x].astype(np.float64)
+        if kind == "rms":
+            found = np.sqrt((rows * rows).mean(axis=1, keepdims=True))
+        else:
+            found = rows.std(axis=1, ddof=1, keepdims=True)
+        f.slots[out] = found.astype(np.float32)

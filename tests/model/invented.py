@@ -55,6 +55,21 @@ OWN: dict[str, dict] = {
     "mamba2": {"attention.head_count": 0, "feed_forward_length": 0},
     "lfm2": {"attention.head_count_kv": [0, 2, 0, 0]},
     "jamba": {"attention.head_count_kv": [0, 2, 0, 0]},
+    "mpt": {"attention.max_alibi_bias": 8.0, "attention.clamp_kqv": 2.0},
+    "command-r": {"logit_scale": 0.25},
+    "cohere2": {"logit_scale": 0.25},
+    "falcon": {"attention.head_count_kv": 1},
+    "gptneox": {"use_parallel_residual": False},
+    "granite": {"embedding_scale": 3.0, "residual_scale": 0.5, "logit_scale": 2.0},
+    "granite_swa": {
+        "attention.sliding_window_pattern": [True, False, True, False],
+        "attention.rope_pattern": [True, True, True, False],
+        "attention.scale": 0.2,
+    },
+    "olmo": {"attention.clamp_kqv": 2.0},
+    "olmo2": {"attention.sliding_window_pattern": [True, False, True, True]},
+    "qwen2vl": {"rope.dimension_sections": [2, 3, 3, 0]},
+    "qwen3vl": {"rope.dimension_sections": [3, 3, 2, 0]},
 }
 
 
@@ -67,9 +82,19 @@ WANTED: dict[str, tuple[str, ...]] = {
         *(f"blk.{i}.ffn_gate_inp.weight" for i in (1, 3)),
     ),
     "deepseek2": tuple(f"blk.{i}.ffn_up_shexp.weight" for i in (1, 2, 3)),
+    "bloom": ("blk.1.attn_qkv.weight", "blk.1.attn_qkv.bias", "token_embd_norm.bias"),
+    "mpt": ("position_embd.weight", "blk.1.attn_q_norm.weight", "blk.2.attn_norm.bias"),
+    "command-r": ("blk.1.attn_q_norm.weight", "blk.2.attn_q_norm.weight"),
+    "falcon": ("blk.0.attn_qkv.weight", "blk.1.attn_norm_2.weight", "output_norm.bias"),
+    "gpt2": ("blk.0.attn_qkv.weight", "blk.0.attn_qkv.bias", "blk.1.ffn_up.bias"),
+    "granite_swa": ("blk.1.attn_sinks.weight",),
+    "phi2": ("output.weight", "output.bias"),
+    "stablelm": ("blk.0.ffn_norm.weight", "blk.1.attn_q_norm.weight", "blk.2.attn_q.bias"),
 }
 # Shapes that an architecture reads off its file instead of asking for them, by the end of the name.
 SHAPES = {
+    "attn_q_norm.weight": (4, 32),
+    "attn_k_norm.weight": (2, 32),
     "token_embd.weight": (VOCAB, HIDDEN),
     "position_embd.weight": (256, HIDDEN),
     "ffn_down_shexp.weight": (HIDDEN, 48),
@@ -103,9 +128,14 @@ def metadata(arch: str) -> dict:
     return {"general.architecture": arch, **keys}
 
 
+def _shape_of(name: str) -> tuple[int, ...]:
+    """The shape that a tensor begins with: its own, or one that is wrong and so told about."""
+    return next((shape for end, shape in SHAPES.items() if name.endswith(end)), (1,))
+
+
 def shapes(arch: str, metadata: dict) -> tuple[dict[str, tuple[int, ...]], set[str]]:
     """(every tensor that `arch` asks for, the keys that it reads), learned from its own errors."""
-    found = {name: SHAPES.get(name.split(".", 2)[-1], (1,)) for name in WANTED.get(arch, ())}
+    found = {name: _shape_of(name) for name in WANTED.get(arch, ())}
     while True:
         try:
             b = Builder(_Nothing(metadata, {"token_embd.weight": (VOCAB, HIDDEN), **found}), arch)
@@ -115,8 +145,7 @@ def shapes(arch: str, metadata: dict) -> tuple[dict[str, tuple[int, ...]], set[s
             name, _, told = str(error).partition(":")
             needs = re.search(r"needs \(([\d, ]+)\)", told)
             if "no such tensor" in told:
-                ends = (shape for end, shape in SHAPES.items() if name.endswith(end))
-                found[name] = next(ends, (1,))
+                found[name] = _shape_of(name)
             elif needs is not None and name in found:
                 found[name] = tuple(int(size) for size in needs[1].split(",") if size.strip())
             else:

@@ -1,10 +1,11 @@
 """Qwen 2 and 3 (Alibaba 2024, 2025): Llama with half-split rope; 2 has q, k, v biases, 3 has
-RMS-normed queries and keys.
+RMS-normed queries and keys. The language models of Qwen2-VL and Qwen3-VL: the same, whose pairs are
+turned by several positions of a token.
 """
 
 from typing import Literal
 
-from oxillama.model.blocks import attention, gated_ffn
+from oxillama.model.blocks import attention, gated_ffn, heads_of, rope_dims, sections_of
 from oxillama.model.builder import Builder, Value, architecture
 
 
@@ -20,9 +21,28 @@ def qwen3(b: Builder) -> Value:
     return _qwen(b, qk_norm="heads")
 
 
-def _qwen(b: Builder, *, qk_norm: Literal["heads"] | None) -> Value:
+@architecture("qwen2vl")
+def qwen2vl(b: Builder) -> Value:
+    """Sections follow one another (Wang et al. 2024, section 2.1)."""
+    return _qwen(b, qk_norm=None, sections=sections_of(b, mixed=False))
+
+
+@architecture("qwen3vl")
+def qwen3vl(b: Builder) -> Value:
+    """Sections alternate (Qwen3-VL, published code, modeling_qwen3_vl.py). `n_deepstack_layers` says
+    after how many layers image features are added, which a text has none of.
+    """
+    b.keys.integer("n_deepstack_layers", default=0)
+    return _qwen(b, qk_norm="heads", sections=sections_of(b, mixed=True))
+
+
+def _qwen(
+    b: Builder, *, qk_norm: Literal["heads"] | None, sections: list[int] | None = None
+) -> Value:
     x = b.embed()
     for layer in b.layers():
-        x = x + attention(b, layer, layer.norm(x, "attn_norm"), style="neox", qk_norm=qk_norm)
+        rope = b.rope(rope_dims(b, heads_of(b, layer)), sections=sections)
+        y = layer.norm(x, "attn_norm")
+        x = x + attention(b, layer, y, style="neox", qk_norm=qk_norm, rope=rope)
         x = x + gated_ffn(b, layer, layer.norm(x, "ffn_norm"), act="silu")
     return b.logits(x)

@@ -1,0 +1,115 @@
+"""Gemma 4 (Google 2026, published code, modeling_gemma4.py): Gemma 3 with heads of two sizes, a vector
+for each token and layer beside the embedding, and experts beside the feed-forward network where the
+file has them.
+"""
+
+import math
+
+from oxillama.model.blocks import gated_ffn
+from oxillama.model.builder import Builder, Heads, Layer, Value, architecture
+
+
+@architecture("gemma4")
+def gemma4(b: Builder) -> Value:
+    """The last layers attend to what the last one of their kind before them stored."""
+    near = b.keys.flags("attention.sliding_window_pattern", count=b.n_layers)
+    shared = b.keys.integer("attention.shared_kv_layers", default=0, maximum=b.n_layers - 1)
+    own = b.n_layers - shared
+    stored: dict[bool, int] = {}
+    x = b.embed(scale=math.sqrt(b.hidden))
+    beside = layer_inputs(b, x)
+    for layer in b.layers():
+        y = layer.norm(x, "attn_norm")
+        source = stored.get(near[layer.index]) if layer.index >= own else None
+        y = _attention(b, layer, y, near=near[layer.index], source=source)
+        if source is None:
+            stored[near[layer.index]] = len(b.pages) - 1
+        x = x + layer.norm(y, "post_attention_norm")
+        x = x + layer.norm(_feed_forward(b, layer, x), "post_ffw_norm")
+        if beside is not None:
+            x = x + beside_branch(b, layer, x, beside)
+        if layer.has("layer_output_scale.weight"):
+            x = x * float(layer.vector("layer_output_scale.weight", 1)[0])
+    return b.logits(x, softcap=b.keys.number("final_logit_softcapping", default=0.0, minimum=0.0))
+
+
+def layer_inputs(b: Builder, x: Value) -> Value | None:
+    """A vector for each layer side by side, of the token's own table and of its embedding x
+    (Gemma 3n: per-layer embeddings); None where the file has none.
+    """
+    width = b.keys.integer("embedding_length_per_layer_input", default=0, maximum=1 << 16)
+    if not width:
+        return None
+    total = width * b.n_layers
+    told = b.embed_beside("per_layer_token_embd.weight", scale=math.sqrt(width))
+    made = b.linear(x, "per_layer_model_proj", total) * b.hidden**-0.5
+    made = b.norm(made, "per_layer_proj_norm", heads=b.n_layers)
+    return (made + told) * 0.5**0.5
+
+
+def beside_branch(b: Builder, layer: Layer, x: Value, beside: Value) -> Value:
+    """A row gates its layer's vector, which a norm brings back to the row."""
+    width = beside.width // b.n_layers
+    own = beside.columns(layer.index * width, (layer.index + 1) * width)
+    y = b.gate(layer.linear(x, "inp_gate", width), own, act="gelu_tanh")
+    return layer.norm(layer.linear(y, "proj", b.hidden), "post_norm")
+
+
+def _attention(b: Builder, layer: Layer, x: Value, *, near: bool, source: int | None) -> Value:
+    """Scores are not scaled; values have a norm without a weight, and are the keys before theirs where
+    the file has no matrix for them. source: which attention's keys and values are read.
+    """
+    keys, suffix = b.keys, "_swa" if near else ""
+    dim = keys.integer(f"attention.key_length{suffix}", minimum=1, maximum=1 << 12)
+    keys.integer(f"attention.value_length{suffix}", minimum=dim, maximum=dim)
+    query = layer.integer("attention.head_count", minimum=1, maximum=1 << 16)
+    heads = Heads(query, layer.integer("attention.head_count_kv", minimum=1), dim, dim)
+    dims = keys.integer(f"rope.dimension_count{suffix}", default=dim, minimum=2, maximum=dim)
+    window = keys.integer("attention.sliding_window", minimum=1) if near else 0
+    base = keys.number("rope.freq_base", default=1e6)
+    rope = b.rope(dims, base_key="rope.freq_base" + suffix, base=base, scaled=not near)
+    q = layer.linear(x, "attn_q", heads.query * dim)
+    q_norm = layer.vector("attn_q_norm.weight", dim)
+    how = dict(heads=heads, rope=rope, style="neox", scale=1.0, window=window, eps=b.epsilon())
+    if source is not None:
+        y = b.attend_stored(q, layer=source, q_norm=q_norm, **how)
+    else:
+        k = layer.linear(x, "attn_k", heads.kv * dim)
+        v = layer.linear(x, "attn_v", heads.kv * dim) if layer.has("attn_v.weight") else k
+        v = b.norm(v, None, heads=heads.kv)
+        k_norm = layer.vector("attn_k_norm.weight", dim)
+        y = b.attend(q, k, v, q_norm=q_norm, k_norm=k_norm, **how)
+    return layer.linear(y, "attn_output", b.hidden)
+
+
+def _feed_forward(b: Builder, layer: Layer, x: Value) -> Value:
+    y = gated_ffn(b, layer, layer.norm(x, "ffn_norm"), act="gelu_tanh")
+    if not layer.has("ffn_gate_inp.weight"):
+        return y
+    return layer.norm(y, "post_ffw_norm_1") + layer.norm(_experts(b, layer, x), "post_ffw_norm_2")
+
+
+def _experts(b: Builder, layer: Layer, x: Value) -> Value:
+    """The router has a norm of its own; an expert's output has a scale, which goes into its weight."""
+    count = layer.integer("expert_count", minimum=1, maximum=1 << 12)
+    used = layer.integer("expert_used_count", minimum=1, maximum=count)
+    width = layer.integer("expert_feed_forward_length", minimum=1)
+    scores = b.norm(x, None) * b.hidden**-0.5 * layer.vector("ffn_gate_inp.scale", b.hidden)
+    scores = b.linear(scores, layer.name("ffn_gate_inp"), count)
+    routes = b.route(scores, used=used, normalise=True)
+    y = layer.norm(x, "pre_ffw_norm_2")
+    if layer.has("ffn_gate_up_exps.weight"):
+        both = layer.experts(y, routes, "ffn_gate_up_exps", 2 * width, count=count)
+        gate = both.columns(0, width, heads=used)
+        up = both.columns(width, 2 * width, heads=used)
+    else:
+        gate = layer.experts(y, routes, "ffn_gate_exps", width, count=count)
+        up = layer.experts(y, routes, "ffn_up_exps", width, count=count)
+    y = b.gate(gate, up, act="gelu_tanh")
+    y = layer.experts(y, routes, "ffn_down_exps", b.hidden, count=count)
+    if layer.has("ffn_down_exps.scale"):
+        ids, weights = routes.columns(0, used), routes.columns(used, 2 * used)
+        scales = layer.array("ffn_down_exps.scale", count).reshape(count, 1)
+        weights = weights * b.op("expert_bias", weights * 0.0, routes, bias=scales)
+        routes = b.concat(ids, weights)
+    return b.combine(y, routes)

@@ -1,0 +1,51 @@
+"""Granite 3 (IBM 2024) and MiniCPM (Hu et al. 2024, section 3.2): Llama whose embedding, residuals,
+scores and logits are scaled by constants.
+"""
+
+import math
+
+from oxillama.model.blocks import attention, gated_ffn, heads_of, rope_dims
+from oxillama.model.builder import Builder, Value, architecture
+
+
+@architecture("granite")
+def granite(b: Builder) -> Value:
+    """The scales are keys; logits are divided by theirs."""
+    return _scaled(b, embedding=1.0, residual=1.0, logits=1.0)
+
+
+@architecture("minicpm")
+def minicpm(b: Builder) -> Value:
+    """Early files lack the scales of the 2B model."""
+    return _scaled(b, embedding=12.0, residual=1.4 / math.sqrt(b.n_layers), logits=b.hidden / 256)
+
+
+@architecture("granite_swa")
+def granite_swa(b: Builder) -> Value:
+    """Windowed layers by the file's pattern; `attention.rope_pattern` says which layers rotate."""
+    return _scaled(b, embedding=1.0, residual=1.0, logits=1.0, windows=True)
+
+
+def _scaled(
+    b: Builder, *, embedding: float, residual: float, logits: float, windows: bool = False
+) -> Value:
+    """The decoder with these scales where the file says none; 0 in a file says none either."""
+    keys = b.keys
+    embedding = keys.number("embedding_scale", default=embedding, minimum=0.0) or 1.0
+    residual = keys.number("residual_scale", default=residual, minimum=0.0) or 1.0
+    logits = keys.number("logit_scale", default=logits, minimum=0.0) or 1.0
+    # here this flag says whether anything is rotated (NoPE models)
+    turned = (keys.flag("rope.scaling.finetuned", default=True),) * b.n_layers
+    near = (False,) * b.n_layers
+    if windows:
+        turned = keys.flags("attention.rope_pattern", count=b.n_layers, default=turned)
+        near = keys.flags("attention.sliding_window_pattern", count=b.n_layers)
+        window = keys.integer("attention.sliding_window", minimum=1)
+    x = b.embed(scale=embedding)
+    for layer in b.layers():
+        reach = window if near[layer.index] else 0
+        rope = b.rope(rope_dims(b, heads_of(b, layer))) if turned[layer.index] else None
+        y = layer.norm(x, "attn_norm")
+        x = x + attention(b, layer, y, style="norm", rope=rope, window=reach) * residual
+        x = x + gated_ffn(b, layer, layer.norm(x, "ffn_norm"), act="silu") * residual
+    return b.logits(x, scale=1.0 / logits)
