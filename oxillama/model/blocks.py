@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from oxillama.errors import ModelError
+from oxillama.gguf.keys import REQUIRED
 from oxillama.model.builder import Builder, Heads, Layer, Value
 from oxillama.model.rope import Rope
 
@@ -62,12 +63,15 @@ def attention(
     scale: float | None = None,
     softcap: float = 0.0,
     slopes: bool = False,
+    relative: np.ndarray | None = None,
+    output: str = "attn_output",
 ) -> Value:
-    """Grouped-query attention: q, k, v projections, causal attention, output projection.
+    """Grouped-query attention: q, k, v projections, attention, output projection (`output`).
 
     style: how pairs are rotated, "norm" (adjacent floats) or "neox" (the two halves). qk_norm: a norm
     over each head of queries and keys, or over their whole rows. rope: the file's own, another, or
     None for no rotation. scale: the file's `attention.scale`, else 1/sqrt(key_dim). slopes: ALiBi.
+    relative: see `Builder.attend`.
     """
     heads = heads_of(b, layer)
     if rope == "file":
@@ -96,9 +100,10 @@ def attention(
         softcap=softcap,
         sinks=layer.optional_vector("attn_sinks.weight", heads.query),
         slopes=alibi(b, heads.query) if slopes else None,
+        relative=relative,
         **norms,
     )
-    return layer.linear(out, "attn_output", b.hidden)
+    return layer.linear(out, output, b.hidden)
 
 
 def _projected(b: Builder, layer: Layer, x: Value, heads: Heads) -> tuple[Value, Value, Value]:
@@ -127,12 +132,12 @@ def fused(layer: Layer, x: Value, suffix: str, widths: tuple[int, ...]) -> list[
     return found
 
 
-def alibi(b: Builder, heads: int) -> np.ndarray:
+def alibi(b: Builder, heads: int, *, default: Any = REQUIRED) -> np.ndarray:
     """The slope of each head (Press et al. 2021, "Train Short, Test Long", section 3): a geometric
     row of a power of two of heads, and every other one of the row twice as long for the rest. Times
-    -1 by distance: what a score loses.
+    -1 by distance: what a score loses. default: of the file's `attention.max_alibi_bias`.
     """
-    bias = b.keys.number("attention.max_alibi_bias", minimum=0.0)
+    bias = b.keys.number("attention.max_alibi_bias", default=default, minimum=0.0)
     power = 1 << (heads.bit_length() - 1)
     first = 2.0 ** (-bias / power * np.arange(1, power + 1))
     rest = 2.0 ** (-bias / (2 * power) * np.arange(1, 2 * (heads - power), 2))
