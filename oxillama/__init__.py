@@ -27,6 +27,7 @@ _HOMES = {
     "oxillama.engine.beam": ("BeamHypothesis", "BeamSearchConfig"),
     "oxillama.engine.asynchronous": ("AsyncEngine",),
     "oxillama.engine.embedding": ("PoolingMode",),
+    "oxillama.engine.reranking": ("RankedDocument",),
     "oxillama.engine.metrics": ("EngineMetrics", "MetricsSnapshot"),
     "oxillama.engine.pages": ("KvCachePool", "PagedKvCache"),
     "oxillama.engine.prefix": ("PrefixKvCache",),

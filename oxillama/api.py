@@ -28,11 +28,19 @@ from oxillama.engine.arguments import (
 )
 from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig, make_beams
 from oxillama.engine.config import EngineConfig
-from oxillama.engine.embedding import Pooler, PoolingMode, all_pooled, submit_embedding
+from oxillama.engine.embedding import (
+    Pooler,
+    PoolingMode,
+    all_pooled,
+    pooler_of,
+    pooling_of,
+    submit_embedding,
+)
 from oxillama.engine.generation import Options, make_request
 from oxillama.engine.metrics import MetricsSnapshot
 from oxillama.engine.raw import RawLoop, diagnose
 from oxillama.engine.request import Completion, Request, Stream, all_finished, finished
+from oxillama.engine.reranking import RankedDocument, pair_ids, ranked, scored_label
 from oxillama.engine.rows import all_logits
 from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.siblings import Siblings, make_siblings
@@ -595,52 +603,112 @@ class InferenceEngine:
     # ---- embeddings
     # --------------------------------------------------------------------------------------------------------
 
-    def embed(self, text: Prompt, *, normalize: bool = True) -> np.ndarray:
-        """The vector of a text: the mean of its hidden rows, float32 (hidden,), of length 1 unless
-        told otherwise.
+    def embed(
+        self,
+        text: Prompt,
+        *,
+        pooling: PoolingMode | str | None = None,
+        normalize: bool | None = None,
+    ) -> np.ndarray:
+        """The vector of a text, float32 (hidden,), of length 1 unless normalize is False.
+
+        pooling: how the rows of its tokens become one; None: as the file says, else their mean.
+        "none" gives all of them, (tokens, hidden); "rank" the scores of the file's classifier as
+        they are, (labels,): ConfigError for a file without one, and for normalize=True beside it.
         """
-        return self.embed_with(text, PoolingMode.MEAN, normalize=normalize)
+        return self.embed_with(text, pooling, normalize=normalize)
 
     def embed_with(
-        self, text: Prompt, mode: PoolingMode | str, *, normalize: bool = True
+        self, text: Prompt, mode: PoolingMode | str | None, *, normalize: bool | None = None
     ) -> np.ndarray:
-        """The vector of a text pooled as asked, float32 (hidden,); (tokens, hidden) for
-        PoolingMode.NONE.
-        """
-        return all_pooled([self.submit_embedding(text, mode=mode, normalize=normalize)])[0]
+        """`embed` with its pooling as the second argument."""
+        return all_pooled([self.submit_embedding(text, pooling=mode, normalize=normalize)])[0]
 
     def embed_batch(
         self,
         texts: Iterable[Prompt],
         *,
-        mode: PoolingMode | str = PoolingMode.MEAN,
-        normalize: bool = True,
+        pooling: PoolingMode | str | None = None,
+        mode: PoolingMode | str | None = None,
+        normalize: bool | None = None,
     ) -> np.ndarray | list[np.ndarray]:
         """The vectors of many texts, float32 (texts, hidden), packed into shared steps without
-        padding; a list for PoolingMode.NONE.
+        padding; a list for PoolingMode.NONE. Arguments are those of `embed`; mode is another name
+        of pooling.
         """
         if isinstance(texts, (str, bytes)) or not hasattr(texts, "__iter__"):
             raise ConfigError(
                 f"embed_batch: found {type(texts).__name__}, wanted a list of texts; `embed` takes one"
             )
-        texts = list(texts)
+        model, asked = self._loaded.model, _one_pooling(pooling, mode)
+        texts, wanted = list(texts), pooling_of(model, asked)
         if not texts:
-            PoolingMode(mode)
-            empty = np.empty((0, self._loaded.core.program.hidden_size), np.float32)
-            return [] if PoolingMode(mode) is PoolingMode.NONE else empty
+            width = (
+                len(model.config.labels)
+                if wanted is PoolingMode.RANK
+                else self._loaded.core.program.hidden_size
+            )
+            pooler_of(model, asked, normalize)
+            return [] if wanted is PoolingMode.NONE else np.empty((0, width), np.float32)
         vectors = all_pooled(
-            self.submit_embedding(text, mode=mode, normalize=normalize) for text in texts
+            self.submit_embedding(text, pooling=wanted, normalize=normalize) for text in texts
         )
-        return vectors if PoolingMode(mode) is PoolingMode.NONE else np.stack(vectors)
+        return vectors if wanted is PoolingMode.NONE else np.stack(vectors)
 
     def submit_embedding(
-        self, text: Prompt, *, mode: PoolingMode | str = PoolingMode.MEAN, normalize: bool = True
+        self,
+        text: Prompt,
+        *,
+        pooling: PoolingMode | str | None = None,
+        mode: PoolingMode | str | None = None,
+        normalize: bool | None = None,
     ) -> tuple[Request, Pooler]:
         """Start an embedding and return at once: the request, and the pooler that has the vector
-        when it is done.
+        when it is done. Arguments are those of `embed_batch`.
         """
         ids = [] if isinstance(text, str) and not text else self._loaded.ids(text)
-        return submit_embedding(self._loaded.core, ids, mode=mode, normalize=normalize, owner=self)
+        return submit_embedding(
+            self._loaded.core,
+            ids,
+            mode=_one_pooling(pooling, mode),
+            normalize=normalize,
+            model=self._loaded.model,
+            owner=self,
+        )
+
+    def rerank(
+        self,
+        query: str,
+        documents: Iterable[str],
+        *,
+        top_n: int | None = None,
+        label: str | None = None,
+    ) -> list[RankedDocument]:
+        """Documents by how relevant they are to a query, the best first: (index, score) each, where
+        the index is the document's place in `documents`. top_n: the first ones alone.
+
+        A score is what the file's classifier says of the pair: a probability of "yes" for models
+        that answer yes or no, else a number of any size. label: which score counts, needed where
+        there are several labels. ConfigError for a model without a classifier.
+        """
+        if isinstance(documents, (str, bytes)) or not hasattr(documents, "__iter__"):
+            raise ConfigError(
+                f"rerank: found {type(documents).__name__}, wanted a list of documents; `score` takes one"
+            )
+        if top_n is not None:
+            top_n = whole("top_n", top_n, 1)
+        return ranked(self._scores(query, documents, label), top_n)
+
+    def score(self, query: str, document: str, *, label: str | None = None) -> float:
+        """How relevant a document is to a query; see `rerank`."""
+        return float(self._scores(query, [document], label)[0])
+
+    def _scores(self, query: str, documents: Iterable[str], label: str | None) -> list[np.floating]:
+        model, bridge = self._loaded.model, self.tokenizer
+        number, metadata = scored_label(model, label), model.reader.metadata
+        pairs = [pair_ids(bridge, metadata, query, document) for document in documents]
+        found = all_pooled(self.submit_embedding(ids, pooling=PoolingMode.RANK) for ids in pairs)
+        return [scores[number] for scores in found]
 
     # ---- looking inside
     # -----------------------------------------------------------------------------------------------------
@@ -721,3 +789,12 @@ def _only_one(options: dict[str, Any]) -> None:
         raise ConfigError(
             "n, best_of: found more than 1 completion to stream as one, wanted 1; `submit` gives requests to iterate over"
         )
+
+
+def _one_pooling(
+    pooling: PoolingMode | str | None, mode: PoolingMode | str | None
+) -> PoolingMode | str | None:
+    """What was asked under one of two names; ConfigError for both."""
+    if pooling is not None and mode is not None:
+        raise ConfigError(f"mode: found {mode!r} beside pooling {pooling!r}, wanted one of them")
+    return mode if pooling is None else pooling

@@ -119,19 +119,36 @@ def _serving(
 
 
 def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()) -> EngineCore:
-    """The core of an engine over a loaded model, its pages as the config says."""
-    memory = model.page_memory(kv_type=config.kv_type, page_size=config.page_size)
+    """The core of an engine over a loaded model, its pages as the config says.
+
+    Keys and values of an encoder live for one step: they are f32 where `kv_type` is f16, and no
+    prefix is kept. A step of it is as long as the longest text.
+    """
+    known, rows = model.config, model.program.positions
+    if config.context_size is not None and config.context_size > rows:
+        raise ConfigError(
+            f"context_size: found {config.context_size}, this model has embeddings for {rows} positions"
+        )
+    kv_type, steps, prefix = config.kv_type, config.scheduling(), config.prefix()
+    if not known.causal:
+        kv_type, prefix = "f32" if kv_type == "f16" else kv_type, None
+        steps = replace(
+            steps,
+            prefill_chunk=min(steps.prefill_chunk, steps.max_batch_tokens),
+            max_batch_tokens=model.program.max_rows,
+        )
     return EngineCore(
         model.program,
-        memory,
+        model.page_memory(kv_type=kv_type, page_size=config.page_size),
         batch=Batch,
         flag=CancelFlag(),
-        context_size=config.context_size or model.config.context_length,
+        context_size=config.context_size or min(known.context_length, rows),
         eog_ids=eog_ids,
-        scheduler=config.scheduling(),
+        scheduler=steps,
         page_size=config.page_size,
         max_pages=config.max_pages,
-        prefix=config.prefix(),
+        prefix=prefix,
+        encoder=None if known.causal else known.architecture,
     )
 
 

@@ -124,6 +124,18 @@ OX_INLINE void score_panels(const walk *w, int n)
 
 static const float KEY_LANES[16] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
 
+/* What a table of 2 reach + 1 distances adds to the scores of 16 keys, the first of them `from` keys after the query. */
+OX_INLINE ox_f32x16 bias_of(const float *table, int reach, int from)
+{
+    float lanes[16];
+    if (from >= -reach && from + 15 <= reach) return f32_load(table + from + reach);
+    for (int i = 0; i < 16; i++) {
+        int d = from + i;
+        lanes[i] = table[(d < -reach ? -reach : d > reach ? reach : d) + reach];
+    }
+    return f32_load(lanes);
+}
+
 /* Scores of n neighbouring queries, which see the same keys, into exp(score - m); sets m and l, clears their rows of acc. */
 OX_INLINE void soften(ox_split *s, int i0, int n)
 {
@@ -143,7 +155,10 @@ OX_INLINE void soften(ox_split *s, int i0, int n)
                 v = f32_select_lt(least, v, vec_softcap(v, cap), v);
                 f32_store(p + OX_SPLIT_KEYS * i + 16 * g, v);
             }
-            if (s->biased) {
+            if (s->biased == 2) {
+                v = f32_add(v, bias_of(s->bias[i0 + i], s->reach, (int)s->from[i0 + i] + 16 * g));
+                f32_store(p + OX_SPLIT_KEYS * i + 16 * g, v);
+            } else if (s->biased) {
                 v = f32_fma(f32_set1(s->slope[i0 + i]), f32_add(f32_load(KEY_LANES), f32_set1(s->from[i0 + i] + (float)(16 * g))), v);
                 f32_store(p + OX_SPLIT_KEYS * i + 16 * g, v);
             }

@@ -40,7 +40,10 @@ typedef struct {
     ox_tile *tile;                     /* the lanes floor's products of panels and rows */
     ox_wide *wide;                     /* the same for two panels and many rows; NULL: none */
     int first[OX_MAX_QUERIES], last[OX_MAX_QUERIES];
-    int biased;                        /* whether a score has slope[i] (key - query) added: Press et al., "Train Short, Test Long", 2021 */
+    int biased;                        /* what is added to a score. 1: slope[i] (key - query) (Press et al., "Train Short, Test Long", 2021);
+                                          2: bias[i][clamp(key - query, -reach, reach) + reach] (Raffel et al. 2020, section 2.1) */
+    int reach;
+    const float *bias[OX_MAX_QUERIES];
     float slope[OX_MAX_QUERIES], from[OX_MAX_QUERIES];     /* from: the split's first key less the query's position */
     int view;                          /* values are the first v_dim floats of the keys, which `v` points at too */
     const void *k[OX_SPLIT_GROUPS], *v[OX_SPLIT_GROUPS];   /* of the first head */

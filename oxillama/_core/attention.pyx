@@ -10,6 +10,8 @@ one formula. Who computes a split and when never changes a bit, so the schedule 
 
 Queries of a tile are its rows times the query heads that share the KV head, so K and V are read once for all of them.
 """
+import numpy as np
+
 from libc.stdint cimport int32_t, uint8_t
 
 from oxillama._core.pool cimport KvLayer, page_of
@@ -47,6 +49,9 @@ ctypedef struct AttendArgs:
     float softcap
     const float *sinks
     const float *slopes       # of each query head, or NULL
+    const float *relative     # of each query head: a bias for each distance from -reach to reach, or NULL
+    int reach
+    int symmetric             # the window looks ahead as far as it looks back
     int view                  # values are a view of the keys
 
 
@@ -90,7 +95,8 @@ cdef Worker *open_worker(const AttendArgs *a, const Step *step, int ith) noexcep
     w.split.x, w.split.ldx = w.rows, act_row_bytes(Q8_32, a.k_dim)
     w.tile = -1
     w.split.k_stride, w.split.v_stride = layer.k_head_bytes, layer.k_head_bytes if a.view else layer.v_head_bytes
-    w.split.biased, w.split.view = a.slopes != NULL, a.view
+    w.split.biased, w.split.view = 2 if a.relative != NULL else a.slopes != NULL, a.view
+    w.split.reach = a.reach
     return w
 
 
@@ -98,15 +104,23 @@ cdef inline int first_key(const AttendArgs *a, int position) noexcept nogil:
     return max(0, position - a.window + 1) if a.window else 0
 
 
+cdef inline int key_limit(const AttendArgs *a, const Step *step, int row) noexcept nogil:
+    """Keys that a row may see: the first one after them."""
+    cdef int most = step.limits[row]
+    if a.symmetric and a.window and most - step.positions[row] > a.window:
+        return step.positions[row] + a.window
+    return most
+
+
 cdef inline int first_split(const AttendArgs *a, const Step *step, const Tiles *tiles, int tile) noexcept nogil:
     return first_key(a, step.positions[tiles.first[tile]]) // OX_SPLIT_KEYS
 
 
 cdef inline int last_split(const AttendArgs *a, const Step *step, const Tiles *tiles, int tile) noexcept nogil:
-    cdef int most = step.limits[tiles.first[tile + 1] - 1], r
+    cdef int most = key_limit(a, step, tiles.first[tile + 1] - 1), r
     if step.limited:
         for r in range(tiles.first[tile], tiles.first[tile + 1]):
-            most = max(most, step.limits[r])
+            most = max(most, key_limit(a, step, r))
     return (most - 1) // OX_SPLIT_KEYS
 
 
@@ -140,12 +154,15 @@ cdef void mark(const AttendArgs *a, const Step *step, const Tiles *tiles, const 
     for head in range(item.heads):
         for r in range(tiles.first[item.tile], tiles.first[item.tile + 1]):
             first = max(0, first_key(a, step.positions[r]) - base)
-            last = min(<int>OX_SPLIT_KEYS, step.limits[r] - base)
+            last = min(<int>OX_SPLIT_KEYS, key_limit(a, step, r) - base)
             for h in range(share):
                 s.first[i], s.last[i] = first, last
                 if a.slopes != NULL:
                     slopes = a.slopes + (item.head + head) * a.group + item.part * a.share
                     s.slope[i], s.from_[i] = slopes[h], <float>(base - step.positions[r])
+                elif a.relative != NULL:
+                    s.bias[i] = a.relative + <size_t>((item.head + head) * a.group + item.part * a.share + h) * (2 * <size_t>a.reach + 1)
+                    s.from_[i] = <float>(base - step.positions[r])
                 i += 1
 
 
@@ -384,9 +401,11 @@ cdef class AttendOp(Op):
     cdef AttendArgs a
     cdef const float[::1] sinks
     cdef const float[::1] slopes
+    cdef const float[::1] relative
 
     def __init__(self, Plan plan, params):
-        p = plan.keys(params, "x", "q_heads", "kv_heads", "k_dim", "v_dim", "layer", "out", window=0, softcap=0.0, sinks=None, slopes=None)
+        p = plan.keys(params, "x", "q_heads", "kv_heads", "k_dim", "v_dim", "layer", "out", window=0, softcap=0.0, sinks=None, slopes=None,
+                      relative=None, causal=True)
         cdef AttendArgs *a = &self.a
         a.q_heads, a.kv_heads, a.k_dim, a.v_dim, a.layer, a.view = head_shape(plan, p)
         a.x = p["x"]
@@ -397,6 +416,14 @@ cdef class AttendOp(Op):
         a.sinks = NULL if self.sinks is None else &self.sinks[0]
         self.slopes = plan.floats(p["slopes"], "slopes", a.q_heads)
         a.slopes = NULL if self.slopes is None else &self.slopes[0]
+        a.relative, a.reach, a.symmetric = NULL, 0, not p["causal"]
+        if p["relative"] is not None:
+            shape = np.shape(p["relative"])
+            if a.slopes != NULL or len(shape) != 2 or shape[0] != a.q_heads or shape[1] % 2 == 0:
+                raise plan.fail(f"relative is {shape}, wanted ({a.q_heads}, an odd number of distances) and no slopes")
+            self.relative = plan.floats(np.reshape(p["relative"], -1), "relative", a.q_heads * shape[1])
+            a.relative, a.reach = &self.relative[0], shape[1] // 2
+        plan.sees(bool(p["causal"]))
         a.group = a.q_heads // a.kv_heads
         a.share = min(a.group, <int>TILE_QUERIES)
         a.parts = (a.group + a.share - 1) // a.share

@@ -115,6 +115,7 @@ cdef class Plan:
     cdef dict content            # slot -> (act name, columns, domain)
     cdef readonly list tile_rows # one entry per Tiles
     cdef readonly list reaches   # windows of the attention ops
+    cdef readonly object causal  # whether rows see no key after their own; None: no attention yet
     cdef Domain domain           # of the op being built, known after its first read
     cdef bint known
     cdef int need_scratch(self, Op op, size_t nbytes) except -1

@@ -57,6 +57,7 @@ cdef class Plan:
         self.content = {}
         self.tile_rows = []
         self.reaches = []
+        self.causal = None
         self.positions = (1 << 31) - 1
         self.sections = 1
 
@@ -151,6 +152,12 @@ cdef class Plan:
     def take(self):
         """From here on the op runs over the wanted rows."""
         self.domain, self.known = WANTED_ROWS, True
+
+    def sees(self, causal):
+        """Notes that rows see no key after their own (causal), or every key of their sequence: the same in all ops of a program."""
+        if self.causal is not None and self.causal != causal:
+            raise self.fail(f"causal is {causal}, wanted {self.causal}, as in the ops before")
+        self.causal = causal
 
     def state(self, params, shape):
         """The first byte within a slot of the recurrent state that params["state"] numbers; it must have this shape."""

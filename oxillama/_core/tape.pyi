@@ -17,6 +17,8 @@ class Program:
     vocab_size: int
     hidden_size: int
     usual: bool
+    causal: bool
+    positions: int
     kv_layers: list[tuple[int, int, int]]
     slot_layers: list[tuple[int, ...]]
     def __init__(

@@ -123,13 +123,14 @@ cdef class Program:
     cdef int[::1] shapes         # (kv_heads, k_dim, v_dim) of each layer
     cdef int32_t *limits         # keys that each row of the step sees
     cdef int32_t *begins         # first rows of the step's sequences
-    cdef int positions           # that tables by position have rows for
+    cdef readonly int positions  # that tables by position have rows for
     cdef int sections            # rope positions that the op tells apart
     cdef int embed_columns
     cdef int reach               # most keys an attention layer looks back, 0 = all
     cdef double *clock
     cdef readonly int n_tiles, max_rows, num_threads, vocab_size, hidden_size
     cdef readonly list kv_layers, slot_layers
+    cdef readonly bint causal    # rows see no key after their own; else every key of their sequence, all of which a step must bring
 
     def __cinit__(self):
         self.team = <ox_team *>ox_block_new(sizeof(ox_team))
@@ -187,6 +188,7 @@ cdef class Program:
             self.entries[i].part, self.entries[i].args, self.entries[i].domain = op.part, op.args, op.domain
             self.entries[i].is_attend = op.name == "attend"
         self._look_ahead()
+        self.causal = plan.causal is not False
         self.reach = 0 if 0 in plan.reaches else max(plan.reaches, default=0)
         return plan
 
@@ -330,6 +332,21 @@ cdef class Program:
             raise ConfigError(f"rope: {batch.rope_sections} sections, this program rotates by {self.sections}")
         return 0
 
+    cdef int _see_all(self, Rows batch) except -1:
+        """Where attention is not causal every row sees its whole sequence, which must begin and end in this step."""
+        cdef int r, last = 0
+        if batch.visible != NULL:
+            raise ConfigError("visible: found limits, wanted none: rows of this program see their whole sequence")
+        for r in range(batch.rows):
+            if batch.positions[r] != (batch.positions[r - 1] + 1 if r and batch.row_table[r] == batch.row_table[r - 1] else 0):
+                raise ContextError(f"row {r}: position {batch.positions[r]}, wanted every token of a sequence in one step, from position 0 on: "
+                                   "the attention of this program is not causal")
+        for r in range(batch.rows - 1, -1, -1):
+            if r + 1 == batch.rows or batch.row_table[r + 1] != batch.row_table[r]:
+                last = batch.positions[r] + 1
+            self.limits[r] = last
+        return 0
+
     cdef int _open(self, Rows batch, Pages memory) except -1:
         """Checks the batch, points the step at it, and sizes what attention needs."""
         cdef Step *step = &self.step_
@@ -344,9 +361,12 @@ cdef class Program:
         self._check_pages(batch, memory)
         self._check_slots(batch, memory)
         self._check_optional(batch)
-        step.limited, step.sequences = batch.visible != NULL, 0
+        step.limited, step.sequences = batch.visible != NULL or not self.causal, 0
+        if not self.causal:
+            self._see_all(batch)
         for r in range(batch.rows):
-            self.limits[r] = batch.visible[r] if batch.visible != NULL else batch.positions[r] + 1
+            if self.causal:
+                self.limits[r] = batch.visible[r] if batch.visible != NULL else batch.positions[r] + 1
             if r == 0 or batch.row_table[r] != batch.row_table[r - 1]:
                 self.begins[step.sequences] = r
                 step.sequences += 1
@@ -379,7 +399,7 @@ cdef class Program:
             step.done, self.done_capacity = <int32_t *>grown, done
         if done:
             memset(step.done, 0, done * sizeof(int32_t))
-        if self.logits.shape[0] < batch.wanted_rows:
+        if self.logits.shape[0] < batch.wanted_rows and self.first_output < self.n_ops:
             self.logits = np.empty((batch.wanted_rows, self.vocab_size), np.float32)
         step.out = &self.logits[0, 0]
         return 0

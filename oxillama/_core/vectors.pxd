@@ -28,7 +28,8 @@ cdef extern from "vec/table.h" nogil:
         ox_wide *wide
         int first[64]
         int last[64]
-        int biased
+        int biased, reach
+        const float *bias[64]
         float slope[64]
         float from_ "from" [64]
         int view

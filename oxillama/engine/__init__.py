@@ -29,6 +29,7 @@ no tensor is known here.
   asynchronous AsyncEngine: the same for asyncio
   raw        RawLoop and diagnose: the program without the engine
   embedding  PoolingMode and exact pooling over chunks
+  reranking  how relevant documents are to a query
   rows       logits or hidden rows of every token of a text
   live       LiveSession: the one conversation that an engine itself holds
   metrics    EngineMetrics, MetricsSnapshot

@@ -106,10 +106,17 @@ class AsyncEngine:
         return aiter(request) if stream else await request
 
     async def embed(
-        self, text: Any, *, mode: PoolingMode | str = PoolingMode.MEAN, normalize: bool = True
+        self,
+        text: Any,
+        *,
+        pooling: PoolingMode | str | None = None,
+        mode: PoolingMode | str | None = None,
+        normalize: bool | None = None,
     ) -> np.ndarray:
-        """The vector of a text or of token ids."""
-        request, pooler = self.engine.submit_embedding(text, mode=mode, normalize=normalize)
+        """The vector of a text or of token ids; arguments are those of `InferenceEngine.embed_batch`."""
+        request, pooler = self.engine.submit_embedding(
+            text, pooling=pooling, mode=mode, normalize=normalize
+        )
         await request
         return pooler.result()
 

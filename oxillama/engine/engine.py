@@ -79,7 +79,8 @@ class EngineCore:
     running step (`set`, `clear`).
 
     context_size: most tokens of a session. eog_ids: tokens that end generation. prefix: limits of
-    the prefix cache as keyword arguments of `PrefixKvCache`, None for no cache.
+    the prefix cache as keyword arguments of `PrefixKvCache`, None for no cache. encoder: the name of
+    an architecture whose tokens see their whole text, and which has no next token; None for others.
     """
 
     def __init__(
@@ -95,8 +96,10 @@ class EngineCore:
         page_size: int = 16,
         max_pages: int | None = None,
         prefix: dict | None = None,
+        encoder: str | None = None,
     ) -> None:
         self._program, self.memory = program, memory
+        self._encoder = encoder
         self.context_size = context_size
         self.eog_ids = frozenset(eog_ids)
         self.counters = EngineMetrics()
@@ -125,6 +128,7 @@ class EngineCore:
         self._register = Register(
             self.pool, room, self._scheduler, self.counters, program.vocab_size, self._run
         )
+        self._register.whole = encoder is not None
         # (function, request, ...) for the loop to call
         self._inbox: SimpleQueue = SimpleQueue()
         self._workers = Workers()
@@ -239,6 +243,8 @@ class EngineCore:
                     tokens=len(session.tokens),
                     limit=self.context_size,
                 )
+            if self._encoder is not None:
+                self._check_encoder(request)
             self._check_queue(1 + len(request.siblings))
             # first: where none can be started, nothing has begun
             if self._thread is None:
@@ -270,6 +276,21 @@ class EngineCore:
             f"engine: {flying} requests in flight and {more} more, max_sequences {limits.max_sequences} run "
             f"and max_waiting {limits.max_waiting} wait at most"
         )
+
+    def _check_encoder(self, request: Request) -> None:
+        """Raise for what an encoder cannot do: EngineError, ContextError for a text longer than a step."""
+        if not request.hidden:
+            kind = {"rows": "logits", "extend": "prefill"}.get(request.kind, request.kind)
+            raise EngineError(
+                f"{kind}: {self._encoder} is an encoder, which has no next token; wanted embed, rerank or score"
+            )
+        found, most = len(request.session.tokens), self._scheduler.config.max_batch_tokens
+        if found > most:
+            raise ContextError(
+                f"embed: {found} tokens, a step holds {most}; a text of {self._encoder} is evaluated in one step",
+                tokens=found,
+                limit=most,
+            )
 
     def keep(self, session: Session) -> Session:
         """Count a session among those that may keep pages while idle; until it is dropped, or

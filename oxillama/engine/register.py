@@ -31,6 +31,7 @@ class Register:
         run: Callable[[Callable[[], None]], None],
     ) -> None:
         """run: runs a function beside the loop."""
+        self.whole = False  # all tokens of a request are of one step
         self.in_flight: set[Request] = set()
         self.wanting: dict[Request, None] = {}
         self._run = run
@@ -67,7 +68,10 @@ class Register:
             ticket.every_row = True
             ticket.hidden = request.hidden
             request.delivered = ticket.done
-            ticket.row_limit = max(1, (32 << 20) // (4 * max(1, self._vocab_size)))
+            if self.whole:
+                ticket.whole = True
+            else:
+                ticket.row_limit = max(1, (32 << 20) // (4 * max(1, self._vocab_size)))
         self._scheduler.add(ticket)
         return pending
 

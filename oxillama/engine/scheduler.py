@@ -27,6 +27,7 @@ verifies them. Rules:
   own. The first always goes on, so there is no livelock.
 - A ticket that is `parked` waits for a function that runs beside the loop: it keeps its pages and
   takes no rows.
+- A ticket that must be `whole` runs all its rows in one step: alone where they are more than a chunk.
 - A step yields logits or hidden rows; when both are asked for, the kinds take turns.
 """
 
@@ -102,6 +103,7 @@ class Ticket:
         "priority",
         "row_limit",
         "state",
+        "whole",
         "width",
     )
 
@@ -121,6 +123,7 @@ class Ticket:
         self.hidden = hidden  # wants hidden rows, not logits
         self.every_row = every_row  # wants the output of every row, not of the last alone
         self.row_limit = row_limit  # most rows a step, 0: as many as the chunk
+        self.whole = False  # all its rows are of one step, however many the chunk has
         self.priority = priority  # the lower number goes first
         self.owner = owner
         # a function of its caller runs beside the loop, and its next row waits for that
@@ -437,6 +440,10 @@ class Scheduler:
             *((left, each) for each in others),
         ):
             rows = min(share, left, ticket.length - ticket.done, ticket.row_limit or left)
+            if ticket.whole:
+                rows = ticket.length - ticket.done
+                if plan and rows > left:
+                    continue  # a longer text waits until it is the oldest
             if ticket.hidden != hidden:
                 # all but the row whose output is of the other kind
                 rows = min(rows, ticket.length - ticket.done - 1)
@@ -488,7 +495,7 @@ class Scheduler:
         rows = (
             self._abreast(oldest)
             if oldest.width
-            else min(oldest.length - oldest.done, SMALLEST_CHUNK)
+            else min(oldest.length - oldest.done, oldest.length if oldest.whole else SMALLEST_CHUNK)
         )
         if self._make_room(oldest, oldest.done + (1 if oldest.width else rows), plan):
             plan.append((oldest, rows))

@@ -64,13 +64,15 @@ def attention(
     slopes: bool = False,
     norm_last: bool = False,
     temper: tuple[float, int, int] | None = None,
+    relative: np.ndarray | None = None,
+    output: str = "attn_output",
 ) -> Value:
-    """Grouped-query attention: q, k, v projections, causal attention, output projection.
+    """Grouped-query attention: q, k, v projections, attention, output projection (`output`).
 
     style: how pairs are rotated, "norm" (adjacent floats) or "neox" (the two halves). qk_norm: a norm
     over each head of queries and keys, or over their whole rows. rope: the file's own, another, or
     None for no rotation. scale: the file's `attention.scale`, else 1/sqrt(key_dim). slopes: ALiBi.
-    norm_last, temper: see `Builder.attend`.
+    norm_last, temper, relative: see `Builder.attend`.
     """
     heads = heads_of(b, layer)
     if rope == "file":
@@ -101,9 +103,10 @@ def attention(
         slopes=alibi(b, heads.query) if slopes else None,
         norm_last=norm_last,
         temper=temper,
+        relative=relative,
         **norms,
     )
-    return layer.linear(out, "attn_output", b.hidden)
+    return layer.linear(out, output, b.hidden)
 
 
 def _projected(b: Builder, layer: Layer, x: Value, heads: Heads) -> tuple[Value, Value, Value]:
@@ -153,12 +156,13 @@ def fused(layer: Layer, x: Value, suffix: str, widths: tuple[int, ...]) -> list[
     return found
 
 
-def alibi(b: Builder, heads: int) -> np.ndarray:
+def alibi(b: Builder, heads: int, *, default: float = 8.0) -> np.ndarray:
     """The slope of each head (Press et al. 2021, "Train Short, Test Long", section 3): a geometric
     row of a power of two of heads, and every other one of the row twice as long for the rest. Times
-    -1 by distance: what a score loses. 8 as the largest, the paper's, where the file says nothing.
+    -1 by distance: what a score loses. default: in place of a missing `attention.max_alibi_bias`;
+    8 is the paper's.
     """
-    bias = b.keys.number("attention.max_alibi_bias", default=8.0, minimum=0.0)
+    bias = b.keys.number("attention.max_alibi_bias", default=default, minimum=0.0)
     power = 1 << (heads.bit_length() - 1)
     first = 2.0 ** (-bias / power * np.arange(1, power + 1))
     rest = 2.0 ** (-bias / (2 * power) * np.arange(1, 2 * (heads - power), 2))

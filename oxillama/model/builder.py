@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from oxillama.model.rope import AS_FILED, BASE, SCALING, Rope, RopeOverrides, ro
 from oxillama.model.state import Latent, LayerState, Pages, Slot
 from oxillama.model.tensors import Tensor, unpacked
 
-_ARCHITECTURES: dict[str, Callable[[Builder], Value]] = {}
+_ARCHITECTURES: dict[str, Callable[[Builder], Value | None]] = {}
 
 
 def architecture(*names: str) -> Callable:
@@ -31,7 +31,9 @@ def architecture(*names: str) -> Callable:
     `names`.
     """
 
-    def register(record: Callable[[Builder], Value]) -> Callable[[Builder], Value]:
+    def register(
+        record: Callable[[Builder], Value | None],
+    ) -> Callable[[Builder], Value | None]:
         for name in names:
             _ARCHITECTURES[name] = record
         return record
@@ -39,7 +41,7 @@ def architecture(*names: str) -> Callable:
     return register
 
 
-def recorders() -> Mapping[str, Callable[[Builder], Value]]:
+def recorders() -> Mapping[str, Callable[[Builder], Value | None]]:
     """Every registered architecture by its GGUF name."""
     return _ARCHITECTURES
 
@@ -138,6 +140,11 @@ class Builder:
         self.pages: list[Pages | Latent] = []
         self.slots: list[Slot] = []
         self.embedding: Value | None = None
+        # None until the first attention asks the file, or the architecture says
+        self.causal: bool | None = None
+        self.classifier: Classifier | None = None
+        # the graph of what is done to a pooled row of the embedding
+        self.projection: Builder | None = None
         self.used: set[str] = set()
         self.hidden = self.keys.integer("embedding_length", minimum=1, maximum=1 << 20)
         self.n_layers = self.keys.integer("block_count", minimum=1, maximum=1 << 14)
@@ -245,9 +252,9 @@ class Builder:
         width = kind.width([value.width for value in inputs], params)
         return self.record(name, inputs, width=width, stateful=kind.state, **params)
 
-    def layers(self) -> Iterator[Layer]:
-        """The layers of the model in order."""
-        return (Layer(self, index) for index in range(self.depth))
+    def layers(self, prefix: str = "") -> Iterator[Layer]:
+        """The layers of the model in order; prefix: what stands before `blk.` in their names."""
+        return (Layer(self, index, prefix) for index in range(self.depth))
 
     def embed(self, *, scale: float = 1.0) -> Value:
         """The token's row of `token_embd.weight`, times `scale`; or the row that a batch brings."""
@@ -518,23 +525,36 @@ class Builder:
         rope_start: int = 0,
         norm_last: bool = False,
         temper: tuple[float, int, int] | None = None,
+        relative: np.ndarray | None = None,
     ) -> Value:
-        """Causal attention of q over the k and v stored so far: per-head norm, rope, store,
-        softmax(scale * q.k) v. rope None: no rotation (NoPE).
+        """Attention of q over the k and v stored so far: per-head norm, rope, store,
+        softmax(scale * q.k) v. rope None: no rotation (NoPE). Causal, unless the file or
+        `see_all` say otherwise: then a row sees its whole sequence.
 
-        sinks (query heads,): a score without a value; slopes (query heads,): ALiBi. rope_start: the
+        sinks (query heads,): a score without a value; slopes (query heads,): ALiBi; relative (query
+        heads, 2 n + 1): a bias for each distance key - query from -n to n. window: keys whose
+        distance is less, of either side where attention is not causal; 0 for all. rope_start: the
         float of each head where rotation begins. norm_last: the norms come after it. temper: (rate,
         span, offset) of the growth of queries with their position (the op `rope_store` draws it).
         """
+        if self.causal is None:
+            self.causal = self.keys.flag("attention.causal", default=True)
         state = Pages(heads.kv, heads.key_dim, heads.value_dim, window)
-        asked = dict(
+        asked: dict[str, Any] = dict(
             sinks=sinks,
             slopes=slopes,
+            relative=relative,
             rope_start=rope_start or None,
             norm_last=norm_last or None,
             temper=temper,
         )
         more = {name: value for name, value in asked.items() if value is not None}
+        if not self.causal:
+            if slopes is not None:
+                raise ModelError(
+                    f"{self.arch}.attention.causal: found False, wanted True for ALiBi"
+                )
+            more["causal"] = False
         return self.record(
             "attention",
             (q, k, v, *self._table(rope)),
@@ -633,6 +653,58 @@ class Builder:
             return ()
         return (self.record("rope_table", (), width=2 * len(rope.inv_freq), rope=rope),)
 
+    def see_all(self) -> None:
+        """Say that every row sees its whole sequence; the file may say so too, and nothing else."""
+        if self.keys.flag("attention.causal", default=False):
+            raise ModelError(
+                f"{self.arch}.attention.causal: found True, wanted False: {self.arch} is an encoder"
+            )
+        self.causal = False
+
+    def project(self, *names: str) -> None:
+        """Note the dense layers of these names that the file has, over a pooled row of the embedding."""
+        names = tuple(name for name in names if self.has(f"{name}.weight"))
+        if not names:
+            return
+        head = _Head(self)
+        x = head.embed()
+        for name in names:
+            rows = self.shape(f"{name}.weight", 2)[0]
+            for key, size in (("in", x.width), ("out", rows)):
+                self.keys.integer(f"{name}_feat_{key}", default=size, minimum=size, maximum=size)
+            x = head.linear(x, name, rows)
+        head.mark_embedding(x)
+        self.projection = head
+
+    def classify(self, *, act: str, pooling: Literal["cls", "mean", "last"]) -> None:
+        """Note the classifier that the file has (none: nothing happens): `cls` (dense, then act) and
+        `cls.norm` where it has them, `cls.output` with a row for each label, over a pooled row of the
+        embedding. Of the two labels yes and no the scores are probabilities.
+        """
+        if not self.has("cls.output.weight"):
+            return
+        rows = self.shape("cls.output.weight", 2)[0]
+        labels = self.keys.texts("classifier.output_labels", default=())
+        if labels and len(labels) != rows:
+            raise ModelError(
+                f"{self.arch}.classifier.output_labels: found {len(labels)}, wanted {rows}, the rows of cls.output.weight"
+            )
+        head = _Head(self)
+        x = head.embed()
+        if self.has("cls.weight"):
+            x = head.activate(head.linear(x, "cls", self.hidden), act)
+            if self.has("cls.norm.weight"):
+                x = head.norm(x, "cls.norm", kind="layer")
+        x = head.linear(x, "cls.output", rows)
+        judge = tuple(label.lower() for label in labels) == ("yes", "no")
+        if judge:
+            # the softmax of two scores
+            lead = x.columns(0, 1) + x.columns(1, 2) * -1.0
+            x = head.activate(head.concat(lead, lead * -1.0), "sigmoid")
+        head.mark_embedding(x)
+        labels = labels or tuple(f"LABEL_{i}" for i in range(rows))
+        self.classifier = Classifier(head, labels, pooling, 0 if judge or rows == 1 else None)
+
     def mark_embedding(self, x: Value) -> Value:
         """Say that the rows of x are what an embedding of a text is made of; returns x."""
         self.embedding = x
@@ -658,16 +730,44 @@ class Builder:
         return self.softcap(self.linear(x, name, self.vocab_size) * scale, softcap)
 
 
+class _Head(Builder):
+    """Records a graph of its own over the same file: what is done to a pooled row, which a batch
+    brings as its embedding.
+    """
+
+    def __init__(self, body: Builder) -> None:
+        vars(self).update(vars(body))  # the same keys, and the same account of what was read
+        self.nodes, self.pages, self.slots = [], [], []
+        self.embedding = None
+
+
+@dataclass(frozen=True, slots=True)
+class Classifier:
+    """What turns a pooled row of the embedding into a score for each label.
+
+    head: the recorded graph, over a row of the embedding. pooling: how the rows of a text become
+    one. score: which label's number says how relevant a text is; None where several may.
+    """
+
+    head: Builder = field(repr=False)
+    labels: tuple[str, ...]
+    pooling: Literal["cls", "mean", "last"]
+    score: int | None
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One block of the model: the builder's methods, with `blk.<index>.` before every name."""
+    """One block of the model: the builder's methods, with `blk.<index>.` before every name (and
+    `prefix` before that).
+    """
 
     builder: Builder = field(repr=False)
     index: int
+    prefix: str = ""
 
     def name(self, suffix: str) -> str:
         """The full tensor name of a suffix."""
-        return f"blk.{self.index}.{suffix}"
+        return f"{self.prefix}blk.{self.index}.{suffix}"
 
     def has(self, suffix: str) -> bool:
         """Whether the file has `blk.<index>.<suffix>`."""

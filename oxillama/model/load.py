@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -22,8 +22,9 @@ from oxillama.gguf import GgufReader
 from oxillama.gguf.keys import Keys
 from oxillama.model import arch as _arch  # noqa: F401  (importing it registers every architecture)
 from oxillama.model.accounts import check_keys
-from oxillama.model.builder import Builder, recorders
+from oxillama.model.builder import Builder, Classifier, recorders
 from oxillama.model.lower import Tape, lower
+from oxillama.model.pooled import ClassifierHead, RowProgram
 from oxillama.model.reference import Reference
 from oxillama.model.rope import AS_FILED, RopeOverrides, context_in_force
 from oxillama.model.state import LayerState, Slot
@@ -34,6 +35,10 @@ from oxillama.weights.panel_file import Key, MappedPanels, Wanted
 from oxillama.weights.verifier import PanelVerifier
 from oxillama.weights.writer import CacheWriter
 
+# the values of `pooling_type`, in order
+POOLINGS = ("none", "mean", "cls", "last", "rank")
+# rows of a step that a text may take where attention is not causal
+LONGEST_STEP = 1 << 15
 _ACTS = {name: act for name, _, _, act in packable_formats()}
 Progress = Callable[[int, int], None]  # bytes packed so far, bytes in all
 # bytes of weights that are packed before anything runs: a hundredth of a second
@@ -42,7 +47,9 @@ PACKED_AT_ONCE = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What the floors above need to know of a model: sizes only, no tensors."""
+    """What the floors above need to know of a model: sizes and facts, no tensors. hidden_size: floats
+    of a row of the embedding.
+    """
 
     architecture: str
     name: str
@@ -51,6 +58,15 @@ class ModelConfig:
     hidden_size: int
     layers: int
     states: tuple[LayerState, ...]
+    # a row sees no token after its own; else all of a text must be in one step
+    causal: bool = True
+    # whether there are logits of a next token
+    generates: bool = True
+    # how the file says that the rows of a text become one vector: "none", "mean", "cls", "last",
+    # "rank"; None where it does not
+    pooling: str | None = None
+    # what a classifier over the pooled rows scores, none for models without one
+    labels: tuple[str, ...] = ()
 
     @property
     def kv_layers(self) -> tuple[tuple[int, int, int], ...]:
@@ -71,7 +87,8 @@ class Model:
     weights: packed, by key. writer: what writes them for the next load, None where nothing does;
     verifier: what compares them with their hashes, None where they were packed from the file.
     rope: what was said in place of the file. packing: what packs the weights while the program
-    already runs, None where they were packed before; packer: the thread of it.
+    already runs, None where they were packed before; packer: the thread of it. projection,
+    classifier: what is done to a pooled row of the embedding, None where the file has no such head.
     """
 
     config: ModelConfig
@@ -84,6 +101,8 @@ class Model:
     rope: RopeOverrides = AS_FILED
     packing: Packing | None = field(default=None, repr=False)
     packer: Packer | None = field(default=None, repr=False)
+    projection: RowProgram | None = field(default=None, repr=False)
+    classifier: ClassifierHead | None = field(default=None, repr=False)
 
     def pack(self) -> None:
         """Pack what is left of the weights: steps then take what they always will."""
@@ -126,6 +145,14 @@ def record(
     depth: record the first layers alone, then the output norm and head. rope: what takes the place
     of the file's rotation; ConfigError where the architecture does not rotate by it.
     """
+    config, tape, _ = _recorded(reader, depth=depth, rope=rope)
+    return config, tape
+
+
+def _recorded(
+    reader: GgufReader, *, depth: int | None = None, rope: RopeOverrides = AS_FILED
+) -> tuple[ModelConfig, Tape, Classifier | None]:
+    """`record`, and what the classifier is where the model has one."""
     name = reader.metadata.get("general.architecture")
     if not isinstance(name, str):
         raise ModelError(
@@ -139,6 +166,11 @@ def record(
     own = Keys(reader.metadata, name, read=b.read)
     context = context_in_force(own, b.keys if rope.given() else own)
     result = recorders()[name](b)
+    pooling = own.integer("pooling_type", default=None, minimum=0, maximum=len(POOLINGS) - 1)
+    if pooling is not None and POOLINGS[pooling] == "rank" and b.classifier is None:
+        raise ModelError(
+            f"{name}.pooling_type: found {pooling} (rank), wanted cls.output.weight too"
+        )
     if b.depth == b.n_layers:
         rope.check_used(name, b.rotated_by)
     unused = b.unused()
@@ -148,17 +180,34 @@ def record(
         )
     if b.depth == b.n_layers:
         check_keys(reader.metadata, name, b.read)
-    tape = lower(b, result, act_of, lambda act, columns: -(-act_bytes(act, columns) // 4))
+    tape = lower(b, result, act_of, _act_width)
+    if b.projection is not None:
+        tape = replace(tape, projection=lower(b.projection, None, act_of, _act_width))
+    if b.classifier is not None:
+        tape = replace(tape, classifier=lower(b.classifier.head, None, act_of, _act_width))
     label = reader.metadata.get("general.name", "")
-    return ModelConfig(
-        name,
-        label if isinstance(label, str) else "",
-        context,
-        b.vocab_size,
-        b.hidden,
-        b.depth,
-        (*b.pages, *b.slots),
-    ), tape
+    return (
+        ModelConfig(
+            name,
+            label if isinstance(label, str) else "",
+            context,
+            b.vocab_size,
+            b.hidden if b.embedding is None else b.embedding.width,
+            b.depth,
+            (*b.pages, *b.slots),
+            causal=b.causal is not False,
+            generates=result is not None and b.causal is not False,
+            pooling=None if pooling is None else POOLINGS[pooling],
+            labels=() if b.classifier is None else b.classifier.labels,
+        ),
+        tape,
+        b.classifier,
+    )
+
+
+def _act_width(act: str, columns: int) -> int:
+    """Float32s of a row of an activation format."""
+    return -(-act_bytes(act, columns) // 4)
 
 
 def load_model(
@@ -178,8 +227,11 @@ def load_model(
     "auto" (the cache folder, for models of 256 MiB and more), a folder, or False. rope: see
     `record`; weights and sidecars know nothing of it.
     """
-    config, tape = record(reader, rope=rope)
-    tensors = {tensor.key: tensor for op in tape.ops for tensor in op.params.get("weights", ())}
+    config, tape, classifier = _recorded(reader, rope=rope)
+    if not config.causal:
+        # a text of any length that the model takes is one step; rows cost nothing until used
+        max_rows = max(max_rows, min(config.context_length, LONGEST_STEP))
+    tensors = {t.key: t for op in tape.all_ops for t in op.params.get("weights", ())}
     for tensor in tensors.values():
         # the look at a norm may have mapped a large page, which holds weights around it
         reader.release(tensor.name)
@@ -201,7 +253,29 @@ def load_model(
     elif slot is not None:
         writer = CacheWriter(slot, weights, program, packing=packing)
     packer = None if packing is None else Packer(packing, program)
-    return Model(config, tape, program, reader, weights, writer, verifier, rope, packing, packer)
+
+    def over_rows(part: Tape | None) -> RowProgram | None:
+        if part is None:
+            return None
+        ops = [(op.name, _ready(reader, op.params, weights)) for op in part.ops]
+        return RowProgram(part, ops, config.vocab_size, packing)
+
+    scores, projection = over_rows(tape.classifier), over_rows(tape.projection)
+    head = None if classifier is None or scores is None else ClassifierHead(classifier, scores)
+    return Model(
+        config,
+        tape,
+        program,
+        reader,
+        weights,
+        writer,
+        verifier,
+        rope,
+        packing,
+        packer,
+        projection,
+        head,
+    )
 
 
 def early_exit(model: Model, depth: int, *, num_threads: int = 0, max_rows: int = 512) -> Model:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -43,11 +43,22 @@ class Op:
 class Tape:
     """The lowered model: ops in order, and the width of each slot in float32s. embedding: the slot of
     the rows that embeddings are made of, before the first op that writes the output; None: no such.
+    width: floats of such a row.
+    projection, classifier: what is done to a pooled row of the embedding, None for models without.
     """
 
     ops: tuple[Op, ...]
     slots: tuple[int, ...]
     embedding: int | None = None
+    width: int = 0
+    projection: Tape | None = None
+    classifier: Tape | None = None
+
+    @property
+    def all_ops(self) -> tuple[Op, ...]:
+        """The ops of the tape, then those over a pooled row."""
+        more = (tape for tape in (self.projection, self.classifier) if tape is not None)
+        return (*self.ops, *(op for tape in more for op in tape.ops))
 
     def dump(self) -> str:
         """The tape as text, an op a line; what golden tests compare and what a curious reader
@@ -64,6 +75,11 @@ class Tape:
                 for op in self.ops
             )
             + f"\nslots {list(self.slots)}\n"
+            + "".join(
+                f"{name}\n{tape.dump()}"
+                for name, tape in (("projection", self.projection), ("classifier", self.classifier))
+                if tape is not None
+            )
         )
 
 
@@ -96,7 +112,8 @@ def lower(
     kept = lowering.run(
         None if result is None else result.index, None if b.embedding is None else b.embedding.index
     )
-    return _assign_slots(lowering.ops, lowering.widths, kept)
+    tape = _assign_slots(lowering.ops, lowering.widths, kept)
+    return tape if b.embedding is None else replace(tape, width=b.embedding.width)
 
 
 @dataclass(slots=True)
@@ -470,10 +487,11 @@ class _Lowering:
         )
         window, softcap = p.pop("window"), p.pop("softcap")
         sinks, slopes = p.pop("sinks", None), p.pop("slopes", None)
+        more = {} if slopes is None else {"slopes": slopes}
+        more |= {name: p.pop(name) for name in ("relative", "causal") if name in p}
         table = self.read(rope[0], index) if rope else None
         self.emit("rope_store", x=qkv, rope=table, **shape, **p)
         self.register[index] = self.new(out, node.width)
-        more = {} if slopes is None else {"slopes": slopes}
         self.emit(
             "attend", x=qkv, **shape, window=window, softcap=softcap, sinks=sinks, **more, out=out
         )

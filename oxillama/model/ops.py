@@ -390,6 +390,10 @@ class RopeStore(Op, name="rope_store"):
 class Attend(Op, name="attend"):
     """Softmax attention of the q part of a slot over the keys each row sees; `slopes` add a bias by
     distance to each head's scores (ALiBi), `sinks` a score without a value.
+
+    causal False: a row sees all keys of its sequence, and a window reaches as far ahead as back.
+    relative (heads, 2 n + 1): a bias for each distance key - query from -n to n, and beyond those
+    the bias of the last one (Raffel et al. 2020, section 2.1).
     """
 
     state = True
@@ -410,6 +414,8 @@ class Attend(Op, name="attend"):
         softcap=0.0,
         sinks=None,
         slopes=None,
+        relative=None,
+        causal=True,
     ) -> None:
         n = len(f.positions)
         q = f.slots[x][:, : q_heads * k_dim]
@@ -426,9 +432,17 @@ class Attend(Op, name="attend"):
         if slopes is not None:
             slope = slopes.reshape(1, kv_heads, -1, 1).astype(np.float64)
             scores = scores - slope * distance[:, None, None, :]
-        limit = f.positions + 1 if f.visible is None else f.visible
+        if relative is not None:
+            reach = relative.shape[1] // 2
+            added = relative[:, np.clip(-distance, -reach, reach) + reach].astype(np.float64)
+            scores = scores + added.transpose(1, 0, 2).reshape(scores.shape)
+        if causal:
+            limit = f.positions + 1 if f.visible is None else f.visible
+        else:
+            limit = np.full(n, len(keys))
+        far = distance if causal else np.abs(distance)
         unseen = (np.arange(len(keys))[None, :] >= limit[:, None]) | (
-            (distance >= window) if window else False
+            (far >= window) if window else False
         )
         scores = np.where(unseen[:, None, None, :], -np.inf, scores)
         top = scores.max(axis=-1, keepdims=True)

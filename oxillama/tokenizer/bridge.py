@@ -189,6 +189,24 @@ class TokenizerBridge:
             ids.append(v.special["eos"])
         return ids
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """The ids of two texts that a cross-encoder reads as one: what the file says begins and ends
+        a text, around the first and after the second, a separator between them where the file has
+        one more. Control tokens spelled in the texts are text. TokenizerError where nothing would
+        stand between the two.
+        """
+        v = self.vocabulary
+        end = [v.special["sep"]] * v.add_sep + [v.special["eos"]] * v.add_eos
+        between = end + [v.special["sep"]] * v.sep_between
+        if not between:
+            raise TokenizerError(
+                "pair: the file says nothing that stands between two texts, wanted tokenizer.ggml.add_eos_token or add_sep_token"
+            )
+        ids = [
+            self.encode(text, add_special=False, parse_special=False) for text in (first, second)
+        ]
+        return [v.special["bos"]] * v.add_bos + ids[0] + between + ids[1] + end
+
     # ---- ids to text
     # ---------------------------------------------------------------------------------------------
 

@@ -163,6 +163,7 @@ class Vocabulary:
     add_eos: bool
     add_space_prefix: bool
     add_sep: bool = False  # `bert`: the separator after a text
+    sep_between: bool = False  # others: a separator more between two texts
     remove_extra_whitespaces: bool = False  # `t5`: spaces in a row are one
     charsmap: bytes = b""  # `t5`: replacements of characters
     lowercase: bool = True  # `bert`
@@ -256,6 +257,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         add["eos"],
         model == "bert" or _value(metadata, "add_space_prefix", bool, model == "llama"),
         add_sep=add["sep"] and model == "bert",
+        sep_between=add["sep"] and model != "bert",
         remove_extra_whitespaces=_value(metadata, "remove_extra_whitespaces", bool, False),
         charsmap=b""
         if charsmap is None

@@ -17,7 +17,10 @@ def qwen2(b: Builder) -> Value:
 
 @architecture("qwen3")
 def qwen3(b: Builder) -> Value:
-    """A norm over each query and key head comes before the rotation."""
+    """A norm over each query and key head comes before the rotation. Rerankers (Zhang et al. 2025,
+    "Qwen3 Embedding") keep the head's rows of "yes" and "no" alone, for the last token.
+    """
+    b.classify(act="tanh", pooling="last")
     return _qwen(b, qk_norm="heads")
 
 
