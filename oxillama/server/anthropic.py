@@ -216,7 +216,7 @@ def _read(model: Model, body: Mapping[str, Any]) -> Asked:
     """What a body asks for."""
     engine = model.engine
     asked = table.read(
-        body, default=engine.engine_config.sampler, vocab_size=engine.config.vocab_size
+        body, default=engine.sampler, vocab_size=engine.config.vocab_size
     )
     if body.get("max_tokens"):
         asked.options["max_tokens"] = int(body["max_tokens"])

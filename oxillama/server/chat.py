@@ -424,7 +424,7 @@ def variables_of(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
 
 def read(model: Model, body: Mapping[str, Any]) -> Asked:
     """What a chat completion's body asks for."""
-    default = model.engine.engine_config.sampler
+    default = model.engine.sampler
     asked = table.read(body, default=default, vocab_size=model.engine.config.vocab_size)
     constrain(asked, body.get("response_format"), path="response_format")
     most = [name for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None]

@@ -119,7 +119,7 @@ def _read(
     """(the prompts' ids, None to go on with a session; what the body asks for)."""
     asked = table.read(
         body,
-        default=model.engine.engine_config.sampler,
+        default=model.engine.sampler,
         vocab_size=model.engine.config.vocab_size,
     )
     constrain(asked, body.get("response_format"), path="response_format")

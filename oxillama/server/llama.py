@@ -183,7 +183,7 @@ async def props(call: Call) -> Response:
             "id": 0,
             "n_ctx": engine.context_size,
             "is_processing": False,
-            "params": _settings(engine.engine_config.sampler, {}, ()),
+            "params": _settings(engine.sampler, {}, ()),
         }
         special = {
             name: bridge.token_text(token)
@@ -466,7 +466,7 @@ def _ids(model: Model, prompt: Any, param: str, *, bounded: bool) -> list[int]:
 def _read(model: Model, body: Mapping[str, Any]) -> table.Asked:
     asked = table.read(
         body,
-        default=model.engine.engine_config.sampler,
+        default=model.engine.sampler,
         vocab_size=model.engine.config.vocab_size,
     )
     constrain(asked, body.get("response_format"), path="response_format")
@@ -568,7 +568,7 @@ def _job(call: Call, model: Model, asked: table.Asked, body: Mapping[str, Any]) 
         model,
         param="prompt",
         params=_settings(
-            asked.options.get("sampler") or model.engine.engine_config.sampler,
+            asked.options.get("sampler") or model.engine.sampler,
             {**asked.options, "stream": body.get("stream")},
             asked.stops,
         ),

@@ -171,7 +171,7 @@ def _read(model: Model, body: Mapping[str, Any]) -> table.Asked:
     given = body.get("options") or {}
     asked = table.read(
         given,
-        default=model.engine.engine_config.sampler,
+        default=model.engine.sampler,
         vocab_size=model.engine.config.vocab_size,
         path="options.",
     )

@@ -235,7 +235,7 @@ def _text(content: Any, where: str) -> str:
 def _read(call: Call, model: Model, body: Mapping[str, Any]) -> tuple[Asked, list[dict], dict]:
     """(what is asked, the messages without instructions, what the response repeats)."""
     engine = model.engine
-    default = engine.engine_config.sampler
+    default = engine.sampler
     asked = table.read(body, default=default, vocab_size=engine.config.vocab_size)
     text = body.get("text") or {}
     constrain(asked, text.get("format"), path="text.format")

@@ -79,7 +79,7 @@ class Job:
         self._made = made
         self.requests = getattr(made, "requests", (made,))
         for request in self.requests:
-            request.listen(self._progress)
+            request.listen(self._progress, in_loop=True)
 
     async def results(self) -> list[Any]:
         """What came of it: completions, best first where more were drawn than wanted; vectors."""
@@ -91,7 +91,7 @@ class Job:
                 wake(event)
 
         for request in requests:
-            request.listen(tell)
+            request.listen(tell, in_loop=True)
         if not all(request.done for request in requests):
             await event.wait()
         try:
@@ -114,7 +114,7 @@ class Job:
             wake(event)
 
         for request in requests:
-            request.listen(tell)
+            request.listen(tell, in_loop=True)
         at = [0] * len(requests)
         left = list(range(len(requests)))
         while left:

@@ -6,10 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.all.conftest import Process
+
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 READY = "return document.body.dataset.ready === 'true' && document.getElementById('stop').disabled"
 TEXT = "return [...document.querySelectorAll('.message .content')].map((e) => e.textContent)"
 ENTER = "\ue007"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    """A server of its own: the page shows what others saved."""
+    made = Process("--sessions-dir", str(tmp_path_factory.mktemp("sessions")))
+    yield made.url
+    made.stop()
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +104,13 @@ def test_stop(window):
         "e.value = JSON.stringify({type: 'string', minLength: 4000});"
         "e.dispatchEvent(new Event('change'))"
     )
+    window.run(  # the answer would be over before a click from here
+        "const timer = setInterval(() => {"
+        " if (document.querySelectorAll('.assistant .content span').length < 4) return;"
+        " clearInterval(timer); document.getElementById('stop').click(); }, 1)"
+    )
     window.type("#message", "Go" + ENTER)
-    window.wait("return document.querySelectorAll('.assistant .content span').length > 5")
-    window.click("#stop")
+    window.wait("return document.querySelectorAll('.assistant .content span').length > 3")
     window.wait(READY)
     assert window.run("return document.getElementById('state').textContent") == "Stopped"
     window.click("#schema-on")
