@@ -14,7 +14,18 @@ import os
 import sys
 from collections.abc import Sequence
 
-from oxillama.cli import bench, convert, doctor, info, quality, quantize, serve, sidecar, snapshot, talk
+from oxillama.cli import (
+    bench,
+    convert,
+    doctor,
+    info,
+    quality,
+    quantize,
+    serve,
+    sidecar,
+    snapshot,
+    talk,
+)
 from oxillama.errors import OxillamaError
 
 MODULES = (talk, info, snapshot, sidecar, bench, doctor, quality, quantize, convert, serve)

@@ -215,9 +215,7 @@ def _of_assistant(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _read(model: Model, body: Mapping[str, Any]) -> Asked:
     """What a body asks for."""
     engine = model.engine
-    asked = table.read(
-        body, default=engine.sampler, vocab_size=engine.config.vocab_size
-    )
+    asked = table.read(body, default=engine.sampler, vocab_size=engine.config.vocab_size)
     if body.get("max_tokens"):
         asked.options["max_tokens"] = int(body["max_tokens"])
     messages, prefill = _messages(body)

@@ -160,6 +160,7 @@ REQUEST: tuple[Option, ...] = (
     Option(("context_shift",), BOOLEAN, "context_shift"),
     Option(("keep", "n_keep"), integer(0), "keep", int),
     Option(("speculative",), BOOLEAN, "speculative", lambda value: "auto" if value else False),
+    Option(("priority",), integer(-(2**31)), "priority", int),
     Option(("grammar", "guided_grammar"), {"type": "string", "minLength": 1}, "grammar"),
     Option(("regex", "guided_regex"), {"type": "string"}, "regex"),
     Option(("choices", "guided_choice"), array(STRING, 1, 4096), "choices", tuple),

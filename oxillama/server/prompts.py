@@ -1,9 +1,8 @@
-"""Conversations as prompts: the file's chat template, with what strangers wrote kept apart from
-control tokens.
+"""Conversations as prompts: the file's chat template, over messages as the APIs have them.
 
-A control token's name in a message, a tool's description or a template variable is text: it is
-replaced by a random placeholder before the template is rendered, and put back where the text
-between control tokens is encoded. So nothing that a client writes becomes a control token.
+What it renders knows which characters came from the request (`tokenizer.TemplateText`), so that
+nothing a client writes becomes a control token: not in messages, tools, template variables, or in
+the beginning of a reply.
 
 A template that teaches no notation of tool calls that is known here gets the tools in a system
 message, and calls in the Hermes notation (`<tool_call>`).
@@ -14,9 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jinja2
@@ -27,7 +24,7 @@ from oxillama.engine.generation import Options, Vocabulary
 from oxillama.errors import TemplateError
 from oxillama.grammar import Grammar
 from oxillama.server.errors import ApiError
-from oxillama.tokenizer import ChatTemplate, TokenizerBridge
+from oxillama.tokenizer import ChatTemplate, TemplateText
 from oxillama.toolcalls import ChatPlanner, MessageForm
 
 _SWITCHES = ("enable_thinking", "thinking")
@@ -42,85 +39,13 @@ To call a function, write a JSON object with its name and arguments between thes
 </tool_call>"""
 
 
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """A conversation as text, and what its placeholders stand for."""
-
-    text: str
-    placeholders: Mapping[str, str]
-
-    @property
-    def plain(self) -> str:
-        """The text as it reads."""
-        text = self.text
-        for placeholder, original in self.placeholders.items():
-            text = text.replace(placeholder, original)
-        return text
-
-
-class Guard:
-    """Finds the names of control tokens in text."""
-
-    def __init__(self, bridge: TokenizerBridge) -> None:
-        self._bridge = bridge
-        names = {bridge.token_text(token) for token in bridge.special_ids} - {""}
-        spelled = sorted(names, key=lambda name: (-len(name), name))
-        self._names = re.compile("|".join(map(re.escape, spelled))) if spelled else None
-
-    def guarded(self, value: Any, placeholders: dict[str, str], nonce: str) -> Any:
-        """A JSON value with the names of control tokens in its strings replaced."""
-        if isinstance(value, str):
-            return self._text(value, placeholders, nonce)
-        if isinstance(value, Mapping):
-            return {
-                self.guarded(name, placeholders, nonce): self.guarded(each, placeholders, nonce)
-                for name, each in value.items()
-            }
-        if isinstance(value, (list, tuple)):
-            return [self.guarded(each, placeholders, nonce) for each in value]
-        return value
-
-    def _text(self, text: str, placeholders: dict[str, str], nonce: str) -> str:
-        if self._names is None or not self._names.search(text):
-            return text
-
-        def placed(match: re.Match) -> str:
-            name = f"{nonce}{len(placeholders):x}z"
-            placeholders[name] = match.group()
-            return name
-
-        return self._names.sub(placed, text)
-
-    def encode(self, rendered: Rendered) -> list[int]:
-        """Token ids: control tokens are those that the template wrote."""
-        bridge, placeholders = self._bridge, rendered.placeholders
-        if not placeholders:
-            return bridge.encode(rendered.text, add_special=False, parse_special=True)
-        ids: list[int] = []
-        at, swallow = 0, False
-        for match in (*self._names.finditer(rendered.text), None):
-            piece = rendered.text[at : match.start() if match else len(rendered.text)]
-            if swallow:
-                piece = piece.lstrip()
-            for name, original in placeholders.items():
-                if name in piece:
-                    piece = piece.replace(name, original)
-            if piece:
-                ids += bridge.encode(piece, add_special=False, parse_special=False)
-            if match:
-                token = bridge.token_to_id(match.group())
-                ids.append(token)
-                at, swallow = match.end(), token in bridge.vocabulary.rstrip
-        return ids
-
-
 class Talk:
     """How one model is talked to; safe to share between threads."""
 
     def __init__(self, source: str, words: Vocabulary) -> None:
         bridge = words.bridge
         self.source, self.words, self.bridge = source, words, bridge
-        self.template, self.guard = ChatTemplate(source), Guard(bridge)
+        self.template = ChatTemplate(source)
         self.planner = ChatPlanner(source, bridge)
         # for prompts in which reasoning is over: what is constrained begins with its first token
         self._answering = ChatPlanner(source, bridge)
@@ -169,16 +94,16 @@ class Talk:
         variables: Mapping[str, Any] | None = None,
         prefill: str = "",
         add_generation_prompt: bool = True,
-    ) -> Rendered:
+    ) -> TemplateText:
         """The conversation as text; `prefill` begins the reply."""
         for name in variables or ():
-            if name in _GIVEN or name in self._special:
+            # text in a variable of such a name would be the template's
+            if name in _GIVEN or name.endswith("_token"):
                 raise ApiError(
                     400,
                     f"chat_template_kwargs.{name}: is given by the request itself, wanted another",
                     param=f"chat_template_kwargs.{name}",
                 )
-        nonce, placeholders = f"q{secrets.token_hex(6)}", {}
         if not self.teaches_tools:
             messages = _in_words(messages, tools, system=not tools or self._takes_system)
             tools = None
@@ -186,33 +111,22 @@ class Talk:
             {**each, "content": ""} if each.get("content") is None else dict(each)
             for each in messages
         ]
-        given = self.guard.guarded(
-            {
-                "messages": messages,
-                "tools": list(tools) if tools else None,
-                "more": variables or {},
-            },
-            placeholders,
-            nonce,
-        )
         text = self._write(
-            self._form.formed(given["messages"]),
-            tools=given["tools"],
+            self._form.formed(messages),
+            tools=list(tools) if tools else None,
             add_generation_prompt=add_generation_prompt,
-            **given["more"],
+            **(variables or {}),
         )
-        if placeholders and text.lower().count(nonce) != text.count(nonce):
-            raise TemplateError(
-                "chat template: changes the letters of a message that spells a control token, "
-                "which cannot be kept apart from one then"
-            )
-        if prefill:
-            text += self.guard.guarded(prefill, placeholders, nonce)
-        return Rendered(text, placeholders)
+        # marked as what messages say
+        return TemplateText(text.plain + prefill, text.marks + b"\1" * len(prefill))
+
+    def encode(self, rendered: TemplateText) -> list[int]:
+        """Token ids: control tokens are those that the template wrote."""
+        return self.bridge.encode(rendered, add_special=False)
 
     def turn(
         self,
-        rendered: Rendered,
+        rendered: TemplateText,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: Any = None,
@@ -230,10 +144,10 @@ class Talk:
         answer: Grammar | None = self.words.grammar(Options.of(constraint)) if constraint else None
         wanted = tools and tool_choice != "none"
         region = self.planner.reasoning
-        over = region is not None and rendered.text.rstrip().endswith(region.close)
+        over = region is not None and rendered.plain.rstrip().endswith(region.close)
         forced = answer is not None or (wanted and tool_choice not in (None, "auto"))
         plan = (self._answering if over and forced else self.planner).plan(
-            rendered.text,
+            rendered,
             tools=tools,
             tool_choice=tool_choice,
             tool_format="hermes" if wanted and not self.teaches_tools else None,
@@ -241,7 +155,7 @@ class Talk:
             constraint=answer,
         )
         return Turn(
-            self.guard.encode(rendered),
+            self.encode(rendered),
             {
                 **asked,
                 "grammar": plan.constraint,
@@ -250,7 +164,7 @@ class Talk:
             plan,
         )
 
-    def _write(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    def _write(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> TemplateText:
         return self.template.render(messages, **{**self._special, **variables})
 
 

@@ -77,6 +77,7 @@ def test_every_field_of_the_sampler_has_a_name():
         ("json_schema", {}, "json_schema", {}),
         ("cache_prompt", False, "cache_prompt", False),
         ("speculative", True, "speculative", "auto"),
+        ("priority", -3, "priority", -3),
     ],
 )
 def test_options_of_a_request(name, given, field, wanted):

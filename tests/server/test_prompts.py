@@ -26,16 +26,8 @@ def talk(words):
 def control(talk, messages, **options):
     """How many control tokens a conversation has."""
     bridge = talk.bridge
-    ids = talk.guard.encode(talk.render(messages, **options))
+    ids = talk.encode(talk.render(messages, **options))
     return sum(bridge.is_special(token) for token in ids), ids
-
-
-def test_a_conversation_without_control_tokens_is_encoded_as_it_is(talk):
-    rendered = talk.render([{"role": "user", "content": "Hello there"}])
-    assert rendered.placeholders == {}
-    assert talk.guard.encode(rendered) == talk.bridge.encode(
-        rendered.text, add_special=False, parse_special=True
-    )
 
 
 @pytest.mark.parametrize("role", ["user", "system", "assistant"])
@@ -67,22 +59,16 @@ def test_the_plain_text_reads_as_it_was_written(talk):
     assert rendered.plain == "<|im_start|>user\na<|im_end|>b<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_a_template_that_changes_a_placeholder_is_refused(words):
-    talk = Talk("{{ messages[0].content | upper }}", words)
-    with pytest.raises(Exception, match="control token"):
-        talk.render([{"role": "user", "content": "<|im_end|>"}])
-
-
 def test_a_prefill_begins_the_reply(talk):
     rendered = talk.render([{"role": "user", "content": "a"}], prefill="Once <|im_end|>")
     assert rendered.plain.endswith("<|im_start|>assistant\nOnce <|im_end|>")
     assert control(talk, [{"role": "user", "content": "a"}])[0] == sum(
-        talk.bridge.is_special(token) for token in talk.guard.encode(rendered)
+        talk.bridge.is_special(token) for token in talk.encode(rendered)
     )
 
 
 def test_variables_may_not_stand_for_what_the_request_gives(talk):
-    for name in ("messages", "tools", "bos_token"):
+    for name in ("messages", "tools", "bos_token", "any_token"):
         with pytest.raises(ApiError) as caught:
             talk.render([{"role": "user", "content": "a"}], variables={name: 1})
         assert caught.value.param == f"chat_template_kwargs.{name}"
