@@ -360,7 +360,8 @@ def _signature() -> str:
 async def _stream(call: Call, model: Model, asked: Asked) -> AsyncIterator[bytes]:
     """The events of a message: its blocks one after another."""
     index, kind = -1, ""
-    begun, last = False, None
+    begun = False
+    last: Any = None  # the reply, which every stream has
 
     def stop_block() -> list[bytes]:
         if not kind:

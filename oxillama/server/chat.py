@@ -15,10 +15,11 @@ from starlette.responses import Response
 import oxillama
 from oxillama.chat import Turn
 from oxillama.engine.request import Completion
+from oxillama.errors import ConfigError, GrammarError
 from oxillama.server import options as table
 from oxillama.server import sse
 from oxillama.server.calls import Call, json_response
-from oxillama.server.errors import ApiError, unsupported
+from oxillama.server.errors import ApiError, from_engine, unsupported
 from oxillama.server.logprobs import chat_entries
 from oxillama.server.models import Model
 from oxillama.server.schema import (
@@ -223,6 +224,7 @@ def submit(model: Model, asked: Asked, state: Any) -> tuple[Turn, Any]:
         made = model.engine.submit(ids, session=named.session, **turn.options)
     else:
         made = model.engine.submit(turn.prompt, **turn.options)
+    each: Any
     for each in getattr(made, "requests", (made,)):
         each.read, each.events = turn.read, turn.events
     return turn, made
@@ -241,15 +243,12 @@ def too_long(model: Model, param: str, size: int) -> ApiError:
 
 def _of_plan(error: Exception, asked: Asked) -> Exception:
     """An error of planning under the name of the field that it is about."""
-    from oxillama.errors import ConfigError, GrammarError
-    from oxillama.server.errors import from_engine
-
     if isinstance(error, (GrammarError, ConfigError)):
-        message = str(error)
+        message, param = str(error), asked.constraint
         if asked.tools and (message.startswith("tool") or asked.constraint is None):
             param = "tool_choice" if message.startswith("tool_choice") else "tools"
-        else:
-            param = asked.constraint or from_engine(error).param
+        elif param is None:
+            param = from_engine(error).param
         return ApiError(400, message, param=param, code="invalid_schema")
     return error
 
@@ -376,7 +375,7 @@ def tools_of(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 def format_of(given: Mapping[str, Any] | None, *, path: str) -> tuple[dict[str, Any], str | None]:
     """(the option that a response format stands for, the field that names it)."""
     kind = "text" if given is None else given["type"]
-    if kind == "text":
+    if given is None or kind == "text":
         return {}, None
     if kind == "json_object":
         return {"json_schema": given.get("schema") or {"type": "object"}}, path
@@ -511,7 +510,7 @@ class Reply:
         self.calls: dict[int, dict[str, str]] = {}
         self.logprobs: list[Any] = []
         self.reasoning_tokens = 0
-        self.completion: Completion | None = None
+        self.completion: Any = None  # at the end a Completion
 
     def take(self, event: Any) -> list[tuple[str, Any]]:
         """(kind, value) of what an event adds: "content" and "reasoning" with text, "call" and
@@ -648,7 +647,7 @@ def _model_of(call: Call, asked: Asked) -> Model:
     return next(
         each
         for each in call.state.models.loaded()
-        if each.name == call.state.sessions.model_of(asked.session)
+        if each.name == call.state.sessions.model_of(asked.session or "")
     )
 
 

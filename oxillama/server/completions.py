@@ -157,7 +157,8 @@ def _read(
             raise ApiError(400, "suffix: found beside token ids, wanted a text", param="suffix")
         if body.get("echo"):
             raise unsupported("echo", "found beside suffix, wanted one of them")
-        return [infill_ids(model, each, body["suffix"], param="suffix") for each in texts], asked
+        suffix = body["suffix"]
+        return [infill_ids(model, str(each), suffix, param="suffix") for each in texts], asked
     prompts: list[list[int] | None] = []
     cut = bool(asked.options.get("truncate_prompt"))
     for at, each in enumerate(texts):
@@ -264,7 +265,7 @@ def _choices(
     asked: table.Asked,
     body: Mapping[str, Any],
 ) -> list[dict[str, Any]]:
-    out = []
+    out: list[dict[str, Any]] = []
     for ids, done in zip(prompts, results):
         echoed = _echo(model, ids) if body.get("echo") else ""
         for each in done:

@@ -97,7 +97,7 @@ async def vectors(
                 )
             ids.append(found)
         counts.append(sum(map(len, ids)))
-        options = {"normalize": normalize, **({"mode": pooling} if pooling else {})}
+        options: dict[str, Any] = {"normalize": normalize, **({"mode": pooling} if pooling else {})}
         begun: list[tuple[Request, Any]] = []
         try:
             for each in ids:

@@ -191,7 +191,7 @@ async def props(call: Call) -> Response:
                 ("bos_token", bridge.bos_id if bridge else None),
                 ("eos_token", bridge.eos_id if bridge else None),
             )
-            if token is not None
+            if bridge is not None and token is not None
         }
         return json_response(
             {
@@ -274,7 +274,7 @@ async def slots(call: Call) -> Response:
                 {
                     "has_next_token": job is not None,
                     "has_new_line": False,
-                    "n_remain": -1 if most is None else most - job.generated,
+                    "n_remain": -1 if job is None or most is None else most - job.generated,
                     "n_decoded": job.generated if job else 0,
                 }
             ],
@@ -306,7 +306,8 @@ async def slot_action(call: Call) -> Response:
             )
         checked_name(name, param="filename")
         path = state.sessions.path(name)
-        if action == "save" and (held is None or held[0] is not model):
+        session: Any = held[1] if held is not None and held[0] is model else None
+        if action == "save" and session is None:
             raise ApiError(400, f"id_slot: slot {slot} holds nothing to save", param="id_slot")
         if action == "restore" and not path.is_file():
             raise ApiError(
@@ -316,8 +317,7 @@ async def slot_action(call: Call) -> Response:
         began = loop.time()
         try:
             if action == "save":
-                await call.offload(held[1].snapshot_to_file, path)
-                session = held[1]
+                await call.offload(session.snapshot_to_file, path)
             else:
                 session = await call.offload(model.engine.restore_from_file, path)
                 state.slot_sessions[slot] = (model, session)

@@ -10,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +205,7 @@ class Registry:
             if task is None:
                 task = asyncio.ensure_future(self._load(name))
                 self._loading[name] = task
-                task.add_done_callback(lambda _, name=name: self._loading.pop(name, None))
+                task.add_done_callback(partial(self._load_ended, name))
             # one load for all who wait, which goes on when one of them leaves
             await asyncio.shield(task)
 
@@ -227,6 +228,9 @@ class Registry:
             task = asyncio.ensure_future(self._offload(model.engine.close))
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
+
+    def _load_ended(self, name: str, task: asyncio.Task) -> None:
+        self._loading.pop(name, None)
 
     async def _load(self, name: str) -> None:
         path = self.known().get(name)

@@ -282,8 +282,10 @@ def _penalty(default: SamplerConfig, temperature: float) -> float:
     """
     own = SamplerConfig(temperature=default.temperature).repetition_penalty
     if default.repetition_penalty != own:
-        return default.repetition_penalty
-    return SamplerConfig(temperature=temperature).repetition_penalty
+        own = default.repetition_penalty
+    else:
+        own = SamplerConfig(temperature=temperature).repetition_penalty
+    return 1.0 if own is None else own
 
 
 def _check_tokens(

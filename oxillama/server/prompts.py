@@ -135,7 +135,7 @@ class Talk:
     ) -> Turn:
         """The next reply of a rendered conversation, planned; options are those of `submit`."""
         asked = dict(options)
-        constraint = {
+        constraint: dict[str, Any] = {
             name: asked.pop(name)
             for name in ("grammar", "json_schema", "regex", "choices")
             if name in asked

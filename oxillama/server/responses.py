@@ -623,7 +623,8 @@ async def _stream(
 ) -> AsyncIterator[bytes]:
     """The events of a response."""
     body, items = call.body, Items(model, _top(call.body))
-    begun, last = False, None
+    begun = False
+    last: Any = None  # the reply, which every stream has
     async for _, reply, event, added in events(call, model, asked):
         frames = []
         if not begun:

@@ -9,10 +9,9 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from oxillama.engine.request import Completion, Request
-from oxillama.engine.siblings import Siblings
 from oxillama.server.calls import Call
 from oxillama.server.errors import from_engine
 from oxillama.tokenizer import TokenizerBridge
@@ -20,6 +19,16 @@ from oxillama.tokenizer import TokenizerBridge
 if TYPE_CHECKING:
     from oxillama.server.models import Model
     from oxillama.server.state import ServerState
+
+
+class Work(Protocol):
+    """What is submitted: a request, siblings, or a batch of embeddings."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        """What comes of it."""
+
+    def cancel(self) -> None:
+        """End it."""
 
 
 class Job:
@@ -53,7 +62,7 @@ class Job:
         self.started = time.perf_counter()
         self.id = secrets.randbits(31)
         self.slot = -1
-        self._made: Request | Siblings | None = None
+        self._made: Work | None = None
         self._closed = False
 
     async def __aenter__(self) -> Job:
@@ -64,7 +73,7 @@ class Job:
     async def __aexit__(self, *_: object) -> None:
         self.close()
 
-    async def begin(self, make: Callable[[], Request | Siblings]) -> None:
+    async def begin(self, make: Callable[[], Any]) -> None:
         """Prepare and submit, off the loop; what the engine refuses is an ApiError."""
         pool = self.state.bulk if self.call.large else self.state.pool
         future = pool.submit(make)
@@ -77,7 +86,7 @@ class Job:
         except Exception as error:
             raise from_engine(error, param=self.param) from error
         self._made = made
-        self.requests = getattr(made, "requests", (made,))
+        self.requests = tuple(getattr(made, "requests", (made,)))
         for request in self.requests:
             request.listen(self._progress, in_loop=True)
 
@@ -95,7 +104,7 @@ class Job:
         if not all(request.done for request in requests):
             await event.wait()
         try:
-            done = self._made.result(0)
+            done = self._made.result(0) if self._made is not None else []
         except Exception as error:
             raise from_engine(error, param=self.param) from error
         done = done if isinstance(done, list) else [done]
