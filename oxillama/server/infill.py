@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from oxillama.server.errors import ApiError
-from oxillama.server.models import Model
+from oxillama.server.models import FIM_KEYS, Model
 
 # (prefix, suffix, middle) as families write them, in order of preference
 _FAMILIES = (
@@ -28,11 +28,10 @@ def fim_tokens(model: Model) -> tuple[int, int, int] | None:
     """The ids of prefix, suffix and middle: those that the file names, else those that the
     vocabulary has; None where it has none.
     """
-    bridge = model.vocabulary()
-    special = bridge.vocabulary.special
-    named = tuple(special.get(name) for name in ("fim_pre", "fim_suf", "fim_mid"))
-    if all(token is not None for token in named):
+    named = tuple(model.metadata.get(key) for key in FIM_KEYS)
+    if all(isinstance(token, int) for token in named):
         return named  # type: ignore[return-value]
+    bridge = model.vocabulary()
     for family in _FAMILIES:
         found = tuple(bridge.token_to_id(text) for text in family)
         if all(token is not None for token in found):

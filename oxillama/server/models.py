@@ -24,6 +24,8 @@ from oxillama.server.prompts import Talk
 from oxillama.server.settings import ServerConfig
 
 EMBEDDED = "oxillama-embedded"
+# ids of the tokens before, after and of the middle
+FIM_KEYS = tuple(f"tokenizer.ggml.fim_{part}_token_id" for part in ("pre", "suf", "mid"))
 _SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 
@@ -95,9 +97,16 @@ class Model:
 
 def _facts(engine: oxillama.InferenceEngine) -> dict[str, Any]:
     """The few keys of the model's file that answers name."""
-    wanted = ("tokenizer.chat_template", "general.name", "general.file_type", "general.size_label")
+    wanted = (
+        "tokenizer.chat_template",
+        "general.name",
+        "general.file_type",
+        "general.size_label",
+        *FIM_KEYS,
+    )
     with GgufReader(engine.model_files[0]) as reader:
-        return {name: reader.metadata[name] for name in wanted if name in reader.metadata}
+        found = {name: reader.metadata[name] for name in wanted if name in reader.metadata}
+    return {name: int(value) if name in FIM_KEYS else value for name, value in found.items()}
 
 
 class Registry:
