@@ -4,6 +4,7 @@ headers and a log line around all of them.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import secrets
@@ -15,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from oxillama.server.calls import Call, ClientGone, json_response
-from oxillama.server.errors import ApiError, from_engine
+from oxillama.server.errors import ApiError, from_engine, shutting_down
 from oxillama.server.logs import Log, annotate, span
 from oxillama.server.routes import Route, Table
 from oxillama.server.schema import check, check_body
@@ -85,6 +86,11 @@ class App:
             try:
                 response = await self._answer(call, route, methods, wanted)
                 await response(scope, receive, counted)
+            except asyncio.CancelledError:
+                # the time that the end of the server leaves to what runs is over
+                call.facts["cut"] = True
+                if not status[0]:
+                    await self._error(call, shutting_down())(scope, receive, counted)
             except ClientGone as gone:
                 self.state.disconnects += 1
                 call.facts["disconnected"] = True

@@ -135,6 +135,13 @@ def unsupported(param: str, why: str) -> ApiError:
     return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
 
 
+def shutting_down() -> ApiError:
+    """The error of what a server that ends does not finish."""
+    return ApiError(
+        503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"}
+    )
+
+
 def from_engine(error: BaseException, *, param: str | None = None) -> ApiError:
     """What an exception of the engine is to a client; `param` names the prompt's field, and what a
     constraint came from where the message names no field.

@@ -101,7 +101,7 @@ def uvicorn_config(app: App) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=max(1, int(config.idle_timeout)),
-        timeout_graceful_shutdown=max(1, int(config.grace)) if config.grace else 1,
+        timeout_graceful_shutdown=config.grace,  # type: ignore[arg-type]  # seconds, as wait_for takes
         h11_max_incomplete_event_size=config.header_bytes,
         backlog=2048,
     )

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from oxillama.server.calls import Call, ClientGone, dumps
-from oxillama.server.errors import ApiError, from_engine
+from oxillama.server.errors import ApiError, from_engine, shutting_down
 
 DONE = b"data: [DONE]\n\n"
 _COMMENT = b":\n\n"
@@ -100,6 +100,12 @@ class EventStream(Response):
                     left = asyncio.ensure_future(self._closed(receive))
                     continue
                 raise ClientGone(half=False)
+        except asyncio.CancelledError:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            last = self._failed(shutting_down())
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+            raise
         finally:
             for each in (left, work):
                 each.cancel()

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from oxillama.errors import OxillamaError
-from oxillama.server.errors import ApiError
+from oxillama.server.errors import ApiError, shutting_down
 from oxillama.server.logs import Log
 from oxillama.server.metrics import ModelMetrics
 from oxillama.server.models import Model, Registry
@@ -100,7 +100,7 @@ class ServerState:
         """Give a job its slot; 429 where the queue is full, or its key has as many as it may."""
         config, key = self.config, job.call.key
         if self.stopping:
-            raise ApiError(503, "the server is shutting down", headers={"Retry-After": "5"})
+            raise shutting_down()
         if len(self.jobs) >= job.model.slots + config.max_queue:
             self.refused += 1
             raise ApiError(

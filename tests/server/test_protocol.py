@@ -267,3 +267,25 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event_and_its_end(listening, p
     assert last in frames[-2] and b"internal error: RuntimeError" in found
     assert b"broken" not in found
     assert idle(listening)
+
+
+def test_what_the_end_of_the_server_cuts_is_told():
+    from tests.server.conftest import Listening
+
+    made = Listening(grace=0.1)
+    whole, found = {**GEN, "prompt": ["Once"] * 60}, []
+    with dial(made) as streaming:
+        streaming.sendall(request("POST", "/v1/completions", {**GEN, "stream": True}))
+        first = streaming.recv(400)
+        data = request("POST", "/v1/completions", whole)
+        worker = threading.Thread(target=lambda: found.append(answer(made, data)))
+        worker.start()
+        end = time.monotonic() + 10
+        while len(made.app.state.jobs) < 30:
+            assert time.monotonic() < end
+        made.stop()
+        streamed = first + rest(streaming)
+    worker.join(10)
+    assert (status(found[0]), error_of(found[0])["code"]) == (503, "shutting_down")
+    assert status(streamed) == 200
+    assert b"shutting_down" in streamed and b"data: [DONE]" in streamed
