@@ -1,5 +1,5 @@
 """The command line: `oxillama run | chat | info | tokenize | snapshot | sidecar | bench | doctor |
-perplexity | imatrix | quantize | convert`.
+perplexity | imatrix | quantize | convert | serve`.
 
 Each module adds its own commands (`talk`: run and chat; `info`: tokenize too; `quality`: perplexity
 and imatrix; `loading`: options of all that load a model). A command is a function over parsed
@@ -14,10 +14,21 @@ import os
 import sys
 from collections.abc import Sequence
 
-from oxillama.cli import bench, convert, doctor, info, quality, quantize, sidecar, snapshot, talk
+from oxillama.cli import (
+    bench,
+    convert,
+    doctor,
+    info,
+    quality,
+    quantize,
+    serve,
+    sidecar,
+    snapshot,
+    talk,
+)
 from oxillama.errors import OxillamaError
 
-MODULES = (talk, info, snapshot, sidecar, bench, doctor, quality, quantize, convert)
+MODULES = (talk, info, snapshot, sidecar, bench, doctor, quality, quantize, convert, serve)
 
 
 def parser() -> argparse.ArgumentParser:

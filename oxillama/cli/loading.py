@@ -109,19 +109,22 @@ def _rope(arguments: argparse.Namespace) -> dict:
     return found
 
 
-def load(arguments: argparse.Namespace, **more) -> oxillama.InferenceEngine:
-    """The engine of `arguments.model`; the bar shows weights packed and is left out when stderr is
-    not a terminal.
-    """
-    options = dict(
+def engine_options(arguments: argparse.Namespace) -> dict:
+    """The keyword arguments of `oxillama.load` that the options of `add_model` ask for."""
+    return dict(
         num_threads=arguments.threads or None,
         context_size=arguments.context,
         kv_type=arguments.kv_type,
         sidecar=False if arguments.sidecar == "0" else arguments.sidecar,
         **_rope(arguments),
-        **more,
     )
-    engine = _loaded(arguments, options)
+
+
+def load(arguments: argparse.Namespace, **more) -> oxillama.InferenceEngine:
+    """The engine of `arguments.model`; the bar shows weights packed and is left out when stderr is
+    not a terminal.
+    """
+    engine = _loaded(arguments, {**engine_options(arguments), **more})
     _announce(engine)
     return engine
 

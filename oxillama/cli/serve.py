@@ -1,0 +1,142 @@
+"""`oxillama serve`: the HTTP server."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import oxillama
+from oxillama.cli.loading import add_model
+from oxillama.errors import ConfigError
+
+
+def add_commands(commands: Any) -> None:
+    """Add `serve`."""
+    command = commands.add_parser(
+        "serve", help="serve a model over HTTP, in the dialects of OpenAI, Anthropic and others"
+    )
+    add_model(command)
+    add = command.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--port", type=int, default=8080, help="port, 0 for a free one (default: %(default)s)")
+    add("--alias", default=None, help="the model's name to clients (default: the file's)")
+    add(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="a key that requests must bring; may be given more than once, or in OXILLAMA_API_KEY",
+    )
+    add("--api-key-file", default=None, metavar="FILE", help="a file of keys, one a line")
+    add("--force", action="store_true", help="listen beyond this machine without a key")
+    add("--models-dir", default=None, metavar="FOLDER", help="serve the GGUF files of a folder")
+    add("--max-loaded", type=int, default=2, help="models in memory at once (default: %(default)s)")
+    add(
+        "--parallel",
+        type=int,
+        default=None,
+        metavar="N",
+        help="sequences that run at once (default: the scheduler's)",
+    )
+    add("--chat-template", default=None, metavar="FILE", help="a Jinja template for the file's own")
+    add(
+        "--sessions-dir",
+        default=None,
+        metavar="FOLDER",
+        help="where named sessions are saved (default: nowhere)",
+    )
+    for name, kind, text in (
+        ("max-queue", int, "requests that may wait, then 429"),
+        ("per-key", int, "requests of one key at once, 0 for no limit"),
+        ("header-bytes", int, "largest head of a request"),
+        ("body-bytes", int, "largest body"),
+        ("image-body-bytes", int, "largest body of a route that takes images"),
+        ("json-depth", int, "deepest nesting of a body"),
+        ("header-timeout", float, "seconds for a request's head"),
+        ("body-timeout", float, "seconds for a request's body"),
+        ("idle-timeout", float, "seconds that a connection may stay without a request"),
+        ("write-timeout", float, "seconds that a client may not read"),
+        ("max-connections", int, "connections at once"),
+        ("grace", float, "seconds that SIGTERM gives to running requests"),
+        ("stall-timeout", float, "seconds without a step after which /health fails"),
+    ):
+        add(f"--{name}", type=kind, default=None, metavar="N", help=text)
+    add(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="an origin whose pages may use the server; may be given more than once",
+    )
+    add(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further name that the Host header may have",
+    )
+    add("--log-prompts", action="store_true", help="log the bodies of requests")
+    add("--no-log-requests", action="store_true", help="log no line for each request")
+    command.set_defaults(function=_serve)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    try:
+        from oxillama.server.run import serve
+        from oxillama.server.settings import ServerConfig
+    except ImportError as error:
+        raise ConfigError(
+            f"serve: needs {error.name}, wanted pip install 'oxillama[server]'"
+        ) from None
+    known = {each.name for each in fields(ServerConfig)}
+    given = {
+        name: value
+        for name, value in vars(arguments).items()
+        if name in known and value is not None
+    }
+    given["api_keys"] = tuple(_keys(arguments))
+    given["cors_origins"] = tuple(arguments.cors_origin)
+    given["allowed_hosts"] = tuple(arguments.allowed_host)
+    given["log_requests"] = not arguments.no_log_requests
+    if arguments.chat_template is not None:
+        given["chat_template"] = _text(arguments.chat_template)
+    given["engine"] = _engine(arguments)
+    return serve(ServerConfig.of(given))
+
+
+def _keys(arguments: argparse.Namespace) -> list[str]:
+    keys = list(arguments.api_key)
+    if os.environ.get("OXILLAMA_API_KEY"):
+        keys.append(os.environ["OXILLAMA_API_KEY"])
+    if arguments.api_key_file is not None:
+        found = [line.strip() for line in _text(arguments.api_key_file).splitlines()]
+        found = [line for line in found if line]
+        if not found:
+            raise ConfigError(f"--api-key-file: {arguments.api_key_file} holds no key, wanted one")
+        keys += found
+    return keys
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "is not UTF-8"
+        raise ConfigError(f"{path}: {why}, wanted a readable text file") from error
+
+
+def _engine(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of `load` that the options of every command ask for."""
+    from oxillama.cli.loading import engine_options
+
+    options = engine_options(arguments)
+    if arguments.parallel is not None:
+        rows = oxillama.SchedulerConfig()
+        options["scheduler"] = oxillama.SchedulerConfig(
+            max_sequences=arguments.parallel,
+            max_batch_sequences=min(arguments.parallel, rows.max_batch_tokens),
+        )
+    return options

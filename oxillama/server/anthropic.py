@@ -1,0 +1,448 @@
+"""Anthropic's `/v1/messages` and `/v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from oxillama.server import options as table
+from oxillama.server import sse
+from oxillama.server.calls import Call, json_response
+from oxillama.server.chat import (
+    EXCEPTIONS,
+    SESSION,
+    Asked,
+    Reply,
+    events,
+    messages_of,
+    no_images,
+    prepare,
+    run,
+    tools_of,
+)
+from oxillama.server.errors import ApiError, unsupported
+from oxillama.server.models import Model
+from oxillama.server.schema import (
+    BOOLEAN,
+    NAME,
+    OBJECT,
+    STRING,
+    Schema,
+    array,
+    enum,
+    integer,
+    obj,
+    one_of,
+)
+from oxillama.server.work import usage_of
+
+_CACHE = obj({"type": enum("ephemeral"), "ttl": enum("5m", "1h")}, ("type",))
+_TEXT = obj(
+    {"type": enum("text"), "text": STRING, "cache_control": _CACHE, "citations": array(None, 0, 0)},
+    ("type", "text"),
+)
+_IMAGE = obj({"type": enum("image"), "source": OBJECT, "cache_control": _CACHE}, ("type", "source"))
+_RESULT = obj(
+    {
+        "type": enum("tool_result"),
+        "tool_use_id": NAME,
+        "content": one_of(STRING, array(one_of(_TEXT, _IMAGE), 0, 1024)),
+        "is_error": BOOLEAN,
+        "cache_control": _CACHE,
+    },
+    ("type", "tool_use_id"),
+)
+_USE = obj(
+    {
+        "type": enum("tool_use"),
+        "id": NAME,
+        "name": NAME,
+        "input": OBJECT,
+        "cache_control": _CACHE,
+        "caller": OBJECT,
+    },
+    ("type", "id", "name", "input"),
+)
+_THINKING = obj(
+    {"type": enum("thinking"), "thinking": STRING, "signature": STRING}, ("type", "thinking")
+)
+MESSAGES = array(
+    one_of(
+        obj(
+            {
+                "role": enum("user"),
+                "content": one_of(STRING, array(one_of(_TEXT, _IMAGE, _RESULT), 1, 1024)),
+            },
+            ("role", "content"),
+        ),
+        obj(
+            {
+                "role": enum("assistant"),
+                "content": one_of(STRING, array(one_of(_TEXT, _USE, _THINKING), 1, 1024)),
+            },
+            ("role", "content"),
+        ),
+    ),
+    1,
+    4096,
+)
+_TOOL = obj(
+    {
+        "type": enum("custom"),
+        "name": {"type": "string", "pattern": "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$"},
+        "description": STRING,
+        "input_schema": OBJECT,
+        "cache_control": _CACHE,
+        "strict": BOOLEAN,
+    },
+    ("name", "input_schema"),
+)
+_FLAG = {"disable_parallel_tool_use": BOOLEAN}
+_SHARED = {
+    "model": NAME,
+    "messages": MESSAGES,
+    "system": one_of(STRING, array(_TEXT, 0, 1024)),
+    "tools": array(_TOOL, 0, 128),
+    "tool_choice": one_of(
+        obj({"type": enum("auto", "any"), **_FLAG}, ("type",)),
+        obj({"type": enum("tool"), "name": NAME, **_FLAG}, ("type", "name")),
+        obj({"type": enum("none")}, ("type",)),
+    ),
+    "thinking": one_of(
+        obj({"type": enum("disabled", "adaptive")}, ("type",)),
+        obj({"type": enum("enabled"), "budget_tokens": integer(1)}, ("type",)),
+    ),
+    "cache_control": _CACHE,
+}
+BODY: Schema = obj(
+    {
+        **table.properties("stop"),
+        **EXCEPTIONS,
+        **_SHARED,
+        "max_tokens": integer(1),
+        "stream": BOOLEAN,
+        "service_tier": enum("auto", "standard_only"),
+        "chat_template_kwargs": OBJECT,
+        "session": SESSION,
+    },
+    ("max_tokens", "messages"),
+)
+COUNT_BODY: Schema = obj(
+    {**_SHARED, "chat_template_kwargs": OBJECT},
+    ("messages",),
+)
+
+
+# ---- from blocks to messages
+
+
+def _messages(body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str]:
+    """(messages as chat completions write them, what the last one begins the reply with)."""
+    out: list[dict[str, Any]] = []
+    system = body.get("system")
+    if system:
+        text = system if isinstance(system, str) else "\n\n".join(each["text"] for each in system)
+        out.append({"role": "system", "content": text})
+    given = body["messages"]
+    for at, message in enumerate(given):
+        where, content = f"messages[{at}]", message["content"]
+        if isinstance(content, str):
+            out.append({"role": message["role"], "content": content})
+        elif message["role"] == "user":
+            out += _of_user(content, where)
+        else:
+            out.append(_of_assistant(content))
+    prefill = ""
+    if given[-1]["role"] == "assistant":
+        last = out[-1]
+        if last.get("tool_calls"):
+            raise ApiError(
+                400,
+                f"messages[{len(given) - 1}]: ends with tool_use, wanted its tool_result",
+                param=f"messages[{len(given) - 1}]",
+            )
+        prefill = out.pop()["content"] or ""
+    return out, prefill
+
+
+def _of_user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
+    results, texts = [], []
+    for at, block in enumerate(blocks):
+        if block["type"] == "image":
+            raise no_images(f"{where}.content[{at}]")
+        if block["type"] == "text":
+            texts.append(block["text"])
+            continue
+        content = block.get("content") or ""
+        if not isinstance(content, str):
+            if any(each["type"] == "image" for each in content):
+                raise no_images(f"{where}.content[{at}]")
+            content = "".join(each["text"] for each in content)
+        if block.get("is_error"):
+            content = f"Error: {content}"
+        results.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": content})
+    return [*results, *([{"role": "user", "content": "\n\n".join(texts)}] if texts else [])]
+
+
+def _of_assistant(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": "".join(each["text"] for each in blocks if each["type"] == "text"),
+    }
+    thought = "".join(each["thinking"] for each in blocks if each["type"] == "thinking")
+    if thought:
+        message["reasoning_content"] = thought
+    calls = [each for each in blocks if each["type"] == "tool_use"]
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": each["id"],
+                "type": "function",
+                "function": {
+                    "name": each["name"],
+                    "arguments": json.dumps(each["input"], ensure_ascii=False),
+                },
+            }
+            for each in calls
+        ]
+    return message
+
+
+def _read(model: Model, body: Mapping[str, Any]) -> Asked:
+    """What a body asks for."""
+    engine = model.engine
+    asked = table.read(body, default=engine.sampler, vocab_size=engine.config.vocab_size)
+    if body.get("max_tokens"):
+        asked.options["max_tokens"] = int(body["max_tokens"])
+    messages, prefill = _messages(body)
+    choice = body.get("tool_choice") or {}
+    kinds = {"auto": "auto", "any": "required", "none": "none"}
+    as_chat: dict[str, Any] = {
+        "tools": [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool["name"],
+                    "description": tool.get("description"),
+                    "parameters": tool["input_schema"],
+                },
+            }
+            for tool in body.get("tools") or ()
+        ],
+        "tool_choice": {"type": "function", "function": {"name": choice["name"]}}
+        if choice.get("type") == "tool"
+        else kinds.get(choice.get("type", "")),
+    }
+    return Asked(
+        messages_of(messages),
+        asked.options,
+        asked.stops,
+        tools_of(as_chat),
+        as_chat["tool_choice"],
+        not choice.get("disable_parallel_tool_use"),
+        _variables(model, body),
+        prefill,
+        body.get("session"),
+        asked.constraint,
+    )
+
+
+def _variables(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
+    talk = model.chat()
+    given = dict(body.get("chat_template_kwargs") or {})
+    for name in given:
+        if not talk.knows(name):
+            raise unsupported(
+                f"chat_template_kwargs.{name}", "the model's chat template reads no such variable"
+            )
+    thinking = body.get("thinking")
+    if thinking is None:
+        return given
+    kind = thinking["type"]
+    if thinking.get("budget_tokens") is not None:
+        raise unsupported("thinking.budget_tokens", "a budget of thinking cannot be held")
+    if talk.thinking:
+        if kind != "adaptive":
+            given[talk.thinking] = kind == "enabled"
+    elif kind == "enabled" or (kind == "disabled" and talk.planner.reasoning is not None):
+        raise unsupported("thinking.type", "the model's chat template has no such setting")
+    return given
+
+
+# ---- routes
+
+
+async def messages(call: Call) -> Response:
+    """POST /v1/messages"""
+    body = call.body
+    async with call.state.models.use(body.get("model")) as model:
+        asked = await call.offload(_read, model, body)
+        if body.get("stream"):
+            frames = _stream(call, model, asked)
+
+            def failed(error: ApiError) -> bytes:
+                return sse.event("error", error.anthropic(call.id))
+
+            return await sse.EventStream(call, frames, failed=failed).begin()
+        _, replies, usage = await call.race(run(call, model, asked))
+        return json_response(_message(model, asked, replies[0], usage))
+
+
+async def count_tokens(call: Call) -> Response:
+    """POST /v1/messages/count_tokens"""
+    body = call.body
+    async with call.state.models.use(body.get("model")) as model:
+
+        def count() -> int:
+            return len(prepare(model, _read(model, body)).prompt)
+
+        return json_response({"input_tokens": await call.offload(count)})
+
+
+def _message(model: Model, asked: Asked, reply: Reply, usage: Mapping[str, int]) -> dict[str, Any]:
+    content: list[dict[str, Any]] = []
+    if reply.reasoning:
+        content.append({"type": "thinking", "thinking": reply.thought, "signature": _signature()})
+    if reply.text:
+        content.append({"type": "text", "text": reply.text})
+    for each in reply.calls.values():
+        try:
+            given = json.loads(each["arguments"] or "{}")
+        except ValueError:
+            continue  # cut short by max_tokens: no arguments that could be used
+        content.append(
+            {"type": "tool_use", "id": _use_id(each), "name": each["name"], "input": given}
+        )
+    reason, stop = _stop(model, asked, reply)
+    return {
+        "id": f"msg_{secrets.token_hex(12)}",
+        "type": "message",
+        "role": "assistant",
+        "model": model.name,
+        "content": content,
+        "stop_reason": reason,
+        "stop_sequence": stop,
+        "usage": _usage(usage["prompt"], usage["cached"], usage["generated"]),
+    }
+
+
+def _usage(prompt: int, cached: int, generated: int) -> dict[str, int]:
+    return {
+        "input_tokens": prompt - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": generated,
+    }
+
+
+def _stop(model: Model, asked: Asked, reply: Reply) -> tuple[str, str | None]:
+    """(stop_reason, stop_sequence)."""
+    if reply.finish_reason == "length":
+        return "max_tokens", None
+    if reply.finish_reason == "tool_calls":
+        return "tool_use", None
+    stop = reply.stopped_by(asked.stops, model.vocabulary())
+    return ("end_turn", None) if stop is None else ("stop_sequence", stop)
+
+
+def _use_id(call: Mapping[str, str]) -> str:
+    return "toolu_" + call["id"].removeprefix("call_")
+
+
+def _signature() -> str:
+    return secrets.token_hex(16)
+
+
+async def _stream(call: Call, model: Model, asked: Asked) -> AsyncIterator[bytes]:
+    """The events of a message: its blocks one after another."""
+    index, kind = -1, ""
+    begun = False
+    last: Any = None  # the reply, which every stream has
+
+    def stop_block() -> list[bytes]:
+        if not kind:
+            return []
+        frames = []
+        if kind == "thinking":
+            delta = {"type": "signature_delta", "signature": _signature()}
+            frames.append(_event("content_block_delta", index=index, delta=delta))
+        return [*frames, _event("content_block_stop", index=index)]
+
+    def start_block(block: dict[str, Any]) -> bytes:
+        return _event("content_block_start", index=index, content_block=block)
+
+    async for _, reply, _event_given, added in events(call, model, asked):
+        frames: list[bytes] = []
+        if not begun:
+            begun = True
+            prompt, cached = reply.request.prompt_tokens, reply.request.cached
+            frames.append(
+                _event(
+                    "message_start",
+                    message={
+                        "id": f"msg_{secrets.token_hex(12)}",
+                        "type": "message",
+                        "role": "assistant",
+                        "model": model.name,
+                        "content": [],
+                        "stop_reason": None,
+                        "stop_sequence": None,
+                        "usage": _usage(prompt, min(cached, prompt), 0),
+                    },
+                )
+            )
+        for what, value in added:
+            if what == "call":
+                frames += stop_block()
+                index, kind = index + 1, "tool_use"
+                frames.append(
+                    start_block(
+                        {
+                            "type": "tool_use",
+                            "id": _use_id(value),
+                            "name": value["name"],
+                            "input": {},
+                        }
+                    )
+                )
+            elif what == "arguments":
+                delta = {"type": "input_json_delta", "partial_json": value[1]}
+                frames.append(_event("content_block_delta", index=index, delta=delta))
+            else:
+                wanted = "text" if what == "content" else "thinking"
+                if kind != wanted:
+                    frames += stop_block()
+                    index, kind = index + 1, wanted
+                    frames.append(
+                        start_block(
+                            {"type": "text", "text": ""}
+                            if wanted == "text"
+                            else {"type": "thinking", "thinking": "", "signature": ""}
+                        )
+                    )
+                delta = {"type": f"{wanted}_delta", wanted: value}
+                frames.append(_event("content_block_delta", index=index, delta=delta))
+        last = reply
+        if frames:
+            yield b"".join(frames)
+    usage = usage_of([last.completion])
+    reason, stop = _stop(model, asked, last)
+    yield b"".join(
+        [
+            *stop_block(),
+            _event(
+                "message_delta",
+                delta={"stop_reason": reason, "stop_sequence": stop},
+                usage=_usage(usage["prompt"], usage["cached"], usage["generated"]),
+            ),
+            _event("message_stop"),
+        ]
+    )
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return sse.event(kind, {"type": kind, **fields})

@@ -1,0 +1,330 @@
+"""The server as one ASGI application: from a request to its route and back, with keys, limits,
+headers and a log line around all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import secrets
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from oxillama.server.calls import Call, ClientGone, json_response
+from oxillama.server.errors import ApiError, from_engine, shutting_down
+from oxillama.server.logs import Log, annotate, span
+from oxillama.server.routes import Route, Table
+from oxillama.server.schema import check, check_body
+from oxillama.server.settings import ServerConfig
+from oxillama.server.state import ServerState
+
+_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "x-frame-options": "DENY",
+    "content-security-policy": "default-src 'self'",
+}
+_SAFE = ("GET", "HEAD", "OPTIONS")
+
+
+class App:
+    """The application; `state` is what its requests share."""
+
+    def __init__(self, config: ServerConfig, *, log: Log | None = None) -> None:
+        self.config, self.state, self._table = config, ServerState(config, log=log), Table()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+            return
+        if scope["type"] != "http":
+            return  # no websockets: the server closes the connection
+        await self._serve(scope, receive, send)
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while True:
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                try:
+                    await self.state.start()
+                except BaseException as error:
+                    await send({"type": "lifespan.startup.failed", "message": str(error)})
+                    raise
+                await send({"type": "lifespan.startup.complete"})
+            else:
+                await self.state.stop()
+                await send({"type": "lifespan.shutdown.complete"})
+                return
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        path, method = scope["path"], scope["method"]
+        methods, params = self._table.find(path)
+        wanted = "GET" if method == "HEAD" else method
+        route = methods.get(wanted)
+        dialect = next(iter(methods.values())).dialect if methods else _dialect_of(path)
+        if route is not None:
+            dialect = route.dialect
+        call = Call(
+            self.state, request, id=f"req_{secrets.token_hex(12)}", dialect=dialect, params=params
+        )
+        status = [0]
+        began = [0.0]
+
+        async def counted(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                status[0], began[0] = message["status"], time.perf_counter()
+                message = {**message, "headers": self._headed(message["headers"], call)}
+            await send(message)
+
+        with span(f"{method} {route.path if route else 'unknown'}") as current:
+            try:
+                response = await self._answer(call, route, methods, wanted)
+                await response(scope, receive, counted)
+            except asyncio.CancelledError:
+                # the time that the end of the server leaves to what runs is over
+                call.facts["cut"] = True
+                if not status[0]:
+                    await self._error(call, shutting_down())(scope, receive, counted)
+            except ClientGone as gone:
+                self.state.disconnects += 1
+                call.facts["disconnected"] = True
+                if not status[0]:
+                    status[0] = 499
+                    if gone.half:
+                        error = ApiError(
+                            400,
+                            "the connection's sending side was closed before the answer was ready",
+                            code="client_closed_request",
+                            headers={"Connection": "close"},
+                        )
+                        await self._error(call, error)(scope, receive, counted)
+            finally:
+                facts = {
+                    "id": call.id,
+                    "method": method,
+                    "path": path,
+                    "route": route.path if route else None,
+                    "status": status[0],
+                    "ms": round((time.perf_counter() - call.received) * 1e3, 2),
+                    **({"head_ms": round((began[0] - call.received) * 1e3, 2)} if began[0] else {}),
+                    **({"key": call.key} if call.key else {}),
+                    **call.facts,
+                }
+                if self.state.log.prompts and call.body:
+                    facts["body"] = call.body
+                self.state.requests_total[route.path if route else "", str(status[0])] += 1
+                annotate(current, facts)
+                self.state.log.request(**facts)
+
+    async def _answer(
+        self, call: Call, route: Route | None, methods: dict[str, Route], method: str
+    ) -> Response:
+        """The answer of a request, whatever goes wrong before its first byte."""
+        try:
+            self._check_head(call)
+            self._check_origin(call, method)
+            if method == "OPTIONS" and methods:
+                return self._options(call, methods)
+            if not (route is not None and route.open):
+                self._check_key(call, route)
+            if route is None:
+                raise _unrouted(call, methods, method)
+            if route.body is not None:
+                await self._take_body(call, route)
+            return await route.handler(call)
+        except ClientGone:
+            raise
+        except Exception as error:
+            wrong = from_engine(error)
+            if wrong.status >= 500:
+                call.facts["error"] = wrong.message
+                if not isinstance(error, ApiError):
+                    import traceback
+
+                    self.state.log.event(
+                        "error", id=call.id, trace=traceback.format_exception(error)[-6:]
+                    )
+            if (
+                call.request.headers.get("content-length", "0") != "0"
+                or ("transfer-encoding" in call.request.headers)
+            ) and not call.body:
+                # what is left of the body is not read
+                wrong.headers.setdefault("Connection", "close")
+            return self._error(call, wrong)
+
+    async def _take_body(self, call: Call, route: Route) -> None:
+        config, headers = self.config, call.request.headers
+        limit = config.image_body_bytes if route.images else config.body_bytes
+        if (
+            route.optional
+            and headers.get("content-length", "0") == "0"
+            and ("transfer-encoding" not in headers)
+        ):
+            return
+        kind = headers.get("content-type", "application/json").split(";")[0].strip().lower()
+        if kind.startswith("multipart/"):
+            raise ApiError(415, f"content-type: found {kind[:40]!r}, wanted application/json")
+        schema = route.body or {}
+        listed = schema.get("type") == "array"
+        body = await call.read_json(limit=limit, kind=list if listed else dict)
+        args = (body, schema, "") if listed else (body, schema)
+        checking = check if listed else check_body
+        if _large(call):
+            await call.offload(checking, *args)
+        else:
+            checking(*args)
+        call.body = {"list": body} if listed else body
+
+    # ---- who may ask
+
+    def _check_head(self, call: Call) -> None:
+        """Raise 431 for a head that is too large, which may have come in one piece."""
+        scope = call.request.scope
+        if scope["http_version"] not in ("1.0", "1.1"):
+            raise ApiError(
+                400,
+                f"HTTP version: found {scope['http_version'][:10]}, wanted 1.0 or 1.1",
+                headers={"Connection": "close"},
+            )
+        size = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
+        size += sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+        if size > self.config.header_bytes:
+            raise ApiError(
+                431,
+                f"headers: {size} bytes, wanted at most {self.config.header_bytes}",
+                code="headers_too_large",
+                headers={"Connection": "close"},
+            )
+
+    def _check_key(self, call: Call, route: Route | None) -> None:
+        """Raise 401 unless the request brings one of the keys, as a bearer token, as X-Api-Key, or
+        as the password of basic authentication (browsers).
+        """
+        if not self.config.api_keys:
+            return
+        headers = call.request.headers
+        given = []
+        scheme, _, rest = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            given.append(rest.strip())
+        elif scheme.lower() == "basic":
+            try:
+                decoded = base64.b64decode(rest.strip(), validate=True).decode("utf-8")
+                given.append(decoded.partition(":")[2])
+            except (binascii.Error, UnicodeDecodeError, ValueError):
+                pass
+        if "x-api-key" in headers:
+            given.append(headers["x-api-key"])
+        key = self.state.key_of(given)
+        if key is None:
+            browser = route is not None and route.media == "text/html"
+            raise ApiError(
+                401,
+                "the API key is not one of the server's" if given else "an API key is required",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": 'Basic realm="oxillama"' if browser else "Bearer"},
+            )
+        call.key = key
+
+    def _check_origin(self, call: Call, method: str) -> None:
+        """Raise 403 for a page of another site, and for a name that is not the server's."""
+        headers = call.request.headers
+        host = headers.get("host", "")
+        name = host.rsplit(":", 1)[0].lower() if not host.endswith("]") else host.lower()
+        hosts = self.config.hosts
+        if hosts is not None and host and name not in hosts:
+            raise ApiError(
+                403,
+                f"host: found {name[:60]!r}, wanted one of {', '.join(sorted(hosts))}",
+                code="host_not_allowed",
+            )
+        origin = headers.get("origin")
+        if origin is None or method in _SAFE or self._allowed(origin):
+            return
+        if origin.lower().partition("://")[2] != host.lower():
+            raise ApiError(
+                403, f"origin: {origin[:80]!r} is not allowed", code="origin_not_allowed"
+            )
+
+    def _allowed(self, origin: str) -> bool:
+        return origin in self.config.cors_origins or "*" in self.config.cors_origins
+
+    def _options(self, call: Call, methods: dict[str, Route]) -> Response:
+        """The answer to OPTIONS, a preflight or not."""
+        allow = ", ".join(sorted({*methods, "OPTIONS", *(("HEAD",) if "GET" in methods else ())}))
+        headers = {"allow": allow}
+        origin = call.request.headers.get("origin")
+        if origin is not None and self._allowed(origin):
+            headers["access-control-allow-methods"] = allow
+            headers["access-control-allow-headers"] = (
+                "authorization, content-type, x-api-key, anthropic-version, anthropic-beta"
+            )
+            headers["access-control-max-age"] = "600"
+        return Response(status_code=204, headers=headers)
+
+    # ---- what goes back
+
+    def _headed(self, headers: list[tuple[bytes, bytes]], call: Call) -> list[tuple[bytes, bytes]]:
+        """The headers of every answer."""
+        present = {name.lower() for name, _ in headers}
+        more = {**_HEADERS, "x-request-id": call.id}
+        if call.dialect == "anthropic":
+            more["request-id"] = call.id
+        if self.config.cors_origins:
+            more["vary"] = "Origin"
+            origin = call.request.headers.get("origin")
+            if origin is not None and self._allowed(origin):
+                any_one = "*" in self.config.cors_origins
+                more["access-control-allow-origin"] = "*" if any_one else origin
+                more["access-control-expose-headers"] = "x-request-id, retry-after"
+        return [
+            *headers,
+            *(
+                (name.encode(), value.encode("latin-1"))
+                for name, value in more.items()
+                if name.encode() not in present
+            ),
+        ]
+
+    def _error(self, call: Call, error: ApiError) -> Response:
+        made = {
+            "anthropic": lambda: error.anthropic(call.id),
+            "ollama": error.ollama,
+            "llama": error.llama,
+        }.get(call.dialect, error.openai)()
+        return json_response(made, error.status, error.headers)
+
+
+def _dialect_of(path: str) -> str:
+    if path.startswith("/v1/messages"):
+        return "anthropic"
+    return "ollama" if path.startswith("/api/") else "openai"
+
+
+def _unrouted(call: Call, methods: dict[str, Route], method: str) -> ApiError:
+    if methods:
+        allow = ", ".join(sorted({*methods, "OPTIONS", *(("HEAD",) if "GET" in methods else ())}))
+        return ApiError(
+            405,
+            f"{method[:20]}: is no method of this path, wanted one of {allow}",
+            code="method_not_allowed",
+            headers={"Allow": allow},
+        )
+    path = call.request.scope["path"]
+    return ApiError(404, f"path: {path[:100]!r} is unknown", code="not_found")
+
+
+def _large(call: Call) -> bool:
+    length = call.request.headers.get("content-length", "")
+    return not length.isdecimal() or int(length) > 1 << 16
+
+
+def create_app(config: ServerConfig | None = None, **options: Any) -> App:
+    """The application over a config, or over the options of one."""
+    return App(config if config is not None else ServerConfig.of(options))

@@ -1,0 +1,173 @@
+"""`Call`: one HTTP request as the routes see it: its checked body, the server's state, work off the
+event loop, and whether the client is still there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from oxillama.server import strict_json
+from oxillama.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from oxillama.server.state import ServerState
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+_LARGE = 1 << 16  # bytes of a body that is parsed off the loop
+_BULK = 1 << 18  # bytes of a body whose work waits for that of other such bodies
+
+
+class ClientGone(Exception):
+    """The client has left: nobody reads an answer. `half`: it only closed its sending side."""
+
+    def __init__(self, *, half: bool) -> None:
+        super().__init__("the client has left")
+        self.half = half
+
+
+class Call:
+    """One request. `facts` is what its log line will say."""
+
+    __slots__ = (
+        "_size",
+        "body",
+        "dialect",
+        "facts",
+        "id",
+        "key",
+        "params",
+        "received",
+        "request",
+        "state",
+    )
+
+    def __init__(
+        self, state: ServerState, request: Request, *, id: str, dialect: str, params: dict[str, str]
+    ) -> None:
+        self.state, self.request, self.id, self.dialect = state, request, id, dialect
+        self.params = params
+        self.body: dict[str, Any] = {}
+        self._size = 0
+        self.facts: dict[str, Any] = {}
+        self.key = ""  # of the client, hashed
+        self.received = time.perf_counter()
+
+    async def read_json(self, *, limit: int, kind: type = dict) -> Any:
+        """The body as a checked JSON object; ApiError for what is too large, too slow or no JSON."""
+        data = await self.read(limit=limit)
+        self._size = len(data)
+        depth = self.state.config.json_depth
+        if len(data) > _LARGE:
+            return await self.offload(strict_json.loads, data, depth=depth, kind=kind)
+        return strict_json.loads(data, depth=depth, kind=kind)
+
+    async def read(self, *, limit: int) -> bytes:
+        """The body's bytes."""
+        headers = self.request.headers
+        encoding = headers.get("content-encoding", "identity").lower()
+        if encoding not in ("identity", ""):
+            raise ApiError(
+                415,
+                f"content-encoding: found {encoding[:40]!r}, wanted none",
+                headers={"Connection": "close"},
+            )
+        too_large = ApiError(
+            413,
+            f"body: larger than {limit} bytes",
+            code="body_too_large",
+            headers={"Connection": "close"},
+        )
+        length = headers.get("content-length", "")
+        if length.isdecimal() and int(length) > limit:
+            raise too_large
+        parts, size = [], 0
+        timeout = self.state.config.body_timeout
+        try:
+            async with asyncio.timeout(timeout):
+                while True:
+                    message = await self.request.receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone(half=False)
+                    part = message.get("body", b"")
+                    size += len(part)
+                    if size > limit:
+                        raise too_large
+                    parts.append(part)
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+                    if self.half_closed:
+                        raise ApiError(
+                            400,
+                            f"body: the connection was closed after {size} bytes of it",
+                            code="incomplete_body",
+                            headers={"Connection": "close"},
+                        )
+        except TimeoutError:
+            raise ApiError(
+                408,
+                f"body: did not come whole within {timeout:g} seconds",
+                code="timeout",
+                headers={"Connection": "close"},
+            ) from None
+
+    @property
+    def half_closed(self) -> bool:
+        """Whether the client has closed its sending side."""
+        protocol = self.request.scope.get("state", {}).get("protocol")
+        return protocol is not None and protocol.half_closed
+
+    async def offload(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Run a function off the event loop; that of a large body after those of others."""
+        if self.large:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self.state.bulk, partial(function, *args, **options))
+        return await self.state.offload(function, *args, **options)
+
+    @property
+    def large(self) -> bool:
+        """Whether what the body asks for may take long."""
+        return self._size > _BULK
+
+    async def gone(self) -> bool:
+        """Wait until the client leaves; True where it only closed its sending side."""
+        while True:
+            message = await self.request.receive()
+            if message["type"] == "http.disconnect":
+                return False
+            if self.half_closed:
+                return True
+
+    async def race(self, work: Awaitable[Any]) -> Any:
+        """The result of some work; ClientGone, with the work cancelled, where the client leaves
+        first.
+        """
+        task = asyncio.ensure_future(work)
+        watch = asyncio.ensure_future(self.gone())
+        try:
+            await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            raise ClientGone(half=watch.result())
+        finally:
+            for each in (task, watch):
+                if not each.done():
+                    each.cancel()
+            await asyncio.gather(task, watch, return_exceptions=True)
+
+
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A JSON answer; text that is no valid Unicode cannot get here."""
+    return Response(dumps(value), status, media_type="application/json", headers=headers)
+
+
+def dumps(value: Any) -> bytes:
+    """Compact JSON in UTF-8."""
+    return _encode(value).encode()

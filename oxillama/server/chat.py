@@ -1,0 +1,820 @@
+"""`/v1/chat/completions`, and what every chat route shares: from checked messages and options to a
+prepared turn (`Asked`), and from a turn's events to a message (`Reply`).
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.responses import Response
+
+import oxillama
+from oxillama.chat import Turn
+from oxillama.engine.request import Completion
+from oxillama.errors import ConfigError, GrammarError
+from oxillama.server import options as table
+from oxillama.server import sse
+from oxillama.server.calls import Call, json_response
+from oxillama.server.errors import ApiError, from_engine, unsupported
+from oxillama.server.logprobs import chat_entries
+from oxillama.server.models import Model
+from oxillama.server.schema import (
+    ANY,
+    BOOLEAN,
+    NAME,
+    OBJECT,
+    STRING,
+    Schema,
+    array,
+    enum,
+    integer,
+    obj,
+    one_of,
+)
+from oxillama.server.sessions import NAME_PATTERN, go_on_with
+from oxillama.server.work import Job, stopped_by, usage_of
+from oxillama.tokenizer import TokenizerBridge
+from oxillama.toolcalls.events import call_id
+
+# ---- the body
+
+_TEXT_PART = obj({"type": enum("text"), "text": STRING, "cache_control": OBJECT}, ("type", "text"))
+_IMAGE_PART = obj(
+    {
+        "type": enum("image_url"),
+        "image_url": one_of(STRING, obj({"url": STRING, "detail": STRING}, ("url",))),
+    },
+    ("type", "image_url"),
+)
+_REFUSAL_PART = obj({"type": enum("refusal"), "refusal": STRING}, ("type", "refusal"))
+_CONTENT = one_of(STRING, array(one_of(_TEXT_PART, _IMAGE_PART, _REFUSAL_PART), 1, 1024))
+_NULL = {"type": "null"}
+_CALL = obj(
+    {
+        "id": NAME,
+        "type": enum("function"),
+        "index": integer(0),
+        "function": obj({"name": NAME, "arguments": STRING}, ("name", "arguments")),
+    },
+    ("id", "function"),
+)
+MESSAGE = one_of(
+    obj(
+        {"role": enum("system", "developer", "user"), "content": _CONTENT, "name": NAME},
+        ("role", "content"),
+    ),
+    obj(
+        {
+            "role": enum("assistant"),
+            "content": one_of(_CONTENT, _NULL),
+            "name": NAME,
+            "reasoning_content": STRING,
+            "reasoning": STRING,
+            "refusal": STRING,
+            "tool_calls": array(_CALL, 0, 128),
+            "annotations": array(None, 0, 0),
+            "audio": _NULL,
+            "function_call": _NULL,
+        },
+        ("role",),
+    ),
+    obj(
+        {"role": enum("tool"), "content": _CONTENT, "tool_call_id": NAME, "name": NAME},
+        ("role", "content", "tool_call_id"),
+    ),
+)
+MESSAGES = array(MESSAGE, 1, 4096)
+FUNCTION = obj(
+    {
+        "name": {"type": "string", "pattern": "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$"},
+        "description": STRING,
+        "parameters": OBJECT,
+        "strict": BOOLEAN,
+    },
+    ("name",),
+)
+TOOLS = array(obj({"type": enum("function"), "function": FUNCTION}, ("type", "function")), 0, 128)
+_NAMED = obj(
+    {"type": enum("function"), "function": obj({"name": NAME}, ("name",))}, ("type", "function")
+)
+_ALLOWED = obj(
+    {
+        "type": enum("allowed_tools"),
+        "allowed_tools": obj(
+            {"mode": enum("auto", "required"), "tools": array(_NAMED, 1, 128)}, ("mode", "tools")
+        ),
+    },
+    ("type", "allowed_tools"),
+)
+TOOL_CHOICE = one_of(enum("none", "auto", "required"), _NAMED, _ALLOWED)
+JSON_SCHEMA = obj(
+    {
+        "name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
+        "description": STRING,
+        "schema": OBJECT,
+        "strict": BOOLEAN,
+    },
+    ("name",),
+)
+RESPONSE_FORMAT = one_of(
+    obj({"type": enum("text")}, ("type",)),
+    obj({"type": enum("json_object"), "schema": OBJECT}, ("type",)),
+    obj({"type": enum("json_schema"), "json_schema": JSON_SCHEMA}, ("type", "json_schema")),
+)
+EXCEPTIONS = {"user": STRING, "metadata": OBJECT, "store": BOOLEAN}
+SESSION = {"type": "string", "pattern": NAME_PATTERN}
+TEMPLATE = {
+    "chat_template_kwargs": OBJECT,
+    "reasoning_effort": enum("none", "minimal", "low", "medium", "high", "xhigh"),
+    "add_generation_prompt": BOOLEAN,
+    "continue_final_message": BOOLEAN,
+}
+MOST_COMPLETIONS = 128
+FINGERPRINT = f"oxillama-{oxillama.__version__}"
+
+BODY: Schema = obj(
+    {
+        **table.properties("stop_sequences"),
+        **EXCEPTIONS,
+        **TEMPLATE,
+        "model": NAME,
+        "messages": MESSAGES,
+        "max_tokens": integer(1),
+        "max_completion_tokens": integer(1),
+        "n": integer(1, MOST_COMPLETIONS),
+        "stream": BOOLEAN,
+        "stream_options": obj({"include_usage": BOOLEAN, "include_obfuscation": BOOLEAN}),
+        "logprobs": BOOLEAN,
+        "top_logprobs": integer(0, 20),
+        "tools": TOOLS,
+        "tool_choice": TOOL_CHOICE,
+        "parallel_tool_calls": BOOLEAN,
+        "response_format": RESPONSE_FORMAT,
+        "modalities": array(enum("text"), 1, 1),
+        "service_tier": enum("auto", "default"),
+        "session": SESSION,
+        "lora": array(ANY, 0, 0),
+    },
+    ("messages",),
+)
+
+
+# ---- from a body to a turn
+
+
+@dataclass(slots=True)
+class Asked:
+    """A chat that was asked for, in the form that all dialects come to: messages, tools and choice
+    as OpenAI writes them, options of `submit`.
+    """
+
+    messages: list[dict[str, Any]]
+    options: dict[str, Any]
+    stops: tuple[str, ...] = ()
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel: bool = True
+    variables: dict[str, Any] = field(default_factory=dict)
+    prefill: str = ""
+    session: str | None = None
+    constraint: str | None = None  # the field that a constraint came in
+    prompt: str = "messages"  # the field that the prompt came in
+
+
+def prepare(model: Model, asked: Asked) -> Turn:
+    """The turn, planned; off the event loop."""
+    talk = model.chat()
+    size = sum(len(each.get("content") or "") for each in asked.messages)
+    if size and not asked.options.get("truncate_prompt"):
+        longest = max((each.get("content") or "" for each in asked.messages), key=len)
+        if model.too_long(longest):
+            raise too_long(model, asked.prompt, len(longest))
+    tools, choice = asked.tools, asked.tool_choice
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        tools, choice = _allowed(tools, choice["allowed_tools"])
+    rendered = talk.render(
+        asked.messages,
+        tools=asked.tools,
+        variables=asked.variables,
+        prefill=asked.prefill,
+    )
+    try:
+        return talk.turn(
+            rendered,
+            tools=tools,
+            tool_choice=choice,
+            parallel_tool_calls=asked.parallel,
+            options=asked.options,
+        )
+    except Exception as error:
+        raise _of_plan(error, asked) from error
+
+
+def submit(model: Model, asked: Asked, state: Any) -> tuple[Turn, Any]:
+    """(the turn, what the engine made of it): a request, or the siblings of several."""
+    turn = prepare(model, asked)
+    if asked.session is not None:
+        named = state.sessions.get(asked.session, model, create=True)
+        ids = go_on_with(named.session, turn.prompt)
+        named.changed, named.messages = True, asked.messages
+        made = model.engine.submit(ids, session=named.session, **turn.options)
+    else:
+        made = model.engine.submit(turn.prompt, **turn.options)
+    each: Any
+    for each in getattr(made, "requests", (made,)):
+        each.read, each.events = turn.read, turn.events
+    return turn, made
+
+
+def too_long(model: Model, param: str, size: int) -> ApiError:
+    """The error of a text that is longer than any that fits."""
+    return ApiError(
+        400,
+        f"{param}: a text of {size} characters has more tokens than the context of "
+        f"{model.engine.context_size}",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+def _of_plan(error: Exception, asked: Asked) -> Exception:
+    """An error of planning under the name of the field that it is about."""
+    if isinstance(error, (GrammarError, ConfigError)):
+        message, param = str(error), asked.constraint
+        if asked.tools and (message.startswith("tool") or asked.constraint is None):
+            param = "tool_choice" if message.startswith("tool_choice") else "tools"
+        elif param is None:
+            param = from_engine(error).param
+        return ApiError(400, message, param=param, code="invalid_schema")
+    return error
+
+
+def _allowed(tools: Any, allowed: Mapping[str, Any]) -> tuple[list[dict], str]:
+    names = [each["function"]["name"] for each in allowed["tools"]]
+    known = {tool["function"]["name"]: tool for tool in tools or ()}
+    for name in names:
+        if name not in known:
+            raise ApiError(
+                400,
+                f"tool_choice: found {name!r}, wanted one of {', '.join(known) or 'no tools'}",
+                param="tool_choice",
+            )
+    return [known[name] for name in dict.fromkeys(names)], allowed["mode"]
+
+
+def messages_of(given: Sequence[Mapping[str, Any]], *, path: str = "messages") -> list[dict]:
+    """Messages as a template takes them: contents as text, ids of calls by their order."""
+    ids: dict[str, str] = {}
+    out = []
+    for at, message in enumerate(given):
+        where = f"{path}[{at}]"
+        made: dict[str, Any] = {
+            "role": "system" if message["role"] == "developer" else message["role"],
+            "content": _text(message.get("content"), f"{where}.content"),
+        }
+        if message.get("refusal"):
+            made["content"] = message["refusal"] if not made["content"] else made["content"]
+        if message.get("name"):
+            made["name"] = message["name"]
+        reasoning = message.get("reasoning_content") or message.get("reasoning")
+        if reasoning:
+            made["reasoning_content"] = reasoning
+        if message.get("tool_calls"):
+            made["tool_calls"] = []
+            for each in message["tool_calls"]:
+                ids[each["id"]] = call_id(len(ids))
+                made["tool_calls"].append(
+                    {
+                        "id": ids[each["id"]],
+                        "type": "function",
+                        "function": dict(each["function"]),
+                    }
+                )
+        if message["role"] == "tool":
+            found = message["tool_call_id"]
+            if found not in ids:
+                raise ApiError(
+                    400,
+                    f"{where}.tool_call_id: found {found!r}, wanted the id of a call before it",
+                    param=f"{where}.tool_call_id",
+                )
+            made["tool_call_id"] = ids[found]
+        if made["role"] == "assistant" and made["content"] is None and "tool_calls" not in made:
+            raise ApiError(
+                400,
+                f"{where}.content: is required of an assistant's message without tool_calls",
+                param=f"{where}.content",
+                code="missing_required_parameter",
+            )
+        out.append(made)
+    return out
+
+
+def _text(content: Any, path: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    parts = []
+    for at, part in enumerate(content):
+        if part["type"] == "image_url":
+            raise no_images(f"{path}[{at}]")
+        parts.append(part.get("text") or part.get("refusal") or "")
+    return "".join(parts)
+
+
+def no_images(path: str) -> ApiError:
+    """The error of an image for a model that sees none."""
+    return ApiError(
+        400,
+        f"{path}: this model sees no images: no mmproj is loaded",
+        param=path,
+        code="images_not_supported",
+    )
+
+
+def tools_of(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """The tools of a body, each name once; None for none."""
+    tools = body.get("tools") or None
+    names = [tool["function"]["name"] for tool in tools or ()]
+    for at, name in enumerate(names):
+        if name in names[:at]:
+            raise ApiError(
+                400,
+                f"tools[{at}].function.name: found {name!r} twice, wanted each name once",
+                param=f"tools[{at}].function.name",
+            )
+    choice = body.get("tool_choice")
+    if tools is None and choice not in (None, "none", "auto"):
+        raise ApiError(400, "tool_choice: found without tools, wanted both", param="tool_choice")
+    if (
+        isinstance(choice, Mapping)
+        and choice["type"] == "function"
+        and choice["function"]["name"] not in names
+    ):
+        raise ApiError(
+            400,
+            f"tool_choice: found {choice['function']['name']!r}, wanted one of {', '.join(names)}",
+            param="tool_choice",
+        )
+    return [
+        {
+            "type": "function",
+            "function": {
+                name: value
+                for name, value in tool["function"].items()
+                if name != "strict" and value is not None
+            },
+        }
+        for tool in tools or ()
+    ] or None
+
+
+def format_of(given: Mapping[str, Any] | None, *, path: str) -> tuple[dict[str, Any], str | None]:
+    """(the option that a response format stands for, the field that names it)."""
+    kind = "text" if given is None else given["type"]
+    if given is None or kind == "text":
+        return {}, None
+    if kind == "json_object":
+        return {"json_schema": given.get("schema") or {"type": "object"}}, path
+    inner = given.get("json_schema", given)
+    schema = inner.get("schema")
+    if schema is None:
+        where = f"{path}.json_schema.schema" if "json_schema" in given else f"{path}.schema"
+        raise ApiError(400, f"{where}: is required", param=where, code="missing_required_parameter")
+    return {"json_schema": schema}, path
+
+
+def constrain(asked: table.Asked, given: Mapping[str, Any] | None, *, path: str) -> None:
+    """Add a response format to the options."""
+    formed, where = format_of(given, path=path)
+    if formed and asked.constraint:
+        raise ApiError(
+            400,
+            f"{path}: found beside {asked.constraint}, wanted one constraint",
+            param=path,
+        )
+    if formed:
+        asked.options.update(formed)
+        asked.constraint = where
+
+
+def variables_of(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
+    """What the template is told beyond the messages; a variable that it does not read is refused."""
+    talk = model.chat()
+    given = dict(body.get("chat_template_kwargs") or {})
+    for name in given:
+        if not talk.knows(name):
+            raise unsupported(
+                f"chat_template_kwargs.{name}", "the model's chat template reads no such variable"
+            )
+    effort = body.get("reasoning_effort")
+    if effort is not None:
+        if talk.knows("reasoning_effort") and effort != "none":
+            given["reasoning_effort"] = effort
+        elif talk.thinking:
+            given[talk.thinking] = effort != "none"
+        elif effort != "none" or talk.planner.reasoning is not None:
+            raise unsupported("reasoning_effort", "the model's chat template has no such setting")
+    return given
+
+
+def read(model: Model, body: Mapping[str, Any]) -> Asked:
+    """What a chat completion's body asks for."""
+    default = model.engine.sampler
+    asked = table.read(body, default=default, vocab_size=model.engine.config.vocab_size)
+    constrain(asked, body.get("response_format"), path="response_format")
+    most = [name for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None]
+    if len(most) > 1 and body["max_tokens"] != body["max_completion_tokens"]:
+        raise ApiError(
+            400,
+            "max_tokens: found beside max_completion_tokens, wanted one of them",
+            param="max_tokens",
+        )
+    if most:
+        asked.options["max_tokens"] = int(body[most[0]])
+    top = body.get("top_logprobs")
+    if top is not None and not body.get("logprobs"):
+        raise ApiError(
+            400, "top_logprobs: found without logprobs: true, wanted both", param="top_logprobs"
+        )
+    if body.get("logprobs"):
+        asked.options["logprobs"] = int(top or 0)
+    if body.get("n"):
+        asked.options["n"] = int(body["n"])
+    messages, prefill = messages_of(body["messages"]), ""
+    goes_on = body.get("continue_final_message")
+    begins = body.get("add_generation_prompt")
+    if goes_on and begins:
+        raise ApiError(
+            400,
+            "continue_final_message: found beside add_generation_prompt: true, wanted one of them",
+            param="continue_final_message",
+        )
+    if goes_on:
+        if messages[-1]["role"] != "assistant" or "tool_calls" in messages[-1]:
+            raise ApiError(
+                400,
+                "continue_final_message: the last message is not an assistant's text",
+                param="continue_final_message",
+            )
+        prefill = messages.pop()["content"] or ""
+    elif begins is False:
+        raise unsupported("add_generation_prompt", "false is of use with continue_final_message")
+    session = body.get("session")
+    if session is not None and asked.options.get("n", 1) > 1:
+        raise ApiError(400, "n: found more than 1 in a session, wanted 1", param="n")
+    choice = body.get("tool_choice")
+    if isinstance(choice, Mapping) and choice["type"] == "function":
+        choice = {"type": "function", "function": {"name": choice["function"]["name"]}}
+    parallel = body.get("parallel_tool_calls")
+    return Asked(
+        messages,
+        asked.options,
+        asked.stops,
+        tools_of(body),
+        choice,
+        True if parallel is None else parallel,
+        variables_of(model, body),
+        prefill,
+        session,
+        asked.constraint,
+    )
+
+
+# ---- from events to a message
+
+
+class Reply:
+    """What one completion of a chat comes to, event by event. A call that was begun and never
+    finished is there with the arguments it has.
+    """
+
+    __slots__ = (
+        "calls",
+        "completion",
+        "content",
+        "logprobs",
+        "reasoning",
+        "reasoning_tokens",
+        "request",
+        "turn",
+    )
+
+    def __init__(self, turn: Turn, request: Any) -> None:
+        self.turn, self.request = turn, request
+        self.content: list[str] = []
+        self.reasoning: list[str] = []
+        self.calls: dict[int, dict[str, str]] = {}
+        self.logprobs: list[Any] = []
+        self.reasoning_tokens = 0
+        self.completion: Any = None  # at the end a Completion
+
+    def take(self, event: Any) -> list[tuple[str, Any]]:
+        """(kind, value) of what an event adds: "content" and "reasoning" with text, "call" and
+        "arguments" with (number, text).
+        """
+        kind = event.kind
+        if kind == "reasoning":
+            self.reasoning.append(event.reasoning)
+            self.reasoning_tokens += len(event.tokens)
+            return [("reasoning", event.reasoning)]
+        if kind == "content":
+            self.content.append(event.text)
+            self.logprobs.extend(event.logprobs)
+            return [("content", event.text)]
+        if kind == "call":
+            number = len(self.calls)
+            self.calls[event.index] = {
+                "id": f"call_{secrets.token_hex(12)}",
+                "name": event.name,
+                "arguments": "",
+                "number": str(number),
+            }
+            return [("call", self.calls[event.index])]
+        if kind == "arguments" and event.index in self.calls:
+            call = self.calls[event.index]
+            call["arguments"] += event.arguments
+            return [("arguments", (call, event.arguments))]
+        if kind == "call_end" and event.index in self.calls:
+            call = self.calls[event.index]
+            rest = event.call.arguments_text
+            if not call["arguments"] and rest:
+                call["arguments"] = rest
+                return [("arguments", (call, rest))]
+        if kind == "malformed" and event.index not in self.calls:
+            self.content.append(event.malformed.text)
+            return [("content", event.malformed.text)]
+        if kind == "end":
+            self.logprobs.extend(event.logprobs if not self.calls else ())
+            self.completion = event.completion
+        return []
+
+    @property
+    def text(self) -> str:
+        return "".join(self.content)
+
+    def stopped_by(self, stops: Sequence[str], bridge: TokenizerBridge) -> str | None:
+        """The stop string that ended it."""
+        shown = self.turn.options["shown_tokens"]
+        return stopped_by(self.completion, stops, bridge, shown=shown)
+
+    @property
+    def thought(self) -> str:
+        return "".join(self.reasoning)
+
+    @property
+    def finish_reason(self) -> str:
+        reason = self.completion.finish_reason if self.completion else "stop"
+        return "stop" if reason == "cancelled" else reason
+
+
+def reply_of(turn: Turn, request: Any, done: Completion) -> Reply:
+    """A finished completion as a reply: the same events as those of a stream."""
+    reply, reader = Reply(turn, request), turn.events()
+    for index in range(len(request.pieces)):
+        for event in reader.feed(request.piece(index)):
+            reply.take(event)
+    for event in reader.finish(request.last_piece(), done):
+        reply.take(event)
+    return reply
+
+
+# ---- chat completions
+
+
+async def chat_completions(call: Call) -> Response:
+    """POST /v1/chat/completions"""
+    body = call.body
+    async with call.state.models.use(body.get("model")) as model:
+        asked = await call.offload(read, model, body)
+        if body.get("stream_options") is not None and not body.get("stream"):
+            raise ApiError(
+                400, "stream_options: found without stream: true", param="stream_options"
+            )
+        if body.get("stream"):
+            stream = _stream(call, model, asked, body)
+            return await sse.EventStream(call, stream, failed=failed).begin()
+        return json_response(await call.race(_whole(call, model, asked, body)))
+
+
+def failed(error: ApiError) -> bytes:
+    """The frames of an error in the middle of a stream."""
+    return sse.data(error.openai()) + sse.DONE
+
+
+def params_of(asked: Asked) -> dict[str, Any]:
+    """What /slots says of a request's options."""
+    sampler = asked.options.get("sampler")
+    return {
+        "max_tokens": asked.options.get("max_tokens"),
+        "temperature": None if sampler is None else sampler.temperature,
+        "seed": asked.options.get("seed"),
+        "stop": list(asked.stops),
+    }
+
+
+async def run(call: Call, model: Model, asked: Asked) -> tuple[Turn, list[Reply], dict[str, int]]:
+    """(the turn, its replies, its tokens), all of them finished."""
+    async with Job(call, model, param=asked.prompt, params=params_of(asked)) as job:
+        turns: list[Turn] = []
+
+        def make() -> Any:
+            turn, made = submit(model, asked, call.state)
+            turns.append(turn)
+            return made
+
+        await job.begin(make)
+        done = await job.results()
+        replies = await call.offload(
+            lambda: [reply_of(turns[0], request, each) for request, each in zip(job.requests, done)]
+        )
+        _remember(call, asked, replies)
+        return turns[0], replies, usage_of(done)
+
+
+def _remember(call: Call, asked: Asked, replies: Sequence[Reply]) -> None:
+    """Keep the conversation of a named session, for a client that comes back after a restart."""
+    if asked.session is None:
+        return
+    named = call.state.sessions.get(asked.session, _model_of(call, asked))
+    named.messages = [*asked.messages, message_of(replies[0], reasoning=True)]
+
+
+def _model_of(call: Call, asked: Asked) -> Model:
+    return next(
+        each
+        for each in call.state.models.loaded()
+        if each.name == call.state.sessions.model_of(asked.session or "")
+    )
+
+
+async def _whole(call: Call, model: Model, asked: Asked, body: Mapping[str, Any]) -> dict:
+    _, replies, usage = await run(call, model, asked)
+    bridge = model.vocabulary()
+    return {
+        "id": f"chatcmpl-{secrets.token_hex(12)}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": model.name,
+        "system_fingerprint": FINGERPRINT,
+        "choices": [
+            {
+                "index": index,
+                "message": message_of(reply),
+                "logprobs": {
+                    "content": chat_entries(
+                        reply.logprobs, bridge, int(body.get("top_logprobs") or 0)
+                    ),
+                    "refusal": None,
+                }
+                if body.get("logprobs")
+                else None,
+                "finish_reason": reply.finish_reason,
+            }
+            for index, reply in enumerate(replies)
+        ],
+        "usage": usage_json(usage, sum(each.reasoning_tokens for each in replies)),
+    }
+
+
+def message_of(reply: Reply, *, reasoning: bool = False) -> dict[str, Any]:
+    """A reply as an assistant's message."""
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": reply.text if reply.text or not reply.calls else None,
+        "refusal": None,
+    }
+    if reasoning:
+        message.pop("refusal")
+    if reply.reasoning:
+        message["reasoning_content"] = reply.thought
+    if reply.calls:
+        message["tool_calls"] = [
+            {
+                "id": each["id"],
+                "type": "function",
+                "function": {"name": each["name"], "arguments": each["arguments"]},
+            }
+            for each in reply.calls.values()
+        ]
+    return message
+
+
+def usage_json(usage: Mapping[str, int], reasoning: int) -> dict[str, Any]:
+    """Tokens as OpenAI counts them."""
+    return {
+        "prompt_tokens": usage["prompt"],
+        "completion_tokens": usage["generated"],
+        "total_tokens": usage["prompt"] + usage["generated"],
+        "prompt_tokens_details": {"cached_tokens": usage["cached"]},
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
+    }
+
+
+async def events(
+    call: Call, model: Model, asked: Asked
+) -> AsyncIterator[tuple[int, Reply, Any, list[tuple[str, Any]]]]:
+    """(number, reply so far, event, what it adds) of every completion as it comes. The last event
+    of all is preceded by nothing else; usage is that of the replies' completions.
+    """
+    turns: list[Turn] = []
+
+    def make() -> Any:
+        turn, made = submit(model, asked, call.state)
+        turns.append(turn)
+        return made
+
+    async with Job(call, model, param=asked.prompt, params=params_of(asked)) as job:
+        await job.begin(make)
+        readers = [turns[0].events() for _ in job.requests]
+        replies = [Reply(turns[0], request) for request in job.requests]
+        async for index, event in job.pieces(readers):
+            if isinstance(event, Completion):
+                continue
+            yield index, replies[index], event, replies[index].take(event)
+        _remember(call, asked, replies)
+
+
+async def _stream(
+    call: Call, model: Model, asked: Asked, body: Mapping[str, Any]
+) -> AsyncIterator[bytes]:
+    """The chunks of a chat completion."""
+    bridge = model.vocabulary()
+    head = {
+        "id": f"chatcmpl-{secrets.token_hex(12)}",
+        "object": "chat.completion.chunk",
+        "created": int(time.time()),
+        "model": model.name,
+        "system_fingerprint": FINGERPRINT,
+    }
+    wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+    top = int(body.get("top_logprobs") or 0) if body.get("logprobs") else None
+
+    def chunk(index: int, delta: dict, reason: str | None = None, logprobs: Any = None) -> bytes:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": reason,
+        }
+        made = {**head, "choices": [choice]}
+        if wants_usage:
+            made["usage"] = None
+        return sse.data(made)
+
+    begun: set[int] = set()
+    replies: dict[int, Reply] = {}
+    text = sse.TextFrames(head, '"delta":{"content":%s}', usage=wants_usage)
+    async for index, reply, event, added in events(call, model, asked):
+        frames = []
+        if index not in begun:
+            begun.add(index)
+            replies[index] = reply
+            frames.append(chunk(index, {"role": "assistant", "content": ""}))
+        entries = None
+        if top is not None and event.logprobs and event.kind == "content":
+            entries = {"content": chat_entries(event.logprobs, bridge, top), "refusal": None}
+        for kind, value in added:
+            if kind == "content" and entries is None:
+                frames.append(text.frame(index, value))
+                continue
+            frames.append(chunk(index, _delta(kind, value), None, entries))
+            entries = None
+        if event.kind == "end":
+            if top is not None and event.logprobs and not reply.calls:
+                entries = {
+                    "content": chat_entries(event.logprobs, bridge, top),
+                    "refusal": None,
+                }
+            frames.append(chunk(index, {}, reply.finish_reason, entries))
+        if frames:
+            yield b"".join(frames)
+    if wants_usage:
+        done = [replies[index].completion for index in sorted(replies)]
+        spent = sum(each.reasoning_tokens for each in replies.values())
+        yield sse.data({**head, "choices": [], "usage": usage_json(usage_of(done), spent)})
+    yield sse.DONE
+
+
+def _delta(kind: str, value: Any) -> dict[str, Any]:
+    """What a chunk's delta holds."""
+    if kind == "content":
+        return {"content": value}
+    if kind == "reasoning":
+        return {"reasoning_content": value}
+    if kind == "call":
+        return {
+            "tool_calls": [
+                {
+                    "index": int(value["number"]),
+                    "id": value["id"],
+                    "type": "function",
+                    "function": {"name": value["name"], "arguments": ""},
+                }
+            ]
+        }
+    call, text = value
+    return {"tool_calls": [{"index": int(call["number"]), "function": {"arguments": text}}]}

@@ -1,0 +1,408 @@
+"""`/v1/completions`: texts and token ids continued, lists of them, echoed, scored, filled in the
+middle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+from oxillama.engine.request import Completion
+from oxillama.server import options as table
+from oxillama.server import sse
+from oxillama.server.calls import Call, json_response
+from oxillama.server.chat import (
+    EXCEPTIONS,
+    FINGERPRINT,
+    MOST_COMPLETIONS,
+    RESPONSE_FORMAT,
+    SESSION,
+    constrain,
+    failed,
+    too_long,
+)
+from oxillama.server.errors import ApiError, bad, unsupported
+from oxillama.server.infill import infill_ids
+from oxillama.server.logprobs import LegacyLogprobs
+from oxillama.server.models import Model
+from oxillama.server.schema import (
+    ANY,
+    BOOLEAN,
+    NAME,
+    STRING,
+    Schema,
+    array,
+    integer,
+    obj,
+    one_of,
+)
+from oxillama.server.work import Job, usage_of
+
+TOKENS = array(integer(0), 1, 1 << 20)
+PROMPT = one_of(STRING, TOKENS, array(one_of(STRING, TOKENS), 1, 2048))
+DEFAULT_TOKENS = 16
+AT_ONCE = 64  # prompts of one body that the engine has at once
+
+BODY: Schema = obj(
+    {
+        **table.properties("stop_sequences"),
+        **EXCEPTIONS,
+        "model": NAME,
+        "prompt": PROMPT,
+        "suffix": STRING,
+        "max_tokens": integer(0),
+        "n": integer(1, MOST_COMPLETIONS),
+        "best_of": integer(1, MOST_COMPLETIONS),
+        "stream": BOOLEAN,
+        "stream_options": obj({"include_usage": BOOLEAN, "include_obfuscation": BOOLEAN}),
+        "logprobs": integer(0, 5),
+        "echo": BOOLEAN,
+        "add_special_tokens": BOOLEAN,
+        "response_format": RESPONSE_FORMAT,
+        "session": SESSION,
+        "lora": array(ANY, 0, 0),
+    },
+)
+
+
+def prompts_of(given: Any) -> list[str | list[int]]:
+    """A prompt field as a list of prompts."""
+    if isinstance(given, str):
+        return [given]
+    if isinstance(given[0], (int, float)) and not isinstance(given[0], bool):
+        return [[int(token) for token in given]]
+    return [each if isinstance(each, str) else [int(token) for token in each] for each in given]
+
+
+def encoded(
+    model: Model,
+    prompt: str | Sequence[int],
+    *,
+    param: str = "prompt",
+    special: bool = True,
+    bounded: bool = True,
+) -> list[int]:
+    """The ids of a prompt; ids are checked against the vocabulary. bounded: a text that is surely
+    too long is refused before it is encoded.
+    """
+    if isinstance(prompt, str):
+        bridge = model.vocabulary()
+        if bounded and model.too_long(prompt):
+            raise too_long(model, param, len(prompt))
+        return bridge.encode(prompt, add_special=special, parse_special=True)
+    size = model.engine.config.vocab_size
+    for at, token in enumerate(prompt):
+        if token >= size:
+            raise bad(f"{param}[{at}]", token, f"token ids of 0 to {size - 1}")
+    return list(prompt)
+
+
+async def completions(call: Call) -> Response:
+    """POST /v1/completions"""
+    body = call.body
+    async with call.state.models.use(body.get("model")) as model:
+        prompts, options = await call.offload(_read, call, model, body)
+        if body.get("stream"):
+            frames = _stream(call, model, prompts, options, body)
+            return await sse.EventStream(call, frames, failed=failed).begin()
+        return json_response(await call.race(_whole(call, model, prompts, options, body)))
+
+
+def _read(
+    call: Call, model: Model, body: Mapping[str, Any]
+) -> tuple[list[list[int] | None], table.Asked]:
+    """(the prompts' ids, None to go on with a session; what the body asks for)."""
+    asked = table.read(
+        body,
+        default=model.engine.sampler,
+        vocab_size=model.engine.config.vocab_size,
+    )
+    constrain(asked, body.get("response_format"), path="response_format")
+    if body.get("stream_options") is not None and not body.get("stream"):
+        raise ApiError(400, "stream_options: found without stream: true", param="stream_options")
+    n, best = int(body.get("n") or 1), body.get("best_of")
+    if best is not None:
+        if best < n:
+            raise bad("best_of", best, f"n, which is {n}, or more")
+        if body.get("stream") and best != n:
+            raise ApiError(
+                400, "best_of: found with stream: true, wanted one of them", param="best_of"
+            )
+        asked.options["best_of"] = int(best)
+    asked.options["n"] = n
+    most = body.get("max_tokens")
+    if most == 0 and not body.get("echo"):
+        raise bad("max_tokens", 0, "1 or more; 0 scores a prompt, with echo")
+    asked.options["max_tokens"] = DEFAULT_TOKENS if most is None else int(most)
+    if body.get("logprobs") is not None:
+        asked.options["logprobs"] = int(body["logprobs"])
+        if body.get("echo"):
+            asked.options["prompt_logprobs"] = int(body["logprobs"])
+    session, given = body.get("session"), body.get("prompt")
+    special = body.get("add_special_tokens") is not False
+    if session is not None:
+        return _in_session(call, model, body, asked, n, special)
+    if given is None:
+        raise ApiError(
+            400, "prompt: is required", param="prompt", code="missing_required_parameter"
+        )
+    texts = prompts_of(given)
+    if body.get("suffix"):
+        if not all(isinstance(each, str) for each in texts):
+            raise ApiError(400, "suffix: found beside token ids, wanted a text", param="suffix")
+        if body.get("echo"):
+            raise unsupported("echo", "found beside suffix, wanted one of them")
+        suffix = body["suffix"]
+        return [infill_ids(model, str(each), suffix, param="suffix") for each in texts], asked
+    prompts: list[list[int] | None] = []
+    cut = bool(asked.options.get("truncate_prompt"))
+    for at, each in enumerate(texts):
+        param = "prompt" if len(texts) == 1 else f"prompt[{at}]"
+        ids = encoded(model, each, param=param, special=special, bounded=not cut)
+        if not ids:
+            raise ApiError(400, f"{param}: found no tokens, wanted 1 or more", param=param)
+        prompts.append(ids)
+    return prompts, asked
+
+
+def _in_session(
+    call: Call, model: Model, body: Mapping[str, Any], asked: table.Asked, n: int, special: bool
+) -> tuple[list[list[int] | None], table.Asked]:
+    for name in ("suffix", "best_of", "echo"):
+        if body.get(name):
+            raise unsupported(name, "cannot be had in a session")
+    if n > 1:
+        raise bad("n", n, "1 in a session")
+    named = call.state.sessions.get(body["session"], model, create=True)
+    begun = bool(len(named.session))
+    texts = prompts_of(body["prompt"]) if body.get("prompt") else []
+    if len(texts) > 1:
+        raise ApiError(400, "prompt: found a list in a session, wanted one", param="prompt")
+    ids = encoded(model, texts[0], special=special and not begun) if texts else []
+    if not ids and not begun:
+        raise ApiError(
+            400,
+            "prompt: is required, the session is new",
+            param="prompt",
+            code="missing_required_parameter",
+        )
+    asked.options.pop("n")
+    return [ids or None], asked
+
+
+def _submit(call: Call, model: Model, ids: list[int] | None, asked: table.Asked, body: Any) -> Any:
+    name = body.get("session")
+    if name is None:
+        return model.engine.submit(ids, **asked.options)
+    named = call.state.sessions.get(name, model)
+    named.changed = True
+    return model.engine.submit(ids, session=named.session, **asked.options)
+
+
+async def _whole(
+    call: Call,
+    model: Model,
+    prompts: list[list[int] | None],
+    asked: table.Asked,
+    body: Mapping[str, Any],
+) -> dict[str, Any]:
+    turnstile = asyncio.Semaphore(AT_ONCE)
+
+    async def one(at: int, ids: list[int] | None) -> list[Completion]:
+        param = "prompt" if len(prompts) == 1 else f"prompt[{at}]"
+        async with turnstile, Job(call, model, param=param, params=_params(asked)) as job:
+            await job.begin(lambda: _submit(call, model, ids, asked, body))
+            return await job.results()
+
+    tasks = [asyncio.ensure_future(one(at, ids)) for at, ids in enumerate(prompts)]
+    try:
+        results = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    choices = await call.offload(_choices, model, prompts, results, asked, body)
+    usages = [usage_of(done) for done in results]
+    return {
+        "id": f"cmpl-{secrets.token_hex(12)}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": model.name,
+        "system_fingerprint": FINGERPRINT,
+        "choices": choices,
+        "usage": _usage(usages),
+    }
+
+
+def _usage(usages: Sequence[Mapping[str, int]]) -> dict[str, Any]:
+    prompt, cached, generated = (
+        sum(each[name] for each in usages) for name in ("prompt", "cached", "generated")
+    )
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def _params(asked: table.Asked) -> dict[str, Any]:
+    return {
+        "max_tokens": asked.options.get("max_tokens"),
+        "seed": asked.options.get("seed"),
+        "stop": list(asked.stops),
+    }
+
+
+def _choices(
+    model: Model,
+    prompts: list[list[int] | None],
+    results: Sequence[Sequence[Completion]],
+    asked: table.Asked,
+    body: Mapping[str, Any],
+) -> list[dict[str, Any]]:
+    out: list[dict[str, Any]] = []
+    for ids, done in zip(prompts, results):
+        echoed = _echo(model, ids) if body.get("echo") else ""
+        for each in done:
+            logprobs = None
+            if body.get("logprobs") is not None:
+                entries = LegacyLogprobs(model.vocabulary(), int(body["logprobs"]))
+                if body.get("echo"):
+                    _add_prompt(entries, ids or [], each)
+                _add_drawn(entries, each.logprobs)
+                logprobs = entries.take()
+            out.append(
+                {
+                    "index": len(out),
+                    "text": echoed + each.text,
+                    "logprobs": logprobs,
+                    "finish_reason": _reason(each),
+                }
+            )
+    return out
+
+
+def _echo(model: Model, ids: Sequence[int] | None) -> str:
+    """The text of a prompt's ids, as its tokens spell it: control tokens have none."""
+    bridge = model.vocabulary()
+    return b"".join(map(bridge.token_bytes, ids or ())).decode("utf-8", "replace")
+
+
+def _add_prompt(entries: LegacyLogprobs, ids: Sequence[int], done: Completion) -> None:
+    if not ids:
+        return
+    entries.add(ids[0], None, (), ())
+    for token, (value, top_ids, top_values) in zip(ids[1:], done.prompt_logprobs):
+        entries.add(token, value, top_ids, top_values)
+
+
+def _add_drawn(entries: LegacyLogprobs, drawn: Sequence[Any]) -> None:
+    for each in drawn:
+        entries.add(each.token, each.raw, each.raw_ids, each.raw_values)
+
+
+def _reason(done: Completion) -> str:
+    return "stop" if done.finish_reason == "cancelled" else done.finish_reason
+
+
+async def _stream(
+    call: Call,
+    model: Model,
+    prompts: list[list[int] | None],
+    asked: table.Asked,
+    body: Mapping[str, Any],
+) -> AsyncIterator[bytes]:
+    """The chunks of all prompts, as they come."""
+    head = {
+        "id": f"cmpl-{secrets.token_hex(12)}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": model.name,
+        "system_fingerprint": FINGERPRINT,
+    }
+    wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+    wants_logprobs = body.get("logprobs") is not None
+    n = asked.options.get("n", 1)
+    queue: asyncio.Queue[Any] = asyncio.Queue(64)
+    usages: list[Mapping[str, int]] = []
+
+    def chunk(index: int, text: str, reason: str | None, logprobs: Any) -> bytes:
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        made = {**head, "choices": [choice]}
+        if wants_usage:
+            made["usage"] = None
+        return sse.data(made)
+
+    turnstile = asyncio.Semaphore(AT_ONCE)
+
+    plain = sse.TextFrames(head, '"text":%s', usage=wants_usage)
+
+    async def one(at: int, ids: list[int] | None) -> None:
+        param = "prompt" if len(prompts) == 1 else f"prompt[{at}]"
+        async with turnstile, Job(call, model, param=param, params=_params(asked)) as job:
+            await job.begin(lambda: _submit(call, model, ids, asked, body))
+            lists = [
+                LegacyLogprobs(model.vocabulary(), int(body["logprobs"]))
+                if wants_logprobs
+                else None
+                for _ in job.requests
+            ]
+            echoed: set[int] = set()
+            finished: dict[int, Completion] = {}
+            async for index, piece in job.pieces():
+                number, entries, text = at * n + index, lists[index], ""
+                if body.get("echo") and index not in echoed:
+                    echoed.add(index)
+                    text = _echo(model, ids)
+                    if entries is not None:
+                        _add_prompt_of(entries, ids or [], job.requests[index])
+                if isinstance(piece, Completion):
+                    finished[index] = piece
+                    logprobs = entries.take() if entries is not None and text else None
+                    await queue.put(chunk(number, text, _reason(piece), logprobs))
+                    continue
+                if entries is not None:
+                    _add_drawn(entries, piece.logprobs)
+                if entries is None:
+                    if text or piece.text:
+                        await queue.put(plain.frame(number, text + piece.text))
+                elif text or piece.text or piece.tokens:
+                    await queue.put(chunk(number, text + piece.text, None, entries.take()))
+            usages.append(usage_of([finished[index] for index in sorted(finished)]))
+
+    async def all_of() -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                for at, ids in enumerate(prompts):
+                    group.create_task(one(at, ids))
+        except BaseExceptionGroup as group:
+            await queue.put(group.exceptions[0])
+            return
+        await queue.put(None)
+
+    work = asyncio.ensure_future(all_of())
+    try:
+        while (frame := await queue.get()) is not None:
+            if isinstance(frame, BaseException):
+                raise frame
+            yield frame
+        if wants_usage:
+            yield sse.data({**head, "choices": [], "usage": _usage(usages)})
+        yield sse.DONE
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+
+def _add_prompt_of(entries: LegacyLogprobs, ids: Sequence[int], request: Any) -> None:
+    """The prompt's entries of a request that has begun to draw: they are all known by then."""
+    if not ids:
+        return
+    entries.add(ids[0], None, (), ())
+    for token, (value, top_ids, top_values) in zip(ids[1:], tuple(request.prompt_logprobs)):
+        entries.add(token, value, top_ids, top_values)

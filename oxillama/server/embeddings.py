@@ -1,0 +1,163 @@
+"""Vectors of texts: `/v1/embeddings`, and what the other dialects' routes for vectors share."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from starlette.responses import Response
+
+from oxillama.engine.embedding import PoolingMode
+from oxillama.engine.request import Request
+from oxillama.server.calls import Call, json_response
+from oxillama.server.chat import EXCEPTIONS
+from oxillama.server.completions import PROMPT, encoded, prompts_of
+from oxillama.server.errors import ApiError, bad
+from oxillama.server.models import Model
+from oxillama.server.schema import BOOLEAN, NAME, Schema, enum, integer, obj
+from oxillama.server.work import Job
+
+_MODES = tuple(mode.value for mode in PoolingMode if mode is not PoolingMode.NONE)
+
+BODY: Schema = obj(
+    {
+        **EXCEPTIONS,
+        "model": NAME,
+        "input": PROMPT,
+        "encoding_format": enum("float", "base64"),
+        "dimensions": integer(1),
+        "pooling": enum(*_MODES),
+        "normalize": BOOLEAN,
+    },
+    ("input",),
+)
+
+
+class Batch:
+    """Embeddings that run side by side, to a `Job` as one piece of work."""
+
+    def __init__(self, work: Sequence[tuple[Request, Any]]) -> None:
+        self.requests = tuple(request for request, _ in work)
+        self._poolers = [pooler for _, pooler in work]
+
+    def cancel(self) -> None:
+        """Stop all of them."""
+        for request in self.requests:
+            request.cancel()
+
+    def result(self, timeout: float | None = None) -> list[np.ndarray]:
+        """The vectors in order."""
+        for request in self.requests:
+            request.result(timeout)
+        return [pooler.result() for pooler in self._poolers]
+
+
+async def vectors(
+    call: Call,
+    model: Model,
+    texts: Sequence[str | Sequence[int]],
+    *,
+    param: str = "input",
+    pooling: str | None = None,
+    normalize: bool = True,
+    dimensions: int | None = None,
+    truncate: bool = False,
+) -> tuple[list[np.ndarray], int]:
+    """(float32 vectors, tokens in all)."""
+    hidden = model.engine.config.hidden_size
+    if dimensions is not None and dimensions > hidden:
+        raise bad("dimensions", dimensions, f"at most {hidden}, which the model has")
+    if len(texts) > call.state.config.max_batch_inputs:
+        raise ApiError(
+            400,
+            f"{param}: found {len(texts)} inputs, wanted at most "
+            f"{call.state.config.max_batch_inputs}",
+            param=param,
+        )
+    counts: list[int] = []
+
+    def begin() -> Batch:
+        ids = []
+        for at, text in enumerate(texts):
+            where = param if len(texts) == 1 else f"{param}[{at}]"
+            if not text:
+                raise ApiError(400, f"{where}: is empty, wanted text or token ids", param=where)
+            found = encoded(model, text, param=where, bounded=not truncate)
+            most = model.engine.context_size
+            if len(found) > most and truncate:
+                found = found[:most]
+            if len(found) > most:
+                raise ApiError(
+                    400,
+                    f"{where}: {len(found)} tokens, the context holds {most}",
+                    param=where,
+                    code="context_length_exceeded",
+                )
+            ids.append(found)
+        counts.append(sum(map(len, ids)))
+        options: dict[str, Any] = {"normalize": normalize, **({"mode": pooling} if pooling else {})}
+        begun: list[tuple[Request, Any]] = []
+        try:
+            for each in ids:
+                begun.append(model.engine.submit_embedding(each, **options))
+        except BaseException:
+            Batch(begun).cancel()
+            raise
+        return Batch(begun)
+
+    async with Job(call, model, param=param) as job:
+        await job.begin(begin)
+        found = await job.results()
+    if dimensions is not None:
+        found = [_cut(each, dimensions, normalize) for each in found]
+    return found, counts[0]
+
+
+def _cut(vector: np.ndarray, size: int, normalize: bool) -> np.ndarray:
+    """The first numbers of a vector, of length 1 again."""
+    wide = vector[:size].astype(np.float64)
+    length = float(np.sqrt((wide * wide).sum()))
+    return (wide / length if normalize and length > 0 else wide).astype(np.float32)
+
+
+async def embeddings(call: Call) -> Response:
+    """POST /v1/embeddings"""
+    body = call.body
+    async with call.state.models.use(body.get("model")) as model:
+        found, tokens = await call.race(
+            vectors(
+                call,
+                model,
+                prompts_of(body["input"]),
+                pooling=body.get("pooling"),
+                normalize=body.get("normalize") is not False,
+                dimensions=_int(body, "dimensions"),
+            )
+        )
+        as_text = body.get("encoding_format") == "base64"
+        data = await call.offload(
+            lambda: [
+                {
+                    "object": "embedding",
+                    "index": at,
+                    "embedding": base64.b64encode(each.astype("<f4").tobytes()).decode()
+                    if as_text
+                    else each.tolist(),
+                }
+                for at, each in enumerate(found)
+            ]
+        )
+        return json_response(
+            {
+                "object": "list",
+                "data": data,
+                "model": model.name,
+                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+            }
+        )
+
+
+def _int(body: Mapping[str, Any], name: str) -> int | None:
+    return None if body.get(name) is None else int(body[name])

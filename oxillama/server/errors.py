@@ -1,0 +1,190 @@
+"""`ApiError`, what it becomes in each dialect, and what the engine's errors become."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from oxillama.errors import (
+    Cancelled,
+    ConfigError,
+    ContextError,
+    EmptySequence,
+    EngineError,
+    GgufError,
+    GrammarError,
+    ModelError,
+    ModelFingerprintMismatch,
+    OxillamaError,
+    PoolError,
+    QuantError,
+    SamplingError,
+    SnapshotIncompatible,
+    TemplateError,
+    TokenizerError,
+)
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "server_error",
+}
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    500: "api_error",
+    503: "overloaded_error",
+}
+_LLAMA = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    500: "server_error",
+    503: "unavailable_error",
+}
+_PARAM = re.compile(r"([A-Za-z_][A-Za-z0-9_]*(?:\[[^\]]{1,20}\]|\.[A-Za-z0-9_]+)*)(?:,[ \w]+)?: ")
+
+
+class ApiError(Exception):
+    """A request that is refused, or failed: an HTTP status, a message, and the field it is about."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.headers = dict(headers or {})
+
+    def openai(self) -> dict[str, Any]:
+        """The error as OpenAI's API writes it; all four keys are always there."""
+        kind = _TYPES.get(self.status, "invalid_request_error")
+        if self.status in (401, 404) or (self.status < 500 and self.status not in (403, 408, 429)):
+            kind = "invalid_request_error"
+        return {
+            "error": {
+                "message": self.message,
+                "type": kind,
+                "param": self.param,
+                "code": self.code,
+            }
+        }
+
+    def anthropic(self, request_id: str) -> dict[str, Any]:
+        """The error as Anthropic's API writes it."""
+        kind = _ANTHROPIC.get(self.status, "invalid_request_error")
+        message = self.message
+        if self.param and not message.startswith(self.param):
+            message = f"{self.param}: {message}"
+        return {
+            "type": "error",
+            "error": {"type": kind, "message": message},
+            "request_id": request_id,
+        }
+
+    def llama(self) -> dict[str, Any]:
+        """The error as llama-server writes it, with OpenAI's keys beside (`code` is the status)."""
+        kind = _LLAMA.get(self.status, "invalid_request_error")
+        return {
+            "error": {
+                "code": self.status,
+                "message": self.message,
+                "type": kind,
+                "param": self.param,
+            }
+        }
+
+    def ollama(self) -> dict[str, Any]:
+        """The error as Ollama writes it."""
+        return {"error": self.message}
+
+
+def bad(param: str, found: Any, wanted: str, *, code: str | None = None) -> ApiError:
+    """A 400 for a field: what was found, cut short, and what is wanted."""
+    return ApiError(400, f"{param}: found {shown(found)}, wanted {wanted}", param=param, code=code)
+
+
+def shown(value: Any, most: int = 80) -> str:
+    """A value for a message, on one line, cut short, with nothing that cannot be written."""
+    text = repr(value if not isinstance(value, (dict, list)) else type(value).__name__)
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def unknown(name: str) -> ApiError:
+    """A 400 for a field that no route of this kind has."""
+    name = shown(name)[1:-1]
+    return ApiError(400, f"{name}: is not a known field", param=name, code="unknown_parameter")
+
+
+def unsupported(param: str, why: str) -> ApiError:
+    """A 400 for a known field whose value cannot be honoured."""
+    return ApiError(400, f"{param}: {why}", param=param, code="unsupported_parameter")
+
+
+def shutting_down() -> ApiError:
+    """The error of what a server that ends does not finish."""
+    return ApiError(
+        503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"}
+    )
+
+
+def from_engine(error: BaseException, *, param: str | None = None) -> ApiError:
+    """What an exception of the engine is to a client; `param` names the prompt's field, and what a
+    constraint came from where the message names no field.
+    """
+    if isinstance(error, ApiError):
+        return error
+    message = str(error) or type(error).__name__
+    if isinstance(error, ContextError):
+        return ApiError(400, message, param=param, code="context_length_exceeded")
+    if isinstance(error, EmptySequence):
+        return ApiError(400, message, param=param)
+    if isinstance(error, GrammarError):
+        return ApiError(400, message, param=param, code="invalid_schema")
+    if isinstance(error, (TemplateError, TokenizerError)):
+        return ApiError(400, message, param=param)
+    if isinstance(error, SnapshotIncompatible):
+        return ApiError(409, message, param=param, code="snapshot_incompatible")
+    if isinstance(error, ModelFingerprintMismatch):
+        return ApiError(409, message, param=param, code="model_mismatch")
+    if isinstance(error, ConfigError):
+        return ApiError(400, message, param=named(message) or param)
+    if isinstance(error, SamplingError):
+        return ApiError(400, message, param=param, code="nothing_to_sample")
+    if isinstance(error, PoolError):
+        return ApiError(
+            503, message, param=param, code="out_of_memory", headers={"Retry-After": "1"}
+        )
+    if isinstance(error, Cancelled):
+        return ApiError(503, "the request was cancelled: the model is being unloaded")
+    if isinstance(error, EngineError):
+        if "busy" in message or "a request is running on it" in message:
+            return ApiError(409, message, param="session", code="session_busy")
+        return ApiError(503, message, code="engine_unavailable")
+    if isinstance(error, (GgufError, ModelError, QuantError)):
+        return ApiError(500, message, param="model", code="model_unusable")
+    if isinstance(error, OxillamaError):
+        return ApiError(400, message, param=param)
+    if isinstance(error, MemoryError):
+        return ApiError(503, "out of memory", code="out_of_memory", headers={"Retry-After": "1"})
+    return ApiError(500, f"internal error: {type(error).__name__}", code="internal_error")
+
+
+def named(message: str) -> str | None:
+    """The field that an error message begins with, None where it names none."""
+    match = _PARAM.match(message)
+    return match.group(1) if match else None

@@ -1,0 +1,91 @@
+"""Text in the middle: prompts of prefix, suffix and what stands in other files, written with the
+vocabulary's own fill-in-the-middle tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from oxillama.server.errors import ApiError
+from oxillama.server.models import FIM_KEYS, Model
+
+# (prefix, suffix, middle) as families write them, in order of preference
+_FAMILIES = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    ("<PRE>", "<SUF>", "<MID>"),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),
+    ("[PREFIX]", "[SUFFIX]", "[MIDDLE]"),
+)
+_REPOSITORY = ("<|repo_name|>", "<reponame>", "<repo_name>")
+_FILE = ("<|file_sep|>", "<file_sep>", "<filename>")
+
+
+def fim_tokens(model: Model) -> tuple[int, int, int] | None:
+    """The ids of prefix, suffix and middle: those that the file names, else those that the
+    vocabulary has; None where it has none.
+    """
+    named = tuple(model.metadata.get(key) for key in FIM_KEYS)
+    if all(isinstance(token, int) for token in named):
+        return named  # type: ignore[return-value]
+    bridge = model.vocabulary()
+    for family in _FAMILIES:
+        found = tuple(bridge.token_to_id(text) for text in family)
+        if all(token is not None for token in found):
+            return found  # type: ignore[return-value]
+    return None
+
+
+def infill_ids(
+    model: Model,
+    prefix: str,
+    suffix: str,
+    *,
+    extra: Sequence[Mapping[str, Any]] = (),
+    prompt: str = "",
+    param: str = "input_suffix",
+) -> list[int]:
+    """The prompt that asks for the text between prefix and suffix; what it holds is text, control
+    tokens spelled in it too. `prompt` begins the middle.
+    """
+    found = fim_tokens(model)
+    bridge = model.vocabulary()
+    if found is None:
+        raise ApiError(
+            400,
+            f"{param}: the vocabulary of {model.name} has no tokens to fill in the middle",
+            param=param,
+            code="infill_not_supported",
+        )
+
+    def text(value: str) -> list[int]:
+        if not value:
+            return []
+        return bridge.encode(value, add_special=False, parse_special=False)
+
+    before, after, middle = found
+    ids = [bridge.bos_id] if bridge.add_bos and bridge.bos_id is not None else []
+    if extra:
+        ids += _files(bridge, extra, text)
+    return [*ids, before, *text(prefix), after, *text(suffix), middle, *text(prompt)]
+
+
+def _files(bridge: Any, extra: Sequence[Mapping[str, Any]], text: Any) -> list[int]:
+    """Other files, each after its name; after a separating token where the vocabulary has one."""
+    ids: list[int] = []
+    repository = next((t for t in map(bridge.token_to_id, _REPOSITORY) if t is not None), None)
+    separator = next((t for t in map(bridge.token_to_id, _FILE) if t is not None), None)
+    if repository is not None:
+        ids += [repository, *text("repository\n")]
+    for each in extra:
+        if separator is not None:
+            ids += [separator, *text(f"{each.get('filename') or 'file'}\n")]
+        else:
+            ids += text(f"\n\n--- {each.get('filename') or 'file'} ---\n\n")
+        ids += text(each["text"])
+    if separator is not None:
+        ids += [separator, *text("filename\n")]
+    return ids

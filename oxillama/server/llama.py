@@ -1,0 +1,746 @@
+"""llama-server's routes: health, properties, slots, tokens, templates, `/completion`, `/infill`,
+adapters; and the list of models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from starlette.responses import Response
+
+import oxillama
+from oxillama.engine.request import Completion
+from oxillama.errors import OxillamaError
+from oxillama.server import adapters, sse
+from oxillama.server import options as table
+from oxillama.server.calls import Call, json_response
+from oxillama.server.chat import (
+    EXCEPTIONS,
+    MESSAGES,
+    RESPONSE_FORMAT,
+    SESSION,
+    TEMPLATE,
+    TOOLS,
+    constrain,
+    messages_of,
+    tools_of,
+    variables_of,
+)
+from oxillama.server.completions import TOKENS, encoded
+from oxillama.server.embeddings import vectors
+from oxillama.server.errors import ApiError, bad, from_engine, unsupported
+from oxillama.server.infill import infill_ids
+from oxillama.server.logprobs import finite, spelled
+from oxillama.server.models import Model
+from oxillama.server.schema import (
+    BOOLEAN,
+    NAME,
+    STRING,
+    Schema,
+    array,
+    integer,
+    number,
+    obj,
+    one_of,
+)
+from oxillama.server.sessions import checked_name, go_on_with
+from oxillama.server.work import Job, stopped_by, usage_of
+
+_MIXED = array(one_of(integer(0), STRING), 1, 1 << 20)
+TOKENIZE_BODY: Schema = obj(
+    {
+        "model": NAME,
+        "content": STRING,
+        "add_special": BOOLEAN,
+        "parse_special": BOOLEAN,
+        "with_pieces": BOOLEAN,
+    },
+    ("content",),
+)
+DETOKENIZE_BODY: Schema = obj({"model": NAME, "tokens": array(integer(0), 0, 1 << 20)}, ("tokens",))
+TEMPLATE_BODY: Schema = obj(
+    {"model": NAME, "messages": MESSAGES, "tools": TOOLS, **TEMPLATE}, ("messages",)
+)
+LORA_BODY: Schema = {
+    "type": "array",
+    "items": obj({"id": integer(0), "scale": number(-1e6, 1e6)}, ("id", "scale")),
+    "maxItems": 1024,
+}
+EMBEDDING_BODY: Schema = obj(
+    {"model": NAME, "content": one_of(STRING, TOKENS, array(one_of(STRING, TOKENS), 1, 2048))},
+    ("content",),
+)
+SLOT_BODY: Schema = obj({"filename": NAME})
+_NOTHING = {"type": "array", "maxItems": 0}
+_SHARED = {
+    **table.properties("stop_sequences", "min_keep"),
+    **EXCEPTIONS,
+    "model": NAME,
+    "n_predict": integer(-1),
+    "max_tokens": integer(-1),
+    "stream": BOOLEAN,
+    "n_probs": integer(0, 100),
+    "post_sampling_probs": BOOLEAN,
+    "min_keep": integer(0, 0),
+    "n_indent": integer(0, 0),
+    "t_max_predict_ms": integer(0, 0),
+    "id_slot": integer(-1, 65535),
+    "return_tokens": BOOLEAN,
+    "timings_per_token": BOOLEAN,
+    "return_progress": {"type": "boolean", "const": False},
+    "response_fields": array(NAME, 0, 64),
+    "response_format": RESPONSE_FORMAT,
+    "image_data": _NOTHING,
+    "lora": array(obj({"id": integer(0), "scale": number(-1e6, 1e6)}, ("id", "scale")), 0, 64),
+    "session": SESSION,
+}
+COMPLETION_BODY: Schema = obj(
+    {**_SHARED, "prompt": one_of(STRING, _MIXED, array(one_of(STRING, _MIXED), 1, 2048))},
+    ("prompt",),
+)
+INFILL_BODY: Schema = obj(
+    {
+        **_SHARED,
+        "input_prefix": STRING,
+        "input_suffix": STRING,
+        "input_extra": array(obj({"filename": STRING, "text": STRING}, ("text",)), 0, 256),
+        "prompt": STRING,
+    },
+    ("input_prefix", "input_suffix"),
+)
+
+
+# ---- what is served
+
+
+async def openapi(call: Call) -> Response:
+    """GET /openapi.json"""
+    from oxillama.server.openapi import document
+
+    return json_response(await call.offload(document))
+
+
+async def health(call: Call) -> Response:
+    """GET /health"""
+    status, said = call.state.health()
+    return json_response(said, status)
+
+
+async def models(call: Call) -> Response:
+    """GET /v1/models"""
+    return json_response({"object": "list", "data": await call.offload(_models, call)})
+
+
+async def model(call: Call) -> Response:
+    """GET /v1/models/{model}"""
+    name = call.state.models.resolve(call.params["model"])
+    found = await call.offload(_models, call)
+    return json_response(next(each for each in found if each["id"] == name))
+
+
+def _models(call: Call) -> list[dict[str, Any]]:
+    registry = call.state.models
+    loaded = {each.name: each for each in registry.loaded()}
+    out = []
+    for name, path in registry.known().items():
+        try:
+            status = os.stat(path)
+        except OSError:
+            continue
+        entry: dict[str, Any] = {
+            "id": name,
+            "object": "model",
+            "created": int(status.st_mtime),
+            "owned_by": "oxillama",
+            "loaded": name in loaded,
+        }
+        if name in loaded:
+            engine = loaded[name].engine
+            try:
+                entry["max_model_len"] = engine.context_size
+                entry["meta"] = {
+                    "vocab_type": engine.config.architecture,
+                    "n_vocab": engine.config.vocab_size,
+                    "n_ctx": engine.context_size,
+                    "n_ctx_train": engine.config.context_length,
+                    "n_embd": engine.config.hidden_size,
+                    "size": engine.model_bytes,
+                }
+            except OxillamaError:
+                entry["loaded"] = False
+        out.append(entry)
+    return out
+
+
+async def props(call: Call) -> Response:
+    """GET /props"""
+    async with call.state.models.use(call.request.query_params.get("model")) as model:
+        engine, bridge = model.engine, model.bridge
+        settings = {
+            "id": 0,
+            "n_ctx": engine.context_size,
+            "is_processing": False,
+            "params": _settings(engine.sampler, {}, ()),
+        }
+        special = {
+            name: bridge.token_text(token)
+            for name, token in (
+                ("bos_token", bridge.bos_id if bridge else None),
+                ("eos_token", bridge.eos_id if bridge else None),
+            )
+            if bridge is not None and token is not None
+        }
+        return json_response(
+            {
+                "default_generation_settings": settings,
+                "total_slots": model.slots,
+                "model_path": str(engine.model_files[0]),
+                "model_alias": model.name,
+                "chat_template": model.talk.source if model.talk else "",
+                "bos_token": special.get("bos_token", ""),
+                "eos_token": special.get("eos_token", ""),
+                "modalities": {"vision": False, "audio": False},
+                "build_info": f"oxillama {oxillama.__version__}",
+                "is_sleeping": False,
+                "sessions": call.state.config.sessions_dir is not None,
+            }
+        )
+
+
+def _settings(sampler: Any, options: Mapping[str, Any], stops: Sequence[str]) -> dict[str, Any]:
+    """A sampler under llama-server's names."""
+    return {
+        "seed": options.get("seed") if options.get("seed") is not None else sampler.seed,
+        "temperature": sampler.temperature,
+        "dynatemp_range": sampler.dynatemp_range,
+        "dynatemp_exponent": sampler.dynatemp_exponent,
+        "top_k": sampler.top_k,
+        "top_p": sampler.top_p,
+        "min_p": sampler.min_p,
+        "top_n_sigma": -1.0 if sampler.top_n_sigma is None else sampler.top_n_sigma,
+        "xtc_probability": sampler.xtc_probability,
+        "xtc_threshold": sampler.xtc_threshold,
+        "typical_p": sampler.typical_p,
+        "repeat_last_n": sampler.repetition_window,
+        "repeat_penalty": sampler.repetition_penalty,
+        "presence_penalty": sampler.presence_penalty,
+        "frequency_penalty": sampler.frequency_penalty,
+        "dry_multiplier": sampler.dry_multiplier,
+        "dry_base": sampler.dry_base,
+        "dry_allowed_length": sampler.dry_allowed_length,
+        "dry_penalty_last_n": sampler.dry_penalty_last_n,
+        "mirostat": sampler.mirostat,
+        "mirostat_tau": sampler.mirostat_tau,
+        "mirostat_eta": sampler.mirostat_eta,
+        "max_tokens": -1 if options.get("max_tokens") is None else options["max_tokens"],
+        "n_predict": -1 if options.get("max_tokens") is None else options["max_tokens"],
+        "n_keep": options.get("keep", 0),
+        "ignore_eos": sampler.ignore_eos,
+        "stop": list(stops),
+        "stream": bool(options.get("stream", False)),
+        "n_probs": options.get("logprobs") or 0,
+        "min_keep": 0,
+        "grammar": options["grammar"] if isinstance(options.get("grammar"), str) else "",
+        "samplers": list(sampler.samplers or oxillama.sampling.REORDERABLE),
+        "logit_bias": [
+            [token, None if value == float("-inf") else value]
+            for token, value in sampler.logit_bias.items()
+        ],
+        "lora": [],
+    }
+
+
+async def slots(call: Call) -> Response:
+    """GET /slots"""
+    loaded = call.state.models.loaded()
+    count = max((each.slots for each in loaded), default=0)
+    count = max(count, 1 + max(call.state.jobs, default=-1))
+    out = []
+    for at in range(count):
+        job = call.state.jobs.get(at)
+        context = (job.model if job else loaded[0]).engine.context_size if job or loaded else 0
+        most = job.params.get("max_tokens") if job else None
+        entry: dict[str, Any] = {
+            "id": at,
+            "id_task": job.id if job else -1,
+            "n_ctx": context,
+            "speculative": False,
+            "is_processing": job is not None,
+            "params": job.params if job else {},
+            "next_token": [
+                {
+                    "has_next_token": job is not None,
+                    "has_new_line": False,
+                    "n_remain": -1 if job is None or most is None else most - job.generated,
+                    "n_decoded": job.generated if job else 0,
+                }
+            ],
+        }
+        if job is not None:
+            entry.update(model=job.model.name, n_prompt_tokens=job.prompt_tokens)
+        out.append(entry)
+    return json_response(out)
+
+
+async def slot_action(call: Call) -> Response:
+    """POST /slots/{slot}?action=save|restore|erase"""
+    state, given = call.state, call.params["slot"]
+    action = call.request.query_params.get("action")
+    if action not in ("save", "restore", "erase"):
+        raise bad("action", action, "save, restore or erase")
+    async with state.models.use(None) as model:
+        if not given.isdecimal() or len(given) > 6 or int(given) >= model.slots:
+            raise bad("id_slot", given, f"0 to {model.slots - 1}")
+        slot = int(given)
+        held = state.slot_sessions.get(slot)
+        if action == "erase":
+            state.slot_sessions.pop(slot, None)
+            return json_response({"id_slot": slot, "n_erased": len(held[1]) if held else 0})
+        name = call.body.get("filename")
+        if name is None:
+            raise ApiError(
+                400, "filename: is required", param="filename", code="missing_required_parameter"
+            )
+        checked_name(name, param="filename")
+        path = state.sessions.path(name)
+        session: Any = held[1] if held is not None and held[0] is model else None
+        if action == "save" and session is None:
+            raise ApiError(400, f"id_slot: slot {slot} holds nothing to save", param="id_slot")
+        if action == "restore" and not path.is_file():
+            raise ApiError(
+                404, f"filename: {name} is unknown", param="filename", code="session_not_found"
+            )
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            if action == "save":
+                await call.offload(session.snapshot_to_file, path)
+            else:
+                session = await call.offload(model.engine.restore_from_file, path)
+                state.slot_sessions[slot] = (model, session)
+        except OxillamaError as error:
+            raise from_engine(error, param="filename") from error
+        size, took = path.stat().st_size, round((loop.time() - began) * 1e3, 3)
+        words = ("n_saved", "n_written", "save_ms")
+        if action == "restore":
+            words = ("n_restored", "n_read", "restore_ms")
+        return json_response(
+            {
+                "id_slot": slot,
+                "filename": name,
+                words[0]: len(session),
+                words[1]: size,
+                "timings": {words[2]: took},
+            }
+        )
+
+
+# ---- tokens and templates
+
+
+async def tokenize(call: Call) -> Response:
+    """POST /tokenize"""
+    body = call.body
+    async with call.state.models.use(body.get("model")) as model:
+        bridge = model.vocabulary()
+
+        def work() -> list[Any]:
+            ids = bridge.encode(
+                body["content"],
+                add_special=bool(body.get("add_special")),
+                parse_special=body.get("parse_special") is not False,
+            )
+            if not body.get("with_pieces"):
+                return ids
+            return [{"id": token, "piece": _piece(bridge, token)} for token in ids]
+
+        return json_response({"tokens": await _worked(call, work, "content")})
+
+
+def _piece(bridge: Any, token: int) -> Any:
+    text, data = spelled(bridge, token)
+    return text if text.encode() == data else list(data)
+
+
+async def detokenize(call: Call) -> Response:
+    """POST /detokenize"""
+    body = call.body
+    async with call.state.models.use(body.get("model")) as model:
+        ids = encoded(model, body["tokens"], param="tokens")
+        text = await _worked(call, lambda: model.vocabulary().decode(map(int, ids)), "tokens")
+        return json_response({"content": text})
+
+
+async def apply_template(call: Call) -> Response:
+    """POST /apply-template"""
+    body = call.body
+    async with call.state.models.use(body.get("model")) as model:
+
+        def work() -> str:
+            begins = body.get("add_generation_prompt") is not False
+            messages, prefill = messages_of(body["messages"]), ""
+            if body.get("continue_final_message") and messages[-1]["role"] == "assistant":
+                prefill = messages.pop()["content"] or ""
+            return (
+                model.chat()
+                .render(
+                    messages,
+                    tools=tools_of(body),
+                    variables=variables_of(model, body),
+                    prefill=prefill,
+                    add_generation_prompt=begins,
+                )
+                .plain
+            )
+
+        return json_response({"prompt": await _worked(call, work, "messages")})
+
+
+async def _worked(call: Call, work: Any, param: str) -> Any:
+    try:
+        return await call.race(call.offload(work))
+    except OxillamaError as error:
+        raise from_engine(error, param=param) from error
+
+
+async def embedding(call: Call) -> Response:
+    """POST /embedding"""
+    from oxillama.server.completions import prompts_of
+
+    body = call.body
+    async with call.state.models.use(body.get("model")) as model:
+        found, _ = await call.race(
+            vectors(call, model, prompts_of(body["content"]), param="content")
+        )
+        return json_response(
+            [{"index": at, "embedding": [each.tolist()]} for at, each in enumerate(found)]
+        )
+
+
+# ---- adapters
+
+
+async def lora_list(call: Call) -> Response:
+    """GET /lora-adapters"""
+    async with call.state.models.use(call.request.query_params.get("model")) as model:
+        return json_response(adapters.listed(model))
+
+
+async def lora_set(call: Call) -> Response:
+    """POST /lora-adapters"""
+    async with call.state.models.use(call.request.query_params.get("model")) as model:
+        await call.offload(adapters.set_scales, model, call.body["list"])
+        return json_response({"success": True})
+
+
+# ---- completions
+
+
+def _prompts(given: Any) -> list[Any]:
+    """The prompts of a body: texts, ids, and texts and ids mixed within one."""
+    if isinstance(given, str):
+        return [given]
+    if any(isinstance(each, (int, float)) for each in given):
+        return [given]
+    return list(given)
+
+
+def _ids(model: Model, prompt: Any, param: str, *, bounded: bool) -> list[int]:
+    """The ids of a prompt; in a mixed one each text is encoded by itself, the first with what
+    begins a text.
+    """
+    if isinstance(prompt, str):
+        return encoded(model, prompt, param=param, bounded=bounded)
+    ids: list[int] = []
+    for at, each in enumerate(prompt):
+        if isinstance(each, str):
+            ids += encoded(model, each, param=f"{param}[{at}]", special=at == 0)
+        else:
+            ids += encoded(model, [int(each)], param=param)
+    return ids
+
+
+def _read(model: Model, body: Mapping[str, Any]) -> table.Asked:
+    asked = table.read(
+        body,
+        default=model.engine.sampler,
+        vocab_size=model.engine.config.vocab_size,
+    )
+    constrain(asked, body.get("response_format"), path="response_format")
+    if body.get("lora"):
+        adapters.set_scales(model, body["lora"])
+    if body.get("n_predict") is not None and body.get("max_tokens") is not None:
+        raise ApiError(
+            400, "max_tokens: found beside n_predict, wanted one of them", param="max_tokens"
+        )
+    most = body.get("n_predict") if body.get("n_predict") is not None else body.get("max_tokens")
+    if most is not None and most >= 0:
+        asked.options["max_tokens"] = int(most)
+    if body.get("n_probs"):
+        asked.options["logprobs"] = int(body["n_probs"])
+    elif body.get("post_sampling_probs"):
+        raise unsupported("post_sampling_probs", "is of use with n_probs alone, wanted both")
+    slot = body.get("id_slot")
+    if slot is not None and slot >= model.slots:
+        raise bad("id_slot", slot, f"-1 to {model.slots - 1}")
+    return asked
+
+
+async def completion(call: Call) -> Response:
+    """POST /completion"""
+    body = call.body
+    async with call.state.models.use(body.get("model")) as model:
+
+        def read() -> tuple[table.Asked, list[list[int]]]:
+            asked, prompts = _read(model, body), _prompts(body["prompt"])
+            ids = []
+            for at, each in enumerate(prompts):
+                param = "prompt" if len(prompts) == 1 else f"prompt[{at}]"
+                cut = bool(asked.options.get("truncate_prompt"))
+                ids.append(_ids(model, each, param, bounded=not cut))
+                if not ids[-1] and body.get("session") is None:
+                    raise ApiError(400, f"{param}: found no tokens, wanted 1 or more", param=param)
+            return asked, ids
+
+        asked, ids = await call.offload(read)
+        many = not isinstance(body["prompt"], str) and len(_prompts(body["prompt"])) > 1
+        return await _generate(call, model, asked, ids, many=many)
+
+
+async def infill(call: Call) -> Response:
+    """POST /infill"""
+    body = call.body
+    async with call.state.models.use(body.get("model")) as model:
+
+        def read() -> tuple[table.Asked, list[list[int]]]:
+            return _read(model, body), [
+                infill_ids(
+                    model,
+                    body["input_prefix"],
+                    body["input_suffix"],
+                    extra=body.get("input_extra") or (),
+                    prompt=body.get("prompt") or "",
+                )
+            ]
+
+        asked, ids = await call.offload(read)
+        return await _generate(call, model, asked, ids, many=False)
+
+
+async def _generate(
+    call: Call, model: Model, asked: table.Asked, prompts: list[list[int]], *, many: bool
+) -> Response:
+    body = call.body
+    if body.get("stream"):
+        if many:
+            raise ApiError(400, "stream: found with several prompts, wanted one", param="stream")
+        frames = _stream(call, model, asked, prompts[0])
+
+        def failed(error: ApiError) -> bytes:
+            return sse.data(error.llama())
+
+        return await sse.EventStream(call, frames, failed=failed).begin()
+
+    async def one(at: int) -> dict[str, Any]:
+        async with _job(call, model, asked, body) as job:
+            await job.begin(lambda: _submit(call, model, asked, prompts[at], job))
+            done = (await job.results())[0]
+            return _answer(job, model, asked, done, prompts[at], at)
+
+    async def all_of() -> list[dict[str, Any]]:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(at)) for at in range(len(prompts))]
+        return [task.result() for task in tasks]
+
+    try:
+        found = await call.race(all_of())
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
+    return json_response(found if many else found[0])
+
+
+def _job(call: Call, model: Model, asked: table.Asked, body: Mapping[str, Any]) -> Job:
+    job = Job(
+        call,
+        model,
+        param="prompt",
+        params=_settings(
+            asked.options.get("sampler") or model.engine.sampler,
+            {**asked.options, "stream": body.get("stream")},
+            asked.stops,
+        ),
+    )
+    slot = body.get("id_slot")
+    if slot is not None and slot >= 0:
+        job.slot = int(slot)
+    return job
+
+
+def _submit(call: Call, model: Model, asked: table.Asked, ids: list[int], job: Job) -> Any:
+    """Submit a prompt: in a named session, after what a slot holds, or by itself."""
+    name, slot = call.body.get("session"), call.body.get("id_slot")
+    if name is not None:
+        named = call.state.sessions.get(name, model, create=True)
+        named.changed = True
+        if not ids and not len(named.session):
+            raise ApiError(
+                400,
+                "prompt: is required, the session is new",
+                param="prompt",
+                code="missing_required_parameter",
+            )
+        return model.engine.submit(ids or None, session=named.session, **asked.options)
+    if slot is not None and slot >= 0:
+        held = call.state.slot_sessions.get(int(slot))
+        if held is not None and held[0] is model and not held[1].busy:
+            session = held[1]
+            return model.engine.submit(go_on_with(session, ids), session=session, **asked.options)
+    return model.engine.submit(ids, **asked.options)
+
+
+def _answer(
+    job: Job, model: Model, asked: table.Asked, done: Completion, ids: Sequence[int], index: int
+) -> dict[str, Any]:
+    """The whole answer of one prompt."""
+    body, bridge = job.call.body, model.vocabulary()
+    usage = usage_of([done])
+    stop = stopped_by(done, asked.stops, bridge)
+    kind = "limit" if done.finish_reason == "length" else "word" if stop is not None else "eos"
+    if done.finish_reason == "cancelled":
+        kind = "none"
+    answer: dict[str, Any] = {
+        "index": index,
+        "content": done.text,
+        "tokens": list(done.tokens) if body.get("return_tokens") else [],
+        "id_slot": job.slot,
+        "stop": True,
+        "model": model.name,
+        "tokens_predicted": usage["generated"],
+        "tokens_evaluated": usage["prompt"],
+        "tokens_cached": usage["cached"],
+        "generation_settings": {
+            **job.params,
+            "seed": done.seed,
+        },
+        "prompt": bridge.decode(ids, skip_special=False),
+        "has_new_line": "\n" in done.text,
+        "truncated": bool(done.usage.truncated_tokens or done.usage.context_shifts),
+        "stop_type": kind,
+        "stopping_word": stop or "",
+        "timings": _timings(job, usage),
+    }
+    if body.get("n_probs"):
+        answer["completion_probabilities"] = _probabilities(
+            done.logprobs, bridge, int(body["n_probs"]), bool(body.get("post_sampling_probs"))
+        )
+    fields = body.get("response_fields")
+    if fields:
+        out: dict[str, Any] = {}
+        for field in fields:
+            name, _, inner = field.partition("/")
+            if name in answer:
+                value = answer[name]
+                if inner:
+                    if isinstance(value, dict) and inner in value:
+                        out[inner] = value[inner]
+                else:
+                    out[name] = value
+        return out
+    return answer
+
+
+def _timings(job: Job, usage: Mapping[str, int]) -> dict[str, Any]:
+    times = job.times()
+    prompt, predicted = times["prefill"] * 1e3, times["decode"] * 1e3
+    count = max(0, usage["prompt"] - usage["cached"])
+    return {
+        "cache_n": usage["cached"],
+        "prompt_n": count,
+        "prompt_ms": prompt,
+        "prompt_per_token_ms": prompt / count if count else 0.0,
+        "prompt_per_second": count / prompt * 1e3 if prompt else 0.0,
+        "predicted_n": usage["generated"],
+        "predicted_ms": predicted,
+        "predicted_per_token_ms": predicted / usage["generated"] if usage["generated"] else 0.0,
+        "predicted_per_second": usage["generated"] / predicted * 1e3 if predicted else 0.0,
+    }
+
+
+def _probabilities(
+    found: Sequence[Any], bridge: Any, top: int, after: bool
+) -> list[dict[str, Any]]:
+    """The entries of `completion_probabilities`; `after` the sampler's stages as probabilities."""
+    import math
+
+    def value(logarithm: float) -> float:
+        return math.exp(logarithm) if after else finite(logarithm)
+
+    name, names = ("prob", "top_probs") if after else ("logprob", "top_logprobs")
+    out = []
+    for each in found:
+        text, data = spelled(bridge, each.token)
+        ids, values = (
+            (each.final_ids, each.final_values) if after else (each.raw_ids, each.raw_values)
+        )
+        entry: dict[str, Any] = {
+            "id": each.token,
+            "token": text,
+            "bytes": list(data),
+            name: value(each.final if after else each.raw),
+            names: [],
+        }
+        for token, logarithm in list(zip(ids, values))[:top]:
+            text, data = spelled(bridge, token)
+            entry[names].append(
+                {"id": token, "token": text, "bytes": list(data), name: value(logarithm)}
+            )
+        out.append(entry)
+    return out
+
+
+async def _stream(
+    call: Call, model: Model, asked: table.Asked, ids: list[int]
+) -> AsyncIterator[bytes]:
+    """The frames of a completion; the last one says stop: true, and no [DONE] follows."""
+    body, bridge = call.body, model.vocabulary()
+    async with _job(call, model, asked, body) as job:
+        await job.begin(lambda: _submit(call, model, asked, ids, job))
+        generated = 0
+        async for _, piece in job.pieces():
+            if isinstance(piece, Completion):
+                last = _answer(job, model, asked, piece, ids, 0)
+                if "content" in last:
+                    last["content"] = ""
+                if "tokens" in last:
+                    last["tokens"] = []
+                last.pop("completion_probabilities", None)
+                yield sse.data(last)
+                return
+            generated += len(piece.tokens)
+            frame: dict[str, Any] = {
+                "index": 0,
+                "content": piece.text,
+                "tokens": list(piece.tokens),
+                "stop": False,
+                "id_slot": job.slot,
+                "tokens_predicted": generated,
+                "tokens_evaluated": job.prompt_tokens,
+            }
+            if body.get("n_probs"):
+                frame["completion_probabilities"] = _probabilities(
+                    piece.logprobs,
+                    bridge,
+                    int(body["n_probs"]),
+                    bool(body.get("post_sampling_probs")),
+                )
+            if body.get("timings_per_token"):
+                usage = {
+                    "prompt": job.prompt_tokens,
+                    "cached": job.requests[0].cached,
+                    "generated": generated,
+                }
+                frame["timings"] = _timings(job, usage)
+            yield sse.data(frame)

@@ -1,0 +1,320 @@
+"""What the server counts: histograms and counters of requests, written out in Prometheus' text
+format under vLLM's, llama-server's and our own names.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from oxillama.engine.metrics import BOUNDS, HistogramSnapshot, MetricsSnapshot
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+_REASONS = ("stop", "length", "abort", "error")
+
+
+class Histogram:
+    """Counts by upper bound."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds, self.counts, self.total = bounds, [0] * (len(bounds) + 1), 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+class ModelMetrics:
+    """The counts of one model's requests."""
+
+    def __init__(self) -> None:
+        seconds = BOUNDS
+        self.first_token = Histogram(seconds)
+        self.inter_token = Histogram(seconds)
+        self.e2e = Histogram(seconds)
+        self.queue = Histogram(seconds)
+        self.prefill = Histogram(seconds)
+        self.decode = Histogram(seconds)
+        self.prompt_tokens = Histogram(_TOKENS)
+        self.generation_tokens = Histogram(_TOKENS)
+        self.prompt_total = self.generation_total = self.cached_total = 0
+        self.prompt_seconds = self.generation_seconds = 0.0
+        self.finished: Counter[str] = Counter()
+
+    def observe(
+        self,
+        *,
+        reason: str,
+        prompt: int,
+        cached: int,
+        generated: int,
+        queue: float,
+        prefill: float,
+        decode: float,
+        e2e: float,
+    ) -> None:
+        """Count one finished generation."""
+        self.finished[reason] += 1
+        self.prompt_total += prompt
+        self.cached_total += cached
+        self.generation_total += generated
+        self.prompt_seconds += prefill
+        self.generation_seconds += decode
+        self.prompt_tokens.observe(prompt)
+        self.generation_tokens.observe(generated)
+        self.e2e.observe(e2e)
+        self.queue.observe(queue)
+        if generated:
+            self.prefill.observe(prefill)
+            self.decode.observe(decode)
+            self.first_token.observe(queue + prefill)
+            if generated > 1:
+                self.inter_token.observe(decode / (generated - 1))
+
+
+class Writer:
+    """Lines of the text format; each name's HELP and TYPE once."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._named: set[str] = set()
+
+    def add(self, name: str, kind: str, about: str, value: Any, **labels: str) -> None:
+        """One sample."""
+        self._head(name, kind, about)
+        self.lines.append(f"{name}{_labels(labels)} {value!r}")
+
+    def histogram(
+        self,
+        name: str,
+        about: str,
+        bounds: Iterable[float],
+        counts: Iterable[int],
+        total: float,
+        **labels: str,
+    ) -> None:
+        """A histogram of counts by bound."""
+        self._head(name, "histogram", about)
+        seen = 0
+        for bound, count in zip((*bounds, "+Inf"), counts):
+            seen += count
+            bucket = _labels({**labels, "le": str(bound)})
+            self.lines.append(f"{name}_bucket{bucket} {seen}")
+        self.lines.append(f"{name}_sum{_labels(labels)} {total!r}")
+        self.lines.append(f"{name}_count{_labels(labels)} {seen}")
+
+    def text(self) -> str:
+        return "\n".join(self.lines) + "\n"
+
+    def _head(self, name: str, kind: str, about: str) -> None:
+        if name not in self._named:
+            self._named.add(name)
+            self.lines += [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+
+
+def _labels(labels: dict[str, str]) -> str:
+    if not labels:
+        return ""
+    inner = ",".join(f'{name}="{value.translate(_ESCAPED)}"' for name, value in labels.items())
+    return f"{{{inner}}}"
+
+
+_ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+def exposition(
+    models: list[tuple[str, ModelMetrics, MetricsSnapshot | None, int | None]],
+    gauges: dict[str, tuple[str, str, Any]],
+) -> str:
+    """The whole document. models: (name, counts of requests, the engine's, most pages); gauges of
+    the server: name -> (kind, help, value).
+    """
+    out = Writer()
+    for name, kind, about, value in (
+        (name, kind, about, value) for name, (kind, about, value) in gauges.items()
+    ):
+        out.add(name, kind, about, value)
+    for write in (_vllm, _llama, _own):
+        by_name: dict[str, list[str]] = {}
+        for each in models:
+            write(_Grouped(out, by_name), *each)
+        for lines in by_name.values():
+            out.lines += lines
+    return out.text()
+
+
+class _Grouped(Writer):
+    """Samples of several models, gathered by name, so that each name's lines stand together."""
+
+    def __init__(self, out: Writer, by_name: dict[str, list[str]]) -> None:
+        super().__init__()
+        self._by_name = by_name
+
+    def _head(self, name: str, kind: str, about: str) -> None:
+        if name not in self._by_name:
+            self._by_name[name] = [f"# HELP {name} {about}", f"# TYPE {name} {kind}"]
+        self.lines = self._by_name[name]
+
+
+def _vllm(
+    out: Writer, name: str, own: ModelMetrics, engine: MetricsSnapshot | None, pages: int | None
+) -> None:
+    label = {"model_name": name}
+    if engine is not None:
+        out.add(
+            "vllm:num_requests_running",
+            "gauge",
+            "Requests that run.",
+            engine.requests_running,
+            **label,
+        )
+        out.add(
+            "vllm:num_requests_waiting",
+            "gauge",
+            "Requests that wait.",
+            engine.requests_waiting,
+            **label,
+        )
+        share = engine.pages_used / pages if pages else 0.0
+        out.add(
+            "vllm:kv_cache_usage_perc",
+            "gauge",
+            "Pages in use, as a share (0 to 1) of those there may be.",
+            share,
+            **label,
+        )
+        out.add(
+            "vllm:prefix_cache_queries_total",
+            "counter",
+            "Prompt tokens looked up in the prefix cache.",
+            engine.tokens_prefilled_total + engine.kv_tokens_saved_total,
+            **label,
+        )
+        out.add(
+            "vllm:prefix_cache_hits_total",
+            "counter",
+            "Prompt tokens found in the prefix cache.",
+            engine.kv_tokens_saved_total,
+            **label,
+        )
+        out.add(
+            "vllm:num_preemptions_total",
+            "counter",
+            "Times a request gave up its pages.",
+            engine.requests_preempted_total,
+            **label,
+        )
+    out.add("vllm:prompt_tokens_total", "counter", "Prompt tokens.", own.prompt_total, **label)
+    out.add(
+        "vllm:generation_tokens_total",
+        "counter",
+        "Generated tokens.",
+        own.generation_total,
+        **label,
+    )
+    for reason in _REASONS:
+        out.add(
+            "vllm:request_success_total",
+            "counter",
+            "Requests by how they ended.",
+            own.finished[reason],
+            **label,
+            finished_reason=reason,
+        )
+    for metric, about, histogram in (
+        ("time_to_first_token_seconds", "Seconds to the first token.", own.first_token),
+        ("inter_token_latency_seconds", "Mean seconds between tokens.", own.inter_token),
+        ("e2e_request_latency_seconds", "Seconds from submit to end.", own.e2e),
+        ("request_queue_time_seconds", "Seconds of waiting.", own.queue),
+        ("request_prefill_time_seconds", "Seconds from start to first token.", own.prefill),
+        ("request_decode_time_seconds", "Seconds from first token to end.", own.decode),
+        ("request_prompt_tokens", "Prompt tokens of a request.", own.prompt_tokens),
+        ("request_generation_tokens", "Generated tokens of a request.", own.generation_tokens),
+    ):
+        out.histogram(
+            f"vllm:{metric}", about, histogram.bounds, histogram.counts, histogram.total, **label
+        )
+    if engine is not None:
+        # steps are not counted by size: all of them in the open bucket, the sum is exact
+        total = engine.tokens_prefilled_total + engine.tokens_generated_total
+        out.histogram(
+            "vllm:iteration_tokens_total",
+            "Tokens of a step.",
+            (),
+            (engine.steps_total,),
+            float(total),
+            **label,
+        )
+
+
+def _llama(
+    out: Writer, name: str, own: ModelMetrics, engine: MetricsSnapshot | None, pages: int | None
+) -> None:
+    label = {"model": name}
+    rows: list[tuple[str, str, str, Any]] = [
+        ("prompt_tokens_total", "counter", "Prompt tokens.", own.prompt_total),
+        ("tokens_predicted_total", "counter", "Generated tokens.", own.generation_total),
+        ("prompt_seconds_total", "counter", "Seconds of prompts.", own.prompt_seconds),
+        (
+            "tokens_predicted_seconds_total",
+            "counter",
+            "Seconds of generation.",
+            own.generation_seconds,
+        ),
+    ]
+    if engine is not None:
+        steps = engine.steps_total
+        rows += [
+            ("requests_processing", "gauge", "Requests that run.", engine.requests_running),
+            ("requests_deferred", "gauge", "Requests that wait.", engine.requests_waiting),
+            ("n_decode_total", "counter", "Steps.", steps),
+            (
+                "n_busy_slots_per_decode",
+                "gauge",
+                "Generated tokens per step.",
+                engine.tokens_generated_total / steps if steps else 0.0,
+            ),
+            (
+                "prompt_tokens_seconds",
+                "gauge",
+                "Prompt tokens per second.",
+                engine.prompt_tokens_per_second,
+            ),
+            (
+                "predicted_tokens_seconds",
+                "gauge",
+                "Generated tokens per second.",
+                engine.decode_tokens_per_second,
+            ),
+        ]
+    for metric, kind, about, value in rows:
+        out.add(f"llamacpp:{metric}", kind, about, value, **label)
+
+
+def _own(
+    out: Writer, name: str, own: ModelMetrics, engine: MetricsSnapshot | None, pages: int | None
+) -> None:
+    if engine is None:
+        return
+    lines = engine.to_prometheus().splitlines()
+    about: dict[str, str] = {}
+    kinds: dict[str, str] = {}
+    for line in lines:
+        if line.startswith("# HELP "):
+            _, _, metric, text = line.split(" ", 3)
+            about[metric] = text
+        elif line.startswith("# TYPE "):
+            _, _, metric, kind = line.split(" ", 3)
+            kinds[metric] = kind
+    for metric, kind in kinds.items():
+        value = getattr(engine, metric.removeprefix("oxillama_"))
+        if isinstance(value, HistogramSnapshot):
+            out.histogram(metric, about[metric], BOUNDS, value.counts, value.sum, model=name)
+        else:
+            out.add(metric, kind, about[metric], value, model=name)

@@ -1,0 +1,320 @@
+"""The models that a server knows, by name: one given at start, and those of a folder, loaded on
+first use and unloaded by least recent use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import oxillama
+from oxillama.embedded import embedded_path
+from oxillama.engine.generation import Vocabulary
+from oxillama.errors import EngineError
+from oxillama.gguf import GgufReader
+from oxillama.server.errors import ApiError, from_engine, shown
+from oxillama.server.prompts import Talk
+from oxillama.server.settings import ServerConfig
+
+EMBEDDED = "oxillama-embedded"
+# ids of the tokens before, after and of the middle
+FIM_KEYS = tuple(f"tokenizer.ggml.fim_{part}_token_id" for part in ("pre", "suf", "mid"))
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})$")
+
+
+class Model:
+    """A loaded model and what a server needs beside the engine: its name, its chat template, how
+    long its tokens are.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        engine: oxillama.InferenceEngine,
+        *,
+        created: int,
+        chat_template: str | None = None,
+    ) -> None:
+        self.name, self.engine, self.created = name, engine, created
+        self.users = 0
+        self.loaded_at = time.time()
+        self.metadata: dict[str, Any] = _facts(engine)
+        self.bridge = self.words = self.talk = None
+        self._most_bytes = 0
+        try:
+            self.bridge = engine.tokenizer
+        except EngineError:
+            return
+        self.words = Vocabulary(self.bridge, engine.config.vocab_size)
+        source = chat_template or self.metadata.get("tokenizer.chat_template")
+        if isinstance(source, str):
+            self.talk = Talk(source, self.words)
+        if self.bridge.vocabulary.model == "gpt2":
+            self._most_bytes = max(len(each.encode()) for each in self.bridge.vocabulary.tokens)
+
+    def too_long(self, text: str) -> bool:
+        """Whether a text is surely longer than the context, told without encoding it: a byte-level
+        vocabulary has no token of more bytes than its longest.
+        """
+        limit = self._most_bytes * self.engine.context_size
+        return bool(limit) and len(text) > limit
+
+    @property
+    def slots(self) -> int:
+        """Sequences that run at once."""
+        return self.engine.engine_config.scheduling().max_sequences
+
+    def chat(self) -> Talk:
+        """How to talk to it; a 400 for a file without a chat template."""
+        if self.talk is None:
+            raise ApiError(
+                400,
+                f"model {self.name}: its file has no chat template, wanted /v1/completions or a "
+                "server started with --chat-template",
+                param="model",
+                code="no_chat_template",
+            )
+        return self.talk
+
+    def vocabulary(self) -> Any:
+        """Its tokenizer; a 400 for a file without one."""
+        if self.bridge is None:
+            raise ApiError(
+                400,
+                f"model {self.name}: its file has no vocabulary, wanted token ids",
+                param="model",
+                code="no_vocabulary",
+            )
+        return self.bridge
+
+
+def _facts(engine: oxillama.InferenceEngine) -> dict[str, Any]:
+    """The few keys of the model's file that answers name."""
+    wanted = (
+        "tokenizer.chat_template",
+        "general.name",
+        "general.file_type",
+        "general.size_label",
+        *FIM_KEYS,
+    )
+    with GgufReader(engine.model_files[0]) as reader:
+        found = {name: reader.metadata[name] for name in wanted if name in reader.metadata}
+    return {name: int(value) if name in FIM_KEYS else value for name, value in found.items()}
+
+
+class Registry:
+    """Models by name. One that requests use stays; the others may be unloaded for another."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        offload: Callable[..., Any],
+        *,
+        keep: Callable[[Model], bool] = lambda model: False,
+    ) -> None:
+        """keep: whether an idle model must stay, for sessions that only memory holds."""
+        self._config, self._offload, self._keep = config, offload, keep
+        self._loaded: OrderedDict[str, Model] = OrderedDict()
+        self._loading: dict[str, asyncio.Task] = {}
+        self.failures: dict[str, str] = {}
+        self._given = self._first()
+        self._leaving: set[Model] = set()
+        self._closing: set[asyncio.Future] = set()
+        self._idle = asyncio.Event()  # a model may have become idle
+
+    def _first(self) -> tuple[str, Path] | None:
+        config = self._config
+        if config.model is not None:
+            path = Path(config.model)
+            return config.alias or stem(path), path
+        if config.models_dir is not None:
+            return None
+        return config.alias or EMBEDDED, embedded_path()
+
+    def known(self) -> dict[str, Path]:
+        """Every model by name, the one given at start first."""
+        found = {self._given[0]: self._given[1]} if self._given else {}
+        if self._config.models_dir is not None:
+            for path in sorted(Path(self._config.models_dir).glob("*.gguf")):
+                part = _SHARD.search(path.stem)
+                if path.name.startswith(("mmproj", ".")) or (part and part.group(1) != "00001"):
+                    continue
+                found.setdefault(stem(path), path)
+        return found
+
+    @property
+    def default(self) -> str | None:
+        """The model of a request that names none: the one given, or the only one of the folder."""
+        if self._given:
+            return self._given[0]
+        names = list(self.known())
+        return names[0] if len(names) == 1 else None
+
+    def loaded(self) -> list[Model]:
+        """The models in memory."""
+        return list(self._loaded.values())
+
+    @property
+    def loading(self) -> bool:
+        """Whether a model is being loaded and none is there."""
+        return bool(self._loading) and not self._loaded
+
+    def resolve(self, name: Any) -> str:
+        """The name that a request means; 404 for an unknown one."""
+        known = self.known()
+        if name is None:
+            default = self.default
+            if default is None:
+                raise ApiError(
+                    400,
+                    f"model: is required, wanted one of {', '.join(known) or 'none: no file there'}",
+                    param="model",
+                    code="missing_required_parameter",
+                )
+            return default
+        if name in known:
+            return name
+        for each, path in known.items():
+            same = (path.name, str(path), f"{each}:latest")
+            if name in same or (each == self.default and name == _given(self._config.model)):
+                return each
+        raise ApiError(
+            404,
+            f"model: {shown(name)} is not served here, wanted one of {', '.join(known)}",
+            param="model",
+            code="model_not_found",
+        )
+
+    @asynccontextmanager
+    async def use(self, name: Any) -> AsyncIterator[Model]:
+        """The model that a request names, loaded, for as long as the block lasts."""
+        model = await self.acquire(name)
+        try:
+            yield model
+        finally:
+            self.release(model)
+
+    async def acquire(self, name: Any) -> Model:
+        """The model that a request names, loaded and held; `release` it."""
+        name = self.resolve(name)
+        while True:
+            model = self._loaded.get(name)
+            if model is not None:
+                self._loaded.move_to_end(name)
+                model.users += 1
+                return model
+            task = self._loading.get(name)
+            if task is None:
+                task = asyncio.ensure_future(self._load(name))
+                self._loading[name] = task
+                task.add_done_callback(partial(self._load_ended, name))
+            # one load for all who wait, which goes on when one of them leaves
+            await asyncio.shield(task)
+
+    def release(self, model: Model) -> None:
+        """Let go of a model that was acquired."""
+        model.users -= 1
+        if not model.users:
+            self._idle.set()
+            if model in self._leaving:
+                self._leaving.discard(model)
+                self._unload(model)
+
+    def forget_when_idle(self, model: Model) -> None:
+        """Unload a model as soon as nobody uses it."""
+        self._leaving.add(model)
+
+    def _unload(self, model: Model) -> None:
+        if self._loaded.get(model.name) is model and not self._keep(model):
+            del self._loaded[model.name]
+            task = asyncio.ensure_future(self._offload(model.engine.close))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+    def _load_ended(self, name: str, task: asyncio.Task) -> None:
+        self._loading.pop(name, None)
+
+    async def _load(self, name: str) -> None:
+        path = self.known().get(name)
+        if path is None:
+            raise ApiError(
+                404, f"model: {shown(name)} is gone", param="model", code="model_not_found"
+            )
+        await self._make_room()
+        try:
+            model = await self._offload(self._open, name, path)
+        except OSError as error:
+            self.failures[name] = str(error)
+            raise ApiError(
+                500,
+                f"model {name}: cannot be read: {error.strerror}",
+                param="model",
+                code="model_unusable",
+            ) from None
+        except BaseException as error:
+            self.failures[name] = str(error)
+            raise from_engine(error, param="model") from error
+        self.failures.pop(name, None)
+        self._loaded[name] = model
+
+    def _open(self, name: str, path: Path) -> Model:
+        config = self._config
+        engine = oxillama.load(path, **config.engine)
+        return Model(
+            name,
+            engine,
+            created=int(path.stat().st_mtime),
+            chat_template=config.chat_template,
+        )
+
+    async def _make_room(self) -> None:
+        """Unload the model that was used least recently until another one may be loaded."""
+        while len(self._loaded) >= self._config.max_loaded:
+            idle = next(
+                (
+                    model
+                    for model in self._loaded.values()
+                    if not model.users and not self._keep(model)
+                ),
+                None,
+            )
+            if idle is not None:
+                del self._loaded[idle.name]
+                await self._offload(idle.engine.close)
+                continue
+            self._idle.clear()
+            try:
+                async with asyncio.timeout(30):
+                    await self._idle.wait()
+            except TimeoutError:
+                raise ApiError(
+                    503,
+                    f"model: {len(self._loaded)} models are loaded and all in use",
+                    param="model",
+                    code="models_busy",
+                    headers={"Retry-After": "5"},
+                ) from None
+
+    async def close(self) -> None:
+        """Unload everything."""
+        for task in list(self._loading.values()):
+            await asyncio.gather(task, return_exceptions=True)
+        while self._loaded:
+            _, model = self._loaded.popitem()
+            await self._offload(model.engine.close)
+
+
+def stem(path: Path) -> str:
+    """A file's name as a model's: without the ending, and of a set of shards without the number."""
+    return _SHARD.sub("", path.stem)
+
+
+def _given(model: Any) -> str | None:
+    return None if model is None else str(model)

@@ -1,0 +1,681 @@
+"""Ollama's routes, for the desktop clients that speak nothing else: lines of JSON, streamed unless
+told otherwise.
+
+`keep_alive` of 0 unloads the model when it is idle; other values are taken and change nothing,
+since models leave by least recent use.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from starlette.responses import Response
+
+import oxillama
+from oxillama.engine.request import Completion
+from oxillama.server import options as table
+from oxillama.server import sse
+from oxillama.server.calls import Call, dumps, json_response
+from oxillama.server.chat import (
+    Asked,
+    Reply,
+    events,
+    messages_of,
+    no_images,
+    run,
+    tools_of,
+)
+from oxillama.server.completions import TOKENS, encoded
+from oxillama.server.embeddings import vectors
+from oxillama.server.errors import ApiError, bad, unsupported
+from oxillama.server.infill import infill_ids
+from oxillama.server.logprobs import chat_entries
+from oxillama.server.models import Model
+from oxillama.server.schema import (
+    BOOLEAN,
+    NAME,
+    OBJECT,
+    STRING,
+    Schema,
+    array,
+    enum,
+    integer,
+    number,
+    obj,
+    one_of,
+)
+from oxillama.server.work import Job, usage_of
+
+_CALL = obj(
+    {
+        "id": NAME,
+        "type": enum("function"),
+        "function": obj(
+            {
+                "name": NAME,
+                "arguments": one_of(OBJECT, STRING),
+                "index": integer(0),
+                "description": STRING,
+            },
+            ("name", "arguments"),
+        ),
+    },
+    ("function",),
+)
+_IMAGES = array(STRING, 0, 64)
+_MESSAGE = obj(
+    {
+        "role": enum("system", "user", "assistant", "tool"),
+        "content": STRING,
+        "thinking": STRING,
+        "images": _IMAGES,
+        "tool_calls": array(_CALL, 0, 128),
+        "tool_name": NAME,
+        "name": NAME,
+        "tool_call_id": NAME,
+    },
+    ("role",),
+)
+_TOOL = obj(
+    {
+        "type": enum("function"),
+        "function": obj(
+            {"name": NAME, "description": STRING, "parameters": OBJECT, "strict": BOOLEAN},
+            ("name",),
+        ),
+    },
+    ("function",),
+)
+_OPTIONS = obj(
+    {
+        **table.properties("stop_sequences"),
+        "num_predict": integer(-2),
+        "num_ctx": integer(1),
+        "num_keep": integer(-1),
+        "num_gpu": integer(0, 0),
+        "penalize_newline": {"type": "boolean", "const": True},
+    }
+)
+_SHARED: dict[str, Any] = {
+    "model": NAME,
+    "format": one_of(enum("json", ""), OBJECT),
+    "options": _OPTIONS,
+    "stream": BOOLEAN,
+    "keep_alive": one_of(STRING, number(-1e9, 1e9)),
+    "think": one_of(BOOLEAN, enum("low", "medium", "high")),
+    "logprobs": BOOLEAN,
+    "top_logprobs": integer(0, 20),
+}
+CHAT_BODY: Schema = obj(
+    {**_SHARED, "messages": array(_MESSAGE, 0, 4096), "tools": array(_TOOL, 0, 128)}, ("model",)
+)
+GENERATE_BODY: Schema = obj(
+    {
+        **_SHARED,
+        "prompt": STRING,
+        "suffix": STRING,
+        "system": STRING,
+        "raw": BOOLEAN,
+        "images": _IMAGES,
+        "context": TOKENS,
+    },
+    ("model",),
+)
+SHOW_BODY: Schema = obj({"model": NAME, "name": NAME, "verbose": BOOLEAN})
+EMBED_BODY: Schema = obj(
+    {
+        "model": NAME,
+        "input": one_of(STRING, array(STRING, 1, 2048)),
+        "truncate": BOOLEAN,
+        "dimensions": integer(1),
+        "keep_alive": one_of(STRING, number(-1e9, 1e9)),
+        "options": obj({"num_ctx": integer(1)}),
+    },
+    ("model", "input"),
+)
+EMBEDDINGS_BODY: Schema = obj(
+    {
+        "model": NAME,
+        "prompt": STRING,
+        "keep_alive": one_of(STRING, number(-1e9, 1e9)),
+        "options": obj({"num_ctx": integer(1)}),
+    },
+    ("model", "prompt"),
+)
+_LINES = "application/x-ndjson"
+
+
+def _now() -> str:
+    now = time.time()
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now % 1 * 1e6):06d}Z"
+
+
+def _line(value: Any) -> bytes:
+    return dumps(value) + b"\n"
+
+
+def _failed(error: ApiError) -> bytes:
+    return _line(error.ollama())
+
+
+# ---- what is asked
+
+
+def _read(model: Model, body: Mapping[str, Any]) -> table.Asked:
+    """The options of a body."""
+    given = body.get("options") or {}
+    asked = table.read(
+        given,
+        default=model.engine.sampler,
+        vocab_size=model.engine.config.vocab_size,
+        path="options.",
+    )
+    most, context = given.get("num_predict"), given.get("num_ctx")
+    if context is not None and context > model.engine.context_size:
+        raise bad(
+            "options.num_ctx", context, f"at most {model.engine.context_size}, which the server has"
+        )
+    if most is not None and most >= 0:
+        asked.options["max_tokens"] = int(most)
+    if (given.get("num_keep") or 0) > 0:
+        raise unsupported("options.num_keep", "is of use with a shifted context alone")
+    format = body.get("format")
+    if format:
+        if asked.constraint:
+            raise ApiError(
+                400,
+                f"format: found beside {asked.constraint}, wanted one constraint",
+                param="format",
+            )
+        asked.options["json_schema"] = {"type": "object"} if format == "json" else format
+        asked.constraint = "format"
+    if body.get("top_logprobs") is not None and not body.get("logprobs"):
+        raise ApiError(
+            400, "top_logprobs: found without logprobs: true, wanted both", param="top_logprobs"
+        )
+    if body.get("logprobs"):
+        asked.options["logprobs"] = int(body.get("top_logprobs") or 0)
+    return asked
+
+
+def _variables(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
+    think = body.get("think")
+    if think is None:
+        return {}
+    talk = model.chat()
+    if isinstance(think, str):
+        if talk.knows("reasoning_effort"):
+            return {"reasoning_effort": think}
+    elif talk.thinking:
+        return {talk.thinking: think}
+    elif not think and talk.planner.reasoning is None:
+        return {}
+    raise unsupported("think", "the model's chat template has no such setting")
+
+
+def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Messages as chat completions write them; a tool's answer belongs to the oldest call without
+    one.
+    """
+    out: list[dict[str, Any]] = []
+    waiting: list[tuple[str, str]] = []
+    for at, message in enumerate(body["messages"]):
+        if message.get("images"):
+            raise no_images(f"messages[{at}].images")
+        made: dict[str, Any] = {"role": message["role"], "content": message.get("content") or ""}
+        if message.get("thinking"):
+            made["reasoning_content"] = message["thinking"]
+        if message.get("tool_calls"):
+            made["tool_calls"] = []
+            for number_, call in enumerate(message["tool_calls"]):
+                function = call["function"]
+                arguments = function["arguments"]
+                name = call.get("id") or f"{at}-{number_}"
+                waiting.append((name, function["name"]))
+                made["tool_calls"].append(
+                    {
+                        "id": name,
+                        "type": "function",
+                        "function": {
+                            "name": function["name"],
+                            "arguments": arguments
+                            if isinstance(arguments, str)
+                            else json.dumps(arguments, ensure_ascii=False),
+                        },
+                    }
+                )
+        if message["role"] == "tool":
+            named = message.get("tool_name") or message.get("name")
+            match = next(
+                (
+                    each
+                    for each in waiting
+                    if message.get("tool_call_id") in (None, each[0]) and named in (None, each[1])
+                ),
+                None,
+            )
+            if match is None:
+                raise ApiError(
+                    400, f"messages[{at}]: answers no call before it", param=f"messages[{at}]"
+                )
+            waiting.remove(match)
+            made["tool_call_id"], made["name"] = match
+        out.append(made)
+    return out
+
+
+# ---- chat
+
+
+async def chat(call: Call) -> Response:
+    """POST /api/chat"""
+    body, began = call.body, time.perf_counter_ns()
+    async with call.state.models.use(body.get("model")) as model:
+        loaded = time.perf_counter_ns()
+        if not body.get("messages"):
+            return await _only_load(call, model, body, {"message": _message("")})
+
+        def read() -> Asked:
+            asked = _read(model, body)
+            return Asked(
+                messages_of(_messages(body)),
+                asked.options,
+                asked.stops,
+                tools_of(
+                    {"tools": [{"type": "function", **tool} for tool in body.get("tools") or ()]}
+                ),
+                variables=_variables(model, body),
+                constraint=asked.constraint,
+            )
+
+        asked = await call.offload(read)
+        return await _chat(call, model, asked, body, began, loaded, _in_message)
+
+
+def _message(content: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": content}
+
+
+def _in_message(content: str = "", thinking: str = "", calls: list | None = None) -> dict:
+    message = _message(content)
+    if thinking:
+        message["thinking"] = thinking
+    if calls:
+        message["tool_calls"] = calls
+    return {"message": message}
+
+
+def _in_response(content: str = "", thinking: str = "", calls: list | None = None) -> dict:
+    return {"response": content, **({"thinking": thinking} if thinking else {})}
+
+
+async def _chat(
+    call: Call,
+    model: Model,
+    asked: Asked,
+    body: Mapping[str, Any],
+    began: int,
+    loaded: int,
+    shape: Any,
+) -> Response:
+    top = int(body.get("top_logprobs") or 0) if body.get("logprobs") else None
+    bridge = model.vocabulary()
+    name = body["model"]
+    if body.get("stream") is False:
+        _, replies, _ = await call.race(run(call, model, asked))
+        reply = replies[0]
+        made = {
+            "model": name,
+            "created_at": _now(),
+            **shape(reply.text, reply.thought, _calls(reply)),
+            **_end(reply.completion, reply.finish_reason, reply.request, began, loaded),
+        }
+        if top is not None:
+            made["logprobs"] = chat_entries(reply.logprobs, bridge, top)
+        await _maybe_unload(call, model, body)
+        return json_response(made)
+
+    async def frames() -> AsyncIterator[bytes]:
+        sent = 0
+        async for _, reply, event, added in events(call, model, asked):
+            out = []
+            for kind, value in added:
+                part: dict[str, Any] | None = None
+                if kind == "content":
+                    part = shape(value)
+                    if top is not None:
+                        part["logprobs"] = chat_entries(event.logprobs, bridge, top)
+                elif kind == "reasoning":
+                    part = shape("", value)
+                if part is not None:
+                    out.append(_line({"model": name, "created_at": _now(), **part, "done": False}))
+            if event.kind == "call_end":
+                calls = _calls(reply)[sent:]
+                sent += len(calls)
+                if calls:
+                    part = shape("", "", calls)
+                    out.append(_line({"model": name, "created_at": _now(), **part, "done": False}))
+            if event.kind == "end":
+                last = {
+                    "model": name,
+                    "created_at": _now(),
+                    **shape(),
+                    **_end(reply.completion, reply.finish_reason, reply.request, began, loaded),
+                }
+                out.append(_line(last))
+            if out:
+                yield b"".join(out)
+        await _maybe_unload(call, model, body)
+
+    return await sse.EventStream(
+        call, frames(), failed=_failed, media_type=_LINES, probe=b"\n"
+    ).begin()
+
+
+def _calls(reply: Reply) -> list[dict[str, Any]]:
+    """The whole calls of a reply; arguments as an object."""
+    out = []
+    for index, each in enumerate(reply.calls.values()):
+        try:
+            arguments = json.loads(each["arguments"] or "{}")
+        except ValueError:
+            continue
+        out.append(
+            {
+                "id": each["id"],
+                "function": {"index": index, "name": each["name"], "arguments": arguments},
+            }
+        )
+    return out
+
+
+def _end(done: Completion, reason: str, request: Any, began: int, loaded: int) -> dict[str, Any]:
+    """What the last line says: counts and durations in nanoseconds."""
+    now = time.perf_counter_ns()
+    usage = usage_of([done])
+    first = int(max(0.0, (request.admitted_at - request.submitted_at)) * 1e9)
+    total = now - began
+    last = int(request.token_at * 1e9) if request.token_at else now
+    admitted = int(request.admitted_at * 1e9) if request.admitted_at else now
+    decode = max(0, last - admitted)
+    share = usage["generated"] / max(1, usage["generated"] + usage["prompt"])
+    return {
+        "done": True,
+        "done_reason": "length" if reason == "length" else "stop",
+        "total_duration": total,
+        "load_duration": max(0, loaded - began) + first,
+        "prompt_eval_count": usage["prompt"],
+        "prompt_eval_duration": int(decode * (1 - share)),
+        "eval_count": usage["generated"],
+        "eval_duration": int(decode * share),
+    }
+
+
+async def _maybe_unload(call: Call, model: Model, body: Mapping[str, Any]) -> None:
+    if body.get("keep_alive") in (0, "0", "0s", "0m"):
+        call.state.models.forget_when_idle(model)
+
+
+async def _only_load(
+    call: Call, model: Model, body: Mapping[str, Any], shape: Mapping[str, Any]
+) -> Response:
+    """The answer where nothing was asked but to load the model, or to unload it."""
+    unloads = body.get("keep_alive") in (0, "0", "0s", "0m")
+    await _maybe_unload(call, model, body)
+    return json_response(
+        {
+            "model": body["model"],
+            "created_at": _now(),
+            **shape,
+            "done": True,
+            "done_reason": "unload" if unloads else "load",
+        }
+    )
+
+
+# ---- generate
+
+
+async def generate(call: Call) -> Response:
+    """POST /api/generate"""
+    body, began = call.body, time.perf_counter_ns()
+    async with call.state.models.use(body.get("model")) as model:
+        loaded = time.perf_counter_ns()
+        if body.get("images"):
+            raise no_images("images")
+        if not body.get("prompt") and not body.get("suffix"):
+            return await _only_load(call, model, body, {"response": ""})
+        raw = body.get("raw") or body.get("suffix") or model.talk is None
+        if raw and body.get("system"):
+            raise unsupported("system", "is of use with the chat template alone, not with raw")
+        if body.get("context") and not raw:
+            raise unsupported("context", "is of use with raw alone")
+        if raw and body.get("think"):
+            raise unsupported("think", "is of use with the chat template alone")
+
+        def read() -> tuple[table.Asked, Any]:
+            asked, prompt = _read(model, body), body.get("prompt") or ""
+            if body.get("suffix"):
+                return asked, infill_ids(model, prompt, body["suffix"], param="suffix")
+            if raw:
+                context = encoded(model, body.get("context") or [], param="context")
+                ids = encoded(model, prompt, special=not context)
+                return asked, [*map(int, context), *ids]
+            messages = [{"role": "user", "content": prompt}]
+            if body.get("system"):
+                messages.insert(0, {"role": "system", "content": body["system"]})
+            return asked, Asked(
+                messages_of(messages),
+                asked.options,
+                asked.stops,
+                variables=_variables(model, body),
+                constraint=asked.constraint,
+                prompt="prompt",
+            )
+
+        options, asked = await call.offload(read)
+        if isinstance(asked, Asked):
+            return await _chat(call, model, asked, body, began, loaded, _in_response)
+        return await _raw(call, model, options, asked, body, began, loaded)
+
+
+async def _raw(
+    call: Call,
+    model: Model,
+    asked: table.Asked,
+    ids: list[int],
+    body: Mapping[str, Any],
+    began: int,
+    loaded: int,
+) -> Response:
+    """A prompt continued without the chat template."""
+    name, bridge = body["model"], model.vocabulary()
+    top = int(body.get("top_logprobs") or 0) if body.get("logprobs") else None
+
+    def last(job: Job, done: Completion) -> dict[str, Any]:
+        reason = done.finish_reason
+        return {
+            **_end(done, reason, job.requests[0], began, loaded),
+            "context": [*ids, *done.tokens],
+        }
+
+    if body.get("stream") is False:
+
+        async def whole() -> dict[str, Any]:
+            async with Job(call, model, param="prompt") as job:
+                await job.begin(lambda: model.engine.submit(ids, **asked.options))
+                done = (await job.results())[0]
+                made = {
+                    "model": name,
+                    "created_at": _now(),
+                    "response": done.text,
+                    **last(job, done),
+                }
+                if top is not None:
+                    made["logprobs"] = chat_entries(done.logprobs, bridge, top)
+                return made
+
+        made = await call.race(whole())
+        await _maybe_unload(call, model, body)
+        return json_response(made)
+
+    async def frames() -> AsyncIterator[bytes]:
+        async with Job(call, model, param="prompt") as job:
+            await job.begin(lambda: model.engine.submit(ids, **asked.options))
+            async for _, piece in job.pieces():
+                line: dict[str, Any] = {"model": name, "created_at": _now(), "response": ""}
+                if isinstance(piece, Completion):
+                    yield _line({**line, **last(job, piece)})
+                    continue
+                line["response"] = piece.text
+                if top is not None:
+                    line["logprobs"] = chat_entries(piece.logprobs, bridge, top)
+                yield _line({**line, "done": False})
+        await _maybe_unload(call, model, body)
+
+    return await sse.EventStream(
+        call, frames(), failed=_failed, media_type=_LINES, probe=b"\n"
+    ).begin()
+
+
+# ---- models
+
+
+def _entry(call: Call, name: str, path: Any) -> dict[str, Any] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(status.st_mtime))
+    mark = f"{name}\0{status.st_size}\0{status.st_mtime_ns}"
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": stamp,
+        "size": status.st_size,
+        "digest": hashlib.sha256(mark.encode()).hexdigest(),
+        "details": _details(call, name),
+    }
+
+
+def _details(call: Call, name: str) -> dict[str, Any]:
+    loaded = next((each for each in call.state.models.loaded() if each.name == name), None)
+    facts = loaded.metadata if loaded else {}
+    family = loaded.engine.config.architecture if loaded else ""
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": family,
+        "families": [family] if family else [],
+        "parameter_size": str(facts.get("general.size_label", "")),
+        "quantization_level": str(facts.get("general.file_type", "")),
+    }
+
+
+async def tags(call: Call) -> Response:
+    """GET /api/tags"""
+
+    def work() -> list[Any]:
+        found = (_entry(call, *each) for each in call.state.models.known().items())
+        return [each for each in found if each is not None]
+
+    return json_response({"models": await call.offload(work)})
+
+
+async def running(call: Call) -> Response:
+    """GET /api/ps"""
+    known = call.state.models.known()
+    out = []
+    for model in call.state.models.loaded():
+        entry = _entry(call, model.name, known.get(model.name, ""))
+        if entry is not None:
+            entry.pop("modified_at")
+            out.append({**entry, "size_vram": 0, "context_length": model.engine.context_size})
+    return json_response({"models": out})
+
+
+async def version(call: Call) -> Response:
+    """GET /api/version"""
+    return json_response({"version": oxillama.__version__})
+
+
+async def show(call: Call) -> Response:
+    """POST /api/show"""
+    name = call.body.get("model") or call.body.get("name")
+    if name is None:
+        raise ApiError(400, "model: is required", param="model", code="missing_required_parameter")
+    async with call.state.models.use(name) as model:
+        engine, config = model.engine, model.engine.config
+        capabilities = ["completion", "embedding"]
+        if model.talk is not None:
+            capabilities.append("tools")
+            if model.talk.planner.reasoning is not None:
+                capabilities.append("thinking")
+        return json_response(
+            {
+                "modelfile": f"FROM {engine.model_files[0]}",
+                "parameters": "",
+                "template": model.talk.source if model.talk else "",
+                "details": _details(call, model.name),
+                "model_info": {
+                    "general.architecture": config.architecture,
+                    "general.basename": config.name,
+                    f"{config.architecture}.context_length": config.context_length,
+                    f"{config.architecture}.embedding_length": config.hidden_size,
+                    f"{config.architecture}.vocab_size": config.vocab_size,
+                },
+                "capabilities": capabilities,
+            }
+        )
+
+
+# ---- vectors
+
+
+def _checked_context(model: Model, body: Mapping[str, Any]) -> None:
+    context = (body.get("options") or {}).get("num_ctx")
+    if context is not None and context > model.engine.context_size:
+        raise bad("options.num_ctx", context, f"at most {model.engine.context_size}")
+
+
+async def embed(call: Call) -> Response:
+    """POST /api/embed"""
+    body, began = call.body, time.perf_counter_ns()
+    async with call.state.models.use(body["model"]) as model:
+        loaded = time.perf_counter_ns()
+        _checked_context(model, body)
+        given = body["input"]
+        found, tokens = await call.race(
+            vectors(
+                call,
+                model,
+                [given] if isinstance(given, str) else given,
+                dimensions=None if body.get("dimensions") is None else int(body["dimensions"]),
+                truncate=bool(body.get("truncate")),
+            )
+        )
+        await _maybe_unload(call, model, body)
+        return json_response(
+            {
+                "model": body["model"],
+                "embeddings": [each.tolist() for each in found],
+                "total_duration": time.perf_counter_ns() - began,
+                "load_duration": loaded - began,
+                "prompt_eval_count": tokens,
+            }
+        )
+
+
+async def embeddings(call: Call) -> Response:
+    """POST /api/embeddings"""
+    body = call.body
+    async with call.state.models.use(body["model"]) as model:
+        _checked_context(model, body)
+        found, _ = await call.race(vectors(call, model, [body["prompt"]], param="prompt"))
+        await _maybe_unload(call, model, body)
+        return json_response({"embedding": found[0].tolist()})

@@ -1,0 +1,303 @@
+"""Every spelling of every option of generation, in one table: which names people know it by, what
+values it may have, and which field of `SamplerConfig` or `Options` it is.
+
+A name that stands in no route's table is refused; so are two names of one option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from oxillama.sampling import SamplerConfig
+from oxillama.server.errors import ApiError, bad, from_engine, unsupported
+from oxillama.server.schema import (
+    BOOLEAN,
+    OBJECT,
+    STRING,
+    array,
+    integer,
+    number,
+    one_of,
+)
+
+MOST_TOKENS = 2**31 - 1
+_TOKEN = integer(0, 2**31 - 1)
+_STOPS = one_of(
+    {"type": "string", "minLength": 1, "maxLength": 4096},
+    array({"type": "string", "minLength": 1, "maxLength": 4096}, 0, 64),
+)
+_STAGES = {
+    "penalties": "penalties",
+    "dry": "dry",
+    "top_n_sigma": "top_n_sigma",
+    "top_k": "top_k",
+    "typ_p": "typical",
+    "typical_p": "typical",
+    "typical": "typical",
+    "top_a": "top_a",
+    "eta": "eta",
+    "epsilon": "epsilon",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "xtc": "xtc",
+    "temperature": "temperature",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option: the names it goes by, what its values may be, the field it sets, and how a value
+    is turned into the field's (None drops it).
+    """
+
+    names: tuple[str, ...]
+    schema: Mapping[str, Any]
+    field: str
+    of: Callable[[Any], Any] = lambda value: value
+
+
+def _float(value: Any) -> float:
+    return float(value)
+
+
+def _off(least: float) -> Callable[[Any], Any]:
+    """A value below `least` means off (None: leave the neutral value)."""
+    return lambda value: value if value >= least else None
+
+
+def _seed(value: Any) -> int | None:
+    """A seed as 64 bits without a sign; -1 is none, as llama.cpp has it."""
+    return None if value == -1 else int(value) & (2**64 - 1)
+
+
+def _bias(value: Any) -> dict[int, float]:
+    """Biases by token id, from an object, or from llama.cpp's list of [token, bias or false]."""
+    if isinstance(value, dict):
+        return {int(token): float(bias) for token, bias in value.items()}
+    return {int(token): float("-inf") if bias is False else float(bias) for token, bias in value}
+
+
+def _breakers(value: list[str]) -> tuple[str, ...]:
+    return tuple(value)
+
+
+def _stages(value: list[str]) -> tuple[str, ...]:
+    return tuple(_STAGES[name] for name in value)
+
+
+_BIAS = one_of(
+    {
+        "type": "object",
+        "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"},
+        "additionalProperties": number(-100, 100),
+        "maxProperties": 65536,
+    },
+    array(array(one_of(_TOKEN, number(-100, 100), {"type": "boolean", "const": False}), 2, 2)),
+)
+
+SAMPLER: tuple[Option, ...] = (
+    Option(("temperature", "temp"), number(0, 100), "temperature", _float),
+    Option(("top_k",), integer(-1), "top_k", lambda value: max(0, int(value))),
+    Option(("top_p",), number(0, 1), "top_p", _float),
+    Option(("min_p",), number(0, 1), "min_p", _float),
+    Option(("typical_p", "typ_p"), number(0, 1), "typical_p", _float),
+    Option(("top_a",), number(0, 1e6), "top_a", _float),
+    Option(("eta_cutoff",), number(0, 1), "eta_cutoff", _float),
+    Option(("epsilon_cutoff",), number(0, 1), "epsilon_cutoff", _float),
+    Option(("top_n_sigma", "top_nsigma"), number(-1, 1e6), "top_n_sigma", _off(1e-6)),
+    Option(
+        ("repetition_penalty", "repeat_penalty"),
+        {"type": "number", "exclusiveMinimum": 0, "maximum": 100},
+        "repetition_penalty",
+        lambda value: max(1e-6, float(value)),
+    ),
+    Option(
+        ("repetition_window", "repeat_last_n", "penalty_last_n"),
+        integer(-1),
+        "repetition_window",
+        int,
+    ),
+    Option(("frequency_penalty",), number(-2, 2), "frequency_penalty", _float),
+    Option(("presence_penalty",), number(-2, 2), "presence_penalty", _float),
+    Option(("mirostat", "mirostat_mode"), integer(0, 2), "mirostat", int),
+    Option(("mirostat_tau",), number(0, 1e6), "mirostat_tau", _float),
+    Option(("mirostat_eta",), number(0, 1e6), "mirostat_eta", _float),
+    Option(("dry_multiplier",), number(0, 1e6), "dry_multiplier", _float),
+    Option(("dry_base",), number(1, 1e6), "dry_base", _float),
+    Option(("dry_allowed_length",), integer(1), "dry_allowed_length", int),
+    Option(("dry_penalty_last_n",), integer(-1), "dry_penalty_last_n", int),
+    Option(
+        ("dry_sequence_breakers",),
+        array({"type": "string", "minLength": 1, "maxLength": 256}, 0, 64),
+        "dry_sequence_breakers",
+        _breakers,
+    ),
+    Option(("xtc_probability",), number(0, 1), "xtc_probability", _float),
+    Option(("xtc_threshold",), number(0, 1), "xtc_threshold", _float),
+    Option(("dynatemp_range",), number(0, 1e6), "dynatemp_range", _float),
+    Option(("dynatemp_exponent",), number(0, 1e6), "dynatemp_exponent", _float),
+    Option(("logit_bias",), _BIAS, "logit_bias", _bias),
+    Option(("banned_tokens",), array(_TOKEN), "banned_tokens", tuple),
+    Option(("allowed_tokens", "allowed_token_ids"), array(_TOKEN, 1), "allowed_tokens", tuple),
+    Option(("ignore_eos",), BOOLEAN, "ignore_eos"),
+    Option(("min_tokens",), integer(0), "min_tokens", int),
+    Option(
+        ("samplers",),
+        array({"type": "string", "enum": sorted(_STAGES)}, 0, 32),
+        "samplers",
+        _stages,
+    ),
+)
+
+REQUEST: tuple[Option, ...] = (
+    Option(("stop", "stop_sequences"), _STOPS, "stop"),
+    Option(("stop_token_ids",), array(_TOKEN, 0, 1024), "stop_token_ids", tuple),
+    Option(("seed",), integer(-(2**63), 2**64 - 1), "seed", _seed),
+    Option(("cache_prompt",), BOOLEAN, "cache_prompt"),
+    Option(("truncate_prompt",), BOOLEAN, "truncate_prompt"),
+    Option(("context_shift",), BOOLEAN, "context_shift"),
+    Option(("keep", "n_keep"), integer(0), "keep", int),
+    Option(("speculative",), BOOLEAN, "speculative", lambda value: "auto" if value else False),
+    Option(("priority",), integer(-(2**31)), "priority", int),
+    Option(("grammar", "guided_grammar"), {"type": "string", "minLength": 1}, "grammar"),
+    Option(("regex", "guided_regex"), {"type": "string"}, "regex"),
+    Option(("choices", "guided_choice"), array(STRING, 1, 4096), "choices", tuple),
+    Option(
+        ("json_schema", "guided_json"),
+        one_of(OBJECT, {"type": "string", "minLength": 1}, BOOLEAN),
+        "json_schema",
+    ),
+)
+TABLE: tuple[Option, ...] = (*SAMPLER, *REQUEST)
+_SAMPLER_FIELDS = frozenset(option.field for option in SAMPLER)
+NAMES: dict[str, Option] = {name: option for option in TABLE for name in option.names}
+CONSTRAINTS = ("grammar", "json_schema", "regex", "choices")
+
+# extensions that vLLM's clients write in one object
+STRUCTURED = {"json": "json_schema", "regex": "regex", "choice": "choices", "grammar": "grammar"}
+
+
+def properties(*without: str) -> dict[str, Any]:
+    """The table as the properties of a body; some names may mean something else on a route."""
+    out = {name: dict(option.schema) for name, option in NAMES.items() if name not in without}
+    out["structured_outputs"] = {
+        "type": "object",
+        "properties": {
+            "json": dict(NAMES["json_schema"].schema),
+            "regex": dict(NAMES["regex"].schema),
+            "choice": dict(NAMES["choices"].schema),
+            "grammar": dict(NAMES["grammar"].schema),
+        },
+        "additionalProperties": False,
+    }
+    return out
+
+
+@dataclass(slots=True)
+class Asked:
+    """What a body asks of generation: keyword arguments of `engine.submit`, and the name that each
+    constraint came by, for errors.
+    """
+
+    options: dict[str, Any]
+    constraint: str | None
+    stops: tuple[str, ...]
+
+
+def read(
+    body: Mapping[str, Any],
+    *,
+    default: SamplerConfig,
+    vocab_size: int,
+    without: tuple[str, ...] = (),
+    path: str = "",
+) -> Asked:
+    """The options that a checked body asks for; ApiError names what cannot be honoured."""
+    sampler: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    by: dict[str, str] = {}
+    for name, value in body.items():
+        option = NAMES.get(name)
+        if option is None or value is None or name in without:
+            continue
+        if option.field in by:
+            raise ApiError(
+                400,
+                f"{path}{name}: found beside {by[option.field]}, which is the same option; "
+                "wanted one of them",
+                param=path + name,
+            )
+        by[option.field] = path + name
+        made = option.of(value)
+        if made is not None:
+            (sampler if option.field in _SAMPLER_FIELDS else options)[option.field] = made
+    for name, value in (body.get("structured_outputs") or {}).items():
+        if value is None:
+            continue
+        field = STRUCTURED[name]
+        if field in by:
+            raise ApiError(
+                400,
+                f"structured_outputs.{name}: found beside {by[field]}, wanted one of them",
+                param=f"structured_outputs.{name}",
+            )
+        by[field] = f"structured_outputs.{name}"
+        options[field] = value
+    constraints = [field for field in CONSTRAINTS if field in options]
+    if len(constraints) > 1:
+        raise ApiError(
+            400,
+            f"{by[constraints[1]]}: found beside {by[constraints[0]]}, wanted one constraint",
+            param=by[constraints[1]],
+        )
+    _check_tokens(sampler, options, by, vocab_size)
+    if "keep" in options and not options.get("context_shift"):
+        raise unsupported(by["keep"], "is of use with context_shift alone, wanted both")
+    if sampler:
+        try:
+            base = default
+            if "temperature" in sampler and "repetition_penalty" not in sampler:
+                sampler["repetition_penalty"] = _penalty(default, sampler["temperature"])
+            options["sampler"] = base.replace(**sampler)
+        except ValueError as error:
+            wrong = from_engine(error)
+            wrong.param = by.get(wrong.param or "", wrong.param)
+            raise wrong from None
+    stop = options.get("stop", ())
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if "stop" in options:
+        options["stop"] = stops
+    return Asked(
+        options,
+        by[constraints[0]] if constraints else None,
+        (*default.stop, *stops),
+    )
+
+
+def _penalty(default: SamplerConfig, temperature: float) -> float:
+    """The repetition penalty where a body names a temperature and no penalty: none at 0, as the
+    engine has it, unless the server was started with one of its own.
+    """
+    own = SamplerConfig(temperature=default.temperature).repetition_penalty
+    if default.repetition_penalty != own:
+        own = default.repetition_penalty
+    else:
+        own = SamplerConfig(temperature=temperature).repetition_penalty
+    return 1.0 if own is None else own
+
+
+def _check_tokens(
+    sampler: Mapping[str, Any], options: Mapping[str, Any], by: Mapping[str, str], size: int
+) -> None:
+    """Refuse ids beyond the vocabulary, which a sampler would pass over."""
+    for field, ids in (
+        ("logit_bias", sampler.get("logit_bias", ())),
+        ("banned_tokens", sampler.get("banned_tokens", ())),
+        ("allowed_tokens", sampler.get("allowed_tokens", ())),
+        ("stop_token_ids", options.get("stop_token_ids", ())),
+    ):
+        for token in ids:
+            if token >= size:
+                raise bad(by[field], token, f"token ids of 0 to {size - 1}")

@@ -1,0 +1,693 @@
+"""`/v1/responses`: conversations as items, stored under their ids, streamed as typed events."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import Response
+
+from oxillama.server import options as table
+from oxillama.server import sse
+from oxillama.server.calls import Call, json_response
+from oxillama.server.chat import (
+    EXCEPTIONS,
+    SESSION,
+    Asked,
+    Reply,
+    constrain,
+    events,
+    messages_of,
+    no_images,
+    run,
+    tools_of,
+    variables_of,
+)
+from oxillama.server.errors import ApiError, unsupported
+from oxillama.server.logprobs import chat_entries
+from oxillama.server.models import Model
+from oxillama.server.schema import (
+    BOOLEAN,
+    NAME,
+    OBJECT,
+    STRING,
+    Schema,
+    array,
+    enum,
+    integer,
+    obj,
+    one_of,
+)
+from oxillama.server.work import usage_of
+
+_PART = one_of(
+    obj(
+        {
+            "type": enum("input_text", "output_text", "text"),
+            "text": STRING,
+            "annotations": array(None, 0, 0),
+            "logprobs": array(),
+        },
+        ("type", "text"),
+    ),
+    obj({"type": enum("refusal"), "refusal": STRING}, ("type", "refusal")),
+    obj(
+        {"type": enum("input_image"), "image_url": STRING, "detail": STRING, "file_id": STRING},
+        ("type",),
+    ),
+)
+_STATUS = enum("in_progress", "completed", "incomplete")
+_ITEM = one_of(
+    obj(
+        {
+            "type": enum("message"),
+            "role": enum("user", "assistant", "system", "developer"),
+            "content": one_of(STRING, array(_PART, 1, 1024)),
+            "id": NAME,
+            "status": _STATUS,
+            "phase": STRING,
+        },
+        ("role", "content"),
+    ),
+    obj(
+        {
+            "type": enum("function_call"),
+            "call_id": NAME,
+            "name": NAME,
+            "arguments": STRING,
+            "id": NAME,
+            "status": _STATUS,
+        },
+        ("type", "call_id", "name", "arguments"),
+    ),
+    obj(
+        {
+            "type": enum("function_call_output"),
+            "call_id": NAME,
+            "output": one_of(STRING, array(_PART, 0, 1024)),
+            "id": NAME,
+            "status": _STATUS,
+        },
+        ("type", "call_id", "output"),
+    ),
+    obj(
+        {
+            "type": enum("reasoning"),
+            "id": NAME,
+            "summary": array(OBJECT),
+            "content": array(obj({"type": enum("reasoning_text"), "text": STRING}, ("text",))),
+            "status": _STATUS,
+        },
+        ("type",),
+    ),
+)
+_TOOL = obj(
+    {
+        "type": enum("function"),
+        "name": {"type": "string", "pattern": "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}$"},
+        "description": STRING,
+        "parameters": OBJECT,
+        "strict": BOOLEAN,
+    },
+    ("type", "name"),
+)
+_NAMED = obj({"type": enum("function"), "name": NAME}, ("type", "name"))
+_FORMAT = one_of(
+    obj({"type": enum("text")}, ("type",)),
+    obj({"type": enum("json_object")}, ("type",)),
+    obj(
+        {
+            "type": enum("json_schema"),
+            "name": {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"},
+            "description": STRING,
+            "schema": OBJECT,
+            "strict": BOOLEAN,
+        },
+        ("type", "name", "schema"),
+    ),
+)
+_LOGPROBS = "message.output_text.logprobs"
+
+BODY: Schema = obj(
+    {
+        **table.properties("stop_sequences"),
+        **EXCEPTIONS,
+        "model": NAME,
+        "input": one_of({"type": "string", "minLength": 1}, array(_ITEM, 1, 4096)),
+        "instructions": STRING,
+        "max_output_tokens": integer(1),
+        "tools": array(_TOOL, 0, 128),
+        "tool_choice": one_of(
+            enum("none", "auto", "required"),
+            _NAMED,
+            obj(
+                {
+                    "type": enum("allowed_tools"),
+                    "mode": enum("auto", "required"),
+                    "tools": array(_NAMED, 1, 128),
+                },
+                ("type", "mode", "tools"),
+            ),
+        ),
+        "parallel_tool_calls": BOOLEAN,
+        "text": obj({"format": _FORMAT}),
+        "reasoning": obj({"effort": enum("none", "minimal", "low", "medium", "high", "xhigh")}),
+        "previous_response_id": NAME,
+        "stream": BOOLEAN,
+        "stream_options": obj({"include_obfuscation": BOOLEAN}),
+        "include": array(enum(_LOGPROBS), 0, 1),
+        "top_logprobs": integer(0, 20),
+        "truncation": enum("disabled"),
+        "background": {"type": "boolean", "const": False},
+        "service_tier": enum("auto", "default"),
+        "chat_template_kwargs": OBJECT,
+        "session": SESSION,
+    },
+    ("input",),
+)
+
+
+@dataclass(slots=True)
+class Stored:
+    """A response that was kept: what it said, what it was given, and the conversation after it,
+    without instructions.
+    """
+
+    response: dict[str, Any]
+    items: list[dict[str, Any]]
+    messages: list[dict[str, Any]]
+
+
+# ---- from items to messages
+
+
+def _messages(items: Any) -> list[dict[str, Any]]:
+    """Input items as chat messages: neighbouring calls and the text before them are one message."""
+    if isinstance(items, str):
+        return [{"role": "user", "content": items}]
+    out: list[dict[str, Any]] = []
+    thought = ""
+    for at, item in enumerate(items):
+        kind, where = item.get("type") or "message", f"input[{at}]"
+        if kind == "message":
+            message = {"role": item["role"], "content": _text(item["content"], where)}
+            if thought and item["role"] == "assistant":
+                message["reasoning_content"], thought = thought, ""
+            out.append(message)
+        elif kind == "reasoning":
+            thought = "".join(each["text"] for each in item.get("content") or ())
+        elif kind == "function_call":
+            call = {
+                "id": item["call_id"],
+                "type": "function",
+                "function": {"name": item["name"], "arguments": item["arguments"]},
+            }
+            if not out or out[-1]["role"] != "assistant":
+                out.append({"role": "assistant", "content": None})
+                if thought:
+                    out[-1]["reasoning_content"], thought = thought, ""
+            out[-1].setdefault("tool_calls", []).append(call)
+        else:
+            out.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": item["call_id"],
+                    "content": _text(item["output"], where),
+                }
+            )
+    return out
+
+
+def _text(content: Any, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    parts = []
+    for at, part in enumerate(content):
+        if part["type"] == "input_image":
+            raise no_images(f"{where}.content[{at}]")
+        parts.append(part.get("text") or part.get("refusal") or "")
+    return "".join(parts)
+
+
+def _read(call: Call, model: Model, body: Mapping[str, Any]) -> tuple[Asked, list[dict], dict]:
+    """(what is asked, the messages without instructions, what the response repeats)."""
+    engine = model.engine
+    default = engine.sampler
+    asked = table.read(body, default=default, vocab_size=engine.config.vocab_size)
+    text = body.get("text") or {}
+    constrain(asked, text.get("format"), path="text.format")
+    if body.get("max_output_tokens"):
+        asked.options["max_tokens"] = int(body["max_output_tokens"])
+    wants = _LOGPROBS in (body.get("include") or ())
+    if body.get("top_logprobs") is not None and not wants:
+        raise ApiError(
+            400,
+            f"top_logprobs: found without include: [{_LOGPROBS!r}], wanted both",
+            param="top_logprobs",
+        )
+    if wants:
+        asked.options["logprobs"] = int(body.get("top_logprobs") or 0)
+    if body.get("stream_options") is not None and not body.get("stream"):
+        raise ApiError(400, "stream_options: found without stream: true", param="stream_options")
+    previous = body.get("previous_response_id")
+    before: list[dict[str, Any]] = []
+    if previous is not None:
+        stored = call.state.responses.get(previous)
+        if stored is None:
+            raise ApiError(
+                400,
+                f"previous_response_id: {previous[:80]!r} is not stored here",
+                param="previous_response_id",
+                code="previous_response_not_found",
+            )
+        before = stored.messages
+    conversation = [*before, *_messages(body["input"])]
+    instructions = body.get("instructions")
+    messages = [
+        *([{"role": "system", "content": instructions}] if instructions else []),
+        *conversation,
+    ]
+    effort = (body.get("reasoning") or {}).get("effort")
+    as_chat: dict[str, Any] = {
+        "reasoning_effort": effort,
+        "chat_template_kwargs": body.get("chat_template_kwargs"),
+        "tools": [
+            {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+            for tool in body.get("tools") or ()
+        ],
+        "tool_choice": _choice(body.get("tool_choice")),
+    }
+    try:
+        tools, variables = tools_of(as_chat), variables_of(model, as_chat)
+    except ApiError as error:
+        if error.param == "reasoning_effort":
+            raise unsupported("reasoning.effort", error.message.partition(": ")[2]) from None
+        raise
+    parallel = body.get("parallel_tool_calls")
+    sampler = asked.options.get("sampler") or default
+    chat = Asked(
+        messages_of(messages, path="input"),
+        asked.options,
+        asked.stops,
+        tools,
+        as_chat["tool_choice"],
+        True if parallel is None else parallel,
+        variables,
+        session=body.get("session"),
+        constraint=asked.constraint,
+        prompt="input",
+    )
+    repeated = {
+        "instructions": instructions,
+        "metadata": body.get("metadata") or {},
+        "parallel_tool_calls": chat.parallel,
+        "temperature": sampler.temperature,
+        "top_p": sampler.top_p,
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": [
+            {"strict": True, "description": None, "parameters": None, **tool}
+            for tool in body.get("tools") or ()
+        ],
+        "text": {"format": text.get("format") or {"type": "text"}},
+        "max_output_tokens": asked.options.get("max_tokens"),
+        "previous_response_id": previous,
+        "reasoning": {"effort": effort, "summary": None},
+        "store": body.get("store") is not False,
+        "truncation": "disabled",
+        "background": False,
+        "service_tier": "default",
+        "top_logprobs": int(body.get("top_logprobs") or 0),
+        "user": body.get("user"),
+    }
+    return chat, conversation, repeated
+
+
+def _choice(given: Any) -> Any:
+    """A tool choice as chat completions write it."""
+    if not isinstance(given, Mapping):
+        return given
+    if given["type"] == "function":
+        return {"type": "function", "function": {"name": given["name"]}}
+    return {
+        "type": "allowed_tools",
+        "allowed_tools": {
+            "mode": given["mode"],
+            "tools": [
+                {"type": "function", "function": {"name": each["name"]}} for each in given["tools"]
+            ],
+        },
+    }
+
+
+# ---- from replies to items
+
+
+class Items:
+    """The items of a response, made event by event; `frames` are the stream's events."""
+
+    def __init__(self, model: Model, top: int | None) -> None:
+        self._bridge, self._top = model.vocabulary(), top
+        self.done: list[dict[str, Any]] = []
+        self._open: dict[str, Any] | None = None
+        self._call: Any = None
+        self._number = 0
+        self._logprobs: list[Any] = []
+
+    def event(self, kind: str, **fields: Any) -> bytes:
+        """One event of the stream, numbered."""
+        made = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        return sse.event(kind, made)
+
+    def add(self, kind: str, value: Any, logprobs: Sequence[Any] = ()) -> list[bytes]:
+        """What a part of the reply adds."""
+        if kind == "content":
+            return self._text(value, logprobs)
+        if kind == "reasoning":
+            out = self._begin("reasoning")
+            self._open["content"][0]["text"] += value  # type: ignore[index]
+            return [*out, self._delta("response.reasoning_text.delta", value, part=True)]
+        if kind == "call":
+            out = self.finish()
+            self._call = value
+            item = {
+                "id": f"fc_{secrets.token_hex(12)}",
+                "type": "function_call",
+                "status": "in_progress",
+                "arguments": "",
+                "call_id": value["id"],
+                "name": value["name"],
+            }
+            self._open = item
+            return [*out, self._added(item)]
+        call, text = value
+        if self._call is not call:
+            return []
+        self._open["arguments"] += text  # type: ignore[index]
+        return [self._delta("response.function_call_arguments.delta", text)]
+
+    def _text(self, text: str, logprobs: Sequence[Any]) -> list[bytes]:
+        out = self._begin("message")
+        entries = self._entries(logprobs)
+        part = self._open["content"][0]  # type: ignore[index]
+        part["text"] += text
+        part["logprobs"] += entries
+        made = {"logprobs": entries}
+        return [*out, self._delta("response.output_text.delta", text, part=True, **made)]
+
+    def _entries(self, logprobs: Sequence[Any]) -> list[Any]:
+        return [] if self._top is None else chat_entries(logprobs, self._bridge, self._top)
+
+    def _begin(self, kind: str) -> list[bytes]:
+        """Open an item, unless it is open."""
+        if self._open is not None and self._open["type"] == kind:
+            return []
+        out = self.finish()
+        if kind == "reasoning":
+            self._open = {
+                "id": f"rs_{secrets.token_hex(12)}",
+                "type": "reasoning",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": ""}],
+                "status": "in_progress",
+            }
+            return [*out, self._added({**self._open, "content": []})]
+        self._open = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "status": "in_progress",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "", "annotations": [], "logprobs": []}],
+        }
+        return [
+            *out,
+            self._added({**self._open, "content": []}),
+            self.event(
+                "response.content_part.added",
+                **self._where(part=True),
+                part={"type": "output_text", "text": "", "annotations": [], "logprobs": []},
+            ),
+        ]
+
+    def finish(self, status: str = "completed") -> list[bytes]:
+        """Close the open item."""
+        item, self._open, self._call = self._open, None, None
+        if item is None:
+            return []
+        item["status"] = status
+        self._open = item  # for `_where`
+        out = []
+        if item["type"] == "message":
+            part = item["content"][0]
+            out = [
+                self.event(
+                    "response.output_text.done",
+                    **self._where(part=True),
+                    text=part["text"],
+                    logprobs=part["logprobs"],
+                ),
+                self.event("response.content_part.done", **self._where(part=True), part=part),
+            ]
+        elif item["type"] == "reasoning":
+            text = item["content"][0]["text"]
+            out = [self.event("response.reasoning_text.done", **self._where(part=True), text=text)]
+        else:
+            out = [
+                self.event(
+                    "response.function_call_arguments.done",
+                    **self._where(),
+                    name=item["name"],
+                    arguments=item["arguments"],
+                )
+            ]
+        self._open = None
+        out.append(
+            self.event(
+                "response.output_item.done",
+                output_index=len(self.done),
+                item_id=item["id"],
+                item=item,
+            )
+        )
+        self.done.append(item)
+        return out
+
+    def _added(self, item: dict[str, Any]) -> bytes:
+        return self.event(
+            "response.output_item.added",
+            output_index=len(self.done),
+            item_id=item["id"],
+            item=dict(item),
+        )
+
+    def _where(self, *, part: bool = False) -> dict[str, Any]:
+        where: dict[str, Any] = {
+            "item_id": self._open["id"],  # type: ignore[index]
+            "output_index": len(self.done),
+        }
+        return {**where, "content_index": 0} if part else where
+
+    def _delta(self, kind: str, text: str, *, part: bool = False, **more: Any) -> bytes:
+        return self.event(kind, **self._where(part=part), delta=text, **more)
+
+
+def _top(body: Mapping[str, Any]) -> int | None:
+    return int(body.get("top_logprobs") or 0) if _LOGPROBS in (body.get("include") or ()) else None
+
+
+def _head(model: Model, repeated: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": f"resp_{secrets.token_hex(12)}",
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "model": model.name,
+        "output": [],
+        **repeated,
+        "usage": None,
+    }
+
+
+def _finished(
+    head: Mapping[str, Any], items: Sequence[dict], reply: Reply, usage: Mapping[str, int]
+) -> dict[str, Any]:
+    """The whole response."""
+    cut = reply.finish_reason == "length"
+    return {
+        **head,
+        "status": "incomplete" if cut else "completed",
+        "completed_at": None if cut else int(time.time()),
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "output": list(items),
+        "usage": {
+            "input_tokens": usage["prompt"],
+            "input_tokens_details": {"cached_tokens": usage["cached"], "cache_write_tokens": 0},
+            "output_tokens": usage["generated"],
+            "output_tokens_details": {"reasoning_tokens": reply.reasoning_tokens},
+            "total_tokens": usage["prompt"] + usage["generated"],
+        },
+    }
+
+
+def _after(reply: Reply) -> dict[str, Any]:
+    """A reply as the conversation goes on from it."""
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": reply.text if reply.text or not reply.calls else None,
+    }
+    if reply.reasoning:
+        message["reasoning_content"] = reply.thought
+    if reply.calls:
+        message["tool_calls"] = [
+            {
+                "id": each["id"],
+                "type": "function",
+                "function": {"name": each["name"], "arguments": each["arguments"]},
+            }
+            for each in reply.calls.values()
+        ]
+    return message
+
+
+def _store(
+    call: Call, made: dict[str, Any], given: Any, conversation: list[dict], reply: Reply
+) -> None:
+    if not made["store"]:
+        return
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else list(given)
+    kept = call.state.responses
+    kept[made["id"]] = Stored(made, items, [*conversation, _after(reply)])
+    while len(kept) > call.state.config.max_responses:
+        kept.popitem(last=False)
+
+
+# ---- routes
+
+
+async def create(call: Call) -> Response:
+    """POST /v1/responses"""
+    body = call.body
+    async with call.state.models.use(body.get("model")) as model:
+        asked, conversation, repeated = await call.offload(_read, call, model, body)
+        head = _head(model, repeated)
+        if body.get("stream"):
+            frames = _stream(call, model, asked, conversation, head)
+            items = Items(model, None)
+
+            def failed(error: ApiError) -> bytes:
+                wrong = error.openai()["error"]
+                items._number = frames_so_far[0]
+                return items.event(
+                    "response.failed",
+                    response={
+                        **head,
+                        "status": "failed",
+                        "error": {"code": "server_error", "message": wrong["message"]},
+                    },
+                )
+
+            frames_so_far = [0]
+
+            async def counted() -> AsyncIterator[bytes]:
+                async for frame in frames:
+                    frames_so_far[0] += frame.count(b"\n\n")
+                    yield frame
+
+            return await sse.EventStream(call, counted(), failed=failed).begin()
+
+        async def whole() -> dict[str, Any]:
+            turn, replies, usage = await run(call, model, asked)
+            reply, items = replies[0], Items(model, _top(body))
+            if reply.reasoning:
+                items.add("reasoning", reply.thought)
+            if reply.text or not reply.calls:
+                items.add("content", reply.text, reply.logprobs)
+            for each in reply.calls.values():
+                items.add("call", each)
+                items.add("arguments", (each, each["arguments"]))
+            items.finish("incomplete" if reply.finish_reason == "length" else "completed")
+            made = _finished(head, items.done, reply, usage)
+            _store(call, made, body["input"], conversation, reply)
+            return made
+
+        return json_response(await call.race(whole()))
+
+
+async def _stream(
+    call: Call, model: Model, asked: Asked, conversation: list[dict], head: dict[str, Any]
+) -> AsyncIterator[bytes]:
+    """The events of a response."""
+    body, items = call.body, Items(model, _top(call.body))
+    begun = False
+    last: Any = None  # the reply, which every stream has
+    async for _, reply, event, added in events(call, model, asked):
+        frames = []
+        if not begun:
+            begun = True
+            frames += [
+                items.event("response.created", response=head),
+                items.event("response.in_progress", response=head),
+            ]
+        for kind, value in added:
+            frames += items.add(kind, value, event.logprobs)
+        last = reply
+        if frames:
+            yield b"".join(frames)
+    frames = []
+    if not last.reasoning and not last.calls and not last.content:
+        frames += items.add("content", "")
+    frames += items.finish("incomplete" if last.finish_reason == "length" else "completed")
+    made = _finished(head, items.done, last, usage_of([last.completion]))
+    _store(call, made, body["input"], conversation, last)
+    frames.append(items.event(f"response.{made['status']}", response=made))
+    yield b"".join(frames)
+
+
+def _stored(call: Call) -> Stored:
+    found = call.state.responses.get(call.params["response_id"])
+    if found is None:
+        raise ApiError(
+            404,
+            f"response {call.params['response_id'][:80]!r}: is not stored here",
+            param="response_id",
+            code="response_not_found",
+        )
+    return found
+
+
+async def retrieve(call: Call) -> Response:
+    """GET /v1/responses/{response_id}"""
+    return json_response(_stored(call).response)
+
+
+async def delete(call: Call) -> Response:
+    """DELETE /v1/responses/{response_id}"""
+    _stored(call)
+    name = call.params["response_id"]
+    del call.state.responses[name]
+    return json_response({"id": name, "object": "response", "deleted": True})
+
+
+async def input_items(call: Call) -> Response:
+    """GET /v1/responses/{response_id}/input_items"""
+    items = _stored(call).items
+    data = []
+    for at, item in enumerate(items):
+        made = {"type": "message", "id": f"msg_{at:08x}", "status": "completed", **item}
+        if made["type"] == "message" and isinstance(made.get("content"), str):
+            made["content"] = [{"type": "input_text", "text": made["content"]}]
+        data.append(made)
+    return json_response(
+        {
+            "object": "list",
+            "data": data,
+            "first_id": data[0]["id"] if data else None,
+            "last_id": data[-1]["id"] if data else None,
+            "has_more": False,
+        }
+    )

@@ -1,0 +1,125 @@
+"""The server as a process: it listens before the model is loaded, finishes what runs when it is
+told to end, and exits with 0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import signal
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+
+from oxillama.errors import ConfigError
+from oxillama.server.app import App
+from oxillama.server.logs import Log
+from oxillama.server.protocol import protocol_class
+from oxillama.server.settings import ServerConfig
+
+_SWITCH = 0.001  # seconds: long Python work in a thread must not hold the event loop up
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server whose end by a signal is no failure."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM end the server in order; a second SIGINT at once. In another thread
+        than the main one there are no signals, and `should_exit` ends it.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {
+            each: signal.signal(each, self.handle_exit) for each in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            yield
+        finally:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """A bound socket; ConfigError where the address is taken or none."""
+    host = config.host.strip("[]")
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        made = socket.socket(family, kind, proto)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(address)
+            made.listen(2048)
+        except BaseException:
+            made.close()
+            raise
+    except OSError as error:
+        raise ConfigError(
+            f"host, port: {config.host}:{config.port} cannot be listened to: {error.strerror}"
+        ) from error
+    made.setblocking(False)
+    return made
+
+
+class _Handler(logging.Handler):
+    """uvicorn's own messages as lines of our log."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line."""
+        trace = traceback.format_exception(record.exc_info[1])[-6:] if record.exc_info else None
+        self._log.event("http", message=record.getMessage(), **({"trace": trace} if trace else {}))
+
+
+def _take_messages(log: Log) -> None:
+    logger = logging.getLogger("uvicorn")
+    logger.handlers, logger.propagate = [_Handler(log)], False
+
+
+def uvicorn_config(app: App) -> uvicorn.Config:
+    """uvicorn's settings: its own log and server header off, our protocol."""
+    config = app.config
+    return uvicorn.Config(
+        app,
+        http=protocol_class(config),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=max(1, int(config.idle_timeout)),
+        timeout_graceful_shutdown=config.grace,  # type: ignore[arg-type]  # seconds, as wait_for takes
+        h11_max_incomplete_event_size=config.header_bytes,
+        backlog=2048,
+    )
+
+
+def serve(config: ServerConfig, **options: Any) -> int:
+    """Serve until a signal ends it; returns the exit code."""
+    log = Log(prompts=config.log_prompts, requests=config.log_requests, **options)
+    app = App(config, log=log)
+    listening = listen(config)
+    host, port = listening.getsockname()[:2]
+    shown = f"[{host}]" if ":" in host else host
+    print(f"oxillama: listening on http://{shown}:{port}", file=sys.stderr, flush=True)
+    log.event("listening", host=host, port=port)
+    _take_messages(log)
+    sys.setswitchinterval(_SWITCH)
+    gc.freeze()
+    server = Server(uvicorn_config(app))
+    server.run(sockets=[listening])
+    log.event("stopped")
+    return 0

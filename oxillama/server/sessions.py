@@ -1,0 +1,339 @@
+"""Sessions by name: kept in memory while they are used, in the folder given at start as snapshots,
+so that a client's chat goes on after a restart, bit for bit.
+
+A name is letters, digits, '_', '-' and '.', and begins with a letter or digit: it cannot lead out
+of the folder. A session that is in the folder and not in memory is restored when it is first named.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from oxillama.durable import write_parts
+from oxillama.engine.session import Session
+from oxillama.errors import OxillamaError
+from oxillama.server.errors import ApiError, from_engine, shown
+from oxillama.server.settings import ServerConfig
+
+if TYPE_CHECKING:
+    from oxillama.server.models import Model
+
+NAME_PATTERN = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+_NAME = re.compile(NAME_PATTERN[1:-1])
+_SNAPSHOT, _FACTS = ".session", ".session.json"
+
+
+class Named:
+    """A session in memory. `messages` is the conversation that a chat left in it."""
+
+    __slots__ = ("changed", "messages", "model", "name", "session")
+
+    def __init__(
+        self, name: str, model: Model, session: Session, messages: list[dict] | None = None
+    ) -> None:
+        self.name, self.model, self.session = name, model, session
+        self.messages = messages
+        self.changed = True
+
+    def facts(self) -> dict[str, Any]:
+        """What an answer says of it."""
+        return {
+            "name": self.name,
+            "object": "session",
+            "model": self.model.name,
+            "tokens": len(self.session),
+            "busy": self.session.busy,
+            "loaded": True,
+            "saved": not self.changed,
+            "messages": self.messages,
+        }
+
+
+class Sessions:
+    """The named sessions; methods may take long and belong off the event loop."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._folder = None if config.sessions_dir is None else Path(config.sessions_dir)
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        self._named: OrderedDict[str, Named] = OrderedDict()
+        self._lock = threading.RLock()
+
+    # ---- names and files
+
+    def folder(self) -> Path:
+        """Where sessions are saved; a 400 for a server that was given no folder."""
+        if self._folder is None:
+            raise ApiError(
+                400,
+                "sessions: the server was started without --sessions-dir, wanted one to save in",
+                code="sessions_not_saved",
+            )
+        return self._folder
+
+    def path(self, name: str) -> Path:
+        """The snapshot's file."""
+        return self.folder() / (checked_name(name) + _SNAPSHOT)
+
+    def on_disk(self, name: str) -> bool:
+        """Whether there is a snapshot of that name."""
+        return self._folder is not None and (self._folder / (name + _SNAPSHOT)).is_file()
+
+    def model_of(self, name: str) -> str | None:
+        """The model that a session is of, None for an unknown session."""
+        checked_name(name)
+        named = self._named.get(name)
+        if named is not None:
+            return named.model.name
+        return self._facts(name).get("model") if self.on_disk(name) else None
+
+    def _facts(self, name: str) -> dict[str, Any]:
+        try:
+            found = json.loads((self.folder() / (name + _FACTS)).read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def holds(self, model: Model) -> bool:
+        """Whether sessions in memory are of a model, which then stays loaded."""
+        return any(each.model is model for each in self._named.values())
+
+    # ---- looking
+
+    @property
+    def count(self) -> int:
+        """Sessions in memory."""
+        return len(self._named)
+
+    def list(self) -> list[dict[str, Any]]:
+        """All sessions, those in memory and those in the folder."""
+        with self._lock:
+            found = {each.name: each.facts() for each in self._named.values()}
+        if self._folder is not None:
+            for path in self._folder.glob(f"*{_SNAPSHOT}"):
+                name = path.name.removesuffix(_SNAPSHOT)
+                if name not in found and _NAME.fullmatch(name):
+                    found[name] = self.saved_facts(name)
+        for each in found.values():
+            each.pop("messages", None)
+        return [found[name] for name in sorted(found)]
+
+    def about(self, name: str) -> dict[str, Any]:
+        """One session; 404 for an unknown one."""
+        checked_name(name)
+        named = self._named.get(name)
+        if named is not None:
+            return named.facts()
+        if self.on_disk(name):
+            return self.saved_facts(name)
+        raise missing(name)
+
+    def saved_facts(self, name: str) -> dict[str, Any]:
+        """What is known of a session that is in the folder alone."""
+        facts = self._facts(name)
+        return {
+            "name": name,
+            "object": "session",
+            "model": facts.get("model"),
+            "tokens": facts.get("tokens"),
+            "busy": False,
+            "loaded": False,
+            "saved": True,
+            "messages": facts.get("messages"),
+        }
+
+    # ---- changing
+
+    def get(self, name: str, model: Model, *, create: bool = False) -> Named:
+        """A session by name, restored where it is in the folder alone; made anew with `create`."""
+        checked_name(name)
+        with self._lock:
+            named = self._named.get(name)
+            if named is None and self.on_disk(name):
+                return self.restore(name, model)
+            if named is None:
+                if not create:
+                    raise missing(name)
+                self._make_room()
+                named = self._named[name] = Named(name, model, model.engine.session())
+            if named.model is not model:
+                raise ApiError(
+                    409,
+                    f"session {name}: is of the model {named.model.name}, not of {model.name}",
+                    param="session",
+                    code="session_model_mismatch",
+                )
+            self._named.move_to_end(name)
+            return named
+
+    def restore(self, name: str, model: Model) -> Named:
+        """The session of the folder, in place of the one in memory."""
+        path = self.path(name)
+        if not path.is_file():
+            raise missing(name)
+        try:
+            session = model.engine.restore_from_file(path)
+        except (OxillamaError, OSError) as error:
+            raise from_engine(error, param="session") from error
+        with self._lock:
+            before = self._named.pop(name, None)
+            if before is None:
+                self._make_room()
+            named = Named(name, model, session, self._facts(name).get("messages"))
+            named.changed = False
+            self._named[name] = named
+        if before is not None:
+            _closed(before.session)
+        return named
+
+    def save(self, name: str) -> dict[str, Any]:
+        """Write a session of memory to the folder; what stood there is replaced whole or not at
+        all.
+        """
+        path = self.path(name)
+        named = self._named.get(name)
+        if named is None:
+            if self.on_disk(name):
+                return self.saved_facts(name)
+            raise missing(name)
+        self._write(named, path)
+        return {**named.facts(), "bytes": path.stat().st_size}
+
+    def _write(self, named: Named, path: Path) -> None:
+        try:
+            named.session.snapshot_to_file(path)
+            facts = {
+                "model": named.model.name,
+                "tokens": len(named.session),
+                "messages": named.messages,
+            }
+            write_parts(
+                path.with_name(named.name + _FACTS),
+                [json.dumps(facts, ensure_ascii=False).encode()],
+            )
+        except OxillamaError as error:
+            raise from_engine(error, param="session") from error
+        except OSError as error:
+            raise ApiError(
+                507,
+                f"session {named.name}: cannot be written: {error.strerror}",
+                code="session_not_written",
+            ) from error
+        named.changed = False
+
+    def fork(self, name: str, to: str, model: Model) -> Named:
+        """An independent copy under another name."""
+        checked_name(to, param="to")
+        with self._lock:
+            if to in self._named or self.on_disk(to):
+                raise ApiError(
+                    409, f"session {to}: exists, wanted a new name", param="to", code="exists"
+                )
+            named = self.get(name, model)
+            self._make_room()
+            try:
+                twin = named.session.fork()
+            except OxillamaError as error:
+                raise from_engine(error, param="session") from error
+            made = self._named[to] = Named(to, named.model, twin, named.messages)
+            return made
+
+    def delete(self, name: str) -> None:
+        """Forget a session, in memory and in the folder."""
+        checked_name(name)
+        with self._lock:
+            named = self._named.get(name)
+            if named is not None and named.session.busy:
+                raise ApiError(
+                    409,
+                    f"session {name}: a request is running on it, wanted an idle session",
+                    code="session_busy",
+                )
+            stored = self.on_disk(name)
+            if named is None and not stored:
+                raise missing(name)
+            self._named.pop(name, None)
+            if named is not None:
+                _closed(named.session)
+            if stored:
+                for ending in (_SNAPSHOT, _FACTS):
+                    (self.folder() / (name + ending)).unlink(missing_ok=True)
+
+    def save_all(self) -> dict[str, str | None]:
+        """Save every session that changed, where there is a folder: name -> what went wrong."""
+        if self._folder is None:
+            return {}
+        out: dict[str, str | None] = {}
+        for named in list(self._named.values()):
+            if not named.changed:
+                continue
+            try:
+                self._write(named, self.path(named.name))
+                out[named.name] = None
+            except ApiError as error:
+                out[named.name] = error.message
+        return out
+
+    def _make_room(self) -> None:
+        """Let go of the session that was used least recently, saved first; 429 without a folder."""
+        if len(self._named) < self._config.max_sessions:
+            return
+        idle = next((each for each in self._named.values() if not each.session.busy), None)
+        if idle is None or self._folder is None:
+            raise ApiError(
+                429,
+                f"sessions: {len(self._named)} are in memory, which is as many as may",
+                code="too_many_sessions",
+                headers={"Retry-After": "5"},
+            )
+        if idle.changed:
+            self._write(idle, self.path(idle.name))
+        del self._named[idle.name]
+        _closed(idle.session)
+
+
+def checked_name(name: Any, *, param: str = "session") -> str:
+    """The name, if it may be one; 400 otherwise."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name.endswith(_FACTS):
+        raise ApiError(
+            400,
+            f"{param}: found {shown(name)}, wanted 1 to 64 letters, digits, '_', '-' and '.' that "
+            "begin with a letter or digit",
+            param=param,
+            code="invalid_session_name",
+        )
+    return name
+
+
+def missing(name: str) -> ApiError:
+    return ApiError(404, f"session {name}: is unknown", param="session", code="session_not_found")
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences begin with alike."""
+    return next(
+        (at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other))
+    )
+
+
+def go_on_with(session: Session, ids: Sequence[int]) -> list[int]:
+    """Cut a session back to what a prompt has in common with it; returns the tokens that are to be
+    appended, at least one.
+    """
+    common = min(common_prefix(session.tokens, ids), len(ids) - 1)
+    session.truncate(common)
+    return list(ids[common:])
+
+
+def _closed(session: Session) -> None:
+    # refused where it is busy, or its engine closed: their end gives the pages back
+    with suppress(OxillamaError):
+        session.close()

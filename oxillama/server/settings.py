@@ -1,0 +1,155 @@
+"""`ServerConfig`: what the server listens to, what it serves, and every limit it keeps."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from oxillama.errors import ConfigError
+
+_POSITIVE = {
+    "header_bytes": int,
+    "body_bytes": int,
+    "image_body_bytes": int,
+    "json_depth": int,
+    "header_timeout": float,
+    "body_timeout": float,
+    "idle_timeout": float,
+    "write_timeout": float,
+    "max_queue": int,
+    "max_connections": int,
+    "max_loaded": int,
+    "max_batch_inputs": int,
+    "max_responses": int,
+    "max_sessions": int,
+    "stall_timeout": float,
+}
+_NOT_NEGATIVE = {"port": int, "grace": float, "per_key": int}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """How the server listens and what it refuses. Sizes are in bytes, times in seconds.
+
+    model: a GGUF file, None for the embedded model. models_dir: a folder of further GGUF files,
+    loaded on first use, at most `max_loaded` at once. engine: keyword arguments of `oxillama.load`.
+    api_keys: any of them opens every route but /health; none means no check. force: listen on an
+    address that others reach, without a key. header_timeout, body_timeout: for all of a request's
+    head or body; idle_timeout: a connection without a request; write_timeout: a client that does
+    not read. max_queue: requests that may wait beyond those that run, then 429. per_key: requests
+    of one key at once, 0 for no limit. grace: what SIGTERM gives to running requests.
+    stall_timeout: an engine whose loop makes no step for so long while requests run is reported as
+    failed. sessions_dir: where named sessions are saved, None refuses to save. chat_template: a
+    Jinja source in place of the file's own.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    model: str | Path | None = None
+    alias: str | None = None
+    models_dir: str | Path | None = None
+    max_loaded: int = 2
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    chat_template: str | None = None
+    api_keys: tuple[str, ...] = ()
+    force: bool = False
+    cors_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    header_bytes: int = 32 << 10
+    body_bytes: int = 8 << 20
+    image_body_bytes: int = 64 << 20
+    json_depth: int = 64
+    max_batch_inputs: int = 2048
+    header_timeout: float = 15.0
+    body_timeout: float = 60.0
+    idle_timeout: float = 30.0
+    write_timeout: float = 60.0
+    max_queue: int = 512
+    max_connections: int = 2048
+    per_key: int = 0
+    max_responses: int = 1024
+    max_sessions: int = 64
+    sessions_dir: str | Path | None = None
+    grace: float = 30.0
+    stall_timeout: float = 60.0
+    log_prompts: bool = False
+    log_requests: bool = True
+
+    def __post_init__(self) -> None:
+        for name, kind in (*_POSITIVE.items(), *_NOT_NEGATIVE.items()):
+            value = getattr(self, name)
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or (kind is int and not isinstance(value, int))
+                or not math.isfinite(value)
+                or value < 0
+                or (name in _POSITIVE and value == 0)
+            ):
+                wanted = "an integer" if kind is int else "a finite number"
+                least = "above 0" if name in _POSITIVE else "of 0 or more"
+                raise ConfigError(f"{name}: found {value!r}, wanted {wanted} {least}")
+        if self.port > 65535:
+            raise ConfigError(f"port: found {self.port}, wanted at most 65535")
+        if any(not key or not key.isascii() or key != key.strip() for key in self.api_keys):
+            raise ConfigError(
+                "api_keys: found an empty key or one with spaces or non-ASCII characters around "
+                "or in it, wanted plain ASCII"
+            )
+        if "*" in self.cors_origins and self.api_keys:
+            raise ConfigError(
+                "cors_origins: found '*' beside an API key, wanted the origins by name"
+            )
+        if self.max_queue < 1:
+            raise ConfigError(f"max_queue: found {self.max_queue}, wanted 1 or more")
+        for name in ("models_dir",):
+            value = getattr(self, name)
+            if value is not None and not Path(value).is_dir():
+                raise ConfigError(f"{name}: {value} is no folder, wanted an existing one")
+        if not self.loopback and not self.api_keys and not self.force:
+            raise ConfigError(
+                f"host: found {self.host!r}, which others can reach, without an API key; "
+                "wanted --api-key, or --force to serve everybody"
+            )
+
+    @property
+    def loopback(self) -> bool:
+        """Whether only this machine can reach the address."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def hosts(self) -> frozenset[str] | None:
+        """The names a `Host` header may have, None for any: on a loopback address without a key a
+        page of another site must not reach the server through a name of its own (DNS rebinding).
+        """
+        if self.api_keys or not self.loopback:
+            return frozenset(self.allowed_hosts) if self.allowed_hosts else None
+        return frozenset(
+            {
+                "localhost",
+                "127.0.0.1",
+                "[::1]",
+                self.host.lower(),
+                *map(str.lower, self.allowed_hosts),
+            }
+        )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> ServerConfig:
+        """A config from keyword arguments; ConfigError names an unknown one."""
+        known = {each.name for each in fields(cls)}
+        for name in given:
+            if name not in known:
+                raise ConfigError(
+                    f"{name}: is no option of the server, wanted one of {', '.join(sorted(known))}"
+                )
+        return cls(**given)

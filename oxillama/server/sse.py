@@ -1,0 +1,140 @@
+"""Server-sent events: a stream whose head is sent when its first event is there, so that an error
+before it is a plain HTTP answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from oxillama.server.calls import Call, ClientGone, dumps
+from oxillama.server.errors import ApiError, from_engine, shutting_down
+
+DONE = b"data: [DONE]\n\n"
+_COMMENT = b":\n\n"
+
+
+def data(value: Any) -> bytes:
+    """An event without a name."""
+    return b"data: " + dumps(value) + b"\n\n"
+
+
+def event(name: str, value: Any) -> bytes:
+    """An event with a name."""
+    return b"event: " + name.encode() + b"\ndata: " + dumps(value) + b"\n\n"
+
+
+class TextFrames:
+    """Frames that differ in their index and text alone: the rest is written once, since a server
+    writes one for each token.
+    """
+
+    def __init__(self, head: Mapping[str, Any], text: str, *, usage: bool) -> None:
+        """text: the member of a choice that holds the text, which stands for %s in it."""
+        before, after = text.split("%s")
+        self._start = b"data: " + dumps(head)[:-1] + b',"choices":[{"index":'
+        self._before = b"," + before.encode()
+        self._after = (
+            after.encode()
+            + b',"logprobs":null,"finish_reason":null}]'
+            + (b',"usage":null' if usage else b"")
+            + b"}\n\n"
+        )
+
+    def frame(self, index: int, text: str) -> bytes:
+        """One frame."""
+        return b"%b%d%b%b%b" % (self._start, index, self._before, dumps(text), self._after)
+
+
+class EventStream(Response):
+    """The frames of an iterator as they come. `failed` makes the frames of an error in the middle;
+    frames that are ready together go out in one write.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        frames: AsyncIterator[bytes],
+        *,
+        failed: Callable[[ApiError], bytes],
+        media_type: str = "text/event-stream",
+        probe: bytes = _COMMENT,
+    ) -> None:
+        self.status_code = 200
+        self._call, self._frames, self._failed, self._probe = call, frames, failed, probe
+        self.background = None
+        self.media_type = media_type
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        self._first: bytes | None = None
+
+    async def begin(self) -> EventStream:
+        """Wait for the first frame; what goes wrong before it is raised."""
+        try:
+            self._first = await self._call.race(anext(self._frames))
+        except StopAsyncIteration:
+            self._first = b""
+        except BaseException:
+            await self._frames.aclose()  # type: ignore[attr-defined]
+            raise
+        return self
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        left = asyncio.ensure_future(self._call.gone())
+        work = asyncio.ensure_future(self._write(send))
+        try:
+            while True:
+                await asyncio.wait((left, work), return_when=asyncio.FIRST_COMPLETED)
+                if work.done():
+                    await work
+                    return
+                if left.result():
+                    # half closed: if the client is gone for good, writing tells
+                    await send(
+                        {"type": "http.response.body", "body": self._probe, "more_body": True}
+                    )
+                    left = asyncio.ensure_future(self._closed(receive))
+                    continue
+                raise ClientGone(half=False)
+        except asyncio.CancelledError:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            last = self._failed(shutting_down())
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+            raise
+        finally:
+            for each in (left, work):
+                each.cancel()
+            await asyncio.gather(left, work, return_exceptions=True)
+
+    async def _closed(self, receive: Receive) -> bool:
+        while (await receive())["type"] != "http.disconnect":
+            await asyncio.sleep(0.05)
+        return False
+
+    async def _write(self, send: Send) -> None:
+        async with aclosing(self._frames) as frames:  # type: ignore[type-var]
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send(
+                {"type": "http.response.body", "body": self._first or b"", "more_body": True}
+            )
+            try:
+                async for frame in frames:
+                    await send({"type": "http.response.body", "body": frame, "more_body": True})
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                wrong = from_engine(error)
+                self._call.facts["error"] = wrong.message
+                await send(
+                    {
+                        "type": "http.response.body",
+                        "body": self._failed(wrong),
+                        "more_body": True,
+                    }
+                )
+            await send({"type": "http.response.body", "body": b"", "more_body": False})

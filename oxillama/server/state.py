@@ -1,0 +1,246 @@
+"""`ServerState`: what all requests share: the models, the jobs that run, the counters, named
+sessions, stored responses, and the threads for work that would hold the event loop up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from oxillama.errors import OxillamaError
+from oxillama.server.errors import ApiError, shutting_down
+from oxillama.server.logs import Log
+from oxillama.server.metrics import ModelMetrics
+from oxillama.server.models import Model, Registry
+from oxillama.server.sessions import Sessions
+from oxillama.server.settings import ServerConfig
+from oxillama.server.waker import Waker
+from oxillama.server.work import Job
+
+_THREADS = 4
+_LOOK = 0.5  # seconds between looks at the engines
+
+
+class ServerState:
+    """Made once, started on the event loop that serves."""
+
+    def __init__(self, config: ServerConfig, *, log: Log | None = None) -> None:
+        self.config = config
+        self.log = log or Log(prompts=config.log_prompts, requests=config.log_requests)
+        self.pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="oxillama server")
+        # long texts wait for one another, and hold nobody else up
+        self.bulk = ThreadPoolExecutor(1, thread_name_prefix="oxillama bulk")
+        self._looking = ThreadPoolExecutor(1, thread_name_prefix="oxillama health")
+        self.sessions = Sessions(config)
+        self.models = Registry(config, self.offload, keep=self.sessions.holds)
+        self.metrics: dict[str, ModelMetrics] = defaultdict(ModelMetrics)
+        self.responses: OrderedDict[str, Any] = OrderedDict()
+        self.jobs: dict[int, Job] = {}  # by slot
+        self.slot_sessions: dict[int, tuple[Model, Any]] = {}
+        self.by_key: Counter[str] = Counter()
+        self.requests_total: Counter[tuple[str, str]] = Counter()
+        self.disconnects = self.refused = 0
+        self.waker: Waker = None  # type: ignore[assignment]
+        self.moved_at = time.perf_counter()
+        self.started_at = time.time()
+        self.stopping = False
+        self._steps: dict[str, int] = {}
+        self._failed: dict[str, str] = {}
+        self._watch: asyncio.Task | None = None
+        self._first: asyncio.Task | None = None
+        self._keys = [hashlib.sha256(key.encode()).digest() for key in config.api_keys]
+
+    # ---- life
+
+    async def start(self) -> None:
+        """Begin to watch the engines, and to load the model that was given."""
+        self.waker = Waker(asyncio.get_running_loop())
+        self._watch = asyncio.ensure_future(self._watching())
+        if self.models.default is not None:
+            self._first = asyncio.ensure_future(self._load_first())
+
+    async def _load_first(self) -> None:
+        try:
+            async with self.models.use(None) as model:
+                self.log.event("model_loaded", model=model.name)
+        except ApiError as error:
+            self.log.event("model_failed", error=error.message)
+
+    async def stop(self) -> None:
+        """Save the named sessions and unload the models."""
+        self.stopping = True
+        for task in (self._watch, self._first):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+        for job in list(self.jobs.values()):
+            job.close()
+        saved = await self.offload(self.sessions.save_all)
+        for name, error in saved.items():
+            self.log.event("session_saved", session=name, **({"error": error} if error else {}))
+        await self.models.close()
+        self.pool.shutdown(wait=False)
+        self.bulk.shutdown(wait=False)
+        self._looking.shutdown(wait=False)
+
+    async def offload(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Run a function off the event loop."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.pool, partial(function, *args, **options))
+
+    # ---- jobs
+
+    def enter(self, job: Job) -> None:
+        """Give a job its slot; 429 where the queue is full, or its key has as many as it may."""
+        config, key = self.config, job.call.key
+        if self.stopping:
+            raise shutting_down()
+        if len(self.jobs) >= job.model.slots + config.max_queue:
+            self.refused += 1
+            raise ApiError(
+                429,
+                f"queue: {len(self.jobs)} requests run or wait, which is as many as may",
+                code="queue_full",
+                headers={"Retry-After": "1"},
+            )
+        if config.per_key and self.by_key[key] >= config.per_key:
+            self.refused += 1
+            raise ApiError(
+                429,
+                f"key: {self.by_key[key]} requests of this key run or wait, wanted at most "
+                f"{config.per_key}",
+                code="rate_limit_exceeded",
+                headers={"Retry-After": "1"},
+            )
+        self.by_key[key] += 1
+        if job.slot < 0 or job.slot in self.jobs:
+            job.slot = next(at for at in range(len(self.jobs) + 1) if at not in self.jobs)
+        if not self.jobs:
+            self.moved_at = time.perf_counter()
+        self.jobs[job.slot] = job
+
+    def leave(self, job: Job) -> None:
+        """Take a job's slot back and count what it did."""
+        self.jobs.pop(job.slot, None)
+        self.by_key[job.call.key] -= 1
+        if not self.by_key[job.call.key]:
+            del self.by_key[job.call.key]
+        if not job.requests:
+            return
+        first, times = job.requests[0], job.times()
+        reason = next(
+            (each.finish_reason for each in job.requests if each.finish_reason), "cancelled"
+        )
+        reason = "error" if first.error is not None else _REASONS.get(reason, reason)
+        self.metrics[job.model.name].observe(
+            reason=reason,
+            prompt=job.prompt_tokens,
+            cached=first.cached,
+            generated=job.generated,
+            **times,
+        )
+        facts = job.call.facts
+        facts["model"] = job.model.name
+        facts["prompt_tokens"] = facts.get("prompt_tokens", 0) + job.prompt_tokens
+        facts["cached_tokens"] = facts.get("cached_tokens", 0) + first.cached
+        facts["completion_tokens"] = facts.get("completion_tokens", 0) + job.generated
+        facts.setdefault("finish_reason", reason)
+        facts["queue_ms"] = round(times["queue"] * 1e3, 2)
+        facts["prefill_ms"] = round(times["prefill"] * 1e3, 2)
+        facts["decode_ms"] = round(times["decode"] * 1e3, 2)
+        if job.slot < job.model.slots and first.kind == "generate":
+            self.slot_sessions[job.slot] = (job.model, first.session)
+
+    def waiting(self, name: str) -> int:
+        """Requests of a model that have not begun: those being prepared, and those that the engine
+        has not admitted.
+        """
+        jobs = [job for job in tuple(self.jobs.values()) if job.model.name == name]
+        return sum(
+            sum(not (each.admitted_at or each.done) for each in job.requests) if job.requests else 1
+            for job in jobs
+        )
+
+    # ---- keys
+
+    def key_of(self, given: list[str]) -> str | None:
+        """The name of the first key that is one of the server's, None where none is. Every key is
+        compared, in constant time each.
+        """
+        import hmac
+
+        if not self._keys:
+            return ""
+        found = None
+        for each in given:
+            digest = hashlib.sha256(each.encode("utf-8", "surrogatepass")).digest()
+            for known in self._keys:
+                if hmac.compare_digest(digest, known) and found is None:
+                    found = digest.hex()[:12]
+        return found
+
+    # ---- health
+
+    async def _watching(self) -> None:
+        """Look at the engines' counters, off the loop: a lock that is never let go of is seen."""
+        loop = asyncio.get_running_loop()
+        while True:
+            for model in self.models.loaded():
+                try:
+                    seen = await loop.run_in_executor(self._looking, model.engine.metrics)
+                except OxillamaError as error:
+                    if model in self.models.loaded():
+                        self._failed[model.name] = str(error)
+                    continue
+                self._failed.pop(model.name, None)
+                if seen.steps_total != self._steps.get(model.name):
+                    self._steps[model.name] = seen.steps_total
+                    self.moved_at = time.perf_counter()
+            await asyncio.sleep(_LOOK)
+
+    def health(self) -> tuple[int, dict[str, Any]]:
+        """(status, what /health says)."""
+        if self.models.loading:
+            return 503, _unhealthy("Loading model")
+        default, loaded = self.models.default, self.models.loaded()
+        failure = self.models.failures.get(default or "")
+        for model in loaded:
+            try:
+                _ = model.engine.context_size  # raises where the engine failed
+            except OxillamaError as error:
+                failure = str(error)
+        if (
+            failure is None
+            and not loaded
+            and default is not None
+            and self._first is not None
+            and not self._first.done()
+        ):
+            return 503, _unhealthy("Loading model")
+        age = time.perf_counter() - self.moved_at if self.jobs else 0.0
+        if failure is None and age > self.config.stall_timeout:
+            failure = f"the engine has made no step for {age:.0f} seconds"
+        if failure is not None:
+            return 503, _unhealthy(failure)
+        return 200, {
+            "status": "ok",
+            "loop_age_seconds": round(age, 3),
+            "requests": len(self.jobs),
+            "models": [model.name for model in loaded],
+        }
+
+
+_REASONS = {"cancelled": "abort", "tool_calls": "stop"}
+
+
+def _unhealthy(why: str) -> dict[str, Any]:
+    return {
+        "status": "error",
+        "error": {"code": 503, "message": why, "type": "unavailable_error", "param": None},
+    }

@@ -1,0 +1,219 @@
+"""vLLM's routes: scores and reranking, adapters by name, the version, and `/metrics`."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import replace
+from typing import Any
+
+from starlette.responses import PlainTextResponse, Response
+
+import oxillama
+from oxillama.errors import OxillamaError
+from oxillama.server import adapters, ranking
+from oxillama.server.calls import Call, json_response
+from oxillama.server.chat import EXCEPTIONS
+from oxillama.server.errors import ApiError
+from oxillama.server.metrics import CONTENT_TYPE, exposition
+from oxillama.server.schema import (
+    BOOLEAN,
+    NAME,
+    Schema,
+    array,
+    integer,
+    obj,
+    one_of,
+)
+
+_TEXT = {"type": "string", "minLength": 1}
+_DOCUMENTS = array(one_of(_TEXT, obj({"text": _TEXT}, ("text",))), 1, 2048)
+RERANK_BODY: Schema = obj(
+    {
+        **EXCEPTIONS,
+        "model": NAME,
+        "query": _TEXT,
+        "documents": _DOCUMENTS,
+        "texts": array(_TEXT, 1, 2048),
+        "top_n": integer(1),
+        "return_documents": BOOLEAN,
+        "return_text": BOOLEAN,
+        "raw_scores": BOOLEAN,
+    },
+    ("query",),
+)
+_ONE_OR_MANY = one_of(_TEXT, array(_TEXT, 1, 2048))
+SCORE_BODY: Schema = obj(
+    {
+        **EXCEPTIONS,
+        "model": NAME,
+        "text_1": _ONE_OR_MANY,
+        "text_2": _ONE_OR_MANY,
+        "encoding_format": {"type": "string", "enum": ["float"]},
+    },
+    ("text_1", "text_2"),
+)
+LOAD_BODY: Schema = obj(
+    {
+        "lora_name": NAME,
+        "lora_path": {"type": "string", "minLength": 1, "maxLength": 4096},
+        "load_inplace": BOOLEAN,
+        "model": NAME,
+    },
+    ("lora_name", "lora_path"),
+)
+UNLOAD_BODY: Schema = obj(
+    {"lora_name": NAME, "lora_int_id": integer(0), "model": NAME}, ("lora_name",)
+)
+
+
+async def rerank(call: Call) -> Response:
+    """POST /v1/rerank; a body with `texts` is answered in the form of text-embeddings-inference."""
+    body = call.body
+    given = [name for name in ("documents", "texts") if body.get(name)]
+    if len(given) != 1:
+        raise ApiError(
+            400,
+            "documents: is required" if not given else "texts: found beside documents",
+            param="documents" if not given else "texts",
+            code="missing_required_parameter" if not given else None,
+        )
+    texts = [each if isinstance(each, str) else each["text"] for each in body[given[0]]]
+    async with call.state.models.use(body.get("model")) as model:
+        found, tokens = await call.race(
+            ranking.scores(call, model, [(body["query"], text) for text in texts])
+        )
+        order = sorted(range(len(texts)), key=lambda at: -found[at])
+        order = order[: int(body.get("top_n") or len(order))]
+        if given == ["texts"]:
+            rows: list[dict[str, Any]] = [{"index": at, "score": found[at]} for at in order]
+            if body.get("return_text"):
+                rows = [{**row, "text": texts[row["index"]]} for row in rows]
+            return json_response(rows)
+        results: list[dict[str, Any]] = [
+            {"index": at, "relevance_score": found[at]} for at in order
+        ]
+        if body.get("return_documents") is not False:
+            results = [{**row, "document": {"text": texts[row["index"]]}} for row in results]
+        return json_response(
+            {
+                "id": f"rerank-{secrets.token_hex(12)}",
+                "model": model.name,
+                "object": "list",
+                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+                "results": results,
+            }
+        )
+
+
+async def score(call: Call) -> Response:
+    """POST /v1/score"""
+    body = call.body
+    one, other = (
+        [body[name]] if isinstance(body[name], str) else body[name] for name in ("text_1", "text_2")
+    )
+    if len(one) not in (1, len(other)):
+        raise ApiError(
+            400,
+            f"text_1: found {len(one)} texts and {len(other)} of text_2, wanted 1 or as many",
+            param="text_1",
+        )
+    pairs = list(zip(one * len(other) if len(one) == 1 else one, other))
+    async with call.state.models.use(body.get("model")) as model:
+        found, tokens = await call.race(ranking.scores(call, model, pairs))
+        return json_response(
+            {
+                "id": f"score-{secrets.token_hex(12)}",
+                "object": "list",
+                "created": int(time.time()),
+                "model": model.name,
+                "data": [
+                    {"index": at, "object": "score", "score": value}
+                    for at, value in enumerate(found)
+                ],
+                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+            }
+        )
+
+
+async def load_lora(call: Call) -> Response:
+    """POST /v1/load_lora_adapter"""
+    body = call.body
+    async with call.state.models.use(body.get("model")) as model:
+        await call.offload(adapters.load, model, body["lora_name"], body["lora_path"])
+        return PlainTextResponse(f"Success: LoRA adapter '{body['lora_name']}' added.")
+
+
+async def unload_lora(call: Call) -> Response:
+    """POST /v1/unload_lora_adapter"""
+    body = call.body
+    async with call.state.models.use(body.get("model")) as model:
+        await call.offload(adapters.unload, model, body["lora_name"])
+        return PlainTextResponse(f"Success: LoRA adapter '{body['lora_name']}' removed.")
+
+
+async def version(call: Call) -> Response:
+    """GET /version"""
+    return json_response({"version": oxillama.__version__})
+
+
+async def metrics(call: Call) -> Response:
+    """GET /metrics"""
+    state = call.state
+
+    def gather() -> str:
+        models = []
+        loaded = {model.name: model for model in state.models.loaded()}
+        for name in dict.fromkeys((*loaded, *state.metrics)):
+            model, engine, pages = loaded.get(name), None, None
+            if model is not None:
+                try:
+                    engine = model.engine.metrics()
+                except OxillamaError:
+                    engine = None
+                pages = model.engine.engine_config.max_pages or _most_pages(model)
+            if engine is not None:
+                # what is still prepared waits, too
+                engine = replace(engine, requests_waiting=state.waiting(name))
+            models.append((name, state.metrics[name], engine, pages))
+        requests = sum(state.requests_total.values())
+        return exposition(
+            models,
+            {
+                "oxillama_server_http_requests_total": ("counter", "HTTP requests.", requests),
+                "oxillama_server_requests_active": (
+                    "gauge",
+                    "Generations that run or wait.",
+                    len(state.jobs),
+                ),
+                "oxillama_server_disconnects_total": (
+                    "counter",
+                    "Clients that left before their answer.",
+                    state.disconnects,
+                ),
+                "oxillama_server_refused_total": (
+                    "counter",
+                    "Requests refused for a full queue.",
+                    state.refused,
+                ),
+                "oxillama_server_sessions": (
+                    "gauge",
+                    "Named sessions in memory.",
+                    state.sessions.count,
+                ),
+                "oxillama_server_models_loaded": ("gauge", "Models in memory.", len(loaded)),
+                "oxillama_server_start_time_seconds": (
+                    "gauge",
+                    "When the server started, in seconds since 1970.",
+                    state.started_at,
+                ),
+            },
+        )
+
+    return Response(await call.offload(gather), headers={"content-type": CONTENT_TYPE})
+
+
+def _most_pages(model: Any) -> int:
+    """Pages that all sequences which may run take at full length."""
+    size = model.engine.engine_config.page_size
+    return model.slots * -(-model.engine.context_size // size)

@@ -1,0 +1,240 @@
+"""`Job`: one generation that a client asked for, from its preparation off the event loop to its last
+token; cancelled the moment its client leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, Protocol
+
+from oxillama.engine.request import Completion, Request
+from oxillama.server.calls import Call
+from oxillama.server.errors import from_engine
+from oxillama.tokenizer import TokenizerBridge
+
+if TYPE_CHECKING:
+    from oxillama.server.models import Model
+    from oxillama.server.state import ServerState
+
+
+class Work(Protocol):
+    """What is submitted: a request, siblings, or a batch of embeddings."""
+
+    def result(self, timeout: float | None = None) -> Any:
+        """What comes of it."""
+
+    def cancel(self) -> None:
+        """End it."""
+
+
+class Job:
+    """One prompt's generation. `requests` are its completions to come; `param` is the field that
+    its prompt came in, for errors.
+    """
+
+    __slots__ = (
+        "_closed",
+        "_made",
+        "call",
+        "first_at",
+        "id",
+        "model",
+        "params",
+        "param",
+        "requests",
+        "slot",
+        "started",
+        "state",
+    )
+
+    def __init__(
+        self, call: Call, model: Model, *, param: str, params: dict[str, Any] | None = None
+    ) -> None:
+        self.state: ServerState = call.state
+        self.call, self.model, self.param = call, model, param
+        self.params = params or {}
+        self.requests: tuple[Request, ...] = ()
+        self.first_at = 0.0
+        self.started = time.perf_counter()
+        self.id = secrets.randbits(31)
+        self.slot = -1
+        self._made: Work | None = None
+        self._closed = False
+
+    async def __aenter__(self) -> Job:
+        self.state.enter(self)
+        self.model.users += 1
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    async def begin(self, make: Callable[[], Any]) -> None:
+        """Prepare and submit, off the loop; what the engine refuses is an ApiError."""
+        pool = self.state.bulk if self.call.large else self.state.pool
+        future = pool.submit(make)
+        try:
+            made = await asyncio.shield(asyncio.wrap_future(future))
+        except asyncio.CancelledError:
+            if not future.cancel():  # it runs already, or has run
+                future.add_done_callback(_cancel_made)
+            raise
+        except Exception as error:
+            raise from_engine(error, param=self.param) from error
+        self._made = made
+        self.requests = tuple(getattr(made, "requests", (made,)))
+        for request in self.requests:
+            request.listen(self._progress, in_loop=True)
+
+    async def results(self) -> list[Any]:
+        """What came of it: completions, best first where more were drawn than wanted; vectors."""
+        event, wake = asyncio.Event(), self.state.waker.wake
+        requests = self.requests
+
+        def tell() -> None:
+            if all(request.done for request in requests):
+                wake(event)
+
+        for request in requests:
+            request.listen(tell, in_loop=True)
+        if not all(request.done for request in requests):
+            await event.wait()
+        try:
+            done = self._made.result(0) if self._made is not None else []
+        except Exception as error:
+            raise from_engine(error, param=self.param) from error
+        done = done if isinstance(done, list) else [done]
+        if isinstance(done[0], Completion):
+            self.call.facts["finish_reason"] = done[0].finish_reason
+        return done
+
+    async def pieces(self, readers: Sequence[Any] | None = None) -> AsyncIterator[tuple[int, Any]]:
+        """(which completion, its next piece or event) as they come; the last of each is a
+        `Completion`. readers: what makes events of each completion's pieces.
+        """
+        event, wake = asyncio.Event(), self.state.waker.wake
+        requests = self.requests
+
+        def tell() -> None:
+            wake(event)
+
+        for request in requests:
+            request.listen(tell, in_loop=True)
+        at = [0] * len(requests)
+        left = list(range(len(requests)))
+        while left:
+            event.clear()
+            for index in tuple(left):
+                request, reader = requests[index], readers[index] if readers else None
+                ended = request.done  # before the look: nothing comes after it
+                while at[index] < len(request.pieces):
+                    piece = request.piece(at[index])
+                    at[index] += 1
+                    for each in (piece,) if reader is None else reader.feed(piece):
+                        yield index, each
+                if ended:
+                    left.remove(index)
+                    try:
+                        done, piece = request.result(0), request.last_piece()
+                    except Exception as error:
+                        raise from_engine(error, param=self.param) from error
+                    if reader is None:
+                        if piece.tokens:
+                            yield index, piece
+                    else:
+                        for each in reader.finish(piece, done):
+                            yield index, each
+                    self.call.facts["finish_reason"] = done.finish_reason
+                    yield index, done
+            if left:
+                await event.wait()
+
+    def close(self) -> None:
+        """End what still runs, count it, and free its place."""
+        if self._closed:
+            return
+        self._closed = True
+        for request in self.requests:
+            request.cancel()
+        self.state.leave(self)
+        self.state.models.release(self.model)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt, 0 before it is prepared."""
+        if not self.requests:
+            return 0
+        first = self.requests[0]
+        if first.kind == "generate":
+            return first.prompt_tokens
+        return sum(len(each.session.tokens) for each in self.requests)
+
+    @property
+    def generated(self) -> int:
+        """Tokens so far, of all completions."""
+        return sum(len(request.generated) for request in self.requests)
+
+    def times(self) -> dict[str, float]:
+        """Seconds of its parts: queue, prefill, decode, e2e."""
+        now = time.perf_counter()
+        if not self.requests:
+            return {"queue": 0.0, "prefill": 0.0, "decode": 0.0, "e2e": now - self.started}
+        request = self.requests[0]
+        submitted = request.submitted_at or self.started
+        admitted = request.admitted_at or now
+        first = self.first_at or now
+        last = max(each.token_at for each in self.requests) or now
+        return {
+            "queue": max(0.0, admitted - submitted),
+            "prefill": max(0.0, first - admitted),
+            "decode": max(0.0, last - first) if self.first_at else 0.0,
+            "e2e": now - self.started,
+        }
+
+    def _progress(self) -> None:
+        """From the engine's thread, after every piece."""
+        now = time.perf_counter()
+        if not self.first_at:
+            self.first_at = now
+        self.state.moved_at = now
+
+
+def _cancel_made(future: Future) -> None:
+    """End what was made for a client that had left meanwhile."""
+    if not future.cancelled() and future.exception() is None:
+        future.result().cancel()
+
+
+def usage_of(done: Sequence[Completion]) -> dict[str, int]:
+    """Tokens of one prompt's completions."""
+    first = done[0].usage
+    return {
+        "prompt": first.prompt_tokens,
+        "cached": min(first.cached_tokens, first.prompt_tokens),
+        "generated": sum(each.usage.completion_tokens for each in done),
+    }
+
+
+def stopped_by(
+    done: Completion, stops: Sequence[str], bridge: TokenizerBridge, *, shown: Sequence[int] = ()
+) -> str | None:
+    """The stop string that ended a completion, None where something else did.
+
+    The text ends before the stop, the tokens with it: what the tokens say beyond the text begins
+    with it.
+    """
+    if done.finish_reason not in ("stop", "tool_calls") or not stops:
+        return None
+    stream = bridge.stream(shown=shown)
+    said = "".join(map(stream.feed, done.tokens)) + stream.flush()
+    for text in (said, said.removeprefix(" ")):
+        if text.startswith(done.text):
+            rest = text[len(done.text) :]
+            hits = [stop for stop in stops if rest.startswith(stop)]
+            if hits:
+                return min(hits, key=len)
+    return None

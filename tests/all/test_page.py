@@ -1,0 +1,170 @@
+"""The page in a real headless Chromium (Debian's packages chromium and chromium-driver)."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.all.conftest import Process
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+READY = "return document.body.dataset.ready === 'true' && document.getElementById('stop').disabled"
+TEXT = "return [...document.querySelectorAll('.message .content')].map((e) => e.textContent)"
+ENTER = "\ue007"
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    """A server of its own: the page shows what others saved."""
+    made = Process("--sessions-dir", str(tmp_path_factory.mktemp("sessions")))
+    yield made.url
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def window(url):
+    sys.path.insert(0, str(TOOLS))
+    try:
+        browser = importlib.import_module("browser")
+    finally:
+        sys.path.remove(str(TOOLS))
+    assert browser.found(), "wanted chromium and chromedriver: apt-get install chromium-driver"
+    with browser.Browser() as made:
+        made.open(url)
+        made.wait(READY)
+        yield made
+        assert made.log() == []
+
+
+def send(window, text):
+    count = len(window.run(TEXT))
+    window.type("#message", text + ENTER)
+    window.wait(f"return document.querySelectorAll('.message').length === {count + 2}")
+    window.wait(READY)
+    return window.run(TEXT)
+
+
+def fresh(window, **knobs):
+    window.click("#new")
+    for name, value in {"max_tokens": 12, "seed": 3, **knobs}.items():
+        window.run(
+            "const e = document.getElementById('knob-' + arguments[0]); e.value = arguments[1];"
+            "e.dispatchEvent(new Event('change'))",
+            name,
+            value,
+        )
+
+
+def test_a_chat_streams_and_counts(window):
+    fresh(window)
+    first = send(window, "Tell me a story")
+    assert first[0] == "Tell me a story" and first[1]
+    assert "token/s" in window.run("return document.getElementById('numbers').textContent")
+    used = window.run("return document.getElementById('context-text').textContent")
+    assert used.endswith("of 1024") and int(used.split()[0]) > 12
+
+
+def test_each_token_shows_its_probability(window):
+    fresh(window)
+    send(window, "Tell me a story")
+    spans = window.run("return document.querySelectorAll('.assistant .content span').length")
+    assert spans == 12
+    window.hover(".assistant .content span:nth-child(3)")
+    window.wait("return !document.getElementById('token').hidden")
+    rows = window.run("return document.querySelectorAll('#token tr').length")
+    assert rows >= 5
+    window.run("document.querySelector('.assistant .content').focus()")
+    window.type(".assistant .content", "\ue014\ue014")  # right, right
+    assert "percent" in window.run("return document.getElementById('state').textContent")
+
+
+def test_retry_and_edit(window):
+    fresh(window)
+    before = send(window, "Tell me a story")
+    window.click(".assistant h3 button")
+    window.wait(READY)
+    assert window.run(TEXT) == before
+    window.click(".user h3 button")
+    window.run("document.querySelector('.user textarea').value = 'Hello!'")
+    window.click(".user .row button")
+    window.wait("return document.querySelector('.user .content').textContent === 'Hello!'")
+    window.wait(READY)
+    after = window.run(TEXT)
+    assert len(after) == 2 and after[1] != before[1]
+
+
+def test_stop(window):
+    fresh(window, max_tokens=900, temperature=2)
+    window.run(
+        "document.getElementById('schema-on').checked || document.getElementById('schema-on').click()"
+    )
+    window.run(
+        "const e = document.getElementById('schema');"
+        "e.value = JSON.stringify({type: 'string', minLength: 4000});"
+        "e.dispatchEvent(new Event('change'))"
+    )
+    window.run(  # the answer would be over before a click from here
+        "const timer = setInterval(() => {"
+        " if (document.querySelectorAll('.assistant .content span').length < 4) return;"
+        " clearInterval(timer); document.getElementById('stop').click(); }, 1)"
+    )
+    window.type("#message", "Go" + ENTER)
+    window.wait("return document.querySelectorAll('.assistant .content span').length > 3")
+    window.wait(READY)
+    assert window.run("return document.getElementById('state').textContent") == "Stopped"
+    window.click("#schema-on")
+
+
+def test_json_under_a_schema(window):
+    fresh(window, max_tokens=100)
+    window.click("#schema-on")
+    window.run(
+        "const e = document.getElementById('schema');"
+        "e.value = JSON.stringify({type: 'object', properties: {a: {enum: [1, 2]}},"
+        " required: ['a'], additionalProperties: false});"
+        "e.dispatchEvent(new Event('change'))"
+    )
+    assert send(window, "Go")[1] in ('{"a":1}', '{"a":2}')
+    window.click("#schema-on")
+
+
+def test_conversations_stay_in_the_browser(window, url):
+    fresh(window)
+    text = send(window, "Tell me a story")
+    window.click("#new")
+    assert window.run(TEXT) == []
+    window.open(url)
+    window.wait(READY)
+    window.click("#conversations li:nth-child(2) button")
+    assert window.run(TEXT) == text
+
+
+def test_a_session_is_saved_and_restored(window):
+    fresh(window)
+    text = send(window, "Tell me a story")
+    window.run("document.getElementById('session-name').value = 'page'")
+    window.click("#save")
+    window.wait("return document.getElementById('state').textContent === 'Saved page'")
+    window.click("#new")
+    window.click("#sessions li button")
+    window.wait("return document.getElementById('state').textContent === 'Restored page'")
+    assert window.run(TEXT) == text
+    assert len(send(window, "Go on")) == 4
+
+
+def test_phone_width_and_dark(window):
+    window.resize(390, 780)
+    wide = window.run("return document.documentElement.scrollWidth")
+    assert wide <= 390
+    assert window.run("return getComputedStyle(document.getElementById('list')).display") == "none"
+    window.click("#toggle-list")
+    assert window.run("return getComputedStyle(document.getElementById('list')).display") == "block"
+    window.click("#toggle-list")
+    light = window.run("return getComputedStyle(document.body).backgroundColor")
+    window.run(
+        "const e = document.getElementById('theme'); e.value = 'dark';"
+        "e.dispatchEvent(new Event('change'))"
+    )
+    assert window.run("return getComputedStyle(document.body).backgroundColor") != light
+    window.resize(1280, 860)

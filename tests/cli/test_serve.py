@@ -1,0 +1,71 @@
+"""`oxillama serve` as a process: it says where it listens, ends in order, and exits with 0."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+
+from oxillama.cli import main
+
+
+def start(*args, **more):
+    """(the process, its address), once it listens."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "oxillama.cli", "serve", "--port", "0", *args],
+        stderr=subprocess.PIPE,
+        text=True,
+        **more,
+    )
+    line = process.stderr.readline()
+    return process, re.fullmatch(r"oxillama: listening on (http://127\.0\.0\.1:\d+)\n", line)[1]
+
+
+def ask(url, body=None):
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, data), timeout=20) as answer:
+        return json.loads(answer.read())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_finishes_what_runs_saves_sessions_and_exits_with_0(tmp_path, number):
+    process, url = start("--sessions-dir", str(tmp_path))
+    try:
+        body = {"prompt": "Once", "max_tokens": 3, "session": "s"}
+        assert ask(f"{url}/v1/completions", body)["usage"]["completion_tokens"] == 3
+        long = {"prompt": "Once", "max_tokens": 300, "ignore_eos": True, "stream": True}
+        request = urllib.request.Request(f"{url}/v1/completions", json.dumps(long).encode())
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            first = answer.readline()
+            process.send_signal(number)
+            rest = answer.read()
+        assert first.startswith(b"data: ")
+        assert rest.endswith(b"data: [DONE]\n\n") and rest.count(b"data: ") > 200
+        assert process.wait(20) == 0
+        assert (tmp_path / "s.session").is_file()
+        last = [json.loads(line) for line in process.stderr.read().splitlines()][-2:]
+        assert [each["event"] for each in last] == ["session_saved", "stopped"]
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    "args, why",
+    [
+        (["--host", "0.0.0.0"], "without an API key"),
+        (["--port", "70000"], "port"),
+        (["--models-dir", "/nowhere"], "models_dir"),
+        (["--api-key", " "], "api_keys"),
+        (["--chat-template", "/nowhere"], "/nowhere"),
+        (["--max-queue", "0"], "max_queue"),
+        (["--parallel", "0"], "max_sequences"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_before_anything_starts(capsys, args, why):
+    assert main(["serve", *args]) == 1
+    assert why in capsys.readouterr().err

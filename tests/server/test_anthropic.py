@@ -1,0 +1,160 @@
+"""Anthropic's messages: blocks, the order of events, and its own form of errors."""
+
+import json
+
+import pytest
+
+PATH = "/v1/messages"
+HI = [{"role": "user", "content": "Tell me a story"}]
+ASK = {"messages": HI, "max_tokens": 12, "seed": 3}
+TOOL = {
+    "name": "weather",
+    "description": "The weather.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+FORCED = {
+    **ASK,
+    "tools": [TOOL],
+    "max_tokens": 400,
+    "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+}
+
+
+def test_a_message_is_the_answer_of_a_chat(server, engine):
+    done = engine.chat(HI, max_tokens=12, seed=3)
+    made = server.ok(PATH, ASK)
+    assert made["type"] == "message" and made["id"].startswith("msg_")
+    assert made["content"] == [{"type": "text", "text": done.content}]
+    assert (made["role"], made["stop_reason"], made["stop_sequence"]) == (
+        "assistant",
+        "max_tokens",
+        None,
+    )
+    usage = made["usage"]
+    parts = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+    assert sum(usage[name] for name in parts) == done.usage.prompt_tokens
+    assert usage["output_tokens"] == 12
+
+
+def test_the_events_of_a_text_come_in_order(server):
+    events = server.events(PATH, ASK)
+    names = [name for name, _ in events]
+    deltas = names.count("content_block_delta")
+    assert names == [
+        "message_start",
+        "content_block_start",
+        *["content_block_delta"] * deltas,
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    assert all(name == data["type"] for name, data in events)
+    start = events[0][1]["message"]
+    assert start["content"] == [] and start["stop_reason"] is None
+    assert events[1][1]["content_block"] == {"type": "text", "text": ""}
+    text = "".join(data["delta"]["text"] for name, data in events if name == "content_block_delta")
+    assert text == server.ok(PATH, ASK)["content"][0]["text"]
+    assert events[-2][1]["delta"] == {"stop_reason": "max_tokens", "stop_sequence": None}
+    assert events[-2][1]["usage"]["output_tokens"] == 12
+
+
+def test_a_call_is_a_block_of_its_own(server):
+    made = server.ok(PATH, FORCED)
+    (block,) = made["content"]
+    assert block["type"] == "tool_use" and block["id"].startswith("toolu_")
+    assert (block["name"], block["input"]) == ("weather", {"city": "Paris"})
+    assert made["stop_reason"] == "tool_use"
+    events = server.events(PATH, FORCED)
+    start = next(data for name, data in events if name == "content_block_start")
+    assert start["content_block"]["input"] == {} and start["index"] == 0
+    said = "".join(
+        data["delta"]["partial_json"] for name, data in events if name == "content_block_delta"
+    )
+    assert json.loads(said) == {"city": "Paris"}
+    assert events[-2][1]["delta"]["stop_reason"] == "tool_use"
+
+
+def test_a_stop_sequence_is_named(server):
+    text = server.ok(PATH, {**ASK, "max_tokens": 40})["content"][0]["text"]
+    stop = text.split()[3]
+    made = server.ok(PATH, {**ASK, "max_tokens": 40, "stop_sequences": ["zzz", stop]})
+    assert (made["stop_reason"], made["stop_sequence"]) == ("stop_sequence", stop)
+    assert made["content"][0]["text"] == text[: text.index(stop)]
+
+
+def test_a_last_message_of_the_assistant_begins_the_reply(server):
+    messages = [*HI, {"role": "assistant", "content": "Once upon a"}]
+    made = server.ok(PATH, {**ASK, "messages": messages, "temperature": 0})
+    assert made["content"][0]["text"].startswith(" time")
+
+
+def test_results_of_tools_go_back(server):
+    use = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Paris"}}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "toolu_1",
+        "content": [{"type": "text", "text": "sunny"}],
+        "is_error": True,
+    }
+    messages = [
+        *HI,
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result, {"type": "text", "text": "so?"}]},
+    ]
+    body = {"messages": messages, "tools": [TOOL]}
+    assert server.ok(f"{PATH}/count_tokens", body)["input_tokens"] > 40
+    assert server.ok(PATH, {**ASK, **body})["content"]
+    wrong = [*HI, {"role": "user", "content": [result]}]
+    assert server.refused(PATH, {**ASK, "messages": wrong})["type"] == "invalid_request_error"
+
+
+def test_tokens_are_counted_as_they_are_used(server):
+    body = {"messages": HI, "system": [{"type": "text", "text": "Be kind."}]}
+    count = server.ok(f"{PATH}/count_tokens", body)
+    usage = server.ok(PATH, {**ASK, **body})["usage"]
+    assert count == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
+
+
+@pytest.mark.parametrize(
+    "more, name",
+    [
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0]"),
+        ({"temperature": -1}, "temperature"),
+        ({"tools": [{"name": "x"}]}, "tools[0].input_schema"),
+        ({"tools": [{"type": "web_search_20250305", "name": "x"}]}, "tools[0]"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
+            "messages[0].content[0]",
+        ),
+        ({"nonsense": 1}, "nonsense"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+    ],
+)
+def test_errors_are_anthropics(server, more, name):
+    answer = server.post(PATH, {**ASK, **more})
+    assert answer.status_code == 400
+    made = answer.json()
+    assert set(made) == {"type", "error", "request_id"} and made["type"] == "error"
+    assert made["error"]["type"] == "invalid_request_error"
+    assert name in made["error"]["message"]
+    assert answer.headers["request-id"] == made["request_id"]
+
+
+def test_an_unknown_model_and_path_are_not_found(server):
+    assert server.refused(PATH, {**ASK, "model": "claude"}, 404)["type"] == "not_found_error"
+    answer = server.post(f"{PATH}/nothing", {})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "not_found_error")
+    answer = server.get(PATH)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "OPTIONS, POST")
+    assert answer.json()["type"] == "error"

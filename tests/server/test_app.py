@@ -1,0 +1,310 @@
+"""What stands around every route: keys, origins, unknown paths and methods, headers, log lines,
+queues, health.
+"""
+
+import threading
+import time
+
+import pytest
+
+import oxillama
+from oxillama.errors import ConfigError
+from oxillama.server import ServerConfig
+from oxillama.server.errors import ApiError, from_engine
+from oxillama.server.routes import ROUTES
+from tests.server.conftest import asking
+
+HI = [{"role": "user", "content": "Tell me a story"}]
+CHAT = {"messages": HI, "max_tokens": 4}
+LONG = {"prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def locked():
+    with asking(api_keys=("one", "two"), per_key=1, max_queue=1) as made:
+        yield made
+
+
+def test_every_route_but_health_wants_a_key(locked):
+    for route in ROUTES:
+        path = route.path.replace("{", "").replace("}", "")
+        answer = locked.client.request(route.method, path, json={} if route.body else None)
+        if route.path == "/health":
+            assert answer.status_code == 200
+            continue
+        assert answer.status_code == 401, route.path
+        assert answer.headers["www-authenticate"].startswith(
+            "Basic" if route.media == "text/html" else "Bearer"
+        )
+    assert locked.get("/nothing").status_code == 401
+    error = locked.get("/v1/models").json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_api_key", None)
+
+
+@pytest.mark.parametrize(
+    "headers, status",
+    [
+        ({"authorization": "Bearer one"}, 200),
+        ({"authorization": "bearer two"}, 200),
+        ({"x-api-key": "two"}, 200),
+        ({"authorization": "Basic b3hpOm9uZQ=="}, 200),  # oxi:one
+        ({"authorization": "Bearer onetwo"}, 401),
+        ({"authorization": "Bearer on"}, 401),
+        ({"authorization": "Bearer"}, 401),
+        ({"authorization": "one"}, 401),
+        ({"authorization": "Basic !!"}, 401),
+        ({"x-api-key": ""}, 401),
+        ({"authorization": "Bearer wrong", "x-api-key": "one"}, 200),
+    ],
+)
+def test_keys(locked, headers, status):
+    assert locked.get("/v1/models", headers=headers).status_code == status
+
+
+def test_an_anthropic_client_without_a_key_gets_its_own_error(locked):
+    made = locked.post("/v1/messages", {}).json()
+    assert made["error"]["type"] == "authentication_error"
+
+
+def _while_one_runs(server, headers, then):
+    """What `then` returns while a long completion runs."""
+    ended = []
+    worker = threading.Thread(
+        target=lambda: ended.append(server.post("/v1/completions", LONG, headers=headers))
+    )
+    worker.start()
+    end = time.monotonic() + 10
+    while not server.app.state.jobs:
+        assert time.monotonic() < end
+    found = then()
+    worker.join()
+    assert ended[0].status_code == 200
+    return found
+
+
+def test_a_key_has_as_many_requests_as_it_may(locked):
+    one, two = {"x-api-key": "one"}, {"x-api-key": "two"}
+
+    def then():
+        refused = locked.post("/v1/completions", {"prompt": "a"}, headers=one)
+        served = locked.post("/v1/completions", {"prompt": "a"}, headers=two)
+        return refused, served
+
+    refused, served = _while_one_runs(locked, one, then)
+    assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+    assert served.status_code == 200
+
+
+def test_a_full_queue_is_refused_with_retry_after():
+    scheduler = oxillama.SchedulerConfig(max_sequences=1, max_batch_sequences=1)
+    with asking(max_queue=1, engine={"scheduler": scheduler}) as server:
+        first = threading.Thread(target=lambda: server.post("/v1/completions", LONG))
+        second = threading.Thread(target=lambda: server.post("/v1/completions", LONG))
+        first.start()
+        second.start()
+        end = time.monotonic() + 10
+        while len(server.app.state.jobs) < 2:
+            assert time.monotonic() < end
+        answer = server.post("/v1/completions", {"prompt": "a"})
+        slots = server.get("/slots").json()
+        while 'vllm:num_requests_running{model_name="oxillama-embedded"} 1' not in (
+            metrics := server.get("/metrics").text
+        ):
+            assert time.monotonic() < end
+        health = server.get("/health").json()
+        first.join()
+        second.join()
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    assert answer.json()["error"]["code"] == "queue_full"
+    assert sum(each["is_processing"] for each in slots) == 2
+    assert 'vllm:num_requests_running{model_name="oxillama-embedded"} 1' in metrics
+    assert 'vllm:num_requests_waiting{model_name="oxillama-embedded"} 1' in metrics
+    assert health["requests"] == 2
+
+
+def test_a_wrong_method_says_which_are_right(server):
+    for method, path, allow in (
+        ("GET", "/v1/chat/completions", "OPTIONS, POST"),
+        ("PUT", "/v1/models", "GET, HEAD, OPTIONS"),
+        ("POST", "/health", "GET, HEAD, OPTIONS"),
+        ("PATCH", "/v1/sessions/x", "DELETE, GET, HEAD, OPTIONS, POST"),
+    ):
+        answer = server.client.request(method, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allow)
+        assert answer.json()["error"]
+    answer = server.client.request("OPTIONS", "/v1/chat/completions")
+    assert (answer.status_code, answer.headers["allow"]) == (204, "OPTIONS, POST")
+
+
+@pytest.mark.parametrize(
+    "path", ["/nothing", "/v1", "/v1/chat/completions/", "/static/app.py", "/static/a/b"]
+)
+def test_unknown_paths_are_not_found(server, path):
+    answer = server.get(path)
+    assert answer.status_code == 404
+    assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_bodies_that_cannot_be_read_are_refused(server):
+    client = server.client
+    path = "/v1/completions"
+    assert client.post(path, content=b"{").json()["error"]["code"] == "invalid_json"
+    assert client.post(path, content=b"[" * 1000).json()["error"]["code"] == "json_too_deep"
+    assert client.post(path, content=b"x" * (9 << 20)).status_code == 413
+    assert client.post(path, content=b"x", headers={"content-encoding": "gzip"}).status_code == 415
+    assert client.post(path, files={"a": b"x"}).status_code == 415
+    nan = client.post(path, content=b'{"prompt": "a", "temperature": NaN}')
+    assert nan.status_code == 400 and "NaN" in nan.json()["error"]["message"]
+
+
+def test_a_large_head_is_refused(server):
+    answer = server.get("/health", headers={"x-large": "a" * 40_000})
+    assert answer.status_code == 431
+
+
+def test_pages_of_other_sites_are_refused(server):
+    post = server.client.post
+    evil = {"origin": "http://evil.example"}
+    assert post("/tokenize", json={"content": "a"}, headers=evil).status_code == 403
+    assert server.get("/health", headers=evil).headers.get("access-control-allow-origin") is None
+    own = {"origin": "http://localhost"}
+    assert post("/tokenize", json={"content": "a"}, headers=own).status_code == 200
+    rebound = {"host": "evil.example"}
+    answer = server.get("/v1/models", headers=rebound)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (403, "host_not_allowed")
+
+
+def test_allowed_origins_are_named_and_have_no_credentials():
+    with asking(cors_origins=("http://app.example",)) as server:
+        good, bad = {"origin": "http://app.example"}, {"origin": "http://evil.example"}
+        answer = server.client.post("/tokenize", json={"content": "a"}, headers=good)
+        assert answer.headers["access-control-allow-origin"] == "http://app.example"
+        assert "access-control-allow-credentials" not in answer.headers
+        preflight = server.client.request("OPTIONS", "/tokenize", headers=good)
+        assert "content-type" in preflight.headers["access-control-allow-headers"]
+        refused = server.client.request("OPTIONS", "/tokenize", headers=bad)
+        assert "access-control-allow-origin" not in refused.headers
+
+
+def test_headers_of_every_answer(server):
+    for path in ("/", "/health", "/nothing"):
+        headers = server.get(path).headers
+        assert headers["content-security-policy"] == "default-src 'self'"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-request-id"].startswith("req_")
+
+
+def test_a_request_is_one_line_without_its_text(server):
+    before = len(server.logged())
+    server.ok("/v1/chat/completions", CHAT)
+    (line,) = server.logged()[before:]
+    assert (line["event"], line["status"], line["route"]) == (
+        "request",
+        200,
+        "/v1/chat/completions",
+    )
+    assert (line["completion_tokens"], line["finish_reason"]) == (4, "length")
+    assert line["prompt_tokens"] > 5 and line["ms"] > 0 and line["model"] == "oxillama-embedded"
+    assert "story" not in str(line)
+
+
+def test_texts_are_logged_where_that_is_asked_for():
+    with asking(log_prompts=True) as server:
+        server.ok("/v1/chat/completions", CHAT)
+        assert "Tell me a story" in str(server.logged()[-1])
+
+
+def test_health_tells_of_an_engine_that_failed():
+    with asking() as server:
+        (model,) = server.app.state.models.loaded()
+        model.engine.close()
+        answer = server.get("/health")
+        assert answer.status_code == 503
+        made = answer.json()["error"]
+        assert (made["code"], made["type"]) == (503, "unavailable_error")
+        assert server.post("/v1/completions", {"prompt": "a"}).status_code == 503
+
+
+def test_health_tells_of_a_loop_that_stands_still():
+    with asking(stall_timeout=0.05) as server:
+        state = server.app.state
+        (model,) = state.models.loaded()
+        raw = model.engine.raw_loop()
+        with raw:  # no step runs while it is open
+            worker = threading.Thread(
+                target=lambda: server.post("/v1/completions", {"prompt": "a"})
+            )
+            worker.start()
+            end = time.monotonic() + 10
+            while server.get("/health").status_code == 200:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            assert "no step" in server.get("/health").json()["error"]["message"]
+        worker.join(10)
+        assert server.get("/health").status_code == 200
+
+
+def test_health_tells_of_a_model_that_cannot_be_read(tmp_path):
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(b"GGUF")
+    config = ServerConfig(model=path)
+    from starlette.testclient import TestClient
+
+    from oxillama.server import create_app
+
+    with TestClient(create_app(config), base_url="http://localhost") as client:
+        end = time.monotonic() + 10
+        while True:
+            answer = client.get("/health")
+            assert answer.status_code == 503
+            if answer.json()["error"]["message"] != "Loading model":
+                break
+            assert time.monotonic() < end
+        assert client.post("/v1/completions", json={"prompt": "a"}).status_code == 500
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"host": "0.0.0.0"},
+        {"host": "192.168.1.5"},
+        {"port": 70_000},
+        {"port": -1},
+        {"body_bytes": 0},
+        {"header_timeout": float("nan")},
+        {"max_queue": 1.5},
+        {"api_keys": ("",)},
+        {"api_keys": ("a",), "cors_origins": ("*",)},
+        {"models_dir": "/nowhere"},
+        {"nonsense": 1},
+    ],
+)
+def test_configs_that_cannot_be_honoured_are_refused(options):
+    with pytest.raises(ConfigError):
+        ServerConfig.of(options)
+
+
+def test_other_addresses_need_a_key_or_force():
+    assert ServerConfig(host="0.0.0.0", api_keys=("k",)).loopback is False
+    assert ServerConfig(host="0.0.0.0", force=True).hosts is None
+    assert ServerConfig(host="::1").loopback and ServerConfig(host="localhost").loopback
+
+
+@pytest.mark.parametrize(
+    "error, status, code",
+    [
+        (oxillama.ContextError("prompt: long"), 400, "context_length_exceeded"),
+        (oxillama.ConfigError("n: found 0, wanted 1"), 400, None),
+        (oxillama.GrammarError("schema /: bad"), 400, "invalid_schema"),
+        (oxillama.EngineError("engine: is closed"), 503, "engine_unavailable"),
+        (oxillama.EngineError("session: a request is running on it"), 409, "session_busy"),
+        (oxillama.PoolError("page pool: full"), 503, "out_of_memory"),
+        (MemoryError(), 503, "out_of_memory"),
+        (ZeroDivisionError("x"), 500, "internal_error"),
+    ],
+)
+def test_errors_of_the_engine(error, status, code):
+    made = from_engine(error, param="prompt")
+    assert isinstance(made, ApiError)
+    assert (made.status, made.code) == (status, code)

@@ -1,0 +1,340 @@
+"""`/v1/chat/completions`: the answer, the stream, tools, formats, and what is refused."""
+
+import json
+
+import pytest
+
+from oxillama.sampling import SamplerConfig
+
+PATH = "/v1/chat/completions"
+HI = [{"role": "user", "content": "Tell me a story"}]
+ASK = {"messages": HI, "max_tokens": 12, "seed": 3}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Paris", "Rome"]},
+        "n": {"type": "integer", "maximum": 3, "minimum": 0},
+    },
+    "required": ["city", "n"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+OTHER = {"type": "function", "function": {"name": "clock"}}
+
+
+def joined(chunks, index=0):
+    """The content of a stream's chunks."""
+    return "".join(
+        each["delta"].get("content") or ""
+        for chunk in chunks
+        if chunk != "[DONE]"
+        for each in chunk["choices"]
+        if each["index"] == index
+    )
+
+
+def test_an_answer_is_that_of_the_engine_alone(server, engine):
+    done = engine.chat(HI, max_tokens=12, seed=3)
+    made = server.ok(PATH, ASK)
+    assert made["object"] == "chat.completion"
+    assert made["id"].startswith("chatcmpl-")
+    assert made["choices"][0]["message"]["content"] == done.content
+    assert made["choices"][0]["finish_reason"] == done.finish_reason == "length"
+    usage = made["usage"]
+    assert usage["prompt_tokens"] == done.usage.prompt_tokens
+    assert usage["completion_tokens"] == 12
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 12
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": 0}
+
+
+def test_a_stream_has_its_chunks_in_order(server):
+    whole = server.ok(PATH, ASK)["choices"][0]["message"]["content"]
+    chunks = server.chunks(PATH, {**ASK, "stream_options": {"include_usage": True}})
+    assert chunks[-1] == "[DONE]"
+    first, *middle, last, usage = chunks[:-1]
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert all(each["choices"][0]["finish_reason"] is None for each in (first, *middle))
+    assert last["choices"][0]["delta"] == {}
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 12
+    assert all(each["usage"] is None for each in (first, *middle, last))
+    assert len({each["id"] for each in chunks[:-1]}) == 1
+    assert {each["object"] for each in chunks[:-1]} == {"chat.completion.chunk"}
+    assert joined(chunks) == whole
+
+
+def test_without_stream_options_no_chunk_has_usage(server):
+    chunks = server.chunks(PATH, ASK)[:-1]
+    assert all("usage" not in each for each in chunks)
+    assert all(each["choices"] for each in chunks)
+
+
+def test_several_completions_are_those_of_the_engine(server, engine):
+    wanted = [each.content for each in engine.submit_chat(HI, max_tokens=8, seed=3, n=3).result()]
+    made = server.ok(PATH, {**ASK, "max_tokens": 8, "n": 3})
+    assert [each["message"]["content"] for each in made["choices"]] == wanted
+    assert [each["index"] for each in made["choices"]] == [0, 1, 2]
+    chunks = server.chunks(PATH, {**ASK, "max_tokens": 8, "n": 3})
+    assert [joined(chunks, index) for index in range(3)] == wanted
+    ends = [
+        each["index"] for chunk in chunks[:-1] for each in chunk["choices"] if each["finish_reason"]
+    ]
+    assert sorted(ends) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("top", [0, 3])
+def test_logprobs_are_those_of_the_engine(server, engine, top):
+    done = engine.chat(HI, max_tokens=6, seed=3, logprobs=top)
+    body = {**ASK, "max_tokens": 6, "logprobs": True, "top_logprobs": top}
+    entries = server.ok(PATH, body)["choices"][0]["logprobs"]["content"]
+    assert [each["logprob"] for each in entries] == [each.raw for each in done.logprobs]
+    assert b"".join(bytes(each["bytes"]) for each in entries).decode() == done.content
+    for entry, found in zip(entries, done.logprobs):
+        assert [each["logprob"] for each in entry["top_logprobs"]] == list(found.raw_values[:top])
+        assert len(entry["top_logprobs"]) == top
+    streamed = [
+        entry
+        for chunk in server.chunks(PATH, body)[:-1]
+        for entry in (chunk["choices"][0]["logprobs"] or {}).get("content", ())
+    ]
+    assert streamed == entries
+
+
+def test_a_stop_string_ends_the_answer_before_it(server):
+    whole = server.ok(PATH, {**ASK, "max_tokens": 40})["choices"][0]["message"]["content"]
+    stop = whole.split()[4]
+    made = server.ok(PATH, {**ASK, "max_tokens": 40, "stop": [stop, "zzz"]})["choices"][0]
+    assert made["message"]["content"] == whole[: whole.index(stop)]
+    assert made["finish_reason"] == "stop"
+
+
+def test_options_reach_the_sampler(server, engine):
+    sampler = SamplerConfig.greedy(logit_bias={100: 50.0})
+    wanted = engine.chat(HI, max_tokens=5, sampler=sampler).content
+    body = {
+        "messages": HI,
+        "max_tokens": 5,
+        "temperature": 0,
+        "top_k": 0,
+        "top_p": 1,
+        "logit_bias": {"100": 50},
+    }
+    assert server.ok(PATH, body)["choices"][0]["message"]["content"] == wanted
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+def test_a_forced_call_follows_its_schema(server, choice):
+    body = {
+        "messages": HI,
+        "tools": [TOOL, OTHER] if isinstance(choice, dict) else [TOOL],
+        "tool_choice": choice,
+        "max_tokens": 300,
+        "seed": 1,
+        "parallel_tool_calls": False,
+    }
+    made = server.ok(PATH, body)["choices"][0]
+    assert made["finish_reason"] == "tool_calls"
+    assert made["message"]["content"] is None
+    (call,) = made["message"]["tool_calls"]
+    assert call["id"].startswith("call_")
+    assert (call["type"], call["function"]["name"]) == ("function", "weather")
+    arguments = json.loads(call["function"]["arguments"])
+    assert arguments["city"] in ("Paris", "Rome") and 0 <= arguments["n"] <= 3
+
+    chunks = server.chunks(PATH, body)[:-1]
+    deltas = [
+        each for chunk in chunks for each in chunk["choices"][0]["delta"].get("tool_calls", ())
+    ]
+    first, *rest = deltas
+    assert first["index"] == 0 and first["type"] == "function"
+    assert first["function"] == {"name": "weather", "arguments": ""}
+    assert all(
+        set(each) == {"index", "function"} and "name" not in each["function"] for each in rest
+    )
+    assert json.loads("".join(each["function"]["arguments"] for each in deltas)) == arguments
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_call_and_its_result_go_back(server):
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    messages = [
+        *HI,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
+    ]
+    prompt = server.ok("/apply-template", {"messages": messages, "tools": [TOOL]})["prompt"]
+    assert "<tool_response>\nsunny\n</tool_response>" in prompt
+    assert server.ok(PATH, {**ASK, "messages": messages, "tools": [TOOL]})["choices"]
+
+
+@pytest.mark.parametrize(
+    "format, check",
+    [
+        ({"type": "json_object"}, lambda value: isinstance(value, dict)),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}},
+            lambda value: set(value) == {"city", "n"},
+        ),
+        (
+            {
+                "type": "json_schema",
+                "json_schema": {
+                    "name": "x",
+                    "schema": {"not": {"type": "object"}, "type": ["object", "null"]},
+                },
+            },
+            lambda value: value is None,
+        ),
+    ],
+)
+def test_a_response_format_is_the_whole_answer(server, format, check):
+    body = {"messages": HI, "response_format": format, "max_tokens": 300, "seed": 2}
+    made = server.ok(PATH, body)["choices"][0]
+    if made["finish_reason"] == "stop":
+        assert check(json.loads(made["message"]["content"]))
+    assert made["message"]["content"][0] in "{n"
+
+
+def test_an_assistants_last_message_can_be_continued(server):
+    messages = [*HI, {"role": "assistant", "content": "Once upon a"}]
+    body = {**ASK, "messages": messages, "continue_final_message": True, "temperature": 0}
+    assert server.ok(PATH, body)["choices"][0]["message"]["content"].startswith(" time")
+
+
+def test_parts_of_text_are_one_text(server):
+    parts = [{"type": "text", "text": "Tell me "}, {"type": "text", "text": "a story"}]
+    messages = [{"role": "user", "content": parts}]
+    assert (
+        server.ok(PATH, {**ASK, "messages": messages})["choices"] == server.ok(PATH, ASK)["choices"]
+    )
+
+
+@pytest.mark.parametrize("name, value", [("user", "me"), ("metadata", {"a": "b"}), ("store", True)])
+def test_the_documented_exceptions_change_nothing(server, name, value):
+    assert server.ok(PATH, {**ASK, name: value})["choices"] == server.ok(PATH, ASK)["choices"]
+
+
+REFUSED = [
+    ({"messages": None}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": "hi"}, "messages"),
+    ({"messages": [{"role": "king", "content": "x"}]}, "messages[0]"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+    (
+        {"messages": [{"role": "tool", "content": "x", "tool_call_id": "q"}]},
+        "messages[0].tool_call_id",
+    ),
+    (
+        {
+            "messages": [
+                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x"}}]}
+            ]
+        },
+        "messages[0].content[0]",
+    ),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": "1"}, "temperature"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"1.5": 1}}, "logit_bias"),
+    ({"logit_bias": {"9999": 1}}, "logit_bias"),
+    ({"frequency_penalty": 2.1}, "frequency_penalty"),
+    ({"presence_penalty": -2.1}, "presence_penalty"),
+    ({"n": 0}, "n"),
+    ({"n": 129}, "n"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"top_logprobs": 1}, "top_logprobs"),
+    ({"logprobs": 1}, "logprobs"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stop": ""}, "stop"),
+    ({"stop": [1]}, "stop[0]"),
+    ({"seed": "x"}, "seed"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"nonsense": 1}, "nonsense"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),
+    (
+        {
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": "f",
+                        "parameters": {"type": "object", "properties": {"a": {"pattern": "("}}},
+                    },
+                }
+            ]
+        },
+        "tools",
+    ),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice",
+    ),
+    ({"response_format": {"type": "xml"}}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format.json_schema.schema",
+    ),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"pattern": "("}},
+            }
+        },
+        "response_format",
+    ),
+    ({"response_format": {"type": "json_object"}, "regex": "a"}, "response_format"),
+    ({"grammar": "root ::= ("}, "grammar"),
+    ({"regex": "("}, "regex"),
+    ({"session": "../x"}, "session"),
+    ({"session": "x", "n": 2}, "n"),
+    ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs.enable_thinking"),
+    ({"service_tier": "flex"}, "service_tier"),
+    ({"modalities": ["audio"]}, "modalities[0]"),
+    ({"add_generation_prompt": False}, "add_generation_prompt"),
+    ({"continue_final_message": True}, "continue_final_message"),
+]
+
+
+@pytest.mark.parametrize(
+    "more, param", REFUSED, ids=[f"{p}-{i}" for i, (_, p) in enumerate(REFUSED)]
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_honoured_is_a_400_with_param(server, more, param, stream):
+    if "stream" in more or "stream_options" in more:
+        stream = False
+    error = server.refused(PATH, {**ASK, **({"stream": True} if stream else {}), **more})
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+
+
+@pytest.mark.parametrize("size", [6000, 400_000])
+def test_a_prompt_that_is_too_long_says_so(server, size):
+    messages = [{"role": "user", "content": "word " * size}]
+    error = server.refused(PATH, {"messages": messages})
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "messages")
+
+
+def test_an_unknown_model_is_refused_by_name(server):
+    error = server.refused(PATH, {**ASK, "model": "gpt-9"}, 404)
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+    assert "gpt-9" in error["message"]
+    assert server.ok(PATH, {**ASK, "model": "oxillama-embedded"})["model"] == "oxillama-embedded"

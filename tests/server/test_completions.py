@@ -1,0 +1,134 @@
+"""`/v1/completions`: texts, ids, lists, echo, scores, and what is refused."""
+
+import pytest
+
+PATH = "/v1/completions"
+ASK = {"prompt": "Once upon a time", "max_tokens": 8, "seed": 3}
+
+
+def test_an_answer_is_that_of_the_engine_alone(server, engine):
+    done = engine.generate("Once upon a time", max_tokens=8, seed=3)
+    made = server.ok(PATH, ASK)
+    assert made["object"] == "text_completion" and made["id"].startswith("cmpl-")
+    assert made["choices"] == [
+        {"index": 0, "text": done.text, "logprobs": None, "finish_reason": "length"}
+    ]
+    assert made["usage"]["prompt_tokens"] == done.usage.prompt_tokens
+    assert made["usage"]["completion_tokens"] == 8
+
+
+def test_sixteen_tokens_where_no_number_is_given(server):
+    made = server.ok(PATH, {"prompt": "Once upon a time", "seed": 3, "ignore_eos": True})
+    assert made["usage"]["completion_tokens"] == 16
+
+
+def test_token_ids_are_the_prompt_as_they_are(server, engine):
+    ids = engine.tokenize("Once upon a time")
+    assert server.ok(PATH, {**ASK, "prompt": ids})["choices"] == server.ok(PATH, ASK)["choices"]
+
+
+def test_lists_of_prompts_are_numbered_prompt_by_prompt(server, engine):
+    ids = engine.tokenize("A dog")
+    made = server.ok(PATH, {**ASK, "prompt": ["Once upon a time", ids], "n": 2})
+    assert [each["index"] for each in made["choices"]] == [0, 1, 2, 3]
+    alone = server.ok(PATH, {**ASK, "prompt": ids, "n": 2})["choices"]
+    assert [each["text"] for each in made["choices"][2:]] == [each["text"] for each in alone]
+
+
+def test_the_best_of_several_is_that_of_the_engine(server, engine):
+    (wanted,) = engine.generate("Once upon a time", max_tokens=8, seed=3, best_of=4, n=1)
+    made = server.ok(PATH, {**ASK, "best_of": 4})
+    assert [each["text"] for each in made["choices"]] == [wanted.text]
+
+
+def test_a_stream_has_the_same_text(server):
+    body = {**ASK, "prompt": ["Once upon a time", "A dog"], "n": 2}
+    whole = [each["text"] for each in server.ok(PATH, body)["choices"]]
+    chunks = server.chunks(PATH, {**body, "stream_options": {"include_usage": True}})
+    assert chunks[-1] == "[DONE]"
+    texts = dict.fromkeys(range(4), "")
+    for chunk in chunks[:-2]:
+        assert chunk["object"] == "text_completion" and chunk["usage"] is None
+        for each in chunk["choices"]:
+            texts[each["index"]] += each["text"]
+    assert list(texts.values()) == whole
+    assert chunks[-2]["choices"] == [] and chunks[-2]["usage"]["completion_tokens"] == 32
+
+
+def test_logprobs_are_four_lists_of_one_length(server, engine):
+    done = engine.generate("Once upon a time", max_tokens=8, seed=3, logprobs=2)
+    found = server.ok(PATH, {**ASK, "logprobs": 2})["choices"][0]["logprobs"]
+    assert {len(each) for each in found.values()} == {8}
+    assert found["token_logprobs"] == [each.raw for each in done.logprobs]
+    assert "".join(found["tokens"]) == done.text
+    starts = [len("".join(found["tokens"][:at])) for at in range(8)]
+    assert found["text_offset"] == starts
+    assert all(2 <= len(each) <= 3 for each in found["top_logprobs"])
+    for token, value, top in zip(found["tokens"], found["token_logprobs"], found["top_logprobs"]):
+        assert top[token] == value
+    none = server.ok(PATH, {**ASK, "logprobs": 0})["choices"][0]["logprobs"]
+    assert none["top_logprobs"] == [{}] * 8 and none["tokens"] == found["tokens"]
+
+
+def test_a_prompt_is_scored_without_a_token(server, engine):
+    done = engine.generate("Once upon a time", max_tokens=0, prompt_logprobs=1)
+    body = {"prompt": "Once upon a time", "max_tokens": 0, "echo": True, "logprobs": 1}
+    made = server.ok(PATH, body)["choices"][0]
+    assert made["text"] == "Once upon a time"
+    found = made["logprobs"]
+    assert found["token_logprobs"] == [None, *(each[0] for each in done.prompt_logprobs)]
+    assert found["top_logprobs"][0] is None
+    assert len(found["tokens"]) == len(engine.tokenize("Once upon a time"))
+
+
+def test_an_echo_stands_before_the_text_streamed_or_not(server):
+    body = {**ASK, "echo": True, "logprobs": 1}
+    whole = server.ok(PATH, body)["choices"][0]
+    assert whole["text"].startswith("Once upon a time,")
+    chunks = [each["choices"][0] for each in server.chunks(PATH, body)[:-1]]
+    assert "".join(each["text"] for each in chunks) == whole["text"]
+    for name, values in whole["logprobs"].items():
+        streamed = [v for each in chunks if each["logprobs"] for v in each["logprobs"][name]]
+        assert streamed == values
+
+
+def test_a_grammar_holds(server):
+    made = server.ok(PATH, {**ASK, "grammar": 'root ::= "yes" | "no"'})
+    assert made["choices"][0]["text"] in ("yes", "no")
+    assert server.ok(PATH, {**ASK, "guided_choice": ["maybe"]})["choices"][0]["text"] == "maybe"
+
+
+@pytest.mark.parametrize(
+    "more, param",
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": {}}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [2048]}, "prompt[0]"),
+        ({"prompt": ["a", 5]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"n": 0}, "n"),
+        ({"n": 2, "best_of": 1}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"logprobs": 6}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"echo": "yes"}, "echo"),
+        ({"suffix": "the end"}, "suffix"),
+        ({"messages": []}, "messages"),
+        ({"session": "s", "n": 2}, "n"),
+        ({"lora": [{"id": 1}]}, "lora"),
+    ],
+)
+def test_what_cannot_be_honoured_is_a_400_with_param(server, more, param):
+    error = server.refused(PATH, {**ASK, **more})
+    assert error["param"] is not None and error["param"].startswith(param)
+
+
+def test_a_prompt_that_is_too_long_says_so(server):
+    error = server.refused(PATH, {"prompt": [5] * 2000})
+    assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    error = server.refused(PATH, {"prompt": ["a", [5] * 2000]})
+    assert error["param"] == "prompt[1]"

@@ -1,0 +1,71 @@
+"""Vectors are those of the engine, in every dialect, in batches of unequal lengths too."""
+
+import base64
+
+import numpy as np
+import pytest
+
+PATH = "/v1/embeddings"
+TEXTS = ["a dog", "Once upon a time there was a very long sentence about a fox", "x"]
+
+
+def test_a_batch_has_the_vectors_of_its_texts_alone(server, engine):
+    made = server.ok(PATH, {"input": TEXTS})
+    assert made["object"] == "list"
+    for at, (text, each) in enumerate(zip(TEXTS, made["data"])):
+        assert (each["object"], each["index"]) == ("embedding", at)
+        assert np.array_equal(np.float32(each["embedding"]), engine.embed(text))
+    tokens = sum(len(engine.tokenize(text)) for text in TEXTS)
+    assert made["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+def test_base64_is_little_endian_float32(server, engine):
+    made = server.ok(PATH, {"input": "a dog", "encoding_format": "base64"})
+    data = base64.b64decode(made["data"][0]["embedding"])
+    assert np.array_equal(np.frombuffer(data, "<f4"), engine.embed("a dog"))
+
+
+def test_ids_are_a_text(server, engine):
+    ids = engine.tokenize("a dog")
+    for given in (ids, [ids], [ids, "x"]):
+        made = server.ok(PATH, {"input": given})
+        assert np.array_equal(np.float32(made["data"][0]["embedding"]), engine.embed("a dog"))
+
+
+def test_dimensions_cut_and_normalise_again(server, engine):
+    wanted = engine.embed("a dog")[:8].astype(np.float64)
+    made = server.ok(PATH, {"input": "a dog", "dimensions": 8})["data"][0]["embedding"]
+    assert made == (wanted / np.linalg.norm(wanted)).astype(np.float32).tolist()
+
+
+@pytest.mark.parametrize(
+    "body, param",
+    [
+        ({}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ["a", ""]}, "input[1]"),
+        ({"input": [2048]}, "input[0]"),
+        ({"input": [5] * 1025}, "input"),
+        ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "dimensions": 257}, "dimensions"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
+        ({"input": "a", "temperature": 1}, "temperature"),
+    ],
+)
+def test_what_cannot_be_honoured_is_a_400_with_param(server, body, param):
+    assert server.refused(PATH, body)["param"] == param
+
+
+def test_the_other_dialects_have_the_same_vectors(server, engine):
+    wanted = engine.embed("a dog").tolist()
+    assert server.ok("/embedding", {"content": "a dog"}) == [{"index": 0, "embedding": [wanted]}]
+    model = "oxillama-embedded"
+    made = server.ok("/api/embed", {"model": model, "input": ["a dog", "x"]})
+    assert made["embeddings"][0] == wanted and len(made["embeddings"]) == 2
+    assert server.ok("/api/embeddings", {"model": model, "prompt": "a dog"})["embedding"] == wanted
+
+
+def test_a_text_is_cut_only_where_that_is_asked_for(server):
+    body = {"model": "oxillama-embedded", "input": "word " * 3000}
+    server.refused("/api/embed", body)

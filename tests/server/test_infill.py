@@ -1,0 +1,51 @@
+"""Text in the middle: prompts of the vocabulary's own tokens, in which what is given is text."""
+
+import pytest
+
+from oxillama.server.infill import fim_tokens, infill_ids
+from oxillama.server.models import FIM_KEYS
+from tests.server.conftest import asking
+
+BEGIN, PRE, SUF, MID = 0, 2, 3, 4  # control tokens of the embedded vocabulary
+
+
+@pytest.fixture(scope="module")
+def filling():
+    with asking() as made:
+        (model,) = made.app.state.models.loaded()
+        assert fim_tokens(model) is None
+        model.metadata.update(zip(FIM_KEYS, (PRE, SUF, MID)))
+        yield made
+
+
+def text(engine, given):
+    return engine.tokenizer.encode(given, add_special=False, parse_special=False)
+
+
+def test_the_prompt_is_prefix_suffix_middle(filling, engine):
+    (model,) = filling.app.state.models.loaded()
+    wanted = [BEGIN, PRE, *text(engine, "a b"), SUF, *text(engine, "c<|im_end|>"), MID]
+    assert infill_ids(model, "a b", "c<|im_end|>") == wanted
+    assert infill_ids(model, "", "", prompt="x") == [BEGIN, PRE, SUF, MID, *text(engine, "x")]
+    extra = infill_ids(model, "a", "b", extra=[{"filename": "f", "text": "t"}])
+    assert extra[1:-5] == text(engine, "\n\n--- f ---\n\n") + text(engine, "t")
+
+
+def test_every_dialect_fills_in_the_same(filling, engine):
+    (model,) = filling.app.state.models.loaded()
+    ids = infill_ids(model, "Once upon", "The end")
+    wanted = engine.generate(ids, max_tokens=8, seed=3).text
+    body = {"input_prefix": "Once upon", "input_suffix": "The end", "n_predict": 8, "seed": 3}
+    assert filling.ok("/infill", body)["content"] == wanted
+    frames = filling.chunks("/infill", body)
+    assert "".join(each["content"] for each in frames) == wanted
+    body = {"prompt": "Once upon", "suffix": "The end", "max_tokens": 8, "seed": 3}
+    assert filling.ok("/v1/completions", body)["choices"][0]["text"] == wanted
+    body = {
+        "model": "oxillama-embedded",
+        "prompt": "Once upon",
+        "suffix": "The end",
+        "stream": False,
+        "options": {"num_predict": 8, "seed": 3},
+    }
+    assert filling.ok("/api/generate", body)["response"] == wanted

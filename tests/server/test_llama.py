@@ -1,0 +1,161 @@
+"""llama-server's routes."""
+
+import pytest
+
+import oxillama
+
+PATH = "/completion"
+ASK = {"prompt": "Once upon a time", "n_predict": 8, "seed": 3}
+
+
+def test_health_and_properties(server):
+    health = server.get("/health").json()
+    assert health["status"] == "ok" and health["loop_age_seconds"] >= 0
+    props = server.get("/props").json()
+    assert props["default_generation_settings"]["n_ctx"] == 1024
+    assert props["total_slots"] == oxillama.SchedulerConfig().max_sequences
+    assert props["model_path"].endswith("embedded.gguf")
+    assert "<|im_start|>" in props["chat_template"]
+
+
+def test_tokens_and_text(server, engine):
+    text = "Hello é<|im_end|>"
+    plain = engine.tokenize(text, add_special=False)
+    assert server.ok("/tokenize", {"content": text}) == {"tokens": plain}
+    full = server.ok("/tokenize", {"content": text, "add_special": True})["tokens"]
+    assert full == engine.tokenize(text)
+    bare = server.ok("/tokenize", {"content": text, "parse_special": False})["tokens"]
+    assert 3 in plain and 3 not in bare
+    pieces = server.ok("/tokenize", {"content": text, "with_pieces": True})["tokens"]
+    assert [each["id"] for each in pieces] == plain
+    assert [195] in [each["piece"] for each in pieces]
+    assert server.ok("/detokenize", {"tokens": bare}) == {"content": text}
+    assert server.refused("/detokenize", {"tokens": [2048]})["param"] == "tokens[0]"
+    assert server.refused("/tokenize", {"content": 5})["param"] == "content"
+
+
+def test_a_template_is_applied(server):
+    prompt = server.ok("/apply-template", {"messages": [{"role": "user", "content": "x"}]})
+    assert prompt == {"prompt": "<|begin|><|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"}
+
+
+def test_a_completion_is_that_of_the_engine(server, engine):
+    done = engine.generate("Once upon a time", max_tokens=8, seed=3)
+    made = server.ok(PATH, {**ASK, "return_tokens": True})
+    assert made["content"] == done.text and made["tokens"] == list(done.tokens)
+    assert (made["stop"], made["stop_type"], made["stopping_word"]) == (True, "limit", "")
+    assert (made["tokens_predicted"], made["tokens_evaluated"]) == (8, done.usage.prompt_tokens)
+    assert made["truncated"] is False
+    assert made["generation_settings"]["n_predict"] == 8
+    assert made["generation_settings"]["seed"] == 3
+    assert made["timings"]["predicted_n"] == 8
+    assert server.ok(PATH, ASK)["tokens"] == []
+
+
+def test_what_stopped_it_is_told(server):
+    text = server.ok(PATH, {**ASK, "n_predict": 40})["content"]
+    word = text.split()[4]
+    made = server.ok(PATH, {**ASK, "n_predict": 40, "stop": [word]})
+    assert (made["stop_type"], made["stopping_word"]) == ("word", word)
+    ended = server.ok(PATH, {**ASK, "grammar": 'root ::= "a"'})
+    assert (ended["stop_type"], ended["content"]) == ("eos", "a")
+    assert server.ok(PATH, {**ASK, "n_predict": 0})["content"] == ""
+
+
+def test_a_stream_ends_with_stop_true_and_no_done(server):
+    chunks = server.chunks(PATH, ASK)
+    assert all(each["stop"] is False for each in chunks[:-1])
+    last = chunks[-1]
+    assert last["stop"] is True and last["content"] == "" and last["stop_type"] == "limit"
+    text = "".join(each["content"] for each in chunks)
+    assert text == server.ok(PATH, ASK)["content"]
+
+
+def test_probabilities_of_tokens(server):
+    entries = server.ok(PATH, {**ASK, "n_probs": 3})["completion_probabilities"]
+    assert len(entries) == 8 and all(len(each["top_logprobs"]) == 3 for each in entries)
+    after = server.ok(PATH, {**ASK, "n_probs": 3, "post_sampling_probs": True})
+    assert all(0 < each["prob"] <= 1 for each in after["completion_probabilities"])
+
+
+def test_prompts_of_several_kinds(server, engine):
+    ids = engine.tokenize("Once upon a time")
+    assert server.ok(PATH, {**ASK, "prompt": ids})["content"] == server.ok(PATH, ASK)["content"]
+    mixed = server.ok(PATH, {**ASK, "prompt": [*ids[:2], " upon a time"]})
+    assert mixed["content"] == server.ok(PATH, ASK)["content"]
+    many = server.ok(PATH, {**ASK, "prompt": ["Once upon a time", ids]})
+    assert [each["index"] for each in many] == [0, 1]
+    assert many[0]["content"] == many[1]["content"]
+    assert list(server.ok(PATH, {**ASK, "response_fields": ["content", "timings/prompt_n"]})) == [
+        "content",
+        "prompt_n",
+    ]
+
+
+def test_what_runs_is_shown_in_slots(server):
+    slots = server.get("/slots").json()
+    assert len(slots) == oxillama.SchedulerConfig().max_sequences
+    assert {each["is_processing"] for each in slots} == {False}
+    assert slots[0]["n_ctx"] == 1024 and slots[3]["id"] == 3
+
+
+def test_a_slot_is_saved_and_restored(server):
+    first = server.ok(PATH, {**ASK, "id_slot": 2})
+    saved = server.ok("/slots/2?action=save", {"filename": "slot"})
+    assert (saved["id_slot"], saved["filename"]) == (2, "slot")
+    count = saved["n_saved"]
+    assert count == first["tokens_evaluated"] + 8 and saved["n_written"] > 0
+    assert server.ok("/slots/2?action=erase", {}) == {"id_slot": 2, "n_erased": count}
+    assert server.refused("/slots/2?action=save", {"filename": "slot"})["param"] == "id_slot"
+    restored = server.ok("/slots/2?action=restore", {"filename": "slot"})
+    assert restored["n_restored"] == count
+    again = server.ok(PATH, {**ASK, "id_slot": 2})
+    assert again["content"] == first["content"]
+
+
+@pytest.mark.parametrize(
+    "path, body, param, status",
+    [
+        ("/slots/99?action=erase", {}, "id_slot", 400),
+        ("/slots/x?action=erase", {}, "id_slot", 400),
+        ("/slots/0?action=eat", {}, "action", 400),
+        ("/slots/0?action=save", {}, "filename", 400),
+        ("/slots/0?action=save", {"filename": "../x"}, "filename", 400),
+        ("/slots/0?action=restore", {"filename": "none"}, "filename", 404),
+        (PATH, {}, "prompt", 400),
+        (PATH, {"prompt": "a", "n_predict": -2}, "n_predict", 400),
+        (PATH, {"prompt": "a", "n_predict": 1, "max_tokens": 1}, "max_tokens", 400),
+        (PATH, {"prompt": "a", "n_probs": -1}, "n_probs", 400),
+        (PATH, {"prompt": "a", "id_slot": 32}, "id_slot", 400),
+        (PATH, {"prompt": "a", "t_max_predict_ms": 5}, "t_max_predict_ms", 400),
+        (PATH, {"prompt": "a", "lora": [{"id": 0, "scale": 1}]}, "[0].id", 400),
+        (PATH, {"prompt": "a", "nonsense": 1}, "nonsense", 400),
+        (PATH, {"prompt": ["a", "b"], "stream": True}, "stream", 400),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix", 400),
+        ("/infill", {"input_prefix": "a"}, "input_suffix", 400),
+        ("/lora-adapters", [{"id": 0, "scale": 1.0}], "[0].id", 400),
+        ("/lora-adapters", [{"id": 0}], "[0].scale", 400),
+        ("/rerank", {"query": "a"}, "documents", 400),
+        ("/rerank", {"query": "a", "documents": ["b"]}, "model", 400),
+        ("/v1/score", {"text_1": "a"}, "text_2", 400),
+        ("/v1/score", {"text_1": "a", "text_2": ["b"]}, "model", 400),
+        ("/v1/load_lora_adapter", {"lora_name": "a"}, "lora_path", 400),
+        ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "/x"}, "lora_path", 400),
+        ("/v1/unload_lora_adapter", {"lora_name": "a"}, "lora_name", 404),
+    ],
+)
+def test_what_cannot_be_honoured_is_named(server, path, body, param, status):
+    assert server.refused(path, body, status)["param"] == param
+
+
+def test_adapters_are_listed(server):
+    assert server.get("/lora-adapters").json() == []
+    assert server.ok("/lora-adapters", []) == {"success": True}
+
+
+def test_models_are_listed(server):
+    (model,) = server.get("/v1/models").json()["data"]
+    assert (model["id"], model["object"]) == ("oxillama-embedded", "model")
+    assert server.get("/v1/models/oxillama-embedded").json() == model
+    assert server.get("/v1/models/nope").status_code == 404
+    assert server.get("/version").json() == {"version": oxillama.__version__}

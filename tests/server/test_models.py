@@ -1,0 +1,94 @@
+"""Several models: found by name, loaded on first use, unloaded by least recent use."""
+
+import shutil
+
+import pytest
+
+from oxillama.embedded import embedded_path
+from tests.server.conftest import asking
+
+PATH = "/v1/completions"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("one.gguf", "two.gguf", "mmproj-x.gguf", "set-00002-of-00002.gguf"):
+        shutil.copy(embedded_path(), tmp_path / name)
+    (tmp_path / "readme.txt").write_text("x")
+    return tmp_path
+
+
+def loaded(server):
+    return [model.name for model in server.app.state.models.loaded()]
+
+
+def test_models_of_a_folder_load_on_first_use(folder):
+    with asking(models_dir=folder, max_loaded=1) as server:
+        assert [each["id"] for each in server.get("/v1/models").json()["data"]] == ["one", "two"]
+        assert server.get("/health").status_code == 200
+        assert loaded(server) == []
+        error = server.refused(PATH, {"prompt": "a"})
+        assert (error["param"], "one, two" in error["message"]) == ("model", True)
+        body = {"prompt": "Once upon", "seed": 1, "max_tokens": 4}
+        one = server.ok(PATH, {**body, "model": "one"})
+        assert (one["model"], loaded(server)) == ("one", ["one"])
+        two = server.ok(PATH, {**body, "model": "two"})
+        assert (two["model"], loaded(server)) == ("two", ["two"])
+        assert one["choices"] == two["choices"]
+        assert server.refused(PATH, {**body, "model": "three"}, 404)["code"] == "model_not_found"
+        assert server.refused(PATH, {**body, "model": "../one"}, 404)["param"] == "model"
+        shutil.copy(folder / "one.gguf", folder / "three.gguf")
+        assert server.ok(PATH, {**body, "model": "three.gguf"})["model"] == "three"
+
+
+def test_the_least_recently_used_model_leaves(folder):
+    shutil.copy(folder / "one.gguf", folder / "three.gguf")
+    with asking(models_dir=folder, max_loaded=2) as server:
+        for name in ("one", "two", "one", "three"):
+            server.ok(PATH, {"model": name, "prompt": "a", "max_tokens": 1})
+        assert loaded(server) == ["one", "three"]
+
+
+def test_a_model_with_a_session_in_memory_stays(folder, tmp_path):
+    with asking(models_dir=folder, max_loaded=2) as server:
+        server.ok(PATH, {"model": "one", "prompt": "a", "max_tokens": 1, "session": "s"})
+        server.ok(PATH, {"model": "two", "prompt": "a", "max_tokens": 1})
+        shutil.copy(folder / "one.gguf", folder / "three.gguf")
+        server.ok(PATH, {"model": "three", "prompt": "a", "max_tokens": 1})
+        assert loaded(server) == ["one", "three"]
+        error = server.refused(PATH, {"model": "three", "prompt": "a", "session": "s"}, 409)
+        assert error["code"] == "session_model_mismatch"
+
+
+def test_ollama_unloads_with_keep_alive_0(folder):
+    with asking(models_dir=folder) as server:
+        server.ok("/api/generate", {"model": "one"})
+        assert loaded(server) == ["one"]
+        made = server.ok("/api/generate", {"model": "one", "keep_alive": 0})
+        assert made["done_reason"] == "unload"
+        assert loaded(server) == []
+
+
+def test_the_given_model_is_the_default(folder):
+    with asking(model=folder / "two.gguf", models_dir=folder, alias="mine") as server:
+        names = [each["id"] for each in server.get("/v1/models").json()["data"]]
+        assert names == ["mine", "one", "two"]
+        assert server.ok(PATH, {"prompt": "a", "max_tokens": 1})["model"] == "mine"
+
+
+def test_a_file_without_a_template_does_not_chat(cases):
+    with asking(model=cases / "stories260K" / "stories260K-q8_0.gguf") as server:
+        assert server.ok(PATH, {"prompt": "Once", "max_tokens": 2})["choices"]
+        error = server.refused(
+            "/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}
+        )
+        assert error["code"] == "no_chat_template"
+
+
+def test_a_file_that_is_no_model_is_named(folder):
+    (folder / "bad.gguf").write_bytes(b"GGUFxxxx")
+    with asking(models_dir=folder) as server:
+        error = server.refused(PATH, {"model": "bad", "prompt": "a"}, 500)
+        assert (error["code"], error["param"]) == ("model_unusable", "model")
+        assert server.get("/health").status_code == 200
+        assert server.ok(PATH, {"model": "one", "prompt": "a", "max_tokens": 1})["choices"]

@@ -1,0 +1,124 @@
+"""One table of options: every name of an option sets the same field, and nothing is passed over."""
+
+import pytest
+
+from oxillama.sampling import REORDERABLE, SamplerConfig
+from oxillama.server import options
+from oxillama.server.errors import ApiError
+
+DEFAULT = SamplerConfig()
+
+
+def read(body):
+    return options.read(body, default=DEFAULT, vocab_size=2048)
+
+
+VALUES = {
+    "temperature": (0.3, 0.3),
+    "top_k": (7, 7),
+    "top_p": (0.5, 0.5),
+    "min_p": (0.1, 0.1),
+    "typical_p": (0.4, 0.4),
+    "top_a": (0.2, 0.2),
+    "eta_cutoff": (0.01, 0.01),
+    "epsilon_cutoff": (0.02, 0.02),
+    "top_n_sigma": (1.5, 1.5),
+    "repetition_penalty": (1.3, 1.3),
+    "repetition_window": (32, 32),
+    "frequency_penalty": (0.5, 0.5),
+    "presence_penalty": (-0.5, -0.5),
+    "mirostat": (2, 2),
+    "mirostat_tau": (4, 4.0),
+    "mirostat_eta": (0.2, 0.2),
+    "dry_multiplier": (0.8, 0.8),
+    "dry_base": (2, 2.0),
+    "dry_allowed_length": (3, 3),
+    "dry_penalty_last_n": (64, 64),
+    "dry_sequence_breakers": (["x"], ("x",)),
+    "xtc_probability": (0.5, 0.5),
+    "xtc_threshold": (0.2, 0.2),
+    "dynatemp_range": (0.3, 0.3),
+    "dynatemp_exponent": (2, 2.0),
+    "logit_bias": ({"5": -1}, {5: -1.0}),
+    "banned_tokens": ([3], (3,)),
+    "allowed_tokens": ([3, 4], (3, 4)),
+    "ignore_eos": (True, True),
+    "min_tokens": (2, 2),
+    "samplers": (["top_k", "typ_p", "temperature"], ("top_k", "typical", "temperature")),
+}
+
+
+@pytest.mark.parametrize(
+    "name, option", [(name, option) for option in options.SAMPLER for name in option.names]
+)
+def test_every_name_of_a_sampler_option_sets_its_field(name, option):
+    given, wanted = VALUES[option.field]
+    asked = read({name: given})
+    assert getattr(asked.options["sampler"], option.field) == wanted
+
+
+def test_every_field_of_the_sampler_has_a_name():
+    fields = set(SamplerConfig().to_dict()) - {"stop", "stop_token_ids", "seed"}
+    assert {option.field for option in options.SAMPLER} == fields
+    assert set(options._STAGES.values()) == set(REORDERABLE)
+
+
+@pytest.mark.parametrize(
+    "name, given, field, wanted",
+    [
+        ("seed", 7, "seed", 7),
+        ("seed", -5, "seed", 2**64 - 5),
+        ("stop", "x", "stop", ("x",)),
+        ("stop_sequences", ["x", "y"], "stop", ("x", "y")),
+        ("stop_token_ids", [1], "stop_token_ids", (1,)),
+        ("regex", "a+", "regex", "a+"),
+        ("guided_regex", "a+", "regex", "a+"),
+        ("guided_choice", ["a"], "choices", ("a",)),
+        ("json_schema", {}, "json_schema", {}),
+        ("cache_prompt", False, "cache_prompt", False),
+        ("speculative", True, "speculative", "auto"),
+        ("priority", -3, "priority", -3),
+    ],
+)
+def test_options_of_a_request(name, given, field, wanted):
+    assert read({name: given}).options == {field: wanted}
+
+
+def test_minus_one_turns_off_as_it_does_elsewhere():
+    assert read({"seed": -1}).options == {}
+    assert read({"top_k": -1}).options["sampler"].top_k == 0
+    assert read({"top_n_sigma": -1}).options == {}
+
+
+def test_a_temperature_of_0_has_no_penalty_unless_one_is_named():
+    assert read({"temperature": 0}).options["sampler"].repetition_penalty == 1.0
+    assert read({"temperature": 1}).options["sampler"].repetition_penalty == 1.1
+    both = read({"temperature": 0, "repeat_penalty": 1.2})
+    assert both.options["sampler"].repetition_penalty == 1.2
+
+
+def test_biases_as_llama_server_lists_them():
+    asked = read({"logit_bias": [[5, 1.5], [6, False]]})
+    assert asked.options["sampler"].logit_bias == {5: 1.5, 6: float("-inf")}
+
+
+@pytest.mark.parametrize(
+    "body, param",
+    [
+        ({"temperature": 1, "temp": 1}, "temp"),
+        ({"repeat_penalty": 1, "repetition_penalty": 1}, "repetition_penalty"),
+        ({"regex": "a", "choices": ["a"]}, "choices"),
+        ({"json_schema": {}, "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        ({"regex": "a", "structured_outputs": {"regex": "a"}}, "structured_outputs.regex"),
+        ({"logit_bias": {"2048": 1}}, "logit_bias"),
+        ({"banned_tokens": [2048]}, "banned_tokens"),
+        ({"allowed_token_ids": [2048]}, "allowed_token_ids"),
+        ({"stop_token_ids": [2048]}, "stop_token_ids"),
+        ({"n_keep": 3}, "n_keep"),
+        ({"samplers": ["top_k", "top_k"]}, "samplers"),
+    ],
+)
+def test_what_cannot_be_honoured_is_named(body, param):
+    with pytest.raises(ApiError) as caught:
+        read(body)
+    assert (caught.value.status, caught.value.param) == (400, param)

@@ -1,0 +1,291 @@
+"""What only sockets show: slow, broken and half-closed connections, and clients that leave."""
+
+import json
+import socket
+import threading
+import time
+
+import pytest
+
+GEN = {"prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True}
+
+
+def request(method, path, body=b"", **headers):
+    """A request's bytes."""
+    if not isinstance(body, bytes):
+        body = json.dumps(body).encode()
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    fields = {"Host": "localhost", "Content-Length": str(len(body)), **given}
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + body
+
+
+def dial(listening):
+    made = socket.create_connection(listening.address)
+    made.settimeout(8)
+    return made
+
+
+def answer(listening, data, *, half=False):
+    """All that the server says until it closes."""
+    with dial(listening) as made:
+        made.sendall(data)
+        if half:
+            made.shutdown(socket.SHUT_WR)
+        return rest(made)
+
+
+def rest(made):
+    out = b""
+    try:
+        while piece := made.recv(65536):
+            out += piece
+    except ConnectionError:
+        pass
+    return out
+
+
+def status(data):
+    return int(data.split(b" ", 2)[1])
+
+
+def error_of(data):
+    return json.loads(data.split(b"\r\n\r\n", 1)[1])["error"]
+
+
+@pytest.mark.parametrize(
+    "data, wanted",
+    [
+        (b"\x00\x01 nothing\r\n\r\n", 400),
+        (b"GET /health HTTP/1.1\r\n\r\n", 400),
+        (b"GET /health HTTP/9.9\r\nHost: localhost\r\n\r\n", 400),
+        (b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", 400),
+        (
+            b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n"
+            b"Content-Length: 2\r\n\r\n{}",
+            400,
+        ),
+        (
+            b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nz\r\n",
+            400,
+        ),
+        (request("POST", "/tokenize", b"{}", Content_Length="99999999999"), 413),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 70_000, 431),
+        (request("GET", "/health", X="a" * 40_000), 431),
+        (request("POST", "/tokenize", b"[" * 100_000, Connection="close"), 400),
+    ],
+)
+def test_what_is_no_request_is_answered_and_closed(listening, data, wanted):
+    found = answer(listening, data)
+    assert status(found) == wanted
+    assert set(error_of(found)) >= {"message", "type", "param", "code"}
+
+
+def test_a_head_that_comes_byte_by_byte_is_given_up(listening):
+    began = time.monotonic()
+    with dial(listening) as made:
+        try:
+            for byte in b"GET /health HTTP/1.1\r\n" * 40:
+                made.sendall(bytes([byte]))
+                time.sleep(0.01)
+        except ConnectionError:
+            pass
+        else:
+            raise AssertionError("the server read on")
+    assert time.monotonic() - began < 3
+    with dial(listening) as made:
+        made.sendall(b"GET /hea")
+        assert status(rest(made)) == 408
+
+
+def test_a_silent_connection_is_closed(listening):
+    with dial(listening) as made:
+        assert rest(made) == b""
+
+
+def test_a_connection_that_was_used_is_closed_when_it_is_idle(listening):
+    with dial(listening) as made:
+        made.sendall(request("GET", "/health"))
+        assert status(rest(made)) == 200
+
+
+def test_a_second_head_that_stays_unfinished_is_given_up(listening):
+    with dial(listening) as made:
+        made.sendall(request("GET", "/health"))
+        made.recv(65536)
+        made.sendall(b"GET /hea")
+        assert status(rest(made)) == 408
+
+
+def test_a_body_that_does_not_come_is_given_up(listening):
+    data = request("POST", "/tokenize", b'{"con', Content_Length="50")
+    assert status(answer(listening, data)) == 408
+
+
+def test_half_closed_connections_are_answered(listening):
+    assert status(answer(listening, b"GET /hea", half=True)) == 400
+    half = request("POST", "/v1/completions", b'{"pro', Content_Length="50")
+    found = answer(listening, half, half=True)
+    assert (status(found), error_of(found)["code"]) == (400, "incomplete_body")
+    assert status(answer(listening, request("GET", "/health"), half=True)) == 200
+    found = answer(listening, request("POST", "/v1/completions", GEN), half=True)
+    assert (status(found), error_of(found)["code"]) == (400, "client_closed_request")
+    assert idle(listening)
+
+
+def test_a_stream_goes_on_for_a_client_that_closed_its_sending_side(listening):
+    body = {**GEN, "max_tokens": 200, "stream": True}
+    with dial(listening) as made:
+        made.sendall(request("POST", "/v1/completions", body))
+        first = made.recv(200)
+        made.shutdown(socket.SHUT_WR)
+        found = first + rest(made)
+    assert found.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n") or b"[DONE]" in found
+
+
+def idle(listening, seconds=1.0):
+    """Whether no request runs, within a moment."""
+    end = time.monotonic() + seconds
+    while listening.app.state.jobs:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_place(listening, stream):
+    state = listening.app.state
+    with dial(listening) as made:
+        made.sendall(request("POST", "/v1/completions", {**GEN, "stream": stream}))
+        end = time.monotonic() + 5
+        while not any(job.generated for job in state.jobs.values()):
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        (job,) = state.jobs.values()
+    assert idle(listening)
+    job.requests[0].wait()
+    assert job.requests[0].finish_reason == "cancelled"
+    assert job.generated < 900
+
+
+def test_a_client_that_leaves_before_its_prompt_is_prepared_is_forgotten(listening):
+    for _ in range(5):
+        with dial(listening) as made:
+            made.sendall(request("POST", "/v1/completions", GEN))
+    assert idle(listening)
+
+
+def test_a_client_that_does_not_read_is_given_up(listening):
+    body = {
+        "prompt": ["Once"] * 60,
+        "max_tokens": 900,
+        "ignore_eos": True,
+        "logprobs": 5,
+        "stream": True,
+    }
+    with socket.socket() as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        made.connect(listening.address)
+        made.sendall(request("POST", "/v1/completions", body))
+        end = time.monotonic() + 15
+        while not listening.app.state.jobs:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        assert idle(listening, 15)
+
+
+def test_health_answers_while_a_long_prompt_is_read(listening):
+    body = {"content": "hello world, " * 8000}
+    worker = threading.Thread(
+        target=lambda: answer(listening, request("POST", "/tokenize", body, Connection="close"))
+    )
+    worker.start()
+    answers = 0
+    while worker.is_alive() or not answers:
+        found = answer(listening, request("GET", "/health", Connection="close"))
+        assert status(found) == 200
+        answers += 1
+    assert answers
+
+
+def test_requests_on_one_connection_follow_one_another(listening):
+    with dial(listening) as made:
+        made.sendall(request("GET", "/health") + request("GET", "/version", Connection="close"))
+        found = rest(made)
+    assert found.count(b"HTTP/1.1 200 OK") == 2 and b'"version"' in found
+
+
+def test_no_file_descriptor_is_left(listening):
+    import os
+
+    def count():
+        return len(os.listdir("/proc/self/fd"))
+
+    answer(listening, request("GET", "/health", Connection="close"))
+    before = count()
+    for _ in range(30):
+        with dial(listening) as made:
+            made.sendall(request("POST", "/v1/completions", {**GEN, "stream": True}))
+    assert idle(listening)
+    end = time.monotonic() + 3
+    while count() > before and time.monotonic() < end:
+        time.sleep(0.02)
+    assert count() <= before
+
+
+@pytest.mark.parametrize(
+    "path, body, last",
+    [
+        ("/v1/completions", {"prompt": "Once"}, b"data: [DONE]"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, b"data: [DONE]"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}]}, b"event: error"),
+        ("/v1/responses", {"input": "x"}, b"event: response.failed"),
+        ("/completion", {"prompt": "Once"}, b'data: {"error"'),
+        (
+            "/api/generate",
+            {"prompt": "Once", "model": "oxillama-embedded", "raw": True},
+            b'{"error"',
+        ),
+    ],
+)
+def test_an_error_in_the_middle_of_a_stream_is_an_event_and_its_end(listening, path, body, last):
+    body = {**body, "stream": True}
+    if path.startswith("/api"):
+        body["options"] = {"num_predict": 900, "ignore_eos": True}
+    else:
+        most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+        body.update({most: 900, "ignore_eos": True})
+    with dial(listening) as made:
+        made.sendall(request("POST", path, body, Connection="close"))
+        first = made.recv(400)
+        assert status(first) == 200
+        (job,) = listening.app.state.jobs.values()
+        job.requests[0].end(None, RuntimeError("broken"))
+        found = first + rest(made)
+    frames = [each for each in found.split(b"\r\n") if each.strip()]
+    assert last in frames[-2] and b"internal error: RuntimeError" in found
+    assert b"broken" not in found
+    assert idle(listening)
+
+
+def test_what_the_end_of_the_server_cuts_is_told():
+    from tests.server.conftest import Listening
+
+    made = Listening(grace=0.1)
+    whole, found = {**GEN, "prompt": ["Once"] * 60}, []
+    with dial(made) as streaming:
+        streaming.sendall(request("POST", "/v1/completions", {**GEN, "stream": True}))
+        first = streaming.recv(400)
+        data = request("POST", "/v1/completions", whole)
+        worker = threading.Thread(target=lambda: found.append(answer(made, data)))
+        worker.start()
+        end = time.monotonic() + 10
+        while len(made.app.state.jobs) < 30:
+            assert time.monotonic() < end
+        made.stop()
+        streamed = first + rest(streaming)
+    worker.join(10)
+    assert (status(found[0]), error_of(found[0])["code"]) == (503, "shutting_down")
+    assert status(streamed) == 200
+    assert b"shutting_down" in streamed and b"data: [DONE]" in streamed

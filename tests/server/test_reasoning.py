@@ -1,0 +1,106 @@
+"""A template that reasons: what is thought is told apart from the answer in every dialect, and the
+switch of the template is that of the request.
+"""
+
+import json
+
+import pytest
+
+from tests.server.conftest import asking
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is not defined or enable_thinking %}<think>\n"
+    "{% else %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+HI = [{"role": "user", "content": "Tell me a story"}]
+CHAT = {"messages": HI, "max_tokens": 10, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def thinker():
+    with asking(chat_template=TEMPLATE) as made:
+        yield made
+
+
+def test_reasoning_is_a_field_of_its_own(thinker):
+    made = thinker.ok("/v1/chat/completions", CHAT)
+    message = made["choices"][0]["message"]
+    assert message["content"] == "" and message["reasoning_content"]
+    assert made["usage"]["completion_tokens_details"]["reasoning_tokens"] == 10
+    deltas = [
+        each["choices"][0]["delta"] for each in thinker.chunks("/v1/chat/completions", CHAT)[:-1]
+    ]
+    thought = "".join(each.get("reasoning_content", "") for each in deltas)
+    assert thought == message["reasoning_content"]
+    assert all("content" not in each for each in deltas[1:])
+
+
+def test_reasoning_is_a_block_of_its_own(thinker):
+    (block,) = thinker.ok("/v1/messages", CHAT)["content"]
+    assert block["type"] == "thinking" and block["thinking"] and block["signature"]
+    events = thinker.events("/v1/messages", CHAT)
+    kinds = [data["delta"]["type"] for name, data in events if name == "content_block_delta"]
+    assert kinds[-1] == "signature_delta" and set(kinds[:-1]) == {"thinking_delta"}
+
+
+def test_reasoning_is_an_item_of_its_own(thinker):
+    body = {"input": "Tell me a story", "max_output_tokens": 10, "seed": 3}
+    item = thinker.ok("/v1/responses", body)["output"][0]
+    assert item["type"] == "reasoning" and item["id"].startswith("rs_")
+    assert item["content"][0]["type"] == "reasoning_text" and item["content"][0]["text"]
+    names = [name for name, _ in thinker.events("/v1/responses", body)]
+    assert "response.reasoning_text.delta" in names
+    assert names.index("response.reasoning_text.done") < names.index("response.output_item.done")
+
+
+def test_reasoning_is_the_thinking_of_ollama(thinker):
+    body = {
+        "model": "oxillama-embedded",
+        "messages": HI,
+        "stream": False,
+        "options": {"num_predict": 9},
+    }
+    assert thinker.ok("/api/chat", body)["message"]["thinking"]
+
+
+@pytest.mark.parametrize(
+    "path, more",
+    [
+        ("/v1/chat/completions", {"reasoning_effort": "none"}),
+        ("/v1/chat/completions", {"chat_template_kwargs": {"enable_thinking": False}}),
+        ("/v1/messages", {"thinking": {"type": "disabled"}}),
+    ],
+)
+def test_reasoning_is_turned_off(thinker, path, more):
+    made = thinker.ok(path, {**CHAT, **more})
+    text = (
+        made["content"][0]["text"]
+        if "content" in made
+        else made["choices"][0]["message"]["content"]
+    )
+    assert text and "reasoning_content" not in str(made)
+
+
+def test_a_format_holds_what_comes_after_the_reasoning(thinker):
+    format = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [1, 2]}}}
+    body = {**CHAT, "response_format": format, "reasoning_effort": "none"}
+    assert json.loads(
+        thinker.ok("/v1/chat/completions", body)["choices"][0]["message"]["content"]
+    ) in (1, 2)
+
+
+def test_a_template_without_a_system_message_gets_tools_with_the_user(engine):
+    template = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    )
+    tool = {"type": "function", "function": {"name": "f"}}
+    with asking(chat_template=template) as server:
+        prompt = server.ok("/apply-template", {"messages": HI, "tools": [tool]})["prompt"]
+        assert prompt.startswith("user: You can call functions.")
+        assert prompt.endswith("Tell me a story\n")
+        system = [{"role": "system", "content": "x"}, *HI]
+        error = server.refused("/v1/chat/completions", {"messages": system})
+        assert error["param"] == "messages" and "no system" in error["message"]

@@ -1,0 +1,213 @@
+"""`/v1/responses`: items, the order of events, conversations that go on."""
+
+import json
+
+import pytest
+
+PATH = "/v1/responses"
+ASK = {"input": "Tell me a story", "max_output_tokens": 12, "seed": 3}
+TOOL = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+FORCED = {
+    **ASK,
+    "tools": [TOOL],
+    "tool_choice": "required",
+    "max_output_tokens": 400,
+    "parallel_tool_calls": False,
+}
+
+
+def test_a_response_is_the_answer_of_a_chat(server, engine):
+    done = engine.chat([{"role": "user", "content": "Tell me a story"}], max_tokens=12, seed=3)
+    made = server.ok(PATH, ASK)
+    assert made["object"] == "response" and made["id"].startswith("resp_")
+    assert made["status"] == "incomplete"
+    assert made["incomplete_details"] == {"reason": "max_output_tokens"}
+    (item,) = made["output"]
+    assert item["type"] == "message" and item["id"].startswith("msg_")
+    assert (item["role"], item["status"]) == ("assistant", "incomplete")
+    assert item["content"] == [
+        {"type": "output_text", "text": done.content, "annotations": [], "logprobs": []}
+    ]
+    assert made["usage"]["input_tokens"] == done.usage.prompt_tokens
+    assert made["usage"]["output_tokens"] == 12
+    assert made["usage"]["output_tokens_details"] == {"reasoning_tokens": 0}
+    assert set(made["usage"]["input_tokens_details"]) == {"cached_tokens", "cache_write_tokens"}
+    for name in (
+        "instructions",
+        "metadata",
+        "parallel_tool_calls",
+        "temperature",
+        "top_p",
+        "tool_choice",
+        "tools",
+        "text",
+        "error",
+        "created_at",
+        "model",
+    ):
+        assert name in made
+
+
+def test_the_events_of_a_message_come_in_order(server):
+    whole = server.ok(PATH, {**ASK, "max_output_tokens": 400})
+    events = server.events(PATH, {**ASK, "max_output_tokens": 400})
+    names = [name for name, _ in events]
+    deltas = names.count("response.output_text.delta")
+    assert names == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        *["response.output_text.delta"] * deltas,
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [data["sequence_number"] for _, data in events] == list(range(len(events)))
+    assert all(name == data["type"] for name, data in events)
+    for name, data in events[2:-1]:
+        assert data["output_index"] == 0 and data["item_id"].startswith("msg_")
+        if "output_text" in name or "content_part" in name:
+            assert data["content_index"] == 0
+    text = "".join(data["delta"] for name, data in events if name.endswith("text.delta"))
+    last = events[-1][1]["response"]
+    assert text == last["output"][0]["content"][0]["text"]
+    assert text == whole["output"][0]["content"][0]["text"]
+    assert last["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+    assert last["status"] == "completed" and last["error"] is None
+
+
+def test_the_events_of_a_call_come_in_order(server):
+    (item,) = server.ok(PATH, FORCED)["output"]
+    assert item["type"] == "function_call" and item["id"].startswith("fc_")
+    assert item["call_id"].startswith("call_") and item["name"] == "weather"
+    assert json.loads(item["arguments"]) == {"city": "Paris"}
+    events = server.events(PATH, FORCED)
+    names = list(dict.fromkeys(name for name, _ in events))
+    assert names == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    deltas = "".join(data.get("delta", "") for _, data in events)
+    done = next(data for name, data in events if name.endswith("arguments.done"))
+    assert deltas == done["arguments"]
+    assert json.loads(deltas) == {"city": "Paris"}
+
+
+def test_a_conversation_goes_on_from_a_stored_response(server):
+    first = server.ok(PATH, ASK)
+    text = first["output"][0]["content"][0]["text"]
+    second = server.ok(PATH, {**ASK, "input": "Go on", "previous_response_id": first["id"]})
+    messages = [
+        {"role": "user", "content": "Tell me a story"},
+        {"role": "assistant", "content": text},
+        {"role": "user", "content": "Go on"},
+    ]
+    as_items = server.ok(PATH, {**ASK, "input": messages})
+    assert second["output"][0]["content"] == as_items["output"][0]["content"]
+    assert second["usage"]["input_tokens"] == as_items["usage"]["input_tokens"]
+    assert second["previous_response_id"] == first["id"]
+
+
+def test_instructions_are_of_one_response_alone(server):
+    first = server.ok(PATH, {**ASK, "instructions": "Speak of dogs."})
+    second = server.ok(PATH, {**ASK, "input": "Go on", "previous_response_id": first["id"]})
+    assert second["instructions"] is None
+    assert second["usage"]["input_tokens"] < first["usage"]["input_tokens"] + 12 + 12
+
+
+def test_calls_and_their_outputs_go_back(server):
+    first = server.ok(PATH, FORCED)
+    (item,) = first["output"]
+    output = {"type": "function_call_output", "call_id": item["call_id"], "output": "sunny"}
+    by_id = server.ok(PATH, {**ASK, "input": [output], "previous_response_id": first["id"]})
+    as_items = server.ok(
+        PATH, {**ASK, "input": [{"role": "user", "content": "Tell me a story"}, item, output]}
+    )
+    assert by_id["output"][0]["content"] == as_items["output"][0]["content"]
+
+
+def test_a_format_is_the_whole_text(server):
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": [1, 2]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    format = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
+    made = server.ok(PATH, {**ASK, "text": {"format": format}, "max_output_tokens": 50})
+    assert json.loads(made["output"][0]["content"][0]["text"])["a"] in (1, 2)
+    assert made["text"] == {"format": format}
+
+
+def test_a_stored_response_is_found_and_forgotten(server):
+    made = server.ok(PATH, ASK)
+    path = f"{PATH}/{made['id']}"
+    assert server.get(path).json() == made
+    items = server.get(f"{path}/input_items").json()
+    assert items["data"][0]["content"] == [{"type": "input_text", "text": "Tell me a story"}]
+    assert server.client.delete(path).json() == {
+        "id": made["id"],
+        "object": "response",
+        "deleted": True,
+    }
+    assert server.get(path).status_code == 404
+
+
+def test_a_response_that_is_not_to_be_stored_is_not(server):
+    made = server.ok(PATH, {**ASK, "store": False})
+    assert server.get(f"{PATH}/{made['id']}").status_code == 404
+
+
+def test_logprobs_come_where_they_are_asked_for(server):
+    body = {**ASK, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    entries = server.ok(PATH, body)["output"][0]["content"][0]["logprobs"]
+    assert len(entries) == 12 and all(len(each["top_logprobs"]) == 2 for each in entries)
+
+
+@pytest.mark.parametrize(
+    "more, param",
+    [
+        ({"input": None}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
+        ({"previous_response_id": "resp_x"}, "previous_response_id"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools[0]"),
+        ({"tool_choice": {"type": "function", "name": "g"}, "tools": [TOOL]}, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "x", "schema": {"pattern": "("}}}},
+            "text.format",
+        ),
+        ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"background": True}, "background"),
+        ({"include": ["reasoning.encrypted_content"]}, "include[0]"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ({"conversation": "x"}, "conversation"),
+        ({"n": 2}, "n"),
+    ],
+)
+def test_what_cannot_be_honoured_is_a_400_with_param(server, more, param):
+    error = server.refused(PATH, {**ASK, **more})
+    assert error["param"].startswith(param)

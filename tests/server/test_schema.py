@@ -1,0 +1,73 @@
+"""Bodies against schemas: every value that is refused is named with its path."""
+
+import pytest
+
+from oxillama.server.errors import ApiError
+from oxillama.server.schema import BOOLEAN, array, check_body, enum, integer, number, obj, one_of
+
+BODY = obj(
+    {
+        "n": integer(1, 8),
+        "p": number(0, 1),
+        "on": BOOLEAN,
+        "kind": enum("a", "b"),
+        "items": array(obj({"name": {"type": "string", "pattern": "^[a-z]+$"}}, ("name",)), 1, 3),
+        "stop": one_of({"type": "string", "minLength": 1}, array({"type": "string"}, 0, 2)),
+        "bias": {
+            "type": "object",
+            "propertyNames": {"pattern": "^[0-9]+$"},
+            "additionalProperties": number(-1, 1),
+        },
+    },
+    ("n",),
+)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"n": 8.0},
+        {"p": None, "on": None, "stop": None},
+        {"p": 1, "on": False, "kind": "b"},
+        {"items": [{"name": "x"}]},
+        {"stop": "x"},
+        {"stop": ["x", "y"]},
+        {"bias": {"5": 0.5}},
+    ],
+)
+def test_what_fits_passes(more):
+    check_body({"n": 1, **more}, BODY)
+
+
+@pytest.mark.parametrize(
+    "body, param",
+    [
+        ({}, "n"),
+        ({"n": None}, "n"),
+        ({"n": 0}, "n"),
+        ({"n": 9}, "n"),
+        ({"n": True}, "n"),
+        ({"n": 1.5}, "n"),
+        ({"n": "1"}, "n"),
+        ({"n": 1, "p": 1.01}, "p"),
+        ({"n": 1, "p": False}, "p"),
+        ({"n": 1, "on": "yes"}, "on"),
+        ({"n": 1, "on": 1}, "on"),
+        ({"n": 1, "kind": "c"}, "kind"),
+        ({"n": 1, "items": []}, "items"),
+        ({"n": 1, "items": [{}]}, "items[0].name"),
+        ({"n": 1, "items": [{"name": "x"}, {"name": "X"}]}, "items[1].name"),
+        ({"n": 1, "items": [{"name": "x", "more": 1}]}, "items[0].more"),
+        ({"n": 1, "stop": ""}, "stop"),
+        ({"n": 1, "stop": ["a", 1]}, "stop[1]"),
+        ({"n": 1, "stop": ["a", "b", "c"]}, "stop"),
+        ({"n": 1, "bias": {"x": 0}}, "bias"),
+        ({"n": 1, "bias": {"5": 2}}, "bias"),
+        ({"n": 1, "other": 1}, "other"),
+    ],
+)
+def test_what_does_not_fit_is_named(body, param):
+    with pytest.raises(ApiError) as caught:
+        check_body(body, BODY)
+    assert (caught.value.status, caught.value.param) == (400, param)

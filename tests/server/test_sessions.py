@@ -1,0 +1,107 @@
+"""Sessions by name survive a restart, bit for bit; names cannot lead out of the folder."""
+
+import pytest
+
+from tests.server.conftest import asking
+
+PATH = "/v1/completions"
+BEGIN = {"prompt": "Once upon a time", "session": "a", "max_tokens": 8, "seed": 5, "temperature": 1}
+GO_ON = {"session": "a", "max_tokens": 8}
+
+
+def text(made):
+    return made["choices"][0]["text"]
+
+
+def test_a_session_goes_on_after_a_restart(tmp_path):
+    with asking(sessions_dir=tmp_path) as server:
+        first = text(server.ok(PATH, BEGIN))
+        assert server.ok("/v1/sessions/a/fork", {"to": "b"})["tokens"] == 13
+        without = text(server.ok(PATH, {**GO_ON, "session": "b", "max_tokens": 16}))
+        server.ok("/v1/sessions/b/save", {})
+    with asking(sessions_dir=tmp_path) as server:
+        assert [each["name"] for each in server.get("/v1/sessions").json()["data"]] == ["a", "b"]
+        parts = [text(server.ok(PATH, GO_ON)) for _ in range(2)]
+        assert "".join(parts) == without
+        whole = server.ok(PATH, {**BEGIN, "session": "c", "max_tokens": 24})
+        assert text(whole) == first + without
+
+
+def test_a_chat_keeps_its_messages_and_its_answer(tmp_path):
+    messages = [{"role": "user", "content": "Tell me a story"}]
+    ask = {"messages": messages, "session": "talk", "max_tokens": 10, "seed": 3}
+    path = "/v1/chat/completions"
+    with asking(sessions_dir=tmp_path) as server:
+        first = server.ok(path, ask)["choices"][0]["message"]
+        plain = {name: value for name, value in ask.items() if name != "session"}
+        assert server.ok(path, plain)["choices"][0]["message"] == first
+    with asking(sessions_dir=tmp_path) as server:
+        found = server.ok("/v1/sessions/talk/restore", {})
+        assert found["messages"] == [*messages, {"role": "assistant", "content": first["content"]}]
+        more = [*found["messages"], {"role": "user", "content": "Go on"}]
+        second = server.ok(path, {**ask, "messages": more})
+        alone = server.ok(path, {**plain, "messages": more})
+        assert second["choices"][0]["message"] == alone["choices"][0]["message"]
+        streamed = server.chunks(path, {**ask, "messages": more})
+        joined = "".join(each["choices"][0]["delta"].get("content") or "" for each in streamed[:-1])
+        assert joined == second["choices"][0]["message"]["content"]
+
+
+def test_sessions_are_made_listed_saved_and_deleted(tmp_path):
+    with asking(sessions_dir=tmp_path) as server:
+        assert server.ok("/v1/sessions/x", {})["tokens"] == 0
+        assert server.refused("/v1/sessions/x", {}, 409)["code"] == "exists"
+        assert server.refused("/v1/sessions/x/fork", {"to": "x"}, 409)["param"] == "to"
+        assert server.refused(PATH, {"session": "x"})["param"] == "prompt"
+        server.ok(PATH, {**BEGIN, "session": "x"})
+        assert server.ok("/v1/sessions/x/save", {})["saved"] is True
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["x.session", "x.session.json"]
+        deleted = server.client.delete("/v1/sessions/x").json()
+        assert deleted == {"name": "x", "object": "session", "deleted": True}
+        assert list(tmp_path.iterdir()) == []
+        assert server.get("/v1/sessions/x").status_code == 404
+        for action in ("save", "restore"):
+            assert server.refused(f"/v1/sessions/x/{action}", {}, 404)["param"] == "session"
+
+
+@pytest.mark.parametrize("name", ["..", ".hidden", "a b", "-x", "x" * 65, "é", "x.session.json"])
+def test_bad_names_are_refused(server, name):
+    for path in (f"/v1/sessions/{name}", f"/v1/sessions/{name}/save"):
+        answer = server.post(path, {})
+        assert answer.status_code in (400, 404, 405)
+        assert "error" in answer.json()
+    if name != "x.session.json":
+        assert server.refused(PATH, {**BEGIN, "session": name})["param"] == "session"
+
+
+@pytest.mark.parametrize("path", ["/v1/sessions/..%2f..%2fx", "/v1/sessions/%2e%2e/save"])
+def test_paths_in_names_lead_nowhere(server, path):
+    assert server.post(path, {}).status_code in (400, 404, 405)
+
+
+def test_nothing_is_saved_without_a_folder():
+    with asking() as server:
+        server.ok(PATH, BEGIN)
+        assert server.refused("/v1/sessions/a/save", {})["code"] == "sessions_not_saved"
+        assert server.get("/v1/sessions/a").json()["saved"] is False
+
+
+def test_a_damaged_file_is_refused(tmp_path):
+    (tmp_path / "bad.session").write_bytes(b"nothing")
+    with asking(sessions_dir=tmp_path) as server:
+        error = server.refused("/v1/sessions/bad/restore", {}, 409)
+        assert error["code"] == "snapshot_incompatible"
+        assert server.refused(PATH, {**GO_ON, "session": "bad"}, 409)["param"] == "session"
+
+
+def test_the_oldest_session_leaves_memory_for_the_folder(tmp_path):
+    with asking(sessions_dir=tmp_path, max_sessions=1) as server:
+        server.ok(PATH, BEGIN)
+        server.ok(PATH, {**BEGIN, "session": "b"})
+        found = {each["name"]: each for each in server.get("/v1/sessions").json()["data"]}
+        assert (found["a"]["loaded"], found["b"]["loaded"]) == (False, True)
+        server.ok(PATH, GO_ON)
+    with asking(max_sessions=1) as server:
+        server.ok(PATH, BEGIN)
+        answer = server.post(PATH, {**BEGIN, "session": "b"})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (429, "too_many_sessions")
