@@ -139,8 +139,8 @@ def llama3_factors(h: Hyper) -> dict[str, np.ndarray]:
     context = np.float32(_number(h, rope, "original_max_position_embeddings"))
     half = np.arange(0, h.head_dim, 2, dtype=np.float32) / np.float32(h.head_dim)
     frequencies = one / np.float32(_number(h, rope, "rope_theta")) ** half
-    wavelengths = np.float32(2 * math.pi) / frequencies
-    smooth = (context / wavelengths - low) / (high - low)
+    wavelengths = np.float32(2 * math.pi) * (one / frequencies)  # rounded as other files are
+    smooth = (context * (one / wavelengths) - low) / (high - low)
     between = one / ((one - smooth) / factor + smooth)
     factors = np.where(
         wavelengths < context / high, one, np.where(wavelengths > context / low, factor, between)

@@ -305,7 +305,10 @@ class _Packed:
                     "(experts, rows, blocks, 16) and _scales of (experts, rows, blocks)"
                 )
             for number, target in enumerate(targets):
-                held = blocks.data[:, number :: len(targets)], scales.data[:, number :: len(targets)]
+                held = (
+                    blocks.data[:, number :: len(targets)],
+                    scales.data[:, number :: len(targets)],
+                )
                 experts, rows, count = held[1].shape
                 make = lambda held=held: _mxfp4(*held)  # noqa: E731
                 yield _Planned(target, (experts, rows, 32 * count), "MXFP4", make)

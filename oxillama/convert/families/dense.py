@@ -15,8 +15,6 @@ from oxillama.convert.keys import (
     no_window,
     partial_rotation,
     pooling,
-    rotation,
-    sizes,
     stretched_base,
     windows,
 )
@@ -413,7 +411,9 @@ def glm(h: Hyper, k: Keys) -> None:
     h.must_be("hidden_act", "silu")
     base = 10000.0 * h.number("rope_ratio", default=1.0)
     if h.rope().get("rope_theta", base) != base or h.rope()["rope_type"] != "default":
-        raise ConvertError(f"{h.label}: rope_parameters: a chatglm file has the base {base:g} alone")
+        raise ConvertError(
+            f"{h.label}: rope_parameters: a chatglm file has the base {base:g} alone"
+        )
     k.u32("context_length", h.integer("seq_length", default=h.hidden))
     k.u32("embedding_length", h.hidden)
     k.u32("feed_forward_length", h.integer("ffn_hidden_size", "intermediate_size"))
@@ -501,66 +501,3 @@ def _internlm2_qkv(x: np.ndarray, h: Hyper) -> tuple[np.ndarray, ...]:
 def internlm2(h: Hyper, k: Keys) -> None:
     h.must_be("hidden_act", "silu")
     common(h, k)
-
-
-# ---- Gemma: norms that add one -------------------------------------------------------------------
-
-
-def _one_added(rules: dict) -> dict:
-    return {
-        name: Rule((to,), plus_one, values=True) if "norm" in name else to
-        for name, to in rules.items()
-    }
-
-
-GEMMA = _one_added(PLAIN)
-GEMMA2 = _one_added({
-    **PLAIN,
-    "model.layers.{b}.post_attention_layernorm.{w}": "blk.{b}.post_attention_norm.{w}",
-    "model.layers.{b}.pre_feedforward_layernorm.{w}": "blk.{b}.ffn_norm.{w}",
-    "model.layers.{b}.post_feedforward_layernorm.{w}": "blk.{b}.post_ffw_norm.{w}",
-})  # fmt: skip
-
-
-def _gemma_keys(h: Hyper, k: Keys) -> None:
-    k.u32("context_length", h.integer("max_position_embeddings"))
-    k.u32("embedding_length", h.hidden)
-    k.u32("block_count", h.layers)
-    k.u32("feed_forward_length", h.integer("intermediate_size"))
-    k.u32("attention.head_count", h.heads)
-    k.u32("attention.head_count_kv", h.kv_heads)
-    epsilons(h, k)
-    k.u32("attention.key_length", h.integer("head_dim"))
-    k.u32("attention.value_length", h.integer("head_dim"))
-
-
-@family("GemmaForCausalLM", arch="gemma", rules=GEMMA, add_space_prefix=False,
-        special=lambda h, ids: {"eot": 107})  # fmt: skip
-def gemma(h: Hyper, k: Keys) -> None:
-    _gemma_keys(h, k)
-
-
-@family("Gemma2ForCausalLM", arch="gemma2", rules=GEMMA2, add_space_prefix=False)
-def gemma2(h: Hyper, k: Keys) -> None:
-    _gemma_keys(h, k)
-    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if h.get(name) is not None:
-            k.f32(name, h.number(name))
-    windows(h, k, pattern=False)
-
-
-@family("Gemma3ForCausalLM", "Gemma3TextModel", arch="gemma3", rules=GEMMA2,
-        add_space_prefix=False)  # fmt: skip
-@family("Gemma3ForConditionalGeneration", arch="gemma3", rules=GEMMA2, add_space_prefix=False)
-def gemma3(h: Hyper, k: Keys) -> None:
-    """Five windowed layers to a global one, each kind with a base of its own."""
-    h.must_be("_sliding_window_pattern", 6)
-    h.must_be("sliding_window_pattern", 6)
-    sizes(h, k)
-    rotation(h, k)
-    epsilons(h, k)
-    k.u32("attention.key_length", h.integer("head_dim", default=256))
-    k.u32("attention.value_length", h.integer("head_dim", default=256))
-    if h.get("final_logit_softcapping") is not None:
-        k.f32("final_logit_softcapping", h.number("final_logit_softcapping"))
-    windows(h, k, pattern=False)
