@@ -10,12 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from oxillama.convert.safetensors import Stored
 from oxillama.errors import ConvertError
+
+if TYPE_CHECKING:
+    from oxillama.convert.folder import ModelFolder
 
 _MISSING = object()
 
@@ -23,9 +26,12 @@ _MISSING = object()
 class Hyper:
     """A config.json's values, asked for by any of the names that they have had."""
 
-    def __init__(self, config: Mapping[str, Any], label: str) -> None:
+    def __init__(
+        self, config: Mapping[str, Any], label: str, folder: ModelFolder | None = None
+    ) -> None:
         self.config = config
         self.label = label
+        self.folder = folder  # None where there is a configuration alone
 
     def get(self, *names: str, default: Any = None) -> Any:
         """The first of the names that is there and not null."""
@@ -86,6 +92,9 @@ class Hyper:
 
     @property
     def layers(self) -> int:
+        kinds = self.config.get("layers_block_type")
+        if self.config.get("num_hidden_layers") is None and isinstance(kinds, list):
+            return len(kinds)
         return self.integer("n_layers", "num_hidden_layers", "n_layer", "num_layers")
 
     @property
@@ -153,6 +162,12 @@ class Keys:
     def flags(self, name: str, values: Sequence[bool]) -> None:
         self.put(name, [bool(one) for one in values], "array[bool]")
 
+    def floats(self, name: str, values: Sequence[float]) -> None:
+        self.put(name, [float(np.float32(one)) for one in values], "array[float32]")
+
+    def texts(self, name: str, values: Sequence[str]) -> None:
+        self.put(name, list(values), "array[string]")
+
 
 Change = Callable[[np.ndarray, "Hyper"], Any]
 
@@ -170,6 +185,13 @@ class Rule:
     values: bool = False
 
 
+def compiled(pattern: str) -> re.Pattern[str]:
+    """A rule's pattern as a regular expression with groups b, e and w."""
+    text = re.escape(pattern).replace(r"\{b\}", r"(?P<b>\d+)")
+    text = text.replace(r"\{e\}", r"(?P<e>\d+)").replace(r"\{w\}", r"(?P<w>weight|bias)")
+    return re.compile(text + r"\Z")
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """One family of models: its GGUF architecture, the names of its tensors and its keys."""
@@ -182,15 +204,24 @@ class Family:
     # names that carry nothing the model needs (buffers that transformers saved in older versions)
     dropped: tuple[str, ...] = ()
     add_space_prefix: bool | None = None
+    # add_space_prefix is what tokenizer_config.json says under add_prefix_space
+    prefix_setting: bool = False
+    # special tokens by key (`eot`, or `eot?` where the folder names none), and switches (`add_bos`)
     special: Callable[[Hyper, dict[str, int]], dict[str, Any]] = lambda hyper, ids: {}
+    # tensors of one number a layer that become an array key: name -> the whole key
+    gathered: Mapping[str, str] = field(default_factory=dict)
+    # MXFP4 tensors, held as NAME_blocks and NAME_scales: NAME -> one target, or gate and up
+    packed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # beginnings of names that are taken off before the rules are looked up
+    prefixes: tuple[str, ...] = ()
+    # another family for some configurations of the same class
+    variant: Callable[[Hyper], Family | None] = lambda hyper: None
     patterns: list[tuple[re.Pattern[str], Rule]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for pattern, rule in self.rules.items():
-            text = re.escape(pattern).replace(r"\{b\}", r"(?P<b>\d+)")
-            text = text.replace(r"\{e\}", r"(?P<e>\d+)").replace(r"\{w\}", r"(?P<w>weight|bias)")
             held = rule if isinstance(rule, Rule) else Rule((rule,))
-            self.patterns.append((re.compile(text + r"\Z"), held))
+            self.patterns.append((compiled(pattern), held))
 
     def rule_of(self, name: str) -> tuple[Rule, dict[str, str]] | None:
         """The rule of a tensor's name with what stands in its places, None where there is none."""
@@ -198,6 +229,12 @@ class Family:
             if match := pattern.match(name):
                 return rule, match.groupdict()
         return None
+
+    def plain(self, name: str) -> str:
+        """A tensor's name without the family's prefixes."""
+        for prefix in self.prefixes:
+            name = name.removeprefix(prefix)
+        return name
 
 
 FAMILIES: dict[str, Family] = {}

@@ -34,22 +34,42 @@ class ModelFolder:
 
     def json(self, name: str, *, required: bool = False) -> dict[str, Any]:
         """A JSON object of the folder; empty where the file is missing and not required."""
+        value = self._json(name, required=required)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise ConvertError(
+                f"{self.path / name}: found {type(value).__name__}, wanted a JSON object"
+            )
+        return value
+
+    def modules(self) -> list[tuple[str, str]]:
+        """The modules of a sentence-transformers folder: last word of the type, and its folder."""
+        listed = self._json("modules.json")
+        if listed is None:
+            return []
+        found = []
+        for one in listed if isinstance(listed, list) else [listed]:
+            kind, place = (one.get("type"), one.get("path")) if isinstance(one, dict) else (0, 0)
+            if not isinstance(kind, str) or not isinstance(place, str) or Path(place).name != place:
+                raise ConvertError(f"{self.path}/modules.json: found {one!r:.80}, wanted a module")
+            found.append((kind.rpartition(".")[2], place))
+        return found
+
+    def _json(self, name: str, *, required: bool = False) -> Any:
         path = self.path / name
         try:
             if path.stat().st_size > _MAX_JSON:
                 raise ConvertError(f"{path}: larger than {_MAX_JSON} bytes")
-            value = json.loads(path.read_bytes().decode("utf-8"))
+            return json.loads(path.read_bytes().decode("utf-8"))
         except FileNotFoundError:
             if required:
                 raise ConvertError(f"{path}: missing, wanted a Hugging Face model folder") from None
-            return {}
+            return None
         except OSError as error:
             raise ConvertError(f"{path}: cannot be read: {error.strerror or error}") from error
         except (ValueError, RecursionError) as error:
             raise ConvertError(f"{path}: found no JSON: {error}") from None
-        if not isinstance(value, dict):
-            raise ConvertError(f"{path}: found {type(value).__name__}, wanted a JSON object")
-        return value
 
     def _config(self) -> dict[str, Any]:
         config = self.json("config.json", required=True)

@@ -133,14 +133,79 @@ def llama3_factors(h: Hyper) -> dict[str, np.ndarray]:
     rope = h.rope()
     if rope["rope_type"] != "llama3":
         return {}
-    factor, low = _number(h, rope, "factor"), _number(h, rope, "low_freq_factor")
-    high = _number(h, rope, "high_freq_factor")
-    context = _number(h, rope, "original_max_position_embeddings")
-    half = np.arange(0, h.head_dim, 2, dtype=np.float32)
-    wavelengths = 2 * math.pi * np.float32(_number(h, rope, "rope_theta")) ** (half / h.head_dim)
-    smooth = (context / wavelengths - low) / (high - low)
-    between = 1 / ((1 - smooth) / factor + smooth)
+    one = np.float32(1)
+    factor, low = (np.float32(_number(h, rope, name)) for name in ("factor", "low_freq_factor"))
+    high = np.float32(_number(h, rope, "high_freq_factor"))
+    context = np.float32(_number(h, rope, "original_max_position_embeddings"))
+    half = np.arange(0, h.head_dim, 2, dtype=np.float32) / np.float32(h.head_dim)
+    frequencies = one / np.float32(_number(h, rope, "rope_theta")) ** half
+    wavelengths = np.float32(2 * math.pi) * (one / frequencies)  # rounded as other files are
+    smooth = (context * (one / wavelengths) - low) / (high - low)
+    between = one / ((one - smooth) / factor + smooth)
     factors = np.where(
-        wavelengths < context / high, 1, np.where(wavelengths > context / low, factor, between)
+        wavelengths < context / high, one, np.where(wavelengths > context / low, factor, between)
     )
     return {"rope_freqs.weight": factors.astype(np.float32)}
+
+
+def longrope(h: Hyper) -> dict[str, np.ndarray]:
+    """The factors of LongRoPE (Ding et al. 2024) for short and long sequences, where asked."""
+    rope = h.rope()
+    if rope["rope_type"] not in ("longrope", "su"):
+        return {}
+    found = {}
+    for name in ("long", "short"):
+        factors = np.asarray(rope.get(f"{name}_factor"), np.float32)
+        if factors.shape != (partial_rotation(h) // 2,) or not np.isfinite(factors).all():
+            raise ConvertError(
+                f"{h.label}: rope_parameters: {name}_factor has shape {factors.shape}, "
+                f"wanted {partial_rotation(h) // 2} numbers"
+            )
+        found[f"rope_factors_{name}.weight"] = factors
+    return found
+
+
+def no_window(h: Hyper, arch: str) -> None:
+    """ConvertError for a window within the context: files of these families have no place for it."""
+    window = h.integer("sliding_window", default=None)
+    if window is not None and window < h.integer("max_position_embeddings"):
+        raise ConvertError(
+            f"{h.label}: sliding_window: found {window}, a file of {arch} has no window"
+        )
+
+
+def stretched_base(h: Hyper, k: Keys, *, default: float) -> None:
+    """HunYuan's dynamic NTK: the base of a context 256 Ki long, base * alpha ** (d / (d - 2))."""
+    rope = h.rope()
+    if rope["rope_type"] not in ("dynamic", "xdrope"):
+        return
+    base, size = rope.get("rope_theta", 10000.0), h.head_dim
+    k.f32("rope.freq_base", base * rope.get("alpha", default) ** (size / (size - 2)))
+    k.text("rope.scaling.type", "none")
+    k.f32("rope.scaling.factor", 1)
+    if rope["rope_type"] == "dynamic":
+        k.u32("rope.scaling.original_context_length", 1 << 18)
+        k.u32("context_length", 1 << 18)
+
+
+def pooling(h: Hyper, k: Keys) -> None:
+    """How an embedder makes one vector of many: of modules.json, and of its classifier."""
+    kinds = {"mean": 1, "cls": 2, "lasttoken": 3}
+    if h.folder is not None:
+        place = next((path for kind, path in h.folder.modules() if kind == "Pooling"), None)
+        if place is not None:
+            said = h.folder.json(f"{place}/config.json", required=True)
+            flags = {"mean_tokens": 1, "cls_token": 2, "lasttoken": 3}
+            on = [name for name in said if name.startswith("pooling_mode_") and said[name] is True]
+            found = [flags.get(name.removeprefix("pooling_mode_")) for name in on]
+            if not on:
+                found = [kinds.get(said.get("pooling_mode"))]
+            if len(found) != 1 or found[0] is None:
+                raise ConvertError(
+                    f"{h.folder.path}/{place}/config.json: pooling: found "
+                    f"{on or said.get('pooling_mode')!r}, wanted one of {', '.join(kinds)}"
+                )
+            k.u32("pooling_type", found[0])
+    mode = h.get("classifier_pooling")
+    if mode in kinds:
+        k.u32("classifier.pooling_type", kinds[mode])

@@ -25,6 +25,12 @@ def paired_keys(x: np.ndarray, h: Hyper) -> np.ndarray:
     return paired(x, h.kv_heads)
 
 
+def packed_qkv(x: np.ndarray, h: Hyper) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All q, all k, all v (Baichuan), q and k paired."""
+    q, k, v = np.split(x, 3)
+    return paired(q, h.heads), paired(k, h.kv_heads), v
+
+
 def transposed(x: np.ndarray, h: Hyper) -> np.ndarray:
     """GPT-2's Conv1D holds (in, out)."""
     return x.T if x.ndim == 2 else x

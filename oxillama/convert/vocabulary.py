@@ -294,8 +294,8 @@ def _special(
     for key, value in family.special(hyper, ids).items():
         if isinstance(value, bool):
             switches[f"{key}_token"] = value
-        elif value < len(ids):
-            found[key] = value
+        elif value < len(ids) and (key.removesuffix("?") not in found or key[-1] != "?"):
+            found[key.removesuffix("?")] = value
     keys = _ggml(**{f"{key}_token_id": (value, "uint32") for key, value in found.items()})
     return keys | _ggml(**{key: (value, "bool") for key, value in switches.items()})
 

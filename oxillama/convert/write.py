@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from oxillama.convert import families  # noqa: F401  (registers them)
-from oxillama.convert.family import FAMILIES, Family, Hyper, Keys, Rule, floats
+from oxillama.convert.family import FAMILIES, Family, Hyper, Keys, Rule, compiled, floats
 from oxillama.convert.folder import ModelFolder
 from oxillama.convert.safetensors import Stored
 from oxillama.convert.vocabulary import KeyValues, vocabulary_keys
@@ -32,8 +32,8 @@ FLOATS = ("F32", "F16", "BF16")
 _FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32}
 # matrices that are float32 in every file
 _KEPT = re.compile(
-    r"(_norm\.weight|ffn_gate_inp(_shexp)?\.weight|position_embd\.weight|token_types\.weight|"
-    r"ssm_conv1d\.weight|shortconv\.conv\.weight)\Z"
+    r"(_norm(_\d)?\.weight|ffn_gate_inp(_shexp)?\.weight|position_embd\.weight|token_types\.weight|"
+    r"ssm_conv1d\.weight|shortconv\.conv\.weight|altup_(correct|predict)_coef\.weight)\Z"
 )
 # tensors of encoders of pictures and sound, which go into files of their own
 _OTHER_PARTS = re.compile(
@@ -106,29 +106,33 @@ def convert_folder(
     )
 
 
-def _family(folder: ModelFolder) -> Family:
+def _family(folder: ModelFolder, hyper: Hyper) -> Family:
     if folder.architecture not in FAMILIES:
         raise ConvertError(
-            f"{folder.path}/config.json: architectures: found {folder.architecture}, "
+            f"{hyper.label}: architectures: found {folder.architecture}, "
             f"wanted one of {', '.join(sorted(FAMILIES))}"
         )
-    if folder.config.get("quantization_config"):
-        method = folder.config["quantization_config"].get("quant_method")
-        raise ConvertError(
-            f"{folder.path}/config.json: quantization_config: found {method!r}, wanted float weights"
-        )
-    return FAMILIES[folder.architecture]
+    family = FAMILIES[folder.architecture]
+    family = family.variant(hyper) or family
+    quantized = folder.config.get("quantization_config")
+    if quantized:
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+        if method != "mxfp4" or not family.packed:
+            raise ConvertError(
+                f"{hyper.label}: quantization_config: found {method!r}, wanted float weights"
+            )
+    return family
 
 
 def _write(
     folder: ModelFolder, target: Path, wanted: str, name: str | None, progress: Progress | None
 ) -> Converted:
-    family = _family(folder)
-    hyper = Hyper(folder.config, f"{folder.path}/config.json")
+    hyper = Hyper(folder.config, f"{folder.path}/config.json", folder)
+    family = _family(folder, hyper)
     folder.check_complete()
     left_out: list[str] = []
-    planned = list(_plan(folder, family, hyper, wanted, left_out))
     keys = Keys(family.arch)
+    planned = list(_plan(folder, family, hyper, wanted, left_out, keys))
     family.keys(hyper, keys)
     with GgufWriter(target, family.arch) as writer:
         for key, (value, kind) in _general(folder, hyper, planned, wanted, name).items():
@@ -156,9 +160,16 @@ def _bits(one: _Planned) -> np.ndarray:
 
 
 def _plan(
-    folder: ModelFolder, family: Family, hyper: Hyper, wanted: str, left_out: list[str]
+    folder: ModelFolder,
+    family: Family,
+    hyper: Hyper,
+    wanted: str,
+    left_out: list[str],
+    keys: Keys,
 ) -> Iterator[_Planned]:
     """Every tensor of the new file, in the order of the folder's."""
+    gathered = _Gathered(folder, family)
+    packed = _Packed(folder, family)
     stacks: dict[str, dict[int, Stored]] = {}
     order: list[str] = []
     made: dict[str, str] = {}
@@ -170,6 +181,9 @@ def _plan(
             name = plain + name.removeprefix(prefix) if name.startswith(prefix) else name
         if _OTHER_PARTS.match(original):
             left_out.append(original)
+            continue
+        name = family.plain(name)
+        if gathered.takes(original, name, tensor) or packed.takes(original, name, tensor):
             continue
         if dropped.rule_of(name) is not None:
             continue
@@ -209,8 +223,105 @@ def _plan(
             yield from singles[target]
         else:
             yield _stack(folder, target, stacks[target], wanted)
+    yield from packed.planned()
     for target, array in family.extra(hyper).items():
-        yield _Planned(target, array.shape, "F32", lambda array=array: array)
+        kind = _type_of(target, array.shape, "F32", wanted)
+        make = lambda array=array, kind=kind: _as_type(Stored("F32", array), kind)  # noqa: E731
+        yield _Planned(target, array.shape, kind, make)
+    gathered.write(hyper.layers, keys)
+
+
+class _Gathered:
+    """Tensors of one number a layer, that a file holds as an array key."""
+
+    def __init__(self, folder: ModelFolder, family: Family) -> None:
+        self.folder = folder
+        self.patterns = [(compiled(name), key) for name, key in family.gathered.items()]
+        self.found: dict[str, dict[int, float]] = {key: {} for key in family.gathered.values()}
+
+    def takes(self, original: str, name: str, tensor: Stored) -> bool:
+        for pattern, key in self.patterns:
+            if match := pattern.match(name):
+                if tensor.data.size != 1 or tensor.dtype not in (*FLOATS, "F64"):
+                    raise ConvertError(
+                        f"{self.folder.path}: {original}: found {tensor.dtype} of shape "
+                        f"{list(tensor.data.shape)}, wanted one number"
+                    )
+                self.found[key][int(match["b"])] = float(floats(tensor).reshape(-1)[0])
+                return True
+        return False
+
+    def write(self, layers: int, keys: Keys) -> None:
+        for key, values in self.found.items():
+            if sorted(values) != list(range(layers)):
+                raise ConvertError(
+                    f"{self.folder.path}: {key}: values of layers {sorted(values)[:8]}, "
+                    f"wanted all {layers}"
+                )
+            keys.found[key] = [values[layer] for layer in range(layers)], "array[float32]"
+
+
+class _Packed:
+    """MXFP4 matrices of experts: NAME_blocks (experts, rows, blocks, 16 bytes) and NAME_scales
+    (experts, rows, blocks), in the order of the OCP Microscaling Formats Specification 1.0.
+
+    A byte of the folder holds two neighbours, low bits first. A GGUF block is its scale, then 16
+    bytes of the numbers i (low bits) and i + 16.
+    """
+
+    def __init__(self, folder: ModelFolder, family: Family) -> None:
+        self.folder = folder
+        self.patterns = [(compiled(name), targets) for name, targets in family.packed.items()]
+        self.found: dict[tuple[str, ...], dict[str, Stored]] = {}
+
+    def takes(self, original: str, name: str, tensor: Stored) -> bool:
+        part = next((one for one in ("_blocks", "_scales") if name.endswith(one)), None)
+        if part is None:
+            return False
+        for pattern, targets in self.patterns:
+            if match := pattern.match(name.removesuffix(part)):
+                if tensor.dtype != "U8":
+                    raise ConvertError(
+                        f"{self.folder.path}: {original}: dtype {tensor.dtype}, wanted U8"
+                    )
+                filled = tuple(_filled(to, match.groupdict()) for to in targets)
+                self.found.setdefault(filled, {})[part] = tensor
+                return True
+        return False
+
+    def planned(self) -> Iterator[_Planned]:
+        for targets, parts in self.found.items():
+            blocks, scales = parts.get("_blocks"), parts.get("_scales")
+            if (
+                blocks is None
+                or scales is None
+                or blocks.data.ndim != 4
+                or blocks.data.shape != (*scales.data.shape, 16)
+                or blocks.data.shape[1] % len(targets)
+            ):
+                shapes = {name: list(one.data.shape) for name, one in parts.items()}
+                raise ConvertError(
+                    f"{self.folder.path}: {targets[0]}: MXFP4 parts {shapes}, wanted _blocks of "
+                    "(experts, rows, blocks, 16) and _scales of (experts, rows, blocks)"
+                )
+            for number, target in enumerate(targets):
+                held = (
+                    blocks.data[:, number :: len(targets)],
+                    scales.data[:, number :: len(targets)],
+                )
+                experts, rows, count = held[1].shape
+                make = lambda held=held: _mxfp4(*held)  # noqa: E731
+                yield _Planned(target, (experts, rows, 32 * count), "MXFP4", make)
+
+
+def _mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """GGUF's bytes of MXFP4 rows, (experts, rows, blocks * 17)."""
+    numbers = np.empty((*scales.shape, 32), np.uint8)
+    numbers[..., ::2], numbers[..., 1::2] = blocks & 15, blocks >> 4
+    made = np.empty((*scales.shape, 17), np.uint8)
+    made[..., 0] = scales
+    made[..., 1:] = numbers[..., :16] | numbers[..., 16:] << 4
+    return made.reshape(*scales.shape[:2], -1)
 
 
 def _filled(target: str, places: dict[str, str | None]) -> str:

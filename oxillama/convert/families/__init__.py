@@ -1,9 +1,9 @@
 """The families that can be converted; importing this package registers all of them.
 
-`dense` decoders like Llama, `experts` mixtures, `recurrent` state-space and hybrid models, `older`
+`dense` decoders like Llama, `gemma`, `experts` mixtures, `recurrent` state-space and hybrid models, `older`
 decoders with fused projections.
 """
 
-from oxillama.convert.families import dense, experts, older, recurrent
+from oxillama.convert.families import dense, experts, gemma, older, recurrent
 
-__all__ = ["dense", "experts", "older", "recurrent"]
+__all__ = ["dense", "experts", "gemma", "older", "recurrent"]

@@ -11,12 +11,21 @@ from oxillama.convert.keys import (
     common,
     epsilons,
     llama3_factors,
+    longrope,
+    no_window,
     partial_rotation,
-    rotation,
-    sizes,
+    pooling,
+    stretched_base,
     windows,
 )
-from oxillama.convert.shapes import groups_apart, paired, paired_keys, paired_queries, plus_one
+from oxillama.convert.shapes import (
+    groups_apart,
+    packed_qkv,
+    paired,
+    paired_keys,
+    paired_queries,
+    plus_one,
+)
 from oxillama.errors import ConvertError
 
 # Names that transformers gives most decoders.
@@ -74,20 +83,25 @@ EXPERTS_W = {
     rules={**LLAMA, **EXPERTS_W},
     extra=llama3_factors,
     dropped=BUFFERS,
+    prefix_setting=True,
 )
 def llama(h: Hyper, k: Keys) -> None:
     """Llama, Mistral (no window: a file of this name has no place for one) and Mixtral."""
     h.must_be("hidden_act", "silu")
-    if h.get("sliding_window") is not None and h.integer("sliding_window") < h.integer(
-        "max_position_embeddings"
-    ):
-        raise ConvertError(
-            f"{h.label}: sliding_window: found {h.get('sliding_window')}, a llama file has no window"
-        )
+    no_window(h, "llama")
     llama_keys(h, k)
 
 
-@family("SmolLM3ForCausalLM", arch="smollm3", rules=LLAMA, extra=llama3_factors)
+@family("InternLM3ForCausalLM", arch="llama", rules=LLAMA, prefix_setting=True,
+        special=lambda h, ids: {"eos": ids["<|im_end|>"]} if "<|im_end|>" in ids else {})  # fmt: skip
+def internlm3(h: Hyper, k: Keys) -> None:
+    """A Llama with biases on request. Dynamic NTK belongs to contexts beyond the trained one."""
+    h.must_be("hidden_act", "silu")
+    llama_keys(h, k)
+
+
+@family("SmolLM3ForCausalLM", arch="smollm3", rules=LLAMA, extra=llama3_factors,
+        prefix_setting=True)  # fmt: skip
 def smollm3(h: Hyper, k: Keys) -> None:
     """Every fourth layer has no rotation; the file does not say so."""
     h.must_be("no_rope_layer_interval", 4)
@@ -95,10 +109,122 @@ def smollm3(h: Hyper, k: Keys) -> None:
     llama_keys(h, k)
 
 
-@family("ArceeForCausalLM", arch="arcee", rules=LLAMA, extra=llama3_factors)
+@family("ArceeForCausalLM", arch="arcee", rules=LLAMA, extra=llama3_factors, prefix_setting=True)
 def arcee(h: Hyper, k: Keys) -> None:
     h.must_be("hidden_act", "relu2")
     llama_keys(h, k)
+    pooling(h, k)
+
+
+@family("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration", arch="mistral3", rules=LLAMA,
+        extra=llama3_factors, dropped=BUFFERS, prefix_setting=True)  # fmt: skip
+def mistral3(h: Hyper, k: Keys) -> None:
+    """Mistral Small 3 and Ministral 3 (the text part): queries of Ministral grow with the position,
+    1 + beta * log(1 + position // original context).
+    """
+    h.must_be("hidden_act", "silu")
+    h.must_be("model_type", "mistral", "ministral3")
+    no_window(h, "mistral3")
+    llama_keys(h, k)
+    if h.get("model_type") == "ministral3":
+        rope = Hyper(h.rope(), f"{h.label}: rope_parameters")
+        rope.must_be("rope_type", "yarn")
+        k.f32("rope.scaling.yarn_log_multiplier", rope.number("mscale_all_dim"))
+        k.f32("attention.temperature_scale", rope.number("llama_4_scaling_beta"))
+
+
+@family("BaichuanForCausalLM", "BaiChuanForCausalLM", arch="baichuan", dropped=BUFFERS, rules={
+    **PLAIN,
+    "model.layers.{b}.self_attn.W_pack.weight": Rule(
+        ("blk.{b}.attn_q.weight", "blk.{b}.attn_k.weight", "blk.{b}.attn_v.weight"), packed_qkv
+    ),
+})  # fmt: skip
+def baichuan(h: Hyper, k: Keys) -> None:
+    """Models of 40 layers have ALiBi in place of the rotation; the file does not say so."""
+    h.must_be("hidden_act", "silu")
+    common(h, k)
+    k.text("tensor_data_layout", "Meta AI original pth")
+    k.u32("rope.dimension_count", h.hidden // h.heads)
+
+
+APERTUS = {
+    **PLAIN,
+    "model.layers.{b}.attention_layernorm.weight": "blk.{b}.attn_norm.weight",
+    "model.layers.{b}.feedforward_layernorm.weight": "blk.{b}.ffn_norm.weight",
+}
+
+
+@family("ApertusForCausalLM", arch="apertus", rules=APERTUS, extra=llama3_factors,
+        prefix_setting=True, gathered={
+            f"model.layers.{{b}}.mlp.act_fn.{name}": f"xielu.{name}"
+            for name in ("alpha_n", "alpha_p", "beta", "eps")
+        })  # fmt: skip
+def apertus(h: Hyper, k: Keys) -> None:
+    """xIELU (Huang and Schlag 2024): four numbers a layer, as they were trained (before softplus)."""
+    h.must_be("hidden_act", "xielu")
+    h.must_be("attention_bias", False)
+    llama_keys(h, k)
+
+
+@family("SeedOssForCausalLM", arch="seed_oss", rules={
+    **PLAIN, "model.layers.{b}.post_attention_layernorm.{w}": "blk.{b}.post_attention_norm.{w}",
+})  # fmt: skip
+def seed_oss(h: Hyper, k: Keys) -> None:
+    h.must_be("hidden_act", "silu")
+    common(h, k)
+
+
+@family("Ernie4_5_ForCausalLM", "Ernie4_5ForCausalLM", arch="ernie4_5", rules=PLAIN,
+        prefix_setting=True)  # fmt: skip
+def ernie4_5(h: Hyper, k: Keys) -> None:
+    h.must_be("hidden_act", "silu")
+    common(h, k)
+
+
+@family("HunYuanDenseV1ForCausalLM", arch="hunyuan-dense", rules={
+    **PLAIN,
+    "model.layers.{b}.self_attn.query_layernorm.weight": "blk.{b}.attn_q_norm.weight",
+    "model.layers.{b}.self_attn.key_layernorm.weight": "blk.{b}.attn_k_norm.weight",
+}, special=lambda h, ids: (
+    {"eos": h.integer("eod_token_id")} if h.get("eod_token_id") is not None else {}
+))  # fmt: skip
+def hunyuan_dense(h: Hyper, k: Keys) -> None:
+    h.must_be("hidden_act", "silu")
+    common(h, k)
+    for name in ("expert_count", "expert_used_count"):  # a count of 1 stands in dense folders
+        k.found.pop(f"{k.arch}.{name}", None)
+    stretched_base(h, k, default=50)
+
+
+@family("Jais2ForCausalLM", arch="jais2", rules=PLAIN)
+def jais2(h: Hyper, k: Keys) -> None:
+    h.must_be("hidden_act", "relu2")
+    common(h, k)
+    k.u32("rope.dimension_count", h.head_dim)
+
+
+@family("NemotronForCausalLM", arch="nemotron", special=lambda h, ids: {"padding": 0, "unknown": 1},
+        rules={
+            **{
+                name.replace("{w}", "weight"): Rule(
+                    (to.replace("{w}", "weight"),), plus_one, values=True
+                )
+                for name, to in PLAIN.items() if name.endswith("norm.{w}")
+            },
+            **PLAIN,
+        })  # fmt: skip
+def nemotron(h: Hyper, k: Keys) -> None:
+    """Layer norms that add one, squared ReLU (Parmar et al. 2024)."""
+    h.must_be("hidden_act", "relu2")
+    common(h, k)
+    k.u32("vocab_size", h.integer("vocab_size"))
+    k.f32("attention.layer_norm_epsilon", h.number("layer_norm_eps", "norm_epsilon", "norm_eps"))
+    rope = h.rope()
+    k.u32("rope.dimension_count", int(rope.get("partial_rotary_factor", 0.5) * h.hidden) // h.heads)
+    factor = h.get("factor", default=rope.get("factor"))
+    k.text("rope.scaling.type", "none" if factor is None else "linear")
+    if factor is not None:
+        k.f32("rope.scaling.factor", factor)
 
 
 def _granite(h: Hyper, k: Keys) -> None:
@@ -113,7 +239,7 @@ def _granite(h: Hyper, k: Keys) -> None:
             k.f32(key, h.number(name))
 
 
-@family("GraniteForCausalLM", arch="granite", rules=LLAMA)
+@family("GraniteForCausalLM", arch="granite", rules=LLAMA, prefix_setting=True)
 def granite(h: Hyper, k: Keys) -> None:
     h.must_be("hidden_act", "silu")
     _granite(h, k)
@@ -122,6 +248,7 @@ def granite(h: Hyper, k: Keys) -> None:
 @family(
     "GraniteSWAForCausalLM",
     arch="granite_swa",
+    prefix_setting=True,
     rules={**LLAMA, "model.layers.{b}.self_attn.sinks": "blk.{b}.attn_sinks.weight"},
 )
 def granite_swa(h: Hyper, k: Keys) -> None:
@@ -129,7 +256,7 @@ def granite_swa(h: Hyper, k: Keys) -> None:
     windows(h, k, pattern=True)
 
 
-@family("MiniCPMForCausalLM", arch="minicpm", rules=LLAMA, dropped=BUFFERS)
+@family("MiniCPMForCausalLM", arch="minicpm", rules=LLAMA, dropped=BUFFERS, extra=longrope)
 def minicpm(h: Hyper, k: Keys) -> None:
     """Scales of Hu et al. 2024 (MiniCPM), section 3: embeddings, residuals by depth, logits."""
     common(h, k)
@@ -149,23 +276,7 @@ MINICPM3 = {
 }
 
 
-def _longrope(h: Hyper) -> dict[str, np.ndarray]:
-    rope = h.rope()
-    if rope["rope_type"] not in ("longrope", "su"):
-        return {}
-    found = {}
-    for name in ("long", "short"):
-        factors = np.asarray(rope.get(f"{name}_factor"), np.float32)
-        if factors.shape != (partial_rotation(h) // 2,) or not np.isfinite(factors).all():
-            raise ConvertError(
-                f"{h.label}: rope_parameters: {name}_factor has shape {factors.shape}, "
-                f"wanted {partial_rotation(h) // 2} numbers"
-            )
-        found[f"rope_factors_{name}.weight"] = factors
-    return found
-
-
-@family("MiniCPM3ForCausalLM", arch="minicpm3", rules=MINICPM3, extra=_longrope)
+@family("MiniCPM3ForCausalLM", arch="minicpm3", rules=MINICPM3, extra=longrope)
 def minicpm3(h: Hyper, k: Keys) -> None:
     """Latent attention with all heads kept; scales 12, 1.4 and 256 belong to the name."""
     for name, value in (("scale_emb", 12), ("scale_depth", 1.4), ("dim_model_base", 256)):
@@ -195,6 +306,7 @@ def _qwen(h: Hyper, k: Keys) -> None:
 @family("Qwen2ForCausalLM", "Qwen2Model", arch="qwen2", rules=PLAIN)
 def qwen2(h: Hyper, k: Keys) -> None:
     _qwen(h, k)
+    pooling(h, k)
 
 
 @family("Qwen3ForCausalLM", "Qwen3Model", arch="qwen3", rules=PLAIN)
@@ -219,11 +331,38 @@ def qwen3vl(h: Hyper, k: Keys) -> None:
     )
 
 
-@family("Olmo2ForCausalLM", "Olmo3ForCausalLM", arch="olmo2", rules={
-    **PLAIN,
+# Norms after attention and feed-forward, none before.
+NORMS_AFTER = {
+    **{name: to for name, to in PLAIN.items() if "input_layernorm" not in name},
     "model.layers.{b}.post_attention_layernorm.{w}": "blk.{b}.post_attention_norm.{w}",
     "model.layers.{b}.post_feedforward_layernorm.{w}": "blk.{b}.post_ffw_norm.{w}",
-})  # fmt: skip
+}
+
+
+@family("Exaone4ForCausalLM", arch="exaone4", rules=NORMS_AFTER, extra=llama3_factors)
+def exaone4(h: Hyper, k: Keys) -> None:
+    """Windowed layers turn, global ones do not where there are both (LG AI Research 2025)."""
+    h.must_be("hidden_act", "silu")
+    common(h, k)
+    k.u32("vocab_size", h.integer("vocab_size"))
+    if h.get("sliding_window") is None:
+        return
+    windows(h, k, pattern=False)
+    kinds, period = h.strings("layer_types", h.layers), h.get("sliding_window_pattern")
+    if kinds is not None:
+        windowed = [one == "sliding_attention" for one in kinds]
+    elif isinstance(period, str) and period:
+        windowed = [period[i % len(period)] == "L" for i in range(h.layers)]
+    elif isinstance(period, int) and period > 0:
+        windowed = [(i + 1) % period != 0 for i in range(h.layers)]
+    else:
+        raise ConvertError(
+            f"{h.label}: sliding_window_pattern: found {period!r}, wanted which layers have a window"
+        )
+    k.flags("attention.sliding_window_pattern", windowed)
+
+
+@family("Olmo2ForCausalLM", "Olmo3ForCausalLM", arch="olmo2", rules=NORMS_AFTER)
 def olmo2(h: Hyper, k: Keys) -> None:
     h.must_be("hidden_act", "silu")
     common(h, k)
@@ -255,6 +394,36 @@ def glm4(h: Hyper, k: Keys) -> None:
     h.must_be("hidden_act", "silu")
     common(h, k)
     k.u32("rope.dimension_count", partial_rotation(h))
+
+
+@family("GlmForCausalLM", arch="chatglm", rules={
+    **PLAIN, "model.layers.{b}.mlp.gate_up_proj.{w}": "blk.{b}.ffn_up.{w}",
+}, special=lambda h, ids: {
+    "add_bos": False,
+    **{
+        key: ids[text]
+        for key, text in (("eos?", "<|endoftext|>"), ("eot?", "<|user|>"), ("unknown?", "<|endoftext|>"))
+        if text in ids
+    },
+})  # fmt: skip
+def glm(h: Hyper, k: Keys) -> None:
+    """GLM 4 as transformers names it. Its base is 10000, times rope_ratio where there is one."""
+    h.must_be("hidden_act", "silu")
+    base = 10000.0 * h.number("rope_ratio", default=1.0)
+    if h.rope().get("rope_theta", base) != base or h.rope()["rope_type"] != "default":
+        raise ConvertError(
+            f"{h.label}: rope_parameters: a chatglm file has the base {base:g} alone"
+        )
+    k.u32("context_length", h.integer("seq_length", default=h.hidden))
+    k.u32("embedding_length", h.hidden)
+    k.u32("feed_forward_length", h.integer("ffn_hidden_size", "intermediate_size"))
+    k.u32("block_count", h.layers)
+    k.u32("attention.head_count", h.heads)
+    k.u32("attention.head_count_kv", h.kv_heads)
+    k.f32("attention.layer_norm_rms_epsilon", h.number("rms_norm_eps", default=1e-5))
+    width = h.integer("attention_dim", default=h.hidden // h.heads)
+    k.u32("rope.dimension_count", int(width * h.rope().get("partial_rotary_factor", 0.5)))
+    k.f32("rope.freq_base", base)
 
 
 @family("StableLmForCausalLM", "StableLMEpochForCausalLM", arch="stablelm", rules={
@@ -301,10 +470,7 @@ def cohere2(h: Hyper, k: Keys) -> None:
 })  # fmt: skip
 def starcoder2(h: Hyper, k: Keys) -> None:
     h.must_be("hidden_act", "gelu_pytorch_tanh")
-    if h.get("sliding_window") is not None and h.integer("sliding_window") < h.integer(
-        "max_position_embeddings"
-    ):
-        raise ConvertError(f"{h.label}: sliding_window: a starcoder2 file has no window")
+    no_window(h, "starcoder2")
     common(h, k)
 
 
@@ -335,66 +501,3 @@ def _internlm2_qkv(x: np.ndarray, h: Hyper) -> tuple[np.ndarray, ...]:
 def internlm2(h: Hyper, k: Keys) -> None:
     h.must_be("hidden_act", "silu")
     common(h, k)
-
-
-# ---- Gemma: norms that add one -------------------------------------------------------------------
-
-
-def _one_added(rules: dict) -> dict:
-    return {
-        name: Rule((to,), plus_one, values=True) if "norm" in name else to
-        for name, to in rules.items()
-    }
-
-
-GEMMA = _one_added(PLAIN)
-GEMMA2 = _one_added({
-    **PLAIN,
-    "model.layers.{b}.post_attention_layernorm.{w}": "blk.{b}.post_attention_norm.{w}",
-    "model.layers.{b}.pre_feedforward_layernorm.{w}": "blk.{b}.ffn_norm.{w}",
-    "model.layers.{b}.post_feedforward_layernorm.{w}": "blk.{b}.post_ffw_norm.{w}",
-})  # fmt: skip
-
-
-def _gemma_keys(h: Hyper, k: Keys) -> None:
-    k.u32("context_length", h.integer("max_position_embeddings"))
-    k.u32("embedding_length", h.hidden)
-    k.u32("block_count", h.layers)
-    k.u32("feed_forward_length", h.integer("intermediate_size"))
-    k.u32("attention.head_count", h.heads)
-    k.u32("attention.head_count_kv", h.kv_heads)
-    epsilons(h, k)
-    k.u32("attention.key_length", h.integer("head_dim"))
-    k.u32("attention.value_length", h.integer("head_dim"))
-
-
-@family("GemmaForCausalLM", arch="gemma", rules=GEMMA, add_space_prefix=False,
-        special=lambda h, ids: {"eot": 107})  # fmt: skip
-def gemma(h: Hyper, k: Keys) -> None:
-    _gemma_keys(h, k)
-
-
-@family("Gemma2ForCausalLM", arch="gemma2", rules=GEMMA2, add_space_prefix=False)
-def gemma2(h: Hyper, k: Keys) -> None:
-    _gemma_keys(h, k)
-    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if h.get(name) is not None:
-            k.f32(name, h.number(name))
-    windows(h, k, pattern=False)
-
-
-@family("Gemma3ForCausalLM", "Gemma3TextModel", arch="gemma3", rules=GEMMA2,
-        add_space_prefix=False)  # fmt: skip
-@family("Gemma3ForConditionalGeneration", arch="gemma3", rules=GEMMA2, add_space_prefix=False)
-def gemma3(h: Hyper, k: Keys) -> None:
-    """Five windowed layers to a global one, each kind with a base of its own."""
-    h.must_be("_sliding_window_pattern", 6)
-    h.must_be("sliding_window_pattern", 6)
-    sizes(h, k)
-    rotation(h, k)
-    epsilons(h, k)
-    k.u32("attention.key_length", h.integer("head_dim", default=256))
-    k.u32("attention.value_length", h.integer("head_dim", default=256))
-    if h.get("final_logit_softcapping") is not None:
-        k.f32("final_logit_softcapping", h.number("final_logit_softcapping"))
-    windows(h, k, pattern=False)

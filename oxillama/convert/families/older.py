@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from oxillama.convert.families.dense import PLAIN, _longrope
+from oxillama.convert.families.dense import PLAIN
 from oxillama.convert.family import Hyper, Keys, Rule, family
-from oxillama.convert.keys import epsilons, partial_rotation
+from oxillama.convert.keys import epsilons, longrope, partial_rotation
 from oxillama.convert.shapes import groups_apart, heads_apart, transposed
 from oxillama.errors import ConvertError
 
@@ -151,7 +151,7 @@ def phi2(h: Hyper, k: Keys) -> None:
     k.u32("rope.dimension_count", int(partial_rotation(h)))
 
 
-@family("Phi3ForCausalLM", arch="phi3", extra=_longrope, rules={
+@family("Phi3ForCausalLM", arch="phi3", extra=longrope, rules={
     **PLAIN,
     "model.layers.{b}.self_attn.qkv_proj.{w}": "blk.{b}.attn_qkv.{w}",
     "model.layers.{b}.mlp.gate_up_proj.{w}": "blk.{b}.ffn_up.{w}",
