@@ -39,6 +39,7 @@ from oxillama.engine.request import Request as Request
 from oxillama.engine.request import Stream as Stream
 from oxillama.engine.request import Timings as Timings
 from oxillama.engine.request import Usage as Usage
+from oxillama.engine.reranking import RankedDocument as RankedDocument
 from oxillama.engine.rewind import Rewindable as Rewindable
 from oxillama.engine.scheduler import MAX_DECODE_WAIT_MS as MAX_DECODE_WAIT_MS
 from oxillama.engine.scheduler import PREFILL_CHUNK as PREFILL_CHUNK
