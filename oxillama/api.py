@@ -25,6 +25,7 @@ from oxillama.engine.arguments import (
     GenerateOptions,
     SingleOptions,
     separated,
+    whole,
 )
 from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig, make_beams
 from oxillama.engine.config import EngineConfig
