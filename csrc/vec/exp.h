@@ -121,7 +121,7 @@ OX_INLINE ox_f32x16 vec_softplus(ox_f32x16 x)
 /* exp(x) - 1 - x below 0, else 0: what xIELU bends its negative half by. From -0.5 on the series to x^9, whose rest is below 1e-9 of it. */
 OX_INLINE ox_f32x16 vec_exp_excess(ox_f32x16 x)
 {
-    x = f32_select_lt(x, f32_zero(), x, f32_zero());
+    x = f32_select_lt(f32_zero(), x, f32_zero(), x); /* a NaN stays */
     ox_f32x16 far = f32_sub(f32_sub(vec_exp(x), f32_set1(1.0f)), x), p = f32_set1(1.0f / 362880.0f);
     p = f32_fma(p, x, f32_set1(1.0f / 40320.0f));
     p = f32_fma(p, x, f32_set1(1.0f / 5040.0f));

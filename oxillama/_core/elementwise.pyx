@@ -114,6 +114,8 @@ ctypedef struct RopeTableArgs:
     int out
     int n
     const float *inv_freq
+    const float *far          # the frequencies of sequences of more than `near` tokens; NULL: the same
+    int near
     const int32_t *section    # which of a batch's rope positions turns each frequency; NULL: the first
     double mscale
 
@@ -123,26 +125,44 @@ cdef void rope_table_part(const void *args, ox_team *team, int ith, int nth) noe
     cdef const Step *step = a.common.step
     cdef int rows = rows_of(&a.common), r, i
     cdef float *out
+    cdef const float *f
     cdef float pair[2]
     r = ox_team_take(team)
     while r < rows:
-        out = <float *>row_of(step, a.out, r)
+        out, f = <float *>row_of(step, a.out, r), a.inv_freq
+        if a.far != NULL and tokens_of(step, r) > a.near:
+            f = a.far
         if step.rope_sections == 1 or a.section == NULL:
-            angles(out, a.inv_freq, a.n, step.rope[r], a.mscale)
+            angles(out, f, a.n, step.rope[r], a.mscale)
         else:
             for i in range(a.n):
-                angles(pair, a.inv_freq + i, 1, step.rope[a.section[i] * step.rows + r], a.mscale)
+                angles(pair, f + i, 1, step.rope[a.section[i] * step.rows + r], a.mscale)
                 out[i], out[a.n + i] = pair[0], pair[1]
         r = ox_team_take(team)
+
+
+cdef int tokens_of(const Step *step, int row) noexcept nogil:
+    """Tokens of a row's sequence: those that it may have where the program knows, else those up to its last row of this step."""
+    cdef int low = 0, high = step.sequences, middle
+    if step.served:
+        return step.served
+    while high - low > 1:
+        middle = (low + high) // 2
+        if step.begins[middle] <= row:
+            low = middle
+        else:
+            high = middle
+    return step.positions[step.begins[low + 1] - 1] + 1
 
 
 cdef class RopeTableOp(Op):
     cdef RopeTableArgs a
     cdef const float[::1] inv_freq
+    cdef const float[::1] far
     cdef const int32_t[::1] section
 
     def __init__(self, Plan plan, params):
-        p = plan.keys(params, "out", "inv_freq", mscale=1.0, sections=None)
+        p = plan.keys(params, "out", "inv_freq", mscale=1.0, sections=None, far=None, near=0)
         n = int(np.size(p["inv_freq"]))
         self.a.section = NULL
         if p["sections"] is not None:
@@ -153,6 +173,8 @@ cdef class RopeTableOp(Op):
             plan.sections = max(plan.sections, 1 + int(np.max(self.section)))
         self.inv_freq = plan.floats(p["inv_freq"], "inv_freq", max(1, n))
         self.a.out = plan.writes(p["out"], 2 * n)
+        self.far = plan.floats(p["far"], "far", n)
+        self.a.far, self.a.near = NULL if self.far is None else &self.far[0], plan.number(p, "near", 0, (1 << 31) - 1)
         self.a.inv_freq, self.a.n, self.a.mscale = &self.inv_freq[0], n, plan.real(p, "mscale", -1e30, 1e30)
         self.begin(plan, &self.a.common, "rope_table", rope_table_part, p)
 
@@ -402,7 +424,7 @@ cdef void measure_part(const void *args, ox_team *team, int ith, int nth) noexce
         if a.centred:
             mean = sum_powers(x, 0.0, 1, a.columns) / a.columns
         total = sum_powers(x, mean, 2, a.columns)
-        (<float *>row_of(step, a.out, r))[0] = <float>sqrt(total / (a.columns - a.centred))
+        (<float *>row_of(step, a.out, r))[0] = <float>sqrt(total / a.columns)
         r = ox_team_take(team)
 
 
@@ -436,8 +458,6 @@ cdef class MeasureOp(Op):
         if p["kind"] not in ("rms", "deviation"):
             raise plan.fail(f"kind is {p['kind']!r}, wanted 'rms' or 'deviation'")
         self.a.centred = p["kind"] == "deviation"
-        if self.a.columns <= self.a.centred:
-            raise plan.fail(f"slot {p['x']} holds {self.a.columns} columns, wanted at least 2 for a deviation")
         if p["x"] == p["out"]:
             raise plan.fail(f"x and out are both slot {p['x']}")
         self.a.out = plan.writes(p["out"], 1)

@@ -37,6 +37,7 @@ ctypedef struct Step:
     int limited                  # not 0: a batch says them, else those up to a row's own position
     const int32_t *rope          # (rope_sections, rows): positions that rotate
     int rope_sections
+    int served                   # tokens that a sequence may have; 0: its last row of the step says it
     const float *embeds          # (rows, width of the embedding) or NULL
     int sequences                # of rows of one table: sequence i is rows begins[i] to begins[i + 1] - 1
     const int32_t *begins

@@ -19,6 +19,7 @@ class Program:
     usual: bool
     causal: bool
     positions: int
+    served: int
     kv_layers: list[tuple[int, int, int]]
     slot_layers: list[tuple[int, ...]]
     def __init__(

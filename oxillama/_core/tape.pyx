@@ -118,6 +118,7 @@ cdef class Program:
     cdef float[:, ::1] logits
     cdef readonly bint busy      # a step is running
     cdef readonly long steps     # begun so far
+    cdef public int served       # tokens that a sequence may have, for rotations that depend on it; 0: its last row of a step says it
     cdef readonly bint usual     # the last step neither ran over unpacked weights nor waited for them: its seconds tell of the next
     cdef object __weakref__
     cdef int[::1] shapes         # (kv_heads, k_dim, v_dim) of each layer
@@ -375,7 +376,7 @@ cdef class Program:
         step.embeds, step.rope, step.rope_sections = batch.embeds, batch.rope, batch.rope_sections
         if batch.rope == NULL:
             step.rope, step.rope_sections = batch.positions, 1
-        step.rows, step.wanted = batch.rows, batch.wanted_rows
+        step.rows, step.wanted, step.served = batch.rows, batch.wanted_rows, self.served
         step.tokens, step.positions, step.row_table = batch.tokens, batch.positions, batch.row_table
         step.wanted_rows = batch.wanted
         step.tables = batch.pages

@@ -101,6 +101,8 @@ class EngineCore:
         self._program, self.memory = program, memory
         self._encoder = encoder
         self.context_size = context_size
+        # rotations that depend on a sequence's length take what it may become: the same bits always
+        program.served = context_size
         self.eog_ids = frozenset(eog_ids)
         self.counters = EngineMetrics()
         self.pool = KvCachePool(memory, page_size=page_size, max_pages=max_pages)

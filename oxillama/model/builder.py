@@ -493,9 +493,16 @@ class Builder:
         batch brings several.
         """
         self.rotated_by |= {base_key, SCALING} if scaled else {base_key}
-        factors = self.optional_vector("rope_freqs.weight", dims // 2) if scaled else None
+        factors = far = None
+        if scaled and (
+            self.has("rope_factors_long.weight") or self.has("rope_factors_short.weight")
+        ):
+            factors = self.vector("rope_factors_short.weight", dims // 2)
+            far = self.vector("rope_factors_long.weight", dims // 2)
+        elif scaled:
+            factors = self.optional_vector("rope_freqs.weight", dims // 2)
         made = rope_from_keys(
-            self.keys, dims, base_key=base_key, base=base, factors=factors, scaled=scaled
+            self.keys, dims, base_key=base_key, base=base, factors=factors, scaled=scaled, far=far
         )
         if sections is None:
             return made

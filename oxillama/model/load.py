@@ -4,6 +4,7 @@ engine must know of it.
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -129,7 +130,7 @@ class Model:
 
     def reference(self) -> Reference:
         """The numpy interpreter of the same tape."""
-        return Reference(self.tape, self.reader)
+        return Reference(self.tape, self.reader, served=self.program.served)
 
 
 def architectures() -> list[str]:
@@ -160,7 +161,7 @@ def _recorded(
         )
     if name not in recorders():
         raise ModelError(
-            f"general.architecture: found {name!r}, wanted one of {', '.join(architectures())}"
+            f"general.architecture: found {name!r}{_nearest(name)}, wanted one of {', '.join(architectures())}"
         )
     b = Builder(reader, name, depth=depth, rope=rope)
     own = Keys(reader.metadata, name, read=b.read)
@@ -208,6 +209,12 @@ def _recorded(
 def _act_width(act: str, columns: int) -> int:
     """Float32s of a row of an activation format."""
     return -(-act_bytes(act, columns) // 4)
+
+
+def _nearest(name: str) -> str:
+    """The known architecture whose name is most like this one, as an error says it."""
+    known = difflib.get_close_matches(name, architectures(), n=1, cutoff=0.0)
+    return f" (nearest known: {known[0]!r})" if known else ""
 
 
 def load_model(
@@ -292,6 +299,7 @@ def early_exit(model: Model, depth: int, *, num_threads: int = 0, max_rows: int 
         num_threads=num_threads,
         packing=model.packing,
     )
+    program.served = model.program.served
     return Model(
         config, tape, program, model.reader, model.weights, rope=model.rope, packing=model.packing
     )

@@ -263,7 +263,9 @@ class _Lowering:
         rope = node.params["rope"]
         if rope.key not in self.tables:
             self.tables[rope.key] = self.new(out, node.width)
-            more = {} if rope.sections is None else {"sections": rope.sections}
+            more: dict = {} if rope.sections is None else {"sections": rope.sections}
+            if rope.far is not None:
+                more |= {"far": rope.far, "near": rope.near}
             self.emit("rope_table", out=out, inv_freq=rope.inv_freq, mscale=rope.magnitude, **more)
         self.register[index] = self.tables[rope.key]
 

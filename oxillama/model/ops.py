@@ -55,6 +55,7 @@ class Frame:
     rope: np.ndarray | None = None
     visible: np.ndarray | None = None
     embeds: np.ndarray | None = None
+    served: int = 0  # tokens that the sequence may have; 0: the last row says it
 
 
 class Op:
@@ -171,7 +172,7 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "sigmoid": _sigmoid,
     "tanh": np.tanh,
     "softplus": lambda x: np.logaddexp(0, x),
-    "exp_excess": lambda x: np.where(x < 0, np.expm1(np.minimum(x, 0)) - x, 0.0),
+    "exp_excess": lambda x: np.where(x > 0, 0.0, np.expm1(np.minimum(x, 0)) - x),
 }
 
 
@@ -210,14 +211,17 @@ class Embed(Op, name="embed"):
 
 class RopeTable(Op, name="rope_table"):
     """[cosines, sines] of positions times frequencies, times `mscale`; `sections` says for each
-    frequency which of several positions turns it.
+    frequency which of several positions turns it. far: the frequencies of a sequence of more than
+    `near` tokens.
     """
 
     reads = ()
     rows = Rows.ALL
 
     @staticmethod
-    def meaning(f: Frame, *, out, inv_freq, mscale=1.0, sections=None) -> None:
+    def meaning(f: Frame, *, out, inv_freq, mscale=1.0, sections=None, far=None, near=0) -> None:
+        if far is not None and (f.served or f.positions[-1] + 1) > near:
+            inv_freq = far
         positions = f.positions[None] if f.rope is None else f.rope
         which = (
             np.zeros(len(inv_freq), int) if len(positions) == 1 or sections is None else sections
@@ -717,7 +721,7 @@ class Activate(Op, name="activate"):
 
 class Measure(Op, name="measure"):
     """One number of each row: "rms", the root of its mean square, or "deviation", its standard
-    deviation (of a sample: over n - 1).
+    deviation.
     """
 
     @staticmethod
@@ -730,5 +734,5 @@ class Measure(Op, name="measure"):
         if kind == "rms":
             found = np.sqrt((rows * rows).mean(axis=1, keepdims=True))
         else:
-            found = rows.std(axis=1, ddof=1, keepdims=True)
+            found = rows.std(axis=1, keepdims=True)
         f.slots[out] = found.astype(np.float32)

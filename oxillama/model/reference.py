@@ -19,12 +19,17 @@ from oxillama.model.tensors import Tensor, unpacked
 
 
 class Reference:
-    """The numpy interpreter of one tape over one file; holds every weight it has used as float32."""
+    """The numpy interpreter of one tape over one file; holds every weight it has used as float32.
+    served: as `Program.served`.
+    """
 
-    def __init__(self, tape: Tape, reader: GgufReader, *, kv_type: str = "f16") -> None:
+    def __init__(
+        self, tape: Tape, reader: GgufReader, *, kv_type: str = "f16", served: int = 0
+    ) -> None:
         self.tape = tape
         self.reader = reader
         self.kv_type = kv_type
+        self.served = served
         self._held: dict[tuple, np.ndarray] = {}
 
     def weight(self, tensor: Tensor) -> np.ndarray:
@@ -39,7 +44,7 @@ class Reference:
         """
         ids = np.asarray(tokens, np.int32)
         asked = np.arange(len(ids)) if wanted is None else np.asarray(wanted)
-        return Frame(ids, np.arange(len(ids)), asked, self.weight, self.kv_type)
+        return Frame(ids, np.arange(len(ids)), asked, self.weight, self.kv_type, served=self.served)
 
     def steps(self, frame: Frame) -> Iterator[Op]:
         """Run op by op; after each the frame holds what the op wrote."""

@@ -8,7 +8,8 @@ frequency per pair of floats, and a magnitude.
 Sources: Su et al. 2021 (RoFormer, section 3.4.2) for the plain form; Chen et al. 2023 (position
 interpolation, section 3.1) for linear scaling; Peng et al. 2023 (YaRN, sections 3.2 to 3.4) for the
 interpolation between frequencies and the attention factor; Llama 3.1's per-frequency factors come
-ready as a tensor, and stay whatever else is said.
+ready as a tensor, and stay whatever else is said; so do those of LongRoPE (Ding et al. 2024), one for
+short sequences and one for long ones.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import ChainMap
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -35,19 +36,23 @@ _MOST_CONTEXT = (1 << 32) - 1
 class Rope:
     """Angles are position * inv_freq (float32 (dims/2,)); cosine and sine are both multiplied by
     `magnitude`. sections int32 (dims/2,): which of several positions of a token turns each pair
-    (M-RoPE: Wang et al. 2024, Qwen2-VL, section 2.1); None where a token has one.
+    (M-RoPE: Wang et al. 2024, Qwen2-VL, section 2.1); None where a token has one. far: the
+    frequencies of sequences of more than `near` tokens (LongRoPE); None where all have the same.
     """
 
     dims: int
     inv_freq: np.ndarray
     magnitude: float
     sections: np.ndarray | None = None
+    far: np.ndarray | None = None
+    near: int = 0
 
     @property
     def key(self) -> tuple[int, bytes, float, bytes]:
         """What makes two tables the same."""
         sections = b"" if self.sections is None else self.sections.tobytes()
-        return self.dims, self.inv_freq.tobytes(), self.magnitude, sections
+        far = b"" if self.far is None else self.far.tobytes()
+        return self.dims, self.inv_freq.tobytes(), self.magnitude, sections + far
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,10 +266,18 @@ def context_in_force(own: Keys, ruling: Keys) -> int:
 
 
 def rope_from_keys(
-    keys: Keys, dims: int, *, base_key: str, base: float, factors: np.ndarray | None, scaled: bool
+    keys: Keys,
+    dims: int,
+    *,
+    base_key: str,
+    base: float,
+    factors: np.ndarray | None,
+    scaled: bool,
+    far: np.ndarray | None = None,
 ) -> Rope:
     """The embedding that `rope.*` keys ask for over `dims` floats of a head; `scaled=False` leaves
-    the scaling keys out.
+    the scaling keys out. factors, far: by which frequencies are divided, far in sequences of more
+    than the original context (LongRoPE; None: by the same).
     """
     if dims < 2 or dims % 2:
         raise ModelError(
@@ -272,29 +285,54 @@ def rope_from_keys(
         )
     theta = keys.number(base_key, default=base, minimum=1e-3)
     inv_freq = theta ** (-np.arange(0, dims, 2, dtype=np.float64) / dims)
-    if factors is not None:
-        if not (np.isfinite(factors).all() and (factors > 0).all()):
+    plain = inv_freq
+    for each in (factors, far):
+        if each is not None and not (np.isfinite(each).all() and (each > 0).all()):
             raise ModelError(
-                "rope_freqs.weight: found a factor that is not a positive number, wanted positive numbers"
+                "rope factors: found one that is not a positive number, wanted positive numbers"
             )
-        inv_freq = inv_freq / factors.astype(np.float64)
+    if factors is not None:
+        inv_freq = plain / factors.astype(np.float64)
     magnitude = 1.0
     if scaled:
         scaling = Scaling.of(keys)
         if scaling.kind == "yarn":
             inv_freq, magnitude = _yarn(keys, scaling, inv_freq, theta)
         elif scaling.kind in ("linear", "none"):
-            inv_freq = inv_freq / scaling.factor
-        else:
+            inv_freq, plain = inv_freq / scaling.factor, plain / scaling.factor
+        elif scaling.kind == "dynamic":
+            inv_freq = inv_freq * _dynamic(keys, scaling, dims)
+        elif scaling.kind != "longrope" or far is None:
             raise ModelError(
-                f"{keys.arch}.rope.scaling.type: found {scaling.kind!r}, wanted 'none', 'linear' or 'yarn'"
+                f"{keys.arch}.rope.scaling.type: found {scaling.kind!r}, wanted 'none', 'linear', 'yarn', 'dynamic' or, with its factors, 'longrope'"
+            )
+        if far is not None and scaling.kind in ("yarn", "dynamic"):
+            raise ModelError(
+                f"{keys.arch}.rope.scaling.type: found {scaling.kind!r} beside the factors of longrope, wanted 'longrope'"
             )
         magnitude *= keys.number("rope.scaling.attn_factor", default=1.0, minimum=0.0)
     if not (inv_freq <= np.finfo(np.float32).max).all():
         raise ModelError(
             f"{keys.arch}.rope: found a frequency of {inv_freq.max():.3g} under its base and scaling, wanted one that float32 holds"
         )
-    return Rope(dims, inv_freq.astype(np.float32), float(magnitude))
+    made = Rope(dims, inv_freq.astype(np.float32), float(magnitude))
+    if far is None or not scaled:
+        return made
+    far = (plain / far.astype(np.float64)).astype(np.float32)
+    return replace(made, far=far, near=Scaling.of(keys).original)
+
+
+def _dynamic(keys: Keys, scaling: Scaling, dims: int) -> np.ndarray:
+    """What dynamic NTK scaling multiplies frequencies by. Its base grows with the length of a
+    sequence beyond the original context; here with the file's context, so that a token's keys stay
+    what they are as the sequence grows: base * (factor * context / original - (factor - 1)) ^ (dims /
+    (dims - 2)).
+    """
+    context = keys.integer("context_length", minimum=1, maximum=_MOST_CONTEXT)
+    if context <= scaling.original or dims < 4:
+        return np.ones(dims // 2)
+    growth = scaling.factor * context / scaling.original - (scaling.factor - 1.0)
+    return growth ** (-np.arange(0, dims, 2, dtype=np.float64) / (dims - 2))
 
 
 def _yarn(

@@ -56,6 +56,7 @@ OWN: dict[str, dict] = {
     "lfm2": {"attention.head_count_kv": [0, 2, 0, 0]},
     "jamba": {"attention.head_count_kv": [0, 2, 0, 0]},
     "mpt": {"attention.max_alibi_bias": 8.0, "attention.clamp_kqv": 2.0},
+    "jais": {"attention.max_alibi_bias": 8.0},
     "command-r": {"logit_scale": 0.25},
     "cohere2": {"logit_scale": 0.25},
     "falcon": {"attention.head_count_kv": 1},
@@ -70,6 +71,38 @@ OWN: dict[str, dict] = {
     "olmo2": {"attention.sliding_window_pattern": [True, False, True, True]},
     "qwen2vl": {"rope.dimension_sections": [2, 3, 3, 0]},
     "qwen3vl": {"rope.dimension_sections": [3, 3, 2, 0]},
+    "gemma2": {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
+    "gemma4": {
+        "attention.sliding_window_pattern": [True, False, True, False],
+        "attention.shared_kv_layers": 2,
+        "attention.key_length_swa": 16,
+        "attention.value_length_swa": 16,
+        "rope.dimension_count_swa": 16,
+        "embedding_length_per_layer_input": 16,
+    },
+    "gemma3n": {
+        "attention.sliding_window_pattern": [True, False, True, False],
+        "attention.shared_kv_layers": 2,
+        "embedding_length_per_layer_input": 16,
+        "activation_sparsity_scale": [0.5, 1.5, float("-inf"), float("-inf")],
+    },
+    "minicpm3": {"attention.head_count_kv": 4, "attention.value_length": 16},
+    "mistral3": {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 4.0,
+        "rope.scaling.original_context_length": 16,
+        "rope.scaling.yarn_log_multiplier": 1.0,
+        "attention.temperature_scale": 0.1,
+    },
+}
+# Keys without the architecture's name.
+ROOT: dict[str, dict] = {
+    "apertus": {
+        "xielu.alpha_n": [-0.2, -0.1, 0.1, 0.2],
+        "xielu.alpha_p": [0.3, 0.2, 0.1, 0.0],
+        "xielu.beta": 0.5,
+        "xielu.eps": -1e-6,
+    },
 }
 
 
@@ -89,6 +122,12 @@ WANTED: dict[str, tuple[str, ...]] = {
     "gpt2": ("blk.0.attn_qkv.weight", "blk.0.attn_qkv.bias", "blk.1.ffn_up.bias"),
     "granite_swa": ("blk.1.attn_sinks.weight",),
     "phi2": ("output.weight", "output.bias"),
+    "phi3": ("rope_factors_long.weight", "blk.0.attn_qkv.weight"),
+    "gemma4": (
+        *("rope_freqs.weight", "blk.0.attn_v.weight", "blk.2.layer_output_scale.weight"),
+        *("blk.1.ffn_gate_inp.weight", "blk.1.ffn_gate_up_exps.weight"),
+        *("blk.1.ffn_down_exps.scale", "blk.3.ffn_gate_inp.weight"),
+    ),
     "stablelm": ("blk.0.ffn_norm.weight", "blk.1.attn_q_norm.weight", "blk.2.attn_q.bias"),
 }
 # Shapes that an architecture reads off its file instead of asking for them, by the end of the name.
@@ -97,7 +136,10 @@ SHAPES = {
     "attn_k_norm.weight": (2, 32),
     "token_embd.weight": (VOCAB, HIDDEN),
     "position_embd.weight": (256, HIDDEN),
+    "per_layer_token_embd.weight": (VOCAB, HIDDEN),
+    "laurel_l.weight": (16, HIDDEN),
     "ffn_down_shexp.weight": (HIDDEN, 48),
+    "ffn_gate_up_exps.weight": (4, 64, HIDDEN),
     "ffn_gate_exps.weight": (4, 32, HIDDEN),
     "ffn_up_exps.weight": (4, 32, HIDDEN),
     "ffn_down_exps.weight": (4, HIDDEN, 32),
@@ -118,14 +160,14 @@ class _Nothing:
         self.tensors = {name: _Info(shape) for name, shape in shapes.items()}
 
     def data(self, name: str) -> np.ndarray:
-        return np.zeros(int(np.prod(self.tensors[name].shape)), np.float32).view(np.uint8)
+        return np.ones(int(np.prod(self.tensors[name].shape)), np.float32).view(np.uint8)
 
 
 def metadata(arch: str) -> dict:
     """The hyper-parameters of the tiny model of `arch`: shared ones, less those it does not read."""
     keys = SHARED | OWN.get(arch, {})
     keys = {f"{arch}.{key}": value for key, value in keys.items() if value is not None}
-    return {"general.architecture": arch, **keys}
+    return {"general.architecture": arch, **ROOT.get(arch, {}), **keys}
 
 
 def _shape_of(name: str) -> tuple[int, ...]:
@@ -159,7 +201,7 @@ def invent(path: Path, arch: str, *, kind: str = "F32") -> GgufReader:
     rng = np.random.default_rng(7)
     with GgufWriter(path, arch) as writer:
         for key, value in keys.items():
-            if key in read or key.endswith(".context_length"):
+            if key in read or key in ROOT.get(arch, {}) or key.endswith(".context_length"):
                 writer.add(key, value)
         for name, shape in tensors.items():
             values = rng.standard_normal(shape).astype(np.float32)

@@ -28,7 +28,7 @@ ACTIVATIONS = {
     "relu": lambda x: np.maximum(x, 0),
     "relu2": lambda x: np.maximum(x, 0) ** 2,
     "softplus": lambda x: np.logaddexp(0, x),
-    "exp_excess": lambda x: np.where(x < 0, np.expm1(np.minimum(x, 0)) - x, 0.0),
+    "exp_excess": lambda x: np.where(x > 0, 0.0, np.expm1(np.minimum(x, 0)) - x),
 }
 
 

@@ -1,6 +1,8 @@
-"""BLOOM (BigScience 2022), MPT (MosaicML 2023) and Refact: ALiBi in place of rotation."""
+"""BLOOM (BigScience 2022), MPT (MosaicML 2023), Refact and Jais (Sengupta et al. 2023): ALiBi in place
+of rotation.
+"""
 
-from oxillama.model.blocks import attention, ffn, gated_ffn
+from oxillama.model.blocks import attention, ffn, gated_ffn, heads_of
 from oxillama.model.builder import Builder, Value, architecture
 
 
@@ -48,3 +50,17 @@ def refact(b: Builder) -> Value:
         x = x + attention(b, layer, y, style="norm", rope=None, slopes=True)
         x = x + gated_ffn(b, layer, layer.norm(x, "ffn_norm"), act="silu")
     return b.logits(x)
+
+
+@architecture("jais")
+def jais(b: Builder) -> Value:
+    """Scores are scaled by 1 / head size (maximal update parametrisation, section 3.2); the converter
+    has put the scales of embedding and logits into the weights.
+    """
+    x = b.embed()
+    for layer in b.layers():
+        y = layer.norm(x, "attn_norm", kind="layer")
+        scale = 1.0 / heads_of(b, layer).key_dim
+        x = x + attention(b, layer, y, style="norm", rope=None, slopes=True, scale=scale)
+        x = x + gated_ffn(b, layer, layer.norm(x, "ffn_norm", kind="layer"), act="silu")
+    return b.logits(x, kind="layer")

@@ -34,3 +34,15 @@ def cohere2(b: Builder) -> Value:
         x = x + attention(b, layer, y, style="norm", rope=rope, window=window if near else 0)
         x = x + gated_ffn(b, layer, y, act="silu")
     return b.logits(x, scale=b.keys.number("logit_scale"), kind="layer")
+
+
+@architecture("plamo")
+def plamo(b: Builder) -> Value:
+    """PLaMo 13B (Preferred Networks 2023, published code, modeling_plamo.py): one RMS norm for both
+    branches.
+    """
+    x = b.embed()
+    for layer in b.layers():
+        y = layer.norm(x, "attn_norm")
+        x = x + attention(b, layer, y, style="neox") + gated_ffn(b, layer, y, act="silu")
+    return b.logits(x)

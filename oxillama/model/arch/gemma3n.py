@@ -120,11 +120,9 @@ def _feed_forward(b: Builder, layer: Layer, x: Value) -> Value:
     gate = layer.linear(x, "ffn_gate", width)
     limit = _sparsity(b, layer.index)
     if limit > -math.inf:
-        # a norm's deviation is over n, the limit's over n - 1
-        above = np.full(width, -limit * math.sqrt(width / (width - 1)), np.float32)
-        spread = b.measure(gate, "deviation") * math.sqrt((width - 1) / width)
-        gate = b.activate(b.norm(gate, None, kind="layer", eps=_TINY) + above, "relu")
-        gate = b.weighted(gate, spread)
+        spread = b.measure(gate, "deviation")
+        gate = b.norm(gate, None, kind="layer", eps=_TINY) + np.full(width, -limit, np.float32)
+        gate = b.weighted(b.activate(gate, "relu"), spread)
     up = layer.linear(x, "ffn_up", width)
     return layer.linear(b.gate(gate, up, act="gelu_tanh"), "ffn_down", b.hidden)
 

@@ -9,9 +9,22 @@ from oxillama.model.blocks import attention, gated_ffn, heads_of, rope_dims, sec
 from oxillama.model.builder import Builder, Value, architecture
 
 
-@architecture("qwen2")
+@architecture("qwen")
+def qwen(b: Builder) -> Value:
+    """Qwen (Bai et al. 2023): one matrix for q, k and v; the file's width counts gate and up together."""
+    width = b.keys.integer("feed_forward_length", minimum=2, maximum=1 << 24) // 2
+    x = b.embed()
+    for layer in b.layers():
+        x = x + attention(b, layer, layer.norm(x, "attn_norm"), style="neox")
+        y = layer.norm(x, "ffn_norm")
+        gate, up = layer.linear(y, "ffn_gate", width), layer.linear(y, "ffn_up", width)
+        x = x + layer.linear(b.gate(gate, up, act="silu"), "ffn_down", b.hidden)
+    return b.logits(x)
+
+
+@architecture("qwen2", "pangu-embedded")
 def qwen2(b: Builder) -> Value:
-    """The biases are in the file and are found by name."""
+    """The biases are in the file and are found by name; openPangu (Huawei 2025) has the same shape."""
     return _qwen(b, qk_norm=None)
 
 

@@ -1,10 +1,12 @@
-"""StableLM 2 (Stability AI 2024, technical report): layer norms, part of each head rotated."""
+"""StableLM 2 (Stability AI 2024, technical report): layer norms, part of each head rotated. Orion
+(OrionStar 2024) is the same with whole heads rotated.
+"""
 
 from oxillama.model.blocks import attention, gated_ffn
 from oxillama.model.builder import Builder, Value, architecture
 
 
-@architecture("stablelm")
+@architecture("stablelm", "orion")
 def stablelm(b: Builder) -> Value:
     """Without a norm of its own (12B) the feed-forward network reads what attention reads; that model
     also has a norm for each head of queries and keys.
