@@ -194,13 +194,15 @@ def shapes(arch: str, metadata: dict) -> tuple[dict[str, tuple[int, ...]], set[s
                 raise
 
 
-def invent(path: Path, arch: str, *, kind: str = "F32") -> GgufReader:
-    """Write the tiny model of `arch` with random weights, matrices as `kind`, and open it."""
+def invent(path: Path, arch: str, *, kind: str = "F32", changed: dict | None = None) -> GgufReader:
+    """Write the tiny model of `arch` with random weights, matrices as `kind`, and open it; changed:
+    keys by their whole names that say something else than what its tensors are made for.
+    """
     keys = metadata(arch)
     tensors, read = shapes(arch, keys)
     rng = np.random.default_rng(7)
     with GgufWriter(path, arch) as writer:
-        for key, value in keys.items():
+        for key, value in (keys | (changed or {})).items():
             if key in read or key in ROOT.get(arch, {}) or key.endswith(".context_length"):
                 writer.add(key, value)
         for name, shape in tensors.items():

@@ -63,6 +63,17 @@ def test_an_unknown_architecture_names_those_that_are_known(tmp_path):
         record(GgufReader(tmp_path / "m.gguf"))
 
 
+@pytest.mark.parametrize(
+    ("name", "near"), [("gemma5", "gemma"), ("Llama", "llama"), ("qwen-3", "qwen3")]
+)
+def test_an_unknown_architecture_names_the_nearest_known_one(name, near):
+    class Reader:
+        metadata = {"general.architecture": name}
+
+    with pytest.raises(ModelError, match=rf"{name}' \(nearest known: '{near}"):
+        record(Reader())
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_the_reference_gives_the_logits_that_others_give(cases, name):
     logits = np.load(cases / "arch" / name / "logits.npz")

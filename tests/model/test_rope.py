@@ -15,6 +15,8 @@ from oxillama.model.load import early_exit, load_model, record
 from oxillama.model.reference import Reference
 from oxillama.model.rope import RopeOverrides
 from tests.model import tiny
+from tests.model.test_architectures import batch_of, memory_of
+from tests.model.test_architectures import logits as steps
 from tests.model.test_early_exit import logits
 
 HALF = tiny.HEAD_DIM // 2
@@ -311,3 +313,62 @@ def test_a_model_that_rotates_nothing_by_it_refuses_an_override(given, tmp_path,
     assert recorded(tmp_path / "l.gguf")[0].architecture == "learned"
     with pytest.raises(ConfigError, match="this learned rotates no layer by it"):
         recorded(tmp_path / "l.gguf", **given)
+
+
+LONG = {"rope_factors_short.weight": (HALF,), "rope_factors_long.weight": (HALF,)}
+
+
+def longrope(path, original):
+    """A tiny model whose sequences of more than `original` tokens have other frequencies."""
+    key = {"llama.rope.scaling.original_context_length": original}
+    tiny.write(path, "llama", keys=key, tensors=LONG)
+    return path
+
+
+def test_long_sequences_have_factors_of_their_own(tmp_path):
+    path = longrope(tmp_path / "m.gguf", 64)
+    short, far = (GgufReader(path).data(name).view(np.float32) for name in LONG)
+    table = next(op for op in recorded(path)[1].ops if op.name == "rope_table").params
+    assert np.array_equal(table["inv_freq"], (PLAIN / short.astype(np.float64)).astype(np.float32))
+    assert np.array_equal(table["far"], (PLAIN / far.astype(np.float64)).astype(np.float32))
+    assert table["near"] == 64
+
+
+def test_factors_of_long_sequences_come_with_those_of_short_ones(tmp_path):
+    tiny.write(tmp_path / "m.gguf", "llama", tensors={"rope_factors_long.weight": (HALF,)})
+    with pytest.raises(
+        ModelError, match=r"rope_factors_short\.weight: the file has no such tensor"
+    ):
+        recorded(tmp_path / "m.gguf")
+
+
+def test_a_whole_sequence_is_rotated_by_its_length_and_a_served_one_by_what_it_may_become(tmp_path):
+    """Beside models all of whose sequences are short, or long."""
+    ids = np.arange(70, dtype=np.int32) * 7 % tiny.VOCAB
+    model, short, far = (
+        load_model(GgufReader(longrope(tmp_path / f"{original}.gguf", original)), num_threads=2)
+        for original in (64, 256, 1)
+    )
+    far.program.served = 70
+    memory = memory_of(model, 9)
+    parts = [(ids[:64], 0, range(4)), (ids[:65], 0, range(4, 9))]
+    found = model.program.step(batch_of(parts, memory), memory)
+    assert np.array_equal(found[:64], steps(short, ids[:64]))
+    assert np.array_equal(found[64:], steps(far, ids[:65]))
+    assert not np.array_equal(steps(short, ids[:64]), steps(far, ids[:64]))
+    for served, wanted in ((64, short), (65, far)):
+        model.program.served = served
+        for chunk in (1, 7, 512):
+            assert np.array_equal(steps(model, ids[:64], chunk=chunk), steps(wanted, ids[:64]))
+    reference = model.reference().logits(ids[:20])
+    assert np.abs(reference - steps(far, ids[:20])).max() < 1e-4 * np.abs(reference).max()
+
+
+def test_dynamic_ntk_grows_the_base_with_the_context(tmp_path):
+    keys = {"rope.scaling.type": "dynamic", "rope.scaling.factor": 3.0}
+    keys["rope.scaling.original_context_length"] = 64
+    tiny.write(tmp_path / "m.gguf", "llama", keys={f"llama.{k}": v for k, v in keys.items()})
+    base = 10000.0 * (3.0 * 256 / 64 - 2.0) ** (2 * HALF / (2 * HALF - 2))
+    ((inv_freq, magnitude),) = tables(recorded(tmp_path / "m.gguf")[1])
+    assert np.allclose(inv_freq, base ** (-np.arange(HALF) / HALF), rtol=1e-6)
+    assert magnitude == 1.0
