@@ -94,7 +94,13 @@ def experts(h: Hyper, k: Keys) -> None:
         k.u32("expert_group_count", h.integer("n_group"))
     if h.get("topk_group") is not None:
         k.u32("expert_group_used_count", h.integer("topk_group"))
-    scoring = h.get("scoring_func", "score_function", "expert_selection_fn")
+    scoring = h.get(
+        "score_function",
+        "scoring_func",
+        "score_func",
+        "moe_router_activation",
+        "expert_selection_fn",
+    )
     if scoring is not None:
         if scoring not in ("softmax", "sigmoid"):
             raise ConvertError(

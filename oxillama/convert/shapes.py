@@ -72,6 +72,12 @@ def halves(x: np.ndarray, h: Hyper) -> tuple[np.ndarray, np.ndarray]:
     return x[:, :middle], x[:, middle:]
 
 
+def halves_2d(x: np.ndarray, h: Hyper) -> tuple[np.ndarray, np.ndarray]:
+    """Gate and up of one feed-forward, one under the other (2 * width, hidden)."""
+    middle = len(x) // 2
+    return x[:middle], x[middle:]
+
+
 def latent_keys_values(x: np.ndarray, h: Hyper) -> tuple[np.ndarray, np.ndarray]:
     """kv_b_proj as the key part, transposed per head, and the value part (absorbed attention)."""
     heads, nope = h.heads, h.integer("qk_nope_head_dim")

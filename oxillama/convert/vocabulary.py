@@ -6,6 +6,7 @@ taken where it is there, as its scores and types are exact.
 
 from __future__ import annotations
 
+from base64 import b64decode
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,19 @@ _SPECIAL = {
     "unk": "unknown",
     "sep": "seperator",  # the key is spelled so
     "pad": "padding",
-    "cls": "cls",
     "mask": "mask",
 }
 _IGNORED_CASE = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _EITHER_CASE = "(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
+# Gemma 4's tokens that its replies are read by
+_RENDERED = frozenset(
+    ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>")
+    + ("<tool_response|>", '<|"|>')
+)
 _GPT2 = SPLITS["gpt-2"]
+
+_MODELS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+_UNIGRAM_FAMILIES = ("bert", "t5encoder")
 
 KeyValues = dict[str, tuple[Any, str]]
 
@@ -38,15 +46,22 @@ def vocabulary_keys(folder: ModelFolder, family: Family, hyper: Hyper) -> KeyVal
     """Every key of the vocabulary with its GGUF type; empty where the folder has none."""
     settings = folder.json("tokenizer_config.json")
     size = hyper.integer("vocab_size")
-    model = folder.path / "tokenizer.model"
-    if model.is_file():
-        keys, ids = _sentencepiece(folder, read_sentencepiece(model), settings, size, family)
-        from_json = False
-    elif (folder.path / "tokenizer.json").is_file():
-        keys, ids = _from_json(folder, size)
-        from_json = True
+    from_json = (folder.path / "tokenizer.json").is_file()
+    files = [name for name in _MODELS if (folder.path / name).is_file()]
+    if files and family.arch != "gemma4":
+        pieces = read_sentencepiece(folder.path / files[0])
+        if pieces.model_type == UNIGRAM and family.arch in _UNIGRAM_FAMILIES:
+            keys, ids = _unigram_pieces(folder, pieces, size, files[0])
+        else:
+            keys, ids = _sentencepiece(folder, pieces, settings, size, family)
+            from_json = False
+    elif from_json:
+        keys, ids = _from_json(folder, size, family)
     else:
         return {}
+    prefix = settings.get("add_prefix_space")
+    if family.prefix_setting and isinstance(prefix, bool):
+        keys["tokenizer.ggml.add_space_prefix"] = prefix, "bool"
     keys |= _special(folder, family, hyper, settings, ids, from_json=from_json)
     template = _template(folder, settings)
     if template is not None:
@@ -121,16 +136,63 @@ def _added(folder: ModelFolder, settings: dict) -> dict[int, tuple[str, bool]]:
     return found
 
 
+def _unigram_pieces(
+    folder: ModelFolder, pieces: Pieces, size: int, name: str
+) -> tuple[KeyValues, dict[str, int]]:
+    """A unigram model. XLM-RoBERTa's numbers are its own: four special tokens, then the model's
+    pieces from its third.
+    """
+    kinds = [NORMAL if kind == USER_DEFINED else kind for kind in pieces.kinds]
+    entries = list(zip(pieces.texts, pieces.scores, kinds, strict=True))
+    if name == "sentencepiece.bpe.model":
+        first = [("<s>", 0.0, CONTROL), ("<pad>", 0.0, CONTROL), ("</s>", 0.0, CONTROL)]
+        entries = [*first, ("<unk>", 0.0, UNKNOWN), *entries[3:]]
+    if len(entries) > size:
+        raise ConvertError(
+            f"{folder.path}: {name} has {len(entries)} tokens, config.json says {size}"
+        )
+    # numbers without a piece; in XLM-RoBERTa's own the padding is numbered before the shift
+    behind = 1 if name == "sentencepiece.bpe.model" else 0
+    while len(entries) < size:
+        entries.append((f"[PAD{len(entries) - behind}]", -10000.0, UNUSED))
+    for at, (text, _) in _added(folder, {}).items():
+        if at >= size:
+            raise ConvertError(f"{folder.path}: token {at} {text!r} is beyond the {size} tokens")
+        entries[at] = text, -1000.0, USER_DEFINED
+    return _unigram_keys(
+        entries, pieces.add_dummy_prefix, pieces.remove_extra_whitespaces, pieces.charsmap
+    )
+
+
+def _unigram_keys(
+    entries: list[tuple[str, float, int]], prefix: bool, trim: bool, charsmap: bytes
+) -> tuple[KeyValues, dict[str, int]]:
+    keys = _ggml(
+        model=("t5", "string"),
+        pre=("default", "string"),
+        tokens=([text for text, _, _ in entries], "array[string]"),
+        scores=([float(np.float32(score)) for _, score, _ in entries], "array[float32]"),
+        token_type=([kind for _, _, kind in entries], "array[int32]"),
+        add_space_prefix=(prefix, "bool"),
+        remove_extra_whitespaces=(trim, "bool"),
+    )
+    if charsmap:
+        keys |= _ggml(precompiled_charsmap=(list(charsmap), "array[uint8]"))
+    return keys, {text: at for at, (text, _, _) in enumerate(entries)}
+
+
 # ---- tokenizer.json ------------------------------------------------------------------------------
 
 
-def _from_json(folder: ModelFolder, size: int) -> tuple[KeyValues, dict[str, int]]:
+def _from_json(folder: ModelFolder, size: int, family: Family) -> tuple[KeyValues, dict[str, int]]:
     tokenizer = folder.json("tokenizer.json")
     label = f"{folder.path}/tokenizer.json"
     model = tokenizer.get("model")
-    if not isinstance(model, dict) or model.get("type") != "BPE":
-        kind = model.get("type") if isinstance(model, dict) else model
-        raise ConvertError(f"{label}: model: found {kind!r:.40}, wanted BPE")
+    kind = model.get("type") if isinstance(model, dict) else model
+    if kind == "Unigram" and family.arch in _UNIGRAM_FAMILIES:
+        return _unigram_json(label, tokenizer, folder.json("tokenizer_config.json"), size)
+    if kind not in ("BPE", "WordPiece"):
+        raise ConvertError(f"{label}: model: found {kind!r:.40}, wanted BPE or WordPiece")
     vocabulary = model.get("vocab")
     if not isinstance(vocabulary, dict) or not all(
         isinstance(at, int) and not isinstance(at, bool) and at >= 0 for at in vocabulary.values()
@@ -148,8 +210,12 @@ def _from_json(folder: ModelFolder, size: int) -> tuple[KeyValues, dict[str, int
     for at in range(size):
         if at not in texts:
             texts[at], kinds[at] = f"[PAD{at}]", UNUSED
-    merges = [_merge(label, one) for one in model.get("merges") or []]
     ordered = [texts[at] for at in range(size)]
+    if kind == "WordPiece":
+        return _wordpiece(label, tokenizer, ordered, kinds)
+    merges = [_merge(label, one) for one in model.get("merges") or []]
+    if family.arch == "gemma4":
+        return _gemma4(ordered, kinds, merges, folder.json("tokenizer_config.json"))
     if model.get("byte_fallback") and _is_metaspace(tokenizer):
         return _byte_fallback(label, tokenizer, ordered, kinds, merges)
     keys = _ggml(
@@ -160,6 +226,114 @@ def _from_json(folder: ModelFolder, size: int) -> tuple[KeyValues, dict[str, int
         merges=([" ".join(pair) for pair in merges], "array[string]"),
     )
     return keys, {text: at for at, text in texts.items()}
+
+
+def _wordpiece(
+    label: str, tokenizer: dict, texts: list[str], kinds: dict[int, int]
+) -> tuple[KeyValues, dict[str, int]]:
+    """BERT's pieces: a word's first begins with U+2581, where the folder marks the others (##)."""
+    model = tokenizer["model"]
+    normalizers = _parts(tokenizer.get("normalizer"), "normalizers")
+    cuts = [one.get("type") for one in _parts(tokenizer.get("pre_tokenizer"), "pretokenizers")]
+    if (
+        model.get("continuing_subword_prefix", "##") != "##"
+        or [one.get("type") for one in normalizers] != ["BertNormalizer"]
+        or cuts != ["BertPreTokenizer"]
+    ):
+        raise ConvertError(
+            f"{label}: WordPiece with normalizer {normalizers!r:.120} and pre_tokenizer {cuts}, "
+            "wanted those of BERT"
+        )
+    ids = {text: at for at, text in enumerate(texts)}
+    written = [
+        text
+        if kinds[at] == CONTROL
+        else text.removeprefix("##")
+        if text.startswith("##")
+        else f"\u2581{text}"
+        for at, text in enumerate(texts)
+    ]
+    keys = _ggml(
+        model=("bert", "string"),
+        pre=("bert-bge", "string"),
+        tokens=(written, "array[string]"),
+        token_type=([kinds[at] for at in range(len(texts))], "array[int32]"),
+    )
+    for name in ("lowercase", "strip_accents"):
+        value = normalizers[0].get(name)
+        if isinstance(value, bool):
+            keys[f"tokenizer.ggml.normalizer.{name}"] = value, "bool"
+    return keys, ids
+
+
+def _unigram_json(
+    label: str, tokenizer: dict, settings: dict, size: int
+) -> tuple[KeyValues, dict[str, int]]:
+    """A unigram model that was saved as tokenizer.json."""
+    model = tokenizer["model"]
+    listed = model.get("vocab")
+    if not isinstance(listed, list) or not all(
+        isinstance(one, list) and len(one) == 2 and isinstance(one[0], str) for one in listed
+    ):
+        raise ConvertError(f"{label}: model.vocab: wanted a list of token and score")
+    unknown = model.get("unk_id")
+    entries = [
+        (text, float(score), UNKNOWN if at == unknown else NORMAL)
+        for at, (text, score) in enumerate(listed)
+    ]
+    for added in tokenizer.get("added_tokens") or []:
+        at, text = added.get("id"), added.get("content")
+        if not isinstance(at, int) or not isinstance(text, str) or not 0 <= at < size:
+            raise ConvertError(f"{label}: added_tokens: found {added!r:.80}")
+        while len(entries) <= at:
+            entries.append((f"[PAD{len(entries)}]", -10000.0, UNUSED))
+        if at != unknown:
+            kind = CONTROL if added.get("special") else USER_DEFINED
+            entries[at] = text, entries[at][1], kind
+    if len(entries) > size:
+        raise ConvertError(f"{label}: {len(entries)} tokens, config.json says {size}")
+    while len(entries) < size:
+        entries.append((f"[PAD{len(entries)}]", -10000.0, UNUSED))
+    spaces = [
+        one
+        for one in _parts(tokenizer.get("pre_tokenizer"), "pretokenizers")
+        if one.get("type") == "Metaspace"
+    ]
+    prefix = not spaces or spaces[0].get("prepend_scheme", "always") != "never"
+    maps = [
+        one.get("precompiled_charsmap")
+        for one in _parts(tokenizer.get("normalizer"), "normalizers")
+        if one.get("type") == "Precompiled"
+    ]
+    try:
+        charsmap = b64decode(maps[0] or "", validate=True) if maps else b""
+    except (ValueError, TypeError) as error:
+        raise ConvertError(f"{label}: precompiled_charsmap: found no base64: {error}") from None
+    trim = bool(settings.get("clean_up_tokenization_spaces", False))
+    return _unigram_keys(entries, prefix, trim, charsmap)
+
+
+def _gemma4(
+    texts: list[str], kinds: dict[int, int], merges: list, settings: dict
+) -> tuple[KeyValues, dict[str, int]]:
+    """Gemma 4: merges over SentencePiece's spelling, bytes as a fallback; scores say nothing."""
+    named = {_content(settings.get(f"{name}_token")) for name in (*_SPECIAL, "cls")}
+    for at, text in enumerate(texts):
+        if kinds[at] == NORMAL and len(text) == 6 and text.startswith("<0x") and text[-1] == ">":
+            kinds[at] = BYTE
+        elif kinds[at] == NORMAL and text in named:
+            kinds[at] = CONTROL
+        elif text in _RENDERED:
+            kinds[at] = USER_DEFINED
+    keys = _ggml(
+        model=("gemma4", "string"),
+        tokens=(texts, "array[string]"),
+        scores=([-1000.0] * len(texts), "array[float32]"),
+        token_type=([kinds[at] for at in range(len(texts))], "array[int32]"),
+        merges=([" ".join(pair) for pair in merges], "array[string]"),
+        add_space_prefix=(False, "bool"),
+    )
+    return keys, {text: at for at, text in enumerate(texts)}
 
 
 def _merge(label: str, merge: object) -> tuple[str, str]:
@@ -269,11 +443,12 @@ def _special(
     from_json: bool,
 ) -> KeyValues:
     found: dict[str, int] = {}
+    switches: dict[str, bool] = {}
     if from_json:
+        settings, switches = _processed(folder.json("tokenizer.json"), settings)
         for name in _SPECIAL:
-            token = settings.get(f"{name}_token")
-            text = token.get("content") if isinstance(token, dict) else token
-            if isinstance(text, str):
+            text = _content(settings.get(f"{name}_token"))
+            if text is not None:
                 if text not in ids:
                     raise ConvertError(
                         f"{folder.path}/tokenizer_config.json: {name}_token: {text!r} is no token"
@@ -286,18 +461,75 @@ def _special(
             if not 0 <= value < len(ids):
                 raise ConvertError(f"{hyper.label}: {name}_token_id: found {value}, of {len(ids)}")
             found[key] = value
-    switches: dict[str, bool] = {}
     for name in ("bos", "eos", "sep"):
         value = settings.get(f"add_{name}_token")
         if isinstance(value, bool):
-            switches[f"add_{name}_token"] = value
+            switches.setdefault(f"add_{name}_token", value)
     for key, value in family.special(hyper, ids).items():
         if isinstance(value, bool):
-            switches[f"{key}_token"] = value
+            name = f"{key.removesuffix('?')}_token"
+            switches[name] = switches.get(name, value) if key[-1] == "?" else value
         elif value < len(ids) and (key.removesuffix("?") not in found or key[-1] != "?"):
             found[key.removesuffix("?")] = value
     keys = _ggml(**{f"{key}_token_id": (value, "uint32") for key, value in found.items()})
     return keys | _ggml(**{key: (value, "bool") for key, value in switches.items()})
+
+
+def _content(token: object) -> str | None:
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _processed(tokenizer: dict, settings: dict) -> tuple[dict, dict[str, bool]]:
+    """The settings with the special tokens that the post-processor puts around a text, and whether
+    it does. A sentence's first token is its beginning, its last its end.
+    """
+    settings = dict(settings)
+    for name, stand_in in (("bos", "cls"), ("eos", "sep")):
+        if not settings.get(f"{name}_token") and settings.get(f"{stand_in}_token"):
+            settings[f"{name}_token"] = settings[f"{stand_in}_token"]
+    switches: dict[str, bool] = {}
+    for step in _parts(tokenizer.get("post_processor"), "processors"):
+        if step.get("type") == "ByteLevel":
+            switches.setdefault("add_bos_token", False)
+            switches.setdefault("add_eos_token", False)
+        elif step.get("type") == "RobertaProcessing":
+            switches |= {f"add_{name}_token": True for name in ("bos", "eos", "sep")}
+            for name in ("cls", "sep"):
+                pair = step.get(name)
+                if not settings.get(f"{name}_token") and isinstance(pair, list) and pair:
+                    settings[f"{name}_token"] = pair[0]
+        elif step.get("type") == "TemplateProcessing":
+            _templated(step, settings, switches)
+    return settings, switches
+
+
+def _templated(step: dict, settings: dict, switches: dict[str, bool]) -> None:
+    def named(part: object) -> str | None:
+        special = part.get("SpecialToken") if isinstance(part, dict) else None
+        return special.get("id") if isinstance(special, dict) else None
+
+    single, pair = step.get("single") or [], step.get("pair") or []
+    first = named(single[0]) if len(single) > 1 else None
+    last = named(single[-1]) if len(single) > 1 else None
+    begins = [_content(settings.get(f"{name}_token")) for name in ("bos", "cls")]
+    if first is not None:
+        for name, text in zip(("bos", "cls"), begins, strict=True):
+            if first not in begins and text is None:
+                settings[f"{name}_token"] = first
+        begins = [_content(settings.get(f"{name}_token")) for name in ("bos", "cls")]
+        switches["add_bos_token"] = first in begins
+    if last is not None:
+        settings["eos_token"] = last
+        switches["add_eos_token"] = True
+    start = 1 if first is not None and pair and named(pair[0]) == first else 0
+    stop = len(pair) - (1 if last is not None and pair and named(pair[-1]) == last else 0)
+    between = [named(part) for part in pair[start:stop][1:-1]]
+    if between:
+        parts = [_content(settings.get(f"{name}_token")) for name in ("sep", "eos")]
+        switches["add_sep_token"] = (between[0] in parts and last is None) or (
+            len(between) == 2 and between[1] in parts
+        )
 
 
 def _template(folder: ModelFolder, settings: dict) -> str | None:

@@ -4,6 +4,6 @@
 decoders with fused projections.
 """
 
-from oxillama.convert.families import dense, experts, gemma, older, recurrent
+from oxillama.convert.families import dense, encoders, experts, gemma, hybrid, older, recurrent
 
-__all__ = ["dense", "experts", "gemma", "older", "recurrent"]
+__all__ = ["dense", "encoders", "experts", "gemma", "hybrid", "older", "recurrent"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
-from oxillama.convert.family import Hyper, Keys, Rule, family
+from oxillama.convert.family import Family, Hyper, Keys, Rule, family
 from oxillama.convert.keys import (
     common,
     epsilons,
@@ -48,6 +49,13 @@ LAYER = {
     "model.layers.{b}.mlp.down_proj.{w}": "blk.{b}.ffn_down.{w}",
 }
 PLAIN = {**HEADS, **LAYER}
+
+
+def bare(rules: Mapping[str, str | Rule]) -> dict[str, str | Rule]:
+    """The rules, and the same for folders without a head, whose names have no `model.`."""
+    return {**rules, **{name.removeprefix("model."): to for name, to in rules.items()}}
+
+
 # Files of these families hold q and k for a rotation of neighbours.
 PAIRED = {
     "model.layers.{b}.self_attn.q_proj.{w}": Rule(("blk.{b}.attn_q.{w}",), paired_queries),
@@ -227,7 +235,7 @@ def nemotron(h: Hyper, k: Keys) -> None:
         k.f32("rope.scaling.factor", factor)
 
 
-def _granite(h: Hyper, k: Keys) -> None:
+def granite_keys(h: Hyper, k: Keys) -> None:
     llama_keys(h, k)
     for name, key in (
         ("attention_multiplier", "attention.scale"),
@@ -242,7 +250,7 @@ def _granite(h: Hyper, k: Keys) -> None:
 @family("GraniteForCausalLM", arch="granite", rules=LLAMA, prefix_setting=True)
 def granite(h: Hyper, k: Keys) -> None:
     h.must_be("hidden_act", "silu")
-    _granite(h, k)
+    granite_keys(h, k)
 
 
 @family(
@@ -252,7 +260,7 @@ def granite(h: Hyper, k: Keys) -> None:
     rules={**LLAMA, "model.layers.{b}.self_attn.sinks": "blk.{b}.attn_sinks.weight"},
 )
 def granite_swa(h: Hyper, k: Keys) -> None:
-    _granite(h, k)
+    granite_keys(h, k)
     windows(h, k, pattern=True)
 
 
@@ -303,15 +311,82 @@ def _qwen(h: Hyper, k: Keys) -> None:
     common(h, k)
 
 
-@family("Qwen2ForCausalLM", "Qwen2Model", arch="qwen2", rules=PLAIN)
+@family("Qwen2ForCausalLM", "Qwen2Model", arch="qwen2", rules=bare(PLAIN))
 def qwen2(h: Hyper, k: Keys) -> None:
     _qwen(h, k)
     pooling(h, k)
 
 
-@family("Qwen3ForCausalLM", "Qwen3Model", arch="qwen3", rules=PLAIN)
+def _is_reranker(h: Hyper) -> bool:
+    """Whether a Qwen 3 judges documents with yes or no: its class or its name say so."""
+    if "SequenceClassification" in str(h.get("architectures")):
+        return True
+    names = [str(h.get("_name_or_path", default=""))]
+    if h.folder is not None:
+        names.append(h.folder.path.resolve().name)
+    return any(one in name.lower() for name in names
+               for one in ("qwen3-reranker", "qwen3-vl-reranker"))  # fmt: skip
+
+
+def _judging_rows(x: np.ndarray, h: Hyper) -> np.ndarray:
+    """The head's rows of the words yes and no."""
+    vocabulary = {}
+    if h.folder is not None:
+        model = h.folder.json("tokenizer.json", required=True).get("model")
+        vocabulary = model.get("vocab") if isinstance(model, dict) else {}
+    rows = [vocabulary.get(word) for word in ("yes", "no")]
+    if not all(isinstance(row, int) and 0 <= row < len(x) for row in rows):
+        raise ConvertError(f"{h.label}: a reranker without tokens for yes and no: {rows}")
+    return x[rows]
+
+
+def _head_and_judge(x: np.ndarray, h: Hyper) -> tuple[np.ndarray, np.ndarray]:
+    return x, _judging_rows(x, h)
+
+
+def _reranker(h: Hyper) -> Family | None:
+    if not _is_reranker(h):
+        return None
+    rules = dict(PLAIN)
+    if h.flag("tie_word_embeddings"):
+        targets = ("token_embd.weight", "cls.output.weight")
+        rules["model.embed_tokens.weight"] = Rule(targets, _head_and_judge)
+    else:
+        rules.pop("lm_head.{w}")
+        rules["lm_head.weight"] = Rule(("cls.output.weight",), _judging_rows)
+    return Family("qwen3", rules, _qwen3_reranker)
+
+
+@family("Qwen3ForCausalLM", "Qwen3Model", arch="qwen3", rules=bare(PLAIN), variant=_reranker)
 def qwen3(h: Hyper, k: Keys) -> None:
     _qwen(h, k)
+    pooling(h, k)
+
+
+# How Qwen publishes that its rerankers are asked.
+_QWEN3_JUDGE = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n<Instruct>: Given a web search query, retrieve relevant passages that "
+    "answer the query\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
+    "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+)
+
+
+def _qwen3_reranker(h: Hyper, k: Keys) -> None:
+    _qwen(h, k)
+    k.u32("pooling_type", 4)
+    k.texts("classifier.output_labels", ["yes", "no"])
+    k.found["tokenizer.chat_templates"] = ["rerank"], "array[string]"
+    k.found["tokenizer.chat_template.rerank"] = _QWEN3_JUDGE, "string"
+
+
+def deepstack(h: Hyper, k: Keys) -> None:
+    """How many layers take features from deeper in the encoder of pictures."""
+    k.u32(
+        "n_deepstack_layers",
+        len((h.get("vision_config") or {}).get("deepstack_visual_indexes", [])),
+    )
 
 
 @family("Qwen2VLForConditionalGeneration", arch="qwen2vl", rules=PLAIN)
@@ -325,10 +400,7 @@ def qwen2vl(h: Hyper, k: Keys) -> None:
 def qwen3vl(h: Hyper, k: Keys) -> None:
     """The text part; the layers that take features from deeper in the encoder are counted."""
     _qwen(h, k)
-    k.u32(
-        "n_deepstack_layers",
-        len((h.get("vision_config") or {}).get("deepstack_visual_indexes", [])),
-    )
+    deepstack(h, k)
 
 
 # Norms after attention and feed-forward, none before.

@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import numpy as np
 
-from oxillama.convert.families.dense import HEADS, LAYER, LLAMA, PLAIN, _granite
+from oxillama.convert.families.dense import (
+    HEADS,
+    LAYER,
+    LLAMA,
+    PLAIN,
+    deepstack,
+    granite_keys,
+    llama_keys,
+)
+from oxillama.convert.families.older import phi3_keys
 from oxillama.convert.family import Hyper, Keys, Rule, family
-from oxillama.convert.keys import SIGMOID, common, partial_rotation, windows
+from oxillama.convert.keys import (
+    SIGMOID,
+    common,
+    llama3_factors,
+    longrope,
+    partial_rotation,
+    stretched_base,
+    windows,
+)
 from oxillama.convert.shapes import (
     experts_transposed,
     halves,
+    halves_2d,
     interleaved_gate_up,
     latent_keys_values,
 )
@@ -45,6 +63,48 @@ def qwen3moe(h: Hyper, k: Keys) -> None:
     k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
 
 
+def _rows_outermost(x: np.ndarray, h: Hyper, width: int) -> np.ndarray:
+    """Experts as (experts, out, in), which some folders hold as (experts, in, out); the sizes tell.
+
+    width: the size beside the hidden one, of all that the tensor holds.
+    """
+    inside, outside = (h.hidden, width) if width % 2 == 0 and x.ndim == 3 else (0, 0)
+    if x.shape[1:] == (inside, outside) and inside != outside:
+        return x.transpose(0, 2, 1)
+    if x.shape[1:] == (outside, inside) and inside != outside:
+        return x
+    raise ValueError(f"{list(x.shape)}, wanted the sizes {h.hidden} and {width}, told apart")
+
+
+def _gate_up_either_way(x: np.ndarray, h: Hyper) -> tuple[np.ndarray, np.ndarray]:
+    return halves(_rows_outermost(x, h, 2 * h.integer("moe_intermediate_size")), h)
+
+
+def _down_either_way(x: np.ndarray, h: Hyper) -> np.ndarray:
+    width = h.integer("moe_intermediate_size")
+    flipped = _rows_outermost(x.transpose(0, 2, 1), h, width)
+    return flipped.transpose(0, 2, 1)
+
+
+@family("Qwen3VLMoeForConditionalGeneration", arch="qwen3vlmoe", rules={
+    **PLAIN,
+    **ROUTED,
+    "model.layers.{b}.mlp.experts.gate_up_proj": Rule(
+        ("blk.{b}.ffn_gate_exps.weight", "blk.{b}.ffn_up_exps.weight"), _gate_up_either_way
+    ),
+    "model.layers.{b}.mlp.experts.down_proj": Rule(
+        ("blk.{b}.ffn_down_exps.weight",), _down_either_way
+    ),
+})  # fmt: skip
+def qwen3vlmoe(h: Hyper, k: Keys) -> None:
+    """The text part; experts lie transposed in published folders."""
+    h.must_be("norm_topk_prob", True)
+    _every_layer_routed(h)
+    common(h, k)
+    k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
+    deepstack(h, k)
+
+
 @family("Qwen2MoeForCausalLM", arch="qwen2moe",
         rules={**PLAIN, **ROUTED, **SHARED, **SHARED_GATE})  # fmt: skip
 def qwen2moe(h: Hyper, k: Keys) -> None:
@@ -75,19 +135,40 @@ def mellum(h: Hyper, k: Keys) -> None:
     windows(h, k, pattern=True)
 
 
-@family("GraniteMoeForCausalLM", arch="granitemoe", rules={
-    **LLAMA,
+GRANITE_EXPERTS = {
     "model.layers.{b}.block_sparse_moe.input_linear.weight": Rule(
         ("blk.{b}.ffn_gate_exps.weight", "blk.{b}.ffn_up_exps.weight"), halves
     ),
     "model.layers.{b}.block_sparse_moe.output_linear.weight": "blk.{b}.ffn_down_exps.weight",
     "model.layers.{b}.block_sparse_moe.router.layer.weight": "blk.{b}.ffn_gate_inp.weight",
-})  # fmt: skip
+}
+
+
+def granite_shared(suffix: str) -> dict:
+    """What every token passes through: beside experts (_shexp), or the whole feed-forward."""
+    return {
+        "model.layers.{b}.shared_mlp.input_linear.weight": Rule(
+            (f"blk.{{b}}.ffn_gate{suffix}.weight", f"blk.{{b}}.ffn_up{suffix}.weight"), halves_2d
+        ),
+        "model.layers.{b}.shared_mlp.output_linear.weight": f"blk.{{b}}.ffn_down{suffix}.weight",
+    }
+
+
+@family("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM", arch="granitemoe",
+        prefix_setting=True,
+        rules={**LLAMA, **GRANITE_EXPERTS, **granite_shared("_shexp")})  # fmt: skip
 def granitemoe(h: Hyper, k: Keys) -> None:
-    _granite(h, k)
+    h.must_be("hidden_act", "silu")
+    granite_keys(h, k)
+    if h.get("shared_intermediate_size"):
+        k.u32("expert_shared_feed_forward_length", h.integer("shared_intermediate_size"))
 
 
-@family("GptOssForCausalLM", arch="gpt-oss", rules={
+@family("GptOssForCausalLM", arch="gpt-oss", packed={
+    "model.layers.{b}.mlp.experts.gate_up_proj":
+        ("blk.{b}.ffn_gate_exps.weight", "blk.{b}.ffn_up_exps.weight"),
+    "model.layers.{b}.mlp.experts.down_proj": ("blk.{b}.ffn_down_exps.weight",),
+}, rules={
     **PLAIN,
     "model.layers.{b}.post_attention_layernorm.{w}": "blk.{b}.post_attention_norm.{w}",
     "model.layers.{b}.self_attn.sinks": "blk.{b}.attn_sinks.weight",
@@ -198,6 +279,7 @@ def hunyuan_moe(h: Hyper, k: Keys) -> None:
                 f"{h.label}: {name}: found {value!r:.80}, wanted one number for all layers"
             )
         k.u32(key, values.pop())
+    stretched_base(h, k, default=1000)
 
 
 @family("HYV3ForCausalLM", arch="hy_v3", rules={
@@ -296,3 +378,196 @@ def dbrx(h: Hyper, k: Keys) -> None:
     k.u32("expert_count", feed.integer("moe_num_experts"))
     k.u32("expert_used_count", feed.integer("moe_top_k"))
     k.f32("attention.layer_norm_epsilon", 1e-5)
+
+
+@family("PhiMoEForCausalLM", "PhimoeForCausalLM", arch="phimoe", extra=longrope, rules={
+    **PLAIN,
+    "model.layers.{b}.block_sparse_moe.gate.weight": "blk.{b}.ffn_gate_inp.weight",
+    "model.layers.{b}.block_sparse_moe.experts.{e}.w1.weight": "blk.{b}.ffn_gate_exps.weight",
+    "model.layers.{b}.block_sparse_moe.experts.{e}.w2.weight": "blk.{b}.ffn_down_exps.weight",
+    "model.layers.{b}.block_sparse_moe.experts.{e}.w3.weight": "blk.{b}.ffn_up_exps.weight",
+})  # fmt: skip
+def phimoe(h: Hyper, k: Keys) -> None:
+    """Phi 3.5 MoE: Phi 3's rotation, layer norms, two experts (SparseMixer; Liu et al. 2023)."""
+    h.must_be("num_experts_per_tok", 2)
+    phi3_keys(h, k)
+    k.u32("expert_used_count", h.integer("num_experts_per_tok"))
+    k.u32("expert_count", h.integer("num_local_experts"))
+
+
+@family("Ernie4_5_MoeForCausalLM", arch="ernie4_5-moe", prefix_setting=True, rules={
+    **PLAIN,
+    **ROUTED,
+    **SHARED,
+    "model.layers.{b}.mlp.moe_statics.e_score_correction_bias": "blk.{b}.exp_probs_b.bias",
+}, dropped=tuple(
+    f"model.mtp_{part}.{{b}}{rest}"
+    for part, rest in (("emb_norm", ".weight"), ("hidden_norm", ".weight"), ("linear_proj", ".weight"))
+))  # fmt: skip
+def ernie4_5_moe(h: Hyper, k: Keys) -> None:
+    """Routed layers from the first to the last of a range, which the file says as its beginning."""
+    h.must_be("hidden_act", "silu")
+    h.must_be("moe_layer_end_index", -1, h.layers - 1)
+    common(h, k)
+    k.u32("expert_count", h.integer("moe_num_experts"))
+    k.u32("expert_used_count", h.integer("moe_k"))
+    k.u32("interleave_moe_layer_step", h.integer("moe_layer_interval"))
+    k.u32("leading_dense_block_count", h.integer("moe_layer_start_index"))
+    k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
+    shared = h.integer("moe_num_shared_experts", default=None)
+    if shared is not None:
+        k.u32("expert_shared_count", shared)
+        if shared > 0:
+            # the width that other files say, not the one that the tensors have
+            k.u32("expert_shared_feed_forward_length", h.integer("intermediate_size") // h.kv_heads)
+
+
+def _leading_dense(h: Hyper) -> int:
+    kinds = h.strings("mlp_layer_types", h.layers) or []
+    return next((layer for layer, kind in enumerate(kinds) if kind != "dense"), len(kinds))
+
+
+@family("Dots1ForCausalLM", arch="dots1", rules={**PLAIN, **ROUTED, **SHARED})
+def dots1(h: Hyper, k: Keys) -> None:
+    h.must_be("hidden_act", "silu")
+    common(h, k)
+    k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
+    k.u32("leading_dense_block_count", h.integer("first_k_dense_replace"))
+    k.u32("expert_shared_count", h.integer("n_shared_experts"))
+    k.f32("expert_weights_scale", h.number("routed_scaling_factor"))
+    k.flag("expert_weights_norm", h.flag("norm_topk_prob"))
+
+
+@family("Glm4MoeForCausalLM", arch="glm4moe", rules={
+    **PLAIN,
+    **ROUTED,
+    **SHARED,
+    "model.layers.{b}.post_attention_layernorm.{w}": "blk.{b}.post_attention_norm.{w}",
+}, special=lambda h, ids: {
+    key: ids[text]
+    for key, text in (("bos?", "[gMASK]"), ("eot?", "<|user|>"), ("unknown?", "<|endoftext|>"),
+                      ("eom?", "<|observation|>"))
+    if text in ids
+})  # fmt: skip
+def glm4_moe(h: Hyper, k: Keys) -> None:
+    h.must_be("hidden_act", "silu")
+    common(h, k)
+    k.u32("rope.dimension_count", int(h.rope().get("partial_rotary_factor", 0.5) * h.head_dim))
+    k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
+    k.u32("expert_shared_count", h.integer("n_shared_experts"))
+    k.u32("leading_dense_block_count", h.integer("first_k_dense_replace"))
+    k.u32("expert_gating_func", SIGMOID)
+    k.f32("expert_weights_scale", h.number("routed_scaling_factor"))
+    k.flag("expert_weights_norm", h.flag("norm_topk_prob", default=True))
+
+
+@family("AfmoeForCausalLM", arch="afmoe", extra=llama3_factors, prefix_setting=True, rules={
+    **PLAIN,
+    **ROUTED,
+    **SHARED,
+    "model.layers.{b}.post_attention_layernorm.{w}": "blk.{b}.post_attention_norm.{w}",
+    "model.layers.{b}.pre_mlp_layernorm.weight": "blk.{b}.ffn_norm.weight",
+    "model.layers.{b}.post_mlp_layernorm.weight": "blk.{b}.post_ffw_norm.weight",
+    "model.layers.{b}.self_attn.gate_proj.weight": "blk.{b}.attn_gate.weight",
+    "model.layers.{b}.mlp.router.gate.weight": "blk.{b}.ffn_gate_inp.weight",
+    "model.layers.{b}.mlp.expert_bias": "blk.{b}.exp_probs_b.bias",
+})  # fmt: skip
+def afmoe(h: Hyper, k: Keys) -> None:
+    """Arcee's Trinity: gated attention; three windowed layers with rotation, one without either."""
+    h.must_be("hidden_act", "silu")
+    h.must_be("global_attn_every_n_layers", 4)
+    llama_keys(h, k)
+    k.u32("expert_shared_count", h.integer("num_shared_experts", default=0))
+    k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
+    k.u32("leading_dense_block_count", h.integer("num_dense_layers"))
+    k.flag("expert_weights_norm", h.flag("route_norm", default=True))
+    k.f32("expert_weights_scale", h.number("route_scale", default=1.0))
+    if h.get("sliding_window") is not None:
+        windows(h, k, pattern=False)
+
+
+def _llama4_gate_up(x: np.ndarray, h: Hyper) -> tuple[np.ndarray, np.ndarray]:
+    return halves(experts_transposed(x, h), h)
+
+
+_LLAMA4 = "model.layers.{b}.feed_forward."
+
+
+@family("Llama4ForCausalLM", "Llama4ForConditionalGeneration", arch="llama4",
+        extra=llama3_factors, rules={
+            **PLAIN,
+            **{f"{_LLAMA4}{part}_proj.weight": f"blk.{{b}}.ffn_{part}.weight"
+               for part in ("gate", "up", "down")},
+            **{f"{_LLAMA4}shared_expert.{part}_proj.weight": f"blk.{{b}}.ffn_{part}_shexp.weight"
+               for part in ("gate", "up", "down")},
+            _LLAMA4 + "router.weight": "blk.{b}.ffn_gate_inp.weight",
+            _LLAMA4 + "experts.gate_up_proj": Rule(
+                ("blk.{b}.ffn_gate_exps.weight", "blk.{b}.ffn_up_exps.weight"), _llama4_gate_up
+            ),
+            _LLAMA4 + "experts.down_proj": Rule(
+                ("blk.{b}.ffn_down_exps.weight",), experts_transposed
+            ),
+        })  # fmt: skip
+def llama4(h: Hyper, k: Keys) -> None:
+    """The text part: chunked attention of 8192 and, in every fourth layer, neither chunks nor
+    rotation; the file does not say so.
+    """
+    h.must_be("hidden_act", "silu")
+    dense = Hyper({**h.config, "intermediate_size": h.integer("intermediate_size_mlp")}, h.label)
+    llama_keys(dense, k)
+    k.u32("interleave_moe_layer_step", h.integer("interleave_moe_layer_step"))
+    k.u32("expert_feed_forward_length", h.integer("intermediate_size"))
+    kinds = h.strings("layer_types", h.layers)
+    if kinds is not None and set(kinds) == {"full_attention"}:
+        k.u32("attention.sliding_window", 0)
+
+
+def _gate_widths(h: Hyper) -> list[str]:
+    """Whether each layer's attention gate has a number a head, or one an element."""
+    said = h.get("gating_types") or [h.get("gating")] * h.layers
+    kinds = ["per_head" if one is True else str(one).replace("-", "_") for one in said]
+    if len(kinds) != h.layers or not set(kinds) <= {"per_head", "per_element"}:
+        raise ConvertError(
+            f"{h.label}: gating: found {said!r:.80}, wanted per-head or per-element a layer"
+        )
+    return kinds
+
+
+@family("LagunaForCausalLM", arch="laguna", rules={
+    **PLAIN,
+    **ROUTED,
+    **SHARED,
+    "model.layers.{b}.self_attn.g_proj.weight": "blk.{b}.attn_gate.weight",
+    "model.layers.{b}.mlp.experts.e_score_correction_bias": "blk.{b}.exp_probs_b.bias",
+}, special=lambda h, ids: _second_end(h))  # fmt: skip
+def laguna(h: Hyper, k: Keys) -> None:
+    """Gated attention, heads by layer, sigmoid scores that are normed over those chosen."""
+    h.must_be("hidden_act", "silu", None)
+    h.must_be("moe_apply_router_weight_on_input", False)
+    h.must_be("moe_router_logit_softcapping", 0, 0.0)
+    _gate_widths(h)
+    common(h, k)
+    k.u32("vocab_size", h.integer("vocab_size"))
+    heads = h.get("num_attention_heads_per_layer") or [h.heads] * h.layers
+    if len(heads) != h.layers:
+        raise ConvertError(f"{h.label}: num_attention_heads_per_layer: {len(heads)} of {h.layers}")
+    k.integers("attention.head_count", heads)
+    if h.get("sliding_window"):
+        windows(h, k, pattern=False)
+    k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
+    k.u32("expert_shared_feed_forward_length", h.integer("shared_expert_intermediate_size"))
+    k.flag("expert_weights_norm", True)
+    k.f32("expert_weights_scale", h.number("moe_routed_scaling_factor"))
+    k.u32("expert_gating_func", SIGMOID)
+    k.u32("leading_dense_block_count", _leading_dense(h))
+    for kind, key in (("full_attention", ""), ("sliding_attention", "_swa")):
+        if kind == "full_attention" or kind in (h.get("rope_parameters") or {}):
+            share = h.rope(kind).get("partial_rotary_factor", 1.0)
+            k.u32(f"rope.dimension_count{key}", int(h.head_dim * share))
+
+
+def _second_end(h: Hyper) -> dict[str, int]:
+    """Where several tokens end a text, the first that is no beginning ends a turn."""
+    ends = h.get("eos_token_id")
+    others = [one for one in ends if one != h.get("bos_token_id")] if isinstance(ends, list) else []
+    return {"eot": others[0]} if others else {}

@@ -6,7 +6,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from oxillama.convert.families.dense import PLAIN
+from oxillama.convert.families.dense import PLAIN, bare
 from oxillama.convert.family import Hyper, Keys, Rule, family, floats
 from oxillama.convert.keys import common, epsilons, pooling, rotation, sizes, windows
 from oxillama.convert.safetensors import read_safetensors
@@ -104,9 +104,7 @@ def _dense_modules(h: Hyper) -> dict[str, np.ndarray]:
 
 
 @family("Gemma3TextModel", arch="gemma-embedding", add_space_prefix=False, extra=_dense_modules,
-        rules={**GEMMA2, **{
-            name.removeprefix("model."): to for name, to in GEMMA2.items()
-        }})  # fmt: skip
+        rules=bare(GEMMA2))  # fmt: skip
 def gemma_embedding(h: Hyper, k: Keys) -> None:
     """EmbeddingGemma: attention both ways, a mean, then linear layers."""
     h.must_be("use_bidirectional_attention", True)

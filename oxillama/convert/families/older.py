@@ -157,6 +157,10 @@ def phi2(h: Hyper, k: Keys) -> None:
     "model.layers.{b}.mlp.gate_up_proj.{w}": "blk.{b}.ffn_up.{w}",
 })  # fmt: skip
 def phi3(h: Hyper, k: Keys) -> None:
+    phi3_keys(h, k)
+
+
+def phi3_keys(h: Hyper, k: Keys) -> None:
     """LongRoPE (Ding et al. 2024): factors for short and long sequences, and one of attention."""
     context = h.integer("max_position_embeddings")
     original = h.integer("original_max_position_embeddings", default=context)

@@ -75,17 +75,22 @@ def _negative_column(x: np.ndarray, h: Hyper) -> np.ndarray:
 
 
 def _grouped(x: np.ndarray, h: Hyper) -> np.ndarray:
-    return x.reshape(h.integer("n_groups", "ngroups", default=1), -1)
+    return x.reshape(h.integer("n_groups", "ngroups", "mamba_n_groups", default=1), -1)
 
 
-@family("Mamba2ForCausalLM", arch="mamba2", rules={
-    **BACKBONE,
-    **_mixer("backbone.layers.{b}.mixer."),
-    "backbone.layers.{b}.mixer.A_log": Rule(("blk.{b}.ssm_a",), _negative_column, values=True),
-    "backbone.layers.{b}.mixer.D": Rule(("blk.{b}.ssm_d",), _column),
-    "backbone.layers.{b}.mixer.dt_bias": "blk.{b}.ssm_dt.bias",
-    "backbone.layers.{b}.mixer.norm.weight": Rule(("blk.{b}.ssm_norm.weight",), _grouped),
-})  # fmt: skip
+def mixer2(prefix: str) -> dict:
+    """A Mamba 2 layer's tensors: one decay a head, norms in groups."""
+    return {
+        **_mixer(prefix),
+        f"{prefix}A_log": Rule(("blk.{b}.ssm_a",), _negative_column, values=True),
+        f"{prefix}D": Rule(("blk.{b}.ssm_d",), _column),
+        f"{prefix}dt_bias": "blk.{b}.ssm_dt.bias",
+        f"{prefix}norm.weight": Rule(("blk.{b}.ssm_norm.weight",), _grouped),
+    }
+
+
+@family("Mamba2ForCausalLM", arch="mamba2",
+        rules={**BACKBONE, **mixer2("backbone.layers.{b}.mixer.")})  # fmt: skip
 def mamba2(h: Hyper, k: Keys) -> None:
     """Mamba 2 (Dao and Gu 2024)."""
     inner = h.integer(
@@ -141,7 +146,7 @@ def jamba(h: Hyper, k: Keys) -> None:
     k.u32("expert_used_count", h.integer("num_experts_per_tok"))
 
 
-@family("Lfm2ForCausalLM", "LFM2ForCausalLM", arch="lfm2", rules={
+LFM2 = {
     **HEADS,
     **LAYER,
     "model.embedding_norm.weight": "token_embd_norm.weight",
@@ -156,7 +161,10 @@ def jamba(h: Hyper, k: Keys) -> None:
     "model.layers.{b}.feed_forward.w1.weight": "blk.{b}.ffn_gate.weight",
     "model.layers.{b}.feed_forward.w2.weight": "blk.{b}.ffn_down.weight",
     "model.layers.{b}.feed_forward.w3.weight": "blk.{b}.ffn_up.weight",
-})  # fmt: skip
+}
+
+
+@family("Lfm2ForCausalLM", "LFM2ForCausalLM", arch="lfm2", rules=LFM2)
 def lfm2(h: Hyper, k: Keys) -> None:
     """Short convolutions between attention layers; the convolutions have no key heads."""
     h.must_be("conv_bias", False)
@@ -183,7 +191,7 @@ def _lfm2_width(h: Hyper) -> int:
 _DELTA = "model.layers.{b}.linear_attn."
 
 
-@family("Qwen3NextForCausalLM", arch="qwen3next", rules={
+DELTA = {
     **{
         name: Rule((to,), plus_one, values=True) if "norm" in name else to
         for name, to in {**HEADS, **LAYER}.items()
@@ -203,7 +211,10 @@ _DELTA = "model.layers.{b}.linear_attn."
     ),
     _DELTA + "norm.weight": "blk.{b}.ssm_norm.weight",
     _DELTA + "out_proj.weight": "blk.{b}.ssm_out.weight",
-})  # fmt: skip
+}
+
+
+@family("Qwen3NextForCausalLM", arch="qwen3next", rules=DELTA)
 def qwen3next(h: Hyper, k: Keys) -> None:
     """Gated delta rule layers (Yang et al. 2024) with full attention every few."""
     common(h, k)
@@ -212,8 +223,9 @@ def qwen3next(h: Hyper, k: Keys) -> None:
 
 def delta_keys(h: Hyper, k: Keys) -> None:
     """What the layers of a gated delta rule and their experts need."""
-    k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
-    k.u32("expert_shared_feed_forward_length", h.integer("shared_expert_intermediate_size"))
+    if h.get("moe_intermediate_size") is not None:
+        k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
+        k.u32("expert_shared_feed_forward_length", h.integer("shared_expert_intermediate_size"))
     values = h.integer("linear_num_value_heads")
     k.u32("ssm.conv_kernel", h.integer("linear_conv_kernel_dim"))
     k.u32("ssm.state_size", h.integer("linear_key_head_dim"))

@@ -1,0 +1,269 @@
+"""Encoders: BERT and what is named alike, ModernBERT, EuroBERT, T5's encoder, Qwen 3 as a reranker.
+
+How vectors are pooled is read from the folders of sentence-transformers (modules.json).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from oxillama.convert.families.dense import PLAIN, bare
+from oxillama.convert.family import Hyper, Keys, Rule, family
+from oxillama.convert.keys import common, epsilons, pooling, rotation
+from oxillama.errors import ConvertError
+
+
+def _sizes(h: Hyper, k: Keys, context: int) -> None:
+    k.u32("block_count", h.layers)
+    k.u32("context_length", context)
+    k.u32("embedding_length", h.hidden)
+    k.u32("feed_forward_length", h.integer("intermediate_size", "n_inner", "hidden_dim"))
+    k.u32("attention.head_count", h.heads)
+    epsilons(h, k)
+    k.flag("attention.causal", False)
+    pooling(h, k)
+
+
+def _types(h: Hyper, k: Keys) -> None:
+    """How many kinds of text a token may belong to (the key has no architecture)."""
+    k.found["tokenizer.ggml.token_type_count"] = h.integer("type_vocab_size", default=1), "uint32"
+
+
+def _labels(h: Hyper) -> list[str]:
+    """A classifier's labels, none where they are the two that every configuration is given."""
+    said = h.get("id2label", default={})
+    if not isinstance(said, dict) or not all(isinstance(one, str) for one in said.values()):
+        raise ConvertError(f"{h.label}: id2label: found {said!r:.80}, wanted names by number")
+    if len(said) == 2 and (said.get("0") or said.get(0)) == "LABEL_0":
+        return []
+    return [name for _, name in sorted(said.items())]
+
+
+def _label_keys(h: Hyper, k: Keys) -> None:
+    if "SequenceClassification" in str(h.get("architectures")):
+        labels = _labels(h)
+        if labels:
+            k.texts("classifier.output_labels", labels)
+
+
+BERT = {
+    "embeddings.word_embeddings.weight": "token_embd.weight",
+    "embeddings.token_type_embeddings.weight": "token_types.weight",
+    "embeddings.position_embeddings.weight": "position_embd.weight",
+    "embeddings.LayerNorm.{w}": "token_embd_norm.{w}",
+    "encoder.layer.{b}.attention.self.query.{w}": "blk.{b}.attn_q.{w}",
+    "encoder.layer.{b}.attention.self.key.{w}": "blk.{b}.attn_k.{w}",
+    "encoder.layer.{b}.attention.self.value.{w}": "blk.{b}.attn_v.{w}",
+    "encoder.layer.{b}.attention.output.dense.{w}": "blk.{b}.attn_output.{w}",
+    "encoder.layer.{b}.attention.output.LayerNorm.{w}": "blk.{b}.attn_output_norm.{w}",
+    "encoder.layer.{b}.intermediate.dense.{w}": "blk.{b}.ffn_up.{w}",
+    "encoder.layer.{b}.output.dense.{w}": "blk.{b}.ffn_down.{w}",
+    "encoder.layer.{b}.output.LayerNorm.{w}": "blk.{b}.layer_output_norm.{w}",
+    "classifier.{w}": "cls.output.{w}",
+    "classifier.dense.{w}": "cls.{w}",
+    "classifier.out_proj.{w}": "cls.output.{w}",
+}
+# Parts that an encoder's file has no use for: the pooler, and what predicts masked words.
+HEADS = (
+    "embeddings.position_ids",
+    "pooler.dense.{w}",
+    "cls.predictions.bias",
+    "cls.predictions.transform.dense.{w}",
+    "cls.predictions.transform.LayerNorm.{w}",
+    "cls.predictions.decoder.{w}",
+    "cls.seq_relationship.{w}",
+)
+
+
+@family("BertModel", "BertForMaskedLM", "BertForSequenceClassification", arch="bert", rules=BERT,
+        dropped=HEADS, prefixes=("bert.",))  # fmt: skip
+def bert(h: Hyper, k: Keys) -> None:
+    """BERT (Devlin et al. 2018). A classifier reads the first token's state: other files have no
+    place for the dense layer and tanh between the two.
+    """
+    h.must_be("hidden_act", "gelu")
+    h.must_be("position_embedding_type", "absolute")
+    h.must_be("is_decoder", False)
+    _sizes(h, k, h.integer("max_position_embeddings"))
+    _types(h, k)
+    _label_keys(h, k)
+
+
+@family("DistilBertModel", "DistilBertForMaskedLM", arch="bert", prefixes=("distilbert.",),
+        rules={
+            **{name: to for name, to in BERT.items() if name.startswith("embeddings.")},
+            **{
+                f"transformer.layer.{{b}}.{theirs}.{{w}}": f"blk.{{b}}.{ours}.{{w}}"
+                for theirs, ours in (
+                    ("attention.q_lin", "attn_q"), ("attention.k_lin", "attn_k"),
+                    ("attention.v_lin", "attn_v"), ("attention.out_lin", "attn_output"),
+                    ("sa_layer_norm", "attn_output_norm"), ("ffn.lin1", "ffn_up"),
+                    ("ffn.lin2", "ffn_down"), ("output_layer_norm", "layer_output_norm"),
+                )
+            },
+        },
+        dropped=("vocab_transform.{w}", "vocab_layer_norm.{w}", "vocab_projector.{w}"),
+        )  # fmt: skip
+def distilbert(h: Hyper, k: Keys) -> None:
+    """DistilBERT (Sanh et al. 2019): BERT without kinds of text."""
+    h.must_be("activation", "gelu")
+    _sizes(h, k, h.integer("max_position_embeddings"))
+    k.f32("attention.layer_norm_epsilon", 1e-12)
+    _types(h, k)
+
+
+def _first_position(h: Hyper) -> int:
+    """Positions are counted from behind the padding token's number."""
+    return 1 + h.integer("pad_token_id", default=-1) if h.get("pad_token_id") is not None else 0
+
+
+def _positions(x: np.ndarray, h: Hyper) -> np.ndarray:
+    return x[_first_position(h) :]
+
+
+ROBERTA = {
+    **BERT,
+    "embeddings.position_embeddings.weight": Rule(("position_embd.weight",), _positions),
+}
+
+
+@family("RobertaModel", "RobertaForSequenceClassification", "XLMRobertaModel",
+        "XLMRobertaForSequenceClassification", arch="bert", rules=ROBERTA, dropped=HEADS,
+        prefixes=("roberta.",))  # fmt: skip
+def roberta(h: Hyper, k: Keys) -> None:
+    """RoBERTa (Liu et al. 2019) and its kind for many languages (Conneau et al. 2020)."""
+    h.must_be("hidden_act", "gelu")
+    h.must_be("position_embedding_type", "absolute")
+    h.must_be("is_decoder", False)
+    h.must_be("lora_adaptations", [])
+    _sizes(h, k, h.integer("max_position_embeddings") - _first_position(h))
+    _types(h, k)
+    _label_keys(h, k)
+
+
+@family("NomicBertModel", arch="nomic-bert", dropped=HEADS, rules={
+    **{name: to for name, to in BERT.items() if name.startswith("embeddings.")},
+    "emb_ln.{w}": "token_embd_norm.{w}",
+    "encoder.layers.{b}.attn.Wqkv.weight": "blk.{b}.attn_qkv.weight",
+    "encoder.layers.{b}.attn.out_proj.weight": "blk.{b}.attn_output.weight",
+    "encoder.layers.{b}.mlp.fc11.weight": "blk.{b}.ffn_up.weight",
+    "encoder.layers.{b}.mlp.fc12.weight": "blk.{b}.ffn_gate.weight",
+    "encoder.layers.{b}.mlp.fc2.weight": "blk.{b}.ffn_down.weight",
+    "encoder.layers.{b}.norm1.{w}": "blk.{b}.attn_output_norm.{w}",
+    "encoder.layers.{b}.norm2.{w}": "blk.{b}.layer_output_norm.{w}",
+})  # fmt: skip
+def nomic_bert(h: Hyper, k: Keys) -> None:
+    """nomic-embed-text (Nussbaum et al. 2024): rotation, a gate, trained on 2048 tokens."""
+    for name, value in (
+        ("activation_function", "swiglu"), ("causal", False), ("prenorm", False),
+        ("qkv_proj_bias", False), ("mlp_fc1_bias", False), ("mlp_fc2_bias", False),
+        ("rotary_emb_fraction", 1.0), ("rotary_emb_interleaved", False),
+        ("moe_every_n_layers", 0), ("hidden_act", "silu"),
+    ):  # fmt: skip
+        h.must_be(name, value)
+    h.must_be("rotary_emb_scale_base", None)
+    trained = h.integer("max_trained_positions", default=2048)
+    context = h.integer("max_position_embeddings", default=min(h.integer("n_positions"), trained))
+    _sizes(h, k, context)
+    rotation(h, k)
+    if h.get("head_dim") is not None:
+        k.u32("attention.key_length", h.head_dim)
+        k.u32("attention.value_length", h.head_dim)
+    _types(h, k)
+
+
+def _global_period(h: Hyper) -> int | None:
+    """Every how many layers one is global, from the first."""
+    if h.get("global_attn_every_n_layers") is not None:
+        return h.integer("global_attn_every_n_layers")
+    kinds = h.strings("layer_types", h.layers) or ["full_attention"]
+    every = [layer for layer, kind in enumerate(kinds) if kind == "full_attention"]
+    period = every[1] if len(every) > 1 else len(kinds)
+    if every != list(range(0, len(kinds), period)):
+        raise ConvertError(
+            f"{h.label}: layer_types: a modern-bert file has a global layer every so many layers"
+        )
+    return period
+
+
+@family("ModernBertModel", "ModernBertForMaskedLM", "ModernBertForSequenceClassification",
+        arch="modern-bert", prefixes=("model.",), rules={
+            "embeddings.tok_embeddings.weight": "token_embd.weight",
+            "embeddings.norm.weight": "token_embd_norm.weight",
+            "final_norm.weight": "output_norm.weight",
+            "layers.{b}.attn_norm.weight": "blk.{b}.attn_norm.weight",
+            "layers.{b}.attn.Wqkv.weight": "blk.{b}.attn_qkv.weight",
+            "layers.{b}.attn.Wo.weight": "blk.{b}.attn_output.weight",
+            "layers.{b}.mlp_norm.weight": "blk.{b}.ffn_norm.weight",
+            "layers.{b}.mlp.Wi.weight": "blk.{b}.ffn_up.weight",
+            "layers.{b}.mlp.Wo.weight": "blk.{b}.ffn_down.weight",
+            "head.dense.weight": "cls.weight",
+            "head.norm.weight": "cls.norm.weight",
+            "classifier.{w}": "cls.output.{w}",
+        }, dropped=("decoder.{w}",),
+        special=lambda h, ids: {"add_bos?": True, "add_eos?": True, "add_sep?": True},
+        )  # fmt: skip
+def modern_bert(h: Hyper, k: Keys) -> None:
+    """ModernBERT (Warner et al. 2024): gated units, symmetric windows between global layers."""
+    h.must_be("hidden_activation", "gelu", "silu")
+    h.must_be("classifier_activation", "gelu")
+    h.must_be("classifier_pooling", "cls", "mean")
+    _sizes(h, k, h.integer("max_position_embeddings"))
+    k.f32("attention.layer_norm_epsilon", h.number("layer_norm_eps", "norm_eps", default=1e-5))
+    turned = dict(h.config)
+    if "global_rope_theta" in turned:  # as it was named before transformers 5
+        turned["rope_theta"] = turned["global_rope_theta"]
+        turned["rope_local_base_freq"] = turned.get("local_rope_theta", turned["rope_theta"])
+    rotation(Hyper(turned, h.label), k)
+    k.u32("attention.sliding_window", h.integer("local_attention"))
+    period = _global_period(h)
+    if period is not None:
+        k.u32("attention.sliding_window_pattern", period)
+    k.text("rope.scaling.type", "none")
+    k.u32("vocab_size", h.integer("vocab_size"))
+    if h.get("hidden_activation") is not None:
+        k.text("hidden_activation", h.get("hidden_activation"))
+    _label_keys(h, k)
+
+
+@family("EuroBertModel", arch="eurobert", rules=bare(PLAIN),
+        special=lambda h, ids: {"add_bos?": False})  # fmt: skip
+def eurobert(h: Hyper, k: Keys) -> None:
+    """EuroBERT (Boizard et al. 2025): a Llama that looks both ways."""
+    h.must_be("hidden_act", "silu")
+    common(h, k)
+    k.flag("attention.causal", False)
+    k.text("rope.scaling.type", "none")
+    pooling(h, k)
+
+
+_T5 = "encoder.block.{b}.layer."
+
+
+@family("T5EncoderModel", arch="t5encoder", rules={
+    "shared.weight": "token_embd.weight",
+    "encoder.final_layer_norm.weight": "enc.output_norm.weight",
+    **{_T5 + f"0.SelfAttention.{part}.weight": f"enc.blk.{{b}}.attn_{part}.weight"
+       for part in ("q", "k", "v", "o")},
+    _T5 + "0.SelfAttention.relative_attention_bias.weight": "enc.blk.{b}.attn_rel_b.weight",
+    _T5 + "0.layer_norm.weight": "enc.blk.{b}.attn_norm.weight",
+    _T5 + "1.DenseReluDense.wi.weight": "enc.blk.{b}.ffn_up.weight",
+    _T5 + "1.DenseReluDense.wi_0.weight": "enc.blk.{b}.ffn_gate.weight",
+    _T5 + "1.DenseReluDense.wi_1.weight": "enc.blk.{b}.ffn_up.weight",
+    _T5 + "1.DenseReluDense.wo.weight": "enc.blk.{b}.ffn_down.weight",
+    _T5 + "1.layer_norm.weight": "enc.blk.{b}.ffn_norm.weight",
+}, dropped=("encoder.embed_tokens.weight",))  # fmt: skip
+def t5_encoder(h: Hyper, k: Keys) -> None:
+    """The encoder of T5 (Raffel et al. 2019); distances are binned up to 128, as the name says."""
+    h.must_be("relative_attention_max_distance", 128)
+    h.must_be("feed_forward_proj", "relu", "gated-gelu")
+    k.u32("context_length", h.integer("n_positions", default=512))
+    k.u32("embedding_length", h.hidden)
+    k.u32("feed_forward_length", h.integer("d_ff"))
+    k.u32("block_count", h.layers)
+    k.u32("attention.head_count", h.integer("num_heads"))
+    k.u32("attention.key_length", h.integer("d_kv"))
+    k.u32("attention.value_length", h.integer("d_kv"))
+    k.f32("attention.layer_norm_epsilon", h.number("layer_norm_epsilon"))
+    k.u32("attention.relative_buckets_count", h.integer("relative_attention_num_buckets"))
+    k.f32("attention.layer_norm_rms_epsilon", h.number("layer_norm_epsilon"))
