@@ -282,7 +282,9 @@ class EngineCore:
     def _check_encoder(self, request: Request) -> None:
         """Raise for what an encoder cannot do: EngineError, ContextError for a text longer than a step."""
         if not request.hidden:
-            kind = {"rows": "logits", "extend": "prefill"}.get(request.kind, request.kind)
+            kind = {"rows": "logits", "extend": "prefill", "beams": "beam_generate"}.get(
+                request.kind, request.kind
+            )
             raise EngineError(
                 f"{kind}: {self._encoder} is an encoder, which has no next token; wanted embed, rerank or score"
             )

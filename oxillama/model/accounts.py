@@ -38,7 +38,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "expert_group_used_count": (0, 1),
     "leading_dense_block_count": (0,),
     "nextn_predict_layers": (0,),
-    "pooling_type": (0,),
     "rope.scaling.type": ("none",),
     "rope.scaling.factor": (1.0, 0.0),
     "rope.scaling.attn_factor": (1.0,),

@@ -34,6 +34,7 @@ def program(
     softcap=0.0,
     sinks=None,
     rows=None,
+    **more,
 ):
     """ops: embed into slot 0, then per layer rope_store and attend into slot 1."""
     v_dim = k_dim if v_dim is None else v_dim
@@ -67,7 +68,16 @@ def program(
         ops.append(
             (
                 "attend",
-                dict(x=0, out=1, layer=layer, window=window, softcap=softcap, sinks=sinks, **shape),
+                dict(
+                    x=0,
+                    out=1,
+                    layer=layer,
+                    window=window,
+                    softcap=softcap,
+                    sinks=sinks,
+                    **shape,
+                    **more,
+                ),
             )
         )
     return Program(

@@ -301,3 +301,38 @@ def test_decoders_that_fill_every_step_leave_a_row_to_who_prefills():
             turns[ticket] = turns.get(ticket, 0) + 1
         play(plan, sched)
     assert late.state is State.DECODING and min(turns[ticket] for ticket in busy) >= 17
+
+
+def test_a_whole_ticket_is_one_step_and_others_fill_what_it_leaves():
+    sched = scheduler(prefill_chunk=50, max_batch_tokens=200)
+    lengths = (20, 150, 30, 60, 10)
+    tickets = [Ticket(length, every_row=True, hidden=True, owner=length) for length in lengths]
+    for ticket in tickets:
+        ticket.whole = True
+        sched.add(ticket)
+    steps = []
+    while not sched.idle:
+        plan = sched.schedule()
+        assert all(rows == ticket.length and not ticket.done for ticket, rows in plan)
+        assert len(plan) == 1 or sum(rows for _, rows in plan) <= 50
+        steps.append([rows for _, rows in plan])
+        play(plan, sched)
+    assert sorted(sum(steps, [])) == sorted(lengths)
+    assert steps[:2] == [[20, 10], [150]]
+
+
+def test_a_whole_ticket_takes_its_pages_or_starves():
+    pages = Pages(4)
+    sched = scheduler(pages)
+    first, second = (Ticket(n, every_row=True, hidden=True, owner=n) for n in (40, 64))
+    for ticket in (first, second):
+        ticket.whole = True
+        sched.add(ticket)
+    for wanted in (first, second):
+        plan = sched.schedule()
+        assert plan == [(wanted, wanted.length)]
+        play(plan, sched, pages)
+    large = Ticket(65, every_row=True, hidden=True)
+    large.whole = True
+    sched.add(large)
+    assert sched.schedule() == [] and sched.starved is large

@@ -45,6 +45,7 @@ SHARED = {
     "attention.kv_lora_rank": 32,
     "attention.key_length_mla": 48,
     "attention.value_length_mla": 32,
+    "attention.relative_buckets_count": 32,
 }
 # What an architecture means by a key that others mean otherwise, or lacks (None).
 OWN: dict[str, dict] = {
@@ -94,6 +95,7 @@ OWN: dict[str, dict] = {
         "rope.scaling.yarn_log_multiplier": 1.0,
         "attention.temperature_scale": 0.1,
     },
+    "gemma-embedding": {"attention.sliding_window_pattern": 3},
 }
 # Keys without the architecture's name.
 ROOT: dict[str, dict] = {
@@ -129,6 +131,22 @@ WANTED: dict[str, tuple[str, ...]] = {
         *("blk.1.ffn_down_exps.scale", "blk.3.ffn_gate_inp.weight"),
     ),
     "stablelm": ("blk.0.ffn_norm.weight", "blk.1.attn_q_norm.weight", "blk.2.attn_q.bias"),
+    "bert": ("token_types.weight", "cls.weight", "cls.output.weight"),
+    "nomic-bert": ("token_types.weight",),
+    "jina-bert-v2": tuple(
+        f"blk.{i}.{n}.weight"
+        for i in range(4)
+        for n in ("attn_q_norm", "attn_k_norm", "attn_norm_2")
+    ),
+    "modern-bert": (
+        *(f"blk.{i}.attn_norm.weight" for i in (1, 2, 3)),
+        *("cls.weight", "cls.norm.weight", "cls.output.weight"),
+    ),
+    "gemma-embedding": ("dense_2.weight", "dense_3.weight"),
+    "t5encoder": (
+        "enc.blk.0.attn_rel_b.weight",
+        *(f"enc.blk.{i}.ffn_gate.weight" for i in range(4)),
+    ),
 }
 # Shapes that an architecture reads off its file instead of asking for them, by the end of the name.
 SHAPES = {
@@ -143,6 +161,10 @@ SHAPES = {
     "ffn_gate_exps.weight": (4, 32, HIDDEN),
     "ffn_up_exps.weight": (4, 32, HIDDEN),
     "ffn_down_exps.weight": (4, HIDDEN, 32),
+    "token_types.weight": (2, HIDDEN),
+    "cls.output.weight": (3, HIDDEN),
+    "dense_2.weight": (96, HIDDEN),
+    "dense_3.weight": (HIDDEN, 96),
 }
 
 
@@ -192,6 +214,13 @@ def shapes(arch: str, metadata: dict) -> tuple[dict[str, tuple[int, ...]], set[s
                 found[name] = tuple(int(size) for size in needs[1].split(",") if size.strip())
             else:
                 raise
+
+
+def generates(arch: str) -> bool:
+    """Whether `arch` has logits of a next token."""
+    keys = metadata(arch)
+    reader = _Nothing(keys, shapes(arch, keys)[0])
+    return recorders()[arch](Builder(reader, arch)) is not None
 
 
 def invent(path: Path, arch: str, *, kind: str = "F32", changed: dict | None = None) -> GgufReader:

@@ -5,23 +5,22 @@ import pytest
 from oxillama.errors import ModelError
 from oxillama.gguf import GgufReader
 from oxillama.model import architectures
-from oxillama.model.load import record
+from oxillama.model.load import POOLINGS, record
 from tests.conftest import CASES
 from tests.model import tiny
+from tests.model.invented import OWN, invent
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
         ("attention.sliding_window", 4),
-        ("attention.causal", False),
         ("attention.max_alibi_bias", 8.0),
         ("attention.value_scale", 0.5),
         ("attention.temperature_length", 16),
         ("logit_scale", 0.25),
         ("final_logit_softcapping", 30.0),
         ("attn_logit_softcapping", 30.0),
-        ("pooling_type", 1),
         ("residual_scale", 2.0),
         ("embedding_scale", 12.0),
         ("rope.freq_base_swa", 1e4),
@@ -62,6 +61,7 @@ def test_a_key_that_changes_nothing_is_accepted(key, value, tmp_path):
     [
         ("attention.scale", 0.25, "rope_store", ("q_scale", 0.25)),
         ("attention.clamp_kqv", 0.5, "clamp", ("high", 0.5)),
+        ("attention.causal", False, "attend", ("causal", False)),
     ],
 )
 def test_a_key_that_is_honoured_shows_in_the_tape(key, value, op, parameter, tmp_path):
@@ -69,6 +69,30 @@ def test_a_key_that_is_honoured_shows_in_the_tape(key, value, op, parameter, tmp
     name, wanted = parameter
     found = [each.params[name] for each in tape.ops if each.name == op]
     assert found and all(each == wanted for each in found)
+
+
+@pytest.mark.parametrize("value", (0, 1, 2, 3, None))
+def test_the_pooling_of_a_file_is_known(value, tmp_path):
+    keys = {} if value is None else {"llama.pooling_type": value}
+    config, _ = record(tiny.write(tmp_path / "m.gguf", "llama", keys=keys))
+    assert config.pooling == (None if value is None else POOLINGS[value])
+    assert config.generates and config.causal
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(4, "found 4 .rank., wanted cls.output.weight"), (5, "found 5"), (-1, "found -1")],
+)
+def test_a_pooling_that_the_file_cannot_have_is_refused(value, said, tmp_path):
+    reader = tiny.write(tmp_path / "m.gguf", "llama", keys={"llama.pooling_type": value})
+    with pytest.raises(ModelError, match=f"llama.pooling_type: {said}"):
+        record(reader)
+
+
+def test_an_encoder_that_is_said_to_be_causal_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setitem(OWN, "eurobert", {"attention.causal": True})
+    with pytest.raises(ModelError, match="eurobert.attention.causal: found True, wanted False"):
+        invent(tmp_path / "m.gguf", "eurobert")
 
 
 def test_keys_of_another_prefix_are_nobodys_business(tmp_path):
