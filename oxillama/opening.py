@@ -137,12 +137,15 @@ def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()
             prefill_chunk=min(steps.prefill_chunk, steps.max_batch_tokens),
             max_batch_tokens=model.program.max_rows,
         )
+    context = config.context_size or min(known.context_length, rows)
+    near = known.rope_near
     return EngineCore(
         model.program,
         model.page_memory(kv_type=kv_type, page_size=config.page_size),
         batch=Batch,
         flag=CancelFlag(),
-        context_size=config.context_size or min(known.context_length, rows),
+        context_size=context,
+        rope_factors=None if near is None else "long" if context > near else "short",
         eog_ids=eog_ids,
         scheduler=steps,
         page_size=config.page_size,

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -81,6 +81,7 @@ class EngineCore:
     context_size: most tokens of a session. eog_ids: tokens that end generation. prefix: limits of
     the prefix cache as keyword arguments of `PrefixKvCache`, None for no cache. encoder: the name of
     an architecture whose tokens see their whole text, and which has no next token; None for others.
+    rope_factors: which of LongRoPE's factors rotate every session, None for a model without them.
     """
 
     def __init__(
@@ -97,12 +98,14 @@ class EngineCore:
         max_pages: int | None = None,
         prefix: dict | None = None,
         encoder: str | None = None,
+        rope_factors: Literal["short", "long"] | None = None,
     ) -> None:
         self._program, self.memory = program, memory
         self._encoder = encoder
         self.context_size = context_size
         # rotations that depend on a sequence's length take what it may become: the same bits always
         program.served = context_size
+        self.rope_factors = rope_factors
         self.eog_ids = frozenset(eog_ids)
         self.counters = EngineMetrics()
         self.pool = KvCachePool(memory, page_size=page_size, max_pages=max_pages)

@@ -68,6 +68,8 @@ class ModelConfig:
     pooling: str | None = None
     # what a classifier over the pooled rows scores, none for models without one
     labels: tuple[str, ...] = ()
+    # tokens beyond which sequences have other rope factors (LongRoPE), None where all have the same
+    rope_near: int | None = None
 
     @property
     def kv_layers(self) -> tuple[tuple[int, int, int], ...]:
@@ -200,6 +202,9 @@ def _recorded(
             generates=result is not None and b.causal is not False,
             pooling=None if pooling is None else POOLINGS[pooling],
             labels=() if b.classifier is None else b.classifier.labels,
+            rope_near=next(
+                (op.params["near"] for op in tape.ops if op.params.get("far") is not None), None
+            ),
         ),
         tape,
         b.classifier,

@@ -221,6 +221,8 @@ class Snapshots:
             "page_bytes": memory.page_bytes,
             **self.config.rope().given(),
         }
+        if self.core.rope_factors is not None:
+            told["rope_factors"] = self.core.rope_factors
         return {**told, "layout": PANEL_LAYOUT} if KV_BLOCK[memory.kv_type] > 1 else told
 
     def check_pages(self, told: Mapping[str, Any]) -> None:

@@ -170,3 +170,31 @@ def test_a_draft_of_anything_else_rotates_as_its_file_says(model, tmp_path, arch
     tiny.write(tmp_path / "draft.gguf", arch, keys=keys).close()
     with oxillama.load(model, num_threads=1, **YARN) as target:
         assert given(target, tmp_path / "draft.gguf") == {}
+
+
+def test_sessions_are_bound_to_the_factors_of_short_or_of_long_sequences(tmp_path):
+    """LongRoPE: a session of an engine of short sequences goes on in another such engine alone."""
+    half = tiny.HEAD_DIM // 2
+    tiny.write(
+        tmp_path / "m.gguf",
+        "llama",
+        keys={"llama.rope.scaling.original_context_length": 64},
+        tensors={f"rope_factors_{name}.weight": (half,) for name in ("short", "long")},
+    )
+
+    def engine(context):
+        return oxillama.load(tmp_path / "m.gguf", num_threads=1, context_size=context)
+
+    with engine(60) as short:
+        short.generate(PROMPT, max_tokens=6, sampler=SEEDED)
+        data = short.snapshot()
+        rest = short.generate(None, max_tokens=9, sampler=SEEDED).tokens
+    with engine(64) as other:
+        other.restore(data)
+        assert other.generate(None, max_tokens=9, sampler=SEEDED).tokens == rest
+    with engine(65) as far:
+        with pytest.raises(SnapshotIncompatible) as caught:
+            far.restore(data)
+        assert (
+            caught.value.detail == "kv rope_factors: the snapshot has 'short', this engine 'long'"
+        )
