@@ -23,7 +23,7 @@ _PLACES = re.compile(r"\{(query|document)\}")
 class RankedDocument(NamedTuple):
     """A document of `rerank`: its place in the list that was given, and its score."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # nobody asks a document for the method
     score: float
 
 

@@ -13,6 +13,7 @@ from oxillama.errors import ModelError
 
 # Keys that say nothing of the computation, each with the reason.
 INERT = {
+    "classifier.output_labels": "names what the scores of a classifier are of, where there is one",
     "vocab_size": "the rows of token_embd.weight are the vocabulary",
     "rope.scaling.finetuned": "says how the model was made",
     "tensor_data_layout": "names the order of rows that this architecture's rotation means",
