@@ -145,7 +145,9 @@ def _times(*factors: str) -> object:
 
 def _factor(h: Hyper, name: str) -> float:
     name, _, at = name.partition(":")
-    value = h.get(name, default=1.0)
+    value = h.get(name)
+    if value is None:
+        return 1.0
     if at:
         value = value[int(at)] if isinstance(value, Sequence) and len(value) > int(at) else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
