@@ -219,7 +219,8 @@ class Family:
     patterns: list[tuple[re.Pattern[str], Rule]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for pattern, rule in self.rules.items():
+        # a name in full goes before one with a place for weight or bias
+        for pattern, rule in sorted(self.rules.items(), key=lambda one: "{w}" in one[0]):
             held = rule if isinstance(rule, Rule) else Rule((rule,))
             self.patterns.append((compiled(pattern), held))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,7 +29,7 @@ from oxillama.quant import quantize_file
 from oxillama.quant.convert import QUANTIZATION_VERSION
 
 FLOATS = ("F32", "F16", "BF16")
-_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32}
+_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "MXFP4": 38}
 # matrices that are float32 in every file
 _KEPT = re.compile(
     r"(_norm(_\d)?\.weight|ffn_gate_inp(_shexp)?\.weight|position_embd\.weight|token_types\.weight|"
@@ -186,6 +186,8 @@ def _plan(
         if gathered.takes(original, name, tensor) or packed.takes(original, name, tensor):
             continue
         if dropped.rule_of(name) is not None:
+            if "SequenceClassification" in folder.architecture and "pooler" in name:
+                left_out.append(original)  # a classifier's, and files have no place for it
             continue
         if name == "lm_head.weight" and hyper.flag("tie_word_embeddings", default=False):
             continue
@@ -324,7 +326,7 @@ def _mxfp4(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return made.reshape(*scales.shape[:2], -1)
 
 
-def _filled(target: str, places: dict[str, str | None]) -> str:
+def _filled(target: str, places: Mapping[str, str | None]) -> str:
     for place, value in places.items():
         if value is not None:
             target = target.replace(f"{{{place}}}", value)
@@ -418,7 +420,7 @@ def _general(
         "general.quantization_version": (QUANTIZATION_VERSION, "uint32"),
     }
     kinds = [one.type_name for one in planned if len(one.shape) > 1]
-    most = wanted if wanted != "AUTO" else max(FLOATS, key=kinds.count)
+    most = wanted if wanted != "AUTO" else max((*FLOATS, "MXFP4"), key=kinds.count)
     keys["general.file_type"] = _FILE_TYPES[most], "uint32"
     sampling = folder.json("generation_config.json")
     for theirs, ours, kind in (

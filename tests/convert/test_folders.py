@@ -6,7 +6,7 @@ import struct
 import numpy as np
 import pytest
 
-from oxillama.convert import convert_folder
+from oxillama.convert import ModelFolder, convert_folder
 from oxillama.convert.family import FAMILIES, Hyper, Keys
 from oxillama.errors import ConvertError
 from oxillama.gguf import GgufReader
@@ -46,27 +46,64 @@ def _same(ours, theirs) -> bool:
     return np.array_equal(np.asarray(ours), np.asarray(theirs))
 
 
-def test_hyper_parameters_of_every_known_configuration_are_the_reference_files(cases):
+def test_hyper_parameters_of_every_known_configuration_are_the_reference_files(cases, tmp_path):
     seen = 0
-    for path in sorted((cases / "arch").glob("*/hf_config.json")):
-        config = json.loads(path.read_text())
-        config = {**config, **config.pop("text_config", {})}
-        family = FAMILIES.get(config["architectures"][0])
-        if family is None:
-            continue
-        keys = Keys(family.arch)
-        family.keys(Hyper(config, path.parent.name), keys)
-        reader = GgufReader(path.with_name("f32.gguf"))
-        wanted = {
-            key: (list(value) if isinstance(value, (list, tuple, np.ndarray)) else value)
-            for key, value in reader.metadata.items()
-            if key.startswith(family.arch + ".")
-        }
-        assert {key: value for key, (value, _) in keys.found.items()} == wanted, path
-        for name, array in family.extra(Hyper(config, path.parent.name)).items():
-            assert np.array_equal(reader.data(name).view(np.float32), array), (path, name)
-        seen += 1
-    assert seen >= 50
+    for kind in ("arch", "arch_more", "embed"):
+        for path in sorted((cases / kind).glob("*/hf_config.json")):
+            reader = GgufReader(path.with_name("f32.gguf"))
+            # a reranker is told by the folder's name
+            name = (
+                "Qwen3-Reranker-0.6B" if path.parent.name == "qwen3_reranker" else kind + "_model"
+            )
+            folder = sentences(path, reader, tmp_path / path.parent.name / name)
+            hyper = Hyper(folder.config, path.parent.name, folder)
+            family = FAMILIES.get(folder.architecture)
+            if family is None:
+                continue
+            family = family.variant(hyper) or family
+            keys = Keys(family.arch)
+            family.keys(hyper, keys)
+            wanted = {
+                key: (list(value) if isinstance(value, (list, tuple, np.ndarray)) else value)
+                for key, value in reader.metadata.items()
+                if key.startswith(family.arch + ".")
+            }
+            found = {key: value for key, (value, _) in keys.found.items() if key in wanted}
+            assert found == wanted, path
+            for key, (value, _) in keys.found.items():
+                assert key in wanted or _same(value, reader.metadata[key]), (path, key)
+            for name, array in family.extra(hyper).items():
+                assert np.array_equal(reader.data(name).view(np.float32).ravel(), array.ravel())
+            seen += 1
+    assert seen >= 74
+
+
+def sentences(path, reader, place):
+    """A folder with a case's configuration, its pooling and dense modules, no tensors of its own."""
+    place.mkdir(parents=True)
+    (place / "config.json").write_bytes(path.read_bytes())
+    modules = []
+    arch = reader.metadata["general.architecture"]
+    pooled = {1: "mean_tokens", 2: "cls_token", 3: "lasttoken"}
+    if reader.metadata.get(f"{arch}.pooling_type") in pooled:
+        modules.append({"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"})
+        mode = pooled[reader.metadata[f"{arch}.pooling_type"]]
+        (place / "1_Pooling").mkdir()
+        (place / "1_Pooling" / "config.json").write_text(json.dumps({f"pooling_mode_{mode}": True}))
+    for number in (2, 3):
+        if f"dense_{number}.weight" in reader.tensors:
+            modules.append(
+                {"type": "sentence_transformers.models.Dense", "path": f"{number}_Dense"}
+            )
+            weight = reader.data(f"dense_{number}.weight").view(np.float32)
+            weight = weight.reshape(reader.tensors[f"dense_{number}.weight"].shape)
+            sizes = {"in_features": weight.shape[1], "out_features": weight.shape[0]}
+            (place / f"{number}_Dense").mkdir()
+            (place / f"{number}_Dense" / "config.json").write_text(json.dumps(sizes))
+            write(place / f"{number}_Dense" / "model.safetensors", {"linear.weight": weight})
+    if modules:
+        (place / "modules.json").write_text(json.dumps(modules))
+    return ModelFolder(place)
 
 
 # ---- folders that are refused ---------------------------------------------------------------------

@@ -14,7 +14,7 @@ from oxillama.convert.families.experts import (
     granite_shared,
 )
 from oxillama.convert.families.recurrent import DELTA, LFM2, delta_keys, mixer2
-from oxillama.convert.family import Family, Hyper, Keys, Rule, family
+from oxillama.convert.family import Change, Family, Hyper, Keys, Rule, family
 from oxillama.convert.keys import SIGMOID, common, epsilons
 from oxillama.convert.shapes import negative_exponential, paired_keys, paired_queries, squeezed
 from oxillama.errors import ConvertError
@@ -132,7 +132,7 @@ def bamba(h: Hyper, k: Keys) -> None:
         k.u32("rope.dimension_count", h.integer("attn_rotary_emb"))
 
 
-def _times(*factors: str) -> object:
+def _times(*factors: str) -> Change:
     """Multiplied by configuration values, one after the other (computes)."""
 
     def change(x: np.ndarray, h: Hyper) -> np.ndarray:
@@ -145,7 +145,9 @@ def _times(*factors: str) -> object:
 
 def _factor(h: Hyper, name: str) -> float:
     name, _, at = name.partition(":")
-    value = h.get(name, default=1.0)
+    value = h.get(name)
+    if value is None:
+        return 1.0
     if at:
         value = value[int(at)] if isinstance(value, Sequence) and len(value) > int(at) else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -165,7 +167,7 @@ def _h1_in(x: np.ndarray, h: Hyper) -> np.ndarray:
     return x
 
 
-def _h1(name: str, to: str, *factors: str) -> dict:
+def _h1(name: str, to: str, *factors: str) -> dict[str, str | Rule]:
     return {name: Rule((to,), _times(*factors), values=True)}
 
 
@@ -236,7 +238,7 @@ def _nemotron_kinds(h: Hyper) -> list[str]:
 
 
 _MIXER = "backbone.layers.{b}.mixer."
-NEMOTRON_H = {
+NEMOTRON_H: dict[str, str | Rule] = {
     **mixer2(_MIXER),
     "backbone.embeddings.weight": "token_embd.weight",
     "backbone.norm_f.weight": "output_norm.weight",
@@ -375,7 +377,7 @@ def _by_head(x: np.ndarray, h: Hyper) -> np.ndarray:
     return _tiled(x, h, 0, 1)
 
 
-QWEN35 = {
+QWEN35: dict[str, str | Rule] = {
     **DELTA,
     "model.layers.{b}.linear_attn.A_log": Rule(
         ("blk.{b}.ssm_a",), lambda x, h: _by_head(negative_exponential(x, h), h), values=True

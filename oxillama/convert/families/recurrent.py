@@ -15,7 +15,7 @@ from oxillama.convert.shapes import delta_projections, negative_exponential, plu
 _UNBOUNDED = 1 << 20  # a recurrent model's context, for want of a limit
 
 
-def _mixer(prefix: str) -> dict:
+def _mixer(prefix: str) -> dict[str, str | Rule]:
     return {
         f"{prefix}A_log": Rule(("blk.{b}.ssm_a",), negative_exponential, values=True),
         f"{prefix}D": "blk.{b}.ssm_d",
@@ -78,7 +78,7 @@ def _grouped(x: np.ndarray, h: Hyper) -> np.ndarray:
     return x.reshape(h.integer("n_groups", "ngroups", "mamba_n_groups", default=1), -1)
 
 
-def mixer2(prefix: str) -> dict:
+def mixer2(prefix: str) -> dict[str, str | Rule]:
     """A Mamba 2 layer's tensors: one decay a head, norms in groups."""
     return {
         **_mixer(prefix),
@@ -146,7 +146,7 @@ def jamba(h: Hyper, k: Keys) -> None:
     k.u32("expert_used_count", h.integer("num_experts_per_tok"))
 
 
-LFM2 = {
+LFM2: dict[str, str | Rule] = {
     **HEADS,
     **LAYER,
     "model.embedding_norm.weight": "token_embd_norm.weight",
@@ -191,7 +191,7 @@ def _lfm2_width(h: Hyper) -> int:
 _DELTA = "model.layers.{b}.linear_attn."
 
 
-DELTA = {
+DELTA: dict[str, str | Rule] = {
     **{
         name: Rule((to,), plus_one, values=True) if "norm" in name else to
         for name, to in {**HEADS, **LAYER}.items()

@@ -1,0 +1,417 @@
+"""Every family against facts: the keys, names and shapes that llama.cpp's converter writes for a
+tiny folder (golden/NAME.json), and the laws by which numbers are rearranged.
+
+golden/NAME.json: `config` and `folder` are what a folder of `save_pretrained` holds, `keys` and
+`tensors` what its file says. A tensor is [name, shape, layers, experts]: `{b}` stands for each of
+the layers, `{e}` for each of the experts. `types` names the tensors that are not float32.
+"""
+
+import json
+import math
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from oxillama.convert import convert_folder
+from oxillama.errors import ConvertError
+from oxillama.gguf import GgufReader
+
+GOLDEN = Path(__file__).parent / "golden"
+NAMES = sorted(path.stem for path in GOLDEN.glob("*.json"))
+
+
+def spread(listed):
+    """(name, shape) of every tensor of a golden list."""
+    for name, shape, *rest in listed:
+        layers = rest.pop(0) if "{b}" in name else [0]
+        experts = range(rest.pop(0)) if "{e}" in name else [0]
+        for layer in layers:
+            for expert in experts:
+                yield name.replace("{b}", str(layer)).replace("{e}", str(expert)), tuple(shape)
+
+
+def save(path, tensors):
+    about, data, at = {}, [], 0
+    for name, array in tensors.items():
+        kind = {"f4": "F32", "u1": "U8"}[array.dtype.str[1:]]
+        offsets = [at, at + array.nbytes]
+        about[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": offsets}
+        data.append(array.tobytes())
+        at += array.nbytes
+    text = json.dumps(about).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + b"".join(data))
+
+
+def folder_of(golden, place, **config):
+    """A folder with random numbers in the golden's tensors, and these numbers."""
+    place.mkdir()
+    random = np.random.default_rng(0)
+    (place / "config.json").write_text(json.dumps({**golden["config"], **config}))
+    tensors = {}
+    for name, shape in spread(golden["folder"]):
+        if name.endswith(("_blocks", "_scales")):
+            tensors[name] = random.integers(0, 256, shape, np.uint8)
+        else:
+            tensors[name] = random.normal(size=shape).astype(np.float32)
+    save(place / "model.safetensors", tensors)
+    for name, value in golden.get("files", {}).items():
+        path = place / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(value))
+        if "in_features" in value:
+            shape = value["out_features"], value["in_features"]
+            weight = random.normal(size=shape).astype(np.float32)
+            save(path.parent / "model.safetensors", {"linear.weight": weight})
+    return tensors
+
+
+def golden_of(name):
+    return json.loads((GOLDEN / f"{name}.json").read_text())
+
+
+def converted(name, tmp_path, **config):
+    """The folder's numbers and a reader of the file made of it."""
+    tensors = folder_of(golden_of(name), tmp_path / "model", **config)
+    made = convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32")
+    reader = GgufReader(made.path)
+
+    def values(target):
+        return reader.data(target).view(np.float32).reshape(reader.tensors[target].shape)
+
+    return tensors, values
+
+
+def plain(value):
+    if isinstance(value, (list, tuple, np.ndarray)):
+        return [plain(one) for one in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return "-inf" if value == -math.inf else value
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_keys_names_and_shapes_are_the_reference_files(name, tmp_path):
+    golden = golden_of(name)
+    folder_of(golden, tmp_path / "model")
+    made = convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32")
+    reader = GgufReader(made.path)
+    gathered = {key for key in golden["keys"] if key.startswith("xielu.")}  # numbers of tensors
+    found = {
+        key: plain(value)
+        for key, value in reader.metadata.items()
+        if not key.startswith("general.") or key == "general.architecture"
+    }
+    assert gathered <= set(found)
+    assert {key: value for key, value in found.items() if key not in gathered} == {
+        key: value for key, value in golden["keys"].items() if key not in gathered
+    }
+    assert {key: info.shape for key, info in reader.tensors.items()} == dict(
+        spread(golden["tensors"])
+    )
+    other = {key: info.type_name for key, info in reader.tensors.items()}
+    assert sorted(key for key, kind in other.items() if kind != "F32") == golden.get("types", [])
+
+
+def test_the_goldens_are_all_there():
+    assert len(NAMES) >= 50
+    assert {"apertus", "gemma4_moe", "gpt_oss_mxfp4", "nemotron_h_moe", "t5_encoder"} <= set(NAMES)
+
+
+# ---- laws of rearrangement -----------------------------------------------------------------------
+
+
+def test_queries_and_keys_of_a_llama_are_paired(tmp_path):
+    tensors, values = converted("ministral3", tmp_path)
+    for part, heads in (("q", 4), ("k", 2)):
+        theirs = tensors[f"model.layers.0.self_attn.{part}_proj.weight"].reshape(heads, 32, 64)
+        ours = values(f"blk.0.attn_{part}.weight").reshape(heads, 32, 64)
+        for i in range(16):
+            assert np.array_equal(ours[:, 2 * i], theirs[:, i])
+            assert np.array_equal(ours[:, 2 * i + 1], theirs[:, i + 16])
+
+
+@pytest.mark.parametrize("name", ["exaone4", "afmoe", "apertus", "seed_oss", "hunyuan_v1_dense"])
+def test_other_queries_stay_as_they_are(name, tmp_path):
+    tensors, values = converted(name, tmp_path)
+    for part in ("q", "k", "v"):
+        assert np.array_equal(
+            values(f"blk.0.attn_{part}.weight"),
+            tensors[f"model.layers.0.self_attn.{part}_proj.weight"],
+        )
+
+
+def test_the_numbers_of_apertus_activation_become_keys(tmp_path):
+    tensors, _ = converted("apertus", tmp_path)
+    reader = GgufReader(tmp_path / "made.gguf")
+    for part in ("alpha_n", "alpha_p", "beta", "eps"):
+        wanted = [tensors[f"model.layers.{i}.mlp.act_fn.{part}"].reshape(-1)[0] for i in range(2)]
+        assert np.array_equal(np.float32(reader.metadata[f"xielu.{part}"]), np.float32(wanted))
+
+
+def test_nemotron_norms_add_one_to_weights_and_not_to_biases(tmp_path):
+    tensors, values = converted("nemotron", tmp_path)
+    name = "model.layers.0.input_layernorm."
+    assert np.array_equal(values("blk.0.attn_norm.weight"), tensors[name + "weight"] + 1)
+    assert np.array_equal(values("blk.0.attn_norm.bias"), tensors[name + "bias"])
+
+
+def test_falcon_h1_factors_are_multiplied_into_its_matrices(tmp_path):
+    factors = {
+        "key_multiplier": 0.5, "attention_in_multiplier": 0.25, "attention_out_multiplier": 4.0,
+        "mlp_multipliers": [2.0, 8.0], "ssm_in_multiplier": 2.0, "ssm_out_multiplier": 0.5,
+        "ssm_multipliers": [1.0, 2.0, 4.0, 8.0, 16.0], "lm_head_multiplier": 0.125,
+        "embedding_multiplier": 16.0,
+    }  # fmt: skip
+    tensors, values = converted("falcon_h1", tmp_path, **factors)
+    name = "model.layers.0."
+    for theirs, ours, factor in (
+        (name + "self_attn.q_proj", "blk.0.attn_q", 0.25),
+        (name + "self_attn.k_proj", "blk.0.attn_k", 0.125),
+        (name + "self_attn.v_proj", "blk.0.attn_v", 0.25),
+        (name + "self_attn.o_proj", "blk.0.attn_output", 4),
+        (name + "feed_forward.gate_proj", "blk.0.ffn_gate", 2),
+        (name + "feed_forward.up_proj", "blk.0.ffn_up", 1),
+        (name + "feed_forward.down_proj", "blk.0.ffn_down", 8),
+        (name + "mamba.out_proj", "blk.0.ssm_out", 0.5),
+        ("lm_head", "output", 0.125),
+        ("model.embed_tokens", "token_embd", 16),
+    ):
+        assert np.array_equal(values(ours + ".weight"), tensors[theirs + ".weight"] * factor), ours
+    rows = np.repeat([1.0, 2, 4, 8, 16], [128, 128, 16, 16, 8]).astype(np.float32)[:, None]
+    wanted = tensors[name + "mamba.in_proj.weight"] * (2 * rows)
+    assert np.array_equal(values("blk.0.ssm_in.weight"), wanted)
+
+
+def test_value_heads_of_qwen35_take_turns(tmp_path):
+    """Two key heads with two value heads each, of 32: the order 0 1 2 3 becomes 0 2 1 3."""
+    tensors, values = converted("qwen3_5_text", tmp_path)
+    name = "model.layers.0.linear_attn."
+    order = [0, 2, 1, 3]
+    rows = np.concatenate([np.arange(32) + 32 * head for head in order])
+    assert np.array_equal(
+        values("blk.0.attn_gate.weight"), tensors[name + "in_proj_z.weight"][rows]
+    )
+    assert np.array_equal(
+        values("blk.0.ssm_out.weight"), tensors[name + "out_proj.weight"][:, rows]
+    )
+    for theirs, ours in (("in_proj_a.weight", "ssm_alpha.weight"), ("dt_bias", "ssm_dt.bias")):
+        assert np.array_equal(values(f"blk.0.{ours}"), tensors[name + theirs][order])
+    whole = np.concatenate([np.arange(128), 128 + rows])
+    assert np.array_equal(
+        values("blk.0.attn_qkv.weight"), tensors[name + "in_proj_qkv.weight"][whole]
+    )
+    convolved = tensors[name + "conv1d.weight"][:, 0][whole]
+    assert np.array_equal(values("blk.0.ssm_conv1d.weight"), convolved)
+
+
+def test_experts_of_llama4_are_transposed_and_split(tmp_path):
+    tensors, values = converted("llama4_text", tmp_path)
+    name = "model.layers.1.feed_forward.experts."
+    both = tensors[name + "gate_up_proj"]
+    assert np.array_equal(values("blk.1.ffn_gate_exps.weight"), both[:, :, :128].transpose(0, 2, 1))
+    assert np.array_equal(values("blk.1.ffn_up_exps.weight"), both[:, :, 128:].transpose(0, 2, 1))
+    down = tensors[name + "down_proj"].transpose(0, 2, 1)
+    assert np.array_equal(values("blk.1.ffn_down_exps.weight"), down)
+
+
+def test_experts_of_qwen3vl_lie_either_way(tmp_path):
+    golden = golden_of("qwen3_vl_moe")
+    tensors = folder_of(golden, tmp_path / "model")
+    other = {
+        name: np.ascontiguousarray(one.transpose(0, 2, 1)) if ".experts." in name else one
+        for name, one in tensors.items()
+    }
+    made = []
+    for held in (tensors, other):
+        save(tmp_path / "model" / "model.safetensors", held)
+        path = convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32").path
+        made.append(path.read_bytes())
+    assert made[0] == made[1]
+
+
+def test_shared_matrices_of_granite_are_gate_then_up(tmp_path):
+    for name, suffix in (("granitemoehybrid", "_shexp"), ("granitehybrid_dense", "")):
+        (tmp_path / name).mkdir()
+        tensors, values = converted(name, tmp_path / name)
+        both = tensors["model.layers.0.shared_mlp.input_linear.weight"]
+        assert np.array_equal(values(f"blk.0.ffn_gate{suffix}.weight"), both[:96])
+        assert np.array_equal(values(f"blk.0.ffn_up{suffix}.weight"), both[96:])
+
+
+def test_decays_are_negative_exponentials(tmp_path):
+    tensors, values = converted("nemotron_h", tmp_path)
+    wanted = -np.exp(tensors["backbone.layers.0.mixer.A_log"].astype(np.float64))
+    assert np.array_equal(values("blk.0.ssm_a"), wanted.astype(np.float32)[:, None])
+
+
+def test_positions_of_roberta_begin_behind_the_padding(tmp_path):
+    tensors, values = converted("roberta", tmp_path)
+    wanted = tensors["embeddings.position_embeddings.weight"][2:]
+    assert np.array_equal(values("position_embd.weight"), wanted)
+
+
+def test_dense_modules_of_embeddinggemma_are_taken(tmp_path):
+    folder_of(golden_of("embeddinggemma"), tmp_path / "model")
+    held = (tmp_path / "model" / "2_Dense" / "model.safetensors").read_bytes()[-64 * 32 * 4 :]
+    convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32")
+    assert GgufReader(tmp_path / "made.gguf").data("dense_2.weight").tobytes() == held
+
+
+def mxfp4(block):
+    """The 32 numbers of a GGUF block: a scale of eight bits, then sixteen bytes of two E2M1."""
+    table = np.float64([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    signed = np.concatenate([table, -table])
+    codes = np.concatenate([block[1:] & 15, block[1:] >> 4])
+    return signed[codes] * 2.0 ** (int(block[0]) - 127)
+
+
+def test_mxfp4_of_gpt_oss_keeps_its_numbers(tmp_path):
+    """A folder's byte holds two neighbours, low bits first; gate and up are its rows in turn."""
+    tensors, _ = converted("gpt_oss_mxfp4", tmp_path)
+    reader = GgufReader(tmp_path / "made.gguf")
+    table = np.float64([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    signed = np.concatenate([table, -table])
+    name = "model.layers.0.mlp.experts."
+    for theirs, ours, first, step in (
+        ("gate_up_proj", "gate", 0, 2), ("gate_up_proj", "up", 1, 2), ("down_proj", "down", 0, 1)
+    ):  # fmt: skip
+        blocks = tensors[f"{name}{theirs}_blocks"][:, first::step]
+        scales = tensors[f"{name}{theirs}_scales"][:, first::step]
+        codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*scales.shape, 32)
+        wanted = signed[codes] * 2.0 ** (scales[..., None].astype(int) - 127)
+        bytes_ = reader.data(f"blk.0.ffn_{ours}_exps.weight").view(np.uint8).reshape(-1, 17)
+        found = np.stack([mxfp4(block) for block in bytes_])
+        assert np.array_equal(found, wanted.reshape(-1, 32)), ours
+
+
+def test_baichuan_rows_are_q_k_and_v(tmp_path):
+    golden = golden_of("internlm3")
+    place = tmp_path / "model"
+    tensors = folder_of(golden, place, architectures=["BaichuanForCausalLM"])
+    packed = {}
+    for layer in range(2):
+        rows = np.random.default_rng(layer).normal(size=(192, 64)).astype(np.float32)
+        packed[f"model.layers.{layer}.self_attn.W_pack.weight"] = rows
+    parts = ("q_proj", "k_proj", "v_proj")
+    kept = {n: one for n, one in tensors.items() if not any(part in n for part in parts)}
+    config = {**golden["config"], "architectures": ["BaichuanForCausalLM"]}
+    (place / "config.json").write_text(json.dumps({**config, "num_key_value_heads": 4}))
+    save(place / "model.safetensors", {**kept, **packed})
+    reader = GgufReader(convert_folder(place, tmp_path / "made.gguf", "F32").path)
+    rows = packed["model.layers.0.self_attn.W_pack.weight"]
+    for at, part in enumerate("qk"):
+        ours = reader.data(f"blk.0.attn_{part}.weight").view(np.float32).reshape(4, 8, 2, 64)
+        assert np.array_equal(ours.swapaxes(1, 2), rows[64 * at :][:64].reshape(4, 2, 8, 64))
+    found = reader.data("blk.0.attn_v.weight").view(np.float32).reshape(64, 64)
+    assert np.array_equal(found, rows[128:])
+    assert reader.metadata["baichuan.tensor_data_layout"] == "Meta AI original pth"
+
+
+def test_norms_of_each_head_of_a_stablelm_are_stacked(tmp_path):
+    place = tmp_path / "model"
+    config = {
+        "architectures": ["StableLmForCausalLM"], "hidden_size": 32, "intermediate_size": 32,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 1,
+        "vocab_size": 32, "max_position_embeddings": 64, "layer_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.25, "use_parallel_residual": True, "qk_layernorm": True,
+    }  # fmt: skip
+    shapes = [["model.embed_tokens.weight", [32, 32]]]
+    for part, count in (("q", 4), ("k", 2)):
+        shapes.append([f"model.layers.{{b}}.self_attn.{part}_layernorm.norms.{{e}}.weight", [8],
+                       [0], count])  # fmt: skip
+    tensors = folder_of({"config": config, "folder": shapes}, place)
+    reader = GgufReader(convert_folder(place, tmp_path / "made.gguf").path)
+    for part, count in (("q", 4), ("k", 2)):
+        wanted = [
+            tensors[f"model.layers.0.self_attn.{part}_layernorm.norms.{i}.weight"]
+            for i in range(count)
+        ]
+        found = reader.data(f"blk.0.attn_{part}_norm.weight").view(np.float32)
+        assert np.array_equal(found.reshape(count, 8), wanted)
+    assert reader.metadata["stablelm.use_parallel_residual"] is True
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "word"),
+    [
+        ("apertus", {"hidden_act": "silu"}, "hidden_act"),
+        ("afmoe", {"global_attn_every_n_layers": 2}, "global_attn_every_n_layers"),
+        ("bert", {"hidden_act": "relu"}, "hidden_act"),
+        ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_type"),
+        ("embeddinggemma", {"use_bidirectional_attention": False}, "use_bidirectional_attention"),
+        ("gemma3n_text", {"activation_sparsity_pattern": [1.5]}, "activation_sparsity_pattern"),
+        ("gemma4", {"attention_bias": True}, "attention_bias"),
+        ("gpt_oss_mxfp4", {"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ("arcee", {"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
+        ("granitemoehybrid", {"layer_types": ["mamba", "conv", "mamba", "mamba"]}, "conv"),
+        ("laguna", {"gating": False}, "gating"),
+        ("ministral3", {"sliding_window": 16}, "sliding_window"),
+        ("ministral3", {"model_type": "mistral4"}, "mistral4"),
+        ("modernbert", {"classifier_pooling": "max"}, "classifier_pooling"),
+        ("nemotron_h", {"hybrid_override_pattern": "M*"}, "hybrid_override_pattern"),
+        ("nomic_bert", {"moe_every_n_layers": 2}, "moe_every_n_layers"),
+        ("phimoe", {"rope_parameters": {"rope_type": "longrope", "long_factor": [1.0]}}, "factor"),
+        ("t5_encoder", {"relative_attention_max_distance": 64}, "relative_attention_max_distance"),
+        ("xlm_rerank", {"id2label": {"0": 1}}, "id2label"),
+    ],
+)
+def test_configurations_without_a_place_in_the_file_are_refused(name, config, word, tmp_path):
+    folder_of(golden_of(name), tmp_path / "model", **config)
+    with pytest.raises(ConvertError) as caught:
+        convert_folder(tmp_path / "model", tmp_path / "made.gguf")
+    assert word in str(caught.value)
+    assert not (tmp_path / "made.gguf").exists()
+
+
+def changed(name, tmp_path, change):
+    """The error of a folder whose tensors were changed."""
+    tensors = folder_of(golden_of(name), tmp_path / "model")
+    change(tensors)
+    save(tmp_path / "model" / "model.safetensors", tensors)
+    with pytest.raises(ConvertError) as caught:
+        convert_folder(tmp_path / "model", tmp_path / "made.gguf")
+    return str(caught.value)
+
+
+def test_mxfp4_without_its_scales_is_refused(tmp_path):
+    name = "model.layers.0.mlp.experts.down_proj_scales"
+    error = changed("gpt_oss_mxfp4", tmp_path, lambda held: held.pop(name))
+    assert "blk.0.ffn_down_exps.weight" in error
+    assert "_scales" in error
+
+
+def test_mxfp4_of_another_shape_is_refused(tmp_path):
+    def cut(held):
+        name = "model.layers.0.mlp.experts.gate_up_proj_scales"
+        held[name] = held[name][:, :-1].copy()
+
+    assert "blk.0.ffn_gate_exps.weight" in changed("gpt_oss_mxfp4", tmp_path, cut)
+
+
+def test_a_layer_without_its_activation_is_refused(tmp_path):
+    error = changed("apertus", tmp_path, lambda held: held.pop("model.layers.1.mlp.act_fn.alpha_p"))
+    assert "xielu.alpha_p" in error
+
+
+def test_experts_whose_sizes_do_not_tell_are_refused(tmp_path):
+    def square(held):
+        name = "model.language_model.layers.0.mlp.experts.down_proj"
+        held[name] = np.zeros((4, 64, 64), np.float32)
+
+    assert "down_proj" in changed("qwen3_vl_moe", tmp_path, square)
+
+
+def test_a_pooling_that_files_cannot_say_is_refused(tmp_path):
+    folder_of(golden_of("bert"), tmp_path / "model")
+    path = tmp_path / "model" / "1_Pooling" / "config.json"
+    path.write_text(json.dumps({"pooling_mode_max_tokens": True}))
+    with pytest.raises(ConvertError, match="pooling"):
+        convert_folder(tmp_path / "model", tmp_path / "made.gguf")
+    (tmp_path / "model" / "modules.json").write_text('[{"type": "x.Pooling", "path": "../x"}]')
+    with pytest.raises(ConvertError, match=r"modules\.json"):
+        convert_folder(tmp_path / "model", tmp_path / "made.gguf")
