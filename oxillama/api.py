@@ -52,6 +52,7 @@ from oxillama.opening import Progress
 from oxillama.sampling import SamplerConfig
 from oxillama.snapshot.prefixes import spill, start
 from oxillama.snapshot.session import EngineSnapshot
+from oxillama.stores import located
 from oxillama.tokenizer import TokenizerBridge
 
 __all__ = ["EngineConfig", "InferenceEngine", "cpu_info", "load", "load_model_from_bytes"]
@@ -63,14 +64,21 @@ Maker = Callable[..., Request | Siblings]
 def load(
     model_path: str | Path | None = None,
     *,
+    file: str | None = None,
     progress: Progress | None = None,
     **config: Unpack[ConfigOptions],
 ) -> InferenceEngine:
     """An engine with a model loaded: the embedded one without a path. Keyword arguments are the
     fields of `EngineConfig`.
 
-    `progress(done, total)` is told of the bytes of weights prepared.
+    A path is a GGUF file, a folder with one, or a Hugging Face folder, which is converted into the
+    cache folder once. `owner/name` is a repository of the Hugging Face hub (extra `hub`), `file`
+    says which of its files ("*Q4_K_M.gguf"); `ollama:NAME` and `lmstudio:OWNER/NAME` are what those
+    programs have stored (`stores.located`). `progress(done, total)` is told of the bytes of weights
+    prepared.
     """
+    if file is not None:
+        model_path = located(model_path, file=file)
     engine = InferenceEngine(EngineConfig.of({"model_path": model_path, **config}, door="load"))
     engine.load_model(progress=progress)
     return engine
@@ -111,10 +119,12 @@ class InferenceEngine:
     def load_model(
         self, model_path: str | Path | None = None, *, progress: Progress | None = None
     ) -> InferenceEngine:
-        """Load the config's model, or another one; returns the engine."""
+        """Load the config's model, or another one, named as in `load`; returns the engine."""
         path = model_path if model_path is not None else self.engine_config.model_path
         self._loaded.open(
-            self.engine_config, path if path is not None else embedded_path(), progress=progress
+            self.engine_config,
+            located(path) if path is not None else embedded_path(),
+            progress=progress,
         )
         return self
 
@@ -540,7 +550,7 @@ class InferenceEngine:
         ModelFingerprintMismatch for another model, SnapshotIncompatible for the rest.
         """
         told = EngineSnapshot.inspect(data)
-        model = embedded_path() if model_path is None else model_path
+        model = embedded_path() if model_path is None else located(model_path)
         told.model.verify(model)
         engine = cls(
             told.config(model_path=model if isinstance(model, (str, Path)) else None, **config)

@@ -17,6 +17,7 @@ from oxillama.errors import ConfigError, TemplateError
 from oxillama.tokenizer import ChatTemplate, TemplateText
 from oxillama.toolcalls import ChatEvent, ChatPlan, ChatPlanner, MessageForm, Parts, Tool, tool_of
 
+TEMPLATE_KEY = "tokenizer.chat_template"
 _OF_TOOLS = ("tool_choice", "tool_format", "parallel_tool_calls")
 _CONSTRAINTS = ("grammar", "json_schema", "regex", "choices")
 # variables of a template that are arguments of their own
@@ -95,11 +96,9 @@ class Chat:
     __slots__ = ("_form", "_planner", "template", "vocabulary")
 
     def __init__(self, metadata: Mapping[str, Any], vocabulary: Vocabulary) -> None:
-        source = metadata.get("tokenizer.chat_template")
+        source = metadata.get(TEMPLATE_KEY)
         if not isinstance(source, str):
-            raise TemplateError(
-                "tokenizer.chat_template: the file has none, wanted one to chat with"
-            )
+            raise TemplateError(f"{TEMPLATE_KEY}: the file has none, wanted one to chat with")
         self.template, self.vocabulary = ChatTemplate(source), vocabulary
         self._planner = ChatPlanner(source, vocabulary.bridge)
         self._form = MessageForm(source, self._rendered)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from oxillama.chat import Chat
+from oxillama.chat import TEMPLATE_KEY, Chat
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Options, Vocabulary
@@ -23,6 +23,7 @@ from oxillama.errors import EngineError
 from oxillama.model.load import Model
 from oxillama.opening import Progress, open_model
 from oxillama.sampling import SamplerConfig
+from oxillama.tokenizer.builtin_templates import template_source
 
 Prompt = str | Sequence[int]
 
@@ -123,6 +124,13 @@ class Loaded:
         if self._chat is None:
             self._chat = Chat(self.model.reader.metadata, self.words)
         return self._chat
+
+    def use_template(self, given: str) -> None:
+        """Talk through another chat template than the file's: the text of one, or the name of a
+        built-in one (`tokenizer.builtin_templates`).
+        """
+        source = template_source(given)
+        self._chat = Chat({**self.model.reader.metadata, TEMPLATE_KEY: source}, self.words)
 
     def sampler(self, given: SamplerConfig | None) -> SamplerConfig:
         """The sampler of requests that name none: what was given, else the file's, else ours."""

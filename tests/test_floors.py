@@ -36,11 +36,13 @@ FLOORS = {
     "opening": 6,
     "quality": 6,
     "recommended": 6,
+    "stores": 6,
     "threadpool": 6,
     # the part of the package that is public API, above `api`
     "speculative.engine": 6,
     "speculative.decoder": 6,
     "server": 7,
+    "compat": 7,
     "cli": 8,
 }
 # A bridge can be asked for by file name alone, so this one function of the tokenizer opens the

@@ -1,10 +1,13 @@
-"""The command line: `oxillama run | chat | info | tokenize | snapshot | sidecar | bench | doctor |
-perplexity | imatrix | quantize | convert | serve`.
+"""The command line: `oxillama run | chat | info | tokenize | pull | list | rm | snapshot | sidecar |
+bench | doctor | perplexity | imatrix | quantize | convert | serve`.
 
-Each module adds its own commands (`talk`: run and chat; `info`: tokenize too; `quality`: perplexity
-and imatrix; `loading`: options of all that load a model). A command is a function over parsed
-arguments that returns an exit code. Errors of this package become one line on the standard error
-stream and exit code 1; Ctrl-C becomes 130.
+Each module adds its own commands (`talk`: run and tokenize; `conversation`: chat; `hub`: pull, list
+and rm; `quality`: perplexity and imatrix; `bench`, `convert`, `doctor`, `info`, `quantize`, `serve`,
+`sidecar`, `snapshot`: those of their names). `loading` and `sampling` are the options of all that
+load a model, and of all that generate; `lines` reads what a person types; `parsing` reads the
+command line. A command is a function over parsed arguments that returns an exit code. Errors of this
+package become one line on the standard error stream and exit code 1; a command line that cannot be
+read becomes one line and 2; Ctrl-C becomes 130.
 """
 
 from __future__ import annotations
@@ -16,8 +19,10 @@ from collections.abc import Sequence
 
 from oxillama.cli import (
     bench,
+    conversation,
     convert,
     doctor,
+    hub,
     info,
     quality,
     quantize,
@@ -26,18 +31,30 @@ from oxillama.cli import (
     snapshot,
     talk,
 )
+from oxillama.cli.parsing import Parser
 from oxillama.errors import OxillamaError
 
-MODULES = (talk, info, snapshot, sidecar, bench, doctor, quality, quantize, convert, serve)
+MODULES = (
+    talk,
+    conversation,
+    info,
+    hub,
+    snapshot,
+    sidecar,
+    bench,
+    doctor,
+    quality,
+    quantize,
+    convert,
+    serve,
+)
 
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line as one parser; each module adds its own commands."""
     import oxillama
 
-    top = argparse.ArgumentParser(
-        prog="oxillama", description="Run GGUF language models on the CPU."
-    )
+    top = Parser(prog="oxillama", description="Run GGUF language models on the CPU.")
     top.add_argument("--version", action="version", version=f"oxillama {oxillama.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for module in MODULES:
@@ -47,11 +64,20 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `oxillama` command; returns the exit code."""
-    arguments = parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else list(argv)
+    # a text that the terminal has no characters for is shown in escapes, and is no error
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    top = parser()
+    if not given:
+        top.print_help()
+        return 0
+    arguments = top.parse_args(given)
     try:
         return arguments.function(arguments)
     except OxillamaError as error:
-        print(f"oxillama: {error}", file=sys.stderr)
+        print(f"oxillama: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130

@@ -11,10 +11,12 @@ import resource
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import oxillama
 from oxillama.cli.loading import add_model, load
+from oxillama.cli.parsing import number
 
 
 def add_commands(commands) -> None:
@@ -22,28 +24,36 @@ def add_commands(commands) -> None:
     command = commands.add_parser("bench", help="measure prompt and generation speed")
     add_model(command)
     command.add_argument(
-        "-p", type=int, default=512, metavar="TOKENS", help="prompt tokens (default: %(default)s)"
+        "-p",
+        type=number(int),
+        default=512,
+        metavar="TOKENS",
+        help="prompt tokens (default: %(default)s)",
     )
     command.add_argument(
-        "-n", type=int, default=64, metavar="TOKENS", help="generated tokens (default: %(default)s)"
+        "-n",
+        type=number(int),
+        default=64,
+        metavar="TOKENS",
+        help="generated tokens (default: %(default)s)",
     )
     command.add_argument(
         "-d",
-        type=int,
+        type=number(int),
         default=0,
         metavar="DEPTH",
         help="tokens already in the context when generation starts (default: %(default)s)",
     )
     command.add_argument(
         "-b",
-        type=int,
+        type=number(int),
         default=1,
         metavar="BATCH",
         help="sequences generated together (default: %(default)s)",
     )
     command.add_argument(
         "-r",
-        type=int,
+        type=number(int),
         default=3,
         metavar="RUNS",
         help="runs whose median counts (default: %(default)s)",
@@ -69,6 +79,7 @@ def _bench(arguments: argparse.Namespace) -> int:
             depth=arguments.d,
             batch=arguments.b,
             runs=arguments.r,
+            progress=_shown if sys.stderr.isatty() else None,
         )
     result = {
         "model": str(arguments.model or "embedded"),
@@ -84,6 +95,11 @@ def _bench(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _shown(text: str) -> None:
+    """A line of progress, in the place of the one before."""
+    print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
 def measure(
     engine: oxillama.InferenceEngine,
     *,
@@ -92,9 +108,10 @@ def measure(
     depth: int,
     batch: int,
     runs: int,
+    progress: Callable[[str], None] | None = None,
 ) -> dict:
     """Median tokens/s of `runs` runs after one that warms up; generation counts the tokens of all
-    sequences.
+    sequences. progress(text) is told of every run that begins, and once of the end with "".
 
     ContextError for a prompt, or a depth and what is generated there, that the engine's context
     does not hold.
@@ -110,7 +127,9 @@ def measure(
             )
     vocab = engine.config.vocab_size
     prompt_rates, generation_rates = [], []
-    for _ in range(runs + 1):
+    tell = progress or (lambda text: None)
+    for run in range(runs + 1):
+        tell(f"run {run} of {runs}" if run else "warming up")
         with engine.raw_loop() as loop:
             ids = [(7 * j + 11) % vocab for j in range(prompt)]
             start = time.perf_counter()
@@ -123,6 +142,7 @@ def measure(
             for i in range(generate):
                 loop.decode([(13 * i + sequence + 5) % vocab for sequence in range(batch)])
             generation_rates.append(generate * batch / (time.perf_counter() - start))
+    tell("")
     return {
         "engine": "oxillama",
         "isa": oxillama.cpu_info()["isa"],

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from oxillama.cli.loading import located_model
 from oxillama.embedded import embedded_path
 from oxillama.gguf import GgufReader
 
@@ -26,6 +27,7 @@ def add_commands(commands) -> None:
     command.add_argument(
         "model", nargs="?", metavar="MODEL", help="a GGUF file; the embedded model when left out"
     )
+    command.add_argument("-m", "--model", dest="named", metavar="MODEL", help="the same")
     command.add_argument("--tensors", action="store_true", help="list every tensor")
     command.add_argument("--metadata", action="store_true", help="list every metadata key")
     command.add_argument("--json", action="store_true", help="print JSON instead of tables")
@@ -33,7 +35,7 @@ def add_commands(commands) -> None:
 
 
 def _info(arguments: argparse.Namespace) -> int:
-    with GgufReader(arguments.model or embedded_path()) as reader:
+    with GgufReader(located_model(arguments) or embedded_path()) as reader:
         report = _summary(reader)
         if arguments.metadata:
             report["metadata"] = {key: _plain(reader.metadata[key]) for key in reader.metadata}

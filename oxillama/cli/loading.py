@@ -6,9 +6,12 @@ import argparse
 import math
 import sys
 from dataclasses import fields
+from typing import Any
 
 import oxillama
+from oxillama.cli.parsing import number
 from oxillama.model.rope import KINDS, RopeOverrides
+from oxillama.stores import located
 
 
 def add_model(command: argparse.ArgumentParser, *, sidecar: str = "0") -> None:
@@ -16,19 +19,26 @@ def add_model(command: argparse.ArgumentParser, *, sidecar: str = "0") -> None:
     default.
     """
     command.add_argument(
-        "model", nargs="?", metavar="MODEL", help="a GGUF file; the embedded model when left out"
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a GGUF file, a Hugging Face folder, OWNER/NAME[:QUANT] of the hub, or ollama:NAME; "
+        "the embedded model when left out",
     )
+    command.add_argument("-m", "--model", dest="named", metavar="MODEL", help="the same")
     command.add_argument(
         "-t",
         "--threads",
-        type=int,
+        type=number(int),
         default=0,
         help="worker threads (default: the cores this process may use)",
     )
     command.add_argument(
         "-c",
+        "--ctx-size",
         "--context",
-        type=int,
+        dest="context",
+        type=number(int),
         default=None,
         help="context size in tokens (default: the model's own)",
     )
@@ -56,28 +66,28 @@ def _add_rope(command: argparse.ArgumentParser) -> None:
     factor = group.add_mutually_exclusive_group()
     factor.add_argument(
         "--rope-scale",
-        type=float,
+        type=number(),
         default=None,
         metavar="N",
         help="stretch positions, and with them the context, by N",
     )
     factor.add_argument(
         "--rope-freq-scale",
-        type=float,
+        type=number(),
         default=None,
         metavar="N",
         help="multiply angles by N: --rope-scale 1/N",
     )
     group.add_argument(
         "--rope-freq-base",
-        type=float,
+        type=number(),
         default=None,
         metavar="N",
         help="base of the frequencies; a windowed layer's own base stays",
     )
     group.add_argument(
         "--yarn-orig-ctx",
-        type=int,
+        type=number(int),
         default=None,
         metavar="TOKENS",
         help="the context that the model was made for (default: the file's)",
@@ -90,7 +100,7 @@ def _add_rope(command: argparse.ArgumentParser) -> None:
     ):
         group.add_argument(
             f"--yarn-{name}",
-            type=float,
+            type=number(),
             default=None,
             metavar="N",
             help=f"{text} (default: the file's)",
@@ -109,11 +119,41 @@ def _rope(arguments: argparse.Namespace) -> dict:
     return found
 
 
+def located_model(arguments: argparse.Namespace) -> str | None:
+    """The file that MODEL names, found or made; None for the embedded model."""
+    given = arguments.model
+    if given is None:
+        return None
+    found = _found(given)
+    if str(found) != given:
+        print(f"oxillama: {given} is {found}", file=sys.stderr, flush=True)
+    return str(found)
+
+
+def _found(given: str) -> Any:
+    """The file of a name; a conversion shows a bar where a person is watching."""
+    if not sys.stderr.isatty():
+        return located(given)
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (TextColumn("converting"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task: list[Any] = []
+
+        def progress(done: int, total: int, _: str) -> None:
+            if not task:
+                task.append(bar.add_task("converting", total=total))
+            bar.update(task[0], completed=done, total=total)
+
+        return located(given, progress=progress)
+
+
 def engine_options(arguments: argparse.Namespace) -> dict:
     """The keyword arguments of `oxillama.load` that the options of `add_model` ask for."""
     return dict(
-        num_threads=arguments.threads or None,
-        context_size=arguments.context,
+        num_threads=None if arguments.threads in (0, -1) else arguments.threads,
+        context_size=arguments.context or None,
         kv_type=arguments.kv_type,
         sidecar=False if arguments.sidecar == "0" else arguments.sidecar,
         **_rope(arguments),
@@ -124,7 +164,7 @@ def load(arguments: argparse.Namespace, **more) -> oxillama.InferenceEngine:
     """The engine of `arguments.model`; the bar shows weights packed and is left out when stderr is
     not a terminal.
     """
-    engine = _loaded(arguments, {**engine_options(arguments), **more})
+    engine = _loaded(located_model(arguments), {**engine_options(arguments), **more})
     _announce(engine)
     return engine
 
@@ -142,10 +182,10 @@ def _announce(engine: oxillama.InferenceEngine) -> None:
         )
 
 
-def _loaded(arguments: argparse.Namespace, options: dict) -> oxillama.InferenceEngine:
+def _loaded(model: str | None, options: dict) -> oxillama.InferenceEngine:
     """The engine; with a bar where a person is watching."""
     if not sys.stderr.isatty():
-        return oxillama.load(arguments.model, **options)
+        return oxillama.load(model, **options)
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
@@ -158,7 +198,7 @@ def _loaded(arguments: argparse.Namespace, options: dict) -> oxillama.InferenceE
     ) as bar:
         task = bar.add_task("load", total=None)
         return oxillama.load(
-            arguments.model,
+            model,
             progress=lambda done, total: bar.update(task, completed=done, total=total),
             **options,
         )

@@ -1,4 +1,4 @@
-"""`oxillama run`, `oxillama chat` and `oxillama tokenize`: text in, text out, streamed."""
+"""`oxillama run` and `oxillama tokenize`: text in, text out, streamed."""
 
 from __future__ import annotations
 
@@ -6,45 +6,29 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 import oxillama
-from oxillama.cli.loading import add_model, load
+from oxillama.cli.loading import add_model, load, located_model
+from oxillama.cli.sampling import add_generation, generation, note, read, timed
+
+PROMPT = "Once upon a time"
 
 
-def add_commands(commands) -> None:
-    """Add `run`, `chat` and `tokenize`."""
-    run = commands.add_parser("run", help="continue a prompt, streaming")
+def add_commands(commands: Any) -> None:
+    """Add `run` and `tokenize`."""
+    run = commands.add_parser("run", help="continue a prompt, or answer it with -sys, streaming")
     add_model(run, sidecar="auto")
+    add_prompt(run, f"the text to continue (default: {PROMPT!r}); '-' reads standard input")
+    add_template(run)
     run.add_argument(
-        "-p",
-        "--prompt",
-        default="Once upon a time",
-        help="the text to continue (default: %(default)r); '-' reads standard input",
+        "--no-display-prompt",
+        dest="display_prompt",
+        action="store_false",
+        help="print what is generated alone",
     )
-    _add_sampling(run)
+    add_generation(run)
     run.set_defaults(function=_run)
-
-    chat = commands.add_parser("chat", help="talk with a model through its own chat template")
-    add_model(chat, sidecar="auto")
-    chat.add_argument("--system", default=None, help="the system message")
-    chat.add_argument(
-        "--tools",
-        default=None,
-        metavar="FILE",
-        help="a JSON list of tools; a call is printed as JSON, the next line answers it",
-    )
-    chat.add_argument(
-        "--tool-choice",
-        default=None,
-        help="auto (default with tools), none, required, or the name of a tool",
-    )
-    chat.add_argument(
-        "--tool-format",
-        default=None,
-        help="how calls are spelled (default: as the chat template teaches)",
-    )
-    _add_sampling(chat)
-    chat.set_defaults(function=_chat)
 
     tokenize = commands.add_parser("tokenize", help="show the tokens of a text")
     tokenize.add_argument(
@@ -53,6 +37,7 @@ def add_commands(commands) -> None:
         metavar="MODEL",
         help="a GGUF file (vocabulary-only files too); the embedded model when left out",
     )
+    tokenize.add_argument("-m", "--model", dest="named", metavar="MODEL", help="the same")
     tokenize.add_argument(
         "-p", "--prompt", default="-", help="the text; '-' reads standard input (default)"
     )
@@ -63,173 +48,110 @@ def add_commands(commands) -> None:
     tokenize.set_defaults(function=_tokenize)
 
 
-def _add_sampling(command: argparse.ArgumentParser) -> None:
-    default = oxillama.SamplerConfig()
-    command.add_argument(
-        "--temp",
-        type=float,
-        default=default.temperature,
-        help="temperature; 0 is greedy (default: %(default)s)",
-    )
-    command.add_argument(
-        "--top-k",
-        type=int,
-        default=default.top_k,
-        help="keep the k likeliest tokens; 0 is off (default: %(default)s)",
-    )
-    command.add_argument(
-        "--top-p",
-        type=float,
-        default=default.top_p,
-        help="keep the likeliest tokens of this mass (default: %(default)s)",
-    )
-    command.add_argument(
-        "--min-p",
-        type=float,
-        default=default.min_p,
-        help="drop tokens under this share of the likeliest (default: %(default)s)",
-    )
-    command.add_argument(
-        "--repeat-penalty",
-        type=float,
+def add_prompt(command: argparse.ArgumentParser, text: str) -> None:
+    """A prompt, as text or as a file."""
+    either = command.add_mutually_exclusive_group()
+    either.add_argument("-p", "--prompt", default=None, metavar="TEXT", help=text)
+    either.add_argument("-f", "--file", default=None, metavar="FILE", help="read it from a file")
+
+
+def add_template(command: argparse.ArgumentParser) -> None:
+    """What a conversation begins with, and how it is written."""
+    either = command.add_mutually_exclusive_group()
+    either.add_argument(
+        "-sys",
+        "--system-prompt",
+        "--system",
+        dest="system",
         default=None,
-        help="1 is off (default: 1.1, and 1 at temperature 0)",
+        metavar="TEXT",
+        help="the system message of a conversation",
     )
-    command.add_argument(
-        "--seed",
-        type=int,
+    either.add_argument(
+        "-sysf",
+        "--system-prompt-file",
+        dest="system_file",
         default=None,
-        help="the same seed gives the same text (default: a fresh one)",
+        metavar="FILE",
+        help="read it from a file",
     )
-    command.add_argument(
-        "-n",
-        "--max-tokens",
-        type=int,
+    either = command.add_mutually_exclusive_group()
+    either.add_argument(
+        "--chat-template",
         default=None,
-        help="stop after so many tokens (default: the end of the context)",
+        metavar="NAME|TEXT",
+        help="write conversations by a built-in template (chatml, llama3, ...) or this one, not by the file's",
     )
-    command.add_argument(
-        "--stop",
-        action="append",
-        default=[],
-        help="stop before this text; may be given more than once",
-    )
-    command.add_argument(
-        "--grammar-file", default=None, help="a GBNF grammar that the text must follow"
-    )
-    command.add_argument(
-        "--json-schema",
+    either.add_argument(
+        "--chat-template-file",
         default=None,
-        help="a JSON schema that the text must follow: JSON, or @FILE",
+        metavar="FILE",
+        help="the same, from a file",
     )
 
 
-def _generation(arguments: argparse.Namespace) -> dict:
-    """The keyword arguments of `stream` that the sampling options ask for."""
-    options: dict = {
-        "max_tokens": arguments.max_tokens,
-        "stop": arguments.stop,
-        "sampler": oxillama.SamplerConfig(
-            temperature=arguments.temp,
-            top_k=arguments.top_k,
-            top_p=arguments.top_p,
-            min_p=arguments.min_p,
-            repetition_penalty=arguments.repeat_penalty,
-            seed=arguments.seed,
-        ),
-    }
-    if arguments.grammar_file is not None:
-        options["grammar"] = _read(arguments.grammar_file)
-    if arguments.json_schema is not None:
-        text = arguments.json_schema
-        options["json_schema"] = _read(text[1:]) if text.startswith("@") else text
-    return options
+def prompt_of(arguments: argparse.Namespace) -> str | None:
+    """The prompt that is given, None for none."""
+    if arguments.file is not None:
+        return read(arguments.file).removesuffix("\n")
+    return sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
 
 
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except OSError as error:
-        raise oxillama.ConfigError(f"{path}: {error.strerror}, wanted a readable file") from error
+def system_of(arguments: argparse.Namespace) -> str | None:
+    """The system message that is given, None for none."""
+    if arguments.system_file is not None:
+        return read(arguments.system_file).removesuffix("\n")
+    return arguments.system
 
 
-def _text(given: str) -> str:
-    return sys.stdin.read() if given == "-" else given
-
-
-def _print(pieces: Iterable) -> str:
-    """Print pieces as they come and return the whole text."""
-    parts = []
-    for piece in pieces:
-        print(piece.text, end="", flush=True)
-        parts.append(piece.text)
-    print()
-    return "".join(parts)
+def use_template(arguments: argparse.Namespace, engine: oxillama.InferenceEngine) -> None:
+    """Write conversations as `--chat-template` says."""
+    given = arguments.chat_template
+    if arguments.chat_template_file is not None:
+        given = read(arguments.chat_template_file)
+    if given is not None:
+        engine.opened.use_template(given)
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    prompt = _text(arguments.prompt)
-    options = _generation(arguments)
+    prompt, system = prompt_of(arguments), system_of(arguments)
+    options = generation(arguments)
+    templated = arguments.chat_template or arguments.chat_template_file
+    if templated and system is None:
+        raise oxillama.ConfigError(
+            "--chat-template: found without a system message, wanted -sys, or `oxillama chat`"
+        )
+    text = PROMPT if prompt is None else prompt
     with load(arguments) as engine:
-        print(prompt, end="", flush=True)
-        _print(engine.stream(prompt, **options))
+        if system is None:
+            if arguments.display_prompt:
+                print(text, end="", flush=True)
+            done = _print(engine.stream(text, **options))
+        else:
+            use_template(arguments, engine)
+            messages = [{"role": "user", "content": text}]
+            if system:
+                messages.insert(0, {"role": "system", "content": system})
+            done = reply(engine.chat(messages, stream=True, **options))
+        if arguments.timings:
+            note(timed(done))
     return 0
 
 
-def _tools(arguments: argparse.Namespace) -> dict:
-    """The keyword arguments of `chat` that the tool options ask for."""
-    named = {"tool_choice": arguments.tool_choice, "tool_format": arguments.tool_format}
-    options: dict = {name: value for name, value in named.items() if value is not None}
-    if arguments.tools is not None:
-        try:
-            options["tools"] = json.loads(_read(arguments.tools))
-        except ValueError as error:
-            raise oxillama.ConfigError(
-                f"{arguments.tools}: {error}, wanted a JSON list of tools"
-            ) from None
-        if not isinstance(options["tools"], list):
-            raise oxillama.ConfigError(
-                f"{arguments.tools}: found {type(options['tools']).__name__}, wanted a JSON list of tools"
-            )
-    return options
+def _print(stream: oxillama.Stream) -> oxillama.Completion:
+    """Print pieces as they come and return the completion."""
+    with stream:
+        for piece in stream:
+            print(piece.text, end="", flush=True)
+    print()
+    return stream.completion
 
 
-def _chat(arguments: argparse.Namespace) -> int:
-    messages = [{"role": "system", "content": arguments.system}] if arguments.system else []
-    options = {**_generation(arguments), **_tools(arguments)}
-    calls: list = []  # that wait for their results
-    with load(arguments) as engine:
-        while True:
-            prompt = f"{calls[0].name}> " if calls else "> "
-            try:
-                line = input(prompt if sys.stdin.isatty() else "")
-            except EOFError:
-                return 0
-            if calls:
-                call = calls.pop(0)
-                messages.append(
-                    {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": line}
-                )
-                if calls:
-                    continue
-            elif line.strip():
-                messages.append({"role": "user", "content": line})
-            else:
-                continue
-            try:
-                done = _reply(engine.chat(messages, stream=True, **options))
-            except KeyboardInterrupt:
-                print()
-                messages.pop()
-                continue
-            calls = list(done.tool_calls)
-            messages.append(_message(done))
-
-
-def _reply(events: Iterable) -> oxillama.Completion:
+def reply(events: Iterable[Any], *, said: list[str] | None = None) -> oxillama.Completion:
     """Print a reply as it comes, calls as JSON, reasoning to standard error; returns the
     completion.
+
+    said: takes the pieces of the answer, for a caller that is interrupted.
     """
     done = None
     for event in events:
@@ -237,34 +159,25 @@ def _reply(events: Iterable) -> oxillama.Completion:
             print(event.reasoning, end="", file=sys.stderr, flush=True)
         if event.text:
             print(event.text, end="", flush=True)
+            if said is not None:
+                said.append(event.text)
         if event.call is not None:
-            print(
-                json.dumps(
-                    {"name": event.call.name, "arguments": event.call.arguments}, ensure_ascii=False
-                ),
-                flush=True,
-            )
+            call = {"name": event.call.name, "arguments": event.call.arguments}
+            print(json.dumps(call, ensure_ascii=False), flush=True)
         done = event.completion
     print()
+    if done is None:
+        raise oxillama.EngineError("chat: the reply ended without a completion")
     return done
-
-
-def _message(done: oxillama.Completion) -> dict:
-    """A reply as the conversation holds it."""
-    calls = [call.message() for call in done.tool_calls]
-    return {
-        "role": "assistant",
-        "content": done.content,
-        **({"tool_calls": calls} if calls else {}),
-    }
 
 
 def _tokenize(arguments: argparse.Namespace) -> int:
     from oxillama.embedded import embedded_path
 
-    bridge = oxillama.TokenizerBridge.from_gguf(arguments.model or embedded_path())
+    bridge = oxillama.TokenizerBridge.from_gguf(located_model(arguments) or embedded_path())
     special = not arguments.no_special
-    ids = bridge.encode(_text(arguments.prompt), add_special=special, parse_special=special)
+    text = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    ids = bridge.encode(text, add_special=special, parse_special=special)
     if arguments.json:
         print(json.dumps(ids))
     else:

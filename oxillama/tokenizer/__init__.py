@@ -3,7 +3,7 @@
 `bridge` is the interface; `vocabulary` checks what the file says, `spm`, `bpe`, `unigram`,
 `wordpiece` and `rwkv` encode, `splits` holds the expressions that cut words, `specials` finds
 special tokens, `stream` gives out whole characters, `template` renders conversations in the
-`sandbox`, `provenance` records what of a rendered text came from messages, `json_file` reads a
+`sandbox`, `builtin_templates` has some by name, `provenance` records what of a rendered text came from messages, `json_file` reads a
 `tokenizer.json`.
 """
 

@@ -17,8 +17,9 @@ def printed(capsys, *arguments):
 
 
 def test_run_continues_the_prompt_the_same_way_each_time(capsys):
-    first = printed(capsys, "run", "-p", "Once upon a time", "-n", 24, "--temp", 0)
-    assert first == printed(capsys, "run", "-p", "Once upon a time", "-n", 24, "--temp", 0)
+    command = ("run", "-p", "Once upon a time", "-n", 24, "--temp", 0, "--no-timings")
+    first = printed(capsys, *command)
+    assert first == printed(capsys, *command) and not first[2]
     assert first[0] == 0 and first[1].startswith("Once upon a time, there was a ")
     seeded = [
         printed(capsys, "run", "-n", 24, "--temp", 1, "--seed", 7, "-t", threads)[1]
@@ -32,76 +33,6 @@ def test_run_stops_before_a_stop_text(capsys):
         capsys, "run", "-p", "Once upon a time", "-n", 60, "--temp", 0, "--stop", "."
     )
     assert code == 0 and "." not in out
-
-
-def test_chat_answers_each_line_of_its_input(capsys, monkeypatch):
-    lines = iter(["Hello!", "", "Where does Bruno live?"])
-    monkeypatch.setattr("builtins.input", lambda prompt="": _next(lines))
-    code, out, _ = printed(capsys, "chat", "--temp", 0, "-n", 40)
-    assert code == 0 and len(out.splitlines()) == 2
-
-
-def test_chat_prints_calls_and_takes_their_results_from_the_next_lines(
-    capsys, monkeypatch, tmp_path
-):
-    tools = tmp_path / "tools.json"
-    tools.write_text(
-        json.dumps(
-            [
-                {
-                    "name": "now",
-                    "parameters": {
-                        "properties": {"where": {"enum": ["here"]}},
-                        "required": ["where"],
-                    },
-                }
-            ]
-        )
-    )
-    asked, lines = [], iter(["What time is it?", "noon"])
-    monkeypatch.setattr("builtins.input", lambda prompt="": _next(lines))
-    original = oxillama.InferenceEngine.chat
-    monkeypatch.setattr(
-        oxillama.InferenceEngine,
-        "chat",
-        lambda self, messages, **options: (
-            asked.append([*messages])
-            or original(self, messages, parallel_tool_calls=False, **options)
-        ),
-    )
-    code, out, _ = printed(
-        capsys,
-        "chat",
-        "--tools",
-        tools,
-        "--tool-choice",
-        "now",
-        "--tool-format",
-        "hermes",
-        "--temp",
-        0,
-        "-n",
-        400,
-    )
-    assert (
-        code == 0
-        and [json.loads(line) for line in out.split("\n") if line]
-        == [{"name": "now", "arguments": {"where": "here"}}] * 2
-    )
-    assert [message["role"] for message in asked[1]] == ["user", "assistant", "tool"] and asked[1][
-        2
-    ]["content"] == "noon"
-    for text in ("{", "{}"):
-        tools.write_text(text)
-        code, _, err = printed(capsys, "chat", "--tools", tools)
-        assert code == 1 and "wanted a JSON list of tools" in err
-
-
-def _next(lines):
-    try:
-        return next(lines)
-    except StopIteration:
-        raise EOFError from None
 
 
 def test_info_tells_what_the_file_holds(capsys):

@@ -1,0 +1,11 @@
+"""Print a text while it is generated
+
+Pieces are whole characters. Leaving the loop early stops the work.
+"""
+
+import oxillama
+
+with oxillama.load() as engine:
+    for piece in engine.stream("Once upon a time", max_tokens=16, temperature=0):
+        print(piece.text, end="", flush=True)
+    print()

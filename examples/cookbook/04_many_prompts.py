@@ -1,0 +1,15 @@
+"""Many prompts at once
+
+A list of prompts shares its steps, which is much faster than one after the other. Each has the text
+that it would have had alone.
+"""
+
+import oxillama
+
+prompts = ["The fox", "The owl", "The bear"]
+with oxillama.load() as engine:
+    together = engine.generate(prompts, max_tokens=10, temperature=0)
+    for prompt, done in zip(prompts, together):
+        print(prompt + done.text)
+    alone = [engine.generate(prompt, max_tokens=10, temperature=0).text for prompt in prompts]
+    print(alone == [done.text for done in together])

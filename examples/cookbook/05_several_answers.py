@@ -1,0 +1,10 @@
+"""Several answers to one prompt
+
+The prompt is evaluated once. Each answer has a seed of its own, made of the one that is given.
+"""
+
+import oxillama
+
+with oxillama.load() as engine:
+    for done in engine.generate("Once upon a time", n=3, seed=1, max_tokens=10):
+        print(done.text)

@@ -1,0 +1,13 @@
+"""Follow a grammar
+
+GBNF as llama.cpp has it.
+"""
+
+import oxillama
+
+MOVES = r"""
+root ::= move (", " move){2}
+move ::= ("go" | "run") " " ("north" | "south")
+"""
+with oxillama.load() as engine:
+    print(engine.generate("Moves: ", grammar=MOVES, temperature=0, max_tokens=60).text)

@@ -1,0 +1,14 @@
+"""Go on from one place in several ways
+
+A fork shares the memory of what was evaluated. Nothing is evaluated twice.
+"""
+
+import oxillama
+
+with oxillama.load() as engine:
+    session = engine.session()
+    engine.prefill("The fox went into the forest and", session=session)
+    for more in (" found", " met"):
+        branch = session.fork()
+        print(more + engine.generate(more, session=branch, max_tokens=8, temperature=0).text)
+        branch.close()

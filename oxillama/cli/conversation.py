@@ -1,0 +1,447 @@
+"""`oxillama chat`: a talk with a model that goes on whatever happens.
+
+`Talk` holds the messages and what is asked of each reply; `Commands` are the lines that begin with
+a slash. What goes wrong in a turn is one line, and the talk is as it was before that turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from typing import Any
+
+import oxillama
+from oxillama.cli.lines import Lines
+from oxillama.cli.loading import add_model, load
+from oxillama.cli.parsing import closest
+from oxillama.cli.sampling import add_generation, generation, note, read, timed
+from oxillama.cli.talk import (
+    add_prompt,
+    add_template,
+    prompt_of,
+    reply,
+    system_of,
+    use_template,
+)
+from oxillama.durable import write_parts
+
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def add_commands(commands: Any) -> None:
+    """Add `chat`."""
+    chat = commands.add_parser("chat", help="talk with a model through its own chat template")
+    add_model(chat, sidecar="auto")
+    add_prompt(chat, "the first message; further ones come from standard input")
+    add_template(chat)
+    chat.add_argument(
+        "--tools",
+        default=None,
+        metavar="FILE",
+        help="a JSON list of tools; a call is printed as JSON, the next line answers it",
+    )
+    chat.add_argument(
+        "--tool-choice",
+        default=None,
+        help="auto (default with tools), none, required, or the name of a tool",
+    )
+    chat.add_argument(
+        "--tool-format",
+        default=None,
+        help="how calls are spelled (default: as the chat template teaches)",
+    )
+    chat.add_argument(
+        "--parallel-tool-calls",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="several calls in one reply (default), or one",
+    )
+    add_generation(chat)
+    chat.set_defaults(function=_chat)
+
+
+def _tools(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of `chat` that the tool options ask for."""
+    named = {
+        "tool_choice": arguments.tool_choice,
+        "tool_format": arguments.tool_format,
+        "parallel_tool_calls": arguments.parallel_tool_calls,
+    }
+    options: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    if arguments.tools is not None:
+        try:
+            options["tools"] = json.loads(read(arguments.tools))
+        except ValueError as error:
+            raise oxillama.ConfigError(
+                f"{arguments.tools}: {error}, wanted a JSON list of tools"
+            ) from None
+        if not isinstance(options["tools"], list):
+            raise oxillama.ConfigError(
+                f"{arguments.tools}: found {type(options['tools']).__name__}, wanted a JSON list of tools"
+            )
+    return options
+
+
+class Talk:
+    """A conversation: its messages, and what is asked of each reply."""
+
+    def __init__(
+        self,
+        engine: oxillama.InferenceEngine,
+        *,
+        system: str | None,
+        options: Mapping[str, Any],
+        tools: Mapping[str, Any],
+        timings: bool,
+    ) -> None:
+        self.engine, self.options, self.tools = engine, dict(options), dict(tools)
+        self.messages: list[dict[str, Any]] = []
+        self.timings = timings
+        self.calls: list[Any] = []  # that wait for their results
+        self.last: oxillama.Completion | None = None
+        self.replies = self.tokens = 0
+        self._said: set[str] = set()
+        self.system = system
+
+    @property
+    def system(self) -> str | None:
+        """The system message, None for none."""
+        first = self.messages[0] if self.messages else {}
+        return first.get("content") if first.get("role") == "system" else None
+
+    @system.setter
+    def system(self, text: str | None) -> None:
+        if self.system is not None:
+            del self.messages[0]
+        if text:
+            self.messages.insert(0, {"role": "system", "content": text})
+
+    def ask(self, text: str) -> None:
+        """Say something and print the reply."""
+        self._turn({"role": "user", "content": text})
+
+    def answer_call(self, text: str) -> None:
+        """Bring the result of the first call that waits; the last one is followed by a reply."""
+        call = self.calls[0]
+        message = {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
+        if len(self.calls) > 1:
+            self.messages.append(message)
+            self.calls.pop(0)
+            return
+        self._turn(message)
+
+    def regenerate(self) -> None:
+        """Ask for the last message of the user again."""
+        if self.undo_reply():
+            self._turn(self.messages.pop())
+        else:
+            note("[nothing to ask again]")
+
+    def undo_reply(self) -> bool:
+        """Forget everything after the last message of the user; whether there is one."""
+        at = self._last_user()
+        if at is None:
+            return False
+        del self.messages[at + 1 :]
+        self.calls = []
+        return True
+
+    def undo(self) -> None:
+        """Forget the last message of the user and what came of it."""
+        at = self._last_user()
+        if at is None:
+            note("[nothing to undo]")
+            return
+        del self.messages[at:]
+        self.calls = []
+
+    def clear(self) -> None:
+        """Forget all messages but the system message."""
+        system, self.messages, self.calls = self.system, [], []
+        self.system = system
+
+    def _last_user(self) -> int | None:
+        users = [at for at, each in enumerate(self.messages) if each["role"] == "user"]
+        return users[-1] if users else None
+
+    def _turn(self, message: dict[str, Any]) -> None:
+        """Add a message and print the reply to it; where there is none, nothing has changed."""
+        before, waiting = len(self.messages), self.calls
+        said: list[str] = []
+        self.messages.append(message)
+        self.calls = []
+        try:
+            self._reply(said)
+        except KeyboardInterrupt:
+            print()
+            if "".join(said).strip():
+                self.messages.append({"role": "assistant", "content": "".join(said)})
+                note("[stopped; what was said stays]")
+            else:
+                del self.messages[before:]
+                self.calls = waiting
+                note("[stopped before anything was said; the message is forgotten]")
+        except oxillama.OxillamaError as error:
+            del self.messages[before:]
+            self.calls = waiting
+            note(f"oxillama: {error}")
+            note("[the message is forgotten; the conversation goes on]")
+
+    def _reply(self, said: list[str]) -> None:
+        options = dict(self.options)
+        window = self._window(options)
+        stream = self.engine.chat(window, stream=True, **options, **self.tools)
+        with closing(stream):
+            done = reply(stream, said=said)
+        calls = [call.message() for call in done.tool_calls]
+        self.messages.append(
+            {
+                "role": "assistant",
+                "content": done.content,
+                **({"tool_calls": calls} if calls else {}),
+            }
+        )
+        self.calls, self.last = list(done.tool_calls), done
+        self.replies += 1
+        self.tokens += done.usage.completion_tokens
+        if done.usage.context_shifts:
+            self._once("[the context was full: the older half of it was forgotten]")
+        limit = options.get("max_tokens")
+        if done.finish_reason == "length" and done.usage.completion_tokens != limit:
+            self._once("[the reply ended with the context; --context-shift would go on]")
+        if self.timings:
+            note(timed(done))
+
+    def _window(self, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The messages that the context holds beside a reply: the system message and the last turns.
+
+        ContextError where the last turn alone leaves no room.
+        """
+        context = self.engine.context_size
+        room = context // 4
+        limit = options.get("max_tokens")
+        if limit is not None and limit >= 0:
+            room = min(room, limit)
+        head = [each for each in self.messages[:1] if each["role"] == "system"]
+        turns = self.messages[len(head) :]
+        starts = [at for at, each in enumerate(turns) if each["role"] == "user"] or [0]
+        size = 0
+        for at, start in enumerate((0, *starts[1:])):
+            window = head + turns[start:]
+            size = self.size(window)
+            if size + room <= context or (at == len(starts) - 1 and size < context):
+                if start:
+                    self._once(
+                        f"[the context of {context} tokens is full: the oldest turns are left out]"
+                    )
+                return window
+        raise oxillama.ContextError(
+            f"message: the conversation takes {size} tokens without its older turns, a context of {context} "
+            f"has room for {context - 1}; -c gives a larger one where the model has it",
+            tokens=size,
+            limit=context - 1,
+        )
+
+    def size(self, messages: list[dict[str, Any]]) -> int:
+        """Tokens of a conversation as its template writes it."""
+        return len(self.engine.opened.chat.turn(messages, **self.tools).prompt)
+
+    def _once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            note(text)
+
+
+class Commands:
+    """The lines that begin with a slash."""
+
+    def __init__(self, talk: Talk) -> None:
+        self.talk = talk
+        self.known: dict[str, tuple[Callable[[str], None], str]] = {
+            "help": (self.help, "show these lines"),
+            "save": (self.save, "FILE: write the conversation as JSON"),
+            "load": (self.load, "FILE: go on with a conversation that was saved"),
+            "system": (self.system, "[TEXT]: show or change the system message (- removes it)"),
+            "set": (self.set, "[NAME [VALUE]]: show, change or reset an option: /set top_p 0.8"),
+            "regen": (self.regen, "ask for another reply to the last message"),
+            "undo": (self.undo, "forget the last message and its reply"),
+            "stats": (self.stats, "tokens, speed and what is left of the context"),
+            "clear": (self.clear, "forget all messages but the system message"),
+            "exit": (self.exit, "leave (also: Ctrl-D, or Ctrl-C twice)"),
+        }
+
+    def run(self, line: str) -> None:
+        """Do what a line says. EOFError: leave."""
+        name, _, rest = line.removeprefix("/").partition(" ")
+        name = {"quit": "exit", "bye": "exit", "?": "help", "reset": "clear"}.get(name, name)
+        found = self.known.get(name)
+        if found is None:
+            close = closest(name, self.known)
+            note(
+                f"[/{name} is no command"
+                + (f"; did you mean /{close}?" if close else "; /help lists them")
+                + " A message that begins with a slash is written with two]"
+            )
+            return
+        try:
+            found[0](rest.strip())
+        except (oxillama.OxillamaError, OSError, ValueError) as error:
+            note(f"[/{name}: {error}]")
+
+    def help(self, _: str) -> None:
+        for name, (_function, text) in self.known.items():
+            note(f"  /{name:<7} {text}")
+        note("  A line that ends in \\ goes on in the next one;")
+        note('  """ begins and ends a message of several lines. Ctrl-C stops a reply.')
+
+    def save(self, rest: str) -> None:
+        path = _file(rest)
+        talk = self.talk
+        content = {"messages": talk.messages, "options": talk.options}
+        write_parts(path, [json.dumps(content, ensure_ascii=False, indent=1).encode()])
+        note(f"[{len(talk.messages)} messages written to {path}]")
+
+    def load(self, rest: str) -> None:
+        content = json.loads(read(_file(rest)))
+        messages = content.get("messages") if isinstance(content, dict) else content
+        options = content.get("options", {}) if isinstance(content, dict) else {}
+        if not isinstance(messages, list) or not all(map(_is_message, messages)):
+            raise ValueError("found no list of messages, each with a role and a content")
+        if not isinstance(options, dict):
+            raise ValueError(f"options: found {type(options).__name__}, wanted an object")
+        options = _from_json(options)
+        oxillama.Options.of(options)
+        self.talk.messages, self.talk.calls = messages, []
+        self.talk.options.update(options)
+        note(f"[{len(messages)} messages]")
+
+    def system(self, rest: str) -> None:
+        if rest:
+            self.talk.system = None if rest == "-" else rest
+        shown = self.talk.system
+        note("[no system message]" if shown is None else f"[system: {shown}]")
+
+    def set(self, rest: str) -> None:
+        options = self.talk.options
+        name, _, text = rest.partition(" ")
+        if not name:
+            for key, value in options.items():
+                note(f"  {key} = {json.dumps(value)}")
+            return
+        names = oxillama.engine.arguments.OPTION_NAMES
+        name = name.replace("-", "_").lstrip("_")
+        name = names.get(name, name)
+        changed = {key: value for key, value in options.items() if key != name}
+        if text.strip():
+            changed = _from_json({**changed, name: _value(text.strip())})
+        oxillama.Options.of({**changed, **({} if text.strip() else {name: options.get(name)})})
+        if name in ("n", "best_of") and changed.get(name, 1) != 1:
+            raise ValueError(f"{name}: found {changed[name]}, a talk has one reply")
+        self.talk.options = changed
+        note(f"[{name} = {json.dumps(changed[name])}]" if name in changed else f"[{name}: default]")
+
+    def regen(self, _: str) -> None:
+        self.talk.regenerate()
+
+    def undo(self, _: str) -> None:
+        self.talk.undo()
+
+    def stats(self, _: str) -> None:
+        talk = self.talk
+        used = talk.size(talk.messages) if talk.messages else 0
+        note(
+            f"[{len(talk.messages)} messages, {used} of {talk.engine.context_size} tokens of context, "
+            f"{talk.replies} replies, {talk.tokens} tokens generated]"
+        )
+        if talk.last is not None:
+            note(timed(talk.last))
+
+    def clear(self, _: str) -> None:
+        self.talk.clear()
+        note("[forgotten]")
+
+    def exit(self, _: str) -> None:
+        raise EOFError
+
+
+def _file(rest: str) -> str:
+    """The one file that a command names."""
+    names = shlex.split(rest) if os.name != "nt" else [rest.strip('"')]
+    if len(names) != 1 or not names[0]:
+        raise ValueError(f"found {rest!r}, wanted one file")
+    return os.path.expanduser(names[0])
+
+
+def _is_message(given: Any) -> bool:
+    """Whether a value is a message of a conversation."""
+    return (
+        isinstance(given, dict)
+        and given.get("role") in _ROLES
+        and ("content" in given or "tool_calls" in given)
+    )
+
+
+def _value(text: str) -> Any:
+    """A value as JSON, or as the text that it is."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"on": True, "off": False, "True": True, "False": False}.get(text, text)
+
+
+def _from_json(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options whose token ids came as the names of JSON members."""
+    found = dict(options)
+    bias = found.get("logit_bias")
+    if isinstance(bias, dict):
+        found["logit_bias"] = {int(token): value for token, value in bias.items()}
+    return found
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    first, system = prompt_of(arguments), system_of(arguments)
+    options, tools = generation(arguments), _tools(arguments)
+    with load(arguments) as engine:
+        use_template(arguments, engine)
+        _ = engine.opened.chat  # a file without a template is said before the first message
+        talk = Talk(engine, system=system, options=options, tools=tools, timings=arguments.timings)
+        lines, commands = Lines(note), Commands(talk)
+        if lines.terminal:
+            note("[/help shows what can be typed; Ctrl-C stops a reply, Ctrl-D leaves]")
+        if first is not None and first.strip():
+            talk.ask(first)
+        _loop(talk, lines, commands)
+    return 0
+
+
+def _loop(talk: Talk, lines: Lines, commands: Commands) -> None:
+    """Read messages and print replies until the input ends, or Ctrl-C comes twice at the prompt."""
+    interrupted = False
+    while True:
+        try:
+            prompt = f"{talk.calls[0].name}> " if talk.calls else "> "
+            text = lines.message(prompt if lines.terminal else "")
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            if interrupted:
+                return
+            interrupted = True
+            note("\n[Ctrl-C again leaves]")
+            continue
+        interrupted = False
+        try:
+            if talk.calls:
+                talk.answer_call(text)
+            elif text.startswith("/") and not text.startswith("//"):
+                commands.run(text)
+            elif text.strip():
+                talk.ask(text[1:] if text.startswith("//") else text)
+        except EOFError:
+            return
+        except KeyboardInterrupt:
+            note("")

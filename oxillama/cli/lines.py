@@ -1,0 +1,125 @@
+"""What a person types: lines with history and editing, and messages of several lines.
+
+A line that ends in a backslash goes on in the next one. `\"""` opens a message of several lines,
+which ends with the line that closes it. With prompt_toolkit (extra `cli`) Alt-Enter starts a new
+line too; without it the standard library's readline edits a line. Bytes that are no text are read
+as replacement characters, and this is said once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+_QUOTES = '"""'
+_REPLACED = "\N{REPLACEMENT CHARACTER}"
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_KEPT = 1000  # lines of the history
+
+
+class Lines:
+    """The messages of standard input, one after the other."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        """note: says a line to the person."""
+        self._note, self._said = note, False
+        self.terminal = sys.stdin.isatty()
+        if hasattr(sys.stdin, "reconfigure"):
+            # a byte that is no text becomes a surrogate, which `_line` sees
+            sys.stdin.reconfigure(errors="surrogateescape")
+        self._read = _reader() if self.terminal else lambda prompt: input()
+
+    def message(self, prompt: str) -> str:
+        """The next message; EOFError at the end of the input."""
+        line = self._line(prompt)
+        if line.lstrip().startswith(_QUOTES):
+            return self._quoted(line.lstrip().removeprefix(_QUOTES))
+        parts = []
+        while line.endswith("\\"):
+            parts.append(line[:-1])
+            try:
+                line = self._line("... ")
+            except EOFError:
+                line = ""
+        return "\n".join((*parts, line))
+
+    def _quoted(self, first: str) -> str:
+        """A message up to the quotes that close it, or the end of the input."""
+        parts, line = [], first
+        while _QUOTES not in line:
+            parts.append(line)
+            try:
+                line = self._line("... ")
+            except EOFError:
+                return "\n".join(parts).strip("\n")
+        parts.append(line.partition(_QUOTES)[0])
+        return "\n".join(parts).strip("\n")
+
+    def _line(self, prompt: str) -> str:
+        line = self._read(prompt)
+        whole = _SURROGATES.sub(_REPLACED, line)
+        if whole != line and not self._said:
+            self._said = True
+            self._note(f"[bytes that are no UTF-8 are read as {_REPLACED}]")
+        return whole
+
+
+def _reader() -> Callable[[str], str]:
+    """What reads a line from a terminal, with history."""
+    path = history_file()
+    try:
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.history import FileHistory, InMemoryHistory
+        from prompt_toolkit.key_binding import KeyBindings
+    except ImportError:
+        return _readline_reader(path)
+    keys = KeyBindings()
+
+    @keys.add("escape", "enter")
+    def _(event: object) -> None:
+        event.current_buffer.insert_text("\n")  # type: ignore[attr-defined]
+
+    history = InMemoryHistory() if path is None else FileHistory(str(path))
+    session: PromptSession[str] = PromptSession(history=history, key_bindings=keys)
+    return lambda prompt: session.prompt(prompt)
+
+
+def _readline_reader(path: Path | None) -> Callable[[str], str]:
+    """`input` with the standard library's readline, where there is one."""
+    try:
+        import readline
+    except ImportError:
+        return input
+    if path is not None:
+        with suppress(OSError):
+            readline.read_history_file(path)
+        readline.set_history_length(_KEPT)
+
+    def read(prompt: str) -> str:
+        line = input(prompt)
+        if path is not None:
+            with suppress(OSError):
+                readline.write_history_file(path)
+        return line
+
+    return read
+
+
+def history_file() -> Path | None:
+    """Where lines are kept from one talk to the next; None where this user has no folder for it.
+
+    OXILLAMA_HISTORY names another file; empty, it turns the history off.
+    """
+    named = os.environ.get("OXILLAMA_HISTORY")
+    if named is not None:
+        return Path(named) if named else None
+    try:
+        folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        (folder / "oxillama").mkdir(parents=True, exist_ok=True, mode=0o700)
+    except (OSError, RuntimeError):
+        return None
+    return folder / "oxillama" / "history"

@@ -1,0 +1,80 @@
+"""The parser of the command line: options are never abbreviated, and what is wrong is one line with
+the name that was probably meant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+_CHOICE = re.compile(r"^(?:argument )?(.*?): invalid choice: '?(.*?)'? \(choose from (.*)\)$")
+_NUMBER = re.compile(r"^-\d|^-\.\d")
+
+
+class Parser(argparse.ArgumentParser):
+    """`argparse.ArgumentParser` without abbreviations, whose errors are one line."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{**options, "allow_abbrev": False})
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Arguments as a namespace, and nothing else: an option that is not known is an error of
+        the command that does not know it.
+        """
+        found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(_unknown(rest[0], self._option_string_actions))
+        named = getattr(found, "named", None)
+        if named is not None:  # -m, which is MODEL under another name
+            if found.model is not None:
+                self.error(f"-m: found {named!r} beside {found.model!r}, wanted one model")
+            found.model, found.named = named, None
+        return found, []
+
+    def error(self, message: str) -> NoReturn:
+        """Print one line and exit with code 2."""
+        choice = _CHOICE.match(message)
+        if choice:
+            names = [name.strip(" '") for name in choice[3].split(",")]
+            message = f"{choice[1]}: found {choice[2]!r}, wanted {_one_of(choice[2], names)}"
+        message = message.removeprefix("argument ")
+        line = " ".join(message.split())
+        print(f"{self.prog}: {line} ({self.prog} --help)", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant, None where none is close."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def _one_of(name: str, names: Sequence[str]) -> str:
+    close = closest(name, names)
+    return f"one of {', '.join(names)}" + (f"; did you mean {close}?" if close else "")
+
+
+def _unknown(argument: str, options: Iterable[str]) -> str:
+    """What is said of an argument that no option takes."""
+    name = argument.partition("=")[0]
+    if not name.startswith("-") or _NUMBER.match(name):
+        return f"found the argument {argument!r} too many"
+    close = closest(name, options)
+    return f"{name}: is no option" + (f"; did you mean {close}?" if close else "")
+
+
+def number(kind: type = float) -> Callable[[str], Any]:
+    """The type of an argument that is a number of a kind."""
+    wanted = "a whole number" if kind is int else "a number"
+
+    def read(text: str) -> Any:
+        try:
+            return kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"found {text!r}, wanted {wanted}") from None
+
+    return read

@@ -1,0 +1,822 @@
+"""llama-cpp-python's `Llama` over this engine: the same calls, with results of the same form.
+
+    from oxillama.compat.llama_cpp import Llama      # was: from llama_cpp import Llama
+    llm = Llama(model_path="model.gguf", n_ctx=4096)
+    llm("Q: Name the planets. A:", max_tokens=32, stop=["Q:"])["choices"][0]["text"]
+
+Its defaults are llama-cpp-python's (n_ctx 512, 16 tokens of a completion, temperature 0.8, of a chat
+0.2); numbers drawn at random are this engine's own. What is not done here is refused by name
+(`ConfigError`). Arguments about memory and devices that cannot change a result on a CPU (`use_mmap`,
+`offload_kqv`, `flash_attn`, `n_ubatch`, `no_perf`, `verbose`) are accepted and have no effect.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import oxillama
+from oxillama.compat import shapes
+from oxillama.engine.generation import sampler_of
+from oxillama.errors import ConfigError, EngineError
+from oxillama.grammar import ClosedSchema, Grammar
+from oxillama.stores import located
+
+__all__ = [
+    "Llama",
+    "LlamaGrammar",
+    "LlamaPromptLookupDecoding",
+    "LlamaState",
+    "LogitsProcessorList",
+]
+
+_ANY_SEED = 0xFFFFFFFF
+_KV_TYPES = {None: None, 0: "f32", 1: "f16", 2: "q4_0", 8: "q8_0"}
+_ROPE_SCALINGS = {-1: None, 0: "none", 1: "linear", 2: "yarn"}
+# pooling of embeddings by llama.cpp's number; -1 is the file's, and none where it names none
+_POOLINGS = {0: "none", 1: "mean", 2: "cls", 3: "last"}
+_TEMPLATES = {
+    "chatml": "chatml",
+    "gemma": "gemma",
+    "llama-2": "llama2",
+    "llama-3": "llama3",
+    "mistral-instruct": "mistral",
+    "zephyr": "zephyr",
+}
+# accepted: they cannot change a result here
+_HINTS = ("use_mmap", "n_ubatch", "offload_kqv", "flash_attn", "op_offload", "swa_full", "no_perf")
+# (argument, the only value that means what is done here)
+_REFUSED: tuple[tuple[str, Any], ...] = (
+    ("n_gpu_layers", 0),
+    ("split_mode", 1),
+    ("main_gpu", 0),
+    ("tensor_split", None),
+    ("rpc_servers", None),
+    ("use_mlock", False),
+    ("kv_overrides", None),
+    ("lora_base", None),
+    ("lora_scale", 1.0),
+    ("lora_path", None),
+    ("numa", False),
+    ("chat_handler", None),
+    ("tokenizer", None),
+    ("spm_infill", False),
+)
+
+
+class LogitsProcessorList(list):
+    """Functions over (token ids, logits) that are called one after the other."""
+
+    def __call__(self, input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        for processor in self:
+            scores = processor(input_ids, scores)
+        return scores
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaPromptLookupDecoding:
+    """`draft_model=`: candidates from text that was there before. The engine decides how many of
+    them pay; the numbers are taken for llama-cpp-python's sake and change no result.
+    """
+
+    max_ngram_size: int = 2
+    num_pred_tokens: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaState:
+    """What `save_state` keeps: the tokens, and everything else of the session as bytes."""
+
+    input_ids: np.ndarray
+    n_tokens: int
+    llama_state: bytes
+
+
+class LlamaGrammar:
+    """A grammar that a text must follow."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self.grammar = grammar
+
+    @classmethod
+    def from_string(cls, grammar: str, verbose: bool = True) -> LlamaGrammar:
+        """From GBNF; GrammarError for what is none."""
+        return cls(Grammar.parse(grammar))
+
+    @classmethod
+    def from_file(cls, file: str | Path, verbose: bool = True) -> LlamaGrammar:
+        """From a file of GBNF."""
+        return cls.from_string(Path(file).read_text(encoding="utf-8"))
+
+    @classmethod
+    def from_json_schema(cls, json_schema: str, verbose: bool = True) -> LlamaGrammar:
+        """From the text of a JSON schema; objects have no members that it does not name, as with
+        llama.cpp.
+        """
+        schema = json.loads(json_schema)
+        shut = ClosedSchema(schema) if isinstance(schema, Mapping) else schema
+        return cls(Grammar.from_json_schema(shut))
+
+
+class Llama:
+    """A model, with llama-cpp-python's methods."""
+
+    def __init__(
+        self,
+        model_path: str | os.PathLike[str],
+        *,
+        n_ctx: int = 512,
+        n_batch: int | None = None,
+        n_threads: int | None = None,
+        n_threads_batch: int | None = None,
+        seed: int = _ANY_SEED,
+        vocab_only: bool = False,
+        rope_scaling_type: int | None = -1,
+        pooling_type: int = -1,
+        rope_freq_base: float = 0.0,
+        rope_freq_scale: float = 0.0,
+        yarn_ext_factor: float = -1.0,
+        yarn_attn_factor: float = 1.0,
+        yarn_beta_fast: float = 32.0,
+        yarn_beta_slow: float = 1.0,
+        yarn_orig_ctx: int = 0,
+        logits_all: bool = False,
+        embedding: bool = False,
+        last_n_tokens_size: int = 64,
+        chat_format: str | None = None,
+        draft_model: LlamaPromptLookupDecoding | None = None,
+        type_k: int | None = None,
+        type_v: int | None = None,
+        verbose: bool = True,
+        **more: Any,
+    ) -> None:
+        """n_ctx=0 is the model's own context. logits_all: `eval` keeps the logits of every token in
+        `scores`. embedding: `embed` and `create_embedding` may be called. verbose: nothing is ever
+        printed.
+        """
+        _check_more(more)
+        if n_threads_batch not in (None, n_threads):
+            raise ConfigError(
+                f"n_threads_batch: found {n_threads_batch} beside n_threads {n_threads}, wanted one number of threads"
+            )
+        if type_k != type_v or type_k not in _KV_TYPES:
+            raise ConfigError(
+                f"type_k, type_v: found {type_k}, {type_v}, wanted the same of {list(_KV_TYPES)}"
+            )
+        if rope_scaling_type not in (None, *_ROPE_SCALINGS):
+            raise ConfigError(f"rope_scaling_type: found {rope_scaling_type}, wanted -1 to 2")
+        if pooling_type not in (-1, *_POOLINGS):
+            raise ConfigError(f"pooling_type: found {pooling_type}, wanted -1 to 3")
+        if chat_format is not None and chat_format not in _TEMPLATES:
+            raise ConfigError(
+                f"chat_format: found {chat_format!r}, wanted None (the file's own template) or one of {', '.join(_TEMPLATES)}"
+            )
+        if draft_model is not None and not isinstance(draft_model, LlamaPromptLookupDecoding):
+            raise ConfigError(
+                f"draft_model: found {type(draft_model).__name__}, wanted a LlamaPromptLookupDecoding"
+            )
+        self.model_path = os.fspath(model_path)
+        self.verbose, self.chat_format = verbose, chat_format
+        self._seed = None if seed in (-1, _ANY_SEED) else seed
+        self._logits_all, self._embedding = logits_all, embedding
+        self._pooling_type, self._window = pooling_type, last_n_tokens_size
+        self._speculative = "lookup" if draft_model is not None else None
+        self._rows: np.ndarray | None = None
+        self._session: Any = None
+        self._engine: oxillama.InferenceEngine | None = None
+        path = located(self.model_path)
+        self._reader = oxillama.gguf.GgufReader(path)
+        self.metadata = {  # what is no list, as text
+            key: str(value)
+            for key in self._reader.metadata
+            if not hasattr(value := self._reader.metadata[key], "__len__") or isinstance(value, str)
+        }
+        self._bridge = oxillama.TokenizerBridge.from_metadata(self._reader.metadata)
+        if vocab_only:
+            return
+        config: dict[str, Any] = {
+            "n_ctx": n_ctx,
+            "num_threads": None if n_threads in (None, 0, -1) else n_threads,
+            "prefill_chunk_size": n_batch,
+            "rope_freq_base": rope_freq_base or None,
+            "rope_freq_scale": rope_freq_scale or None,
+            "rope_scaling": _ROPE_SCALINGS[-1 if rope_scaling_type is None else rope_scaling_type],
+            "yarn_orig_ctx": yarn_orig_ctx or None,
+            "yarn_ext_factor": None if yarn_ext_factor < 0 else yarn_ext_factor,
+            "yarn_attn_factor": None if yarn_attn_factor == 1.0 else yarn_attn_factor,
+            "yarn_beta_fast": None if yarn_beta_fast == 32.0 else yarn_beta_fast,
+            "yarn_beta_slow": None if yarn_beta_slow == 1.0 else yarn_beta_slow,
+        }
+        if type_k is not None:
+            config["kv_type"] = _KV_TYPES[type_k]
+        self._engine = oxillama.load(path, **config)
+        if chat_format is not None:
+            self._engine.opened.use_template(_TEMPLATES[chat_format])
+
+    @classmethod
+    def from_pretrained(cls, repo_id: str, filename: str | None = None, **options: Any) -> Llama:
+        """A model of the Hugging Face hub; filename may be a pattern ("*Q4_K_M.gguf")."""
+        return cls(model_path=str(located(f"hf://{repo_id}", file=filename)), **options)
+
+    # ---- the model
+
+    @property
+    def engine(self) -> oxillama.InferenceEngine:
+        """The engine; EngineError where only the vocabulary was loaded, or after `close`."""
+        if self._engine is None:
+            raise EngineError("Llama: has no model in memory, wanted vocab_only=False")
+        return self._engine
+
+    def n_ctx(self) -> int:
+        """Tokens of the context."""
+        return self.engine.context_size
+
+    def n_embd(self) -> int:
+        """Numbers of an embedding."""
+        return self.engine.config.hidden_size
+
+    def n_vocab(self) -> int:
+        """Tokens of the vocabulary."""
+        return self._bridge.vocab_size
+
+    def token_bos(self) -> int:
+        """The token that begins a text, -1 for none."""
+        return -1 if self._bridge.bos_id is None else self._bridge.bos_id
+
+    def token_eos(self) -> int:
+        """The token that ends a text, -1 for none."""
+        return -1 if self._bridge.eos_id is None else self._bridge.eos_id
+
+    def token_nl(self) -> int:
+        """The token of a line's end, -1 for none."""
+        ids = self._bridge.encode("\n", add_special=False, parse_special=False)
+        return ids[-1] if ids else -1
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """Token ids of UTF-8 bytes. special: read control tokens in them."""
+        if not isinstance(text, (bytes, bytearray)):
+            raise ConfigError(f"tokenize: found {type(text).__name__}, wanted bytes")
+        try:
+            words = bytes(text).decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"tokenize: found byte {error.start} to be no UTF-8") from None
+        return self._bridge.encode(words, add_special=add_bos, parse_special=special)
+
+    def detokenize(
+        self,
+        tokens: Sequence[int],
+        prev_tokens: Sequence[int] | None = None,
+        special: bool = False,
+    ) -> bytes:
+        """The bytes of tokens, without the space that some vocabularies put before a text.
+
+        prev_tokens: what they go on from, so that the first of them begins no text. special: write
+        control tokens out.
+        """
+        parts = []
+        for token in tokens:
+            control = special and self._bridge.is_special(token)
+            name = self._bridge.token_text(token).encode() if control else b""
+            parts.append(name or self._bridge.token_bytes(token))
+        data = b"".join(parts)
+        begins = not prev_tokens and len(tokens) > 0 and tokens[0] == self.token_bos()
+        return data[1:] if begins and data.startswith(b" ") else data
+
+    def _spelled(self, token: int) -> str:
+        return self.detokenize([token], prev_tokens=[0], special=True).decode("utf-8", "replace")
+
+    # ---- completions
+
+    def __call__(self, prompt: str | Sequence[int], *arguments: Any, **options: Any) -> Any:
+        """`create_completion`."""
+        return self.create_completion(prompt, *arguments, **options)
+
+    def create_completion(
+        self,
+        prompt: str | Sequence[int],
+        suffix: str | None = None,
+        max_tokens: int | None = 16,
+        temperature: float = 0.8,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        logprobs: int | None = None,
+        echo: bool = False,
+        stop: str | Sequence[str] | None = (),
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        top_k: int = 40,
+        stream: bool = False,
+        seed: int | None = None,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        stopping_criteria: Any = None,
+        logits_processor: Sequence[Callable] | None = None,
+        grammar: LlamaGrammar | None = None,
+        logit_bias: Mapping[Any, float] | None = None,
+    ) -> dict[str, Any] | Iterator[dict[str, Any]]:
+        """The completion of a prompt; with `stream` its pieces."""
+        _refuse("suffix", suffix, None)
+        _refuse("stopping_criteria", stopping_criteria, None)
+        options = self._options(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            stop=stop,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            repeat_penalty=repeat_penalty,
+            top_k=top_k,
+            seed=seed,
+            tfs_z=tfs_z,
+            mirostat_mode=mirostat_mode,
+            mirostat_tau=mirostat_tau,
+            mirostat_eta=mirostat_eta,
+            logits_processor=logits_processor,
+            grammar=grammar,
+            logit_bias=logit_bias,
+        )
+        options["logprobs"] = logprobs
+        if echo and logprobs is not None:
+            options["prompt_logprobs"] = logprobs
+        ids = self._ids(prompt)
+        frame = shapes.Frame("text_completion", "cmpl", model or self.model_path)
+        text = ""
+        if echo:
+            text = (
+                prompt
+                if isinstance(prompt, str)
+                else self.detokenize(ids).decode("utf-8", "replace")
+            )
+        if stream:
+            return self._pieces(frame, ids, text, logprobs, options)
+        done = self.engine.generate(ids, **options)
+        self._follow()
+        found = None
+        if logprobs is not None:
+            found = self._logprobs(done, ids if echo else None, logprobs)
+        whole = frame(text=text + done.text, logprobs=found, finish_reason=done.finish_reason)
+        return {**whole, "usage": shapes.usage(done)}
+
+    def _logprobs(self, done: Any, prompt: list[int] | None, top: int) -> dict[str, list]:
+        if prompt is None:
+            return shapes.text_logprobs(done.logprobs, self._spelled, top=top)
+        first, offset = shapes.prompt_logprobs(prompt, done.prompt_logprobs, self._spelled)
+        later = shapes.text_logprobs(done.logprobs, self._spelled, offset=offset, top=top)
+        return shapes.joined(first, later)
+
+    def _pieces(
+        self,
+        frame: shapes.Frame,
+        ids: list[int],
+        echoed: str,
+        logprobs: int | None,
+        options: dict[str, Any],
+    ) -> Iterator[dict[str, Any]]:
+        offset = len(echoed)
+        if echoed:
+            yield frame(text=echoed, logprobs=None, finish_reason=None)
+        with self.engine.stream(ids, **options) as pieces:
+            self._follow()
+            for piece in pieces:
+                found = None
+                if logprobs is not None:
+                    found = shapes.text_logprobs(
+                        piece.logprobs, self._spelled, offset=offset, top=logprobs
+                    )
+                    offset += sum(map(len, found["tokens"]))
+                yield frame(text=piece.text, logprobs=found, finish_reason=piece.finish_reason)
+
+    def create_chat_completion(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        functions: Sequence[Mapping[str, Any]] | None = None,
+        function_call: Any = None,
+        tools: Sequence[Any] | None = None,
+        tool_choice: Any = None,
+        temperature: float = 0.2,
+        top_p: float = 0.95,
+        top_k: int = 40,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        stream: bool = False,
+        stop: str | Sequence[str] | None = (),
+        seed: int | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        presence_penalty: float = 0.0,
+        frequency_penalty: float = 0.0,
+        repeat_penalty: float = 1.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        model: str | None = None,
+        logits_processor: Sequence[Callable] | None = None,
+        grammar: LlamaGrammar | None = None,
+        logit_bias: Mapping[Any, float] | None = None,
+        logprobs: bool | None = None,
+        top_logprobs: int | None = None,
+        tool_format: str | None = None,
+    ) -> dict[str, Any] | Iterator[dict[str, Any]]:
+        """The reply to a conversation; with `stream` its pieces.
+
+        tool_format: how calls are spelled, for models whose template teaches no calls (an option
+        that llama-cpp-python does not have).
+        """
+        options = self._options(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            stop=stop,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            repeat_penalty=repeat_penalty,
+            top_k=top_k,
+            seed=seed,
+            tfs_z=tfs_z,
+            mirostat_mode=mirostat_mode,
+            mirostat_tau=mirostat_tau,
+            mirostat_eta=mirostat_eta,
+            logits_processor=logits_processor,
+            grammar=grammar,
+            logit_bias=logit_bias,
+        )
+        if functions is not None:
+            _refuse("tools", tools, None)
+            tools = [{"type": "function", "function": dict(each)} for each in functions]
+            tool_choice = function_call
+            if isinstance(function_call, Mapping):
+                tool_choice = {"type": "function", "function": dict(function_call)}
+        given = {
+            "tools": tools,
+            "tool_choice": tool_choice,
+            "tool_format": tool_format,
+            "response_format": _format(response_format),
+            "logprobs": (top_logprobs or 0) if logprobs else None,
+        }
+        options |= {name: value for name, value in given.items() if value is not None}
+        name = model or self.model_path
+        legacy, top = functions is not None, top_logprobs or 0
+        if stream:
+            frame = shapes.Frame("chat.completion.chunk", "chatcmpl", name)
+            return self._chunks(frame, messages, options, top, legacy=legacy)
+        frame = shapes.Frame("chat.completion", "chatcmpl", name)
+        done = self.engine.chat(messages, **options)
+        self._follow()
+        message: dict[str, Any] = {"role": "assistant", "content": done.content}
+        if done.tool_calls:
+            message["content"] = done.content or None
+            message["tool_calls"] = [shapes.call(each) for each in done.tool_calls]
+            if legacy:
+                message["function_call"] = message["tool_calls"][0]["function"]
+        if done.reasoning:
+            message["reasoning_content"] = done.reasoning
+        found = shapes.chat_logprobs(done.logprobs, self._spelled, top=top) if logprobs else None
+        reason = _reason(done.finish_reason, legacy)
+        return {
+            **frame(message=message, logprobs=found, finish_reason=reason),
+            "usage": shapes.usage(done),
+        }
+
+    def _chunks(
+        self,
+        frame: shapes.Frame,
+        messages: Sequence[Mapping[str, Any]],
+        options: dict[str, Any],
+        top: int,
+        *,
+        legacy: bool,
+    ) -> Iterator[dict[str, Any]]:
+        yield frame(delta={"role": "assistant"}, logprobs=None, finish_reason=None)
+        with closing(self.engine.chat(messages, stream=True, **options)) as events:
+            self._follow()
+            for event in events:
+                found = None
+                if event.logprobs:
+                    found = shapes.chat_logprobs(event.logprobs, self._spelled, top=top)
+                delta = _delta(event, legacy)
+                reason = _reason(event.finish_reason, legacy)
+                if delta or reason or found:
+                    yield frame(delta=delta, logprobs=found, finish_reason=reason)
+
+    def create_chat_completion_openai_v1(self, *_: Any, **__: Any) -> Any:
+        """Not done here: results are dicts."""
+        raise ConfigError(
+            "create_chat_completion_openai_v1: is not done here, wanted create_chat_completion"
+        )
+
+    def _options(self, **given: Any) -> dict[str, Any]:
+        """Options of the engine for arguments of llama-cpp-python."""
+        _refuse("tfs_z", given.pop("tfs_z"), 1.0)
+        grammar, processors = given.pop("grammar"), given.pop("logits_processor")
+        bias, seed = given.pop("logit_bias"), given.pop("seed")
+        limit = given.pop("max_tokens")
+        if grammar is not None and not isinstance(grammar, (LlamaGrammar, str)):
+            raise ConfigError(f"grammar: found {type(grammar).__name__}, wanted a LlamaGrammar")
+        mode = given["mirostat_mode"]
+        if mode:  # in llama.cpp mirostat stands in the place of what truncates
+            given |= {"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0}
+        given["top_k"] = max(given["top_k"], 0)
+        if given["temperature"] < 0:
+            given["temperature"] = 0.0
+        given["stop"] = given["stop"] or ()
+        options = {
+            **given,
+            "repeat_last_n": self._window,
+            "max_tokens": None if limit is None or limit <= 0 else limit,
+            "seed": self._seed if seed in (None, -1, _ANY_SEED) else seed,
+        }
+        if grammar is not None:
+            options["grammar"] = grammar.grammar if isinstance(grammar, LlamaGrammar) else grammar
+        if processors:
+            options["processors"] = [*processors]
+        if bias:
+            options["logit_bias"] = {int(token): value for token, value in bias.items()}
+        if self._speculative is not None:
+            options["speculative"] = self._speculative
+        return options
+
+    def _ids(self, prompt: str | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            ids = self.engine.tokenize(prompt)
+            return ids or [self.token_bos()]
+        return [*prompt]
+
+    # ---- embeddings
+
+    def embed(
+        self,
+        input: str | list[str],
+        normalize: bool = False,
+        truncate: bool = True,
+        return_count: bool = False,
+    ) -> Any:
+        """The vector of a text, or of each of a list; a list of vectors, one a token, for models
+        that pool none. Texts longer than the context are cut where `truncate`.
+        """
+        if not self._embedding:
+            raise EngineError("embed: found embedding=False, wanted Llama(..., embedding=True)")
+        texts = [input] if isinstance(input, str) else [*input]
+        limit, ids = self.n_ctx(), [self._ids(text) for text in texts]
+        if not truncate and any(len(each) > limit for each in ids):
+            most = max(map(len, ids))
+            raise oxillama.ContextError(
+                f"embed: found {most} tokens, wanted at most {limit}", tokens=most, limit=limit
+            )
+        ids = [each[:limit] for each in ids]
+        vectors = self.engine.embed_batch(ids, mode=self._pooling(), normalize=normalize)
+        found = [each.tolist() for each in vectors]
+        out = found[0] if isinstance(input, str) else found
+        return (out, sum(map(len, ids))) if return_count else out
+
+    def create_embedding(self, input: str | list[str], model: str | None = None) -> dict[str, Any]:
+        """Embeddings in OpenAI's form."""
+        texts = [input] if isinstance(input, str) else [*input]
+        vectors, count = self.embed(texts, return_count=True)
+        data = [
+            {"object": "embedding", "embedding": vector, "index": at}
+            for at, vector in enumerate(vectors)
+        ]
+        return {
+            "object": "list",
+            "data": data,
+            "model": model or self.model_path,
+            "usage": {"prompt_tokens": count, "total_tokens": count},
+        }
+
+    def _pooling(self) -> str:
+        kind = self._pooling_type
+        if kind == -1:
+            arch = self._reader.metadata.get("general.architecture")
+            kind = int(self._reader.metadata.get(f"{arch}.pooling_type") or 0)
+        if kind not in _POOLINGS:
+            raise ConfigError(f"pooling_type: found {kind}, wanted one of {list(_POOLINGS)}")
+        return _POOLINGS[kind]
+
+    # ---- the state
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of the session."""
+        return 0 if self._session is None else len(self._session)
+
+    @property
+    def input_ids(self) -> np.ndarray:
+        """The session's tokens, intc (n_tokens,)."""
+        tokens = [] if self._session is None else self._session.tokens
+        return np.array(tokens, np.intc)
+
+    @property
+    def scores(self) -> np.ndarray:
+        """Logits that `eval` kept, float32 (n_tokens, n_vocab): of every token with `logits_all`,
+        else of the last one alone, in its row, the others 0.
+        """
+        rows = np.zeros((self.n_tokens, self.engine.config.vocab_size), np.float32)
+        if self._rows is not None:
+            rows[len(rows) - len(self._rows) :] = self._rows
+        return rows
+
+    def reset(self) -> None:
+        """Forget the session."""
+        self._session = self._rows = None
+
+    def set_seed(self, seed: int) -> None:
+        """The seed of completions that name none; -1 draws one each."""
+        self._seed = None if seed in (-1, _ANY_SEED) else seed
+
+    def set_cache(self, cache: Any) -> None:
+        """Stored prefixes are the engine's own and always on: only None is taken."""
+        _refuse("cache", cache, None)
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the session and evaluate them."""
+        ids = [*tokens]
+        if not ids:
+            return
+        if self._session is None:
+            self._session, self._rows = self.engine.session(), None
+        if self._logits_all:
+            rows = self.engine.logits([*self._session.tokens, *ids])
+            self.engine.prefill(ids, session=self._session)
+            self._rows = rows
+        else:
+            self._rows = self.engine.prefill(ids, session=self._session)[None]
+
+    def sample(
+        self,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        seed: int | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+    ) -> int:
+        """A token drawn from the logits after the last `eval`; the session is left as it is."""
+        if self._rows is None:
+            raise EngineError("sample: found no logits, wanted eval first")
+        return self._sampler(
+            temperature=temp,
+            top_k=max(top_k, 0),
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            repetition_penalty=repeat_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            logit_bias=logit_bias or {},
+            seed=self._seed if seed is None else seed,
+        ).sample(self._rows[-1])
+
+    def _sampler(self, **fields: Any) -> Any:
+        """A sampler that has seen the session's tokens."""
+        config = oxillama.SamplerConfig(repetition_window=self._window, **fields)
+        made = sampler_of(
+            config, self.engine.opened.words, self.engine.config.vocab_size, seed=config.seed
+        )
+        made.accept_prompt(self.input_ids)
+        return made
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        reset: bool = True,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        logit_bias: Mapping[int, float] | None = None,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """Tokens after those given, one by one, without an end of their own: whoever takes them
+        stops at `token_eos()`. Tokens that are sent come after the one that was given last.
+
+        reset: begin a new session; stored prefixes are used either way.
+        """
+        if reset:
+            self.reset()
+        self.eval(tokens)
+        sampler = self._sampler(
+            temperature=temp,
+            top_k=max(top_k, 0),
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            repetition_penalty=repeat_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            logit_bias=logit_bias or {},
+            seed=self._seed,
+        )
+        while self._rows is not None and self.n_tokens < self.n_ctx():
+            token = sampler.sample(self._rows[-1])
+            sampler.accept(token)
+            more = yield token
+            sent = [] if more is None else [*more]
+            sampler.accept_prompt(sent)
+            self.eval([token, *sent])
+
+    def save_state(self) -> LlamaState:
+        """The session, to be gone on with later."""
+        if self._session is None:
+            return LlamaState(np.zeros(0, np.intc), 0, b"")
+        return LlamaState(self.input_ids, self.n_tokens, self._session.snapshot())
+
+    def load_state(self, state: LlamaState) -> None:
+        """Go on with a session that was saved, of this model."""
+        if not isinstance(state, LlamaState):
+            raise ConfigError(f"load_state: found {type(state).__name__}, wanted a LlamaState")
+        self.reset()
+        if not state.llama_state:
+            return
+        self._session = self.engine.restore(state.llama_state)
+        tokens = self._session.tokens
+        if tokens:  # logits are no part of a state: those of the last token are made again
+            self._session.truncate(len(tokens) - 1)
+            self._rows = self.engine.prefill([int(state.input_ids[-1])], session=self._session)[
+                None
+            ]
+
+    def _follow(self) -> None:
+        """The session is that of the last completion."""
+        self._session, self._rows = self.engine.opened.last("Llama: there is no session"), None
+
+    def close(self) -> None:
+        """Free the model; safe to call twice."""
+        engine, self._engine = self._engine, None
+        self.reset()
+        if engine is not None:
+            engine.close()
+
+    def __enter__(self) -> Llama:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _check_more(more: Mapping[str, Any]) -> None:
+    """Raise ConfigError for arguments that are not known, or that ask for what is not done here."""
+    refused = dict(_REFUSED)
+    for name, value in more.items():
+        if name in refused:
+            _refuse(name, value, refused[name])
+        elif name not in _HINTS:
+            known = (*refused, *_HINTS)
+            raise ConfigError(f"{name}: is no argument of Llama, wanted one of {', '.join(known)}")
+
+
+def _refuse(name: str, value: Any, only: Any) -> None:
+    """Raise ConfigError for an argument that asks for what is not done here."""
+    if value != only:
+        raise ConfigError(f"{name}: found {value!r:.60}, which is not done here, wanted {only!r}")
+
+
+def _format(given: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """A response_format as the engine takes it: llama-cpp-python's json_object may have a schema."""
+    if given is None or given.get("type") != "json_object" or "schema" not in given:
+        return given
+    schema = {"name": "reply", "schema": given["schema"], "strict": True}
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _reason(reason: str | None, legacy: bool) -> str | None:
+    return "function_call" if reason == "tool_calls" and legacy else reason
+
+
+def _delta(event: Any, legacy: bool) -> dict[str, Any]:
+    """What a chunk says of an event of a chat."""
+    if event.kind == "content":
+        return {"content": event.text}
+    if event.kind == "reasoning":
+        return {"reasoning_content": event.reasoning}
+    if event.kind not in ("call", "arguments"):
+        return {}
+    function = {"name": event.name} if event.kind == "call" else {}
+    function["arguments"] = event.arguments
+    if legacy:
+        return {"function_call": function}
+    head = {"id": event.id, "type": "function"} if event.kind == "call" else {}
+    return {"tool_calls": [{"index": event.index, **head, "function": function}]}

@@ -1,0 +1,116 @@
+"""Results in the form of llama-cpp-python, which is that of OpenAI's completions."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from oxillama.engine.request import Completion
+from oxillama.toolcalls import ToolCall
+
+Spell = Callable[[int], str]
+
+
+def usage(done: Completion) -> dict[str, int]:
+    """Tokens of a request."""
+    return {
+        "prompt_tokens": done.usage.prompt_tokens,
+        "completion_tokens": done.usage.completion_tokens,
+        "total_tokens": done.usage.total_tokens,
+    }
+
+
+class Frame:
+    """What the results of one request have in common."""
+
+    def __init__(self, kind: str, prefix: str, model: str) -> None:
+        self._base = {
+            "id": f"{prefix}-{uuid.uuid4()}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def __call__(self, **choice: Any) -> dict[str, Any]:
+        """A result of one choice."""
+        return {**self._base, "choices": [{"index": 0, **choice}]}
+
+
+def text_logprobs(
+    reports: Sequence[Any], spell: Spell, *, offset: int = 0, top: int = 0
+) -> dict[str, list]:
+    """Log-probabilities of a completion's tokens; offset: characters before the first of them."""
+    out: dict[str, list] = {
+        "tokens": [],
+        "text_offset": [],
+        "token_logprobs": [],
+        "top_logprobs": [],
+    }
+    for report in reports:
+        text = spell(report.token)
+        likeliest = dict(zip(map(spell, report.raw_ids[:top]), report.raw_values))
+        out["tokens"].append(text)
+        out["text_offset"].append(offset)
+        out["token_logprobs"].append(report.raw)
+        out["top_logprobs"].append({**likeliest, text: report.raw})
+        offset += len(text)
+    return out
+
+
+def prompt_logprobs(
+    ids: Sequence[int], reports: Iterable[tuple], spell: Spell
+) -> tuple[dict[str, list], int]:
+    """(log-probabilities of a prompt's tokens, of which the first has none, characters in all)."""
+    out: dict[str, list] = {
+        "tokens": [],
+        "text_offset": [],
+        "token_logprobs": [],
+        "top_logprobs": [],
+    }
+    offset = 0
+    for at, (token, report) in enumerate(zip(ids, (None, *reports))):
+        text = spell(token)
+        out["tokens"].append(text)
+        out["text_offset"].append(offset)
+        out["token_logprobs"].append(None if report is None else report[0])
+        likeliest = None
+        if report is not None:
+            likeliest = {**dict(zip(map(spell, report[1]), report[2])), text: report[0]}
+        out["top_logprobs"].append(likeliest if at else None)
+        offset += len(text)
+    return out, offset
+
+
+def joined(first: dict[str, list], second: dict[str, list]) -> dict[str, list]:
+    """The log-probabilities of a prompt and of what came after it."""
+    return {name: [*first[name], *second[name]] for name in first}
+
+
+def chat_logprobs(reports: Sequence[Any], spell: Spell, *, top: int) -> dict[str, Any]:
+    """Log-probabilities of a chat's reply."""
+
+    def entry(token: int, value: float) -> dict[str, Any]:
+        text = spell(token)
+        return {"token": text, "bytes": list(text.encode()), "logprob": value}
+
+    content = [
+        {
+            **entry(report.token, report.raw),
+            "top_logprobs": [
+                entry(token, value) for token, value in zip(report.raw_ids[:top], report.raw_values)
+            ],
+        }
+        for report in reports
+    ]
+    return {"content": content, "refusal": None}
+
+
+def call(made: ToolCall) -> dict[str, Any]:
+    """A tool call of a message."""
+    return {
+        "id": made.id,
+        "type": "function",
+        "function": {"name": made.name, "arguments": made.arguments_text},
+    }

@@ -1,0 +1,116 @@
+"""Where models lie: what a user names, turned into the file that is opened.
+
+`located` is the interface. `converted` makes GGUF files of Hugging Face folders, `hub` fetches from
+the Hugging Face hub, `others` finds what Ollama and LM Studio have stored.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from oxillama.errors import ConfigError, GgufNotFound
+from oxillama.stores.converted import converted_file, converted_files, is_model_folder
+from oxillama.stores.hub import cached_files, choose, fetch, remove_cached
+from oxillama.stores.others import lm_studio_file, lm_studio_files, ollama_file, ollama_files
+
+__all__ = [
+    "cached_files",
+    "choose",
+    "converted_file",
+    "converted_files",
+    "fetch",
+    "lm_studio_file",
+    "lm_studio_files",
+    "located",
+    "ollama_file",
+    "ollama_files",
+    "remove_cached",
+]
+
+# owner/name, and the file or the quantisation after a colon
+_REPO = re.compile(
+    r"^(?:hf://|hf\.co/|huggingface\.co/)?(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>[^:]+))?$"
+)
+_EXPLICIT = ("hf://", "hf.co/", "huggingface.co/")
+
+
+def located(
+    source: Any, *, file: str | None = None, progress: Callable[[int, int, str], None] | None = None
+) -> Any:
+    """The file that a user's name of a model means; what is no name (bytes, a list of shards) is
+    given back as it is.
+
+    In this order: a file or folder of that name; a prefix that names a store (`ollama:`,
+    `lmstudio:`, `hf://`); for `owner/name` a folder of LM Studio, a model of Ollama, then the hub;
+    for any other name a model of Ollama. A Hugging Face folder is converted into the cache folder, once. A folder that
+    holds one GGUF model is that model.
+
+    file: which file of a hub repository or folder, as a pattern ("*Q4_K_M.gguf") or a quantisation
+    ("Q4_K_M"); without it the only one, else a usual quantisation (`hub.PREFERRED`).
+    progress(done, total, name) is told of the tensors of a conversion. ConfigError where several
+    files match, GgufNotFound where none does.
+    """
+    if isinstance(source, os.PathLike):
+        source = os.fspath(source)
+    if not isinstance(source, str):
+        if file is not None:
+            raise ConfigError(
+                f"file: found {file!r} beside {type(source).__name__}, wanted a folder or a name on the hub"
+            )
+        return source
+    path = Path(source)
+    if path.is_dir():
+        return _in_folder(path, file, progress)
+    if path.exists() or source.endswith(".gguf"):
+        if file is not None:
+            raise ConfigError(f"file: found {file!r} beside the file {source}, wanted one of them")
+        return source
+    return _named(source, file, progress)
+
+
+def _in_folder(path: Path, file: str | None, progress: Any) -> Path:
+    """The model of a folder."""
+    names = sorted(each.name for each in path.iterdir() if each.suffix.lower() == ".gguf")
+    if names and (file is not None or not is_model_folder(path)):
+        return path / choose(names, file, place=str(path))
+    if is_model_folder(path):
+        if file is not None:
+            raise GgufNotFound(f"{path}: file: found no GGUF file for {file!r}")
+        return converted_file(path, progress=progress)
+    raise GgufNotFound(
+        f"{path}: found a folder without GGUF files and without a config.json, wanted a GGUF file or a model folder"
+    )
+
+
+def _named(source: str, file: str | None, progress: Any) -> Any:
+    """The file of a name that is no path."""
+    if source.startswith("ollama:"):
+        return _only(ollama_file(source.removeprefix("ollama:")), source, "Ollama", file)
+    if source.startswith("lmstudio:"):
+        name = source.removeprefix("lmstudio:")
+        found = lm_studio_file(name, file)
+        return _only(found, source, "LM Studio", None)
+    match = _REPO.match(source)
+    if match is not None:
+        if file is not None and match["file"] is not None:
+            raise ConfigError(f"file: found {file!r} beside {source!r}, wanted one of them")
+        wanted = file or match["file"]
+        here = None if source.startswith(_EXPLICIT) else lm_studio_file(match["repo"], wanted)
+        if here is None and file is None and not source.startswith(_EXPLICIT):
+            here = ollama_file(source)
+        return here or fetch(match["repo"], wanted, progress=progress)
+    if file is not None:
+        raise ConfigError(f"file: found {file!r} beside {source!r}, wanted a name as owner/name")
+    return ollama_file(source) or source
+
+
+def _only(found: Path | None, source: str, store: str, file: str | None) -> Path:
+    if file is not None:
+        raise ConfigError(f"file: found {file!r} beside {source!r}, wanted one of them")
+    if found is None:
+        raise GgufNotFound(f"{source}: {store} has stored no such model here")
+    return found

@@ -1,0 +1,218 @@
+"""Files of the Hugging Face hub, fetched and kept by `huggingface_hub` (extra `hub`) in its own
+cache.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from oxillama.errors import ConfigError, GgufError, GgufNotFound
+from oxillama.gguf.source import shard_names
+from oxillama.stores.converted import converted_file
+
+# quantisations that are taken where none is asked for, the first that a repository has
+PREFERRED = (
+    "Q4_K_M",
+    "Q4_K_S",
+    "Q4_0",
+    "IQ4_XS",
+    "Q5_K_M",
+    "Q5_K_S",
+    "Q6_K",
+    "Q8_0",
+    "MXFP4",
+    "BF16",
+    "F16",
+    "F32",
+)
+# of a folder of weights what a conversion reads
+_PARTS = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class CachedFile:
+    """A GGUF file in the cache of the hub."""
+
+    repo: str
+    name: str
+    path: Path
+    nbytes: int
+
+
+def choose(names: Iterable[str], wanted: str | None, *, place: str) -> str:
+    """The one GGUF file of many that is wanted: by a pattern, by a quantisation, or a usual one.
+    Of a set of shards the first.
+
+    ConfigError where several are as good, GgufNotFound where there is none.
+    """
+    found = [
+        name
+        for name in sorted(names)
+        if name.lower().endswith(".gguf")
+        and "mmproj" not in PurePosixPath(name).name.lower()
+        and _is_first(name)
+    ]
+    if not found:
+        raise GgufNotFound(f"{place}: found no GGUF file")
+    if wanted is not None:
+        matching = [name for name in found if _matches(name, wanted)]
+        if len(matching) == 1:
+            return matching[0]
+        if not matching:
+            raise GgufNotFound(f"{place}: no file for {wanted!r}, it has {_listed(found)}")
+        raise ConfigError(f"{place}: several files for {wanted!r}: {_listed(matching)}")
+    if len(found) == 1:
+        return found[0]
+    for kind in PREFERRED:
+        matching = [name for name in found if _is_of(name, kind)]
+        if len(matching) == 1:
+            return matching[0]
+    raise ConfigError(f"{place}: several files, wanted file= to name one: {_listed(found)}")
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return ", ".join(names[:12]) + more
+
+
+def _is_first(name: str) -> bool:
+    """Whether a file is no later part of a set."""
+    path = PurePosixPath(name)
+    shards = shard_names(path.name)
+    return shards is None or shards[0] == path.name
+
+
+def _is_of(name: str, kind: str) -> bool:
+    """Whether a file's name says that it is of a quantisation."""
+    return (
+        re.search(
+            rf"(?:^|[-_./]){re.escape(kind)}(?=[-./]|$)", name.removesuffix(".gguf"), re.IGNORECASE
+        )
+        is not None
+    )
+
+
+def _matches(name: str, wanted: str) -> bool:
+    """Whether a file is what a pattern or a quantisation asks for, in any case of letters."""
+    if any(sign in wanted for sign in "*?[") or wanted.lower().endswith(".gguf"):
+        pattern, whole = wanted.lower(), name.lower()
+        shards = shard_names(PurePosixPath(whole).name)
+        if shards is not None:  # as the pattern would be of a single file
+            single = re.sub(r"-\d{5}-of-\d{5}\.gguf$", ".gguf", whole)
+            if fnmatchcase(single, pattern):
+                return True
+        return fnmatchcase(whole, pattern) or fnmatchcase(PurePosixPath(whole).name, pattern)
+    return _is_of(name, wanted)
+
+
+def fetch(
+    repo: str,
+    file: str | None = None,
+    *,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Path:
+    """A GGUF file of a repository, fetched where it is not there yet; file: see `choose`.
+
+    A repository of safetensors alone is fetched whole and converted (`converted_file`).
+    """
+    hub = _hub(repo)
+    names = _names(hub, repo)
+    if any(name.lower().endswith(".gguf") for name in names) or file is not None:
+        name = choose(names, file, place=repo)
+        folder, shards = PurePosixPath(name).parent, shard_names(PurePosixPath(name).name)
+        wanted = [name] if shards is None else [str(folder / each) for each in shards]
+        return [_one(hub, repo, each) for each in wanted][0]
+    if "config.json" not in names:
+        raise GgufNotFound(f"{repo}: found neither GGUF files nor a config.json")
+    try:
+        where = hub.snapshot_download(repo, allow_patterns=list(_PARTS))
+    except Exception as error:
+        raise _failed(repo, error) from error
+    return converted_file(where, progress=progress)
+
+
+def _one(hub: Any, repo: str, name: str) -> Path:
+    try:
+        return Path(hub.hf_hub_download(repo, name))
+    # the hub's own errors have no common root; each one means: this file did not come
+    except Exception as error:
+        raise _failed(f"{repo}: {name}", error) from error
+
+
+def _names(hub: Any, repo: str) -> list[str]:
+    """The files of a repository; of what lies in the cache where the hub cannot be asked."""
+    try:
+        return list(hub.HfApi().list_repo_files(repo))
+    except Exception as error:
+        kept = [each.name for each in cached_files() if each.repo == repo]
+        if kept:
+            return kept
+        raise _failed(repo, error) from error
+
+
+def _failed(what: str, error: Exception) -> GgufError:
+    said = (str(error).splitlines() or [type(error).__name__])[0]
+    return GgufError(f"{what}: could not be fetched from the Hugging Face hub: {said}")
+
+
+def _hub(repo: str) -> Any:
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise ConfigError(
+            f"{repo}: no such file or folder; a name on the Hugging Face hub needs huggingface_hub, "
+            "wanted the extra oxillama[hub]"
+        ) from None
+    return huggingface_hub
+
+
+def cached_files() -> list[CachedFile]:
+    """The GGUF files in the hub's cache; none without the extra or without a cache."""
+    try:
+        from huggingface_hub import scan_cache_dir
+        from huggingface_hub.errors import CacheNotFound
+    except ImportError:
+        return []
+    try:
+        info = scan_cache_dir()
+    except CacheNotFound:
+        return []
+    found = {
+        (repo.repo_id, each.file_path.relative_to(revision.snapshot_path).as_posix()): each
+        for repo in info.repos
+        if repo.repo_type == "model"
+        for revision in sorted(repo.revisions, key=lambda one: one.last_modified)
+        for each in revision.files
+        if each.file_name.lower().endswith(".gguf")
+    }
+    return [
+        CachedFile(repo, name, Path(each.file_path), each.size_on_disk)
+        for (repo, name), each in sorted(found.items())
+    ]
+
+
+def remove_cached(repo: str) -> int:
+    """Remove a repository from the hub's cache; returns the bytes freed, 0 where it is not there."""
+    hub = _hub(repo)
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        info = hub.scan_cache_dir()
+    except CacheNotFound:
+        return 0
+    hashes = [
+        revision.commit_hash
+        for one in info.repos
+        if one.repo_id == repo and one.repo_type == "model"
+        for revision in one.revisions
+    ]
+    if not hashes:
+        return 0
+    strategy = info.delete_revisions(*hashes)
+    strategy.execute()
+    return int(strategy.expected_freed_size)

@@ -1,0 +1,135 @@
+"""Models that other programs have stored on this machine: Ollama's and LM Studio's. They are read
+where they lie, and never changed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from oxillama.errors import GgufError
+from oxillama.stores.hub import choose
+
+_REGISTRY, _LIBRARY = "registry.ollama.ai", "library"
+_MODEL = "application/vnd.ollama.image.model"
+_ADAPTER = "application/vnd.ollama.image.adapter"
+_DIGEST = re.compile(r"^sha256[:-](?P<hash>[0-9a-f]{64})$")
+_PART = re.compile(r"^[\w.-]+$")
+
+
+def _home() -> Path | None:
+    try:
+        return Path.home()
+    except RuntimeError:
+        return None
+
+
+def _ollama_folders() -> list[Path]:
+    """Where Ollama keeps models: OLLAMA_MODELS, else the user's and the service's folders."""
+    named = os.environ.get("OLLAMA_MODELS")
+    if named:
+        return [Path(named)]
+    home = _home()
+    own = [] if home is None else [home / ".ollama" / "models"]
+    return [*own, Path("/usr/share/ollama/.ollama/models")]
+
+
+def ollama_file(name: str) -> Path | None:
+    """The GGUF file of a model of Ollama (`llama3.2`, `llama3.2:1b`, `owner/name:tag`,
+    `hf.co/owner/name:tag`); None where it has stored no such model.
+
+    Its own prompt template and parameters are not used: what the GGUF file says counts. GgufError
+    for a model with adapters, which the file alone does not have, and for a damaged store.
+    """
+    base, _, tag = name.partition(":")
+    parts = base.split("/")
+    if len(parts) > 3 or not all(_PART.match(part) for part in (*parts, tag or "latest")):
+        return None
+    where = [_REGISTRY, _LIBRARY][: 3 - len(parts)] if len(parts) < 3 else []
+    for folder in _ollama_folders():
+        manifest = folder.joinpath("manifests", *where, *parts, tag or "latest")
+        with suppress(OSError):
+            if manifest.is_file():
+                return _blob(folder, manifest, name)
+    return None
+
+
+def _blob(folder: Path, manifest: Path, name: str) -> Path:
+    """The file of weights that a manifest names."""
+    try:
+        layers = json.loads(manifest.read_bytes())["layers"]
+        kinds = [(layer["mediaType"], _DIGEST.match(layer["digest"])) for layer in layers]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise GgufError(f"{manifest}: found no manifest of Ollama: {error}") from error
+    if any(kind == _ADAPTER for kind, _ in kinds):
+        raise GgufError(
+            f"{name}: Ollama applies an adapter to this model, wanted one without (its weights alone are another model)"
+        )
+    models = [digest for kind, digest in kinds if kind == _MODEL]
+    if len(models) != 1 or models[0] is None:
+        raise GgufError(f"{manifest}: found {len(models)} files of weights, wanted 1")
+    path = folder / "blobs" / f"sha256-{models[0]['hash']}"
+    if not path.is_file():
+        raise GgufError(f"{path}: missing, the manifest of {name} names it")
+    return path
+
+
+def ollama_files() -> list[tuple[str, Path]]:
+    """Every model of Ollama by its name; those that cannot be opened are left out."""
+    found: dict[str, Path] = {}
+    for folder in _ollama_folders():
+        base = folder / "manifests"
+        for manifest in sorted(_files(base)):
+            parts = manifest.relative_to(base).parts
+            if len(parts) != 4:
+                continue
+            host, owner, name, tag = parts
+            short = [part for part in (host, owner) if part not in (_REGISTRY, _LIBRARY)]
+            called = "/".join((*short, name)) + f":{tag}"
+            with suppress(GgufError):
+                path = ollama_file(called)
+                if path is not None:
+                    found.setdefault(called, path)
+    return sorted(found.items())
+
+
+def _files(folder: Path) -> list[Path]:
+    with suppress(OSError):
+        return [each for each in folder.rglob("*") if each.is_file()]
+    return []
+
+
+def _lm_studio_folders() -> list[Path]:
+    home = _home()
+    if home is None:
+        return []
+    return [home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
+
+
+def lm_studio_file(repo: str, file: Any = None) -> Path | None:
+    """A GGUF file of LM Studio's folder of `owner/name` (file: see `hub.choose`); None where it has
+    none.
+    """
+    parts = repo.split("/")
+    if len(parts) != 2 or not all(_PART.match(part) and part.strip(".") for part in parts):
+        return None
+    for folder in _lm_studio_folders():
+        place = folder.joinpath(*parts)
+        names = [each.name for each in _files(place) if each.suffix.lower() == ".gguf"]
+        if names:
+            return place / choose(names, file, place=str(place))
+    return None
+
+
+def lm_studio_files() -> list[tuple[str, Path]]:
+    """Every GGUF file of LM Studio by its repository."""
+    return [
+        (path.relative_to(folder).parent.as_posix(), path)
+        for folder in _lm_studio_folders()
+        for path in sorted(_files(folder))
+        if path.suffix.lower() == ".gguf" and "mmproj" not in path.name.lower()
+    ]

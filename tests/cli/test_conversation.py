@@ -1,0 +1,256 @@
+"""`oxillama chat`: a talk that goes on whatever happens, and the lines that begin with a slash."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+import oxillama
+from oxillama.cli import conversation, main
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The messages of every reply that was asked for."""
+    seen, original = [], oxillama.InferenceEngine.chat
+
+    def chat(self, messages, **options):
+        seen.append([dict(each) for each in messages])
+        return original(self, messages, **options)
+
+    monkeypatch.setattr(oxillama.InferenceEngine, "chat", chat)
+    return seen
+
+
+@pytest.fixture
+def talk(monkeypatch, capsys):
+    """Runs a talk over lines of input; exceptions among them are raised at the prompt."""
+
+    def run(*lines, options=("-n", "24", "--temp", "0", "--no-timings")):
+        left = iter(lines)
+
+        def next_line(prompt=""):
+            line = next(left, EOFError())
+            if isinstance(line, BaseException):
+                raise line
+            return line
+
+        monkeypatch.setattr("builtins.input", next_line)
+        code = main(["chat", *map(str, options)])
+        out, err = capsys.readouterr()
+        assert code == 0
+        return out, err, [*left]
+
+    return run
+
+
+def roles(messages):
+    return [each["role"] for each in messages]
+
+
+def test_each_message_is_answered_and_empty_lines_are_none(talk, asked):
+    out, _, _ = talk("Hello!", "", "Where does Bruno live?")
+    assert len(out.splitlines()) == 2
+    assert [roles(each) for each in asked] == [["user"], ["user", "assistant", "user"]]
+
+
+def test_calls_are_printed_and_the_next_lines_are_their_results(talk, asked, tmp_path):
+    tools = tmp_path / "tools.json"
+    where = {"properties": {"where": {"enum": ["here"]}}, "required": ["where"]}
+    tools.write_text(json.dumps([{"name": "now", "parameters": where}]))
+    options = ("--tools", tools, "--tool-choice", "now", "--tool-format", "hermes")
+    options = (*options, "--no-parallel-tool-calls", "--temp", 0, "-n", 400)
+    out, _, _ = talk("What time is it?", "noon", options=options)
+    printed = [json.loads(line) for line in out.split("\n") if line]
+    assert printed == [{"name": "now", "arguments": {"where": "here"}}] * 2
+    assert roles(asked[1]) == ["user", "assistant", "tool"]
+    assert asked[1][2]["content"] == "noon"
+
+
+def test_a_list_of_tools_that_is_none_is_refused_before_the_talk(capsys, tmp_path):
+    tools = tmp_path / "tools.json"
+    for text in ("{", "{}"):
+        tools.write_text(text)
+        assert main(["chat", "--tools", str(tools)]) == 1
+        assert "wanted a JSON list of tools" in capsys.readouterr().err
+
+
+def test_a_full_context_leaves_out_the_oldest_turns_and_says_so_once(talk, asked):
+    lines = [f"Tell me of the fox number {at}, and of its friends." for at in range(8)]
+    options = ("-c", 160, "-n", 40, "--temp", 0, "--no-timings", "-sys", "Be kind.")
+    out, err, _ = talk(*lines, options=options)
+    assert len(asked) == 8 and len(out.splitlines()) >= 8
+    assert err.count("oldest turns are left out") == 1 and "oxillama:" not in err
+    last = asked[-1]
+    assert roles(last)[:2] == ["system", "user"] and last[-1]["content"] == lines[-1]
+    assert 1 < len(last) < 16
+
+
+def test_a_message_that_no_context_holds_is_refused_and_the_talk_goes_on(talk, asked):
+    out, err, _ = talk("fox " * 400, "Hello!", options=("-c", 128, "-n", 8, "--no-timings"))
+    assert "has room for 127" in err and "the conversation goes on" in err
+    assert [each[-1]["content"] for each in asked] == ["Hello!"] and out.strip()
+
+
+def test_a_reply_goes_on_over_the_end_of_the_context_where_it_may_shift(talk):
+    options = ("-c", 64, "-n", 120, "--ignore-eos", "--temp", 0, "--seed", 1)
+    _, err, _ = talk("Hello!", "Go on.", options=(*options, "--context-shift"))
+    assert err.count("older half of it was forgotten") == 1
+    assert err.count("reply 120 tokens") == 2
+    _, err, _ = talk("Hello!", "Go on.", options=options)
+    assert err.count("the reply ended with the context") == 1 and "reply 120 tokens" not in err
+
+
+def test_bytes_that_are_no_text_are_replaced_and_the_talk_goes_on():
+    command = [sys.executable, "-m", "oxillama.cli", "chat", "-n", "8", "--temp", "0"]
+    done = subprocess.run(
+        [*command, "--no-timings"], input=b"caf\xe9 \xff\n/stats\nHello!\n", capture_output=True
+    )
+    err = done.stderr.decode()
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == 2
+    assert err.count("are no UTF-8") == 1 and "2 messages" in err
+
+
+def test_ctrl_c_ends_a_reply_and_keeps_what_was_said(talk, asked, monkeypatch):
+    stopped = []
+
+    def reply(events, said):
+        if not stopped:
+            stopped.append(True)
+            said.append("Once")
+            raise KeyboardInterrupt
+        if len(stopped) == 1:
+            stopped.append(True)
+            raise KeyboardInterrupt
+        return conversation_reply(events, said=said)
+
+    conversation_reply = conversation.reply
+    monkeypatch.setattr(conversation, "reply", reply)
+    talk("One", "Two", "Three")
+    contents = [each["content"] for each in asked[-1]]
+    assert contents == ["One", "Once", "Three"]  # nothing was said to "Two"
+
+
+def test_ctrl_c_at_the_prompt_leaves_the_second_time(talk, asked):
+    _, _, left = talk(KeyboardInterrupt(), "Hello!", KeyboardInterrupt(), KeyboardInterrupt(), "no")
+    assert left == ["no"] and [each[-1]["content"] for each in asked] == ["Hello!"]
+
+
+def test_messages_may_have_several_lines(talk, asked):
+    talk("one \\", "two", '"""three', "", 'four"""', '"""', "five", '"""')
+    said = [each[-1]["content"] for each in asked]
+    assert said == ["one \ntwo", "three\n\nfour", "five"]
+
+
+def test_commands_change_what_is_asked(talk, asked, tmp_path):
+    path = tmp_path / "talk file.json"
+    lines = ["/system Be brief.", "Hello!", "/regen", f"/save '{path}'", "/undo", "Again", "/clear"]
+    out, err, _ = talk(*lines, "New", f"/load '{path}'", "More", "/exit", "never")
+    first, again, second, third, fourth = asked
+    assert first == again and first[0] == {"role": "system", "content": "Be brief."}
+    assert [each["content"] for each in second] == ["Be brief.", "Again"]
+    assert [each["content"] for each in third] == ["Be brief.", "New"]
+    assert [each["content"] for each in fourth][:2] == ["Be brief.", "Hello!"]
+    assert fourth[-1]["content"] == "More" and roles(fourth)[2] == "assistant"
+    assert json.loads(path.read_text())["options"]["max_tokens"] == 24
+    assert len(out.splitlines()) == 5
+
+
+def test_set_checks_what_it_changes(talk):
+    _, err, _ = talk(
+        "/set top_p 2",
+        "/set temp 0.5",
+        "/set topk 3",
+        "/set --repeat-penalty 1.2",
+        "/set",
+        "/set temperature",
+        "/set n 4",
+        "/hlep",
+        "/help",
+        "/load nowhere.json",
+    )
+    lines = err.splitlines()
+    assert lines[0].startswith("[/set: top_p: found 2, wanted")
+    assert lines[1] == "[temperature = 0.5]" and "did you mean top_k?" in lines[2]
+    assert lines[3] == "[repetition_penalty = 1.2]" and "  temperature = 0.5" in lines
+    assert "[temperature: default]" in lines and "a talk has one reply" in err
+    assert "did you mean /help?" in err and "nowhere.json" in lines[-1]
+    names = ("save", "load", "system", "regen", "undo", "stats", "clear", "exit")
+    assert all(f"  /{name} " in err for name in names)
+
+
+def test_a_message_that_begins_with_a_slash_has_two(talk, asked):
+    talk("//etc/hosts", "/etc/hosts")
+    assert [each[-1]["content"] for each in asked] == ["/etc/hosts"]
+
+
+def test_a_file_without_a_template_takes_a_built_in_one(capsys, tmp_path, talk):
+    whole = oxillama.embedded_path().read_bytes()
+    key = b"tokenizer.chat_template"
+    (tmp_path / "bare.gguf").write_bytes(whole.replace(key, b"tokenizer.another_thing"))
+    model = str(tmp_path / "bare.gguf")
+    assert main(["chat", model]) == 1 and "tokenizer.chat_template" in capsys.readouterr().err
+    out, _, _ = talk("Hello!", options=(model, "--chat-template", "chatml", "-n", 8))
+    assert out.strip()
+    assert main(["chat", model, "--chat-template", "chatlm"]) == 1
+    assert "wanted the text of a template or one of chatml" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="no terminals of one's own here")
+def test_at_a_terminal_ctrl_c_stops_a_reply_and_two_leave(tmp_path):
+    import pty
+
+    parent, child = pty.openpty()
+    command = [sys.executable, "-m", "oxillama.cli", "chat", "--ignore-eos", "--context-shift"]
+    environment = {**os.environ, "OXILLAMA_HISTORY": str(tmp_path / "history"), "TERM": "dumb"}
+
+    def terminal():
+        os.setsid()
+        import fcntl
+        import termios
+
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    process = subprocess.Popen(
+        command, stdin=child, stdout=child, stderr=child, env=environment, preexec_fn=terminal
+    )
+    os.close(child)
+    seen = b""
+
+    def until(text, seconds=30.0):
+        nonlocal seen
+        end = time.monotonic() + seconds
+        while text not in seen:
+            assert time.monotonic() < end, seen[-2000:]
+            seen += os.read(parent, 1 << 16)
+        seen = seen.split(text, 1)[1]
+
+    try:
+        until(b"> ")
+        os.write(parent, b"Hello!\n")
+        until(b"Hello!")
+        until(b"a")  # the reply has begun
+        os.write(parent, b"\x03")
+        until(b"[stopped")
+        until(b"> ")
+        os.write(parent, b"/stats\n")
+        until(b"tokens generated]")
+        until(b"> ")
+        os.write(parent, b"\x03")
+        until(b"again leaves]")
+        until(b"> ")
+        os.write(parent, b"\x03")
+        deadline = time.monotonic() + 30
+        while process.poll() is None and time.monotonic() < deadline:
+            try:
+                os.read(parent, 1 << 16)
+            except OSError:  # the other side has closed
+                break
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(parent)

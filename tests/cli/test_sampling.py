@@ -1,0 +1,195 @@
+"""Options of everything that generates, and how a command line is read."""
+
+import json
+from dataclasses import fields
+
+import pytest
+
+import oxillama
+from oxillama.cli import main, parser, sampling
+
+OPTIONS = parser()._subparsers._group_actions[0].choices["run"]._option_string_actions
+# llama.cpp's names of what there is here, and the field or argument each of them sets
+LLAMA_CPP = {
+    "-m": "named",
+    "-p": "prompt",
+    "-f": "file",
+    "-sys": "system",
+    "-n": "max_tokens",
+    "--predict": "max_tokens",
+    "-c": "context",
+    "--ctx-size": "context",
+    "-t": "threads",
+    "-s": "seed",
+    "-r": "stop",
+    "-l": "logit_bias",
+    "-j": "json_schema",
+    "-jf": "json_schema_file",
+    "--temp": "temperature",
+    "--typical": "typical_p",
+    "--top-nsigma": "top_n_sigma",
+    "--repeat-penalty": "repetition_penalty",
+    "--repeat-last-n": "repetition_window",
+    "--dry-sequence-breaker": "dry_sequence_breakers",
+    "--dynatemp-exp": "dynatemp_exponent",
+    "--mirostat-lr": "mirostat_eta",
+    "--mirostat-ent": "mirostat_tau",
+    "--keep": "keep",
+    "--no-context-shift": "context_shift",
+    "--grammar": "grammar",
+    "--chat-template": "chat_template",
+}
+
+
+def printed(capsys, *arguments):
+    code = main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def options(*given):
+    return sampling.generation(parser().parse_args(["run", *map(str, given)]))
+
+
+def refused(capsys, *arguments):
+    """The line of a command line that cannot be read."""
+    with pytest.raises(SystemExit) as left:
+        main([str(argument) for argument in arguments])
+    err = capsys.readouterr().err
+    assert left.value.code == 2 and err.count("\n") == 1
+    return err
+
+
+def test_every_field_of_a_sampler_has_an_option_of_its_name():
+    reached = {action.dest for action in OPTIONS.values()}
+    assert not {field.name for field in fields(oxillama.SamplerConfig)} - reached
+    for field in fields(oxillama.SamplerConfig):
+        if field.name not in ("dry_sequence_breakers",):
+            name = "--" + field.name.replace("_", "-")
+            assert OPTIONS[name].dest == field.name
+
+
+@pytest.mark.parametrize(("name", "dest"), LLAMA_CPP.items())
+def test_llama_cpp_names_mean_what_they_mean_there(name, dest):
+    assert OPTIONS[name].dest == dest
+
+
+def test_an_option_that_is_left_out_changes_nothing():
+    assert options() == {"max_tokens": None, "stop": []}
+
+
+def test_options_reach_the_sampler():
+    given = options(
+        "--temp", 0.5, "-l", "15+1.5", "-l", "16-inf", "--samplers", "top_k;typ_p,temperature",
+        "--top-nsigma", -1, "--dry-sequence-breaker", "a", "--banned-tokens", "4,5",
+        "--speculative", "off", "--context-shift", "--keep", 3,
+    )  # fmt: skip
+    wanted = oxillama.Options.of(given)
+    config = wanted.sampling(oxillama.SamplerConfig())
+    assert config.temperature == 0.5 and config.logit_bias == {15: 1.5, 16: -float("inf")}
+    assert config.samplers == ("top_k", "typical", "temperature") and config.top_n_sigma is None
+    assert config.dry_sequence_breakers == ("a",) and config.banned_tokens == (4, 5)
+    assert wanted.speculative is False and wanted.context_shift and wanted.keep == 3
+
+
+def test_a_schema_is_the_same_as_text_and_as_a_file(tmp_path):
+    text = '{"type": "boolean"}'
+    path = tmp_path / "schema.json"
+    path.write_text(text)
+    ways = [("--json-schema", text), ("-j", path), ("-j", f"@{path}"), ("-jf", path)]
+    assert [options(*way)["json_schema"] for way in ways] == [text] * 4
+
+
+def test_run_follows_a_schema_a_grammar_and_an_expression(capsys, tmp_path):
+    path = tmp_path / "g.gbnf"
+    path.write_text('root ::= "fox" | "owl"')
+    base = ("run", "-n", 20, "--no-display-prompt", "--no-timings")
+    assert printed(capsys, *base, "-j", '{"enum": [17]}')[1] == "17\n"
+    assert printed(capsys, *base, "--grammar-file", path)[1] in ("fox\n", "owl\n")
+    assert printed(capsys, *base, "--regex", "[0-9]{3}")[1].strip().isdecimal()
+
+
+def test_a_prompt_comes_from_a_file_and_a_model_from_m(capsys, tmp_path):
+    path = tmp_path / "prompt.txt"
+    path.write_text("Once upon a time\n")
+    base = ("-n", 8, "--temp", 0, "--no-timings")
+    told = printed(capsys, "run", "-p", "Once upon a time", *base)
+    model = oxillama.embedded_path()
+    assert printed(capsys, "run", "-m", model, "-f", path, *base) == told
+    assert "wanted one model" in refused(capsys, "run", model, "-m", model, *base)
+    for command in ("run", "chat", "bench", "doctor", "serve", "info"):
+        assert parser().parse_args([command, "-m", "a.gguf"]).model == "a.gguf"
+
+
+def test_a_system_message_makes_a_chat_of_a_run(capsys):
+    base = ("-n", 8, "--temp", 0, "--no-timings")
+    code, out, _ = printed(capsys, "run", "-sys", "Be kind.", "-p", "Hello!", *base)
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "user", "content": "Hello!"},
+    ]
+    with oxillama.load() as engine:
+        assert out == engine.chat(messages, max_tokens=8, temperature=0).text + "\n"
+    assert code == 0
+
+
+def test_timings_are_one_line_beside_the_text(capsys):
+    code, out, err = printed(capsys, "run", "-n", 8, "--temp", 0, "--seed", 3)
+    assert code == 0 and "tokens/s" not in out and err.count("\n") == 1
+    assert "prompt 5 tokens" in err and "reply 8 tokens" in err and "seed 3; length]" in err
+
+
+def test_without_a_command_the_help_is_shown(capsys):
+    code, out, err = printed(capsys)
+    assert code == 0 and out.startswith("usage: oxillama") and "chat" in out and not err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    (
+        (("run", "--tmep", "1"), "--tmep: is no option; did you mean --temp?"),
+        (("run", "--temperatur=1"), "did you mean --temperature?"),
+        (("run", "--max-token", "1"), "did you mean --max-tokens?"),  # no abbreviations
+        (("rnu",), "did you mean run?"),
+        (("run", "--temp", "warm"), "--temp/--temperature: found 'warm', wanted a number"),
+        (("run", "-n", "1.5"), "found '1.5', wanted a whole number"),
+        (("run", "--kv-type", "f17"), "did you mean f16?"),
+        (("run", "a.gguf", "b.gguf"), "found the argument 'b.gguf' too many"),
+        (("run", "-p", "a", "-f", "b"), "not allowed with argument"),
+        (("bench", "--top-k", "3"), "--top-k: is no option"),
+    ),
+)
+def test_what_cannot_be_read_is_one_line_with_what_was_meant(capsys, arguments, words):
+    assert words in refused(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    (
+        (("-l", "x+1"), "--logit-bias: found 'x+1', wanted TOKEN+BIAS"),
+        (("--samplers", "temprature"), "did you mean temperature?"),
+        (("--grammar", "root ::= [a]", "--regex", "a"), "--regex: found beside --grammar"),
+        (("--keep", "3"), "keep: found 3 without context_shift"),
+        (("--chat-template", "chatml"), "found without a system message"),
+        (("-f", "nowhere.txt"), "nowhere.txt: No such file"),
+        (("--top-p", "3"), "top_p: found 3.0"),
+        (("-j", "nowhere.json"), "nowhere.json: No such file"),
+    ),
+)
+def test_what_cannot_be_honoured_is_one_line(capsys, arguments, words):
+    code, out, err = printed(capsys, "run", *arguments)
+    assert code == 1 and not out and err.count("\n") == 1 and words in err
+
+
+def test_bench_tells_what_it_is_at(capsys):
+    from oxillama.cli.bench import measure
+
+    told = []
+    with oxillama.load(num_threads=1) as engine:
+        measure(engine, prompt=4, generate=2, depth=0, batch=1, runs=2, progress=told.append)
+    assert told == ["warming up", "run 1 of 2", "run 2 of 2", ""]
+
+
+def test_lists_of_ids_are_read():
+    assert options("--stop-token-ids", "4,5")["stop_token_ids"] == [4, 5]
+    assert json.dumps(options("--allowed-tokens", "7")["allowed_tokens"]) == "[7]"

@@ -1,0 +1,329 @@
+"""llama-cpp-python's interface: programs as people write them, and what is refused by name."""
+
+import json
+
+import numpy as np
+import pytest
+
+import oxillama
+from oxillama.compat.llama_cpp import (
+    Llama,
+    LlamaGrammar,
+    LlamaPromptLookupDecoding,
+    LogitsProcessorList,
+)
+from oxillama.errors import ConfigError, EngineError
+
+MODEL = str(oxillama.embedded_path())
+ASKED = [{"role": "user", "content": "Hello!"}]
+WEATHER = {
+    "name": "weather",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Ulm", "Oslo"]}},
+        "required": ["city"],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with Llama(model_path=MODEL, n_ctx=512, n_threads=1, seed=7, verbose=False) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with oxillama.load(n_ctx=512, num_threads=1) as made:
+        yield made
+
+
+def test_a_completion_has_openais_form(llm, engine):
+    done = llm("Once upon a time", max_tokens=12, temperature=0.0, stop=["\n"], echo=True)
+    wanted = engine.generate(
+        "Once upon a time", max_tokens=12, sampler=oxillama.SamplerConfig.greedy(stop=("\n",))
+    )
+    assert done["object"] == "text_completion" and done["id"].startswith("cmpl-")
+    assert done["model"] == MODEL and isinstance(done["created"], int)
+    assert done["choices"] == [
+        {
+            "index": 0,
+            "text": "Once upon a time" + wanted.text,
+            "logprobs": None,
+            "finish_reason": wanted.finish_reason,
+        }
+    ]
+    prompt = wanted.usage.prompt_tokens
+    count = wanted.usage.completion_tokens
+    wanted_usage = (prompt, count, prompt + count)
+    assert tuple(done["usage"].values()) == wanted_usage
+    assert llm.create_completion("Once upon a time")["usage"]["completion_tokens"] == 16
+
+
+def test_a_stream_has_the_same_text(llm):
+    whole = llm("Once upon a time", max_tokens=20, temperature=0)["choices"][0]["text"]
+    pieces = list(llm("Once upon a time", max_tokens=20, temperature=0, stream=True))
+    assert "".join(each["choices"][0]["text"] for each in pieces) == whole
+    reasons = [each["choices"][0]["finish_reason"] for each in pieces]
+    assert reasons[-1] == "length" and set(reasons[:-1]) == {None}
+    assert len({each["id"] for each in pieces}) == 1
+
+
+def test_a_seed_gives_the_same_text_again(llm):
+    def text(**options):
+        return llm("Once", max_tokens=16, temperature=1.2, **options)["choices"][0]["text"]
+
+    assert text() == text() and text(seed=5) == text(seed=5) != text(seed=6)
+    llm.set_seed(5)
+    assert text() == text(seed=5)
+    llm.set_seed(7)
+
+
+def test_log_probabilities_of_prompt_and_text(llm, engine):
+    done = llm("Once upon a time", max_tokens=4, temperature=0, logprobs=2, echo=True)
+    found = done["choices"][0]["logprobs"]
+    ids = engine.tokenize("Once upon a time")
+    assert len(found["tokens"]) == len(ids) + 4 and found["token_logprobs"][0] is None
+    rows = engine.logits(ids).astype(np.float64)
+    for at in range(1, len(ids)):
+        row = rows[at - 1]
+        value = row[ids[at]] - row.max() - np.log(np.exp(row - row.max()).sum())
+        assert abs(found["token_logprobs"][at] - value) < 1e-4
+    greedy = found["top_logprobs"][len(ids)]
+    assert max(greedy.values()) == found["token_logprobs"][len(ids)] and len(greedy) == 2
+    sizes = np.cumsum([0, *map(len, found["tokens"])])[:-1]
+    assert found["text_offset"] == sizes.tolist()
+
+
+def test_a_chat_and_its_stream(llm, engine):
+    done = llm.create_chat_completion(messages=ASKED, max_tokens=16, temperature=0)
+    wanted = engine.chat(ASKED, max_tokens=16, sampler=oxillama.SamplerConfig.greedy())
+    message = done["choices"][0]["message"]
+    assert message == {"role": "assistant", "content": wanted.content}
+    assert done["object"] == "chat.completion" and done["id"].startswith("chatcmpl-")
+    chunks = list(llm.create_chat_completion(ASKED, max_tokens=16, temperature=0, stream=True))
+    deltas = [each["choices"][0]["delta"] for each in chunks]
+    assert deltas[0] == {"role": "assistant"} and deltas[-1] == {}
+    assert "".join(each.get("content", "") for each in deltas) == wanted.content
+    assert chunks[-1]["choices"][0]["finish_reason"] == wanted.finish_reason
+    assert {each["object"] for each in chunks} == {"chat.completion.chunk"}
+
+
+def test_log_probabilities_of_a_chat(llm):
+    done = llm.create_chat_completion(
+        ASKED, max_tokens=4, temperature=0, logprobs=True, top_logprobs=3
+    )
+    content = done["choices"][0]["logprobs"]["content"]
+    assert len(content) == done["usage"]["completion_tokens"]
+    for each in content:
+        assert bytes(each["bytes"]).decode() == each["token"] and len(each["top_logprobs"]) == 3
+        assert each["top_logprobs"][0]["logprob"] == each["logprob"]  # greedy
+
+
+def test_tools_are_called_as_openais_are(llm):
+    options = {"max_tokens": 200, "temperature": 0, "tool_format": "hermes"}
+    tools = [{"type": "function", "function": WEATHER}]
+    choice = {"type": "function", "function": {"name": "weather"}}
+    done = llm.create_chat_completion(ASKED, tools=tools, tool_choice=choice, **options)
+    choice_found = done["choices"][0]
+    first = choice_found["message"]["tool_calls"][0]
+    assert choice_found["finish_reason"] in ("tool_calls", "length")
+    assert first["type"] == "function" and first["function"]["name"] == "weather"
+    assert json.loads(first["function"]["arguments"])["city"] in ("Ulm", "Oslo")
+    chunks = llm.create_chat_completion(
+        ASKED, tools=tools, tool_choice=choice, stream=True, **options
+    )
+    text, names = "", []
+    for chunk in chunks:
+        for each in chunk["choices"][0]["delta"].get("tool_calls", ()):
+            if each["index"] == 0:
+                text += each["function"]["arguments"]
+                names += [each["function"]["name"]] if "name" in each["function"] else []
+    assert names == ["weather"] and text == first["function"]["arguments"]
+    legacy = llm.create_chat_completion(
+        ASKED, functions=[WEATHER], function_call={"name": "weather"}, **options
+    )
+    assert legacy["choices"][0]["message"]["function_call"]["name"] == "weather"
+
+
+def test_response_formats_and_grammars_are_kept_to(llm):
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
+    kept = {"type": "json_object", "schema": schema}
+    done = llm.create_chat_completion(ASKED, response_format=kept, temperature=0, max_tokens=40)
+    assert set(json.loads(done["choices"][0]["message"]["content"])) == {"n"}
+    for grammar in (
+        LlamaGrammar.from_string('root ::= "{\\"n\\": " [12] "}"', verbose=False),
+        LlamaGrammar.from_json_schema(json.dumps(schema)),
+    ):
+        text = llm("A number:", grammar=grammar, max_tokens=40)["choices"][0]["text"]
+        assert json.loads(text)["n"] in (1, 2)
+
+
+def test_processors_and_biases_change_the_draw(llm):
+    def only(input_ids, scores):
+        scores[:] = -np.inf
+        scores[int(input_ids[-1])] = 0.0
+        return scores
+
+    ids = llm.tokenize(b"Once")
+    done = llm(ids, max_tokens=3, logits_processor=LogitsProcessorList([only]))
+    assert done["choices"][0]["text"] == llm.detokenize([ids[-1]] * 3, prev_tokens=ids).decode()
+    done = llm(ids, max_tokens=2, temperature=0, logit_bias={str(ids[-1]): 1e4})
+    assert done["choices"][0]["text"] == llm.detokenize([ids[-1]] * 2, prev_tokens=ids).decode()
+
+
+def test_tokens_and_bytes(llm):
+    text = "Käse im Haus".encode()
+    ids = llm.tokenize(text)
+    assert ids[0] == llm.token_bos() and llm.detokenize(ids) == text
+    assert llm.tokenize(text, add_bos=False) == ids[1:]
+    control = llm.detokenize([llm.token_eos()], special=True)
+    assert llm.tokenize(control, add_bos=False, special=True) == [llm.token_eos()]
+    assert llm.tokenize(control, add_bos=False) != [llm.token_eos()]
+    assert llm.n_vocab() > llm.token_eos() and llm.n_ctx() == 512
+    assert llm.metadata["general.architecture"] == "llama"
+    with pytest.raises(ConfigError, match="tokenize: found str, wanted bytes"):
+        llm.tokenize("text")
+
+
+def test_the_loop_of_generate(llm, engine):
+    """The low-level program of llama-cpp-python's own page."""
+    wanted = engine.generate(
+        "Once upon a time", max_tokens=10, sampler=oxillama.SamplerConfig.greedy()
+    ).tokens
+    out = []
+    for token in llm.generate(llm.tokenize(b"Once upon a time"), temp=0.0):
+        if token == llm.token_eos() or len(out) == 10:
+            break
+        out.append(token)
+    assert tuple(out) == wanted
+
+
+def test_eval_sample_save_and_load(llm, engine):
+    llm.reset()
+    ids = llm.tokenize(b"Once upon a time")
+    llm.eval(ids)
+    assert llm.n_tokens == len(ids) and llm.input_ids.tolist() == ids
+    assert np.array_equal(llm.scores[-1], engine.logits(ids)[-1])
+    state, first = llm.save_state(), llm.sample(temp=0.0)
+    llm.eval([first])
+    second = llm.sample(temp=0.0)
+    llm.reset()
+    assert llm.n_tokens == 0
+    with pytest.raises(EngineError, match="wanted eval first"):
+        llm.sample()
+    llm.load_state(state)
+    assert llm.n_tokens == len(ids) and llm.sample(temp=0.0) == first
+    llm.eval([first])
+    assert llm.sample(temp=0.0) == second
+
+
+def test_a_completion_leaves_its_session_to_go_on_with(llm):
+    done = llm("Once upon a time", max_tokens=5, temperature=0)
+    state = llm.save_state()
+    assert state.n_tokens >= done["usage"]["prompt_tokens"] + 4
+    llm.reset()
+    llm.load_state(state)
+    assert llm.input_ids.tolist() == state.input_ids.tolist()
+
+
+def test_every_logit_is_kept_where_asked_for(engine):
+    with Llama(MODEL, logits_all=True, n_threads=1) as llm:
+        ids = llm.tokenize(b"Once upon a time")
+        llm.eval(ids[:3])
+        llm.eval(ids[3:])
+        assert np.array_equal(llm.scores, engine.logits(ids))
+
+
+def test_embeddings_of_a_pooled_and_of_an_unpooled_model(engine):
+    with Llama(MODEL, embedding=True, pooling_type=1, n_threads=1) as llm:
+        made = llm.create_embedding(["Once", "upon a time"])
+        assert [each["index"] for each in made["data"]] == [0, 1]
+        assert len(made["data"][0]["embedding"]) == llm.n_embd()
+        assert made["usage"]["total_tokens"] == sum(
+            len(engine.tokenize(text)) for text in ("Once", "upon a time")
+        )
+        assert llm.embed("Once", normalize=True) == engine.embed("Once").tolist()
+        with pytest.raises(oxillama.ContextError, match="wanted at most 512"):
+            llm.embed("fox " * 700, truncate=False)
+        assert len(llm.embed("fox " * 700)) == llm.n_embd()
+    with Llama(MODEL, embedding=True, n_threads=1) as llm:
+        assert np.shape(llm.embed("Once upon")) == (len(llm.tokenize(b"Once upon")), llm.n_embd())
+    with Llama(MODEL, n_threads=1) as llm, pytest.raises(EngineError, match="embedding=True"):
+        llm.embed("Once")
+
+
+def test_a_vocabulary_alone_and_a_closed_model():
+    llm = Llama(MODEL, vocab_only=True)
+    assert llm.detokenize(llm.tokenize(b"a fox")) == b"a fox"
+    with pytest.raises(EngineError, match="vocab_only=False"):
+        llm("Once")
+    llm.close()
+    llm.close()
+
+
+def test_lookup_candidates_and_formats_change_no_text(llm):
+    wanted = llm("Once upon a time", max_tokens=30, temperature=0)["choices"][0]["text"]
+    with Llama(MODEL, n_threads=1, draft_model=LlamaPromptLookupDecoding(num_pred_tokens=4)) as own:
+        assert own("Once upon a time", max_tokens=30, temperature=0)["choices"][0]["text"] == wanted
+    plain = llm.create_chat_completion(ASKED, max_tokens=8, temperature=0)
+    with Llama(MODEL, n_threads=1, chat_format="chatml") as own:
+        done = own.create_chat_completion(ASKED, max_tokens=8, temperature=0)
+    # the embedded model's own template is that one after its first token
+    assert done["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"] - 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    (
+        ({"n_gpu_layers": -1}, "n_gpu_layers: found -1, which is not done here, wanted 0"),
+        ({"use_mlock": True}, "use_mlock"),
+        ({"lora_path": "x"}, "lora_path"),
+        ({"chat_format": "functionary"}, "chat_format: found 'functionary', wanted None"),
+        ({"type_k": 8}, "type_k, type_v: found 8, None"),
+        ({"n_threads": 2, "n_threads_batch": 3}, "n_threads_batch"),
+        ({"draft_model": object()}, "draft_model: found object"),
+        ({"colour": 1}, "colour: is no argument of Llama"),
+    ),
+)
+def test_what_is_not_done_at_loading_is_named(options, words):
+    with pytest.raises(ConfigError) as caught:
+        Llama(MODEL, **options)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    (
+        ({"suffix": "x"}, "suffix: found 'x', which is not done here"),
+        ({"stopping_criteria": [len]}, "stopping_criteria"),
+        ({"tfs_z": 0.5}, "tfs_z: found 0.5"),
+        ({"grammar": 5}, "grammar: found int, wanted a LlamaGrammar"),
+    ),
+)
+def test_what_is_not_done_in_a_completion_is_named(llm, options, words):
+    with pytest.raises(ConfigError) as caught:
+        llm("Once", **options)
+    assert words in str(caught.value)
+    with pytest.raises(ConfigError, match="cache: found"):
+        llm.set_cache(object())
+    with pytest.raises(ConfigError, match="create_chat_completion_openai_v1"):
+        llm.create_chat_completion_openai_v1(ASKED)
+
+
+def test_a_prompt_that_is_too_long_is_a_value_error(llm):
+    with pytest.raises(ValueError, match="a context of 512 has room for 511"):
+        llm("fox " * 700)
+
+
+def test_a_model_of_the_hub_by_its_name(monkeypatch, tmp_path):
+    import huggingface_hub
+
+    class Api:
+        def list_repo_files(self, repo):
+            return ["m-Q4_K_M.gguf", "m-Q8_0.gguf"]
+
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda repo, name: MODEL)
+    with Llama.from_pretrained("owner/name", filename="*Q8_0.gguf", n_threads=1) as llm:
+        assert llm("Once", max_tokens=1)["choices"][0]["text"]

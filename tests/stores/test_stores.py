@@ -1,0 +1,234 @@
+"""Where models lie: paths, folders, the hub, and what other programs have stored."""
+
+import hashlib
+import json
+import os
+import shutil
+
+import pytest
+
+import oxillama
+from oxillama import stores
+from oxillama.cli import main
+from oxillama.errors import ConfigError, GgufError, GgufNotFound
+from oxillama.stores.hub import choose
+from tests.convert.test_folders import folder  # noqa: F401  (a fixture)
+
+QUANTS = [f"m-{kind}.gguf" for kind in ("Q2_K", "Q4_K_M", "Q4_K_S", "Q8_0")]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """A home of the test's own, with nothing in it."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("OLLAMA_MODELS", raising=False)
+    (tmp_path / "home").mkdir()
+    return tmp_path / "home"
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    """A hub of files by name: `owner/name` with what is put in it; what was fetched is listed."""
+    import huggingface_hub
+
+    class Hub:
+        files: dict = {"owner/name": QUANTS}
+        fetched: list = []
+
+    kept = tmp_path / "hub"
+
+    class Api:
+        def list_repo_files(self, repo):
+            if repo not in Hub.files:
+                raise OSError(f"404: {repo}")
+            return Hub.files[repo]
+
+    def download(repo, name):
+        Hub.fetched.append(name)
+        path = kept / repo / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(oxillama.embedded_path(), path)
+        return str(path)
+
+    monkeypatch.setattr(Hub, "fetched", [])
+    monkeypatch.setattr(Hub, "files", {"owner/name": QUANTS})
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda repo, allow_patterns: Hub.files[repo, "at"]
+    )
+    return Hub
+
+
+def ollama(home, name="fox", tag="latest", owner="library", layers=None):
+    """A model as Ollama stores it; returns its file of weights."""
+    data = oxillama.embedded_path().read_bytes()
+    digest = hashlib.sha256(data).hexdigest()
+    blob = home / ".ollama/models/blobs" / f"sha256-{digest}"
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    blob.write_bytes(data)
+    kind = "application/vnd.ollama.image.model"
+    manifest = home / ".ollama/models/manifests/registry.ollama.ai" / owner / name / tag
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    more = [{"mediaType": each, "digest": f"sha256:{digest}"} for each in layers or ()]
+    weights = {"mediaType": kind, "digest": f"sha256:{digest}"}
+    manifest.write_text(json.dumps({"layers": [weights, *more]}))
+    return blob
+
+
+def test_what_is_no_name_and_what_is_a_file_is_given_back(tmp_path):
+    path = tmp_path / "m.gguf"
+    path.write_bytes(b"x")
+    for source in (b"bytes", ["a.gguf", "b.gguf"], str(path), "missing.gguf", "nobody"):
+        assert stores.located(source) == source
+    for source in (b"bytes", str(path), "nobody"):
+        with pytest.raises(ConfigError, match="file: found 'x'"):
+            stores.located(source, file="x")
+
+
+def test_a_folder_with_one_model_is_that_model(tmp_path):
+    place = tmp_path / "m"
+    place.mkdir()
+    with pytest.raises(GgufNotFound, match="without GGUF files and without a config.json"):
+        oxillama.load(place)
+    shutil.copy(oxillama.embedded_path(), place / "fox-Q8_0.gguf")
+    (place / "mmproj-fox-f16.gguf").write_bytes(b"")
+    with oxillama.load(place) as engine:
+        assert engine.model_files == (place / "fox-Q8_0.gguf",)
+
+
+def test_a_hugging_face_folder_is_converted_once(folder, tmp_path):  # noqa: F811
+    first = stores.located(folder)
+    assert first.parent == tmp_path / "cache/oxillama/converted" and first.is_file()
+    stamp = first.stat().st_mtime_ns
+    assert stores.located(str(folder)) == first and first.stat().st_mtime_ns == stamp
+    with oxillama.load(folder) as engine:
+        assert engine.model_files == (first,)
+    assert stores.converted_files() == [first]
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings, indent=3))
+    second = stores.located(folder)
+    # what was made of the folder as it was is gone
+    assert second != first and stores.converted_files() == [second]
+
+
+def test_a_folder_is_run_and_its_file_listed_and_removed(folder, capsys):  # noqa: F811
+    assert main(["info", str(folder), "--json"]) == 0
+    out, err = capsys.readouterr()
+    name = stores.converted_files()[0].name
+    assert json.loads(out)["architecture"] and f"{folder} is" in err
+    assert main(["list"]) == 0 and name in capsys.readouterr().out
+    assert main(["rm", name]) == 0 and not stores.converted_files()
+    assert main(["rm", name]) == 1
+    assert "`oxillama list` shows them" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name"),
+    (
+        (None, "m-Q4_K_M.gguf"),
+        ("Q8_0", "m-Q8_0.gguf"),
+        ("q2_k", "m-Q2_K.gguf"),
+        ("*Q4_K_S.gguf", "m-Q4_K_S.gguf"),
+        ("*q4_k_m*", "m-Q4_K_M.gguf"),
+        ("m-Q8_0.gguf", "m-Q8_0.gguf"),
+    ),
+)
+def test_the_file_that_is_wanted_is_chosen(wanted, name):
+    assert choose(QUANTS, wanted, place="here") == name
+
+
+def test_sets_count_as_one_file_and_encoders_of_pictures_as_none():
+    shards = [f"Q8_0/m-Q8_0-0000{at}-of-00002.gguf" for at in (1, 2)]
+    names = [*shards, "m-Q2_K.gguf", "mmproj-F16.gguf", "config.json"]
+    assert choose(names, None, place="here") == shards[0]
+    assert choose(names, "*Q8_0.gguf", place="here") == shards[0]
+    assert choose(["mmproj.gguf", "fox.gguf"], None, place="here") == "fox.gguf"
+
+
+def test_nothing_is_guessed_among_files():
+    with pytest.raises(ConfigError, match="several files for '\\*Q4\\*': m-Q4_K_M.gguf, m-Q4_K_S"):
+        choose(QUANTS, "*Q4*", place="here")
+    with pytest.raises(GgufNotFound, match="no file for 'Q4_K', it has m-Q2_K.gguf"):
+        choose(QUANTS, "Q4_K", place="here")
+    with pytest.raises(ConfigError, match="wanted file= to name one: a.gguf, b.gguf"):
+        choose(["a.gguf", "b.gguf"], None, place="here")
+    with pytest.raises(GgufNotFound, match="here: found no GGUF file"):
+        choose(["README.md"], None, place="here")
+
+
+def test_a_repository_of_the_hub_is_fetched_and_run(hub, capsys):
+    with oxillama.load("owner/name", file="*Q8_0.gguf", num_threads=1) as engine:
+        assert len(engine.generate("Once", max_tokens=3).tokens) == 3
+    with oxillama.load("owner/name:Q2_K", num_threads=1) as engine:
+        assert engine.model_files[0].name == "m-Q2_K.gguf"
+    assert main(["pull", "owner/name"]) == 0
+    assert capsys.readouterr().out.strip().endswith("owner/name/m-Q4_K_M.gguf")
+    assert main(["pull", "owner/name", "--file", "*Q4*"]) == 1
+    assert "several files" in capsys.readouterr().err
+    assert hub.fetched == ["m-Q8_0.gguf", "m-Q2_K.gguf", "m-Q4_K_M.gguf"]
+    with pytest.raises(GgufError, match="could not be fetched from the Hugging Face hub: 404"):
+        oxillama.load("owner/other")
+
+
+def test_every_part_of_a_set_is_fetched(hub):
+    hub.files = {"owner/name": [f"m-0000{at}-of-00003.gguf" for at in (1, 2, 3)]}
+    assert stores.located("hf://owner/name").name == "m-00001-of-00003.gguf"
+    assert hub.fetched == hub.files["owner/name"]
+
+
+def test_a_repository_of_weights_is_fetched_and_converted(hub, folder):  # noqa: F811
+    hub.files = {
+        "owner/whole": sorted(os.listdir(folder)),
+        ("owner/whole", "at"): str(folder),
+    }
+    assert stores.located("owner/whole") == stores.converted_files()[0]
+
+
+def test_without_the_extra_the_name_and_the_extra_are_said(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError, match=r"models/fox: no such file or folder; .*oxillama\[hub\]"):
+        oxillama.load("models/fox")
+
+
+def test_what_ollama_has_stored_is_run_by_its_name(home, capsys):
+    blob = ollama(home)
+    other = ollama(home, name="owl", tag="1b", owner="someone")
+    assert stores.located("fox") == stores.located("ollama:fox:latest") == blob
+    assert stores.located("someone/owl:1b") == stores.located("ollama:someone/owl:1b") == other
+    assert [name for name, _ in stores.ollama_files()] == ["fox:latest", "someone/owl:1b"]
+    with oxillama.load("fox", num_threads=1) as engine:
+        assert engine.generate("Once", max_tokens=1).tokens
+    with pytest.raises(GgufNotFound, match="Ollama has stored no such model"):
+        oxillama.load("ollama:bear")
+    assert main(["rm", "fox"]) == 1 and "`ollama rm fox`" in capsys.readouterr().err
+    assert main(["list", "--json"]) == 0
+    assert {each["store"] for each in json.loads(capsys.readouterr().out)} == {"ollama"}
+
+
+def test_a_model_of_ollama_with_an_adapter_or_without_weights_is_refused(home):
+    blob = ollama(home, layers=["application/vnd.ollama.image.adapter"])
+    with pytest.raises(GgufError, match="applies an adapter"):
+        stores.located("fox")
+    ollama(home)
+    blob.unlink()
+    with pytest.raises(GgufError, match="missing, the manifest of fox names it"):
+        stores.located("fox")
+
+
+@pytest.mark.parametrize("name", ("../fox", "ollama:../../x", "a/b/c/d", "ollama:", "fox:../x"))
+def test_a_name_never_leads_out_of_a_store(home, name):
+    ollama(home)
+    with pytest.raises((GgufNotFound, ConfigError, GgufError)):
+        oxillama.load(name)
+
+
+def test_what_lm_studio_has_stored_is_run_by_its_name(home, hub):
+    place = home / ".lmstudio/models/owner/name"
+    place.mkdir(parents=True)
+    shutil.copy(oxillama.embedded_path(), place / "fox-Q8_0.gguf")
+    assert stores.located("lmstudio:owner/name") == place / "fox-Q8_0.gguf"
+    assert stores.located("owner/name") == place / "fox-Q8_0.gguf" and not hub.fetched
+    assert stores.located("hf://owner/name").name == "m-Q4_K_M.gguf"  # the hub by its own name
+    assert [name for name, _ in stores.lm_studio_files()] == ["owner/name"]
