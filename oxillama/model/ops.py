@@ -393,7 +393,8 @@ class RopeStore(Op, name="rope_store"):
 
 class Attend(Op, name="attend"):
     """Softmax attention of the q part of a slot over the keys each row sees; `slopes` add a bias by
-    distance to each head's scores (ALiBi), `sinks` a score without a value.
+    distance to each head's scores (ALiBi), `sinks` a score without a value. window: keys a row sees;
+    chunk: it sees those from the last multiple of `chunk` on.
 
     causal False: a row sees all keys of its sequence, and a window reaches as far ahead as back.
     relative (heads, 2 n + 1): a bias for each distance key - query from -n to n, and beyond those
@@ -420,6 +421,7 @@ class Attend(Op, name="attend"):
         slopes=None,
         relative=None,
         causal=True,
+        chunk=0,
     ) -> None:
         n = len(f.positions)
         q = f.slots[x][:, : q_heads * k_dim]
@@ -448,6 +450,8 @@ class Attend(Op, name="attend"):
         unseen = (np.arange(len(keys))[None, :] >= limit[:, None]) | (
             (far >= window) if window else False
         )
+        if chunk:
+            unseen |= distance > (f.positions % chunk)[:, None]
         scores = np.where(unseen[:, None, None, :], -np.inf, scores)
         top = scores.max(axis=-1, keepdims=True)
         if sinks is not None:
