@@ -471,6 +471,25 @@ class Builder:
         a = np.ascontiguousarray(a)
         return self.op("scan", x, dt, b, c, a=a, d=d, groups=groups, state=state)
 
+    def delta(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        w: Value,
+        beta: Value,
+        *,
+        heads: int,
+        key_heads: int,
+        tiled: bool,
+        scale: float,
+    ) -> Value:
+        """Linear attention under the gated delta rule; shapes and parameters are those of the op."""
+        blocks = -(-v.width // heads // 16)
+        state = self.keeps(Slot((heads * blocks, q.width // key_heads, 16)))
+        more: dict[str, Any] = dict(key_heads=key_heads, tiled=tiled, scale=float(scale))
+        return self.op("delta", q, k, v, w, beta, heads=heads, state=state, **more)
+
     def keeps(self, state: LayerState) -> int:
         """Note what a layer keeps; returns its number among those of its kind."""
         held: list = self.slots if isinstance(state, Slot) else self.pages

@@ -662,6 +662,87 @@ class Scan(Op, name="scan"):
         f.slots[out] = y.reshape(n, -1).astype(np.float32)
 
 
+def _split_heads(f: Frame, slot: Any, heads: int) -> np.ndarray:
+    """A slot's rows as float64 (rows, heads, columns of a head)."""
+    rows = f.slots[slot].astype(np.float64)
+    return rows.reshape(len(rows), heads, -1)
+
+
+def _begun(f: Frame, state: int, *shape: int) -> np.ndarray:
+    """The state that a sequence's rows go on from."""
+    fresh = f.positions[0] == 0 or state not in f.states
+    return np.zeros(shape) if fresh else f.states[state]
+
+
+class Delta(Op, name="delta"):
+    """Linear attention under the gated delta rule: S = S exp(w), S = S + k beta (v - S^T k), y =
+    scale S^T q, for each head (Yang et al. 2024, Gated Delta Networks, section 3.1).
+
+    q, k (rows, key heads * keys), v (rows, heads * values), w and beta (rows, heads). Head h takes
+    queries and keys of head h / (heads / key_heads), or of h mod key_heads where they are tiled.
+    """
+
+    reads = ("q", "k", "v", "w", "beta")
+    state = True
+    rows = Rows.ALL
+
+    @staticmethod
+    def width(widths: Sequence[int], params: dict) -> int:
+        return widths[2]
+
+    @staticmethod
+    def meaning(
+        f: Frame, *, q, k, v, w, beta, heads, key_heads, tiled, state, out, scale=1.0
+    ) -> None:
+        w, beta = (f.slots[part].astype(np.float64) for part in (w, beta))
+        v = _split_heads(f, v, heads)
+        which = np.arange(heads) % key_heads if tiled else np.arange(heads) * key_heads // heads
+        q, k = (_split_heads(f, part, key_heads)[:, which] for part in (q, k))
+        s, y = _begun(f, state, heads, k.shape[2], v.shape[2]), np.empty_like(v)
+        for t in range(len(v)):
+            s = s * np.exp(w[t])[:, None, None]
+            written = beta[t][:, None] * (v[t] - np.einsum("hkv,hk->hv", s, k[t]))
+            s = s + k[t][:, :, None] * written[:, None, :]
+            y[t] = scale * np.einsum("hkv,hk->hv", s, q[t])
+        f.states[state] = s
+        f.slots[out] = y.reshape(len(v), -1).astype(np.float32)
+
+
+class Wkv(Op, name="wkv"):
+    """The recurrence of RWKV for each head: with `a` and `b`, S = diag(w) S + b (S^T a) + k v, y = S^T q
+    (RWKV-7: Peng et al. 2025, section 3); with `u` (heads * keys,), y = (S + diag(u) k v)^T q, S =
+    diag(w) S + k v (RWKV-6: Peng et al. 2024, section 4.1). q, k, w, a, b (rows, heads * keys).
+    """
+
+    reads = ("q", "k", "v", "w", "a", "b")
+    state = True
+    rows = Rows.ALL
+
+    @staticmethod
+    def width(widths: Sequence[int], params: dict) -> int:
+        return widths[2]
+
+    @staticmethod
+    def meaning(
+        f: Frame, *, q, k, v, w, heads, state, out, a=None, b=None, u=None, scale=1.0
+    ) -> None:
+        q, k, v, w = (_split_heads(f, part, heads) for part in (q, k, v, w))
+        n = len(v)
+        s, y = _begun(f, state, heads, k.shape[2], v.shape[2]), np.empty_like(v)
+        for t in range(n):
+            new = k[t][:, :, None] * v[t][:, None, :]
+            if u is None:
+                erased = np.einsum("hkv,hk->hv", s, _split_heads(f, a, heads)[t])
+                new = new + _split_heads(f, b, heads)[t][:, :, None] * erased[:, None, :]
+                seen = s * w[t][:, :, None] + new
+            else:
+                seen = s + u.reshape(heads, -1)[:, :, None].astype(np.float64) * new
+            s = s * w[t][:, :, None] + new
+            y[t] = scale * np.einsum("hkv,hk->hv", seen, q[t])
+        f.states[state] = s
+        f.slots[out] = y.reshape(n, -1).astype(np.float32)
+
+
 class Add(Op, name="add"):
     """x + y."""
 

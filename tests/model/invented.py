@@ -102,6 +102,16 @@ OWN: dict[str, dict] = {
     "lfm2moe": {"attention.head_count_kv": [0, 2, 0, 0]},
     "hunyuan-moe": {"feed_forward_length": 32},
     "ernie4_5-moe": {"interleave_moe_layer_step": 2},
+    # an epsilon beside which the norm of a head that happens to be near 0 does not enlarge rounding
+    "qwen3next": {"attention.layer_norm_rms_epsilon": 1e-2},
+    "qwen35": {
+        "attention.layer_norm_rms_epsilon": 1e-2,
+        "rope.dimension_sections": [3, 3, 2],
+    },
+    "qwen35moe": {
+        "attention.layer_norm_rms_epsilon": 1e-2,
+        "rope.dimension_sections": [3, 3, 2],
+    },
     "qwen3vlmoe": {"rope.dimension_sections": [3, 3, 2]},
     "nemotron_h": {
         "attention.head_count_kv": [0, 2, 0, 0],
@@ -191,6 +201,8 @@ WANTED: dict[str, tuple[str, ...]] = {
     "lfm2moe": _each(_SPARSE, "exp_probs_b.bias"),
     "gpt-oss": _each(_ALL, "attn_sinks.weight", "attn_output.bias", "ffn_gate_inp.bias", *_BIASES)
     + _each(_ALL, *(f"ffn_{n}_exps.bias" for n in ("gate", "up", "down"))),
+    "qwen3next": _each(_SPARSE, "ffn_up_shexp.weight", "ffn_gate_inp_shexp.weight"),
+    "qwen35moe": _each(_SPARSE, "ffn_up_shexp.weight", "ffn_gate_inp_shexp.weight"),
     "bailingmoe": _each(_SPARSE, "ffn_up_shexp.weight"),
     "bailingmoe2": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias"),
     "granitemoe": _each(_ALL, "ffn_up_shexp.weight"),
@@ -218,6 +230,14 @@ SHAPES = {
     "cls.output.weight": (3, HIDDEN),
     "dense_2.weight": (96, HIDDEN),
     "dense_3.weight": (HIDDEN, 96),
+}
+
+
+# Shapes by which an architecture knows what a tensor is, by architecture and whole name.
+KNOWN = {
+    # a gate beside the queries of each head
+    arch: {"blk.3.attn_q.weight": (256, HIDDEN)}
+    for arch in ("qwen3next", "qwen35", "qwen35moe")
 }
 
 
@@ -253,6 +273,7 @@ def _shape_of(name: str) -> tuple[int, ...]:
 def shapes(arch: str, metadata: dict) -> tuple[dict[str, tuple[int, ...]], set[str]]:
     """(every tensor that `arch` asks for, the keys that it reads), learned from its own errors."""
     found = {name: _shape_of(name) for name in WANTED.get(arch, ())}
+    found |= KNOWN.get(arch, {})
     while True:
         try:
             b = Builder(_Nothing(metadata, {"token_embd.weight": (VOCAB, HIDDEN), **found}), arch)
