@@ -67,7 +67,7 @@ def attention(
     x: Value,
     *,
     style: str,
-    qk_norm: Literal["heads", "rows"] | None = None,
+    qk_norm: Literal["heads", "rows", "plain"] | None = None,
     norm_kind: str = "rms",
     rope: Rope | Literal["file"] | None = "file",
     window: int = 0,
@@ -83,7 +83,7 @@ def attention(
     """Grouped-query attention: q, k, v projections, attention, output projection (`output`).
 
     style: how pairs are rotated, "norm" (adjacent floats) or "neox" (the two halves). qk_norm: a norm
-    over each head of queries and keys, or over their whole rows. rope: the file's own, another, or
+    over each head of queries and keys (without a weight: plain), or over their whole rows. rope: the file's own, another, or
     None for no rotation. scale: the file's `attention.scale`, else 1/sqrt(key_dim). slopes: ALiBi.
     norm_last, temper, relative, chunk: see `Builder.attend`. Where the file has what gates the result,
     it does.
@@ -99,6 +99,9 @@ def attention(
             "k_norm": layer.vector("attn_k_norm.weight", heads.key_dim),
             "eps": b.epsilon(),
         }
+    elif qk_norm == "plain":
+        one = np.ones(heads.key_dim, np.float32)
+        norms = {"q_norm": one, "k_norm": one, "eps": b.epsilon()}
     elif qk_norm is not None:
         parts = (heads.query, heads.kv) if qk_norm == "heads" else (1, 1)
         q = layer.norm(q, "attn_q_norm", kind=norm_kind, heads=parts[0])

@@ -278,11 +278,13 @@ class Builder:
         return self.record("embed", (), width=width, table=table, scale=float(scale), filler=0)
 
     def epsilon(self, kind: str = "rms") -> float:
-        """The epsilon that the file gives for norms of this kind; for "rms" that of "layer" where it
-        gives no other.
+        """The epsilon that the file gives for norms of this kind, or the one of the other kind where
+        it gives that alone.
         """
         rms, layer = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
-        key = rms if kind == "rms" and (rms in self.keys or layer not in self.keys) else layer
+        key, other = (rms, layer) if kind == "rms" else (layer, rms)
+        if key not in self.keys and other in self.keys:
+            key = other
         return self.keys.number(key, minimum=0.0)
 
     def norm(

@@ -501,7 +501,9 @@ class Copy(Op, name="copy"):
 class Route(Op, name="route"):
     """The experts of each row from their scores x: [ids | weights], `used` of each, best first.
 
-    gating: "softmax" and "sigmoid" of all scores, or "chosen": softmax of the chosen ones alone. bias
+    gating: "softmax" and "sigmoid" of all scores, "chosen" and "chosen_sigmoid": those of the chosen
+    ones alone, or "mixer": for each choice, the softmax of those experts not chosen before whose
+    score is near the best (SparseMixer: Liu et al. 2024, GRIN, section 2.1). bias
     takes part in the choice, not in the weights. Of `groups` only the `groups_used` best are chosen
     from, a group counting as its best expert, or as the sum of its "two" best (DeepSeek-AI 2024,
     DeepSeek-V3, section 2.1.2).
@@ -527,7 +529,7 @@ class Route(Op, name="route"):
         scale=1.0,
     ) -> None:
         x = f.slots[x].astype(np.float64)
-        p = {"softmax": _softmax, "sigmoid": _sigmoid, "chosen": lambda x: x}[gating](x)
+        p = {"softmax": _softmax, "sigmoid": _sigmoid}.get(gating, lambda x: x)(x)
         p = p.astype(np.float32)
         scores = p if bias is None else p + bias
         if groups > 1:
@@ -541,10 +543,24 @@ class Route(Op, name="route"):
             scores = np.where(hidden, -np.inf, scores)
         ids = np.argsort(-scores, axis=1, kind="stable")[:, :used]
         weights = np.take_along_axis(p, ids, axis=1)
-        weights = _softmax(weights) if gating == "chosen" else weights
+        if gating == "mixer":
+            weights = _mixed(p.astype(np.float64), ids)
+        elif gating.startswith("chosen"):
+            weights = _softmax(weights) if gating == "chosen" else _sigmoid(weights)
         if normalise:
             weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 2.0**-14)
         f.slots[out] = np.concatenate([ids, weights * scale], axis=1).astype(np.float32)
+
+
+def _mixed(scores: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """SparseMixer's weights of the experts `ids` (rows, used), best first."""
+    weights, left = np.empty(ids.shape), scores.copy()
+    for k in range(ids.shape[1]):
+        best = np.take_along_axis(scores, ids[:, k : k + 1], axis=1)
+        near = (best - left) / np.maximum(np.abs(scores), best) <= 0.02
+        weights[:, k] = 1 / np.where(near, np.exp(left - best), 0.0).sum(axis=1)
+        np.put_along_axis(left, ids[:, k : k + 1], -np.inf, axis=1)
+    return weights
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:

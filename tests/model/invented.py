@@ -97,6 +97,7 @@ OWN: dict[str, dict] = {
     },
     "gemma-embedding": {"attention.sliding_window_pattern": 3},
     "dbrx": {"attention.clamp_kqv": 2.0},
+    "llama4": {"interleave_moe_layer_step": 2, "expert_used_count": 2},
     "granitemoe": {"embedding_scale": 3.0, "residual_scale": 0.5, "attention.scale": 0.2},
     "granitehybrid": {"attention.head_count_kv": [0, 2, 0, 0], "logit_scale": 2.0},
     "lfm2moe": {"attention.head_count_kv": [0, 2, 0, 0]},
@@ -185,6 +186,8 @@ WANTED: dict[str, tuple[str, ...]] = {
     "deepseek2": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias"),
     "mamba2": _each(_ALL, *_STATE),
     "dbrx": _each(_ALL, "attn_qkv.weight"),
+    "llama4": _each((1, 3), "ffn_up_shexp.weight"),
+    "phimoe": _each(_ALL, "attn_output.bias", *_BIASES) + ("output.weight", "output.bias"),
     "qwen2moe": _each(_ALL, *_BIASES)
     + _each(_SPARSE, "ffn_up_shexp.weight", "ffn_gate_inp_shexp.weight"),
     "dots1": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias"),
