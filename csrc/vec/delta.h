@@ -1,10 +1,9 @@
-/* The recurrences of linear attention, for up to 16 values of one head over rows of one sequence, in order; S[i] is the state of key i:
+/* The gated delta rule (Yang et al. 2024, "Gated Delta Networks", section 3.1), for up to 16 values of one head over rows of one sequence, in
+ * order; S[i] is the state of key i:
  *
- *   gated delta   S = e S, e = exp(w);  S[i] += k[i] beta (v - sum of k[i] S[i]);  y = scale sum of q[i] S[i]      Yang et al. 2024, "Gated Delta Networks"
- *   RWKV-7        S[i] = w[i] S[i] + b[i] (sum of a[i] S[i]) + k[i] v;             y = sum of q[i] S[i]            Peng et al. 2025, section 3
- *   RWKV-6        y = sum of q[i] (S[i] + u[i] k[i] v);                            S[i] = w[i] S[i] + k[i] v       Peng et al. 2024, section 4.1
+ *   S = e S, e = exp(w);  S[i] += k[i] beta (v - sum of k[i] S[i]);  y = scale sum of q[i] S[i]
  *
- * A lane is a value. Sums over keys run in four chains, i mod 4, added in one order: the same bits for any number of rows at a time.
+ * A lane is a value. Sums over keys run in chains, i mod 4 and i mod 2, added in one order: the same bits for any number of rows at a time.
  */
 #ifndef OX_VEC_DELTA_H
 #define OX_VEC_DELTA_H
@@ -46,27 +45,10 @@ OX_INLINE void delta_gated(const ox_delta *s, int t)
     f32_store_n(s->y + t * s->ldy, f32_mul(f32_set1(s->scale), f32_add(y0, y1)), s->live);
 }
 
-OX_INLINE void delta_wkv(const ox_delta *s, int t)
-{
-    const float *q = s->q + t * s->ldq, *k = s->k + t * s->ldk, *w = s->w + t * s->ldw;
-    const float *b = s->b ? s->b + t * s->ldb : NULL;
-    ox_f32x16 v = f32_load_n(s->v + t * s->ldv, s->live), y = f32_zero(), sum = f32_zero();
-    if (b) sum = state_dot(s->state, s->a + t * s->lda, s->keys);
-    for (int i = 0; i < s->keys; i++) {
-        ox_f32x16 old = f32_load(s->state + 16 * i), in = f32_mul(v, f32_set1(k[i])), h;
-        if (b) h = f32_fma(old, f32_set1(w[i]), f32_fma(sum, f32_set1(b[i]), in));
-        else h = f32_fma(old, f32_set1(w[i]), in);
-        f32_store(s->state + 16 * i, h);
-        y = f32_fma(b ? h : f32_fma(in, f32_set1(s->u[i]), old), f32_set1(q[i]), y);
-    }
-    f32_store_n(s->y + t * s->ldy, f32_mul(f32_set1(s->scale), y), s->live);
-}
-
 static void delta(const ox_delta *s)
 {
     for (int t = 0; t < s->rows; t++)
-        if (s->beta) delta_gated(s, t);
-        else delta_wkv(s, t);
+        delta_gated(s, t);
 }
 
 #endif

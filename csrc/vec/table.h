@@ -67,15 +67,12 @@ typedef struct {
     float *y;
 } ox_scan;
 
-/* Rows of one sequence through one of the recurrences of linear attention (vec/delta.h), for up to 16 values of one head. */
+/* Rows of one sequence through the gated delta rule (vec/delta.h), for up to 16 values of one head. */
 typedef struct {
     int rows, keys, live;              /* live: values */
-    const float *q, *k, *v;            /* q, k, a, b: [keys] a row; v: [live] */
-    const float *w;                    /* gated delta: one number a row, the decay's logarithm; else [keys] a row, the decay */
-    const float *beta;                 /* gated delta: one number a row; NULL: the others */
-    const float *a, *b;                /* RWKV-7; NULL: RWKV-6 */
-    const float *u;                    /* RWKV-6: [keys] */
-    int64_t ldq, ldk, ldv, ldw, ldbeta, lda, ldb, ldy;
+    const float *q, *k, *v;            /* q, k: [keys] a row; v: [live] */
+    const float *w, *beta;             /* one number a row; w: the decay's logarithm */
+    int64_t ldq, ldk, ldv, ldw, ldbeta, ldy;
     float scale;                       /* of y */
     float *state;                      /* [keys][16], read and left */
     float *y;

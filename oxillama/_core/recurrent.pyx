@@ -1,5 +1,5 @@
 """Ops whose layer keeps a state of fixed size for each sequence: a short causal convolution, the scan of a selective state space, the
-recurrences of linear attention.
+gated delta rule.
 
 A sequence's rows lie side by side in a step, in order, so an op takes them in one go: work is cut by sequences and channels, never by rows, and
 any cut of a prompt into steps gives the same bits. A sequence that begins at position 0 begins from a state of zeros, whatever its slot holds.
@@ -174,15 +174,14 @@ cdef class ScanOp(Op):
         return np.repeat(np.asarray(of_heads, np.float32), 16 * (self.a.blocks // self.a.heads)).reshape(-1, 16)
 
 
-# ---- delta and wkv ---------------------------------------------------------------------------------------------------
+# ---- delta -----------------------------------------------------------------------------------------------------------
 
 ctypedef struct DeltaArgs:
     Common common
-    int q, k, v, w, beta, a, b, out, heads, key_heads, tiled, blocks   # blocks of up to 16 values, of a head
+    int q, k, v, w, beta, out, heads, key_heads, tiled, blocks   # blocks of up to 16 values, of a head
     int64_t keys, values      # of a head
     size_t state              # [head][block][keys][16]
     float scale
-    const float *u            # (heads, keys)
 
 
 cdef void delta_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
@@ -199,15 +198,8 @@ cdef void delta_part(const void *args, ox_team *team, int ith, int nth) noexcept
         s.q, s.ldq = <const float *>row_of(step, a.q, first) + from_ * a.keys, <int64_t>step.strides[a.q] // 4
         s.k, s.ldk = <const float *>row_of(step, a.k, first) + from_ * a.keys, <int64_t>step.strides[a.k] // 4
         s.v, s.ldv = <const float *>row_of(step, a.v, first) + head * a.values + 16 * block, <int64_t>step.strides[a.v] // 4
-        s.w, s.ldw = <const float *>row_of(step, a.w, first) + head * (1 if a.beta >= 0 else a.keys), <int64_t>step.strides[a.w] // 4
-        s.beta = s.a = s.b = s.u = NULL
-        if a.beta >= 0:
-            s.beta, s.ldbeta = <const float *>row_of(step, a.beta, first) + head, <int64_t>step.strides[a.beta] // 4
-        elif a.b >= 0:
-            s.a, s.lda = <const float *>row_of(step, a.a, first) + head * a.keys, <int64_t>step.strides[a.a] // 4
-            s.b, s.ldb = <const float *>row_of(step, a.b, first) + head * a.keys, <int64_t>step.strides[a.b] // 4
-        else:
-            s.u = a.u + head * a.keys
+        s.w, s.ldw = <const float *>row_of(step, a.w, first) + head, <int64_t>step.strides[a.w] // 4
+        s.beta, s.ldbeta = <const float *>row_of(step, a.beta, first) + head, <int64_t>step.strides[a.beta] // 4
         s.y, s.ldy = <float *>row_of(step, a.out, first) + head * a.values + 16 * block, <int64_t>step.strides[a.out] // 4
         s.state = <float *>(step.states[step.state_slots[step.row_table[first]]] + a.state) + (head * a.blocks + block) * 16 * a.keys
         if step.positions[first] == 0:
@@ -218,39 +210,27 @@ cdef void delta_part(const void *args, ox_team *team, int ith, int nth) noexcept
 
 cdef class DeltaOp(Op):
     cdef DeltaArgs a
-    cdef const float[::1] bonus
 
     def __init__(self, Plan plan, params):
-        gated = plan.op == "delta"
-        p = plan.keys(params, "q", "k", "v", "w", *(("beta", "key_heads", "tiled") if gated else ()), "heads", "state", "out", scale=1.0,
-                      **({} if gated else {"a": None, "b": None, "u": None}))
+        p = plan.keys(params, "q", "k", "v", "w", "beta", "heads", "key_heads", "tiled", "state", "out", scale=1.0)
         cdef DeltaArgs *a = &self.a
         a.heads = plan.number(p, "heads", 1, 1 << 16)
-        a.key_heads, a.tiled = (plan.number(p, "key_heads", 1, a.heads), bool(p["tiled"])) if gated else (a.heads, 0)
-        a.q, a.k, a.v, a.w, a.beta, a.a, a.b = p["q"], p["k"], p["v"], p["w"], -1, -1, -1
+        a.key_heads, a.tiled = plan.number(p, "key_heads", 1, a.heads), bool(p["tiled"])
+        a.q, a.k, a.v, a.w, a.beta = p["q"], p["k"], p["v"], p["w"], p["beta"]
         columns, values = plan.reads(p["q"], full=True), plan.reads(p["v"], full=True)
         if columns % a.key_heads or values % a.heads or a.heads % a.key_heads:
             raise plan.fail(f"{columns} columns of keys in {a.key_heads} heads and {values} of values in {a.heads} do not divide evenly")
         plan.reads(p["k"], columns=columns, full=True)
+        plan.reads(p["w"], columns=a.heads, full=True)
+        plan.reads(p["beta"], columns=a.heads, full=True)
         a.keys, a.values = columns // a.key_heads, values // a.heads
-        plan.reads(p["w"], columns=a.heads if gated else columns, full=True)
-        if gated:
-            a.beta = p["beta"]
-            plan.reads(p["beta"], columns=a.heads, full=True)
-        elif p["u"] is None:
-            a.a, a.b = p["a"], p["b"]
-            plan.reads(p["a"], columns=columns, full=True)
-            plan.reads(p["b"], columns=columns, full=True)
-        else:
-            self.bonus = plan.floats(p["u"], "u", columns)
-            a.u = &self.bonus[0]
         a.scale = plan.real(p, "scale", -1e30, 1e30)
         a.blocks = (a.values + 15) // 16
         a.state = plan.state(p, (a.heads * a.blocks, a.keys, 16))
-        if p["out"] in [p[name] for name in ("q", "k", "v", "w", "beta", "a", "b") if p.get(name) is not None]:
+        if p["out"] in (p["q"], p["k"], p["v"], p["w"], p["beta"]):
             raise plan.fail(f"out is slot {p['out']}, which it reads")
         a.out = plan.writes(p["out"], values)
-        self.begin(plan, &a.common, plan.op, delta_part, p)
+        self.begin(plan, &a.common, "delta", delta_part, p)
 
 
-OPS = {"conv": ConvOp, "scan": ScanOp, "delta": DeltaOp, "wkv": DeltaOp}
+OPS = {"conv": ConvOp, "scan": ScanOp, "delta": DeltaOp}

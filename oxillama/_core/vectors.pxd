@@ -62,10 +62,7 @@ cdef extern from "vec/table.h" nogil:
         const float *v
         const float *w
         const float *beta
-        const float *a
-        const float *b
-        const float *u
-        int64_t ldq, ldk, ldv, ldw, ldbeta, lda, ldb, ldy
+        int64_t ldq, ldk, ldv, ldw, ldbeta, ldy
         float scale
         float *state
         float *y

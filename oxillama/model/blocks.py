@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from oxillama.errors import ModelError
+from oxillama.gguf.keys import REQUIRED
 from oxillama.model.builder import Builder, Heads, Layer, Value
 from oxillama.model.rope import Rope
 
@@ -207,14 +208,18 @@ def alibi(b: Builder, heads: int, *, default: float = 8.0) -> np.ndarray:
     return np.concatenate([first, rest]).astype(np.float32)
 
 
-def gated_ffn(b: Builder, layer: Layer, x: Value, *, act: str, suffix: str = "") -> Value:
+def gated_ffn(
+    b: Builder, layer: Layer, x: Value, *, act: str, suffix: str = "", width: int = 0
+) -> Value:
     """Feed-forward with a gate: down(act(gate x) * up x); gate and up may be one matrix, `ffn_up`.
-    suffix: what stands after `ffn_gate` in the names of its tensors.
+    suffix: what stands after `ffn_gate` in the names of its tensors; width: the file's
+    `feed_forward_length` where it is 0.
     """
     if suffix:
         width = b.shape(layer.name(f"ffn_down{suffix}.weight"), 2)[1]
     else:
-        width = layer.integer("feed_forward_length", maximum=1 << 24)
+        said = layer.integer("feed_forward_length", default=width or REQUIRED, maximum=1 << 24)
+        width = width or said
     both, tensors = layer.name(f"ffn_up{suffix}.weight"), b.reader.tensors
     separate = layer.has(f"ffn_gate{suffix}.weight") or not b.has(both)
     if not separate and tuple(tensors[both].shape) == (2 * width, x.width):

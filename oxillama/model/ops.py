@@ -724,41 +724,6 @@ class Delta(Op, name="delta"):
         f.slots[out] = y.reshape(len(v), -1).astype(np.float32)
 
 
-class Wkv(Op, name="wkv"):
-    """The recurrence of RWKV for each head: with `a` and `b`, S = diag(w) S + b (S^T a) + k v, y = S^T q
-    (RWKV-7: Peng et al. 2025, section 3); with `u` (heads * keys,), y = (S + diag(u) k v)^T q, S =
-    diag(w) S + k v (RWKV-6: Peng et al. 2024, section 4.1). q, k, w, a, b (rows, heads * keys).
-    """
-
-    reads = ("q", "k", "v", "w", "a", "b")
-    state = True
-    rows = Rows.ALL
-
-    @staticmethod
-    def width(widths: Sequence[int], params: dict) -> int:
-        return widths[2]
-
-    @staticmethod
-    def meaning(
-        f: Frame, *, q, k, v, w, heads, state, out, a=None, b=None, u=None, scale=1.0
-    ) -> None:
-        q, k, v, w = (_split_heads(f, part, heads) for part in (q, k, v, w))
-        n = len(v)
-        s, y = _begun(f, state, heads, k.shape[2], v.shape[2]), np.empty_like(v)
-        for t in range(n):
-            new = k[t][:, :, None] * v[t][:, None, :]
-            if u is None:
-                erased = np.einsum("hkv,hk->hv", s, _split_heads(f, a, heads)[t])
-                new = new + _split_heads(f, b, heads)[t][:, :, None] * erased[:, None, :]
-                seen = s * w[t][:, :, None] + new
-            else:
-                seen = s + u.reshape(heads, -1)[:, :, None].astype(np.float64) * new
-            s = s * w[t][:, :, None] + new
-            y[t] = scale * np.einsum("hkv,hk->hv", seen, q[t])
-        f.states[state] = s
-        f.slots[out] = y.reshape(n, -1).astype(np.float32)
-
-
 class Add(Op, name="add"):
     """x + y."""
 

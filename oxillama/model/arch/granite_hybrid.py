@@ -31,6 +31,8 @@ def granite_hybrid(b: Builder) -> Value:
         keys.number(f"rope.{name}", default=0.0)
     routing = routing_of(b, normalise=True)
     sparse = keys.integer("expert_count", default=0)
+    # a model without experts has the shared one alone, filed as a dense network
+    shared = keys.integer("expert_shared_feed_forward_length", default=0)
     x = b.embed(scale=embedding)
     for layer in b.layers():
         y = layer.norm(x, "attn_norm")
@@ -44,6 +46,6 @@ def granite_hybrid(b: Builder) -> Value:
         if sparse:
             y = expert_ffn(b, layer, y, act="silu", **routing)
         else:
-            y = gated_ffn(b, layer, y, act="silu")
+            y = gated_ffn(b, layer, y, act="silu", width=shared)
         x = x + y * residual
     return b.logits(x, scale=1.0 / logits)

@@ -65,7 +65,9 @@ def _hybrid(
         if recurrent[layer.index]:
             x = x + _delta_net(b, layer, y, tiled)
         else:
-            rope = b.rope(rope_dims(b, heads_of(b, layer)), sections=sections)
+            dims = rope_dims(b, heads_of(b, layer))
+            # the sections are those of a whole head, of which the first pairs turn
+            rope = b.rope(dims, sections=sections and sections[: dims // 2])
             x = x + attention(b, layer, y, style="neox", qk_norm="heads", rope=rope)
         x = x + network(b, layer, layer.norm(x, "post_attention_norm"), **params)
     return b.logits(x)
