@@ -67,6 +67,17 @@ typedef struct {
     float *y;
 } ox_scan;
 
+/* Rows of one sequence through the gated delta rule (vec/delta.h), for up to 16 values of one head. */
+typedef struct {
+    int rows, keys, live;              /* live: values */
+    const float *q, *k, *v;            /* q, k: [keys] a row; v: [live] */
+    const float *w, *beta;             /* one number a row; w: the decay's logarithm */
+    int64_t ldq, ldk, ldv, ldw, ldbeta, ldy;
+    float scale;                       /* of y */
+    float *state;                      /* [keys][16], read and left */
+    float *y;
+} ox_delta;
+
 typedef struct {
     void (*rms_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n);
     void (*layer_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n);
@@ -89,6 +100,7 @@ typedef struct {
     void (*fold)(ox_split *s, float *M, float *L, float *ACC, int *seen);
     void (*finish)(float *out, float M, float L, const float *ACC, const float *sink, int n);
     void (*scan)(const ox_scan *s);
+    void (*delta)(const ox_delta *s);
 } ox_vec;
 
 extern const ox_vec ox_vec_scalar;

@@ -40,7 +40,7 @@ cdef enum:
 
 ctypedef struct AttendArgs:
     Common common
-    int x, out, q_heads, kv_heads, k_dim, v_dim, layer, window
+    int x, out, q_heads, kv_heads, k_dim, v_dim, layer, window, chunk
     int group                 # query heads of a KV head
     int share                 # of them, those that go into one tile
     int parts                 # tiles needed for a group
@@ -101,6 +101,8 @@ cdef Worker *open_worker(const AttendArgs *a, const Step *step, int ith) noexcep
 
 
 cdef inline int first_key(const AttendArgs *a, int position) noexcept nogil:
+    if a.chunk:
+        return position - position % a.chunk
     return max(0, position - a.window + 1) if a.window else 0
 
 
@@ -405,13 +407,16 @@ cdef class AttendOp(Op):
 
     def __init__(self, Plan plan, params):
         p = plan.keys(params, "x", "q_heads", "kv_heads", "k_dim", "v_dim", "layer", "out", window=0, softcap=0.0, sinks=None, slopes=None,
-                      relative=None, causal=True)
+                      relative=None, causal=True, chunk=0)
         cdef AttendArgs *a = &self.a
         a.q_heads, a.kv_heads, a.k_dim, a.v_dim, a.layer, a.view = head_shape(plan, p)
         a.x = p["x"]
         if plan.reads(p["x"], full=True) < a.q_heads * a.k_dim:
             raise plan.fail(f"slot {p['x']} is narrower than {a.q_heads} heads of {a.k_dim}")
         a.window, a.softcap = plan.number(p, "window", 0, (1 << 31) - 1), plan.real(p, "softcap", 0.0, 1e30)
+        a.chunk = plan.number(p, "chunk", 0, (1 << 31) - 1)
+        if a.chunk and a.window:
+            raise plan.fail(f"window is {a.window} beside a chunk of {a.chunk}, wanted one of them")
         self.sinks = plan.floats(p["sinks"], "sinks", a.q_heads)
         a.sinks = NULL if self.sinks is None else &self.sinks[0]
         self.slopes = plan.floats(p["slopes"], "slopes", a.q_heads)
@@ -434,7 +439,7 @@ cdef class AttendOp(Op):
         if rows not in plan.tile_rows:
             plan.tile_rows.append(rows)
         a.tiles = plan.tile_rows.index(rows)
-        plan.reaches.append(a.window)
+        plan.reaches.append(a.window or a.chunk)
         a.out = plan.writes(p["out"], a.q_heads * a.v_dim)
         plan.need_scratch(self, worker_bytes(a.k_dim, a.width))
         self.begin(plan, &a.common, "attend", attend_part, p)

@@ -21,10 +21,12 @@ cdef enum:
     RANGE = 48                # parts of one expert that a chunk covers
     CHUNK_BYTES = 49152       # weights of a chunk, about: a microsecond of memory
 
-cdef enum Gating:
-    SOFTMAX, SIGMOID, CHOSEN
+cdef float MIXER_REACH = 0.02   # twice the jitter that the model was trained with: how far below the best a score counts
 
-GATINGS = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "chosen": CHOSEN}
+cdef enum Gating:
+    SOFTMAX, SIGMOID, CHOSEN, CHOSEN_SIGMOID, MIXER
+
+GATINGS = {"softmax": SOFTMAX, "sigmoid": SIGMOID, "chosen": CHOSEN, "chosen_sigmoid": CHOSEN_SIGMOID, "mixer": MIXER}
 
 # ---- route -----------------------------------------------------------------------------------------------------------
 
@@ -81,6 +83,24 @@ cdef void softmax(const Step *step, float *p, int n) noexcept nogil:
         p[i] = p[i] / total
 
 
+cdef void mix(const Step *step, const float *p, int n, const float *ids, float *weights, int used, float *term, char *taken) noexcept nogil:
+    """SparseMixer's weights: of the experts not chosen before, the softmax over those near the best (Liu et al. 2024, section 2.1)."""
+    cdef int i, k
+    cdef float best, total
+    for i in range(n):
+        taken[i] = 0
+    for k in range(used):
+        best, total = p[<int>ids[k]], 0.0
+        for i in range(n):
+            term[i] = p[i] - best
+        step.vec.exp(term, term, n)
+        for i in range(n):
+            if not taken[i] and not (best - p[i]) / max(abs(p[i]), best) > MIXER_REACH:
+                total += term[i]
+        weights[k] = 1 / total
+        taken[<int>ids[k]] = 1
+
+
 cdef void route_row(const RouteArgs *a, const Step *step, const float *x, float *out, float *scratch) noexcept nogil:
     cdef float *p = scratch
     cdef float *scores = scratch + a.experts
@@ -107,6 +127,10 @@ cdef void route_row(const RouteArgs *a, const Step *step, const float *x, float 
         weights[i] = p[<int>out[i]]
     if a.gating == CHOSEN:
         softmax(step, weights, a.used)
+    elif a.gating == CHOSEN_SIGMOID:
+        step.vec.activate(weights, weights, a.sigmoid, a.used)
+    elif a.gating == MIXER:
+        mix(step, p, a.experts, out, weights, a.used, worth, taken)
     if a.normalise:
         for i in range(a.used):
             total += weights[i]

@@ -1,4 +1,5 @@
-"""Ops whose layer keeps a state of fixed size for each sequence: a short causal convolution and the scan of a selective state space.
+"""Ops whose layer keeps a state of fixed size for each sequence: a short causal convolution, the scan of a selective state space, the
+gated delta rule.
 
 A sequence's rows lie side by side in a step, in order, so an op takes them in one go: work is cut by sequences and channels, never by rows, and
 any cut of a prompt into steps gives the same bits. A sequence that begins at position 0 begins from a state of zeros, whatever its slot holds.
@@ -10,7 +11,7 @@ from libc.string cimport memcpy, memset
 
 from oxillama._core.step cimport Common, Op, Plan, Step, row_of
 from oxillama._core.threads cimport ox_team, ox_team_take
-from oxillama._core.vectors cimport activation, ox_scan
+from oxillama._core.vectors cimport activation, ox_delta, ox_scan
 
 cdef enum:
     STRIP = 256               # channels of a chunk of `conv`
@@ -173,4 +174,63 @@ cdef class ScanOp(Op):
         return np.repeat(np.asarray(of_heads, np.float32), 16 * (self.a.blocks // self.a.heads)).reshape(-1, 16)
 
 
-OPS = {"conv": ConvOp, "scan": ScanOp}
+# ---- delta -----------------------------------------------------------------------------------------------------------
+
+ctypedef struct DeltaArgs:
+    Common common
+    int q, k, v, w, beta, out, heads, key_heads, tiled, blocks   # blocks of up to 16 values, of a head
+    int64_t keys, values      # of a head
+    size_t state              # [head][block][keys][16]
+    float scale
+
+
+cdef void delta_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef const DeltaArgs *a = <const DeltaArgs *>args
+    cdef const Step *step = a.common.step
+    cdef int64_t chunk = ox_team_take(team), items = <int64_t>a.heads * a.blocks, block, head, from_
+    cdef int first
+    cdef ox_delta s
+    while chunk < step.sequences * items:
+        first, head, block = step.begins[chunk // items], chunk % items // a.blocks, chunk % a.blocks
+        from_ = head % a.key_heads if a.tiled else head // (a.heads // a.key_heads)
+        s.rows, s.keys, s.scale = step.begins[chunk // items + 1] - first, <int>a.keys, a.scale
+        s.live = <int>min(<int64_t>16, a.values - 16 * block)
+        s.q, s.ldq = <const float *>row_of(step, a.q, first) + from_ * a.keys, <int64_t>step.strides[a.q] // 4
+        s.k, s.ldk = <const float *>row_of(step, a.k, first) + from_ * a.keys, <int64_t>step.strides[a.k] // 4
+        s.v, s.ldv = <const float *>row_of(step, a.v, first) + head * a.values + 16 * block, <int64_t>step.strides[a.v] // 4
+        s.w, s.ldw = <const float *>row_of(step, a.w, first) + head, <int64_t>step.strides[a.w] // 4
+        s.beta, s.ldbeta = <const float *>row_of(step, a.beta, first) + head, <int64_t>step.strides[a.beta] // 4
+        s.y, s.ldy = <float *>row_of(step, a.out, first) + head * a.values + 16 * block, <int64_t>step.strides[a.out] // 4
+        s.state = <float *>(step.states[step.state_slots[step.row_table[first]]] + a.state) + (head * a.blocks + block) * 16 * a.keys
+        if step.positions[first] == 0:
+            memset(s.state, 0, 64 * <size_t>a.keys)
+        step.vec.delta(&s)
+        chunk = ox_team_take(team)
+
+
+cdef class DeltaOp(Op):
+    cdef DeltaArgs a
+
+    def __init__(self, Plan plan, params):
+        p = plan.keys(params, "q", "k", "v", "w", "beta", "heads", "key_heads", "tiled", "state", "out", scale=1.0)
+        cdef DeltaArgs *a = &self.a
+        a.heads = plan.number(p, "heads", 1, 1 << 16)
+        a.key_heads, a.tiled = plan.number(p, "key_heads", 1, a.heads), bool(p["tiled"])
+        a.q, a.k, a.v, a.w, a.beta = p["q"], p["k"], p["v"], p["w"], p["beta"]
+        columns, values = plan.reads(p["q"], full=True), plan.reads(p["v"], full=True)
+        if columns % a.key_heads or values % a.heads or a.heads % a.key_heads:
+            raise plan.fail(f"{columns} columns of keys in {a.key_heads} heads and {values} of values in {a.heads} do not divide evenly")
+        plan.reads(p["k"], columns=columns, full=True)
+        plan.reads(p["w"], columns=a.heads, full=True)
+        plan.reads(p["beta"], columns=a.heads, full=True)
+        a.keys, a.values = columns // a.key_heads, values // a.heads
+        a.scale = plan.real(p, "scale", -1e30, 1e30)
+        a.blocks = (a.values + 15) // 16
+        a.state = plan.state(p, (a.heads * a.blocks, a.keys, 16))
+        if p["out"] in (p["q"], p["k"], p["v"], p["w"], p["beta"]):
+            raise plan.fail(f"out is slot {p['out']}, which it reads")
+        a.out = plan.writes(p["out"], values)
+        self.begin(plan, &a.common, "delta", delta_part, p)
+
+
+OPS = {"conv": ConvOp, "scan": ScanOp, "delta": DeltaOp}

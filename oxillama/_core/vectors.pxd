@@ -55,6 +55,17 @@ cdef extern from "vec/table.h" nogil:
         int64_t ldx, lddt, ldb, ldc, ldy
         float *state
         float *y
+    ctypedef struct ox_delta:
+        int rows, keys, live
+        const float *q
+        const float *k
+        const float *v
+        const float *w
+        const float *beta
+        int64_t ldq, ldk, ldv, ldw, ldbeta, ldy
+        float scale
+        float *state
+        float *y
     ctypedef struct ox_vec:
         void (*rms_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n) noexcept nogil
         void (*layer_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n) noexcept nogil
@@ -74,6 +85,7 @@ cdef extern from "vec/table.h" nogil:
         void (*fold)(ox_split *s, float *M, float *L, float *ACC, int *seen) noexcept nogil
         void (*finish)(float *out, float M, float L, const float *ACC, const float *sink, int n) noexcept nogil
         void (*scan)(const ox_scan *s) noexcept nogil
+        void (*delta)(const ox_delta *s) noexcept nogil
 
 cdef const ox_vec *vec_table(object isa) except NULL
 cdef void angles(float *out, const float *f, int n, double position, double scale) noexcept nogil

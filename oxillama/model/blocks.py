@@ -7,13 +7,26 @@ file. Tensors that a file may have or not (biases, sinks, fused projections) are
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
 
 from oxillama.errors import ModelError
+from oxillama.gguf.keys import REQUIRED
 from oxillama.model.builder import Builder, Heads, Layer, Value
 from oxillama.model.rope import Rope
+
+
+def trunk(b: Builder) -> Iterator[Layer]:
+    """The layers of the model without those that predict further tokens, the last
+    `nextn_predict_layers` of the file (DeepSeek-AI 2024, DeepSeek-V3, section 2.2), which are not
+    part of what it computes.
+    """
+    extra = b.keys.integer("nextn_predict_layers", default=0, maximum=b.n_layers - 1)
+    for index in range(b.n_layers - extra, b.n_layers):
+        b.used.update(name for name in b.reader.tensors if name.startswith(f"blk.{index}."))
+    return (layer for layer in b.layers() if layer.index < b.n_layers - extra)
 
 
 def heads_of(b: Builder, layer: Layer) -> Heads:
@@ -55,7 +68,7 @@ def attention(
     x: Value,
     *,
     style: str,
-    qk_norm: Literal["heads", "rows"] | None = None,
+    qk_norm: Literal["heads", "rows", "plain"] | None = None,
     norm_kind: str = "rms",
     rope: Rope | Literal["file"] | None = "file",
     window: int = 0,
@@ -65,19 +78,21 @@ def attention(
     norm_last: bool = False,
     temper: tuple[float, int, int] | None = None,
     relative: np.ndarray | None = None,
+    chunk: int = 0,
     output: str = "attn_output",
 ) -> Value:
     """Grouped-query attention: q, k, v projections, attention, output projection (`output`).
 
     style: how pairs are rotated, "norm" (adjacent floats) or "neox" (the two halves). qk_norm: a norm
-    over each head of queries and keys, or over their whole rows. rope: the file's own, another, or
+    over each head of queries and keys (without a weight: plain), or over their whole rows. rope: the file's own, another, or
     None for no rotation. scale: the file's `attention.scale`, else 1/sqrt(key_dim). slopes: ALiBi.
-    norm_last, temper, relative: see `Builder.attend`.
+    norm_last, temper, relative, chunk: see `Builder.attend`. Where the file has what gates the result,
+    it does.
     """
     heads = heads_of(b, layer)
     if rope == "file":
         rope = b.rope(rope_dims(b, heads))
-    q, k, v = _projected(b, layer, x, heads)
+    q, k, v, gate = _projected(b, layer, x, heads)
     norms: dict[str, Any] = {}
     if qk_norm == "heads" and norm_kind == "rms":
         norms = {
@@ -85,6 +100,9 @@ def attention(
             "k_norm": layer.vector("attn_k_norm.weight", heads.key_dim),
             "eps": b.epsilon(),
         }
+    elif qk_norm == "plain":
+        one = np.ones(heads.key_dim, np.float32)
+        norms = {"q_norm": one, "k_norm": one, "eps": b.epsilon()}
     elif qk_norm is not None:
         parts = (heads.query, heads.kv) if qk_norm == "heads" else (1, 1)
         q = layer.norm(q, "attn_q_norm", kind=norm_kind, heads=parts[0])
@@ -104,26 +122,47 @@ def attention(
         norm_last=norm_last,
         temper=temper,
         relative=relative,
+        chunk=chunk,
         **norms,
     )
+    if gate is not None:
+        out = b.gate(gate, out, act="sigmoid")
     return layer.linear(out, output, b.hidden)
 
 
-def _projected(b: Builder, layer: Layer, x: Value, heads: Heads) -> tuple[Value, Value, Value]:
-    """q, k and v of a row, from one fused matrix where the file has it, within the file's clamp."""
+def _projected(
+    b: Builder, layer: Layer, x: Value, heads: Heads
+) -> tuple[Value, Value, Value, Value | None]:
+    """q, k and v of a row, from one fused matrix where the file has it, within the file's clamp; and
+    what gates the result: `attn_gate`, or the second half of each head of `attn_q`.
+    """
     widths = (
         heads.query * heads.key_dim,
         heads.kv * heads.key_dim,
         heads.kv * heads.value_dim,
     )
+    gate = None
+    if layer.has("attn_gate.weight"):
+        gate = layer.linear(x, "attn_gate", heads.query * heads.value_dim)
     if layer.has("attn_qkv.weight"):
         q, k, v = fused(layer, x, "attn_qkv", widths)
+    elif gate is None and _is_gated(b, layer, widths[0]):
+        both = layer.linear(x, "attn_q", 2 * widths[0])
+        q = both.columns(0, heads.key_dim, heads=heads.query)
+        gate = both.columns(heads.key_dim, 2 * heads.key_dim, heads=heads.query)
+        k, v = (layer.linear(x, f"attn_{n}", w) for n, w in zip("kv", widths[1:]))
     else:
         q, k, v = (layer.linear(x, f"attn_{n}", w) for n, w in zip("qkv", widths))
     limit = b.keys.number("attention.clamp_kqv", default=0.0, minimum=0.0)
     if limit:
         q, k, v = (b.clamp(part, -limit, limit) for part in (q, k, v))
-    return q, k, v
+    return q, k, v, gate
+
+
+def _is_gated(b: Builder, layer: Layer, width: int) -> bool:
+    """Whether `attn_q` has twice the rows that queries need."""
+    info = b.reader.tensors.get(layer.name("attn_q.weight"))
+    return info is not None and info.shape[0] == 2 * width
 
 
 def sections_of(b: Builder, *, mixed: bool) -> list[int]:
@@ -169,14 +208,18 @@ def alibi(b: Builder, heads: int, *, default: float = 8.0) -> np.ndarray:
     return np.concatenate([first, rest]).astype(np.float32)
 
 
-def gated_ffn(b: Builder, layer: Layer, x: Value, *, act: str, suffix: str = "") -> Value:
+def gated_ffn(
+    b: Builder, layer: Layer, x: Value, *, act: str, suffix: str = "", width: int = 0
+) -> Value:
     """Feed-forward with a gate: down(act(gate x) * up x); gate and up may be one matrix, `ffn_up`.
-    suffix: what stands after `ffn_gate` in the names of its tensors.
+    suffix: what stands after `ffn_gate` in the names of its tensors; width: the file's
+    `feed_forward_length` where it is 0.
     """
     if suffix:
         width = b.shape(layer.name(f"ffn_down{suffix}.weight"), 2)[1]
     else:
-        width = layer.integer("feed_forward_length", minimum=1, maximum=1 << 24)
+        said = layer.integer("feed_forward_length", default=width or REQUIRED, maximum=1 << 24)
+        width = width or said
     both, tensors = layer.name(f"ffn_up{suffix}.weight"), b.reader.tensors
     separate = layer.has(f"ffn_gate{suffix}.weight") or not b.has(both)
     if not separate and tuple(tensors[both].shape) == (2 * width, x.width):
@@ -189,9 +232,70 @@ def gated_ffn(b: Builder, layer: Layer, x: Value, *, act: str, suffix: str = "")
 
 def ffn(b: Builder, layer: Layer, x: Value, *, act: str) -> Value:
     """Feed-forward without a gate: down(act(up x))."""
-    width = layer.integer("feed_forward_length", minimum=1, maximum=1 << 24)
+    width = layer.integer("feed_forward_length", maximum=1 << 24)
     up = layer.linear(x, "ffn_up", width)
     return layer.linear(b.activate(up, act), "ffn_down", b.hidden)
+
+
+_GATINGS = {1: "softmax", 2: "sigmoid", 3: "chosen"}
+
+
+def routing_of(b: Builder, *, gating: str = "softmax", normalise: bool = False) -> dict[str, Any]:
+    """How experts are chosen and weighted, by the file's `expert_*` keys, as parameters of
+    `expert_ffn`; gating, normalise: where the file says nothing. Groups count by their best expert,
+    under sigmoids by their two best (DeepSeek-AI 2024, DeepSeek-V3, section 2.1.2).
+    """
+    keys = b.keys
+    gating = _GATINGS.get(
+        keys.integer("expert_gating_func", minimum=1, maximum=3, default=0), gating
+    )
+    # the shared experts' tensors say their number and width; a file of dense layers has no experts
+    for key in (
+        *("expert_shared_count", "expert_shared_feed_forward_length"),
+        *("expert_count", "expert_used_count", "expert_feed_forward_length"),
+    ):
+        keys.integer(key, default=0) if _is_number(b, key) else None
+    return dict(
+        gating=gating,
+        normalise=keys.flag("expert_weights_norm", default=normalise),
+        scale=keys.number("expert_weights_scale", default=1.0, minimum=0.0) or 1.0,
+        groups=max(1, keys.integer("expert_group_count", default=1)),
+        groups_used=max(1, keys.integer("expert_group_used_count", default=1)),
+        group_by="two" if gating == "sigmoid" else "best",
+    )
+
+
+def _is_number(b: Builder, key: str) -> bool:
+    """Whether the file has that key with one value, not one per layer."""
+    return isinstance(b.keys.metadata.get(b.keys.name(key)), int)
+
+
+def sparse_ffn(b: Builder, layer: Layer, x: Value, *, act: str = "silu", **routing: Any) -> Value:
+    """A dense network in the first `leading_dense_block_count` layers, experts in the others."""
+    if layer.index < b.keys.integer("leading_dense_block_count", default=0):
+        return gated_ffn(b, layer, x, act=act)
+    return expert_ffn(b, layer, x, act=act, **routing)
+
+
+def sparse_decoder(
+    b: Builder,
+    *,
+    style: str,
+    qk_norm: Literal["heads", "rows"] | None = None,
+    ffn_norm: str = "ffn_norm",
+    sections: list[int] | None = None,
+    **routing: Any,
+) -> Value:
+    """Llama's decoder with `sparse_ffn` in place of its feed-forward network; routing: parameters of
+    `expert_ffn`.
+    """
+    x = b.embed()
+    for layer in trunk(b):
+        rope = b.rope(rope_dims(b, heads_of(b, layer)), sections=sections)
+        y = layer.norm(x, "attn_norm")
+        x = x + attention(b, layer, y, style=style, qk_norm=qk_norm, rope=rope)
+        x = x + sparse_ffn(b, layer, layer.norm(x, ffn_norm), **routing)
+    return b.logits(x)
 
 
 def expert_ffn(
@@ -206,38 +310,73 @@ def expert_ffn(
     groups: int = 1,
     groups_used: int = 1,
     group_by: str = "best",
+    width: int = 0,
 ) -> Value:
     """A feed-forward network of experts, `expert_used_count` of `expert_count` for each row, plus the
-    shared experts that the file has. The parameters from `gating` on are those of `Builder.route`.
+    shared experts that the file has. The parameters from `gating` on are those of `Builder.route`;
+    width: of an expert, the file's `expert_feed_forward_length` where it is 0.
     """
     count = layer.integer("expert_count", minimum=1, maximum=1 << 12)
-    used = layer.integer("expert_used_count", minimum=1, maximum=count)
     default = layer.integer("feed_forward_length", default=0)
-    width = layer.integer("expert_feed_forward_length", default=default, minimum=1)
-    scores = layer.linear(x, "ffn_gate_inp", count)
-    routes = b.route(
-        scores,
-        used=used,
+    said = layer.integer("expert_feed_forward_length", default=default)
+    width = width or said or default
+    routes = routed(
+        b,
+        layer,
+        x,
         gating=gating,
-        bias=layer.optional_vector("exp_probs_b.bias", count),
         normalise=normalise,
         scale=scale,
         groups=groups,
         groups_used=groups_used,
         group_by=group_by,
     )
-    gate = layer.experts(x, routes, "ffn_gate_exps", width, count=count)
-    up = layer.experts(x, routes, "ffn_up_exps", width, count=count)
+    gate, up = expert_gate_up(layer, x, routes, width, count)
     down = layer.experts(b.gate(gate, up, act=act), routes, "ffn_down_exps", b.hidden, count=count)
     y = b.combine(down, routes)
-    if not layer.has("ffn_up_shexp.weight"):
+    return y + shared_ffn(b, layer, x, act=act) if layer.has("ffn_up_shexp.weight") else y
+
+
+def routed(b: Builder, layer: Layer, x: Value, **params: Any) -> Value:
+    """The experts of each row by the scores of `ffn_gate_inp`; params: those of `Builder.route`."""
+    count = layer.integer("expert_count", minimum=1, maximum=1 << 12)
+    used = layer.integer("expert_used_count", minimum=1, maximum=count)
+    scores = layer.linear(x, "ffn_gate_inp", count)
+    return b.route(scores, used=used, bias=_selection_bias(b, layer, count), **params)
+
+
+def _selection_bias(b: Builder, layer: Layer, count: int) -> np.ndarray | None:
+    """What is added to scores for the choice: `exp_probs_b.bias`, which some files hold as a matrix
+    of one row, or without its suffix.
+    """
+    for name in ("exp_probs_b.bias", "exp_probs_b"):
+        if layer.has(name):
+            one_row = len(b.reader.tensors[layer.name(name)].shape) == 2
+            return layer.array(name, 1, count)[0] if one_row else layer.vector(name, count)
+    return None
+
+
+def expert_gate_up(
+    layer: Layer, x: Value, routes: Value, width: int, count: int
+) -> tuple[Value, Value]:
+    """The two products of a gated network of experts."""
+    return (
+        layer.experts(x, routes, "ffn_gate_exps", width, count=count),
+        layer.experts(x, routes, "ffn_up_exps", width, count=count),
+    )
+
+
+def shared_ffn(b: Builder, layer: Layer, x: Value, *, act: str) -> Value:
+    """The experts that every row uses, times their own gate where the file has one."""
+    y = gated_ffn(b, layer, x, act=act, suffix="_shexp")
+    if not layer.has("ffn_gate_inp_shexp.weight"):
         return y
-    shared = gated_ffn(b, layer, x, act=act, suffix="_shexp")
-    if layer.has("ffn_gate_inp_shexp.weight"):
-        raise ModelError(
-            f"{layer.name('ffn_gate_inp_shexp.weight')}: {b.arch} has no use for a gate of its shared experts"
-        )
-    return y + shared
+    return weighted(b, y, b.activate(layer.linear(x, "ffn_gate_inp_shexp", 1), "sigmoid"))
+
+
+def weighted(b: Builder, x: Value, weight: Value) -> Value:
+    """Each row times one number of its own: the combination of one part."""
+    return b.combine(x, b.concat(weight, weight))
 
 
 def selective_state_space(b: Builder, layer: Layer, x: Value, *, norms: bool = False) -> Value:
@@ -258,7 +397,10 @@ def selective_state_space(b: Builder, layer: Layer, x: Value, *, norms: bool = F
             layer.norm(state_out, "ssm_c_norm"),
         )
     elif keys.flag("ssm.dt_b_c_rms", default=False):
-        dt, state_in, state_out = (b.norm(part, None) for part in (dt, state_in, state_out))
+        # Falcon Mamba, whose published code has this epsilon beside that of its other norms
+        dt, state_in, state_out = (
+            b.norm(part, None, eps=1e-6) for part in (dt, state_in, state_out)
+        )
     dt = b.activate(layer.linear(dt, "ssm_dt", inner), "softplus")
     y = b.scan(
         x,
@@ -269,3 +411,43 @@ def selective_state_space(b: Builder, layer: Layer, x: Value, *, norms: bool = F
         d=layer.vector("ssm_d", inner),
     )
     return layer.linear(b.gate(z, y, act="silu"), "ssm_out", b.hidden)
+
+
+def grouped_state_space(b: Builder, layer: Layer, x: Value) -> Value:
+    """The mixer of Mamba 2 (Dao and Gu 2024, section 7): x, B and C go through the convolution; where
+    the file has `ssm_norm`, a norm over each group of the gated result comes before the output
+    projection.
+    """
+    keys = b.keys
+    inner = keys.integer("ssm.inner_size", minimum=1, maximum=1 << 20)
+    heads = keys.integer("ssm.time_step_rank", minimum=1, maximum=1 << 16)
+    groups = keys.integer("ssm.group_count", minimum=1, maximum=heads)
+    states = groups * keys.integer("ssm.state_size", minimum=1, maximum=1 << 12)
+    taps = keys.integer("ssm.conv_kernel", minimum=2, maximum=64)
+    z, *parts, dt = fused(layer, x, "ssm_in", (inner, inner, states, states, heads))
+    x, state_in, state_out = convolved(b, layer, parts, taps)
+    dt = b.activate(dt + layer.vector("ssm_dt.bias", heads), "softplus")
+    y = b.scan(
+        *(x, dt, state_in, state_out),
+        a=layer.array("ssm_a", heads, 1),
+        d=layer.array("ssm_d", heads, 1).reshape(-1),
+        groups=groups,
+    )
+    y = b.gate(z, y, act="silu")
+    if layer.has("ssm_norm.weight"):
+        y = layer.norm(y, "ssm_norm", heads=groups)
+    return layer.linear(y, "ssm_out", b.hidden)
+
+
+def convolved(b: Builder, layer: Layer, parts: list[Value], taps: int) -> list[Value]:
+    """Values that lie side by side in one convolution, `ssm_conv1d`, each under silu."""
+    width = sum(part.width for part in parts)
+    weight = layer.array("ssm_conv1d.weight", width, taps)
+    bias = layer.optional_vector("ssm_conv1d.bias", width)
+    at, made = 0, []
+    for part in parts:
+        rows = slice(at, at + part.width)
+        own = None if bias is None else np.ascontiguousarray(bias[rows])
+        made.append(b.conv(part, weight[rows], own, act="silu"))
+        at += part.width
+    return made

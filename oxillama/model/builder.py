@@ -278,10 +278,13 @@ class Builder:
         return self.record("embed", (), width=width, table=table, scale=float(scale), filler=0)
 
     def epsilon(self, kind: str = "rms") -> float:
-        """The epsilon that the file gives for norms of this kind."""
-        key = (
-            "attention.layer_norm_rms_epsilon" if kind == "rms" else "attention.layer_norm_epsilon"
-        )
+        """The epsilon that the file gives for norms of this kind, or the one of the other kind where
+        it gives that alone.
+        """
+        rms, layer = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+        key, other = (rms, layer) if kind == "rms" else (layer, rms)
+        if key not in self.keys and other in self.keys:
+            key = other
         return self.keys.number(key, minimum=0.0)
 
     def norm(
@@ -299,14 +302,15 @@ class Builder:
         """
         weight = bias = None
         if name is not None:
-            self._info(name + ".weight")
-            shape = tuple(self.reader.tensors[name + ".weight"].shape)
-            if shape == (heads, x.width // heads) and heads > 1:
-                weight = self.array(name + ".weight", *shape).reshape(-1)
+            # some files leave the suffix out
+            full = name if self.has(name) else name + ".weight"
+            shape = tuple(self._info(full).shape)
+            if shape == (heads, x.width // heads):
+                weight = self.array(full, *shape).reshape(-1)
             elif shape == (x.width // heads,):
-                weight = self.vector(name + ".weight", x.width // heads)
+                weight = self.vector(full, x.width // heads)
             else:
-                weight = self.vector(name + ".weight", x.width)
+                weight = self.vector(full, x.width)
             bias = self.optional_vector(name + ".bias", len(weight))
         more: dict[str, Any] = {"heads": heads} if heads > 1 else {}
         return self.record(
@@ -469,6 +473,25 @@ class Builder:
         a = np.ascontiguousarray(a)
         return self.op("scan", x, dt, b, c, a=a, d=d, groups=groups, state=state)
 
+    def delta(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        w: Value,
+        beta: Value,
+        *,
+        heads: int,
+        key_heads: int,
+        tiled: bool,
+        scale: float,
+    ) -> Value:
+        """Linear attention under the gated delta rule; shapes and parameters are those of the op."""
+        blocks = -(-v.width // heads // 16)
+        state = self.keeps(Slot((heads * blocks, q.width // key_heads, 16)))
+        more: dict[str, Any] = dict(key_heads=key_heads, tiled=tiled, scale=float(scale))
+        return self.op("delta", q, k, v, w, beta, heads=heads, state=state, **more)
+
     def keeps(self, state: LayerState) -> int:
         """Note what a layer keeps; returns its number among those of its kind."""
         held: list = self.slots if isinstance(state, Slot) else self.pages
@@ -533,6 +556,7 @@ class Builder:
         norm_last: bool = False,
         temper: tuple[float, int, int] | None = None,
         relative: np.ndarray | None = None,
+        chunk: int = 0,
     ) -> Value:
         """Attention of q over the k and v stored so far: per-head norm, rope, store,
         softmax(scale * q.k) v. rope None: no rotation (NoPE). Causal, unless the file or
@@ -543,10 +567,11 @@ class Builder:
         distance is less, of either side where attention is not causal; 0 for all. rope_start: the
         float of each head where rotation begins. norm_last: the norms come after it. temper: (rate,
         span, offset) of the growth of queries with their position (the op `rope_store` draws it).
+        chunk: rows see the keys from its last multiple on.
         """
         if self.causal is None:
             self.causal = self.keys.flag("attention.causal", default=True)
-        state = Pages(heads.kv, heads.key_dim, heads.value_dim, window)
+        state = Pages(heads.kv, heads.key_dim, heads.value_dim, window or chunk)
         asked: dict[str, Any] = dict(
             sinks=sinks,
             slopes=slopes,
@@ -554,6 +579,7 @@ class Builder:
             rope_start=rope_start or None,
             norm_last=norm_last or None,
             temper=temper,
+            chunk=chunk or None,
         )
         more = {name: value for name, value in asked.items() if value is not None}
         if not self.causal:

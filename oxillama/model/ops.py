@@ -393,7 +393,8 @@ class RopeStore(Op, name="rope_store"):
 
 class Attend(Op, name="attend"):
     """Softmax attention of the q part of a slot over the keys each row sees; `slopes` add a bias by
-    distance to each head's scores (ALiBi), `sinks` a score without a value.
+    distance to each head's scores (ALiBi), `sinks` a score without a value. window: keys a row sees;
+    chunk: it sees those from the last multiple of `chunk` on.
 
     causal False: a row sees all keys of its sequence, and a window reaches as far ahead as back.
     relative (heads, 2 n + 1): a bias for each distance key - query from -n to n, and beyond those
@@ -420,6 +421,7 @@ class Attend(Op, name="attend"):
         slopes=None,
         relative=None,
         causal=True,
+        chunk=0,
     ) -> None:
         n = len(f.positions)
         q = f.slots[x][:, : q_heads * k_dim]
@@ -448,6 +450,8 @@ class Attend(Op, name="attend"):
         unseen = (np.arange(len(keys))[None, :] >= limit[:, None]) | (
             (far >= window) if window else False
         )
+        if chunk:
+            unseen |= distance > (f.positions % chunk)[:, None]
         scores = np.where(unseen[:, None, None, :], -np.inf, scores)
         top = scores.max(axis=-1, keepdims=True)
         if sinks is not None:
@@ -497,7 +501,9 @@ class Copy(Op, name="copy"):
 class Route(Op, name="route"):
     """The experts of each row from their scores x: [ids | weights], `used` of each, best first.
 
-    gating: "softmax" and "sigmoid" of all scores, or "chosen": softmax of the chosen ones alone. bias
+    gating: "softmax" and "sigmoid" of all scores, "chosen" and "chosen_sigmoid": those of the chosen
+    ones alone, or "mixer": for each choice, the softmax of those experts not chosen before whose
+    score is near the best (SparseMixer: Liu et al. 2024, GRIN, section 2.1). bias
     takes part in the choice, not in the weights. Of `groups` only the `groups_used` best are chosen
     from, a group counting as its best expert, or as the sum of its "two" best (DeepSeek-AI 2024,
     DeepSeek-V3, section 2.1.2).
@@ -523,7 +529,7 @@ class Route(Op, name="route"):
         scale=1.0,
     ) -> None:
         x = f.slots[x].astype(np.float64)
-        p = {"softmax": _softmax, "sigmoid": _sigmoid, "chosen": lambda x: x}[gating](x)
+        p = {"softmax": _softmax, "sigmoid": _sigmoid}.get(gating, lambda x: x)(x)
         p = p.astype(np.float32)
         scores = p if bias is None else p + bias
         if groups > 1:
@@ -537,10 +543,24 @@ class Route(Op, name="route"):
             scores = np.where(hidden, -np.inf, scores)
         ids = np.argsort(-scores, axis=1, kind="stable")[:, :used]
         weights = np.take_along_axis(p, ids, axis=1)
-        weights = _softmax(weights) if gating == "chosen" else weights
+        if gating == "mixer":
+            weights = _mixed(p.astype(np.float64), ids)
+        elif gating.startswith("chosen"):
+            weights = _softmax(weights) if gating == "chosen" else _sigmoid(weights)
         if normalise:
             weights = weights / np.maximum(weights.sum(axis=1, keepdims=True), 2.0**-14)
         f.slots[out] = np.concatenate([ids, weights * scale], axis=1).astype(np.float32)
+
+
+def _mixed(scores: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """SparseMixer's weights of the experts `ids` (rows, used), best first."""
+    weights, left = np.empty(ids.shape), scores.copy()
+    for k in range(ids.shape[1]):
+        best = np.take_along_axis(scores, ids[:, k : k + 1], axis=1)
+        near = (best - left) / np.maximum(np.abs(scores), best) <= 0.02
+        weights[:, k] = 1 / np.where(near, np.exp(left - best), 0.0).sum(axis=1)
+        np.put_along_axis(left, ids[:, k : k + 1], -np.inf, axis=1)
+    return weights
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:
@@ -656,6 +676,52 @@ class Scan(Op, name="scan"):
         f.states[state] = h
         y = y if d is None else y + x * d.astype(np.float64)[:, None]
         f.slots[out] = y.reshape(n, -1).astype(np.float32)
+
+
+def _split_heads(f: Frame, slot: Any, heads: int) -> np.ndarray:
+    """A slot's rows as float64 (rows, heads, columns of a head)."""
+    rows = f.slots[slot].astype(np.float64)
+    return rows.reshape(len(rows), heads, -1)
+
+
+def _begun(f: Frame, state: int, *shape: int) -> np.ndarray:
+    """The state that a sequence's rows go on from."""
+    fresh = f.positions[0] == 0 or state not in f.states
+    return np.zeros(shape) if fresh else f.states[state]
+
+
+class Delta(Op, name="delta"):
+    """Linear attention under the gated delta rule: S = S exp(w), S = S + k beta (v - S^T k), y =
+    scale S^T q, for each head (Yang et al. 2024, Gated Delta Networks, section 3.1).
+
+    q, k (rows, key heads * keys), v (rows, heads * values), w and beta (rows, heads). Head h takes
+    queries and keys of head h / (heads / key_heads), or of h mod key_heads where they are tiled.
+    """
+
+    reads = ("q", "k", "v", "w", "beta")
+    state = True
+    rows = Rows.ALL
+
+    @staticmethod
+    def width(widths: Sequence[int], params: dict) -> int:
+        return widths[2]
+
+    @staticmethod
+    def meaning(
+        f: Frame, *, q, k, v, w, beta, heads, key_heads, tiled, state, out, scale=1.0
+    ) -> None:
+        w, beta = (f.slots[part].astype(np.float64) for part in (w, beta))
+        v = _split_heads(f, v, heads)
+        which = np.arange(heads) % key_heads if tiled else np.arange(heads) * key_heads // heads
+        q, k = (_split_heads(f, part, key_heads)[:, which] for part in (q, k))
+        s, y = _begun(f, state, heads, k.shape[2], v.shape[2]), np.empty_like(v)
+        for t in range(len(v)):
+            s = s * np.exp(w[t])[:, None, None]
+            written = beta[t][:, None] * (v[t] - np.einsum("hkv,hk->hv", s, k[t]))
+            s = s + k[t][:, :, None] * written[:, None, :]
+            y[t] = scale * np.einsum("hkv,hk->hv", s, q[t])
+        f.states[state] = s
+        f.slots[out] = y.reshape(len(v), -1).astype(np.float32)
 
 
 class Add(Op, name="add"):

@@ -97,6 +97,34 @@ OWN: dict[str, dict] = {
         "attention.temperature_scale": 0.1,
     },
     "gemma-embedding": {"attention.sliding_window_pattern": 3},
+    "dbrx": {"attention.clamp_kqv": 2.0},
+    "llama4": {"interleave_moe_layer_step": 2, "expert_used_count": 2},
+    "granitemoe": {"embedding_scale": 3.0, "residual_scale": 0.5, "attention.scale": 0.2},
+    "granitehybrid": {"attention.head_count_kv": [0, 2, 0, 0], "logit_scale": 2.0},
+    "lfm2moe": {"attention.head_count_kv": [0, 2, 0, 0]},
+    "hunyuan-moe": {"feed_forward_length": 32},
+    "ernie4_5-moe": {"interleave_moe_layer_step": 2},
+    # an epsilon beside which the norm of a head that happens to be near 0 does not enlarge rounding
+    "qwen3next": {"attention.layer_norm_rms_epsilon": 1e-2},
+    "qwen35": {
+        "attention.layer_norm_rms_epsilon": 1e-2,
+        "rope.dimension_sections": [3, 3, 2],
+    },
+    "qwen35moe": {
+        "attention.layer_norm_rms_epsilon": 1e-2,
+        "rope.dimension_sections": [3, 3, 2],
+    },
+    "qwen3vlmoe": {"rope.dimension_sections": [3, 3, 2]},
+    "nemotron_h": {
+        "attention.head_count_kv": [0, 2, 0, 0],
+        "feed_forward_length": [0, 0, 96, 0],
+        "expert_count": None,
+    },
+    "nemotron_h_moe": {
+        "attention.head_count_kv": [0, 2, 0, 0],
+        "feed_forward_length": [0, 0, 96, 0],
+        "moe_latent_size": HIDDEN,
+    },
 }
 # Keys without the architecture's name.
 ROOT: dict[str, dict] = {
@@ -109,6 +137,15 @@ ROOT: dict[str, dict] = {
 }
 
 
+def _each(layers: tuple[int, ...], *names: str) -> tuple[str, ...]:
+    """These tensors of these layers."""
+    return tuple(f"blk.{i}.{name}" for i in layers for name in names)
+
+
+_ALL, _SPARSE = (0, 1, 2, 3), (1, 2, 3)
+_BIASES = tuple(f"attn_{n}.bias" for n in "qkv")
+_STATE = ("ssm_conv1d.bias", "ssm_norm.weight")
+
 # Tensors that an architecture looks for before it asks, and has in the tiny model.
 WANTED: dict[str, tuple[str, ...]] = {
     "qwen2": tuple(f"blk.{i}.attn_{n}.bias" for i in range(4) for n in "qkv"),
@@ -117,7 +154,6 @@ WANTED: dict[str, tuple[str, ...]] = {
         *(f"blk.{i}.ssm_{n}.bias" for i in (0, 2, 3) for n in ("conv1d", "dt")),
         *(f"blk.{i}.ffn_gate_inp.weight" for i in (1, 3)),
     ),
-    "deepseek2": tuple(f"blk.{i}.ffn_up_shexp.weight" for i in (1, 2, 3)),
     "bloom": ("blk.1.attn_qkv.weight", "blk.1.attn_qkv.bias", "token_embd_norm.bias"),
     "mpt": ("position_embd.weight", "blk.1.attn_q_norm.weight", "blk.2.attn_norm.bias"),
     "command-r": ("blk.1.attn_q_norm.weight", "blk.2.attn_q_norm.weight"),
@@ -148,6 +184,37 @@ WANTED: dict[str, tuple[str, ...]] = {
         "enc.blk.0.attn_rel_b.weight",
         *(f"enc.blk.{i}.ffn_gate.weight" for i in range(4)),
     ),
+    "deepseek2": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias"),
+    "mamba2": _each(_ALL, *_STATE),
+    "dbrx": _each(_ALL, "attn_qkv.weight"),
+    "llama4": _each((1, 3), "ffn_up_shexp.weight"),
+    "phimoe": _each(_ALL, "attn_output.bias", *_BIASES) + ("output.weight", "output.bias"),
+    "qwen2moe": _each(_ALL, *_BIASES)
+    + _each(_SPARSE, "ffn_up_shexp.weight", "ffn_gate_inp_shexp.weight"),
+    "dots1": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias"),
+    "glm4moe": _each(_ALL, "attn_q_norm.weight", *_BIASES)
+    + _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias"),
+    "exaone-moe": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias"),
+    "ernie4_5-moe": _each((1, 3), "ffn_up_shexp.weight", "exp_probs_b.bias"),
+    "hunyuan-moe": _each(_ALL, "ffn_up_shexp.weight"),
+    "hy_v3": _each(_SPARSE, "ffn_gate_inp.weight", "ffn_up_shexp.weight", "exp_probs_b"),
+    "minimax-m2": _each(_SPARSE, "exp_probs_b.bias"),
+    "cohere2moe": _each(_SPARSE, "ffn_up_shexp.weight"),
+    "afmoe": _each(_ALL, "attn_gate.weight")
+    + _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias"),
+    "lfm2moe": _each(_SPARSE, "exp_probs_b.bias"),
+    "gpt-oss": _each(_ALL, "attn_sinks.weight", "attn_output.bias", "ffn_gate_inp.bias", *_BIASES)
+    + _each(_ALL, *(f"ffn_{n}_exps.bias" for n in ("gate", "up", "down"))),
+    "qwen3next": _each(_SPARSE, "ffn_up_shexp.weight", "ffn_gate_inp_shexp.weight"),
+    "qwen35moe": _each(_SPARSE, "ffn_up_shexp.weight", "ffn_gate_inp_shexp.weight"),
+    "bailingmoe": _each(_SPARSE, "ffn_up_shexp.weight"),
+    "bailingmoe2": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias"),
+    "granitemoe": _each(_ALL, "ffn_up_shexp.weight"),
+    "granitehybrid": _each(_ALL, "ffn_up_shexp.weight") + _each((0, 2, 3), *_STATE),
+    "falcon-h1": _each(_ALL, "ssm_conv1d.bias", "ffn_norm"),
+    "nemotron_h": _each((0, 3), *_STATE),
+    "nemotron_h_moe": _each((0,), *_STATE)
+    + _each((3,), "ffn_gate_inp.weight", "ffn_up_shexp.weight", "exp_probs_b.bias"),
 }
 # Shapes that an architecture reads off its file instead of asking for them, by the end of the name.
 SHAPES = {
@@ -159,6 +226,7 @@ SHAPES = {
     "laurel_l.weight": (16, HIDDEN),
     "ffn_down_shexp.weight": (HIDDEN, 48),
     "ffn_gate_up_exps.weight": (4, 64, HIDDEN),
+    "ffn_up_shexp.weight": (48, HIDDEN),
     "ffn_gate_exps.weight": (4, 32, HIDDEN),
     "ffn_up_exps.weight": (4, 32, HIDDEN),
     "ffn_down_exps.weight": (4, HIDDEN, 32),
@@ -166,6 +234,14 @@ SHAPES = {
     "cls.output.weight": (3, HIDDEN),
     "dense_2.weight": (96, HIDDEN),
     "dense_3.weight": (HIDDEN, 96),
+}
+
+
+# Shapes by which an architecture knows what a tensor is, by architecture and whole name.
+KNOWN = {
+    # a gate beside the queries of each head
+    arch: {"blk.3.attn_q.weight": (256, HIDDEN)}
+    for arch in ("qwen3next", "qwen35", "qwen35moe")
 }
 
 
@@ -201,6 +277,7 @@ def _shape_of(name: str) -> tuple[int, ...]:
 def shapes(arch: str, metadata: dict) -> tuple[dict[str, tuple[int, ...]], set[str]]:
     """(every tensor that `arch` asks for, the keys that it reads), learned from its own errors."""
     found = {name: _shape_of(name) for name in WANTED.get(arch, ())}
+    found |= KNOWN.get(arch, {})
     while True:
         try:
             b = Builder(_Nothing(metadata, {"token_embd.weight": (VOCAB, HIDDEN), **found}), arch)

@@ -10,7 +10,9 @@ from oxillama._core.tape import Batch
 from oxillama.errors import ContextError
 from oxillama.gguf import GgufReader
 from oxillama.model import architectures, load, load_model
+from oxillama.model.arch import llama4
 from oxillama.model.load import record
+from oxillama.model.ops import OUTPUT
 from oxillama.model.reference import Reference, compare
 from oxillama.weights import packing
 from tests.conftest import CASES
@@ -162,3 +164,22 @@ def test_q8_0_files_stay_as_near_as_the_format_allows(cases, name):
     assert np.abs(found - wanted).max() <= max(
         0.06 * np.abs(wanted).max(), 1.5 * np.abs(facts["lcpp_q8_0_3"] - wanted).max()
     )
+
+
+def test_chunks_of_attention_and_growing_queries_agree_with_their_meaning(tmp_path, monkeypatch):
+    """Llama 4's chunks and growth begin at 8192 positions; here within a prompt."""
+    monkeypatch.setattr(llama4, "_CHUNK", 24)
+    monkeypatch.setattr(llama4, "_SPAN", 10)
+    reader = invent(tmp_path / "m.gguf", "llama4")
+    model = load_model(reader)
+    whole = logits(model, IDS, kv_type="f32")
+    for chunk in (1, 7, 33):
+        assert np.array_equal(whole, logits(model, IDS, chunk=chunk, kv_type="f32")), chunk
+    frame = Reference(model.tape, reader, kv_type="f32").frame(IDS)
+    for _ in Reference(model.tape, reader, kv_type="f32").steps(frame):
+        pass
+    wanted = frame.slots[OUTPUT]
+    assert np.abs(whole - wanted).max() <= 2e-5 * np.abs(wanted).max()
+    # what chunks hide is hidden: the row that begins one does not see the chunk before it
+    ends = [op.params for op in model.tape.ops if op.name == "attend"]
+    assert [params.get("chunk", 0) for params in ends] == [24, 24, 24, 0]

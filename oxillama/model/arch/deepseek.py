@@ -4,43 +4,20 @@ beside shared ones.
 
 import dataclasses
 import math
-from typing import Any
 
-from oxillama.model.blocks import expert_ffn, gated_ffn
+from oxillama.model.blocks import routing_of, sparse_ffn, trunk
 from oxillama.model.builder import Builder, Layer, Value, architecture
 from oxillama.model.rope import SCALING, Rope, Scaling
-
-_GATINGS = {1: "softmax", 2: "sigmoid"}
 
 
 @architecture("deepseek2")
 def deepseek2(b: Builder) -> Value:
     """The first layers are dense; sigmoid gating is V3's, whose groups count by their two best."""
-    keys = b.keys
-    dense = keys.integer("leading_dense_block_count", default=0)
-    gating = _GATINGS[keys.integer("expert_gating_func", minimum=1, maximum=2, default=1)]
-    routing: dict[str, Any] = dict(
-        gating=gating,
-        normalise=keys.flag("expert_weights_norm", default=False),
-        scale=keys.number("expert_weights_scale", default=1.0),
-        groups=max(1, keys.integer("expert_group_count", default=1)),
-        groups_used=max(1, keys.integer("expert_group_used_count", default=1)),
-        group_by="two" if gating == "sigmoid" else "best",
-    )
-    # the shared experts' tensors say their width; a file of dense layers alone has no experts
-    for key in (
-        *("expert_shared_count", "expert_count", "expert_used_count"),
-        "expert_feed_forward_length",
-    ):
-        keys.integer(key, default=0)
+    routing = routing_of(b)
     x = b.embed()
-    for layer in b.layers():
+    for layer in trunk(b):
         x = x + _latent_attention(b, layer, layer.norm(x, "attn_norm"))
-        y = layer.norm(x, "ffn_norm")
-        if layer.index < dense:
-            x = x + gated_ffn(b, layer, y, act="silu")
-        else:
-            x = x + expert_ffn(b, layer, y, act="silu", **routing)
+        x = x + sparse_ffn(b, layer, layer.norm(x, "ffn_norm"), **routing)
     return b.logits(x)
 
 

@@ -1,12 +1,27 @@
-"""LFM 2 (Liquid AI 2025): short gated convolutions, and attention where a layer has KV heads."""
+"""LFM 2 (Liquid AI 2025): short gated convolutions, and attention where a layer has KV heads; with
+experts chosen by biased sigmoids, LFM2-MoE.
+"""
 
-from oxillama.model.blocks import attention, fused, gated_ffn
+from collections.abc import Callable
+from typing import Any
+
+from oxillama.model.blocks import attention, fused, gated_ffn, routing_of, sparse_ffn
 from oxillama.model.builder import Builder, Layer, Value, architecture
 
 
 @architecture("lfm2")
 def lfm2(b: Builder) -> Value:
     """The norm before the head is filed as `token_embd_norm`."""
+    return _lfm(b, gated_ffn, act="silu")
+
+
+@architecture("lfm2moe")
+def lfm2moe(b: Builder) -> Value:
+    """The first layers are dense."""
+    return _lfm(b, sparse_ffn, **routing_of(b, gating="sigmoid", normalise=True))
+
+
+def _lfm(b: Builder, network: Callable[..., Value], **params: Any) -> Value:
     x = b.embed()
     for layer in b.layers():
         y = layer.norm(x, "attn_norm")
@@ -14,7 +29,7 @@ def lfm2(b: Builder) -> Value:
             x = x + attention(b, layer, y, style="neox", qk_norm="heads")
         else:
             x = x + _convolution(b, layer, y)
-        x = x + gated_ffn(b, layer, layer.norm(x, "ffn_norm"), act="silu")
+        x = x + network(b, layer, layer.norm(x, "ffn_norm"), **params)
     return b.logits(x, norm="token_embd_norm")
 
 

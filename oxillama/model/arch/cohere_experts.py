@@ -1,0 +1,38 @@
+"""Cohere 2 with experts (Cohere 2026, by its code in transformers, `models/cohere2_moe`): one norm
+before attention and experts, which run side by side; rotation in windowed layers alone.
+"""
+
+from oxillama.model.blocks import (
+    attention,
+    heads_of,
+    is_windowed,
+    rope_dims,
+    routing_of,
+    sparse_ffn,
+    trunk,
+)
+from oxillama.model.builder import Builder, Value, architecture
+
+
+@architecture("cohere2moe")
+def cohere2moe(b: Builder) -> Value:
+    """Leading dense layers rotate too. Where there are shared experts, both halves of the network
+    count half. A file gives the epsilon of layer norms, or of rms norms, which its norms are then.
+    """
+    keys = b.keys
+    routing = routing_of(b, gating="sigmoid")
+    kind = "layer" if "attention.layer_norm_epsilon" in keys else "rms"
+    dense = keys.integer("leading_dense_block_count", default=0)
+    window = keys.integer("attention.sliding_window", minimum=1)
+    x = b.embed()
+    for layer in trunk(b):
+        near = is_windowed(b, layer.index, 4)
+        turned = near or layer.index < dense
+        rope = b.rope(rope_dims(b, heads_of(b, layer))) if turned else None
+        y = layer.norm(x, "attn_norm", kind=kind)
+        made = sparse_ffn(b, layer, y, **routing)
+        if layer.has("ffn_up_shexp.weight"):
+            made = made * 0.5
+        seen = attention(b, layer, y, style="norm", rope=rope, window=window if near else 0)
+        x = x + made + seen
+    return b.logits(x, kind=kind, scale=keys.number("logit_scale", default=1.0))
