@@ -47,6 +47,8 @@ from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.siblings import Siblings, make_siblings
 from oxillama.errors import ConfigError, QueueFull
 from oxillama.loaded import Loaded, Prompt
+from oxillama.lora.fit import Lora
+from oxillama.lora.stack import LoraStack, checked_scale
 from oxillama.model.load import ModelConfig
 from oxillama.opening import Progress
 from oxillama.sampling import SamplerConfig
@@ -266,6 +268,8 @@ class InferenceEngine:
         speculator = self._loaded.core.speculator
         if speculator is not None and "speculative" in options:
             options = {**options, "speculative": speculator.resolve(options["speculative"])}
+        if options.get("lora") is not None:
+            options = {**options, "lora": self._loaded.loras.resolve(options["lora"])}
         wanted = Options.of(options)
         return make_siblings if wanted.completions > 1 else make_request, wanted
 
@@ -378,7 +382,7 @@ class InferenceEngine:
                 partial(make_beams, config=config or BeamSearchConfig()),
                 prompt,
                 session,
-                Options.of({**options}),
+                self._asked({**options})[1],
             )
         )
 
@@ -463,20 +467,25 @@ class InferenceEngine:
     # ---- logits and the live session
     # ----------------------------------------------------------------------------------------
 
-    def logits(self, ids: Sequence[int]) -> np.ndarray:
+    def logits(self, ids: Sequence[int], *, lora: Any = None) -> np.ndarray:
         """float32 (len(ids), vocabulary): row i predicts token i + 1, through the same compiled
-        path as `generate`.
+        path as `generate`. lora: as in `Options`.
         """
-        return all_logits(self._loaded.core, self._loaded.ids(ids), owner=self)
+        return all_logits(
+            self._loaded.core,
+            self._loaded.ids(ids),
+            owner=self,
+            adapters=self._loaded.loras.resolve(lora),
+        )
 
-    def session(self) -> Session:
+    def session(self, *, lora: Any = None) -> Session:
         """A new session of your own: `prefill`, `forward_one` and `generate` take it, and it can
-        `fork`, `truncate` and `close` itself.
+        `fork`, `truncate` and `close` itself. lora: the adapters that it keeps, as in `Options`.
 
         One that is forgotten is closed.
         """
         core = self._loaded.core
-        return core.keep(core.new_session())
+        return core.keep(core.new_session(adapters=self._loaded.loras.resolve(lora)))
 
     def prefill(self, ids: Prompt, *, session: Session | None = None) -> np.ndarray:
         """Append tokens to a session (the engine's live one); returns the logits after them,
@@ -502,6 +511,34 @@ class InferenceEngine:
     def kv_cache_seq_len(self) -> int:
         """Tokens of the live session."""
         return len(self._loaded.live.get())
+
+    # ---- adapters
+    # ------------------------------------------------------------------------------------------------------------
+
+    def apply_lora(
+        self, path: str | Path | Lora, scale: float = 1.0, *, name: str | None = None
+    ) -> Lora:
+        """Load a low-rank adapter (a GGUF file) and push it on the stack that new sessions begin with;
+        sessions and requests that run keep what they began with. name: see `load_lora`.
+
+        LoraError or GgufError for a bad one; nothing has changed then.
+        """
+        loras = self._loaded.loras
+        checked_scale(scale)
+        if name is not None:
+            path = loras.load(path, name=name)
+        return loras.push_lora(path, scale)
+
+    def load_lora(self, path: str | Path, *, name: str | None = None) -> Lora:
+        """Load an adapter for requests that name it (`lora=`), without pushing it. name: None for
+        the file's name without its suffix.
+        """
+        return self._loaded.loras.load(path, name=name)
+
+    @property
+    def loras(self) -> LoraStack:
+        """The adapters loaded, and the stack of those that new sessions begin with."""
+        return self._loaded.loras
 
     # ---- snapshots
     # -----------------------------------------------------------------------------------------------------------
@@ -529,6 +566,7 @@ class InferenceEngine:
         model_path: Any = None,
         *,
         processors: Sequence[Callable] = (),
+        loras: Iterable[str | Path] = (),
         progress: Progress | None = None,
         **config: Unpack[ConfigOptions],
     ) -> InferenceEngine:
@@ -536,7 +574,8 @@ class InferenceEngine:
         on where that one stood, bit for bit.
 
         model_path: the same model's file (or bytes), None for the embedded one. config: fields of
-        `EngineConfig` that shall differ, such as num_threads; processors: see `restore`.
+        `EngineConfig` that shall differ, such as num_threads; processors: see `restore`; loras:
+        files of the adapters that the session used.
         ModelFingerprintMismatch for another model, SnapshotIncompatible for the rest.
         """
         told = EngineSnapshot.inspect(data)
@@ -547,6 +586,8 @@ class InferenceEngine:
         )
         engine._loaded.open(engine.engine_config, model, progress=progress)
         try:
+            for path in loras:
+                engine.load_lora(path)
             engine._loaded.live.take(engine.restore(data, processors=processors))
         except BaseException:
             engine.close()
@@ -560,12 +601,18 @@ class InferenceEngine:
         model_path: Any = None,
         *,
         processors: Sequence[Callable] = (),
+        loras: Iterable[str | Path] = (),
         progress: Progress | None = None,
         **config: Unpack[ConfigOptions],
     ) -> InferenceEngine:
         """`resume` from a file of `snapshot_to_file`."""
         return cls.resume(
-            Path(path), model_path, processors=processors, progress=progress, **config
+            Path(path),
+            model_path,
+            processors=processors,
+            loras=loras,
+            progress=progress,
+            **config,
         )
 
     def restore(self, data: bytes | str | Path, *, processors: Sequence[Callable] = ()) -> Session:
