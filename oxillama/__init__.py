@@ -85,6 +85,7 @@ _HOMES = {
     ),
     "oxillama.about": ("get_include", "show_versions", "versions"),
     "oxillama.lora.fit": ("Lora",),
+    "oxillama.lora.merge": ("merge_lora",),
     "oxillama.lora.stack": ("LoraStack",),
     "oxillama.quality": ("Perplexity", "collect_imatrix", "perplexity"),
     "oxillama.sampling": ("Sampler", "SamplerChain", "SamplerConfig", "SamplerStage", "Xorshift64"),

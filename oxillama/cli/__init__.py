@@ -1,9 +1,9 @@
 """The command line: `oxillama run | chat | info | tokenize | snapshot | sidecar | bench | doctor |
-perplexity | imatrix | quantize | convert | serve`.
+perplexity | imatrix | quantize | convert | merge-lora | serve`.
 
 Each module adds its own commands (`talk`: run and chat; `info`: tokenize too; `quality`: perplexity
-and imatrix; `loading`: options of all that load a model). A command is a function over parsed
-arguments that returns an exit code. Errors of this package become one line on the standard error
+and imatrix; `lora`: merge-lora; `loading`: options of all that load a model). A command is a
+function over parsed arguments that returns an exit code. Errors of this package become one line on the standard error
 stream and exit code 1; Ctrl-C becomes 130.
 """
 
@@ -19,6 +19,7 @@ from oxillama.cli import (
     convert,
     doctor,
     info,
+    lora,
     quality,
     quantize,
     serve,
@@ -28,7 +29,7 @@ from oxillama.cli import (
 )
 from oxillama.errors import OxillamaError
 
-MODULES = (talk, info, snapshot, sidecar, bench, doctor, quality, quantize, convert, serve)
+MODULES = (talk, info, snapshot, sidecar, bench, doctor, quality, quantize, convert, lora, serve)
 
 
 def parser() -> argparse.ArgumentParser:

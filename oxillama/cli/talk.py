@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable
 
 import oxillama
+from oxillama.cli import lora
 from oxillama.cli.loading import add_model, load
 
 
@@ -22,6 +23,7 @@ def add_commands(commands) -> None:
         help="the text to continue (default: %(default)r); '-' reads standard input",
     )
     _add_sampling(run)
+    lora.add_lora(run)
     run.set_defaults(function=_run)
 
     chat = commands.add_parser("chat", help="talk with a model through its own chat template")
@@ -44,6 +46,7 @@ def add_commands(commands) -> None:
         help="how calls are spelled (default: as the chat template teaches)",
     )
     _add_sampling(chat)
+    lora.add_lora(chat)
     chat.set_defaults(function=_chat)
 
     tokenize = commands.add_parser("tokenize", help="show the tokens of a text")
@@ -172,6 +175,7 @@ def _run(arguments: argparse.Namespace) -> int:
     prompt = _text(arguments.prompt)
     options = _generation(arguments)
     with load(arguments) as engine:
+        lora.apply(engine, arguments.lora)
         print(prompt, end="", flush=True)
         _print(engine.stream(prompt, **options))
     return 0
@@ -200,6 +204,7 @@ def _chat(arguments: argparse.Namespace) -> int:
     options = {**_generation(arguments), **_tools(arguments)}
     calls: list = []  # that wait for their results
     with load(arguments) as engine:
+        lora.apply(engine, arguments.lora)
         while True:
             prompt = f"{calls[0].name}> " if calls else "> "
             try:

@@ -34,8 +34,9 @@ class Batcher:
             tokens[0], positions[0], row_table[0] = session.tokens[ticket.done], ticket.done, 0
             kv = session.kv
             more: dict[str, Any] = {} if kv.slot is None else {"slots": (kv.slot,)}
-            if session.adapters:
-                more["adapters"] = (session.adapters.factors,)
+            adapted = getattr(session.adapters, "factors", None)
+            if adapted is not None:
+                more["adapters"] = (adapted,)
             return self._make(
                 tokens[:1], positions[:1], (kv.table,), row_table[:1], self._first, **more
             ), ticket.hidden
@@ -47,7 +48,7 @@ class Batcher:
         for ticket, rows in plan:
             request, start = ticket.owner, ticket.done
             session, end = request.session, at + rows
-            adapted = session.adapters.factors if session.adapters else None
+            adapted = getattr(session.adapters, "factors", None)
             adapters.extend([adapted] * (rows if ticket.width else 1))
             if ticket.width:
                 for row, beam in enumerate(

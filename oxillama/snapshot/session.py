@@ -300,6 +300,10 @@ class Snapshots:
 
     def _frozen(self, session: Session) -> tuple[dict[str, Any], dict[str, Buffer]]:
         """(facts, small sections) of an idle session, under the engine's lock."""
+        if session.adapters and not hasattr(session.adapters, "told"):
+            raise SnapshotIncompatible(
+                f"adapters: found {len(session.adapters)} without a fingerprint, wanted those of `engine.loras`"
+            )
         core = self.core
         facts: dict[str, Any] = {
             "kind": "session",
