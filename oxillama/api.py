@@ -515,9 +515,7 @@ class InferenceEngine:
     # ---- adapters
     # ------------------------------------------------------------------------------------------------------------
 
-    def apply_lora(
-        self, path: str | Path | Lora, scale: float = 1.0, *, name: str | None = None
-    ) -> Lora:
+    def apply_lora(self, path: str | Path, scale: float = 1.0, *, name: str | None = None) -> Lora:
         """Load a low-rank adapter (a GGUF file) and push it on the stack that new sessions begin with;
         sessions and requests that run keep what they began with. name: see `load_lora`.
 
@@ -525,9 +523,7 @@ class InferenceEngine:
         """
         loras = self._loaded.loras
         checked_scale(scale)
-        if name is not None:
-            path = loras.load(path, name=name)
-        return loras.push_lora(path, scale)
+        return loras.push_lora(loras.load(path, name=name), scale)
 
     def load_lora(self, path: str | Path, *, name: str | None = None) -> Lora:
         """Load an adapter for requests that name it (`lora=`), without pushing it. name: None for

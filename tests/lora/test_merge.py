@@ -71,7 +71,7 @@ def test_the_command_line_merges_and_adds(tmp_path, capsys):
     with GgufReader(oxillama.embedded_path()) as reader:
         arch, name = reader.metadata["general.architecture"], "blk.0.attn_q.weight"
         pair = random_pair(name, tuple(reader.tensors[name].shape), 4, np.random.default_rng(5))
-    a, b = (pair[0] * 20, pair[1])
+    a, b = (pair[0] * 400, pair[1])
     path = write_lora(tmp_path / "a:2.gguf", arch, {name: (a, b)}, alpha=4.0)
     out = tmp_path / "out.gguf"
     assert main(["merge-lora", str(oxillama.embedded_path()), f"{path}:0.5", str(out)]) == 0
@@ -85,7 +85,7 @@ def test_the_command_line_merges_and_adds(tmp_path, capsys):
     assert main(given) == 0
     assert capsys.readouterr().out == f"Once{want}\n"
     assert main([*given[:-1], str(tmp_path / "none.gguf")]) == 1
-    assert "found no adapter of that name" in capsys.readouterr().err
+    assert "no such file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
