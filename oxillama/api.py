@@ -653,20 +653,28 @@ class InferenceEngine:
         *,
         pooling: PoolingMode | str | None = None,
         normalize: bool | None = None,
+        lora: Any = None,
     ) -> np.ndarray:
         """The vector of a text, float32 (hidden,), of length 1 unless normalize is False.
 
         pooling: how the rows of its tokens become one; None: as the file says, else their mean.
         "none" gives all of them, (tokens, hidden); "rank" the scores of the file's classifier as
-        they are, (labels,): ConfigError for a file without one, and for normalize=True beside it.
+        they are, (labels,): ConfigError for a file without one, and for normalize=True beside it. lora: as in `Options`.
         """
-        return self.embed_with(text, pooling, normalize=normalize)
+        return self.embed_with(text, pooling, normalize=normalize, lora=lora)
 
     def embed_with(
-        self, text: Prompt, mode: PoolingMode | str | None, *, normalize: bool | None = None
+        self,
+        text: Prompt,
+        mode: PoolingMode | str | None,
+        *,
+        normalize: bool | None = None,
+        lora: Any = None,
     ) -> np.ndarray:
         """`embed` with its pooling as the second argument."""
-        return all_pooled([self.submit_embedding(text, pooling=mode, normalize=normalize)])[0]
+        return all_pooled(
+            [self.submit_embedding(text, pooling=mode, normalize=normalize, lora=lora)]
+        )[0]
 
     def embed_batch(
         self,
@@ -675,6 +683,7 @@ class InferenceEngine:
         pooling: PoolingMode | str | None = None,
         mode: PoolingMode | str | None = None,
         normalize: bool | None = None,
+        lora: Any = None,
     ) -> np.ndarray | list[np.ndarray]:
         """The vectors of many texts, float32 (texts, hidden), packed into shared steps without
         padding; a list for PoolingMode.NONE. Arguments are those of `embed`; mode is another name
@@ -695,7 +704,8 @@ class InferenceEngine:
             pooler_of(model, asked, normalize)
             return [] if wanted is PoolingMode.NONE else np.empty((0, width), np.float32)
         vectors = all_pooled(
-            self.submit_embedding(text, pooling=wanted, normalize=normalize) for text in texts
+            self.submit_embedding(text, pooling=wanted, normalize=normalize, lora=lora)
+            for text in texts
         )
         return vectors if wanted is PoolingMode.NONE else np.stack(vectors)
 
@@ -706,6 +716,7 @@ class InferenceEngine:
         pooling: PoolingMode | str | None = None,
         mode: PoolingMode | str | None = None,
         normalize: bool | None = None,
+        lora: Any = None,
     ) -> tuple[Request, Pooler]:
         """Start an embedding and return at once: the request, and the pooler that has the vector
         when it is done. Arguments are those of `embed_batch`.
@@ -718,6 +729,7 @@ class InferenceEngine:
             normalize=normalize,
             model=self._loaded.model,
             owner=self,
+            adapters=self._loaded.loras.resolve(lora),
         )
 
     def rerank(

@@ -69,7 +69,7 @@ def fit(model: Model, lora: LoraFile, name: str) -> Lora:
     for index, op in enumerate(model.tape.ops):
         adaptable = model.program.adaptable[index]
         table = op.params.get("table")
-        if table is not None and table.name in lora.pairs and adaptable:
+        if table is not None and table.name == EMBEDDING and EMBEDDING in lora.pairs and adaptable:
             pair = lora.pairs[table.name]
             entries.append((index, 0, pair.a, pair.b, lora.scale_of(table.name)))
             embedded.add(table.name)

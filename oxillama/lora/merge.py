@@ -60,7 +60,7 @@ def merge_lora(
         for path, scale in adapters:
             if Path(path).is_file() and is_among(target, (Path(path),)):
                 raise ConfigError(f"{target}: is the adapter, wanted another file")
-            lora = read_lora(path)
+            lora = read_lora(path, reader)
             check_base(reader, lora)
             found.append((lora, checked_scale(scale)))
         if not found:

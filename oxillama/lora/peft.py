@@ -26,7 +26,9 @@ from oxillama.lora.file import LoraFile, checked_pairs
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_NAME = re.compile(r"(?P<module>.+)\.(?P<half>lora_A|lora_B|lora_embedding_A|lora_embedding_B)(?:\.weight)?\Z")
+_NAME = re.compile(
+    r"(?P<module>.+)\.(?P<half>lora_A|lora_B|lora_embedding_A|lora_embedding_B)(?:\.weight)?\Z"
+)
 # values that change nothing; any other value of these is refused
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bias": ("none",),
@@ -48,12 +50,29 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 # of training, or told by the tensors themselves
 _INERT = frozenset(
-    "auto_mapping base_model_name_or_path corda_config eva_config exclude_modules fan_in_fan_out "
-    "inference_mode init_lora_weights layers_pattern layers_to_transform loftq_config lora_dropout "
-    "megatron_core peft_version qalora_group_size revision runtime_config target_modules "
-    "task_type".split()
+    [
+        "auto_mapping",
+        "base_model_name_or_path",
+        "corda_config",
+        "eva_config",
+        "exclude_modules",
+        "fan_in_fan_out",
+        "inference_mode",
+        "init_lora_weights",
+        "layers_pattern",
+        "layers_to_transform",
+        "loftq_config",
+        "lora_dropout",
+        "megatron_core",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+        "runtime_config",
+        "target_modules",
+        "task_type",
+    ]
 )
-_READ = frozenset("peft_type r lora_alpha use_rslora rank_pattern alpha_pattern".split())
+_READ = frozenset(["peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"])
 
 
 def read_peft_lora(folder: Path, base: GgufReader) -> LoraFile:
@@ -96,7 +115,9 @@ def read_peft_lora(folder: Path, base: GgufReader) -> LoraFile:
         rule, places = found[module]
         scale = _scale(config, module, a.shape[0], label)
         if a.shape[0] != b.shape[1]:
-            raise LoraError(f"{label}: {module}: found A {a.shape} and B {b.shape}, wanted one rank")
+            raise LoraError(
+                f"{label}: {module}: found A {a.shape} and B {b.shape}, wanted one rank"
+            )
         if module.endswith("embed_tokens") or module.endswith("wte"):
             a, parts = np.ascontiguousarray(a.T), [b]
         else:
@@ -143,9 +164,7 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _modules(
-    stored: Mapping[str, Stored], label: str
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def _modules(stored: Mapping[str, Stored], label: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """(A, B) of each module by its name in the model."""
     halves: dict[str, dict[str, np.ndarray]] = {}
     for name, tensor in stored.items():

@@ -17,8 +17,10 @@ import numpy as np
 
 from oxillama._core.adapters import AdapterSet
 from oxillama.errors import ConfigError, EngineError, LoraError
+from oxillama.gguf import GgufReader
 from oxillama.lora.file import LoraFile, read_gguf_lora
 from oxillama.lora.fit import Lora, fit
+from oxillama.lora.peft import read_peft_lora
 from oxillama.model.load import Model
 
 _NUMBERS = (int, float, np.integer, np.floating)
@@ -62,10 +64,10 @@ def checked_scale(value: Any) -> float:
     return scale
 
 
-def read_lora(path: str | os.PathLike[str]) -> LoraFile:
-    """The adapter of a GGUF file, or of a PEFT folder."""
+def read_lora(path: str | os.PathLike[str], base: GgufReader) -> LoraFile:
+    """The adapter of a GGUF file, or of a PEFT folder, for the model of an open file."""
     if Path(path).is_dir():
-        raise LoraError(f"{path}: found a folder, wanted a GGUF adapter")
+        return read_peft_lora(Path(path), base)
     return read_gguf_lora(path)
 
 
@@ -134,7 +136,7 @@ class LoraStack:
             known = self._files.get((name, mark)) if mark is not None else None
             if known is not None:
                 return known
-            made = fit(self._model, read_lora(path), name)
+            made = fit(self._model, read_lora(path, self._model.reader), name)
             held = self._loaded.get(name)
             if held is not None and held.fingerprint != made.fingerprint:
                 raise ConfigError(
