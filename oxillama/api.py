@@ -47,6 +47,8 @@ from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.siblings import Siblings, make_siblings
 from oxillama.errors import ConfigError, QueueFull
 from oxillama.loaded import Loaded, Prompt
+from oxillama.lora.fit import Lora
+from oxillama.lora.stack import LoraStack, checked_scale
 from oxillama.model.load import ModelConfig
 from oxillama.opening import Progress
 from oxillama.sampling import SamplerConfig
@@ -276,6 +278,8 @@ class InferenceEngine:
         speculator = self._loaded.core.speculator
         if speculator is not None and "speculative" in options:
             options = {**options, "speculative": speculator.resolve(options["speculative"])}
+        if options.get("lora") is not None:
+            options = {**options, "lora": self._loaded.loras.resolve(options["lora"])}
         wanted = Options.of(options)
         return make_siblings if wanted.completions > 1 else make_request, wanted
 
@@ -388,7 +392,7 @@ class InferenceEngine:
                 partial(make_beams, config=config or BeamSearchConfig()),
                 prompt,
                 session,
-                Options.of({**options}),
+                self._asked({**options})[1],
             )
         )
 
@@ -473,20 +477,25 @@ class InferenceEngine:
     # ---- logits and the live session
     # ----------------------------------------------------------------------------------------
 
-    def logits(self, ids: Sequence[int]) -> np.ndarray:
+    def logits(self, ids: Sequence[int], *, lora: Any = None) -> np.ndarray:
         """float32 (len(ids), vocabulary): row i predicts token i + 1, through the same compiled
-        path as `generate`.
+        path as `generate`. lora: as in `Options`.
         """
-        return all_logits(self._loaded.core, self._loaded.ids(ids), owner=self)
+        return all_logits(
+            self._loaded.core,
+            self._loaded.ids(ids),
+            owner=self,
+            adapters=self._loaded.loras.resolve(lora),
+        )
 
-    def session(self) -> Session:
+    def session(self, *, lora: Any = None) -> Session:
         """A new session of your own: `prefill`, `forward_one` and `generate` take it, and it can
-        `fork`, `truncate` and `close` itself.
+        `fork`, `truncate` and `close` itself. lora: the adapters that it keeps, as in `Options`.
 
         One that is forgotten is closed.
         """
         core = self._loaded.core
-        return core.keep(core.new_session())
+        return core.keep(core.new_session(adapters=self._loaded.loras.resolve(lora)))
 
     def prefill(self, ids: Prompt, *, session: Session | None = None) -> np.ndarray:
         """Append tokens to a session (the engine's live one); returns the logits after them,
@@ -512,6 +521,30 @@ class InferenceEngine:
     def kv_cache_seq_len(self) -> int:
         """Tokens of the live session."""
         return len(self._loaded.live.get())
+
+    # ---- adapters
+    # ------------------------------------------------------------------------------------------------------------
+
+    def apply_lora(self, path: str | Path, scale: float = 1.0, *, name: str | None = None) -> Lora:
+        """Load a low-rank adapter (a GGUF file) and push it on the stack that new sessions begin with;
+        sessions and requests that run keep what they began with. name: see `load_lora`.
+
+        LoraError or GgufError for a bad one; nothing has changed then.
+        """
+        loras = self._loaded.loras
+        checked_scale(scale)
+        return loras.push_lora(loras.load(path, name=name), scale)
+
+    def load_lora(self, path: str | Path, *, name: str | None = None) -> Lora:
+        """Load an adapter for requests that name it (`lora=`), without pushing it. name: None for
+        the file's name without its suffix.
+        """
+        return self._loaded.loras.load(path, name=name)
+
+    @property
+    def loras(self) -> LoraStack:
+        """The adapters loaded, and the stack of those that new sessions begin with."""
+        return self._loaded.loras
 
     # ---- snapshots
     # -----------------------------------------------------------------------------------------------------------
@@ -539,6 +572,7 @@ class InferenceEngine:
         model_path: Any = None,
         *,
         processors: Sequence[Callable] = (),
+        loras: Iterable[str | Path] = (),
         progress: Progress | None = None,
         **config: Unpack[ConfigOptions],
     ) -> InferenceEngine:
@@ -546,7 +580,8 @@ class InferenceEngine:
         on where that one stood, bit for bit.
 
         model_path: the same model's file (or bytes), None for the embedded one. config: fields of
-        `EngineConfig` that shall differ, such as num_threads; processors: see `restore`.
+        `EngineConfig` that shall differ, such as num_threads; processors: see `restore`; loras:
+        files of the adapters that the session used.
         ModelFingerprintMismatch for another model, SnapshotIncompatible for the rest.
         """
         told = EngineSnapshot.inspect(data)
@@ -557,6 +592,8 @@ class InferenceEngine:
         )
         engine._loaded.open(engine.engine_config, model, progress=progress)
         try:
+            for path in loras:
+                engine.load_lora(path)
             engine._loaded.live.take(engine.restore(data, processors=processors))
         except BaseException:
             engine.close()
@@ -570,12 +607,18 @@ class InferenceEngine:
         model_path: Any = None,
         *,
         processors: Sequence[Callable] = (),
+        loras: Iterable[str | Path] = (),
         progress: Progress | None = None,
         **config: Unpack[ConfigOptions],
     ) -> InferenceEngine:
         """`resume` from a file of `snapshot_to_file`."""
         return cls.resume(
-            Path(path), model_path, processors=processors, progress=progress, **config
+            Path(path),
+            model_path,
+            processors=processors,
+            loras=loras,
+            progress=progress,
+            **config,
         )
 
     def restore(self, data: bytes | str | Path, *, processors: Sequence[Callable] = ()) -> Session:
@@ -620,20 +663,28 @@ class InferenceEngine:
         *,
         pooling: PoolingMode | str | None = None,
         normalize: bool | None = None,
+        lora: Any = None,
     ) -> np.ndarray:
         """The vector of a text, float32 (hidden,), of length 1 unless normalize is False.
 
         pooling: how the rows of its tokens become one; None: as the file says, else their mean.
         "none" gives all of them, (tokens, hidden); "rank" the scores of the file's classifier as
-        they are, (labels,): ConfigError for a file without one, and for normalize=True beside it.
+        they are, (labels,): ConfigError for a file without one, and for normalize=True beside it. lora: as in `Options`.
         """
-        return self.embed_with(text, pooling, normalize=normalize)
+        return self.embed_with(text, pooling, normalize=normalize, lora=lora)
 
     def embed_with(
-        self, text: Prompt, mode: PoolingMode | str | None, *, normalize: bool | None = None
+        self,
+        text: Prompt,
+        mode: PoolingMode | str | None,
+        *,
+        normalize: bool | None = None,
+        lora: Any = None,
     ) -> np.ndarray:
         """`embed` with its pooling as the second argument."""
-        return all_pooled([self.submit_embedding(text, pooling=mode, normalize=normalize)])[0]
+        return all_pooled(
+            [self.submit_embedding(text, pooling=mode, normalize=normalize, lora=lora)]
+        )[0]
 
     def embed_batch(
         self,
@@ -642,6 +693,7 @@ class InferenceEngine:
         pooling: PoolingMode | str | None = None,
         mode: PoolingMode | str | None = None,
         normalize: bool | None = None,
+        lora: Any = None,
     ) -> np.ndarray | list[np.ndarray]:
         """The vectors of many texts, float32 (texts, hidden), packed into shared steps without
         padding; a list for PoolingMode.NONE. Arguments are those of `embed`; mode is another name
@@ -662,7 +714,8 @@ class InferenceEngine:
             pooler_of(model, asked, normalize)
             return [] if wanted is PoolingMode.NONE else np.empty((0, width), np.float32)
         vectors = all_pooled(
-            self.submit_embedding(text, pooling=wanted, normalize=normalize) for text in texts
+            self.submit_embedding(text, pooling=wanted, normalize=normalize, lora=lora)
+            for text in texts
         )
         return vectors if wanted is PoolingMode.NONE else np.stack(vectors)
 
@@ -673,6 +726,7 @@ class InferenceEngine:
         pooling: PoolingMode | str | None = None,
         mode: PoolingMode | str | None = None,
         normalize: bool | None = None,
+        lora: Any = None,
     ) -> tuple[Request, Pooler]:
         """Start an embedding and return at once: the request, and the pooler that has the vector
         when it is done. Arguments are those of `embed_batch`.
@@ -685,6 +739,7 @@ class InferenceEngine:
             normalize=normalize,
             model=self._loaded.model,
             owner=self,
+            adapters=self._loaded.loras.resolve(lora),
         )
 
     def rerank(

@@ -39,6 +39,10 @@ class ConvertError(OxillamaError, ValueError):
     """A model folder cannot be carried over to a GGUF file as it is."""
 
 
+class LoraError(OxillamaError, ValueError):
+    """An adapter is malformed, or does not fit the model it is to change."""
+
+
 class TokenizerError(OxillamaError, ValueError):
     """A vocabulary is inconsistent or of a kind that is not known."""
 

@@ -20,6 +20,7 @@ from oxillama.engine.request import Request
 from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.siblings import Siblings
 from oxillama.errors import EngineError
+from oxillama.lora.stack import LoraStack
 from oxillama.model.load import Model
 from oxillama.opening import Progress, open_model
 from oxillama.sampling import SamplerConfig
@@ -33,13 +34,23 @@ class Loaded:
     used last. EngineError for what is not there.
     """
 
-    __slots__ = ("_chat", "_core", "_live", "_lock", "_model", "_recommended", "vocabulary")
+    __slots__ = (
+        "_chat",
+        "_core",
+        "_live",
+        "_lock",
+        "_loras",
+        "_model",
+        "_recommended",
+        "vocabulary",
+    )
 
     def __init__(self) -> None:
         # None also for a file without one; `words` wants one
         self.vocabulary: Vocabulary | None = None
         self._model: Model | None = None
         self._core: EngineCore | None = None
+        self._loras: LoraStack | None = None
         self._chat: Chat | None = None
         self._live: LiveSession | None = None
         self._recommended: SamplerConfig | None = None
@@ -58,9 +69,12 @@ class Loaded:
         with self._lock:
             before, self._core, old = self._core, opened.core, self._model
             self._model, self.vocabulary, self._chat = opened.model, opened.vocabulary, None
+            retired, self._loras = self._loras, opened.loras
             self._live, self._recommended = LiveSession(opened.core), opened.recommended
         if before is not None:
             before.close()
+        if retired is not None:
+            retired.close()
         if old is not None:
             # the new model wants the memory, and its first requests the bandwidth
             old.end(keep=False)
@@ -74,6 +88,9 @@ class Loaded:
         with self._lock:
             model, self._model = self._model, None
             self.vocabulary = self._chat = None
+            loras, self._loras = self._loras, None
+        if loras is not None:
+            loras.close()
         if model is not None:
             model.end(keep=True)
 
@@ -98,6 +115,14 @@ class Loaded:
         if model is None:
             raise EngineError("engine: is closed")
         return model
+
+    @property
+    def loras(self) -> LoraStack:
+        """The adapters of an open engine."""
+        _, loras = self.model, self._loras
+        if loras is None:
+            raise EngineError("engine: is closed")
+        return loras
 
     @property
     def words(self) -> Vocabulary:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Vocabulary
 from oxillama.errors import ConfigError, TokenizerError
 from oxillama.gguf import GgufReader
+from oxillama.lora.stack import LoraStack
 from oxillama.model.load import Model, load_model
 from oxillama.recommended import recommended_sampler
 from oxillama.sampling import SamplerConfig
@@ -38,6 +40,7 @@ class Opened:
     model: Model
     core: EngineCore
     vocabulary: Vocabulary | None
+    loras: LoraStack
     recommended: SamplerConfig | None = None  # the sampler that the file names
 
     def close(self, *, keep: bool = True) -> None:
@@ -45,6 +48,7 @@ class Opened:
         written first, or (keep=False) given up.
         """
         self.core.close()
+        self.loras.close()
         self.model.end(keep=keep)
 
 
@@ -103,6 +107,8 @@ def _serving(
     if model.verifier is not None:
         model.verifier.tell(core.fail)
     vocabulary = Vocabulary(bridge, model.config.vocab_size) if bridge else None
+    loras = LoraStack(model)
+    core.adapters = partial(getattr, loras, "current")
     drafts = DraftModels(model, vocabulary, open_model=open_model, core_over=core_over)
     core.speculator = Planner(core, Registry(drafts))
     naming = {"architecture": model.config.architecture, "name": model.config.name}
@@ -114,8 +120,9 @@ def _serving(
         naming=naming,
         restore_constraint=restore_state,
         tokenizer=_replacement_hash(config.tokenizer_path, tokenizer_json),
+        adapters=loras.restored,
     )
-    return Opened(model, core, vocabulary)
+    return Opened(model, core, vocabulary, loras)
 
 
 def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()) -> EngineCore:

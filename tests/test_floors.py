@@ -20,6 +20,7 @@ FLOORS = {
     "weights": 3,
     "quant": 3,
     "convert": 4,
+    "lora": 4,
     "sampling": 4,
     "grammar": 4,
     "engine": 5,

@@ -5,6 +5,7 @@ cimport numpy as cnp
 from libc.stdint cimport INT32_MAX, int32_t
 from libc.stdlib cimport calloc, free
 
+from oxillama._core.adapters import AdapterSet
 from oxillama.errors import ConfigError
 
 cnp.import_array()
@@ -60,10 +61,11 @@ cdef class Batch:
 
     embeds: float32 (rows, width), taken in place of the embedding by every row whose token is -1; rope: int32 (rows,) or (sections, rows),
     positions that rotate in place of `positions`, which say where keys lie; visible: int32 (rows,), how many keys a row sees, from its own
-    position + 1 to the last position of its table in this batch + 1; slots: int32, the slot of recurrent state of each table.
+    position + 1 to the last position of its table in this batch + 1; slots: int32, the slot of recurrent state of each table;
+    adapters: an AdapterSet or None for each table, whose rows use them.
     """
 
-    def __cinit__(self, tokens, positions, tables, row_table, wanted, *, embeds=None, rope=None, visible=None, slots=None):
+    def __cinit__(self, tokens, positions, tables, row_table, wanted, *, embeds=None, rope=None, visible=None, slots=None, adapters=None):
         cdef cnp.ndarray one
         cdef cnp.ndarray t = int32s(tokens, "tokens"), p = int32s(positions, "positions")
         cdef cnp.ndarray r = int32s(row_table, "row_table"), w = int32s(wanted, "wanted")
@@ -87,6 +89,8 @@ cdef class Batch:
             self.pages[i] = <const int32_t *>cnp.PyArray_DATA(one)
         if embeds is not None or rope is not None or visible is not None or slots is not None:
             self._optional(embeds, rope, visible, slots)
+        if adapters is not None:
+            self._adapters(list(adapters))
         self._check_rows()
 
     cdef int _optional(self, object embeds, object rope, object visible, object slots) except -1:
@@ -117,6 +121,13 @@ cdef class Batch:
                 raise ConfigError(f"slots: got {one.tolist()}, wanted one of its own for each of {self.n_tables} tables")
             self.slots = <const int32_t *>cnp.PyArray_DATA(one)
             self.held += (one,)
+        return 0
+
+    cdef int _adapters(self, list given) except -1:
+        if len(given) != self.n_tables or not all(each is None or isinstance(each, AdapterSet) for each in given):
+            raise ConfigError(f"adapters: got {len(given)} of them, wanted an AdapterSet or None for each of {self.n_tables} tables")
+        if any(each is not None for each in given):
+            self.adapters = given
         return 0
 
     def __dealloc__(self):

@@ -7,7 +7,9 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.math cimport sqrt
 from libc.string cimport memcpy
 
+from oxillama._core.adapters cimport Adapted, Pair
 from oxillama._core.codecs cimport ox_codec, ox_codec_by_name
+from oxillama._core.kernels cimport form_index, lanes_table, ox_lanes
 from oxillama._core.step cimport (ACTS, OUTPUT, Common, Op, Plan, Step, act_number, act_row_bytes, ox_fetch, row_of, rows_of)
 from oxillama._core.threads cimport ox_team, ox_team_take
 from oxillama._core.vectors cimport activation, angles
@@ -60,6 +62,29 @@ ctypedef struct EmbedArgs:
     int64_t columns
     void (*unpack)(float *dst, const void *src, int64_t columns) noexcept nogil
     float scale
+    const ox_lanes *lanes
+    int op
+
+
+cdef int F32 = form_index("F32")
+
+
+cdef void adapt_row(const EmbedArgs *a, const Adapted *adapted, int token, float *out, float *t) noexcept nogil:
+    """Adds s B A[token] of each adapter of the table to a row."""
+    cdef float y[16]
+    cdef const Pair *pair
+    cdef int64_t p, i
+    cdef int k
+    for k in range(adapted.n):
+        if not adapted.shares[k].ops[a.op].n:
+            continue
+        pair = adapted.shares[k].ops[a.op].pairs
+        for i in range(pair.rank):
+            t[i] = adapted.shares[k].scale * pair.scale * (<const float *>pair.a)[token * <int64_t>pair.rank + i]
+        for p in range((a.columns + 15) // 16):
+            a.lanes.tile[F32](y, 16, pair.b + p * pair.b_panel, NULL, <const uint8_t *>t, 4 * <int64_t>pair.rank, pair.rank, 1)
+            for i in range(min(<int64_t>16, a.columns - 16 * p)):
+                out[16 * p + i] += y[i]
 
 
 cdef void embed_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
@@ -75,6 +100,8 @@ cdef void embed_part(const void *args, ox_team *team, int ith, int nth) noexcept
             row = a.filler
         if row >= 0:
             a.unpack(out, a.raw + <size_t>row * a.row_bytes, a.columns)
+            if step.adapting and not a.by_position and step.adapted[<int>a.common.domain].rows[r] != NULL:
+                adapt_row(a, step.adapted[<int>a.common.domain].rows[r], row, out, step.low + r * step.low_stride)
             if a.scale != 1.0:
                 step.vec.scale(out, out, a.scale, a.columns)
         else:
@@ -101,6 +128,9 @@ cdef class EmbedOp(Op):
             raise plan.fail(f"table has {rows.rows} rows, the vocabulary {plan.vocab_size}")
         elif p["filler"] is None:
             plan.embed_columns = rows.cols
+        if not self.a.by_position:
+            self.adaptable = [("embed", 1, rows.rows, rows.cols, 1)]
+        self.a.lanes, self.a.op = lanes_table(plan.isa), plan.index
         self.a.out = plan.writes(p["out"], rows.cols)
         self.a.raw, self.a.row_bytes, self.a.columns = &rows.raw[0], rows.row_bytes, rows.cols
         self.a.unpack, self.a.scale = rows.unpack, plan.real(p, "scale", -1e30, 1e30)

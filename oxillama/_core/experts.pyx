@@ -9,7 +9,9 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
+from oxillama._core.adapters cimport LowRank
 from oxillama._core.kernels cimport lanes_table, pack_panels
+from oxillama._core.lowrank cimport LOW_SCRATCH, LowRankOp, low_rank_part
 from oxillama._core.matmul cimport MatmulArgs, matmul_panels
 from oxillama._core.panels cimport MatmulSegment, PackedMatrix, Supply
 from oxillama._core.step cimport Common, Op, Plan, Step, act_number, act_row_bytes, row_of, rows_of
@@ -190,6 +192,7 @@ ctypedef struct ExpertsArgs:
     int shared                # 1: every part of a row multiplies the whole row
     int64_t rows, panels, group, x_bytes
     const float *bias         # (experts, n * rows)
+    LowRankOp low
     size_t order_bytes, gather_bytes   # of a worker's scratch: the sorted parts, the rows of a chunk
 
 
@@ -234,9 +237,11 @@ cdef Parts sort_parts(const ExpertsArgs *a, const Step *step, int rows, char *sc
     return p
 
 
-cdef void run_chunk(const ExpertsArgs *a, const Step *step, const Parts *parts, int i, int first, int m, int64_t p0, int64_t p1, char *scratch) noexcept nogil:
+cdef void run_chunk(const ExpertsArgs *a, const Step *step, const Parts *parts, int i, int first, int m, int64_t p0, int64_t p1, char *scratch,
+                    const LowRank *low) noexcept nogil:
     """Parts `first` to first + m - 1 of the i-th chosen expert against its panels p0 to p1 - 1."""
     cdef MatmulArgs one = a.matmul
+    cdef LowRank mine
     cdef MatmulSegment two[2]
     cdef int e = parts.chosen[i], j, t, part
     cdef int64_t live = min(a.rows, 16 * p1) - 16 * p0, panel = e * a.panels + p0
@@ -252,6 +257,9 @@ cdef void run_chunk(const ExpertsArgs *a, const Step *step, const Parts *parts, 
             two[j].panels = packed
             packed += (p1 - p0) * two[j].panel_bytes
     one.segments, one.n_segments, one.m = two, a.n, m
+    if low != NULL:
+        mine = low[0]
+        mine.expert, mine.panel, mine.order, one.low = e, p0, parts.order + first, &mine
     if m == 1:
         part = parts.order[first]
         one.x = <const uint8_t *>row_of(step, a.x, part // a.used) + (0 if a.shared else part % a.used * a.x_bytes)
@@ -273,9 +281,15 @@ cdef void experts_part(const void *args, ox_team *team, int ith, int nth) noexce
     cdef const ExpertsArgs *a = <const ExpertsArgs *>args
     cdef const Step *step = a.common.step
     cdef char *scratch = step.scratch + <size_t>ith * step.scratch_stride
-    cdef Parts parts = sort_parts(a, step, rows_of(&a.common), scratch)
-    cdef int64_t groups = (a.panels + a.group - 1) // a.group, chunk = ox_team_take(team), before = 0, here, p0
+    cdef LowRank low
+    cdef const LowRank *added = NULL
+    cdef Parts parts
+    cdef int64_t groups = (a.panels + a.group - 1) // a.group, chunk, before = 0, here, p0
     cdef int i = 0, first
+    if step.adapting and low_rank_part(&low, &a.low, &a.common, team, ith, nth):
+        added = &low
+    parts = sort_parts(a, step, rows_of(&a.common), scratch)
+    chunk = ox_team_take(team)
     while i < parts.count:
         here = (parts.begins[i + 1] - parts.begins[i] + RANGE - 1) // RANGE * groups
         if chunk >= before + here:
@@ -284,7 +298,7 @@ cdef void experts_part(const void *args, ox_team *team, int ith, int nth) noexce
             continue
         first = parts.begins[i] + <int>((chunk - before) // groups) * RANGE
         p0 = (chunk - before) % groups * a.group
-        run_chunk(a, step, &parts, i, first, min(<int>RANGE, parts.begins[i + 1] - first), p0, min(a.panels, p0 + a.group), scratch + a.order_bytes)
+        run_chunk(a, step, &parts, i, first, min(<int>RANGE, parts.begins[i + 1] - first), p0, min(a.panels, p0 + a.group), scratch + a.order_bytes, added)
         chunk = ox_team_take(team)
 
 
@@ -328,6 +342,10 @@ cdef class ExpertsOp(Op):
         m.lanes, m.bias, m.addend = lanes_table(plan.isa), NULL, NULL
         a.order_bytes = (4 * (3 * <size_t>a.experts + 1 + <size_t>plan.max_rows * a.used) + 63) // 64 * 64
         a.gather_bytes = (RANGE * <size_t>a.x_bytes + 63) // 64 * 64      # packed panels follow, which kernels want at a multiple of 64
+        a.low.lanes, a.low.op, a.low.x, a.low.act = m.lanes, plan.index, a.x, act_number(p["act"])
+        a.low.cols, a.low.x_bytes, a.low.used, a.low.shared, a.low.routes = m.cols, a.x_bytes, a.used, a.shared, a.routes
+        self.adaptable = [("experts", a.experts, a.rows, m.cols, a.used) for w in weights]
+        plan.need_scratch(self, LOW_SCRATCH)
         plan.need_scratch(self, a.order_bytes + a.gather_bytes + RANGE * 64 * <size_t>a.group + a.group * packed)
         self.begin(plan, &a.common, "experts", experts_part, p)
         self.held.append(weights)

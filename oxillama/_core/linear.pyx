@@ -2,10 +2,12 @@
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport calloc, free
 
+from oxillama._core.adapters cimport LowRank
 from oxillama._core.kernels cimport form_index, lanes_table, ox_lanes
+from oxillama._core.lowrank cimport LOW_SCRATCH, LowRankOp, low_rank_part
 from oxillama._core.matmul cimport MatmulArgs, matmul_part
 from oxillama._core.panels cimport MatmulSegment, PackedMatrix, Supply
-from oxillama._core.step cimport ACTS, OUTPUT, Common, Op, Plan, Step, row_of, rows_of
+from oxillama._core.step cimport ACTS, OUTPUT, Common, Op, Plan, Step, act_number, row_of, rows_of
 from oxillama._core.threads cimport ox_team
 from oxillama._core.unpacked cimport unpacked_part, unpacked_scratch
 from oxillama._core.vectors cimport OX_KV_Q4_0, OX_KV_Q8_0, activation
@@ -17,6 +19,7 @@ ctypedef struct LinearArgs:
     MatmulArgs matmul        # rows, slots and strides are filled in at each step
     int x, out, addend       # addend: a slot whose rows are added before the activation, -1 none
     int64_t offset           # first float of the out row
+    LowRankOp low
     const Supply **supplies  # of each segment, for steps over weights that are not all packed
 
 
@@ -36,6 +39,9 @@ cdef void linear_part(const void *args, ox_team *team, int ith, int nth) noexcep
     cdef const LinearArgs *a = <const LinearArgs *>args
     cdef const Step *step = a.common.step
     cdef MatmulArgs m = a.matmul
+    cdef LowRank low
+    if step.adapting and low_rank_part(&low, &a.low, &a.common, team, ith, nth):
+        m.low = &low
     m.m = rows_of(&a.common)
     m.x, m.ldx = <const uint8_t *>row_of(step, a.x, 0), step.strides[a.x]
     m.out = <float *>row_of(step, a.out, 0) + a.offset
@@ -88,7 +94,10 @@ cdef class MatmulOp(Op):
             self.a.supplies[i] = &(<PackedMatrix>weights[i]).supply
         m.segments, m.n_segments, m.lanes = self.segments, len(weights), lanes_table(plan.isa)
         self.output = self.a.out == OUTPUT
-        plan.need_scratch(self, unpacked_scratch(m))            # address space, touched where weights are not packed yet
+        self.a.low.lanes, self.a.low.op, self.a.low.x, self.a.low.act = m.lanes, plan.index, self.a.x, act_number(p["act"])
+        self.a.low.cols, self.a.low.used, self.a.low.routes = columns, 1, -1
+        self.adaptable = [("matmul", 1, w.rows, w.cols, 1) for w in weights]
+        plan.need_scratch(self, max(unpacked_scratch(m), <size_t>LOW_SCRATCH))   # address space, touched where weights are not packed yet
         self.begin(plan, &self.a.common, "matmul", linear_part, p)
         self.held.append(weights)
 

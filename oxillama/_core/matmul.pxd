@@ -1,6 +1,7 @@
 """The matrix product for other compiled rooms: the arguments of one product, and a worker's share of it."""
 from libc.stdint cimport int64_t, uint8_t
 
+from oxillama._core.adapters cimport LowRank
 from oxillama._core.kernels cimport ox_lanes
 from oxillama._core.panels cimport MatmulSegment
 from oxillama._core.threads cimport ox_team
@@ -14,6 +15,7 @@ cdef struct MatmulArgs:
     int64_t cols
     const float *addend         # (m, ldadd): added to the product before its activation; NULL: none
     int64_t ldadd, up           # floats from row to row, and from gate's columns to up's
+    const LowRank *low          # products of adapters, added before the activation too; NULL: none
     const float *bias           # one number per row of all segments, or NULL
     const uint8_t *x            # (m, ldx) activation rows
     int64_t ldx                 # bytes

@@ -11,6 +11,7 @@ import numpy as np
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport free
 
+from oxillama._core.adapters cimport add_low_rank
 from oxillama._core.kernels cimport ACT_Q8_256, ACT_Q8_32, act_index, act_row_bytes, lanes_table, ox_lanes
 from oxillama._core.panels cimport MatmulSegment, PackedMatrix
 from oxillama._core.threads cimport OX_TEAM_RUNS, ox_team, ox_team_cut, ox_team_init, ox_team_left, ox_team_take, run_once, worker_count
@@ -88,6 +89,10 @@ cdef void _pair(const MatmulArgs *a, int64_t p, int64_t after, int64_t row, int 
             _join(a, c + 16 * h, 32, column + 16 * h, row, m, live)
             if a.gate:
                 _join(a, u + 16 * h, 32, a.up + column + 16 * h, row, m, live)
+        if a.low != NULL:
+            add_low_rank(a.low, a.lanes, c + 16 * h, 32, i, local + h, row, m, live)
+            if a.gate:
+                add_low_rank(a.low, a.lanes, u + 16 * h, 32, 1, p + h, row, m, live)
         if a.gate:
             a.lanes.gate(out + 16 * h, a.ldout, c + 16 * h, u + 16 * h, 32, bias, bias + seg.rows if bias != NULL else NULL, a.gate, m, live)
         else:
@@ -122,6 +127,8 @@ cdef void _panel(const MatmulArgs *a, int64_t p, int64_t after, int64_t row, int
         a.lanes.tile[seg.form](c, 16, panel, then, x, a.ldx, a.cols, m)
         if a.addend != NULL:
             _join(a, c, 16, column, row, m, live)
+        if a.low != NULL:
+            add_low_rank(a.low, a.lanes, c, 16, i, local, row, m, live)
         a.lanes.finish(out, a.ldout, c, 16, bias, m, live)
         return
     a.lanes.tile[seg.form](c, 16, panel, up.panels + p * up.panel_bytes, x, a.ldx, a.cols, m)
@@ -129,6 +136,9 @@ cdef void _panel(const MatmulArgs *a, int64_t p, int64_t after, int64_t row, int
     if a.addend != NULL:
         _join(a, c, 16, column, row, m, live)
         _join(a, u, 16, a.up + column, row, m, live)
+    if a.low != NULL:
+        add_low_rank(a.low, a.lanes, c, 16, 0, p, row, m, live)
+        add_low_rank(a.low, a.lanes, u, 16, 1, p, row, m, live)
     a.lanes.gate(out, a.ldout, c, u, 16, bias, bias + seg.rows if bias != NULL else NULL, a.gate, m, live)
 
 
@@ -184,6 +194,9 @@ cdef void _beside(const MatmulArgs *a, int64_t p, int64_t q) noexcept nogil:
         if a.addend != NULL:
             _join(a, c, 32, column, 0, m, live)
             _join(a, c + 16, 32, a.up + column, 0, m, live)
+        if a.low != NULL:
+            add_low_rank(a.low, a.lanes, c, 32, 0, p, 0, m, live)
+            add_low_rank(a.low, a.lanes, c + 16, 32, 1, p, 0, m, live)
         a.lanes.gate(a.out + column, a.ldout, c, c + 16, 32, bias, bias + seg.rows if bias != NULL else NULL, a.gate, m, live)
         return
     second = _find(a, q, &j, &other, &far)
@@ -195,6 +208,9 @@ cdef void _beside(const MatmulArgs *a, int64_t p, int64_t q) noexcept nogil:
     if a.addend != NULL:
         _join(a, c, 32, column, 0, m, live)
         _join(a, c + 16, 32, far, 0, m, <int>min(<int64_t>16, a.segments[j].rows - 16 * other))
+    if a.low != NULL:
+        add_low_rank(a.low, a.lanes, c, 32, i, local, 0, m, live)
+        add_low_rank(a.low, a.lanes, c + 16, 32, j, other, 0, m, <int>min(<int64_t>16, a.segments[j].rows - 16 * other))
     a.lanes.finish(a.out + column, a.ldout, c, 32, bias, m, live)
     a.lanes.finish(a.out + far, a.ldout, c + 16, 32, a.bias + far if a.bias != NULL else NULL, m,
                    <int>min(<int64_t>16, a.segments[j].rows - 16 * other))
@@ -373,7 +389,7 @@ def matmul_acts(list segments, const uint8_t[:, ::1] acts, *, num_threads=1, isa
     args.lanes, args.segments, args.n_segments = lanes_table(isa), table, len(segments)
     args.gate, args.cols, args.m = kind, segments[0].cols, acts.shape[0]
     args.bias = NULL if shift is None else &shift[0]
-    args.addend = NULL
+    args.addend, args.low = NULL, NULL
     args.x, args.ldx = &acts[0, 0], acts.shape[1]
     args.out, args.ldout = &result[0, 0], width
     _run(&args, workers)

@@ -1,6 +1,7 @@
 """What the tape hands to every part of a step: its rows, slots, pages and worker scratch; and what every op is."""
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
+from oxillama._core.adapters cimport RowTiles
 from oxillama._core.pool cimport KvLayer
 from oxillama._core.threads cimport ox_team
 from oxillama._core.vectors cimport ox_tile, ox_vec, ox_wide
@@ -65,6 +66,11 @@ ctypedef struct Step:
     size_t partial_floats
     int done_items
     int unpacked                 # not 0: weights may not be packed yet, products look (unpacked.pyx)
+    int adapting                 # not 0: rows of the step use adapters (lowrank.pyx)
+    RowTiles adapted[2]          # by domain
+    float *low                   # (rows, low_stride): s A x of the op that runs
+    float *low_parts             # sums of parts of it
+    int64_t low_stride
 
 
 ctypedef struct Common:
@@ -92,6 +98,7 @@ cdef class Op:
     cdef WarmFn warm             # fetches what the part will read, while the op before it ends; NULL: nothing worth it
     cdef void *args
     cdef readonly str name
+    cdef readonly list adaptable     # (kind, matrices, rows, columns, parts of a row) of what takes an adapter's factors
     cdef readonly Domain domain
     cdef readonly bint output    # writes the program's output rows
     cdef size_t scratch          # bytes of scratch each worker needs

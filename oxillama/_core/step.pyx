@@ -37,6 +37,8 @@ cdef class Op:
         self.args = common
         self.domain = plan.domain
         self.held = [params]
+        if self.adaptable is None:
+            self.adaptable = []
         common.step = plan.step
         common.domain = plan.domain
         return 0

@@ -12,9 +12,11 @@ from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
+from oxillama._core.adapters cimport Adapted, AdapterSet, RowTile, RowTiles
 from oxillama._core.attention cimport cut_tiles, done_items_wanted, partial_floats_wanted
 from oxillama._core.batch cimport Batch as Rows, CancelFlag as Flag
 from oxillama._core.linear cimport fill_quantise
+from oxillama._core.lowrank cimport LOW_COLUMNS, LOW_ROWS
 from oxillama._core.pool cimport Arena, PageMemory as Pages
 from oxillama._core.step cimport OUTPUT, WANTED_ROWS, Domain, Op, PartFn, Plan, Step, Tiles, WarmFn
 from oxillama._core.threads cimport (
@@ -113,7 +115,8 @@ cdef class Program:
     cdef Workers crew
     cdef Pace pace
     cdef object packing          # None: all weights are packed
-    cdef size_t partials_capacity
+    cdef size_t partials_capacity, low_capacity, low_parts_capacity
+    cdef readonly list adaptable # of each op, what takes an adapter's factors: (kind, matrices, rows, columns, parts of a row)
     cdef int done_capacity, n_layers
     cdef float[:, ::1] logits
     cdef readonly bint busy      # a step is running
@@ -168,7 +171,7 @@ cdef class Program:
         self.hidden_slot = -1
         plan = Plan(slots, self.kv_layers, self.slot_layers, vocab_size=self.vocab_size, max_rows=self.max_rows, num_threads=self.num_threads, isa=isa)
         plan.step = &self.step_
-        self.ops, self.widths = [], plan.widths
+        self.ops, self.widths, self.adaptable = [], plan.widths, []
         for i, (name, params) in enumerate(ops):
             plan.start(i, name)
             if name not in OPS:
@@ -177,6 +180,7 @@ cdef class Program:
                 self._mark(plan, hidden)
             op = OPS[name](plan, params)
             self.ops.append(op)
+            self.adaptable.append(op.adaptable)
         if self.first_output == len(ops):
             self._mark(plan, hidden)
         self.positions, self.sections, self.embed_columns = plan.positions, plan.sections, plan.embed_columns
@@ -266,6 +270,11 @@ cdef class Program:
         free(self.team)
         free(self.limits)
         free(self.begins)
+        free(self.step_.low)
+        free(self.step_.low_parts)
+        for i in range(2):
+            free(self.step_.adapted[i].tiles)
+            free(self.step_.adapted[i].rows)
 
     @property
     def workers(self) -> int:
@@ -348,6 +357,64 @@ cdef class Program:
             self.limits[r] = last
         return 0
 
+    cdef int _tile_adapted(self, Rows batch, RowTiles *made, const int32_t *rows, int count) except -1:
+        """Rows (those listed, or the first `count`) that use adapters, cut into tiles that use the same."""
+        cdef int r
+        cdef RowTile *last
+        cdef const Adapted *adapted
+        cdef AdapterSet given
+        if made.tiles == NULL:
+            made.tiles = <RowTile *>calloc(self.max_rows, sizeof(RowTile))
+            made.rows = <const Adapted **>calloc(self.max_rows, sizeof(Adapted *))
+            if made.tiles == NULL or made.rows == NULL:
+                raise MemoryError
+        made.count = 0
+        for r in range(count):
+            given = batch.adapters[batch.row_table[r if rows == NULL else rows[r]]]
+            adapted = NULL if given is None else &given.adapted
+            made.rows[r] = adapted
+            if adapted == NULL:
+                continue
+            last = made.tiles + made.count - 1 if made.count else NULL
+            if last != NULL and last.adapted == adapted and last.first + last.rows == r and last.rows < LOW_ROWS:
+                last.rows += 1
+                continue
+            made.tiles[made.count].first, made.tiles[made.count].rows, made.tiles[made.count].adapted = r, 1, adapted
+            made.count += 1
+        return 0
+
+    cdef int _open_adapters(self, Rows batch) except -1:
+        """Points the step at the adapters of its rows, and sizes what their products need."""
+        cdef Step *step = &self.step_
+        cdef size_t width = 0, columns = 0, need
+        cdef void *grown
+        step.adapting = batch.adapters is not None
+        if not step.adapting:
+            return 0
+        for given in batch.adapters:
+            if given is None:
+                continue
+            if given.adapters[0][0].shapes is not self.adaptable:
+                raise ConfigError("adapters: made for another program, wanted this one's")
+            width, columns = max(width, <size_t>given.width), max(columns, <size_t>given.columns)
+        step.low_stride = width
+        self._tile_adapted(batch, &step.adapted[0], NULL, batch.rows)
+        self._tile_adapted(batch, &step.adapted[1], batch.wanted, batch.wanted_rows)
+        need = max(<size_t>64, width * <size_t>batch.rows)
+        if need > self.low_capacity:
+            grown = realloc(step.low, 4 * need)
+            if grown == NULL:
+                raise MemoryError
+            step.low, self.low_capacity = <float *>grown, need
+        # tiles are fewer than workers where the sums of parts are used
+        need = max(<size_t>64, width * LOW_ROWS * <size_t>self.num_threads * ((columns + LOW_COLUMNS - 1) // LOW_COLUMNS))
+        if need > self.low_parts_capacity:
+            grown = realloc(step.low_parts, 4 * need)
+            if grown == NULL:
+                raise MemoryError
+            step.low_parts, self.low_parts_capacity = <float *>grown, need
+        return 0
+
     cdef int _open(self, Rows batch, Pages memory) except -1:
         """Checks the batch, points the step at it, and sizes what attention needs."""
         cdef Step *step = &self.step_
@@ -362,6 +429,7 @@ cdef class Program:
         self._check_pages(batch, memory)
         self._check_slots(batch, memory)
         self._check_optional(batch)
+        self._open_adapters(batch)
         step.limited, step.sequences = batch.visible != NULL or not self.causal, 0
         if not self.causal:
             self._see_all(batch)

@@ -7,6 +7,7 @@ time may cost more than all the rest of a first token. What is packed already is
 from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcpy
 
+from oxillama._core.adapters cimport LowRank
 from oxillama._core.kernels cimport pack_panels
 from oxillama._core.matmul cimport MatmulArgs, matmul_part
 from oxillama._core.panels cimport MatmulSegment, Supply
@@ -41,6 +42,7 @@ cdef void _chunk(const MatmulArgs *a, const Supply *const *supplies, int64_t num
     """Chunk `number` of all segments' chunks in a row (of gate and up if gated) against all rows of x."""
     cdef MatmulSegment two[2]
     cdef MatmulArgs part = a[0]
+    cdef LowRank low
     cdef const MatmulSegment *whole
     cdef const Supply *supply
     cdef int64_t step = _step(a), column = 0, first, end, rows
@@ -67,6 +69,9 @@ cdef void _chunk(const MatmulArgs *a, const Supply *const *supplies, int64_t num
             memcpy(bias + j * rows, a.bias + column + j * whole.rows, rows * sizeof(float))
     if a.addend != NULL:
         part.addend = a.addend + column
+    if a.low != NULL:
+        low = a.low[0]
+        low.segment, low.panel, part.low = i, first, &low
     part.segments, part.n_segments, part.out = two, n, a.out + column
     part.bias = bias if a.bias != NULL else NULL
     ox_team_init(alone, NULL)

@@ -1,8 +1,8 @@
 """The command line: `oxillama run | chat | info | tokenize | pull | list | rm | snapshot | sidecar |
-bench | doctor | perplexity | imatrix | quantize | convert | serve`.
+bench | doctor | perplexity | imatrix | quantize | convert | merge-lora | serve`.
 
 Each module adds its own commands (`talk`: run and tokenize; `conversation`: chat; `hub`: pull, list
-and rm; `quality`: perplexity and imatrix; `bench`, `convert`, `doctor`, `info`, `quantize`, `serve`,
+and rm; `quality`: perplexity and imatrix; `lora`: merge-lora; `bench`, `convert`, `doctor`, `info`, `quantize`, `serve`,
 `sidecar`, `snapshot`: those of their names). `loading` and `sampling` are the options of all that
 load a model, and of all that generate; `lines` reads what a person types; `parsing` reads the
 command line. A command is a function over parsed arguments that returns an exit code. Errors of this
@@ -24,6 +24,7 @@ from oxillama.cli import (
     doctor,
     hub,
     info,
+    lora,
     quality,
     quantize,
     serve,
@@ -46,6 +47,7 @@ MODULES = (
     quality,
     quantize,
     convert,
+    lora,
     serve,
 )
 

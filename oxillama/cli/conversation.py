@@ -15,6 +15,7 @@ from contextlib import closing
 from typing import Any
 
 import oxillama
+from oxillama.cli import lora
 from oxillama.cli.lines import Lines
 from oxillama.cli.loading import add_model, load
 from oxillama.cli.parsing import closest
@@ -61,6 +62,7 @@ def add_commands(commands: Any) -> None:
         help="several calls in one reply (default), or one",
     )
     add_generation(chat)
+    lora.add_lora(chat)
     chat.set_defaults(function=_chat)
 
 
@@ -406,6 +408,7 @@ def _chat(arguments: argparse.Namespace) -> int:
     first, system = prompt_of(arguments), system_of(arguments)
     options, tools = generation(arguments), _tools(arguments)
     with load(arguments) as engine:
+        lora.apply(engine, arguments.lora)
         use_template(arguments, engine)
         _ = engine.opened.chat  # a file without a template is said before the first message
         talk = Talk(engine, system=system, options=options, tools=tools, timings=arguments.timings)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import oxillama
+from oxillama.cli import lora
 from oxillama.cli.loading import add_model, load, located_model
 from oxillama.cli.sampling import add_generation, generation, note, read, timed
 
@@ -28,6 +29,7 @@ def add_commands(commands: Any) -> None:
         help="print what is generated alone",
     )
     add_generation(run)
+    lora.add_lora(run)
     run.set_defaults(function=_run)
 
     tokenize = commands.add_parser("tokenize", help="show the tokens of a text")
@@ -123,6 +125,7 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     text = PROMPT if prompt is None else prompt
     with load(arguments) as engine:
+        lora.apply(engine, arguments.lora)
         if system is None:
             if arguments.display_prompt:
                 print(text, end="", flush=True)

@@ -186,6 +186,7 @@ class SingleOptions(SamplerFields, total=False):
     processors: Iterable[Callable[..., Any]] | None
     priority: int
     timeout: float | None
+    lora: Any
     max_new_tokens: int | None
     n_predict: int
     num_predict: int

@@ -34,16 +34,22 @@ class Batcher:
             tokens[0], positions[0], row_table[0] = session.tokens[ticket.done], ticket.done, 0
             kv = session.kv
             more: dict[str, Any] = {} if kv.slot is None else {"slots": (kv.slot,)}
+            adapted = getattr(session.adapters, "factors", None)
+            if adapted is not None:
+                more["adapters"] = (adapted,)
             return self._make(
                 tokens[:1], positions[:1], (kv.table,), row_table[:1], self._first, **more
             ), ticket.hidden
         at, hidden = 0, False
         tables: list[np.ndarray] = []
         slots: list[int | None] = []
+        adapters: list[Any] = []  # of each table
         wanted: list[int] = []
         for ticket, rows in plan:
             request, start = ticket.owner, ticket.done
             session, end = request.session, at + rows
+            adapted = getattr(session.adapters, "factors", None)
+            adapters.extend([adapted] * (rows if ticket.width else 1))
             if ticket.width:
                 for row, beam in enumerate(
                     request.beams.sessions[ticket.part : ticket.part + rows], at
@@ -80,6 +86,8 @@ class Batcher:
                 hidden |= ticket.hidden
             at = end
         more = {} if slots[0] is None else {"slots": slots}
+        if any(each is not None for each in adapters):
+            more["adapters"] = adapters
         return self._make(
             tokens[:at], positions[:at], tables, row_table[:at], np.array(wanted, np.int32), **more
         ), hidden

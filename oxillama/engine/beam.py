@@ -39,6 +39,7 @@ from oxillama.errors import ConfigError, SamplingError
 from oxillama.sampling import SamplerConfig, token_logprobs
 
 _HEARD = (
+    "lora",
     "grammar",
     "json_schema",
     "regex",

@@ -144,6 +144,7 @@ def submit_embedding(
     normalize: bool | None = None,
     model: Model | None = None,
     owner: Any = None,
+    adapters: Any = None,
 ) -> tuple[Request, Pooler]:
     """Start an embedding of token ids: the request, and the pooler that has the vector when it is
     done.
@@ -151,7 +152,7 @@ def submit_embedding(
     pooler = pooler_of(model, mode, normalize)
     if not ids:
         raise EmptySequence("embed: found no tokens, wanted 1 or more")
-    return submit_rows(core, ids, pooler.add, hidden=True, owner=owner), pooler
+    return submit_rows(core, ids, pooler.add, hidden=True, owner=owner, adapters=adapters), pooler
 
 
 def all_pooled(work: Iterable[tuple[Request, Pooler]]) -> list[np.ndarray]:

@@ -120,6 +120,8 @@ class EngineCore:
         self.step_lock = threading.Lock()  # the program: one step at a time
         # the thread that holds `step_lock` over many steps (`RawLoop`)
         self.held_by: int | None = None
+        # the adapters that new sessions begin with: a function that tells them
+        self.adapters: Callable[[], Any] = tuple
         self.snapshots: Any = None  # given by whoever knows the model's file
         self._flag = flag
         room = self.room
@@ -218,9 +220,11 @@ class EngineCore:
             else SequenceState(self.pool, self.states)
         )
 
-    def new_session(self, tokens: Sequence[int] = (), *, adapters: tuple = ()) -> Session:
-        """A session that holds tokens and no pages yet."""
-        session = Session(self, self.new_sequence(), adapters=adapters)
+    def new_session(self, tokens: Sequence[int] = (), *, adapters: Any = None) -> Session:
+        """A session that holds tokens and no pages yet; adapters None: those in force now."""
+        session = Session(
+            self, self.new_sequence(), adapters=self.adapters() if adapters is None else adapters
+        )
         session.tokens = list(tokens)
         session.start = len(session.tokens)
         return session

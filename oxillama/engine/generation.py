@@ -22,6 +22,7 @@ from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.stops import StopText
 from oxillama.errors import ConfigError, ContextError
 from oxillama.grammar import ClosedSchema, Grammar, TokenMasker, schema_of
+from oxillama.lora.stack import Adapters
 from oxillama.sampling import Sampler, SamplerConfig, breaker_sequences, token_logprobs
 from oxillama.tokenizer import TokenizerBridge
 
@@ -53,8 +54,10 @@ class Options:
     sooner ("auto" or True, "lookup", a drafter or `Candidates`; None: what a constraint forces,
     False: nothing). priority: the lower number goes first, and takes the place of requests of
     higher numbers where there is no other. timeout: seconds from the start after which the request
-    ends with finish_reason "timeout" and what it has, None for no limit. n: completions of the prompt, each with a seed of its own
-    (`siblings.derived_seed`); best_of: draw so many and keep the n likeliest.
+    ends with finish_reason "timeout" and what it has, None for no limit. lora: adapters of the
+    session that begins, a name, a path, or a list of (name, scale); None: the engine's stack.
+    n: completions of the prompt, each with a seed of its own (`siblings.derived_seed`); best_of:
+    draw so many and keep the n likeliest.
     """
 
     max_tokens: int | None = None
@@ -78,6 +81,7 @@ class Options:
     processors: Sequence[Callable] = ()
     priority: int = 0
     timeout: float | None = None
+    lora: Any = None
     n: int = 1
     best_of: int | None = None
 
@@ -362,8 +366,14 @@ def make_request(
     truncated = 0
     if session is None:
         ids, truncated = fitted(prompt or (), options, core.context_size)
-        session = core.new_session(ids)
+        session = core.new_session(ids, adapters=_adapters(options))
     else:
+        wanted = _adapters(options)
+        if wanted is not None and wanted != session.adapters:
+            raise ConfigError(
+                f"lora: found {wanted!r} for a session with {session.adapters or 'no adapters'!r}, "
+                "which it keeps; wanted a new session"
+            )
         more = list(prompt or ())
         if len(session.tokens) + len(more) >= core.context_size and not (
             options.context_shift and not more
@@ -417,6 +427,13 @@ def make_request(
     elif options.speculative:
         raise ConfigError("speculative: this engine has no drafters, wanted None or False")
     return request
+
+
+def _adapters(options: Options) -> Adapters | None:
+    """What the options ask for, as `LoraStack.resolve` makes it."""
+    if options.lora is not None and not isinstance(options.lora, Adapters):
+        raise ConfigError(f"lora: found {options.lora!r:.80}, wanted what this engine has loaded")
+    return options.lora
 
 
 def fitted(prompt: Sequence[int], options: Options, context: int) -> tuple[list[int], int]:

@@ -72,7 +72,7 @@ class Session:
         "tokens",
     )
 
-    def __init__(self, owner: Owner, kv: PagedKvCache, *, adapters: tuple = ()) -> None:
+    def __init__(self, owner: Owner, kv: PagedKvCache, *, adapters: Any = ()) -> None:
         # weak, as all that leads from a request or session to the engine: neither keeps it alive
         self._owner = ref(owner)
         self.kv = kv
@@ -85,6 +85,7 @@ class Session:
         self.stops: Any = None
         # the next text is the first: without the vocabulary's leading space
         self.at_start = False
+        # a tuple (`lora.stack.Adapters`, where not empty) of all that its pages depend on besides tokens
         self.adapters = adapters
         # what its pages may be exchanged with besides: None, every session of this engine
         self.origin: Hashable = None

@@ -15,8 +15,8 @@ threads, chunks, instruction set or process. 2. Two snapshots of one state are e
 is a snapshot of a session that was just restored from one. 3. All of a snapshot is verified, and
 fits this engine, before anything of the engine changes but pages that nobody has; a refused one
    leaves it as it was.
-4. What cannot be saved whole is refused by name: adapters, and functions unless they are given
-again. 5. Taking a snapshot changes nothing, and stops no other session: pages are shared while they
+4. What cannot be saved whole is refused by name: functions unless they are given again, adapters
+unless the engine has loaded the same ones. 5. Taking a snapshot changes nothing, and stops no other session: pages are shared while they
 are copied, and whoever writes gets a copy. 6. Pages of a restored session serve that session and
 its forks, and no other request: hashes prove that a file is whole, not that its keys and values
 are those of its tokens.
@@ -39,7 +39,7 @@ from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Vocabulary, sampler_of
 from oxillama.engine.session import Session
 from oxillama.engine.stops import StopText
-from oxillama.errors import ConfigError, EngineError, PoolError, SnapshotIncompatible
+from oxillama.errors import ConfigError, EngineError, LoraError, PoolError, SnapshotIncompatible
 from oxillama.gguf import PROBE_BYTES, GgufReader, ModelFingerprint, check_apart
 from oxillama.grammar.automaton import MOST_SAVED
 from oxillama.sampling import Sampler, SamplerConfig
@@ -156,10 +156,11 @@ class Snapshots:
 
     reader: the open model file, which snapshots are bound to. tokenizer: a hash of what replaced
     the file's own vocabulary, None for nothing. restore_constraint: makes a constraint's state from
-    its description and bytes.
+    its description and bytes. adapters: finds those that a snapshot names.
     """
 
     __slots__ = (
+        "_adapters",
         "_fingerprints",
         "_marks",
         "_restore_constraint",
@@ -181,10 +182,12 @@ class Snapshots:
         naming: Mapping[str, str],
         restore_constraint: RestoreConstraint,
         tokenizer: str | None = None,
+        adapters: Callable[[Any], Any] | None = None,
     ) -> None:
         self.core, self.config, self.vocabulary = core, config, vocabulary
         self.naming, self.tokenizer = dict(naming), tokenizer
         self.reader, self._restore_constraint = reader, restore_constraint
+        self._adapters = adapters
         self._marks = [(path, _mark(path)) for path in reader.paths]
         self._fingerprints: dict[bool, ModelFingerprint] = {}
 
@@ -299,9 +302,9 @@ class Snapshots:
 
     def _frozen(self, session: Session) -> tuple[dict[str, Any], dict[str, Buffer]]:
         """(facts, small sections) of an idle session, under the engine's lock."""
-        if session.adapters:
+        if session.adapters and not hasattr(session.adapters, "told"):
             raise SnapshotIncompatible(
-                f"adapters: found {len(session.adapters)}, a session with adapters cannot be saved"
+                f"adapters: found {len(session.adapters)} without a fingerprint, wanted those of `engine.loras`"
             )
         core = self.core
         facts: dict[str, Any] = {
@@ -310,7 +313,7 @@ class Snapshots:
             "tokenizer": self.tokenizer,
             "vocab": core.program.vocab_size,
             "engine": {**self.config.to_dict(), "context_size": core.context_size},
-            "adapters": [],
+            "adapters": session.adapters.told() if session.adapters else [],
             "tokens": len(session.tokens),
             "start": session.start,
             "kv": self.page_facts(),
@@ -392,12 +395,12 @@ class Snapshots:
         self.check_model(told.model)
         with typed(KIND, "facts"):
             self.check_pages(facts["kv"])
+            self._found_adapters(facts["adapters"])
             # fields that are newer than the snapshot have their defaults
             mine, theirs = self.config.to_dict(), told.config().to_dict()
             for name, found, wanted in (
                 ("tokenizer", facts["tokenizer"], self.tokenizer),
                 ("vocabulary", facts["vocab"], self.core.program.vocab_size),
-                ("adapters", facts["adapters"], []),
                 *(
                     (name, theirs[name], value)
                     for name, value in mine.items()
@@ -412,6 +415,30 @@ class Snapshots:
                 raise SnapshotIncompatible(
                     f"context_size: the snapshot has {facts['engine']['context_size']}, this engine {self.core.context_size}"
                 )
+
+    def _found_adapters(self, told: Any) -> Any:
+        """The adapters of this engine that a snapshot names; SnapshotIncompatible for one that is not
+        loaded.
+        """
+        if type(told) is not list:
+            raise SnapshotIncompatible(f"adapters: found {type(told).__name__}, wanted a list")
+        if not told:
+            return ()
+        if self._adapters is None:
+            raise SnapshotIncompatible(
+                f"adapters: the snapshot has {len(told)}, this engine takes none"
+            )
+        for each in told:
+            if set(each) != {"name", "fingerprint", "scale"} or not all(
+                isinstance(each[key], str) for key in ("name", "fingerprint")
+            ):
+                raise SnapshotIncompatible(
+                    f"adapters: found {each!r:.80}, wanted name, fingerprint and scale"
+                )
+        try:
+            return self._adapters(told)
+        except (LoraError, ConfigError) as error:
+            raise SnapshotIncompatible(str(error)) from error
 
     def _thawed(
         self, saved: Envelope, facts: Mapping[str, Any], processors: Sequence[Callable]
@@ -441,7 +468,9 @@ class Snapshots:
             raise SnapshotIncompatible(
                 f"kv length: found {length}, wanted at most {max(0, most)} for {count} tokens"
             )
-        session = core.new_session(tokens.tolist())
+        session = core.new_session(
+            tokens.tolist(), adapters=self._found_adapters(facts["adapters"])
+        )
         session.start, session.pending = whole(facts["start"], 0, "start", most=count), pending
         session.origin = object()  # invariant 6
         if length:

@@ -23,10 +23,12 @@ IDS = (np.arange(70) * 37 % VOCAB).astype(np.int32)
 KINDS = ("F32", "Q8_0")
 
 
-def batch_of(parts, memory, *, slots=None):
+def batch_of(parts, memory, *, slots=None, adapters=None):
     """A batch of (ids, first position, page table) a sequence, every row wanted."""
     rows = sum(len(ids) for ids, _, _ in parts)
     more = {} if not memory.slot_layers else {"slots": slots or list(range(len(parts)))}
+    if adapters is not None:
+        more["adapters"] = adapters
     return Batch(
         np.concatenate([ids for ids, _, _ in parts]).astype(np.int32),
         np.concatenate([np.arange(s, s + len(i), dtype=np.int32) for i, s, _ in parts]),

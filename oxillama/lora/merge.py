@@ -1,0 +1,127 @@
+"""Writes a model file whose weights are those of a base with adapters added: W + scale alpha / rank
+B A, in the formats of the base.
+
+A tensor that no adapter changes is copied as it is. One that is changed is unpacked, summed in
+float64 and packed again, a slab of rows at a time: in a quantised format that rounds it anew.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oxillama._core.codecs import unpack_rows
+from oxillama.errors import ConfigError, GgufError, LoraError
+from oxillama.gguf import GgufReader, GgufWriter, TensorInfo, architecture, is_among
+from oxillama.lora.file import EMBEDDING, LoraFile
+from oxillama.lora.fit import check_base
+from oxillama.lora.stack import checked_scale, read_lora
+from oxillama.quant import quantize
+
+_SLAB = 1 << 20  # numbers that are summed at a time
+_FLOATS = ("F32", "F16", "BF16")
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """What a merge wrote: the tensors that it changed, and of them those that were rounded again."""
+
+    path: Path
+    changed: tuple[str, ...]
+    rounded: tuple[str, ...]
+
+    def __str__(self) -> str:
+        told = f"{self.path}: {len(self.changed)} tensors changed"
+        return told if not self.rounded else f"{told}, {len(self.rounded)} of them quantised again"
+
+
+def merge_lora(
+    base: str | os.PathLike[str],
+    adapters: Iterable[tuple[str | os.PathLike[str], float]],
+    target: str | os.PathLike[str],
+    *,
+    num_threads: int = 0,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> Merged:
+    """Write `target`, one file: the base with (adapter, scale) added. progress: called with (bytes
+    done, bytes in all, name) after each tensor.
+
+    LoraError for an adapter that does not fit, ConfigError for no adapters or a target that is
+    read; no file is written then.
+    """
+    with GgufReader(Path(base)) as reader:
+        found: list[tuple[LoraFile, float]] = []
+        for path, scale in adapters:
+            if Path(path).is_file() and is_among(target, (Path(path),)):
+                raise ConfigError(f"{target}: is the adapter, wanted another file")
+            lora = read_lora(path, reader)
+            check_base(reader, lora)
+            found.append((lora, checked_scale(scale)))
+        if not found:
+            raise ConfigError("adapters: found none, wanted at least one")
+        if is_among(target, reader.paths):
+            raise ConfigError(f"{target}: is the base itself, wanted another file")
+        changed = {name for lora, scale in found if scale for name in lora.pairs}
+        writer = GgufWriter(target, architecture(reader.metadata), alignment=reader.alignment)
+        _copy_keys(reader, writer)
+        for info in reader.tensors.values():
+            writer.declare(info.name, info.type_name, info.shape)
+        done, total = 0, sum(info.nbytes for info in reader.tensors.values())
+        with writer:
+            for info in reader.tensors.values():
+                stored: Any = reader.data(info.name)
+                if info.name in changed:
+                    stored = _summed(stored, info, found, num_threads)
+                writer.write(info.name, stored)
+                done += info.nbytes
+                if progress is not None:
+                    progress(done, total, info.name)
+        rounded = [name for name in changed if reader.tensors[name].type_name not in _FLOATS]
+    return Merged(Path(target), tuple(sorted(changed)), tuple(sorted(rounded)))
+
+
+def _copy_keys(reader: GgufReader, writer: GgufWriter) -> None:
+    for key, value in reader.metadata.items():
+        if key not in ("general.architecture", "general.alignment") and not key.startswith(
+            "split."
+        ):
+            writer.add(key, value, reader.kv_types[key])
+
+
+def _summed(
+    stored: np.ndarray, info: TensorInfo, adapters: list[tuple[LoraFile, float]], num_threads: int
+) -> np.ndarray:
+    """One tensor's bytes with the products of all adapters added."""
+    *count, rows, columns = info.shape
+    blocks = stored.reshape(math.prod(count) * rows, -1)
+    out = np.empty(blocks.shape, np.uint8)
+    step = max(1, _SLAB // columns)
+    for matrix in range(math.prod(count)):
+        for first in range(0, rows, step):
+            stop = min(rows, first + step)
+            slab = slice(matrix * rows + first, matrix * rows + stop)
+            numbers = np.empty((stop - first, columns), np.float32)
+            try:
+                unpack_rows(blocks[slab], info.type_name, numbers, num_threads)
+            except (GgufError, MemoryError):
+                raise
+            except Exception as error:
+                raise LoraError(f"{info.name}: type {info.type_name}: {error}") from error
+            total = numbers.astype(np.float64)
+            for lora, scale in adapters:
+                if info.name in lora.pairs:
+                    pair = lora.pairs[info.name]
+                    by = scale * lora.scale_of(info.name)
+                    a, b = pair.a[matrix].astype(np.float64), pair.b[matrix].astype(np.float64)
+                    total += by * (
+                        a[first:stop] @ b.T if info.name == EMBEDDING else b[first:stop] @ a
+                    )
+            packed = quantize(total.astype(np.float32), info.type_name, num_threads=num_threads)
+            out[slab] = packed.reshape(stop - first, -1).view(np.uint8)
+    return out

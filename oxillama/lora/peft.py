@@ -1,0 +1,249 @@
+"""Reads an adapter folder as PEFT writes it: adapter_config.json and adapter_model.safetensors.
+
+Names and row orders are those of a Hugging Face model; the families of `oxillama.convert` say what
+they are in a GGUF file. A factor A stays as it is, the rows of B are rearranged as those of the
+weight are. What a configuration asks for beyond plain LoRA is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oxillama.convert import families as _families  # noqa: F401  (importing it registers them)
+from oxillama.convert.family import FAMILIES, Family, Hyper, Rule, floats
+from oxillama.convert.safetensors import Stored, read_safetensors
+from oxillama.convert.shapes import transposed
+from oxillama.errors import ConvertError, LoraError
+from oxillama.gguf import GgufReader
+from oxillama.lora.file import LoraFile, checked_pairs
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_NAME = re.compile(
+    r"(?P<module>.+)\.(?P<half>lora_A|lora_B|lora_embedding_A|lora_embedding_B)(?:\.weight)?\Z"
+)
+# values that change nothing; any other value of these is refused
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "bias": ("none",),
+    "use_dora": (False,),
+    "modules_to_save": (None, []),
+    "lora_bias": (False,),
+    "layer_replication": (None, []),
+    "megatron_config": (None,),
+    "trainable_token_indices": (None, [], {}),
+    "alora_invocation_tokens": (None, []),
+    "target_parameters": (None, []),
+    "use_qalora": (False,),
+    "arrow_config": (None,),
+    "lora_ga_config": (None,),
+    "use_bdlora": (None, False),
+    "velora_config": (None,),
+    "monteclora_config": (None,),
+    "ensure_weight_tying": (False,),
+}
+# of training, or told by the tensors themselves
+_INERT = frozenset(
+    [
+        "auto_mapping",
+        "base_model_name_or_path",
+        "corda_config",
+        "eva_config",
+        "exclude_modules",
+        "fan_in_fan_out",
+        "inference_mode",
+        "init_lora_weights",
+        "layers_pattern",
+        "layers_to_transform",
+        "loftq_config",
+        "lora_dropout",
+        "megatron_core",
+        "peft_version",
+        "qalora_group_size",
+        "revision",
+        "runtime_config",
+        "target_modules",
+        "task_type",
+    ]
+)
+_READ = frozenset(["peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern"])
+
+
+def read_peft_lora(folder: Path, base: GgufReader) -> LoraFile:
+    """The adapter of a folder for the model of a GGUF file; LoraError for what is malformed, or asks
+    for what cannot be done.
+    """
+    label = str(folder)
+    config = _config(folder)
+    arch = str(base.metadata.get("general.architecture"))
+    try:
+        stored = read_safetensors(folder / WEIGHTS)
+    except ConvertError as error:
+        raise LoraError(str(error)) from error
+    modules = _modules(stored, label)
+    found = None
+    for made in _families_of(arch, config):
+        if all(made.rule_of(module + ".weight") for module in modules):
+            here = {module: made.rule_of(module + ".weight") for module in modules}
+            if found is not None and _told(here) != _told(found):
+                raise LoraError(
+                    f"{label}: several families of {arch} files name these tensors, wanted base_model_class in "
+                    "auto_mapping"
+                )
+            found = here
+    if found is None:
+        unknown = next(
+            (
+                module
+                for module in modules
+                if not any(f.rule_of(module + ".weight") for f in _families_of(arch, config))
+            ),
+            next(iter(modules)),
+        )
+        raise LoraError(f"{label}: {unknown}: no tensor of a {arch} file is made of this module")
+    tensors: dict[str, np.ndarray] = {}
+    scaled: dict[str, float] = {}
+    experts: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {}
+    hyper = _hyper(base, arch, label)
+    for module, (a, b) in modules.items():
+        rule, places = found[module]
+        scale = _scale(config, module, a.shape[0], label)
+        if a.shape[0] != b.shape[1]:
+            raise LoraError(
+                f"{label}: {module}: found A {a.shape} and B {b.shape}, wanted one rank"
+            )
+        if module.endswith("embed_tokens") or module.endswith("wte"):
+            a, parts = np.ascontiguousarray(a.T), [b]
+        else:
+            parts = _rearranged(b, rule, hyper, f"{label}: {module}")
+        for target, part in zip(rule.targets, parts, strict=True):
+            name = target.format(**{k: v for k, v in places.items() if v is not None})
+            if scaled.setdefault(name, scale) != scale:
+                raise LoraError(f"{label}: {module}: scale {scale}, that of other experts differs")
+            if places.get("e") is not None:
+                experts.setdefault(name, {})[int(places["e"])] = (a, part)
+            else:
+                tensors[name + ".lora_a"], tensors[name + ".lora_b"] = a, part
+    for name, each in experts.items():
+        if sorted(each) != list(range(len(each))) or len({a.shape for a, _ in each.values()}) > 1:
+            raise LoraError(
+                f"{label}: {name}: factors of experts {sorted(each)}, wanted all of one rank"
+            )
+        tensors[name + ".lora_a"] = np.stack([each[e][0] for e in sorted(each)])
+        tensors[name + ".lora_b"] = np.stack([each[e][1] for e in sorted(each)])
+    return LoraFile(label, arch, 0.0, checked_pairs(tensors, label), scaled)
+
+
+def _told(rules: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: (rule.targets, rule.change) for name, (rule, _) in rules.items()}
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LoraError(f"{path}: {error.strerror}, wanted a PEFT adapter folder") from error
+    except (ValueError, RecursionError) as error:
+        raise LoraError(f"{path}: is no JSON: {error}") from None
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        kind = config.get("peft_type") if isinstance(config, dict) else config
+        raise LoraError(f"{path}: peft_type: found {kind!r:.80}, wanted 'LORA'")
+    for name, value in config.items():
+        if name in _NEUTRAL:
+            if value not in _NEUTRAL[name]:
+                raise LoraError(f"{path}: {name}: found {value!r:.80}, which cannot be done here")
+        elif name not in _INERT and name not in _READ and value not in (None, False, {}, []):
+            raise LoraError(f"{path}: {name}: found {value!r:.80}, an option that is not known")
+    return config
+
+
+def _modules(stored: Mapping[str, Stored], label: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """(A, B) of each module by its name in the model."""
+    halves: dict[str, dict[str, np.ndarray]] = {}
+    for name, tensor in stored.items():
+        match = _NAME.match(name.removeprefix(_PREFIX))
+        if match is None or not name.startswith(_PREFIX):
+            raise LoraError(f"{label}: {name}: found a tensor that is no factor of a module")
+        if tensor.dtype not in ("F64", "F32", "F16", "BF16") or tensor.data.ndim != 2:
+            raise LoraError(
+                f"{label}: {name}: found {tensor.dtype} {tensor.data.shape}, wanted floats of 2 dimensions"
+            )
+        if 0 in tensor.data.shape:
+            raise LoraError(f"{label}: {name}: found shape {tensor.data.shape}, wanted numbers")
+        halves.setdefault(match["module"], {})[match["half"][-1]] = floats(tensor)
+    for module, found in halves.items():
+        if len(found) != 2:
+            raise LoraError(f"{label}: {module}: has only lora_{next(iter(found))}, wanted both")
+    if not halves:
+        raise LoraError(f"{label}: found no factors, wanted at least one pair")
+    return {module: (found["A"], found["B"]) for module, found in halves.items()}
+
+
+def _families_of(arch: str, config: Mapping[str, Any]) -> list[Family]:
+    mapping = config.get("auto_mapping")
+    named = mapping.get("base_model_class") if isinstance(mapping, dict) else None
+    if named in FAMILIES and FAMILIES[named].arch == arch:
+        return [FAMILIES[named]]
+    return [*{id(f): f for f in FAMILIES.values() if f.arch == arch}.values()]
+
+
+def _hyper(base: GgufReader, arch: str, label: str) -> Hyper:
+    """What rules ask of a configuration, from the keys of the GGUF file."""
+    keys = {
+        "num_attention_heads": "attention.head_count",
+        "num_key_value_heads": "attention.head_count_kv",
+        "head_dim": "attention.key_length",
+        "hidden_size": "embedding_length",
+        "num_hidden_layers": "block_count",
+        "intermediate_size": "feed_forward_length",
+    }
+    found = {name: base.metadata.get(f"{arch}.{key}") for name, key in keys.items()}
+    return Hyper({k: v for k, v in found.items() if isinstance(v, int)}, label)
+
+
+def _pattern(patterns: Any, module: str, default: Any) -> Any:
+    """The value whose pattern a module's name ends in, as PEFT matches them."""
+    for pattern, value in (patterns or {}).items():
+        if re.match(rf"(.*\.)?({pattern})$", module):
+            return value
+    return default
+
+
+def _scale(config: Mapping[str, Any], module: str, rank: int, label: str) -> float:
+    wanted = _pattern(config.get("rank_pattern"), module, config.get("r"))
+    alpha = _pattern(config.get("alpha_pattern"), module, config.get("lora_alpha"))
+    if wanted != rank:
+        raise LoraError(f"{label}: {module}: factors of rank {rank}, {CONFIG} says {wanted!r:.40}")
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or not math.isfinite(alpha):
+        raise LoraError(f"{label}: lora_alpha: found {alpha!r:.40}, wanted a finite number")
+    stable = config.get("use_rslora", False)
+    if not isinstance(stable, bool):
+        raise LoraError(f"{label}: use_rslora: found {stable!r:.40}, wanted true or false")
+    return alpha / (math.sqrt(rank) if stable else rank)
+
+
+def _rearranged(b: np.ndarray, rule: Rule, hyper: Hyper, label: str) -> list[np.ndarray]:
+    """The rows of B for each of the rule's targets."""
+    # of GPT-2's Conv1D, held transposed, PEFT's factors are those of the product all the same
+    if rule.change is None or rule.change is transposed:
+        return [b]
+    if rule.values:
+        raise LoraError(f"{label}: the weight is computed anew in a GGUF file, factors cannot be")
+    rows = np.arange(len(b), dtype=np.float32)
+    try:
+        probe = rule.change(np.stack([rows, rows + np.float32(0.5)], axis=1), hyper)
+        made = rule.change(b, hyper)
+    except (ConvertError, ValueError, IndexError, ZeroDivisionError) as error:
+        raise LoraError(f"{label}: B of {b.shape}: {error}") from error
+    probes, parts = (list(x) if isinstance(x, tuple) else [x] for x in (probe, made))
+    for each in probes:
+        if each.ndim != 2 or each.shape[1] != 2 or (each[:, 1] - each[:, 0] != 0.5).any():
+            raise LoraError(f"{label}: is rearranged by more than rows, which factors cannot be")
+    return [np.ascontiguousarray(part) for part in parts]

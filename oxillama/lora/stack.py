@@ -1,0 +1,242 @@
+"""The adapters of an engine: those loaded, by name, and the stack that new sessions begin with.
+
+A session keeps the adapters it began with, whatever is pushed or popped later: they are part of
+what its keys and values are.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oxillama._core.adapters import AdapterSet
+from oxillama.errors import ConfigError, EngineError, LoraError
+from oxillama.gguf import GgufReader
+from oxillama.lora.file import LoraFile, read_gguf_lora
+from oxillama.lora.fit import Lora, fit
+from oxillama.lora.peft import read_peft_lora
+from oxillama.model.load import Model
+
+_NUMBERS = (int, float, np.integer, np.floating)
+
+
+class Adapters(tuple):
+    """What the rows of a session use: (fingerprint, scale) of each adapter, in the order in which
+    they are added; equal ones have equal keys and values. `loras` are they, `factors` what a batch
+    brings.
+    """
+
+    loras: tuple[tuple[Lora, float], ...]
+    factors: AdapterSet | None
+
+    def __new__(cls, loras: Iterable[tuple[Lora, float]] = ()) -> Adapters:
+        """Adapters with scale 0 change nothing and are left out."""
+        kept = tuple((lora, scale) for lora, scale in loras if scale)
+        made = super().__new__(cls, ((lora.fingerprint, scale) for lora, scale in kept))
+        made.loras = kept
+        made.factors = AdapterSet([(lora.factors, scale) for lora, scale in kept]) if kept else None
+        return made
+
+    def told(self) -> list[dict[str, Any]]:
+        """Names, fingerprints and scales, as JSON values."""
+        return [
+            {"name": lora.name, "fingerprint": lora.fingerprint, "scale": scale}
+            for lora, scale in self.loras
+        ]
+
+    def __repr__(self) -> str:
+        return f"Adapters({', '.join(f'{lora.name}:{scale:g}' for lora, scale in self.loras)})"
+
+
+def checked_scale(value: Any) -> float:
+    """A finite scale of any kind of number; ConfigError for what is none."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, _NUMBERS):
+        raise ConfigError(f"scale: found {value!r:.50}, wanted a number")
+    scale = float(np.float32(value))
+    if not math.isfinite(scale):
+        raise ConfigError(f"scale: found {value!r}, wanted a finite number")
+    return scale
+
+
+def read_lora(path: str | os.PathLike[str], base: GgufReader) -> LoraFile:
+    """The adapter of a GGUF file, or of a PEFT folder, for the model of an open file."""
+    if Path(path).is_dir():
+        return read_peft_lora(Path(path), base)
+    return read_gguf_lora(path)
+
+
+class LoraStack:
+    """The adapters of one loaded model, and those that new sessions begin with; from any thread.
+
+    Loaded adapters have names, by which `lora=` of a request and `push_lora` take them; a path in
+    place of a name is loaded under its file's name.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._open: Model | None = model
+        self._lock = threading.RLock()
+        self._loaded: dict[str, Lora] = {}
+        self._files: dict[tuple, Lora] = {}
+        self._stack: tuple[tuple[Lora, float], ...] = ()
+        self._current = Adapters()
+
+    @property
+    def _model(self) -> Model:
+        model = self._open
+        if model is None:
+            raise EngineError("engine: is closed")
+        return model
+
+    def close(self) -> None:
+        """Let go of the model and of all adapters; for a model that is closed."""
+        with self._lock:
+            self._open, self._loaded, self._files = None, {}, {}
+            self._set(())
+
+    @property
+    def current(self) -> Adapters:
+        """What new sessions begin with."""
+        return self._current
+
+    @property
+    def loaded(self) -> dict[str, Lora]:
+        """The adapters loaded so far, by name."""
+        with self._lock:
+            return dict(self._loaded)
+
+    def __len__(self) -> int:
+        return len(self._stack)
+
+    def __iter__(self) -> Iterator[tuple[Lora, float]]:
+        return iter(self._stack)
+
+    def __repr__(self) -> str:
+        return f"<LoraStack {self._current!r}, {len(self._loaded)} loaded>"
+
+    def load(self, path: str | os.PathLike[str], *, name: str | None = None) -> Lora:
+        """Read, check and pack an adapter without using it yet; one that was loaded from the same
+        unchanged file is not read again. name: None for the file's own, without its suffix.
+
+        LoraError or GgufError for a bad one, ConfigError for a name that another has; nothing has
+        changed then.
+        """
+        if not isinstance(path, (str, os.PathLike)):
+            raise ConfigError(f"lora: found {type(path).__name__}, wanted a path")
+        if name is not None and (not isinstance(name, str) or not name):
+            raise ConfigError(f"name: found {name!r}, wanted a text")
+        name = name if name is not None else (Path(path).stem or str(path))
+        mark = _mark(path)
+        with self._lock:
+            known = self._files.get((name, mark)) if mark is not None else None
+            if known is not None:
+                return known
+            made = fit(self._model, read_lora(path, self._model.reader), name)
+            held = self._loaded.get(name)
+            if held is not None and held.fingerprint != made.fingerprint:
+                raise ConfigError(
+                    f"lora: {name!r} is {held.path} already, wanted another name for {path}"
+                )
+            made = held or made
+            self._loaded[name] = self._files[name, mark] = made
+            return made
+
+    def push_lora(self, lora: Any, scale: float = 1.0) -> Lora:
+        """Add an adapter (a `Lora`, the name of a loaded one, or a path) to what new sessions begin
+        with; sessions that run keep theirs.
+        """
+        scale = checked_scale(scale)
+        with self._lock:
+            found = self.find(lora)
+            self._set((*self._stack, (found, scale)))
+            return found
+
+    def pop_lora(self) -> tuple[Lora, float]:
+        """Take the adapter that was pushed last off the stack; ConfigError where there is none."""
+        with self._lock:
+            if not self._stack:
+                raise ConfigError("pop_lora: the stack has no adapters")
+            *rest, last = self._stack
+            self._set(tuple(rest))
+            return last
+
+    def clear_loras(self) -> None:
+        """Take all adapters off the stack; they stay loaded."""
+        with self._lock:
+            self._set(())
+
+    def _set(self, stack: tuple[tuple[Lora, float], ...]) -> None:
+        self._current, self._stack = Adapters(stack), stack
+
+    def find(self, lora: Any) -> Lora:
+        """The adapter that a caller means: a `Lora`, a loaded one's name, or a path to load."""
+        if isinstance(lora, Lora):
+            if lora.factors.shapes is not self._model.program.adaptable:
+                raise ConfigError(f"lora: {lora.name!r} was loaded for another model")
+            return lora
+        with self._lock:
+            if isinstance(lora, str) and lora in self._loaded:
+                return self._loaded[lora]
+            if isinstance(lora, (str, os.PathLike)) and not Path(lora).exists():
+                known = ", ".join(sorted(self._loaded)) or "none"
+                raise LoraError(
+                    f"lora: {str(lora)!r}: found no adapter of that name (loaded: {known}) and no such file"
+                )
+            return self.load(lora)
+
+    def resolve(self, given: Any) -> Adapters | None:
+        """What `lora=` of a request means: None is the session's own or the stack; a `Lora`, name
+        or path; or a list of them or of (adapter, scale), empty for none at all.
+        """
+        if given is None or isinstance(given, Adapters):
+            return given
+        if isinstance(given, (str, os.PathLike, Lora)):
+            return Adapters([(self.find(given), 1.0)])
+        if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], _NUMBERS):
+            given = [given]
+        if not isinstance(given, Sequence):
+            raise ConfigError(
+                f"lora: found {type(given).__name__}, wanted an adapter's name or path, or a list of (name, scale)"
+            )
+        pairs = []
+        for each in given:
+            if isinstance(each, (str, os.PathLike, Lora)):
+                pairs.append((self.find(each), 1.0))
+            elif isinstance(each, (tuple, list)) and len(each) == 2:
+                pairs.append((self.find(each[0]), checked_scale(each[1])))
+            else:
+                raise ConfigError(f"lora: found {each!r:.80}, wanted a name or (name, scale)")
+        return Adapters(pairs)
+
+    def restored(self, told: Any) -> Adapters:
+        """The adapters that a snapshot names by fingerprint and scale; LoraError, naming the first,
+        for one that is not loaded here.
+        """
+        with self._lock:
+            by_print = {lora.fingerprint: lora for lora in self._loaded.values()}
+        pairs = []
+        for each in told:
+            lora = by_print.get(each["fingerprint"])
+            if lora is None:
+                raise LoraError(
+                    f"adapters: the session used {each['name']!r} ({each['fingerprint'][:16]}), "
+                    "which this engine has not loaded"
+                )
+            pairs.append((lora, checked_scale(each["scale"])))
+        return Adapters(pairs)
+
+
+def _mark(path: str | os.PathLike[str]) -> tuple | None:
+    """What tells whether a file is the one that was read; None for a folder or where none is."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    if not os.path.isfile(path):
+        return None
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -1,0 +1,70 @@
+"""Adapters on every registered architecture: logits are those of the model whose weights were
+changed, fused products, experts, embedding and tied heads included.
+"""
+
+import numpy as np
+import pytest
+
+from oxillama.errors import LoraError
+from oxillama.gguf import GgufReader
+from oxillama.lora.file import read_gguf_lora
+from oxillama.lora.fit import fit
+from oxillama.lora.stack import Adapters
+from oxillama.model import architectures, load_model
+from tests.lora.made import merged, random_pair, write_lora
+from tests.model.invented import VOCAB, invent
+from tests.model.test_architectures import batch_of, memory_of
+
+IDS = (np.arange(23) * 37 % VOCAB).astype(np.int32)
+
+
+def rows_of(model, adapters=None, *, chunk=512):
+    """The program's rows for IDS: logits, or hidden rows where it has none."""
+    memory, out = memory_of(model, 2), []
+    for start in range(0, len(IDS), chunk):
+        batch = batch_of(
+            [(IDS[start : start + chunk], start, range(2))],
+            memory,
+            **({} if adapters is None else {"adapters": [adapters.factors]}),
+        )
+        output = "logits" if any(op.params.get("out") == -1 for op in model.tape.ops) else "hidden"
+        out.append(np.array(model.program.step(batch, memory, output=output)))
+    return np.concatenate(out)
+
+
+@pytest.mark.parametrize("arch", architectures())
+def test_an_adapter_of_every_matrix_equals_the_changed_model(arch, tmp_path):
+    reader = invent(tmp_path / "m.gguf", arch)
+    rng = np.random.default_rng(3)
+    matrices = {n: tuple(t.shape) for n, t in reader.tensors.items() if len(t.shape) > 1}
+    model = load_model(reader, num_threads=2)
+    products = {t.name for op in model.tape.ops for t in op.params.get("weights", ())}
+    first, second = {}, {}
+    for name, shape in matrices.items():
+        pair = random_pair(name, shape, 3, rng)
+        path = write_lora(tmp_path / "one.gguf", arch, {name: pair})
+        try:
+            fit(model, read_gguf_lora(path), "one")
+        except LoraError as error:
+            assert name in str(error)
+            assert name not in products
+            continue
+        first[name] = pair
+        second[name] = random_pair(name, shape, 17, rng)
+    assert products <= set(first)
+    files = [
+        read_gguf_lora(write_lora(tmp_path / f"{n}.gguf", arch, pairs, alpha=alpha))
+        for n, pairs, alpha in (("a", first, 6.0), ("b", second, 0.0))
+    ]
+    adapters = Adapters(zip([fit(model, each, each.label) for each in files], (0.5, -1.25)))
+    before = rows_of(model)
+    got = rows_of(model, adapters)
+    changed = merged(tmp_path / "merged.gguf", reader, [(first, 0.5 * 6.0 / 3), (second, -1.25)])
+    want = rows_of(load_model(GgufReader(changed), num_threads=2))
+    assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
+    assert np.abs(got - before).max() > 1e-2 * np.abs(want).max()
+    assert rows_of(model).tobytes() == before.tobytes()
+    assert rows_of(model, adapters, chunk=5).tobytes() == got.tobytes()
+    alone = load_model(GgufReader(tmp_path / "m.gguf"), num_threads=1)
+    again = Adapters(zip([fit(alone, each, each.label) for each in files], (0.5, -1.25)))
+    assert rows_of(alone, again).tobytes() == got.tobytes()

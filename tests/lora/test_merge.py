@@ -1,0 +1,96 @@
+"""`merge_lora` and the command line."""
+
+import numpy as np
+import pytest
+
+import oxillama
+from oxillama import ConfigError, LoraError
+from oxillama.cli import main
+from oxillama.cli.lora import file_and_scale
+from oxillama.gguf import GgufReader
+from oxillama.model.tensors import Tensor, unpacked
+from tests.lora.made import merged, random_pair, write_lora
+from tests.model.invented import invent
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+@pytest.mark.parametrize("arch", ["llama", "deepseek2"])
+def test_merged_weights_are_the_sums(arch, kind, tmp_path):
+    reader, rng = invent(tmp_path / "m.gguf", arch, kind=kind), np.random.default_rng(5)
+    names = [
+        n for n in reader.tensors if n.endswith(("exps.weight", "output.weight", "embd.weight"))
+    ]
+    pairs = {n: random_pair(n, tuple(reader.tensors[n].shape), 4, rng) for n in names}
+    write_lora(tmp_path / "a.gguf", arch, pairs, alpha=2.0)
+    told = oxillama.merge_lora(
+        tmp_path / "m.gguf", [(tmp_path / "a.gguf", 3.0)], tmp_path / "out.gguf"
+    )
+    assert set(told.changed) == set(names)
+    assert set(told.rounded) == ({n for n in names if reader.tensors[n].type_name == "Q8_0"})
+    with GgufReader(tmp_path / "out.gguf") as out:
+        want = GgufReader(merged(tmp_path / "want.gguf", reader, [(pairs, 3.0 * 2.0 / 4)]))
+        assert dict(out.metadata) == dict(reader.metadata)
+        assert list(out.tensors) == list(reader.tensors)
+        for name, info in out.tensors.items():
+            assert (info.type_name, info.shape) == (
+                reader.tensors[name].type_name,
+                reader.tensors[name].shape,
+            )
+            if name not in names:
+                assert bytes(out.data(name)) == bytes(reader.data(name))
+                continue
+            rows = int(np.prod(info.shape[:-1]))
+            found = unpacked(out, Tensor(name, info.type_name, (rows, info.shape[-1])))
+            wanted = unpacked(want, Tensor(name, "F32", (rows, info.shape[-1])))
+            error = np.abs(found - wanted).max()
+            assert error <= (0 if info.type_name == "F32" else np.abs(wanted).max() / 200)
+
+
+def test_merging_refuses_what_does_not_fit_and_writes_nothing(tmp_path):
+    reader, rng = invent(tmp_path / "m.gguf", "llama"), np.random.default_rng(5)
+    name = "blk.0.attn_q.weight"
+    good = {name: random_pair(name, tuple(reader.tensors[name].shape), 4, rng)}
+    wrong = {name: random_pair(name, (128, 63), 4, rng)}
+    write_lora(tmp_path / "good.gguf", "llama", good)
+    write_lora(tmp_path / "wrong.gguf", "llama", wrong)
+    model, out = tmp_path / "m.gguf", tmp_path / "out.gguf"
+    for adapters, target, error, told in (
+        ([("wrong.gguf", 1.0)], out, LoraError, "blk.0.attn_q.weight: factors"),
+        ([], out, ConfigError, "found none"),
+        ([("good.gguf", float("inf"))], out, ConfigError, "scale: found inf"),
+        ([("good.gguf", 1.0)], model, ConfigError, "is the base itself"),
+        ([("good.gguf", 1.0)], tmp_path / "good.gguf", ConfigError, "is the adapter"),
+    ):
+        before = model.read_bytes()
+        with pytest.raises(error, match=told):
+            oxillama.merge_lora(model, [(tmp_path / path, s) for path, s in adapters], target)
+        assert not out.exists() and model.read_bytes() == before
+
+
+def test_the_command_line_merges_and_adds(tmp_path, capsys):
+    with GgufReader(oxillama.embedded_path()) as reader:
+        arch, name = reader.metadata["general.architecture"], "blk.0.attn_q.weight"
+        pair = random_pair(name, tuple(reader.tensors[name].shape), 4, np.random.default_rng(5))
+    a, b = (pair[0] * 400, pair[1])
+    path = write_lora(tmp_path / "a:2.gguf", arch, {name: (a, b)}, alpha=4.0)
+    out = tmp_path / "out.gguf"
+    assert main(["merge-lora", str(oxillama.embedded_path()), f"{path}:0.5", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out}: 1 tensors changed, 1 of them quantised again\n"
+    with oxillama.load() as engine:
+        engine.apply_lora(path, 0.5)
+        want = engine.generate("Once", max_tokens=8, temperature=0.0).text
+        engine.loras.clear_loras()
+        assert engine.generate("Once", max_tokens=8, temperature=0.0).text != want
+    given = ["run", "-p", "Once", "--temp", "0", "-n", "8", "--lora", f"{path}:0.5"]
+    assert main(given) == 0
+    assert capsys.readouterr().out == f"Once{want}\n"
+    assert main([*given[:-1], str(tmp_path / "none.gguf")]) == 1
+    assert "no such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "given, want",
+    [("a.gguf", ("a.gguf", 1.0)), ("a.gguf:0.5", ("a.gguf", 0.5)), ("a:b", ("a:b", 1.0))],
+)
+def test_file_and_scale(given, want):
+    assert file_and_scale(given) == want

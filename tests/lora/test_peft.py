@@ -1,0 +1,132 @@
+"""PEFT folders: factors under the names of a Hugging Face model give the logits of the converted
+model whose weights have them added.
+"""
+
+import json
+import shutil
+import struct
+
+import numpy as np
+import pytest
+
+import oxillama
+from oxillama import LoraError
+from oxillama.convert import convert_folder
+from oxillama.convert.family import floats
+from oxillama.convert.folder import ModelFolder
+
+IDS = [1, 7, 3, 9, 4, 2, 8, 8, 5]
+CONFIG = {"peft_type": "LORA", "r": 4, "lora_alpha": 6, "bias": "none", "use_rslora": False}
+
+
+def write_safetensors(path, tensors):
+    header, at = {}, 0
+    for name, values in tensors.items():
+        header[name] = {
+            "dtype": "F32",
+            "shape": list(values.shape),
+            "data_offsets": [at, at + values.nbytes],
+        }
+        at += values.nbytes
+    told = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(told)) + told)
+        for values in tensors.values():
+            file.write(np.ascontiguousarray(values, np.float32).tobytes())
+
+
+def write_peft(folder, factors, **config):
+    folder.mkdir(exist_ok=True)
+    write_safetensors(
+        folder / "adapter_model.safetensors",
+        {f"base_model.model.{name}": values for name, values in factors.items()},
+    )
+    (folder / "adapter_config.json").write_text(json.dumps({**CONFIG, **config}))
+    return folder
+
+
+def is_embedding(name):
+    return name.endswith(("embed_tokens.weight", "wte.weight", "word_embeddings.weight"))
+
+
+def made_of(source, folder, scale=1.5, rank=4):
+    """(factors for PEFT, the folder of the model with their products added)."""
+    model, rng = ModelFolder(source), np.random.default_rng(2)
+    factors, changed = {}, {}
+    conv1d = model.architecture == "GPT2LMHeadModel"
+    for name, stored in model.tensors.items():
+        values = floats(stored).astype(np.float64)
+        if values.ndim == 2 and "norm" not in name and not name.endswith(("wpe.weight", ".bias")):
+            module = name.removesuffix(".weight")
+            rows, columns = values.T.shape if conv1d and "wte" not in name else values.shape
+            a = (rng.standard_normal((rank, columns)) * 0.1).astype(np.float32)
+            b = (rng.standard_normal((rows, rank)) * 0.1).astype(np.float32)
+            if is_embedding(name):
+                b, a = a.T, b.T  # (hidden, rank) and (rank, vocabulary)
+                factors |= {f"{module}.lora_embedding_A": a, f"{module}.lora_embedding_B": b}
+                values = values + scale * (a.T.astype(np.float64) @ b.T)
+            else:
+                factors |= {f"{module}.lora_A.weight": a, f"{module}.lora_B.weight": b}
+                product = scale * (b.astype(np.float64) @ a)
+                values = values + (product.T if conv1d else product)
+        changed[name] = values.astype(np.float32)
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
+    write_safetensors(folder / "model.safetensors", changed)
+    return factors
+
+
+@pytest.mark.parametrize(
+    "name", ["llama", "mistral", "mixtral", "qwen2", "qwen3", "gemma", "phi3", "gpt2", "gptneox"]
+)
+def test_factors_of_every_module_equal_the_changed_model(name, cases, tmp_path):
+    factors = made_of(cases / "hf" / name, tmp_path / "changed")
+    base = convert_folder(cases / "hf" / name, tmp_path / "base.gguf", "F32").path
+    changed = convert_folder(tmp_path / "changed", tmp_path / "changed.gguf", "F32").path
+    with oxillama.load(changed, num_threads=1, kv_type="f32") as engine:
+        want = engine.logits(IDS)
+    write_peft(tmp_path / "peft", factors)
+    with oxillama.load(base, num_threads=1, kv_type="f32") as engine:
+        before = engine.logits(IDS)
+        got = engine.logits(IDS, lora=tmp_path / "peft")
+        assert np.abs(got - want).max() <= 1e-4 * np.abs(want).max()
+        assert np.abs(got - before).max() > 0.05 * np.abs(want).max()
+        # rank-stabilised: alpha / sqrt(rank)
+        stable = write_peft(tmp_path / "stable", factors, use_rslora=True, lora_alpha=3)
+        again = engine.logits(IDS, lora=stable)
+        assert again.tobytes() == got.tobytes()
+
+
+def test_what_a_folder_asks_for_beyond_lora_is_refused_by_name(cases, tmp_path):
+    factors = made_of(cases / "hf" / "llama", tmp_path / "changed")
+    q = "model.layers.0.self_attn.q_proj"
+    a, b = factors[f"{q}.lora_A.weight"], factors[f"{q}.lora_B.weight"]
+    pair = {f"{q}.lora_A.weight": a, f"{q}.lora_B.weight": b}
+    nan = {**pair, f"{q}.lora_A.weight": a * np.float32(np.nan)}
+    with oxillama.load(cases / "arch" / "llama" / "f32.gguf", num_threads=1) as engine:
+        before = engine.logits(IDS)
+        for config, tensors, told in (
+            ({"peft_type": "IA3"}, pair, "peft_type: found 'IA3'"),
+            ({"use_dora": True}, pair, "use_dora: found True"),
+            ({"bias": "all"}, pair, "bias: found 'all'"),
+            ({"modules_to_save": ["lm_head"]}, pair, "modules_to_save"),
+            ({"r": 8}, pair, "factors of rank 4"),
+            ({"lora_alpha": None}, pair, "lora_alpha: found None"),
+            ({"some_new_option": 3}, pair, "some_new_option: found 3"),
+            ({}, {f"{q}.lora_A.weight": a}, "has only lora_A"),
+            ({}, {**pair, f"{q}.weight": b}, "is no factor of a module"),
+            ({}, {"model.other.lora_A.weight": a, "model.other.lora_B.weight": b}, "model.other"),
+            ({}, nan, "not finite"),
+            ({}, {**pair, f"{q}.lora_B.weight": b[:-16]}, "attn_q.weight: factors"),
+        ):
+            folder = write_peft(tmp_path / "peft", tensors, **config)
+            with pytest.raises(LoraError, match=told):
+                engine.apply_lora(folder)
+            assert not engine.loras.loaded
+        assert engine.logits(IDS).tobytes() == before.tobytes()
+        # a rank and alpha of its own
+        folder = write_peft(
+            tmp_path / "own", pair, r=9, rank_pattern={"q_proj": 4}, alpha_pattern={"q_proj": 6}
+        )
+        plain = write_peft(tmp_path / "plain", pair)
+        want = engine.logits(IDS, lora=plain)
+        assert engine.logits(IDS, lora=folder).tobytes() == want.tobytes()
