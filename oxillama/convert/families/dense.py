@@ -30,12 +30,12 @@ from oxillama.convert.shapes import (
 from oxillama.errors import ConvertError
 
 # Names that transformers gives most decoders.
-HEADS = {
+HEADS: dict[str, str | Rule] = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.{w}": "output_norm.{w}",
     "lm_head.{w}": "output.{w}",
 }
-LAYER = {
+LAYER: dict[str, str | Rule] = {
     "model.layers.{b}.input_layernorm.{w}": "blk.{b}.attn_norm.{w}",
     "model.layers.{b}.post_attention_layernorm.{w}": "blk.{b}.ffn_norm.{w}",
     "model.layers.{b}.self_attn.q_proj.{w}": "blk.{b}.attn_q.{w}",
@@ -48,7 +48,7 @@ LAYER = {
     "model.layers.{b}.mlp.up_proj.{w}": "blk.{b}.ffn_up.{w}",
     "model.layers.{b}.mlp.down_proj.{w}": "blk.{b}.ffn_down.{w}",
 }
-PLAIN = {**HEADS, **LAYER}
+PLAIN: dict[str, str | Rule] = {**HEADS, **LAYER}
 
 
 def bare(rules: Mapping[str, str | Rule]) -> dict[str, str | Rule]:
@@ -57,11 +57,11 @@ def bare(rules: Mapping[str, str | Rule]) -> dict[str, str | Rule]:
 
 
 # Files of these families hold q and k for a rotation of neighbours.
-PAIRED = {
+PAIRED: dict[str, str | Rule] = {
     "model.layers.{b}.self_attn.q_proj.{w}": Rule(("blk.{b}.attn_q.{w}",), paired_queries),
     "model.layers.{b}.self_attn.k_proj.{w}": Rule(("blk.{b}.attn_k.{w}",), paired_keys),
 }
-LLAMA = {**PLAIN, **PAIRED}
+LLAMA: dict[str, str | Rule] = {**PLAIN, **PAIRED}
 BUFFERS = (
     "model.layers.{b}.self_attn.rotary_emb.inv_freq",
     "model.rotary_emb.inv_freq",
@@ -75,7 +75,7 @@ def llama_keys(h: Hyper, k: Keys) -> None:
     k.u32("rope.dimension_count", h.head_dim)
 
 
-EXPERTS_W = {
+EXPERTS_W: dict[str, str | Rule] = {
     "model.layers.{b}.block_sparse_moe.gate.weight": "blk.{b}.ffn_gate_inp.weight",
     "model.layers.{b}.block_sparse_moe.experts.{e}.w1.weight": "blk.{b}.ffn_gate_exps.weight",
     "model.layers.{b}.block_sparse_moe.experts.{e}.w2.weight": "blk.{b}.ffn_down_exps.weight",
@@ -155,7 +155,7 @@ def baichuan(h: Hyper, k: Keys) -> None:
     k.u32("rope.dimension_count", h.hidden // h.heads)
 
 
-APERTUS = {
+APERTUS: dict[str, str | Rule] = {
     **PLAIN,
     "model.layers.{b}.attention_layernorm.weight": "blk.{b}.attn_norm.weight",
     "model.layers.{b}.feedforward_layernorm.weight": "blk.{b}.ffn_norm.weight",
@@ -273,7 +273,7 @@ def minicpm(h: Hyper, k: Keys) -> None:
     k.f32("logit_scale", h.hidden / h.number("dim_model_base"))
 
 
-MINICPM3 = {
+MINICPM3: dict[str, str | Rule] = {
     **{name: to for name, to in PLAIN.items() if "q_proj" not in name},
     "model.layers.{b}.self_attn.q_a_proj.{w}": "blk.{b}.attn_q_a.{w}",
     "model.layers.{b}.self_attn.q_a_layernorm.{w}": "blk.{b}.attn_q_a_norm.{w}",
@@ -404,7 +404,7 @@ def qwen3vl(h: Hyper, k: Keys) -> None:
 
 
 # Norms after attention and feed-forward, none before.
-NORMS_AFTER = {
+NORMS_AFTER: dict[str, str | Rule] = {
     **{name: to for name, to in PLAIN.items() if "input_layernorm" not in name},
     "model.layers.{b}.post_attention_layernorm.{w}": "blk.{b}.post_attention_norm.{w}",
     "model.layers.{b}.post_feedforward_layernorm.{w}": "blk.{b}.post_ffw_norm.{w}",
@@ -546,7 +546,7 @@ def starcoder2(h: Hyper, k: Keys) -> None:
     common(h, k)
 
 
-INTERNLM2 = {
+INTERNLM2: dict[str, str | Rule] = {
     "model.tok_embeddings.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
     "output.weight": "output.weight",

@@ -46,7 +46,7 @@ def _label_keys(h: Hyper, k: Keys) -> None:
             k.texts("classifier.output_labels", labels)
 
 
-BERT = {
+BERT: dict[str, str | Rule] = {
     "embeddings.word_embeddings.weight": "token_embd.weight",
     "embeddings.token_type_embeddings.weight": "token_types.weight",
     "embeddings.position_embeddings.weight": "position_embd.weight",
@@ -121,7 +121,7 @@ def _positions(x: np.ndarray, h: Hyper) -> np.ndarray:
     return x[_first_position(h) :]
 
 
-ROBERTA = {
+ROBERTA: dict[str, str | Rule] = {
     **BERT,
     "embeddings.position_embeddings.weight": Rule(("position_embd.weight",), _positions),
 }

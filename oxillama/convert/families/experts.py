@@ -33,7 +33,7 @@ from oxillama.convert.shapes import (
 )
 from oxillama.errors import ConvertError
 
-ROUTED = {
+ROUTED: dict[str, str | Rule] = {
     "model.layers.{b}.mlp.gate.weight": "blk.{b}.ffn_gate_inp.weight",
     "model.layers.{b}.mlp.gate.e_score_correction_bias": "blk.{b}.exp_probs_b.bias",
     "model.layers.{b}.mlp.experts.{e}.gate_proj.weight": "blk.{b}.ffn_gate_exps.weight",
@@ -45,12 +45,12 @@ ROUTED = {
     ),
     "model.layers.{b}.mlp.experts.down_proj": "blk.{b}.ffn_down_exps.weight",
 }
-SHARED = {
+SHARED: dict[str, str | Rule] = {
     f"model.layers.{{b}}.mlp.{name}.{part}_proj.weight": f"blk.{{b}}.ffn_{part}_shexp.weight"
     for name in ("shared_experts", "shared_expert", "shared_mlp")
     for part in ("gate", "up", "down")
 }
-SHARED_GATE = {
+SHARED_GATE: dict[str, str | Rule] = {
     "model.layers.{b}.mlp.shared_expert_gate.weight": "blk.{b}.ffn_gate_inp_shexp.weight"
 }
 
@@ -135,7 +135,7 @@ def mellum(h: Hyper, k: Keys) -> None:
     windows(h, k, pattern=True)
 
 
-GRANITE_EXPERTS = {
+GRANITE_EXPERTS: dict[str, str | Rule] = {
     "model.layers.{b}.block_sparse_moe.input_linear.weight": Rule(
         ("blk.{b}.ffn_gate_exps.weight", "blk.{b}.ffn_up_exps.weight"), halves
     ),
@@ -193,7 +193,7 @@ def gpt_oss(h: Hyper, k: Keys) -> None:
     k.u32("expert_feed_forward_length", h.integer("intermediate_size"))
 
 
-DEEPSEEK = {
+DEEPSEEK: dict[str, str | Rule] = {
     **HEADS,
     **{name: to for name, to in LAYER.items() if "k_proj" not in name and "v_proj" not in name},
     **ROUTED,

@@ -21,8 +21,8 @@ def _one_added(rules: dict) -> dict:
     }
 
 
-GEMMA = _one_added(PLAIN)
-GEMMA2 = _one_added({
+GEMMA: dict[str, str | Rule] = _one_added(PLAIN)
+GEMMA2: dict[str, str | Rule] = _one_added({
     **PLAIN,
     "model.layers.{b}.post_attention_layernorm.{w}": "blk.{b}.post_attention_norm.{w}",
     "model.layers.{b}.pre_feedforward_layernorm.{w}": "blk.{b}.ffn_norm.{w}",
@@ -122,7 +122,7 @@ def _padded(x: np.ndarray, h: Hyper) -> np.ndarray:
 
 
 # Inputs of each layer, which Gemma 3n and the small Gemma 4 have.
-LAYER_INPUTS = {
+LAYER_INPUTS: dict[str, str | Rule] = {
     "model.embed_tokens_per_layer.weight": Rule(("per_layer_token_embd.weight",), _padded),
     "model.per_layer_model_projection.weight": "per_layer_model_proj.weight",
     "model.per_layer_projection_norm.weight": "per_layer_proj_norm.weight",
@@ -130,7 +130,7 @@ LAYER_INPUTS = {
     "model.layers.{b}.per_layer_projection.weight": "blk.{b}.proj.weight",
     "model.layers.{b}.post_per_layer_input_norm.weight": "blk.{b}.post_norm.weight",
 }
-NORMS_AROUND = {
+NORMS_AROUND: dict[str, str | Rule] = {
     **PLAIN,
     "model.layers.{b}.post_attention_layernorm.weight": "blk.{b}.post_attention_norm.weight",
     "model.layers.{b}.pre_feedforward_layernorm.weight": "blk.{b}.ffn_norm.weight",

@@ -31,7 +31,7 @@ def _mixer(prefix: str) -> dict[str, str | Rule]:
     }
 
 
-BACKBONE = {
+BACKBONE: dict[str, str | Rule] = {
     "backbone.embeddings.weight": "token_embd.weight",
     "backbone.embedding.weight": "token_embd.weight",
     "backbone.norm_f.weight": "output_norm.weight",
