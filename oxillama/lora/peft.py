@@ -111,14 +111,14 @@ def read_peft_lora(folder: Path, base: GgufReader) -> LoraFile:
     scaled: dict[str, float] = {}
     experts: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {}
     hyper = _hyper(base, arch, label)
-    for module, (a, b) in modules.items():
+    for module, (a, b, embedding) in modules.items():
         rule, places = found[module]
         scale = _scale(config, module, a.shape[0], label)
         if a.shape[0] != b.shape[1]:
             raise LoraError(
                 f"{label}: {module}: found A {a.shape} and B {b.shape}, wanted one rank"
             )
-        if module.endswith("embed_tokens") or module.endswith("wte"):
+        if embedding:
             a, parts = np.ascontiguousarray(a.T), [b]
         else:
             parts = _rearranged(b, rule, hyper, f"{label}: {module}")
@@ -164,8 +164,10 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _modules(stored: Mapping[str, Stored], label: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """(A, B) of each module by its name in the model."""
+def _modules(
+    stored: Mapping[str, Stored], label: str
+) -> dict[str, tuple[np.ndarray, np.ndarray, bool]]:
+    """(A, B, whether of an embedding) of each module by its name in the model."""
     halves: dict[str, dict[str, np.ndarray]] = {}
     for name, tensor in stored.items():
         match = _NAME.match(name.removeprefix(_PREFIX))
@@ -177,13 +179,19 @@ def _modules(stored: Mapping[str, Stored], label: str) -> dict[str, tuple[np.nda
             )
         if 0 in tensor.data.shape:
             raise LoraError(f"{label}: {name}: found shape {tensor.data.shape}, wanted numbers")
-        halves.setdefault(match["module"], {})[match["half"][-1]] = floats(tensor)
+        halves.setdefault(match["module"], {})[match["half"]] = floats(tensor)
     for module, found in halves.items():
-        if len(found) != 2:
-            raise LoraError(f"{label}: {module}: has only lora_{next(iter(found))}, wanted both")
+        if set(found) not in ({"lora_A", "lora_B"}, {"lora_embedding_A", "lora_embedding_B"}):
+            raise LoraError(
+                f"{label}: {module}: has only {', '.join(sorted(found))}, wanted A and B"
+            )
     if not halves:
         raise LoraError(f"{label}: found no factors, wanted at least one pair")
-    return {module: (found["A"], found["B"]) for module, found in halves.items()}
+    made = {}
+    for module, found in halves.items():
+        a, b = sorted(found)
+        made[module] = (found[a], found[b], "embedding" in a)
+    return made
 
 
 def _families_of(arch: str, config: Mapping[str, Any]) -> list[Family]:

@@ -46,7 +46,7 @@ def write_peft(folder, factors, **config):
 
 
 def is_embedding(name):
-    return name.endswith(("embed_tokens.weight", "wte.weight", "word_embeddings.weight"))
+    return name.endswith(("embed_tokens.weight", "wte.weight", "embed_in.weight"))
 
 
 def made_of(source, folder, scale=1.5, rank=4):
