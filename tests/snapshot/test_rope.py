@@ -190,8 +190,8 @@ def test_sessions_are_bound_to_the_factors_of_short_or_of_long_sequences(tmp_pat
         data = short.snapshot()
         rest = short.generate(None, max_tokens=9, sampler=SEEDED).tokens
     with engine(64) as other:
-        other.restore(data)
-        assert other.generate(None, max_tokens=9, sampler=SEEDED).tokens == rest
+        session = other.restore(data)
+        assert other.generate([], max_tokens=9, sampler=SEEDED, session=session).tokens == rest
     with engine(65) as far:
         with pytest.raises(SnapshotIncompatible) as caught:
             far.restore(data)
