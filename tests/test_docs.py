@@ -10,10 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from oxillama import embedded_path
 from oxillama.cli import parser
+from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.quant import formats
 from tools.model_table import table
 
@@ -54,10 +56,24 @@ SHOWN = re.compile(r"^(oxillama [a-z].*)|^\| `(oxillama [a-z][^`]*)`", re.MULTIL
 LINKED = re.compile(r"\]\(([^):#]+)[^):]*\)")
 
 
+def write_adapter(path: Path) -> None:
+    """A low-rank adapter of the embedded model's first query projection."""
+    target = GgufReader(embedded_path())
+    rows, columns = target.tensors["blk.0.attn_q.weight"].shape
+    with GgufWriter(path, target.metadata["general.architecture"]) as file:
+        file.add("general.type", "adapter")
+        file.add("adapter.type", "lora")
+        file.add("adapter.lora.alpha", 4.0)
+        for name, shape in (("lora_a", (4, columns)), ("lora_b", (rows, 4))):
+            file.add_tensor(f"blk.0.attn_q.weight.{name}", np.full(shape, 0.01, np.float32))
+
+
 @pytest.mark.parametrize("block", [block for _, block in BLOCKS], ids=[name for name, _ in BLOCKS])
 def test_every_python_block_runs_in_an_interpreter_of_its_own(block, tmp_path):
     for name in ("model.gguf", "target.gguf", "draft.gguf"):
         shutil.copy(embedded_path(), tmp_path / name)
+    for name in ("style.gguf", "facts.gguf"):
+        write_adapter(tmp_path / name)
     done = subprocess.run(
         [sys.executable, "-c", block],
         cwd=tmp_path,
