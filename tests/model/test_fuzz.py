@@ -24,7 +24,7 @@ class Graph(Builder):
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
         self.arch, self.nodes, self.pages, self.slots = "fuzz", [], [], []
-        self.keys, self.embedding = Keys({}, "fuzz"), None
+        self.keys, self.embedding, self.causal = Keys({}, "fuzz"), None, True
         self.hidden, self.vocab_size = WIDTH, VOCAB
         self.weights: dict[str, np.ndarray] = {}
 
