@@ -132,7 +132,7 @@ class Listening:
         assert not self.thread.is_alive()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def listening():
     """A server on a socket with short time-outs and small limits."""
     made = Listening(
