@@ -65,6 +65,7 @@ _HOMES = {
         "PositionBeyondEnd",
         "QuantError",
         "QueueFull",
+        "NoNextToken",
         "RewindError",
         "RoundsExhausted",
         "SamplingError",

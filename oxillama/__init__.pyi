@@ -67,6 +67,7 @@ from oxillama.errors import InvalidSlot as InvalidSlot
 from oxillama.errors import LoraError as LoraError
 from oxillama.errors import ModelError as ModelError
 from oxillama.errors import ModelFingerprintMismatch as ModelFingerprintMismatch
+from oxillama.errors import NoNextToken as NoNextToken
 from oxillama.errors import NotSupported as NotSupported
 from oxillama.errors import OxillamaError as OxillamaError
 from oxillama.errors import PoolError as PoolError

@@ -106,6 +106,10 @@ class DamagedWeightsWarning(UserWarning):
     """The same, for results that callers already have."""
 
 
+class NoNextToken(EngineError):
+    """A model that is an encoder was asked for text or logits."""
+
+
 class RewindError(EngineError):
     """A past cannot be cut back to the position asked for; `NotSupported` and `PositionBeyondEnd`
     say why.

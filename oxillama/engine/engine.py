@@ -55,6 +55,7 @@ from oxillama.errors import (
     ConfigError,
     ContextError,
     EngineError,
+    NoNextToken,
     QueueFull,
     SnapshotIncompatible,
     WeightsDamaged,
@@ -292,7 +293,7 @@ class EngineCore:
             kind = {"rows": "logits", "extend": "prefill", "beams": "beam_generate"}.get(
                 request.kind, request.kind
             )
-            raise EngineError(
+            raise NoNextToken(
                 f"{kind}: {self._encoder} is an encoder, which has no next token; wanted embed, rerank or score"
             )
         found, most = len(request.session.tokens), self._scheduler.config.max_batch_tokens

@@ -16,6 +16,7 @@ from oxillama.errors import (
     GrammarError,
     ModelError,
     ModelFingerprintMismatch,
+    NoNextToken,
     OxillamaError,
     PoolError,
     QuantError,
@@ -171,6 +172,8 @@ def from_engine(error: BaseException, *, param: str | None = None) -> ApiError:
         )
     if isinstance(error, Cancelled):
         return ApiError(503, "the request was cancelled: the model is being unloaded")
+    if isinstance(error, NoNextToken):
+        return ApiError(400, message, param="model", code="generation_not_supported")
     if isinstance(error, EngineError):
         if "busy" in message or "a request is running on it" in message:
             return ApiError(409, message, param="session", code="session_busy")

@@ -1,23 +1,64 @@
-"""Scores of pairs of texts: the one place where routes meet what the engine has of rerankers. The
-engine runs none yet, so every model is refused by name.
-"""
+"""Scores of pairs of texts: the one place where routes meet the engine's rerankers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from oxillama.engine.embedding import PoolingMode
+from oxillama.engine.request import Request
+from oxillama.engine.reranking import pair_ids, scored_label
+from oxillama.errors import ConfigError
 from oxillama.server.calls import Call
+from oxillama.server.embeddings import Batch
 from oxillama.server.errors import ApiError
 from oxillama.server.models import Model
+from oxillama.server.work import Job
 
 
 async def scores(
     call: Call, model: Model, pairs: Sequence[tuple[str, str]]
 ) -> tuple[list[float], int]:
-    """(the relevance of each pair's second text to its first, tokens in all)."""
-    raise ApiError(
-        400,
-        f"model {model.name}: is no reranker, wanted one that scores pairs of texts",
-        param="model",
-        code="reranking_not_supported",
-    )
+    """(the relevance of each pair's second text to its first, tokens in all); 400 for a model
+    without a classifier, and for a pair longer than the context.
+    """
+    counts: list[int] = []
+    numbers: list[int] = []
+
+    def begin() -> Batch:
+        engine = model.engine
+        try:
+            numbers.append(scored_label(engine.opened.model, None))
+        except ConfigError as error:
+            raise ApiError(
+                400,
+                f"model {model.name}: is no reranker: {error}",
+                param="model",
+                code="reranking_not_supported",
+            ) from None
+        ids = []
+        for at, (query, document) in enumerate(pairs):
+            found = pair_ids(engine.tokenizer, model.metadata, query, document)
+            if len(found) > engine.context_size:
+                raise ApiError(
+                    400,
+                    f"documents[{at}]: {len(found)} tokens with the query, "
+                    f"the context holds {engine.context_size}",
+                    param=f"documents[{at}]",
+                    code="context_length_exceeded",
+                )
+            ids.append(found)
+        counts.append(sum(map(len, ids)))
+        begun: list[tuple[Request, Any]] = []
+        try:
+            for each in ids:
+                begun.append(engine.submit_embedding(each, pooling=PoolingMode.RANK))
+        except BaseException:
+            Batch(begun).cancel()
+            raise
+        return Batch(begun)
+
+    async with Job(call, model, param="documents") as job:
+        await job.begin(begin)
+        found = await job.results()
+    return [float(each[numbers[0]]) for each in found], counts[0]

@@ -1,0 +1,28 @@
+"""Reranking over HTTP: the scores are those of the engine, of any model with a classifier."""
+
+import oxillama
+from tests.server.conftest import asking
+
+QUERY, TEXTS = "the cat", ["a dog ran", "the cat sat", "birds"]
+
+
+def test_scores_are_those_of_the_engine(cases):
+    model = cases / "embed" / "bert_rerank" / "f32.gguf"
+    with oxillama.load(model) as engine:
+        wanted = engine.rerank(QUERY, TEXTS)
+        pairs = [engine.score(QUERY, text) for text in TEXTS]
+    with asking(model=str(model)) as server:
+        for path in ("/rerank", "/v1/rerank"):
+            found = server.client.post(path, json={"query": QUERY, "documents": TEXTS, "top_n": 2})
+            assert found.status_code == 200, found.text
+            results = found.json()["results"]
+            assert [(each["index"], each["relevance_score"]) for each in results] == [
+                (one.index, one.score) for one in wanted[:2]
+            ]
+            assert found.json()["usage"]["prompt_tokens"] > len(TEXTS)
+        found = server.client.post("/v1/score", json={"text_1": QUERY, "text_2": TEXTS})
+        assert [each["score"] for each in found.json()["data"]] == pairs
+        long = server.client.post("/rerank", json={"query": QUERY, "documents": ["cat " * 9000]})
+        assert (long.status_code, long.json()["error"]["param"]) == (400, "documents[0]")
+        refused = server.client.post("/v1/completions", json={"prompt": "x"})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "model")
