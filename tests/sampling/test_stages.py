@@ -111,7 +111,7 @@ def near_bound(d, name, numbers):
     return bool((np.abs(p - bound) < 1e-10 * bound).any()) or bound < 1e-300
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400, deadline=None, derandomize=True)
 @given(row_kinds, st.lists(one_stage, min_size=1, max_size=4), st.integers(0, 2**64 - 1))
 def test_chains_equal_the_definition(kind, chain, seed):
     logits = rows(*kind)
