@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import oxillama
-from oxillama.model import architectures
 from tests.conftest import CASES
 
 FOLDER = CASES / "lora"
@@ -20,9 +19,6 @@ def engine_of(base):
 
 @pytest.mark.parametrize("base", BASES)
 def test_logits_equal_those_of_merged_weights(base):
-    with oxillama.gguf.GgufReader(CASES / "arch" / base / "f32.gguf") as reader:
-        if reader.metadata["general.architecture"] not in architectures():
-            pytest.skip(f"{base}: its architecture is not registered")
     report = json.loads((FOLDER / base / "report.json").read_text())
     facts = np.load(FOLDER / base / "logits.npz")
     with engine_of(base) as engine:
