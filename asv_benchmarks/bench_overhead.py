@@ -8,7 +8,7 @@ import time
 
 from null_tape import null_core, start
 
-from oxillama.engine.scheduler import Scheduler, SchedulerConfig, Ticket
+from oxillama.engine.scheduler import ScheduleEntry, Scheduler, SchedulerConfig
 
 TOKENS = 2000
 
@@ -23,14 +23,14 @@ class SchedulerTick:
         config = SchedulerConfig(max_sequences=64, max_batch_sequences=64)
         self.scheduler = Scheduler(
             config,
-            admit=lambda ticket: True,
-            reserve=lambda ticket, length: True,
-            release=lambda ticket: None,
+            admit=lambda entry: True,
+            reserve=lambda entry, length: True,
+            release=lambda entry: None,
         )
         for _ in range(sequences):
-            self.scheduler.add(Ticket(1))
-        for ticket, _ in self.scheduler.schedule():
-            self.scheduler.decodes(ticket)
+            self.scheduler.add(ScheduleEntry(1))
+        for entry, _ in self.scheduler.schedule():
+            self.scheduler.start_decoding(entry)
 
     def time_tick(self, sequences: int) -> None:
         self.scheduler.schedule()

@@ -113,7 +113,7 @@ _HOMES = {
         "split_reasoning",
     ),
 }
-_ROOMS = (
+_MODULES = (
     "api",
     "capi",
     "embedded",
@@ -132,14 +132,14 @@ _ROOMS = (
 )
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = sorted([*_HOME, *_ROOMS, "__version__"])
+__all__ = sorted([*_HOME, *_MODULES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
     if home is not None:
         value = getattr(importlib.import_module(home), name)
-    elif name in _ROOMS:
+    elif name in _MODULES:
         value = importlib.import_module(f"oxillama.{name}")
     else:
         raise AttributeError(f"module 'oxillama' has no attribute {name!r}")

@@ -81,7 +81,7 @@ def load(
     """
     if file is not None:
         model_path = located(model_path, file=file)
-    engine = InferenceEngine(EngineConfig.of({"model_path": model_path, **config}, door="load"))
+    engine = InferenceEngine(EngineConfig.of({"model_path": model_path, **config}, function="load"))
     engine.load_model(progress=progress)
     return engine
 
@@ -99,7 +99,7 @@ def load_model_from_bytes(
         raise ConfigError(
             f"model_path: found {str(given['model_path'])!r} beside the bytes of a file, wanted one model"
         )
-    engine = InferenceEngine(EngineConfig.of(given, door="load_model_from_bytes"))
+    engine = InferenceEngine(EngineConfig.of(given, function="load_model_from_bytes"))
     engine.load_model_from_bytes(gguf_bytes, tokenizer_json)
     return engine
 
@@ -208,35 +208,35 @@ class InferenceEngine:
         prompt: Prompt | None,
         *,
         session: Session | None = None,
-        live: bool = False,
+        resumable: bool = False,
         **options: Unpack[GenerateOptions],
     ) -> Request | Siblings:
         """Start a generation and return at once; `result()`, iteration, `await`, `cancel()` are the
         request's.
 
         With a session the prompt is appended to it; a prompt of None goes on with the session, or
-        with the one used last, which this one is from now on where it is `live`, as those of
+        with the one used last, which this one is from now on where it is `resumable`, as those of
         `generate` and `stream` are. Going on, what options do not name stays as it was. With `n` or
         `best_of` above 1 the `Siblings` that share the prompt, whose result is a list.
         """
-        return self._begin(prompt, session=session, live=live, **options)
+        return self._begin(prompt, session=session, resumable=resumable, **options)
 
     def _begin(
         self,
         prompt: Prompt | None,
         *,
-        live: bool = False,
+        resumable: bool = False,
         session: Session | None = None,
         **options: Any,
     ) -> Request | Siblings:
-        """`submit`; live: a prompt of None goes on with it next, so that its session keeps what it
+        """`submit`; resumable: a prompt of None goes on with it next, so that its session keeps what it
         has evaluated.
         """
         make, wanted = self._asked(options)
-        if not live:
+        if not resumable:
             return self._submit(make, prompt, session, wanted)
         return self._loaded.follow(
-            self._submit(self._loaded.live.keeping(make), prompt, session, wanted)
+            self._submit(self._loaded.default_session.retaining(make), prompt, session, wanted)
         )
 
     def submit_each(
@@ -344,7 +344,7 @@ class InferenceEngine:
         found, many = separated(prompt)
         if many and (found or session is None):
             return all_finished(self.submit_each(found, session=session, **options))
-        return finished(self._begin(found, live=True, session=session, **options))
+        return finished(self._begin(found, resumable=True, session=session, **options))
 
     def stream(
         self,
@@ -357,7 +357,7 @@ class InferenceEngine:
         or forgetting it stops the work.
         """
         _only_one({**options})
-        return Stream(_single(self._begin(prompt, live=True, session=session, **options)))
+        return Stream(_single(self._begin(prompt, resumable=True, session=session, **options)))
 
     def beam_generate(
         self,
@@ -432,14 +432,14 @@ class InferenceEngine:
         """
         if stream:
             _only_one({**options})
-        request = self._begin_chat(messages, live=True, session=session, **options)
+        request = self._begin_chat(messages, resumable=True, session=session, **options)
         return Stream(_single(request)) if stream else finished(request)
 
     def submit_chat(
         self,
         messages: Iterable[Mapping[str, Any]],
         *,
-        live: bool = False,
+        resumable: bool = False,
         session: Session | None = None,
         **options: Unpack[ChatOptions],
     ) -> Request | Siblings:
@@ -450,13 +450,18 @@ class InferenceEngine:
         template teaches) and parallel_tool_calls go with `tools`, whose calls follow their schemas
         (see `toolcalls.ChatPlanner`); the completion has `content`, `reasoning`, `tool_calls`.
         """
-        return self._begin_chat(messages, live=live, session=session, **options)
+        return self._begin_chat(messages, resumable=resumable, session=session, **options)
 
     def _begin_chat(
-        self, messages: Any, *, live: bool = False, session: Session | None = None, **options: Any
+        self,
+        messages: Any,
+        *,
+        resumable: bool = False,
+        session: Session | None = None,
+        **options: Any,
     ) -> Request | Siblings:
         turn = self._loaded.chat.turn(messages, **options)
-        request = self._begin(turn.prompt, live=live, session=session, **turn.options)
+        request = self._begin(turn.prompt, resumable=resumable, session=session, **turn.options)
         for each in request.requests if isinstance(request, Siblings) else (request,):
             each.read, each.events = turn.read, turn.events
         return request
@@ -474,7 +479,7 @@ class InferenceEngine:
             messages, tools=tools, add_generation_prompt=add_generation_prompt, **variables
         )
 
-    # ---- logits and the live session
+    # ---- logits and the default session
     # ----------------------------------------------------------------------------------------
 
     def logits(self, ids: Sequence[int], *, lora: Any = None) -> np.ndarray:
@@ -498,12 +503,12 @@ class InferenceEngine:
         return core.keep(core.new_session(adapters=self._loaded.loras.resolve(lora)))
 
     def prefill(self, ids: Prompt, *, session: Session | None = None) -> np.ndarray:
-        """Append tokens to a session (the engine's live one); returns the logits after them,
+        """Append tokens to a session (the engine's default one); returns the logits after them,
         float32 (vocabulary,).
         """
-        core, live = self._loaded.core, self._loaded.live
-        with nullcontext() if session is not None else live.lock:
-            session = live.use() if session is None else core.check_session(session)
+        core, default = self._loaded.core, self._loaded.default_session
+        with nullcontext() if session is not None else default.lock:
+            session = default.use() if session is None else core.check_session(session)
             return core.extend(session, self._loaded.ids(ids, add_special=not len(session)))
 
     def forward_one(self, token: int, *, session: Session | None = None) -> np.ndarray:
@@ -511,16 +516,16 @@ class InferenceEngine:
         return self.prefill([token], session=session)
 
     def truncate(self, length: int) -> None:
-        """Forget the live session's tokens from `length` on."""
-        self._loaded.live.truncate(length)
+        """Forget the default session's tokens from `length` on."""
+        self._loaded.default_session.truncate(length)
 
     def reset(self) -> None:
-        """Forget the live session."""
-        self._loaded.live.reset()
+        """Forget the default session."""
+        self._loaded.default_session.reset()
 
     def kv_cache_seq_len(self) -> int:
-        """Tokens of the live session."""
-        return len(self._loaded.live.get())
+        """Tokens of the default session."""
+        return len(self._loaded.default_session.get())
 
     # ---- adapters
     # ------------------------------------------------------------------------------------------------------------
@@ -576,7 +581,7 @@ class InferenceEngine:
         progress: Progress | None = None,
         **config: Unpack[ConfigOptions],
     ) -> InferenceEngine:
-        """A new engine, as the one that took the snapshot was configured, whose live session goes
+        """A new engine, as the one that took the snapshot was configured, whose default session goes
         on where that one stood, bit for bit.
 
         model_path: the same model's file (or bytes), None for the embedded one. config: fields of
@@ -594,7 +599,7 @@ class InferenceEngine:
         try:
             for path in loras:
                 engine.load_lora(path)
-            engine._loaded.live.take(engine.restore(data, processors=processors))
+            engine._loaded.default_session.take(engine.restore(data, processors=processors))
         except BaseException:
             engine.close()
             raise

@@ -13,9 +13,9 @@ from typing import Any
 
 from oxillama.chat import TEMPLATE_KEY, Chat
 from oxillama.engine.config import EngineConfig
+from oxillama.engine.default_session import DefaultSession
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Options, Vocabulary
-from oxillama.engine.live import LiveSession
 from oxillama.engine.request import Request
 from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.siblings import Siblings
@@ -37,7 +37,7 @@ class Loaded:
     __slots__ = (
         "_chat",
         "_core",
-        "_live",
+        "_default_session",
         "_lock",
         "_loras",
         "_model",
@@ -52,7 +52,7 @@ class Loaded:
         self._core: EngineCore | None = None
         self._loras: LoraStack | None = None
         self._chat: Chat | None = None
-        self._live: LiveSession | None = None
+        self._default_session: DefaultSession | None = None
         self._recommended: SamplerConfig | None = None
         self._lock = threading.RLock()
 
@@ -70,7 +70,10 @@ class Loaded:
             before, self._core, old = self._core, opened.core, self._model
             self._model, self.vocabulary, self._chat = opened.model, opened.vocabulary, None
             retired, self._loras = self._loras, opened.loras
-            self._live, self._recommended = LiveSession(opened.core), opened.recommended
+            self._default_session, self._recommended = (
+                DefaultSession(opened.core),
+                opened.recommended,
+            )
         if before is not None:
             before.close()
         if retired is not None:
@@ -135,13 +138,13 @@ class Loaded:
         return words
 
     @property
-    def live(self) -> LiveSession:
+    def default_session(self) -> DefaultSession:
         """The session of prefill and forward_one, and the one used last."""
         self.core.check_waiter()  # whoever holds its lock may wait for a step
-        live = self._live
-        if live is None:
+        session = self._default_session
+        if session is None:
             raise EngineError("engine: has no model, call load_model first")
-        return live
+        return session
 
     @property
     def chat(self) -> Chat:
@@ -187,7 +190,7 @@ class Loaded:
         """The session used last; what it is wanted for is named where there is none: after several
         completions there is none either.
         """
-        recent = self.live.recent
+        recent = self.default_session.recent
         session = recent.session if isinstance(recent, Siblings) else recent
         if session is None:
             raise EngineError(f"{purpose}, wanted a prompt first")
@@ -195,8 +198,10 @@ class Loaded:
 
     def follow(self, request: Request | Siblings) -> Request | Siblings:
         """A request whose session a prompt of None goes on with."""
-        if self._live is not None:
-            self._live.recent = request if isinstance(request, Siblings) else request.session
+        if self._default_session is not None:
+            self._default_session.recent = (
+                request if isinstance(request, Siblings) else request.session
+            )
         return request
 
     def submit(
@@ -230,7 +235,7 @@ class Loaded:
             core.settle(session)
         with (
             nullcontext() if session is None else core.lock,
-            nullcontext() if session is None else session.as_it_was(),
+            nullcontext() if session is None else session.restored_on_error(),
         ):
             made = make(core, vocabulary, wanted, default=sampler, prompt=ids, session=session)
             requests = made.requests if isinstance(made, Siblings) else (made,)

@@ -45,7 +45,7 @@ def test_the_stub_names_what_the_package_has_from_where_it_is():  # tools/write_
         for alias in node.names
     }
     wanted = {name: home for home, names in oxillama._HOMES.items() for name in names}
-    assert found == {**wanted, **dict.fromkeys(oxillama._ROOMS, "oxillama")}
+    assert found == {**wanted, **dict.fromkeys(oxillama._MODULES, "oxillama")}
     assert {*found, "__version__"} == set(oxillama.__all__)
 
 
@@ -88,9 +88,11 @@ def test_a_checker_knows_the_types_and_refuses_what_would_be_refused(tmp_path):
 
 def test_the_public_face_is_clean():
     names = ["__init__.pyi", "api.py", "chat.py", "loaded.py", "opening.py", "recommended.py"]
-    engine = "arguments asynchronous batching beam config deadlines embedding engine generation "
-    engine += "harvest live metrics postprocess register request room rows scheduler session "
-    engine += "siblings stops together workers"
+    engine = (
+        "arguments allocator asynchronous batching beam config deadlines default_session embedding "
+    )
+    engine += "engine generation groups metrics output postprocess request rows scheduler session "
+    engine += "siblings stops tracker workers"
     names += [f"engine/{name}.py" for name in engine.split()]
     done = run(
         [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--follow-imports=silent"]

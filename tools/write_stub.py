@@ -15,7 +15,7 @@ def text() -> str:
     ]
     for home, names in sorted(oxillama._HOMES.items()):
         lines += [f"from {home} import {name} as {name}" for name in sorted(names)]
-    lines += [f"from oxillama import {name} as {name}" for name in sorted(oxillama._ROOMS)]
+    lines += [f"from oxillama import {name} as {name}" for name in sorted(oxillama._MODULES)]
     return "\n".join([*lines, "", "__version__: str", "__all__: list[str]", ""])
 
 

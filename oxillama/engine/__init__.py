@@ -9,12 +9,12 @@ no tensor is known here.
   session    Session: tokens, pages, sampler, grammar state, text: fork and truncate
   request    Request, Stream, Completion, Piece, Usage: what a caller holds
   stops      StopText: stop strings, never shown, not even their beginning
-  room       whose pages are whose: what requests, stored prefixes and idle sessions share
-  register   requests in flight: how one begins, and every end it may have
+  allocator  PageAllocator: divides pages among requests, stored prefixes and idle sessions
+  tracker    RequestTracker: requests in flight, how one begins and every end it may have
   generation Options, Vocabulary: from text and options to a request
   beam       BeamSearchConfig, BeamHypothesis: the likeliest continuations, found by sequences side by side
   siblings   several completions of one prompt
-  together   requests that are more than one sequence
+  groups     SequenceGroups: requests of more than one sequence
   arguments  what callers pass by keyword: types, other tools' names, numbers of any kind
   workers    threads beside the loop, for functions that callers bring
   deadlines  when the time of requests is over
@@ -24,13 +24,13 @@ no tensor is known here.
   workers      threads beside the loop
   rewind       what can go back to an earlier position
   batching     from a plan to the arrays of a step
-  harvest      what a finished step gives to whom
+  output       OutputProcessor: deals out the rows of a finished step
   postprocess  what follows from a row of logits
   asynchronous AsyncEngine: the same for asyncio
   raw        RawLoop and diagnose: the program without the engine
   embedding  PoolingMode and exact pooling over chunks
   reranking  how relevant documents are to a query
   rows       logits or hidden rows of every token of a text
-  live       LiveSession: the one conversation that an engine itself holds
+  default_session  DefaultSession: the conversation that an engine itself holds
   metrics    EngineMetrics, MetricsSnapshot
 """

@@ -57,7 +57,7 @@ class AsyncEngine:
                 for request in requests:
                     request.cancel()
                 raise
-        return await self.engine.submit(prompt, live=True, session=session, **options)
+        return await self.engine.submit(prompt, resumable=True, session=session, **options)
 
     async def _begun(
         self, prompt: Any, before: list[Request | Siblings], options: dict[str, Any]
@@ -76,7 +76,7 @@ class AsyncEngine:
         self, prompt: Any, *, session: Session | None = None, **options: Unpack[GenerateOptions]
     ) -> AsyncIterator[Piece]:
         """The pieces of a completion as they come."""
-        request = self.engine.submit(prompt, live=True, session=session, **options)
+        request = self.engine.submit(prompt, resumable=True, session=session, **options)
         async for piece in aiter(request):
             yield piece
 
@@ -102,7 +102,7 @@ class AsyncEngine:
         """The reply to a conversation; with `stream` its events as they come: `async for event in
         await engine.chat(..., stream=True)`.
         """
-        request = self.engine.submit_chat(messages, live=True, session=session, **options)
+        request = self.engine.submit_chat(messages, resumable=True, session=session, **options)
         return aiter(request) if stream else await request
 
     async def embed(

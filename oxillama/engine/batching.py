@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from oxillama.engine.scheduler import Ticket
+from oxillama.engine.scheduler import ScheduleEntry
 
 
 class Batcher:
@@ -24,14 +24,14 @@ class Batcher:
         )
         self._first = np.zeros(1, np.int32)
 
-    def __call__(self, plan: list[tuple[Ticket, int]]) -> tuple[Any, bool]:
+    def __call__(self, plan: list[tuple[ScheduleEntry, int]]) -> tuple[Any, bool]:
         """(what the program is given, whether the step is for hidden rows)."""
         tokens, positions, row_table = self._tokens, self._positions, self._row_table
         # one row: the common case, kept short
         if len(plan) == 1 and plan[0][1] == 1 and not plan[0][0].width:
-            ticket = plan[0][0]
-            session = ticket.owner.session
-            tokens[0], positions[0], row_table[0] = session.tokens[ticket.done], ticket.done, 0
+            entry = plan[0][0]
+            session = entry.owner.session
+            tokens[0], positions[0], row_table[0] = session.tokens[entry.done], entry.done, 0
             kv = session.kv
             more: dict[str, Any] = {} if kv.slot is None else {"slots": (kv.slot,)}
             adapted = getattr(session.adapters, "factors", None)
@@ -39,20 +39,20 @@ class Batcher:
                 more["adapters"] = (adapted,)
             return self._make(
                 tokens[:1], positions[:1], (kv.table,), row_table[:1], self._first, **more
-            ), ticket.hidden
+            ), entry.hidden
         at, hidden = 0, False
         tables: list[np.ndarray] = []
         slots: list[int | None] = []
         adapters: list[Any] = []  # of each table
         wanted: list[int] = []
-        for ticket, rows in plan:
-            request, start = ticket.owner, ticket.done
+        for entry, rows in plan:
+            request, start = entry.owner, entry.done
             session, end = request.session, at + rows
             adapted = getattr(session.adapters, "factors", None)
-            adapters.extend([adapted] * (rows if ticket.width else 1))
-            if ticket.width:
+            adapters.extend([adapted] * (rows if entry.width else 1))
+            if entry.width:
                 for row, beam in enumerate(
-                    request.beams.sessions[ticket.part : ticket.part + rows], at
+                    request.beams.sessions[entry.part : entry.part + rows], at
                 ):
                     tokens[row], positions[row], row_table[row] = (
                         beam.tokens[start],
@@ -61,7 +61,7 @@ class Batcher:
                     )
                     tables.append(beam.kv.table)
                     slots.append(beam.kv.slot)
-                wanted.extend(range(at, end) if start + 1 == ticket.length else ())
+                wanted.extend(range(at, end) if start + 1 == entry.length else ())
                 at = end
                 continue
             if rows == 1:
@@ -69,8 +69,8 @@ class Batcher:
             else:
                 tokens[at:end] = (
                     session.tokens[start : start + rows]
-                    if start + rows <= ticket.length
-                    else session.tokens[start:] + list(ticket.draft[: start + rows - ticket.length])
+                    if start + rows <= entry.length
+                    else session.tokens[start:] + list(entry.draft[: start + rows - entry.length])
                 )
                 positions[at:end] = (
                     range(start, start + rows) if rows < 8 else np.arange(start, start + rows)
@@ -78,12 +78,12 @@ class Batcher:
                 row_table[at:end] = len(tables)
             tables.append(session.kv.table)
             slots.append(session.kv.slot)
-            if ticket.every_row:
+            if entry.every_row:
                 wanted.extend(range(at + max(0, request.delivered - start), end))
-                hidden |= ticket.hidden
-            elif start + rows >= ticket.length:
-                wanted.extend(range(at + ticket.length - 1 - start, end))
-                hidden |= ticket.hidden
+                hidden |= entry.hidden
+            elif start + rows >= entry.length:
+                wanted.extend(range(at + entry.length - 1 - start, end))
+                hidden |= entry.hidden
             at = end
         more = {} if slots[0] is None else {"slots": slots}
         if any(each is not None for each in adapters):

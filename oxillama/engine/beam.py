@@ -38,7 +38,7 @@ from oxillama.engine.session import Session
 from oxillama.errors import ConfigError, SamplingError
 from oxillama.sampling import SamplerConfig, token_logprobs
 
-_HEARD = (
+_SUPPORTED = (
     "lora",
     "grammar",
     "json_schema",
@@ -252,27 +252,27 @@ class BeamSearch:
         self.feed(0, row)
         return self.step()
 
-    def stand(self, ticket: Any) -> None:
-        """Write into a ticket how the beams stand: side by side, with one token that is not
+    def update_entry(self, entry: Any) -> None:
+        """Write into an entry how the beams stand: side by side, with one token that is not
         evaluated yet, or more after a preemption.
         """
-        ticket.width, ticket.length = len(self.beams), len(self.root.tokens) + self.drawn
+        entry.width, entry.length = len(self.beams), len(self.root.tokens) + self.drawn
 
-    def took(self, ticket: Any, rows: int, out: np.ndarray) -> bool:
+    def feed_rows(self, entry: Any, rows: int, out: np.ndarray) -> bool:
         """The next `rows` beams have had their row of a turn, with logits `out` (rows, vocab) if it
         was of the last token.
 
         True when all beams have the logits they go on from.
         """
-        for index, row in enumerate(out, ticket.part):
+        for index, row in enumerate(out, entry.part):
             self.feed(index, row)
-        ticket.part += rows
-        if ticket.part < ticket.width:
+        entry.part += rows
+        if entry.part < entry.width:
             return False
-        ticket.part, ticket.done = 0, ticket.done + 1
+        entry.part, entry.done = 0, entry.done + 1
         for session in self.sessions:
-            session.kv.length = ticket.done
-        return ticket.done == ticket.length
+            session.kv.length = entry.done
+        return entry.done == entry.length
 
     def feed(self, index: int, row: np.ndarray) -> None:
         """The logits (vocab,) after beam number `index`: remember its best tokens."""
@@ -455,7 +455,7 @@ def make_beams(
     sampler asked for must be greedy otherwise.
     """
     for each in fields(Options):
-        if each.name not in _HEARD and getattr(options, each.name) != each.default:
+        if each.name not in _SUPPORTED and getattr(options, each.name) != each.default:
             wanted = (
                 "max_new_tokens of BeamSearchConfig"
                 if each.name == "max_tokens"

@@ -109,7 +109,7 @@ class EngineConfig:
             object.__setattr__(self, name, value)
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], *, door: str) -> EngineConfig:
+    def of(cls, given: Mapping[str, Any], *, function: str) -> EngineConfig:
         """A config from the keyword arguments of `load` and its kin, under our names or llama.cpp's
         (n_ctx, n_threads); ConfigError names an unknown one.
 
@@ -124,7 +124,7 @@ class EngineConfig:
         own, known = renamed(as_there, CONFIG_NAMES), {field.name for field in fields(cls)}
         for name in own:
             if name not in known:
-                raise unknown(name, known | set(CONFIG_NAMES), place=f"argument of {door}")
+                raise unknown(name, known | set(CONFIG_NAMES), place=f"argument of {function}")
         return cls(**own)
 
     def to_dict(self) -> dict[str, Any]:

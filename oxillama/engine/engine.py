@@ -35,20 +35,20 @@ from typing import Any, Literal
 
 import numpy as np
 
+from oxillama.engine.allocator import PageAllocator
 from oxillama.engine.batching import Batcher
 from oxillama.engine.deadlines import Deadlines
-from oxillama.engine.harvest import Harvest
 from oxillama.engine.metrics import EngineMetrics, MetricsSnapshot
+from oxillama.engine.output import OutputProcessor
 from oxillama.engine.pages import KvCachePool, PagedKvCache
 from oxillama.engine.prefix import PrefixKvCache
-from oxillama.engine.register import Register
 from oxillama.engine.request import Request
 from oxillama.engine.rewind import rewindable
-from oxillama.engine.room import Room
-from oxillama.engine.scheduler import Scheduler, SchedulerConfig, State, Ticket
+from oxillama.engine.scheduler import ScheduleEntry, Scheduler, SchedulerConfig, State
 from oxillama.engine.session import Session
 from oxillama.engine.speculation import Speculator
 from oxillama.engine.states import SequenceState, SsmStatePool
+from oxillama.engine.tracker import RequestTracker
 from oxillama.engine.workers import Workers
 from oxillama.errors import (
     Cancelled,
@@ -115,7 +115,7 @@ class EngineCore:
         if prefix is not None and self.states is not None:
             prefix = {**prefix, "stateful": True, "alive": lambda mark: mark.data is not None}
         self.prefix = PrefixKvCache(self.pool, **prefix) if prefix is not None else None
-        self.room = Room(self.pool, self.prefix, self.counters.queue)
+        self.allocator = PageAllocator(self.pool, self.prefix, self.counters.queue)
         # pages, sessions, requests; the loop lets go of it during a step
         self.lock = threading.RLock()
         self.step_lock = threading.Lock()  # the program: one step at a time
@@ -125,25 +125,25 @@ class EngineCore:
         self.adapters: Callable[[], Any] = tuple
         self.snapshots: Any = None  # given by whoever knows the model's file
         self._flag = flag
-        room = self.room
+        allocator = self.allocator
         self._scheduler = Scheduler(
             scheduler or SchedulerConfig(),
-            admit=room.admit,
-            reserve=room.reserve,
-            release=room.release,
+            admit=allocator.admit,
+            reserve=allocator.reserve,
+            release=allocator.release,
         )
-        room.scheduler = self._scheduler
-        self._register = Register(
-            self.pool, room, self._scheduler, self.counters, program.vocab_size, self._run
+        allocator.scheduler = self._scheduler
+        self._tracker = RequestTracker(
+            self.pool, allocator, self._scheduler, self.counters, program.vocab_size, self._run
         )
-        self._register.whole = encoder is not None
+        self._tracker.whole = encoder is not None
         # (function, request, ...) for the loop to call
         self._inbox: SimpleQueue = SimpleQueue()
         self._workers = Workers()
         self._deadlines = Deadlines(self._expire)
-        self._harvest = Harvest(
-            room,
-            self._register,
+        self._output = OutputProcessor(
+            allocator,
+            self._tracker,
             self._scheduler,
             self.counters,
             context_size=context_size,
@@ -154,7 +154,7 @@ class EngineCore:
         self._stalled = False  # nothing can be planned before something comes into the inbox
         self._thread: threading.Thread | None = None
         self._failure: EngineError | None = None
-        self._plan: list[tuple[Ticket, int]] = []
+        self._plan: list[tuple[ScheduleEntry, int]] = []
         # given by the caller that knows what may draft; None: nothing speculates
         self.speculator: Speculator | None = None
         self._closed = False
@@ -192,7 +192,7 @@ class EngineCore:
         """Raise EngineError where waiting for a step would never end: in the loop itself, and where
         this thread holds the steps back.
         """
-        if threading.current_thread() is self._thread or self._workers.mine:
+        if threading.current_thread() is self._thread or self._workers.current:
             raise EngineError(
                 "engine: its own loop (a processor, a listener) would wait for itself, wanted another thread"
             )
@@ -232,7 +232,7 @@ class EngineCore:
 
     def request(self, session: Session, *, kind: str = "generate") -> Request:
         """A request to be filled in and handed to `submit`."""
-        return Request(session, kind=kind, cancel=self._cancel, may_wait=self.check_waiter)
+        return Request(session, kind=kind, cancel=self._cancel, check_waiter=self.check_waiter)
 
     def submit(self, request: Request) -> Request:
         """Give a request to the loop; its session is busy until the request ends."""
@@ -264,13 +264,13 @@ class EngineCore:
                 _RUNNING.add(self)
             for each in (request, *request.siblings):
                 each.session.busy = True
-                self._register.in_flight.add(each)
+                self._tracker.in_flight.add(each)
                 each.submitted_at = time.perf_counter()
                 self.counters.started += 1
         for each in (request, *request.siblings):
             if each.timeout is not None:
                 self._deadlines.add(each, each.timeout)
-        self._inbox.put((self._harvest.begin, request))
+        self._inbox.put((self._output.begin, request))
         # the loop may have ended between the check and the inbox
         if self._failure is not None or self._closed:
             self._abandon()
@@ -278,7 +278,7 @@ class EngineCore:
 
     def _check_queue(self, more: int) -> None:
         """Raise QueueFull where so many more requests would be beyond the scheduler's bound."""
-        limits, flying = self._scheduler.config, len(self._register.in_flight)
+        limits, flying = self._scheduler.config, len(self._tracker.in_flight)
         if limits.max_waiting is None or flying + more <= limits.max_sequences + limits.max_waiting:
             return
         self.counters.refused += more
@@ -309,7 +309,7 @@ class EngineCore:
         forgotten.
         """
         with self.lock:
-            self.room.keep(session)
+            self.allocator.keep(session)
         return session
 
     def drop(self, session: Session) -> None:
@@ -317,7 +317,7 @@ class EngineCore:
         with self.lock:
             if session.busy:
                 raise EngineError(_BUSY)
-            self.room.sessions.pop(session, None)
+            self.allocator.sessions.pop(session, None)
             session.kv.release()
 
     def saved(self) -> Any:
@@ -348,7 +348,7 @@ class EngineCore:
         """
         for request in [
             each
-            for each in tuple(self._register.in_flight)
+            for each in tuple(self._tracker.in_flight)
             if each.session is session and each.stopping
         ]:
             request.wait()
@@ -375,7 +375,7 @@ class EngineCore:
         ids = list(ids)
         if not ids:
             raise ContextError("prefill: found no tokens, wanted 1 or more")
-        with self.lock, session.as_it_was():
+        with self.lock, session.restored_on_error():
             before = len(session)
             if before + len(ids) > self.context_size:
                 raise ContextError(
@@ -408,7 +408,7 @@ class EngineCore:
             prefix, scheduler, leaked = (
                 self.prefix,
                 self._scheduler,
-                self.room.leaked(self._register.in_flight),
+                self.allocator.leaked(self._tracker.in_flight),
             )
             return self.counters.freeze(
                 requests_preempted_total=scheduler.preemptions,
@@ -432,7 +432,7 @@ class EngineCore:
         with self.step_lock, self.lock:  # in the loop's own order
             if self.prefix is not None:
                 self.prefix.clear()
-            self.room.collect()
+            self.allocator.collect()
             self.pool.shrink_to_fit()
 
     def close(self) -> None:
@@ -459,10 +459,10 @@ class EngineCore:
         mine = thread is threading.current_thread() or self.held_by == threading.get_ident()
         # another engine's draft may be in a step over these pages
         with nullcontext() if mine else self.step_lock, self.lock:
-            for session in list(self.room.sessions):
-                self.room.sessions.pop(session)
+            for session in list(self.allocator.sessions):
+                self.allocator.sessions.pop(session)
                 session.kv.release()
-            self.room.collect()
+            self.allocator.collect()
             if self.prefix is not None:
                 self.prefix.clear()
             self.pool.shrink_to_fit()
@@ -516,20 +516,20 @@ class EngineCore:
 
     def _tick(self) -> None:
         """One step, from the plan to the callers."""
-        if self._register.wanting:
+        if self._tracker.undrafted:
             self._draft()
         with self.lock:
             plan = self._scheduler.schedule()
             if not plan:
-                self._register.end_starved()
+                self._tracker.end_starved()
                 self._stalled = self._scheduler.parked > 0
                 return
             self._plan = plan
             batch, hidden = self._batch(plan)
             self._flag.clear()
-            if self._closed or any(ticket.owner.stopping for ticket, _ in plan):
+            if self._closed or any(entry.owner.stopping for entry, _ in plan):
                 self._plan = []
-                self._register.end_stopped()
+                self._tracker.end_stopped()
                 return
         start = time.perf_counter()
         try:
@@ -539,23 +539,23 @@ class EngineCore:
                 )
                 now = time.perf_counter()
                 with self.lock:
-                    self._harvest.reap(plan, out, start, now, usual=self.program.usual)
+                    self._output.process(plan, out, start, now, representative=self.program.usual)
                     self._plan = []
         except Cancelled:
             with self.lock:
                 self._plan = []
-                self._register.end_stopped()
+                self._tracker.end_stopped()
                 if self.states is not None:
                     self._evaluate_again(plan)
 
-    def _evaluate_again(self, plan: list[tuple[Ticket, int]]) -> None:
+    def _evaluate_again(self, plan: list[tuple[ScheduleEntry, int]]) -> None:
         """A stopped step left the recurrent state of its other requests undefined: they begin again,
         from stored checkpoints where there are any.
         """
-        for ticket, _ in plan:
-            if ticket.owner in self._register.in_flight:
-                self.room.release(ticket)
-                self._register.restart(ticket.owner)
+        for entry, _ in plan:
+            if entry.owner in self._tracker.in_flight:
+                self.allocator.release(entry)
+                self._tracker.restart(entry.owner)
 
     def _survive(self, refused: MemoryError) -> None:
         """Memory was refused: the requests it was wanted for end of that. They are those of a
@@ -567,26 +567,24 @@ class EngineCore:
             asking, plan = scheduler.asking, self._plan
             scheduler.asking, self._plan, self._command = None, [], None
             if command is not None:
-                self._register.end_step(command[1:2], refused)
+                self._tracker.end_step(command[1:2], refused)
                 return
-            tickets = [ticket for ticket, _ in plan] or ([asking] if asking is not None else [])
-            tickets = tickets or [*scheduler.prefilling, *scheduler.decoding]
-            self._register.end_step(
-                [each.owner for each in tickets or list(scheduler.waiting)], refused
+            entries = [entry for entry, _ in plan] or ([asking] if asking is not None else [])
+            entries = entries or [*scheduler.prefilling, *scheduler.decoding]
+            self._tracker.end_step(
+                [each.owner for each in entries or list(scheduler.waiting)], refused
             )
 
     def _draft(self) -> None:
         """Candidates for the requests that want them. Not under the lock: a draft model takes its
         time, and what it reads is the loop's alone.
         """
-        register, speculator = self._register, self.speculator
-        wanting, register.wanting = register.wanting, {}
+        tracker, speculator = self._tracker, self.speculator
+        wanting, tracker.undrafted = tracker.undrafted, {}
         # one that waits for a function of its own is asked for once that has returned
-        register.wanting = {each: None for each in wanting if each.ticket.parked}
+        tracker.undrafted = {each: None for each in wanting if each.entry.parked}
         requests = [
-            each
-            for each in wanting
-            if each.ticket.state is State.DECODING and not each.ticket.parked
+            each for each in wanting if each.entry.state is State.DECODING and not each.entry.parked
         ]
         if speculator is None or not rewindable(self.memory):  # a row at a time
             for request in requests:
@@ -597,12 +595,12 @@ class EngineCore:
             requests,
             sequences=len(self._scheduler.decoding),
             prefilled=self.counters.prefilled,
-            parking=self._harvest.parked,
+            parking=self._output.park,
         ):
             # else they end as cancelled, whatever a draft that was closed with this engine says
             if not self._closed:
                 with self.lock:
-                    self._register.end(request, None, error)
+                    self._tracker.end(request, None, error)
 
     def beside_loop(self, call: Callable[[], None]) -> None:
         """Run `call()`, which must not raise, in a thread beside the loop."""
@@ -628,10 +626,10 @@ class EngineCore:
     def _stop(self, request: Request, reason: str) -> None:
         request.stopping = request.stopping or reason
         plan = self._plan
-        own = sum(rows for ticket, rows in plan if ticket.owner is request)
+        own = sum(rows for entry, rows in plan if entry.owner is request)
         if 2 * own >= sum(rows for _, rows in plan) > 0:
             self._flag.set()
-        self._inbox.put((self._register.end, request, request.stopping))
+        self._inbox.put((self._tracker.end, request, request.stopping))
 
     def _run(self, call: Callable[[], None]) -> None:
         """Run a function of a caller beside the loop, once nobody waits for it any more."""
@@ -666,18 +664,18 @@ class EngineCore:
             )
             failure.__cause__ = error
         self._failure = failure
-        self._register.end_all(failure)
+        self._tracker.end_all(failure)
 
     def _abandon(self) -> None:
         """Requests that the loop will not come to any more."""
         with self.lock:
             thread = self._thread
             if self._failure is not None:
-                self._register.end_all(self._failure)
+                self._tracker.end_all(self._failure)
             elif self._closed and (
                 thread is None or not thread.is_alive() or thread is threading.current_thread()
             ):
-                self._register.end_all(None)
+                self._tracker.end_all(None)
 
 
 def _raise(error: BaseException) -> None:

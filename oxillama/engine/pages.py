@@ -252,7 +252,7 @@ class PagedKvCache:
             raise PositionBeyondEnd(f"rewind: found position {length}, wanted 0 to {self.length}")
         self.truncate(length)
 
-    def lend(self) -> list[int]:
+    def shareable_pages(self) -> list[int]:
         """The pages, for somebody who takes shares of them; the next `reserve` looks at owners
         again.
         """
@@ -278,7 +278,7 @@ class PagedKvCache:
             raise PoolError(f"fork: found length {length}, wanted 0 to {self.length}")
         twin = PagedKvCache(self.pool)
         twin.length = length
-        twin.pages = self.lend()[: -(-length // self.pool.page_size)]
+        twin.pages = self.shareable_pages()[: -(-length // self.pool.page_size)]
         self.pool.share_all(twin.pages)
         return twin
 

@@ -127,12 +127,12 @@ def _shift(request: Request) -> bool:
     keep, session = request.shift_keep, request.session
     if keep is None:
         return False
-    drop_half(session, keep)
+    shift_context(session, keep)
     request.shifts += 1
     return True
 
 
-def drop_half(session: Session, keep: int) -> None:
+def shift_context(session: Session, keep: int) -> None:
     """Forget the older half of the tokens after the first `keep`; those that moved will be
     evaluated again, at their new positions.
     """

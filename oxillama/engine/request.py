@@ -157,10 +157,10 @@ class Request:
         "_done",
         "_listeners",
         "_lock",
-        "_may_wait",
-        "_outside",
+        "_check_waiter",
+        "_worker_listeners",
         "_pid",
-        "_telling",
+        "_listener_lock",
         "admitted_at",
         "beams",
         "before",
@@ -172,7 +172,7 @@ class Request:
         "events",
         "finish_reason",
         "first_at",
-        "follows",
+        "prefix_source",
         "generated",
         "hidden",
         "kind",
@@ -181,7 +181,7 @@ class Request:
         "max_tokens",
         "min_tokens",
         "on_rows",
-        "owed",
+        "pending_calls",
         "owner",
         "pieces",
         "priority",
@@ -198,12 +198,12 @@ class Request:
         "stopping",
         "submitted_at",
         "takes_forced",
-        "ticket",
+        "entry",
         "timeout",
         "token_at",
         "truncated",
         "value",
-        "waits_for",
+        "awaited_call",
     )
 
     def __init__(
@@ -212,9 +212,9 @@ class Request:
         *,
         kind: str = "generate",
         cancel: Callable[[Request], None],
-        may_wait: Callable[[], None] = lambda: None,
+        check_waiter: Callable[[], None] = lambda: None,
     ) -> None:
-        """may_wait: raises where whoever asks would wait for itself."""
+        """check_waiter: raises where whoever asks would wait for itself."""
         self.session = session
         # that the session's draws began from
         self.seed: int | None = None if session.sampler is None else session.sampler.seed
@@ -253,19 +253,21 @@ class Request:
         self.priority = 0  # the lower number goes first
         self.timeout: float | None = None  # seconds from submit
         # the call beside the loop that its next token waits for
-        self.waits_for: object = None
-        self.owed = 0  # calls of listeners beside the loop that are to come
+        self.awaited_call: object = None
+        self.pending_calls = 0  # calls of listeners beside the loop that are to come
         self.read: Callable[[Completion], Completion] | None = None  # reads a chat's reply
         # makes a reader of the pieces of a chat's reply
         self.events: Callable[[], Any] | None = None
-        self.ticket: Any = None
-        self.follows: tuple | None = None
+        self.entry: Any = None
+        self.prefix_source: tuple | None = None
         self.submitted_at = self.admitted_at = self.first_at = self.token_at = self.ended_at = 0.0
-        self._cancel, self._may_wait = cancel, may_wait
+        self._cancel, self._check_waiter = cancel, check_waiter
         self._done = threading.Event()
         self._listeners: tuple[Callable[[], None], ...] = ()
-        self._outside: tuple[Callable[[], None], ...] = ()  # listeners that run beside the loop
-        self._telling = threading.Lock()  # one call of those at a time
+        self._worker_listeners: tuple[
+            Callable[[], None], ...
+        ] = ()  # listeners that run beside the loop
+        self._listener_lock = threading.Lock()  # one call of those at a time
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -275,9 +277,11 @@ class Request:
         return self.stopping == "cancelled"
 
     @property
-    def outside(self) -> bool:
+    def has_callbacks(self) -> bool:
         """Whether Python functions of its caller run between its tokens, beside the loop."""
-        return bool(self._outside or (self.session.sampler and self.session.sampler.processors))
+        return bool(
+            self._worker_listeners or (self.session.sampler and self.session.sampler.processors)
+        )
 
     @property
     def done(self) -> bool:
@@ -298,7 +302,7 @@ class Request:
         self.check_process()
         check_timeout(timeout)
         if not self._done.is_set():
-            self._may_wait()
+            self._check_waiter()
         if not self._done.wait(
             None if timeout is None else min(max(timeout, 0), threading.TIMEOUT_MAX)
         ):
@@ -320,7 +324,7 @@ class Request:
         """Wait for the end, whatever it is; at once for a request that was never submitted."""
         self.check_process()
         if self.submitted_at and not self._done.is_set():
-            self._may_wait()
+            self._check_waiter()
             self._done.wait()
 
     def __iter__(self) -> Iterator[Piece]:
@@ -345,18 +349,20 @@ class Request:
             if in_loop:
                 self._listeners = (*self._listeners, listener)
             else:
-                self._outside = (*self._outside, listener)
+                self._worker_listeners = (*self._worker_listeners, listener)
 
     def unlisten(self, listener: Callable[[], None]) -> None:
         """No longer call `listener`."""
         with self._lock:
             self._listeners = tuple(each for each in self._listeners if each != listener)
-            self._outside = tuple(each for each in self._outside if each != listener)
+            self._worker_listeners = tuple(
+                each for each in self._worker_listeners if each != listener
+            )
 
     def push(self, text: str) -> None:
         """A piece of text, from the loop."""
         self.pieces.append((text, len(self.generated)))
-        self.owed += bool(self._outside)
+        self.pending_calls += bool(self._worker_listeners)
         for listener in self._listeners:
             try:
                 listener()
@@ -364,30 +370,30 @@ class Request:
                 self.unlisten(listener)
                 raise
 
-    def tell(self) -> None:
+    def run_listeners(self) -> None:
         """The calls of listeners that are owed, in a thread beside the loop."""
-        with self._telling:
-            while self.owed:
-                self.owed -= 1
-                for listener in self._outside:
+        with self._listener_lock:
+            while self.pending_calls:
+                self.pending_calls -= 1
+                for listener in self._worker_listeners:
                     try:
                         listener()
                     except BaseException:
                         self.unlisten(listener)
                         raise
 
-    def tell_end(self) -> None:
+    def run_end_listeners(self) -> None:
         """The last call of those listeners, and what is still owed to them: too late for the
         request, so what they raise is nobody else's business.
         """
-        with self._telling:
-            owed, self.owed = self.owed + 1, 0
-            for _ in range(owed):
-                for listener in self._outside:
+        with self._listener_lock:
+            count, self.pending_calls = self.pending_calls + 1, 0
+            for _ in range(count):
+                for listener in self._worker_listeners:
                     _called(listener)
 
     def end(self, reason: str | None, error: BaseException | None = None) -> bool:
-        """The end, from the loop; the first one counts. Returns whether `tell_end` is to be run.
+        """The end, from the loop; the first one counts. Returns whether `run_end_listeners` is to be run.
 
         A request that has ended leads no more to the engine, which may be forgotten before it.
         """
@@ -395,12 +401,12 @@ class Request:
             return False
         self.finish_reason, self.error = reason, error
         self.ended_at = time.perf_counter()
-        self._cancel, self._may_wait, self.owner = _nothing, _nothing, None
-        self.masker = self.on_rows = self.follows = self.beams = None
+        self._cancel, self._check_waiter, self.owner = _nothing, _nothing, None
+        self.masker = self.on_rows = self.prefix_source = self.beams = None
         self._done.set()
         for listener in self._listeners:
             _called(listener)
-        return bool(self._outside)
+        return bool(self._worker_listeners)
 
     def piece(self, index: int) -> Piece:
         """Piece number `index` of those pushed so far."""
@@ -481,7 +487,7 @@ class Request:
 
         def wake() -> None:
             if self._done.is_set():
-                _tell(loop, event.set)
+                _call_in(loop, event.set)
 
         self.listen(wake, in_loop=True)
         try:
@@ -500,7 +506,7 @@ class Request:
         reader = None if self.events is None else self.events()
 
         def wake() -> None:
-            _tell(loop, event.set)
+            _call_in(loop, event.set)
 
         self.listen(wake, in_loop=True)
         try:
@@ -571,7 +577,7 @@ def all_finished(requests: Iterable[Any]) -> list[Any]:
         raise
 
 
-def _tell(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
     """Run `call` in the loop's thread; a loop that has closed meanwhile listens no more."""
     try:
         loop.call_soon_threadsafe(call)
@@ -619,7 +625,7 @@ class Stream:
                 self._ready.extend((piece,) if reader is None else reader.finish(piece, done))
                 continue
             request.check_process()
-            request._may_wait()
+            request._check_waiter()
             try:
                 self._queue.get()
             except BaseException:

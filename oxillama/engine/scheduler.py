@@ -5,14 +5,14 @@ tape is enough to test.
                  ^           |             |
                  +------ PREEMPTED <-------+          its pages were taken; it comes back before all that wait
 
-A ticket has `length` tokens, of which the first `done` are in its pages; `length - done` rows are
-still to run. A decoding ticket has one, more after tokens that its grammar forced; to those it may
+An entry has `length` tokens, of which the first `done` are in its pages; `length - done` rows are
+still to run. A decoding entry has one, more after tokens that its grammar forced; to those it may
 add the candidates of its `draft`, which are run as if they were tokens, so that the same step
 verifies them. Rules:
 
-- Decoding tickets come first, at most `max_batch_sequences` a step, in rotation; each has a row
+- Decoding entries come first, at most `max_batch_sequences` a step, in rotation; each has a row
   before any has more.
-- A ticket of several sequences side by side (`width`) takes its turn with all of them in one step,
+- An entry of several sequences side by side (`width`) takes its turn with all of them in one step,
   unless they are more than fit into any.
 - Candidates take rows and pages that are left over: nobody waits or gives up pages for them.
 - Prefill rows fill the step: `prefill_chunk` when nobody decodes, else at most
@@ -20,14 +20,14 @@ verifies them. Rules:
   say that the decoders would wait longer than `max_decode_wait_ms`. Half of them go to the oldest
   prompt (so none starves), the rest to the prompts that need the fewest (so short ones do not queue
   behind long ones).
-- A ticket ranks by its priority (the lower number first), then by its arrival. Those that wait are
-  admitted in order of rank; one that waits takes the place of a running ticket of a higher priority
+- An entry ranks by its priority (the lower number first), then by its arrival. Those that wait are
+  admitted in order of rank; one that waits takes the place of a running entry of a higher priority
   number.
-- When pages run out, those who wait give up what they have, then the ticket of the last rank its
+- When pages run out, those who wait give up what they have, then the entry of the last rank its
   own. The first always goes on, so there is no livelock.
-- A ticket that is `parked` waits for a function that runs beside the loop: it keeps its pages and
+- An entry that is `parked` waits for a function that runs beside the loop: it keeps its pages and
   takes no rows.
-- A ticket that must be `whole` runs all its rows in one step: alone where they are more than a chunk.
+- An entry that must be `whole` runs all its rows in one step: alone where they are more than a chunk.
 - A step yields logits or hidden rows; when both are asked for, the kinds take turns.
 """
 
@@ -49,7 +49,7 @@ SMALLEST_CHUNK = 16  # rows: below this a step is all overhead
 
 
 class State(Enum):
-    """Where a ticket is in its life."""
+    """Where an entry is in its life."""
 
     WAITING = "waiting"
     PREFILLING = "prefilling"
@@ -85,7 +85,7 @@ class SchedulerConfig:
             )
 
 
-class Ticket:
+class ScheduleEntry:
     """What the scheduler knows of a request: counts and a state. `owner` is the caller's and never
     looked at.
     """
@@ -142,35 +142,35 @@ class Ticket:
 
     @property
     def wants_output(self) -> bool:
-        """Whether any step of this ticket must be of its own kind of output."""
+        """Whether any step of this entry must be of its own kind of output."""
         return self.every_row or self.length - self.done <= 1
 
 
 class Scheduler:
     """Plans steps. The three callables are the engine's: they own pages, this class owns order.
 
-    admit(ticket) -> bool | None: set up `done` (a prefix hit) and say whether it may start now;
+    admit(entry) -> bool | None: set up `done` (a prefix hit) and say whether it may start now;
     False lets others pass it (what it waits for is on its way), None does not (it waits for pages).
-    reserve(ticket, length) -> bool: make room for positions below `length`, False when no page is
-    left. release(ticket): take all pages of a ticket away (`done` is set to 0 here).
+    reserve(entry, length) -> bool: make room for positions below `length`, False when no page is
+    left. release(entry): take all pages of an entry away (`done` is set to 0 here).
     """
 
     def __init__(
         self,
         config: SchedulerConfig,
         *,
-        admit: Callable[[Ticket], bool | None],
-        reserve: Callable[[Ticket, int], bool],
-        release: Callable[[Ticket], None],
+        admit: Callable[[ScheduleEntry], bool | None],
+        reserve: Callable[[ScheduleEntry, int], bool],
+        release: Callable[[ScheduleEntry], None],
     ) -> None:
         self.config = config
-        self.waiting: deque[Ticket] = deque()
-        self.prefilling: list[Ticket] = []
-        self.decoding: deque[Ticket] = deque()
-        self.parked = 0  # how many tickets are
+        self.waiting: deque[ScheduleEntry] = deque()
+        self.prefilling: list[ScheduleEntry] = []
+        self.decoding: deque[ScheduleEntry] = deque()
+        self.parked = 0  # how many entries are
         self.short = False  # whether the last plan left somebody waiting for pages
         # whom the callables are being asked for: whose doing it is where one of them raises
-        self.asking: Ticket | None = None
+        self.asking: ScheduleEntry | None = None
         self.preemptions = 0
         self._admit, self._reserve, self._release = admit, reserve, release
         self._arrivals = 0
@@ -178,46 +178,46 @@ class Scheduler:
         self._base_seconds = 0.0  # and of a step that only decodes
         self._fixed_seconds = 0.0  # what stands in for that before there was such a step
         self._hidden_turn = False
-        self.starved: Ticket | None = None  # alone, and still without the pages it needs
+        self.starved: ScheduleEntry | None = None  # alone, and still without the pages it needs
 
-    def add(self, ticket: Ticket) -> None:
-        """Queue a new ticket."""
+    def add(self, entry: ScheduleEntry) -> None:
+        """Queue a new entry."""
         self._arrivals += 1
-        ticket.arrival, ticket.state = self._arrivals, State.WAITING
-        self._wait(ticket)
+        entry.arrival, entry.state = self._arrivals, State.WAITING
+        self._wait(entry)
 
-    def finish(self, ticket: Ticket, *, everywhere: bool = False) -> None:
-        """Forget a ticket; its pages are the caller's to free. Nothing happens to one that is
+    def finish(self, entry: ScheduleEntry, *, everywhere: bool = False) -> None:
+        """Forget an entry; its pages are the caller's to free. Nothing happens to one that is
         finished already.
 
         everywhere: it is looked for in every queue, after an error in the middle of a change.
         """
-        self.unpark(ticket)
+        self.unpark(entry)
         queues: tuple[Any, ...] = (self.decoding, self.prefilling, self.waiting)
         if not everywhere:
-            at = {State.DECODING: 0, State.PREFILLING: 1, State.FINISHED: 3}.get(ticket.state, 2)
+            at = {State.DECODING: 0, State.PREFILLING: 1, State.FINISHED: 3}.get(entry.state, 2)
             queues = queues[at : at + 1]
         for queue in queues:
-            if ticket in queue:
-                queue.remove(ticket)
-        ticket.state = State.FINISHED
+            if entry in queue:
+                queue.remove(entry)
+        entry.state = State.FINISHED
 
-    def park(self, ticket: Ticket) -> None:
-        """Give a ticket no rows until `unpark`."""
+    def park(self, entry: ScheduleEntry) -> None:
+        """Give an entry no rows until `unpark`."""
         # both at once, whatever is refused
-        ticket.parked, self.parked = True, self.parked + (not ticket.parked)
+        entry.parked, self.parked = True, self.parked + (not entry.parked)
 
-    def unpark(self, ticket: Ticket) -> None:
-        """Plan a ticket again."""
-        ticket.parked, self.parked = False, self.parked - ticket.parked
+    def unpark(self, entry: ScheduleEntry) -> None:
+        """Plan an entry again."""
+        entry.parked, self.parked = False, self.parked - entry.parked
 
     def evict_parked(self) -> None:
-        """Where others wait for pages: take those of every parked ticket, which is evaluated again
+        """Where others wait for pages: take those of every parked entry, which is evaluated again
         once its function has returned.
         """
         if self.short:
-            for ticket in [each for each in (*self.prefilling, *self.decoding) if each.parked]:
-                self._preempt(ticket)
+            for entry in [each for each in (*self.prefilling, *self.decoding) if each.parked]:
+                self._preempt(entry)
 
     @property
     def running(self) -> int:
@@ -231,31 +231,31 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to plan: no ticket, or none that is not parked."""
+        """Whether there is nothing to plan: no entry, or none that is not parked."""
         return len(self.waiting) + len(self.prefilling) + len(self.decoding) == self.parked
 
-    def schedule(self) -> list[tuple[Ticket, int]]:
-        """(ticket, rows) of the next step, each with room reserved; tickets in order of admission
+    def schedule(self) -> list[tuple[ScheduleEntry, int]]:
+        """(entry, rows) of the next step, each with room reserved; entries in order of admission
         class, decoders first.
 
-        Empty when idle, or when `starved` names a ticket that is alone and cannot be given its
+        Empty when idle, or when `starved` names an entry that is alone and cannot be given its
         pages.
         """
         self.starved = self.asking = None
         self.short = False
         # the common case, kept short
         if len(self.decoding) == 1 and not self.waiting and not self.prefilling:
-            ticket = self.decoding[0]
+            entry = self.decoding[0]
             if (
-                not (ticket.draft or ticket.width or ticket.parked)
-                and ticket.length == ticket.done + 1
-                and self._reserved(ticket, ticket.length)
+                not (entry.draft or entry.width or entry.parked)
+                and entry.length == entry.done + 1
+                and self._reserved(entry, entry.length)
             ):
-                return [(ticket, 1)]
+                return [(entry, 1)]
         if self.waiting:
             self._admissions()
         hidden = self._kind()
-        plan: list[tuple[Ticket, int]] = []
+        plan: list[tuple[ScheduleEntry, int]] = []
         if not hidden:
             self._plan_decoding(plan)
         self._plan_prefill(plan, hidden)
@@ -286,39 +286,39 @@ class Scheduler:
         config = self.config
         if not self.decoding:
             return min(config.prefill_chunk, config.max_batch_tokens)
-        room = min(config.max_prefill_tokens, config.max_batch_tokens)
+        free = min(config.max_prefill_tokens, config.max_batch_tokens)
         # Before any chunk was measured: a row of many costs no more than a step of few rows does.
         # Before any step with decoders was: the smallest chunk, which measures one.
         fixed = self._base_seconds or self._fixed_seconds
         cost = self._row_seconds or self._base_seconds
         if not fixed:
-            return min(room, SMALLEST_CHUNK)
+            return min(free, SMALLEST_CHUNK)
         # steps until a decoder's next
         turns = -(-sum(each.width or 1 for each in self.decoding) // config.max_batch_sequences)
         budget = config.max_decode_wait_ms / 1000 / turns - fixed
-        return min(room, max(SMALLEST_CHUNK, int(budget / cost)))
+        return min(free, max(SMALLEST_CHUNK, int(budget / cost)))
 
-    def decodes(self, ticket: Ticket) -> None:
-        """Say that a ticket has its prompt behind it and got a token."""
-        if ticket.state is State.PREFILLING:
-            self.prefilling.remove(ticket)
-            self.decoding.append(ticket)
-            ticket.state = State.DECODING
+    def start_decoding(self, entry: ScheduleEntry) -> None:
+        """Say that an entry has its prompt behind it and got a token."""
+        if entry.state is State.PREFILLING:
+            self.prefilling.remove(entry)
+            self.decoding.append(entry)
+            entry.state = State.DECODING
 
     def _admissions(self) -> None:
         passed, most = 0, 4 * self.config.max_sequences
-        for ticket in list(islice(self.waiting, most + self.config.max_sequences)):
+        for entry in list(islice(self.waiting, most + self.config.max_sequences)):
             if passed == most:
                 return
-            if ticket.parked:
+            if entry.parked:
                 passed += 1
                 continue
-            if self.running >= self.config.max_sequences and not self._outrank(ticket):
+            if self.running >= self.config.max_sequences and not self._outrank(entry):
                 return
-            self.asking = ticket
-            admitted = self._admit(ticket)
-            while admitted is None and self._outrank(ticket):
-                admitted = self._admit(ticket)
+            self.asking = entry
+            admitted = self._admit(entry)
+            while admitted is None and self._outrank(entry):
+                admitted = self._admit(entry)
             self.asking = None
             if not admitted:
                 passed += 1
@@ -326,142 +326,142 @@ class Scheduler:
                     self.short = True
                     return
                 continue
-            self.prefilling.append(ticket)
-            self.waiting.remove(ticket)
-            ticket.state = State.PREFILLING
+            self.prefilling.append(entry)
+            self.waiting.remove(entry)
+            entry.state = State.PREFILLING
 
-    def _outrank(self, ticket: Ticket) -> bool:
-        """Preempt the running ticket of the last rank if its priority number is higher than that
-        of a ticket that waits.
+    def _outrank(self, entry: ScheduleEntry) -> bool:
+        """Preempt the running entry of the last rank if its priority number is higher than that
+        of an entry that waits.
         """
         last = max((*self.prefilling, *self.decoding), key=_rank, default=None)
-        if last is None or last.priority <= ticket.priority:
+        if last is None or last.priority <= entry.priority:
             return False
         self._preempt(last)
         return True
 
-    def _reserved(self, ticket: Ticket, length: int) -> bool:
-        self.asking = ticket
-        found = self._reserve(ticket, length)
+    def _reserved(self, entry: ScheduleEntry, length: int) -> bool:
+        self.asking = entry
+        found = self._reserve(entry, length)
         self.asking = None
         return found
 
-    def _wait(self, ticket: Ticket) -> None:
-        """Put a ticket among those that wait, by its rank."""
-        later: list[Ticket] = []
-        while self.waiting and self.waiting[-1].rank > ticket.rank:
+    def _wait(self, entry: ScheduleEntry) -> None:
+        """Put an entry among those that wait, by its rank."""
+        later: list[ScheduleEntry] = []
+        while self.waiting and self.waiting[-1].rank > entry.rank:
             later.append(self.waiting.pop())
-        self.waiting.append(ticket)
+        self.waiting.append(entry)
         self.waiting.extend(reversed(later))
 
     def _kind(self) -> bool:
         """Whether this step yields hidden rows: when both kinds are waited for, they take turns."""
-        hidden = any(ticket.hidden and not ticket.parked for ticket in self.prefilling)
+        hidden = any(entry.hidden and not entry.parked for entry in self.prefilling)
         if not hidden:
             return False
-        if not self.decoding and all(ticket.hidden for ticket in self.prefilling):
+        if not self.decoding and all(entry.hidden for entry in self.prefilling):
             return True
         self._hidden_turn = not self._hidden_turn
         return self._hidden_turn
 
-    def _plan_decoding(self, plan: list[tuple[Ticket, int]]) -> None:
+    def _plan_decoding(self, plan: list[tuple[ScheduleEntry, int]]) -> None:
         turn, first = self._turn()
         spare = self.config.max_batch_tokens - first  # rows beyond everybody's first
-        for ticket in sorted(turn, key=_rank):
-            if ticket.width:
-                if ticket.state is State.DECODING and self._make_room(
-                    ticket, ticket.done + 1, plan
-                ):
-                    plan.append((ticket, self._abreast(ticket)))
+        for entry in sorted(turn, key=_rank):
+            if entry.width:
+                if entry.state is State.DECODING and self._make_room(entry, entry.done + 1, plan):
+                    plan.append((entry, self._abreast(entry)))
                 continue
-            rows, more = ticket.length - ticket.done, 0
+            rows, more = entry.length - entry.done, 0
             if rows > 1 + spare:
                 rows = 1 + spare
-            if ticket.state is State.DECODING and self._make_room(ticket, ticket.done + rows, plan):
-                if ticket.draft and ticket.done + rows == ticket.length:
-                    more = min(len(ticket.draft), 1 + spare - rows)
-                    if more and not self._reserved(ticket, ticket.length + more):
+            if entry.state is State.DECODING and self._make_room(entry, entry.done + rows, plan):
+                if entry.draft and entry.done + rows == entry.length:
+                    more = min(len(entry.draft), 1 + spare - rows)
+                    if more and not self._reserved(entry, entry.length + more):
                         more = 0
-                plan.append((ticket, rows + more))
+                plan.append((entry, rows + more))
                 spare -= rows + more - 1
 
-    def _turn(self) -> tuple[list[Ticket], int]:
+    def _turn(self) -> tuple[list[ScheduleEntry], int]:
         """(the next decoders in rotation, the sequences they bring): as many as a step holds; who
         needs more than are left is first next time.
         """
         # decoders leave a row to who prefills
         rows = max(1, self.config.max_batch_tokens - bool(self.prefilling))
-        most = room = min(self.config.max_batch_sequences, rows)
-        if not (self.parked or any(ticket.width for ticket in self.decoding)):
-            turn = list(self.decoding)[:room]
+        most = free = min(self.config.max_batch_sequences, rows)
+        if not (self.parked or any(entry.width for entry in self.decoding)):
+            turn = list(self.decoding)[:free]
             self.decoding.rotate(-len(turn))
             return turn, len(turn)
         turn = []
-        rest: list[Ticket] = []
+        rest: list[ScheduleEntry] = []
         refused = False
-        for ticket in self.decoding:
-            need = self._abreast(ticket)
-            fits = not ticket.parked and (need <= room or not (turn or refused))
-            refused |= not (fits or ticket.parked)
-            (turn if fits else rest).append(ticket)
-            room -= need if fits else 0
+        for entry in self.decoding:
+            need = self._abreast(entry)
+            fits = not entry.parked and (need <= free or not (turn or refused))
+            refused |= not (fits or entry.parked)
+            (turn if fits else rest).append(entry)
+            free -= need if fits else 0
         self.decoding = deque([*rest, *turn])
-        return turn, most - room
+        return turn, most - free
 
-    def _abreast(self, ticket: Ticket) -> int:
-        """Sequences that a decoding ticket brings into its next step."""
+    def _abreast(self, entry: ScheduleEntry) -> int:
+        """Sequences that a decoding entry brings into its next step."""
         return (
             min(
-                ticket.width - ticket.part,
+                entry.width - entry.part,
                 self.config.max_batch_sequences,
                 self.config.max_batch_tokens,
             )
-            if ticket.width
+            if entry.width
             else 1
         )
 
-    def _plan_prefill(self, plan: list[tuple[Ticket, int]], hidden: bool) -> None:
+    def _plan_prefill(self, plan: list[tuple[ScheduleEntry, int]], hidden: bool) -> None:
         ready = [
-            ticket
-            for ticket in self.prefilling
-            if not ticket.parked and (ticket.hidden == hidden or not ticket.wants_output)
+            entry
+            for entry in self.prefilling
+            if not entry.parked and (entry.hidden == hidden or not entry.wants_output)
         ]
         if not ready:
             return
         left = min(self.chunk(), self.config.max_batch_tokens - sum(rows for _, rows in plan))
         oldest = min(ready, key=_rank)
         others = sorted(
-            (ticket for ticket in ready if ticket is not oldest),
+            (entry for entry in ready if entry is not oldest),
             key=lambda each: (each.priority, each.length - each.done, each.arrival),
         )
-        need = sum(ticket.length - ticket.done for ticket in others)
-        for share, ticket in (
+        need = sum(entry.length - entry.done for entry in others)
+        for share, entry in (
             (max(left - need, -(-left // 2)), oldest),
             *((left, each) for each in others),
         ):
-            rows = min(share, left, ticket.length - ticket.done, ticket.row_limit or left)
-            if ticket.whole:
-                rows = ticket.length - ticket.done
+            rows = min(share, left, entry.length - entry.done, entry.row_limit or left)
+            if entry.whole:
+                rows = entry.length - entry.done
                 if plan and rows > left:
                     continue  # a longer text waits until it is the oldest
-            if ticket.hidden != hidden:
+            if entry.hidden != hidden:
                 # all but the row whose output is of the other kind
-                rows = min(rows, ticket.length - ticket.done - 1)
+                rows = min(rows, entry.length - entry.done - 1)
             if (
                 rows > 0
-                and ticket.state is State.PREFILLING
-                and self._make_room(ticket, ticket.done + rows, plan)
+                and entry.state is State.PREFILLING
+                and self._make_room(entry, entry.done + rows, plan)
             ):
-                plan.append((ticket, rows))
+                plan.append((entry, rows))
                 left -= rows
             if left <= 0:
                 return
 
-    def _make_room(self, ticket: Ticket, length: int, plan: list[tuple[Ticket, int]]) -> bool:
-        """Reserve pages, taking them from those who wait, then from tickets of a later rank that are
+    def _make_room(
+        self, entry: ScheduleEntry, length: int, plan: list[tuple[ScheduleEntry, int]]
+    ) -> bool:
+        """Reserve pages, taking them from those who wait, then from entries of a later rank that are
         not in the plan, when there is no other way.
         """
-        while not self._reserved(ticket, length):
+        while not self._reserved(entry, length):
             # a session that went on, a sibling
             holding = next((each for each in reversed(self.waiting) if each.done), None)
             if holding is not None:
@@ -471,18 +471,18 @@ class Scheduler:
             younger = [
                 each
                 for each in (*self.prefilling, *self.decoding)
-                if (each.rank > ticket.rank or each.parked) and each not in planned
+                if (each.rank > entry.rank or each.parked) and each not in planned
             ]
             if younger:
                 self._preempt(max(younger, key=_rank))
-            elif ticket.state is State.DECODING and self.running > 1:
-                self._preempt(ticket)
+            elif entry.state is State.DECODING and self.running > 1:
+                self._preempt(entry)
                 return False
             else:
                 return False
         return True
 
-    def _rescue(self, plan: list[tuple[Ticket, int]], hidden: bool) -> None:
+    def _rescue(self, plan: list[tuple[ScheduleEntry, int]], hidden: bool) -> None:
         """Nothing fitted: the oldest takes from all others, row by row if need be; alone and still
         without room it is `starved`.
         """
@@ -502,19 +502,19 @@ class Scheduler:
         elif self.running <= 1:
             self.starved = oldest
 
-    def _give_up(self, ticket: Ticket) -> None:
-        self.asking = ticket
-        self._release(ticket)
-        self.asking, ticket.done = None, 0
+    def _give_up(self, entry: ScheduleEntry) -> None:
+        self.asking = entry
+        self._release(entry)
+        self.asking, entry.done = None, 0
 
-    def _preempt(self, ticket: Ticket) -> None:
-        (self.prefilling if ticket.state is State.PREFILLING else self.decoding).remove(ticket)
-        self._give_up(ticket)
-        ticket.width, ticket.part, ticket.draft, ticket.state = 0, 0, (), State.PREEMPTED
+    def _preempt(self, entry: ScheduleEntry) -> None:
+        (self.prefilling if entry.state is State.PREFILLING else self.decoding).remove(entry)
+        self._give_up(entry)
+        entry.width, entry.part, entry.draft, entry.state = 0, 0, (), State.PREEMPTED
         self.preemptions += 1
         # by its rank: before those of its priority that came later
-        self._wait(ticket)
+        self._wait(entry)
 
 
-def _rank(ticket: Ticket) -> tuple[int, int]:
-    return ticket.rank
+def _rank(entry: ScheduleEntry) -> tuple[int, int]:
+    return entry.rank

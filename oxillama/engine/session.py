@@ -127,7 +127,7 @@ class Session:
             raise EngineError("session: its engine is gone")
         return owner
 
-    def rest(self) -> None:
+    def release_pages(self) -> None:
         """Give all pages back, and the way to them, so that the session keeps no page memory alive;
         it may be used again.
         """
@@ -215,7 +215,7 @@ class Session:
             self.owner.drop(self)
 
     @contextmanager
-    def as_it_was(self) -> Iterator[None]:
+    def restored_on_error(self) -> Iterator[None]:
         """Whatever raises inside leaves the session as it stood before; for whoever has the
         engine's lock, and evaluates nothing inside.
         """

@@ -40,8 +40,8 @@ class SpecStats:
     @property
     def acceptance_rate(self) -> float:
         """Accepted candidates of all that were evaluated; 0 where none were."""
-        judged = self.accepted + self.rejected
-        return self.accepted / judged if judged else 0.0
+        verified = self.accepted + self.rejected
+        return self.accepted / verified if verified else 0.0
 
 
 class RequestCandidates(Protocol):
@@ -64,7 +64,7 @@ class RequestCandidates(Protocol):
     def passed(self, token: int) -> None:
         """A token came without a draw: its grammar forced it."""
 
-    def judged(self, *, accepted: int, rejected: int, bonus: bool) -> None:
+    def verified(self, *, accepted: int, rejected: int, bonus: bool) -> None:
         """What became of the candidates of a step."""
 
     def close(self, output: int) -> None:

@@ -252,7 +252,7 @@ class SequenceState(PagedKvCache):
         elif data is None and self.slot is not None and length:
             data = self.states.save(self.slot)
         twin = SequenceState(self.pool, self.states)
-        twin.pages = self.lend()[: -(-length // self.pool.page_size)]
+        twin.pages = self.shareable_pages()[: -(-length // self.pool.page_size)]
         twin._tokens, twin._waiting = length, data
         twin._marks = [mark for mark in self._marks if mark.position <= length]
         self.pool.share_all(twin.pages)

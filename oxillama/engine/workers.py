@@ -29,7 +29,7 @@ class Workers:
         self._threads: set[int] = set()
 
     @property
-    def mine(self) -> bool:
+    def current(self) -> bool:
         """Whether the calling thread is one of these."""
         return threading.get_ident() in self._threads
 

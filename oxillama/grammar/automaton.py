@@ -18,6 +18,13 @@ from oxillama.grammar import gbnf
 from oxillama.grammar.left_recursion import without_left_recursion
 from oxillama.grammar.nodes import choice, literal
 from oxillama.grammar.regex import parse_regex
+from oxillama.grammar.schema.compiler import (
+    CompiledSchema,
+    Order,
+    SchemaCompiler,
+    Whitespace,
+    schema_errors,
+)
 
 VERSION = 1
 MOST_SAVED = 1 << 26  # bytes of a saved state
@@ -187,11 +194,39 @@ class Grammar:
         )
 
     @classmethod
-    def from_json_schema(cls, schema, **options) -> "Grammar":
-        """JSON texts that are valid under a schema; options as `JsonSchemaCompiler.compile`'s and
-        its constructor's.
+    def from_json_schema(
+        cls,
+        schema: Any,
+        *,
+        strict: bool = True,
+        whitespace: Whitespace = "compact",
+        order: Order = "declared",
+        closed: bool | None = None,
+        limits: GrammarLimits | None = None,
+        resources: Mapping[str, object] | None = None,
+    ) -> "Grammar":
+        """JSON texts that are valid under a schema; arguments and errors are those of
+        `JsonSchemaCompiler` and its `compile`.
         """
-        return MAKERS["schema"](schema, **options)
+        compiler = SchemaCompiler(
+            whitespace=whitespace, order=order, closed=closed, resources=resources
+        )
+        with schema_errors():
+            return cls.of_compiled(compiler.compile(schema, strict=strict), limits=limits)
+
+    @classmethod
+    def of_compiled(
+        cls, schema: CompiledSchema, *, limits: GrammarLimits | None = None
+    ) -> "Grammar":
+        """The grammar of a compiled schema."""
+        return cls(
+            schema.names,
+            schema.rules,
+            limits=limits or GrammarLimits(max_repetition=1 << 30),
+            warnings=schema.warnings,
+            deferred=schema.deferred,
+            origin=schema.origin,
+        )
 
     def describe(self) -> dict[str, Any]:
         """What the grammar was made from, as JSON values; `Grammar.rebuild` of it is the same
@@ -210,7 +245,7 @@ class Grammar:
             "gbnf": cls.parse,
             "regex": cls.from_regex,
             "choices": cls.from_choices,
-            **MAKERS,
+            "schema": cls.from_json_schema,
         }
         kind = (
             next((k for k in makers if k in description), "")
@@ -320,11 +355,6 @@ class Grammar:
 
     def __repr__(self):
         return f"<Grammar of {len(self.rules)} rules>"
-
-
-# Notations that are compiled by modules above this one, by their name in descriptions: each enters
-# what makes a grammar of it. "schema" is entered by `json_schema`.
-MAKERS: dict[str, Callable[..., Grammar]] = {}
 
 
 class GrammarState:

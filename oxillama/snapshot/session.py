@@ -362,7 +362,7 @@ class Snapshots:
                 return PageCopy.of_sequence(core.pool, hit.pages, hit.length)
             for page in hit.pages:
                 core.pool.free(page)
-        pages = kv.lend()[: -(-own // core.pool.page_size)]
+        pages = kv.shareable_pages()[: -(-own // core.pool.page_size)]
         for page in pages:
             core.pool.share(page)
         return PageCopy.of_sequence(core.pool, pages, own)
@@ -561,8 +561,10 @@ class Snapshots:
             if not held:
                 saved.pour("kv", lambda at, piece: None, exactly=need * core.memory.page_bytes)
                 with core.lock:
-                    room = core.room.takeable()
-                    held = (room is None or need <= room) and core.room.make(session.kv, length)
+                    room = core.allocator.takeable()
+                    held = (room is None or need <= room) and core.allocator.make(
+                        session.kv, length
+                    )
             if held and length:
                 fill_pages(core.memory, session.kv.pages, saved)
         except BaseException:

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from oxillama.engine.allocator import common_prefix
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.room import common_prefix
 from oxillama.engine.session import Session
 from oxillama.errors import PoolError, SamplingError
 from oxillama.sampling import Distribution, Sampler

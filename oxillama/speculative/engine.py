@@ -126,7 +126,7 @@ class SpeculativeEngine:
             options.setdefault("seed", self.config.seed)
         request = self.target.submit(
             prompt,
-            live=True,
+            resumable=True,
             speculative=self.candidates if drafting else Candidates(NoCandidates(), adaptive=False),
             **options,
         )
@@ -229,7 +229,7 @@ class SpeculativeEngine:
             except BaseException:
                 session.close()
                 raise
-            target.opened.live.take(session)
+            target.opened.default_session.take(session)
             return engine
         opened = InferenceEngine.resume(saved.target, target)
         try:

@@ -132,7 +132,7 @@ class Planner:
             raise answer
         speculation = request.speculation
         speculation.offer(request, ask, answer, self._core.program.vocab_size)
-        speculation.began(ask, len(request.ticket.draft), prefilled, started)
+        speculation.began(ask, len(request.entry.draft), prefilled, started)
 
     def _ask_beside(
         self,

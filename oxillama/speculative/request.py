@@ -101,7 +101,7 @@ class RequestSpeculation:
         if self._queue and self._queue.popleft()[0] != token:
             self._queue.clear()
 
-    def judged(self, *, accepted: int, rejected: int, bonus: bool) -> None:
+    def verified(self, *, accepted: int, rejected: int, bonus: bool) -> None:
         """What became of a step's candidates; bonus: a token was drawn from the row after the last."""
         self.accepted += accepted
         self.rejected += rejected
@@ -153,7 +153,7 @@ class RequestSpeculation:
         most = self._most(request, context_size)
         if most < 1:
             return None
-        rows = sequences - 1 + len(request.session.tokens) - request.ticket.done
+        rows = sequences - 1 + len(request.session.tokens) - request.entry.done
         costs = (self._costs or costs) if candidates.adaptive else None
         if candidates.adaptive and costs is None:
             if rows == sequences:
@@ -196,7 +196,7 @@ class RequestSpeculation:
         if not isinstance(draft, Draft):
             raise ConfigError(f"drafter: found {type(draft).__name__}, wanted a Draft")
         if not draft.tokens and draft.tokens is not None:
-            request.ticket.draft = ()
+            request.entry.draft = ()
             self.fallbacks += 1
             return
         tokens = checked_ids(draft.tokens, vocab_size, name="draft", wanted="token ids")[: ask.most]
@@ -208,7 +208,7 @@ class RequestSpeculation:
             self._queue.extend(zip(tokens, draft.shares))
         elif ask.costs is not None and draft.chances is not None:
             tokens = tokens[: ask.worthwhile(draft.chances)]
-        request.ticket.draft = runnable(tokens, request.stop_ids)
+        request.entry.draft = runnable(tokens, request.stop_ids)
         self.fallbacks += not tokens
 
     def began(self, ask: DraftRequest, candidates: int, prefilled: int, started: float) -> None:
@@ -226,7 +226,7 @@ class RequestSpeculation:
 
     def again(self, request: Any) -> None:
         """Run the drawn candidates that are left."""
-        request.ticket.draft = runnable([token for token, _ in self._queue], request.stop_ids)
+        request.entry.draft = runnable([token for token, _ in self._queue], request.stop_ids)
 
     # ---- the end
 

@@ -50,7 +50,7 @@ from oxillama.grammar.nodes import (
     seq,
     subtract,
 )
-from oxillama.grammar.spelling import whitespace
+from oxillama.grammar.schema.spelling import whitespace
 from oxillama.tokenizer import TokenizerBridge
 from oxillama.toolcalls.events import Text
 from oxillama.toolcalls.formats import ARGS, DIGITS, KEY, ToolCallFormat, format_of

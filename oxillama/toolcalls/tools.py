@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from oxillama.errors import ConfigError
-from oxillama.grammar.json_schema import schema_of
+from oxillama.grammar.schema.classes import schema_of
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
 

@@ -36,9 +36,9 @@ SEEDED = SamplerConfig(temperature=1.0, top_k=20, seed=11)
 def wait_idle(engine, seconds=5.0):
     """Until no request is in flight."""
     end = time.monotonic() + seconds
-    while engine._register.in_flight and time.monotonic() < end:
+    while engine._tracker.in_flight and time.monotonic() < end:
         time.sleep(0.001)
-    assert not engine._register.in_flight
+    assert not engine._tracker.in_flight
 
 
 def test_one_request_gives_its_solo_tokens():
@@ -304,7 +304,7 @@ def test_a_request_that_comes_while_the_engine_is_closed_is_told_so_and_starts_n
         engine._thread is None
         and threading.active_count() == threads
         and not late.session.busy
-        and not engine._register.in_flight
+        and not engine._tracker.in_flight
     )
 
 

@@ -102,7 +102,7 @@ def test_after_the_best_of_several_the_one_that_was_returned_goes_on(engine):
     drawn = dict(max_tokens=4, sampler=SamplerConfig(temperature=1.5, top_k=0, top_p=1.0))
     places = set()
     for seed in range(1, 7):
-        siblings = engine.submit("Once upon", best_of=4, seed=seed, live=True, **drawn)
+        siblings = engine.submit("Once upon", best_of=4, seed=seed, resumable=True, **drawn)
         (best,) = siblings.result()
         assert tuple(siblings.session.tokens[-len(best.tokens) :]) == best.tokens
         places.add([request.session for request in siblings.requests].index(siblings.session))

@@ -68,14 +68,14 @@ def test_pairs_of_judged_candidates_follow_the_targets_own_chain(config, rules):
     others = chain(config.replace(temperature=1.6), logits(2), bits)
     target, draft = Sampler(config, VOCAB, seed=3), Sampler(config, VOCAB, seed=4)
     speculation = RequestSpeculation(Candidates(NoCandidates(), adaptive=False, drawn=True), None)
-    request = SimpleNamespace(ticket=SimpleNamespace(draft=()), stop_ids=frozenset())
+    request = SimpleNamespace(entry=SimpleNamespace(draft=()), stop_ids=frozenset())
     ask = SimpleNamespace(most=2, costs=None)
     counts = np.zeros((VOCAB, VOCAB))
     for _ in range(PAIRS):
         token = draft.sample_from(others[0])
         shares = [others[0], others[1 + token]]
         speculation.again(request)
-        assert not request.ticket.draft  # the last pair is judged to its end
+        assert not request.entry.draft  # the last pair is judged to its end
         speculation.offer(
             request, ask, Draft([token, draft.sample_from(shares[1])], None, shares), VOCAB
         )

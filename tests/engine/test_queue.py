@@ -7,7 +7,7 @@ import pytest
 from null import VOCAB, NullProgram, core, request, solo
 
 import oxillama
-from oxillama.engine.scheduler import Scheduler, SchedulerConfig, State, Ticket
+from oxillama.engine.scheduler import ScheduleEntry, Scheduler, SchedulerConfig, State
 from oxillama.errors import ConfigError, QueueFull
 
 
@@ -66,27 +66,25 @@ def test_one_that_waits_takes_the_place_of_a_higher_number_which_has_its_tokens_
 def test_pages_are_taken_from_the_last_rank():
     held, taken = {}, []
 
-    def reserve(ticket, length):
+    def reserve(entry, length):
         need = -(-length // 16)
-        if sum(held.values()) - held.get(ticket, 0) + need > 4:
+        if sum(held.values()) - held.get(entry, 0) + need > 4:
             return False
-        held[ticket] = need
+        held[entry] = need
         return True
 
-    def release(ticket):
-        taken.append(ticket)
-        held.pop(ticket, None)
+    def release(entry):
+        taken.append(entry)
+        held.pop(entry, None)
 
-    sched = Scheduler(
-        SchedulerConfig(), admit=lambda ticket: True, reserve=reserve, release=release
-    )
-    last, first, middle = (Ticket(20, priority=p) for p in (3, 0, 1))
-    for ticket in (last, first, middle):
-        sched.add(ticket)
+    sched = Scheduler(SchedulerConfig(), admit=lambda entry: True, reserve=reserve, release=release)
+    last, first, middle = (ScheduleEntry(20, priority=p) for p in (3, 0, 1))
+    for entry in (last, first, middle):
+        sched.add(entry)
         for each, rows in sched.schedule():
             each.done += min(rows, 19)
     assert taken == [last] and last.state is State.PREEMPTED
-    assert [ticket.state for ticket in (first, middle)] == [State.PREFILLING] * 2
+    assert [entry.state for entry in (first, middle)] == [State.PREFILLING] * 2
 
 
 def test_a_request_ends_when_its_time_is_over_with_what_it_has():

@@ -21,18 +21,27 @@ FILES = (
     "engine/batching.py",
     "engine/beam.py",
     "engine/engine.py",
-    "engine/harvest.py",
+    "engine/output.py",
     "engine/postprocess.py",
-    "engine/register.py",
+    "engine/tracker.py",
     "engine/request.py",
-    "engine/room.py",
+    "engine/allocator.py",
     "engine/scheduler.py",
     "engine/session.py",
-    "engine/together.py",
+    "engine/groups.py",
     "sampling/sampler.py",
 )
 # they wait, or run where a request is not in flight any more
-NEVER = ("_fail", "_abandon", "_loop", "close", "stop", "_tell_end", "_survive", "end_step")
+NEVER = (
+    "_fail",
+    "_abandon",
+    "_loop",
+    "close",
+    "stop",
+    "_run_end_listeners",
+    "_survive",
+    "end_step",
+)
 
 
 class Refusing:
@@ -137,7 +146,7 @@ def test_memory_refused_at_any_line_of_the_loop_ends_requests_and_not_the_engine
         assert metrics.pages_used == metrics.requests_running == metrics.requests_waiting == 0, (
             point
         )
-        assert not engine._register.in_flight, point
+        assert not engine._tracker.in_flight, point
     assert hit > 0.9 * len(points)
     metrics = engine.metrics()
     assert metrics.requests_started_total == (

@@ -8,67 +8,67 @@ from oxillama.engine.scheduler import (
     MAX_DECODE_WAIT_MS,
     PREFILL_CHUNK,
     SMALLEST_CHUNK,
+    ScheduleEntry,
     Scheduler,
     SchedulerConfig,
     State,
-    Ticket,
 )
 from oxillama.errors import ConfigError
 
 
 class Pages:
-    """So many pages of 16 tokens, counted per ticket."""
+    """So many pages of 16 tokens, counted per entry."""
 
     def __init__(self, pages=1 << 30):
         self.left, self.held = pages, {}
 
-    def reserve(self, ticket, length):
-        need = -(-length // 16) - self.held.get(ticket, 0)
+    def reserve(self, entry, length):
+        need = -(-length // 16) - self.held.get(entry, 0)
         if need > self.left:
             return False
         if need > 0:
-            self.held[ticket] = self.held.get(ticket, 0) + need
+            self.held[entry] = self.held.get(entry, 0) + need
             self.left -= need
         return True
 
-    def release(self, ticket):
-        self.left += self.held.pop(ticket, 0)
+    def release(self, entry):
+        self.left += self.held.pop(entry, 0)
 
 
 def scheduler(pages=None, admit=None, **config):
     room = pages or Pages()
     return Scheduler(
         SchedulerConfig(**config),
-        admit=admit or (lambda ticket: True),
+        admit=admit or (lambda entry: True),
         reserve=room.reserve,
         release=room.release,
     )
 
 
 def play(plan, sched, pages=None, ends=()):
-    """Do what a step does: rows are in pages, whoever is through gets a token; a ticket whose total
+    """Do what a step does: rows are in pages, whoever is through gets a token; an entry whose total
     is reached finishes.
     """
-    for ticket, rows in plan:
-        ticket.done += rows
-        if ticket.done == ticket.length:
-            if ticket.owner is not None and ticket.length >= ticket.owner:
-                sched.finish(ticket)
+    for entry, rows in plan:
+        entry.done += rows
+        if entry.done == entry.length:
+            if entry.owner is not None and entry.length >= entry.owner:
+                sched.finish(entry)
                 if pages:
-                    pages.release(ticket)
+                    pages.release(entry)
             else:
-                ticket.length += 1
-                sched.decodes(ticket)
+                entry.length += 1
+                sched.start_decoding(entry)
 
 
 def decoders(sched, count):
-    """`count` tickets that decode."""
-    tickets = [Ticket(1) for _ in range(count)]
-    for ticket in tickets:
-        sched.add(ticket)
-    while any(ticket.state is not State.DECODING for ticket in tickets):
+    """`count` entries that decode."""
+    entries = [ScheduleEntry(1) for _ in range(count)]
+    for entry in entries:
+        sched.add(entry)
+    while any(entry.state is not State.DECODING for entry in entries):
         play([pair for pair in sched.schedule() if pair[0].state is not State.DECODING], sched)
-    return tickets
+    return entries
 
 
 def test_the_defaults_are_the_documented_ones():
@@ -98,10 +98,10 @@ def test_impossible_bounds_raise(field, value):
 
 def test_a_lone_prompt_fills_the_chunk():
     sched = scheduler()
-    ticket = Ticket(1200)
-    sched.add(ticket)
+    entry = ScheduleEntry(1200)
+    sched.add(entry)
     rows = []
-    while ticket.state is not State.DECODING:
+    while entry.state is not State.DECODING:
         plan = sched.schedule()
         rows.append([count for _, count in plan])
         play(plan, sched)
@@ -112,11 +112,11 @@ def test_prefill_and_decode_rows_share_a_step():
     sched = scheduler()
     waiting = decoders(sched, 3)
     sched.observe(prefill_rows=0, seconds=1e-6)
-    sched.add(Ticket(32_000))
+    sched.add(ScheduleEntry(32_000))
     for _ in range(20):
         plan = dict(sched.schedule())
         # nobody waits for more than one chunk
-        assert all(plan[ticket] == 1 for ticket in waiting)
+        assert all(plan[entry] == 1 for entry in waiting)
         assert sum(plan.values()) == 3 + 256
         play(plan.items(), sched)
 
@@ -124,7 +124,7 @@ def test_prefill_and_decode_rows_share_a_step():
 def test_the_chunk_shrinks_until_the_wait_is_short_enough():
     sched = scheduler()
     decoders(sched, 2)
-    sched.add(Ticket(100_000))
+    sched.add(ScheduleEntry(100_000))
     play(sched.schedule(), sched)
     sched.observe(prefill_rows=0, seconds=0.020)
     for _ in range(30):
@@ -140,13 +140,13 @@ def test_the_chunk_shrinks_until_the_wait_is_short_enough():
 
 def test_decoding_rotates_beyond_the_sequences_of_a_step():
     sched = scheduler(max_batch_sequences=4)
-    tickets = decoders(sched, 10)
-    turns = dict.fromkeys(tickets, 0)
+    entries = decoders(sched, 10)
+    turns = dict.fromkeys(entries, 0)
     for _ in range(10):
         plan = sched.schedule()
         assert len(plan) == 4
-        for ticket, _ in plan:
-            turns[ticket] += 1
+        for entry, _ in plan:
+            turns[entry] += 1
         play(plan, sched)
     assert set(turns.values()) == {4}
 
@@ -154,22 +154,22 @@ def test_decoding_rotates_beyond_the_sequences_of_a_step():
 def test_short_prompts_do_not_queue_behind_a_long_one_which_goes_on():
     sched = scheduler(max_prefill_tokens=64, prefill_chunk=64)
     sched.observe(prefill_rows=0, seconds=1e-6)
-    long = Ticket(10_000)
+    long = ScheduleEntry(10_000)
     sched.add(long)
     play(sched.schedule(), sched)
-    shorts = [Ticket(20) for _ in range(3)]
-    for ticket in shorts:
-        sched.add(ticket)
+    shorts = [ScheduleEntry(20) for _ in range(3)]
+    for entry in shorts:
+        sched.add(entry)
     before = long.done
     for _ in range(3):
         play(sched.schedule(), sched)
-    assert all(ticket.state is State.DECODING for ticket in shorts) and long.done >= before + 3 * 30
+    assert all(entry.state is State.DECODING for entry in shorts) and long.done >= before + 3 * 30
 
 
 def test_the_youngest_gives_way_and_comes_back_first():
     pages = Pages(4)
     sched = scheduler(pages)
-    old, young, later = Ticket(30), Ticket(30), Ticket(5)
+    old, young, later = ScheduleEntry(30), ScheduleEntry(30), ScheduleEntry(5)
     sched.add(old)
     sched.add(young)
     play(sched.schedule(), sched)
@@ -190,42 +190,42 @@ def test_the_youngest_gives_way_and_comes_back_first():
 
 def test_a_ticket_alone_without_room_is_starved():
     sched = scheduler(Pages(2))
-    ticket = Ticket(100, owner=200)
-    sched.add(ticket)
+    entry = ScheduleEntry(100, owner=200)
+    sched.add(entry)
     for _ in range(10):
         plan = sched.schedule()
         if not plan:
             break
         play(plan, sched)
-    assert sched.starved is ticket
+    assert sched.starved is entry
 
 
 def test_waiting_for_pages_blocks_those_behind_and_waiting_for_a_prefix_does_not():
     answers = {}
-    sched = scheduler(admit=lambda ticket: answers.get(ticket, True))
-    first, second = Ticket(10), Ticket(10)
+    sched = scheduler(admit=lambda entry: answers.get(entry, True))
+    first, second = ScheduleEntry(10), ScheduleEntry(10)
     sched.add(first)
     sched.add(second)
     answers[first] = None
     assert sched.schedule() == [] and second.state is State.WAITING
     answers[first] = False
-    assert [ticket for ticket, _ in sched.schedule()] == [second]
+    assert [entry for entry, _ in sched.schedule()] == [second]
     assert list(sched.waiting) == [first]
 
 
 def test_hidden_rows_and_logits_take_turns():
     sched = scheduler()
     words = decoders(sched, 1)[0]
-    vectors = Ticket(2000, hidden=True, every_row=True)
+    vectors = ScheduleEntry(2000, hidden=True, every_row=True)
     sched.add(vectors)
     kinds = []
     while vectors.done < vectors.length:
         plan = sched.schedule()
-        kinds.append({ticket.hidden for ticket, _ in plan})
-        for ticket, rows in plan:
-            ticket.done += rows
-            if ticket is words:
-                ticket.length += 1
+        kinds.append({entry.hidden for entry, _ in plan})
+        for entry, rows in plan:
+            entry.done += rows
+            if entry is words:
+                entry.length += 1
     assert all(len(kind) == 1 for kind in kinds) and {False} in kinds and {True} in kinds
 
 
@@ -247,21 +247,19 @@ def test_everybody_finishes_within_the_bounds_of_every_step(jobs, pages, batch, 
         max_sequences=running,
     )
     sched = scheduler(room, **config)
-    tickets = [Ticket(length, owner=min(length + more, 16 * pages)) for length, more in jobs]
-    for ticket in tickets:
-        sched.add(ticket)
+    entries = [ScheduleEntry(length, owner=min(length + more, 16 * pages)) for length, more in jobs]
+    for entry in entries:
+        sched.add(entry)
     for _ in range(20_000):
         if sched.idle:
             break
         plan = sched.schedule()
-        assert len({ticket for ticket, _ in plan}) == len(plan) and all(
-            rows >= 1 for _, rows in plan
-        )
+        assert len({entry for entry, _ in plan}) == len(plan) and all(rows >= 1 for _, rows in plan)
         assert sum(rows for _, rows in plan) <= 64 and sched.running <= running
-        assert sum(ticket.state is State.DECODING for ticket, _ in plan) <= batch
+        assert sum(entry.state is State.DECODING for entry, _ in plan) <= batch
         assert plan or sched.starved is None
         play(plan, sched, room)
-    assert all(ticket.state is State.FINISHED for ticket in tickets)
+    assert all(entry.state is State.FINISHED for entry in entries)
     assert room.left == pages
 
 
@@ -271,20 +269,20 @@ def test_sequences_side_by_side_go_in_one_step_where_they_fit_and_nobody_starves
     widths, most, rows
 ):
     sched = scheduler(max_batch_sequences=most, max_batch_tokens=rows, max_sequences=20)
-    tickets = decoders(sched, len(widths))
-    for ticket, width in zip(tickets, widths):
-        ticket.width = width
-    turns = dict.fromkeys(tickets, 0)
+    entries = decoders(sched, len(widths))
+    for entry, width in zip(entries, widths):
+        entry.width = width
+    turns = dict.fromkeys(entries, 0)
     for _ in range(12 * (sum(width or 1 for width in widths) // most + len(widths))):
         plan = sched.schedule()
         taken = dict(plan)
         assert len(taken) == len(plan) and sum(taken.values()) <= min(most, rows)
-        for ticket, count in taken.items():
-            assert count == (min(ticket.width - ticket.part, most) if ticket.width else 1)
-            ticket.part += count if ticket.width else 0
-            if ticket.part == ticket.width:
-                ticket.part, ticket.done, ticket.length = 0, ticket.done + 1, ticket.length + 1
-                turns[ticket] += 1
+        for entry, count in taken.items():
+            assert count == (min(entry.width - entry.part, most) if entry.width else 1)
+            entry.part += count if entry.width else 0
+            if entry.part == entry.width:
+                entry.part, entry.done, entry.length = 0, entry.done + 1, entry.length + 1
+                turns[entry] += 1
     # a wide one has had so many turns of several steps each
     assert min(turns.values()) >= 2
 
@@ -292,28 +290,30 @@ def test_sequences_side_by_side_go_in_one_step_where_they_fit_and_nobody_starves
 def test_decoders_that_fill_every_step_leave_a_row_to_who_prefills():
     sched = scheduler(max_batch_sequences=8, max_batch_tokens=8)
     busy = decoders(sched, 8)
-    late = Ticket(20)
+    late = ScheduleEntry(20)
     sched.add(late)
     turns = dict.fromkeys(busy, 0)
     for _ in range(20):
         plan = sched.schedule()
-        for ticket, _ in plan:
-            turns[ticket] = turns.get(ticket, 0) + 1
+        for entry, _ in plan:
+            turns[entry] = turns.get(entry, 0) + 1
         play(plan, sched)
-    assert late.state is State.DECODING and min(turns[ticket] for ticket in busy) >= 17
+    assert late.state is State.DECODING and min(turns[entry] for entry in busy) >= 17
 
 
 def test_a_whole_ticket_is_one_step_and_others_fill_what_it_leaves():
     sched = scheduler(prefill_chunk=50, max_batch_tokens=200)
     lengths = (20, 150, 30, 60, 10)
-    tickets = [Ticket(length, every_row=True, hidden=True, owner=length) for length in lengths]
-    for ticket in tickets:
-        ticket.whole = True
-        sched.add(ticket)
+    entries = [
+        ScheduleEntry(length, every_row=True, hidden=True, owner=length) for length in lengths
+    ]
+    for entry in entries:
+        entry.whole = True
+        sched.add(entry)
     steps = []
     while not sched.idle:
         plan = sched.schedule()
-        assert all(rows == ticket.length and not ticket.done for ticket, rows in plan)
+        assert all(rows == entry.length and not entry.done for entry, rows in plan)
         assert len(plan) == 1 or sum(rows for _, rows in plan) <= 50
         steps.append([rows for _, rows in plan])
         play(plan, sched)
@@ -324,15 +324,15 @@ def test_a_whole_ticket_is_one_step_and_others_fill_what_it_leaves():
 def test_a_whole_ticket_takes_its_pages_or_starves():
     pages = Pages(4)
     sched = scheduler(pages)
-    first, second = (Ticket(n, every_row=True, hidden=True, owner=n) for n in (40, 64))
-    for ticket in (first, second):
-        ticket.whole = True
-        sched.add(ticket)
+    first, second = (ScheduleEntry(n, every_row=True, hidden=True, owner=n) for n in (40, 64))
+    for entry in (first, second):
+        entry.whole = True
+        sched.add(entry)
     for wanted in (first, second):
         plan = sched.schedule()
         assert plan == [(wanted, wanted.length)]
         play(plan, sched, pages)
-    large = Ticket(65, every_row=True, hidden=True)
+    large = ScheduleEntry(65, every_row=True, hidden=True)
     large.whole = True
     sched.add(large)
     assert sched.schedule() == [] and sched.starved is large

@@ -201,7 +201,7 @@ def test_a_prefill_that_is_cancelled_is_undone_before_anybody_else_may_append():
     program.seconds_per_row = 0.01
 
     def cancel():
-        while not (running := tuple(engine._register.in_flight)):
+        while not (running := tuple(engine._tracker.in_flight)):
             time.sleep(0.001)
         running[0].listen(lambda: held.append((session.busy, list(session.tokens))), in_loop=True)
         running[0].cancel()

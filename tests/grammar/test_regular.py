@@ -8,10 +8,10 @@ import pytest
 
 from oxillama.errors import GrammarError
 from oxillama.grammar import Grammar
-from oxillama.grammar.formats import FORMATS, format_automaton
 from oxillama.grammar.nodes import CLASS
 from oxillama.grammar.regex import parse_regex, search_automaton
 from oxillama.grammar.regular import Dfa
+from oxillama.grammar.schema.formats import FORMATS, format_automaton
 
 PATTERNS = [
     "",

@@ -59,7 +59,7 @@ def state_of(engine) -> tuple:
     core = engine._loaded.core
     return (
         core.pool.pages_used,
-        len(core.room.sessions),
+        len(core.allocator.sessions),
         core.metrics().pages_leaked,
         core.prefix.entries,
         core.memory.capacity,

@@ -138,7 +138,7 @@ def test_what_nobody_else_stores_the_last_session_keeps_until_the_next(config, o
         for each in running:
             each.join()
         door(engine, max_tokens=1, **options)
-        assert engine.metrics().pages_leaked == 0 and len(engine._loaded.live._kept) == 1
+        assert engine.metrics().pages_leaked == 0 and len(engine._loaded.default_session._kept) == 1
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "f32", "q8_0", "q4_0"])

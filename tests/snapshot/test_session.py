@@ -87,7 +87,7 @@ def test_a_session_that_has_not_drawn_goes_on_from_its_pending_logits(engine):
     wanted = engine.prefill(PROMPT)
     data = engine.snapshot()
     with InferenceEngine.resume(data) as other:
-        assert np.array_equal(other._loaded.live.recent.pending, wanted)
+        assert np.array_equal(other._loaded.default_session.recent.pending, wanted)
         assert (
             other.generate(None, max_tokens=6, sampler=SEEDED).tokens
             == engine.generate(None, max_tokens=6, sampler=SEEDED).tokens

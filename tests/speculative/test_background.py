@@ -20,7 +20,7 @@ from tests.speculative.test_draft_model import SAME, SEEDED, Other, run
 def test_the_pages_of_a_draft_are_nobodys_while_it_is_drawn(background):
     class Watched(Other):
         def step(self, batch, memory, *, output="logits", cancel=None):
-            busy.extend(session.busy for session in draft.room.sessions)
+            busy.extend(session.busy for session in draft.allocator.sessions)
             return super().step(batch, memory, output=output, cancel=cancel)
 
     busy = []
@@ -32,7 +32,7 @@ def test_the_pages_of_a_draft_are_nobodys_while_it_is_drawn(background):
     target.close()
     if background:
         drafter.close_thread()
-    assert busy and all(busy) and not any(session.busy for session in draft.room.sessions)
+    assert busy and all(busy) and not any(session.busy for session in draft.allocator.sessions)
     draft.close()
 
 

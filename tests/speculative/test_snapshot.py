@@ -135,7 +135,7 @@ def held(engine) -> tuple:
     return (
         engine.metrics().pages_used,
         engine.metrics().pages_leaked,
-        len(engine._loaded.core.room.sessions),
+        len(engine._loaded.core.allocator.sessions),
     )
 
 

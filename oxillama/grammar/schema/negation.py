@@ -7,12 +7,12 @@ applied as made-up ones; keywords whose names begin with `$` and that no draft k
 """
 
 from oxillama.errors import GrammarError
-from oxillama.grammar.formats import FORMATS
 from oxillama.grammar.regex import parse_regex
-from oxillama.grammar.schema_case import Action, demand
-from oxillama.grammar.schema_document import FALSE, TRUE, TYPES
-from oxillama.grammar.schema_keywords import APPLY, array_schemas
-from oxillama.grammar.schema_values import exact
+from oxillama.grammar.schema.case import Action, demand
+from oxillama.grammar.schema.document import FALSE, TRUE, TYPES
+from oxillama.grammar.schema.formats import FORMATS
+from oxillama.grammar.schema.keywords import APPLY, array_schemas
+from oxillama.grammar.schema.values import exact
 
 
 def negate(ex, node: int, schema: dict) -> list[list[Action]]:

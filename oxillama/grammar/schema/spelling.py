@@ -25,7 +25,7 @@ from oxillama.grammar.nodes import (
     repeat,
     seq,
 )
-from oxillama.grammar.numerals import number_literal
+from oxillama.grammar.schema.numerals import number_literal
 
 MAX_PERMUTED = 4  # members of a constant that are written in any order
 SHORT = {0x22: '\\"', 0x5C: "\\\\", 8: "\\b", 12: "\\f", 10: "\\n", 13: "\\r", 9: "\\t"}

@@ -1,14 +1,14 @@
 """One case of a schema: what must hold of a value all at once, without any logic left in it.
 
-`schema_facts` gathers it, `schema_emit` writes it. An *action* adds something to a case; it may
+`schema/facts.py` gathers it, `schema/emit.py` writes it. An *action* adds something to a case; it may
 turn out contradictory (`dead`).
 """
 
 from collections.abc import Callable
 from fractions import Fraction
 
-from oxillama.grammar.schema_document import FALSE, TRUE, TYPES
-from oxillama.grammar.schema_values import canonical, kind_of
+from oxillama.grammar.schema.document import FALSE, TRUE, TYPES
+from oxillama.grammar.schema.values import canonical, kind_of
 
 
 class Facts:

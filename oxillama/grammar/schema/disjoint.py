@@ -5,9 +5,9 @@ for each other. `ex` is the `Expander`.
 import math
 
 from oxillama.errors import GrammarError
-from oxillama.grammar.schema_case import Action, Facts, demand
-from oxillama.grammar.schema_document import FALSE, TRUE
-from oxillama.grammar.schema_values import canonical
+from oxillama.grammar.schema.case import Action, Facts, demand
+from oxillama.grammar.schema.document import FALSE, TRUE
+from oxillama.grammar.schema.values import canonical
 
 
 def one_branches(ex, context: Facts, literals) -> list[list[Action]]:

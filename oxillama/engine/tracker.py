@@ -8,23 +8,23 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from oxillama.engine.allocator import PageAllocator
 from oxillama.engine.metrics import EngineMetrics
 from oxillama.engine.pages import KvCachePool
 from oxillama.engine.request import Request
-from oxillama.engine.room import Room
-from oxillama.engine.scheduler import Scheduler, Ticket
+from oxillama.engine.scheduler import ScheduleEntry, Scheduler
 from oxillama.errors import EngineError, PoolError
 
 
-class Register:
-    """The requests that were submitted and have not ended. wanting: those that speculate and have
-    no candidates for their next step yet.
+class RequestTracker:
+    """The requests that were submitted and have not ended. undrafted: those that speculate and
+    have no candidates for their next step yet.
     """
 
     def __init__(
         self,
         pool: KvCachePool,
-        room: Room,
+        allocator: PageAllocator,
         scheduler: Scheduler,
         counters: EngineMetrics,
         vocab_size: int,
@@ -33,18 +33,18 @@ class Register:
         """run: runs a function beside the loop."""
         self.whole = False  # all tokens of a request are of one step
         self.in_flight: set[Request] = set()
-        self.wanting: dict[Request, None] = {}
+        self.undrafted: dict[Request, None] = {}
         self._run = run
-        self._pool, self._room, self._scheduler, self._counters, self._vocab_size = (
+        self._pool, self._allocator, self._scheduler, self._counters, self._vocab_size = (
             pool,
-            room,
+            allocator,
             scheduler,
             counters,
             vocab_size,
         )
 
     def begin(self, request: Request) -> np.ndarray | None:
-        """Make a ticket of a submitted request and queue it; returns the logits it goes on from,
+        """Make an entry of a submitted request and queue it; returns the logits it goes on from,
         where its session has them.
         """
         session = request.session
@@ -62,25 +62,25 @@ class Register:
             # the last token again, for its logits
             kv.truncate(len(tokens) - 1)
         session.pending = None
-        ticket = Ticket(len(tokens), done=kv.length, priority=request.priority, owner=request)
-        request.ticket = ticket
+        entry = ScheduleEntry(len(tokens), done=kv.length, priority=request.priority, owner=request)
+        request.entry = entry
         if request.on_rows is not None:
-            ticket.every_row = True
-            ticket.hidden = request.hidden
-            request.delivered = ticket.done
+            entry.every_row = True
+            entry.hidden = request.hidden
+            request.delivered = entry.done
             if self.whole:
-                ticket.whole = True
+                entry.whole = True
             else:
-                ticket.row_limit = max(1, (32 << 20) // (4 * max(1, self._vocab_size)))
-        self._scheduler.add(ticket)
+                entry.row_limit = max(1, (32 << 20) // (4 * max(1, self._vocab_size)))
+        self._scheduler.add(entry)
         return pending
 
     def restart(self, request: Request) -> None:
-        """Send a running ticket back to prefill what its pages lack."""
-        ticket = request.ticket
-        self._scheduler.finish(ticket)
-        ticket.done = request.session.kv.length
-        self._scheduler.add(ticket)
+        """Send a running entry back to prefill what its pages lack."""
+        entry = request.entry
+        self._scheduler.finish(entry)
+        entry.done = request.session.kv.length
+        self._scheduler.add(entry)
 
     def end(self, request: Request, reason: str | None, error: BaseException | None = None) -> None:
         """Take a request out of the engine and tell its callers; the first end counts.
@@ -96,19 +96,19 @@ class Register:
             self._end(request, reason, error or refused)
 
     def _end(self, request: Request, reason: str | None, error: BaseException | None) -> None:
-        self.wanting.pop(request, None)
-        request.waits_for = None
-        self._put_away(request, error)
+        self.undrafted.pop(request, None)
+        request.awaited_call = None
+        self._release(request, error)
         own = error
         if request.speculation is not None:
             try:
                 request.speculation.close(len(request.generated))
             # a drafter's doing, and no business of those who wait for the prompt
-            except BaseException as told:
-                own = error or told
+            except BaseException as raised:
+                own = error or raised
         if request.end(reason, own):
-            self._run(request.tell_end)
-        self._hand_over(request, reason, error)
+            self._run(request.run_end_listeners)
+        self._reassign_prompt(request, reason, error)
         self._count(request)
 
     def _count(self, request: Request) -> None:
@@ -123,40 +123,42 @@ class Register:
             counters.timed_out += request.finish_reason == "timeout"
             counters.completed += 1
 
-    def _put_away(self, request: Request, error: BaseException | None) -> None:
+    def _release(self, request: Request, error: BaseException | None) -> None:
         """What a request held goes where it belongs, and its session is idle."""
         session = request.session
-        if request.ticket is not None:
-            self._scheduler.finish(request.ticket, everywhere=error is not None)
+        if request.entry is not None:
+            self._scheduler.finish(request.entry, everywhere=error is not None)
         if request.beams is not None:
             request.beams.close()
-        kept = session in self._room.sessions
+        kept = session in self._allocator.sessions
         if error is None:
-            self._room.store(request, whole_pages=kept)
+            self._allocator.store(request, whole_pages=kept)
         if request.kind == "extend" and request.value is None:
             # here: once it is idle somebody else may append to it
             session.cut(request.before)
         if kept:
-            self._room.keep(session)  # now the one used last
+            self._allocator.keep(session)  # now the one used last
             # without pages that were reserved for a step that never was
             session.kv.truncate(session.kv.length)
         else:
-            session.rest()
+            session.release_pages()
         session.busy = False
 
-    def _hand_over(self, request: Request, reason: str | None, error: BaseException | None) -> None:
+    def _reassign_prompt(
+        self, request: Request, reason: str | None, error: BaseException | None
+    ) -> None:
         """Those who still wait for the prompt of a request that has ended: one of them evaluates
         it, or all end of the same error.
         """
-        heirs = [each for each in request.siblings if each in self.in_flight]
-        for at, each in enumerate(heirs):
+        waiting = [each for each in request.siblings if each in self.in_flight]
+        for at, each in enumerate(waiting):
             if error is not None:
                 self.end(each, reason, error)
             # it has no siblings: whoever lives evaluates the prompt
             elif each.stopping:
                 self.end(each, each.stopping)
             else:
-                each.siblings = tuple(heirs[at + 1 :])
+                each.siblings = tuple(waiting[at + 1 :])
                 try:
                     self.begin(each)
                 except MemoryError as refused:
@@ -166,14 +168,14 @@ class Register:
 
     def end_starved(self) -> None:
         """A request that is alone and cannot be given its pages will never be."""
-        ticket = self._scheduler.starved
-        if ticket is not None:
-            need = -(-ticket.length // self._pool.page_size) * max(1, ticket.width)
+        entry = self._scheduler.starved
+        if entry is not None:
+            need = -(-entry.length // self._pool.page_size) * max(1, entry.width)
             self.end(
-                ticket.owner,
+                entry.owner,
                 None,
                 PoolError(
-                    f"page pool: {ticket.length} tokens need {need} pages, {self._pool.max_pages or self._pool.memory.capacity} is all there is, "
+                    f"page pool: {entry.length} tokens need {need} pages, {self._pool.max_pages or self._pool.memory.capacity} is all there is, "
                     f"{self._pool.pages_used} of them owned"
                 ),
             )
@@ -184,11 +186,11 @@ class Register:
             self.end(request, request.stopping)
 
     def end_step(self, requests: Iterable[Request], cause: MemoryError) -> None:
-        """End the requests of a step that memory was refused for; each is told of its own."""
+        """End the requests of a step that memory was refused for; each gets an error of its own."""
         for request in requests:
-            told = MemoryError(f"request: memory was refused in its step; {cause}".rstrip("; "))
-            told.__cause__ = cause
-            self.end(request, None, told)
+            own = MemoryError(f"request: memory was refused in its step; {cause}".rstrip("; "))
+            own.__cause__ = cause
+            self.end(request, None, own)
 
     def end_all(self, failure: EngineError | None) -> None:
         """End everybody, as cancelled, or because of what broke the loop."""
@@ -196,11 +198,11 @@ class Register:
             if failure is None:
                 self.end(request, "cancelled")
                 continue
-            told = type(failure)(str(failure))
-            told.__cause__ = failure.__cause__
+            own = type(failure)(str(failure))
+            own.__cause__ = failure.__cause__
             try:
-                self.end(request, None, told)
+                self.end(request, None, own)
             except Exception:  # what holds the pages may be what broke
                 self.in_flight.discard(request)
-                if request.end(None, told):
-                    self._run(request.tell_end)
+                if request.end(None, own):
+                    self._run(request.run_end_listeners)

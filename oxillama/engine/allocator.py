@@ -1,6 +1,6 @@
-"""Whose pages are whose: the room that running requests, stored prefixes and idle sessions share.
+"""Divides pages among running requests, stored prefixes and idle sessions.
 
-The scheduler asks here: may a ticket start (`admit`), is there room for its next rows (`reserve`),
+The scheduler asks here: may an entry start (`admit`), is there room for its next rows (`reserve`),
 take its pages away (`release`). Room is made in this order: free pages, stored prefixes, pages of
 idle sessions, each the least recently used first; what an idle session loses is evaluated again,
 with the same bits, when it goes on. Whoever could get its pages so does not wait for them.
@@ -18,12 +18,12 @@ from oxillama.engine.metrics import Histogram
 from oxillama.engine.pages import KvCachePool, PagedKvCache
 from oxillama.engine.prefix import PrefixKvCache
 from oxillama.engine.request import Request
-from oxillama.engine.scheduler import Scheduler, State, Ticket
+from oxillama.engine.scheduler import ScheduleEntry, Scheduler, State
 from oxillama.engine.session import Session
 from oxillama.errors import PoolError
 
 
-class Room:
+class PageAllocator:
     """The pool, the prefix tree over it (None: none), and the idle sessions that keep pages."""
 
     def __init__(
@@ -54,29 +54,29 @@ class Room:
         while self._forgotten:
             self._forgotten.pop().release()
 
-    def admit(self, ticket: Ticket) -> bool | None:
+    def admit(self, entry: ScheduleEntry) -> bool | None:
         """Look for a stored prefix; wait for one that is being computed right now (False), or for
         pages (None).
         """
         self.collect()
-        request = ticket.owner
-        if request.follows is not None:
-            leader, shared = request.follows
+        request = entry.owner
+        if request.prefix_source is not None:
+            leader, shared = request.prefix_source
             if leader.state is State.PREFILLING and leader.done < shared:
                 return False
-            request.follows = None
+            request.prefix_source = None
         prefix = None
-        if ticket.done == 0 and request.cache and not ticket.every_row:
+        if entry.done == 0 and request.cache and not entry.every_row:
             prefix = self.prefix
         if prefix is not None and self._follow(request, prefix):
             return False
-        if self.scheduler.running and not self._fits(ticket, prefix):
+        if self.scheduler.running and not self._fits(entry, prefix):
             return None
         if prefix is not None:
             hit = prefix.lookup(request.session.tokens, key=request.session.cache_key)
             if hit.length:
                 request.session.kv.adopt(hit.pages, hit.length, hit.checkpoint)
-                ticket.done = hit.length
+                entry.done = hit.length
             if not request.admitted_at:
                 request.cached = hit.length
         if not request.admitted_at:
@@ -84,13 +84,13 @@ class Room:
             self._queue_times.observe(request.admitted_at - request.submitted_at)
         return True
 
-    def reserve(self, ticket: Ticket, length: int) -> bool:
-        """Make a ticket's positions below `length` writable; False when there is no page left to
+    def reserve(self, entry: ScheduleEntry, length: int) -> bool:
+        """Make an entry's positions below `length` writable; False when there is no page left to
         take.
         """
-        if ticket.width:
-            return all(self.make(session.kv, length) for session in ticket.owner.beams.sessions)
-        return self.make(ticket.owner.session.kv, length)
+        if entry.width:
+            return all(self.make(session.kv, length) for session in entry.owner.beams.sessions)
+        return self.make(entry.owner.session.kv, length)
 
     def make(self, kv: PagedKvCache, length: int) -> bool:
         """Make positions below `length` of a sequence writable; False when there is no page left to
@@ -112,15 +112,15 @@ class Room:
                 return False
             idle.kv.release()
 
-    def release(self, ticket: Ticket) -> None:
-        """Take a ticket's pages away; sequences side by side begin again with what they have in
+    def release(self, entry: ScheduleEntry) -> None:
+        """Take an entry's pages away; sequences side by side begin again with what they have in
         common.
         """
-        request = ticket.owner
+        request = entry.owner
         request.session.kv.release()
         if request.beams is not None:
             request.beams.release()
-            ticket.length = len(request.session.tokens)
+            entry.length = len(request.session.tokens)
 
     def store(self, request: Request, *, whole_pages: bool) -> None:
         """Put what is evaluated so far into the prefix tree; of a session that goes on whole pages
@@ -138,7 +138,7 @@ class Room:
             mark, whole_pages = kv.mark(), False
             checkpoints = None if mark is None else {mark.position: mark}
         length = kv.length // size * size if whole_pages else kv.length
-        pages = kv.pages if whole_pages else kv.lend()
+        pages = kv.pages if whole_pages else kv.shareable_pages()
         if length:
             prefix.insert(
                 session.tokens[:length],
@@ -199,20 +199,20 @@ class Room:
                 continue
             shared = common_prefix(session.tokens, other.session.tokens, limit) // size * size
             if shared > max(stored, leader.done):
-                request.follows = (leader, shared)
+                request.prefix_source = (leader, shared)
                 return True
         return False
 
-    def _fits(self, ticket: Ticket, prefix: PrefixKvCache | None) -> bool:
-        """Whether a ticket's tokens, and one more for everybody who runs, fit into pages that are
+    def _fits(self, entry: ScheduleEntry, prefix: PrefixKvCache | None) -> bool:
+        """Whether an entry's tokens, and one more for everybody who runs, fit into pages that are
         free or idly held. prefix: where it may have some from, None for nowhere.
         """
         free = self.pool.pages_free
         if free is None:
             return True
-        session, size = ticket.owner.session, self.pool.page_size
+        session, size = entry.owner.session, self.pool.page_size
         mine: Sequence[int] = ()
-        need = session.kv.missing_pages(ticket.length + 1) + self.scheduler.running
+        need = session.kv.missing_pages(entry.length + 1) + self.scheduler.running
         if need <= free:
             return True
         if prefix is not None:

@@ -18,9 +18,9 @@ from oxillama.grammar.nodes import (
     seq,
 )
 from oxillama.grammar.regular import MAX_NETWORK
-from oxillama.grammar.schema_case import Facts
-from oxillama.grammar.schema_document import FALSE, TRUE
-from oxillama.grammar.schema_values import canonical, kind_of, load
+from oxillama.grammar.schema.case import Facts
+from oxillama.grammar.schema.document import FALSE, TRUE
+from oxillama.grammar.schema.values import canonical, kind_of, load
 
 
 def array(em, facts: Facts) -> tuple:

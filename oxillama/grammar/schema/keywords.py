@@ -3,12 +3,12 @@ the table of what is enforced.
 """
 
 from oxillama.errors import GrammarError
-from oxillama.grammar.formats import FORMATS
 from oxillama.grammar.regex import parse_regex
-from oxillama.grammar.schema_case import demand
-from oxillama.grammar.schema_disjoint import one_branches
-from oxillama.grammar.schema_document import FALSE, TRUE, TYPES, escape
-from oxillama.grammar.schema_values import exact, kind_of
+from oxillama.grammar.schema.case import demand
+from oxillama.grammar.schema.disjoint import one_branches
+from oxillama.grammar.schema.document import FALSE, TRUE, TYPES, escape
+from oxillama.grammar.schema.formats import FORMATS
+from oxillama.grammar.schema.values import exact, kind_of
 
 INFINITE = 1 << 60
 OPENING = frozenset(("additionalProperties", "unevaluatedProperties", "patternProperties"))

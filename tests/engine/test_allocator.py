@@ -18,25 +18,23 @@ def watched(engine):
     """The engine, with what `admit` refused for want of pages held against all pages that somebody
     who runs or waits must keep.
     """
-    room, admit, refused = engine.room, engine.room.admit, []
+    allocator, admit, refused = engine.allocator, engine.allocator.admit, []
 
-    def judged(ticket):
-        answer = admit(ticket)
+    def judged(entry):
+        answer = admit(entry)
         if answer is None:
-            session = ticket.owner.session
+            session = entry.owner.session
             length, shared = (
-                room.prefix.find(session.tokens, key=session.adapters)
-                if room.prefix and not ticket.done
+                allocator.prefix.find(session.tokens, key=session.adapters)
+                if allocator.prefix and not entry.done
                 else (0, [])
             )
-            held = set(shared).union(
-                *(each.session.kv.pages for each in engine._register.in_flight)
-            )
+            held = set(shared).union(*(each.session.kv.pages for each in engine._tracker.in_flight))
             table, filled = session.kv.pages, session.kv.length
             # a shared last page is copied
             mine = len(table) - bool(filled % 16 and engine.pool.owners(table[filled // 16]) > 1)
             have = length // 16 if shared else mine
-            need = -(-(ticket.length + 1) // 16) - have + room.scheduler.running
+            need = -(-(entry.length + 1) // 16) - have + allocator.scheduler.running
             refused.append((need, engine.pool.max_pages - len(held)))
         return answer
 
@@ -162,10 +160,10 @@ def test_the_session_that_rested_longest_lends_first():
 def until_forgotten(engine, left):
     """Collect until so many sessions are left: the loop may be about to let go of the last request."""
     until = time.monotonic() + 5
-    while len(engine.room.sessions) > left and time.monotonic() < until:
+    while len(engine.allocator.sessions) > left and time.monotonic() < until:
         gc.collect()
         time.sleep(0.001)
-    assert len(engine.room.sessions) == left
+    assert len(engine.allocator.sessions) == left
 
 
 def test_sessions_that_are_forgotten_give_their_pages_back():

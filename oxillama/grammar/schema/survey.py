@@ -10,10 +10,10 @@ machine runs (`endless`), so that no text leads into one. `em` is the `Emitter` 
 from collections.abc import Callable, Sequence
 
 from oxillama.grammar.nodes import CHOICE, CLASS, FRESH, NETWORK, REGISTER, REPEAT, RULE, SEQUENCE
-from oxillama.grammar.schema_arrays import item_at
-from oxillama.grammar.schema_case import Facts
-from oxillama.grammar.schema_document import FALSE, TRUE, TYPES
-from oxillama.grammar.schema_keywords import APPLY
+from oxillama.grammar.schema.arrays import item_at
+from oxillama.grammar.schema.case import Facts
+from oxillama.grammar.schema.document import FALSE, TRUE, TYPES
+from oxillama.grammar.schema.keywords import APPLY
 
 SCALARS = ("string", "number", "integer", "boolean", "null")
 GLANCED = {

@@ -1,7 +1,7 @@
 """Writes the cases of a schema as grammar rules: one rule per set of literals, one alternative per
 case and type.
 
-Everything here and in `schema_numbers`, `schema_arrays` and `schema_objects` only ever narrows: a
+Everything here and in `numbers`, `arrays` and `objects` only ever narrows: a
 case whose constraints cannot be written exactly is refused (`refuse` raises, or warns when the
 compiler is lenient), never widened.
 """
@@ -9,9 +9,6 @@ compiler is lenient), never widened.
 import functools
 
 from oxillama.errors import GrammarError
-from oxillama.grammar import numerals
-from oxillama.grammar import spelling as sp
-from oxillama.grammar.formats import format_automaton, format_pattern
 from oxillama.grammar.nodes import (
     ANY,
     CHOICE,
@@ -33,14 +30,17 @@ from oxillama.grammar.nodes import (
 )
 from oxillama.grammar.regex import parse_regex, search_automaton
 from oxillama.grammar.regular import Dfa, meet
-from oxillama.grammar.schema_arrays import array as array_node
-from oxillama.grammar.schema_case import Facts
-from oxillama.grammar.schema_document import Document
-from oxillama.grammar.schema_facts import Expander
-from oxillama.grammar.schema_numbers import numeric
-from oxillama.grammar.schema_objects import names_but
-from oxillama.grammar.schema_objects import object_ as object_node
-from oxillama.grammar.schema_survey import endless, survey
+from oxillama.grammar.schema import numerals
+from oxillama.grammar.schema import spelling as sp
+from oxillama.grammar.schema.arrays import array as array_node
+from oxillama.grammar.schema.case import Facts
+from oxillama.grammar.schema.document import Document
+from oxillama.grammar.schema.facts import Expander
+from oxillama.grammar.schema.formats import format_automaton, format_pattern
+from oxillama.grammar.schema.numbers import numeric
+from oxillama.grammar.schema.objects import names_but
+from oxillama.grammar.schema.objects import object_ as object_node
+from oxillama.grammar.schema.survey import endless, survey
 
 MAX_AUTOMATA = 30_000  # states of all automata of one schema
 MAX_PRODUCT = 1000  # states times length up to which both make one automaton

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from urllib.parse import unquote, urljoin
 
 from oxillama.errors import GrammarError
-from oxillama.grammar.schema_values import canonical, exact, kind_of
+from oxillama.grammar.schema.values import canonical, exact, kind_of
 
 TRUE, FALSE = (0, True), (0, False)
 MAPS = frozenset(

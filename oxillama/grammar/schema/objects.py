@@ -32,8 +32,8 @@ from oxillama.grammar.nodes import (
 )
 from oxillama.grammar.regex import parse_regex, search_automaton
 from oxillama.grammar.regular import MAX_NETWORK, Dfa, meet
-from oxillama.grammar.schema_case import Facts
-from oxillama.grammar.schema_document import FALSE, TRUE
+from oxillama.grammar.schema.case import Facts
+from oxillama.grammar.schema.document import FALSE, TRUE
 
 MAX_FINITE = 64  # names that are counted one by one where they are few
 

@@ -1,4 +1,4 @@
-"""`LiveSession`: the one conversation that an engine itself holds, for callers who keep none of
+"""`DefaultSession`: the one conversation that an engine itself holds, for callers who keep none of
 their own.
 """
 
@@ -12,9 +12,9 @@ from oxillama.engine.engine import EngineCore
 from oxillama.engine.session import Session
 
 
-class LiveSession:
+class DefaultSession:
     """A session made when it is first needed, and beside it the one used last. Whoever changes the
-    live session holds `lock`.
+    default session holds `lock`.
     """
 
     __slots__ = ("_core", "_kept", "_session", "lock", "recent")
@@ -28,19 +28,19 @@ class LiveSession:
         self._kept: list[Session] = []  # sessions of `keeping`
 
     def get(self) -> Session:
-        """The live session."""
+        """The default session."""
         with self.lock:
             if self._session is None:
                 self._session = self._core.keep(self._core.new_session())
             return self._session
 
     def use(self) -> Session:
-        """The live session, which is now the one used last."""
+        """The default session, which is now the one used last."""
         with self.lock:
             self.recent = self.get()
             return self.recent
 
-    def keeping(self, make: Callable) -> Callable:
+    def retaining(self, make: Callable) -> Callable:
         """`make` of a request, whose session keeps its pages where nobody stores them, until
         another request that was made so takes its place.
         """
@@ -65,7 +65,7 @@ class LiveSession:
         return made
 
     def take(self, session: Session) -> None:
-        """Hold another session: it is the live one and the one used last; the one before is closed."""
+        """Hold another session: it is the default one and the one used last; the one before is closed."""
         with self.lock:
             if self._session is not None:
                 self._session.close()
@@ -79,9 +79,9 @@ class LiveSession:
     def reset(self) -> None:
         """Close it; the next use makes another."""
         with self.lock:
-            live = self.get()
-            live.close()
-            if self.recent is live:
+            session = self.get()
+            session.close()
+            if self.recent is session:
                 self.recent = None
             self._session = None
 

@@ -5,10 +5,10 @@ grammar.
 from fractions import Fraction
 
 from oxillama.errors import GrammarError
-from oxillama.grammar.formats import FORMATS, format_automaton
 from oxillama.grammar.regex import search_automaton
-from oxillama.grammar.schema_document import Document
-from oxillama.grammar.schema_values import canonical, exact, kind_of
+from oxillama.grammar.schema.document import Document
+from oxillama.grammar.schema.formats import FORMATS, format_automaton
+from oxillama.grammar.schema.values import canonical, exact, kind_of
 
 
 def holds(document: Document, literal: tuple[int, bool], value, depth: int = 0) -> bool:

@@ -6,11 +6,11 @@ from fractions import Fraction
 from math import ceil, floor, gcd, lcm
 
 from oxillama.errors import GrammarError
-from oxillama.grammar import numerals
 from oxillama.grammar.nodes import NETWORK, NEVER, choice, literal, repeat, seq
 from oxillama.grammar.regular import MAX_NETWORK
-from oxillama.grammar.schema_case import Facts
-from oxillama.grammar.schema_values import exact
+from oxillama.grammar.schema import numerals
+from oxillama.grammar.schema.case import Facts
+from oxillama.grammar.schema.values import exact
 
 MAX_ENUMERATED = 4096  # multiples listed one by one
 

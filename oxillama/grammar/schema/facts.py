@@ -4,20 +4,20 @@
 disjunction of `Facts`. Conjunctions add facts to a case; `anyOf`, `oneOf`, `if`, `dependent*` and
 the negation of any keyword split it; contradictions drop it. Sub-schemas of items and properties
 stay literals, so recursion needs no unrolling: a grammar rule is a set of literals, and there are
-finitely many. What a keyword adds to a case is in schema_keywords, how one fails in
-schema_negation, what tells branches of `oneOf` apart in schema_disjoint.
+finitely many. What a keyword adds to a case is in `keywords`, how one fails in
+`negation`, what tells branches of `oneOf` apart in `disjoint`.
 """
 
 from collections.abc import Callable
 
 from oxillama.errors import GrammarError
 from oxillama.grammar.regex import search_automaton
-from oxillama.grammar.schema_case import Action, Facts, demand
-from oxillama.grammar.schema_document import FALSE, TRUE, Document
-from oxillama.grammar.schema_keywords import APPLY, INFINITE, in_place
-from oxillama.grammar.schema_negation import negate
-from oxillama.grammar.schema_validity import holds
-from oxillama.grammar.schema_values import canonical
+from oxillama.grammar.schema.case import Action, Facts, demand
+from oxillama.grammar.schema.document import FALSE, TRUE, Document
+from oxillama.grammar.schema.keywords import APPLY, INFINITE, in_place
+from oxillama.grammar.schema.negation import negate
+from oxillama.grammar.schema.validity import holds
+from oxillama.grammar.schema.values import canonical
 
 MAX_CASES = 1500
 MAX_STEPS = 30_000  # cases looked at for one schema, those that turned out impossible included

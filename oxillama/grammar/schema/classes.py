@@ -1,13 +1,15 @@
-"""The JSON Schema of a dataclass or TypedDict: fields as properties, those without a default (or
-not marked as such) required, nothing else allowed.
+"""The JSON Schema of a Python class: Pydantic's own for its models; of a dataclass or TypedDict the
+fields as properties, those without a default (or not marked as such) required, nothing else allowed.
 """
 
 import dataclasses
 import datetime
 import enum
+import sys
 import types
 import typing
 import uuid
+from typing import Any
 
 from oxillama.errors import GrammarError
 
@@ -150,3 +152,28 @@ def _reference(kind: type, definitions: dict) -> dict:
             }
         )
     return {"$ref": f"#/$defs/{name}"}
+
+
+class ClosedSchema(dict):
+    """A schema whose objects have the members that they list and no others, unless they say what
+    others may be (`additionalProperties`, `patternProperties`, `unevaluatedProperties`), as the
+    strict mode of hosted APIs and llama.cpp read schemas.
+    """
+
+    def __repr__(self) -> str:
+        return f"ClosedSchema({super().__repr__()})"
+
+
+def schema_of(source: Any) -> Any:
+    """The schema of a Pydantic model or dataclass or TypedDict, closed; anything else as it is."""
+    if not isinstance(source, type):
+        return source
+    describe = getattr(source, "model_json_schema", None)
+    if callable(describe):
+        return ClosedSchema(describe())
+    if hasattr(source, "__pydantic_core_schema__"):
+        # a dataclass of pydantic's, which is loaded then
+        return ClosedSchema(sys.modules["pydantic"].TypeAdapter(source).json_schema())
+    if dataclasses.is_dataclass(source) or typing.is_typeddict(source):
+        return ClosedSchema(class_schema(source))
+    return source
