@@ -546,6 +546,12 @@ class InferenceEngine:
         """
         return self._loaded.loras.load(path, name=name)
 
+    def unload_lora(self, name: str) -> Lora:
+        """Forget an adapter that was loaded under a name. Sessions and requests that use it keep it
+        to their end; one on the stack is a ConfigError.
+        """
+        return self._loaded.loras.unload(name)
+
     @property
     def loras(self) -> LoraStack:
         """The adapters loaded, and the stack of those that new sessions begin with."""

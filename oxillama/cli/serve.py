@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import oxillama
+from oxillama.cli import lora
 from oxillama.cli.loading import add_model
 from oxillama.errors import ConfigError
 
@@ -19,6 +20,7 @@ def add_commands(commands: Any) -> None:
         "serve", help="serve a model over HTTP, in the dialects of OpenAI, Anthropic and others"
     )
     add_model(command)
+    lora.add_lora(command)
     add = command.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=int, default=8080, help="port, 0 for a free one (default: %(default)s)")
@@ -103,6 +105,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     given["log_requests"] = not arguments.no_log_requests
     if arguments.chat_template is not None:
         given["chat_template"] = _text(arguments.chat_template)
+    given["loras"] = tuple(map(lora.file_and_scale, arguments.lora))
     given["engine"] = _engine(arguments)
     return serve(ServerConfig.of(given))
 

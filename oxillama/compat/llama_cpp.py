@@ -62,8 +62,6 @@ _REFUSED: tuple[tuple[str, Any], ...] = (
     ("use_mlock", False),
     ("kv_overrides", None),
     ("lora_base", None),
-    ("lora_scale", 1.0),
-    ("lora_path", None),
     ("numa", False),
     ("chat_handler", None),
     ("tokenizer", None),
@@ -147,6 +145,8 @@ class Llama:
         yarn_beta_fast: float = 32.0,
         yarn_beta_slow: float = 1.0,
         yarn_orig_ctx: int = 0,
+        lora_path: str | os.PathLike[str] | None = None,
+        lora_scale: float = 1.0,
         logits_all: bool = False,
         embedding: bool = False,
         last_n_tokens_size: int = 64,
@@ -178,6 +178,10 @@ class Llama:
             raise ConfigError(
                 f"chat_format: found {chat_format!r}, wanted None (the file's own template) or one of {', '.join(_TEMPLATES)}"
             )
+        if lora_path is None and lora_scale != 1.0:
+            raise ConfigError(f"lora_scale: found {lora_scale} without a lora_path, wanted both")
+        if lora_path is not None and vocab_only:
+            raise ConfigError("lora_path: found beside vocab_only=True, wanted a model to change")
         if draft_model is not None and not isinstance(draft_model, LlamaPromptLookupDecoding):
             raise ConfigError(
                 f"draft_model: found {type(draft_model).__name__}, wanted a LlamaPromptLookupDecoding"
@@ -217,6 +221,12 @@ class Llama:
         if type_k is not None:
             config["kv_type"] = _KV_TYPES[type_k]
         self._engine = oxillama.load(path, **config)
+        if lora_path is not None:
+            try:
+                self._engine.apply_lora(os.fspath(lora_path), lora_scale)
+            except BaseException:
+                self._engine.close()
+                raise
         if chat_format is not None:
             self._engine.opened.use_template(_TEMPLATES[chat_format])
 

@@ -119,9 +119,13 @@ class LoraStack:
     def __repr__(self) -> str:
         return f"<LoraStack {self._current!r}, {len(self._loaded)} loaded>"
 
-    def load(self, path: str | os.PathLike[str], *, name: str | None = None) -> Lora:
+    def load(
+        self, path: str | os.PathLike[str], *, name: str | None = None, replace: bool = False
+    ) -> Lora:
         """Read, check and pack an adapter without using it yet; one that was loaded from the same
         unchanged file is not read again. name: None for the file's own, without its suffix.
+        replace: the name may be that of another adapter, which it no longer means; the stack and
+        sessions keep what they have.
 
         LoraError or GgufError for a bad one, ConfigError for a name that another has; nothing has
         changed then.
@@ -139,12 +143,37 @@ class LoraStack:
             made = fit(self._model, read_lora(path, self._model.reader), name)
             held = self._loaded.get(name)
             if held is not None and held.fingerprint != made.fingerprint:
-                raise ConfigError(
-                    f"lora: {name!r} is {held.path} already, wanted another name for {path}"
-                )
+                if not replace:
+                    raise ConfigError(
+                        f"lora: {name!r} is {held.path} already, wanted another name for {path}"
+                    )
+                self._forget(held)
+                held = None
             made = held or made
             self._loaded[name] = self._files[name, mark] = made
             return made
+
+    def unload(self, name: str) -> Lora:
+        """Forget a loaded adapter, and return it. Sessions that use it keep it, and its memory, to
+        their end; later requests cannot name it. ConfigError for one that is not loaded, or that
+        is on the stack.
+        """
+        with self._lock:
+            found = self._loaded.get(name)
+            if found is None:
+                known = ", ".join(sorted(self._loaded)) or "none"
+                raise ConfigError(f"lora: {name!r:.80} is not loaded, loaded are {known}")
+            if any(lora is found for lora, _ in self._stack):
+                raise ConfigError(
+                    f"lora: {name!r} is on the stack, wanted it off (pop_lora, clear_loras) before "
+                    "it is unloaded"
+                )
+            self._forget(found)
+            return found
+
+    def _forget(self, lora: Lora) -> None:
+        del self._loaded[lora.name]
+        self._files = {key: each for key, each in self._files.items() if each is not lora}
 
     def push_lora(self, lora: Any, scale: float = 1.0) -> Lora:
         """Add an adapter (a `Lora`, the name of a loaded one, or a path) to what new sessions begin
@@ -169,6 +198,13 @@ class LoraStack:
         """Take all adapters off the stack; they stay loaded."""
         with self._lock:
             self._set(())
+
+    def replace(self, loras: Iterable[tuple[Lora | str, float]]) -> None:
+        """Make these, with their scales, the whole stack at once: no session begins between the
+        old one and the new one.
+        """
+        with self._lock:
+            self._set(tuple((self.find(lora), checked_scale(scale)) for lora, scale in loras))
 
     def _set(self, stack: tuple[tuple[Lora, float], ...]) -> None:
         self._current, self._stack = Adapters(stack), stack

@@ -9,8 +9,8 @@ from typing import Any
 
 from starlette.responses import Response
 
+from oxillama.server import adapters, sse
 from oxillama.server import options as table
-from oxillama.server import sse
 from oxillama.server.calls import Call, json_response
 from oxillama.server.chat import (
     EXCEPTIONS,
@@ -128,6 +128,7 @@ BODY: Schema = obj(
         "service_tier": enum("auto", "standard_only"),
         "chat_template_kwargs": OBJECT,
         "session": SESSION,
+        "lora": adapters.LORA,
     },
     ("max_tokens", "messages"),
 )
@@ -216,6 +217,7 @@ def _read(model: Model, body: Mapping[str, Any]) -> Asked:
     """What a body asks for."""
     engine = model.engine
     asked = table.read(body, default=engine.sampler, vocab_size=engine.config.vocab_size)
+    asked.options.update(adapters.asked(model, body))
     if body.get("max_tokens"):
         asked.options["max_tokens"] = int(body["max_tokens"])
     messages, prefill = _messages(body)
@@ -289,7 +291,8 @@ async def messages(call: Call) -> Response:
 
             return await sse.EventStream(call, frames, failed=failed).begin()
         _, replies, usage = await call.race(run(call, model, asked))
-        return json_response(_message(model, asked, replies[0], usage))
+        name = adapters.served_as(model, body)
+        return json_response(_message(model, name, asked, replies[0], usage))
 
 
 async def count_tokens(call: Call) -> Response:
@@ -303,7 +306,9 @@ async def count_tokens(call: Call) -> Response:
         return json_response({"input_tokens": await call.offload(count)})
 
 
-def _message(model: Model, asked: Asked, reply: Reply, usage: Mapping[str, int]) -> dict[str, Any]:
+def _message(
+    model: Model, name: str, asked: Asked, reply: Reply, usage: Mapping[str, int]
+) -> dict[str, Any]:
     content: list[dict[str, Any]] = []
     if reply.reasoning:
         content.append({"type": "thinking", "thinking": reply.thought, "signature": _signature()})
@@ -322,7 +327,7 @@ def _message(model: Model, asked: Asked, reply: Reply, usage: Mapping[str, int])
         "id": f"msg_{secrets.token_hex(12)}",
         "type": "message",
         "role": "assistant",
-        "model": model.name,
+        "model": name,
         "content": content,
         "stop_reason": reason,
         "stop_sequence": stop,
@@ -387,7 +392,7 @@ async def _stream(call: Call, model: Model, asked: Asked) -> AsyncIterator[bytes
                         "id": f"msg_{secrets.token_hex(12)}",
                         "type": "message",
                         "role": "assistant",
-                        "model": model.name,
+                        "model": adapters.served_as(model, call.body),
                         "content": [],
                         "stop_reason": None,
                         "stop_sequence": None,

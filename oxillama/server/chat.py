@@ -16,14 +16,13 @@ import oxillama
 from oxillama.chat import Turn
 from oxillama.engine.request import Completion
 from oxillama.errors import ConfigError, GrammarError
+from oxillama.server import adapters, sse
 from oxillama.server import options as table
-from oxillama.server import sse
 from oxillama.server.calls import Call, json_response
 from oxillama.server.errors import ApiError, from_engine, unsupported
 from oxillama.server.logprobs import chat_entries
 from oxillama.server.models import Model
 from oxillama.server.schema import (
-    ANY,
     BOOLEAN,
     NAME,
     OBJECT,
@@ -157,7 +156,7 @@ BODY: Schema = obj(
         "modalities": array(enum("text"), 1, 1),
         "service_tier": enum("auto", "default"),
         "session": SESSION,
-        "lora": array(ANY, 0, 0),
+        "lora": adapters.LORA,
     },
     ("messages",),
 )
@@ -218,7 +217,9 @@ def submit(model: Model, asked: Asked, state: Any) -> tuple[Turn, Any]:
     """(the turn, what the engine made of it): a request, or the siblings of several."""
     turn = prepare(model, asked)
     if asked.session is not None:
-        named = state.sessions.get(asked.session, model, create=True)
+        named = state.sessions.get(
+            asked.session, model, create=True, lora=asked.options.get("lora")
+        )
         ids = go_on_with(named.session, turn.prompt)
         named.changed, named.messages = True, asked.messages
         made = model.engine.submit(ids, session=named.session, **turn.options)
@@ -425,6 +426,7 @@ def read(model: Model, body: Mapping[str, Any]) -> Asked:
     """What a chat completion's body asks for."""
     default = model.engine.sampler
     asked = table.read(body, default=default, vocab_size=model.engine.config.vocab_size)
+    asked.options.update(adapters.asked(model, body))
     constrain(asked, body.get("response_format"), path="response_format")
     most = [name for name in ("max_tokens", "max_completion_tokens") if body.get(name) is not None]
     if len(most) > 1 and body["max_tokens"] != body["max_completion_tokens"]:
@@ -658,7 +660,7 @@ async def _whole(call: Call, model: Model, asked: Asked, body: Mapping[str, Any]
         "id": f"chatcmpl-{secrets.token_hex(12)}",
         "object": "chat.completion",
         "created": int(time.time()),
-        "model": model.name,
+        "model": adapters.served_as(model, body),
         "system_fingerprint": FINGERPRINT,
         "choices": [
             {
@@ -747,7 +749,7 @@ async def _stream(
         "id": f"chatcmpl-{secrets.token_hex(12)}",
         "object": "chat.completion.chunk",
         "created": int(time.time()),
-        "model": model.name,
+        "model": adapters.served_as(model, body),
         "system_fingerprint": FINGERPRINT,
     }
     wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))

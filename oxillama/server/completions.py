@@ -13,8 +13,8 @@ from typing import Any
 from starlette.responses import Response
 
 from oxillama.engine.request import Completion
+from oxillama.server import adapters, sse
 from oxillama.server import options as table
-from oxillama.server import sse
 from oxillama.server.calls import Call, json_response
 from oxillama.server.chat import (
     EXCEPTIONS,
@@ -31,7 +31,6 @@ from oxillama.server.infill import infill_ids
 from oxillama.server.logprobs import LegacyLogprobs
 from oxillama.server.models import Model
 from oxillama.server.schema import (
-    ANY,
     BOOLEAN,
     NAME,
     STRING,
@@ -65,7 +64,7 @@ BODY: Schema = obj(
         "add_special_tokens": BOOLEAN,
         "response_format": RESPONSE_FORMAT,
         "session": SESSION,
-        "lora": array(ANY, 0, 0),
+        "lora": adapters.LORA,
     },
 )
 
@@ -122,6 +121,7 @@ def _read(
         default=model.engine.sampler,
         vocab_size=model.engine.config.vocab_size,
     )
+    asked.options.update(adapters.asked(model, body))
     constrain(asked, body.get("response_format"), path="response_format")
     if body.get("stream_options") is not None and not body.get("stream"):
         raise ApiError(400, "stream_options: found without stream: true", param="stream_options")
@@ -178,7 +178,9 @@ def _in_session(
             raise unsupported(name, "cannot be had in a session")
     if n > 1:
         raise bad("n", n, "1 in a session")
-    named = call.state.sessions.get(body["session"], model, create=True)
+    named = call.state.sessions.get(
+        body["session"], model, create=True, lora=asked.options.get("lora")
+    )
     begun = bool(len(named.session))
     texts = prompts_of(body["prompt"]) if body.get("prompt") else []
     if len(texts) > 1:
@@ -231,7 +233,7 @@ async def _whole(
         "id": f"cmpl-{secrets.token_hex(12)}",
         "object": "text_completion",
         "created": int(time.time()),
-        "model": model.name,
+        "model": adapters.served_as(model, body),
         "system_fingerprint": FINGERPRINT,
         "choices": choices,
         "usage": _usage(usages),
@@ -322,7 +324,7 @@ async def _stream(
         "id": f"cmpl-{secrets.token_hex(12)}",
         "object": "text_completion",
         "created": int(time.time()),
-        "model": model.name,
+        "model": adapters.served_as(model, body),
         "system_fingerprint": FINGERPRINT,
     }
     wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))

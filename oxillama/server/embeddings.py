@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from oxillama.engine.embedding import PoolingMode
 from oxillama.engine.request import Request
+from oxillama.server import adapters
 from oxillama.server.calls import Call, json_response
 from oxillama.server.chat import EXCEPTIONS
 from oxillama.server.completions import PROMPT, encoded, prompts_of
@@ -30,6 +31,7 @@ BODY: Schema = obj(
         "dimensions": integer(1),
         "pooling": enum(*_MODES),
         "normalize": BOOLEAN,
+        "lora": adapters.LORA,
     },
     ("input",),
 )
@@ -97,7 +99,11 @@ async def vectors(
                 )
             ids.append(found)
         counts.append(sum(map(len, ids)))
-        options: dict[str, Any] = {"normalize": normalize, **({"mode": pooling} if pooling else {})}
+        options: dict[str, Any] = {
+            "normalize": normalize,
+            **({"mode": pooling} if pooling else {}),
+            **adapters.asked(model, call.body),
+        }
         begun: list[tuple[Request, Any]] = []
         try:
             for each in ids:
@@ -153,7 +159,7 @@ async def embeddings(call: Call) -> Response:
             {
                 "object": "list",
                 "data": data,
-                "model": model.name,
+                "model": adapters.served_as(model, body),
                 "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
             }
         )

@@ -42,7 +42,6 @@ from oxillama.server.schema import (
     Schema,
     array,
     integer,
-    number,
     obj,
     one_of,
 )
@@ -66,7 +65,7 @@ TEMPLATE_BODY: Schema = obj(
 )
 LORA_BODY: Schema = {
     "type": "array",
-    "items": obj({"id": integer(0), "scale": number(-1e6, 1e6)}, ("id", "scale")),
+    "items": adapters.LORA["items"],
     "maxItems": 1024,
 }
 EMBEDDING_BODY: Schema = obj(
@@ -94,7 +93,7 @@ _SHARED = {
     "response_fields": array(NAME, 0, 64),
     "response_format": RESPONSE_FORMAT,
     "image_data": _NOTHING,
-    "lora": array(obj({"id": integer(0), "scale": number(-1e6, 1e6)}, ("id", "scale")), 0, 64),
+    "lora": adapters.LORA,
     "session": SESSION,
 }
 COMPLETION_BODY: Schema = obj(
@@ -136,9 +135,10 @@ async def models(call: Call) -> Response:
 
 async def model(call: Call) -> Response:
     """GET /v1/models/{model}"""
-    name = call.state.models.resolve(call.params["model"])
-    found = await call.offload(_models, call)
-    return json_response(next(each for each in found if each["id"] == name))
+    given = call.params["model"]
+    name = call.state.models.resolve(given)
+    found = {each["id"]: each for each in await call.offload(_models, call)}
+    return json_response(found[given if given in found else name])
 
 
 def _models(call: Call) -> list[dict[str, Any]]:
@@ -171,7 +171,12 @@ def _models(call: Call) -> list[dict[str, Any]]:
                 }
             except OxillamaError:
                 entry["loaded"] = False
+        entry.update(root=str(path), parent=None)
         out.append(entry)
+        if name in loaded:
+            for each in loaded[name].adapters.all():
+                base = {key: entry[key] for key in ("object", "created", "owned_by", "loaded")}
+                out.append({"id": each.name, **base, "root": each.path, "parent": name})
     return out
 
 
@@ -183,7 +188,7 @@ async def props(call: Call) -> Response:
             "id": 0,
             "n_ctx": engine.context_size,
             "is_processing": False,
-            "params": _settings(engine.sampler, {}, ()),
+            "params": _settings(model, engine.sampler, {}, ()),
         }
         special = {
             name: bridge.token_text(token)
@@ -210,7 +215,9 @@ async def props(call: Call) -> Response:
         )
 
 
-def _settings(sampler: Any, options: Mapping[str, Any], stops: Sequence[str]) -> dict[str, Any]:
+def _settings(
+    model: Model, sampler: Any, options: Mapping[str, Any], stops: Sequence[str]
+) -> dict[str, Any]:
     """A sampler under llama-server's names."""
     return {
         "seed": options.get("seed") if options.get("seed") is not None else sampler.seed,
@@ -249,7 +256,7 @@ def _settings(sampler: Any, options: Mapping[str, Any], stops: Sequence[str]) ->
             [token, None if value == float("-inf") else value]
             for token, value in sampler.logit_bias.items()
         ],
-        "lora": [],
+        "lora": adapters.in_force(model, options),
     }
 
 
@@ -470,8 +477,7 @@ def _read(model: Model, body: Mapping[str, Any]) -> table.Asked:
         vocab_size=model.engine.config.vocab_size,
     )
     constrain(asked, body.get("response_format"), path="response_format")
-    if body.get("lora"):
-        adapters.set_scales(model, body["lora"])
+    asked.options.update(adapters.asked(model, body))
     if body.get("n_predict") is not None and body.get("max_tokens") is not None:
         raise ApiError(
             400, "max_tokens: found beside n_predict, wanted one of them", param="max_tokens"
@@ -568,6 +574,7 @@ def _job(call: Call, model: Model, asked: table.Asked, body: Mapping[str, Any]) 
         model,
         param="prompt",
         params=_settings(
+            model,
             asked.options.get("sampler") or model.engine.sampler,
             {**asked.options, "stream": body.get("stream")},
             asked.stops,
@@ -583,7 +590,7 @@ def _submit(call: Call, model: Model, asked: table.Asked, ids: list[int], job: J
     """Submit a prompt: in a named session, after what a slot holds, or by itself."""
     name, slot = call.body.get("session"), call.body.get("id_slot")
     if name is not None:
-        named = call.state.sessions.get(name, model, create=True)
+        named = call.state.sessions.get(name, model, create=True, lora=asked.options.get("lora"))
         named.changed = True
         if not ids and not len(named.session):
             raise ApiError(
@@ -595,10 +602,18 @@ def _submit(call: Call, model: Model, asked: table.Asked, ids: list[int], job: J
         return model.engine.submit(ids or None, session=named.session, **asked.options)
     if slot is not None and slot >= 0:
         held = call.state.slot_sessions.get(int(slot))
-        if held is not None and held[0] is model and not held[1].busy:
+        wanted = model.engine.loras.resolve(asked.options.get("lora"))
+        if wanted is None:
+            wanted = model.engine.loras.current
+        if held is not None and held[0] is model and _fits(held[1], wanted):
             session = held[1]
             return model.engine.submit(go_on_with(session, ids), session=session, **asked.options)
     return model.engine.submit(ids, **asked.options)
+
+
+def _fits(session: Any, adapters: Any) -> bool:
+    """Whether a slot's session can be gone on with under these adapters."""
+    return not session.busy and tuple(session.adapters) == tuple(adapters)
 
 
 def _answer(
@@ -617,7 +632,7 @@ def _answer(
         "tokens": list(done.tokens) if body.get("return_tokens") else [],
         "id_slot": job.slot,
         "stop": True,
-        "model": model.name,
+        "model": adapters.served_as(model, body),
         "tokens_predicted": usage["generated"],
         "tokens_evaluated": usage["prompt"],
         "tokens_cached": usage["cached"],

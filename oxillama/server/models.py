@@ -19,6 +19,7 @@ from oxillama.embedded import embedded_path
 from oxillama.engine.generation import Vocabulary
 from oxillama.errors import EngineError
 from oxillama.gguf import GgufReader
+from oxillama.server.adapters import Adapters
 from oxillama.server.errors import ApiError, from_engine, shown
 from oxillama.server.prompts import Talk
 from oxillama.server.settings import ServerConfig
@@ -44,6 +45,7 @@ class Model:
     ) -> None:
         self.name, self.engine, self.created = name, engine, created
         self.users = 0
+        self.adapters = Adapters(engine)
         self.loaded_at = time.time()
         self.metadata: dict[str, Any] = _facts(engine)
         self.bridge = self.words = self.talk = None
@@ -149,6 +151,13 @@ class Registry:
                 found.setdefault(stem(path), path)
         return found
 
+    def names(self) -> list[str]:
+        """What requests may call their model: models, and adapters of loaded ones."""
+        found = list(self.known())
+        for model in self._loaded.values():
+            found += [each.name for each in model.adapters.all()]
+        return found
+
     @property
     def default(self) -> str | None:
         """The model of a request that names none: the one given, or the only one of the folder."""
@@ -181,13 +190,18 @@ class Registry:
             return default
         if name in known:
             return name
+        for model in self._loaded.values():
+            if model.adapters.named(name) is not None:
+                return model.name
+        if self.default and name in (Path(path).stem for path, _ in self._config.loras):
+            return self.default
         for each, path in known.items():
             same = (path.name, str(path), f"{each}:latest")
             if name in same or (each == self.default and name == _given(self._config.model)):
                 return each
         raise ApiError(
             404,
-            f"model: {shown(name)} is not served here, wanted one of {', '.join(known)}",
+            f"model: {shown(name)} is not served here, wanted one of {', '.join(self.names())}",
             param="model",
             code="model_not_found",
         )
@@ -267,12 +281,19 @@ class Registry:
     def _open(self, name: str, path: Path) -> Model:
         config = self._config
         engine = oxillama.load(path, **config.engine)
-        return Model(
-            name,
-            engine,
-            created=int(path.stat().st_mtime),
-            chat_template=config.chat_template,
-        )
+        try:
+            model = Model(
+                name,
+                engine,
+                created=int(path.stat().st_mtime),
+                chat_template=config.chat_template,
+            )
+            for lora, scale in config.loras if name == self.default else ():
+                model.adapters.add(str(lora), scale=scale, on=True, replace=False)
+            return model
+        except BaseException:
+            engine.close()
+            raise
 
     async def _make_room(self) -> None:
         """Unload the model that was used least recently until another one may be loaded."""

@@ -18,8 +18,8 @@ from starlette.responses import Response
 
 import oxillama
 from oxillama.engine.request import Completion
+from oxillama.server import adapters, sse
 from oxillama.server import options as table
-from oxillama.server import sse
 from oxillama.server.calls import Call, dumps, json_response
 from oxillama.server.chat import (
     Asked,
@@ -175,6 +175,7 @@ def _read(model: Model, body: Mapping[str, Any]) -> table.Asked:
         vocab_size=model.engine.config.vocab_size,
         path="options.",
     )
+    asked.options.update(adapters.asked(model, body))
     most, context = given.get("num_predict"), given.get("num_ctx")
     if context is not None and context > model.engine.context_size:
         raise bad(

@@ -9,6 +9,7 @@ from oxillama.engine.embedding import PoolingMode
 from oxillama.engine.request import Request
 from oxillama.engine.reranking import pair_ids, scored_label
 from oxillama.errors import ConfigError
+from oxillama.server import adapters
 from oxillama.server.calls import Call
 from oxillama.server.embeddings import Batch
 from oxillama.server.errors import ApiError
@@ -49,10 +50,11 @@ async def scores(
                 )
             ids.append(found)
         counts.append(sum(map(len, ids)))
+        lora = adapters.asked(model, call.body)
         begun: list[tuple[Request, Any]] = []
         try:
             for each in ids:
-                begun.append(engine.submit_embedding(each, pooling=PoolingMode.RANK))
+                begun.append(engine.submit_embedding(each, pooling=PoolingMode.RANK, **lora))
         except BaseException:
             Batch(begun).cancel()
             raise

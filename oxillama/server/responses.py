@@ -10,8 +10,8 @@ from typing import Any
 
 from starlette.responses import Response
 
+from oxillama.server import adapters, sse
 from oxillama.server import options as table
-from oxillama.server import sse
 from oxillama.server.calls import Call, json_response
 from oxillama.server.chat import (
     EXCEPTIONS,
@@ -165,6 +165,7 @@ BODY: Schema = obj(
         "service_tier": enum("auto", "default"),
         "chat_template_kwargs": OBJECT,
         "session": SESSION,
+        "lora": adapters.LORA,
     },
     ("input",),
 )
@@ -237,6 +238,7 @@ def _read(call: Call, model: Model, body: Mapping[str, Any]) -> tuple[Asked, lis
     engine = model.engine
     default = engine.sampler
     asked = table.read(body, default=default, vocab_size=engine.config.vocab_size)
+    asked.options.update(adapters.asked(model, body))
     text = body.get("text") or {}
     constrain(asked, text.get("format"), path="text.format")
     if body.get("max_output_tokens"):
@@ -498,7 +500,7 @@ def _top(body: Mapping[str, Any]) -> int | None:
     return int(body.get("top_logprobs") or 0) if _LOGPROBS in (body.get("include") or ()) else None
 
 
-def _head(model: Model, repeated: Mapping[str, Any]) -> dict[str, Any]:
+def _head(model: str, repeated: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "id": f"resp_{secrets.token_hex(12)}",
         "object": "response",
@@ -506,7 +508,7 @@ def _head(model: Model, repeated: Mapping[str, Any]) -> dict[str, Any]:
         "status": "in_progress",
         "error": None,
         "incomplete_details": None,
-        "model": model.name,
+        "model": model,
         "output": [],
         **repeated,
         "usage": None,
@@ -574,7 +576,7 @@ async def create(call: Call) -> Response:
     body = call.body
     async with call.state.models.use(body.get("model")) as model:
         asked, conversation, repeated = await call.offload(_read, call, model, body)
-        head = _head(model, repeated)
+        head = _head(adapters.served_as(model, body), repeated)
         if body.get("stream"):
             frames = _stream(call, model, asked, conversation, head)
             items = Items(model, None)

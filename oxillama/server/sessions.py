@@ -152,8 +152,10 @@ class Sessions:
 
     # ---- changing
 
-    def get(self, name: str, model: Model, *, create: bool = False) -> Named:
-        """A session by name, restored where it is in the folder alone; made anew with `create`."""
+    def get(self, name: str, model: Model, *, create: bool = False, lora: Any = None) -> Named:
+        """A session by name, restored where it is in the folder alone; made anew with `create`,
+        with the adapters that are asked for (None: those in force), which it keeps.
+        """
         checked_name(name)
         with self._lock:
             named = self._named.get(name)
@@ -163,7 +165,7 @@ class Sessions:
                 if not create:
                     raise missing(name)
                 self._make_room()
-                named = self._named[name] = Named(name, model, model.engine.session())
+                named = self._named[name] = Named(name, model, model.engine.session(lora=lora))
             if named.model is not model:
                 raise ApiError(
                     409,

@@ -37,6 +37,7 @@ class ServerConfig:
 
     model: a GGUF file, None for the embedded model. models_dir: a folder of further GGUF files,
     loaded on first use, at most `max_loaded` at once. engine: keyword arguments of `oxillama.load`.
+    loras: adapters of `model` and their scales; requests that name none use all of them.
     api_keys: any of them opens every route but /health; none means no check. force: listen on an
     address that others reach, without a key. header_timeout, body_timeout: for all of a request's
     head or body; idle_timeout: a connection without a request; write_timeout: a client that does
@@ -54,6 +55,7 @@ class ServerConfig:
     models_dir: str | Path | None = None
     max_loaded: int = 2
     engine: Mapping[str, Any] = field(default_factory=dict)
+    loras: tuple[tuple[str | Path, float], ...] = ()
     chat_template: str | None = None
     api_keys: tuple[str, ...] = ()
     force: bool = False
@@ -104,8 +106,8 @@ class ServerConfig:
             raise ConfigError(
                 "cors_origins: found '*' beside an API key, wanted the origins by name"
             )
-        if self.max_queue < 1:
-            raise ConfigError(f"max_queue: found {self.max_queue}, wanted 1 or more")
+        if self.loras and self.model is None and self.models_dir is not None:
+            raise ConfigError("loras: found without a model, wanted the model that they change")
         for name in ("models_dir",):
             value = getattr(self, name)
             if value is not None and not Path(value).is_dir():

@@ -38,7 +38,7 @@ class ServerState:
         self.bulk = ThreadPoolExecutor(1, thread_name_prefix="oxillama bulk")
         self._looking = ThreadPoolExecutor(1, thread_name_prefix="oxillama health")
         self.sessions = Sessions(config)
-        self.models = Registry(config, self.offload, keep=self.sessions.holds)
+        self.models = Registry(config, self.offload, keep=self._keep)
         self.metrics: dict[str, ModelMetrics] = defaultdict(ModelMetrics)
         self.responses: OrderedDict[str, Any] = OrderedDict()
         self.jobs: dict[int, Job] = {}  # by slot
@@ -55,6 +55,10 @@ class ServerState:
         self._watch: asyncio.Task | None = None
         self._first: asyncio.Task | None = None
         self._keys = [hashlib.sha256(key.encode()).digest() for key in config.api_keys]
+
+    def _keep(self, model: Model) -> bool:
+        """Whether unloading an idle model would lose something that only memory holds."""
+        return self.sessions.holds(model) or model.adapters.changed
 
     # ---- life
 

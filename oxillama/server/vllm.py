@@ -39,6 +39,7 @@ RERANK_BODY: Schema = obj(
         "return_documents": BOOLEAN,
         "return_text": BOOLEAN,
         "raw_scores": BOOLEAN,
+        "lora": adapters.LORA,
     },
     ("query",),
 )
@@ -49,6 +50,7 @@ SCORE_BODY: Schema = obj(
         "model": NAME,
         "text_1": _ONE_OR_MANY,
         "text_2": _ONE_OR_MANY,
+        "lora": adapters.LORA,
         "encoding_format": {"type": "string", "enum": ["float"]},
     },
     ("text_1", "text_2"),
@@ -98,7 +100,7 @@ async def rerank(call: Call) -> Response:
         return json_response(
             {
                 "id": f"rerank-{secrets.token_hex(12)}",
-                "model": model.name,
+                "model": adapters.served_as(model, body),
                 "object": "list",
                 "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
                 "results": results,
@@ -126,7 +128,7 @@ async def score(call: Call) -> Response:
                 "id": f"score-{secrets.token_hex(12)}",
                 "object": "list",
                 "created": int(time.time()),
-                "model": model.name,
+                "model": adapters.served_as(model, body),
                 "data": [
                     {"index": at, "object": "score", "score": value}
                     for at, value in enumerate(found)
@@ -140,16 +142,25 @@ async def load_lora(call: Call) -> Response:
     """POST /v1/load_lora_adapter"""
     body = call.body
     async with call.state.models.use(body.get("model")) as model:
-        await call.offload(adapters.load, model, body["lora_name"], body["lora_path"])
-        return PlainTextResponse(f"Success: LoRA adapter '{body['lora_name']}' added.")
+        await call.offload(
+            adapters.load,
+            model,
+            body["lora_name"],
+            body["lora_path"],
+            replace=bool(body.get("load_inplace")),
+            taken=list(call.state.models.known()),
+        )
+        return PlainTextResponse(f"Success: LoRA adapter '{body['lora_name']}' added successfully.")
 
 
 async def unload_lora(call: Call) -> Response:
     """POST /v1/unload_lora_adapter"""
     body = call.body
     async with call.state.models.use(body.get("model")) as model:
-        await call.offload(adapters.unload, model, body["lora_name"])
-        return PlainTextResponse(f"Success: LoRA adapter '{body['lora_name']}' removed.")
+        await call.offload(adapters.unload, model, body["lora_name"], body.get("lora_int_id"))
+        return PlainTextResponse(
+            f"Success: LoRA adapter '{body['lora_name']}' removed successfully."
+        )
 
 
 async def version(call: Call) -> Response:

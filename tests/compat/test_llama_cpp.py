@@ -13,6 +13,7 @@ from oxillama.compat.llama_cpp import (
     LogitsProcessorList,
 )
 from oxillama.errors import ConfigError, EngineError
+from tests.lora.made import random_pair, write_lora
 
 MODEL = str(oxillama.embedded_path())
 ASKED = [{"role": "user", "content": "Hello!"}]
@@ -273,12 +274,31 @@ def test_lookup_candidates_and_formats_change_no_text(llm):
     assert done["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"] - 1
 
 
+def test_an_adapter_is_that_of_the_engine(llm, tmp_path):
+    with oxillama.gguf.GgufReader(MODEL) as reader:
+        arch = reader.metadata["general.architecture"]
+        shapes = {n: tuple(t.shape) for n, t in reader.tensors.items() if "attn_q." in n}
+    rng = np.random.default_rng(1)
+    pairs = {name: random_pair(name, shape, 4, rng) for name, shape in shapes.items()}
+    path = write_lora(tmp_path / "own.gguf", arch, pairs, alpha=400.0)
+    ask = {"max_tokens": 12, "temperature": 0, "repeat_penalty": 1.0}
+    with oxillama.load() as engine:
+        own = {"max_tokens": 12, "temperature": 0.0, "repeat_penalty": 1.0}
+        wanted = engine.generate("Once upon a time", lora=[(path, 0.5)], **own).text
+    with Llama(MODEL, lora_path=path, lora_scale=0.5) as changed:
+        text = changed("Once upon a time", **ask)["choices"][0]["text"]
+    assert text == wanted != llm("Once upon a time", **ask)["choices"][0]["text"]
+    with pytest.raises(oxillama.errors.GgufNotFound):
+        Llama(MODEL, lora_path=tmp_path / "none.gguf")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     (
         ({"n_gpu_layers": -1}, "n_gpu_layers: found -1, which is not done here, wanted 0"),
         ({"use_mlock": True}, "use_mlock"),
-        ({"lora_path": "x"}, "lora_path"),
+        ({"lora_scale": 0.5}, "lora_scale: found 0.5 without a lora_path"),
+        ({"lora_path": "x", "vocab_only": True}, "lora_path: found beside vocab_only"),
         ({"chat_format": "functionary"}, "chat_format: found 'functionary', wanted None"),
         ({"type_k": 8}, "type_k, type_v: found 8, None"),
         ({"n_threads": 2, "n_threads_batch": 3}, "n_threads_batch"),

@@ -2,6 +2,8 @@
 run, in the prefix cache and in snapshots.
 """
 
+import asyncio
+
 import numpy as np
 import pytest
 
@@ -178,3 +180,48 @@ def test_what_no_adapter_is_is_named(made, engine):
         lora = other.load_lora(made[0] / "one.gguf")
         with pytest.raises(ConfigError, match="'one' was loaded for another model"):
             engine.generate(PROMPT, lora=lora)
+
+
+def test_an_adapter_that_is_unloaded_stays_with_the_sessions_that_use_it(made, engine):
+    folder, _ = made
+    alone = tokens(engine, "one")
+    session = engine.session(lora="one")
+    first = engine.generate(PROMPT, session=session, max_tokens=4, **GREEDY).tokens
+    gone = engine.unload_lora("one")
+    assert gone.name == "one" and sorted(engine.loras.loaded) == ["three", "two"]
+    rest = engine.generate(None, session=session, max_tokens=8, **GREEDY).tokens
+    assert first + rest == alone
+    with pytest.raises(LoraError, match="loaded: three, two"):
+        tokens(engine, "one")
+    with pytest.raises(ConfigError, match="'one' is not loaded, loaded are three, two"):
+        engine.unload_lora("one")
+    engine.loras.push_lora("two")
+    with pytest.raises(ConfigError, match="'two' is on the stack"):
+        engine.unload_lora("two")
+    engine.load_lora(folder / "one.gguf")
+    assert tokens(engine, "one") == alone
+
+
+def test_a_name_can_be_given_to_another_adapter_and_a_stack_replaced_at_once(made, engine):
+    folder, _ = made
+    one, two = tokens(engine, "one"), tokens(engine, "two")
+    with pytest.raises(ConfigError, match="wanted another name"):
+        engine.load_lora(folder / "two.gguf", name="one")
+    engine.loras.replace([("one", 1.0)])
+    engine.loras.load(folder / "two.gguf", name="one", replace=True)
+    assert tokens(engine) == one and tokens(engine, "one") == two
+    engine.loras.replace([("one", 0.5), ("three", 2)])
+    assert tokens(engine) == tokens(engine, [("one", 0.5), ("three", 2)])
+    with pytest.raises(LoraError):
+        engine.loras.replace([("two", 1.0), ("nobody", 1.0)])
+    assert len(engine.loras) == 2
+
+
+def test_async_embeddings_take_adapters(engine):
+    async def both():
+        own = oxillama.AsyncEngine(engine)
+        return await own.embed(PROMPT, lora="one"), await own.embed(PROMPT)
+
+    with_one, without = asyncio.run(both())
+    assert (with_one == engine.embed(PROMPT, lora="one")).all()
+    assert (without == engine.embed(PROMPT)).all() and (with_one != without).any()

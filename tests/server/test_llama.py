@@ -128,7 +128,7 @@ def test_a_slot_is_saved_and_restored(server):
         (PATH, {"prompt": "a", "n_probs": -1}, "n_probs", 400),
         (PATH, {"prompt": "a", "id_slot": 32}, "id_slot", 400),
         (PATH, {"prompt": "a", "t_max_predict_ms": 5}, "t_max_predict_ms", 400),
-        (PATH, {"prompt": "a", "lora": [{"id": 0, "scale": 1}]}, "[0].id", 400),
+        (PATH, {"prompt": "a", "lora": [{"id": 0, "scale": 1}]}, "lora[0].id", 400),
         (PATH, {"prompt": "a", "nonsense": 1}, "nonsense", 400),
         (PATH, {"prompt": ["a", "b"], "stream": True}, "stream", 400),
         ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix", 400),
@@ -140,7 +140,7 @@ def test_a_slot_is_saved_and_restored(server):
         ("/v1/score", {"text_1": "a"}, "text_2", 400),
         ("/v1/score", {"text_1": "a", "text_2": ["b"]}, "model", 400),
         ("/v1/load_lora_adapter", {"lora_name": "a"}, "lora_path", 400),
-        ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "/x"}, "lora_path", 400),
+        ("/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "/x"}, "lora_path", 404),
         ("/v1/unload_lora_adapter", {"lora_name": "a"}, "lora_name", 404),
     ],
 )
