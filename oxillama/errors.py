@@ -86,6 +86,10 @@ class ContextError(OxillamaError, ValueError):
         self.tokens, self.limit = tokens, limit
 
 
+class ImageError(OxillamaError, ValueError):
+    """An image is none that is read, is beyond the limits, or does not fit the model."""
+
+
 class EngineError(OxillamaError, RuntimeError):
     """The engine cannot serve: closed, failed, forked, or without a model."""
 

@@ -22,6 +22,7 @@ LAYERS = {
     "convert": 4,
     "lora": 4,
     "sampling": 4,
+    "vision": 4,
     "grammar": 4,
     "engine": 5,
     "snapshot": 5,

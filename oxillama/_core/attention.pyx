@@ -51,6 +51,7 @@ ctypedef struct AttendArgs:
     const float *slopes       # of each query head, or NULL
     const float *relative     # of each query head: a bias for each distance from -reach to reach, or NULL
     int reach
+    int spans                 # rows see the keys of their spans alone
     int symmetric             # the window looks ahead as far as it looks back
     int view                  # values are a view of the keys
 
@@ -100,7 +101,10 @@ cdef Worker *open_worker(const AttendArgs *a, const Step *step, int ith) noexcep
     return w
 
 
-cdef inline int first_key(const AttendArgs *a, int position) noexcept nogil:
+cdef inline int first_key(const AttendArgs *a, const Step *step, int row) noexcept nogil:
+    cdef int position = step.positions[row]
+    if a.spans:
+        return step.spans[row]
     if a.chunk:
         return position - position % a.chunk
     return max(0, position - a.window + 1) if a.window else 0
@@ -109,13 +113,15 @@ cdef inline int first_key(const AttendArgs *a, int position) noexcept nogil:
 cdef inline int key_limit(const AttendArgs *a, const Step *step, int row) noexcept nogil:
     """Keys that a row may see: the first one after them."""
     cdef int most = step.limits[row]
+    if a.spans:
+        return min(most, step.spans[step.rows + row])
     if a.symmetric and a.window and most - step.positions[row] > a.window:
         return step.positions[row] + a.window
     return most
 
 
 cdef inline int first_split(const AttendArgs *a, const Step *step, const Tiles *tiles, int tile) noexcept nogil:
-    return first_key(a, step.positions[tiles.first[tile]]) // OX_SPLIT_KEYS
+    return first_key(a, step, tiles.first[tile]) // OX_SPLIT_KEYS
 
 
 cdef inline int last_split(const AttendArgs *a, const Step *step, const Tiles *tiles, int tile) noexcept nogil:
@@ -155,7 +161,7 @@ cdef void mark(const AttendArgs *a, const Step *step, const Tiles *tiles, const 
     cdef const float *slopes
     for head in range(item.heads):
         for r in range(tiles.first[item.tile], tiles.first[item.tile + 1]):
-            first = max(0, first_key(a, step.positions[r]) - base)
+            first = max(0, first_key(a, step, r) - base)
             last = min(<int>OX_SPLIT_KEYS, key_limit(a, step, r) - base)
             for h in range(share):
                 s.first[i], s.last[i] = first, last
@@ -388,7 +394,7 @@ cdef void attend_warm(const void *args, int ith, int nth) noexcept nogil:
     else:
         choose(a, &cut, ith // tiles.count, &p.item)
         p.item.tile = tiles.count - 1 - ith % tiles.count
-        first, groups = first_key(a, step.positions[tiles.first[p.item.tile]]) // 16, WARM_GROUPS
+        first, groups = first_key(a, step, tiles.first[p.item.tile]) // 16, WARM_GROUPS
     pages = step.tables[step.row_table[tiles.first[p.item.tile]]]
     last = min(first + groups - 1, step.positions[tiles.first[p.item.tile + 1] - 1] // 16)
     for g in range(first, last + 1):
@@ -407,7 +413,7 @@ cdef class AttendOp(Op):
 
     def __init__(self, Plan plan, params):
         p = plan.keys(params, "x", "q_heads", "kv_heads", "k_dim", "v_dim", "layer", "out", window=0, softcap=0.0, sinks=None, slopes=None,
-                      relative=None, causal=True, chunk=0)
+                      relative=None, causal=True, chunk=0, spans=False)
         cdef AttendArgs *a = &self.a
         a.q_heads, a.kv_heads, a.k_dim, a.v_dim, a.layer, a.view = head_shape(plan, p)
         a.x = p["x"]
@@ -417,6 +423,10 @@ cdef class AttendOp(Op):
         a.chunk = plan.number(p, "chunk", 0, (1 << 31) - 1)
         if a.chunk and a.window:
             raise plan.fail(f"window is {a.window} beside a chunk of {a.chunk}, wanted one of them")
+        a.spans = bool(p["spans"])
+        if a.spans and (p["causal"] or a.window or a.chunk):
+            raise plan.fail("spans beside a window, a chunk or causal attention, wanted one of them")
+        plan.spanned |= a.spans
         self.sinks = plan.floats(p["sinks"], "sinks", a.q_heads)
         a.sinks = NULL if self.sinks is None else &self.sinks[0]
         self.slopes = plan.floats(p["slopes"], "slopes", a.q_heads)

@@ -26,4 +26,6 @@ class Batch:
         rope: Sequence[int] | np.ndarray | None = None,
         visible: Sequence[int] | np.ndarray | None = None,
         slots: Sequence[int] | np.ndarray | None = None,
+        adapters: Sequence[object | None] | None = None,
+        spans: np.ndarray | None = None,
     ) -> None: ...

@@ -61,11 +61,12 @@ cdef class Batch:
 
     embeds: float32 (rows, width), taken in place of the embedding by every row whose token is -1; rope: int32 (rows,) or (sections, rows),
     positions that rotate in place of `positions`, which say where keys lie; visible: int32 (rows,), how many keys a row sees, from its own
-    position + 1 to the last position of its table in this batch + 1; slots: int32, the slot of recurrent state of each table;
+    position + 1 to the last position of its table in this batch + 1; spans: int32 (2, rows), the first key and the one after the last that
+    attention over spans lets a row see, its own among them, ascending within a table; slots: int32, the slot of recurrent state of each table;
     adapters: an AdapterSet or None for each table, whose rows use them.
     """
 
-    def __cinit__(self, tokens, positions, tables, row_table, wanted, *, embeds=None, rope=None, visible=None, slots=None, adapters=None):
+    def __cinit__(self, tokens, positions, tables, row_table, wanted, *, embeds=None, rope=None, visible=None, slots=None, adapters=None, spans=None):
         cdef cnp.ndarray one
         cdef cnp.ndarray t = int32s(tokens, "tokens"), p = int32s(positions, "positions")
         cdef cnp.ndarray r = int32s(row_table, "row_table"), w = int32s(wanted, "wanted")
@@ -87,13 +88,13 @@ cdef class Batch:
             one = rows[i]
             self.lengths[i] = <int>min(one.shape[0], <Py_ssize_t>INT32_MAX)
             self.pages[i] = <const int32_t *>cnp.PyArray_DATA(one)
-        if embeds is not None or rope is not None or visible is not None or slots is not None:
-            self._optional(embeds, rope, visible, slots)
+        if embeds is not None or rope is not None or visible is not None or slots is not None or spans is not None:
+            self._optional(embeds, rope, visible, slots, spans)
         if adapters is not None:
             self._adapters(list(adapters))
         self._check_rows()
 
-    cdef int _optional(self, object embeds, object rope, object visible, object slots) except -1:
+    cdef int _optional(self, object embeds, object rope, object visible, object slots, object spans) except -1:
         """What a batch may bring besides tokens and pages."""
         cdef cnp.ndarray one
         if embeds is not None:
@@ -114,6 +115,12 @@ cdef class Batch:
             if one.shape[0] != self.rows:
                 raise ConfigError(f"visible: got {one.shape[0]} limits, wanted {self.rows}")
             self.visible = <const int32_t *>cnp.PyArray_DATA(one)
+            self.held += (one,)
+        if spans is not None:
+            one = int32s(np.reshape(spans, -1), "spans")
+            if np.ndim(spans) != 2 or np.shape(spans)[0] != 2 or one.shape[0] != 2 * self.rows:
+                raise ConfigError(f"spans: got {np.shape(spans)}, wanted (2, {self.rows})")
+            self.spans = <const int32_t *>cnp.PyArray_DATA(one)
             self.held += (one,)
         if slots is not None:
             one = int32s(slots, "slots")
@@ -157,6 +164,12 @@ cdef class Batch:
                     last = self.positions[r] + 1
                 if not self.positions[r] < self.visible[r] <= last:
                     raise ConfigError(f"row {r}: {self.visible[r]} visible keys, wanted {self.positions[r] + 1} to {last}")
+            for r in range(self.rows if self.spans != NULL else 0):
+                if not 0 <= self.spans[r] <= self.positions[r] < self.spans[self.rows + r]:
+                    raise ConfigError(f"row {r}: sees keys {self.spans[r]} to {self.spans[self.rows + r]}, wanted its own position {self.positions[r]} within")
+                if r and self.row_table[r] == self.row_table[r - 1] and (
+                        self.spans[r] < self.spans[r - 1] or self.spans[self.rows + r] < self.spans[self.rows + r - 1]):
+                    raise ConfigError(f"row {r}: sees keys from {self.spans[r]} on after {self.spans[r - 1]}, wanted ascending spans")
             for r in range(self.wanted_rows):
                 if self.wanted[r] < 0 or self.wanted[r] >= self.rows or (r and self.wanted[r] <= self.wanted[r - 1]):
                     raise ConfigError(f"wanted: {self.wanted[r]} at {r}, wanted ascending rows below {self.rows}")

@@ -5,7 +5,7 @@ Each op is an argument struct, a `_part` every worker of the step calls, and a c
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.math cimport sqrt
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from oxillama._core.adapters cimport Adapted, Pair
 from oxillama._core.codecs cimport ox_codec, ox_codec_by_name
@@ -20,6 +20,8 @@ from oxillama.errors import ModelError
 
 cdef enum:
     COLUMNS = 4096        # columns of a chunk where a row is cut; a multiple of every activation block
+    BROUGHT = -1
+    ZEROS = -2
 
 
 cdef class EmbeddingTable:
@@ -58,7 +60,7 @@ ctypedef struct EmbedArgs:
     const uint8_t *raw
     size_t row_bytes
     int by_position           # rows of the table are positions, not tokens
-    int filler                # the row of a token of -1; -1: the batch brings one
+    int filler                # the row of a token of -1; BROUGHT: that of the batch; ZEROS
     int64_t columns
     void (*unpack)(float *dst, const void *src, int64_t columns) noexcept nogil
     float scale
@@ -104,8 +106,10 @@ cdef void embed_part(const void *args, ox_team *team, int ith, int nth) noexcept
                 adapt_row(a, step.adapted[<int>a.common.domain].rows[r], row, out, step.low + r * step.low_stride)
             if a.scale != 1.0:
                 step.vec.scale(out, out, a.scale, a.columns)
+        elif row == ZEROS:
+            memset(out, 0, 4 * <size_t>a.columns)
         else:
-            memcpy(out, step.embeds + <size_t>r * <size_t>a.columns, 4 * <size_t>a.columns)
+            memcpy(out, step.embeds + <size_t>r * <size_t>step.embed_width, 4 * <size_t>a.columns)
         r = ox_team_take(team)
 
 
@@ -121,13 +125,16 @@ cdef class EmbedOp(Op):
         if p["by"] not in ("token", "position"):
             raise plan.fail(f"by is {p['by']!r}, wanted 'token' or 'position'")
         self.a.by_position = p["by"] == "position"
-        self.a.filler = -1 if p["filler"] is None else plan.number(p, "filler", 0, rows.rows - 1)
+        if p["filler"] is None or p["filler"] == "zeros":
+            self.a.filler = BROUGHT if p["filler"] is None else ZEROS
+        else:
+            self.a.filler = plan.number(p, "filler", 0, rows.rows - 1)
         if self.a.by_position:
             plan.positions = min(plan.positions, rows.rows)
         elif rows.rows < plan.vocab_size:
             raise plan.fail(f"table has {rows.rows} rows, the vocabulary {plan.vocab_size}")
         elif p["filler"] is None:
-            plan.embed_columns = rows.cols
+            plan.embed_columns = max(plan.embed_columns, rows.cols)
         if not self.a.by_position:
             self.adaptable = [("embed", 1, rows.rows, rows.cols, 1)]
         self.a.lanes, self.a.op = lanes_table(plan.isa), plan.index
@@ -135,6 +142,39 @@ cdef class EmbedOp(Op):
         self.a.raw, self.a.row_bytes, self.a.columns = &rows.raw[0], rows.row_bytes, rows.cols
         self.a.unpack, self.a.scale = rows.unpack, plan.real(p, "scale", -1e30, 1e30)
         self.begin(plan, &self.a.common, "embed", embed_part, p)
+
+
+# ---- features --------------------------------------------------------------------------------------------------------
+
+ctypedef struct FeaturesArgs:
+    Common common
+    int out
+    int64_t start, count      # columns of the rows that a batch brings
+
+
+cdef void features_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef const FeaturesArgs *a = <const FeaturesArgs *>args
+    cdef const Step *step = a.common.step
+    cdef int rows = rows_of(&a.common), r = ox_team_take(team)
+    cdef char *out
+    while r < rows:
+        out = row_of(step, a.out, r)
+        if step.embeds != NULL and step.tokens[r] < 0:
+            memcpy(out, step.embeds + <size_t>r * <size_t>step.embed_width + a.start, 4 * <size_t>a.count)
+        else:
+            memset(out, 0, 4 * <size_t>a.count)
+        r = ox_team_take(team)
+
+
+cdef class FeaturesOp(Op):
+    cdef FeaturesArgs a
+
+    def __init__(self, Plan plan, params):
+        p = plan.keys(params, "out", "start", "count")
+        self.a.start, self.a.count = plan.number(p, "start", 0, 1 << 24), plan.number(p, "count", 1, 1 << 24)
+        plan.embed_columns = max(plan.embed_columns, self.a.start + self.a.count)
+        self.a.out = plan.writes(p["out"], self.a.count)
+        self.begin(plan, &self.a.common, "features", features_part, p)
 
 
 # ---- rope_table ------------------------------------------------------------------------------------------------------
@@ -566,6 +606,6 @@ cdef class CopyOp(Op):
         self.begin(plan, &self.a.common, "copy", copy_part, p)
 
 
-OPS = {"embed": EmbedOp, "copy": CopyOp, "rope_table": RopeTableOp, "norm": NormOp, "quantise": QuantiseOp, "take_rows": TakeRowsOp,
+OPS = {"embed": EmbedOp, "features": FeaturesOp, "copy": CopyOp, "rope_table": RopeTableOp, "norm": NormOp, "quantise": QuantiseOp, "take_rows": TakeRowsOp,
        "measure": MeasureOp,
        **dict.fromkeys(ELEMENTWISE, ElementwiseOp)}

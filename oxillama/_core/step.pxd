@@ -39,7 +39,9 @@ ctypedef struct Step:
     const int32_t *rope          # (rope_sections, rows): positions that rotate
     int rope_sections
     int served                   # tokens that a sequence may have; 0: its last row of the step says it
-    const float *embeds          # (rows, width of the embedding) or NULL
+    const float *embeds          # (rows, embed_width) or NULL
+    int64_t embed_width
+    const int32_t *spans         # (2, rows): first key, and the one after the last, that an op over spans lets a row see; or NULL
     int sequences                # of rows of one table: sequence i is rows begins[i] to begins[i + 1] - 1
     const int32_t *begins
     const int32_t *state_slots   # of each table
@@ -113,7 +115,8 @@ cdef class Plan:
     cdef readonly list kv_layers
     cdef readonly list slot_layers
     cdef readonly int max_rows
-    cdef public int embed_columns, sections   # of an embedding by token; rope positions that the tables tell apart
+    cdef public int embed_columns, sections   # of the rows that a batch may bring; rope positions that the tables tell apart
+    cdef public bint spanned     # some attention sees the keys of a row's span alone
     cdef public int positions    # positions that every table by position has a row for
     cdef readonly int vocab_size
     cdef readonly int num_threads

@@ -130,6 +130,7 @@ cdef class Program:
     cdef readonly int positions  # that tables by position have rows for
     cdef int sections            # rope positions that the op tells apart
     cdef int embed_columns
+    cdef bint spanned
     cdef int reach               # most keys an attention layer looks back, 0 = all
     cdef double *clock
     cdef readonly int n_tiles, max_rows, num_threads, vocab_size, hidden_size
@@ -184,6 +185,7 @@ cdef class Program:
         if self.first_output == len(ops):
             self._mark(plan, hidden)
         self.positions, self.sections, self.embed_columns = plan.positions, plan.sections, plan.embed_columns
+        self.spanned = plan.spanned
         self.n_ops = len(self.ops)
         self.entries = <Entry *>calloc(self.n_ops, sizeof(Entry))
         if self.entries == NULL:
@@ -338,6 +340,8 @@ cdef class Program:
                 raise ContextError(f"row {r}: position {batch.positions[r]}, this model has embeddings for {self.positions}")
         if batch.embeds != NULL and batch.embed_width != self.embed_columns:
             raise ConfigError(f"embeds: {batch.embed_width} columns, this program's embedding has {self.embed_columns}")
+        if (batch.spans != NULL) != self.spanned:
+            raise ConfigError(f"spans: found {'none' if batch.spans == NULL else 'some'}, wanted {'some' if self.spanned else 'none'} for this program")
         if batch.rope != NULL and batch.rope_sections not in (1, self.sections):
             raise ConfigError(f"rope: {batch.rope_sections} sections, this program rotates by {self.sections}")
         return 0
@@ -441,7 +445,8 @@ cdef class Program:
                 step.sequences += 1
         self.begins[step.sequences] = batch.rows
         step.limits, step.begins, step.state_slots, step.states = self.limits, self.begins, batch.slots, memory.slots
-        step.embeds, step.rope, step.rope_sections = batch.embeds, batch.rope, batch.rope_sections
+        step.embeds, step.embed_width, step.spans = batch.embeds, batch.embed_width, batch.spans
+        step.rope, step.rope_sections = batch.rope, batch.rope_sections
         if batch.rope == NULL:
             step.rope, step.rope_sections = batch.positions, 1
         step.rows, step.wanted, step.served = batch.rows, batch.wanted_rows, self.served

@@ -79,6 +79,7 @@ def attention(
     temper: tuple[float, int, int] | None = None,
     relative: np.ndarray | None = None,
     chunk: int = 0,
+    spans: bool = False,
     output: str = "attn_output",
 ) -> Value:
     """Grouped-query attention: q, k, v projections, attention, output projection (`output`).
@@ -86,7 +87,7 @@ def attention(
     style: how pairs are rotated, "norm" (adjacent floats) or "neox" (the two halves). qk_norm: a norm
     over each head of queries and keys (without a weight: plain), or over their whole rows. rope: the file's own, another, or
     None for no rotation. scale: the file's `attention.scale`, else 1/sqrt(key_dim). slopes: ALiBi.
-    norm_last, temper, relative, chunk: see `Builder.attend`. Where the file has what gates the result,
+    norm_last, temper, relative, chunk, spans: see `Builder.attend`. Where the file has what gates the result,
     it does.
     """
     heads = heads_of(b, layer)
@@ -123,6 +124,7 @@ def attention(
         temper=temper,
         relative=relative,
         chunk=chunk,
+        spans=spans,
         **norms,
     )
     if gate is not None:

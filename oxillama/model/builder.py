@@ -267,6 +267,10 @@ class Builder:
         table = self.matrix(name, rows, self.hidden)
         return self.record("embed", (), width=self.hidden, table=table, scale=1.0, by="position")
 
+    def features(self, start: int, count: int) -> Value:
+        """`count` columns, from `start` on, of the rows that a batch brings; zeros in rows of tokens."""
+        return self.op("features", start=start, count=count)
+
     def embed_beside(self, name: str, *, scale: float = 1.0) -> Value:
         """The token's row of a table (vocabulary, any width) beside the embedding, times `scale`; row 0
         where a batch brings an embedding row in place of a token.
@@ -557,6 +561,7 @@ class Builder:
         temper: tuple[float, int, int] | None = None,
         relative: np.ndarray | None = None,
         chunk: int = 0,
+        spans: bool = False,
     ) -> Value:
         """Attention of q over the k and v stored so far: per-head norm, rope, store,
         softmax(scale * q.k) v. rope None: no rotation (NoPE). Causal, unless the file or
@@ -567,7 +572,8 @@ class Builder:
         distance is less, of either side where attention is not causal; 0 for all. rope_start: the
         float of each head where rotation begins. norm_last: the norms come after it. temper: (rate,
         span, offset) of the growth of queries with their position (the op `rope_store` draws it).
-        chunk: rows see the keys from its last multiple on.
+        chunk: rows see the keys from its last multiple on. spans: where attention is not causal, rows see
+        the keys of the spans that the batch brings alone.
         """
         if self.causal is None:
             self.causal = self.keys.flag("attention.causal", default=True)
@@ -580,6 +586,7 @@ class Builder:
             norm_last=norm_last or None,
             temper=temper,
             chunk=chunk or None,
+            spans=spans or None,
         )
         more = {name: value for name, value in asked.items() if value is not None}
         if not self.causal:

@@ -183,11 +183,11 @@ def _recorded(
         )
     if b.depth == b.n_layers:
         check_keys(reader.metadata, name, b.read)
-    tape = lower(b, result, act_of, _act_width)
+    tape = lower(b, result, act_of, act_width)
     if b.projection is not None:
-        tape = replace(tape, projection=lower(b.projection, None, act_of, _act_width))
+        tape = replace(tape, projection=lower(b.projection, None, act_of, act_width))
     if b.classifier is not None:
-        tape = replace(tape, classifier=lower(b.classifier.head, None, act_of, _act_width))
+        tape = replace(tape, classifier=lower(b.classifier.head, None, act_of, act_width))
     label = reader.metadata.get("general.name", "")
     return (
         ModelConfig(
@@ -211,7 +211,7 @@ def _recorded(
     )
 
 
-def _act_width(act: str, columns: int) -> int:
+def act_width(act: str, columns: int) -> int:
     """Float32s of a row of an activation format."""
     return -(-act_bytes(act, columns) // 4)
 
@@ -269,7 +269,7 @@ def load_model(
     def over_rows(part: Tape | None) -> RowProgram | None:
         if part is None:
             return None
-        ops = [(op.name, _ready(reader, op.params, weights)) for op in part.ops]
+        ops = [(op.name, ready(reader, op.params, weights)) for op in part.ops]
         return RowProgram(part, ops, config.vocab_size, packing)
 
     scores, projection = over_rows(tape.classifier), over_rows(tape.projection)
@@ -320,7 +320,7 @@ def _program(
     num_threads: int,
     packing: Packing | None,
 ) -> Program:
-    ops = [(op.name, _ready(reader, op.params, weights)) for op in tape.ops]
+    ops = [(op.name, ready(reader, op.params, weights)) for op in tape.ops]
     return Program(
         ops,
         list(tape.slots),
@@ -340,7 +340,7 @@ def _rows(reader: GgufReader, tensor: Tensor) -> np.ndarray:
     return tensor.blocks(reader).reshape(-1)
 
 
-def _ready(reader: GgufReader, params: dict, weights: Mapping[Key, PackedMatrix]) -> dict:
+def ready(reader: GgufReader, params: dict, weights: Mapping[Key, PackedMatrix]) -> dict:
     """An op's parameters as the Program takes them."""
     ready = dict(params)
     if "table" in params:

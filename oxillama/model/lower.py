@@ -490,7 +490,9 @@ class _Lowering:
         window, softcap = p.pop("window"), p.pop("softcap")
         sinks, slopes = p.pop("sinks", None), p.pop("slopes", None)
         more = {} if slopes is None else {"slopes": slopes}
-        more |= {name: p.pop(name) for name in ("relative", "causal", "chunk") if name in p}
+        more |= {
+            name: p.pop(name) for name in ("relative", "causal", "chunk", "spans") if name in p
+        }
         table = self.read(rope[0], index) if rope else None
         self.emit("rope_store", x=qkv, rope=table, **shape, **p)
         self.register[index] = self.new(out, node.width)

@@ -55,6 +55,7 @@ class Frame:
     rope: np.ndarray | None = None
     visible: np.ndarray | None = None
     embeds: np.ndarray | None = None
+    spans: np.ndarray | None = None  # (2, rows): first key, and the one after the last, of each row
     served: int = 0  # tokens that the sequence may have; 0: the last row says it
 
 
@@ -191,7 +192,7 @@ def _normed(x: np.ndarray, kind: str, weight, bias, eps: float) -> np.ndarray:
 
 class Embed(Op, name="embed"):
     """Rows of a table, by token or by position, times `scale`. A token of -1 takes the row that the
-    batch brings, or row `filler` of a table beside the embedding.
+    batch brings, or row `filler` of a table beside the embedding, or zeros where that is "zeros".
     """
 
     reads = ()
@@ -203,10 +204,32 @@ class Embed(Op, name="embed"):
         if by == "position":
             f.slots[out] = rows[f.positions] * np.float32(scale)
             return
-        tokens = np.where(f.tokens < 0, filler or 0, f.tokens)
+        tokens = np.where(f.tokens < 0, 0 if filler in (None, "zeros") else filler, f.tokens)
         f.slots[out] = rows[tokens] * np.float32(scale)
         if f.embeds is not None and filler is None:
-            f.slots[out] = np.where(f.tokens[:, None] < 0, f.embeds, f.slots[out])
+            brought = f.embeds[:, : rows.shape[1]]
+            f.slots[out] = np.where(f.tokens[:, None] < 0, brought, f.slots[out])
+        if filler == "zeros":
+            f.slots[out] = np.where(f.tokens[:, None] < 0, np.float32(0), f.slots[out])
+
+
+class Features(Op, name="features"):
+    """`count` columns, from `start` on, of the rows that a batch brings; zeros in rows of tokens."""
+
+    reads = ()
+    rows = Rows.ALL
+
+    @staticmethod
+    def width(widths: Sequence[int], params: dict) -> int:
+        return params["count"]
+
+    @staticmethod
+    def meaning(f: Frame, *, out, start, count) -> None:
+        if f.embeds is None:
+            f.slots[out] = np.zeros((len(f.tokens), count), np.float32)
+            return
+        brought = f.embeds[:, start : start + count]
+        f.slots[out] = np.where(f.tokens[:, None] < 0, brought, np.float32(0))
 
 
 class RopeTable(Op, name="rope_table"):
@@ -398,7 +421,8 @@ class Attend(Op, name="attend"):
 
     causal False: a row sees all keys of its sequence, and a window reaches as far ahead as back.
     relative (heads, 2 n + 1): a bias for each distance key - query from -n to n, and beyond those
-    the bias of the last one (Raffel et al. 2020, section 2.1).
+    the bias of the last one (Raffel et al. 2020, section 2.1). spans: a row sees the keys that the
+    batch says belong together with it, and no others.
     """
 
     state = True
@@ -422,6 +446,7 @@ class Attend(Op, name="attend"):
         relative=None,
         causal=True,
         chunk=0,
+        spans=False,
     ) -> None:
         n = len(f.positions)
         q = f.slots[x][:, : q_heads * k_dim]
@@ -450,6 +475,9 @@ class Attend(Op, name="attend"):
         unseen = (np.arange(len(keys))[None, :] >= limit[:, None]) | (
             (far >= window) if window else False
         )
+        if spans and f.spans is not None:
+            keys_at = np.arange(len(keys))[None, :]
+            unseen |= (keys_at < f.spans[0][:, None]) | (keys_at >= f.spans[1][:, None])
         if chunk:
             unseen |= distance > (f.positions % chunk)[:, None]
         scores = np.where(unseen[:, None, None, :], -np.inf, scores)

@@ -13,13 +13,15 @@ from oxillama.gguf import GgufReader
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """Rows `start:start + shape[0]` of a tensor; `shape` is (rows, columns). The matrices of a stack
-    follow one another: rows are those of all of them.
+    follow one another: rows are those of all of them, as the kernels of a convolution are rows of
+    all their numbers. turned: the transpose of the tensor, which must be of plain floats.
     """
 
     name: str
     format: str
     shape: tuple[int, int]
     start: int = 0
+    turned: bool = False
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -28,9 +30,11 @@ class Tensor:
 
     def blocks(self, reader: GgufReader) -> np.ndarray:
         """Its rows as uint8 (rows, bytes of a row), a view of the file."""
-        *outer, _ = reader.tensors[self.name].shape
-        rows = int(np.prod(outer, dtype=np.int64))
-        whole = reader.data(self.name).reshape(rows, -1)
+        count = int(np.prod(reader.tensors[self.name].shape, dtype=np.int64))
+        if self.turned:
+            whole = reader.data(self.name).reshape(self.shape[1], self.shape[0], -1)
+            return np.ascontiguousarray(whole.swapaxes(0, 1)).reshape(self.shape[0], -1)
+        whole = reader.data(self.name).reshape(count // self.shape[1], -1)
         return whole[self.start : self.start + self.shape[0]]
 
 

@@ -1,0 +1,65 @@
+"""The encoders of Qwen2-VL (Wang et al. 2024), Qwen2.5-VL (Bai et al. 2025) and Qwen3-VL (Qwen 2025):
+images of any size, squares of 2 x 2 patches become a feature.
+"""
+
+from oxillama.errors import ModelError
+from oxillama.model.builder import Value
+from oxillama.model.image_builder import ImageBuilder, encoder
+
+
+def _merged(p: ImageBuilder, y: Value, first: str, second: str) -> Value:
+    y = p.activate(p.linear(y, first, p.shape(f"{first}.weight", 2)[0]), "gelu_erf")
+    return p.linear(y, second, p.shape(f"{second}.weight", 2)[0])
+
+
+@encoder("qwen2vl_merger")
+def qwen2vl(b: ImageBuilder) -> None:
+    """Layer norms and a feed-forward network without a gate."""
+    x, rope = b.patches(), b.axial_rope()
+    for layer in b.blocks():
+        x = b.block(layer, x, kind="layer", act=b.activation(), rope=rope)
+    b.mark_embedding(b.norm(x, "v.post_ln", kind="layer"))
+    p, (y,) = b.project(b.merge * b.merge)
+    p.mark_embedding(_merged(p, y, "mm.0", "mm.2"))
+
+
+@encoder("qwen2.5vl_merger")
+def qwen25vl(b: ImageBuilder) -> None:
+    """RMS norms, gates, and attention within windows in all but every `n_wa_pattern`-th layer."""
+    every = b.keys.integer("n_wa_pattern", minimum=0, maximum=b.n_layers)
+    b.keys.integer("window_size", default=112, minimum=b.merge * b.patch)
+    x, rope = b.patches(), b.axial_rope()
+    for layer in b.blocks():
+        within = every > 0 and (layer.index + 1) % every != 0
+        x = b.block(layer, x, kind="rms", act=b.activation(), rope=rope, spans=within)
+    b.mark_embedding(b.norm(x, "v.post_ln", kind="rms"))
+    p, (y,) = b.project(b.merge * b.merge)
+    p.mark_embedding(_merged(p, y, "mm.0", "mm.2"))
+
+
+@encoder("qwen3vl_merger")
+def qwen3vl(b: ImageBuilder) -> None:
+    """Learned positions on a grid, which the batch brings interpolated; what some layers leave becomes
+    features of its own, which the language model adds after its first layers (deepstack).
+    """
+    deep = b.keys.flags("is_deepstack_layers", count=b.n_layers)
+    grid = b.shape("v.position_embd.weight", 2)
+    if grid[1] != b.hidden or round(grid[0] ** 0.5) ** 2 != grid[0]:
+        raise ModelError(
+            f"v.position_embd.weight: file has {grid}, {b.kind} needs a square number of rows of {b.hidden}"
+        )
+    x, rope = b.patches() + b.features(b.columns, b.hidden), b.axial_rope()
+    kept = []
+    for layer in b.blocks():
+        x = b.block(layer, x, kind="layer", act=b.activation(), rope=rope)
+        if deep[layer.index]:
+            kept.append((layer.index, x))
+    x = b.norm(x, "v.post_ln", kind="layer")
+    b.mark_embedding(b.concat(x, *(each for _, each in kept)) if kept else x)
+    p, (main, *others) = b.project(b.merge * b.merge, 1 + len(kept))
+    made = [_merged(p, main, "mm.0", "mm.2")]
+    for (index, _), y in zip(kept, others):
+        name = f"v.deepstack.{index}"
+        y = p.norm(y, f"{name}.norm", kind="layer")
+        made.append(_merged(p, y, f"{name}.fc1", f"{name}.fc2"))
+    p.mark_embedding(p.concat(*made) if kept else made[0])

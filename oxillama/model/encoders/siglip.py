@@ -1,0 +1,36 @@
+"""SigLIP (Zhai et al. 2023) under the projectors of Gemma 3 and of Idefics 3."""
+
+from oxillama.model.image_builder import ImageBuilder, encoder
+
+
+def _siglip(b: ImageBuilder) -> None:
+    x = b.patches() + b.position_embed("v.position_embd.weight")
+    for layer in b.blocks():
+        x = b.block(layer, x, kind="layer", act=b.activation())
+    b.mark_embedding(b.norm(x, "v.post_ln", kind="layer"))
+
+
+@encoder("gemma3")
+def gemma3(b: ImageBuilder) -> None:
+    """Gemma 3 (Google 2025, section 2.1): the mean of a square of patches, a norm, a product."""
+    _siglip(b)
+    scale = b.keys.integer("projector.scale_factor", default=4, minimum=1, maximum=b.side)
+    p, (y,) = b.project(scale * scale)
+    parts = [y.columns(i * b.hidden, (i + 1) * b.hidden) for i in range(scale * scale)]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    y = p.norm(total * (1.0 / len(parts)), "mm.soft_emb_norm")
+    name = "mm.input_projection"
+    p.mark_embedding(p.turned(y, name, p.shape(name + ".weight", 2)[1]))
+
+
+@encoder("idefics3")
+def idefics3(b: ImageBuilder) -> None:
+    """Idefics 3 (Laurençon et al. 2024, section 2.3) and SmolVLM: a square of patches side by side,
+    one product.
+    """
+    _siglip(b)
+    scale = b.keys.integer("projector.scale_factor", minimum=1, maximum=b.side)
+    p, (y,) = b.project(scale * scale)
+    p.mark_embedding(p.linear(y, "mm.model.fc", p.shape("mm.model.fc.weight", 2)[0]))

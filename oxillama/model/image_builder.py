@@ -1,0 +1,193 @@
+"""Records an image encoder: an architecture over patches, and the projector over groups of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+
+from oxillama.errors import ModelError
+from oxillama.gguf import GgufReader
+from oxillama.gguf.keys import Keys
+from oxillama.model.blocks import attention
+from oxillama.model.builder import Builder, Layer, Value
+from oxillama.model.rope import Rope
+from oxillama.model.tensors import Tensor
+
+_RECORDERS: dict[str, Callable[[ImageBuilder], None]] = {}
+
+
+def encoder(*kinds: str) -> Callable:
+    """Register the decorated function as the recorder of every `clip.projector_type` in `kinds`."""
+
+    def register(record: Callable[[ImageBuilder], None]) -> Callable[[ImageBuilder], None]:
+        _RECORDERS.update(dict.fromkeys(kinds, record))
+        return record
+
+    return register
+
+
+def encoders() -> Mapping[str, Callable[[ImageBuilder], None]]:
+    """Every registered recorder by its `clip.projector_type`."""
+    return _RECORDERS
+
+
+class ImageBuilder(Builder):
+    """What an encoder's function is given: the keys `clip.vision.*`, tensors and ops.
+
+    It records the encoder itself and says what comes of a patch (`mark_embedding`), then asks for
+    the builder of the projector (`project`), which says what comes of a group of patches.
+    """
+
+    def __init__(self, reader: GgufReader, kind: str) -> None:
+        self.reader, self.arch, self.kind = reader, kind, kind
+        self.read: set[str] = set()
+        self.keys = Keys(reader.metadata, "clip.vision", read=self.read)
+        self.root = Keys(reader.metadata, "clip", read=self.read)
+        self.rotated_by: set[str] = set()
+        self.nodes, self.pages, self.slots = [], [], []
+        self.embedding = self.classifier = self.projection = None
+        self.causal = False
+        self.used: set[str] = set()
+        self.hidden = self.keys.integer("embedding_length", minimum=1, maximum=1 << 16)
+        self.n_layers = self.depth = self.keys.integer("block_count", minimum=1, maximum=1 << 12)
+        self.vocab_size = 1  # the class token, where there is one
+        self.patch = self.keys.integer("patch_size", minimum=1, maximum=256)
+        self.image = self.keys.integer("image_size", minimum=self.patch, maximum=1 << 14)
+        # patches along a side of what becomes one feature, where images have any size
+        self.merge = self.keys.integer("spatial_merge_size", default=2, minimum=1, maximum=16)
+        self.group, self.parts = 1, 1
+
+    def fail(self, key: str, found: Any, wanted: str) -> NoReturn:
+        """Raise ModelError for a value of a key."""
+        raise ModelError(f"{key}: found {found!r}, wanted {wanted}")
+
+    def skip(self, layer: Layer) -> None:
+        """Say that a layer of the file takes no part."""
+        start = layer.name("")
+        self.used.update(name for name in self.reader.tensors if name.startswith(start))
+
+    @property
+    def columns(self) -> int:
+        """Numbers of a patch: its three colours."""
+        return 3 * self.patch * self.patch
+
+    @property
+    def side(self) -> int:
+        """Patches along a side of a square image."""
+        return self.image // self.patch
+
+    def kernels(self, name: str) -> Tensor:
+        """The kernels of a convolution over patches, a row each."""
+        shape = (self.hidden, 3, self.patch, self.patch)
+        info = self._info(name)
+        if tuple(info.shape) != shape:
+            raise ModelError(f"{name}: file has {tuple(info.shape)}, {self.kind} needs {shape}")
+        return Tensor(name, info.type_name, (self.hidden, self.columns))
+
+    def turned(self, x: Value, name: str, rows: int) -> Value:
+        """x times the matrix `name.weight` (x.width, rows) as it stands in the file."""
+        held = self.matrix(name + ".weight", x.width, rows)
+        weight = Tensor(held.name, held.format, (rows, x.width), turned=True)
+        return self.record("linear", (x,), width=rows, weight=weight, bias=None)
+
+    def patches(self) -> Value:
+        """The embedding of each patch; of the two frames of a clip, where the file has kernels for
+        both, the same image.
+        """
+        bias = self.optional_vector("v.patch_embd.bias", self.hidden)
+        x = self.features(0, self.columns)
+        weight = self.kernels("v.patch_embd.weight")
+        made = self.record("linear", (x,), width=self.hidden, weight=weight, bias=bias)
+        if self.has("v.patch_embd.weight.1"):
+            weight = self.kernels("v.patch_embd.weight.1")
+            made = made + self.record("linear", (x,), width=self.hidden, weight=weight, bias=None)
+        return made
+
+    def class_row(self) -> Value:
+        """`v.class_embd` in the row of the class token, zeros in the others."""
+        shape = tuple(self._info("v.class_embd").shape)
+        if shape != (self.hidden,):
+            raise ModelError(f"v.class_embd: file has {shape}, {self.kind} needs ({self.hidden},)")
+        table = Tensor(
+            "v.class_embd", self.reader.tensors["v.class_embd"].type_name, (1, self.hidden)
+        )
+        return self.record("embed", (), width=self.hidden, table=table, scale=1.0, filler="zeros")
+
+    def blocks(self) -> Iterator[Layer]:
+        """The layers of the encoder."""
+        return self.layers("v.")
+
+    def block(
+        self,
+        layer: Layer,
+        x: Value,
+        *,
+        kind: str,
+        act: str,
+        rope: Rope | None = None,
+        style: str = "neox",
+        spans: bool = False,
+    ) -> Value:
+        """A layer of a transformer whose norms come first; a feed-forward network with a gate where
+        the file has one.
+        """
+        y = layer.norm(x, "ln1", kind=kind)
+        x = x + attention(self, layer, y, style=style, rope=rope, spans=spans, output="attn_out")
+        y = layer.norm(x, "ln2", kind=kind)
+        up, down = "ffn_up", "ffn_down"
+        if self.shape(layer.name(up + ".weight"), 2)[1] != self.hidden:
+            up, down = down, up  # older files name them the other way round
+        width = self.shape(layer.name(up + ".weight"), 2)[0]
+        raised = layer.linear(y, up, width)
+        if layer.has("ffn_gate.weight"):
+            raised = self.gate(layer.linear(y, "ffn_gate", width), raised, act=act)
+        else:
+            raised = self.activate(raised, act)
+        return x + layer.linear(raised, down, self.hidden)
+
+    def activation(self, gelu: str = "gelu_tanh") -> str:
+        """What the file says of its activation; gelu: which one `clip.use_gelu` means."""
+        # read both, so that both are accounted for
+        uses_gelu = self.root.flag("use_gelu", default=False)
+        if self.root.flag("use_silu", default=False):
+            return "silu"
+        return gelu if uses_gelu else "gelu_quick"
+
+    def axial_rope(self, style: str = "halves") -> Rope:
+        """The rotation by row and by column of a patch (Wang et al. 2024, Qwen2-VL, section 2.1): the
+        first half of the pairs of a head by its row, the second by its column.
+
+        halves: both with the same frequencies; "alternating": with every other one (Agrawal et al.
+        2024, Pixtral 12B, section 2.2).
+        """
+        head = self.hidden // self.keys.integer("attention.head_count", minimum=1)
+        if head % 4:
+            raise ModelError(
+                f"clip.vision.attention.head_count: found heads of {head}, {self.kind} needs a multiple of 4"
+            )
+        base, quarter = self.keys.number("rope.freq_base", default=10000.0), head // 4
+        if style == "halves":
+            each = base ** (-np.arange(quarter) / quarter)
+            both = np.concatenate([each, each])
+        else:
+            all_of_them = base ** (-np.arange(2 * quarter) / (2 * quarter))
+            both = np.concatenate([all_of_them[::2], all_of_them[1::2]])
+        sections = np.repeat(np.arange(2, dtype=np.int32), quarter)
+        return Rope(head, both.astype(np.float32), 1.0, sections=sections)
+
+    def project(self, group: int, parts: int = 1) -> tuple[ImageBuilder, list[Value]]:
+        """The builder of the projector, and its rows: for each of `parts` of what was marked as the
+        embedding, those of `group` patches side by side.
+        """
+        if self.embedding is None:
+            raise ModelError(
+                f"{self.kind}: found no marked embedding, wanted one before the projector"
+            )
+        head = ImageBuilder.__new__(ImageBuilder)
+        vars(head).update(vars(self))
+        head.nodes, head.pages, head.slots, head.embedding = [], [], [], None
+        self.group, self.parts, self.projection = group, parts, head
+        width = group * self.embedding.width // parts
+        return head, [head.features(i * width, width) for i in range(parts)]

@@ -1,0 +1,256 @@
+"""Image encoders: from an mmproj file (`general.architecture` clip) to what turns patches of an image
+into rows that a language model takes in place of embeddings.
+
+    ImageRows --encoder tape--> a row a patch --groups--> neighbours side by side --projector tape--> features
+
+An encoder is recorded as a language model is, by a function of its own for each `clip.projector_type`
+(`encoders/`), but over patches, which a batch brings as its embedding rows. What joins neighbouring
+patches lies between two tapes: the rows of the second are groups of rows of the first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from oxillama._core.panels import PackedMatrix
+from oxillama._core.pool import PageMemory
+from oxillama._core.tape import Batch, Program
+from oxillama.errors import ModelError
+from oxillama.gguf import GgufReader
+from oxillama.gguf.keys import Keys
+from oxillama.model import encoders as _families  # noqa: F401  (importing it registers every family)
+from oxillama.model.accounts import check_keys
+from oxillama.model.image_builder import ImageBuilder, encoders
+from oxillama.model.load import LONGEST_STEP, act_of, act_width, ready
+from oxillama.model.lower import Tape, lower
+from oxillama.model.reference import Reference
+from oxillama.model.tensors import Tensor, unpacked
+
+_PAGE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRows:
+    """One image (or tile of one) as an encoder takes it.
+
+    patches: float32 (rows, columns), zeros in the row of a class token; tokens: int32 (rows,), -1, or
+    0 for the class token; groups: (features, group), which rows make a feature, in the order in which
+    features leave; rope: int32 (2, rows), row and column of a patch; spans: int32 (2, rows), first
+    row of a patch's window and the one after its last.
+    """
+
+    patches: np.ndarray
+    tokens: np.ndarray
+    groups: np.ndarray
+    rope: np.ndarray | None = None
+    spans: np.ndarray | None = None
+
+
+@dataclass(slots=True)
+class ImageEncoder:
+    """A loaded encoder; safe to call from any thread, one image at a time.
+
+    width: floats of a feature. kind: `clip.projector_type`. parts: graphs' results side by side in a
+    row of the encoder.
+    """
+
+    kind: str
+    reader: GgufReader = field(repr=False)
+    keys: Keys = field(repr=False)
+    root: Keys = field(repr=False)
+    body: Tape
+    head: Tape
+    width: int
+    hidden: int
+    patch: int
+    image: int
+    group: int
+    parts: int
+    columns: int
+    spanned: bool
+    _programs: tuple[Program, Program] = field(repr=False)
+    _lock: Any = field(default_factory=threading.Lock, repr=False)
+
+    def vector(self, name: str, size: int) -> np.ndarray | None:
+        """A vector of the file that stands beside the tapes, None where it has none."""
+        info = self.reader.tensors.get(name)
+        if info is None:
+            return None
+        if tuple(info.shape) != (size,):
+            raise ModelError(f"{name}: file has {tuple(info.shape)}, wanted ({size},)")
+        return unpacked(self.reader, Tensor(name, info.type_name, (1, size)))[0]
+
+    def table(self, name: str, width: int) -> np.ndarray:
+        """A table of the file that stands beside the tapes, a square of rows: float32 (side, side,
+        width).
+        """
+        info = self.reader.tensors[name]
+        rows = unpacked(self.reader, Tensor(name, info.type_name, (int(info.shape[0]), width)))
+        side = round(len(rows) ** 0.5)
+        return rows.reshape(side, side, width)
+
+    def encode(self, image: ImageRows) -> np.ndarray:
+        """The features of an image, float32 (len(image.groups), width)."""
+        body, head = self._programs
+        with self._lock:
+            # rows are read in the threads' own time: no page outlives its step
+            rows = _stepped(body, image.patches, image)
+            grouped = self._grouped(rows, image.groups)
+            return _stepped(head, grouped)
+
+    def _grouped(self, rows: np.ndarray, groups: np.ndarray) -> np.ndarray:
+        """Rows of the projector: for each part, the patches of a group side by side."""
+        joined = rows[groups].reshape(*groups.shape, self.parts, -1)
+        return np.ascontiguousarray(joined.transpose(0, 2, 1, 3)).reshape(len(groups), -1)
+
+    def reference(self, image: ImageRows) -> np.ndarray:
+        """The same by the numpy meaning of both tapes."""
+        rows = _meant(self.body, self.reader, image.patches, image)
+        return _meant(self.head, self.reader, self._grouped(rows, image.groups))
+
+
+def _stepped(program: Program, rows: np.ndarray, image: ImageRows | None = None) -> np.ndarray:
+    count = len(rows)
+    if count > program.max_rows:
+        raise ModelError(
+            f"image: {count} patches, the encoder takes {program.max_rows}; wanted a smaller image"
+        )
+    memory = PageMemory(program.kv_layers, "f32", _PAGE)
+    pages = -(-count // _PAGE)
+    memory.ensure(pages)
+    every = np.arange(count, dtype=np.int32)
+    more: dict[str, Any] = {}
+    tokens = np.full(count, -1, np.int32)
+    if image is not None:
+        tokens = image.tokens
+        more = {"rope": image.rope, "spans": image.spans}
+    batch = Batch(
+        tokens,
+        every,
+        [np.arange(pages, dtype=np.int32)],
+        np.zeros(count, np.int32),
+        every,
+        embeds=rows,
+        **more,
+    )
+    return np.array(program.step(batch, memory, output="hidden"))
+
+
+def _meant(
+    tape: Tape, reader: GgufReader, rows: np.ndarray, image: ImageRows | None = None
+) -> np.ndarray:
+    reference = Reference(tape, reader, kv_type="f32")
+    frame = reference.frame(np.full(len(rows), -1))
+    frame.embeds = rows
+    if image is not None:
+        frame.tokens, frame.rope, frame.spans = image.tokens, image.rope, image.spans
+    for _ in reference.steps(frame):
+        pass
+    # the rows of the embedding are read before the output, which nothing writes
+    return frame.slots[tape.embedding]
+
+
+def load_encoder(
+    reader: GgufReader, *, num_threads: int = 0, max_rows: int = LONGEST_STEP
+) -> ImageEncoder:
+    """Record, lower and pack the encoder of an mmproj file; ModelError for what is none, or of a
+    kind that is not known.
+    """
+    found = reader.metadata.get("general.architecture")
+    if found != "clip":
+        raise ModelError(f"general.architecture: found {found!r}, wanted 'clip', an mmproj file")
+    root = Keys(reader.metadata, "clip")
+    for key in ("has_audio_encoder", "has_text_encoder"):
+        if root.flag(key, default=False):
+            raise ModelError(f"clip.{key}: found True, wanted False: images alone are encoded")
+    if not root.flag("has_vision_encoder", default=True):
+        raise ModelError("clip.has_vision_encoder: found False, wanted True")
+    kind = root.text("projector_type", default="mlp")
+    if kind not in encoders():
+        raise ModelError(
+            f"clip.projector_type: found {kind!r}, wanted one of {', '.join(sorted(encoders()))}"
+        )
+    body = ImageBuilder(reader, kind)
+    body.read |= {f"clip.{key}" for key in _SAID}
+    encoders()[kind](body)
+    head = body.projection
+    if not isinstance(head, ImageBuilder) or head.embedding is None or body.embedding is None:
+        raise ModelError(f"{kind}: the encoder recorded no projector")
+    unused = [name for name in reader.tensors if name not in body.used]
+    if unused:
+        raise ModelError(
+            f"{unused[0]}: {kind} has no use for this tensor ({len(unused)} such in the file)"
+        )
+    check_keys(reader.metadata, "clip", body.read)
+    tapes = [lower(part, None, act_of, act_width) for part in (body, head)]
+    tensors = {t.key: t for tape in tapes for op in tape.ops for t in op.params.get("weights", ())}
+    weights = {
+        key: PackedMatrix(each.blocks(reader).reshape(-1), each.format, *each.shape, num_threads)
+        for key, each in tensors.items()
+    }
+    programs = [
+        _program(part, tape, weights, max_rows=rows, num_threads=num_threads)
+        for part, tape, rows in zip((body, head), tapes, (max_rows, max_rows))
+    ]
+    return ImageEncoder(
+        kind,
+        reader,
+        body.keys,
+        body.root,
+        tapes[0],
+        tapes[1],
+        head.embedding.width,
+        body.hidden,
+        body.patch,
+        body.image,
+        body.group,
+        body.parts,
+        max(_columns(tapes[0]), 1),
+        any(op.params.get("spans") for op in tapes[0].ops),
+        (programs[0], programs[1]),
+    )
+
+
+def _columns(tape: Tape) -> int:
+    """Columns of the rows that a batch brings."""
+    return max(
+        (op.params["start"] + op.params["count"] for op in tape.ops if op.name == "features"),
+        default=0,
+    )
+
+
+# What is said of the file, or of the pictures before they are patches (`oxillama/vision`).
+_SAID = (
+    *("has_text_encoder", "has_vision_encoder", "has_audio_encoder", "has_llava_projector"),
+    *("projector_type", "vision.projector_type", "use_gelu", "use_silu"),
+    *("vision.projection_dim", "vision.feed_forward_length", "vision.image_size"),
+    *("vision.image_mean", "vision.image_std", "vision.preproc_image_size"),
+    *("vision.image_grid_pinpoints", "vision.mm_patch_merge_type", "vision.image_crop_resolution"),
+    *("vision.image_aspect_ratio", "vision.image_min_pixels", "vision.image_max_pixels"),
+    *("vision.spatial_merge_size", "vision.attention.layer_norm_epsilon"),
+)
+
+
+def _program(
+    b: ImageBuilder,
+    tape: Tape,
+    weights: Mapping[Any, Any],
+    *,
+    max_rows: int,
+    num_threads: int,
+) -> Program:
+    return Program(
+        [(op.name, ready(b.reader, op.params, weights)) for op in tape.ops],
+        list(tape.slots),
+        kv_layers=[state.dims for state in b.pages],
+        hidden=tape.embedding,
+        vocab_size=1,
+        hidden_size=tape.width,
+        max_rows=max_rows,
+        num_threads=num_threads,
+    )

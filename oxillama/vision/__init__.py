@@ -1,0 +1,8 @@
+"""Pictures for language models: read and check (`reading`), made into pixels as each family's reference
+does (`processors`), laid out as patches (`layout`), encoded (`encoder`), into `features`.
+"""
+
+from oxillama.vision.encoder import Vision as Vision
+from oxillama.vision.features import ImageFeatures as ImageFeatures
+from oxillama.vision.reading import ImageLimits as ImageLimits
+from oxillama.vision.reading import read_image as read_image

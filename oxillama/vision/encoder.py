@@ -1,0 +1,132 @@
+"""`Vision`: an mmproj file, from images to what stands in a prompt for them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from blake3 import blake3
+
+from oxillama.errors import ImageError, ModelError
+from oxillama.gguf import GgufReader
+from oxillama.model.image_encoder import ImageEncoder, load_encoder
+from oxillama.vision.features import ImageFeatures
+from oxillama.vision.processors import Fit, Marks, Processor, processor_of
+from oxillama.vision.reading import ImageLimits, read_image
+
+# bytes of features that are kept for images that come again, as those of a conversation do
+KEPT_BYTES = 64 << 20
+
+Pieces = tuple["str | ImageFeatures", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    pieces: Pieces
+    nbytes: int
+
+
+class Vision:
+    """An encoder with its family's processor; safe to call from any thread.
+
+    The same image gives the same features, bit for bit, whatever runs beside it and however many
+    threads there are.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        *,
+        num_threads: int = 0,
+        limits: ImageLimits | None = None,
+        fit: Fit | None = None,
+    ) -> None:
+        """source: the path of an mmproj file, or its bytes. fit: "stretch" or "pad", in place of what
+        the family's reference does.
+        """
+        if fit not in (None, "stretch", "pad"):
+            raise ImageError(f"image_fit: found {fit!r}, wanted 'stretch', 'pad' or None")
+        reader = source if isinstance(source, GgufReader) else GgufReader(source)
+        self.limits = limits or ImageLimits()
+        self.encoder: ImageEncoder = load_encoder(reader, num_threads=num_threads)
+        self.processor: Processor = processor_of(self.encoder, fit)
+        self._mean, self._std = (
+            np.array(self.encoder.keys.numbers(f"image_{name}", count=3), np.float32)
+            for name in ("mean", "std")
+        )
+        if not (self._std > 0).all():
+            raise ModelError(
+                f"clip.vision.image_std: found {self._std.tolist()}, wanted numbers above 0"
+            )
+        self._kept: OrderedDict[bytes, _Kept] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def width(self) -> int:
+        """Floats of a row of features."""
+        return self.encoder.width
+
+    @property
+    def marks(self) -> Marks:
+        """How prompts hold images."""
+        return self.processor.marks
+
+    def pixels(self, image: Any, *, name: str = "image") -> list[np.ndarray]:
+        """The normalised pixels, float32 (3, height, width), of each picture that the encoder sees of
+        an image; what an image may be is said in `reading`.
+        """
+        return [
+            self._normalised(tile)
+            for tile in self.processor.tiles(read_image(image, self.limits, name=name))
+        ]
+
+    def features(self, pixels: np.ndarray) -> np.ndarray:
+        """Features, float32 (features, width), of normalised pixels (3, height, width)."""
+        return self.encoder.encode(self.processor.rows(np.asarray(pixels, np.float32)))
+
+    def pieces(self, image: Any, *, name: str = "image") -> Pieces:
+        """What stands in a prompt for an image: texts, in which control tokens are read, and features.
+        Those of images that came before are kept, as far as there is room.
+        """
+        read = read_image(image, self.limits, name=name)
+        tiles = self.processor.tiles(read)
+        key = _hash(read.size, tiles)
+        with self._lock:
+            found = self._kept.get(key)
+            if found is not None:
+                self._kept.move_to_end(key)
+                return found.pieces
+        return self._keep(key, tuple(self._encoded(read.size, tiles)))
+
+    def _encoded(self, size: tuple[int, int], tiles: list[Any]) -> Iterator[str | ImageFeatures]:
+        patch, marks = self.encoder.patch, self.processor.marks
+        made = [self.features(self._normalised(tile)) for tile in tiles]
+        grids = [(tile.height // patch, tile.width // patch) for tile in tiles]
+        if marks.before:
+            yield marks.before
+        yield from self.processor.pieces(size, made, grids)
+        if marks.after:
+            yield marks.after
+
+    def _keep(self, key: bytes, pieces: Pieces) -> Pieces:
+        nbytes = sum(each.nbytes for each in pieces if isinstance(each, ImageFeatures))
+        with self._lock:
+            self._kept[key] = _Kept(pieces, nbytes)
+            while sum(each.nbytes for each in self._kept.values()) > KEPT_BYTES:
+                self._kept.popitem(last=False)
+        return pieces
+
+    def _normalised(self, image: Any) -> np.ndarray:
+        scaled = np.asarray(image, np.float32) / np.float32(255)
+        return np.ascontiguousarray(((scaled - self._mean) / self._std).transpose(2, 0, 1))
+
+
+def _hash(size: tuple[int, int], tiles: list[Any]) -> bytes:
+    hashed = blake3(repr((size, [tile.size for tile in tiles])).encode())
+    for tile in tiles:
+        hashed.update(tile.tobytes())
+    return hashed.digest()

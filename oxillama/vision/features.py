@@ -1,0 +1,57 @@
+"""What a language model is given of an image in place of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from blake3 import blake3
+
+
+@dataclass(frozen=True, eq=False)
+class ImageFeatures:
+    """Rows of one image (or of one tile) that stand in a prompt where tokens would.
+
+    rows: float32 (rows, width), the width of an embedding, or that times 1 + the layers of the
+    language model that add features of their own. positions: int32 (3, rows), time, height and width
+    of each row from where the image begins (M-RoPE: Wang et al. 2024, Qwen2-VL, section 2.1); None
+    where a row has one position, its place. together: its rows see each other in both directions.
+    """
+
+    rows: np.ndarray
+    positions: np.ndarray | None = None
+    together: bool = False
+
+    def __post_init__(self) -> None:
+        rows, positions = self.rows, self.positions
+        if rows.dtype != np.float32 or rows.ndim != 2 or not rows.size:
+            raise ValueError(f"rows: found {rows.dtype} {rows.shape}, wanted float32 (rows, width)")
+        if positions is not None and (
+            positions.dtype != np.int32 or positions.shape != (3, len(rows)) or positions.min() < 0
+        ):
+            raise ValueError(
+                f"positions: found {positions.dtype} {positions.shape}, wanted int32 (3, {len(rows)})"
+            )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def digest(self) -> int:
+        """A number that is the same for the same rows and positions, and for nothing else."""
+        hashed = blake3(np.ascontiguousarray(self.rows).data)
+        hashed.update(repr((self.rows.shape, self.together, self.positions is None)).encode())
+        if self.positions is not None:
+            hashed.update(np.ascontiguousarray(self.positions).data)
+        return int.from_bytes(hashed.digest(length=16), "little")
+
+    @cached_property
+    def advance(self) -> int:
+        """How far positions have come after the image."""
+        return len(self) if self.positions is None else int(self.positions.max()) + 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows."""
+        return self.rows.nbytes

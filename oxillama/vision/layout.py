@@ -1,0 +1,107 @@
+"""Pixels laid out as an encoder takes them: a row a patch, and which rows make a feature."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from oxillama.model.image_encoder import ImageRows
+
+
+def patches_of(pixels: np.ndarray, patch: int) -> np.ndarray:
+    """float32 (rows * columns of patches, 3 * patch * patch) of pixels (3, height, width): colour by
+    colour, line by line, as the kernels of a convolution are.
+    """
+    _, height, width = pixels.shape
+    rows, columns = height // patch, width // patch
+    cut = pixels.reshape(3, rows, patch, columns, patch).transpose(1, 3, 0, 2, 4)
+    return np.ascontiguousarray(cut, np.float32).reshape(rows * columns, -1)
+
+
+def blocks_of(rows: int, columns: int, side: int) -> np.ndarray:
+    """(blocks, side * side): the patches, numbered line by line, of each square of a grid."""
+    numbers = np.arange(rows * columns).reshape(rows // side, side, columns // side, side)
+    return numbers.transpose(0, 2, 1, 3).reshape(-1, side * side)
+
+
+def plain_rows(pixels: np.ndarray, patch: int, *, group: int, classed: bool) -> ImageRows:
+    """Patches line by line; `group` of them make a feature. classed: after a class token, which makes
+    none.
+    """
+    patches = patches_of(pixels, patch)
+    rows, columns = pixels.shape[1] // patch, pixels.shape[2] // patch
+    groups = blocks_of(rows, columns, round(group**0.5))
+    tokens = np.full(len(patches) + classed, -1, np.int32)
+    if classed:
+        patches = np.concatenate([np.zeros((1, patches.shape[1]), np.float32), patches])
+        tokens[0] = 0
+    return ImageRows(patches, tokens, groups + classed)
+
+
+def axial_rows(pixels: np.ndarray, patch: int) -> ImageRows:
+    """Patches line by line, each with its row and column."""
+    patches = patches_of(pixels, patch)
+    rows, columns = pixels.shape[1] // patch, pixels.shape[2] // patch
+    where = np.stack(np.divmod(np.arange(rows * columns, dtype=np.int32), np.int32(columns)))
+    tokens = np.full(len(patches), -1, np.int32)
+    return ImageRows(patches, tokens, np.arange(len(patches))[:, None], rope=where)
+
+
+def merged_rows(
+    pixels: np.ndarray,
+    patch: int,
+    *,
+    merge: int,
+    window: int = 0,
+    grid: np.ndarray | None = None,
+) -> ImageRows:
+    """Patches in squares of `merge` x `merge`, each of which makes a feature, with row and column.
+
+    window: squares of a window's side, 0 where all patches see each other; patches of a window follow
+    one another, and features leave line by line all the same. grid: learned positions (side, side,
+    width), interpolated and appended to the patches.
+    """
+    rows, columns = pixels.shape[1] // patch, pixels.shape[2] // patch
+    squares = blocks_of(rows, columns, merge)
+    across = columns // merge
+    order = np.arange(len(squares))
+    spans = None
+    if window:
+        down, right = np.divmod(order, across)
+        home = down // window * (-(-across // window)) + right // window
+        order = np.argsort(home, kind="stable")
+        sizes = np.bincount(home) * merge * merge
+        sizes = sizes[sizes > 0]
+        ends = np.cumsum(sizes)
+        spans = np.stack([np.repeat(ends - sizes, sizes), np.repeat(ends, sizes)]).astype(np.int32)
+    numbers = squares[order].reshape(-1)
+    patches = patches_of(pixels, patch)[numbers]
+    if grid is not None:
+        patches = np.concatenate([patches, interpolated(grid, rows, columns)[numbers]], axis=1)
+    where = np.stack(np.divmod(numbers, columns)).astype(np.int32)
+    groups = np.empty((len(squares), merge * merge), np.int64)
+    groups[order] = np.arange(len(numbers)).reshape(-1, merge * merge)
+    tokens = np.full(len(patches), -1, np.int32)
+    return ImageRows(patches, tokens, groups, rope=where, spans=spans)
+
+
+def interpolated(grid: np.ndarray, rows: int, columns: int) -> np.ndarray:
+    """float32 (rows * columns, width): a square grid of learned positions (side, side, width) at as
+    many places from corner to corner, between the four nearest (Qwen3-VL, published code).
+    """
+    side = len(grid)
+
+    def along(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        places = np.linspace(0, side - 1, count, dtype=np.float32)
+        low = places.astype(np.int64)
+        return low, np.minimum(low + 1, side - 1), places - low
+
+    top, bottom, down = along(rows)
+    left, right, over = along(columns)
+    down, over = down[:, None, None], over[None, :, None]
+    made = (
+        grid[top][:, left] * ((1 - down) * (1 - over))
+        + grid[top][:, right] * ((1 - down) * over)
+        + grid[bottom][:, left] * (down * (1 - over))
+        + grid[bottom][:, right] * (down * over)
+    )
+    return made.reshape(rows * columns, -1).astype(np.float32)

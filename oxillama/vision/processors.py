@@ -1,0 +1,436 @@
+"""From an image to pixels, tiles and prompt pieces, as the reference of each family does it.
+
+A processor says which pictures an encoder sees of an image (`tiles`), how their pixels are laid out
+(`rows`), and what stands in the prompt for it (`pieces`): texts, in which control tokens are read, and
+features. Sources: the image processors of transformers (CLIP, LLaVA-NeXT, Qwen2-VL, Gemma 3,
+Idefics 3, Pixtral); what is padded, and with which colour, is as llama.cpp's mtmd does it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from oxillama.errors import ImageError, ModelError
+from oxillama.model.image_encoder import ImageEncoder, ImageRows
+from oxillama.vision.features import ImageFeatures
+from oxillama.vision.layout import axial_rows, merged_rows, plain_rows
+from oxillama.vision.reading import pillow
+
+Fit = Literal["stretch", "pad"]
+Colour = tuple[int, int, int]
+CLIP_MEAN: Colour = (122, 116, 104)  # of the colours CLIP was trained with
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """How a prompt of the family holds an image. placeholders: what its chat template writes for one,
+    the longest first; token: what a row of it is called in the vocabulary; before, after: texts
+    around it.
+    """
+
+    placeholders: tuple[str, ...]
+    token: str
+    before: str = ""
+    after: str = ""
+
+
+class Processor(Protocol):
+    """What is done to an image around its encoder."""
+
+    marks: Marks
+
+    def tiles(self, image: Any) -> list[Any]:
+        """The pictures of an RGB image (`PIL.Image`), each of a size that the encoder takes."""
+
+    def rows(self, pixels: np.ndarray) -> ImageRows:
+        """Normalised pixels, float32 (3, height, width), laid out."""
+
+    def pieces(
+        self, image: tuple[int, int], made: Sequence[np.ndarray], grids: Sequence[tuple[int, int]]
+    ) -> list[str | ImageFeatures]:
+        """What stands in the prompt for an image of (width, height), given the features of its tiles
+        and how many patches each has, (rows, columns).
+        """
+
+
+def resized(
+    image: Any,
+    size: tuple[int, int],
+    filter: str,
+    *,
+    fit: Fit = "stretch",
+    colour: Colour = (0, 0, 0),
+) -> Any:
+    """An image at another (width, height), by a filter of Pillow: stretched, or as large as it fits
+    in with its sides' ratio kept, in the middle of a ground of one colour.
+    """
+    module = pillow()
+    how = getattr(module.Resampling, filter.upper())
+    if image.size == size:
+        return image
+    if fit == "stretch":
+        return image.resize(size, how)
+    scale = min(size[0] / image.width, size[1] / image.height)
+    inner = tuple(min(most, math.ceil(each * scale)) for most, each in zip(size, image.size))
+    ground = module.new("RGB", size, colour)
+    ground.paste(image.resize(inner, how), tuple((a - b) // 2 for a, b in zip(size, inner)))
+    return ground
+
+
+@dataclass(frozen=True)
+class Square:
+    """An image of one size, whole: LLaVA 1.5 (padded) and Gemma 3 (stretched)."""
+
+    marks: Marks
+    size: int
+    patch: int
+    group: int
+    filter: str
+    fit: Fit
+    colour: Colour
+    classed: bool = False
+    together: bool = False
+
+    def tiles(self, image: Any) -> list[Any]:
+        """The image as a square."""
+        square = (self.size, self.size)
+        return [resized(image, square, self.filter, fit=self.fit, colour=self.colour)]
+
+    def rows(self, pixels: np.ndarray) -> ImageRows:
+        """Patches line by line."""
+        _expect(pixels, self.size)
+        return plain_rows(pixels, self.patch, group=self.group, classed=self.classed)
+
+    def pieces(
+        self, image: tuple[int, int], made: Sequence[np.ndarray], grids: Sequence[tuple[int, int]]
+    ) -> list[str | ImageFeatures]:
+        """The features of the square."""
+        return [ImageFeatures(made[0], together=self.together)]
+
+
+@dataclass(frozen=True)
+class AnyResolution(Square):
+    """LLaVA 1.6 (Liu et al. 2024, "LLaVA-NeXT"): the image whole, then tiles of it at the size of
+    `pinpoints` (height, width) that keeps the most of it, without the rows and columns that are
+    padding, each line of features followed by `newline`.
+    """
+
+    pinpoints: tuple[tuple[int, int], ...] = ()
+    newline: np.ndarray | None = None
+
+    def tiles(self, image: Any) -> list[Any]:
+        """The image as a square, then its tiles line by line."""
+        height, width = self.best((image.height, image.width))
+        sheet = resized(image, (width, height), self.filter, fit="pad")
+        side = self.size
+        cut = [
+            sheet.crop((x, y, x + side, y + side))
+            for y in range(0, height, side)
+            for x in range(0, width, side)
+        ]
+        return [resized(image, (side, side), self.filter), *cut]
+
+    def best(self, size: tuple[int, int]) -> tuple[int, int]:
+        """The pinpoint that keeps the most pixels of an image of (height, width), and of those the
+        one that wastes the fewest.
+        """
+
+        def worth(point: tuple[int, int]) -> tuple[int, int]:
+            scale = min(point[1] / size[1], point[0] / size[0])
+            kept = min(int(size[1] * scale) * int(size[0] * scale), size[0] * size[1])
+            return kept, kept - point[0] * point[1]
+
+        return max(self.pinpoints, key=worth)
+
+    def pieces(
+        self, image: tuple[int, int], made: Sequence[np.ndarray], grids: Sequence[tuple[int, int]]
+    ) -> list[str | ImageFeatures]:
+        """The features of the whole, then those of the tiles as one picture."""
+        width, height = image
+        best = self.best((height, width))
+        down, across = best[0] // self.size, best[1] // self.size
+        side = grids[0][0]
+        sheet = np.stack(made[1:]).reshape(down, across, side, side, -1)
+        sheet = sheet.transpose(0, 2, 1, 3, 4).reshape(down * side, across * side, -1)
+        sheet = _unpadded(sheet, height, width)
+        if self.newline is not None:
+            line = np.broadcast_to(self.newline, (len(sheet), 1, sheet.shape[2]))
+            sheet = np.concatenate([sheet, line], axis=1)
+        rows = np.concatenate([made[0], sheet.reshape(-1, sheet.shape[2])])
+        return [ImageFeatures(np.ascontiguousarray(rows))]
+
+
+def _unpadded(sheet: np.ndarray, height: int, width: int) -> np.ndarray:
+    """The part of features (rows, columns, floats) that shows an image of that ratio and no padding."""
+    rows, columns = sheet.shape[:2]
+    if width / height > columns / rows:
+        cut = (rows - int(round(height * (columns / width), 7))) // 2
+        return sheet[cut : rows - cut]
+    cut = (columns - int(round(width * (rows / height), 7))) // 2
+    return sheet[:, cut : columns - cut]
+
+
+@dataclass(frozen=True)
+class Merged:
+    """An image of about its own size, sides rounded to whole features: Qwen2-VL, 2.5 and 3."""
+
+    marks: Marks
+    patch: int
+    merge: int
+    least: int
+    most: int
+    fit: Fit
+    window: int = 0
+    grid: np.ndarray | None = None
+
+    def tiles(self, image: Any) -> list[Any]:
+        """The image at the size of `sides`."""
+        return [resized(image, self.sides(image.width, image.height), "bicubic", fit=self.fit)]
+
+    def sides(self, width: int, height: int) -> tuple[int, int]:
+        """The nearest multiples of a feature's side whose area is within the limits (Wang et al. 2024,
+        Qwen2-VL, published code `smart_resize`).
+        """
+        unit = self.patch * self.merge
+        wide, high = round(width / unit) * unit, round(height / unit) * unit
+        if wide * high > self.most:
+            beta = math.sqrt(width * height / self.most)
+            wide, high = (max(unit, math.floor(s / beta / unit) * unit) for s in (width, height))
+        elif wide * high < self.least:
+            beta = math.sqrt(self.least / (width * height))
+            wide, high = (math.ceil(s * beta / unit) * unit for s in (width, height))
+        return wide, high
+
+    def rows(self, pixels: np.ndarray) -> ImageRows:
+        """Patches square by square, window by window."""
+        unit = self.patch * self.merge
+        if pixels.shape[1] % unit or pixels.shape[2] % unit:
+            raise ImageError(
+                f"pixels: found {pixels.shape[2]} x {pixels.shape[1]}, wanted multiples of {unit}"
+            )
+        return merged_rows(pixels, self.patch, merge=self.merge, window=self.window, grid=self.grid)
+
+    def pieces(
+        self, image: tuple[int, int], made: Sequence[np.ndarray], grids: Sequence[tuple[int, int]]
+    ) -> list[str | ImageFeatures]:
+        """The features, each at its row and column."""
+        down, across = (each // self.merge for each in grids[0])
+        row, column = np.divmod(np.arange(down * across, dtype=np.int32), np.int32(across))
+        where = np.stack([np.zeros_like(row), row, column])
+        return [ImageFeatures(made[0], where)]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """An image no larger than `size`, sides rounded up to whole features, a row after each line of
+    features but the last: Pixtral.
+    """
+
+    marks: Marks
+    size: int
+    patch: int
+    fit: Fit
+    line: np.ndarray
+
+    def tiles(self, image: Any) -> list[Any]:
+        """The image, made smaller where it is larger."""
+        width, height = image.size
+        ratio = max(width, height) / self.size
+        if ratio > 1:
+            width, height = (max(1, math.floor(each / ratio)) for each in (width, height))
+        sides = tuple(-(-each // self.patch) * self.patch for each in (width, height))
+        return [resized(image, (sides[0], sides[1]), "bicubic", fit=self.fit)]
+
+    def rows(self, pixels: np.ndarray) -> ImageRows:
+        """Patches line by line, with row and column."""
+        if pixels.shape[1] % self.patch or pixels.shape[2] % self.patch:
+            raise ImageError(
+                f"pixels: found {pixels.shape[2]} x {pixels.shape[1]}, wanted multiples of {self.patch}"
+            )
+        return axial_rows(pixels, self.patch)
+
+    def pieces(
+        self, image: tuple[int, int], made: Sequence[np.ndarray], grids: Sequence[tuple[int, int]]
+    ) -> list[str | ImageFeatures]:
+        """The lines of features, each ended but the last."""
+        down, across = grids[0]
+        sheet = made[0].reshape(down, across, -1)
+        ends = np.broadcast_to(self.line, (down, 1, sheet.shape[2]))
+        rows = np.concatenate([sheet, ends], axis=1).reshape(down * (across + 1), -1)
+        return [ImageFeatures(np.ascontiguousarray(rows[:-1]))]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Tiles of one size, line by line, then the image whole, each with a text that says which it is:
+    Idefics 3 and SmolVLM. An image of one tile is sent as both, as llama.cpp's mtmd does.
+    """
+
+    marks: Marks
+    size: int
+    patch: int
+    group: int
+    longest: int
+    fit: Fit
+
+    def tiles(self, image: Any) -> list[Any]:
+        """The tiles, and last the image whole."""
+        wide, high = self.sides(image.width, image.height)
+        sheet = resized(image, self.enlarged(image.width, image.height), "lanczos", fit=self.fit)
+        sheet = resized(sheet, (wide, high), "lanczos")
+        side = self.size
+        cut = [
+            sheet.crop((x, y, x + side, y + side))
+            for y in range(0, high, side)
+            for x in range(0, wide, side)
+        ]
+        return [*cut, resized(sheet, (side, side), "lanczos")]
+
+    def enlarged(self, width: int, height: int) -> tuple[int, int]:
+        """(width, height) with the longer side as long as `longest`, the other one even."""
+        ratio = width / height
+        if width >= height:
+            other = int(self.longest / ratio)
+            return self.longest, max(1, other + other % 2)
+        other = int(self.longest * ratio)
+        return max(1, other + other % 2), self.longest
+
+    def sides(self, width: int, height: int) -> tuple[int, int]:
+        """The (width, height) in whole tiles."""
+        width, height = self.enlarged(width, height)
+        ratio, side = width / height, self.size
+        if width >= height:
+            wide = -(-width // side) * side
+            return wide, math.ceil(int(wide / ratio) / side) * side
+        high = -(-height // side) * side
+        return math.ceil(int(high * ratio) / side) * side, high
+
+    def rows(self, pixels: np.ndarray) -> ImageRows:
+        """Patches line by line."""
+        _expect(pixels, self.size)
+        return plain_rows(pixels, self.patch, group=self.group, classed=False)
+
+    def pieces(
+        self, image: tuple[int, int], made: Sequence[np.ndarray], grids: Sequence[tuple[int, int]]
+    ) -> list[str | ImageFeatures]:
+        """Each tile after its row and column, the image whole after a mark of its own."""
+        wide, high = self.sides(*image)
+        across = wide // self.size
+        fake, out = "<fake_token_around_image>", list[str | ImageFeatures]()
+        text = ""
+        for at, rows in enumerate(made[:-1]):
+            down, right = divmod(at, across)
+            out += [
+                f"{text}{fake}<row_{down + 1}_col_{right + 1}>",
+                ImageFeatures(rows),
+            ]
+            text = "\n" if right + 1 == across else ""
+        return [*out, f"{text}\n{fake}<global-img>", ImageFeatures(made[-1]), fake]
+
+
+def _expect(pixels: np.ndarray, side: int) -> None:
+    if pixels.shape != (3, side, side):
+        raise ImageError(
+            f"pixels: found {pixels.shape}, wanted (3, {side}, {side}) for this encoder"
+        )
+
+
+_LLAVA = Marks(("<image>",), "<image>")
+_QWEN = Marks(
+    ("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"),
+    "<|image_pad|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+)
+_GEMMA = Marks(
+    ("<start_of_image>",), "<image_soft_token>", "\n\n<start_of_image>", "<end_of_image>\n\n"
+)
+_IDEFICS = Marks(("<image>",), "<image>")
+_PIXTRAL = Marks(("[IMG]",), "[IMG]", "", "[IMG_END]")
+
+
+def _llava(e: ImageEncoder, fit: Fit | None) -> Processor:
+    square = Square(
+        _LLAVA,
+        e.image,
+        e.patch,
+        1,
+        "bicubic",
+        fit or "pad",
+        CLIP_MEAN,
+        classed="v.class_embd" in e.reader.tensors,
+    )
+    kind = e.keys.text("mm_patch_merge_type", default="flat")
+    points = e.keys.integers("image_grid_pinpoints", default=())
+    if kind == "flat" and not points:
+        return square
+    if kind != "spatial_unpad" or len(points) % 2 or not points:
+        raise ModelError(
+            f"clip.vision.mm_patch_merge_type: found {kind!r} with {len(points)} numbers of pinpoints, "
+            "wanted 'spatial_unpad' with pairs of them, or 'flat' without any"
+        )
+    pairs = tuple(zip(points[::2], points[1::2]))
+    for pair in pairs:
+        if min(pair) < e.image or pair[0] % e.image or pair[1] % e.image:
+            raise ModelError(
+                f"clip.vision.image_grid_pinpoints: found {pair}, wanted multiples of {e.image}"
+            )
+    return AnyResolution(
+        **vars(replace(square, fit="stretch")),
+        pinpoints=pairs,
+        newline=e.vector("model.image_newline", e.width),
+    )
+
+
+def _gemma3(e: ImageEncoder, fit: Fit | None) -> Processor:
+    return Square(
+        _GEMMA, e.image, e.patch, e.group, "bilinear", fit or "stretch", (0, 0, 0), together=True
+    )
+
+
+def _merged(e: ImageEncoder, fit: Fit | None) -> Processor:
+    merge = round(e.group**0.5)
+    area = (e.patch * merge) ** 2
+    least = e.keys.integer("image_min_pixels", default=8 * area, minimum=1)
+    most = e.keys.integer("image_max_pixels", default=4096 * area, minimum=least)
+    window, grid = 0, None
+    if e.spanned:
+        window = e.keys.integer("window_size", default=112) // (e.patch * merge)
+    if e.kind == "qwen3vl_merger":
+        grid = e.table("v.position_embd.weight", e.hidden)
+    return Merged(_QWEN, e.patch, merge, least, most, fit or "stretch", window, grid)
+
+
+def _pixtral(e: ImageEncoder, fit: Fit | None) -> Processor:
+    line = e.vector("v.token_embd.img_break", e.width)
+    if line is None:
+        raise ModelError("v.token_embd.img_break: the file has no such tensor, pixtral needs it")
+    return Lines(_PIXTRAL, e.image, e.patch, fit or "stretch", line)
+
+
+def _idefics3(e: ImageEncoder, fit: Fit | None) -> Processor:
+    longest = e.keys.integer("preproc_image_size", default=e.image, minimum=1, maximum=1 << 14)
+    return Split(_IDEFICS, e.image, e.patch, e.group, longest, fit or "stretch")
+
+
+_MAKERS: dict[str, Callable[[ImageEncoder, Fit | None], Processor]] = {
+    "mlp": _llava,
+    "gemma3": _gemma3,
+    "idefics3": _idefics3,
+    "pixtral": _pixtral,
+    "qwen2vl_merger": _merged,
+    "qwen2.5vl_merger": _merged,
+    "qwen3vl_merger": _merged,
+}
+
+
+def processor_of(encoder: ImageEncoder, fit: Fit | None = None) -> Processor:
+    """The processor of an encoder's family. fit: how an image becomes the size that is wanted, in
+    place of what the family's reference does.
+    """
+    return _MAKERS[encoder.kind](encoder, fit)
