@@ -80,6 +80,9 @@ row_kinds = st.tuples(
 
 def near_bound(d, name, numbers):
     """Whether a probability or mass lies so near the stage's bound that rounding alone decides."""
+    if name == "temperature" and numbers[1] and len(d[0]) > 1:
+        # a dynamic temperature is a power of the entropy, which is rounding alone down here
+        return bool(oracle.entropy(d) < 1e-9)
     if name in ("xtc", "temperature", "top_k"):
         numbers = numbers[1:] if name == "xtc" else ()
     if not numbers:
@@ -111,7 +114,7 @@ def near_bound(d, name, numbers):
     return bool((np.abs(p - bound) < 1e-10 * bound).any()) or bound < 1e-300
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400, deadline=None)
 @given(row_kinds, st.lists(one_stage, min_size=1, max_size=4), st.integers(0, 2**64 - 1))
 def test_chains_equal_the_definition(kind, chain, seed):
     logits = rows(*kind)
