@@ -28,6 +28,7 @@ vllm            vLLM's routes
 ollama          Ollama's routes
 sessions, session_routes   sessions by name
 adapters, ranking          where adapters and rerankers are wired
+budget          bounded reasoning
 infill          text in the middle
 logprobs        log-probabilities as the APIs write them
 metrics         counters in Prometheus' format

@@ -9,7 +9,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from oxillama.server import adapters, sse
+from oxillama.server import adapters, budget, sse
 from oxillama.server import options as table
 from oxillama.server.calls import Call, json_response
 from oxillama.server.chat import (
@@ -103,6 +103,9 @@ _TOOL = obj(
 )
 _FLAG = {"disable_parallel_tool_use": BOOLEAN}
 _SHARED = {
+    **table.properties("stop"),
+    **EXCEPTIONS,
+    "stop_sequences": array({"type": "string", "minLength": 1, "maxLength": 4096}, 0, 64),
     "model": NAME,
     "messages": MESSAGES,
     "system": one_of(STRING, array(_TEXT, 0, 1024)),
@@ -120,8 +123,6 @@ _SHARED = {
 }
 BODY: Schema = obj(
     {
-        **table.properties("stop"),
-        **EXCEPTIONS,
         **_SHARED,
         "max_tokens": integer(1),
         "stream": BOOLEAN,
@@ -185,7 +186,14 @@ def _of_user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, 
             content = "".join(each["text"] for each in content)
         if block.get("is_error"):
             content = f"Error: {content}"
-        results.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": content})
+        results.append(
+            {
+                "role": "tool",
+                "tool_call_id": block["tool_use_id"],
+                "content": content,
+                "at": f"{where}.content[{at}].tool_use_id",
+            }
+        )
     return [*results, *([{"role": "user", "content": "\n\n".join(texts)}] if texts else [])]
 
 
@@ -250,7 +258,15 @@ def _read(model: Model, body: Mapping[str, Any]) -> Asked:
         prefill,
         body.get("session"),
         asked.constraint,
+        budget=_budget(body),
     )
+
+
+def _budget(body: Mapping[str, Any]) -> int | None:
+    tokens = (body.get("thinking") or {}).get("budget_tokens")
+    if tokens is None:
+        return None
+    return budget.checked(int(tokens), body.get("max_tokens"), param="thinking.budget_tokens")
 
 
 def _variables(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -265,8 +281,6 @@ def _variables(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
     if thinking is None:
         return given
     kind = thinking["type"]
-    if thinking.get("budget_tokens") is not None:
-        raise unsupported("thinking.budget_tokens", "a budget of thinking cannot be held")
     if talk.thinking:
         if kind != "adaptive":
             given[talk.thinking] = kind == "enabled"

@@ -63,7 +63,7 @@ class App:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        path, method = scope["path"], scope["method"]
+        path, method = _path_of(scope), scope["method"]
         methods, params = self._table.find(path)
         wanted = "GET" if method == "HEAD" else method
         route = methods.get(wanted)
@@ -167,9 +167,7 @@ class App:
             and ("transfer-encoding" not in headers)
         ):
             return
-        kind = headers.get("content-type", "application/json").split(";")[0].strip().lower()
-        if kind.startswith("multipart/"):
-            raise ApiError(415, f"content-type: found {kind[:40]!r}, wanted application/json")
+        _check_kind(headers.get("content-type", ""))
         schema = route.body or {}
         listed = schema.get("type") == "array"
         body = await call.read_json(limit=limit, kind=list if listed else dict)
@@ -190,6 +188,14 @@ class App:
             raise ApiError(
                 400,
                 f"HTTP version: found {scope['http_version'][:10]}, wanted 1.0 or 1.1",
+                headers={"Connection": "close"},
+            )
+        names = [name for name, _ in scope["headers"]]
+        if b"transfer-encoding" in names and b"content-length" in names:
+            # two readers of one connection may not agree where the body ends
+            raise ApiError(
+                400,
+                "headers: found content-length beside transfer-encoding, wanted one of them",
                 headers={"Connection": "close"},
             )
         size = len(scope.get("raw_path") or b"") + len(scope.get("query_string", b""))
@@ -299,6 +305,34 @@ class App:
             "llama": error.llama,
         }.get(call.dialect, error.openai)()
         return json_response(made, error.status, error.headers)
+
+
+# what programs that send JSON say when they were not told; "" is nothing at all
+_UNSAID = ("", "application/x-www-form-urlencoded")
+
+
+def _check_kind(given: str) -> None:
+    """Raise 415 for a body that says that it is something else than JSON in UTF-8."""
+    kind, *more = (each.strip().lower() for each in given.split(";"))
+    if kind not in (*_UNSAID, "application/json", "text/json") and not (
+        kind.startswith("application/") and kind.endswith("+json")
+    ):
+        raise ApiError(415, f"content-type: found {kind[:40]!r}, wanted application/json")
+    for each in more:
+        name, _, value = each.partition("=")
+        if name == "charset" and value.strip('"') not in ("utf-8", "utf8", "us-ascii"):
+            raise ApiError(415, f"content-type: found charset {value[:20]!r}, wanted utf-8")
+
+
+def _path_of(scope: Scope) -> str:
+    """The path of a request; that of a whole URI, too, if it names the host that `Host` names."""
+    path: str = scope["path"]
+    scheme, found, rest = path.partition("://")
+    if not found or scheme.lower() not in ("http", "https"):
+        return path
+    host, slash, after = rest.partition("/")
+    named = next((value for name, value in scope["headers"] if name == b"host"), b"")
+    return slash + after if host.encode("utf-8", "replace") == named and slash else path
 
 
 def _dialect_of(path: str) -> str:

@@ -16,7 +16,7 @@ import oxillama
 from oxillama.chat import Turn
 from oxillama.engine.request import Completion
 from oxillama.errors import ConfigError, GrammarError
-from oxillama.server import adapters, sse
+from oxillama.server import adapters, budget, sse
 from oxillama.server import options as table
 from oxillama.server.calls import Call, json_response
 from oxillama.server.errors import ApiError, from_engine, unsupported
@@ -35,7 +35,7 @@ from oxillama.server.schema import (
     one_of,
 )
 from oxillama.server.sessions import NAME_PATTERN, go_on_with
-from oxillama.server.work import Job, stopped_by, usage_of
+from oxillama.server.work import Job, reason_of, stopped_by, usage_of
 from oxillama.tokenizer import TokenizerBridge
 from oxillama.toolcalls.events import call_id
 
@@ -124,7 +124,14 @@ RESPONSE_FORMAT = one_of(
     obj({"type": enum("json_object"), "schema": OBJECT}, ("type",)),
     obj({"type": enum("json_schema"), "json_schema": JSON_SCHEMA}, ("type", "json_schema")),
 )
-EXCEPTIONS = {"user": STRING, "metadata": OBJECT, "store": BOOLEAN}
+# what says who asks, and where to look for what is known already: nothing of the answer
+EXCEPTIONS = {
+    "user": STRING,
+    "metadata": OBJECT,
+    "store": BOOLEAN,
+    "safety_identifier": STRING,
+    "prompt_cache_key": STRING,
+}
 SESSION = {"type": "string", "pattern": NAME_PATTERN}
 TEMPLATE = {
     "chat_template_kwargs": OBJECT,
@@ -182,6 +189,7 @@ class Asked:
     session: str | None = None
     constraint: str | None = None  # the field that a constraint came in
     prompt: str = "messages"  # the field that the prompt came in
+    budget: int | None = None  # tokens of reasoning at most
 
 
 def prepare(model: Model, asked: Asked) -> Turn:
@@ -202,7 +210,7 @@ def prepare(model: Model, asked: Asked) -> Turn:
         prefill=asked.prefill,
     )
     try:
-        return talk.turn(
+        turn = talk.turn(
             rendered,
             tools=tools,
             tool_choice=choice,
@@ -211,6 +219,9 @@ def prepare(model: Model, asked: Asked) -> Turn:
         )
     except Exception as error:
         raise _of_plan(error, asked) from error
+    if asked.budget is not None:
+        budget.hold(turn, talk.bridge, asked.budget)
+    return turn
 
 
 def submit(model: Model, asked: Asked, state: Any) -> tuple[Turn, Any]:
@@ -267,12 +278,14 @@ def _allowed(tools: Any, allowed: Mapping[str, Any]) -> tuple[list[dict], str]:
     return [known[name] for name in dict.fromkeys(names)], allowed["mode"]
 
 
-def messages_of(given: Sequence[Mapping[str, Any]], *, path: str = "messages") -> list[dict]:
-    """Messages as a template takes them: contents as text, ids of calls by their order."""
+def messages_of(given: Sequence[Mapping[str, Any]]) -> list[dict]:
+    """Messages as a template takes them: contents as text, ids of calls by their order. Their `at`,
+    in messages of other forms, names what they came from.
+    """
     ids: dict[str, str] = {}
     out = []
     for at, message in enumerate(given):
-        where = f"{path}[{at}]"
+        where = message.get("at") or f"messages[{at}]"
         made: dict[str, Any] = {
             "role": "system" if message["role"] == "developer" else message["role"],
             "content": _text(message.get("content"), f"{where}.content"),
@@ -298,10 +311,9 @@ def messages_of(given: Sequence[Mapping[str, Any]], *, path: str = "messages") -
         if message["role"] == "tool":
             found = message["tool_call_id"]
             if found not in ids:
+                where = message.get("at") or f"{where}.tool_call_id"
                 raise ApiError(
-                    400,
-                    f"{where}.tool_call_id: found {found!r}, wanted the id of a call before it",
-                    param=f"{where}.tool_call_id",
+                    400, f"{where}: found {found!r}, wanted the id of a call before it", param=where
                 )
             made["tool_call_id"] = ids[found]
         if made["role"] == "assistant" and made["content"] is None and "tool_calls" not in made:
@@ -569,8 +581,7 @@ class Reply:
 
     @property
     def finish_reason(self) -> str:
-        reason = self.completion.finish_reason if self.completion else "stop"
-        return "stop" if reason == "cancelled" else reason
+        return reason_of(self.completion) if self.completion else "stop"
 
 
 def reply_of(turn: Turn, request: Any, done: Completion) -> Reply:

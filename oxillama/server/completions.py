@@ -40,7 +40,7 @@ from oxillama.server.schema import (
     obj,
     one_of,
 )
-from oxillama.server.work import Job, usage_of
+from oxillama.server.work import Job, reason_of, usage_of
 
 TOKENS = array(integer(0), 1, 1 << 20)
 PROMPT = one_of(STRING, TOKENS, array(one_of(STRING, TOKENS), 1, 2048))
@@ -217,7 +217,7 @@ async def _whole(
 
     async def one(at: int, ids: list[int] | None) -> list[Completion]:
         param = "prompt" if len(prompts) == 1 else f"prompt[{at}]"
-        async with turnstile, Job(call, model, param=param, params=_params(asked)) as job:
+        async with turnstile, _job(call, model, param, asked) as job:
             await job.begin(lambda: _submit(call, model, ids, asked, body))
             return await job.results()
 
@@ -252,12 +252,13 @@ def _usage(usages: Sequence[Mapping[str, int]]) -> dict[str, Any]:
     }
 
 
-def _params(asked: table.Asked) -> dict[str, Any]:
-    return {
+def _job(call: Call, model: Model, param: str, asked: table.Asked) -> Job:
+    params = {
         "max_tokens": asked.options.get("max_tokens"),
         "seed": asked.options.get("seed"),
         "stop": list(asked.stops),
     }
+    return Job(call, model, param=param, constraint=asked.constraint, params=params)
 
 
 def _choices(
@@ -283,7 +284,7 @@ def _choices(
                     "index": len(out),
                     "text": echoed + each.text,
                     "logprobs": logprobs,
-                    "finish_reason": _reason(each),
+                    "finish_reason": reason_of(each),
                 }
             )
     return out
@@ -306,10 +307,6 @@ def _add_prompt(entries: LegacyLogprobs, ids: Sequence[int], done: Completion) -
 def _add_drawn(entries: LegacyLogprobs, drawn: Sequence[Any]) -> None:
     for each in drawn:
         entries.add(each.token, each.raw, each.raw_ids, each.raw_values)
-
-
-def _reason(done: Completion) -> str:
-    return "stop" if done.finish_reason == "cancelled" else done.finish_reason
 
 
 async def _stream(
@@ -346,7 +343,7 @@ async def _stream(
 
     async def one(at: int, ids: list[int] | None) -> None:
         param = "prompt" if len(prompts) == 1 else f"prompt[{at}]"
-        async with turnstile, Job(call, model, param=param, params=_params(asked)) as job:
+        async with turnstile, _job(call, model, param, asked) as job:
             await job.begin(lambda: _submit(call, model, ids, asked, body))
             lists = [
                 LegacyLogprobs(model.vocabulary(), int(body["logprobs"]))
@@ -366,7 +363,7 @@ async def _stream(
                 if isinstance(piece, Completion):
                     finished[index] = piece
                     logprobs = entries.take() if entries is not None and text else None
-                    await queue.put(chunk(number, text, _reason(piece), logprobs))
+                    await queue.put(chunk(number, text, reason_of(piece), logprobs))
                     continue
                 if entries is not None:
                     _add_drawn(entries, piece.logprobs)

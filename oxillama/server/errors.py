@@ -99,6 +99,8 @@ class ApiError(Exception):
     def llama(self) -> dict[str, Any]:
         """The error as llama-server writes it, with OpenAI's keys beside (`code` is the status)."""
         kind = _LLAMA.get(self.status, "invalid_request_error")
+        if self.code == "context_length_exceeded":
+            kind = "exceed_context_size_error"
         return {
             "error": {
                 "code": self.status,
@@ -120,7 +122,9 @@ def bad(param: str, found: Any, wanted: str, *, code: str | None = None) -> ApiE
 
 def shown(value: Any, most: int = 80) -> str:
     """A value for a message, on one line, cut short, with nothing that cannot be written."""
-    text = repr(value if not isinstance(value, (dict, list)) else type(value).__name__)
+    if isinstance(value, (dict, list)):
+        return "an object" if isinstance(value, dict) else "an array"
+    text = repr(value)
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= most else text[: most - 3] + "..."
 
@@ -143,9 +147,11 @@ def shutting_down() -> ApiError:
     )
 
 
-def from_engine(error: BaseException, *, param: str | None = None) -> ApiError:
-    """What an exception of the engine is to a client; `param` names the prompt's field, and what a
-    constraint came from where the message names no field.
+def from_engine(
+    error: BaseException, *, param: str | None = None, constraint: str | None = None
+) -> ApiError:
+    """What an exception of the engine is to a client; `param` names the prompt's field, and
+    `constraint` the one that a constraint came in.
     """
     if isinstance(error, ApiError):
         return error
@@ -155,7 +161,7 @@ def from_engine(error: BaseException, *, param: str | None = None) -> ApiError:
     if isinstance(error, EmptySequence):
         return ApiError(400, message, param=param)
     if isinstance(error, GrammarError):
-        return ApiError(400, message, param=param, code="invalid_schema")
+        return ApiError(400, message, param=constraint or param, code="invalid_schema")
     if isinstance(error, (TemplateError, TokenizerError)):
         return ApiError(400, message, param=param)
     if isinstance(error, SnapshotIncompatible):

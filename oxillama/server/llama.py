@@ -46,7 +46,7 @@ from oxillama.server.schema import (
     one_of,
 )
 from oxillama.server.sessions import checked_name, go_on_with
-from oxillama.server.work import Job, stopped_by, usage_of
+from oxillama.server.work import Job, reason_of, stopped_by, usage_of
 
 _MIXED = array(one_of(integer(0), STRING), 1, 1 << 20)
 TOKENIZE_BODY: Schema = obj(
@@ -573,6 +573,7 @@ def _job(call: Call, model: Model, asked: table.Asked, body: Mapping[str, Any]) 
         call,
         model,
         param="prompt",
+        constraint=asked.constraint,
         params=_settings(
             model,
             asked.options.get("sampler") or model.engine.sampler,
@@ -623,7 +624,7 @@ def _answer(
     body, bridge = job.call.body, model.vocabulary()
     usage = usage_of([done])
     stop = stopped_by(done, asked.stops, bridge)
-    kind = "limit" if done.finish_reason == "length" else "word" if stop is not None else "eos"
+    kind = "limit" if reason_of(done) == "length" else "word" if stop is not None else "eos"
     if done.finish_reason == "cancelled":
         kind = "none"
     answer: dict[str, Any] = {

@@ -49,7 +49,7 @@ from oxillama.server.schema import (
     obj,
     one_of,
 )
-from oxillama.server.work import Job, usage_of
+from oxillama.server.work import Job, reason_of, usage_of
 
 _CALL = obj(
     {
@@ -499,7 +499,7 @@ async def _raw(
     top = int(body.get("top_logprobs") or 0) if body.get("logprobs") else None
 
     def last(job: Job, done: Completion) -> dict[str, Any]:
-        reason = done.finish_reason
+        reason = reason_of(done)
         return {
             **_end(done, reason, job.requests[0], began, loaded),
             "context": [*ids, *done.tokens],
@@ -508,7 +508,7 @@ async def _raw(
     if body.get("stream") is False:
 
         async def whole() -> dict[str, Any]:
-            async with Job(call, model, param="prompt") as job:
+            async with Job(call, model, param="prompt", constraint=asked.constraint) as job:
                 await job.begin(lambda: model.engine.submit(ids, **asked.options))
                 done = (await job.results())[0]
                 made = {
@@ -526,7 +526,7 @@ async def _raw(
         return json_response(made)
 
     async def frames() -> AsyncIterator[bytes]:
-        async with Job(call, model, param="prompt") as job:
+        async with Job(call, model, param="prompt", constraint=asked.constraint) as job:
             await job.begin(lambda: model.engine.submit(ids, **asked.options))
             async for _, piece in job.pieces():
                 line: dict[str, Any] = {"model": name, "created_at": _now(), "response": ""}

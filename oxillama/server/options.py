@@ -161,6 +161,9 @@ REQUEST: tuple[Option, ...] = (
     Option(("keep", "n_keep"), integer(0), "keep", int),
     Option(("speculative",), BOOLEAN, "speculative", lambda value: "auto" if value else False),
     Option(("priority",), integer(-(2**31)), "priority", int),
+    Option(
+        ("timeout",), {"type": "number", "exclusiveMinimum": 0, "maximum": 1e6}, "timeout", _float
+    ),
     Option(("grammar", "guided_grammar"), {"type": "string", "minLength": 1}, "grammar"),
     Option(("regex", "guided_regex"), {"type": "string"}, "regex"),
     Option(("choices", "guided_choice"), array(STRING, 1, 4096), "choices", tuple),
@@ -253,6 +256,8 @@ def read(
             param=by[constraints[1]],
         )
     _check_tokens(sampler, options, by, vocab_size)
+    if options.get("keep") == 0 and not options.get("context_shift"):
+        del options["keep"]
     if "keep" in options and not options.get("context_shift"):
         raise unsupported(by["keep"], "is of use with context_shift alone, wanted both")
     if sampler:

@@ -47,9 +47,6 @@ class Talk:
         self.source, self.words, self.bridge = source, words, bridge
         self.template = ChatTemplate(source)
         self.planner = ChatPlanner(source, bridge)
-        # for prompts in which reasoning is over: what is constrained begins with its first token
-        self._answering = ChatPlanner(source, bridge)
-        self._answering.reasoning = None
         self._form = MessageForm(source, self._write)
         self._variables: frozenset[str] | None = None
         self._system: bool | None = None
@@ -143,10 +140,7 @@ class Talk:
         shown = asked.pop("shown_tokens", ())
         answer: Grammar | None = self.words.grammar(Options.of(constraint)) if constraint else None
         wanted = tools and tool_choice != "none"
-        region = self.planner.reasoning
-        over = region is not None and rendered.plain.rstrip().endswith(region.close)
-        forced = answer is not None or (wanted and tool_choice not in (None, "auto"))
-        plan = (self._answering if over and forced else self.planner).plan(
+        plan = self.planner.plan(
             rendered,
             tools=tools,
             tool_choice=tool_choice,

@@ -217,6 +217,7 @@ def _messages(items: Any) -> list[dict[str, Any]]:
                     "role": "tool",
                     "tool_call_id": item["call_id"],
                     "content": _text(item["output"], where),
+                    "at": f"{where}.call_id",
                 }
             )
     return out
@@ -291,7 +292,7 @@ def _read(call: Call, model: Model, body: Mapping[str, Any]) -> tuple[Asked, lis
     parallel = body.get("parallel_tool_calls")
     sampler = asked.options.get("sampler") or default
     chat = Asked(
-        messages_of(messages, path="input"),
+        messages_of(messages),
         asked.options,
         asked.stops,
         tools,

@@ -136,7 +136,28 @@ def _check_variants(value: Any, variants: Any, path: str, schema: Schema) -> Non
                 and _tagged(value, variant)
             ):
                 close = error
-    raise close or bad(path, value, _wanted(schema))
+    raise close or _untagged(value, variants, path) or bad(path, value, _wanted(schema))
+
+
+def _untagged(value: Any, variants: Any, path: str) -> ApiError | None:
+    """The error of an object whose `type` or `role` is that of no variant; None where it is not
+    that by which the variants differ.
+    """
+    if not isinstance(value, dict):
+        return None
+    objects = [each["properties"] for each in variants if "properties" in each]
+    for name in ("type", "role"):
+        tags = [each.get(name, {}) for each in objects]
+        known = list(dict.fromkeys(kind for tag in tags for kind in tag.get("enum", ())))
+        if not known or not all("enum" in tag for tag in tags):
+            continue
+        where, found = f"{path}.{name}", value.get(name)
+        if found is None:
+            return ApiError(
+                400, f"{where}: is required", param=where, code="missing_required_parameter"
+            )
+        return bad(where, found, f"one of {', '.join(known)}") if found not in known else None
+    return None
 
 
 def _tagged(value: Any, variant: Schema) -> bool:
@@ -192,10 +213,11 @@ def _wanted(schema: Schema) -> str:
     kinds = (kinds,) if isinstance(kinds, str) else kinds
     words = " or ".join(_ARTICLES[kind] for kind in kinds) or "another value"
     low = schema.get("minimum", schema.get("exclusiveMinimum"))
+    if "exclusiveMinimum" in schema:
+        most = f" and at most {schema['maximum']}" if "maximum" in schema else ""
+        return f"{words} above {low}{most}"
     if low is not None and "maximum" in schema:
         return f"{words} in [{low}, {schema['maximum']}]"
-    if "exclusiveMinimum" in schema:
-        return f"{words} above {low}"
     return f"{words} of {low} or more" if low is not None else words
 
 

@@ -36,8 +36,13 @@ def loads(data: bytes, *, depth: int, kind: type = dict) -> Any:
         )
     except RecursionError:
         raise ApiError(400, "body: JSON nested too deeply", code="json_too_deep") from None
+    except json.JSONDecodeError as error:
+        raise _error(f"is no JSON: {error}") from None
     except ValueError as error:
-        raise _error(str(error)) from None
+        why = str(error)
+        if "integer string conversion" in why:
+            why = "found a number of more digits than are read"
+        raise _error(why) from None
     if not isinstance(value, kind):
         wanted = "a JSON object" if kind is dict else "a JSON array"
         raise _error(f"found {_kind(value)}, wanted {wanted}")

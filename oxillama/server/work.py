@@ -33,13 +33,14 @@ class Work(Protocol):
 
 class Job:
     """One prompt's generation. `requests` are its completions to come; `param` is the field that
-    its prompt came in, for errors.
+    its prompt came in, `constraint` the one of what it is held to, for errors.
     """
 
     __slots__ = (
         "_closed",
         "_made",
         "call",
+        "constraint",
         "first_at",
         "id",
         "model",
@@ -52,10 +53,16 @@ class Job:
     )
 
     def __init__(
-        self, call: Call, model: Model, *, param: str, params: dict[str, Any] | None = None
+        self,
+        call: Call,
+        model: Model,
+        *,
+        param: str,
+        constraint: str | None = None,
+        params: dict[str, Any] | None = None,
     ) -> None:
         self.state: ServerState = call.state
-        self.call, self.model, self.param = call, model, param
+        self.call, self.model, self.param, self.constraint = call, model, param, constraint
         self.params = params or {}
         self.requests: tuple[Request, ...] = ()
         self.first_at = 0.0
@@ -84,7 +91,7 @@ class Job:
                 future.add_done_callback(_cancel_made)
             raise
         except Exception as error:
-            raise from_engine(error, param=self.param) from error
+            raise from_engine(error, param=self.param, constraint=self.constraint) from error
         self._made = made
         self.requests = tuple(getattr(made, "requests", (made,)))
         for request in self.requests:
@@ -207,6 +214,13 @@ def _cancel_made(future: Future) -> None:
     """End what was made for a client that had left meanwhile."""
     if not future.cancelled() and future.exception() is None:
         future.result().cancel()
+
+
+def reason_of(done: Completion) -> str:
+    """Why a completion ended, in the words of OpenAI's API: one that ran out of the time that it
+    was given is as long as it may be.
+    """
+    return {"cancelled": "stop", "timeout": "length"}.get(done.finish_reason, done.finish_reason)
 
 
 def usage_of(done: Sequence[Completion]) -> dict[str, int]:

@@ -28,7 +28,13 @@ from oxillama.toolcalls.grammar import (
     with_reasoning,
 )
 from oxillama.toolcalls.reader import detect_calls
-from oxillama.toolcalls.reasoning import ReasoningFormat, detect_reasoning, implied_by, opened_by
+from oxillama.toolcalls.reasoning import (
+    ReasoningFormat,
+    closed_by,
+    detect_reasoning,
+    implied_by,
+    opened_by,
+)
 from oxillama.toolcalls.reply import Reply, ReplyParser
 from oxillama.toolcalls.tools import Tool, tools_of
 
@@ -131,9 +137,13 @@ class ChatPlanner:
             raise ConfigError(
                 f"grammar: found {type(constraint).__name__} in a chat with tools or reasoning, wanted a Grammar"
             )
-        opened = self.reasoning is not None and opened_by(prompt, self.reasoning)
+        region = self.reasoning
+        opened = region is not None and opened_by(prompt, region)
+        # what is held to a form then begins with its first token
+        over = region is not None and closed_by(prompt, region)
+        over = over and (constraint is not None or choice in ("required", "named"))
         return self._plan(
-            _told(offered), choice, name, kind, opened, parallel_tool_calls, constraint
+            _told(offered), choice, name, kind, opened, over, parallel_tool_calls, constraint
         )
 
     def _made(
@@ -143,13 +153,14 @@ class ChatPlanner:
         name: str | None,
         kind: ToolCallFormat | None,
         opened: bool,
+        over: bool,
         parallel: bool,
         answer: Grammar | None,
     ) -> ChatPlan:
         """A plan, made; its arguments are what plans differ in."""
         if kind is not None and kind.style == "harmony":
             return self._channelled(told, choice, name, answer)
-        tools, region = tools_of(json.loads(told)), self.reasoning
+        tools, region = tools_of(json.loads(told)), None if over else self.reasoning
         ids = self._ids(kind)
         leading = False
         constraint: Grammar | TriggeredGrammar | None = answer

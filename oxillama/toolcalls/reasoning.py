@@ -54,6 +54,12 @@ def opened_by(prompt: str, format: ReasoningFormat = THINK) -> bool:
     return end.endswith(format.open) and 1 not in marks_of(end[-len(format.open) :])
 
 
+def closed_by(prompt: str, format: ReasoningFormat = THINK) -> bool:
+    """Whether a rendered prompt ends after a region, so that the reply's reasoning is over."""
+    end = prompt.rstrip(SPACE)
+    return end.endswith(format.close) and 1 not in marks_of(end[-len(format.close) :])
+
+
 def implied_by(template: str, format: ReasoningFormat = THINK) -> bool:
     """Whether the model of a chat template reasons without a beginning: DeepSeek R1 and its kin,
     whose templates know regions by their end alone.

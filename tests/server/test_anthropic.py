@@ -132,7 +132,8 @@ def test_tokens_are_counted_as_they_are_used(server):
         ({"tools": [{"type": "web_search_20250305", "name": "x"}]}, "tools[0]"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 2}}, "thinking.type"),
+        ({"stop_sequences": "x"}, "stop_sequences"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]},
             "messages[0].content[0]",

@@ -154,6 +154,12 @@ def test_bodies_that_cannot_be_read_are_refused(server):
     assert client.post(path, content=b"x" * (9 << 20)).status_code == 413
     assert client.post(path, content=b"x", headers={"content-encoding": "gzip"}).status_code == 415
     assert client.post(path, files={"a": b"x"}).status_code == 415
+    for kind in ("text/plain", "application/xml", "application/json; charset=latin-1"):
+        wrong = client.post(path, content=b'{"prompt": "a"}', headers={"content-type": kind})
+        assert wrong.status_code == 415, kind
+    for kind in ("application/x-www-form-urlencoded", "application/json; charset=UTF-8"):
+        body = b'{"prompt": "a", "max_tokens": 1}'
+        assert client.post(path, content=body, headers={"content-type": kind}).status_code == 200
     nan = client.post(path, content=b'{"prompt": "a", "temperature": NaN}')
     assert nan.status_code == 400 and "NaN" in nan.json()["error"]["message"]
 

@@ -120,11 +120,21 @@ def test_a_grammar_holds(server):
         ({"messages": []}, "messages"),
         ({"session": "s", "n": 2}, "n"),
         ({"lora": [{"id": 1}]}, "lora"),
+        ({"json_schema": {"type": "x"}}, "json_schema"),
+        ({"grammar": "root ::= ("}, "grammar"),
+        ({"regex": "("}, "regex"),
+        ({"timeout": 0}, "timeout"),
     ],
 )
 def test_what_cannot_be_honoured_is_a_400_with_param(server, more, param):
     error = server.refused(PATH, {**ASK, **more})
     assert error["param"] is not None and error["param"].startswith(param)
+
+
+def test_a_request_that_runs_out_of_its_time_has_what_it_has(server):
+    made = server.ok(PATH, {**ASK, "max_tokens": 900, "ignore_eos": True, "timeout": 0.05})
+    assert made["choices"][0]["finish_reason"] == "length"
+    assert made["usage"]["completion_tokens"] < 900
 
 
 def test_a_prompt_that_is_too_long_says_so(server):

@@ -69,6 +69,11 @@ def error_of(data):
             b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nz\r\n",
             400,
         ),
+        (
+            b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+            b"Content-Length: 2\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+            400,
+        ),
         (request("POST", "/tokenize", b"{}", Content_Length="99999999999"), 413),
         (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 70_000, 431),
         (request("GET", "/health", X="a" * 40_000), 431),
@@ -207,6 +212,11 @@ def test_health_answers_while_a_long_prompt_is_read(listening):
         assert status(found) == 200
         answers += 1
     assert answers
+
+
+def test_a_whole_uri_is_its_path_where_it_names_this_host(listening):
+    for host, wanted in (("localhost", 200), ("example.org", 404)):
+        assert status(answer(listening, request("GET", f"http://{host}/version"))) == wanted
 
 
 def test_requests_on_one_connection_follow_one_another(listening):

@@ -104,3 +104,18 @@ def test_a_template_without_a_system_message_gets_tools_with_the_user(engine):
         system = [{"role": "system", "content": "x"}, *HI]
         error = server.refused("/v1/chat/completions", {"messages": system})
         assert error["param"] == "messages" and "no system" in error["message"]
+
+
+def test_a_budget_of_thinking_is_held(thinker):
+    body = {"messages": HI, "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    for budget in (3, 12):
+        made = thinker.ok(
+            "/v1/messages", {**body, "thinking": {"type": "enabled", "budget_tokens": budget}}
+        )
+        thought, text = made["content"]
+        assert (thought["type"], text["type"]) == ("thinking", "text")
+        free = thinker.ok("/v1/messages", {**body, "max_tokens": budget})["content"][0]
+        assert thought["thinking"].strip() == free["thinking"].strip() and text["text"]
+    wrong = {**body, "thinking": {"type": "enabled", "budget_tokens": 60}}
+    error = thinker.refused("/v1/messages", wrong)
+    assert error["message"].startswith("thinking.budget_tokens: found 60, wanted less than")
