@@ -19,6 +19,8 @@ class Program:
     usual: bool
     causal: bool
     positions: int
+    sections: int
+    embed_columns: int
     served: int
     kv_layers: list[tuple[int, int, int]]
     slot_layers: list[tuple[int, ...]]

@@ -128,8 +128,8 @@ cdef class Program:
     cdef int32_t *limits         # keys that each row of the step sees
     cdef int32_t *begins         # first rows of the step's sequences
     cdef readonly int positions  # that tables by position have rows for
-    cdef int sections            # rope positions that the op tells apart
-    cdef int embed_columns
+    cdef readonly int sections       # rope positions that the op tells apart
+    cdef readonly int embed_columns  # of the rows that a batch may bring
     cdef bint spanned
     cdef int reach               # most keys an attention layer looks back, 0 = all
     cdef double *clock

@@ -73,7 +73,7 @@ class PageAllocator:
         if self.scheduler.running and not self._fits(entry, prefix):
             return None
         if prefix is not None:
-            hit = prefix.lookup(request.session.tokens, key=request.session.cache_key)
+            hit = prefix.lookup(request.session.identities, key=request.session.cache_key)
             if hit.length:
                 request.session.kv.adopt(hit.pages, hit.length, hit.checkpoint)
                 entry.done = hit.length
@@ -141,7 +141,7 @@ class PageAllocator:
         pages = kv.pages if whole_pages else kv.shareable_pages()
         if length:
             prefix.insert(
-                session.tokens[:length],
+                session.identities[:length],
                 pages[: -(-length // size)],
                 key=session.cache_key,
                 checkpoints=checkpoints,
@@ -189,15 +189,16 @@ class PageAllocator:
         session, size = request.session, self.pool.page_size
         if not self.scheduler.prefilling:
             return False
-        stored = prefix.match(session.tokens, key=session.cache_key)
+        tokens = session.identities
+        stored = prefix.match(tokens, key=session.cache_key)
         for leader in self.scheduler.prefilling:
             other = leader.owner
             if not other.cache or leader.every_row or other.session.cache_key != session.cache_key:
                 continue
-            limit = min(len(session.tokens) - 1, len(other.session.tokens))
+            limit = min(len(tokens) - 1, len(other.session.tokens))
             if limit - stored < size:
                 continue
-            shared = common_prefix(session.tokens, other.session.tokens, limit) // size * size
+            shared = common_prefix(tokens, other.session.identities, limit) // size * size
             if shared > max(stored, leader.done):
                 request.prefix_source = (leader, shared)
                 return True
@@ -216,7 +217,7 @@ class PageAllocator:
         if need <= free:
             return True
         if prefix is not None:
-            length, mine = prefix.find(session.tokens, key=session.cache_key)
+            length, mine = prefix.find(session.identities, key=session.cache_key)
             # a page that is filled in part is copied when it is written
             need -= length // size
         return need <= free + self._idle_bound() and need <= free + self._held_idly(mine)

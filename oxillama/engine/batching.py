@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from oxillama.engine.images import inputs
 from oxillama.engine.scheduler import ScheduleEntry
 
 
@@ -28,7 +29,12 @@ class Batcher:
         """(what the program is given, whether the step is for hidden rows)."""
         tokens, positions, row_table = self._tokens, self._positions, self._row_table
         # one row: the common case, kept short
-        if len(plan) == 1 and plan[0][1] == 1 and not plan[0][0].width:
+        if (
+            len(plan) == 1
+            and plan[0][1] == 1
+            and not plan[0][0].width
+            and not plan[0][0].owner.session.images
+        ):
             entry = plan[0][0]
             session = entry.owner.session
             tokens[0], positions[0], row_table[0] = session.tokens[entry.done], entry.done, 0
@@ -45,12 +51,16 @@ class Batcher:
         slots: list[int | None] = []
         adapters: list[Any] = []  # of each table
         wanted: list[int] = []
+        pictured: list[tuple[Any, int, int, int]] = []
         for entry, rows in plan:
             request, start = entry.owner, entry.done
             session, end = request.session, at + rows
             adapted = getattr(session.adapters, "factors", None)
             adapters.extend([adapted] * (rows if entry.width else 1))
             if entry.width:
+                if session.images:
+                    beams = request.beams.sessions[entry.part : entry.part + rows]
+                    pictured += [(beam, start, 1, row) for row, beam in enumerate(beams, at)]
                 for row, beam in enumerate(
                     request.beams.sessions[entry.part : entry.part + rows], at
                 ):
@@ -64,6 +74,8 @@ class Batcher:
                 wanted.extend(range(at, end) if start + 1 == entry.length else ())
                 at = end
                 continue
+            if session.images:
+                pictured.append((session, start, rows, at))
             if rows == 1:
                 tokens[at], positions[at], row_table[at] = session.tokens[start], start, len(tables)
             else:
@@ -88,6 +100,8 @@ class Batcher:
         more = {} if slots[0] is None else {"slots": slots}
         if any(each is not None for each in adapters):
             more["adapters"] = adapters
+        if pictured:
+            more |= inputs(pictured, tokens[:at], positions[:at])
         return self._make(
             tokens[:at], positions[:at], tables, row_table[:at], np.array(wanted, np.int32), **more
         ), hidden

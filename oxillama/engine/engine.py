@@ -38,6 +38,7 @@ import numpy as np
 from oxillama.engine.allocator import PageAllocator
 from oxillama.engine.batching import Batcher
 from oxillama.engine.deadlines import Deadlines
+from oxillama.engine.images import images_of, spans_of
 from oxillama.engine.metrics import EngineMetrics, MetricsSnapshot
 from oxillama.engine.output import OutputProcessor
 from oxillama.engine.pages import KvCachePool, PagedKvCache
@@ -226,7 +227,7 @@ class EngineCore:
         session = Session(
             self, self.new_sequence(), adapters=self.adapters() if adapters is None else adapters
         )
-        session.tokens = list(tokens)
+        session.tokens, session.images = list(tokens), images_of(tokens)
         session.start = len(session.tokens)
         return session
 
@@ -255,6 +256,7 @@ class EngineCore:
                 )
             if self._encoder is not None:
                 self._check_encoder(request)
+            self._check_images(session)
             self._check_queue(1 + len(request.siblings))
             # first: where none can be started, nothing has begun
             if self._thread is None:
@@ -286,6 +288,19 @@ class EngineCore:
             f"engine: {flying} requests in flight and {more} more, max_sequences {limits.max_sequences} run "
             f"and max_waiting {limits.max_waiting} wait at most"
         )
+
+    def _check_images(self, session: Session) -> None:
+        """Raise ContextError for an image whose rows must be of one step and are more than one holds."""
+        limits = self._scheduler.config
+        most = limits.max_batch_tokens - limits.max_batch_sequences
+        for start, end in spans_of(session.images):
+            if end - start > most:
+                raise ContextError(
+                    f"image: {end - start} rows, which are evaluated in one step; max_batch_tokens "
+                    f"{limits.max_batch_tokens} beside max_batch_sequences {limits.max_batch_sequences} leaves {most}",
+                    tokens=end - start,
+                    limit=most,
+                )
 
     def _check_encoder(self, request: Request) -> None:
         """Raise for what an encoder cannot do: EngineError, ContextError for a text longer than a step."""

@@ -17,6 +17,7 @@ import numpy as np
 
 from oxillama.engine.arguments import OPTION_NAMES, renamed, seconds, unknown, whole
 from oxillama.engine.engine import EngineCore
+from oxillama.engine.images import ImagePrompt, images_of
 from oxillama.engine.request import Request
 from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.stops import StopText
@@ -366,6 +367,8 @@ def make_request(
     truncated = 0
     if session is None:
         ids, truncated = fitted(prompt or (), options, core.context_size)
+        if images_of(prompt) and not truncated:
+            ids = ImagePrompt(ids, images_of(prompt))
         session = core.new_session(ids, adapters=_adapters(options))
     else:
         wanted = _adapters(options)
@@ -374,7 +377,7 @@ def make_request(
                 f"lora: found {wanted!r} for a session with {session.adapters or 'no adapters'!r}, "
                 "which it keeps; wanted a new session"
             )
-        more = list(prompt or ())
+        more = prompt if isinstance(prompt, ImagePrompt) else list(prompt or ())
         if len(session.tokens) + len(more) >= core.context_size and not (
             options.context_shift and not more
         ):
@@ -447,6 +450,12 @@ def fitted(prompt: Sequence[int], options: Options, context: int) -> tuple[list[
     if not options.truncate_prompt:
         raise ContextError(
             f"prompt: {len(ids)} tokens, a context of {context} has room for {limit}; truncate_prompt=True shortens it",
+            tokens=len(ids),
+            limit=limit,
+        )
+    if images_of(prompt):
+        raise ContextError(
+            f"truncate_prompt: found a prompt of {len(ids)} tokens with images, a context of {context} has room for {limit}; wanted a shorter one",
             tokens=len(ids),
             limit=limit,
         )

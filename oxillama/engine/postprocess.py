@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from oxillama.engine.images import moved, outside
 from oxillama.engine.request import Request
 from oxillama.engine.session import Session
 
@@ -136,7 +137,12 @@ def shift_context(session: Session, keep: int) -> None:
     """Forget the older half of the tokens after the first `keep`; those that moved will be
     evaluated again, at their new positions.
     """
-    drop = max(1, (len(session.tokens) - keep) // 2)
+    keep = outside(session.images, keep)
+    drop = outside(session.images, keep + max(1, (len(session.tokens) - keep) // 2)) - keep
     del session.tokens[keep : keep + drop]
+    session.images = (
+        *(each for each in session.images if each.end <= keep),
+        *moved((each for each in session.images if each.start >= keep + drop), -drop),
+    )
     session.start = max(keep, session.start - drop)
     session.kv.truncate(min(keep, session.kv.length))

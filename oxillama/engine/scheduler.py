@@ -28,6 +28,8 @@ verifies them. Rules:
 - An entry that is `parked` waits for a function that runs beside the loop: it keeps its pages and
   takes no rows.
 - An entry that must be `whole` runs all its rows in one step: alone where they are more than a chunk.
+- Rows of a span (`spans`: those of an image whose rows see each other) run in one step, whatever the
+  chunk.
 - A step yields logits or hidden rows; when both are asked for, the kinds take turns.
 """
 
@@ -102,6 +104,7 @@ class ScheduleEntry:
         "part",
         "priority",
         "row_limit",
+        "spans",
         "state",
         "whole",
         "width",
@@ -124,6 +127,7 @@ class ScheduleEntry:
         self.every_row = every_row  # wants the output of every row, not of the last alone
         self.row_limit = row_limit  # most rows a step, 0: as many as the chunk
         self.whole = False  # all its rows are of one step, however many the chunk has
+        self.spans: tuple[tuple[int, int], ...] = ()  # (start, end) of rows that are of one step
         self.priority = priority  # the lower number goes first
         self.owner = owner
         # a function of its caller runs beside the loop, and its next row waits for that
@@ -139,6 +143,16 @@ class ScheduleEntry:
     def rank(self) -> tuple[int, int]:
         """Its place in every order: by priority, then by arrival."""
         return self.priority, self.arrival
+
+    def in_spans(self, rows: int) -> int:
+        """As many rows as the next step may end after: `rows`, or fewer where that would cut a span
+        that they come to, or more where they begin in it.
+        """
+        end = self.done + rows
+        for start, stop in self.spans:
+            if start < end < stop:
+                return start - self.done if start > self.done else stop - self.done
+        return rows
 
     @property
     def wants_output(self) -> bool:
@@ -445,6 +459,10 @@ class Scheduler:
             if entry.hidden != hidden:
                 # all but the row whose output is of the other kind
                 rows = min(rows, entry.length - entry.done - 1)
+            if entry.spans:
+                rows = entry.in_spans(rows)
+                if rows > self.config.max_batch_tokens - sum(each for _, each in plan):
+                    continue  # its rows come together, in another step
             if (
                 rows > 0
                 and entry.state is State.PREFILLING
@@ -497,6 +515,8 @@ class Scheduler:
             if oldest.width
             else min(oldest.length - oldest.done, oldest.length if oldest.whole else SMALLEST_CHUNK)
         )
+        if oldest.spans and not oldest.width:
+            rows = oldest.in_spans(rows)
         if self._make_room(oldest, oldest.done + (1 if oldest.width else rows), plan):
             plan.append((oldest, rows))
         elif self.running <= 1:

@@ -20,6 +20,13 @@ from weakref import ref
 
 import numpy as np
 
+from oxillama.engine.images import (
+    PlacedImage,
+    check_boundary,
+    identities,
+    images_of,
+    moved,
+)
 from oxillama.engine.pages import PagedKvCache
 from oxillama.errors import ConfigError, ContextError, EngineError
 
@@ -62,6 +69,7 @@ class Session:
         "at_start",
         "busy",
         "grammar",
+        "images",
         "kv",
         "origin",
         "pending",
@@ -77,6 +85,8 @@ class Session:
         self._owner = ref(owner)
         self.kv = kv
         self.tokens: list[int] = []
+        # in order, what stands among the tokens in place of some of them
+        self.images: tuple[PlacedImage, ...] = ()
         self.start = 0  # where generated tokens begin
         self.pending: np.ndarray | None = None  # float32 (vocab,)
         self.sampler: Any = None
@@ -97,6 +107,11 @@ class Session:
         with its own forks only: its pages came from a file, which nothing proves to be right.
         """
         return self.adapters if self.origin is None else (self.origin, self.adapters)
+
+    @property
+    def identities(self) -> list[int]:
+        """What tells its tokens from others: themselves, and numbers of their own for rows of images."""
+        return identities(self.tokens, self.images) if self.images else self.tokens
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -147,7 +162,7 @@ class Session:
         try:
             kv = self.kv.fork()
             twin = Session(self.owner, kv, adapters=self.adapters)
-            twin.origin = self.origin
+            twin.origin, twin.images = self.origin, self.images
             twin.tokens, twin.start, twin.pending, twin.at_start = (
                 list(self.tokens),
                 self.start,
@@ -168,7 +183,9 @@ class Session:
         are over.
         """
         with self.owner.change(self):
+            images = moved(images_of(ids), len(self.tokens)) if isinstance(ids, list) else ()
             self.tokens.extend(checked_ids(ids, self.owner.program.vocab_size))
+            self.images += images
             self.start = len(self.tokens)
             self._forget()
 
@@ -185,6 +202,7 @@ class Session:
                 raise ContextError(
                     f"truncate: found length {length!r}, wanted 0 to {len(self.tokens)}"
                 )
+            check_boundary(self.images, length, "truncate")
             self.cut(length)
 
     def cut(self, length: int) -> None:
@@ -192,6 +210,7 @@ class Session:
         if length == len(self.tokens):
             return
         del self.tokens[length:]
+        self.images = tuple(each for each in self.images if each.end <= length)
         if self.kv.length > length:
             self.kv.truncate(length)
         self.start = min(self.start, length)
@@ -219,12 +238,14 @@ class Session:
         """Whatever raises inside leaves the session as it stood before; for whoever has the
         engine's lock, and evaluates nothing inside.
         """
-        length, state = len(self.tokens), [getattr(self, name) for name in _STATE]
+        length, images = len(self.tokens), self.images
+        state = [getattr(self, name) for name in _STATE]
         try:
             yield
         except BaseException:
             if not self.busy:
                 del self.tokens[length:]
+                self.images = images
                 for name, value in zip(_STATE, state):
                     setattr(self, name, value)
             raise

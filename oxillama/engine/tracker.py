@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from oxillama.engine.allocator import PageAllocator
+from oxillama.engine.images import spans_of
 from oxillama.engine.metrics import EngineMetrics
 from oxillama.engine.pages import KvCachePool
 from oxillama.engine.request import Request
@@ -63,6 +64,7 @@ class RequestTracker:
             kv.truncate(len(tokens) - 1)
         session.pending = None
         entry = ScheduleEntry(len(tokens), done=kv.length, priority=request.priority, owner=request)
+        entry.spans = spans_of(session.images)
         request.entry = entry
         if request.on_rows is not None:
             entry.every_row = True
@@ -79,7 +81,7 @@ class RequestTracker:
         """Send a running entry back to prefill what its pages lack."""
         entry = request.entry
         self._scheduler.finish(entry)
-        entry.done = request.session.kv.length
+        entry.done, entry.spans = request.session.kv.length, spans_of(request.session.images)
         self._scheduler.add(entry)
 
     def end(self, request: Request, reason: str | None, error: BaseException | None = None) -> None:

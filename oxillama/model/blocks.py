@@ -178,6 +178,16 @@ def sections_of(b: Builder, *, mixed: bool) -> list[int]:
     return [i % 3 if i % 3 and i < 3 * counts[i % 3] else 0 for i in range(sum(counts))]
 
 
+def deepstack(b: Builder, layer: Layer, x: Value) -> Value:
+    """x plus the features of images that belong after this layer: the file's `n_deepstack_layers` first
+    layers have some, which stand beside those in place of the embedding (Meng et al. 2024, DeepStack).
+    """
+    count = b.keys.integer("n_deepstack_layers", default=0, minimum=0, maximum=b.n_layers)
+    if layer.index >= count:
+        return x
+    return x + b.features(b.hidden * (layer.index + 1), b.hidden)
+
+
 def is_windowed(b: Builder, index: int, period: int) -> bool:
     """Whether layer `index` sees only a window, by the file's pattern: a flag per layer, or a period
     whose last layer sees all; `period` where the file has none.
@@ -297,6 +307,7 @@ def sparse_decoder(
         y = layer.norm(x, "attn_norm")
         x = x + attention(b, layer, y, style=style, qk_norm=qk_norm, rope=rope)
         x = x + sparse_ffn(b, layer, layer.norm(x, ffn_norm), **routing)
+        x = deepstack(b, layer, x)
     return b.logits(x)
 
 

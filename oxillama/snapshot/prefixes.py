@@ -4,7 +4,8 @@
     file --start--> the same prefixes, as far as there is room, the most recently used first
 
 The container is that of snapshots, kind "prefix"; what is said there of refusals and of writing
-holds here. Prefixes of sessions with adapters are left out: nothing in a file could name their key.
+holds here. Prefixes of sessions with adapters are left out, as nothing in a file could name their key, and so are
+those with images, whose rows no token tells.
 
 Stored prefixes answer every request that begins so, so a file must show who wrote it: section `mac`
 is a hash of all others under the user's key (`key`). A file without it, or of another user, is
@@ -39,7 +40,11 @@ def spill(room: Snapshots, path: str | os.PathLike) -> int:
     core, size = room.core, room.core.pool.page_size
     cache, model = _cache(room), room.fingerprint()
     with core.lock:
-        found = [(tokens, pages) for key, tokens, pages in cache.sequences() if key == ()]
+        found = [
+            (tokens, pages)
+            for key, tokens, pages in cache.sequences()
+            if key == () and min(tokens) >= 0
+        ]
         filled: dict[int, int] = {}
         for tokens, pages in found:
             for at, page in enumerate(pages):

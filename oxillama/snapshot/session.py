@@ -53,11 +53,13 @@ from oxillama.snapshot.container import (
     typed,
     write_sealed,
 )
+from oxillama.snapshot.images import restored_images, told_images
 from oxillama.snapshot.pages import PageCopy, fill_pages
 
 KIND = Kind(b"OXISNAP1", 1, SnapshotIncompatible)
-_ALWAYS, _SOMETIMES = ("facts", "tokens"), ("pending", "sampler", "constraint", "kv")
+_ALWAYS, _SOMETIMES = ("facts", "tokens"), ("pending", "images", "sampler", "constraint", "kv")
 _MOST_FACTS = 1 << 26
+_MOST_IMAGES = 1 << 32
 # of the engine; what else it has must be equal
 _FREE = ("context_size", "max_pages", "prefill_chunk_size", "sampler", "scheduler")
 RestoreConstraint = Callable[..., Any]  # (description, data, masker=, bridge=) -> a state
@@ -323,6 +325,8 @@ class Snapshots:
             "stops": None,
         }
         sections: dict[str, Buffer] = {"tokens": np.array(session.tokens, "<i4").tobytes()}
+        if session.images:
+            facts["images"], sections["images"] = told_images(session.images)
         if session.pending is not None:
             sections["pending"] = np.asarray(session.pending, "<f4").tobytes()
         if session.sampler is not None:
@@ -357,7 +361,7 @@ class Snapshots:
         limit = max(0, len(session.tokens) - (session.pending is None))
         own = min(kv.length, limit)
         if core.prefix is not None and own < limit:
-            hit = core.prefix.share(session.tokens, limit, key=session.cache_key)
+            hit = core.prefix.share(session.identities, limit, key=session.cache_key)
             if hit.length > own:
                 return PageCopy.of_sequence(core.pool, hit.pages, hit.length)
             for page in hit.pages:
@@ -449,6 +453,8 @@ class Snapshots:
         core, vocab = self.core, self.core.program.vocab_size
         optional = {name for name in ("sampler", "constraint") if facts[name] is not None}
         length = whole(facts["kv"]["length"], 0, "kv length")
+        if "images" in facts:
+            optional.add("images")
         saved.expect(
             (*_ALWAYS, *sorted(optional), *(("kv",) if length else ())), optional=("pending",)
         )
@@ -471,6 +477,11 @@ class Snapshots:
         session = core.new_session(
             tokens.tolist(), adapters=self._found_adapters(facts["adapters"])
         )
+        if "images" in facts:
+            held = saved.read("images", at_most=_MOST_IMAGES)
+            session.images = restored_images(
+                facts["images"], held, count, core.program.embed_columns
+            )
         session.start, session.pending = whole(facts["start"], 0, "start", most=count), pending
         session.origin = object()  # invariant 6
         if length:

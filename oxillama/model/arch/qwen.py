@@ -5,7 +5,7 @@ turned by several positions of a token.
 
 from typing import Literal
 
-from oxillama.model.blocks import attention, gated_ffn, heads_of, rope_dims, sections_of
+from oxillama.model.blocks import attention, deepstack, gated_ffn, heads_of, rope_dims, sections_of
 from oxillama.model.builder import Builder, Value, architecture
 
 
@@ -45,10 +45,9 @@ def qwen2vl(b: Builder) -> Value:
 
 @architecture("qwen3vl")
 def qwen3vl(b: Builder) -> Value:
-    """Sections alternate (Qwen3-VL, published code, modeling_qwen3_vl.py). `n_deepstack_layers` says
-    after how many layers image features are added, which a text has none of.
+    """Sections alternate (Qwen3-VL, published code, modeling_qwen3_vl.py), and features of images are
+    added after the first layers.
     """
-    b.keys.integer("n_deepstack_layers", default=0)
     return _qwen(b, qk_norm="heads", sections=sections_of(b, mixed=True))
 
 
@@ -61,4 +60,5 @@ def _qwen(
         y = layer.norm(x, "attn_norm")
         x = x + attention(b, layer, y, style="neox", qk_norm=qk_norm, rope=rope)
         x = x + gated_ffn(b, layer, layer.norm(x, "ffn_norm"), act="silu")
+        x = deepstack(b, layer, x)
     return b.logits(x)

@@ -1,0 +1,141 @@
+"""Images among the tokens of a session: where they stand, how rows after them rotate, and what a step is
+given of them.
+
+    tokens   t0 t1 [f f f f f f] t8 t9       f: a token of the vocabulary that marks the place of a row
+    images         PlacedImage(2, features)  the rows that the step takes there instead
+
+Where features have positions of their own (M-RoPE) the tokens after an image go on from the largest of
+them: an image of 6 x 4 rows advances a text by 6 and not by 24.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from oxillama.errors import ContextError
+from oxillama.vision.features import ImageFeatures
+
+if TYPE_CHECKING:
+    from oxillama.engine.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedImage:
+    """Features whose first row stands at token `start`."""
+
+    start: int
+    features: ImageFeatures
+
+    @property
+    def end(self) -> int:
+        """The token after its last row."""
+        return self.start + len(self.features)
+
+
+class ImagePrompt(list[int]):
+    """Token ids of a prompt, and the images among them."""
+
+    __slots__ = ("images",)
+
+    def __init__(self, ids: Iterable[int] = (), images: Iterable[PlacedImage] = ()) -> None:
+        super().__init__(ids)
+        self.images = tuple(images)
+
+    def add(self, features: ImageFeatures, token: int) -> None:
+        """Append an image; `token` marks its rows."""
+        self.images = (*self.images, PlacedImage(len(self), features))
+        self.extend([token] * len(features))
+
+
+def images_of(prompt: Sequence[int] | None) -> tuple[PlacedImage, ...]:
+    """The images of a prompt, none of one that is plain token ids."""
+    return prompt.images if isinstance(prompt, ImagePrompt) else ()
+
+
+def moved(images: Iterable[PlacedImage], by: int) -> tuple[PlacedImage, ...]:
+    """The same images so many tokens later."""
+    return tuple(replace(each, start=each.start + by) for each in images)
+
+
+def identities(tokens: Sequence[int], images: Iterable[PlacedImage]) -> list[int]:
+    """The tokens, with numbers below 0 in the places of images, which are equal for equal rows alone:
+    what prefixes are compared by.
+    """
+    made = list(tokens)
+    for each in images:
+        # the last row may be of an image that was cut
+        first = -1 - (each.features.digest << 24)
+        stop = min(each.end, len(made))
+        made[each.start : stop] = range(first, first - (stop - each.start), -1)
+    return made
+
+
+def outside(images: Iterable[PlacedImage], position: int) -> int:
+    """A position that no image is cut at: the same one, or the end of the image around it."""
+    for each in images:
+        if each.start < position < each.end:
+            return each.end
+    return position
+
+
+def check_boundary(images: Iterable[PlacedImage], position: int, what: str) -> None:
+    """Raise ContextError for a position between the rows of an image."""
+    end = outside(images, position)
+    if end != position:
+        raise ContextError(
+            f"{what}: found {position}, which is within an image, wanted a position before it or from {end} on"
+        )
+
+
+def spans_of(images: Iterable[PlacedImage]) -> tuple[tuple[int, int], ...]:
+    """(start, end) of the images whose rows must be of one step."""
+    return tuple((each.start, each.end) for each in images if each.features.together)
+
+
+def rotations(images: Iterable[PlacedImage], start: int, rows: int) -> np.ndarray:
+    """int32 (3, rows): the positions that rotate the rows of tokens from `start` on."""
+    made = np.tile(np.arange(start, start + rows, dtype=np.int32), (3, 1))
+    saved = 0  # positions that the images before take less than they have rows
+    for each in images:
+        first, stop = max(each.start, start), min(each.end, start + rows)
+        if first < stop and each.features.positions is not None:
+            part = each.features.positions[:, first - each.start : stop - each.start]
+            made[:, first - start : stop - start] = part + (each.start - saved)
+        gain = len(each.features) - each.features.advance
+        saved += gain
+        if each.end < start + rows:
+            made[:, max(each.end - start, 0) :] -= gain
+    return made
+
+
+def inputs(
+    parts: Iterable[tuple[Session, int, int, int]], tokens: np.ndarray, positions: np.ndarray
+) -> dict[str, Any]:
+    """What a batch brings for sessions with images, as keyword arguments; marks the rows of images in
+    `tokens` by -1.
+
+    parts: (session, first token, rows, first row of the step) of each such session.
+    """
+    parts, more = list(parts), dict[str, Any]()
+    placed = [each for session, *_ in parts for each in session.images]
+    if any(each.features.positions is not None for each in placed):
+        more["rope"] = rope = np.tile(positions, (3, 1))
+        for session, start, rows, at in parts:
+            rope[:, at : at + rows] = rotations(session.images, start, rows)
+    for session, start, rows, at in parts:
+        for each in session.images:
+            first, stop = max(each.start, start), min(each.end, start + rows)
+            if first >= stop:
+                continue
+            here = slice(at + first - start, at + stop - start)
+            taken = each.features.rows[first - each.start : stop - each.start]
+            if "embeds" not in more:
+                more["embeds"] = np.zeros((len(tokens), taken.shape[1]), np.float32)
+            tokens[here], more["embeds"][here] = -1, taken
+            if each.features.together:
+                more.setdefault("visible", positions + 1)[here] = stop
+    return more

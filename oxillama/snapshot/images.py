@@ -1,0 +1,75 @@
+"""The images of a session in a snapshot: where each stands, and the rows that stand there.
+
+facts "images": [[start, rows, width, has positions, together], ...]      in order
+section "images": of each, its rows float32 (rows, width), then its positions int32 (3, rows)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from oxillama.engine.images import PlacedImage
+from oxillama.errors import SnapshotIncompatible
+from oxillama.snapshot.container import Buffer
+from oxillama.vision.features import ImageFeatures
+
+
+def told_images(images: Sequence[PlacedImage]) -> tuple[list[list[Any]], bytes]:
+    """(facts, section) of the images of a session."""
+    facts: list[list[Any]] = []
+    parts: list[bytes] = []
+    for each in images:
+        made = each.features
+        facts.append([each.start, *made.rows.shape, made.positions is not None, made.together])
+        parts.append(made.rows.astype("<f4").tobytes())
+        if made.positions is not None:
+            parts.append(made.positions.astype("<i4").tobytes())
+    return facts, b"".join(parts)
+
+
+def restored_images(facts: Any, held: Buffer, tokens: int, width: int) -> tuple[PlacedImage, ...]:
+    """The images that a snapshot tells of; SnapshotIncompatible where they do not fit into so many
+    tokens, or their rows an embedding of that width.
+    """
+    if type(facts) is not list or not facts:
+        raise SnapshotIncompatible(f"images: found {facts!r:.80}, wanted a list of images")
+    data, at, end, made = memoryview(held).cast("B"), 0, 0, []
+    for each in facts:
+        kinds = [type(part) for part in each] if type(each) is list else []
+        if kinds != [int, int, int, bool, bool]:
+            raise SnapshotIncompatible(
+                f"images: found {each!r:.80}, wanted start, rows, width, positions and together"
+            )
+        start, rows, columns, placed, together = each
+        if start < end or rows < 1 or start + rows > tokens or columns != width:
+            raise SnapshotIncompatible(
+                f"images: found {rows} rows of {columns} at {start}, wanted rows of {width} from {end} on "
+                f"within {tokens} tokens"
+            )
+        end = start + rows
+        floats, places = 4 * rows * columns, 12 * rows * placed
+        if at + floats + places > len(data):
+            raise SnapshotIncompatible(
+                f"images: found {len(data)} bytes, wanted at least {at + floats + places}"
+            )
+        values = np.frombuffer(data[at : at + floats], "<f4").astype(np.float32)
+        if not np.isfinite(values).all():
+            raise SnapshotIncompatible("images: found a row that is not finite, wanted numbers")
+        at += floats
+        positions = None
+        if placed:
+            positions = np.frombuffer(data[at : at + places], "<i4").astype(np.int32)
+            positions = positions.reshape(3, rows)
+            if positions.min() < 0 or positions.max() > tokens:
+                raise SnapshotIncompatible(
+                    f"images: found positions {positions.min()} to {positions.max()}, wanted 0 to {tokens}"
+                )
+        at += places
+        features = ImageFeatures(values.reshape(rows, columns), positions, together)
+        made.append(PlacedImage(start, features))
+    if at != len(data):
+        raise SnapshotIncompatible(f"images: found {len(data)} bytes, wanted {at}")
+    return tuple(made)
