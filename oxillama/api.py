@@ -18,6 +18,7 @@ from typing import Any, Literal, Unpack, overload
 import numpy as np
 
 from oxillama._core.kernels import cpu_info
+from oxillama.chat import composed
 from oxillama.embedded import embedded_path
 from oxillama.engine.arguments import (
     ChatOptions,
@@ -38,6 +39,7 @@ from oxillama.engine.embedding import (
     submit_embedding,
 )
 from oxillama.engine.generation import Options, make_request
+from oxillama.engine.images import ImagePrompt
 from oxillama.engine.metrics import MetricsSnapshot
 from oxillama.engine.raw import RawLoop, diagnose
 from oxillama.engine.request import Completion, Request, Stream, all_finished, finished
@@ -45,7 +47,7 @@ from oxillama.engine.reranking import RankedDocument, pair_ids, ranked, scored_l
 from oxillama.engine.rows import all_logits
 from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.siblings import Siblings, make_siblings
-from oxillama.errors import ConfigError, QueueFull
+from oxillama.errors import ConfigError, ImageError, QueueFull
 from oxillama.loaded import Loaded, Prompt
 from oxillama.lora.fit import Lora
 from oxillama.lora.stack import LoraStack, checked_scale
@@ -195,6 +197,41 @@ class InferenceEngine:
     def detokenize(self, ids: Iterable[int]) -> str:
         """The text of token ids."""
         return self.tokenizer.decode(checked_ids(ids, name="detokenize", wanted="token ids"))
+
+    def image_prompt(self, parts: Iterable[Any]) -> ImagePrompt:
+        """A prompt of texts, token ids and images in order, for `generate`, `stream`, `logits` and
+        sessions; `chat` takes images in its messages.
+
+        A `str` is text, whose control tokens are read; a sequence of integers is token ids; `bytes`, a
+        `pathlib.Path`, a PIL image, a uint8 array (height, width, 3) is an image. What the vocabulary
+        puts before a text is put before the first part. ImageError for what is none of those, or beyond
+        the limits; EngineError for an engine without mmproj.
+        """
+        vision, words = self._loaded.vision, self._loaded.words
+        made: list[Any] = []
+        images = 0
+        for at, part in enumerate(parts):
+            if isinstance(part, str):
+                made.append(part)
+            elif isinstance(part, (list, tuple)):
+                made.append(checked_ids(part, self.config.vocab_size, name=f"parts[{at}]"))
+            else:
+                images += 1
+                if images > self._loaded.max_images:
+                    raise ImageError(
+                        f"parts[{at}]: found {images} images, wanted at most {self._loaded.max_images} (max_images)"
+                    )
+                made.append(vision.pieces(part, name=f"parts[{at}]"))
+        if made and isinstance(made[0], str):
+            made.insert(
+                0, words.bridge.encode("", add_special=True) if words.bridge.add_bos else []
+            )
+        return composed(words, vision, made)
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether an encoder of images was loaded (`mmproj`)."""
+        return self._loaded.takes_images
 
     def is_eos(self, token: int) -> bool:
         """Whether a token ends generation."""

@@ -7,7 +7,7 @@ is it open, has it a vocabulary?
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,6 +16,7 @@ from oxillama.engine.config import EngineConfig
 from oxillama.engine.default_session import DefaultSession
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Options, Vocabulary
+from oxillama.engine.images import ImagePrompt, images_of
 from oxillama.engine.request import Request
 from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.siblings import Siblings
@@ -25,6 +26,7 @@ from oxillama.model.load import Model
 from oxillama.opening import Progress, open_model
 from oxillama.sampling import SamplerConfig
 from oxillama.tokenizer.builtin_templates import template_source
+from oxillama.vision import Vision
 
 Prompt = str | Sequence[int]
 
@@ -42,6 +44,8 @@ class Loaded:
         "_loras",
         "_model",
         "_recommended",
+        "_vision",
+        "max_images",
         "vocabulary",
     )
 
@@ -54,6 +58,8 @@ class Loaded:
         self._chat: Chat | None = None
         self._default_session: DefaultSession | None = None
         self._recommended: SamplerConfig | None = None
+        self._vision: Vision | None = None
+        self.max_images = 0
         self._lock = threading.RLock()
 
     def open(
@@ -69,6 +75,7 @@ class Loaded:
         with self._lock:
             before, self._core, old = self._core, opened.core, self._model
             self._model, self.vocabulary, self._chat = opened.model, opened.vocabulary, None
+            self._vision, self.max_images = opened.vision, config.max_images
             retired, self._loras = self._loras, opened.loras
             self._default_session, self._recommended = (
                 DefaultSession(opened.core),
@@ -90,7 +97,7 @@ class Loaded:
             self._core.close()
         with self._lock:
             model, self._model = self._model, None
-            self.vocabulary = self._chat = None
+            self.vocabulary = self._chat = self._vision = None
             loras, self._loras = self._loras, None
         if loras is not None:
             loras.close()
@@ -150,7 +157,7 @@ class Loaded:
     def chat(self) -> Chat:
         """How the model is talked to; TemplateError for a file without a template."""
         if self._chat is None:
-            self._chat = Chat(self.model.reader.metadata, self.words)
+            self._chat = self._chat_over(self.model.reader.metadata)
         return self._chat
 
     def use_template(self, given: str) -> None:
@@ -158,7 +165,25 @@ class Loaded:
         built-in one (`tokenizer.builtin_templates`).
         """
         source = template_source(given)
-        self._chat = Chat({**self.model.reader.metadata, TEMPLATE_KEY: source}, self.words)
+        self._chat = self._chat_over({**self.model.reader.metadata, TEMPLATE_KEY: source})
+
+    def _chat_over(self, metadata: Mapping[str, Any]) -> Chat:
+        return Chat(metadata, self.words, self._vision, max_images=self.max_images)
+
+    @property
+    def vision(self) -> Vision:
+        """What encodes images; EngineError for an engine that was loaded without."""
+        _, vision = self.model, self._vision
+        if vision is None:
+            raise EngineError(
+                "images: this engine was loaded without mmproj, wanted mmproj= the file of its encoder"
+            )
+        return vision
+
+    @property
+    def takes_images(self) -> bool:
+        """Whether an encoder of images was loaded."""
+        return self._vision is not None
 
     def sampler(self, given: SamplerConfig | None) -> SamplerConfig:
         """The sampler of requests that name none: what was given, else the file's, else ours."""
@@ -184,7 +209,8 @@ class Loaded:
         """Token ids of a prompt, each within the vocabulary."""
         if isinstance(prompt, str):
             return self.words.bridge.encode(prompt, add_special=add_special, parse_special=True)
-        return checked_ids(prompt, self.model.config.vocab_size)
+        ids = checked_ids(prompt, self.model.config.vocab_size)
+        return ImagePrompt(ids, images_of(prompt)) if isinstance(prompt, ImagePrompt) else ids
 
     def last(self, purpose: str) -> Session:
         """The session used last; what it is wanted for is named where there is none: after several

@@ -17,7 +17,7 @@ from oxillama._core.tape import Batch, CancelFlag
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Vocabulary
-from oxillama.errors import ConfigError, TokenizerError
+from oxillama.errors import ConfigError, ModelError, TokenizerError
 from oxillama.gguf import GgufReader
 from oxillama.lora.stack import LoraStack
 from oxillama.model.load import Model, load_model
@@ -29,6 +29,7 @@ from oxillama.speculative.planner import Planner
 from oxillama.speculative.registry import Registry
 from oxillama.tokenizer import TokenizerBridge
 from oxillama.toolcalls import restore_state
+from oxillama.vision import ImageLimits, Vision
 
 Progress = Callable[[int, int], None]
 
@@ -42,6 +43,7 @@ class Opened:
     vocabulary: Vocabulary | None
     loras: LoraStack
     recommended: SamplerConfig | None = None  # the sampler that the file names
+    vision: Vision | None = None  # what encodes images, where an mmproj file was named
 
     def close(self, *, keep: bool = True) -> None:
         """Stop all work and end what packs and writes the model's weights: with what is left
@@ -87,12 +89,46 @@ def open_model(
             rope=config.rope(),
         )
         try:
+            vision = vision_for(config, model)
             opened = _serving(config, reader, model, reading.result(), tokenizer_json)
-            return replace(opened, recommended=recommended)
+            return replace(opened, recommended=recommended, vision=vision)
         except BaseException:
             # what runs beside it holds the weights, which nobody else will
             model.end(keep=False)
             raise
+
+
+def vision_for(config: EngineConfig, model: Model) -> Vision | None:
+    """The encoder of the config's mmproj file, None where it names none; ModelError for one that was
+    made for another model.
+    """
+    if config.mmproj is None:
+        return None
+    path = Path(config.mmproj)
+    folder = None if config.image_folder is None else Path(config.image_folder)
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"image_folder: found {str(folder)!r}, which is no folder")
+    program, known = model.program, model.config
+    if not known.causal:
+        raise ModelError(
+            f"mmproj: {known.architecture} is an encoder of texts, wanted a model of text"
+        )
+    vision = Vision(
+        path,
+        num_threads=config.num_threads or 0,
+        limits=ImageLimits(max_pixels=config.max_image_pixels, folder=folder),
+        fit=config.image_fit,
+    )
+    if vision.width != program.embed_columns:
+        raise ModelError(
+            f"mmproj: {path.name} makes rows of {vision.width}, {known.architecture} takes {program.embed_columns}"
+        )
+    if vision.positioned and program.sections < 3:
+        raise ModelError(
+            f"mmproj: {path.name} ({vision.encoder.kind}) gives rows three positions each, "
+            f"{known.architecture} rotates by {program.sections}"
+        )
+    return vision
 
 
 def _serving(

@@ -216,6 +216,11 @@ class ConfigOptions(TypedDict, total=False):
 
     tokenizer_path: str | Path | None
     sidecar: str | Path | Literal[False]
+    mmproj: str | Path | None
+    image_fit: Literal["stretch", "pad"] | None
+    image_folder: str | Path | None
+    max_images: int
+    max_image_pixels: int
     context_size: int | None
     num_threads: int | None
     sampler: SamplerConfig | None

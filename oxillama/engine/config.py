@@ -17,7 +17,10 @@ from oxillama.model.rope import RopeOverrides
 from oxillama.sampling import SamplerConfig
 
 # of a machine, not of a conversation
-_LOCAL = ("model_path", "num_threads", "sidecar", "tokenizer_path")
+_LOCAL = (
+    *("model_path", "num_threads", "sidecar", "tokenizer_path"),
+    *("mmproj", "image_fit", "image_folder", "max_images", "max_image_pixels"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +38,10 @@ class EngineConfig:
     pages of what was evaluated, within `prefix_max_entries` and `prefix_max_bytes`, for prompts
     that begin alike in at least `prefix_min_tokens`. sidecar: where packed weights are kept on disk
     for the next load, shared by processes: False (the default) nowhere, "auto" in the cache folder
-    (models of 256 MiB and more), or a folder; docs/loading.md.
+    (models of 256 MiB and more), or a folder; docs/loading.md. mmproj: the GGUF file of the encoder
+    that turns images into what the model reads (docs/pictures.md), None for none. image_fit: "stretch"
+    or "pad" in place of what the model's family does to an image of other sides; image_folder: where
+    messages may name image files, None for nowhere; max_images of a prompt, max_image_pixels of one.
 
     rope_freq_base to yarn_beta_slow: how positions are rotated, in place of the file's own facts
     (`model.rope.RopeOverrides`, docs/loading.md); None leaves the file's.
@@ -44,6 +50,11 @@ class EngineConfig:
     model_path: str | Path | None = None
     tokenizer_path: str | Path | None = None
     sidecar: str | Path | Literal[False] = False
+    mmproj: str | Path | None = None
+    image_fit: Literal["stretch", "pad"] | None = None
+    image_folder: str | Path | None = None
+    max_images: int = 32
+    max_image_pixels: int = 1 << 25
     context_size: int | None = None
     num_threads: int | None = None
     sampler: SamplerConfig | None = None
@@ -79,12 +90,25 @@ class EngineConfig:
             ("prefix_min_tokens", 1),
             ("prefix_max_entries", 0),
             ("prefix_max_bytes", 0),
+            ("max_images", 0),
+            ("max_image_pixels", 1),
         ):
             object.__setattr__(self, name, whole(name, getattr(self, name), least))
         if not isinstance(self.prefix_cache, bool):
             raise ConfigError(f"prefix_cache: found {self.prefix_cache!r}, wanted True or False")
-        if self.tokenizer_path is not None and not isinstance(self.tokenizer_path, (str, Path)):
-            raise ConfigError(f"tokenizer_path: found {self.tokenizer_path!r}, wanted a path")
+        for name in ("tokenizer_path", "mmproj", "image_folder"):
+            path = getattr(self, name)
+            if path is not None and not (isinstance(path, (str, Path)) and str(path)):
+                raise ConfigError(f"{name}: found {path!r}, wanted a path")
+        if self.image_fit not in (None, "stretch", "pad"):
+            raise ConfigError(
+                f"image_fit: found {self.image_fit!r}, wanted 'stretch', 'pad' or None"
+            )
+        for name in ("image_fit", "image_folder"):
+            if getattr(self, name) is not None and self.mmproj is None:
+                raise ConfigError(
+                    f"{name}: found {getattr(self, name)!r} without mmproj, which encodes images"
+                )
         if not isinstance(self.kv_type, str) or self.kv_type not in KV_TYPES:
             raise ConfigError(
                 f"kv_type: found {self.kv_type!r}, wanted one of {', '.join(KV_TYPES)}"

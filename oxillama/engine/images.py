@@ -47,6 +47,7 @@ class ImagePrompt(list[int]):
 
     def add(self, features: ImageFeatures, token: int) -> None:
         """Append an image; `token` marks its rows."""
+        _ = features.digest  # hashed here, not in the loop
         self.images = (*self.images, PlacedImage(len(self), features))
         self.extend([token] * len(features))
 

@@ -15,7 +15,7 @@ from oxillama.errors import ImageError, ModelError
 from oxillama.gguf import GgufReader
 from oxillama.model.image_encoder import ImageEncoder, load_encoder
 from oxillama.vision.features import ImageFeatures
-from oxillama.vision.processors import Fit, Marks, Processor, processor_of
+from oxillama.vision.processors import Fit, Marks, Merged, Processor, processor_of
 from oxillama.vision.reading import ImageLimits, read_image
 
 # bytes of features that are kept for images that come again, as those of a conversation do
@@ -69,6 +69,11 @@ class Vision:
     def width(self) -> int:
         """Floats of a row of features."""
         return self.encoder.width
+
+    @property
+    def positioned(self) -> bool:
+        """Whether features have rows and columns of their own (M-RoPE)."""
+        return isinstance(self.processor, Merged)
 
     @property
     def marks(self) -> Marks:

@@ -40,10 +40,10 @@ class ImageFeatures:
     @cached_property
     def digest(self) -> int:
         """A number that is the same for the same rows and positions, and for nothing else."""
-        hashed = blake3(np.ascontiguousarray(self.rows).data)
+        hashed = blake3(np.ascontiguousarray(self.rows).view(np.uint8).data)
         hashed.update(repr((self.rows.shape, self.together, self.positions is None)).encode())
         if self.positions is not None:
-            hashed.update(np.ascontiguousarray(self.positions).data)
+            hashed.update(np.ascontiguousarray(self.positions).view(np.uint8).data)
         return int.from_bytes(hashed.digest(length=16), "little")
 
     @cached_property
