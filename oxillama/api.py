@@ -18,7 +18,6 @@ from typing import Any, Literal, Unpack, overload
 import numpy as np
 
 from oxillama._core.kernels import cpu_info
-from oxillama.chat import composed
 from oxillama.embedded import embedded_path
 from oxillama.engine.arguments import (
     ChatOptions,
@@ -47,7 +46,8 @@ from oxillama.engine.reranking import RankedDocument, pair_ids, ranked, scored_l
 from oxillama.engine.rows import all_logits
 from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.siblings import Siblings, make_siblings
-from oxillama.errors import ConfigError, ImageError, QueueFull
+from oxillama.errors import ConfigError, QueueFull
+from oxillama.image_prompts import no_encoder
 from oxillama.loaded import Loaded, Prompt
 from oxillama.lora.fit import Lora
 from oxillama.lora.stack import LoraStack, checked_scale
@@ -58,6 +58,7 @@ from oxillama.snapshot.prefixes import spill, start
 from oxillama.snapshot.session import EngineSnapshot
 from oxillama.stores import located
 from oxillama.tokenizer import TokenizerBridge
+from oxillama.vision.messages import ImagePart
 
 __all__ = ["EngineConfig", "InferenceEngine", "cpu_info", "load", "load_model_from_bytes"]
 
@@ -207,31 +208,37 @@ class InferenceEngine:
         puts before a text is put before the first part. ImageError for what is none of those, or beyond
         the limits; EngineError for an engine without mmproj.
         """
-        vision, words = self._loaded.vision, self._loaded.words
-        made: list[Any] = []
-        images = 0
-        for at, part in enumerate(parts):
-            if isinstance(part, str):
-                made.append(part)
-            elif isinstance(part, (list, tuple)):
-                made.append(checked_ids(part, self.config.vocab_size, name=f"parts[{at}]"))
-            else:
-                images += 1
-                if images > self._loaded.max_images:
-                    raise ImageError(
-                        f"parts[{at}]: found {images} images, wanted at most {self._loaded.max_images} (max_images)"
-                    )
-                made.append(vision.pieces(part, name=f"parts[{at}]"))
-        if made and isinstance(made[0], str):
-            made.insert(
-                0, words.bridge.encode("", add_special=True) if words.bridge.add_bos else []
-            )
-        return composed(words, vision, made)
+        words, prompts = self._loaded.words, self._loaded.images
+        if prompts is None:
+            raise no_encoder("image_prompt")
+        given = [
+            checked_ids(part, self.config.vocab_size, name=f"parts[{at}]")
+            if isinstance(part, (list, tuple))
+            else part
+            for at, part in enumerate(parts)
+        ]
+        prompts.check_count(
+            [
+                ImagePart(f"parts[{at}]", part)
+                for at, part in enumerate(given)
+                if not isinstance(part, (str, list))
+            ]
+        )
+        made: list[Any] = [
+            part
+            if isinstance(part, (str, list))
+            else prompts.vision.pieces(part, name=f"parts[{at}]")
+            for at, part in enumerate(given)
+        ]
+        bos = words.bridge.bos_id if words.bridge.add_bos else None
+        if made and isinstance(made[0], str) and bos is not None:
+            made.insert(0, [bos])
+        return prompts.compose(made)
 
     @property
     def takes_images(self) -> bool:
         """Whether an encoder of images was loaded (`mmproj`)."""
-        return self._loaded.takes_images
+        return self._loaded.images is not None
 
     def is_eos(self, token: int) -> bool:
         """Whether a token ends generation."""

@@ -7,21 +7,17 @@ back is read into its parts.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from oxillama.engine.generation import Options, Vocabulary, response_constraint
-from oxillama.engine.images import ImagePrompt
 from oxillama.engine.request import Completion, Piece
-from oxillama.errors import ConfigError, EngineError, ImageError, TemplateError
+from oxillama.errors import ConfigError, TemplateError
+from oxillama.image_prompts import ImagePrompts, Places, no_encoder
 from oxillama.tokenizer import ChatTemplate, TemplateText
-from oxillama.tokenizer.provenance import concat
 from oxillama.toolcalls import ChatEvent, ChatPlan, ChatPlanner, MessageForm, Parts, Tool, tool_of
-from oxillama.vision import Vision
-from oxillama.vision.encoder import Pieces
-from oxillama.vision.messages import ImagePart, flattened, placeholders, split_images
+from oxillama.vision.messages import ImagePart, split_images
 
 TEMPLATE_KEY = "tokenizer.chat_template"
 _OF_TOOLS = ("tool_choice", "tool_format", "parallel_tool_calls")
@@ -99,22 +95,20 @@ class Chat:
     and constraints is kept.
     """
 
-    __slots__ = ("_form", "_planner", "max_images", "template", "vision", "vocabulary")
+    __slots__ = ("_form", "_planner", "images", "template", "vocabulary")
 
     def __init__(
         self,
         metadata: Mapping[str, Any],
         vocabulary: Vocabulary,
-        vision: Vision | None = None,
-        *,
-        max_images: int = 1 << 30,
+        images: ImagePrompts | None = None,
     ) -> None:
-        """vision: what encodes images, None for a model that takes none; max_images: of one prompt."""
+        """images: how prompts hold images, None for a model that takes none."""
         source = metadata.get(TEMPLATE_KEY)
         if not isinstance(source, str):
             raise TemplateError(f"{TEMPLATE_KEY}: the file has none, wanted one to chat with")
         self.template, self.vocabulary = ChatTemplate(source), vocabulary
-        self.vision, self.max_images = vision, max_images
+        self.images = images
         self._planner = ChatPlanner(source, vocabulary.bridge)
         self._form = MessageForm(source, self._rendered)
 
@@ -155,61 +149,6 @@ class Chat:
         special = {name: bridge.token_text(token) for name, token in ends if token is not None}
         return self.template.render(messages, **{**special, **variables})
 
-    def _render_images(
-        self,
-        messages: list[Any],
-        images: Sequence[ImagePart],
-        variables: dict[str, Any],
-    ) -> tuple[TemplateText, list[tuple[int, int]]]:
-        """(a conversation with images as the template writes it, where it writes each of them). A
-        template that knows nothing of images is given texts alone, with a mark for each.
-        """
-        name = images[0].name
-        if self.vision is None:
-            raise EngineError(
-                f"{name}: found an image, this engine was loaded without mmproj, wanted mmproj= the file of its encoder"
-            )
-        if len(images) > self.max_images:
-            raise ImageError(
-                f"{images[self.max_images].name}: found {len(images)} images, wanted at most {self.max_images} (max_images)"
-            )
-        try:
-            text = self.render(messages, **variables)
-            places = placeholders(text, self.vision.marks.placeholders)
-        except TemplateError:
-            places = []
-        if len(places) == len(images):
-            return text, places
-        # no message can hold what nobody knows
-        secret = secrets.token_hex(8)
-        marks = [f"<image {secret} {number}>" for number in range(len(images))]
-        text = self.render(flattened(messages, marks.__getitem__), **variables)
-        at = [text.find(mark) for mark in marks]
-        if min(at) < 0 or at != sorted(at):
-            raise TemplateError(
-                f"chat template: wrote {sum(each >= 0 for each in at)} of {len(images)} images in order, wanted all of them"
-            )
-        return text, [(start, start + len(mark)) for start, mark in zip(at, marks)]
-
-    def _image_prompt(
-        self,
-        text: TemplateText,
-        places: Sequence[tuple[int, int]],
-        images: Sequence[ImagePart],
-        *,
-        parse_special: bool,
-    ) -> ImagePrompt:
-        """The tokens of a rendered conversation with its images in their places."""
-        if self.vision is None:
-            raise EngineError("mmproj: found none, wanted the file of an encoder")
-        parts: list[str | Pieces] = []
-        at = 0
-        for (start, stop), image in zip(places, images):
-            parts += [text[at:start], self.vision.pieces(image.source, name=image.name)]
-            at = stop
-        parts.append(text[at:])
-        return composed(self.vocabulary, self.vision, parts, parse_special=parse_special)
-
     def turn(
         self,
         messages: Sequence[dict],
@@ -244,14 +183,22 @@ class Chat:
             if tools
             else None
         )
-        images: list[ImagePart] = []
+        found: list[ImagePart] = []
+        talk: Any = messages
         if hasattr(messages, "__iter__") and not isinstance(messages, (str, bytes, Mapping)):
-            messages, images = split_images(messages)
-        variables = {"tools": tools, **(template or {})}
-        if images:
-            text, places = self._render_images(messages, images, variables)
+            talk, found = split_images(messages)
+        variables: dict[str, Any] = {"tools": tools, **(template or {})}
+
+        def render(messages: Any) -> TemplateText:
+            return self.render(messages, **variables)
+
+        places: Places = []
+        if not found:
+            text = render(talk)
+        elif self.images is None:
+            raise no_encoder(found[0].name)
         else:
-            text, places = self.render(messages, **variables), []
+            text, places = self.images.render(talk, found, render)
         about, asked = (
             {name: options.pop(name) for name in names if name in options}
             for names in (_OF_TOOLS, _PLANNED)
@@ -259,52 +206,14 @@ class Chat:
         planned, words = _planned(response_format, asked), self.vocabulary
         plan = self._planner.plan(text, tools=tools, constraint=words.grammar(planned), **about)
         prompt: list[int]
-        if images:
-            prompt = self._image_prompt(text, places, images, parse_special=parse_special)
+        if self.images is not None and found:
+            prompt = self.images.prompt(text, places, found, parse_special=parse_special)
         else:
             prompt = words.bridge.encode(text.plain if parse_special else text, add_special=False)
         shown = {*planned.shown_tokens, *plan.shown.values()}
         return Turn(
             prompt, {**options, "grammar": plan.constraint, "shown_tokens": sorted(shown)}, plan
         )
-
-
-def composed(
-    vocabulary: Vocabulary,
-    vision: Vision,
-    parts: Iterable[str | Sequence[int] | Pieces],
-    *,
-    parse_special: bool = False,
-) -> ImagePrompt:
-    """The prompt of texts, token ids and images in order. Texts that nothing stands between are read as
-    one; parse_special: control tokens are read in what came from messages too.
-    """
-    bridge, made, waiting = vocabulary.bridge, ImagePrompt(), list[str]()
-    token = bridge.token_to_id(vision.marks.token)
-    token = 0 if token is None else token  # what marks a row is never evaluated
-
-    def flush() -> None:
-        text = concat(waiting)
-        waiting.clear()
-        if text:
-            plain = text.plain if parse_special and isinstance(text, TemplateText) else text
-            made.extend(bridge.encode(plain, add_special=False))
-
-    for part in parts:
-        if isinstance(part, str):
-            waiting.append(part)
-        elif isinstance(part, tuple):
-            for piece in part:
-                if isinstance(piece, str):
-                    waiting.append(piece)
-                else:
-                    flush()
-                    made.add(piece, token)
-        else:
-            flush()
-            made.extend(part)
-    flush()
-    return made
 
 
 def _planned(response_format: Mapping[str, Any] | None, asked: Mapping[str, Any]) -> Options:

@@ -21,6 +21,7 @@ from oxillama.engine.request import Request
 from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.siblings import Siblings
 from oxillama.errors import EngineError
+from oxillama.image_prompts import ImagePrompts
 from oxillama.lora.stack import LoraStack
 from oxillama.model.load import Model
 from oxillama.opening import Progress, open_model
@@ -168,22 +169,13 @@ class Loaded:
         self._chat = self._chat_over({**self.model.reader.metadata, TEMPLATE_KEY: source})
 
     def _chat_over(self, metadata: Mapping[str, Any]) -> Chat:
-        return Chat(metadata, self.words, self._vision, max_images=self.max_images)
+        return Chat(metadata, self.words, self.images)
 
     @property
-    def vision(self) -> Vision:
-        """What encodes images; EngineError for an engine that was loaded without."""
-        _, vision = self.model, self._vision
-        if vision is None:
-            raise EngineError(
-                "images: this engine was loaded without mmproj, wanted mmproj= the file of its encoder"
-            )
-        return vision
-
-    @property
-    def takes_images(self) -> bool:
-        """Whether an encoder of images was loaded."""
-        return self._vision is not None
+    def images(self) -> ImagePrompts | None:
+        """How prompts hold images; None for an engine that was loaded without an encoder of them."""
+        vision = self._vision
+        return None if vision is None else ImagePrompts(vision, self.words.bridge, self.max_images)
 
     def sampler(self, given: SamplerConfig | None) -> SamplerConfig:
         """The sampler of requests that name none: what was given, else the file's, else ours."""

@@ -34,6 +34,7 @@ LAYERS = {
     "capi": 6,
     "chat": 6,
     "embedded": 6,
+    "image_prompts": 6,
     "loaded": 6,
     "opening": 6,
     "quality": 6,

@@ -24,6 +24,7 @@ no tensor is known here.
   workers      threads beside the loop
   rewind       what can go back to an earlier position
   batching     from a plan to the arrays of a step
+  images       rows of images among the tokens of a session
   output       OutputProcessor: deals out the rows of a finished step
   postprocess  what follows from a row of logits
   asynchronous AsyncEngine: the same for asyncio

@@ -42,7 +42,9 @@ class Marks:
 class Processor(Protocol):
     """What is done to an image around its encoder."""
 
-    marks: Marks
+    @property
+    def marks(self) -> Marks:
+        """How prompts hold an image."""
 
     def tiles(self, image: Any) -> list[Any]:
         """The pictures of an RGB image (`PIL.Image`), each of a size that the encoder takes."""

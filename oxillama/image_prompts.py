@@ -1,0 +1,125 @@
+"""Prompts with images: a conversation is rendered with a mark for each, and tokens are read around the
+features that stand in their place.
+
+    messages --split_images--> marks, images --render--> text, places --prompt--> ImagePrompt
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from oxillama.engine.images import ImagePrompt
+from oxillama.errors import EngineError, ImageError, TemplateError
+from oxillama.tokenizer import TemplateText, TokenizerBridge
+from oxillama.tokenizer.provenance import concat
+from oxillama.vision import Vision
+from oxillama.vision.encoder import Pieces
+from oxillama.vision.messages import ImagePart, flattened, placeholders
+
+Places = list[tuple[int, int]]
+
+
+def no_encoder(name: str) -> EngineError:
+    """The error of an image for an engine that encodes none."""
+    return EngineError(
+        f"{name}: found an image, this engine was loaded without mmproj, wanted mmproj= the file of its encoder"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePrompts:
+    """How one model's prompts hold images; max_images: most of one prompt."""
+
+    vision: Vision
+    bridge: TokenizerBridge
+    max_images: int
+
+    def check_count(self, images: Sequence[ImagePart]) -> None:
+        """Raise ImageError for more images than a prompt may have."""
+        if len(images) > self.max_images:
+            raise ImageError(
+                f"{images[self.max_images].name}: found {len(images)} images, wanted at most {self.max_images} (max_images)"
+            )
+
+    def render(
+        self,
+        messages: Sequence[Any],
+        images: Sequence[ImagePart],
+        render: Callable[[Sequence[Any]], TemplateText],
+    ) -> tuple[TemplateText, Places]:
+        """(the conversation as `render` writes it, where it writes each image). messages: those of
+        `split_images`. A template that knows nothing of images is given texts alone, with a mark for
+        each.
+        """
+        self.check_count(images)
+        try:
+            text = render(messages)
+            places = placeholders(text, self.vision.marks.placeholders)
+        except TemplateError:
+            places = []
+        if len(places) == len(images):
+            return text, places
+        # no message can hold what nobody knows
+        secret = secrets.token_hex(8)
+        marks = [f"<image {secret} {number}>" for number in range(len(images))]
+        text = render(flattened(messages, marks.__getitem__))
+        at = [text.find(mark) for mark in marks]
+        if min(at) < 0 or at != sorted(at):
+            raise TemplateError(
+                f"chat template: wrote {sum(each >= 0 for each in at)} of {len(images)} images in order, wanted all of them"
+            )
+        return text, [(start, start + len(mark)) for start, mark in zip(at, marks)]
+
+    def prompt(
+        self,
+        text: TemplateText,
+        places: Places,
+        images: Sequence[ImagePart],
+        *,
+        parse_special: bool = False,
+    ) -> ImagePrompt:
+        """The tokens of a rendered conversation with its images in their places."""
+        parts: list[str | Pieces] = []
+        at = 0
+        for (start, stop), image in zip(places, images):
+            parts += [text[at:start], self.vision.pieces(image.source, name=image.name)]
+            at = stop
+        parts.append(text[at:])
+        return self.compose(parts, parse_special=parse_special)
+
+    def compose(
+        self, parts: Iterable[str | list[int] | Pieces], *, parse_special: bool = False
+    ) -> ImagePrompt:
+        """The prompt of texts, token ids and images in order. Texts that nothing stands between are read
+        as one; parse_special: control tokens are read in what came from messages too.
+        """
+        made, waiting = ImagePrompt(), list[str]()
+        token = self.bridge.token_to_id(self.vision.marks.token)
+        token = 0 if token is None else token  # what marks a row is never evaluated
+
+        def flush() -> None:
+            text = concat(waiting)
+            waiting.clear()
+            if text:
+                plain = text.plain if parse_special and isinstance(text, TemplateText) else text
+                made.extend(self.bridge.encode(plain, add_special=False))
+
+        for part in parts:
+            if isinstance(part, str):
+                waiting.append(part)
+                continue
+            if isinstance(part, list):
+                flush()
+                made.extend(part)
+                continue
+            for piece in part:
+                if isinstance(piece, str):
+                    waiting.append(piece)
+                else:
+                    flush()
+                    made.add(piece, token)
+        flush()
+        return made
