@@ -37,7 +37,7 @@ class ImageBuilder(Builder):
     """What an encoder's function is given: the keys `clip.vision.*`, tensors and ops.
 
     It records the encoder itself and says what comes of a patch (`mark_embedding`), then asks for
-    the builder of the projector (`project`), which says what comes of a group of patches.
+    the builder of the projector (`projector`), which says what comes of a group of patches.
     """
 
     def __init__(self, reader: GgufReader, kind: str) -> None:
@@ -177,7 +177,7 @@ class ImageBuilder(Builder):
         sections = np.repeat(np.arange(2, dtype=np.int32), quarter)
         return Rope(head, both.astype(np.float32), 1.0, sections=sections)
 
-    def project(self, group: int, parts: int = 1) -> tuple[ImageBuilder, list[Value]]:
+    def projector(self, group: int, parts: int = 1) -> tuple[ImageBuilder, list[Value]]:
         """The builder of the projector, and its rows: for each of `parts` of what was marked as the
         embedding, those of `group` patches side by side.
         """

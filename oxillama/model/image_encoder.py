@@ -145,7 +145,7 @@ def _meant(
     tape: Tape, reader: GgufReader, rows: np.ndarray, image: ImageRows | None = None
 ) -> np.ndarray:
     reference = Reference(tape, reader, kv_type="f32")
-    frame = reference.frame(np.full(len(rows), -1))
+    frame = reference.frame([-1] * len(rows))
     frame.embeds = rows
     if image is not None:
         frame.tokens, frame.rope, frame.spans = image.tokens, image.rope, image.spans
@@ -190,7 +190,13 @@ def load_encoder(
     tapes = [lower(part, None, act_of, act_width) for part in (body, head)]
     tensors = {t.key: t for tape in tapes for op in tape.ops for t in op.params.get("weights", ())}
     weights = {
-        key: PackedMatrix(each.blocks(reader).reshape(-1), each.format, *each.shape, num_threads)
+        key: PackedMatrix(
+            each.blocks(reader).reshape(-1).data,
+            each.format,
+            each.shape[0],
+            each.shape[1],
+            num_threads,
+        )
         for key, each in tensors.items()
     }
     programs = [

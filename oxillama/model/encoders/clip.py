@@ -35,7 +35,7 @@ def llava(b: ImageBuilder) -> None:
     x = kept[layers[0]] if len(layers) == 1 else b.concat(*(kept[each] for each in layers))
     b.mark_embedding(x)
 
-    p, (y,) = b.project(1)
+    p, (y,) = b.projector(1)
     if p.has("mm.norm.weight"):
         y = p.norm(y, "mm.norm", kind="layer")
     width = p.shape("mm.0.weight", 2)[0]

@@ -11,7 +11,7 @@ def pixtral(b: ImageBuilder) -> None:
     for layer in b.blocks():
         x = b.block(layer, x, kind="rms", act=b.activation(), rope=rope, style="norm")
     b.mark_embedding(x)
-    p, (y,) = b.project(1)
+    p, (y,) = b.projector(1)
     y = p.activate(p.linear(y, "mm.1", p.shape("mm.1.weight", 2)[0]), "gelu_erf")
     y = p.linear(y, "mm.2", p.shape("mm.2.weight", 2)[0])
     p.mark_embedding(y)

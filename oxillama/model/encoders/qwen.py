@@ -19,7 +19,7 @@ def qwen2vl(b: ImageBuilder) -> None:
     for layer in b.blocks():
         x = b.block(layer, x, kind="layer", act=b.activation(), rope=rope)
     b.mark_embedding(b.norm(x, "v.post_ln", kind="layer"))
-    p, (y,) = b.project(b.merge * b.merge)
+    p, (y,) = b.projector(b.merge * b.merge)
     p.mark_embedding(_merged(p, y, "mm.0", "mm.2"))
 
 
@@ -33,7 +33,7 @@ def qwen25vl(b: ImageBuilder) -> None:
         within = every > 0 and (layer.index + 1) % every != 0
         x = b.block(layer, x, kind="rms", act=b.activation(), rope=rope, spans=within)
     b.mark_embedding(b.norm(x, "v.post_ln", kind="rms"))
-    p, (y,) = b.project(b.merge * b.merge)
+    p, (y,) = b.projector(b.merge * b.merge)
     p.mark_embedding(_merged(p, y, "mm.0", "mm.2"))
 
 
@@ -56,7 +56,7 @@ def qwen3vl(b: ImageBuilder) -> None:
             kept.append((layer.index, x))
     x = b.norm(x, "v.post_ln", kind="layer")
     b.mark_embedding(b.concat(x, *(each for _, each in kept)) if kept else x)
-    p, (main, *others) = b.project(b.merge * b.merge, 1 + len(kept))
+    p, (main, *others) = b.projector(b.merge * b.merge, 1 + len(kept))
     made = [_merged(p, main, "mm.0", "mm.2")]
     for (index, _), y in zip(kept, others):
         name = f"v.deepstack.{index}"
