@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from oxillama.engine.images import PlacedImage
 from oxillama.errors import SnapshotIncompatible
 from oxillama.snapshot.container import Buffer
 from oxillama.vision.features import ImageFeatures
+from oxillama.vision.placed import PlacedImage
 
 
 def told_images(images: Sequence[PlacedImage]) -> tuple[list[list[Any]], bytes]:
