@@ -394,58 +394,59 @@ async def _stream(call: Call, model: Model, asked: Asked) -> AsyncIterator[bytes
     def start_block(block: dict[str, Any]) -> bytes:
         return _event("content_block_start", index=index, content_block=block)
 
-    async for _, reply, _event_given, added in events(call, model, asked):
+    async for came in events(call, model, asked):
         frames: list[bytes] = []
-        if not begun:
-            begun = True
-            prompt, cached = reply.request.prompt_tokens, reply.request.cached
-            frames.append(
-                _event(
-                    "message_start",
-                    message={
-                        "id": f"msg_{secrets.token_hex(12)}",
-                        "type": "message",
-                        "role": "assistant",
-                        "model": adapters.served_as(model, call.body),
-                        "content": [],
-                        "stop_reason": None,
-                        "stop_sequence": None,
-                        "usage": _usage(prompt, min(cached, prompt), 0),
-                    },
-                )
-            )
-        for what, value in added:
-            if what == "call":
-                frames += stop_block()
-                index, kind = index + 1, "tool_use"
+        for _, reply, _event_given, added in came:
+            if not begun:
+                begun = True
+                prompt, cached = reply.request.prompt_tokens, reply.request.cached
                 frames.append(
-                    start_block(
-                        {
-                            "type": "tool_use",
-                            "id": _use_id(value),
-                            "name": value["name"],
-                            "input": {},
-                        }
+                    _event(
+                        "message_start",
+                        message={
+                            "id": f"msg_{secrets.token_hex(12)}",
+                            "type": "message",
+                            "role": "assistant",
+                            "model": adapters.served_as(model, call.body),
+                            "content": [],
+                            "stop_reason": None,
+                            "stop_sequence": None,
+                            "usage": _usage(prompt, min(cached, prompt), 0),
+                        },
                     )
                 )
-            elif what == "arguments":
-                delta = {"type": "input_json_delta", "partial_json": value[1]}
-                frames.append(_event("content_block_delta", index=index, delta=delta))
-            else:
-                wanted = "text" if what == "content" else "thinking"
-                if kind != wanted:
+            for what, value in added:
+                if what == "call":
                     frames += stop_block()
-                    index, kind = index + 1, wanted
+                    index, kind = index + 1, "tool_use"
                     frames.append(
                         start_block(
-                            {"type": "text", "text": ""}
-                            if wanted == "text"
-                            else {"type": "thinking", "thinking": "", "signature": ""}
+                            {
+                                "type": "tool_use",
+                                "id": _use_id(value),
+                                "name": value["name"],
+                                "input": {},
+                            }
                         )
                     )
-                delta = {"type": f"{wanted}_delta", wanted: value}
-                frames.append(_event("content_block_delta", index=index, delta=delta))
-        last = reply
+                elif what == "arguments":
+                    delta = {"type": "input_json_delta", "partial_json": value[1]}
+                    frames.append(_event("content_block_delta", index=index, delta=delta))
+                else:
+                    wanted = "text" if what == "content" else "thinking"
+                    if kind != wanted:
+                        frames += stop_block()
+                        index, kind = index + 1, wanted
+                        frames.append(
+                            start_block(
+                                {"type": "text", "text": ""}
+                                if wanted == "text"
+                                else {"type": "thinking", "thinking": "", "signature": ""}
+                            )
+                        )
+                    delta = {"type": f"{wanted}_delta", wanted: value}
+                    frames.append(_event("content_block_delta", index=index, delta=delta))
+            last = reply
         if frames:
             yield b"".join(frames)
     usage = usage_of([last.completion])

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -729,9 +729,9 @@ def usage_json(usage: Mapping[str, int], reasoning: int) -> dict[str, Any]:
 
 async def events(
     call: Call, model: Model, asked: Asked
-) -> AsyncIterator[tuple[int, Reply, Any, list[tuple[str, Any]]]]:
-    """(number, reply so far, event, what it adds) of every completion as it comes. The last event
-    of all is preceded by nothing else; usage is that of the replies' completions.
+) -> AsyncIterator[Iterator[tuple[int, Reply, Any, list[tuple[str, Any]]]]]:
+    """What has come since the last time, again and again: (number, reply so far, event, what it
+    adds) of every completion; usage is that of the replies' completions.
     """
     turns: list[Turn] = []
 
@@ -744,10 +744,13 @@ async def events(
         await job.begin(make)
         readers = [turns[0].events() for _ in job.requests]
         replies = [Reply(turns[0], request) for request in job.requests]
-        async for index, event in job.pieces(readers):
-            if isinstance(event, Completion):
-                continue
-            yield index, replies[index], event, replies[index].take(event)
+        async for came in job.pieces(readers):
+            # each is taken when it is looked at: a reply is as it was then
+            yield (
+                (index, replies[index], event, replies[index].take(event))
+                for index, event in came
+                if not isinstance(event, Completion)
+            )
         _remember(call, asked, replies)
 
 
@@ -781,28 +784,29 @@ async def _stream(
     begun: set[int] = set()
     replies: dict[int, Reply] = {}
     text = sse.TextFrames(head, '"delta":{"content":%s}', usage=wants_usage)
-    async for index, reply, event, added in events(call, model, asked):
-        frames = []
-        if index not in begun:
-            begun.add(index)
-            replies[index] = reply
-            frames.append(chunk(index, {"role": "assistant", "content": ""}))
-        entries = None
-        if top is not None and event.logprobs and event.kind == "content":
-            entries = {"content": chat_entries(event.logprobs, bridge, top), "refusal": None}
-        for kind, value in added:
-            if kind == "content" and entries is None:
-                frames.append(text.frame(index, value))
-                continue
-            frames.append(chunk(index, _delta(kind, value), None, entries))
+    async for came in events(call, model, asked):
+        frames: list[bytes] = []
+        for index, reply, event, added in came:
+            if index not in begun:
+                begun.add(index)
+                replies[index] = reply
+                frames.append(chunk(index, {"role": "assistant", "content": ""}))
             entries = None
-        if event.kind == "end":
-            if top is not None and event.logprobs and not reply.calls:
-                entries = {
-                    "content": chat_entries(event.logprobs, bridge, top),
-                    "refusal": None,
-                }
-            frames.append(chunk(index, {}, reply.finish_reason, entries))
+            if top is not None and event.logprobs and event.kind == "content":
+                entries = {"content": chat_entries(event.logprobs, bridge, top), "refusal": None}
+            for kind, value in added:
+                if kind == "content" and entries is None:
+                    frames.append(text.frame(index, value))
+                    continue
+                frames.append(chunk(index, _delta(kind, value), None, entries))
+                entries = None
+            if event.kind == "end":
+                if top is not None and event.logprobs and not reply.calls:
+                    entries = {
+                        "content": chat_entries(event.logprobs, bridge, top),
+                        "refusal": None,
+                    }
+                frames.append(chunk(index, {}, reply.finish_reason, entries))
         if frames:
             yield b"".join(frames)
     if wants_usage:

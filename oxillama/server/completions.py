@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from starlette.responses import Response
@@ -327,8 +328,9 @@ async def _stream(
     wants_usage = bool((body.get("stream_options") or {}).get("include_usage"))
     wants_logprobs = body.get("logprobs") is not None
     n = asked.options.get("n", 1)
-    queue: asyncio.Queue[Any] = asyncio.Queue(64)
     usages: list[Mapping[str, int]] = []
+    turnstile = asyncio.Semaphore(AT_ONCE)
+    plain = sse.TextFrames(head, '"text":%s', usage=wants_usage)
 
     def chunk(index: int, text: str, reason: str | None, logprobs: Any) -> bytes:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
@@ -337,11 +339,8 @@ async def _stream(
             made["usage"] = None
         return sse.data(made)
 
-    turnstile = asyncio.Semaphore(AT_ONCE)
-
-    plain = sse.TextFrames(head, '"text":%s', usage=wants_usage)
-
-    async def one(at: int, ids: list[int] | None) -> None:
+    async def one(at: int, ids: list[int] | None) -> AsyncGenerator[bytes, None]:
+        """The chunks of one prompt."""
         param = "prompt" if len(prompts) == 1 else f"prompt[{at}]"
         async with turnstile, _job(call, model, param, asked) as job:
             await job.begin(lambda: _submit(call, model, ids, asked, body))
@@ -353,46 +352,68 @@ async def _stream(
             ]
             echoed: set[int] = set()
             finished: dict[int, Completion] = {}
-            async for index, piece in job.pieces():
-                number, entries, text = at * n + index, lists[index], ""
-                if body.get("echo") and index not in echoed:
-                    echoed.add(index)
-                    text = _echo(model, ids)
+            async for came in job.pieces():
+                frames = []
+                for index, piece in came:
+                    number, entries, text = at * n + index, lists[index], ""
+                    if body.get("echo") and index not in echoed:
+                        echoed.add(index)
+                        text = _echo(model, ids)
+                        if entries is not None:
+                            _add_prompt_of(entries, ids or [], job.requests[index])
+                    if isinstance(piece, Completion):
+                        finished[index] = piece
+                        logprobs = entries.take() if entries is not None and text else None
+                        frames.append(chunk(number, text, reason_of(piece), logprobs))
+                        continue
                     if entries is not None:
-                        _add_prompt_of(entries, ids or [], job.requests[index])
-                if isinstance(piece, Completion):
-                    finished[index] = piece
-                    logprobs = entries.take() if entries is not None and text else None
-                    await queue.put(chunk(number, text, reason_of(piece), logprobs))
-                    continue
-                if entries is not None:
-                    _add_drawn(entries, piece.logprobs)
-                if entries is None:
-                    if text or piece.text:
-                        await queue.put(plain.frame(number, text + piece.text))
-                elif text or piece.text or piece.tokens:
-                    await queue.put(chunk(number, text + piece.text, None, entries.take()))
+                        _add_drawn(entries, piece.logprobs)
+                    if entries is None:
+                        if text or piece.text:
+                            frames.append(plain.frame(number, text + piece.text))
+                    elif text or piece.text or piece.tokens:
+                        frames.append(chunk(number, text + piece.text, None, entries.take()))
+                yield b"".join(frames)
             usages.append(usage_of([finished[index] for index in sorted(finished)]))
 
-    async def all_of() -> None:
+    async with aclosing(_merged([one(at, ids) for at, ids in enumerate(prompts)])) as all_of:
+        async for frames in all_of:
+            yield frames
+    if wants_usage:
+        yield sse.data({**head, "choices": [], "usage": _usage(usages)})
+    yield sse.DONE
+
+
+async def _merged(streams: list[AsyncGenerator[bytes, None]]) -> AsyncGenerator[bytes, None]:
+    """What several streams give, as it comes; the first error ends all of them."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for frames in only:
+                yield frames
+        return
+    queue: asyncio.Queue[Any] = asyncio.Queue(64)
+
+    async def pump(stream: AsyncGenerator[bytes, None]) -> None:
+        async with aclosing(stream) as own:
+            async for frames in own:
+                await queue.put(frames)
+
+    async def pump_all() -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                for at, ids in enumerate(prompts):
-                    group.create_task(one(at, ids))
+                for stream in streams:
+                    group.create_task(pump(stream))
         except BaseExceptionGroup as group:
             await queue.put(group.exceptions[0])
             return
         await queue.put(None)
 
-    work = asyncio.ensure_future(all_of())
+    work = asyncio.ensure_future(pump_all())
     try:
-        while (frame := await queue.get()) is not None:
-            if isinstance(frame, BaseException):
-                raise frame
-            yield frame
-        if wants_usage:
-            yield sse.data({**head, "choices": [], "usage": _usage(usages)})
-        yield sse.DONE
+        while (frames := await queue.get()) is not None:
+            if isinstance(frames, BaseException):
+                raise frames
+            yield frames
     finally:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)

@@ -718,38 +718,41 @@ async def _stream(
     async with _job(call, model, asked, body) as job:
         await job.begin(lambda: _submit(call, model, asked, ids, job))
         generated = 0
-        async for _, piece in job.pieces():
-            if isinstance(piece, Completion):
-                last = _answer(job, model, asked, piece, ids, 0)
-                if "content" in last:
-                    last["content"] = ""
-                if "tokens" in last:
-                    last["tokens"] = []
-                last.pop("completion_probabilities", None)
-                yield sse.data(last)
-                return
-            generated += len(piece.tokens)
-            frame: dict[str, Any] = {
-                "index": 0,
-                "content": piece.text,
-                "tokens": list(piece.tokens),
-                "stop": False,
-                "id_slot": job.slot,
-                "tokens_predicted": generated,
-                "tokens_evaluated": job.prompt_tokens,
-            }
-            if body.get("n_probs"):
-                frame["completion_probabilities"] = _probabilities(
-                    piece.logprobs,
-                    bridge,
-                    int(body["n_probs"]),
-                    bool(body.get("post_sampling_probs")),
-                )
-            if body.get("timings_per_token"):
-                usage = {
-                    "prompt": job.prompt_tokens,
-                    "cached": job.requests[0].cached,
-                    "generated": generated,
+        async for came in job.pieces():
+            frames = []
+            for _, piece in came:
+                if isinstance(piece, Completion):
+                    last = _answer(job, model, asked, piece, ids, 0)
+                    if "content" in last:
+                        last["content"] = ""
+                    if "tokens" in last:
+                        last["tokens"] = []
+                    last.pop("completion_probabilities", None)
+                    frames.append(sse.data(last))
+                    break
+                generated += len(piece.tokens)
+                frame: dict[str, Any] = {
+                    "index": 0,
+                    "content": piece.text,
+                    "tokens": list(piece.tokens),
+                    "stop": False,
+                    "id_slot": job.slot,
+                    "tokens_predicted": generated,
+                    "tokens_evaluated": job.prompt_tokens,
                 }
-                frame["timings"] = _timings(job, usage)
-            yield sse.data(frame)
+                if body.get("n_probs"):
+                    frame["completion_probabilities"] = _probabilities(
+                        piece.logprobs,
+                        bridge,
+                        int(body["n_probs"]),
+                        bool(body.get("post_sampling_probs")),
+                    )
+                if body.get("timings_per_token"):
+                    usage = {
+                        "prompt": job.prompt_tokens,
+                        "cached": job.requests[0].cached,
+                        "generated": generated,
+                    }
+                    frame["timings"] = _timings(job, usage)
+                frames.append(sse.data(frame))
+            yield b"".join(frames)

@@ -343,32 +343,37 @@ async def _chat(
 
     async def frames() -> AsyncIterator[bytes]:
         sent = 0
-        async for _, reply, event, added in events(call, model, asked):
-            out = []
-            for kind, value in added:
-                part: dict[str, Any] | None = None
-                if kind == "content":
-                    part = shape(value)
-                    if top is not None:
-                        part["logprobs"] = chat_entries(event.logprobs, bridge, top)
-                elif kind == "reasoning":
-                    part = shape("", value)
-                if part is not None:
-                    out.append(_line({"model": name, "created_at": _now(), **part, "done": False}))
-            if event.kind == "call_end":
-                calls = _calls(reply)[sent:]
-                sent += len(calls)
-                if calls:
-                    part = shape("", "", calls)
-                    out.append(_line({"model": name, "created_at": _now(), **part, "done": False}))
-            if event.kind == "end":
-                last = {
-                    "model": name,
-                    "created_at": _now(),
-                    **shape(),
-                    **_end(reply.completion, reply.finish_reason, reply.request, began, loaded),
-                }
-                out.append(_line(last))
+        async for came in events(call, model, asked):
+            out: list[bytes] = []
+            for _, reply, event, added in came:
+                for kind, value in added:
+                    part: dict[str, Any] | None = None
+                    if kind == "content":
+                        part = shape(value)
+                        if top is not None:
+                            part["logprobs"] = chat_entries(event.logprobs, bridge, top)
+                    elif kind == "reasoning":
+                        part = shape("", value)
+                    if part is not None:
+                        out.append(
+                            _line({"model": name, "created_at": _now(), **part, "done": False})
+                        )
+                if event.kind == "call_end":
+                    calls = _calls(reply)[sent:]
+                    sent += len(calls)
+                    if calls:
+                        part = shape("", "", calls)
+                        out.append(
+                            _line({"model": name, "created_at": _now(), **part, "done": False})
+                        )
+                if event.kind == "end":
+                    last = {
+                        "model": name,
+                        "created_at": _now(),
+                        **shape(),
+                        **_end(reply.completion, reply.finish_reason, reply.request, began, loaded),
+                    }
+                    out.append(_line(last))
             if out:
                 yield b"".join(out)
         await _maybe_unload(call, model, body)
@@ -528,15 +533,18 @@ async def _raw(
     async def frames() -> AsyncIterator[bytes]:
         async with Job(call, model, param="prompt", constraint=asked.constraint) as job:
             await job.begin(lambda: model.engine.submit(ids, **asked.options))
-            async for _, piece in job.pieces():
-                line: dict[str, Any] = {"model": name, "created_at": _now(), "response": ""}
-                if isinstance(piece, Completion):
-                    yield _line({**line, **last(job, piece)})
-                    continue
-                line["response"] = piece.text
-                if top is not None:
-                    line["logprobs"] = chat_entries(piece.logprobs, bridge, top)
-                yield _line({**line, "done": False})
+            async for came in job.pieces():
+                out = []
+                for _, piece in came:
+                    line: dict[str, Any] = {"model": name, "created_at": _now(), "response": ""}
+                    if isinstance(piece, Completion):
+                        out.append(_line({**line, **last(job, piece)}))
+                        continue
+                    line["response"] = piece.text
+                    if top is not None:
+                        line["logprobs"] = chat_entries(piece.logprobs, bridge, top)
+                    out.append(_line({**line, "done": False}))
+                yield b"".join(out)
         await _maybe_unload(call, model, body)
 
     return await sse.EventStream(

@@ -628,17 +628,18 @@ async def _stream(
     body, items = call.body, Items(model, _top(call.body))
     begun = False
     last: Any = None  # the reply, which every stream has
-    async for _, reply, event, added in events(call, model, asked):
-        frames = []
-        if not begun:
-            begun = True
-            frames += [
-                items.event("response.created", response=head),
-                items.event("response.in_progress", response=head),
-            ]
-        for kind, value in added:
-            frames += items.add(kind, value, event.logprobs)
-        last = reply
+    async for came in events(call, model, asked):
+        frames: list[bytes] = []
+        for _, reply, event, added in came:
+            if not begun:
+                begun = True
+                frames += [
+                    items.event("response.created", response=head),
+                    items.event("response.in_progress", response=head),
+                ]
+            for kind, value in added:
+                frames += items.add(kind, value, event.logprobs)
+            last = reply
         if frames:
             yield b"".join(frames)
     frames = []

@@ -117,46 +117,66 @@ class Job:
             self.call.facts["finish_reason"] = done[0].finish_reason
         return done
 
-    async def pieces(self, readers: Sequence[Any] | None = None) -> AsyncIterator[tuple[int, Any]]:
-        """(which completion, its next piece or event) as they come; the last of each is a
-        `Completion`. readers: what makes events of each completion's pieces.
+    async def pieces(
+        self, readers: Sequence[Any] | None = None
+    ) -> AsyncIterator[list[tuple[int, Any]]]:
+        """What has come since the last time, again and again: (which completion, its next piece or
+        event); the last of each is a `Completion`. readers: what makes events of each completion's
+        pieces.
         """
         event, wake = asyncio.Event(), self.state.waker.wake
         requests = self.requests
 
-        def tell() -> None:
-            wake(event)
+        def telling(request: Request) -> Callable[[], None]:
+            def tell() -> None:
+                wake(event, at_once=len(request.pieces) < 2 or request.done)
+
+            return tell
 
         for request in requests:
-            request.listen(tell, in_loop=True)
+            request.listen(telling(request), in_loop=True)
         at = [0] * len(requests)
         left = list(range(len(requests)))
         while left:
             event.clear()
-            for index in tuple(left):
-                request, reader = requests[index], readers[index] if readers else None
-                ended = request.done  # before the look: nothing comes after it
-                while at[index] < len(request.pieces):
-                    piece = request.piece(at[index])
-                    at[index] += 1
-                    for each in (piece,) if reader is None else reader.feed(piece):
-                        yield index, each
-                if ended:
-                    left.remove(index)
-                    try:
-                        done, piece = request.result(0), request.last_piece()
-                    except Exception as error:
-                        raise from_engine(error, param=self.param) from error
-                    if reader is None:
-                        if piece.tokens:
-                            yield index, piece
-                    else:
-                        for each in reader.finish(piece, done):
-                            yield index, each
-                    self.call.facts["finish_reason"] = done.finish_reason
-                    yield index, done
+            came: list[tuple[int, Any]] = []
+            try:
+                for index in tuple(left):
+                    request, reader = requests[index], readers[index] if readers else None
+                    ended = request.done  # before the look: nothing comes after it
+                    while at[index] < len(request.pieces):
+                        piece = request.piece(at[index])
+                        at[index] += 1
+                        came += (
+                            [(index, piece)]
+                            if reader is None
+                            else [(index, each) for each in reader.feed(piece)]
+                        )
+                    if ended:
+                        left.remove(index)
+                        came += self._last(index, reader)
+            except Exception:
+                if came:
+                    yield came
+                raise
+            if came:
+                yield came
             if left:
                 await event.wait()
+
+    def _last(self, index: int, reader: Any) -> list[tuple[int, Any]]:
+        """What ends a completion's pieces."""
+        request = self.requests[index]
+        try:
+            done, piece = request.result(0), request.last_piece()
+        except Exception as error:
+            raise from_engine(error, param=self.param) from error
+        self.call.facts["finish_reason"] = done.finish_reason
+        if reader is None:
+            rest = [piece] if piece.tokens else []
+        else:
+            rest = list(reader.finish(piece, done))
+        return [(index, each) for each in (*rest, done)]
 
     def close(self) -> None:
         """End what still runs, count it, and free its place."""
