@@ -42,7 +42,7 @@ def add_commands(commands) -> None:
 
 
 def _quantize(arguments: argparse.Namespace) -> int:
-    overrides: dict[str, str] = {}
+    overrides = {}
     for item in arguments.tensor_type:
         pattern, equals, kind = item.rpartition("=")
         if not equals:

@@ -17,8 +17,6 @@ from oxillama.gguf.keys import REQUIRED
 from oxillama.model.builder import Builder, Heads, Layer, Value
 from oxillama.model.rope import Rope
 
-HeadNorm = Literal["heads", "rows", "plain"]  # what a norm of queries and keys runs over
-
 
 def trunk(b: Builder) -> Iterator[Layer]:
     """The layers of the model without those that predict further tokens, the last
@@ -70,7 +68,7 @@ def attention(
     x: Value,
     *,
     style: str,
-    qk_norm: HeadNorm | None = None,
+    qk_norm: Literal["heads", "rows", "plain"] | None = None,
     norm_kind: str = "rms",
     rope: Rope | Literal["file"] | None = "file",
     window: int = 0,

@@ -5,11 +5,11 @@ that check their bodies.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import oxillama
-from oxillama.server.calls import Route
+from oxillama.server.routes import ROUTES, Route
 
 _REFUSALS = {
     "400": "The request is malformed, or asks for what cannot be honoured.",
@@ -81,10 +81,11 @@ _ERRORS = {
 }
 
 
-def document(routes: Iterable[Route]) -> dict[str, Any]:
-    """The document of the routes that are not hidden."""
+@cache
+def document() -> dict[str, Any]:
+    """The whole document."""
     paths: dict[str, Any] = {}
-    for route in routes:
+    for route in ROUTES:
         if not route.hidden:
             paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     return {

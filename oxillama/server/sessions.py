@@ -269,6 +269,29 @@ class Sessions:
                 for ending in (_SNAPSHOT, _FACTS):
                     (self.folder() / (name + ending)).unlink(missing_ok=True)
 
+    def named(self, name: str) -> Named | None:
+        """A session in memory, None where it is not there."""
+        return self._named.get(name)
+
+    def hand_over(self, name: str) -> None:
+        """Save a session where it changed, and let go of it, so that another process goes on with
+        it; nothing for one that is not in memory.
+        """
+        with self._lock:
+            named = self._named.get(name)
+            if named is None:
+                return
+            if named.session.busy:
+                raise ApiError(
+                    409,
+                    f"session {name}: a request is running on it, wanted an idle session",
+                    code="session_busy",
+                )
+            if named.changed:
+                self._write(named, self.path(name))
+            del self._named[name]
+        _closed(named.session)
+
     def save_all(self) -> dict[str, str | None]:
         """Save every session that changed, where there is a folder: name -> what went wrong."""
         if self._folder is None:

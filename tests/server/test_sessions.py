@@ -27,6 +27,16 @@ def test_a_session_goes_on_after_a_restart(tmp_path):
         assert text(whole) == first + without
 
 
+def test_a_session_that_is_handed_over_goes_on_in_another_server(tmp_path):
+    with asking(sessions_dir=tmp_path) as one, asking(sessions_dir=tmp_path) as other:
+        one.ok(PATH, BEGIN)
+        one.ok("/v1/sessions/a/fork", {"to": "b"})
+        one.app.state.sessions.hand_over("a")
+        assert one.app.state.sessions.named("a") is None and one.app.state.sessions.named("b")
+        assert text(other.ok(PATH, GO_ON)) == text(one.ok(PATH, {**GO_ON, "session": "b"}))
+        one.app.state.sessions.hand_over("nobody")  # has nothing to give
+
+
 def test_a_chat_keeps_its_messages_and_its_answer(tmp_path):
     messages = [{"role": "user", "content": "Tell me a story"}]
     ask = {"messages": messages, "session": "talk", "max_tokens": 10, "seed": 3}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -218,7 +217,7 @@ def jais2(h: Hyper, k: Keys) -> None:
                 name.replace("{w}", "weight"): Rule(
                     (to.replace("{w}", "weight"),), plus_one, values=True
                 )
-                for name, to in PLAIN.items() if name.endswith("norm.{w}") and isinstance(to, str)
+                for name, to in PLAIN.items() if name.endswith("norm.{w}")
             },
             **PLAIN,
         })  # fmt: skip
@@ -331,14 +330,14 @@ def _is_reranker(h: Hyper) -> bool:
 
 def _judging_rows(x: np.ndarray, h: Hyper) -> np.ndarray:
     """The head's rows of the words yes and no."""
-    vocabulary: Any = {}
+    vocabulary = {}
     if h.folder is not None:
         model = h.folder.json("tokenizer.json", required=True).get("model")
         vocabulary = model.get("vocab") if isinstance(model, dict) else {}
     rows = [vocabulary.get(word) for word in ("yes", "no")]
     if not all(isinstance(row, int) and 0 <= row < len(x) for row in rows):
         raise ConvertError(f"{h.label}: a reranker without tokens for yes and no: {rows}")
-    return x[np.array(rows, np.int64)]
+    return x[rows]
 
 
 def _head_and_judge(x: np.ndarray, h: Hyper) -> tuple[np.ndarray, np.ndarray]:

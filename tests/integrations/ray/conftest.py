@@ -1,0 +1,49 @@
+"""Tests on a cluster of two nodes in this machine; they run where OXILLAMA_TEST_ALL is set
+(tools/test_all.sh), and need the extra `ray`.
+"""
+
+import os
+from pathlib import Path
+
+import hypothesis  # noqa: F401  # else its plugin does so at the end, beside the threads of Ray
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+MEMORY = 200 << 20  # that Ray sets aside for an engine over the embedded model
+
+# the modules import ray, which the light suite does not need
+collect_ignore_glob = [] if os.environ.get("OXILLAMA_TEST_ALL") else ["test_*.py"]
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if HERE in Path(item.path).parents:
+            item.add_marker(pytest.mark.ray)
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """Two nodes of two CPUs each, as Ray counts them, and a driver connected to them."""
+    os.environ["PYTHONPATH"] = str(ROOT)
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # of a machine with much to do
+    import ray
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 2, "object_store_memory": 80 << 20, "memory": 1 << 30}
+    made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    made.add_node(**node)
+    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture(scope="session")
+def engine():
+    """What a single process says."""
+    import oxillama
+
+    with oxillama.load(num_threads=1) as loaded:
+        yield loaded

@@ -1,0 +1,149 @@
+"""The parts that need no cluster: fingerprints, prompts, the ledger, messages, the manifest."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from oxillama import embedded_path
+from oxillama.integrations.ray import app
+from oxillama.integrations.ray import ledger as ledgers
+from oxillama.integrations.ray.fingerprint import held, page_hashes, publish, published
+from oxillama.integrations.ray.ledger import Claims, SessionLedger
+from oxillama.integrations.ray.prompts import PromptReader
+from oxillama.integrations.ray.wire import Wire, answered
+from oxillama.server import ServerConfig
+from oxillama.server.errors import ApiError
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_a_fingerprint_tells_how_much_of_a_prompt_is_stored(engine):
+    engine.clear_cache()
+    ids = [(7 * at + 3) % 2000 for at in range(100)]
+    engine.generate(ids, max_tokens=1, temperature=0)
+    known = published(publish(engine))
+    assert held(page_hashes(ids), known) == 96
+    assert held(page_hashes(ids[:50] + [1] * 50), known) == 48
+    assert held(page_hashes([1, *ids]), known) == 0
+    assert len(publish(engine, most=2)) == 12
+
+
+def test_prompts_are_read_as_the_server_reads_them(engine):
+    reader = PromptReader(ServerConfig())
+    talk = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
+    wanted = engine.tokenize(engine.render_chat(talk), add_special=False)
+    for path, body in (
+        ("/v1/chat/completions", {"messages": talk}),
+        ("/v1/messages", {"system": "Be brief.", "messages": talk[1:]}),
+        ("/api/chat", {"messages": talk}),
+        ("/api/generate", {"system": "Be brief.", "prompt": "hi"}),
+        ("/v1/responses", {"instructions": "Be brief.", "input": "hi"}),
+    ):
+        assert reader.ids(path, body) == wanted
+    assert reader.ids("/v1/completions", {"prompt": "hi"}) == engine.tokenize("hi")
+    assert reader.ids("/completion", {"prompt": [1, 2]}) == [1, 2]
+    for path, body in (
+        ("/v1/chat/completions", {"messages": 5}),
+        ("/v1/chat/completions", {"messages": talk, "model": "other"}),
+        ("/v1/embeddings", {"input": "x"}),
+    ):
+        assert reader.ids(path, body) == []
+
+
+class Handle:
+    """A ledger as a deployment's handle: methods with `remote`."""
+
+    def __init__(self, ledger):
+        self._ledger = ledger
+
+    def __getattr__(self, name):
+        method = getattr(self._ledger, name)
+        return type("Method", (), {"remote": staticmethod(method)})
+
+
+def test_a_session_is_one_replicas_at_a_time_and_saved_before_it_moves(tmp_path, monkeypatch):
+    """Invariants 1 to 3 of the ledger."""
+    alive, log = {"A", "B"}, []
+    monkeypatch.setattr(ledgers, "_lives", lambda name: name in alive)
+    monkeypatch.setattr(ledgers, "_LOOK", 0.02)
+
+    async def play():
+        ledger = SessionLedger(str(tmp_path))
+
+        def claims(name):
+            async def save(session):
+                log.append((name, session))
+
+            return Claims(
+                Handle(ledger), name, save, seconds=0.3, failed=lambda *told: log.append(told)
+            )
+
+        a, b = claims("A"), claims("B")
+        async with a.using(["ada"]):
+            assert await ledger.owners() == {"ada": "A"}
+            with pytest.raises(ApiError, match="another replica has it"):
+                async with b.using(["ada"]):
+                    pass
+            assert log == []
+            waiting = asyncio.ensure_future(_once(b, "ada"))
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+        await waiting
+        assert log == [("A", "ada")] and await ledger.owners() == {"ada": "B"}
+        assert a.names == [] and b.names == ["ada"]
+        # a ledger that begins anew knows it still; one who is gone holds nothing up
+        again = SessionLedger(str(tmp_path))
+        assert await again.owners() == {"ada": "B"}
+        alive.discard("B")
+        assert await again.claim("ada", "A", 0.0) is None
+        assert json.loads((tmp_path / "owners.json").read_text()) == {"ada": "A"}
+        await b.close()
+        await a.close()
+
+    asyncio.run(play())
+
+
+async def _once(claims, name):
+    async with claims.using([name]):
+        pass
+
+
+def test_an_answer_that_nobody_waits_for_is_ended():
+    ended = []
+
+    async def application(scope, receive, send):
+        assert (await receive())["body"] == b"body" and scope["path"] == "/x"
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        try:
+            assert (await receive())["type"] == "http.disconnect"
+        finally:
+            ended.append(True)
+
+    async def play():
+        request = Wire.of(
+            {"method": "POST", "path": "/pre/x", "root_path": "/pre", "headers": []}, b"body"
+        )
+        async for messages in answered(application, request):
+            assert messages[0]["status"] == 200
+            break
+
+    asyncio.run(play())
+    assert ended == [True]
+
+
+def test_the_manifest_is_one_that_serve_takes(tmp_path):
+    text = (ROOT / "docs" / "ray-service.yaml").read_text("utf-8")
+    service = yaml.safe_load(text)
+    assert service["kind"] == "RayService"
+    config = ServeDeploySchema.parse_obj(yaml.safe_load(service["spec"]["serveConfigV2"]))
+    (one,) = config.applications
+    assert one.import_path == "oxillama.integrations.ray:app"
+    (tmp_path / "key").write_text("secret\n")
+    here = {"model": str(embedded_path()), "api_key_file": str(tmp_path / "key")}
+    assert app({**one.args, **here, "sessions_dir": str(tmp_path)})
+    workers = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
+    assert str(workers["minReplicas"]) + "-" + str(workers["maxReplicas"]) == one.args["replicas"]

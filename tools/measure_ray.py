@@ -1,0 +1,250 @@
+#!/usr/bin/env python3
+"""What Ray costs and what routing gains, on a cluster of two nodes in this machine.
+
+    tools/measure_ray.py data [--prompts 2000] [--tokens 48] [--rounds 3]
+    tools/measure_ray.py routing [--chats 200] [--turns 5] [--at-once 8] [--rounds 2]
+
+`data`: tokens per second of a dataset over two actors of one thread, beside two bare processes with
+a core each; loading is left out of both. `routing`: milliseconds to the first token of chats over
+two replicas, by prefix and by Ray Serve's own router, first turns left out. Rounds take turns; prints
+one JSON object of medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import multiprocessing
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+os.environ["PYTHONPATH"] = str(ROOT)
+os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
+MEMORY = 200 << 20
+PORT = 18124
+WORDS = (
+    "the",
+    "fox",
+    "bird",
+    "owl",
+    "and",
+    "small",
+    "went",
+    "into",
+    "old",
+    "wood",
+    "dark",
+    "still",
+)
+
+
+def prompt(number: int) -> str:
+    """One of many short prompts."""
+    return f"Once upon a time {WORDS[number % 3 + 1]} number {number} said"
+
+
+def bare(core: int, numbers: range, tokens: int, ready: Any, go: Any, out: Any) -> None:
+    """A process of its own on one core: its half of the prompts."""
+    os.sched_setaffinity(0, {core})
+    import oxillama
+
+    with oxillama.load(num_threads=1) as engine:
+        engine.generate("warm", max_tokens=2)
+        ready.release()
+        go.wait()
+        begun = time.time()
+        requests: list[Any] = [
+            engine.submit(prompt(at), max_tokens=tokens, temperature=0, ignore_eos=True)
+            for at in numbers
+        ]
+        count = sum(len(each.result().tokens) for each in requests)
+        out.put((begun, time.time(), count))
+
+
+def two_bare(prompts: int, tokens: int) -> float:
+    """Tokens per second of two processes together."""
+    context = multiprocessing.get_context("spawn")
+    ready, go, out = context.Semaphore(0), context.Event(), context.Queue()
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    halves = (range(0, prompts, 2), range(1, prompts, 2))
+    processes = [
+        context.Process(target=bare, args=(core, half, tokens, ready, go, out))
+        for core, half in zip(cores, halves)
+    ]
+    for each in processes:
+        each.start()
+    for _ in processes:
+        ready.acquire()
+    go.set()
+    found = [out.get() for _ in processes]
+    for each in processes:
+        each.join()
+    return rate(found)
+
+
+def rate(found: list[tuple[float, float, int]]) -> float:
+    """Tokens per second from the first beginning to the last end."""
+    return sum(each[2] for each in found) / (max(x[1] for x in found) - min(x[0] for x in found))
+
+
+def over_ray(prompts: int, tokens: int, batch: int) -> float:
+    """Tokens per second of a dataset over two actors."""
+    import ray
+
+    from oxillama.integrations.ray import OxillamaProcessorConfig, build_processor
+
+    config = OxillamaProcessorConfig(concurrency=2, batch_size=batch, memory=MEMORY)
+
+    def asked(row: dict[str, Any]) -> dict[str, Any]:
+        params = {"max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+        return {"prompt": row["prompt"], "begun": time.time(), "sampling_params": params}
+
+    def said(row: dict[str, Any]) -> dict[str, Any]:
+        return {"begun": row["begun"], "ended": time.time(), "n": row["num_generated_tokens"]}
+
+    rows = ray.data.from_items([{"prompt": prompt(at)} for at in range(prompts)])
+    rows = rows.repartition(32).materialize()
+    found = build_processor(config, asked, said)(rows).take_all()
+    assert len(found) == prompts
+    return rate([(row["begun"], row["ended"], int(row["n"])) for row in found])
+
+
+def data(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Both, in turns."""
+    found: dict[str, list[float]] = {"bare": [], "ray": []}
+    for _ in range(arguments.rounds):
+        found["bare"].append(two_bare(arguments.prompts, arguments.tokens))
+        found["ray"].append(over_ray(arguments.prompts, arguments.tokens, arguments.batch))
+        print(json.dumps(found), file=sys.stderr, flush=True)
+    ratios = [ray / one for ray, one in zip(found["ray"], found["bare"])]
+    return {
+        **{name: round(statistics.median(each), 1) for name, each in found.items()},
+        "ratio": round(statistics.median(ratios), 3),
+        "ratios": [round(each, 3) for each in ratios],
+    }
+
+
+def turn(chat: int, number: int) -> str:
+    """What a user says: some 150 tokens that no other chat has."""
+    said = [WORDS[(chat * 7 + number * 3 + at * (chat % 5 + 1)) % len(WORDS)] for at in range(110)]
+    return f"Chat {chat}, part {number}: " + " ".join(said)
+
+
+async def chats(arguments: argparse.Namespace) -> tuple[float, float]:
+    """(mean milliseconds to the first token, share of the prompts' tokens found in the cache), of
+    all turns but the first.
+    """
+    import httpx
+
+    firsts: list[float] = []
+    cached = size = 0
+    talks: list[list[dict[str, str]]] = [[] for _ in range(arguments.chats)]
+    gate = asyncio.Semaphore(arguments.at_once)
+    limits = httpx.Limits(max_connections=arguments.at_once)
+    url = f"http://127.0.0.1:{PORT}/v1/chat/completions"
+    async with httpx.AsyncClient(timeout=300, limits=limits) as client:
+
+        async def one(chat: int, number: int) -> None:
+            nonlocal cached, size
+            talks[chat].append({"role": "user", "content": turn(chat, number)})
+            body = {
+                "messages": talks[chat],
+                "max_tokens": 4,
+                "temperature": 0,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+            text, first = "", 0.0
+            async with gate:
+                begun = time.perf_counter()
+                async with client.stream("POST", url, json=body) as got:
+                    async for line in got.aiter_lines():
+                        first = first or time.perf_counter() - begun
+                        if not line.startswith("data: {"):
+                            continue
+                        event = json.loads(line[6:])
+                        for choice in event["choices"]:
+                            text += choice["delta"].get("content") or ""
+                        usage = event.get("usage")
+            talks[chat].append({"role": "assistant", "content": text})
+            if number:
+                firsts.append(first)
+                cached += usage["prompt_tokens_details"]["cached_tokens"]
+                size += usage["prompt_tokens"]
+
+        for number in range(arguments.turns):
+            await asyncio.gather(*(one(chat, number) for chat in range(arguments.chats)))
+    return 1e3 * statistics.mean(firsts), cached / size
+
+
+def routing(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Both routers, in turns, each over replicas that know nothing yet."""
+    from ray import serve
+
+    from oxillama.integrations.ray import build_app
+
+    serve.start(http_options={"host": "127.0.0.1", "port": PORT})
+    found: dict[str, list[tuple[float, float]]] = {"prefix": [], "serve": []}
+    for _ in range(arguments.rounds):
+        for name in found:
+            made = build_app(
+                replicas=2,
+                memory=MEMORY,
+                prefix_routing=name == "prefix",
+                server={"log_requests": False},
+            )
+            serve.run(made, name="measured", route_prefix="/")
+            found[name].append(asyncio.run(chats(arguments)))
+            serve.delete("measured")
+            print(json.dumps(found), file=sys.stderr, flush=True)
+    serve.shutdown()
+    firsts = {name: statistics.median(each[0] for each in rounds) for name, rounds in found.items()}
+    return {
+        "first_token_ms": {name: round(each, 1) for name, each in firsts.items()},
+        "cached": {name: round(rounds[-1][1], 3) for name, rounds in found.items()},
+        "ratio": round(firsts["serve"] / firsts["prefix"], 2),
+    }
+
+
+def main() -> None:
+    """Measure one of them."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    commands = parser.add_subparsers(required=True)
+    one = commands.add_parser("data")
+    one.add_argument("--prompts", type=int, default=2000)
+    one.add_argument("--tokens", type=int, default=48)
+    one.add_argument("--batch", type=int, default=64)
+    one.add_argument("--rounds", type=int, default=3)
+    one.set_defaults(measure=data)
+    other = commands.add_parser("routing")
+    other.add_argument("--chats", type=int, default=200)
+    other.add_argument("--turns", type=int, default=5)
+    other.add_argument("--at-once", type=int, default=8)
+    other.add_argument("--rounds", type=int, default=2)
+    other.set_defaults(measure=routing)
+    arguments = parser.parse_args()
+    import ray
+    from ray.cluster_utils import Cluster
+
+    node: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    cluster.add_node(**node)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    try:
+        print(json.dumps(arguments.measure(arguments)))
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main()
