@@ -9,13 +9,14 @@ cdef class Emission(Networks):
     cdef readonly int symbols, width                     # token symbols; 256 + symbols
     cdef object deferred                                 # rules that are written when they are first called
     cdef list bodies                                     # these only while building, or while rules are deferred
-    cdef dict inner, bodies_seen, weights, utf8_cache, uses
+    cdef dict inner, bodies_seen, weights, uses
     cdef list families                                   # of distinct words: how a language goes on without some words
     cdef Ints scopes                                     # registers: where their numbers begin, see pushdown.pyx
     cdef dict scope_at
     cdef bint counting                                   # some register only counts
     cdef bint distinct                                   # some rule calls for distinct words
     cdef dict tails                                      # (tail, b): the state from which exactly this tail of byte ranges leads to b
+    cdef dict heads                                      # (ranges beyond ASCII, b): the edges that such a class begins with
     cdef int build(self, list rules, int symbols, names, Py_ssize_t max_states, deferred) except -1
     cdef Py_ssize_t _inner(self, Py_ssize_t index, rules) except -1
     cdef Py_ssize_t _number(self, body) except -1

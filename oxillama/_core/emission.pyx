@@ -10,6 +10,8 @@ from oxillama._core.sequences cimport drop, put, reserve
 
 from oxillama.errors import GrammarError
 
+import functools
+
 cpdef enum:                 # kinds of nodes
     LITERAL
     CLASS
@@ -31,6 +33,7 @@ cdef enum:
     OPEN_COUNT = (1 << 30) + 1
 
 
+@functools.lru_cache(maxsize=1 << 12)
 def utf8_sequences(ranges):
     """The byte-range sequences that spell the code points in `ranges` ((low, high) pairs) as UTF-8; surrogates have no spelling."""
     out = []
@@ -39,7 +42,7 @@ def utf8_sequences(ranges):
             a, b = max(low, first), min(high, last)
             if a <= b:
                 _split_utf8(a, b, out)
-    return out
+    return tuple(out)
 
 
 def _split_utf8(a, b, out):
@@ -103,14 +106,14 @@ cdef class Emission(Networks):
         self.width = 256 + symbols
         self.max_states = max_states
         self.deferred = deferred
-        self.weights, self.utf8_cache, self.bodies_seen, self.uses = {}, {}, {}, {0: 2}
+        self.weights, self.bodies_seen, self.uses = {}, {}, {0: 2}
         self.bodies, self.outer, self.inner, self.families, self.scope_at = [], [], {}, [], {}
         for i in range(len(rules)):
             self._inner(i, rules)
         self._count_uses(self.bodies)
         self._grow(-1, names)
         if deferred is None and not self.distinct:
-            self.bodies = self.weights = self.utf8_cache = self.uses = self.bodies_seen = self.outer = self.inner = None
+            self.bodies = self.weights = self.uses = self.bodies_seen = self.outer = self.inner = None
         return 0
 
     cdef Py_ssize_t _inner(self, Py_ssize_t index, rules) except -1:
@@ -395,26 +398,42 @@ cdef class Emission(Networks):
 
     cdef int _emit_class(self, ranges, int32_t a, int32_t b) except -1:
         """One code point out of `ranges`; common tails of byte ranges are shared."""
-        cdef int32_t s, t
-        cdef Py_ssize_t i
-        if len(ranges) == 1 and ranges[0][1] < 0x80:
-            return self._bytes(a, ranges[0][0], ranges[0][1], b)
-        sequences = self.utf8_cache.get(ranges)
-        if sequences is None:
-            sequences = self.utf8_cache[ranges] = utf8_sequences(ranges)
-        for sequence in sequences:
-            t = b
-            for i in range(len(sequence) - 1, 0, -1):
-                tail = (sequence[i:], b)
-                known = self.tails.get(tail)
-                if known is None:
-                    s = self._state()
-                    self._bytes(s, sequence[i][0], sequence[i][1], t)
-                    self.tails[tail] = s
-                    t = s
-                else:
-                    t = known
-            self._bytes(a, sequence[0][0], sequence[0][1], t)
+        cdef int32_t s, t, low, high
+        cdef Py_ssize_t i, k = 0, n = len(ranges)
+        cdef list heads
+        while k < n:                              # the ASCII part: an edge each
+            low, high = ranges[k]
+            if high >= 0x80:
+                break
+            self._bytes(a, low, high, b)
+            k += 1
+        if k == n:
+            return 0
+        low, high = ranges[k]
+        if low < 0x80:
+            self._bytes(a, low, 0x7F, b)
+            ranges = ((0x80, high), *ranges[k + 1:])
+        elif k:
+            ranges = ranges[k:]
+        heads = self.heads.get((ranges, b))       # names differ in their ASCII letters: what lies beyond is mostly the same
+        if heads is None:
+            heads = []
+            for sequence in utf8_sequences(ranges):
+                t = b
+                for i in range(len(sequence) - 1, 0, -1):
+                    tail = (sequence[i:], b)
+                    known = self.tails.get(tail)
+                    if known is None:
+                        s = self._state()
+                        self._bytes(s, sequence[i][0], sequence[i][1], t)
+                        self.tails[tail] = s
+                        t = s
+                    else:
+                        t = known
+                heads.append((sequence[0][0], sequence[0][1], t))
+            self.heads[(ranges, b)] = heads
+        for low, high, t in heads:
+            self._bytes(a, low, high, t)
         return 0
 
     cdef int _emit_repeat(self, body, Py_ssize_t least, Py_ssize_t most, int32_t a, int32_t b, int depth) except -1:
@@ -466,7 +485,7 @@ cdef class Emission(Networks):
         cdef Py_ssize_t i, k
         cdef Marks old = self._marks()
         cdef list fresh = []
-        self.tails = {}
+        self.tails, self.heads = {}, {}
         if rule < 0:
             i = 0
             while i < len(self.bodies):           # repeats append bodies while we go
@@ -489,7 +508,7 @@ cdef class Emission(Networks):
             k += 4
             if i >= 0 and self.bodies[i] is not None and self.rule_start.data[i] < 0:
                 self._emit_rule(i, fresh)
-        self.tails = None
+        self.tails = self.heads = None
         return self.settle(fresh, old, names)
 
     cdef int _emit_rule(self, Py_ssize_t rule, list fresh) except -1:

@@ -22,8 +22,10 @@ from oxillama.grammar.nodes import (
     SEQUENCE,
     Ranges,
     choice,
+    complement,
     intersect,
     literal,
+    merge,
     repeat,
     rule,
     seq,
@@ -70,6 +72,8 @@ class Emitter:
         self.numbers: dict = {}
         self.todo: list = []
         self.spelled: dict = {}
+        self.letters: dict[str, tuple] = {}
+        self.others: dict[tuple[str, ...], tuple] = {}
         self.classes: dict = {}
         self.languages: list[Dfa] = []
         self.automaton_states = 0
@@ -89,6 +93,8 @@ class Emitter:
         self.colon = seq(self.spelling.space, literal(":"), self.spelling.space)
         self.comma = seq(self.spelling.space, literal(","), self.spelling.space)
         self.settle()
+        # what was put off splits into few cases, each of its own, whenever it is written
+        self.expander.most_steps = 1 << 60
         for index in endless(self.rules, self.needs):
             self.rules[index] = NEVER
             self.lazy[index] = 0
@@ -159,6 +165,20 @@ class Emitter:
                 *([(CLASS, plain)] if plain else []),
                 *([rule(self.number(("escape", rest)))] if rest else []),
             )
+        return known
+
+    def spell_letter(self, letter: str) -> tuple:
+        """One letter."""
+        known = self.letters.get(letter)
+        if known is None:
+            known = self.letters[letter] = self.spell(((ord(letter), ord(letter)),))
+        return known
+
+    def spell_others(self, letters: tuple[str, ...]) -> tuple:
+        """One character that is none of these letters."""
+        known = self.others.get(letters)
+        if known is None:
+            known = self.others[letters] = self.spell(_all_but(letters))
         return known
 
     def body(self, key) -> tuple:
@@ -369,3 +389,8 @@ def _spellable(ranges: Ranges, escaped: Ranges) -> tuple[Ranges, Ranges]:
     letters from schema to schema.
     """
     return intersect(ranges, sp.PLAIN), intersect(ranges, escaped)
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _all_but(letters: tuple[str, ...]) -> Ranges:
+    return complement(merge((ord(c), ord(c)) for c in letters))

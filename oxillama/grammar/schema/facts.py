@@ -33,6 +33,7 @@ class Expander:
         self.memo: dict[frozenset, list[Facts]] = {}
         self.working: set[frozenset] = set()
         self.scopes = self.steps = 0
+        self.most_steps = MAX_STEPS
 
     def cases(self, literals: frozenset) -> list[Facts]:
         """The cases of a conjunction; no cases: nothing satisfies it."""
@@ -69,7 +70,7 @@ class Expander:
         while stack:
             facts = stack.pop()
             self.steps += 1
-            if self.steps > MAX_STEPS:
+            if self.steps > self.most_steps:
                 raise GrammarError(
                     f"schema {self.where(min(literals)[0])}: takes more than {MAX_STEPS} steps to split into cases"
                 )

@@ -21,11 +21,8 @@ from oxillama.grammar.nodes import (
     REGISTER,
     ROOM,
     TAKE,
-    Ranges,
     choice,
-    complement,
     literal,
-    merge,
     repeat,
     rule,
     seq,
@@ -327,28 +324,16 @@ def names_but(em, known: Set[str]) -> tuple:
                 children.append({})
             at = children[at][c]
         ends[at] = True
-    # own: a letter's node; others: that of all letters but these
     states: list[tuple] = []
-    own: dict[str, tuple] = {}
-    others: dict[tuple[str, ...], tuple] = {}
     last = len(children)
     for at, follow in enumerate(children):
-        letters = tuple(follow) if len(follow) == 1 else tuple(sorted(follow))
-        if letters not in others:
-            others[letters] = em.spell(_all_but(letters))
-            own.update(
-                (c, em.spell(((ord(c), ord(c)),)))
-                for c in letters
-                if c not in own and not "\ud800" <= c <= "\udfff"
-            )
         # a surrogate alone has no spelling
-        edges = [(own[c], target) for c, target in follow.items() if c in own]
-        edges.append((others[letters], last))
+        edges = [
+            (em.spell_letter(c), target)
+            for c, target in follow.items()
+            if not "\ud800" <= c <= "\udfff"
+        ]
+        edges.append((em.spell_others(tuple(sorted(follow))), last))
         states.append((not ends.get(at, False), tuple(edges)))
     states.append((True, ((em.block("key-char"), last),)))
     return seq(literal('"'), (NETWORK, 0, tuple(states)), literal('"'))
-
-
-@functools.lru_cache(maxsize=1 << 12)
-def _all_but(letters: tuple[str, ...]) -> Ranges:
-    return complement(merge((ord(c), ord(c)) for c in letters))

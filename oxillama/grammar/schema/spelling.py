@@ -119,6 +119,7 @@ def _coded(ranges: Ranges) -> tuple:
     return seq(literal("\\u"), choice(*units))
 
 
+@functools.cache
 def whitespace() -> tuple:
     """llama.cpp's convention: no space, one space, or one or two line breaks with an indentation."""
     return choice(
@@ -126,6 +127,7 @@ def whitespace() -> tuple:
     )
 
 
+@functools.cache
 def any_character() -> tuple:
     """Any character of an unconstrained string, in every way JSON allows."""
     return choice(

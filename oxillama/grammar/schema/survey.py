@@ -13,16 +13,25 @@ from oxillama.grammar.nodes import CHOICE, CLASS, FRESH, NETWORK, REGISTER, REPE
 from oxillama.grammar.schema.arrays import item_at
 from oxillama.grammar.schema.case import Facts
 from oxillama.grammar.schema.document import FALSE, TRUE, TYPES
+from oxillama.grammar.schema.formats import FORMATS
 from oxillama.grammar.schema.keywords import APPLY
 
-SCALARS = ("string", "number", "integer", "boolean", "null")
+# By type, the keywords that a look at the schema is enough for.
 GLANCED = {
-    "object": {"type", "properties", "required", "additionalProperties"},
-    "array": {"type", "items"},
-    **{name: {"type"} for name in SCALARS},
+    "object": {"properties", "required", "additionalProperties"},
+    "array": {"items", "minItems", "maxItems"},
+    "string": {"minLength", "maxLength", "format"},
+    "number": {"minimum", "maximum"},
+    "integer": {"minimum", "maximum"},
+    "boolean": set(),
+    "null": set(),
 }
+ALL = list(TYPES)
 # declared properties or prefix items: more are written at once, under the limits of their networks
 MANY = 2000
+# branches of an `anyOf` or `oneOf`, with those inside them, that are looked at one by one, and how
+# deep such stand in each other
+BRANCHES, NESTED = 100, 8
 
 Needs = list[list[int]]
 
@@ -41,39 +50,125 @@ def survey(em, key: frozenset) -> Needs | None:
     return out or None
 
 
-def glance(em, key: frozenset) -> Needs | None:
-    """The needs of a plain schema (a type with properties or items, possibly behind references),
-    without expanding it.
+def glance(em, key: frozenset, depth: int = 0) -> Needs | None:
+    """The needs of a plain schema (a type with what is in `GLANCED`, listed strings, a choice of
+    plain schemas, possibly behind references), without expanding it.
     """
+    if not key:
+        em.number(key)
+        return [[]]
     if len(key) != 1:
         return None
     ((node, sign),) = key
-    document = em.document
-    schema = document.keywords(node)
-    for _ in range(8):
-        if "$ref" not in schema:
-            break
-        if any(k in APPLY and k != "$ref" for k in schema):
-            return None
-        node, truth = document.resolve(node, schema["$ref"])
-        sign = sign and truth
-        if not (node and sign):
-            return None
-        schema = document.keywords(node)
-    kind = schema.get("type")
-    allowed = GLANCED.get(kind) if isinstance(kind, str) else None
-    if not sign or allowed is None or any(k in APPLY and k not in allowed for k in schema):
+    node, sign = plain(em, node, sign)
+    if not (node and sign):
         return None
-    if kind == "object":
-        return glance_object(em, schema)
-    if kind == "array":
-        items = schema.get("items", True)
-        if not isinstance(items, (dict, bool)):
+    schema = em.document.keywords(node)
+    applied = [k for k in schema if k in APPLY]
+    if len(applied) == 1 and applied[0] in ("anyOf", "oneOf"):
+        return glance_choice(em, schema[applied[0]], applied[0] == "oneOf", depth)
+    types = types_of(schema)
+    if types is None:
+        return None
+    applied = [k for k in applied if k != "type"]
+    if "enum" in schema:
+        listed = schema["enum"]
+        good = listed and "string" in types and all(isinstance(v, str) for v in listed)
+        return [[]] if good and len(applied) == 1 and all(map(_writable, listed)) else None
+    if not set(applied) <= set().union(*(GLANCED[kind] for kind in types)):
+        return None
+    out: Needs = []
+    for kind in types:
+        needs: Needs | None = [[]]
+        if kind == "object":
+            needs = glance_object(em, schema)
+        elif kind == "array":
+            needs = glance_array(em, schema)
+        elif applied and not glance_scalar(kind, schema):
             return None
-        literal = document.literal(items)
-        if literal != FALSE:
-            em.number(frozenset([literal] if literal != TRUE else ()))
-    return [[]]
+        if needs is None:
+            return None
+        out += needs
+    return out
+
+
+def plain(em, node: int, sign: bool) -> tuple[int, bool]:
+    """What stands behind references that have nothing beside them."""
+    for _ in range(8):
+        schema = em.document.keywords(node) if node else {}
+        if "$ref" not in schema or any(k in APPLY and k != "$ref" for k in schema):
+            break
+        node, truth = em.document.resolve(node, schema["$ref"])
+        sign = sign == truth
+    return node, sign
+
+
+def types_of(schema: dict) -> list[str] | None:
+    """The types that a schema names, all of them if it names none; None where one is no type."""
+    kinds = schema.get("type", ALL)
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    good = kinds and all(isinstance(kind, str) and kind in GLANCED for kind in kinds)
+    return kinds if good else None
+
+
+def glance_choice(em, branches, apart: bool, depth: int) -> Needs | None:
+    """The needs of plain branches; where they must be apart, each has types of its own."""
+    if not isinstance(branches, list) or len(branches) > BRANCHES or depth == NESTED:
+        return None
+    out: Needs = []
+    seen: set[str] = set()
+    for branch in branches:
+        if not isinstance(branch, dict):
+            return None
+        literal = em.document.literal(branch)
+        if apart:
+            node, sign = plain(em, *literal)
+            types = types_of(em.document.keywords(node)) if node and sign else None
+            own = {"number" if kind == "integer" else kind for kind in types or ()}
+            if not own or not own.isdisjoint(seen):
+                return None
+            seen |= own
+        needs = glance(em, frozenset((literal,)), depth + 1)
+        if needs is None:
+            return None
+        out += needs
+        if len(out) > BRANCHES:
+            return None
+    return out or None
+
+
+def glance_scalar(kind: str, schema: dict) -> bool:
+    """Whether the bounds of a string or number are plain and leave values between them."""
+    if kind == "string":
+        low, high = schema.get("minLength", 0), schema.get("maxLength")
+        if schema.get("format") in FORMATS:
+            return not low and high is None
+    elif kind in ("number", "integer"):
+        low, high = schema.get("minimum"), schema.get("maximum")
+        if isinstance(schema.get("exclusiveMinimum"), bool) or isinstance(
+            schema.get("exclusiveMaximum"), bool
+        ):
+            return False
+    else:
+        return True
+    if not all(bound is None or type(bound) is int for bound in (low, high)):
+        return False
+    return low is None or high is None or high - low > 2
+
+
+def glance_array(em, schema: dict) -> Needs | None:
+    items, least, most = (
+        schema.get("items", True),
+        schema.get("minItems", 0),
+        schema.get("maxItems"),
+    )
+    if not isinstance(items, (dict, bool)) or not (type(least) is int and type(most or 0) is int):
+        return None
+    literal = em.document.literal(items)
+    if literal == FALSE or most == 0 or (most is not None and least > most):
+        return [[]] if least == 0 else None
+    child = em.number(frozenset([literal] if literal != TRUE else ()))
+    return [[child] if least else []]
 
 
 def glance_object(em, schema: dict) -> Needs | None:
@@ -138,7 +233,7 @@ def _object(em, facts: Facts) -> Needs | None:
     if (
         facts.names
         or facts.extras
-        or facts.owed
+        or any(must or must_not or names for _, must, must_not, _, names in facts.owed)
         or facts.max_properties is not None
         or facts.min_properties > len(facts.required)
         or any(patterns for _, patterns, _ in facts.objects)
@@ -160,9 +255,18 @@ def _object(em, facts: Facts) -> Needs | None:
         if name in facts.required:
             must.append(child)
     rest = {rest for _, _, rest in facts.objects}
-    if FALSE not in rest and not any((node, not sign) in rest for node, sign in rest if node):
+    if not contradicts(rest):
         em.number(frozenset(rest - {TRUE}))
+    for *_, value, _ in facts.owed:
+        if contradicts({value, *rest}):
+            return []
+        must.append(em.number(frozenset({value, *rest} - {TRUE})))
     return [must]
+
+
+def contradicts(literals: set) -> bool:
+    """Whether literals exclude each other at first sight."""
+    return FALSE in literals or any((node, not sign) in literals for node, sign in literals if node)
 
 
 def _array(em, facts: Facts) -> Needs | None:
