@@ -9,6 +9,7 @@ text, and lookahead as edges that add an obligation (another automaton that the 
 must satisfy). `Nfa.determinise` turns all that into a `Dfa`.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -30,14 +31,15 @@ class Dfa:
     next state, -1 where there is none.
     """
 
-    __slots__ = ("symbols", "moves", "accepts", "start", "_known", "_live")
+    __slots__ = ("symbols", "moves", "accepts", "start", "_known", "_ranges", "_live")
 
     def __init__(self, symbols: list[Ranges], moves, accepts, start: int = 0):
         self.symbols, self.start = symbols, start
         self.moves = np.asarray(moves, np.int32).reshape(len(moves), len(symbols))
         self.accepts = np.asarray(accepts, np.uint8)
-        # symbol by code point, for `accepts_text`
-        self._known: dict[str, int] | None = None
+        # for `accepts_text`: symbol by code point, and all ranges with their symbols
+        self._known: dict[str, int] = {}
+        self._ranges: list[tuple[int, int, int]] | None = None
         # whether any text is accepted, once known
         self._live: bool | None = None
 
@@ -89,21 +91,16 @@ class Dfa:
 
     def accepts_text(self, text: str) -> bool:
         """Whether the text is in the language."""
-        if self._known is None:
-            self._known = {}
-        at, known = self.start, self._known
+        if self._ranges is None:
+            self._ranges = sorted(
+                (a, b, k) for k, ranges in enumerate(self.symbols) for a, b in ranges
+            )
+        at, known, ranges = self.start, self._known, self._ranges
         for c in text:
             k = known.get(c)
             if k is None:
-                code = ord(c)
-                k = known[c] = next(
-                    (
-                        k
-                        for k, ranges in enumerate(self.symbols)
-                        if any(a <= code <= b for a, b in ranges)
-                    ),
-                    -1,
-                )
+                i = bisect_right(ranges, (ord(c), END, END)) - 1
+                k = known[c] = ranges[i][2] if i >= 0 and ord(c) <= ranges[i][1] else -1
             at = int(self.moves[at, k]) if k >= 0 else -1
             if at < 0:
                 return False
@@ -357,11 +354,16 @@ def _pair_symbols(a: list[Ranges], b: list[Ranges]) -> list[tuple[Ranges, int, i
         at = max(at, min(low_x, low_y))
         in_x, in_y = low_x <= at, low_y <= at
         stop = min(high_x if in_x else low_x - 1, high_y if in_y else low_y - 1)
-        out.setdefault((x if in_x else -1, y if in_y else -1), []).append((at, stop))
+        # in ascending order and without surrogates, as both partitions are
+        ranges = out.setdefault((x if in_x else -1, y if in_y else -1), [])
+        if ranges and ranges[-1][1] + 1 == at:
+            ranges[-1] = (ranges[-1][0], stop)
+        else:
+            ranges.append((at, stop))
         at = stop + 1
         i += high_x < at
         j += high_y < at
-    return [(merge(ranges), i, j) for (i, j), ranges in out.items()]
+    return [(tuple(ranges), i, j) for (i, j), ranges in out.items()]
 
 
 def partition(sets: Iterable[Ranges]) -> list[tuple[Ranges, frozenset[int]]]:

@@ -113,7 +113,8 @@ class Document:
         self.keep: list = []
         self.resolved: dict[tuple[str, str], tuple[int, bool]] = {}
         self.listed: dict[tuple[int, str], set] = {}
-        self.well_formed: set[int] = set()
+        # what `keywords` gives, once looked at
+        self.effective: dict[int, dict] = {}
         self.drafts: list[int] = [2020]
         for uri, schema in (resources or {}).items():
             self._index(schema, f"{uri}#", uri, _draft(schema, _draft(root, 2020)))
@@ -169,19 +170,24 @@ class Document:
             if isinstance(schema.get("$dynamicAnchor"), str):
                 anchor = schema["$dynamicAnchor"]
                 self.dynamic[anchor] = -1 if anchor in self.dynamic else number
-            alone = draft < 2019 and "$ref" in schema
-            for key in ("definitions", "$defs") if alone else schema:
-                if key not in HOLDING:
+            if draft < 2019 and "$ref" in schema:
+                held = schema.keys() & ("definitions", "$defs")
+            else:
+                held = schema.keys() & HOLDING
+            for key in schema if len(held) > 1 else held:
+                if key not in held:
                     continue
-                value, at = schema.get(key), f"{pointer}/{key}"
+                value, at = schema[key], f"{pointer}/{key}"
                 if key in MAPS and isinstance(value, dict):
                     todo.extend(
-                        (v, f"{at}/{escape(k)}", base, draft)
-                        for k, v in value.items()
-                        if not isinstance(v, list)
+                        [
+                            (v, f"{at}/{escape(k)}", base, draft)
+                            for k, v in value.items()
+                            if not isinstance(v, list)
+                        ]
                     )
                 elif key in LISTS and isinstance(value, list):
-                    todo.extend((v, f"{at}/{i}", base, draft) for i, v in enumerate(value))
+                    todo.extend([(v, f"{at}/{i}", base, draft) for i, v in enumerate(value)])
                 elif key in SINGLES and isinstance(value, (dict, bool)):
                     todo.append((value, at, base, draft))
 
@@ -210,9 +216,8 @@ class Document:
             return self.synthetic({"not": True}, "")
         if not isinstance(schema, dict):
             raise GrammarError(f"schema: {kind_of(schema)} found, an object or a boolean wanted")
-        return (
-            self.numbers[id(schema)] if id(schema) in self.numbers else self.synthetic(schema, "")
-        )
+        known = self.numbers.get(id(schema))
+        return known if known is not None else self.synthetic(schema, "")
 
     def synthetic(self, schema: dict, pointer: str, base: str = "") -> int:
         """A node for a schema that is not in the document's text."""
@@ -223,16 +228,19 @@ class Document:
         """The keywords that count: before 2019-09, siblings of `$ref` are ignored. Raises for
         values that mean nothing.
         """
+        known = self.effective.get(node)
+        if known is not None:
+            return known
         schema = self.schemas[node]
         if self.drafts[node] < 2019 and isinstance(schema.get("$ref"), str):
-            return {"$ref": schema["$ref"]}
-        if node and node not in self.well_formed:
+            schema = {"$ref": schema["$ref"]}
+        elif node:
             for keyword, value in schema.items():
                 if keyword in WELL_FORMED and not WELL_FORMED[keyword](value):
                     raise GrammarError(
                         f"schema {self.pointers[node] or '/'}: keyword {keyword!r}: malformed value {str(value)[:80]!r}"
                     )
-            self.well_formed.add(node)
+        self.effective[node] = schema
         return schema
 
     def several(self, keyword: str, reference: str) -> str:
@@ -336,6 +344,7 @@ class Document:
         """
         out: dict[int, list[int]] = {}
         reached, todo = set(), [self.root] if self.root else []
+        numbers = self.numbers
         while todo:
             node = todo.pop()
             if node in reached:
@@ -345,29 +354,21 @@ class Document:
             if not BESIDE.isdisjoint(schema) and (targets := self._beside(node, schema)):
                 out[node] = targets
                 todo += targets
-            for key, value in schema.items():
-                if key not in HOLDING:
-                    continue
-                subs: Iterable
+            for key in schema.keys() & HOLDING:
+                value = schema[key]
+                subs: Iterable = ()
                 if key in MAPS:
-                    subs = (
-                        value.values()
-                        if isinstance(value, dict) and key not in ("$defs", "definitions")
-                        else ()
-                    )
-                else:
-                    subs = (
-                        value
-                        if isinstance(value, list) and key in LISTS
-                        else (value,)
-                        if key in SINGLES
-                        else ()
-                    )
-                todo += [
-                    self.numbers[id(sub)]
-                    for sub in subs
-                    if isinstance(sub, dict) and id(sub) in self.numbers
-                ]
+                    if isinstance(value, dict) and key not in ("$defs", "definitions"):
+                        subs = value.values()
+                elif key in LISTS and isinstance(value, list):
+                    subs = value
+                elif key in SINGLES:
+                    subs = (value,)
+                for sub in subs:
+                    if isinstance(sub, dict):
+                        found = numbers.get(id(sub))
+                        if found is not None and found not in reached:
+                            todo.append(found)
         return out
 
     def _beside(self, node: int, schema: dict) -> list[int]:
@@ -420,4 +421,4 @@ def _draft(root, otherwise: int) -> int:
 
 def escape(key: str) -> str:
     """A key as a JSON pointer part."""
-    return key.replace("~", "~0").replace("/", "~1")
+    return key.replace("~", "~0").replace("/", "~1") if "~" in key or "/" in key else key

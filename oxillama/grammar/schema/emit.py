@@ -74,6 +74,8 @@ class Emitter:
         self.spelled: dict = {}
         self.letters: dict[str, tuple] = {}
         self.others: dict[tuple[str, ...], tuple] = {}
+        # classes of names: all of them, and without the known ones
+        self.splits: dict = {}
         self.classes: dict = {}
         self.languages: list[Dfa] = []
         self.automaton_states = 0

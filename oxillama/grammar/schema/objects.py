@@ -9,7 +9,7 @@ demand must be met by one of them, their names are distinct.
 
 import functools
 import json
-from collections.abc import Set
+from collections.abc import Callable, Set
 
 from oxillama.errors import GrammarError
 from oxillama.grammar.nodes import (
@@ -211,7 +211,7 @@ def further(
     )
     out: list[tuple] = []
     total: int | None = 0
-    for matched, quoted, count in name_classes(
+    for matched, make in name_classes(
         em, facts, known | excluded, sources, (*facts.names, *names), distinct
     ):
         if any(s not in matched for s in must) or any(s in matched for s in must_not):
@@ -221,26 +221,37 @@ def further(
             child.update([lit for source, lit in patterns if source in matched] or [rest])
         if FALSE in child or any((node, not sign) in child for node, sign in child if node):
             continue
+        made = make()
+        if made is None:
+            continue
+        quoted, count = made
         total = None if total is None or count is None else total + count
         out.append(seq(quoted, em.colon, em.ref(frozenset(child - {TRUE}))))
     return choice(*out), total
 
 
+Names = tuple[tuple, int | None] | None  # the node of some quoted names, how many (None: not known)
+
+
 def name_classes(
     em, facts: Facts, known: set[str], sources: list[str], names: tuple, distinct: bool
-):
-    """Triples of (patterns matched, node of the quoted names, their number or None) that split all
-    names but the known ones.
+) -> list[tuple[frozenset, Callable[[], Names]]]:
+    """Classes that split all names but the known ones: which patterns they match, and what makes
+    their node (None where there are no such names).
     """
     quote = literal('"')
     closed = any(rest == FALSE for _, _, rest in facts.objects)
     if not sources and not names:
         if closed:
             return []
-        node = rule(em.number(("names", frozenset(known))))
-        if distinct:
-            node = (FRESH, node, lambda words: em.inlined(names_but(em, known | texts(words))))
-        return [(frozenset(), node, None)]
+
+        def any_name() -> Names:
+            node = rule(em.number(("names", frozenset(known))))
+            if distinct:
+                node = (FRESH, node, lambda words: em.inlined(names_but(em, known | texts(words))))
+            return node, None
+
+        return [(frozenset(), any_name)]
     if (
         len(sources) == 1
         and not names
@@ -250,26 +261,26 @@ def name_classes(
     ):
         found = parse_regex(sources[0]).search_node(em.spell, repeat(em.block("key-char")))
         if found is not None:
-            return [(frozenset(sources), seq(quote, found, quote), None)]
-    key = (frozenset(known), tuple(sources), frozenset(names))
-    if key not in em.classes:
-        em.classes[key] = [
-            (matched, dfa, em.language_block(dfa))
-            for matched, dfa in split_names(em, known, sources, names)
-        ]
-    if not distinct:
-        return [(matched, node, None) for matched, _, node in em.classes[key]]
-    out = []
-    for matched, dfa, node in em.classes[key]:
+            return [(frozenset(sources), lambda: (seq(quote, found, quote), None))]
+
+    def of_class(matched: frozenset, names_dfa: Dfa) -> Names:
+        key = (frozenset(known), matched, tuple(sources), frozenset(names))
+        if key not in em.classes:
+            dfa = without_words(names_dfa, known)
+            em.classes[key] = None if dfa.empty else (dfa, em.language_block(dfa))
+        if em.classes[key] is None:
+            return None
+        dfa, node = em.classes[key]
+        if not distinct:
+            return node, None
         few = dfa.finite(MAX_FINITE)
-        out.append(
-            (
-                matched,
-                (FRESH, node, lambda words, dfa=dfa: em.language_without(dfa, texts(words))),
-                None if few is None else len(few),
-            )
-        )
-    return out
+        node = (FRESH, node, lambda words: em.language_without(dfa, texts(words)))
+        return node, None if few is None else len(few)
+
+    key = (tuple(sources), frozenset(names))
+    if key not in em.splits:
+        em.splits[key] = split_names(em, sources, names)
+    return [(matched, functools.partial(of_class, matched, dfa)) for matched, dfa in em.splits[key]]
 
 
 def texts(words: frozenset[bytes]) -> frozenset[str]:
@@ -277,17 +288,13 @@ def texts(words: frozenset[bytes]) -> frozenset[str]:
     return frozenset(json.loads(word) for word in words)
 
 
-def split_names(
-    em, known: set[str], sources: list[str], demanded: tuple
-) -> list[tuple[frozenset, Dfa]]:
-    """All names but the known ones, split by the patterns they match."""
-    start = Dfa.words(known).inverse() if known else Dfa.everything()
-    if demanded:
-        start = start.both(names_language(em, frozenset(demanded)))
-    classes: list[tuple[frozenset, Dfa]] = [(frozenset(), start)]
+def split_names(em, sources: list[str], demanded: tuple) -> list[tuple[frozenset, Dfa]]:
+    """All names, split by the patterns they match."""
+    start = names_language(em, frozenset(demanded)) if demanded else None
+    classes: list[tuple[frozenset, Dfa | None]] = [(frozenset(), start)]
     for source in sources:
         dfa = search_automaton(source)
-        split = []
+        split: list[tuple[frozenset, Dfa | None]] = []
         for matched, names in classes:
             for sign in (True, False):
                 part = meet(names, dfa, sign)
@@ -296,7 +303,13 @@ def split_names(
         classes = split
         if len(classes) > 64:
             raise GrammarError("more than 64 kinds of names")
-    return classes
+    return [(matched, dfa or Dfa.everything()) for matched, dfa in classes]
+
+
+def without_words(dfa: Dfa, words: Set[str]) -> Dfa:
+    """The texts of an automaton but these."""
+    held = [word for word in words if dfa.accepts_text(word)]
+    return dfa.without(Dfa.words(held)) if held else dfa
 
 
 def names_language(em, literals: frozenset) -> Dfa:

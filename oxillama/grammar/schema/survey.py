@@ -26,6 +26,7 @@ GLANCED = {
     "boolean": set(),
     "null": set(),
 }
+SCALARS = ("string", "number", "integer", "boolean", "null")
 ALL = list(TYPES)
 # declared properties or prefix items: more are written at once, under the limits of their networks
 MANY = 2000
@@ -65,6 +66,8 @@ def glance(em, key: frozenset, depth: int = 0) -> Needs | None:
         return None
     schema = em.document.keywords(node)
     applied = [k for k in schema if k in APPLY]
+    if len(applied) == 1 and schema.get("type") in SCALARS:
+        return [[]]
     if len(applied) == 1 and applied[0] in ("anyOf", "oneOf"):
         return glance_choice(em, schema[applied[0]], applied[0] == "oneOf", depth)
     types = types_of(schema)

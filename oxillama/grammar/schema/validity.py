@@ -6,9 +6,11 @@ from fractions import Fraction
 
 from oxillama.errors import GrammarError
 from oxillama.grammar.regex import search_automaton
-from oxillama.grammar.schema.document import Document
+from oxillama.grammar.schema.document import REFERENCES, Document
 from oxillama.grammar.schema.formats import FORMATS, format_automaton
 from oxillama.grammar.schema.values import canonical, exact, kind_of
+
+REFERRING = frozenset(REFERENCES)
 
 
 def holds(document: Document, literal: tuple[int, bool], value, depth: int = 0) -> bool:
@@ -39,14 +41,15 @@ def _valid(document: Document, node: int, value, depth: int) -> bool:
         return False
     if "$banned" in schema and canonical(value) in document.members(node, "$banned"):
         return False
-    if any(
+    if not REFERRING.isdisjoint(schema) and any(
         not holds(document, literal, value, depth + 1)
         for literal in document.referred(node, schema)
     ):
         return False
-    for keyword, fold in (("allOf", all), ("anyOf", any)):
-        if keyword in schema and not fold(fits(sub) for sub in schema[keyword]):
-            return False
+    if "allOf" in schema and not all(fits(sub) for sub in schema["allOf"]):
+        return False
+    if "anyOf" in schema and not any(fits(sub) for sub in schema["anyOf"]):
+        return False
     if "oneOf" in schema and sum(fits(sub) for sub in schema["oneOf"]) != 1:
         return False
     if "not" in schema and fits(schema["not"]):
