@@ -705,5 +705,6 @@ cdef class Machine(Dstates):
             rows += self.rows[i] != NULL
         return {"states": self.nfa_states, "rules": self.rule_start.n, "dstates": self.dstates.count, "frames": self.frames.count,
                 "stacks": self.stacks.count, "configs": self.configs.count, "rows": rows,
+                "steps": self.spent + self.steps,
                 "bytes": 4 * (rows * self.width + self.stacks.pool.cap + self.configs.pool.cap + self.unions.pool.cap
                               + self.dstates.pool.cap + self.d_segs.cap)}

@@ -196,6 +196,21 @@ def test_code_points_may_straddle_tokens():
     assert not grammar.state().allows_token(b"\xe4\xb7")  # would be U+4DC0 to U+4DFF
 
 
+def test_classes_that_are_alike_beyond_ascii_lead_each_to_its_own_end():
+    grammar = Grammar.parse(
+        'root ::= [a\u0080-\u4e16] "1" | [b\u0080-\u4e16] "2" | [ab\u4e17-\U0001f600] "3"'
+    )
+    for letters, ends in (
+        ("a", "13"),
+        ("b", "23"),
+        ("\x80\u00e9\u4e16", "12"),
+        ("\u4e17\U0001f600", "3"),
+    ):
+        for letter in letters:
+            assert [end for end in "0123" if grammar.matches(letter + end)] == [*ends]
+    assert not any(grammar.matches(letter + "3") for letter in ("\x7f", "c", "\U0001f601"))
+
+
 def test_forced_bytes_are_what_every_continuation_starts_with():
     grammar = Grammar.parse('root ::= "{\\"name\\":" ("true" | "tall") "}"')
     state = grammar.state()

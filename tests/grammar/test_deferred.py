@@ -3,12 +3,14 @@ compiled, threads that share a grammar.
 """
 
 import json
+import random
 import threading
 
 import pytest
 
 from oxillama.errors import GrammarError
 from oxillama.grammar import Grammar, GrammarLimits, JsonSchemaCompiler, TokenMasker
+from oxillama.grammar.schema import survey
 
 COMPILER = JsonSchemaCompiler()
 LEAF = {"anyOf": [{"type": "string", "maxLength": 3}, {"$ref": "#"}]}
@@ -138,3 +140,58 @@ def test_half_a_network_is_none():
         with pytest.raises(GrammarError, match="max_states"):
             grammar.matches('{"a":"x","b":{}}')
     assert grammar.matches('{"a":"y"}')
+
+
+VALUES = ["", "a", "abcd", 0, 3, 9, 2.5, True, None, [], [1], ["a", "a"], {}, {"a": 1}, {"b": []}]
+PLAIN = (
+    lambda rng, sub: {"type": rng.choice(["string", "integer", "number", "boolean", "null"])},
+    lambda rng, sub: {"type": "string", "minLength": rng.choice([0, 1, 2]), "maxLength": 1},
+    lambda rng, sub: {"type": "integer", "minimum": 1, "maximum": rng.choice([0, 3, 9])},
+    lambda rng, sub: {"minimum": rng.choice([1, 2.5]), "type": ["number", "string"]},
+    lambda rng, sub: {"enum": rng.sample(["a", "abcd", 3, None], rng.choice([1, 2]))},
+    lambda rng, sub: {"enum": ["", "a"], "type": rng.choice(["string", "integer"])},
+    lambda rng, sub: {"format": rng.choice(["date", "other"]), "type": ["string", "array"]},
+    lambda rng, sub: {
+        "type": "array",
+        "items": sub(),
+        "minItems": 1,
+        "maxItems": rng.choice([0, 2]),
+    },
+    lambda rng, sub: {"type": ["array", "null"], "items": rng.choice([sub(), False])},
+    lambda rng, sub: {"type": "object", "properties": {"a": sub()}, "required": ["a"]},
+    lambda rng, sub: {
+        "properties": {"b": sub()},
+        "additionalProperties": rng.choice([sub(), False]),
+    },
+    lambda rng, sub: {"anyOf": [sub(), sub()]},
+    lambda rng, sub: {"oneOf": [sub(), {"type": "object", "required": ["a"]}]},
+    lambda rng, sub: {"$ref": rng.choice(["#/$defs/x", "#/$defs/y"])},
+    lambda rng, sub: {"type": "object", "not": {"additionalProperties": sub()}},
+    lambda rng, sub: {"title": "anything"},
+)
+
+
+def test_a_look_at_a_schema_tells_what_its_expansion_tells(monkeypatch):
+    rng = random.Random(5)
+
+    def draw(depth):
+        maker = rng.choice(PLAIN[:7] if depth == 0 else PLAIN)
+        return maker(rng, lambda: draw(depth - 1))
+
+    def verdicts(schema):
+        try:
+            grammar = JsonSchemaCompiler(order="free").compile(schema)
+        except GrammarError as error:
+            return str(error)
+        return [grammar.matches(json.dumps([v], separators=(",", ":"))) for v in VALUES]
+
+    looked = 0
+    for _ in range(300):
+        items = draw(2)
+        schema = {"type": "array", "items": items, "$defs": {"x": draw(1), "y": draw(0)}}
+        quick = verdicts(schema)
+        with monkeypatch.context() as patched:
+            patched.setattr(survey, "glance", lambda em, key, depth=0: None)
+            assert verdicts(schema) == quick, schema
+        looked += not isinstance(quick, str)
+    assert looked > 150

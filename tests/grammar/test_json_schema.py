@@ -7,6 +7,7 @@ import datetime
 import enum
 import json
 import random
+import re
 import typing
 
 import jsonschema
@@ -619,3 +620,41 @@ def test_references_to_given_resources_are_resolved():
         {"type": "array", "items": {"$ref": "http://e.x/defs.json#/$defs/n"}}
     )
     assert grammar.matches("[1,2]") and not grammar.matches('["a"]')
+
+
+def test_names_are_told_apart_by_the_patterns_they_match_and_the_names_listed():
+    """Values differ by the class of their name, so a name in the wrong class is seen."""
+    patterns = {"^x-": 1, "[0-9]$": 2, "^(x|y)[^-]*$": 3}
+    listed = {"x-1": 4, "yes": 5, "\u00e9\u4e16": 6, 'say "a/b"': 7}
+    schema = {
+        "properties": {name: {"const": value} for name, value in listed.items()},
+        "patternProperties": {pattern: {"minimum": value} for pattern, value in patterns.items()},
+        "additionalProperties": {"const": 0},
+        "type": "object",
+    }
+    grammar = JsonSchemaCompiler(whitespace="flexible").compile(schema)
+    names = [
+        *listed,
+        "",
+        "x",
+        "x-",
+        "x-2",
+        "y",
+        "ye",
+        "yes!",
+        "\u00e9",
+        "\u00e9\u4e17",
+        "say",
+        "a9",
+        "\\",
+    ]
+    for name in names:
+        bounds = [value for pattern, value in patterns.items() if re.search(pattern, name)]
+        for value in range(9):
+            good = all(value >= bound for bound in bounds)
+            if name in listed:
+                good = good and value == listed[name]
+            elif not bounds:
+                good = value == 0
+            for text in (json.dumps({name: value}), json.dumps({name: value}, ensure_ascii=False)):
+                assert grammar.matches(text) == good, text

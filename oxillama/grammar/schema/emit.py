@@ -162,12 +162,16 @@ class Emitter:
         """
         known = self.spelled.get(ranges)
         if known is None:
-            plain, rest = _spellable(ranges, self.spelling.escaped)
-            known = self.spelled[ranges] = choice(
-                *([(CLASS, plain)] if plain else []),
-                *([rule(self.number(("escape", rest)))] if rest else []),
+            known = self.spelled[ranges] = self._raw_or_escaped(
+                *_spellable(ranges, self.spelling.escaped)
             )
         return known
+
+    def _raw_or_escaped(self, raw: Ranges, escaped: Ranges) -> tuple:
+        return choice(
+            *([(CLASS, raw)] if raw else []),
+            *([rule(self.number(("escape", escaped)))] if escaped else []),
+        )
 
     def spell_letter(self, letter: str) -> tuple:
         """One letter."""
@@ -180,7 +184,9 @@ class Emitter:
         """One character that is none of these letters."""
         known = self.others.get(letters)
         if known is None:
-            known = self.others[letters] = self.spell(_all_but(letters))
+            known = self.others[letters] = self._raw_or_escaped(
+                *_spellable_but(letters, self.spelling.escaped)
+            )
         return known
 
     def body(self, key) -> tuple:
@@ -394,5 +400,6 @@ def _spellable(ranges: Ranges, escaped: Ranges) -> tuple[Ranges, Ranges]:
 
 
 @functools.lru_cache(maxsize=1 << 12)
-def _all_but(letters: tuple[str, ...]) -> Ranges:
-    return complement(merge((ord(c), ord(c)) for c in letters))
+def _spellable_but(letters: tuple[str, ...], escaped: Ranges) -> tuple[Ranges, Ranges]:
+    """The same of all characters but these letters."""
+    return _spellable(complement(merge((ord(c), ord(c)) for c in letters)), escaped)
