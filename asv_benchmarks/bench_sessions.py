@@ -9,8 +9,8 @@ import time
 from null_tape import NullMemory, null_core, start
 
 import oxillama
-from oxillama.engine.pages import KvCachePool, PagedKvCache
-from oxillama.engine.prefix import PrefixKvCache
+from oxillama.engine.memory.pages import KvCachePool, PagedKvCache
+from oxillama.engine.memory.prefix import PrefixKvCache
 
 
 class Fork:

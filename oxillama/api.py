@@ -19,31 +19,32 @@ import numpy as np
 
 from oxillama._core.kernels import cpu_info
 from oxillama.embedded import embedded_path
-from oxillama.engine.arguments import (
-    ChatOptions,
-    ConfigOptions,
-    GenerateOptions,
-    SingleOptions,
-    separated,
-    whole,
-)
+from oxillama.engine.arguments import separated, whole
 from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig, make_beams
-from oxillama.engine.config import EngineConfig
+from oxillama.engine.config import ConfigOptions, EngineConfig
 from oxillama.engine.embedding import (
     Pooler,
     PoolingMode,
+    RankedDocument,
+    all_logits,
     all_pooled,
+    pair_ids,
     pooler_of,
     pooling_of,
+    ranked,
+    scored_label,
     submit_embedding,
 )
-from oxillama.engine.generation import Options, make_request
-from oxillama.engine.images import ImagePrompt
+from oxillama.engine.generation import (
+    ChatOptions,
+    GenerateOptions,
+    Options,
+    SingleOptions,
+    make_request,
+)
 from oxillama.engine.metrics import MetricsSnapshot
 from oxillama.engine.raw import RawLoop, diagnose
 from oxillama.engine.request import Completion, Request, Stream, all_finished, finished
-from oxillama.engine.reranking import RankedDocument, pair_ids, ranked, scored_label
-from oxillama.engine.rows import all_logits
 from oxillama.engine.session import Session, checked_ids
 from oxillama.engine.siblings import Siblings, make_siblings
 from oxillama.errors import ConfigError, QueueFull
@@ -59,6 +60,7 @@ from oxillama.snapshot.session import EngineSnapshot
 from oxillama.stores import located
 from oxillama.tokenizer import TokenizerBridge
 from oxillama.vision.messages import ImagePart
+from oxillama.vision.placed import ImagePrompt
 
 __all__ = ["EngineConfig", "InferenceEngine", "cpu_info", "load", "load_model_from_bytes"]
 

@@ -5,6 +5,10 @@ file has (4096, 4096), qwen3 needs (2048, 4096)`. Classes that replace a builtin
 it, so `except ValueError` written by a caller keeps working.
 """
 
+from __future__ import annotations
+
+from typing import ClassVar
+
 
 class OxillamaError(Exception):
     """The root: catching it catches everything this package raises on purpose."""
@@ -62,6 +66,9 @@ class SamplingError(OxillamaError, RuntimeError):
 class PoolError(OxillamaError, RuntimeError):
     """A page or state pool was exhausted or handed an index it does not own."""
 
+    Exhausted: ClassVar[type[Exhausted]]
+    InvalidSlot: ClassVar[type[InvalidSlot]]
+
 
 class Exhausted(PoolError):
     """A pool has nothing left to hand out."""
@@ -118,6 +125,9 @@ class RewindError(EngineError):
     """A past cannot be cut back to the position asked for; `NotSupported` and `PositionBeyondEnd`
     say why.
     """
+
+    NotSupported: ClassVar[type[NotSupported]]
+    PositionBeyondEnd: ClassVar[type[PositionBeyondEnd]]
 
 
 class NotSupported(RewindError):

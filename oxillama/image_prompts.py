@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oxillama.engine.images import ImagePrompt
 from oxillama.errors import EngineError, ImageError, TemplateError
 from oxillama.tokenizer import TemplateText, TokenizerBridge
 from oxillama.tokenizer.provenance import concat
 from oxillama.vision import Vision
 from oxillama.vision.encoder import Pieces
 from oxillama.vision.messages import ImagePart, flattened, placeholders
+from oxillama.vision.placed import ImagePrompt
 
 Places = list[tuple[int, int]]
 

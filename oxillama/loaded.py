@@ -13,12 +13,10 @@ from typing import Any
 
 from oxillama.chat import TEMPLATE_KEY, Chat
 from oxillama.engine.config import EngineConfig
-from oxillama.engine.default_session import DefaultSession
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Options, Vocabulary
-from oxillama.engine.images import ImagePrompt, images_of
 from oxillama.engine.request import Request
-from oxillama.engine.session import Session, checked_ids
+from oxillama.engine.session import DefaultSession, Session, checked_ids
 from oxillama.engine.siblings import Siblings
 from oxillama.errors import EngineError
 from oxillama.image_prompts import ImagePrompts
@@ -28,6 +26,7 @@ from oxillama.opening import Progress, open_model
 from oxillama.sampling import SamplerConfig
 from oxillama.tokenizer.builtin_templates import template_source
 from oxillama.vision import Vision
+from oxillama.vision.placed import ImagePrompt, images_of
 
 Prompt = str | Sequence[int]
 

@@ -30,7 +30,7 @@ import numpy as np
 
 from oxillama.api import InferenceEngine
 from oxillama.durable import replacing
-from oxillama.engine.rows import submit_rows
+from oxillama.engine.embedding import submit_rows
 from oxillama.engine.session import checked_ids
 from oxillama.errors import ConfigError, EngineError, QuantError
 from oxillama.gguf import check_apart, is_among

@@ -588,7 +588,9 @@ def test_a_closed_engine_says_so_and_holds_no_model(stories):
     ):
         with pytest.raises(oxillama.EngineError, match="closed"):
             door()
-    assert core._program is None and engine._loaded._model is None and core.pool.pages_used == 0
+    assert (
+        core._loop.program is None and engine._loaded._model is None and core.pool.pages_used == 0
+    )
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ LAYERS = {
     "__init__": 6,
     "about": 6,
     "api": 6,
+    "asynchronous": 6,
     "capi": 6,
     "chat": 6,
     "embedded": 6,
@@ -158,3 +159,46 @@ def test_c_sources_know_nothing_of_python_memory_or_threads():
 def test_no_module_has_a_name_that_says_nothing():
     empty = {"utils", "util", "helpers", "helper", "common", "misc", "manager", "base"}
     assert not [path for path in ROOT.rglob("*") if path.stem in empty]
+
+
+def imports_of_modules() -> dict[str, set[str]]:
+    """The modules that each module of the package imports, anywhere in its file."""
+    modules = {
+        ".".join(("oxillama", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        ): path
+        for path in FILES
+    }
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        found = graph.setdefault(name, set())
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    inner = f"{node.module}.{alias.name}"
+                    found.add(inner if inner in modules else node.module)
+        found &= modules.keys() - {name}
+    return graph
+
+
+def test_no_modules_import_one_another_in_a_circle():
+    graph = imports_of_modules()
+    assert set(TopologicalSorter(graph).static_order()) == graph.keys()
+
+
+def test_the_engine_has_few_layers_and_few_arrows():
+    def inside(name: str) -> bool:
+        return name.startswith("oxillama.engine.") and name != "oxillama.engine.memory"
+
+    graph = {
+        name: {other for other in others if inside(other)}
+        for name, others in imports_of_modules().items()
+        if inside(name)
+    }
+    depth: dict[str, int] = {}
+    for name in TopologicalSorter(graph).static_order():
+        depth[name] = 1 + max((depth[other] for other in graph[name]), default=0)
+    assert max(depth.values()) <= 8
+    assert sum(map(len, graph.values())) <= 50

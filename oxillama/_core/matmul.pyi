@@ -4,21 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Buffer
 
-class PackedMatrix:
-    """The weights of one matrix (rows, cols) in lane panels, 64-byte aligned; `act` says which activation rows it multiplies."""
-
-    rows: int
-    cols: int
-    format: str
-    act: str
-    nbytes: int
-
-    def __init__(
-        self, raw: Buffer, format: str, rows: int, cols: int, num_threads: int = 0
-    ) -> None: ...
-    def panels(self) -> NDArray[np.uint8]: ...
+from oxillama._core.panels import PackedMatrix as PackedMatrix
 
 def act_bytes(act: str, cols: int) -> int: ...
 def quantise_rows(

@@ -17,6 +17,9 @@ class Program:
     vocab_size: int
     hidden_size: int
     usual: bool
+    busy: bool
+    steps: int
+    adaptable: list[tuple]
     causal: bool
     positions: int
     sections: int

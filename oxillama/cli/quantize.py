@@ -42,7 +42,7 @@ def add_commands(commands) -> None:
 
 
 def _quantize(arguments: argparse.Namespace) -> int:
-    overrides = {}
+    overrides: dict[str, str] = {}
     for item in arguments.tensor_type:
         pattern, equals, kind = item.rpartition("=")
         if not equals:

@@ -205,7 +205,7 @@ def pooling(h: Hyper, k: Keys) -> None:
             on = [name for name in said if name.startswith("pooling_mode_") and said[name] is True]
             found = [flags.get(name.removeprefix("pooling_mode_")) for name in on]
             if not on:
-                found = [kinds.get(said.get("pooling_mode"))]
+                found = [kinds.get(str(said.get("pooling_mode")))]
             if len(found) != 1 or found[0] is None:
                 raise ConvertError(
                     f"{h.folder.path}/{place}/config.json: pooling: found "

@@ -18,7 +18,7 @@ from oxillama.errors import ConvertError
 
 MAX_HEADER = 100_000_000  # bytes; the format's own limit
 # numpy has no bfloat16: its bits are held as uint16
-DTYPES = {
+DTYPES: dict[str, np.dtype] = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
@@ -102,11 +102,12 @@ def _tensor(label: str, about: object, mapped: mmap.mmap, start: int, size: int)
     count = 1
     for one in shape:
         count *= one
-    nbytes = count * DTYPES[dtype].itemsize
+    item = np.dtype(DTYPES[dtype])
+    nbytes = count * item.itemsize
     if stop - begin != nbytes or start + stop > size:
         raise ConvertError(
             f"{label}: bytes {begin} to {stop} of {size - start}, "
             f"wanted {nbytes} for {dtype} of shape {shape}"
         )
-    data = np.frombuffer(mapped, DTYPES[dtype], count, start + begin)
+    data = np.frombuffer(mapped, item, count, start + begin)
     return Stored(dtype, data.reshape(shape))

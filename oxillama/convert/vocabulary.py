@@ -193,6 +193,7 @@ def _from_json(folder: ModelFolder, size: int, family: Family) -> tuple[KeyValue
         return _unigram_json(label, tokenizer, folder.json("tokenizer_config.json"), size)
     if kind not in ("BPE", "WordPiece"):
         raise ConvertError(f"{label}: model: found {kind!r:.40}, wanted BPE or WordPiece")
+    assert isinstance(model, dict)  # else there is no kind
     vocabulary = model.get("vocab")
     if not isinstance(vocabulary, dict) or not all(
         isinstance(at, int) and not isinstance(at, bool) and at >= 0 for at in vocabulary.values()

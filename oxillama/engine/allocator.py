@@ -12,11 +12,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
+from oxillama.engine.memory.pages import KvCachePool, PagedKvCache, rewindable
+from oxillama.engine.memory.prefix import PrefixKvCache
+from oxillama.engine.memory.states import SequenceState, SsmStatePool
 from oxillama.engine.metrics import Histogram
-from oxillama.engine.pages import KvCachePool, PagedKvCache
-from oxillama.engine.prefix import PrefixKvCache
 from oxillama.engine.request import Request
 from oxillama.engine.scheduler import ScheduleEntry, Scheduler, State
 from oxillama.engine.session import Session
@@ -24,17 +26,42 @@ from oxillama.errors import PoolError
 
 
 class PageAllocator:
-    """The pool, the prefix tree over it (None: none), and the idle sessions that keep pages."""
+    """The memory of one engine: the pool, the prefix tree over it, recurrent states, and the idle
+    sessions that keep pages.
+
+    prefix: limits of the prefix cache as keyword arguments of `PrefixKvCache`, None for no cache.
+    """
 
     def __init__(
-        self, pool: KvCachePool, prefix: PrefixKvCache | None, queue_times: Histogram
+        self,
+        memory: Any,
+        queue_times: Histogram,
+        *,
+        page_size: int = 16,
+        max_pages: int | None = None,
+        prefix: dict[str, Any] | None = None,
     ) -> None:
-        self.pool, self.prefix = pool, prefix
+        self.pool = KvCachePool(memory, page_size=page_size, max_pages=max_pages)
+        # of models that keep recurrent state, None for others
+        self.states = SsmStatePool(memory) if getattr(memory, "slot_layers", ()) else None
+        if prefix is not None and self.states is not None:
+            prefix = {**prefix, "stateful": True, "alive": lambda mark: mark.data is not None}
+        self.prefix = PrefixKvCache(self.pool, **prefix) if prefix is not None else None
+        # whether candidates can be run: sequences can forget their end
+        self.rewindable = rewindable(memory)
         # those that keep pages while idle, longest at rest first
         self.sessions: WeakKeyDictionary[Session, None] = WeakKeyDictionary()
         self._forgotten: list[PagedKvCache] = []  # of sessions that nobody has any more
         self.scheduler: Scheduler  # set once it exists: each asks the other
         self._queue_times = queue_times
+
+    def new_sequence(self) -> PagedKvCache:
+        """What a session holds of the tokens before: pages, and state where the model keeps any."""
+        return (
+            PagedKvCache(self.pool)
+            if self.states is None
+            else SequenceState(self.pool, self.states)
+        )
 
     def keep(self, session: Session) -> None:
         """Count a session among those that keep pages while idle, as the one used last; one that is

@@ -1,24 +1,18 @@
-"""What callers pass by keyword: names that other tools have for the same thing, names that are
-none, and numbers of any kind.
+"""Keyword arguments as callers pass them: other tools' names of them, unknown names, and numbers of
+any kind.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from operator import index
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import Any
 
 import numpy as np
 
 from oxillama.errors import ConfigError
-
-if TYPE_CHECKING:  # types of arguments, for editors and checkers alone
-    from oxillama.engine.scheduler import SchedulerConfig
-    from oxillama.grammar import Grammar
-    from oxillama.sampling import SamplerConfig
 
 # llama.cpp's and llama-cpp-python's, Ollama's, transformers' names of options
 OPTION_NAMES = {
@@ -117,131 +111,3 @@ def separated(prompt: Any) -> tuple[Any, bool]:
             f"prompt: found None in a list of {len(items)}, wanted texts or token ids (None alone goes on with the last session)"
         )
     return items, True
-
-
-class SamplerFields(TypedDict, total=False):
-    """Fields of `SamplerConfig` that `generate` and its kin take as arguments of their own, and
-    other tools' names of them.
-    """
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float | None
-    repetition_window: int
-    frequency_penalty: float
-    presence_penalty: float
-    mirostat: int
-    mirostat_tau: float
-    mirostat_eta: float
-    typical_p: float
-    top_a: float
-    eta_cutoff: float
-    epsilon_cutoff: float
-    top_n_sigma: float | None
-    dry_multiplier: float
-    dry_base: float
-    dry_allowed_length: int
-    dry_penalty_last_n: int
-    dry_sequence_breakers: Sequence[str | bytes | Sequence[int]]
-    xtc_probability: float
-    xtc_threshold: float
-    dynatemp_range: float
-    dynatemp_exponent: float
-    logit_bias: Mapping[int, float]
-    banned_tokens: Iterable[int]
-    allowed_tokens: Iterable[int] | None
-    ignore_eos: bool
-    min_tokens: int
-    samplers: Sequence[str] | None
-    temp: float
-    repeat_penalty: float
-    repeat_last_n: int
-    mirostat_mode: int
-    typical: float
-
-
-class SingleOptions(SamplerFields, total=False):
-    """What `generate` and its kin take for one completion (`oxillama.Options`)."""
-
-    max_tokens: int | None
-    sampler: SamplerConfig | None
-    sampling_fields: Mapping[str, Any] | None
-    stop: str | Iterable[str] | None
-    stop_token_ids: Iterable[int] | None
-    seed: int | None
-    cache_prompt: bool
-    truncate_prompt: bool
-    context_shift: bool
-    keep: int
-    logprobs: int | None
-    prompt_logprobs: int | None
-    grammar: str | Grammar | None
-    json_schema: Any
-    regex: str | None
-    choices: Iterable[str] | None
-    shown_tokens: Iterable[int] | None
-    speculative: Any
-    processors: Iterable[Callable[..., Any]] | None
-    priority: int
-    timeout: float | None
-    lora: Any
-    max_new_tokens: int | None
-    n_predict: int
-    num_predict: int
-    n_keep: int
-
-
-class GenerateOptions(SingleOptions, total=False):
-    """What `generate` and its kin take for any number of completions."""
-
-    n: int
-    best_of: int | None
-
-
-class ChatOptions(GenerateOptions, total=False):
-    """What `chat` and its kin take."""
-
-    tools: Sequence[Any] | None
-    tool_choice: Any
-    tool_format: str | None
-    parallel_tool_calls: bool
-    response_format: Mapping[str, Any] | None
-    template: Mapping[str, Any] | None
-
-
-class ConfigOptions(TypedDict, total=False):
-    """The fields of `EngineConfig` but the model's path, and llama.cpp's names of them."""
-
-    tokenizer_path: str | Path | None
-    sidecar: str | Path | Literal[False]
-    mmproj: str | Path | None
-    image_fit: Literal["stretch", "pad"] | None
-    image_folder: str | Path | None
-    max_images: int
-    max_image_pixels: int
-    context_size: int | None
-    num_threads: int | None
-    sampler: SamplerConfig | None
-    prefill_chunk_size: int | None
-    kv_type: str
-    page_size: int
-    max_pages: int | None
-    scheduler: SchedulerConfig | None
-    prefix_cache: bool
-    prefix_min_tokens: int
-    prefix_max_entries: int
-    prefix_max_bytes: int
-    rope_freq_base: float | None
-    rope_freq_scale: float | None
-    rope_scaling: Literal["none", "linear", "yarn"] | None
-    yarn_orig_ctx: int | None
-    yarn_ext_factor: float | None
-    yarn_attn_factor: float | None
-    yarn_beta_fast: float | None
-    yarn_beta_slow: float | None
-    n_ctx: int | None
-    num_ctx: int | None
-    n_threads: int | None
-    num_thread: int | None

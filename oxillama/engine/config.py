@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
@@ -21,6 +21,42 @@ _LOCAL = (
     *("model_path", "num_threads", "sidecar", "tokenizer_path"),
     *("mmproj", "image_fit", "image_folder", "max_images", "max_image_pixels"),
 )
+
+
+class ConfigOptions(TypedDict, total=False):
+    """The fields of `EngineConfig` but the model's path, and llama.cpp's names of them."""
+
+    tokenizer_path: str | Path | None
+    sidecar: str | Path | Literal[False]
+    mmproj: str | Path | None
+    image_fit: Literal["stretch", "pad"] | None
+    image_folder: str | Path | None
+    max_images: int
+    max_image_pixels: int
+    context_size: int | None
+    num_threads: int | None
+    sampler: SamplerConfig | None
+    prefill_chunk_size: int | None
+    kv_type: str
+    page_size: int
+    max_pages: int | None
+    scheduler: SchedulerConfig | None
+    prefix_cache: bool
+    prefix_min_tokens: int
+    prefix_max_entries: int
+    prefix_max_bytes: int
+    rope_freq_base: float | None
+    rope_freq_scale: float | None
+    rope_scaling: Literal["none", "linear", "yarn"] | None
+    yarn_orig_ctx: int | None
+    yarn_ext_factor: float | None
+    yarn_attn_factor: float | None
+    yarn_beta_fast: float | None
+    yarn_beta_slow: float | None
+    n_ctx: int | None
+    num_ctx: int | None
+    n_threads: int | None
+    num_thread: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

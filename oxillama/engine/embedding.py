@@ -1,22 +1,69 @@
-"""Text as vectors: pooling of hidden rows that arrive in chunks, with the same bits as if they had
-come at once.
+"""What a model says of a whole text: logits or hidden rows of every token, vectors pooled from them,
+and how relevant documents are to a query.
+
+Rows arrive in chunks; pooling gives the same bits as if they had come at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.request import Request, all_finished
-from oxillama.engine.rows import submit_rows
-from oxillama.errors import ConfigError, EmptySequence
+from oxillama.engine.request import Request, all_finished, finished
+from oxillama.errors import ConfigError, EmptySequence, TemplateError, TokenizerError
+from oxillama.tokenizer import TokenizerBridge
+from oxillama.tokenizer.provenance import TemplateText, concat, from_message
 
 if TYPE_CHECKING:
     from oxillama.model.load import Model
+
+
+# of a model that is asked in words, the text around a query and a document
+TEMPLATE = "tokenizer.chat_template.rerank"
+_PLACES = re.compile(r"\{(query|document)\}")
+
+
+def submit_rows(
+    core: EngineCore,
+    ids: Sequence[int],
+    sink: Callable[[int, np.ndarray], None],
+    *,
+    hidden: bool = False,
+    value: Any = None,
+    owner: Any = None,
+    adapters: Any = None,
+) -> Request:
+    """Have `sink(first position, rows)` told of float32 (rows, vocabulary), or (rows, hidden), of
+    every token in order, a chunk at a time.
+
+    The request's result is `value`; it keeps `owner` alive while it runs.
+    """
+    request = core.request(core.new_session(ids, adapters=adapters), kind="rows")
+    request.on_rows, request.hidden, request.value, request.cache, request.owner = (
+        sink,
+        hidden,
+        value,
+        False,
+        owner,
+    )
+    return core.submit(request)
+
+
+def all_logits(
+    core: EngineCore, ids: Sequence[int], *, owner: Any = None, adapters: Any = None
+) -> np.ndarray:
+    """float32 (len(ids), vocabulary): row i predicts token i + 1."""
+    out = np.empty((len(ids), core.program.vocab_size), np.float32)
+
+    def rows(first: int, values: np.ndarray) -> None:
+        out[first : first + len(values)] = values
+
+    return finished(submit_rows(core, ids, rows, value=out, owner=owner, adapters=adapters))
 
 
 class PoolingMode(Enum):
@@ -166,3 +213,59 @@ def all_pooled(work: Iterable[tuple[Request, Pooler]]) -> list[np.ndarray]:
 
     all_finished(begun())
     return [pooler.result() for pooler in poolers]
+
+
+class RankedDocument(NamedTuple):
+    """A document of `rerank`: its place in the list that was given, and its score."""
+
+    index: int  # type: ignore[assignment]  # nobody asks a document for the method
+    score: float
+
+
+def scored_label(model: Model, label: str | None) -> int:
+    """The number of the score that says how relevant a document is; ConfigError for a model without a
+    classifier, and where only the caller can say which of several labels it is.
+    """
+    head = model.classifier
+    if head is None:
+        raise ConfigError(
+            f"rerank: {model.config.architecture} has no classifier in its file (cls.output.weight), wanted a reranker"
+        )
+    if label is not None:
+        if label not in head.labels:
+            raise ConfigError(f"label: found {label!r}, wanted one of {', '.join(head.labels)}")
+        return head.labels.index(label)
+    if head.score is None:
+        raise ConfigError(
+            f"label: found none, the classifier has {len(head.labels)}; wanted one of {', '.join(head.labels)}"
+        )
+    return head.score
+
+
+def pair_ids(
+    bridge: TokenizerBridge, metadata: Mapping[str, Any], query: str, document: str
+) -> list[int]:
+    """The ids of a query and a document as the model reads them: in the file's template where it has
+    one, else as a pair of texts.
+    """
+    for name, text in (("query", query), ("document", document)):
+        if not isinstance(text, str):
+            raise TokenizerError(f"{name}: found {type(text).__name__}, wanted str")
+    template = metadata.get(TEMPLATE)
+    if template is None:
+        return bridge.encode_pair(query, document)
+    if not isinstance(template, str) or sorted(_PLACES.findall(template)) != ["document", "query"]:
+        raise TemplateError(f"{TEMPLATE}: wanted a text with one {{query}} and one {{document}}")
+    places = {"query": query, "document": document}
+    # every other part is the name of a place
+    parts = _PLACES.split(template)
+    pieces = [from_message(places[part]) if at % 2 else part for at, part in enumerate(parts)]
+    text = concat(pieces)
+    made = text if isinstance(text, TemplateText) else TemplateText(text, bytes(len(text)))
+    return bridge.encode(made, add_special=False)
+
+
+def ranked(scores: Iterable[float | np.floating], top_n: int | None) -> list[RankedDocument]:
+    """Documents by score, the best first, equal ones in their own order; the first `top_n`."""
+    found = [RankedDocument(index, float(score)) for index, score in enumerate(scores)]
+    return sorted(found, key=lambda each: (-each.score, each.index))[:top_n]

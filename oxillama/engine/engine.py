@@ -1,58 +1,31 @@
-"""The step loop: `schedule -> step -> sample -> postprocess`, in one thread that starts on demand
-and sleeps when idle.
+"""`EngineCore`: what any thread may ask of an engine; the work itself is `loop.StepLoop`'s.
 
-    callers --submit, cancel--> inbox --+                     +--> Request.push, Request.end --> callers
-                                        |                     |
-                                   [ schedule -> step -> sample -> postprocess ]      thread "oxillama engine"
-
-`EngineCore` knows integers: tokens, pages, positions. It is given a program (anything with `step`
-and `usual`), page memory, and requests whose sessions carry what turns logits into tokens and
-tokens into text. Callers never touch what the loop owns but under `lock`, which the loop does not
-hold during a step.
-
-Errors: what one request does wrong (nothing left to sample, a page pool too small for it) ends that
-request. Where memory is refused, the requests of that step end with the MemoryError, and the loop
-goes on. Whatever else is raised in the loop fails every request in flight with that cause, and
-every call afterwards says so.
-
-Python functions that callers bring (logits processors, listeners, drafters) run in threads beside
-the loop (`workers`): their request waits for them, others do not.
+It knows integers: tokens, pages, positions. It is given a program (anything with `step` and
+`usual`), page memory, and requests whose sessions carry what turns logits into tokens and tokens
+into text. Callers never touch what the loop owns but under `lock`.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, Literal
 
 import numpy as np
 
 from oxillama.engine.allocator import PageAllocator
-from oxillama.engine.batching import Batcher
-from oxillama.engine.deadlines import Deadlines
-from oxillama.engine.images import images_of, spans_of
+from oxillama.engine.loop import Speculator, StepLoop
 from oxillama.engine.metrics import EngineMetrics, MetricsSnapshot
-from oxillama.engine.output import OutputProcessor
-from oxillama.engine.pages import KvCachePool, PagedKvCache
-from oxillama.engine.prefix import PrefixKvCache
 from oxillama.engine.request import Request
-from oxillama.engine.rewind import rewindable
-from oxillama.engine.scheduler import ScheduleEntry, Scheduler, SchedulerConfig, State
+from oxillama.engine.scheduler import Scheduler, SchedulerConfig
 from oxillama.engine.session import Session
-from oxillama.engine.speculation import Speculator
-from oxillama.engine.states import SequenceState, SsmStatePool
-from oxillama.engine.tracker import RequestTracker
-from oxillama.engine.workers import Workers
 from oxillama.errors import (
-    Cancelled,
     ConfigError,
     ContextError,
     EngineError,
@@ -61,9 +34,8 @@ from oxillama.errors import (
     SnapshotIncompatible,
     WeightsDamaged,
 )
+from oxillama.vision.placed import images_of, spans_of
 
-_CLOSE = object()
-STALL_SECONDS = 1.0  # that others wait for the pages of one whose function does not return
 _BUSY = "session: a request is running on it, wanted an idle session"
 
 _RUNNING: weakref.WeakSet[EngineCore] = weakref.WeakSet()
@@ -102,7 +74,7 @@ class EngineCore:
         encoder: str | None = None,
         rope_factors: Literal["short", "long"] | None = None,
     ) -> None:
-        self._program, self.memory = program, memory
+        self.memory = memory
         self._encoder = encoder
         self.context_size = context_size
         # rotations that depend on a sequence's length take what it may become: the same bits always
@@ -110,71 +82,59 @@ class EngineCore:
         self.rope_factors = rope_factors
         self.eog_ids = frozenset(eog_ids)
         self.counters = EngineMetrics()
-        self.pool = KvCachePool(memory, page_size=page_size, max_pages=max_pages)
-        # of models that keep recurrent state, None for others
-        self.states = SsmStatePool(memory) if getattr(memory, "slot_layers", ()) else None
-        if prefix is not None and self.states is not None:
-            prefix = {**prefix, "stateful": True, "alive": lambda mark: mark.data is not None}
-        self.prefix = PrefixKvCache(self.pool, **prefix) if prefix is not None else None
-        self.allocator = PageAllocator(self.pool, self.prefix, self.counters.queue)
+        self.allocator = allocator = PageAllocator(
+            memory, self.counters.queue, page_size=page_size, max_pages=max_pages, prefix=prefix
+        )
+        self.pool, self.prefix, self.states = allocator.pool, allocator.prefix, allocator.states
         # pages, sessions, requests; the loop lets go of it during a step
         self.lock = threading.RLock()
         self.step_lock = threading.Lock()  # the program: one step at a time
         # the thread that holds `step_lock` over many steps (`RawLoop`)
         self.held_by: int | None = None
-        # the adapters that new sessions begin with: a function that tells them
+        # the adapters that new sessions begin with
         self.adapters: Callable[[], Any] = tuple
         self.snapshots: Any = None  # given by whoever knows the model's file
-        self._flag = flag
-        allocator = self.allocator
-        self._scheduler = Scheduler(
+        self.make_batch = batch
+        self._scheduler = allocator.scheduler = Scheduler(
             scheduler or SchedulerConfig(),
             admit=allocator.admit,
             reserve=allocator.reserve,
             release=allocator.release,
         )
-        allocator.scheduler = self._scheduler
-        self._tracker = RequestTracker(
-            self.pool, allocator, self._scheduler, self.counters, program.vocab_size, self._run
-        )
-        self._tracker.whole = encoder is not None
-        # (function, request, ...) for the loop to call
-        self._inbox: SimpleQueue = SimpleQueue()
-        self._workers = Workers()
-        self._deadlines = Deadlines(self._expire)
-        self._output = OutputProcessor(
+        self._loop = StepLoop(
+            program,
+            memory,
             allocator,
-            self._tracker,
             self._scheduler,
             self.counters,
+            batch=batch,
+            flag=flag,
             context_size=context_size,
-            workers=self._workers,
-            post=self._post,
+            lock=self.lock,
+            step_lock=self.step_lock,
         )
-        self._command: tuple | None = None  # what is being done of the inbox
-        self._stalled = False  # nothing can be planned before something comes into the inbox
-        self._thread: threading.Thread | None = None
-        self._failure: EngineError | None = None
-        self._plan: list[tuple[ScheduleEntry, int]] = []
-        # given by the caller that knows what may draft; None: nothing speculates
-        self.speculator: Speculator | None = None
-        self._closed = False
+        self._tracker = self._loop.tracker
+        self._tracker.whole = encoder is not None
         self._pid = os.getpid()
-        self.make_batch = batch
-        self._batch = Batcher(batch, self._scheduler.config.max_batch_tokens)
-
-    # ---- doors: any thread
-    # ---------------------------------------------------------------------------------------------
 
     @property
     def program(self) -> Any:
         """What computes the steps; EngineError once the engine is closed, which may be while
         somebody is about to ask.
         """
-        program = self._program
+        program = self._loop.program
         if program is None:
             raise EngineError("engine: is closed")
         return program
+
+    @property
+    def speculator(self) -> Speculator | None:
+        """What drafts for requests; None: nothing speculates."""
+        return self._loop.speculator
+
+    @speculator.setter
+    def speculator(self, speculator: Speculator | None) -> None:
+        self._loop.speculator = speculator
 
     def check(self) -> None:
         """Raise EngineError when the engine cannot serve: closed, failed, or in a process that was
@@ -184,16 +144,17 @@ class EngineCore:
             raise EngineError(
                 f"engine: belongs to process {self._pid}, this is process {os.getpid()}; wanted spawn, not fork"
             )
-        if self._failure is not None:
-            raise type(self._failure)(str(self._failure)) from self._failure.__cause__
-        if self._closed:
+        failure = self._loop.failure
+        if failure is not None:
+            raise type(failure)(str(failure)) from failure.__cause__
+        if self._loop.closed:
             raise EngineError("engine: is closed")
 
     def check_waiter(self) -> None:
         """Raise EngineError where waiting for a step would never end: in the loop itself, and where
         this thread holds the steps back.
         """
-        if threading.current_thread() is self._thread or self._workers.current:
+        if threading.current_thread() is self._loop.thread or self._loop.workers.current:
             raise EngineError(
                 "engine: its own loop (a processor, a listener) would wait for itself, wanted another thread"
             )
@@ -214,18 +175,12 @@ class EngineCore:
             raise EngineError("session: belongs to another engine, wanted one of this engine")
         return session
 
-    def new_sequence(self) -> PagedKvCache:
-        """What a session holds of the tokens before: pages, and state where the model keeps any."""
-        return (
-            PagedKvCache(self.pool)
-            if self.states is None
-            else SequenceState(self.pool, self.states)
-        )
-
     def new_session(self, tokens: Sequence[int] = (), *, adapters: Any = None) -> Session:
         """A session that holds tokens and no pages yet; adapters None: those in force now."""
         session = Session(
-            self, self.new_sequence(), adapters=self.adapters() if adapters is None else adapters
+            self,
+            self.allocator.new_sequence(),
+            adapters=self.adapters() if adapters is None else adapters,
         )
         session.tokens, session.images = list(tokens), images_of(tokens)
         session.start = len(session.tokens)
@@ -258,24 +213,15 @@ class EngineCore:
                 self._check_encoder(request)
             self._check_images(session)
             self._check_queue(1 + len(request.siblings))
-            # first: where none can be started, nothing has begun
-            if self._thread is None:
-                thread = threading.Thread(target=self._loop, name="oxillama engine", daemon=True)
-                thread.start()
-                self._thread = thread  # which runs: `close` waits for its end
+            # first: where no thread can be started, nothing has begun
+            if self._loop.start():
                 _RUNNING.add(self)
             for each in (request, *request.siblings):
                 each.session.busy = True
                 self._tracker.in_flight.add(each)
                 each.submitted_at = time.perf_counter()
                 self.counters.started += 1
-        for each in (request, *request.siblings):
-            if each.timeout is not None:
-                self._deadlines.add(each, each.timeout)
-        self._inbox.put((self._output.begin, request))
-        # the loop may have ended between the check and the inbox
-        if self._failure is not None or self._closed:
-            self._abandon()
+        self._loop.begin(request)
         return request
 
     def _check_queue(self, more: int) -> None:
@@ -454,21 +400,18 @@ class EngineCore:
         """End the loop; requests in flight end as cancelled. Safe to call twice, from any thread,
         in a forked child too.
         """
-        if self._closed or os.getpid() != self._pid:
-            self._closed = True
+        if self._loop.closed or os.getpid() != self._pid:
+            self._loop.closed = True
             return
-        if self.held_by == threading.get_ident() and self._thread is not None:
+        if self.held_by == threading.get_ident() and self._loop.thread is not None:
             self.check_waiter()  # the loop would not end
-        self._closed = True
-        self._flag.set()
-        self._inbox.put(_CLOSE)
+        self._loop.close()
         with self.lock:  # which whoever is starting the thread holds
-            thread = self._thread
+            thread = self._loop.thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
-        self._abandon()
-        self._deadlines.close()
-        self._workers.close()
+        self._loop.abandon()
+        self._loop.release()
         if self.speculator is not None:
             self.speculator.close()
         mine = thread is threading.current_thread() or self.held_by == threading.get_ident()
@@ -481,217 +424,23 @@ class EngineCore:
             if self.prefix is not None:
                 self.prefix.clear()
             self.pool.shrink_to_fit()
-            self._program = None
+            self._loop.program = None
 
     def stop(self) -> None:
         """Ask the loop to end, and wait for nothing: for whoever may not wait (a finaliser)."""
-        if not self._closed and os.getpid() == self._pid:
-            self._closed = True
-            self._flag.set()
-            self._inbox.put(_CLOSE)
-            self._deadlines.close()
-            self._workers.close()
-
-    # ---- the loop
-    # --------------------------------------------------------------------------------------------------------
-
-    def _loop(self) -> None:
-        try:
-            while True:
-                try:
-                    if not self._commands():
-                        return
-                    self._tick()
-                except MemoryError as refused:
-                    self._survive(refused)
-        except BaseException as error:  # the loop must never end without everybody being told
-            self._fail(error)
-        finally:
-            self._abandon()
-
-    def _commands(self) -> bool:
-        """Do what came through the inbox, and wait there while nothing can be planned; False at the
-        engine's end.
-        """
-        inbox, scheduler = self._inbox, self._scheduler
-        while scheduler.idle or self._stalled or not inbox.empty():
-            try:
-                command = inbox.get(timeout=STALL_SECONDS if self._stalled else None)
-            except Empty:
-                command = (scheduler.evict_parked,)
-            self._stalled = False
-            if command is _CLOSE:
-                return False
-            self._command = command
-            with self.lock:
-                command[0](*command[1:])
-            # it knows its request, which whoever asked may have forgotten
-            self._command = command = None
-        return True
-
-    def _tick(self) -> None:
-        """One step, from the plan to the callers."""
-        if self._tracker.undrafted:
-            self._draft()
-        with self.lock:
-            plan = self._scheduler.schedule()
-            if not plan:
-                self._tracker.end_starved()
-                self._stalled = self._scheduler.parked > 0
-                return
-            self._plan = plan
-            batch, hidden = self._batch(plan)
-            self._flag.clear()
-            if self._closed or any(entry.owner.stopping for entry, _ in plan):
-                self._plan = []
-                self._tracker.end_stopped()
-                return
-        start = time.perf_counter()
-        try:
-            with self.step_lock:
-                out = self.program.step(
-                    batch, self.memory, output="hidden" if hidden else "logits", cancel=self._flag
-                )
-                now = time.perf_counter()
-                with self.lock:
-                    self._output.process(plan, out, start, now, representative=self.program.usual)
-                    self._plan = []
-        except Cancelled:
-            with self.lock:
-                self._plan = []
-                self._tracker.end_stopped()
-                if self.states is not None:
-                    self._evaluate_again(plan)
-
-    def _evaluate_again(self, plan: list[tuple[ScheduleEntry, int]]) -> None:
-        """A stopped step left the recurrent state of its other requests undefined: they begin again,
-        from stored checkpoints where there are any.
-        """
-        for entry, _ in plan:
-            if entry.owner in self._tracker.in_flight:
-                self.allocator.release(entry)
-                self._tracker.restart(entry.owner)
-
-    def _survive(self, refused: MemoryError) -> None:
-        """Memory was refused: the requests it was wanted for end of that. They are those of a
-        command or a plan; before there is a plan, the one that pages are sought for, else everybody
-        who runs, or waits where nobody does.
-        """
-        with self.lock:
-            scheduler, command = self._scheduler, self._command
-            asking, plan = scheduler.asking, self._plan
-            scheduler.asking, self._plan, self._command = None, [], None
-            if command is not None:
-                self._tracker.end_step(command[1:2], refused)
-                return
-            entries = [entry for entry, _ in plan] or ([asking] if asking is not None else [])
-            entries = entries or [*scheduler.prefilling, *scheduler.decoding]
-            self._tracker.end_step(
-                [each.owner for each in entries or list(scheduler.waiting)], refused
-            )
-
-    def _draft(self) -> None:
-        """Candidates for the requests that want them. Not under the lock: a draft model takes its
-        time, and what it reads is the loop's alone.
-        """
-        tracker, speculator = self._tracker, self.speculator
-        wanting, tracker.undrafted = tracker.undrafted, {}
-        # one that waits for a function of its own is asked for once that has returned
-        tracker.undrafted = {each: None for each in wanting if each.entry.parked}
-        requests = [
-            each for each in wanting if each.entry.state is State.DECODING and not each.entry.parked
-        ]
-        if speculator is None or not rewindable(self.memory):  # a row at a time
-            for request in requests:
-                if request.speculation is not None:
-                    request.speculation.fallbacks += 1
-            return
-        for request, error in speculator.propose(
-            requests,
-            sequences=len(self._scheduler.decoding),
-            prefilled=self.counters.prefilled,
-            parking=self._output.park,
-        ):
-            # else they end as cancelled, whatever a draft that was closed with this engine says
-            if not self._closed:
-                with self.lock:
-                    self._tracker.end(request, None, error)
-
-    def beside_loop(self, call: Callable[[], None]) -> None:
-        """Run `call()`, which must not raise, in a thread beside the loop."""
-        self._workers.run(call)
-
-    def _post(self, command: tuple) -> None:
-        """Let the loop call (function, arguments...), from any thread."""
-        self._inbox.put(command)
-
-    # ---- ends
-    # ---------------------------------------------------------------------------------------------------------
-
-    def _cancel(self, request: Request) -> None:
-        """From any thread: the request ends within a few milliseconds; a step that is mostly its
-        own is stopped.
-        """
-        self._stop(request, "cancelled")
-
-    def _expire(self, request: Request) -> None:
-        """From the thread of deadlines: the time of a request is over."""
-        self._stop(request, "timeout")
-
-    def _stop(self, request: Request, reason: str) -> None:
-        request.stopping = request.stopping or reason
-        plan = self._plan
-        own = sum(rows for entry, rows in plan if entry.owner is request)
-        if 2 * own >= sum(rows for _, rows in plan) > 0:
-            self._flag.set()
-        self._inbox.put((self._tracker.end, request, request.stopping))
-
-    def _run(self, call: Callable[[], None]) -> None:
-        """Run a function of a caller beside the loop, once nobody waits for it any more."""
-
-        def quietly() -> None:
-            try:
-                call()
-            except BaseException:
-                with suppress(BaseException):
-                    threading.excepthook(
-                        threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
-                    )
-
-        with suppress(RuntimeError):  # no thread to be had: it is not called
-            self._workers.run(quietly)
+        if not self._loop.closed and os.getpid() == self._pid:
+            self._loop.close()
+            self._loop.release()
 
     def fail(self, error: WeightsDamaged) -> None:
         """End every request in flight with an error, and refuse all that come later; from any
         thread.
         """
-        self._failure = error
-        self._inbox.put((_raise, error))  # requests are ended by the loop alone
+        self._loop.fail(error)
 
-    def _fail(self, error: BaseException) -> None:
-        """The loop broke: everybody in flight learns why, and so does whoever comes later."""
-        failure: EngineError
-        if isinstance(error, WeightsDamaged):
-            failure = error
-        else:
-            failure = EngineError(
-                f"engine: failed in its step loop, {type(error).__name__}: {error}"
-            )
-            failure.__cause__ = error
-        self._failure = failure
-        self._tracker.end_all(failure)
+    def run_in_worker(self, call: Callable[[], None]) -> None:
+        """Run `call()`, which must not raise, in a worker thread."""
+        self._loop.workers.run(call)
 
-    def _abandon(self) -> None:
-        """Requests that the loop will not come to any more."""
-        with self.lock:
-            thread = self._thread
-            if self._failure is not None:
-                self._tracker.end_all(self._failure)
-            elif self._closed and (
-                thread is None or not thread.is_alive() or thread is threading.current_thread()
-            ):
-                self._tracker.end_all(None)
-
-
-def _raise(error: BaseException) -> None:
-    raise error
+    def _cancel(self, request: Request) -> None:
+        self._loop.stop(request, "cancelled")

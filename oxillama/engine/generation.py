@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from oxillama.engine.arguments import OPTION_NAMES, renamed, seconds, unknown, whole
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.images import ImagePrompt, images_of
+from oxillama.engine.output import StopText
 from oxillama.engine.request import Request
 from oxillama.engine.session import Session, checked_ids
-from oxillama.engine.stops import StopText
 from oxillama.errors import ConfigError, ContextError
 from oxillama.grammar import ClosedSchema, Grammar, TokenMasker, schema_of
 from oxillama.lora.stack import Adapters
 from oxillama.sampling import Sampler, SamplerConfig, breaker_sequences, token_logprobs
 from oxillama.tokenizer import TokenizerBridge
+from oxillama.vision.placed import ImagePrompt, images_of
 
 _GRAMMARS_KEPT = 64
 # fields of a sampler that are arguments of `generate`; what else it has, options have too
@@ -34,6 +34,98 @@ SAMPLING_FIELDS = frozenset(field.name for field in fields(SamplerConfig)) - {
     "stop",
     "stop_token_ids",
 }
+
+
+class SamplerFields(TypedDict, total=False):
+    """Fields of `SamplerConfig` that `generate` and its kin take as arguments of their own, and
+    other tools' names of them.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float | None
+    repetition_window: int
+    frequency_penalty: float
+    presence_penalty: float
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
+    typical_p: float
+    top_a: float
+    eta_cutoff: float
+    epsilon_cutoff: float
+    top_n_sigma: float | None
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Sequence[str | bytes | Sequence[int]]
+    xtc_probability: float
+    xtc_threshold: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    logit_bias: Mapping[int, float]
+    banned_tokens: Iterable[int]
+    allowed_tokens: Iterable[int] | None
+    ignore_eos: bool
+    min_tokens: int
+    samplers: Sequence[str] | None
+    temp: float
+    repeat_penalty: float
+    repeat_last_n: int
+    mirostat_mode: int
+    typical: float
+
+
+class SingleOptions(SamplerFields, total=False):
+    """What `generate` and its kin take for one completion (`oxillama.Options`)."""
+
+    max_tokens: int | None
+    sampler: SamplerConfig | None
+    sampling_fields: Mapping[str, Any] | None
+    stop: str | Iterable[str] | None
+    stop_token_ids: Iterable[int] | None
+    seed: int | None
+    cache_prompt: bool
+    truncate_prompt: bool
+    context_shift: bool
+    keep: int
+    logprobs: int | None
+    prompt_logprobs: int | None
+    grammar: str | Grammar | None
+    json_schema: Any
+    regex: str | None
+    choices: Iterable[str] | None
+    shown_tokens: Iterable[int] | None
+    speculative: Any
+    processors: Iterable[Callable[..., Any]] | None
+    priority: int
+    timeout: float | None
+    lora: Any
+    max_new_tokens: int | None
+    n_predict: int
+    num_predict: int
+    n_keep: int
+
+
+class GenerateOptions(SingleOptions, total=False):
+    """What `generate` and its kin take for any number of completions."""
+
+    n: int
+    best_of: int | None
+
+
+class ChatOptions(GenerateOptions, total=False):
+    """What `chat` and its kin take."""
+
+    tools: Sequence[Any] | None
+    tool_choice: Any
+    tool_format: str | None
+    parallel_tool_calls: bool
+    response_format: Mapping[str, Any] | None
+    template: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ its loop alone touches it.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Set
+import threading
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager
 from operator import index
 from os import PathLike
@@ -20,15 +21,16 @@ from weakref import ref
 
 import numpy as np
 
-from oxillama.engine.images import (
+from oxillama.engine.memory.pages import KvCache, PagedKvCache
+from oxillama.errors import ConfigError, ContextError, EngineError
+from oxillama.vision.placed import (
     PlacedImage,
     check_boundary,
     identities,
     images_of,
     moved,
+    outside,
 )
-from oxillama.engine.pages import PagedKvCache
-from oxillama.errors import ConfigError, ContextError, EngineError
 
 _STATE = ("start", "pending", "sampler", "grammar", "text", "stops", "at_start")
 
@@ -41,6 +43,12 @@ class Owner(Protocol):
         """What has a `vocab_size`."""
 
     pool: Any  # where its pages come from
+    prefix: Any  # the prefix cache, None without one
+    context_size: int
+    lock: Any
+
+    def new_session(self) -> Session:
+        """An empty session."""
 
     def change(self, session: Session) -> AbstractContextManager:
         """The lock under which an idle session may be changed; raises EngineError for a busy one."""
@@ -216,6 +224,25 @@ class Session:
         self.start = min(self.start, length)
         self._forget()
 
+    def shift(self, keep: int) -> None:
+        """Forget the older half of the tokens after the first `keep`, for the engine's loop; those
+        that moved will be evaluated again, at their new positions.
+        """
+        keep = outside(self.images, keep)
+        drop = outside(self.images, keep + max(1, (len(self.tokens) - keep) // 2)) - keep
+        del self.tokens[keep : keep + drop]
+        self.images = (
+            *(each for each in self.images if each.end <= keep),
+            *moved((each for each in self.images if each.start >= keep + drop), -drop),
+        )
+        self.start = max(keep, self.start - drop)
+        self.kv.truncate(min(keep, self.kv.length))
+
+    def kv_cache(self) -> KvCache:
+        """A contiguous float32 copy of the keys and values of the tokens evaluated so far."""
+        with self.owner.change(self):
+            return KvCache.of(self.kv)
+
     def snapshot(self, **options: Any) -> bytes:
         """The whole state as bytes, for `engine.restore` of any engine over the same model; options
         are those of `Snapshots.take`.
@@ -253,6 +280,93 @@ class Session:
     def _forget(self) -> None:
         self.pending = self.sampler = self.grammar = self.text = self.stops = None
         self.at_start = False
+
+
+class DefaultSession:
+    """The conversation that an engine itself holds, for callers who keep none of their own: a session
+    made when it is first needed, and the session used last. Whoever changes the default session holds
+    `lock`.
+    """
+
+    __slots__ = ("_core", "_kept", "_session", "lock", "recent")
+
+    def __init__(self, core: Owner) -> None:
+        self.lock = threading.RLock()
+        # what a prompt of None goes on with: a session, or `Siblings`, who know theirs at the end
+        self.recent: Any = None
+        self._core = core
+        self._session: Session | None = None
+        self._kept: list[Session] = []  # sessions of `keeping`
+
+    def get(self) -> Session:
+        """The default session."""
+        with self.lock:
+            if self._session is None:
+                self._session = self._core.keep(self._core.new_session())
+            return self._session
+
+    def use(self) -> Session:
+        """The default session, which is now the one used last."""
+        with self.lock:
+            self.recent = self.get()
+            return self.recent
+
+    def retaining(self, make: Callable) -> Callable:
+        """`make` of a request, whose session keeps its pages where nobody stores them, until
+        another request that was made so takes its place.
+        """
+
+        def made(core: Owner, vocabulary: Any, options: Any, **more: Any) -> Any:
+            request = make(core, vocabulary, options, **more)
+            # of several completions it is known at their end
+            session = getattr(request, "session", None)
+            with core.lock:
+                idle = [each for each in self._kept if each is not session and not each.busy]
+                for each in idle:
+                    core.drop(each)
+                self._kept = [each for each in self._kept if each not in idle]
+                if (
+                    session is not None
+                    and more.get("session") is None
+                    and not _stored(core, len(session), options)
+                ):
+                    self._kept.append(core.keep(session))
+            return request
+
+        return made
+
+    def take(self, session: Session) -> None:
+        """Hold another session: it is the default one and the one used last; the one before is closed."""
+        with self.lock:
+            if self._session is not None:
+                self._session.close()
+            self._session = self.recent = session
+
+    def truncate(self, length: int) -> None:
+        """Forget its tokens from `length` on."""
+        with self.lock:
+            self.get().truncate(length)
+
+    def reset(self) -> None:
+        """Close it; the next use makes another."""
+        with self.lock:
+            session = self.get()
+            session.close()
+            if self.recent is session:
+                self.recent = None
+            self._session = None
+
+
+def _stored(core: Owner, tokens: int, options: Any) -> bool:
+    """Whether the prefix cache will take all that a request can evaluate."""
+    if core.prefix is None or not options.cache_prompt:
+        return False
+    most = (
+        core.context_size
+        if options.max_tokens is None
+        else min(core.context_size, tokens + options.max_tokens)
+    )
+    return -(-most // core.pool.page_size) <= core.prefix.max_pages
 
 
 def _index(token: Any) -> int:

@@ -1,5 +1,5 @@
-"""What the step loop knows of speculation: the types through which it asks for candidates and says
-what became of them. `oxillama.speculative` implements them, and the engine does not import it.
+"""Speculation as a request sees it: the candidates of its next step, and counts of what became of
+them. `oxillama.speculative` implements the types, and the engine does not import it.
 
     session   t0 t1 ... tn-1            a step of one session:   rows     tn-1   c0   c1   c2
     draft                c0 c1 c2                                logits   -> x0  -> x1 -> x2  (after c0 = x0, c1 = x1, ...)
@@ -11,9 +11,8 @@ candidate ends it. Rows do not depend on each other, so the tokens are those of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -72,42 +71,3 @@ class RequestCandidates(Protocol):
 
     def stats(self) -> SpecStats:
         """The counts as they are now."""
-
-
-# Takes a request out of the schedule until the function it returns is called with (value, error),
-# from any thread; then the loop calls `then(value)`, or ends the request with the error.
-Parking = Callable[[Any, Callable[[Any], None]], Callable[[Any, BaseException | None], None]]
-
-
-class Speculator(Protocol):
-    """Candidates for the requests of one engine; `EngineCore.speculator`."""
-
-    def begin(self, asked: Any, masker: Any, session: Any) -> RequestCandidates | None:
-        """The candidates that an option `speculative` stands for, None for none; masker: the
-        grammar's vocabulary, None without one.
-        """
-
-    def propose(
-        self,
-        requests: Iterable[Any],
-        *,
-        sequences: int,
-        prefilled: int,
-        parking: Parking,
-    ) -> list[tuple[Any, BaseException]]:
-        """Give each request the candidates of its next step; returns (request, error) where a
-        drafter failed.
-
-        sequences: that decode now. prefilled: prompt rows evaluated so far.
-        """
-
-    def resolve(self, asked: Any) -> Any:
-        """What an option `speculative` names: draft models are opened here. ConfigError for what it
-        cannot be.
-        """
-
-    def cores(self) -> Sequence[Any]:
-        """The engine cores of draft models."""
-
-    def close(self) -> None:
-        """Close what was opened for this engine."""

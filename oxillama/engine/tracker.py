@@ -1,20 +1,24 @@
-"""Requests in flight: how one begins, and every end it may have. What is done here is done under
-the engine's lock.
+"""Requests in flight: `RequestTracker` begins and ends them, under the engine's lock; `Deadlines`
+calls for the end of those whose time is over.
 """
 
 from __future__ import annotations
 
+import heapq
+import threading
+import time
 from collections.abc import Callable, Iterable
+from itertools import count
+from weakref import WeakMethod, ref
 
 import numpy as np
 
 from oxillama.engine.allocator import PageAllocator
-from oxillama.engine.images import spans_of
 from oxillama.engine.metrics import EngineMetrics
-from oxillama.engine.pages import KvCachePool
 from oxillama.engine.request import Request
 from oxillama.engine.scheduler import ScheduleEntry, Scheduler
 from oxillama.errors import EngineError, PoolError
+from oxillama.vision.placed import spans_of
 
 
 class RequestTracker:
@@ -24,7 +28,6 @@ class RequestTracker:
 
     def __init__(
         self,
-        pool: KvCachePool,
         allocator: PageAllocator,
         scheduler: Scheduler,
         counters: EngineMetrics,
@@ -36,8 +39,7 @@ class RequestTracker:
         self.in_flight: set[Request] = set()
         self.undrafted: dict[Request, None] = {}
         self._run = run
-        self._pool, self._allocator, self._scheduler, self._counters, self._vocab_size = (
-            pool,
+        self._allocator, self._scheduler, self._counters, self._vocab_size = (
             allocator,
             scheduler,
             counters,
@@ -170,15 +172,16 @@ class RequestTracker:
 
     def end_starved(self) -> None:
         """A request that is alone and cannot be given its pages will never be."""
-        entry = self._scheduler.starved
+        entry, pool = self._scheduler.starved, self._allocator.pool
         if entry is not None:
-            need = -(-entry.length // self._pool.page_size) * max(1, entry.width)
+            need = -(-entry.length // pool.page_size) * max(1, entry.width)
+            most = pool.max_pages or pool.memory.capacity
             self.end(
                 entry.owner,
                 None,
                 PoolError(
-                    f"page pool: {entry.length} tokens need {need} pages, {self._pool.max_pages or self._pool.memory.capacity} is all there is, "
-                    f"{self._pool.pages_used} of them owned"
+                    f"page pool: {entry.length} tokens need {need} pages, {most} is all there is, "
+                    f"{pool.pages_used} of them owned"
                 ),
             )
 
@@ -208,3 +211,63 @@ class RequestTracker:
                 self.in_flight.discard(request)
                 if request.end(None, own):
                     self._run(request.run_end_listeners)
+
+
+class Deadlines:
+    """Calls `expire(request)` once a request has been in flight for its `timeout`, unless it has
+    ended. Its one thread sleeps until the next deadline, and is there only while there are any.
+    """
+
+    __slots__ = ("_changed", "_expire", "_heap", "_number", "_running")
+
+    def __init__(self, expire: Callable[[Request], None]) -> None:
+        self._expire = WeakMethod(expire)  # its thread keeps no engine alive
+        # (when, a number that orders equal ones, the request), the next one first
+        self._heap: list[tuple[float, int, ref[Request]]] = []
+        self._number = count()
+        self._changed = threading.Condition()
+        self._running = False
+
+    def add(self, request: Request, seconds: float) -> None:
+        """End a request in so many seconds."""
+        with self._changed:
+            if len(self._heap) > 64 and len(self._heap) & (len(self._heap) - 1) == 0:
+                self._heap = [each for each in self._heap if _alive(each[2]) is not None]
+                heapq.heapify(self._heap)
+            entry = (time.monotonic() + seconds, next(self._number), ref(request))
+            heapq.heappush(self._heap, entry)
+            if not self._running:
+                threading.Thread(target=self._watch, name="oxillama deadlines", daemon=True).start()
+                self._running = True
+            elif self._heap[0] is entry:
+                self._changed.notify()
+
+    def close(self) -> None:
+        """Forget all deadlines."""
+        with self._changed:
+            self._heap.clear()
+            self._changed.notify()
+
+    def _watch(self) -> None:
+        while True:
+            with self._changed:
+                while self._heap and _alive(self._heap[0][2]) is None:
+                    heapq.heappop(self._heap)
+                if not self._heap:
+                    self._running = False
+                    return
+                left = self._heap[0][0] - time.monotonic()
+                if left > 0:
+                    self._changed.wait(min(left, threading.TIMEOUT_MAX))
+                    continue
+                request = heapq.heappop(self._heap)[2]()
+            expire = self._expire()
+            if request is not None and expire is not None:
+                expire(request)
+            request = expire = None
+
+
+def _alive(entry: ref[Request]) -> Request | None:
+    """The request, None for one that is gone or has ended."""
+    request = entry()
+    return None if request is None or request.done else request

@@ -1,4 +1,4 @@
-"""Threads beside the engine's loop, for what callers bring as Python functions: logits processors,
+"""Threads besides the engine's loop, for what callers bring as Python functions: logits processors,
 listeners, drafters.
 
     loop     draw A   step   step        draw A        a slow function holds up its own request,
@@ -10,8 +10,10 @@ seconds. They are daemons: a function that never returns does not hold up the in
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 
 IDLE_SECONDS = 5.0
@@ -45,6 +47,23 @@ class Workers:
         threading.Thread(
             target=self._work, args=([call],), name="oxillama worker", daemon=True
         ).start()
+
+    def run_quietly(self, call: Callable[[], None]) -> None:
+        """Run `call()`, for which nobody waits any more: what it raises goes to
+        `threading.excepthook`, and where the system refuses a thread it is not called.
+        """
+
+        def quietly() -> None:
+            try:
+                call()
+            except BaseException:
+                with suppress(BaseException):
+                    threading.excepthook(
+                        threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread()))
+                    )
+
+        with suppress(RuntimeError):
+            self.run(quietly)
 
     def close(self) -> None:
         """End the threads that wait; those that run end with their function."""

@@ -89,8 +89,9 @@ def read_peft_lora(folder: Path, base: GgufReader) -> LoraFile:
     modules = _modules(stored, label)
     found = None
     for made in _families_of(arch, config):
-        if all(made.rule_of(module + ".weight") for module in modules):
-            here = {module: made.rule_of(module + ".weight") for module in modules}
+        rules = {module: made.rule_of(module + ".weight") for module in modules}
+        here = {module: rule for module, rule in rules.items() if rule}
+        if len(here) == len(rules):
             if found is not None and _told(here) != _told(found):
                 raise LoraError(
                     f"{label}: several families of {arch} files name these tensors, wanted base_model_class in "

@@ -17,6 +17,8 @@ from oxillama.gguf.keys import REQUIRED
 from oxillama.model.builder import Builder, Heads, Layer, Value
 from oxillama.model.rope import Rope
 
+HeadNorm = Literal["heads", "rows", "plain"]  # what a norm of queries and keys runs over
+
 
 def trunk(b: Builder) -> Iterator[Layer]:
     """The layers of the model without those that predict further tokens, the last
@@ -68,7 +70,7 @@ def attention(
     x: Value,
     *,
     style: str,
-    qk_norm: Literal["heads", "rows", "plain"] | None = None,
+    qk_norm: HeadNorm | None = None,
     norm_kind: str = "rms",
     rope: Rope | Literal["file"] | None = "file",
     window: int = 0,

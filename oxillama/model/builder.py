@@ -701,7 +701,7 @@ class Builder:
             )
         self.causal = False
 
-    def project(self, *names: str) -> None:
+    def dense_head(self, *names: str) -> None:
         """Note the dense layers of these names that the file has, over a pooled row of the embedding."""
         names = tuple(name for name in names if self.has(f"{name}.weight"))
         if not names:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections import ChainMap
 from dataclasses import dataclass, fields, replace
 from numbers import Real
 from typing import Any, NamedTuple
@@ -137,7 +136,7 @@ class RopeOverrides:
         if self.rope_freq_scale is not None:
             told[f"{SCALING}.factor"] = _factor(self.rope_freq_scale, _own_factor(keys))
         ruling = Keys(
-            ChainMap({keys.name(key): value for key, value in told.items()}, keys.metadata),
+            {**keys.metadata, **{keys.name(key): value for key, value in told.items()}},
             keys.arch,
             read=keys.read,
         )
@@ -179,7 +178,7 @@ def _positive(name: str, value: Any, *, or_zero: bool) -> float:
         float(value)
         if isinstance(value, Real)
         and not isinstance(value, bool)
-        and abs(value) <= sys.float_info.max
+        and abs(float(value)) <= sys.float_info.max
         else math.nan
     )
     if not (or_zero and found == 0 or found > 0 and math.isfinite(1.0 / found)):

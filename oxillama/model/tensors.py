@@ -34,8 +34,8 @@ class Tensor:
         if self.turned:
             whole = reader.data(self.name).reshape(self.shape[1], self.shape[0], -1)
             return np.ascontiguousarray(whole.swapaxes(0, 1)).reshape(self.shape[0], -1)
-        whole = reader.data(self.name).reshape(count // self.shape[1], -1)
-        return whole[self.start : self.start + self.shape[0]]
+        rows = reader.data(self.name).reshape(count // self.shape[1], -1)
+        return rows[self.start : self.start + self.shape[0]]
 
 
 def unpacked(reader: GgufReader, tensor: Tensor) -> np.ndarray:

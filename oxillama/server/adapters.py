@@ -12,16 +12,13 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import oxillama
 from oxillama.errors import ConfigError, OxillamaError
 from oxillama.lora.fit import Lora
 from oxillama.server.errors import ApiError, shown
 from oxillama.server.schema import array, integer, number, obj
-
-if TYPE_CHECKING:
-    from oxillama.server.models import Model
 
 # per request: these and no others, whatever the scales of the server
 LORA = array(obj({"id": integer(0), "scale": number(-1e6, 1e6)}, ("id", "scale")), 0, 64)
@@ -116,7 +113,17 @@ class Adapters:
 # ---- what routes ask
 
 
-def listed(model: Model) -> list[dict[str, Any]]:
+class ServedModel(Protocol):
+    """What is asked of a model here (`models.Model`)."""
+
+    @property
+    def name(self) -> str:
+        """What requests call it."""
+
+    adapters: Adapters
+
+
+def listed(model: ServedModel) -> list[dict[str, Any]]:
     """The adapters as llama-server lists them."""
     return [
         {"id": each.id, "path": each.path, "scale": each.scale} for each in model.adapters.all()
@@ -124,7 +131,7 @@ def listed(model: Model) -> list[dict[str, Any]]:
 
 
 def _scales(
-    model: Model, given: Sequence[Mapping[str, Any]], path: str
+    model: ServedModel, given: Sequence[Mapping[str, Any]], path: str
 ) -> list[tuple[Adapter, float]]:
     """The adapters that a list of ids and scales names, by id; 400 for an unknown id."""
     known = {each.id: each for each in model.adapters.all()}
@@ -145,7 +152,7 @@ def _scales(
     return [(known[id], found[id]) for id in sorted(found)]
 
 
-def set_scales(model: Model, wanted: Sequence[Mapping[str, Any]]) -> None:
+def set_scales(model: ServedModel, wanted: Sequence[Mapping[str, Any]]) -> None:
     """Give adapters new scales, and 0 to those that are not in the list; a 400 for an id that is
     none, and nothing has changed.
     """
@@ -153,7 +160,7 @@ def set_scales(model: Model, wanted: Sequence[Mapping[str, Any]]) -> None:
     model.adapters.changed = True
 
 
-def asked(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
+def asked(model: ServedModel, body: Mapping[str, Any]) -> dict[str, Any]:
     """The option `lora` of `engine.submit` that a body asks for: by ids, or by its model; empty
     where the scales of the server hold.
     """
@@ -171,7 +178,7 @@ def asked(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
     return {"lora": [(each.lora, scale) for each, scale in _scales(model, given, "lora")]}
 
 
-def in_force(model: Model, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+def in_force(model: ServedModel, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The adapters, by id and scale, of a request with these options of `engine.submit`."""
     known, given = model.adapters.all(), options.get("lora")
     if given is None:
@@ -180,13 +187,13 @@ def in_force(model: Model, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"id": ids.get(lora), "scale": scale} for lora, scale in given]
 
 
-def served_as(model: Model, body: Mapping[str, Any]) -> str:
+def served_as(model: ServedModel, body: Mapping[str, Any]) -> str:
     """What an answer calls the model: the adapter's name, where the body gave that."""
     name = body.get("model")
-    return name if model.adapters.means(name) else model.name
+    return name if isinstance(name, str) and model.adapters.means(name) else model.name
 
 
-def load(model: Model, name: str, path: str, *, replace: bool, taken: Sequence[str]) -> None:
+def load(model: ServedModel, name: str, path: str, *, replace: bool, taken: Sequence[str]) -> None:
     """Load an adapter under a name that requests can give as their model; `taken` are names of
     models.
     """
@@ -220,7 +227,7 @@ def load(model: Model, name: str, path: str, *, replace: bool, taken: Sequence[s
     model.adapters.changed = True
 
 
-def unload(model: Model, name: str, id: int | None = None) -> None:
+def unload(model: ServedModel, name: str, id: int | None = None) -> None:
     """Unload an adapter; 404 for an unknown one."""
     found = model.adapters.named(name)
     if found is None:

@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from oxillama.server.calls import Call, ClientGone, json_response
+from oxillama.server.calls import Call, ClientGone, Route, json_response
 from oxillama.server.errors import ApiError, from_engine, shutting_down
 from oxillama.server.logs import Log, annotate, span
-from oxillama.server.routes import Route, Table
+from oxillama.server.routes import Table
 from oxillama.server.schema import check, check_body
 from oxillama.server.settings import ServerConfig
 from oxillama.server.state import ServerState

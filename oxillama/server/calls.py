@@ -1,5 +1,5 @@
 """`Call`: one HTTP request as the routes see it: its checked body, the server's state, work off the
-event loop, and whether the client is still there.
+event loop, and whether the client is still there. `Route`: what answers one method of one path.
 """
 
 from __future__ import annotations
@@ -7,18 +7,18 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from oxillama.server import strict_json
 from oxillama.server.errors import ApiError
-
-if TYPE_CHECKING:
-    from oxillama.server.state import ServerState
+from oxillama.server.schema import Schema
+from oxillama.server.state import ServerState
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 _LARGE = 1 << 16  # bytes of a body that is parsed off the loop
@@ -171,3 +171,27 @@ def json_response(value: Any, status: int = 200, headers: dict[str, str] | None 
 def dumps(value: Any) -> bytes:
     """Compact JSON in UTF-8."""
     return _encode(value).encode()
+
+
+Handler = Callable[[Call], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One method of one path. body: the schema of its JSON body, None for no body. optional: a
+    request may come without one. images: larger bodies are taken. open: needs no key.
+    """
+
+    method: str
+    path: str
+    handler: Handler
+    dialect: str = "openai"
+    body: Schema | None = None
+    optional: bool = False
+    images: bool = False
+    open: bool = False
+    about: str = ""
+    query: Mapping[str, Schema] | None = None
+    media: str = "application/json"
+    streams: str = ""
+    hidden: bool = False

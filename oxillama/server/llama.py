@@ -115,13 +115,6 @@ INFILL_BODY: Schema = obj(
 # ---- what is served
 
 
-async def openapi(call: Call) -> Response:
-    """GET /openapi.json"""
-    from oxillama.server.openapi import document
-
-    return json_response(await call.offload(document))
-
-
 async def health(call: Call) -> Response:
     """GET /health"""
     status, said = call.state.health()

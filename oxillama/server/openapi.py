@@ -5,11 +5,11 @@ that check their bodies.
 from __future__ import annotations
 
 import re
-from functools import cache
+from collections.abc import Iterable
 from typing import Any
 
 import oxillama
-from oxillama.server.routes import ROUTES, Route
+from oxillama.server.calls import Route
 
 _REFUSALS = {
     "400": "The request is malformed, or asks for what cannot be honoured.",
@@ -81,11 +81,10 @@ _ERRORS = {
 }
 
 
-@cache
-def document() -> dict[str, Any]:
-    """The whole document."""
+def document(routes: Iterable[Route]) -> dict[str, Any]:
+    """The document of the routes that are not hidden."""
     paths: dict[str, Any] = {}
-    for route in ROUTES:
+    for route in routes:
         if not route.hidden:
             paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
     return {

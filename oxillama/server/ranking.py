@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from oxillama.engine.embedding import PoolingMode
+from oxillama.engine.embedding import PoolingMode, pair_ids, scored_label
 from oxillama.engine.request import Request
-from oxillama.engine.reranking import pair_ids, scored_label
 from oxillama.errors import ConfigError
 from oxillama.server import adapters
 from oxillama.server.calls import Call

@@ -4,8 +4,7 @@ in the OpenAPI document.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from starlette.responses import Response
@@ -22,32 +21,10 @@ from oxillama.server import (
     session_routes,
     vllm,
 )
-from oxillama.server.calls import Call
+from oxillama.server.calls import Call, Handler, Route, json_response
+from oxillama.server.openapi import document
 from oxillama.server.page import page
 from oxillama.server.schema import Schema
-
-Handler = Callable[[Call], Awaitable[Response]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Route:
-    """One method of one path. body: the schema of its JSON body, None for no body. optional: a
-    request may come without one. images: larger bodies are taken. open: needs no key.
-    """
-
-    method: str
-    path: str
-    handler: Handler
-    dialect: str = "openai"
-    body: Schema | None = None
-    optional: bool = False
-    images: bool = False
-    open: bool = False
-    about: str = ""
-    query: Mapping[str, Schema] | None = None
-    media: str = "application/json"
-    streams: str = ""
-    hidden: bool = False
 
 
 def _post(path: str, handler: Handler, body: Schema, about: str, **more: Any) -> Route:
@@ -61,11 +38,22 @@ def _get(path: str, handler: Handler, about: str, **more: Any) -> Route:
 _SSE = "text/event-stream"
 _LINES = "application/x-ndjson"
 
+
+@cache
+def _document() -> dict[str, Any]:
+    return document(ROUTES)
+
+
+async def _openapi(call: Call) -> Response:
+    """GET /openapi.json"""
+    return json_response(await call.offload(_document))
+
+
 ROUTES: tuple[Route, ...] = (
     # the page and the document
     _get("/", page, "The page to talk to the model.", media="text/html"),
     _get("/static/{file}", page, "A file of the page.", media="text/html", hidden=True),
-    _get("/openapi.json", llama.openapi, "This document."),
+    _get("/openapi.json", _openapi, "This document."),
     # OpenAI
     _post(
         "/v1/chat/completions",

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from oxillama.errors import OxillamaError
 from oxillama.server.errors import ApiError, shutting_down
@@ -21,10 +21,34 @@ from oxillama.server.models import Model, Registry
 from oxillama.server.sessions import Sessions
 from oxillama.server.settings import ServerConfig
 from oxillama.server.waker import Waker
-from oxillama.server.work import Job
 
 _THREADS = 4
 _LOOK = 0.5  # seconds between looks at the engines
+
+
+class RunningJob(Protocol):
+    """What the state asks of a job (`work.Job`)."""
+
+    id: int
+    slot: int
+    params: dict[str, Any]
+    call: Any
+    model: Model
+    requests: tuple[Any, ...]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+
+    @property
+    def generated(self) -> int:
+        """Tokens so far."""
+
+    def times(self) -> dict[str, float]:
+        """Seconds of its parts."""
+
+    def close(self) -> None:
+        """End it."""
 
 
 class ServerState:
@@ -41,7 +65,7 @@ class ServerState:
         self.models = Registry(config, self.offload, keep=self._keep)
         self.metrics: dict[str, ModelMetrics] = defaultdict(ModelMetrics)
         self.responses: OrderedDict[str, Any] = OrderedDict()
-        self.jobs: dict[int, Job] = {}  # by slot
+        self.jobs: dict[int, RunningJob] = {}  # by slot
         self.slot_sessions: dict[int, tuple[Model, Any]] = {}
         self.by_key: Counter[str] = Counter()
         self.requests_total: Counter[tuple[str, str]] = Counter()
@@ -100,7 +124,7 @@ class ServerState:
 
     # ---- jobs
 
-    def enter(self, job: Job) -> None:
+    def enter(self, job: RunningJob) -> None:
         """Give a job its slot; 429 where the queue is full, or its key has as many as it may."""
         config, key = self.config, job.call.key
         if self.stopping:
@@ -129,7 +153,7 @@ class ServerState:
             self.moved_at = time.perf_counter()
         self.jobs[job.slot] = job
 
-    def leave(self, job: Job) -> None:
+    def leave(self, job: RunningJob) -> None:
         """Take a job's slot back and count what it did."""
         self.jobs.pop(job.slot, None)
         self.by_key[job.call.key] -= 1

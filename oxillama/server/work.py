@@ -9,16 +9,14 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from oxillama.engine.request import Completion, Request
 from oxillama.server.calls import Call
 from oxillama.server.errors import from_engine
+from oxillama.server.models import Model
+from oxillama.server.state import ServerState
 from oxillama.tokenizer import TokenizerBridge
-
-if TYPE_CHECKING:
-    from oxillama.server.models import Model
-    from oxillama.server.state import ServerState
 
 
 class Work(Protocol):

@@ -7,14 +7,14 @@ section "images": of each, its rows float32 (rows, width), then its positions in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from oxillama.engine.images import PlacedImage
 from oxillama.errors import SnapshotIncompatible
 from oxillama.snapshot.container import Buffer
 from oxillama.vision.features import ImageFeatures
+from oxillama.vision.placed import PlacedImage
 
 
 def told_images(images: Sequence[PlacedImage]) -> tuple[list[list[Any]], bytes]:
@@ -36,7 +36,7 @@ def restored_images(facts: Any, held: Buffer, tokens: int, width: int) -> tuple[
     """
     if type(facts) is not list or not facts:
         raise SnapshotIncompatible(f"images: found {facts!r:.80}, wanted a list of images")
-    data, at, end, made = memoryview(held).cast("B"), 0, 0, []
+    data, at, end, made = memoryview(cast(Any, held)).cast("B"), 0, 0, []
     for each in facts:
         kinds = [type(part) for part in each] if type(each) is list else []
         if kinds != [int, int, int, bool, bool]:

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 
 from oxillama._core.pool import PageMemory
-from oxillama.engine.pages import KvCachePool
+from oxillama.engine.memory.pages import KvCachePool
 from oxillama.snapshot.container import Envelope
 
 

@@ -20,7 +20,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from oxillama.engine.prefix import PrefixKvCache
+from oxillama.engine.memory.prefix import PrefixKvCache
 from oxillama.errors import ConfigError, SnapshotIncompatible
 from oxillama.gguf import ModelFingerprint, check_apart
 from oxillama.snapshot import key as user_key

@@ -37,8 +37,8 @@ from oxillama._core.pool import KV_BLOCK
 from oxillama.engine.config import EngineConfig
 from oxillama.engine.engine import EngineCore
 from oxillama.engine.generation import Vocabulary, sampler_of
+from oxillama.engine.output import StopText
 from oxillama.engine.session import Session
-from oxillama.engine.stops import StopText
 from oxillama.errors import ConfigError, EngineError, LoraError, PoolError, SnapshotIncompatible
 from oxillama.gguf import PROBE_BYTES, GgufReader, ModelFingerprint, check_apart
 from oxillama.grammar.automaton import MOST_SAVED

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from oxillama.engine.engine import EngineCore
-from oxillama.engine.speculation import Parking
+from oxillama.engine.loop import Parking
 from oxillama.errors import ConfigError
 from oxillama.speculative.background import BackgroundDrafter
 from oxillama.speculative.costs import CostLedger, StepCosts
@@ -57,7 +57,7 @@ class Planner:
         self.registry = registry or Registry()
         self.costs: StepCosts | None = None
         self._core: EngineCore = weakref.proxy(core)
-        self._run = core.beside_loop
+        self._run = core.run_in_worker
         self._drafters: dict[int, _Known] = {}
 
     def resolve(self, asked: Any) -> Any:

@@ -7,7 +7,8 @@ import threading
 import pytest
 from null import VOCAB, NullProgram, core, request, solo
 
-from oxillama.engine import engine as loop
+import oxillama.engine.engine
+import oxillama.engine.loop
 from oxillama.engine.scheduler import SMALLEST_CHUNK, SchedulerConfig
 
 BASE, ROW = 0.004, 0.0005  # seconds of a step, and of each of its rows
@@ -47,7 +48,8 @@ def test_a_prompt_of_32k_tokens_never_delays_the_next_token_of_others_by_more_th
     monkeypatch, decoders
 ):
     clock = Clock()
-    monkeypatch.setattr(loop, "time", clock)
+    for module in (oxillama.engine.engine, oxillama.engine.loop):
+        monkeypatch.setattr(module, "time", clock)
     program = ClockedProgram(clock)
     config = SchedulerConfig()
     engine = core(program=program, context_size=LONG + 10, scheduler=config, prefix=False)

@@ -24,8 +24,8 @@ from null import (
     solo,
 )
 
+from oxillama.engine.embedding import all_logits
 from oxillama.engine.generation import Options, make_request
-from oxillama.engine.rows import all_logits
 from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import ContextError, EngineError, PoolError
 from oxillama.sampling import Sampler, SamplerConfig
@@ -278,7 +278,7 @@ def test_closing_waits_for_a_thread_that_is_just_being_started(monkeypatch):
     def slowly(thread):
         if thread.name == "oxillama engine":
             begun.set()
-            while not engine._closed:
+            while not engine._loop.closed:
                 time.sleep(0.001)
             time.sleep(0.02)
         start(thread)
@@ -291,7 +291,7 @@ def test_closing_waits_for_a_thread_that_is_just_being_started(monkeypatch):
     begun.wait()
     engine.close()
     caller.join()
-    assert not engine._thread.is_alive() and asked[0].result(1).finish_reason == "cancelled"
+    assert not engine._loop.thread.is_alive() and asked[0].result(1).finish_reason == "cancelled"
 
 
 def test_a_request_that_comes_while_the_engine_is_closed_is_told_so_and_starts_nothing(monkeypatch):
@@ -301,7 +301,7 @@ def test_a_request_that_comes_while_the_engine_is_closed_is_told_so_and_starts_n
     with pytest.raises(EngineError, match="closed"):
         engine.submit(late)
     assert (
-        engine._thread is None
+        engine._loop.thread is None
         and threading.active_count() == threads
         and not late.session.busy
         and not engine._tracker.in_flight

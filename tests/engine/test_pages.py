@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from null import NullMemory
 
-from oxillama.engine.pages import KvCachePool, PagedKvCache
+from oxillama.engine.memory.pages import KvCachePool, PagedKvCache
 from oxillama.errors import Exhausted, InvalidSlot, PoolError
 
 

@@ -7,8 +7,8 @@ from null import NullMemory
 from test_pages import filled, read
 
 from oxillama.engine.config import EngineConfig
-from oxillama.engine.pages import KvCachePool, PagedKvCache
-from oxillama.engine.prefix import PrefixKvCache
+from oxillama.engine.memory.pages import KvCachePool, PagedKvCache
+from oxillama.engine.memory.prefix import PrefixKvCache
 from oxillama.errors import ConfigError
 
 

@@ -18,30 +18,18 @@ SEEDED = SamplerConfig(temperature=1.0, top_k=20, seed=11)
 GREEDY = SamplerConfig.greedy()
 # where the loop's own work is done; pages and prefixes are counted in others
 FILES = (
-    "engine/batching.py",
-    "engine/beam.py",
-    "engine/engine.py",
-    "engine/output.py",
-    "engine/postprocess.py",
-    "engine/tracker.py",
-    "engine/request.py",
     "engine/allocator.py",
+    "engine/beam.py",
+    "engine/loop.py",
+    "engine/output.py",
+    "engine/request.py",
     "engine/scheduler.py",
     "engine/session.py",
-    "engine/groups.py",
+    "engine/tracker.py",
     "sampling/sampler.py",
 )
 # they wait, or run where a request is not in flight any more
-NEVER = (
-    "_fail",
-    "_abandon",
-    "_loop",
-    "close",
-    "stop",
-    "_run_end_listeners",
-    "_survive",
-    "end_step",
-)
+NEVER = ("_fail", "abandon", "_run", "close", "_run_end_listeners", "_survive", "end_step")
 
 
 class Refusing:
@@ -71,7 +59,7 @@ class Refusing:
 def watched(engine, tracer):
     """Trace what the loop does from now on."""
     armed = threading.Event()
-    engine._inbox.put((lambda: (sys.settrace(tracer), armed.set()),))
+    engine._loop.inbox.put((lambda: (sys.settrace(tracer), armed.set()),))
     assert armed.wait(10)
 
 
@@ -174,8 +162,8 @@ def test_memory_refused_by_what_a_step_calls_ends_those_of_the_step_alone(part, 
         first.session.sampler = Drawing(first.session.sampler, refusing)
     else:
         owner, name = {
-            "step": (engine._program, "step"),
-            "batch": (engine._batch, "_make"),
+            "step": (engine._loop.program, "step"),
+            "batch": (engine._loop._batch, "_make"),
             "pages": (engine.memory, "ensure"),
         }[part]
         monkeypatch.setattr(owner, name, refusing(getattr(owner, name)))

@@ -5,8 +5,7 @@ time.
 import pytest
 from null import NullMemory, core, request, solo
 
-from oxillama.engine.pages import KvCachePool, PagedKvCache
-from oxillama.engine.rewind import Rewindable
+from oxillama.engine.memory.pages import KvCachePool, PagedKvCache, Rewindable
 from oxillama.errors import PositionBeyondEnd, RewindError
 from oxillama.speculative.lookup import LookupDrafter
 from oxillama.speculative.types import Candidates

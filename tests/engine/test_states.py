@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oxillama._core.pool import PageMemory
-from oxillama.engine.pages import KvCachePool
-from oxillama.engine.states import SequencePool, SequenceState, SsmStatePool
+from oxillama.engine.memory.pages import KvCachePool
+from oxillama.engine.memory.states import SequencePool, SequenceState, SsmStatePool
 from oxillama.errors import Exhausted, InvalidSlot, NotSupported, PoolError, PositionBeyondEnd
 
 SHAPE = (2, 8)  # one checkpoint is 64 bytes

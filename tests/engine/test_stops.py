@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oxillama.engine.stops import StopText
+from oxillama.engine.output import StopText
 
 
 def run(stops, pieces):

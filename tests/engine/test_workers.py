@@ -94,7 +94,7 @@ def test_a_cancel_ends_a_request_whose_function_does_not_return(kind):
 
 
 def test_the_pages_of_one_whose_function_does_not_return_are_had_by_those_who_wait(monkeypatch):
-    monkeypatch.setattr("oxillama.engine.engine.STALL_SECONDS", 0.01)
+    monkeypatch.setattr("oxillama.engine.loop.STALL_SECONDS", 0.01)
     engine, gate = core(max_pages=3, prefix=False), Gate()
     job = engine.submit(held_up(engine, "processor", gate, [1] * 33))
     assert gate.entered.wait(10)
@@ -178,7 +178,7 @@ def test_a_request_that_has_ended_keeps_no_engine_alive():
     assert made[0].session.owner is engine
     parts = [weakref.ref(engine), weakref.ref(engine.program), weakref.ref(engine.memory)]
     engine.stop()
-    engine._thread.join(10)
+    engine._loop.thread.join(10)
     del engine
     for _ in range(200):
         gc.collect()

@@ -100,7 +100,7 @@ def test_no_step_is_run_to_measure(tmp_path):
                 ran.append(1)
                 return step(*args, **options)
 
-        core._program = Program()
+        core._loop.program = Program()
         done = engine.generate([1, 2, 3], speculative="lookup", sampler=GREEDY, max_tokens=20)
         assert len(ran) == core.counters.steps
         assert len(ran) == len(done.tokens) - done.speculation.accepted

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from oxillama.engine.postprocess import only_token
+from oxillama.engine.output import only_token
 from oxillama.grammar import Grammar
 from oxillama.speculative.grammar import ForcedText
 from oxillama.speculative.types import DraftRequest

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oxillama
+from oxillama.asynchronous import AsyncEngine
 from oxillama.chat import Chat
-from oxillama.engine.asynchronous import AsyncEngine
 from oxillama.tokenizer.stream import TextStream
 from oxillama.toolcalls import FORMATS, THINK, Parts, ReplyParser, ToolCallGrammar
 

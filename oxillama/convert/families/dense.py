@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -217,7 +218,7 @@ def jais2(h: Hyper, k: Keys) -> None:
                 name.replace("{w}", "weight"): Rule(
                     (to.replace("{w}", "weight"),), plus_one, values=True
                 )
-                for name, to in PLAIN.items() if name.endswith("norm.{w}")
+                for name, to in PLAIN.items() if name.endswith("norm.{w}") and isinstance(to, str)
             },
             **PLAIN,
         })  # fmt: skip
@@ -330,14 +331,14 @@ def _is_reranker(h: Hyper) -> bool:
 
 def _judging_rows(x: np.ndarray, h: Hyper) -> np.ndarray:
     """The head's rows of the words yes and no."""
-    vocabulary = {}
+    vocabulary: Any = {}
     if h.folder is not None:
         model = h.folder.json("tokenizer.json", required=True).get("model")
         vocabulary = model.get("vocab") if isinstance(model, dict) else {}
     rows = [vocabulary.get(word) for word in ("yes", "no")]
     if not all(isinstance(row, int) and 0 <= row < len(x) for row in rows):
         raise ConvertError(f"{h.label}: a reranker without tokens for yes and no: {rows}")
-    return x[rows]
+    return x[np.array(rows, np.int64)]
 
 
 def _head_and_judge(x: np.ndarray, h: Hyper) -> tuple[np.ndarray, np.ndarray]:

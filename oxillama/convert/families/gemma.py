@@ -79,11 +79,13 @@ DENSE_MODULES = {"2_Dense": "dense_2", "3_Dense": "dense_3"}
 def _dense_modules(h: Hyper) -> dict[str, np.ndarray]:
     """The linear layers that sentence-transformers puts after the pooling."""
     found = {}
-    for kind, place in h.folder.modules() if h.folder is not None else []:
+    folder = h.folder
+    for kind, place in folder.modules() if folder is not None else []:
+        assert folder is not None
         if kind != "Dense":
             continue
-        path = h.folder.path / place
-        said = h.folder.json(f"{place}/config.json", required=True)
+        path = folder.path / place
+        said = folder.json(f"{place}/config.json", required=True)
         tensors = read_safetensors(path / "model.safetensors")
         if (
             place not in DENSE_MODULES
@@ -226,7 +228,11 @@ def _proportional(h: Hyper) -> dict[str, np.ndarray]:
     rope.must_be("rope_type", "proportional")
     size = _of_global_layers(h, "global_head_dim", "head_dim") or h.integer("head_dim")
     turned = int(size * rope.number("partial_rotary_factor") / 2)
-    return {"rope_freqs.weight": np.repeat(np.float32([1, 1e30]), [turned, size // 2 - turned])}
+    return {
+        "rope_freqs.weight": np.repeat(
+            np.array([1, 1e30], np.float32), [turned, size // 2 - turned]
+        )
+    }
 
 
 @family("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", arch="gemma4", extra=_proportional,

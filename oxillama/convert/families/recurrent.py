@@ -193,7 +193,7 @@ _DELTA = "model.layers.{b}.linear_attn."
 
 DELTA: dict[str, str | Rule] = {
     **{
-        name: Rule((to,), plus_one, values=True) if "norm" in name else to
+        name: Rule((to,), plus_one, values=True) if isinstance(to, str) and "norm" in name else to
         for name, to in {**HEADS, **LAYER}.items()
     },
     **ROUTED,

@@ -2,7 +2,7 @@
 of rotation.
 """
 
-from oxillama.model.blocks import attention, ffn, gated_ffn, heads_of
+from oxillama.model.blocks import HeadNorm, attention, ffn, gated_ffn, heads_of
 from oxillama.model.builder import Builder, Value, architecture
 
 
@@ -28,7 +28,7 @@ def mpt(b: Builder) -> Value:
         x = x + b.position_embed()
     for layer in b.layers():
         y = layer.norm(x, "attn_norm", kind="layer")
-        norms = "rows" if layer.has("attn_q_norm.weight") else None
+        norms: HeadNorm | None = "rows" if layer.has("attn_q_norm.weight") else None
         x = x + attention(
             *(b, layer, y),
             style="norm",

@@ -2,7 +2,7 @@
 and scaled logits.
 """
 
-from oxillama.model.blocks import attention, gated_ffn, heads_of, is_windowed, rope_dims
+from oxillama.model.blocks import HeadNorm, attention, gated_ffn, heads_of, is_windowed, rope_dims
 from oxillama.model.builder import Builder, Value, architecture
 
 # Three windowed layers, then a global one (published code, modeling_cohere2.py); the file's own
@@ -16,7 +16,7 @@ def command_r(b: Builder) -> Value:
     x = b.embed()
     for layer in b.layers():
         y = layer.norm(x, "attn_norm", kind="layer")
-        norms = "heads" if layer.has("attn_q_norm.weight") else None
+        norms: HeadNorm | None = "heads" if layer.has("attn_q_norm.weight") else None
         x = x + attention(b, layer, y, style="norm", qk_norm=norms, norm_kind="layer")
         x = x + gated_ffn(b, layer, y, act="silu")
     return b.logits(x, scale=b.keys.number("logit_scale", default=1.0), kind="layer")

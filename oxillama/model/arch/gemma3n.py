@@ -5,6 +5,7 @@ a vector for each token and layer, and sparse gates.
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -99,7 +100,9 @@ def _attention(b: Builder, layer: Layer, x: Value, *, near: bool, source: int | 
         rope = b.rope(dims, base=1_000_000.0)
     q = layer.linear(x, "attn_q", heads.query * heads.key_dim)
     q_norm = layer.vector("attn_q_norm.weight", heads.key_dim)
-    how = dict(heads=heads, rope=rope, style="neox", scale=1.0, window=window, eps=b.epsilon())
+    how: dict[str, Any] = dict(
+        heads=heads, rope=rope, style="neox", scale=1.0, window=window, eps=b.epsilon()
+    )
     if source is not None:
         # some files hold copies, which nothing reads
         for name in ("attn_k.weight", "attn_v.weight", "attn_k_norm.weight"):

@@ -4,6 +4,7 @@ file has them.
 """
 
 import math
+from typing import Any
 
 from oxillama.model.blocks import gated_ffn
 from oxillama.model.builder import Builder, Heads, Layer, Value, architecture
@@ -70,7 +71,9 @@ def _attention(b: Builder, layer: Layer, x: Value, *, near: bool, source: int | 
     rope = b.rope(dims, base_key="rope.freq_base" + suffix, base=base, scaled=not near)
     q = layer.linear(x, "attn_q", heads.query * dim)
     q_norm = layer.vector("attn_q_norm.weight", dim)
-    how = dict(heads=heads, rope=rope, style="neox", scale=1.0, window=window, eps=b.epsilon())
+    how: dict[str, Any] = dict(
+        heads=heads, rope=rope, style="neox", scale=1.0, window=window, eps=b.epsilon()
+    )
     if source is not None:
         y = b.attend_stored(q, layer=source, q_norm=q_norm, **how)
     else:

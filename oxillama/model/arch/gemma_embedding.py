@@ -31,4 +31,4 @@ def gemma_embedding(b: Builder) -> None:
         y = gated_ffn(b, layer, layer.norm(x, "ffn_norm"), act="gelu_tanh")
         x = x + layer.norm(y, "post_ffw_norm")
     b.mark_embedding(b.norm(x, "output_norm"))
-    b.project("dense_2", "dense_3")
+    b.dense_head("dense_2", "dense_3")

@@ -2,7 +2,7 @@
 (OrionStar 2024) is the same with whole heads rotated.
 """
 
-from oxillama.model.blocks import attention, gated_ffn
+from oxillama.model.blocks import HeadNorm, attention, gated_ffn
 from oxillama.model.builder import Builder, Value, architecture
 
 
@@ -15,7 +15,7 @@ def stablelm(b: Builder) -> Value:
     x = b.embed()
     for layer in b.layers():
         y = layer.norm(x, "attn_norm", kind="layer")
-        norms = "heads" if layer.has("attn_q_norm.weight") else None
+        norms: HeadNorm | None = "heads" if layer.has("attn_q_norm.weight") else None
         x = x + attention(b, layer, y, style="neox", qk_norm=norms, norm_kind="layer")
         z = layer.norm(x, "ffn_norm", kind="layer") if layer.has("ffn_norm.weight") else y
         x = x + gated_ffn(b, layer, z, act="silu")

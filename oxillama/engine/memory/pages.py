@@ -20,7 +20,7 @@ copied until it would be written. 6. When every table is released, `pages_used` 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -37,6 +37,27 @@ class Memory(Protocol):
     def ensure(self, n_pages: int) -> None: ...
     def copy(self, src: int, dst: int, *, tokens: int) -> None: ...
     def release(self, keep_pages: int) -> None: ...
+
+
+@runtime_checkable
+class Rewindable(Protocol):
+    """Something that holds a past of `length` positions and can forget its end."""
+
+    @property
+    def length(self) -> int:
+        """Positions held."""
+
+    def rewind(self, length: int) -> None:
+        """Hold the first `length` positions alone; PositionBeyondEnd for more than there are,
+        NotSupported where it cannot be done.
+        """
+
+
+def rewindable(memory: Any) -> bool:
+    """Whether sequences in this memory can forget their end. Memory of a recurrent model, whose
+    past is one state, cannot: its sequences go back to checkpoints and are evaluated again from there.
+    """
+    return bool(getattr(memory, "rewindable", True)) and not getattr(memory, "slot_layers", ())
 
 
 class KvCachePool:
@@ -286,3 +307,52 @@ class PagedKvCache:
         """Give every page back; the sequence is empty and may be used again."""
         self.pool.free_all(self.pages)
         self.pages, self.length, self._table, self.writable = [], 0, None, 0
+
+
+class KvCache:
+    """A contiguous float32 copy of a sequence's keys and values: layer l is `k[l]` (tokens,
+    kv_heads, k_dim) and `v[l]` likewise.
+    """
+
+    __slots__ = ("k", "length", "v")
+
+    def __init__(self, k: list[np.ndarray], v: list[np.ndarray]) -> None:
+        if len(k) != len(v) or any(len(a) != len(b) for a, b in zip(k, v)):
+            raise PoolError(
+                "cache: found keys and values of different lengths, wanted one of each per layer and token"
+            )
+        self.k, self.v = k, v
+        self.length = len(k[0]) if k else 0
+
+    @classmethod
+    def of(cls, cache: PagedKvCache) -> KvCache:
+        """Read a paged cache out of its pages."""
+        memory: Any = cache.pool.memory  # which has bytes to read (`_core.pool.PageMemory`)
+        size = cache.pool.page_size
+        pages = cache.pages[: -(-cache.length // size)]
+        k: list[np.ndarray] = []
+        v: list[np.ndarray] = []
+        for layer in range(len(memory.kv_layers)):
+            parts = [memory.read(page, layer) for page in pages]
+            for out, which in ((k, 0), (v, 1)):
+                dims = memory.kv_layers[layer]
+                rows = [part[which] for part in parts] or [
+                    np.empty((0, dims[0], dims[1 + which]), np.float32)
+                ]
+                out.append(np.concatenate(rows)[: cache.length])
+        return cls(k, v)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the copy."""
+        return sum(array.nbytes for array in (*self.k, *self.v))
+
+    def truncate(self, length: int) -> None:
+        """Forget tokens from `length` on."""
+        if not 0 <= length <= self.length:
+            raise PoolError(f"truncate: found length {length}, wanted 0 to {self.length}")
+        self.k, self.v, self.length = (
+            [a[:length] for a in self.k],
+            [a[:length] for a in self.v],
+            length,
+        )

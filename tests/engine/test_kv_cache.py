@@ -1,44 +1,12 @@
-"""Views over pages: a step is handed tables, an export gets copies."""
+"""Pages as a step is handed them, by block table, and as a contiguous copy."""
 
 import numpy as np
 import pytest
-from null import NullMemory
-from test_pages import filled
 
 import oxillama
 from oxillama._core.pool import PageMemory
 from oxillama._core.tape import Batch
-from oxillama.engine.pages import KvCachePool, PagedKvCache
-from oxillama.engine.views import BatchedKvView, KvCache, KvSlot
-from oxillama.errors import PoolError
-
-
-def test_a_row_of_a_batch_knows_its_page():
-    pool = KvCachePool(NullMemory())
-    one, two = filled(pool, 20), filled(pool, 5)
-    view = BatchedKvView([(one, 15, 4), (two, 4, 1)])
-    assert len(view) == 5
-    assert view[0] == KvSlot(0, 15, one.pages[0], 15)
-    assert view[1] == KvSlot(0, 16, one.pages[1], 0) and view[4] == KvSlot(1, 4, two.pages[0], 4)
-    assert view.row_table.tolist() == [0, 0, 0, 0, 1] and view.positions.tolist() == [
-        15,
-        16,
-        17,
-        18,
-        4,
-    ]
-    with pytest.raises(PoolError, match="reserved pages"):
-        BatchedKvView([(two, 4, 20)])
-
-
-def test_page_sizes_do_not_mix_in_a_view():
-    with pytest.raises(PoolError, match="one size"):
-        BatchedKvView(
-            [
-                (filled(KvCachePool(NullMemory()), 4), 0, 4),
-                (filled(KvCachePool(NullMemory(32), page_size=32), 4), 0, 4),
-            ]
-        )
+from oxillama.engine.memory.pages import KvCache, KvCachePool, PagedKvCache
 
 
 @pytest.mark.parametrize("kv_type", ("f16", "f32"))
@@ -69,7 +37,7 @@ def test_a_contiguous_copy_reads_positions_in_order(kv_type):
 
 
 @pytest.mark.parametrize("page_size", (16, 48))
-def test_a_step_over_a_view_gives_the_logits_of_each_sequence(page_size):
+def test_a_step_over_tables_of_several_sequences_gives_the_logits_of_each(page_size):
     with oxillama.load(num_threads=1, kv_type="f32") as engine:
         model, vocab = engine._loaded.model, engine.config.vocab_size
         pool = KvCachePool(
@@ -89,26 +57,38 @@ def test_a_step_over_a_view_gives_the_logits_of_each_sequence(page_size):
             ]
             for at, _, rows in parts:
                 caches[at].reserve(start + rows)
-            view = BatchedKvView([(caches[at], start, rows) for at, start, rows in parts])
-            # the block tables themselves
-            assert all(table is caches[at].table for table, (at, _, _) in zip(view.tables, parts))
+            positions = np.concatenate([np.arange(start, start + rows) for _, start, rows in parts])
+            row_table = np.repeat(np.arange(len(parts)), [rows for _, _, rows in parts])
             tokens = np.concatenate(
                 [texts[at][start : start + rows] for at, start, rows in parts]
             ).astype(np.int32)
             out = model.program.step(
                 Batch(
                     tokens,
-                    view.positions,
-                    view.tables,
-                    view.row_table,
-                    np.arange(len(view), dtype=np.int32),
+                    positions.astype(np.int32),
+                    [caches[at].table for at, _, _ in parts],
+                    row_table.astype(np.int32),
+                    np.arange(len(positions), dtype=np.int32),
                 ),
                 pool.memory,
             )
-            for row, (at, _, _) in zip(out.copy(), (parts[table] for table in view.row_table)):
+            for row, (at, _, _) in zip(out.copy(), (parts[table] for table in row_table)):
                 found[at].append(row)
             for at, _, rows in parts:
                 caches[at].commit(start + rows)
         for ids, rows, cache in zip(texts, found, caches):
             assert np.array_equal(rows, engine.logits(ids))
             assert KvCache.of(cache).length == cache.length == len(ids)
+
+
+def test_a_session_gives_a_copy_of_what_it_has_evaluated():
+    with oxillama.load(num_threads=1, kv_type="f32") as engine:
+        session = engine.session()
+        assert session.kv_cache().length == 0
+        engine.prefill([5, 6, 7, 8], session=session)
+        copy = session.kv_cache()
+        assert copy.length == 4 and len(copy.k) == engine.config.layers
+        fork = session.fork()
+        session.close()
+        again = fork.kv_cache()
+        assert all(np.array_equal(*pair) for pair in zip(copy.k + copy.v, again.k + again.v))

@@ -12,15 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from oxillama.errors import ContextError
 from oxillama.vision.features import ImageFeatures
-
-if TYPE_CHECKING:
-    from oxillama.engine.session import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +47,12 @@ class ImagePrompt(list[int]):
         _ = features.digest  # hashed here, not in the loop
         self.images = (*self.images, PlacedImage(len(self), features))
         self.extend([token] * len(features))
+
+
+class HasImages(Protocol):
+    """What has images among its tokens (`engine.session.Session`)."""
+
+    images: tuple[PlacedImage, ...]
 
 
 def images_of(prompt: Sequence[int] | None) -> tuple[PlacedImage, ...]:
@@ -114,7 +117,7 @@ def rotations(images: Iterable[PlacedImage], start: int, rows: int) -> np.ndarra
 
 
 def inputs(
-    parts: Iterable[tuple[Session, int, int, int]], tokens: np.ndarray, positions: np.ndarray
+    parts: Iterable[tuple[HasImages, int, int, int]], tokens: np.ndarray, positions: np.ndarray
 ) -> dict[str, Any]:
     """What a batch brings for sessions with images, as keyword arguments; marks the rows of images in
     `tokens` by -1.

@@ -10,9 +10,11 @@ from typing import Any, Unpack
 
 import numpy as np
 
-from oxillama.engine.arguments import ChatOptions, GenerateOptions, SingleOptions, separated
+from oxillama.api import InferenceEngine
+from oxillama.engine.arguments import separated
 from oxillama.engine.beam import BeamHypothesis, BeamSearchConfig
 from oxillama.engine.embedding import PoolingMode
+from oxillama.engine.generation import ChatOptions, GenerateOptions, SingleOptions
 from oxillama.engine.request import Completion, Piece, Request
 from oxillama.engine.session import Session
 from oxillama.engine.siblings import Siblings
@@ -20,12 +22,12 @@ from oxillama.errors import ConfigError, QueueFull
 
 
 class AsyncEngine:
-    """Awaitable doors of an engine; options are those of `generate`. A cancelled task cancels its
+    """Awaitable methods of an engine; options are those of `generate`. A cancelled task cancels its
     request.
     """
 
-    def __init__(self, engine: Any) -> None:
-        if not hasattr(engine, "submit_each"):
+    def __init__(self, engine: InferenceEngine) -> None:
+        if not isinstance(engine, InferenceEngine):
             raise ConfigError(f"engine: found {type(engine).__name__}, wanted an InferenceEngine")
         self.engine = engine
 

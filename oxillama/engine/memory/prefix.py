@@ -26,7 +26,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from oxillama.engine.pages import KvCachePool
+from oxillama.engine.memory.pages import KvCachePool
 from oxillama.errors import ConfigError
 
 
@@ -252,7 +252,8 @@ class PrefixKvCache:
 
     def _table(self, path: list[_Node], length: int) -> list[int]:
         """The pages of the first `length` positions along a path."""
-        size, pages = self.pool.page_size, []
+        size = self.pool.page_size
+        pages: list[int] = []
         for node in path:
             if node.start < length:
                 del pages[node.start // size :]
@@ -281,11 +282,13 @@ class PrefixKvCache:
         if cut == len(node.tokens):
             return node
         size, base = self.pool.page_size, node.start // self.pool.page_size
+        parent = node.parent
+        assert parent is not None  # a root has no tokens
         upper = _Node(
-            node.parent, node.start, node.tokens[:cut], node.pages[: -(-length // size) - base]
+            parent, node.start, node.tokens[:cut], node.pages[: -(-length // size) - base]
         )
         upper.used = node.used
-        node.parent.children[upper.tokens[0]] = upper
+        parent.children[upper.tokens[0]] = upper
         lower_pages = node.pages[length // size - base :]
         # a page that the cut runs through has two holders now
         both = len(upper.pages) + len(lower_pages) - len(node.pages)
@@ -330,6 +333,7 @@ class PrefixKvCache:
                 del self._shares[page]
             self.pool.free(page)
         parent = leaf.parent
+        assert parent is not None  # a root is no leaf
         del parent.children[leaf.tokens[0]]
         if not parent.children:
             if parent.parent is not None:

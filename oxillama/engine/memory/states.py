@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Protocol
 
-from oxillama.engine.pages import KvCachePool, PagedKvCache
+from oxillama.engine.memory.pages import KvCachePool, PagedKvCache
 from oxillama.errors import Exhausted, InvalidSlot, NotSupported, PoolError, PositionBeyondEnd
 
 MAX_SLOTS = 1 << 16

@@ -1,0 +1,22 @@
+"""Types of adapters in memory."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+class Adapter:
+    shapes: list[tuple]
+    nbytes: int
+    width: int
+    columns: int
+    def __init__(
+        self,
+        shapes: list[tuple],
+        entries: Iterable[tuple[int, int, np.ndarray, np.ndarray, float]],
+    ) -> None: ...
+
+class AdapterSet:
+    adapters: tuple[Adapter, ...]
+    width: int
+    columns: int
+    def __init__(self, pairs: Iterable[tuple[Adapter, float]]) -> None: ...

@@ -1,0 +1,726 @@
+"""The step loop: `schedule -> step -> sample -> output`, in one thread that starts on demand and
+sleeps when idle.
+
+    callers --submit, cancel--> inbox --+                     +--> Request.push, Request.end --> callers
+                                        |                     |
+                                    [ plan -> step -> draw -> text ]        thread "oxillama engine"
+
+A token's trip: `_tick` plans a step, runs it and deals out its rows (`_deal`); `_take_rows` finds what
+a request gets of them; `_draw` turns a row into a token and its text (`output.OutputProcessor`) and says what the
+request does next. A request with candidates, or with functions of its caller, draws in `_turn`.
+
+Python functions that callers bring (logits processors, listeners, drafters) run in worker threads
+(`workers`): their request waits for them, others do not.
+
+Errors: what one request does wrong (nothing left to sample, a page pool too small for it) ends that
+request. Where memory is refused, the requests of that step end with the MemoryError, and the loop
+goes on. Whatever else is raised in the loop fails every request in flight with that cause, and
+every call afterwards raises it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+import numpy as np
+
+from oxillama.engine.allocator import PageAllocator
+from oxillama.engine.metrics import EngineMetrics
+from oxillama.engine.output import OutputProcessor
+from oxillama.engine.request import Request
+from oxillama.engine.scheduler import ScheduleEntry, Scheduler, State
+from oxillama.engine.speculation import RequestCandidates
+from oxillama.engine.tracker import Deadlines, RequestTracker
+from oxillama.engine.workers import Workers
+from oxillama.errors import Cancelled, EngineError, WeightsDamaged
+from oxillama.vision.placed import inputs
+
+_CLOSE = object()
+STALL_SECONDS = 1.0  # that others wait for the pages of one whose function does not return
+
+Plan = list[tuple[ScheduleEntry, int]]
+Call = Callable[[], Any]
+
+
+# Takes a request out of the schedule until the function it returns is called with (value, error),
+# from any thread; then the loop calls `then(value)`, or ends the request with the error.
+Parking = Callable[[Any, Callable[[Any], None]], Callable[[Any, BaseException | None], None]]
+
+
+class Speculator(Protocol):
+    """Candidates for the requests of one engine; `EngineCore.speculator`."""
+
+    def begin(self, asked: Any, masker: Any, session: Any) -> RequestCandidates | None:
+        """The candidates that an option `speculative` stands for, None for none; masker: the
+        grammar's vocabulary, None without one.
+        """
+
+    def propose(
+        self,
+        requests: Iterable[Any],
+        *,
+        sequences: int,
+        prefilled: int,
+        parking: Parking,
+    ) -> list[tuple[Any, BaseException]]:
+        """Give each request the candidates of its next step; returns (request, error) where a
+        drafter failed.
+
+        sequences: that decode now. prefilled: prompt rows evaluated so far.
+        """
+
+    def resolve(self, asked: Any) -> Any:
+        """What an option `speculative` names: draft models are opened here. ConfigError for what it
+        cannot be.
+        """
+
+    def cores(self) -> Sequence[Any]:
+        """The engine cores of draft models."""
+
+    def close(self) -> None:
+        """Close what was opened for this engine."""
+
+
+class StepLoop:
+    """Runs the requests of a tracker over one program. What is read or written by other threads too
+    is so under `lock`, which the loop does not hold during a step.
+    """
+
+    def __init__(
+        self,
+        program: Any,
+        memory: Any,
+        allocator: PageAllocator,
+        scheduler: Scheduler,
+        counters: EngineMetrics,
+        *,
+        batch: Callable,
+        flag: Any,
+        context_size: int,
+        lock: threading.RLock,
+        step_lock: threading.Lock,
+    ) -> None:
+        """batch: makes what `program.step` is given. flag: stops a running step (`set`, `clear`)."""
+        self.program, self.memory = program, memory
+        self.workers = Workers()
+        self.tracker = RequestTracker(
+            allocator, scheduler, counters, program.vocab_size, self.workers.run_quietly
+        )
+        self.inbox: SimpleQueue = SimpleQueue()  # (function, argument, ...) for the loop to call
+        self.thread: threading.Thread | None = None
+        self.failure: EngineError | None = None
+        self.closed = False
+        # given by the caller that knows what may draft; None: nothing speculates
+        self.speculator: Speculator | None = None
+        self._allocator, self._scheduler, self._counters = allocator, scheduler, counters
+        self._deadlines = Deadlines(self._expire)
+        self._output = OutputProcessor(context_size)
+        self._batch = Batcher(batch, scheduler.config.max_batch_tokens)
+        self._flag, self._lock, self._step_lock = flag, lock, step_lock
+        self._command: tuple | None = None  # what is being done of the inbox
+        self._stalled = False  # nothing can be planned before something comes into the inbox
+        self._plan: Plan = []
+
+    # ---- any thread
+    # ---------------------------------------------------------------------------------------------
+
+    def start(self) -> bool:
+        """Start the thread, under the lock; False where it runs already."""
+        if self.thread is not None:
+            return False
+        thread = threading.Thread(target=self._run, name="oxillama engine", daemon=True)
+        thread.start()
+        self.thread = thread  # which runs: `close` waits for its end
+        return True
+
+    def post(self, *command: Any) -> None:
+        """Let the loop call (function, argument, ...)."""
+        self.inbox.put(command)
+
+    def begin(self, request: Request) -> None:
+        """Let the loop begin a submitted request, and its siblings after it."""
+        for each in (request, *request.siblings):
+            if each.timeout is not None:
+                self._deadlines.add(each, each.timeout)
+        self.inbox.put((self._begin, request))
+        # the loop may have ended between the caller's check and the inbox
+        if self.failure is not None or self.closed:
+            self.abandon()
+
+    def stop(self, request: Request, reason: str) -> None:
+        """End a request within a few milliseconds; a step that is mostly its own is stopped."""
+        request.stopping = request.stopping or reason
+        plan = self._plan
+        own = sum(rows for entry, rows in plan if entry.owner is request)
+        if 2 * own >= sum(rows for _, rows in plan) > 0:
+            self._flag.set()
+        self.inbox.put((self.tracker.end, request, request.stopping))
+
+    def close(self) -> None:
+        """Ask the loop to end, and wait for nothing."""
+        self.closed = True
+        self._flag.set()
+        self.inbox.put(_CLOSE)
+
+    def release(self) -> None:
+        """Let the threads of deadlines and workers end."""
+        self._deadlines.close()
+        self.workers.close()
+
+    def _expire(self, request: Request) -> None:
+        self.stop(request, "timeout")
+
+    def fail(self, error: WeightsDamaged) -> None:
+        """End every request in flight with an error, and refuse all that come later."""
+        self.failure = error
+        self.inbox.put((_raise, error))  # requests are ended by the loop alone
+
+    def abandon(self) -> None:
+        """End the requests that the loop will not come to any more."""
+        with self._lock:
+            thread = self.thread
+            if self.failure is not None:
+                self.tracker.end_all(self.failure)
+            elif self.closed and (
+                thread is None or not thread.is_alive() or thread is threading.current_thread()
+            ):
+                self.tracker.end_all(None)
+
+    def park(
+        self, request: Request, then: Callable[[Any], None]
+    ) -> Callable[[Any, BaseException | None], None]:
+        """Give a request no rows until the function returned is called, in any thread, with (value,
+        error): then the loop calls `then(value)`, or ends the request with the error. A request
+        that ends meanwhile is not called back.
+        """
+        request.awaited_call = then
+        self._scheduler.park(request.entry)
+
+        def answer(value: Any, error: BaseException | None) -> None:
+            self.post(self._returned, request, then, value, error)
+
+        return answer
+
+    # ---- the loop: commands and steps
+    # ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while True:
+                try:
+                    if not self._commands():
+                        return
+                    self._tick()
+                except MemoryError as refused:
+                    self._survive(refused)
+        except BaseException as error:  # the loop must never end without everybody being told
+            self._fail(error)
+        finally:
+            self.abandon()
+
+    def _commands(self) -> bool:
+        """Do what came through the inbox, and wait there while nothing can be planned; False at the
+        engine's end.
+        """
+        inbox, scheduler = self.inbox, self._scheduler
+        while scheduler.idle or self._stalled or not inbox.empty():
+            try:
+                command = inbox.get(timeout=STALL_SECONDS if self._stalled else None)
+            except Empty:
+                command = (scheduler.evict_parked,)
+            self._stalled = False
+            if command is _CLOSE:
+                return False
+            self._command = command
+            with self._lock:
+                command[0](*command[1:])
+            # it knows its request, which whoever asked may have forgotten
+            self._command = command = None
+        return True
+
+    def _tick(self) -> None:
+        """One step, from the plan to the callers."""
+        if self.tracker.undrafted:
+            self._draft()
+        with self._lock:
+            plan = self._scheduler.schedule()
+            if not plan:
+                self.tracker.end_starved()
+                self._stalled = self._scheduler.parked > 0
+                return
+            self._plan = plan
+            batch, hidden = self._batch(plan)
+            self._flag.clear()
+            if self.closed or any(entry.owner.stopping for entry, _ in plan):
+                self._plan = []
+                self.tracker.end_stopped()
+                return
+        start = time.perf_counter()
+        try:
+            with self._step_lock:
+                out = self.program.step(
+                    batch, self.memory, output="hidden" if hidden else "logits", cancel=self._flag
+                )
+                now = time.perf_counter()
+                with self._lock:
+                    self._deal(plan, out, start, now)
+                    self._plan = []
+        except Cancelled:
+            with self._lock:
+                self._plan = []
+                self.tracker.end_stopped()
+                if getattr(self.memory, "slot_layers", ()):
+                    self._evaluate_again(plan)
+
+    def _deal(self, plan: Plan, out: np.ndarray, start: float, now: float) -> None:
+        """Commit what a step wrote, and give its rows to the requests of the plan."""
+        counters, at, prefilled, decoded = self._counters, 0, 0, 0
+        for entry, rows in plan:
+            request, first = entry.owner, entry.done
+            if entry.width:
+                decoded += rows
+                at += self._take_beams(
+                    request,
+                    out[at : at + rows] if first + 1 == entry.length else out[:0],
+                    rows,
+                    now,
+                )
+                continue
+            done = first + rows
+            take = (
+                max(0, done - max(first, request.delivered))
+                if entry.every_row
+                else max(0, done + 1 - entry.length)
+            )
+            # of candidates nothing is known yet
+            entry.done = request.session.kv.length = min(done, entry.length)
+            if entry.state is State.DECODING:
+                decoded += rows
+            else:
+                prefilled += rows
+            try:
+                self._take_rows(request, out[at : at + take], now)
+            except BaseException as error:  # this request's own doing: its companions go on
+                self.tracker.end(request, None, error)
+            at += take
+        counters.steps += 1
+        counters.prefilled += prefilled
+        share = prefilled / (prefilled + decoded)
+        counters.prefill_seconds += (now - start) * share
+        counters.decode_seconds += (now - start) * (1 - share)
+        if self.program.usual:
+            self._scheduler.observe(prefill_rows=prefilled, seconds=now - start, mixed=decoded > 0)
+
+    def _take_rows(self, request: Request, rows: np.ndarray, now: float) -> None:
+        """What one request does with its rows of a step: none, some or all."""
+        entry = request.entry
+        if request.stopping:
+            self.tracker.end(request, request.stopping)
+            return
+        if entry.state is not State.DECODING and not self._prefilled(request, rows, now):
+            return
+        if not len(rows):  # forced tokens are still to run
+            return
+        draft, entry.draft = entry.draft[: len(rows) - 1], ()
+        if request.has_callbacks:
+            self._resume(request, self._turn(request, rows.copy(), draft))
+        elif draft:
+            self._resume(request, self._turn(request, rows, draft))
+        else:
+            self._draw(request, rows[-1], now)
+
+    def _prefilled(self, request: Request, rows: np.ndarray, now: float) -> bool:
+        """Rows of a prompt are evaluated; True when a token is drawn from the last one."""
+        entry = request.entry
+        if len(rows) and entry.every_row and request.on_rows is not None:
+            request.on_rows(entry.done - len(rows), rows)
+            request.delivered = max(request.delivered, entry.done)
+        if entry.done < entry.length:
+            self._allocator.store(request, whole_pages=True)
+            return False
+        if request.kind == "rows":
+            self.tracker.end(request, "stop")
+            return False
+        if request.kind == "extend":
+            request.session.pending = request.value = rows[-1].copy()
+            self.tracker.end(request, "stop")
+            return False
+        entry.every_row = False
+        self._allocator.store(request, whole_pages=True)
+        if request.beams is not None:
+            self._end_beam_turn(request, request.beams.begin(rows[-1]), now)
+            return False
+        if request.siblings:
+            self._fork_siblings(request, rows[-1])
+        return True
+
+    # ---- draws
+    # ---------------------------------------------------------------------------------------------
+
+    def _begin(self, request: Request) -> None:
+        """Queue a submitted request; one whose session has logits to go on from gets its first
+        token at once.
+        """
+        try:
+            pending = self.tracker.begin(request)
+            if pending is None:
+                return
+            request.admitted_at = time.perf_counter()
+            if request.has_callbacks:
+                self._resume(request, self._turn(request, pending[None], ()))
+            else:
+                self._draw(request, pending, request.admitted_at)
+        except BaseException as error:
+            self.tracker.end(request, None, error)
+
+    def _draw(self, request: Request, row: np.ndarray, now: float) -> bool:
+        """Draw the next token of a request, and those that its grammar forces; False when it has no
+        next step, or begins again.
+        """
+        return self._after_draw(request, self._advance(request, row, now))
+
+    def _advance(self, request: Request, row: np.ndarray, now: float) -> str | None:
+        """Draw, and count what was drawn; returns why the request ends, None when it goes on."""
+        counters = self._counters
+        if request.token_at:
+            counters.inter_token.observe(now - request.token_at)
+        else:
+            counters.first_token.observe(now - request.submitted_at)
+            request.first_at = now
+        request.token_at = now
+        before = len(request.generated)
+        reason = self._output.advance(request, row)
+        drawn = len(request.generated) - before
+        counters.generated += drawn
+        if request.entry.state is State.DECODING:
+            counters.decoded += drawn
+        return reason
+
+    def _after_draw(self, request: Request, reason: str | None) -> bool:
+        """What follows from a draw for the request's next step; reason: why it ends."""
+        session, entry = request.session, request.entry
+        if reason is not None:
+            self.tracker.end(request, reason)
+            return False
+        entry.length = len(session.tokens)
+        # the context was shifted: evaluate what moved
+        if session.kv.length < entry.done:
+            self.tracker.restart(request)
+            return False
+        self._scheduler.start_decoding(entry)
+        speculation = request.speculation
+        if speculation is not None:
+            if speculation.rest:  # nothing would pay: no time is spent on asking
+                speculation.rest -= 1
+            else:
+                self.tracker.undrafted[request] = None
+        return True
+
+    def _turn(
+        self, request: Request, rows: np.ndarray, draft: Sequence[int]
+    ) -> Generator[Call, Any, None]:
+        """Draw from the row after the last token, then from the row after each candidate as long as
+        the text goes on with it.
+
+        Yields what a worker is to run before it goes on, and is sent what that returned: processors,
+        before each draw, and listeners, after it. Meanwhile others may have taken the request's
+        pages; the rows are its own.
+        """
+        session, entry, tokens = request.session, request.entry, request.session.tokens
+        start, at, going = entry.length, 0, True
+        while going and start + at == len(tokens):
+            if session.sampler.processors:
+                row = rows[at]
+                session.sampler.processed(row, (yield session.sampler.processing(row)))
+            else:
+                row = rows[at]
+            self._keep_rows(request, start + at)
+            reason = self._advance(request, row, time.perf_counter())
+            if request.pending_calls:
+                yield request.run_listeners
+            going = self._after_draw(request, reason)
+            while at < len(draft) and start + at < len(tokens) and tokens[start + at] == draft[at]:
+                # forced tokens may have come along: more than one at a time
+                at += 1
+        if going:
+            self._keep_rows(request, start + at)
+        if request.speculation is not None and draft:
+            # Where the text is over, candidates not looked at are neither accepted nor rejected.
+            request.speculation.verified(
+                accepted=at,
+                rejected=len(draft) - at if going else 0,
+                bonus=at == len(draft) and len(tokens) > start + at,
+            )
+
+    def _keep_rows(self, request: Request, length: int) -> None:
+        """The first `length` tokens of a running request are in its pages, and what follows them
+        there is void; where its pages were taken, none are.
+        """
+        if request.entry.state in (State.PREFILLING, State.DECODING):
+            request.entry.done = request.session.kv.length = length
+
+    def _draft(self) -> None:
+        """Ask for candidates for the requests that want them. Not under the lock: a draft model
+        takes its time, and what it reads is the loop's alone.
+        """
+        tracker, speculator = self.tracker, self.speculator
+        wanting, tracker.undrafted = tracker.undrafted, {}
+        # one that waits for a function of its own is asked for once that has returned
+        tracker.undrafted = {each: None for each in wanting if each.entry.parked}
+        requests = [
+            each for each in wanting if each.entry.state is State.DECODING and not each.entry.parked
+        ]
+        if speculator is None or not self._allocator.rewindable:  # a row at a time
+            for request in requests:
+                if request.speculation is not None:
+                    request.speculation.fallbacks += 1
+            return
+        for request, error in speculator.propose(
+            requests,
+            sequences=len(self._scheduler.decoding),
+            prefilled=self._counters.prefilled,
+            parking=self.park,
+        ):
+            # else they end as cancelled, whatever a draft that was closed with this engine says
+            if not self.closed:
+                with self._lock:
+                    self.tracker.end(request, None, error)
+
+    # ---- requests of several sequences
+    # ---------------------------------------------------------------------------------------------
+
+    def _take_beams(self, request: Request, out: np.ndarray, rows: int, now: float) -> int:
+        """`rows` beams of a search have had their row of a step; returns how many rows of logits
+        were theirs: all of `out`.
+        """
+        try:
+            if request.stopping:
+                self.tracker.end(request, request.stopping)
+            elif request.beams.feed_rows(request.entry, rows, out):
+                self._end_beam_turn(request, request.beams.step(), now)
+        except BaseException as error:  # this request's own doing: its companions go on
+            self.tracker.end(request, None, error)
+        return len(out)
+
+    def _end_beam_turn(self, request: Request, over: bool, now: float) -> None:
+        """Every beam of a search has had its row: they take the next, or the search is over."""
+        search, counters = request.beams, self._counters
+        (counters.inter_token if request.token_at else counters.first_token).observe(
+            now - (request.token_at or request.submitted_at)
+        )
+        request.token_at = now
+        counters.generated += len(search.beams)
+        counters.decoded += len(search.beams) if request.entry.state is State.DECODING else 0
+        if over:
+            request.value = search.result()
+            self.tracker.end(request, "stop")
+        else:
+            search.update_entry(request.entry)
+            self._scheduler.start_decoding(request.entry)
+
+    def _fork_siblings(self, request: Request, row: np.ndarray) -> None:
+        """A prompt is evaluated, `row` are its logits: the siblings who waited for it go on from
+        forks of its pages.
+        """
+        # those that are not reached yet stay its own: it hands them over if it ends here
+        while request.siblings:
+            each = request.siblings[0]
+            if each in self.tracker.in_flight:
+                each.session.kv, each.session.pending = request.session.kv.fork(), row.copy()
+                each.prompt_logprobs, each.on_rows, each.cached = (
+                    request.prompt_logprobs,
+                    None,
+                    each.prompt_tokens,
+                )
+                self._begin(each)
+            request.siblings = request.siblings[1:]
+
+    # ---- functions of callers, in workers
+    # ---------------------------------------------------------------------------------------------
+
+    def _resume(
+        self, request: Request, turn: Generator[Call, Any, None], value: Any = None
+    ) -> None:
+        """Run a turn up to the next function that a worker is to run, and let one run it."""
+        try:
+            call = turn.send(value)
+        except StopIteration:
+            return
+        answer = self.park(request, partial(self._resume, request, turn))
+
+        def work() -> None:
+            try:
+                value = call()
+            except BaseException as raised:
+                answer(None, raised)
+            else:
+                answer(value, None)
+
+        self.workers.run(work)
+
+    def _returned(
+        self,
+        request: Request,
+        then: Callable[[Any], None],
+        value: Any,
+        error: BaseException | None,
+    ) -> None:
+        """A function that a request waited for has returned."""
+        if request.awaited_call is not then:
+            return
+        request.awaited_call = None
+        self._scheduler.unpark(request.entry)
+        try:
+            if error is not None:
+                raise error
+            then(value)
+        except BaseException as raised:
+            self.tracker.end(request, None, raised)
+
+    # ---- errors
+    # ---------------------------------------------------------------------------------------------
+
+    def _evaluate_again(self, plan: Plan) -> None:
+        """A stopped step left the recurrent state of its other requests undefined: they begin again,
+        from stored checkpoints where there are any.
+        """
+        for entry, _ in plan:
+            if entry.owner in self.tracker.in_flight:
+                self._allocator.release(entry)
+                self.tracker.restart(entry.owner)
+
+    def _survive(self, refused: MemoryError) -> None:
+        """Memory was refused: the requests it was wanted for end of that. They are those of a
+        command or a plan; before there is a plan, the one that pages are sought for, else everybody
+        who runs, or waits where nobody does.
+        """
+        with self._lock:
+            scheduler, command = self._scheduler, self._command
+            asking, plan = scheduler.asking, self._plan
+            scheduler.asking, self._plan, self._command = None, [], None
+            if command is not None:
+                self.tracker.end_step(command[1:2], refused)
+                return
+            entries = [entry for entry, _ in plan] or ([asking] if asking is not None else [])
+            entries = entries or [*scheduler.prefilling, *scheduler.decoding]
+            self.tracker.end_step(
+                [each.owner for each in entries or list(scheduler.waiting)], refused
+            )
+
+    def _fail(self, error: BaseException) -> None:
+        """The loop broke: everybody in flight learns why, and so does whoever comes later."""
+        failure: EngineError
+        if isinstance(error, WeightsDamaged):
+            failure = error
+        else:
+            failure = EngineError(
+                f"engine: failed in its step loop, {type(error).__name__}: {error}"
+            )
+            failure.__cause__ = error
+        self.failure = failure
+        self.tracker.end_all(failure)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+class Batcher:
+    """Fills a step's arrays from a plan; the arrays are reused, so a batch is valid until the next
+    one is made.
+    """
+
+    __slots__ = ("_first", "_make", "_positions", "_row_table", "_tokens")
+
+    def __init__(self, make: Callable, max_rows: int) -> None:
+        self._make = make
+        self._tokens, self._positions, self._row_table = (
+            np.zeros(max_rows, np.int32) for _ in range(3)
+        )
+        self._first = np.zeros(1, np.int32)
+
+    def __call__(self, plan: Plan) -> tuple[Any, bool]:
+        """(what the program is given, whether the step is for hidden rows)."""
+        tokens, positions, row_table = self._tokens, self._positions, self._row_table
+        # one row: the common case, kept short
+        if (
+            len(plan) == 1
+            and plan[0][1] == 1
+            and not plan[0][0].width
+            and not plan[0][0].owner.session.images
+        ):
+            entry = plan[0][0]
+            session = entry.owner.session
+            tokens[0], positions[0], row_table[0] = session.tokens[entry.done], entry.done, 0
+            kv = session.kv
+            more: dict[str, Any] = {} if kv.slot is None else {"slots": (kv.slot,)}
+            adapted = getattr(session.adapters, "factors", None)
+            if adapted is not None:
+                more["adapters"] = (adapted,)
+            return self._make(
+                tokens[:1], positions[:1], (kv.table,), row_table[:1], self._first, **more
+            ), entry.hidden
+        at, hidden = 0, False
+        tables: list[np.ndarray] = []
+        slots: list[int | None] = []
+        adapters: list[Any] = []  # of each table
+        wanted: list[int] = []
+        pictured: list[tuple[Any, int, int, int]] = []
+        for entry, rows in plan:
+            request, start = entry.owner, entry.done
+            session, end = request.session, at + rows
+            adapted = getattr(session.adapters, "factors", None)
+            adapters.extend([adapted] * (rows if entry.width else 1))
+            if entry.width:
+                if session.images:
+                    beams = request.beams.sessions[entry.part : entry.part + rows]
+                    pictured += [(beam, start, 1, row) for row, beam in enumerate(beams, at)]
+                for row, beam in enumerate(
+                    request.beams.sessions[entry.part : entry.part + rows], at
+                ):
+                    tokens[row], positions[row], row_table[row] = (
+                        beam.tokens[start],
+                        start,
+                        len(tables),
+                    )
+                    tables.append(beam.kv.table)
+                    slots.append(beam.kv.slot)
+                wanted.extend(range(at, end) if start + 1 == entry.length else ())
+                at = end
+                continue
+            if session.images:
+                pictured.append((session, start, rows, at))
+            if rows == 1:
+                tokens[at], positions[at], row_table[at] = session.tokens[start], start, len(tables)
+            else:
+                tokens[at:end] = (
+                    session.tokens[start : start + rows]
+                    if start + rows <= entry.length
+                    else session.tokens[start:] + list(entry.draft[: start + rows - entry.length])
+                )
+                positions[at:end] = (
+                    range(start, start + rows) if rows < 8 else np.arange(start, start + rows)
+                )
+                row_table[at:end] = len(tables)
+            tables.append(session.kv.table)
+            slots.append(session.kv.slot)
+            if entry.every_row:
+                wanted.extend(range(at + max(0, request.delivered - start), end))
+                hidden |= entry.hidden
+            elif start + rows >= entry.length:
+                wanted.extend(range(at + entry.length - 1 - start, end))
+                hidden |= entry.hidden
+            at = end
+        more = {} if slots[0] is None else {"slots": slots}
+        if any(each is not None for each in adapters):
+            more["adapters"] = adapters
+        if pictured:
+            more |= inputs(pictured, tokens[:at], positions[:at])
+        return self._make(
+            tokens[:at], positions[:at], tables, row_table[:at], np.array(wanted, np.int32), **more
+        ), hidden
