@@ -19,7 +19,7 @@ from oxillama.engine.request import Request
 from oxillama.engine.session import DefaultSession, Session, checked_ids
 from oxillama.engine.siblings import Siblings
 from oxillama.errors import EngineError
-from oxillama.image_prompts import ImagePrompts
+from oxillama.image_prompts import ImagePrompts, no_encoder
 from oxillama.lora.stack import LoraStack
 from oxillama.model.load import Model
 from oxillama.opening import Progress, open_model
@@ -195,6 +195,12 @@ class Loaded:
             f"{named}, context {core.context_size}, {model.program.num_threads} threads, "
             f"{core.metrics().requests_running} running" + (", sampler of the file" if own else "")
         )
+
+    def check_image(self, source: Any, name: str) -> None:
+        """Raise ImageError for an image that no prompt could hold."""
+        if self._vision is None:
+            raise no_encoder(name)
+        self._vision.pixels(source, name=name)
 
     def ids(self, prompt: Prompt, *, add_special: bool = True) -> list[int]:
         """Token ids of a prompt, each within the vocabulary."""

@@ -15,7 +15,7 @@ from contextlib import closing
 from typing import Any
 
 import oxillama
-from oxillama.cli import lora
+from oxillama.cli import images, lora
 from oxillama.cli.lines import Lines
 from oxillama.cli.loading import add_model, load
 from oxillama.cli.parsing import closest
@@ -38,6 +38,7 @@ def add_commands(commands: Any) -> None:
     chat = commands.add_parser("chat", help="talk with a model through its own chat template")
     add_model(chat, sidecar="auto")
     add_prompt(chat, "the first message; further ones come from standard input")
+    images.add_images(chat)
     add_template(chat)
     chat.add_argument(
         "--tools",
@@ -106,6 +107,7 @@ class Talk:
         self.calls: list[Any] = []  # that wait for their results
         self.last: oxillama.Completion | None = None
         self.replies = self.tokens = 0
+        self.images: list[str] = []  # that come with the next message
         self._said: set[str] = set()
         self.system = system
 
@@ -124,7 +126,12 @@ class Talk:
 
     def ask(self, text: str) -> None:
         """Say something and print the reply."""
-        self._turn({"role": "user", "content": text})
+        before, attached = len(self.messages), self.images
+        message = {"role": "user", "content": images.content(text, attached)}
+        self.images = []
+        self._turn(message)
+        if len(self.messages) == before:
+            self.images = attached
 
     def answer_call(self, text: str) -> None:
         """Bring the result of the first call that waits; the last one is followed by a reply."""
@@ -266,6 +273,7 @@ class Commands:
         self.known: dict[str, tuple[Callable[[str], None], str]] = {
             "help": (self.help, "show these lines"),
             "save": (self.save, "FILE: write the conversation as JSON"),
+            "image": (self.image, "FILE: an image that comes with the next message"),
             "load": (self.load, "FILE: go on with a conversation that was saved"),
             "system": (self.system, "[TEXT]: show or change the system message (- removes it)"),
             "set": (self.set, "[NAME [VALUE]]: show, change or reset an option: /set top_p 0.8"),
@@ -306,6 +314,17 @@ class Commands:
         content = {"messages": talk.messages, "options": talk.options}
         write_parts(path, [json.dumps(content, ensure_ascii=False, indent=1).encode()])
         note(f"[{len(talk.messages)} messages written to {path}]")
+
+    def image(self, rest: str) -> None:
+        talk, path = self.talk, _file(rest)
+        if not talk.engine.takes_images:
+            raise ValueError(
+                "the model was loaded without --mmproj, wanted the file of its encoder"
+            )
+        part = images.image_part(path)
+        talk.engine.opened.check_image(part["image_url"]["url"], path)
+        talk.images.append(path)
+        note(f"[{len(talk.images)} with the next message]")
 
     def load(self, rest: str) -> None:
         content = json.loads(read(_file(rest)))
@@ -407,11 +426,13 @@ def _from_json(options: Mapping[str, Any]) -> dict[str, Any]:
 def _chat(arguments: argparse.Namespace) -> int:
     first, system = prompt_of(arguments), system_of(arguments)
     options, tools = generation(arguments), _tools(arguments)
+    images.check_images(arguments)
     with load(arguments) as engine:
         lora.apply(engine, arguments.lora)
         use_template(arguments, engine)
         _ = engine.opened.chat  # a file without a template is said before the first message
         talk = Talk(engine, system=system, options=options, tools=tools, timings=arguments.timings)
+        talk.images = list(arguments.image)
         lines, commands = Lines(note), Commands(talk)
         if lines.terminal:
             note("[/help shows what can be typed; Ctrl-C stops a reply, Ctrl-D leaves]")

@@ -61,12 +61,14 @@ def _summary(reader: GgufReader) -> dict:
     bytes_by_type: Counter = Counter()
     for tensor in reader.tensors.values():
         bytes_by_type[tensor.type_name] += tensor.nbytes
+    if arch == "clip":
+        arch = "clip.vision"
     return {
         "file": str(reader.path),
         "gguf_version": reader.version,
         "file_bytes": reader.size,
         "name": said("general.name"),
-        "architecture": _plain(arch),
+        "architecture": said("general.architecture"),
         "parameters": sum(int(np.prod(t.shape, dtype=np.int64)) for t in reader.tensors.values()),
         "tensor_bytes": sum(bytes_by_type.values()),
         "bytes_by_type": dict(bytes_by_type.most_common()),
@@ -75,6 +77,7 @@ def _summary(reader: GgufReader) -> dict:
         "embedding_length": said(f"{arch}.embedding_length"),
         "heads": said(f"{arch}.attention.head_count"),
         "kv_heads": said(f"{arch}.attention.head_count_kv"),
+        **(_of_images(metadata) if arch == "clip.vision" else {}),
         "tokenizer": said("tokenizer.ggml.model"),
         "vocabulary": len(words) if isinstance(words, (tuple, list, np.ndarray)) else None,
         "chat_template": "tokenizer.chat_template" in metadata,
@@ -85,6 +88,18 @@ def _summary(reader: GgufReader) -> dict:
         }
         or None,
     }
+
+
+def _of_images(metadata) -> dict:
+    """What an mmproj file says of the images it encodes."""
+    keys = {
+        "projector": "projector_type",
+        "image_size": "vision.image_size",
+        "patch_size": "vision.patch_size",
+        "image_mean": "vision.image_mean",
+        "image_std": "vision.image_std",
+    }
+    return {name: _plain(metadata.get(f"clip.{key}")) for name, key in keys.items()}
 
 
 def _plain(value):

@@ -9,6 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 import oxillama
+from oxillama.cli import images
 from oxillama.cli.parsing import number
 from oxillama.model.rope import KINDS, RopeOverrides
 from oxillama.stores import located
@@ -55,6 +56,7 @@ def add_model(command: argparse.ArgumentParser, *, sidecar: str = "0") -> None:
         help="where packed weights are kept on disk for the next load: auto is the cache folder, for large models; "
         "0 is nowhere (default: %(default)s)",
     )
+    images.add_encoder(command)
     _add_rope(command)
 
 
@@ -156,6 +158,7 @@ def engine_options(arguments: argparse.Namespace) -> dict:
         context_size=arguments.context or None,
         kv_type=arguments.kv_type,
         sidecar=False if arguments.sidecar == "0" else arguments.sidecar,
+        **images.encoder_options(arguments),
         **_rope(arguments),
     )
 

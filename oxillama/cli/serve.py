@@ -22,6 +22,12 @@ def add_commands(commands: Any) -> None:
     add_model(command)
     lora.add_lora(command)
     add = command.add_argument
+    add(
+        "--image-folder",
+        default=None,
+        metavar="FOLDER",
+        help="a folder whose images requests may name (default: data URLs alone)",
+    )
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=int, default=8080, help="port, 0 for a free one (default: %(default)s)")
     add("--alias", default=None, help="the model's name to clients (default: the file's)")
@@ -136,6 +142,12 @@ def _engine(arguments: argparse.Namespace) -> dict[str, Any]:
     from oxillama.cli.loading import engine_options
 
     options = engine_options(arguments)
+    if arguments.mmproj is not None and arguments.models_dir is not None:
+        raise ConfigError(
+            "--mmproj: found beside --models-dir, wanted one model, whose encoder it is"
+        )
+    if arguments.image_folder is not None:
+        options["image_folder"] = arguments.image_folder
     if arguments.parallel is not None:
         rows = oxillama.SchedulerConfig()
         options["scheduler"] = oxillama.SchedulerConfig(

@@ -6,10 +6,11 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import oxillama
-from oxillama.cli import lora
+from oxillama.cli import images, lora
 from oxillama.cli.loading import add_model, load, located_model
 from oxillama.cli.sampling import add_generation, generation, note, read, timed
 
@@ -21,6 +22,7 @@ def add_commands(commands: Any) -> None:
     run = commands.add_parser("run", help="continue a prompt, or answer it with -sys, streaming")
     add_model(run, sidecar="auto")
     add_prompt(run, f"the text to continue (default: {PROMPT!r}); '-' reads standard input")
+    images.add_images(run)
     add_template(run)
     run.add_argument(
         "--no-display-prompt",
@@ -119,26 +121,40 @@ def _run(arguments: argparse.Namespace) -> int:
     prompt, system = prompt_of(arguments), system_of(arguments)
     options = generation(arguments)
     templated = arguments.chat_template or arguments.chat_template_file
-    if templated and system is None:
+    images.check_images(arguments)
+    if templated and system is None and not arguments.image:
         raise oxillama.ConfigError(
             "--chat-template: found without a system message, wanted -sys, or `oxillama chat`"
         )
     text = PROMPT if prompt is None else prompt
     with load(arguments) as engine:
         lora.apply(engine, arguments.lora)
-        if system is None:
+        if arguments.image and system is None and not templated and not _has_template(engine):
+            parts = [*map(Path, arguments.image), text]
+            done = _print(engine.stream(engine.image_prompt(parts), **options))
+        elif system is None and not arguments.image:
             if arguments.display_prompt:
                 print(text, end="", flush=True)
             done = _print(engine.stream(text, **options))
         else:
             use_template(arguments, engine)
-            messages = [{"role": "user", "content": text}]
+            messages: list[dict[str, Any]] = [
+                {"role": "user", "content": images.content(text, arguments.image)}
+            ]
             if system:
                 messages.insert(0, {"role": "system", "content": system})
             done = reply(engine.chat(messages, stream=True, **options))
         if arguments.timings:
             note(timed(done))
     return 0
+
+
+def _has_template(engine: oxillama.InferenceEngine) -> bool:
+    """Whether the file says how conversations are written."""
+    try:
+        return engine.opened.chat is not None
+    except oxillama.TemplateError:
+        return False
 
 
 def _print(stream: oxillama.Stream) -> oxillama.Completion:

@@ -18,8 +18,8 @@ from oxillama.server.chat import (
     Asked,
     Reply,
     events,
+    image_part,
     messages_of,
-    no_images,
     prepare,
     run,
     tools_of,
@@ -172,17 +172,32 @@ def _messages(body: Mapping[str, Any]) -> tuple[list[dict[str, Any]], str]:
 
 
 def _of_user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
-    results, texts = [], []
+    results: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
+    texts: list[str] = []
+
+    def text() -> None:
+        """The texts since the last image, as one part."""
+        if texts:
+            parts.append({"type": "text", "text": "\n\n".join(texts)})
+            texts.clear()
+
     for at, block in enumerate(blocks):
         if block["type"] == "image":
-            raise no_images(f"{where}.content[{at}]")
+            text()
+            parts.append(_image(block["source"], f"{where}.content[{at}]"))
+            continue
         if block["type"] == "text":
             texts.append(block["text"])
             continue
         content = block.get("content") or ""
         if not isinstance(content, str):
             if any(each["type"] == "image" for each in content):
-                raise no_images(f"{where}.content[{at}]")
+                raise ApiError(
+                    400,
+                    f"{where}.content[{at}]: found an image in a tool's result, wanted it in a block beside it",
+                    param=f"{where}.content[{at}]",
+                )
             content = "".join(each["text"] for each in content)
         if block.get("is_error"):
             content = f"Error: {content}"
@@ -194,7 +209,26 @@ def _of_user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, 
                 "at": f"{where}.content[{at}].tool_use_id",
             }
         )
+    if any(part["type"] == "image_url" for part in parts):
+        text()
+        return [*results, {"role": "user", "content": parts}]
     return [*results, *([{"role": "user", "content": "\n\n".join(texts)}] if texts else [])]
+
+
+def _image(source: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """An image block's source as chat completions have it."""
+    if source.get("type") == "base64" and isinstance(source.get("data"), str):
+        kind = source.get("media_type")
+        return image_part(
+            f"data:{kind if isinstance(kind, str) else ''};base64,{source['data']}", where
+        )
+    if source.get("type") == "url" and isinstance(source.get("url"), str):
+        return image_part(source["url"], where)
+    raise ApiError(
+        400,
+        f"{where}.source: found type {source.get('type')!r}, wanted base64 with data",
+        param=f"{where}.source",
+    )
 
 
 def _of_assistant(blocks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -36,8 +36,9 @@ from oxillama.server.schema import (
 )
 from oxillama.server.sessions import NAME_PATTERN, go_on_with
 from oxillama.server.work import Job, reason_of, stopped_by, usage_of
-from oxillama.tokenizer import TokenizerBridge
+from oxillama.tokenizer import TemplateText, TokenizerBridge
 from oxillama.toolcalls.events import call_id
+from oxillama.vision.messages import split_images, text_of
 
 # ---- the body
 
@@ -195,20 +196,30 @@ class Asked:
 def prepare(model: Model, asked: Asked) -> Turn:
     """The turn, planned; off the event loop."""
     talk = model.chat()
-    size = sum(len(each.get("content") or "") for each in asked.messages)
+    texts = [text_of(each.get("content")) for each in asked.messages]
+    size = sum(map(len, texts))
     if size and not asked.options.get("truncate_prompt"):
-        longest = max((each.get("content") or "" for each in asked.messages), key=len)
+        longest = max(texts, key=len)
         if model.too_long(longest):
             raise too_long(model, asked.prompt, len(longest))
     tools, choice = asked.tools, asked.tool_choice
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         tools, choice = _allowed(tools, choice["allowed_tools"])
-    rendered = talk.render(
-        asked.messages,
-        tools=asked.tools,
-        variables=asked.variables,
-        prefill=asked.prefill,
-    )
+    messages, images = split_images(asked.messages)
+
+    def render(messages: Sequence[Any]) -> TemplateText:
+        return talk.render(
+            messages, tools=asked.tools, variables=asked.variables, prefill=asked.prefill
+        )
+
+    prompt: list[int] | None = None
+    if not images:
+        rendered = render(messages)
+    elif talk.images is None:
+        raise no_images(images[0].name)
+    else:
+        rendered, places = talk.images.render(messages, images, render)
+        prompt = talk.images.prompt(rendered, places, images)
     try:
         turn = talk.turn(
             rendered,
@@ -216,6 +227,7 @@ def prepare(model: Model, asked: Asked) -> Turn:
             tool_choice=choice,
             parallel_tool_calls=asked.parallel,
             options=asked.options,
+            prompt=prompt,
         )
     except Exception as error:
         raise _of_plan(error, asked) from error
@@ -288,7 +300,7 @@ def messages_of(given: Sequence[Mapping[str, Any]]) -> list[dict]:
         where = message.get("at") or f"messages[{at}]"
         made: dict[str, Any] = {
             "role": "system" if message["role"] == "developer" else message["role"],
-            "content": _text(message.get("content"), f"{where}.content"),
+            "content": _content(message.get("content"), f"{where}.content"),
         }
         if message.get("refusal"):
             made["content"] = message["refusal"] if not made["content"] else made["content"]
@@ -327,15 +339,24 @@ def messages_of(given: Sequence[Mapping[str, Any]]) -> list[dict]:
     return out
 
 
-def _text(content: Any, path: str) -> str | None:
+def _content(content: Any, path: str) -> str | list[dict[str, Any]] | None:
+    """A content as one text, or, where it has images, as texts and images."""
     if content is None or isinstance(content, str):
         return content
-    parts = []
+    parts: list[dict[str, Any]] = []
     for at, part in enumerate(content):
         if part["type"] == "image_url":
-            raise no_images(f"{path}[{at}]")
-        parts.append(part.get("text") or part.get("refusal") or "")
-    return "".join(parts)
+            parts.append({"at": f"{path}[{at}]", **part})
+        else:
+            parts.append({"type": "text", "text": part.get("text") or part.get("refusal") or ""})
+    if any(part["type"] == "image_url" for part in parts):
+        return parts
+    return "".join(part["text"] for part in parts)
+
+
+def image_part(url: str, at: str) -> dict[str, Any]:
+    """An image of another dialect as chat completions have it; at: what errors call it."""
+    return {"type": "image_url", "image_url": {"url": url}, "at": at}
 
 
 def no_images(path: str) -> ApiError:

@@ -57,7 +57,7 @@ class Model:
         self.words = Vocabulary(self.bridge, engine.config.vocab_size)
         source = chat_template or self.metadata.get("tokenizer.chat_template")
         if isinstance(source, str):
-            self.talk = Talk(source, self.words)
+            self.talk = Talk(source, self.words, engine.opened.images)
         if self.bridge.vocabulary.model == "gpt2":
             self._most_bytes = max(len(each.encode()) for each in self.bridge.vocabulary.tokens)
 

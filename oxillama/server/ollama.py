@@ -25,8 +25,8 @@ from oxillama.server.chat import (
     Asked,
     Reply,
     events,
+    image_part,
     messages_of,
-    no_images,
     run,
     tools_of,
 )
@@ -219,6 +219,18 @@ def _variables(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
     raise unsupported("think", "the model's chat template has no such setting")
 
 
+def _with_images(text: str, given: Mapping[str, Any], where: str) -> Any:
+    """A content of the images of a message or body, then its text; the text where it has none."""
+    images = given.get("images") or ()
+    parts = [
+        image_part(
+            each if each[:5].lower() == "data:" else f"data:;base64,{each}", f"{where}[{at}]"
+        )
+        for at, each in enumerate(images)
+    ]
+    return [*parts, {"type": "text", "text": text}] if parts else text
+
+
 def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Messages as chat completions write them; a tool's answer belongs to the oldest call without
     one.
@@ -226,9 +238,12 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
     out: list[dict[str, Any]] = []
     waiting: list[tuple[str, str]] = []
     for at, message in enumerate(body["messages"]):
-        if message.get("images"):
-            raise no_images(f"messages[{at}].images")
-        made: dict[str, Any] = {"role": message["role"], "content": message.get("content") or ""}
+        made: dict[str, Any] = {
+            "role": message["role"],
+            "content": _with_images(
+                message.get("content") or "", message, f"messages[{at}].images"
+            ),
+        }
         if message.get("thinking"):
             made["reasoning_content"] = message["thinking"]
         if message.get("tool_calls"):
@@ -452,8 +467,8 @@ async def generate(call: Call) -> Response:
     body, began = call.body, time.perf_counter_ns()
     async with call.state.models.use(body.get("model")) as model:
         loaded = time.perf_counter_ns()
-        if body.get("images"):
-            raise no_images("images")
+        if body.get("images") and (body.get("raw") or body.get("suffix") or model.talk is None):
+            raise unsupported("images", "are of use with the chat template alone, not with raw")
         if not body.get("prompt") and not body.get("suffix"):
             return await _only_load(call, model, body, {"response": ""})
         raw = body.get("raw") or body.get("suffix") or model.talk is None
@@ -472,7 +487,7 @@ async def generate(call: Call) -> Response:
                 context = encoded(model, body.get("context") or [], param="context")
                 ids = encoded(model, prompt, special=not context)
                 return asked, [*map(int, context), *ids]
-            messages = [{"role": "user", "content": prompt}]
+            messages = [{"role": "user", "content": _with_images(prompt, body, "images")}]
             if body.get("system"):
                 messages.insert(0, {"role": "system", "content": body["system"]})
             return asked, Asked(

@@ -23,6 +23,7 @@ from oxillama.chat import Turn
 from oxillama.engine.generation import Options, Vocabulary
 from oxillama.errors import TemplateError
 from oxillama.grammar import Grammar
+from oxillama.image_prompts import ImagePrompts
 from oxillama.server.errors import ApiError
 from oxillama.tokenizer import ChatTemplate, TemplateText
 from oxillama.toolcalls import ChatPlanner, MessageForm
@@ -42,8 +43,9 @@ To call a function, write a JSON object with its name and arguments between thes
 class Talk:
     """How one model is talked to; safe to share between threads."""
 
-    def __init__(self, source: str, words: Vocabulary) -> None:
-        bridge = words.bridge
+    def __init__(self, source: str, words: Vocabulary, images: ImagePrompts | None = None) -> None:
+        """images: how prompts hold images, None for a model that takes none."""
+        bridge, self.images = words.bridge, images
         self.source, self.words, self.bridge = source, words, bridge
         self.template = ChatTemplate(source)
         self.planner = ChatPlanner(source, bridge)
@@ -129,8 +131,11 @@ class Talk:
         tool_choice: Any = None,
         parallel_tool_calls: bool = True,
         options: Mapping[str, Any],
+        prompt: list[int] | None = None,
     ) -> Turn:
-        """The next reply of a rendered conversation, planned; options are those of `submit`."""
+        """The next reply of a rendered conversation, planned; options are those of `submit`. prompt: its
+        tokens, where they are more than those of the text.
+        """
         asked = dict(options)
         constraint: dict[str, Any] = {
             name: asked.pop(name)
@@ -149,7 +154,7 @@ class Talk:
             constraint=answer,
         )
         return Turn(
-            self.encode(rendered),
+            self.encode(rendered) if prompt is None else prompt,
             {
                 **asked,
                 "grammar": plan.constraint,
@@ -185,6 +190,9 @@ def _in_words(
     out: list[dict[str, Any]] = []
     for message in messages:
         content = message.get("content") or ""
+        if isinstance(content, list):  # with images, which calls and results have none of
+            out.append(dict(message))
+            continue
         if message["role"] == "tool":
             result = f"<tool_response>\n{content}\n</tool_response>"
             if out and out[-1].get("results"):
@@ -208,7 +216,10 @@ def _in_words(
         )
         preamble = _PREAMBLE.format(tools=listed)
         first = next((each for each in out if each["role"] == "user"), None)
-        if not system and first is not None:
+        if not system and first is not None and isinstance(first["content"], list):
+            said = {"type": "text", "text": f"{preamble}\n\n"}
+            first["content"] = [said, *first["content"]]
+        elif not system and first is not None:
             first["content"] = f"{preamble}\n\n{first['content']}"
         elif out and out[0]["role"] == "system":
             out[0] = {**out[0], "content": f"{out[0]['content']}\n\n{preamble}".strip()}

@@ -20,8 +20,8 @@ from oxillama.server.chat import (
     Reply,
     constrain,
     events,
+    image_part,
     messages_of,
-    no_images,
     run,
     tools_of,
     variables_of,
@@ -223,15 +223,25 @@ def _messages(items: Any) -> list[dict[str, Any]]:
     return out
 
 
-def _text(content: Any, where: str) -> str:
+def _text(content: Any, where: str) -> Any:
+    """A content as one text, or, where it has images, as parts of chat completions."""
     if isinstance(content, str):
         return content
-    parts = []
+    parts: list[dict[str, Any]] = []
     for at, part in enumerate(content):
-        if part["type"] == "input_image":
-            raise no_images(f"{where}.content[{at}]")
-        parts.append(part.get("text") or part.get("refusal") or "")
-    return "".join(parts)
+        if part["type"] != "input_image":
+            parts.append({"type": "text", "text": part.get("text") or part.get("refusal") or ""})
+            continue
+        if not isinstance(part.get("image_url"), str):
+            raise ApiError(
+                400,
+                f"{where}.content[{at}]: found an image without image_url, wanted a data URL",
+                param=f"{where}.content[{at}]",
+            )
+        parts.append(image_part(part["image_url"], f"{where}.content[{at}]"))
+    if any(part["type"] == "image_url" for part in parts):
+        return parts
+    return "".join(part["text"] for part in parts)
 
 
 def _read(call: Call, model: Model, body: Mapping[str, Any]) -> tuple[Asked, list[dict], dict]:

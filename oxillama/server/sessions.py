@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oxillama.durable import write_parts
+from oxillama.engine.images import ImagePrompt, identities, images_of, moved
 from oxillama.engine.session import Session
 from oxillama.errors import OxillamaError
 from oxillama.server.errors import ApiError, from_engine, shown
@@ -353,9 +354,16 @@ def go_on_with(session: Session, ids: Sequence[int]) -> list[int]:
     """Cut a session back to what a prompt has in common with it; returns the tokens that are to be
     appended, at least one.
     """
-    common = min(common_prefix(session.tokens, ids), len(ids) - 1)
+    images = images_of(ids)
+    wanted = identities(ids, images) if images else ids
+    common = min(common_prefix(session.identities, wanted), len(ids) - 1)
+    # an image that differs, or ends the prompt, is taken again from its first row
+    for each in (*session.images, *images):
+        if each.start < common < each.end:
+            common = each.start
     session.truncate(common)
-    return list(ids[common:])
+    kept = (each for each in images if each.start >= common)
+    return ImagePrompt(ids[common:], moved(kept, -common)) if images else list(ids[common:])
 
 
 def _closed(session: Session) -> None:

@@ -2,7 +2,7 @@
 
 Parts are OpenAI's, `{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}`, those of
 its Responses API (`input_image`), and `{"type": "image", "image": ...}` with anything that `reading`
-takes. In place of each a template is given `{"type": "image"}`.
+takes. In place of each a template is given `{"type": "image"}`. A part's `at` is what errors call it.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ def split_images(
             if kind in _OTHERS:
                 raise ImageError(f"{name}: found a part of type {kind!r}, wanted text or an image")
             if kind in _IMAGES:
+                name = part.get("at") or name
                 found.append(ImagePart(name, _source(part, name)))
                 part = {"type": "image"}
             parts.append(part)
@@ -89,13 +90,16 @@ def flattened(messages: Iterable[Mapping[str, Any]], mark: Callable[[int], str])
                 pieces.append(mark(count))
                 count += 1
             else:
-                pieces.append(_text(part))
+                pieces.append(str(part.get("text", "")) if isinstance(part, Mapping) else str(part))
         made.append({**message, "content": "".join(pieces)})
     return made
 
 
-def _text(part: Any) -> str:
-    return str(part.get("text", "")) if isinstance(part, Mapping) else str(part)
+def text_of(content: Any) -> str:
+    """The text of a message's content, without its images."""
+    if not isinstance(content, list):
+        return content or ""
+    return "".join(part.get("text") or "" for part in content if isinstance(part, Mapping))
 
 
 def placeholders(text: str, words: Sequence[str]) -> list[tuple[int, int]]:

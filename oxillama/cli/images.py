@@ -1,0 +1,80 @@
+"""Images on the command line: `--mmproj` and `--image` of commands that run a model, `/image` of a talk."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import oxillama
+
+
+def add_encoder(command: argparse.ArgumentParser) -> None:
+    """`--mmproj` and what goes with it."""
+    command.add_argument(
+        "--mmproj",
+        default=None,
+        metavar="FILE",
+        help="the GGUF file of the encoder that turns images into what the model reads",
+    )
+    command.add_argument(
+        "--image-fit",
+        choices=("stretch", "pad"),
+        default=None,
+        help="what is done to an image of other sides (default: what the model's family does)",
+    )
+
+
+def add_images(command: argparse.ArgumentParser) -> None:
+    """`--image`."""
+    command.add_argument(
+        "--image",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="an image that comes before the prompt, with --mmproj; may be given more than once",
+    )
+
+
+def encoder_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The keyword arguments of `oxillama.load` that those options ask for."""
+    found = {name: getattr(arguments, name, None) for name in ("mmproj", "image_fit")}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def check_images(arguments: argparse.Namespace) -> None:
+    """Raise ConfigError for images that nothing would encode, before a model is loaded."""
+    if arguments.image and arguments.mmproj is None:
+        raise oxillama.ConfigError(
+            f"--image: found {arguments.image[0]} without --mmproj, wanted the file of the model's encoder"
+        )
+
+
+def content(text: str, paths: Iterable[str | Path]) -> str | list[dict[str, Any]]:
+    """The content of a message of a text after images, which it holds whole; the text where there are
+    none.
+    """
+    parts: list[dict[str, Any]] = [image_part(path) for path in paths]
+    return [*parts, {"type": "text", "text": text}] if parts else text
+
+
+def image_part(path: str | Path) -> dict[str, Any]:
+    """An image file as a part of a message, as JSON can hold it."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise oxillama.ImageError(
+            f"{path}: {error.strerror or error}, wanted an image file"
+        ) from None
+    url = f"data:;base64,{base64.b64encode(data).decode()}"
+    return {"type": "image_url", "image_url": {"url": url}, "at": str(path)}
+
+
+def shown(message: dict[str, Any]) -> Any:
+    """A message's content with images by name alone."""
+    given = message.get("content")
+    if not isinstance(given, Sequence) or isinstance(given, str):
+        return given
+    return " ".join(part.get("text") or f"[{part.get('at', 'image')}]" for part in given)
