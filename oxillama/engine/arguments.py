@@ -103,7 +103,7 @@ def separated(prompt: Any) -> tuple[Any, bool]:
         or getattr(prompt, "ndim", 1) == 0
     ):
         return prompt, False
-    items = list(prompt)
+    items = prompt if isinstance(prompt, list) else list(prompt)
     if items and isinstance(items[0], (int, np.integer)):
         return items, False
     if any(each is None for each in items):

@@ -143,7 +143,7 @@ class EngineConfig:
         for name in ("image_fit", "image_folder"):
             if getattr(self, name) is not None and self.mmproj is None:
                 raise ConfigError(
-                    f"{name}: found {getattr(self, name)!r} without mmproj, which encodes images"
+                    f"{name}: found {str(getattr(self, name))!r} without mmproj, which encodes images"
                 )
         if not isinstance(self.kv_type, str) or self.kv_type not in KV_TYPES:
             raise ConfigError(

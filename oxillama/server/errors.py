@@ -14,6 +14,7 @@ from oxillama.errors import (
     EngineError,
     GgufError,
     GrammarError,
+    ImageError,
     ModelError,
     ModelFingerprintMismatch,
     NoNextToken,
@@ -170,6 +171,8 @@ def from_engine(
         return ApiError(409, message, param=param, code="model_mismatch")
     if isinstance(error, ConfigError):
         return ApiError(400, message, param=named(message) or param)
+    if isinstance(error, ImageError):
+        return ApiError(400, message, param=named(message) or param, code="invalid_image")
     if isinstance(error, SamplingError):
         return ApiError(400, message, param=param, code="nothing_to_sample")
     if isinstance(error, PoolError):

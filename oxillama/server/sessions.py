@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oxillama.durable import write_parts
-from oxillama.engine.images import ImagePrompt, identities, images_of, moved
+from oxillama.engine.images import ImagePrompt, identities, images_of
 from oxillama.engine.session import Session
 from oxillama.errors import OxillamaError
 from oxillama.server.errors import ApiError, from_engine, shown
@@ -362,8 +362,7 @@ def go_on_with(session: Session, ids: Sequence[int]) -> list[int]:
         if each.start < common < each.end:
             common = each.start
     session.truncate(common)
-    kept = (each for each in images if each.start >= common)
-    return ImagePrompt(ids[common:], moved(kept, -common)) if images else list(ids[common:])
+    return ids[common:] if isinstance(ids, ImagePrompt) else list(ids[common:])
 
 
 def _closed(session: Session) -> None:

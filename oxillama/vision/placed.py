@@ -34,13 +34,31 @@ class PlacedImage:
 
 
 class ImagePrompt(list[int]):
-    """Token ids of a prompt, and the images among them."""
+    """Token ids of a prompt, and the images among them; a slice and a sum have those of their tokens,
+    `list(prompt)` is the ids alone.
+    """
 
     __slots__ = ("images",)
 
     def __init__(self, ids: Iterable[int] = (), images: Iterable[PlacedImage] = ()) -> None:
         super().__init__(ids)
         self.images = tuple(images)
+
+    def __getitem__(self, key: Any) -> Any:
+        if not isinstance(key, slice):
+            return super().__getitem__(key)
+        start, stop, step = key.indices(len(self))
+        if step != 1:
+            raise ContextError(f"prompt: found a slice of step {step}, wanted 1: it has images")
+        for position in (start, stop):
+            check_boundary(self.images, position, "slice of a prompt")
+        inside = (each for each in self.images if start <= each.start and each.end <= stop)
+        return ImagePrompt(super().__getitem__(key), moved(inside, -start))
+
+    def __add__(self, other: Any) -> ImagePrompt:
+        return ImagePrompt(
+            super().__add__(other), (*self.images, *moved(images_of(other), len(self)))
+        )
 
     def add(self, features: ImageFeatures, token: int) -> None:
         """Append an image; `token` marks its rows."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from oxillama.errors import ConfigError, ImageError
 
-FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "GIF", "BMP", "PPM")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "PPM")
 _NAMED = "a PNG, JPEG, WebP, GIF, BMP or PPM file"
 _DATA_URL = re.compile(r"data:([^,;]*)((?:;[^,;]*)*),", re.IGNORECASE)
 # bytes of the text of a URL in an error
@@ -37,6 +37,10 @@ class ImageLimits:
     max_pixels: int = 1 << 25
     max_ratio: int = 200
     folder: Path | None = None
+
+
+# A file of many pixels that is so many times smaller than they are is made to fill memory.
+_LARGE, _FOLD = 1 << 22, 200
 
 
 def pillow() -> Any:
@@ -162,6 +166,11 @@ def _of_bytes(held: bytes, limits: ImageLimits, name: str, module: Any) -> Any:
         raise ImageError(f"{name}: found {found}, wanted {_NAMED}") from error
     with image:
         _check_size(image.size, limits, name)
+        unpacked = 3 * image.width * image.height
+        if image.width * image.height > _LARGE and unpacked > _FOLD * len(held):
+            raise ImageError(
+                f"{name}: found {len(held)} bytes that unpack into {unpacked}, wanted at most {_FOLD} times as many"
+            )
         frames = 1 if image.format == "MPO" else getattr(image, "is_animated", False)
         if frames is True:
             raise ImageError(f"{name}: found an animation, wanted a single picture")

@@ -1,0 +1,287 @@
+"""Images in an engine: logits beside transformers', and the laws that hold for tokens hold for them."""
+
+import base64
+import json
+
+import numpy as np
+import pytest
+
+import oxillama
+from oxillama.engine.images import ImagePrompt, PlacedImage, rotations
+from oxillama.errors import ConfigError, ContextError, EngineError, ImageError, ModelError
+from oxillama.vision import ImageFeatures, Vision
+from tests.vision.test_cases import NAMES, VISION, pictures, png
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+PARTS = (
+    "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for p in m.content %}{% if p.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}\n{% endfor %}"
+)
+
+
+def loaded(name, **options):
+    path = VISION / name
+    return oxillama.load(
+        path / "text-f32.gguf", mmproj=path / "mmproj-f32.gguf", kv_type="f32", **options
+    )
+
+
+@pytest.fixture(scope="module")
+def engines(cases):
+    held = {}
+
+    def get(name):
+        if name not in held:
+            held[name] = loaded(name)
+        return held[name]
+
+    yield get
+    for engine in held.values():
+        engine._loaded.close()
+
+
+def prompt_of(name, image, vision):
+    """The prompt of a case: its tokens around the image's features, no texts between."""
+    with np.load(VISION / name / "vision.npz") as held:
+        first, last = held["tokens_a"].tolist(), held["tokens_b"].tolist()
+    prompt = ImagePrompt(first)
+    for piece in vision.pieces(png(image)):
+        if isinstance(piece, ImageFeatures):
+            prompt.add(piece, 5)
+    prompt.extend(last)
+    return prompt
+
+
+@pytest.mark.parametrize("name, image", pictures())
+def test_logits_are_those_of_transformers(engines, name, image):
+    engine = engines(name)
+    vision = engine.opened.images.vision
+    if image.endswith("_pad"):
+        vision = Vision(VISION / name / "mmproj-f32.gguf", fit="pad")
+    prompt = prompt_of(name, image, vision)
+    with np.load(VISION / name / "vision.npz") as held:
+        wanted = held[f"hf_logits_{image}"]
+        where = held.get(f"pos_{image}")
+    if where is not None:
+        assert np.array_equal(rotations(prompt.images, 0, len(prompt)), where)
+    found = engine.logits(prompt)[-len(wanted) :]
+    # of Gemma 3 the projection is F16 in the file
+    assert np.abs(found - wanted).max() <= 1e-4 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("name", ("gemma3", "qwen3vl"))
+def test_bits_do_not_depend_on_chunks_companions_or_stored_prefixes(engines, name):
+    image = "sq56" if name == "gemma3" else "tall96x160"
+    engine = engines(name)
+    prompt = prompt_of(name, image, engine.opened.images.vision)
+    wanted = engine.logits(prompt)
+    alone = engine.generate(prompt, max_tokens=12, temperature=0, cache_prompt=False)
+    with loaded(name, prefill_chunk_size=5, num_threads=1) as small:
+        assert np.array_equal(small.logits(prompt), wanted)
+    again = engine.generate(prompt, max_tokens=12, temperature=0)
+    cached = engine.generate(prompt, max_tokens=12, temperature=0)
+    assert cached.usage.cached_tokens == len(prompt) - 1
+    asked = [[7, 8, 9], prompt, [1, 2, 3, 4] * 9, prompt]
+    each = list(engine.submit_each(asked, max_tokens=12, temperature=0))
+    together = [request.result().tokens for request in each]
+    assert again.tokens == cached.tokens == together[1] == together[3] == alone.tokens
+    assert together[0] == engine.generate([7, 8, 9], max_tokens=12, temperature=0).tokens
+
+
+def test_images_are_part_of_the_prefix_key(engines):
+    engine = engines("qwen2vl")
+    vision = engine.opened.images.vision
+    one, other = (prompt_of("qwen2vl", image, vision) for image in ("wide168x84", "wide168x84"))
+    rows = other.images[0].features.rows + np.float32(0.25)
+    changed = ImageFeatures(rows, other.images[0].features.positions)
+    other.images = (PlacedImage(other.images[0].start, changed),)
+    assert list(one) == list(other)
+    first = engine.generate(one, max_tokens=6, temperature=0)
+    second = engine.generate(other, max_tokens=6, temperature=0)
+    assert second.usage.cached_tokens == one.images[0].start
+    fresh = engine.generate(other, max_tokens=6, temperature=0, cache_prompt=False)
+    assert second.tokens == fresh.tokens != first.tokens
+
+
+def test_sessions_with_images_fork_truncate_and_resume(engines, tmp_path):
+    for name in ("gemma3", "qwen3vl"):
+        engine = engines(name)
+        image = "sq56" if name == "gemma3" else "wide128x64"
+        prompt = prompt_of(name, image, engine.opened.images.vision)
+        session = engine.session()
+        engine.generate(prompt, session=session, max_tokens=4, temperature=0)
+        start, end = prompt.images[0].start, prompt.images[0].end
+        with pytest.raises(ContextError, match=f"found {start + 1}, which is within an image"):
+            session.truncate(start + 1)
+        saved = session.snapshot()
+        fork = session.fork()
+        wanted = engine.generate(None, session=session, max_tokens=8, temperature=0).tokens
+        assert engine.generate(None, session=fork, max_tokens=8, temperature=0).tokens == wanted
+        path = tmp_path / f"{name}.oxisnap"
+        path.write_bytes(saved)
+        with loaded(name) as fresh:
+            back = fresh.restore(path)
+            assert back.snapshot() == saved
+            assert fresh.generate(None, session=back, max_tokens=8, temperature=0).tokens == wanted
+            # the same from rows that are evaluated again
+            bare = fresh.restore(saved)
+            bare.kv.truncate(0)
+            assert fresh.generate(None, session=bare, max_tokens=8, temperature=0).tokens == wanted
+        session.truncate(end)
+        assert session.images == prompt.images
+        session.truncate(start)
+        assert session.images == ()
+        more = engine.generate(
+            ImagePrompt(prompt[start:], [PlacedImage(0, prompt.images[0].features)]),
+            session=session,
+            max_tokens=4,
+            temperature=0,
+        )
+        assert more.tokens == engine.generate(prompt, max_tokens=4, temperature=0).tokens
+
+
+def test_several_completions_and_beams_of_one_image(engines):
+    engine = engines("qwen25vl")
+    prompt = prompt_of("qwen25vl", "tall84x140", engine.opened.images.vision)
+    greedy = engine.generate(prompt, max_tokens=5, temperature=0).tokens
+    for done in engine.submit(prompt, n=2, max_tokens=5, temperature=0).result():
+        assert done.tokens == greedy
+    wide = oxillama.BeamSearchConfig(beam_width=3, max_new_tokens=5)
+    for beam in engine.beam_generate(prompt, wide):
+        rows = engine.logits(prompt + list(beam.tokens))[len(prompt) - 1 :].astype(np.float64)
+        if beam.finished:  # the token that ended it is not told
+            continue
+        logs = rows - np.log(np.exp(rows).sum(axis=1, keepdims=True))
+        assert (
+            abs(sum(logs[at, token] for at, token in enumerate(beam.tokens)) - beam.logprob_sum)
+            < 1e-3
+        )
+
+
+def test_a_context_that_shifts_drops_whole_images(engines):
+    engine = loaded("qwen2vl", context_size=48)
+    with engine:
+        prompt = prompt_of("qwen2vl", "sq112", engine.opened.images.vision)
+        done = engine.generate(
+            prompt, max_tokens=40, temperature=0, context_shift=True, keep=4, ignore_eos=True
+        )
+        assert done.usage.context_shifts >= 1 and len(done.tokens) == 40
+
+
+def test_an_image_whose_rows_come_together_must_fit_into_a_step(engines):
+    steps = oxillama.SchedulerConfig(max_batch_tokens=4, max_batch_sequences=1, max_sequences=1)
+    with loaded("gemma3", scheduler=steps) as engine:
+        prompt = prompt_of("gemma3", "sq56", engine.opened.images.vision)
+        with pytest.raises(ContextError, match="image: 4 rows, which are evaluated in one step"):
+            engine.generate(prompt, max_tokens=1)
+
+
+def message(*parts):
+    url = "data:image/png;base64," + base64.b64encode(png("sq112")).decode()
+    image = {"type": "image_url", "image_url": {"url": url}}
+    return {
+        "role": "user",
+        "content": [image if part is None else {"type": "text", "text": part} for part in parts],
+    }
+
+
+@pytest.mark.parametrize("template", (CHATML, PARTS), ids=("text", "parts"))
+def test_a_chat_holds_images_where_its_messages_do(engines, template):
+    engine = engines("qwen2vl")
+    engine.opened.use_template(template)
+    written = [
+        {"role": "system", "content": "<|image_pad|>"},
+        message("one <|image_pad|> ", None, " two", None),
+    ]
+    turn = engine.opened.chat.turn(written)
+    assert [len(each.features) for each in turn.prompt.images] == [16, 16]
+    first, second = turn.prompt.images
+    text = engine.detokenize(turn.prompt[first.end : second.start])
+    assert text.replace("<|vision_end|>", "").replace("<|vision_start|>", "") == " two"
+    before = engine.detokenize(turn.prompt[: first.start])
+    assert before.endswith("one <|image_pad|> <|vision_start|>") and secret_free(before)
+    done = engine.chat(written, max_tokens=4, temperature=0)
+    assert done.usage.prompt_tokens == len(turn.prompt)
+
+
+def secret_free(text):
+    return "<image " not in text
+
+
+def test_a_chat_takes_every_kind_of_image(engines, tmp_path):
+    engine = engines("qwen2vl")
+    engine.opened.use_template(PARTS)
+    path = tmp_path / "a.png"
+    path.write_bytes(png("sq112"))
+    from PIL import Image
+
+    opened = Image.open(path)
+    kinds = (png("sq112"), path, opened, np.asarray(opened.convert("RGB")))
+    wanted = engine.opened.chat.turn([message(None)]).prompt
+    for source in kinds:
+        content = [{"type": "image", "image": source}]
+        found = engine.opened.chat.turn([{"role": "user", "content": content}]).prompt
+        assert list(found) == list(wanted)
+        assert found.images[0].features.digest == wanted.images[0].features.digest
+
+
+def test_what_cannot_be_seen_is_refused_by_name(engines):
+    path = VISION / "qwen2vl"
+    with oxillama.load(path / "text-f32.gguf") as blind:
+        blind.opened.use_template(PARTS)
+        with pytest.raises(EngineError, match=r"messages\[0\].content\[0\]: .* without mmproj"):
+            blind.chat([message(None)])
+        with pytest.raises(EngineError, match="loaded without mmproj"):
+            blind.image_prompt([png("sq112")])
+    with loaded("qwen2vl", max_images=1) as engine:
+        engine.opened.use_template(PARTS)
+        with pytest.raises(ImageError, match=r"content\[1\]: found 2 images, wanted at most 1"):
+            engine.chat([message(None, None)])
+        with pytest.raises(ImageError, match=r"parts\[2\]: found 2 images, wanted at most 1"):
+            engine.image_prompt([png("sq112"), "and", png("sq112")])
+        bad = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+        with pytest.raises(ImageError, match=r"messages\[0\].content\[0\]: found 3 bytes"):
+            engine.chat([{"role": "user", "content": [bad]}])
+        with pytest.raises(ImageError, match="part of type 'input_audio', wanted text or an image"):
+            engine.chat([{"role": "user", "content": [{"type": "input_audio"}]}])
+        with pytest.raises(ContextError, match="prompt of .* with images"):
+            parts = [png("sq112")] + ["word " * 600]
+            engine.generate(engine.image_prompt(parts), truncate_prompt=True, max_tokens=4)
+
+
+def test_an_encoder_of_another_model_is_refused(cases):
+    def pair(text, mmproj, **options):
+        return oxillama.load(
+            VISION / text / "text-f32.gguf", mmproj=VISION / mmproj / "mmproj-f32.gguf", **options
+        )
+
+    with pytest.raises(ModelError, match="makes rows of 96, qwen2vl takes 32"):
+        pair("qwen2vl", "qwen3vl")
+    with pytest.raises(ModelError, match="gives rows three positions each, llama rotates by 1"):
+        pair("llava15", "qwen2vl")
+    with pytest.raises(ModelError, match="found 'llama', wanted 'clip', an mmproj file"):
+        oxillama.load(
+            VISION / "llava15" / "text-f32.gguf", mmproj=VISION / "llava15" / "text-f32.gguf"
+        )
+    with pytest.raises(ConfigError, match="image_fit: found 'crop'"):
+        pair("llava15", "llava15", image_fit="crop")
+    with pytest.raises(ConfigError, match="image_folder: found '.*' without mmproj"):
+        oxillama.load(VISION / "llava15" / "text-f32.gguf", image_folder=VISION)
+
+
+def test_parts_of_a_prompt_may_be_texts_ids_and_images(engines):
+    engine = engines("llava15")
+    prompt = engine.image_prompt(["hello", png("sq56"), [7, 8], png("sq56")])
+    hello = engine.tokenize("hello")
+    assert prompt[: len(hello)] == hello and prompt[-18:-16] == [7, 8]
+    assert [each.start for each in prompt.images] == [len(hello), len(hello) + 18]
+    assert json.dumps(list(prompt))  # plain integers, as every prompt's
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_family_chats(engines, name):
+    engine = engines(name)
+    engine.opened.use_template(CHATML)
+    done = engine.chat([message("what is ", None, "?")], max_tokens=3, temperature=0)
+    assert len(done.tokens) <= 3 and done.usage.prompt_tokens > 4
