@@ -27,7 +27,7 @@ _HOMES = {
     "oxillama.engine.beam": ("BeamHypothesis", "BeamSearchConfig"),
     "oxillama.asynchronous": ("AsyncEngine",),
     "oxillama.engine.embedding": ("PoolingMode", "RankedDocument"),
-    "oxillama.engine.images": ("ImagePrompt",),
+    "oxillama.vision.placed": ("ImagePrompt",),
     "oxillama.engine.metrics": ("EngineMetrics", "MetricsSnapshot"),
     "oxillama.engine.memory.pages": ("KvCache", "KvCachePool", "PagedKvCache", "Rewindable"),
     "oxillama.engine.memory.prefix": ("PrefixKvCache",),

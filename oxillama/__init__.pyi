@@ -1,5 +1,20 @@
 """Every public name with its type; `__init__` imports them when they are first used."""
 
+from oxillama import api as api
+from oxillama import capi as capi
+from oxillama import embedded as embedded
+from oxillama import engine as engine
+from oxillama import errors as errors
+from oxillama import gguf as gguf
+from oxillama import grammar as grammar
+from oxillama import lora as lora
+from oxillama import model as model
+from oxillama import quality as quality
+from oxillama import quant as quant
+from oxillama import sampling as sampling
+from oxillama import speculative as speculative
+from oxillama import tokenizer as tokenizer
+from oxillama import toolcalls as toolcalls
 from oxillama.about import get_include as get_include
 from oxillama.about import show_versions as show_versions
 from oxillama.about import versions as versions
@@ -15,7 +30,6 @@ from oxillama.engine.beam import BeamSearchConfig as BeamSearchConfig
 from oxillama.engine.embedding import PoolingMode as PoolingMode
 from oxillama.engine.embedding import RankedDocument as RankedDocument
 from oxillama.engine.generation import Options as Options
-from oxillama.engine.images import ImagePrompt as ImagePrompt
 from oxillama.engine.memory.pages import KvCache as KvCache
 from oxillama.engine.memory.pages import KvCachePool as KvCachePool
 from oxillama.engine.memory.pages import PagedKvCache as PagedKvCache
@@ -95,8 +109,8 @@ from oxillama.speculative.lookup import LookupDrafter as LookupDrafter
 from oxillama.speculative.snapshot import SpecSnapshot as SpecSnapshot
 from oxillama.speculative.types import Candidates as Candidates
 from oxillama.speculative.types import Draft as Draft
-from oxillama.speculative.types import DraftRequest as DraftRequest
 from oxillama.speculative.types import Drafter as Drafter
+from oxillama.speculative.types import DraftRequest as DraftRequest
 from oxillama.tokenizer import ChatTemplate as ChatTemplate
 from oxillama.tokenizer import TextStream as TextStream
 from oxillama.tokenizer import TokenizerBridge as TokenizerBridge
@@ -113,21 +127,7 @@ from oxillama.toolcalls import TriggeredGrammar as TriggeredGrammar
 from oxillama.toolcalls import run_until_answer as run_until_answer
 from oxillama.toolcalls import run_until_answer_async as run_until_answer_async
 from oxillama.toolcalls import split_reasoning as split_reasoning
-from oxillama import api as api
-from oxillama import capi as capi
-from oxillama import embedded as embedded
-from oxillama import engine as engine
-from oxillama import errors as errors
-from oxillama import gguf as gguf
-from oxillama import grammar as grammar
-from oxillama import lora as lora
-from oxillama import model as model
-from oxillama import quality as quality
-from oxillama import quant as quant
-from oxillama import sampling as sampling
-from oxillama import speculative as speculative
-from oxillama import tokenizer as tokenizer
-from oxillama import toolcalls as toolcalls
+from oxillama.vision.placed import ImagePrompt as ImagePrompt
 
 __version__: str
 __all__: list[str]

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from oxillama.durable import write_parts
-from oxillama.engine.images import ImagePrompt, identities, images_of
 from oxillama.engine.session import Session
 from oxillama.errors import OxillamaError
 from oxillama.server.errors import ApiError, from_engine, shown
 from oxillama.server.settings import ServerConfig
+from oxillama.vision.placed import ImagePrompt, identities, images_of
 
 if TYPE_CHECKING:
     from oxillama.server.models import Model

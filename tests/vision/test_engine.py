@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import oxillama
-from oxillama.engine.images import ImagePrompt, PlacedImage, rotations
 from oxillama.errors import ConfigError, ContextError, EngineError, ImageError, ModelError
 from oxillama.vision import ImageFeatures, Vision
+from oxillama.vision.placed import ImagePrompt, PlacedImage, rotations
 from tests.vision.test_cases import NAMES, VISION, pictures, png
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
