@@ -36,11 +36,7 @@ def restored_images(facts: Any, held: Buffer, tokens: int, width: int) -> tuple[
     """
     if type(facts) is not list or not facts:
         raise SnapshotIncompatible(f"images: found {facts!r:.80}, wanted a list of images")
-<<<<<<< HEAD
     data, at, end, made = memoryview(cast(Any, held)).cast("B"), 0, 0, []
-=======
-    data, at, end, made = memoryview(bytes(held)), 0, 0, []
->>>>>>> 9f79813 (Server and command line: images)
     for each in facts:
         kinds = [type(part) for part in each] if type(each) is list else []
         if kinds != [int, int, int, bool, bool]:
