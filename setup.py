@@ -47,34 +47,36 @@ if "-g" not in os.environ.get("CFLAGS", ""):  # the interpreter's own flags brin
     flags.append("-g0")
 
 # What Cython generates is mostly calls of CPython: -O2 halves its compilation. Modules whose own loops
-# run over a vocabulary keep -O3, as the kernels do. The plain C tables are what runs where no faster
-# instruction set does, and the law for the others: a minute of optimising would gain them little.
+# run over a vocabulary keep -O3, as the kernels do; those that only hand on their arguments have -O1.
+# The plain C tables are what runs where no faster instruction set does, and the law for the others.
+cold = "_cyutility capi chain codecs kernels panels xorshift"
 levels = {
-    "csrc/lanes/scalar.c": "-O1",
-    "csrc/vec/scalar.c": "-O1",
+    "csrc/lanes/scalar.c": "-O2",
+    "csrc/vec/scalar.c": "-O2",
     "oxillama/_core/candidates.c": "-O3",
     "oxillama/_core/cuts.c": "-O3",
     "oxillama/_core/edits.c": "-O3",
     "oxillama/_core/stages.c": "-O3",
+    **{f"oxillama/_core/{name}.c": "-O1" for name in cold.split()},
 }
 
-# The longest compilations in the order of their length (CPU seconds, gcc 12): they start first, so that
-# none of them is left alone at the end. All others are shorter; the larger file goes first there.
+# The longest compilations in the order of their length: they start first, so that none of them is left
+# alone at the end. All others are shorter; the larger file goes first there.
 slowest = [
-    "csrc/lanes/avx2.c",  # 23
-    "csrc/lanes/scalar.c",  # 16
-    "csrc/lanes/avx512.c",  # 16
+    "csrc/lanes/avx2.c",
+    "csrc/lanes/avx512.c",
     "csrc/lanes/neon.c",
     "csrc/lanes/neondot.c",
-    "csrc/lanes/avxvnni.c",  # 13
-    "csrc/vec/scalar.c",  # 10
-    "csrc/codecs/avx512.c",  # 8
+    "csrc/lanes/avxvnni.c",
+    "csrc/codecs/avx512.c",
     "csrc/codecs/neon.c",
-    "csrc/codecs.c",  # 8
-    "csrc/codecs/avx2.c",  # 7
-    "csrc/vec/avx512.c",  # 4
+    "csrc/codecs/avx2.c",
+    "csrc/codecs.c",
+    "csrc/vec/avx512.c",
     "csrc/vec/neon.c",
-    "csrc/vec/avx2.c",  # 3
+    "csrc/vec/avx2.c",
+    "csrc/lanes/scalar.c",
+    "csrc/vec/scalar.c",
 ]
 
 codecs = ["csrc/codecs.c"]

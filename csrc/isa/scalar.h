@@ -5,14 +5,6 @@
 
 #define OX_ISA_NAME scalar
 
-/* Words of many instructions are called: inlined and unrolled at every use they made these two tables half of the whole build. Only where
- * nothing faster runs, and the compiler has a fused multiply-add of its own, are they inlined. */
-#if defined(__FP_FAST_FMAF) && !defined(__x86_64__) && !defined(__aarch64__)
-#define OX_CALLED OX_INLINE
-#else
-#define OX_CALLED OX_NOINLINE static
-#endif
-
 typedef struct { float v[16]; } ox_f32x16;
 typedef struct { int32_t v[16]; } ox_i32x16;
 typedef struct { uint8_t v[64]; } ox_u8x64;
@@ -29,9 +21,9 @@ OX_INLINE ox_f32x16 f32_sub(ox_f32x16 a, ox_f32x16 b) { OX_EACH a.v[i] = a.v[i] 
 OX_INLINE ox_f32x16 f32_mul(ox_f32x16 a, ox_f32x16 b) { OX_EACH a.v[i] = a.v[i] * b.v[i]; return a; }
 OX_INLINE ox_f32x16 f32_div(ox_f32x16 a, ox_f32x16 b) { OX_EACH a.v[i] = a.v[i] / b.v[i]; return a; }
 /* a*b + c */
-OX_CALLED ox_f32x16 f32_fma(ox_f32x16 a, ox_f32x16 b, ox_f32x16 c) { OX_EACH c.v[i] = fmaf(a.v[i], b.v[i], c.v[i]); return c; }
+OX_INLINE ox_f32x16 f32_fma(ox_f32x16 a, ox_f32x16 b, ox_f32x16 c) { OX_EACH c.v[i] = fmaf(a.v[i], b.v[i], c.v[i]); return c; }
 /* c - a*b */
-OX_CALLED ox_f32x16 f32_fnma(ox_f32x16 a, ox_f32x16 b, ox_f32x16 c) { OX_EACH c.v[i] = fmaf(-a.v[i], b.v[i], c.v[i]); return c; }
+OX_INLINE ox_f32x16 f32_fnma(ox_f32x16 a, ox_f32x16 b, ox_f32x16 c) { OX_EACH c.v[i] = fmaf(-a.v[i], b.v[i], c.v[i]); return c; }
 /* b if either is NaN */
 OX_INLINE ox_f32x16 f32_max(ox_f32x16 a, ox_f32x16 b) { OX_EACH a.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i]; return a; }
 OX_INLINE ox_f32x16 f32_min(ox_f32x16 a, ox_f32x16 b) { OX_EACH a.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i]; return a; }
@@ -41,8 +33,8 @@ OX_INLINE ox_f32x16 f32_select_lt(ox_f32x16 a, ox_f32x16 b, ox_f32x16 x, ox_f32x
 { OX_EACH x.v[i] = a.v[i] < b.v[i] ? x.v[i] : y.v[i]; return x; }
 OX_INLINE ox_f32x16 f32_load_n(const float *p, int n) { ox_f32x16 r; OX_EACH r.v[i] = i < n ? p[i] : 0.0f; return r; }
 OX_INLINE void f32_store_n(float *p, ox_f32x16 a, int n) { for (int i = 0; i < n && i < 16; i++) p[i] = a.v[i]; }
-OX_CALLED ox_f32x16 f32_load_f16(const uint16_t *p) { ox_f32x16 r; OX_EACH r.v[i] = ox_f16_to_f32(p[i]); return r; }
-OX_CALLED void f32_store_f16(uint16_t *p, ox_f32x16 a) { OX_EACH p[i] = ox_f32_to_f16(a.v[i]); }
+OX_INLINE ox_f32x16 f32_load_f16(const uint16_t *p) { ox_f32x16 r; OX_EACH r.v[i] = ox_f16_to_f32(p[i]); return r; }
+OX_INLINE void f32_store_f16(uint16_t *p, ox_f32x16 a) { OX_EACH p[i] = ox_f32_to_f16(a.v[i]); }
 OX_INLINE float f32_hsum(ox_f32x16 a)       /* lane i + lane i+8, then +4, +2, +1 */
 {
     for (int w = 8; w; w >>= 1) for (int i = 0; i < w; i++) a.v[i] = a.v[i] + a.v[i + w];
@@ -68,7 +60,7 @@ OX_INLINE ox_i32x16 i32_shl(ox_i32x16 a, int n) { OX_EACH a.v[i] = (int32_t)((ui
 OX_INLINE ox_i32x16 i32_shr(ox_i32x16 a, int n) { OX_EACH a.v[i] = a.v[i] >> n; return a; }                          /* arithmetic */
 OX_INLINE ox_f32x16 i32_to_f32(ox_i32x16 a) { ox_f32x16 r; OX_EACH r.v[i] = (float)a.v[i]; return r; }               /* nearest even */
 /* nearest even; |a| < 2^31 */
-OX_CALLED ox_i32x16 f32_to_i32(ox_f32x16 a) { ox_i32x16 r; OX_EACH r.v[i] = (int32_t)lrintf(a.v[i]); return r; }
+OX_INLINE ox_i32x16 f32_to_i32(ox_f32x16 a) { ox_i32x16 r; OX_EACH r.v[i] = (int32_t)lrintf(a.v[i]); return r; }
 OX_INLINE ox_f32x16 i32_as_f32(ox_i32x16 a) { ox_f32x16 r; memcpy(&r, &a, 64); return r; }                           /* same bits */
 OX_INLINE ox_i32x16 f32_as_i32(ox_f32x16 a) { ox_i32x16 r; memcpy(&r, &a, 64); return r; }
 /* values already in range */
@@ -119,7 +111,7 @@ OX_INLINE ox_flush flush_begin(void) { return 0; }
 OX_INLINE int flush_end(ox_flush was) { return was; }
 OX_INLINE ox_bf16x32 bf16_load(const void *p) { ox_bf16x32 r; memcpy(&r, p, 64); return r; }
 OX_INLINE ox_bf16x32 bf16_set1(int32_t pair) { ox_bf16x32 r; OX_EACH r.v[i] = (uint32_t)pair; return r; }
-OX_CALLED ox_f32x16 f32_dot2(ox_f32x16 c, ox_bf16x32 w, ox_bf16x32 x)
+OX_INLINE ox_f32x16 f32_dot2(ox_f32x16 c, ox_bf16x32 w, ox_bf16x32 x)
 {
     OX_EACH {
         c.v[i] = ox_flushed_fma(ox_bf16_flushed(w.v[i] >> 16), ox_bf16_flushed(x.v[i] >> 16), c.v[i]);
@@ -134,7 +126,7 @@ typedef ox_i32x16 ox_scale;
 OX_INLINE ox_scale scale_low(ox_i32x16 pairs) { OX_EACH pairs.v[i] = (int16_t)pairs.v[i]; return pairs; }
 OX_INLINE ox_scale scale_high(ox_i32x16 pairs) { OX_EACH pairs.v[i] = pairs.v[i] >> 16; return pairs; }
 
-OX_CALLED ox_i32x16 i32_dot16(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits)    /* c + 16 columns of codes * x */
+OX_INLINE ox_i32x16 i32_dot16(ox_i32x16 c, const ox_u8x64 *w, const int8_t *x, int bits)    /* c + 16 columns of codes * x */
 {
     (void)bits;
     for (int g = 0; g < 4; g++) OX_EACH for (int k = 0; k < 4; k++) c.v[i] += w[g].v[4 * i + k] * x[4 * g + k];

@@ -119,7 +119,7 @@ OX_INLINE void value_strips(int mq, int kind, const float *p, const void *const 
         value_tile(mq, rest, kind, p, v, next, c, ldv, from, to, acc + c, width);
 }
 
-/* One function per number of queries, so that every tile lives in registers. */
+/* One function per number of queries, so that every tile lives in registers; those above OX_TILE_Q are never called, and empty. */
 #define OX_EACH_TILE(X) X(1) X(2) X(3) X(4) X(5) X(6)
 #define OX_QUERIES(MQ) (MQ <= OX_TILE_Q ? MQ : 1)
 
@@ -130,6 +130,7 @@ typedef void values_fn(const float *p, const void *const *v, const void *const *
     static OX_NOINLINE void scores_##MQ##_##KIND(const float *const *q, const void *const *k, const void *const *next, int k_dim,  \
                                                  float *scores)                                                                    \
     {                                                                                                                              \
+        if (MQ > OX_TILE_Q) return;                                                                                                \
         if (next && OX_KV_##KIND != OX_KV_F32) score_tile(OX_QUERIES(MQ), OX_KV_##KIND, q, k, next, k_dim, scores);                \
         else score_tile(OX_QUERIES(MQ), OX_KV_##KIND, q, k, NULL, k_dim, scores);                                                  \
     }
@@ -137,6 +138,7 @@ typedef void values_fn(const float *p, const void *const *v, const void *const *
     static OX_NOINLINE void values_##MQ##_##KIND(const float *p, const void *const *v, const void *const *next, int ldv, int from, \
                                                  int to, float *acc, int width)                                                    \
     {                                                                                                                              \
+        if (MQ > OX_TILE_Q) return;                                                                                                \
         if (next && OX_KV_##KIND != OX_KV_F32)                                                                                     \
             value_strips(OX_QUERIES(MQ), OX_KV_##KIND, p, v, next, ldv, from, to, acc, width);                                     \
         else                                                                                                                       \
