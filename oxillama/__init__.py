@@ -10,7 +10,10 @@ Names are imported when they are first used, so that `import oxillama` costs nex
 from __future__ import annotations
 
 import importlib
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `import typing` alone takes as long as all else here
+    from typing import Any
 
 __version__ = "0.1.0"
 
@@ -136,12 +139,20 @@ __all__ = sorted([*_HOME, *_MODULES, "__version__"])
 
 def __getattr__(name: str) -> Any:
     home = _HOME.get(name)
-    if home is not None:
-        value = getattr(importlib.import_module(home), name)
-    elif name in _MODULES:
-        value = importlib.import_module(f"oxillama.{name}")
-    else:
+    if home is None and name not in _MODULES:
         raise AttributeError(f"module 'oxillama' has no attribute {name!r}")
+    try:
+        module = importlib.import_module(home or f"oxillama.{name}")
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("oxillama._core."):
+            raise
+        raise ImportError(
+            f"oxillama: found sources that are not compiled in {__path__[0]!r}, wanted the installed package: "
+            "work in another folder than the checkout, or run `pip install --editable .` in it",
+            name=error.name,
+            path=__file__,
+        ) from None
+    value = module if home is None else getattr(module, name)
     globals()[name] = value
     return value
 

@@ -39,9 +39,10 @@ step "virtual environment" "$python -m venv .venv"
 step "install" ".venv/bin/pip install ."
 step "a story of 160 tokens" ".venv/bin/oxillama run -p 'Once upon a time' -n 160"
 step "the same again" ".venv/bin/oxillama run -p 'Once upon a time' -n 160"
-step "import oxillama" ".venv/bin/python -c 'import oxillama'"
-step "five lines of Python" ".venv/bin/python -c 'import oxillama
+# In a folder of their own, as a caller's programs are: in the checkout Python would find the sources.
+step "import oxillama" "cd '$place/home' && ../oxillama/.venv/bin/python -c 'import oxillama'"
+step "five lines of Python" "cd '$place/home' && ../oxillama/.venv/bin/python -c 'import oxillama
 engine = oxillama.load()
 print(engine.generate(\"Once upon a time\", max_tokens=64).text)'"
-package=$(env -i "${kept[@]}" .venv/bin/python -c 'import oxillama, os; print(os.path.dirname(oxillama.__file__))')
+package=$(cd "$place/home" && env -i "${kept[@]}" ../oxillama/.venv/bin/python -c 'import oxillama, os; print(os.path.dirname(oxillama.__file__))')
 echo "the installed package: $(megabytes "$package") MB; all of the environment: $(megabytes .venv) MB"

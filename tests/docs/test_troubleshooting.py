@@ -1,7 +1,10 @@
 """Every error that the troubleshooting page explains is raised as the page spells it."""
 
+import os
 import pickle
 import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -43,6 +46,20 @@ def closed(engine, folder, monkeypatch):
     made.generate("Once")
 
 
+def uncompiled(engine, folder, monkeypatch):
+    """`import oxillama` in a checkout where nothing was built."""
+    sources = shutil.ignore_patterns("*.so", "*.pyd", "*.c", "*.gguf", "__pycache__")
+    shutil.copytree(Path(oxillama.__file__).parent, folder / "oxillama", ignore=sources)
+    done = subprocess.run(
+        [sys.executable, "-c", "import oxillama; oxillama.load()"],
+        cwd=folder,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+        capture_output=True,
+        text=True,
+    )
+    raise oxillama.OxillamaError(done.stderr)
+
+
 RAISED = {
     "no such file": lambda engine, *_: oxillama.load("nowhere.gguf"),
     "needs huggingface_hub": hub,
@@ -52,6 +69,7 @@ RAISED = {
         lambda engine, folder, _: oxillama.load(folder)
     ),
     "is no argument of load": lambda *_: oxillama.load(contextsize=5),
+    "found sources that are not compiled": uncompiled,
     "has room for": lambda engine, *_: engine.generate("fox " * 2000),
     "tokenizer.chat_template: the file has none": (
         lambda engine, folder, _: edited(engine, folder, b"tokenizer.chat_template").chat(ASKED)
