@@ -106,7 +106,9 @@ class Chat:
         """images: how prompts hold images, None for a model that takes none."""
         source = metadata.get(TEMPLATE_KEY)
         if not isinstance(source, str):
-            raise TemplateError(f"{TEMPLATE_KEY}: the file has none, wanted one to chat with")
+            raise TemplateError(
+                f"{TEMPLATE_KEY}: the file has none, wanted one to chat with, or chat_template= (its text, or a name such as 'chatml')"
+            )
         self.template, self.vocabulary = ChatTemplate(source), vocabulary
         self.images = images
         self._planner = ChatPlanner(source, vocabulary.bridge)

@@ -46,6 +46,7 @@ class Loaded:
         "_recommended",
         "_vision",
         "max_images",
+        "_template",
         "vocabulary",
     )
 
@@ -60,6 +61,7 @@ class Loaded:
         self._recommended: SamplerConfig | None = None
         self._vision: Vision | None = None
         self.max_images = 0
+        self._template: str | None = None  # in place of the file's
         self._lock = threading.RLock()
 
     def open(
@@ -73,6 +75,7 @@ class Loaded:
         """Load a model; one that was loaded before is closed."""
         opened = open_model(config, source, tokenizer_json=tokenizer_json, progress=progress)
         with self._lock:
+            self._template = config.chat_template
             before, self._core, old = self._core, opened.core, self._model
             self._model, self.vocabulary, self._chat = opened.model, opened.vocabulary, None
             self._vision, self.max_images = opened.vision, config.max_images
@@ -164,10 +167,12 @@ class Loaded:
         """Talk through another chat template than the file's: the text of one, or the name of a
         built-in one (`tokenizer.builtin_templates`).
         """
-        source = template_source(given)
-        self._chat = self._chat_over({**self.model.reader.metadata, TEMPLATE_KEY: source})
+        template_source(given)  # raises for what is neither
+        self._template, self._chat = given, None
 
     def _chat_over(self, metadata: Mapping[str, Any]) -> Chat:
+        if self._template is not None:
+            metadata = {**metadata, TEMPLATE_KEY: template_source(self._template)}
         return Chat(metadata, self.words, self.images)
 
     @property

@@ -15,6 +15,8 @@ from oxillama.engine.scheduler import SchedulerConfig
 from oxillama.errors import ConfigError
 from oxillama.model.rope import RopeOverrides
 from oxillama.sampling import SamplerConfig
+from oxillama.tokenizer import ChatTemplate
+from oxillama.tokenizer.builtin_templates import template_source
 
 # of a machine, not of a conversation
 _LOCAL = (
@@ -31,6 +33,7 @@ class ConfigOptions(TypedDict, total=False):
     mmproj: str | Path | None
     image_fit: Literal["stretch", "pad"] | None
     image_folder: str | Path | None
+    chat_template: str | None
     max_images: int
     max_image_pixels: int
     context_size: int | None
@@ -78,6 +81,9 @@ class EngineConfig:
     that turns images into what the model reads (docs/pictures.md), None for none. image_fit: "stretch"
     or "pad" in place of what the model's family does to an image of other sides; image_folder: where
     messages may name image files, None for nowhere; max_images of a prompt, max_image_pixels of one.
+    chat_template: how conversations are
+    written in place of the file's own template: the text of one (Jinja), or the name of a built-in
+    one ("chatml", "llama3", ...; `tokenizer.builtin_templates`).
 
     rope_freq_base to yarn_beta_slow: how positions are rotated, in place of the file's own facts
     (`model.rope.RopeOverrides`, docs/loading.md); None leaves the file's.
@@ -91,6 +97,7 @@ class EngineConfig:
     image_folder: str | Path | None = None
     max_images: int = 32
     max_image_pixels: int = 1 << 25
+    chat_template: str | None = None
     context_size: int | None = None
     num_threads: int | None = None
     sampler: SamplerConfig | None = None
@@ -155,6 +162,12 @@ class EngineConfig:
             or not str(self.sidecar)
         ):
             raise ConfigError(f"sidecar: found {self.sidecar!r}, wanted 'auto', a folder or False")
+        if self.chat_template is not None:
+            if not isinstance(self.chat_template, str):
+                raise ConfigError(
+                    f"chat_template: found {type(self.chat_template).__name__}, wanted the text or the name of a template"
+                )
+            ChatTemplate(template_source(self.chat_template)).compiled()  # or what is wrong with it
         if self.sampler is not None and not isinstance(self.sampler, SamplerConfig):
             raise ConfigError(
                 f"sampler: found {type(self.sampler).__name__}, wanted a SamplerConfig"

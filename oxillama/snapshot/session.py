@@ -61,7 +61,14 @@ _ALWAYS, _SOMETIMES = ("facts", "tokens"), ("pending", "images", "sampler", "con
 _MOST_FACTS = 1 << 26
 _MOST_IMAGES = 1 << 32
 # of the engine; what else it has must be equal
-_FREE = ("context_size", "max_pages", "prefill_chunk_size", "sampler", "scheduler")
+_FREE = (
+    "chat_template",
+    "context_size",
+    "max_pages",
+    "prefill_chunk_size",
+    "sampler",
+    "scheduler",
+)
 RestoreConstraint = Callable[..., Any]  # (description, data, masker=, bridge=) -> a state
 
 

@@ -35,6 +35,21 @@ class ChatTemplate:
         self._environment = Sandbox()
         self._template: jinja2.Template | None = None
 
+    def compiled(self) -> jinja2.Template:
+        """The template, ready to render; TemplateError for a malformed one."""
+        if self._template is None:
+            if len(self.source) > MAX_SOURCE:
+                raise TemplateError(
+                    f"chat template: {len(self.source)} characters, wanted at most {MAX_SOURCE}"
+                )
+            try:
+                self._template = self._environment.from_string(self.source)
+            except jinja2.TemplateSyntaxError as error:
+                raise TemplateError(
+                    f"chat template: line {error.lineno}: {_line(error.message)}"
+                ) from error
+        return self._template
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -51,18 +66,13 @@ class ChatTemplate:
         environment = self._environment
         environment.begin((messages, tools))
         try:
-            if self._template is None:
-                if len(self.source) > MAX_SOURCE:
-                    raise TemplateError(
-                        f"chat template: {len(self.source)} characters, wanted at most {MAX_SOURCE}"
-                    )
-                self._template = environment.from_string(self.source)
+            template = self.compiled()
             given = {
                 name: value if name.endswith("_token") else from_outside(value)
                 for name, value in variables.items()
             }
             pieces = []
-            for piece in self._template.generate(
+            for piece in template.generate(
                 messages=[_message(each) for each in messages],
                 tools=from_outside(tools),
                 add_generation_prompt=add_generation_prompt,
@@ -74,10 +84,6 @@ class ChatTemplate:
             return TemplateText(plain(text), marks_of(text))
         except TemplateError:
             raise
-        except jinja2.TemplateSyntaxError as error:
-            raise TemplateError(
-                f"chat template: line {error.lineno}: {_line(error.message)}"
-            ) from error
         except (jinja2.TemplateError, RecursionError, MemoryError, SyntaxError) as error:
             raise TemplateError(f"chat template: {type(error).__name__}: {_line(error)}") from None
         # whatever the template's own code raises is the template's error
