@@ -119,9 +119,9 @@ def test_chats_texts_ids_and_schemas_go_together_and_a_row_that_fails_is_a_row(e
     assert found[2]["generated_text"] == "" and list(found[2]["generated_tokens"]) == []
 
 
-def test_a_row_that_fails_ends_the_job_unless_told_otherwise(cluster):
-    with pytest.raises(Exception, match="colour"):
-        run([{"prompt": "Once", "sampling_params": {"colour": 1}}], {})
+def test_a_row_that_fails_ends_the_job_unless_told_otherwise():
+    with pytest.raises(ConfigError, match="colour"):
+        answers([{"prompt": "Once", "sampling_params": {"colour": 1}}])
 
 
 def test_functions_may_be_stages_of_their_own(cluster, engine):

@@ -3,18 +3,22 @@
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
+from ray.serve._private.common import DeploymentID
+from ray.serve.request_router import ReplicaID
 from ray.serve.schema import ServeDeploySchema
 
 from oxillama import embedded_path
-from oxillama.integrations.ray import app
+from oxillama.integrations.ray import PrefixRouter, app
 from oxillama.integrations.ray import ledger as ledgers
 from oxillama.integrations.ray.fingerprint import held, page_hashes, publish, published
 from oxillama.integrations.ray.ledger import Claims, SessionLedger
 from oxillama.integrations.ray.prompts import PromptReader
-from oxillama.integrations.ray.wire import Wire, answered
+from oxillama.integrations.ray.replica import OxillamaReplica
+from oxillama.integrations.ray.wire import Route, Wire, answered
 from oxillama.server import ServerConfig
 from oxillama.server.errors import ApiError
 
@@ -52,6 +56,79 @@ def test_prompts_are_read_as_the_server_reads_them(engine):
         ("/v1/embeddings", {"input": "x"}),
     ):
         assert reader.ids(path, body) == []
+
+
+class Router(PrefixRouter):
+    """A router over replicas whose queues are as long as `loads` says."""
+
+    def __init__(self, loads, **options):
+        self.replicas = {
+            ReplicaID(name, DeploymentID("d", "a")): SimpleNamespace(routing_stats={})
+            for name in loads
+        }
+        for key, each in self.replicas.items():
+            each.replica_id = key
+        self.loads = loads
+        self.initialize_state(**options)
+
+    @property
+    def curr_replicas(self):
+        return self.replicas
+
+    @property
+    def replica_queue_len_cache(self):
+        return SimpleNamespace(get=lambda key: self.loads[key.unique_id])
+
+    def order(self, route):
+        pending = SimpleNamespace(args=["request", route], kwargs={})
+        made = asyncio.run(self.choose_replicas(list(self.replicas.values()), pending))
+        return [each.replica_id.unique_id for rank in made for each in rank]
+
+    def sent(self, name, route):
+        key = next(key for key in self.replicas if key.unique_id == name)
+        self.on_request_routed(SimpleNamespace(args=["request", route], kwargs={}), key, None)
+        return self.replicas[key]
+
+
+def test_a_request_goes_where_its_beginning_is_unless_others_have_much_less_to_do():
+    ids = list(range(100))
+    known, longer = Route(page_hashes(ids[:64])), Route(page_hashes(ids))
+    router = Router({"one": 0, "two": 3, "three": 5}, overload=4)
+    assert router.order(longer) == ["one", "two", "three"]
+    router.sent("two", known)
+    assert router.order(longer) == ["two", "one", "three"]
+    one = router.sent("one", Route())
+    one.routing_stats = {"pages": b"".join(longer.pages), "sessions": []}
+    assert router.order(longer) == ["one", "two", "three"]
+    router.loads["one"] = 8
+    assert router.order(longer) == ["two", "three", "one"]
+    # what was sent long ago and is not among what is published has been evicted
+    one.routing_stats = {"pages": b"".join(page_hashes([7] * 32)), "sessions": []}
+    stale = Router({"one": 0, "two": 0}, trust_seconds=0.0)
+    stale.sent("one", longer).routing_stats = one.routing_stats
+    stale.sent("two", known)
+    assert stale.order(longer) == ["two", "one"]
+
+
+def test_a_session_goes_where_it_is_and_a_named_replica_is_the_only_one():
+    router = Router({"one": 0, "two": 3, "three": 5})
+    three = router.sent("three", Route())
+    three.routing_stats = {"sessions": ["ada"]}
+    assert router.order(Route((), "ada"))[0] == "three"
+    router.sent("two", Route((), "ada"))
+    assert router.order(Route((), "ada"))[0] == "two"
+    assert router.order(Route((), None, "three")) == ["three"]
+
+
+def test_a_replica_whose_engine_does_not_serve_is_unhealthy():
+    said = {"error": {"message": "the engine has made no step for 61 seconds"}}
+    sick, well = (
+        SimpleNamespace(_state=SimpleNamespace(health=lambda told=told: told))
+        for told in ((503, said), (200, {"status": "ok"}))
+    )
+    with pytest.raises(RuntimeError, match="no step for 61 seconds"):
+        asyncio.run(OxillamaReplica.check_health(sick))
+    asyncio.run(OxillamaReplica.check_health(well))
 
 
 class Handle:
