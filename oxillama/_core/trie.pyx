@@ -24,7 +24,7 @@ from oxillama.errors import GrammarError
 cdef enum:
     COUNTED = 48           # up to this many characters left, a bounded string's plain tokens come from a table
     CLOSED = 8             # positions followed to prove that a subtree is allowed whole
-    STEPS = 100            # merged stacks for a mask, per alternative that may be followed at once
+    STEPS = 150            # merged stacks for a mask, per alternative that may be followed at once
     WORTH = 24             # nodes of a subtree that make the proof worth its time
 
 # Bytes by kind: what grammars tell apart mostly goes by these. Bytes beyond ASCII are one kind, ASCII signs each their own.
