@@ -12,11 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from oxillama import embedded_path
 from oxillama.cli import parser
 from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.quant import formats
+from tests.vision.made import write_mmproj
 from tools.model_table import table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,6 +77,9 @@ def test_every_python_block_runs_in_an_interpreter_of_its_own(block, tmp_path):
         shutil.copy(embedded_path(), tmp_path / name)
     for name in ("style.gguf", "facts.gguf"):
         write_adapter(tmp_path / name)
+    width = GgufReader(embedded_path()).tensors["token_embd.weight"].shape[1]
+    write_mmproj(tmp_path / "mmproj.gguf", width=int(width))
+    Image.new("RGB", (90, 60), (200, 120, 40)).save(tmp_path / "cat.png")
     done = subprocess.run(
         [sys.executable, "-c", block],
         cwd=tmp_path,

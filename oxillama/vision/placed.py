@@ -55,7 +55,7 @@ class ImagePrompt(list[int]):
         inside = (each for each in self.images if start <= each.start and each.end <= stop)
         return ImagePrompt(super().__getitem__(key), moved(inside, -start))
 
-    def __add__(self, other: Any) -> ImagePrompt:
+    def __add__(self, other: Any) -> ImagePrompt:  # type: ignore[override]
         return ImagePrompt(
             super().__add__(other), (*self.images, *moved(images_of(other), len(self)))
         )

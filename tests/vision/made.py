@@ -1,0 +1,120 @@
+"""Tiny mmproj files of random weights, of every kind, for tests without cases."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from oxillama.gguf import GgufWriter
+
+HIDDEN, HEADS, LAYERS, PATCH = 32, 4, 3, 14
+_KEYS: dict[str, dict[str, Any]] = {
+    "mlp": {},
+    "gemma3": {"use_gelu": True, "vision.projector.scale_factor": 2},
+    "idefics3": {
+        "use_gelu": True,
+        "vision.projector.scale_factor": 2,
+        "vision.preproc_image_size": 112,
+    },
+    "pixtral": {"use_silu": True},
+    "qwen2vl_merger": {},
+    "qwen2.5vl_merger": {"use_silu": True, "vision.n_wa_pattern": 2},
+    "qwen3vl_merger": {
+        "use_gelu": True,
+        "vision.spatial_merge_size": 2,
+        "vision.is_deepstack_layers": [False, True, False],
+    },
+}
+KINDS = tuple(_KEYS)
+
+
+def write_mmproj(
+    path: Path, kind: str = "mlp", *, width: int, image: int = 56, seed: int = 0, **more: Any
+) -> Path:
+    """An encoder whose features have `width` floats; more: further keys, under `clip.vision.`."""
+    rng = np.random.default_rng(seed)
+    qwen, rms = kind.startswith("qwen"), kind in ("pixtral", "qwen2.5vl_merger")
+    tensors: dict[str, np.ndarray] = {}
+
+    def put(name: str, *shape: int, scale: float = 0.2) -> None:
+        tensors[name] = rng.normal(0, scale, shape).astype(np.float32)
+
+    def norm(name: str, size: int = HIDDEN) -> None:
+        tensors[name + ".weight"] = rng.normal(1, 0.1, size).astype(np.float32)
+        if not rms:
+            put(name + ".bias", size)
+
+    def linear(name: str, rows: int, columns: int, *, bias: bool = True) -> None:
+        put(name + ".weight", rows, columns)
+        if bias:
+            put(name + ".bias", rows)
+
+    put("v.patch_embd.weight", HIDDEN, 3, PATCH, PATCH, scale=0.05)
+    if qwen:
+        put("v.patch_embd.weight.1", HIDDEN, 3, PATCH, PATCH, scale=0.05)
+    grid = (image // PATCH) ** 2
+    if kind == "mlp":
+        put("v.class_embd", HIDDEN)
+        norm("v.pre_ln")
+        put("v.position_embd.weight", grid + 1, HIDDEN)
+    elif kind in ("gemma3", "idefics3", "qwen3vl_merger"):
+        put("v.position_embd.weight", grid, HIDDEN)
+        norm("v.post_ln")
+    elif kind == "pixtral":
+        norm("v.pre_ln")
+        put("v.token_embd.img_break", width)
+    else:
+        norm("v.post_ln")
+    for layer in range(LAYERS):
+        at = f"v.blk.{layer}."
+        norm(at + "ln1")
+        norm(at + "ln2")
+        for part in ("q", "k", "v", "out"):
+            linear(f"{at}attn_{part}", HIDDEN, HIDDEN, bias=kind != "pixtral")
+        linear(at + "ffn_up", 64, HIDDEN, bias=kind != "pixtral")
+        linear(at + "ffn_down", HIDDEN, 64, bias=kind != "pixtral")
+        if rms:
+            linear(at + "ffn_gate", 64, HIDDEN, bias=kind != "pixtral")
+    if kind == "mlp":
+        linear("mm.0", width, HIDDEN)
+        linear("mm.2", width, width)
+    elif kind == "gemma3":
+        tensors["mm.soft_emb_norm.weight"] = np.ones(HIDDEN, np.float32)
+        put("mm.input_projection.weight", HIDDEN, width)
+    elif kind == "idefics3":
+        put("mm.model.fc.weight", width, 4 * HIDDEN)
+    elif kind == "pixtral":
+        linear("mm.1", width, HIDDEN)
+        linear("mm.2", width, width)
+    else:
+        linear("mm.0", 4 * HIDDEN, 4 * HIDDEN)
+        linear("mm.2", width, 4 * HIDDEN)
+    if kind == "qwen3vl_merger":
+        tensors["v.deepstack.1.norm.weight"] = np.ones(4 * HIDDEN, np.float32)
+        put("v.deepstack.1.norm.bias", 4 * HIDDEN)
+        linear("v.deepstack.1.fc1", 4 * HIDDEN, 4 * HIDDEN)
+        linear("v.deepstack.1.fc2", width, 4 * HIDDEN)
+    if "mm_patch_merge_type" in more:
+        put("model.image_newline", width)
+    keys: dict[str, Any] = {
+        "projector_type": kind,
+        "has_vision_encoder": True,
+        "vision.image_size": image,
+        "vision.patch_size": PATCH,
+        "vision.embedding_length": HIDDEN,
+        "vision.feed_forward_length": 64,
+        "vision.projection_dim": width,
+        "vision.block_count": LAYERS,
+        "vision.attention.head_count": HEADS,
+        "vision.attention.layer_norm_epsilon": 1e-6,
+        "vision.image_mean": [0.5, 0.5, 0.5],
+        "vision.image_std": [0.5, 0.25, 0.5],
+        **_KEYS[kind],
+        **{f"vision.{key}": value for key, value in more.items()},
+    }
+    with GgufWriter(path, "clip") as file:
+        for key, value in keys.items():
+            file.add(f"clip.{key}", value)
+        for name, values in tensors.items():
+            file.add_tensor(name, values)
+    return path

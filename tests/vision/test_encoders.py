@@ -1,0 +1,175 @@
+"""Encoders of random weights: compiled as their tapes mean, files that lack or exceed something, tiles."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from oxillama.errors import ImageError, ModelError
+from oxillama.gguf import GgufReader, GgufWriter
+from oxillama.vision import ImageFeatures, Vision
+from oxillama.vision.layout import blocks_of, interpolated, merged_rows
+from oxillama.vision.processors import AnyResolution, Merged
+from tests.vision.made import KINDS, write_mmproj
+
+
+def picture(width, height):
+    rng = np.random.default_rng(width * 1000 + height)
+    return Image.fromarray(rng.integers(0, 256, (height, width, 3), np.uint8))
+
+
+def features_of(vision, image):
+    return [each for each in vision.pieces(image) if isinstance(each, ImageFeatures)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_compiled_encoders_are_what_their_tapes_mean(tmp_path, kind):
+    vision = Vision(write_mmproj(tmp_path / "m.gguf", kind, width=48), num_threads=3)
+    for size in ((56, 56), (200, 84), (61, 143)):
+        for pixels in vision.pixels(picture(*size))[:2]:
+            rows = vision.processor.rows(pixels)
+            wanted = vision.encoder.reference(rows)
+            found = vision.encoder.encode(rows)
+            assert np.abs(found - wanted).max() <= 5e-6 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_features_are_the_same_bits_whatever_the_threads(tmp_path, kind):
+    path = write_mmproj(tmp_path / "m.gguf", kind, width=48)
+    one, four = (features_of(Vision(path, num_threads=n), picture(200, 84)) for n in (1, 4))
+    assert len(one) == len(four) > 0
+    assert all(np.array_equal(a.rows, b.rows) for a, b in zip(one, four))
+
+
+def test_features_of_an_image_that_comes_again_are_kept(tmp_path):
+    vision = Vision(write_mmproj(tmp_path / "m.gguf", width=48))
+    first = vision.pieces(picture(70, 50))
+    assert vision.pieces(picture(70, 50)) is first
+    assert vision.pieces(picture(70, 51)) is not first
+
+
+def rewritten(source, path, *, drop=(), keys=None, add=None):
+    held = GgufReader(source)
+    with GgufWriter(path, "clip") as file:
+        for name, value in {**held.metadata, **(keys or {})}.items():
+            if name.startswith("clip."):
+                file.add(name, value)
+        for name, tensor in held.tensors.items():
+            if name not in drop:
+                shape = tuple(tensor.shape)
+                file.add_tensor(name, np.array(held.data(name)).view(np.float32).reshape(shape))
+        for name, values in (add or {}).items():
+            file.add_tensor(name, values)
+    return path
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    (
+        ({"drop": ("mm.2.bias", "mm.0.weight")}, "mm.0.weight: the file has no such tensor"),
+        ({"add": {"v.extra": np.zeros(4, np.float32)}}, "v.extra: mlp has no use for this tensor"),
+        ({"keys": {"clip.projector_type": "ldp"}}, "clip.projector_type: found 'ldp', wanted one"),
+        ({"keys": {"clip.has_audio_encoder": True}}, "has_audio_encoder: found True, wanted False"),
+        (
+            {"keys": {"clip.vision.patch_size": 7}},
+            r"v.patch_embd.weight: file has \(32, 3, 14, 14\)",
+        ),
+        ({"keys": {"clip.vision.odd": 1}}, "clip.vision.odd: found 1, which clip does not use"),
+        (
+            {"keys": {"clip.vision.image_std": [0.5, 0.0, 0.5]}},
+            "image_std: found .*, wanted numbers",
+        ),
+        ({"keys": {"clip.vision.feature_layer": [9]}}, "feature_layer: found .*, wanted layers"),
+        (
+            {"keys": {"clip.vision.mm_patch_merge_type": "spatial_unpad"}},
+            "mm_patch_merge_type: found 'spatial_unpad' with 0 numbers",
+        ),
+    ),
+)
+def test_what_does_not_describe_an_encoder_is_refused_by_name(tmp_path, change, said):
+    source = write_mmproj(tmp_path / "a.gguf", width=48)
+    with pytest.raises(ModelError, match=said):
+        Vision(rewritten(source, tmp_path / "b.gguf", **change))
+
+
+def test_pixels_of_another_size_are_refused(tmp_path):
+    vision = Vision(write_mmproj(tmp_path / "m.gguf", width=48))
+    with pytest.raises(ImageError, match=r"found \(3, 56, 70\), wanted \(3, 56, 56\)"):
+        vision.features(np.zeros((3, 56, 70), np.float32))
+
+
+def test_llava_16_shows_tiles_without_their_padding(tmp_path):
+    points = [56, 112, 112, 56, 112, 112]
+    path = write_mmproj(
+        tmp_path / "m.gguf",
+        width=48,
+        mm_patch_merge_type="spatial_unpad",
+        image_grid_pinpoints=points,
+    )
+    vision = Vision(path)
+    assert isinstance(vision.processor, AnyResolution)
+    assert vision.processor.best((50, 100)) == (56, 112)
+    assert vision.processor.best((100, 40)) == (112, 56)
+    assert vision.processor.best((100, 100)) == (112, 112)
+    newline = vision.encoder.vector("model.image_newline", 48)
+    # 112 x 40 in 112 x 56: 8 pixels above and below, less than a patch of 14; 4 lines of 8 stay
+    (made,) = features_of(vision, picture(112, 40))
+    whole, left, right = (vision.features(each) for each in vision.pixels(picture(112, 40)))
+    sheet = np.concatenate([each.reshape(4, 4, 48) for each in (left, right)], axis=1)
+    cut = (4 - int(round(40 * 8 / 112, 7))) // 2
+    lines = sheet[cut : 4 - cut]
+    lines = np.concatenate([lines, np.tile(newline, (len(lines), 1, 1))], axis=1)
+    assert np.array_equal(made.rows, np.concatenate([whole, lines.reshape(-1, 48)]))
+
+
+def test_tiles_of_smolvlm_say_where_they_are(tmp_path):
+    vision = Vision(write_mmproj(tmp_path / "m.gguf", "idefics3", width=48))
+    pieces = vision.pieces(picture(100, 50))  # 112 x 56: two tiles of 56
+    texts = [each for each in pieces if isinstance(each, str)]
+    fake = "<fake_token_around_image>"
+    assert texts == [
+        f"{fake}<row_1_col_1>",
+        f"{fake}<row_1_col_2>",
+        f"\n\n{fake}<global-img>",
+        fake,
+    ]
+    assert [len(each) for each in pieces if isinstance(each, ImageFeatures)] == [4, 4, 4]
+
+
+def test_lines_of_pixtral_end_with_a_row_but_the_last(tmp_path):
+    vision = Vision(write_mmproj(tmp_path / "m.gguf", "pixtral", width=48, image=112))
+    (made,) = features_of(vision, picture(224, 100))  # 112 x 50, in patches 8 x 4
+    line = vision.encoder.vector("v.token_embd.img_break", 48)
+    assert len(made) == 4 * 9 - 1
+    assert all(np.array_equal(made.rows[at], line) for at in (8, 17, 26))
+
+
+def test_sides_of_qwen_are_whole_features_within_the_limits():
+    held = Merged(None, 14, 2, 8 * 784, 4096 * 784, "stretch")  # type: ignore[arg-type]
+    assert held.sides(112, 112) == (112, 112)
+    assert held.sides(97, 61) == (112, 84)
+    assert held.sides(1, 1) == (84, 84)
+    wide, high = held.sides(8000, 4000)
+    assert wide % 28 == high % 28 == 0 and wide * high <= 4096 * 784
+
+
+def test_squares_and_windows_cover_every_patch_once():
+    assert blocks_of(4, 4, 2).tolist()[1] == [2, 3, 6, 7]
+    pixels = np.zeros((3, 14 * 6, 14 * 14), np.float32)
+    rows = merged_rows(pixels, 14, merge=2, window=4)
+    assert sorted(rows.groups.reshape(-1).tolist()) == list(range(84))
+    first, last = rows.spans
+    assert [(a, b) for a, b in sorted(set(zip(first.tolist(), last.tolist())))] == [
+        (0, 48),
+        (48, 84),
+    ]
+    # a feature's patches are one square of the picture
+    where = rows.rope[:, rows.groups]
+    assert (where // 2 == where[:, :, :1] // 2).all()
+    assert np.array_equal(where[0, :, 0] // 2 * 7 + where[1, :, 0] // 2, np.arange(21))
+
+
+def test_positions_on_the_grid_itself_stay():
+    grid = np.random.default_rng(0).normal(size=(5, 5, 3)).astype(np.float32)
+    assert np.array_equal(interpolated(grid, 5, 5), grid.reshape(25, 3))
+    half = interpolated(grid, 9, 9).reshape(9, 9, 3)
+    assert np.allclose(half[1, 0], (grid[0, 0] + grid[1, 0]) / 2, atol=1e-6)
