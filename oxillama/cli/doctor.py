@@ -7,6 +7,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+import numpy as np
+
 from oxillama.cli.loading import add_model, load
 
 
@@ -27,14 +29,28 @@ def _doctor(arguments: argparse.Namespace) -> int:
     with load(arguments) as engine:
         if arguments.dump:
             print(engine.dump())
-        worst, count = 0.0, 0
-        for difference in engine.diagnose(engine.tokenize(arguments.prompt)):
-            if not difference.agrees:
-                print(
-                    f"op {difference.index} ({difference.op}) differs: relative error {difference.error:.3g}",
-                    file=sys.stderr,
-                )
-                return 1
-            worst, count = max(worst, difference.error), count + 1
-    print(f"{count} ops agree with the reference; largest relative error {worst:.3g}")
+        checks = [("", engine.diagnose(engine.tokenize(arguments.prompt)))]
+        if engine.opened.images is not None:
+            checks.append(
+                ("of the image encoder ", engine.opened.images.vision.diagnose(_picture()))
+            )
+        for where, differences in checks:
+            worst, count = 0.0, 0
+            for difference in differences:
+                if not difference.agrees:
+                    print(
+                        f"op {difference.index} {where}({difference.op}) differs: relative error {difference.error:.3g}",
+                        file=sys.stderr,
+                    )
+                    return 1
+                worst, count = max(worst, difference.error), count + 1
+            print(
+                f"{count} ops {where}agree with the reference; largest relative error {worst:.3g}"
+            )
     return 0
+
+
+def _picture() -> np.ndarray:
+    """A picture with something to see everywhere: uint8 (112, 168, 3)."""
+    y, x = np.mgrid[:112, :168]
+    return np.stack([x * 3 + y, x * y // 7, y * 5 - x], axis=2).astype(np.uint8)

@@ -11,7 +11,7 @@ patches lies between two tapes: the rows of the second are groups of rows of the
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 from oxillama._core.panels import PackedMatrix
 from oxillama._core.pool import PageMemory
 from oxillama._core.tape import Batch, Program
-from oxillama.errors import ModelError
+from oxillama.errors import ImageError, ModelError
 from oxillama.gguf import GgufReader
 from oxillama.gguf.keys import Keys
 from oxillama.model import encoders as _families  # noqa: F401  (importing it registers every family)
@@ -28,7 +28,8 @@ from oxillama.model.accounts import check_keys
 from oxillama.model.image_builder import ImageBuilder, encoders
 from oxillama.model.load import LONGEST_STEP, act_of, act_width, ready
 from oxillama.model.lower import Tape, lower
-from oxillama.model.reference import Reference
+from oxillama.model.ops import Frame
+from oxillama.model.reference import Difference, Reference, compare
 from oxillama.model.tensors import Tensor, unpacked
 
 _PAGE = 16
@@ -108,6 +109,13 @@ class ImageEncoder:
         joined = rows[groups].reshape(*groups.shape, self.parts, -1)
         return np.ascontiguousarray(joined.transpose(0, 2, 1, 3)).reshape(len(groups), -1)
 
+    def diagnose(self, image: ImageRows) -> Iterator[Difference]:
+        """Each op of both compiled tapes against its numpy meaning, over the rows of an image."""
+        body, head = self._programs
+        yield from _compared(body, self.body, self.reader, image.patches, image)
+        grouped = self._grouped(_stepped(body, image.patches, image), image.groups)
+        yield from _compared(head, self.head, self.reader, grouped)
+
     def reference(self, image: ImageRows) -> np.ndarray:
         """The same by the numpy meaning of both tapes."""
         rows = _meant(self.body, self.reader, image.patches, image)
@@ -115,9 +123,15 @@ class ImageEncoder:
 
 
 def _stepped(program: Program, rows: np.ndarray, image: ImageRows | None = None) -> np.ndarray:
+    batch, memory = _batch(program, rows, image)
+    return np.array(program.step(batch, memory, output="hidden"))
+
+
+def _batch(program: Program, rows: np.ndarray, image: ImageRows | None) -> tuple[Batch, PageMemory]:
+    """One sequence of rows that are brought, and pages for it."""
     count = len(rows)
     if count > program.max_rows:
-        raise ModelError(
+        raise ImageError(
             f"image: {count} patches, the encoder takes {program.max_rows}; wanted a smaller image"
         )
     memory = PageMemory(program.kv_layers, "f32", _PAGE)
@@ -138,17 +152,42 @@ def _stepped(program: Program, rows: np.ndarray, image: ImageRows | None = None)
         embeds=rows,
         **more,
     )
-    return np.array(program.step(batch, memory, output="hidden"))
+    return batch, memory
+
+
+def _compared(
+    program: Program,
+    tape: Tape,
+    reader: GgufReader,
+    rows: np.ndarray,
+    image: ImageRows | None = None,
+) -> Iterator[Difference]:
+    batch, memory = _batch(program, rows, image)
+    reference = Reference(tape, reader, kv_type="f32")
+
+    def compiled(index: int) -> dict[int, np.ndarray]:
+        out = tape.ops[index].params.get("out")
+        if out is None:
+            return {}
+        program.run_until(batch, memory, index)
+        return {out: program.slot(out, len(rows))}
+
+    yield from compare(reference, (), compiled, frame=_frame(reference, rows, image))
+
+
+def _frame(reference: Reference, rows: np.ndarray, image: ImageRows | None) -> Frame:
+    frame = reference.frame([-1] * len(rows))
+    frame.embeds = rows
+    if image is not None:
+        frame.tokens, frame.rope, frame.spans = image.tokens, image.rope, image.spans
+    return frame
 
 
 def _meant(
     tape: Tape, reader: GgufReader, rows: np.ndarray, image: ImageRows | None = None
 ) -> np.ndarray:
     reference = Reference(tape, reader, kv_type="f32")
-    frame = reference.frame([-1] * len(rows))
-    frame.embeds = rows
-    if image is not None:
-        frame.tokens, frame.rope, frame.spans = image.tokens, image.rope, image.spans
+    frame = _frame(reference, rows, image)
     for _ in reference.steps(frame):
         pass
     # the rows of the embedding are read before the output, which nothing writes

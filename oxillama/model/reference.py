@@ -78,14 +78,15 @@ def compare(
     compiled: Callable[[int], dict[int, np.ndarray]],
     *,
     tolerance: float = 2e-2,
+    frame: Frame | None = None,
 ) -> Iterator[Difference]:
     """Hold each op's float32 results against `compiled(op_index) -> {slot: rows}` of the same
     tokens, in order.
 
     Errors of quantised activations add up along the tape, so `tolerance` bounds the whole path, not
-    one op.
+    one op. frame: what the tokens stand in, where they bring more than themselves.
     """
-    frame = reference.frame(tokens)
+    frame = reference.frame(tokens) if frame is None else frame
     for index, op in enumerate(reference.steps(frame)):
         worst = 0.0
         for slot, rows in compiled(index).items():

@@ -14,6 +14,7 @@ from blake3 import blake3
 from oxillama.errors import ImageError, ModelError
 from oxillama.gguf import GgufReader
 from oxillama.model.image_encoder import ImageEncoder, load_encoder
+from oxillama.model.reference import Difference
 from oxillama.vision.features import ImageFeatures
 from oxillama.vision.processors import Fit, Marks, Merged, Processor, processor_of
 from oxillama.vision.reading import ImageLimits, read_image
@@ -92,6 +93,12 @@ class Vision:
     def features(self, pixels: np.ndarray) -> np.ndarray:
         """Features, float32 (features, width), of normalised pixels (3, height, width)."""
         return self.encoder.encode(self.processor.rows(np.asarray(pixels, np.float32)))
+
+    def diagnose(self, image: Any) -> Iterator[Difference]:
+        """Each op of the compiled encoder and projector against its numpy meaning, over the first
+        picture that they see of an image.
+        """
+        return self.encoder.diagnose(self.processor.rows(self.pixels(image)[0]))
 
     def pieces(self, image: Any, *, name: str = "image") -> Pieces:
         """What stands in a prompt for an image: texts, in which control tokens are read, and features.

@@ -40,6 +40,14 @@ def test_features_are_the_same_bits_whatever_the_threads(tmp_path, kind):
     assert all(np.array_equal(a.rows, b.rows) for a, b in zip(one, four))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_op_agrees_with_its_meaning(tmp_path, kind):
+    vision = Vision(write_mmproj(tmp_path / "m.gguf", kind, width=48))
+    found = list(vision.diagnose(picture(120, 80)))
+    assert len(found) == len(vision.encoder.body.ops) + len(vision.encoder.head.ops)
+    assert all(each.agrees and each.error < 1e-4 for each in found)
+
+
 def test_features_of_an_image_that_comes_again_are_kept(tmp_path):
     vision = Vision(write_mmproj(tmp_path / "m.gguf", width=48))
     first = vision.pieces(picture(70, 50))
