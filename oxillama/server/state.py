@@ -109,13 +109,16 @@ class ServerState:
                 await asyncio.gather(task, return_exceptions=True)
         for job in list(self.jobs.values()):
             job.close()
+        # what clients that are cut had prepared may go on for long: the end does not wait for it
+        busy = (self.pool, self.bulk, self._looking)
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="oxillama end")
+        for each in busy:
+            each.shutdown(wait=False, cancel_futures=True)
         saved = await self.offload(self.sessions.save_all)
         for name, error in saved.items():
             self.log.event("session_saved", session=name, **({"error": error} if error else {}))
         await self.models.close()
         self.pool.shutdown(wait=False)
-        self.bulk.shutdown(wait=False)
-        self._looking.shutdown(wait=False)
 
     async def offload(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Run a function off the event loop."""

@@ -299,3 +299,22 @@ def test_what_the_end_of_the_server_cuts_is_told():
     assert (status(found[0]), error_of(found[0])["code"]) == (503, "shutting_down")
     assert status(streamed) == 200
     assert b"shutting_down" in streamed and b"data: [DONE]" in streamed
+
+
+def test_the_end_does_not_wait_for_what_nobody_waits_for():
+    from tests.server.conftest import Listening
+
+    made, go_on = Listening(grace=0.1), threading.Event()
+    state = made.app.state
+    for pool, count in ((state.pool, 8), (state.bulk, 2)):
+        for _ in range(count):
+            pool.submit(go_on.wait)
+    try:
+        with dial(made) as asking:
+            asking.sendall(request("POST", "/v1/completions", GEN))
+            end = time.monotonic() + 10
+            while not made.server.server_state.tasks:
+                assert time.monotonic() < end
+            made.stop()
+    finally:
+        go_on.set()
