@@ -202,3 +202,17 @@ def test_the_engine_has_few_layers_and_few_arrows():
         depth[name] = 1 + max((depth[other] for other in graph[name]), default=0)
     assert max(depth.values()) <= 8
     assert sum(map(len, graph.values())) <= 50
+
+
+def test_nothing_but_an_architecture_asks_what_the_architecture_is():
+    """What differs between models is data of the place that differs, not a comparison of names."""
+    for path in sorted(ROOT.rglob("*.py")):
+        if ROOT / "model" / "arch" in path.parents:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Compare):
+                continue
+            sides = [node.left, *node.comparators]
+            asked = [s for s in sides if getattr(s, "attr", getattr(s, "id", "")) == "arch"]
+            told = [s for s in sides if isinstance(s, (ast.Constant, ast.Tuple, ast.Set))]
+            assert not (asked and told), f"{path}:{node.lineno}: {ast.unparse(node)}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -203,6 +203,9 @@ class Family:
     extra: Callable[[Hyper], dict[str, np.ndarray]] = lambda hyper: {}
     # names that carry nothing the model needs (buffers that transformers saved in older versions)
     dropped: tuple[str, ...] = ()
+    # what its files say of a vocabulary that folders hold alike: pieces of a unigram model ("t5" in the
+    # file; else they are merged by score), or Gemma 4's merges over SentencePiece's alphabet
+    vocabulary: Literal["unigram", "gemma4"] | None = None
     add_space_prefix: bool | None = None
     # add_space_prefix is what tokenizer_config.json says under add_prefix_space
     prefix_setting: bool = False

@@ -37,7 +37,6 @@ _RENDERED = frozenset(
 _GPT2 = SPLITS["gpt-2"]
 
 _MODELS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
-_UNIGRAM_FAMILIES = ("bert", "t5encoder")
 
 KeyValues = dict[str, tuple[Any, str]]
 
@@ -48,9 +47,9 @@ def vocabulary_keys(folder: ModelFolder, family: Family, hyper: Hyper) -> KeyVal
     size = hyper.integer("vocab_size")
     from_json = (folder.path / "tokenizer.json").is_file()
     files = [name for name in _MODELS if (folder.path / name).is_file()]
-    if files and family.arch != "gemma4":
+    if files and family.vocabulary != "gemma4":
         pieces = read_sentencepiece(folder.path / files[0])
-        if pieces.model_type == UNIGRAM and family.arch in _UNIGRAM_FAMILIES:
+        if pieces.model_type == UNIGRAM and family.vocabulary == "unigram":
             keys, ids = _unigram_pieces(folder, pieces, size, files[0])
         else:
             keys, ids = _sentencepiece(folder, pieces, settings, size, family)
@@ -189,7 +188,7 @@ def _from_json(folder: ModelFolder, size: int, family: Family) -> tuple[KeyValue
     label = f"{folder.path}/tokenizer.json"
     model = tokenizer.get("model")
     kind = model.get("type") if isinstance(model, dict) else model
-    if kind == "Unigram" and family.arch in _UNIGRAM_FAMILIES:
+    if kind == "Unigram" and family.vocabulary == "unigram":
         return _unigram_json(label, tokenizer, folder.json("tokenizer_config.json"), size)
     if kind not in ("BPE", "WordPiece"):
         raise ConvertError(f"{label}: model: found {kind!r:.40}, wanted BPE or WordPiece")
@@ -215,7 +214,7 @@ def _from_json(folder: ModelFolder, size: int, family: Family) -> tuple[KeyValue
     if kind == "WordPiece":
         return _wordpiece(label, tokenizer, ordered, kinds)
     merges = [_merge(label, one) for one in model.get("merges") or []]
-    if family.arch == "gemma4":
+    if family.vocabulary == "gemma4":
         return _gemma4(ordered, kinds, merges, folder.json("tokenizer_config.json"))
     if model.get("byte_fallback") and _is_metaspace(tokenizer):
         return _byte_fallback(label, tokenizer, ordered, kinds, merges)

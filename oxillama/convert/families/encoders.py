@@ -76,7 +76,7 @@ HEADS = (
 
 
 @family("BertModel", "BertForMaskedLM", "BertForSequenceClassification", arch="bert", rules=BERT,
-        dropped=HEADS, prefixes=("bert.",))  # fmt: skip
+        vocabulary="unigram", dropped=HEADS, prefixes=("bert.",))  # fmt: skip
 def bert(h: Hyper, k: Keys) -> None:
     """BERT (Devlin et al. 2018). A classifier reads the first token's state: other files have no
     place for the dense layer and tanh between the two.
@@ -90,6 +90,7 @@ def bert(h: Hyper, k: Keys) -> None:
 
 
 @family("DistilBertModel", "DistilBertForMaskedLM", arch="bert", prefixes=("distilbert.",),
+        vocabulary="unigram",
         rules={
             **{name: to for name, to in BERT.items() if name.startswith("embeddings.")},
             **{
@@ -129,7 +130,7 @@ ROBERTA: dict[str, str | Rule] = {
 
 @family("RobertaModel", "RobertaForSequenceClassification", "XLMRobertaModel",
         "XLMRobertaForSequenceClassification", arch="bert", rules=ROBERTA, dropped=HEADS,
-        prefixes=("roberta.",))  # fmt: skip
+        vocabulary="unigram", prefixes=("roberta.",))  # fmt: skip
 def roberta(h: Hyper, k: Keys) -> None:
     """RoBERTa (Liu et al. 2019) and its kind for many languages (Conneau et al. 2020)."""
     h.must_be("hidden_act", "gelu")
@@ -240,7 +241,7 @@ def eurobert(h: Hyper, k: Keys) -> None:
 _T5 = "encoder.block.{b}.layer."
 
 
-@family("T5EncoderModel", arch="t5encoder", rules={
+@family("T5EncoderModel", arch="t5encoder", vocabulary="unigram", rules={
     "shared.weight": "token_embd.weight",
     "encoder.final_layer_norm.weight": "enc.output_norm.weight",
     **{_T5 + f"0.SelfAttention.{part}.weight": f"enc.blk.{{b}}.attn_{part}.weight"
