@@ -147,6 +147,7 @@ OX_INLINE ox_f32x16 vec_activate(int kind, ox_f32x16 x)
     case OX_ACT_TANH: return vec_tanh(x);
     case OX_ACT_SOFTPLUS: return vec_softplus(x);
     case OX_ACT_EXP_EXCESS: return vec_exp_excess(x);
+    case OX_ACT_EXP: return vec_exp(x);
     default: return x;
     }
 }

@@ -78,6 +78,18 @@ typedef struct {
     float *y;
 } ox_delta;
 
+/* Rows of one sequence through a state that decays key by key (vec/wkv.h), for up to 16 values of one head. */
+typedef struct {
+    int rows, keys, live;              /* live: values */
+    const float *r, *w, *k, *v;        /* r, w, k: [keys] a row; v: [live] */
+    const float *a, *b;                /* [keys] a row, or both NULL */
+    const float *u;                    /* [keys] or NULL */
+    int64_t ldr, ldw, ldk, ldv, lda, ldb, ldy;
+    float scale;                       /* of y */
+    float *state;                      /* [keys][16], read and left */
+    float *y;
+} ox_wkv;
+
 typedef struct {
     void (*rms_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n);
     void (*layer_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n);
@@ -101,6 +113,7 @@ typedef struct {
     void (*finish)(float *out, float M, float L, const float *ACC, const float *sink, int n);
     void (*scan)(const ox_scan *s);
     void (*delta)(const ox_delta *s);
+    void (*wkv)(const ox_wkv *s);
 } ox_vec;
 
 extern const ox_vec ox_vec_scalar;

@@ -534,6 +534,56 @@ cdef class MeasureOp(Op):
         self.begin(plan, &self.a.common, "measure", measure_part, p)
 
 
+# ---- head_scale ------------------------------------------------------------------------------------------------------
+
+ctypedef struct HeadScaleArgs:
+    Common common
+    int x, p, q, out, heads, dot      # dot: by p . q, else by p
+    int64_t columns, dim      # of a head: of x, of p and q
+
+
+cdef void head_scale_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef const HeadScaleArgs *a = <const HeadScaleArgs *>args
+    cdef const Step *step = a.common.step
+    cdef int rows = rows_of(&a.common), r, h
+    cdef int64_t i
+    cdef const float *p
+    cdef const float *q
+    cdef float by
+    r = ox_team_take(team)
+    while r < rows:
+        for h in range(a.heads):
+            p = <const float *>row_of(step, a.p, r) + h * a.dim
+            by = p[0]
+            if a.dot:
+                q = <const float *>row_of(step, a.q, r) + h * a.dim
+                by = 0
+                for i in range(a.dim):
+                    by += p[i] * q[i]
+            step.vec.scale(<float *>row_of(step, a.out, r) + h * a.columns, <const float *>row_of(step, a.x, r) + h * a.columns, by, a.columns)
+        r = ox_team_take(team)
+
+
+cdef class HeadScaleOp(Op):
+    cdef HeadScaleArgs a
+
+    def __init__(self, Plan plan, params):
+        p = plan.keys(params, "x", "p", "heads", "out", q=None)
+        cdef HeadScaleArgs *a = &self.a
+        a.x, a.p, a.dot, a.heads = p["x"], p["p"], p["q"] is not None, plan.number(p, "heads", 1, 1 << 16)
+        a.q = p["q"] if a.dot else 0
+        columns, dims = plan.reads(p["x"]), plan.reads(p["p"])
+        if a.dot:
+            plan.reads(p["q"], columns=dims)
+        if columns % a.heads or dims % a.heads or not (a.dot or dims == a.heads):
+            raise plan.fail(f"x has {columns} columns and p {dims}, wanted {a.heads} parts of each{'' if a.dot else ', of p of one column'}")
+        a.columns, a.dim = columns // a.heads, dims // a.heads
+        if p["out"] in (p["p"], p["q"]):
+            raise plan.fail(f"out is slot {p['out']}, which it reads")
+        a.out = plan.writes(p["out"], columns)
+        self.begin(plan, &a.common, "head_scale", head_scale_part, p)
+
+
 # ---- take_rows -------------------------------------------------------------------------------------------------------
 
 ctypedef struct TakeArgs:
@@ -607,5 +657,5 @@ cdef class CopyOp(Op):
 
 
 OPS = {"embed": EmbedOp, "features": FeaturesOp, "copy": CopyOp, "rope_table": RopeTableOp, "norm": NormOp, "quantise": QuantiseOp, "take_rows": TakeRowsOp,
-       "measure": MeasureOp,
+       "measure": MeasureOp, "head_scale": HeadScaleOp,
        **dict.fromkeys(ELEMENTWISE, ElementwiseOp)}

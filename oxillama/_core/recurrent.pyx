@@ -1,5 +1,5 @@
 """Ops whose layer keeps a state of fixed size for each sequence: a short causal convolution, the scan of a selective state space, the
-gated delta rule.
+gated delta rule, the time mix of RWKV.
 
 A sequence's rows lie side by side in a step, in order, so an op takes them in one go: work is cut by sequences and channels, never by rows, and
 any cut of a prompt into steps gives the same bits. A sequence that begins at position 0 begins from a state of zeros, whatever its slot holds.
@@ -11,7 +11,7 @@ from libc.string cimport memcpy, memset
 
 from oxillama._core.step cimport Common, Op, Plan, Step, row_of
 from oxillama._core.threads cimport ox_team, ox_team_take
-from oxillama._core.vectors cimport activation, ox_delta, ox_scan
+from oxillama._core.vectors cimport activation, ox_delta, ox_scan, ox_wkv
 
 cdef enum:
     STRIP = 256               # channels of a chunk of `conv`
@@ -233,4 +233,78 @@ cdef class DeltaOp(Op):
         self.begin(plan, &a.common, "delta", delta_part, p)
 
 
-OPS = {"conv": ConvOp, "scan": ScanOp, "delta": DeltaOp}
+# ---- wkv -------------------------------------------------------------------------------------------------------------
+
+ctypedef struct WkvArgs:
+    Common common
+    int r, w, k, v, a, b, out, heads, takes, blocks   # takes: a and b are there; blocks of up to 16 values, of a head
+    int64_t keys, values      # of a head
+    size_t state              # [head][block][keys][16]
+    const float *u            # [head][keys] or NULL
+    float scale
+
+
+cdef void wkv_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    cdef const WkvArgs *a = <const WkvArgs *>args
+    cdef const Step *step = a.common.step
+    cdef int64_t chunk = ox_team_take(team), items = <int64_t>a.heads * a.blocks, block, head
+    cdef int first
+    cdef ox_wkv s
+    while chunk < step.sequences * items:
+        first, head, block = step.begins[chunk // items], chunk % items // a.blocks, chunk % a.blocks
+        s.rows, s.keys, s.scale = step.begins[chunk // items + 1] - first, <int>a.keys, a.scale
+        s.live = <int>min(<int64_t>16, a.values - 16 * block)
+        s.r, s.ldr = <const float *>row_of(step, a.r, first) + head * a.keys, <int64_t>step.strides[a.r] // 4
+        s.w, s.ldw = <const float *>row_of(step, a.w, first) + head * a.keys, <int64_t>step.strides[a.w] // 4
+        s.k, s.ldk = <const float *>row_of(step, a.k, first) + head * a.keys, <int64_t>step.strides[a.k] // 4
+        s.v, s.ldv = <const float *>row_of(step, a.v, first) + head * a.values + 16 * block, <int64_t>step.strides[a.v] // 4
+        s.a = s.b = NULL
+        s.lda = s.ldb = 0
+        if a.takes:
+            s.a, s.lda = <const float *>row_of(step, a.a, first) + head * a.keys, <int64_t>step.strides[a.a] // 4
+            s.b, s.ldb = <const float *>row_of(step, a.b, first) + head * a.keys, <int64_t>step.strides[a.b] // 4
+        s.u = a.u + head * a.keys if a.u != NULL else NULL
+        s.y, s.ldy = <float *>row_of(step, a.out, first) + head * a.values + 16 * block, <int64_t>step.strides[a.out] // 4
+        s.state = <float *>(step.states[step.state_slots[step.row_table[first]]] + a.state) + (head * a.blocks + block) * 16 * a.keys
+        if step.positions[first] == 0:
+            memset(s.state, 0, 64 * <size_t>a.keys)
+        step.vec.wkv(&s)
+        chunk = ox_team_take(team)
+
+
+cdef class WkvOp(Op):
+    cdef WkvArgs a
+    cdef const float[:, ::1] bonus
+
+    def __init__(self, Plan plan, params):
+        p = plan.keys(params, "r", "w", "k", "v", "heads", "state", "out", a=None, b=None, u=None, scale=1.0)
+        cdef WkvArgs *a = &self.a
+        a.heads = plan.number(p, "heads", 1, 1 << 16)
+        a.r, a.w, a.k, a.v, a.takes = p["r"], p["w"], p["k"], p["v"], p["a"] is not None
+        columns, values = plan.reads(p["k"], full=True), plan.reads(p["v"], full=True)
+        if columns % a.heads or values % a.heads:
+            raise plan.fail(f"{columns} columns of keys and {values} of values do not divide into {a.heads} heads")
+        if (p["b"] is not None) != bool(a.takes):
+            raise plan.fail("one of a and b is missing, wanted both or none")
+        read = ["r", "w", "k", "v"] + (["a", "b"] if a.takes else [])
+        for name in read:
+            if name not in ("k", "v"):
+                plan.reads(p[name], columns=columns, full=True)
+        a.a, a.b = (p["a"], p["b"]) if a.takes else (0, 0)
+        a.keys, a.values = columns // a.heads, values // a.heads
+        a.u = NULL
+        if p["u"] is not None:
+            if p["u"].dtype != np.float32 or p["u"].shape != (a.heads, a.keys):
+                raise plan.fail(f"u is {p['u'].dtype} {p['u'].shape}, wanted float32 ({a.heads}, {a.keys})")
+            self.bonus = np.ascontiguousarray(p["u"])
+            a.u = &self.bonus[0, 0]
+        a.scale = plan.real(p, "scale", -1e30, 1e30)
+        a.blocks = (a.values + 15) // 16
+        a.state = plan.state(p, (a.heads * a.blocks, a.keys, 16))
+        if p["out"] in [p[name] for name in read]:
+            raise plan.fail(f"out is slot {p['out']}, which it reads")
+        a.out = plan.writes(p["out"], values)
+        self.begin(plan, &a.common, "wkv", wkv_part, p)
+
+
+OPS = {"conv": ConvOp, "scan": ScanOp, "delta": DeltaOp, "wkv": WkvOp}

@@ -66,6 +66,19 @@ cdef extern from "vec/table.h" nogil:
         float scale
         float *state
         float *y
+    ctypedef struct ox_wkv:
+        int rows, keys, live
+        const float *r
+        const float *w
+        const float *k
+        const float *v
+        const float *a
+        const float *b
+        const float *u
+        int64_t ldr, ldw, ldk, ldv, lda, ldb, ldy
+        float scale
+        float *state
+        float *y
     ctypedef struct ox_vec:
         void (*rms_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n) noexcept nogil
         void (*layer_norm)(float *out, const float *x, const float *weight, const float *bias, float eps, int64_t n) noexcept nogil
@@ -86,6 +99,7 @@ cdef extern from "vec/table.h" nogil:
         void (*finish)(float *out, float M, float L, const float *ACC, const float *sink, int n) noexcept nogil
         void (*scan)(const ox_scan *s) noexcept nogil
         void (*delta)(const ox_delta *s) noexcept nogil
+        void (*wkv)(const ox_wkv *s) noexcept nogil
 
 cdef const ox_vec *vec_table(object isa) except NULL
 cdef void angles(float *out, const float *f, int n, double position, double scale) noexcept nogil

@@ -337,14 +337,20 @@ class Builder:
         take: slice | None = None,
         bias: bool = True,
     ) -> Value:
-        """x times the transpose of `name.weight` (rows, x.width), plus `name.bias` where there is
-        one (bias False: another op reads that tensor); `take` uses some of its rows.
+        """x times the transpose of `name.weight` (rows, x.width), times the one number of `name.scale`
+        and plus `name.bias` where there is one (bias False: another op reads that tensor); `take`
+        uses some of its rows.
         """
         weight = self.matrix(name + ".weight", rows, x.width, take=take)
         shift = self.optional_vector(name + ".bias", rows) if bias else None
         if shift is not None and take:
             shift = np.ascontiguousarray(shift[take])
-        return self.record("linear", (x,), width=weight.shape[0], weight=weight, bias=shift)
+        factor = self.optional_vector(name + ".scale", 1)
+        if factor is None:
+            return self.record("linear", (x,), width=weight.shape[0], weight=weight, bias=shift)
+        y = self.record("linear", (x,), width=weight.shape[0], weight=weight, bias=None)
+        y = y * float(factor[0])
+        return y if shift is None else y + shift
 
     def stacked(self, x: Value, name: str, rows: int, *, count: int) -> Value:
         """Part k of a row times matrix k of the stack `name.weight` (count, rows, part): a linear of
@@ -437,7 +443,7 @@ class Builder:
 
     def activate(self, x: Value, act: str) -> Value:
         """An activation, elementwise: silu, gelu_tanh, gelu_erf, gelu_quick, relu, relu2, sigmoid,
-        tanh, softplus or exp_excess.
+        tanh, softplus, exp_excess or exp.
         """
         return self.op("activate", x, kind=act)
 
@@ -495,6 +501,32 @@ class Builder:
         state = self.keeps(Slot((heads * blocks, q.width // key_heads, 16)))
         more: dict[str, Any] = dict(key_heads=key_heads, tiled=tiled, scale=float(scale))
         return self.op("delta", q, k, v, w, beta, heads=heads, state=state, **more)
+
+    def wkv(
+        self,
+        r: Value,
+        w: Value,
+        k: Value,
+        v: Value,
+        a: Value | None = None,
+        b: Value | None = None,
+        *,
+        heads: int,
+        u: np.ndarray | None = None,
+        scale: float = 1.0,
+    ) -> Value:
+        """Linear attention whose state decays key by key; shapes and parameters are those of the op."""
+        state = self.keeps(Slot((heads * -(-v.width // heads // 16), k.width // heads, 16)))
+        inputs = (r, w, k, v) if a is None or b is None else (r, w, k, v, a, b)
+        params: dict[str, Any] = dict(heads=heads, u=u, scale=float(scale), state=state)
+        return self.record("wkv", inputs, width=v.width, stateful=True, **params)
+
+    def head_scale(self, x: Value, p: Value, q: Value | None = None, *, heads: int) -> Value:
+        """Each head of x times the dot product of that head of p and q; without q p has one number a
+        head.
+        """
+        inputs = (x, p) if q is None else (x, p, q)
+        return self.record("head_scale", inputs, width=x.width, heads=heads)
 
     def keeps(self, state: LayerState) -> int:
         """Note what a layer keeps; returns its number among those of its kind."""
@@ -662,13 +694,15 @@ class Builder:
         rope: Rope | None,
         style: str,
         scale: float,
+        temper: tuple[float, int, int] | None = None,
     ) -> Value:
         """Attention whose layer keeps one row k a token for all heads, its first `value` floats the
         value: the absorbed form of multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2,
         section 2.1). rope turns the last floats of k and of each head of q; the result has `value`
-        floats a head.
+        floats a head. temper: see `attend`.
         """
         shape = Heads(heads, 1, k.width, value)
+        more: dict[str, Any] = {} if temper is None else {"temper": temper}
         return self.record(
             "attention",
             (q, k, *self._table(rope)),
@@ -686,6 +720,7 @@ class Builder:
             k_norm=None,
             eps=0.0,
             latent=True,
+            **more,
         )
 
     def _table(self, rope: Rope | None) -> tuple[Value, ...]:

@@ -174,6 +174,7 @@ ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "tanh": np.tanh,
     "softplus": lambda x: np.logaddexp(0, x),
     "exp_excess": lambda x: np.where(x > 0, 0.0, np.expm1(np.minimum(x, 0)) - x),
+    "exp": lambda x: np.exp(np.minimum(x, 88.0)),
 }
 
 
@@ -750,6 +751,59 @@ class Delta(Op, name="delta"):
             y[t] = scale * np.einsum("hkv,hk->hv", s, q[t])
         f.states[state] = s
         f.slots[out] = y.reshape(len(v), -1).astype(np.float32)
+
+
+class Wkv(Op, name="wkv"):
+    """Linear attention whose state decays key by key: S = diag(w) S + k v^T + b (a^T S), y = scale
+    S^T r, for each head; with `u` (heads, keys) y = scale (S_before + diag(u) k v^T)^T r. Peng et al.
+    2024 (Eagle and Finch, section 4.2), 2025 (RWKV-7, section 4.1).
+
+    r, w, k, a, b (rows, heads * keys), v (rows, heads * values); w is the decay itself, 0 to 1.
+    Without a and b nothing is taken away.
+    """
+
+    reads = ("r", "w", "k", "v", "a", "b")
+    state = True
+    rows = Rows.ALL
+
+    @staticmethod
+    def width(widths: Sequence[int], params: dict) -> int:
+        return widths[3]
+
+    @staticmethod
+    def meaning(
+        f: Frame, *, r, w, k, v, heads, state, out, a=None, b=None, u=None, scale=1.0
+    ) -> None:
+        r, w, k, v = (_split_heads(f, part, heads) for part in (r, w, k, v))
+        takes = a is not None
+        if takes:
+            a, b = _split_heads(f, a, heads), _split_heads(f, b, heads)
+        s, y = _begun(f, state, heads, k.shape[2], v.shape[2]), np.empty_like(v)
+        for t in range(len(v)):
+            new = k[t][:, :, None] * v[t][:, None, :]
+            before = s
+            s = s * w[t][:, :, None] + new
+            if takes:
+                s = s + b[t][:, :, None] * np.einsum("hkv,hk->hv", before, a[t])[:, None, :]
+            seen = s if u is None else before + u.astype(np.float64)[:, :, None] * new
+            y[t] = scale * np.einsum("hkv,hk->hv", seen, r[t])
+        f.states[state] = s
+        f.slots[out] = y.reshape(len(v), -1).astype(np.float32)
+
+
+class HeadScale(Op, name="head_scale"):
+    """x times one number for each of `heads` parts of its rows: the dot product of p and q there, or
+    the number that p has there without a q.
+    """
+
+    reads = ("x", "p", "q")
+
+    @staticmethod
+    def meaning(f: Frame, *, x, p, heads, out, q=None) -> None:
+        x, p = (_split_heads(f, part, heads) for part in (x, p))
+        q = 1.0 if q is None else _split_heads(f, q, heads)
+        made = x * (p * q).sum(axis=2, keepdims=True)
+        f.slots[out] = made.reshape(len(x), -1).astype(np.float32)
 
 
 class Add(Op, name="add"):

@@ -119,6 +119,15 @@ class Graph(Builder):
         a = -np.abs(self.rng.standard_normal((heads, 1 if heads == 2 else 6))).astype(np.float32)
         return self.product(self.scan(y, dt, b, c, a=a, d=self.vector(heads)), WIDTH)
 
+    def decayed(self, x: Value) -> Value:
+        r, k, v = (self.product(x, 20), self.product(x, 20), self.product(x, 34))
+        w = self.activate(self.product(x, 20), "sigmoid")
+        u = self.vector(20).reshape(2, 10) if self.rng.random() < 0.5 else None
+        taken = (k * -0.1, k) if self.rng.random() < 0.5 else ()
+        y = self.wkv(r, w, k, v, *taken, heads=2, u=u, scale=0.5)
+        y = self.head_scale(y, r, k, heads=2) if self.rng.random() < 0.5 else y
+        return self.product(self.head_scale(y, self.product(x, 2), heads=2), WIDTH)
+
     def plain(self, x: Value) -> Value:
         which = self.rng.integers(6)
         if which == 0:
@@ -138,7 +147,7 @@ def graph(seed: int) -> tuple[Graph, Value]:
     """A random model: parts that follow, skip and run beside each other, then logits."""
     b = Graph(seed)
     x = b.record("embed", (), width=WIDTH, table=b.tensor(VOCAB, WIDTH), scale=1.0)
-    parts = (b.attended, b.latent, b.routed, b.gated, b.recurrent, b.plain)
+    parts = (b.attended, b.latent, b.routed, b.gated, b.recurrent, b.decayed, b.plain)
     earlier = [x]
     for _ in range(b.rng.integers(2, 6)):
         part = parts[b.rng.integers(len(parts))]

@@ -29,6 +29,7 @@ ACTIVATIONS = {
     "relu2": lambda x: np.maximum(x, 0) ** 2,
     "softplus": lambda x: np.logaddexp(0, x),
     "exp_excess": lambda x: np.where(x > 0, 0.0, np.expm1(np.minimum(x, 0)) - x),
+    "exp": np.exp,
 }
 
 
