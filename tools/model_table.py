@@ -1,24 +1,183 @@
-"""Writes docs/models.md: every architecture that is registered, with its own words about itself.
+"""Writes docs/models.md: every architecture that is registered, what is known under its name, and what
+its layers keep, by the tape of a tiny model of it that the tests hold.
 
 `python tools/model_table.py` after an architecture was added; a test compares.
 """
 
 import inspect
+import re
 from pathlib import Path
 
 from oxillama.convert import convertible
 from oxillama.model.builder import recorders
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "models.md"
+TAPES = ROOT / "tests" / "model" / "golden"
 HEAD = """# Architectures
 
 A GGUF file says its architecture in `general.architecture`. These run; another is refused with its name.
-`oxillama convert` writes files of those with a class in the last column. This page is made by
-`tools/model_table.py`.
+`oxillama convert` writes files of the classes in the last column. This page is made by `tools/model_table.py`.
 
-| architecture | what it is | converted from |
-| --- | --- | --- |
+What a row says of an architecture is read off its tape: *experts* are chosen for each token; *latent* attention
+keeps one row a token for all heads; *windows* bound what some layers see; *state* of a fixed size stands for the past
+of some layers; an *encoder* has embeddings and no next token. What has none of these is a dense decoder.
+
+| architecture | models | what it has | converted from |
+| --- | --- | --- | --- |
 """
+TAIL = """
+## LongRoPE: short or long factors
+
+Phi-3, Phi-4 mini, MiniCPM and Phi-3.5-MoE hold two sets of frequency factors (Ding et al. 2024). Which one turns a
+sequence is decided by the tokens that the engine serves to one sequence (`context_length`): the short ones up to the
+file's `rope.scaling.original_context_length`, the long ones beyond it. It is decided once, for all sequences.
+
+Other meanings were weighed. transformers looks at the length so far and changes over in the middle of a generation;
+keys that are stored stay turned by the old factors, so its logits depend on how the prompt was cut. Deciding for each
+request by its prompt and `max_tokens` would give the same prompt other tokens under another limit, and pages of a shared
+prefix could not be shared. llama.cpp decides as here, by its context. A model opened with a context within its original
+one is the model that was trained on short texts; to have the long factors, open it with a longer context.
+
+## Where they come from
+"""
+# What people know files of an architecture as.
+NAMES = {
+    "afmoe": "Trinity",
+    "apertus": "Apertus",
+    "arcee": "AFM 4.5B",
+    "arctic": "Snowflake Arctic",
+    "arwkv7": "ARWKV",
+    "baichuan": "Baichuan",
+    "bailingmoe": "Ling, Ring",
+    "bailingmoe2": "Ling 2, Ring 2",
+    "bert": "BERT, RoBERTa, XLM-RoBERTa, DistilBERT, BGE, E5, MiniLM",
+    "bitnet": "BitNet b1.58",
+    "bloom": "BLOOM",
+    "chatglm": "ChatGLM 3, GLM-4",
+    "codeshell": "CodeShell",
+    "cohere2": "Command R7B, Command A",
+    "cohere2moe": "Cohere 2 with experts",
+    "command-r": "Command R, Aya",
+    "dbrx": "DBRX",
+    "deci": "Llama Nemotron Super and Ultra, DeciLM",
+    "deepseek": "DeepSeekMoE 16B",
+    "deepseek2": "DeepSeek V2, V3, R1, Kimi K2, GLM-4.7 Flash, Youtu, Mistral Large 3",
+    "dots1": "dots.llm1",
+    "ernie4_5": "ERNIE 4.5",
+    "ernie4_5-moe": "ERNIE 4.5 with experts",
+    "eurobert": "EuroBERT",
+    "exaone": "EXAONE 3",
+    "exaone-moe": "K-EXAONE",
+    "exaone4": "EXAONE 4",
+    "falcon": "Falcon",
+    "falcon-h1": "Falcon-H1",
+    "gemma": "Gemma",
+    "gemma-embedding": "EmbeddingGemma",
+    "gemma2": "Gemma 2",
+    "gemma3": "Gemma 3",
+    "gemma3n": "Gemma 3n",
+    "gemma4": "Gemma 4",
+    "glm4": "GLM-4-0414",
+    "glm4moe": "GLM 4.5, 4.6, 4.7",
+    "gpt-oss": "gpt-oss",
+    "gpt2": "GPT-2",
+    "gptneox": "GPT-NeoX, Pythia, Dolly",
+    "granite": "Granite 3",
+    "granite_swa": "Granite with windows",
+    "granitehybrid": "Granite 4, Bamba",
+    "granitemoe": "Granite 3 with experts",
+    "hunyuan-dense": "Hunyuan",
+    "hunyuan-moe": "Hunyuan-Large, Hunyuan-A13B",
+    "hy_v3": "Hy3",
+    "internlm2": "InternLM 2",
+    "jais": "Jais",
+    "jais2": "Jais 2",
+    "jamba": "Jamba",
+    "jina-bert-v2": "Jina embeddings 2",
+    "jina-bert-v3": "Jina embeddings 3",
+    "kimi-linear": "Kimi Linear",
+    "laguna": "Laguna",
+    "lfm2": "LFM 2",
+    "lfm2moe": "LFM 2 with experts",
+    "llama": "Llama, Mistral, Mixtral, SmolLM, TinyLlama, CodeLlama, InternLM 3, Yi",
+    "llama-embed": "Llama embedders of NVIDIA",
+    "llama4": "Llama 4",
+    "maincoder": "Maincoder",
+    "mamba": "Mamba, Falcon Mamba",
+    "mamba2": "Mamba 2",
+    "mellum": "Mellum 2",
+    "mimo2": "MiMo-V2",
+    "minicpm": "MiniCPM",
+    "minicpm3": "MiniCPM 3",
+    "minimax-m2": "MiniMax-M2",
+    "mistral3": "Ministral 3",
+    "mistral4": "Mistral 4",
+    "modern-bert": "ModernBERT",
+    "mpt": "MPT",
+    "nanbeige": "Nanbeige 4",
+    "nemotron": "Nemotron-4, Minitron",
+    "nemotron_h": "Nemotron-H, Nemotron Nano 2",
+    "nemotron_h_moe": "Nemotron 3 Nano",
+    "neo-bert": "NeoBERT",
+    "nomic-bert": "Nomic Embed",
+    "nomic-bert-moe": "Nomic Embed 2",
+    "olmo": "OLMo",
+    "olmo2": "OLMo 2, OLMo 3",
+    "olmoe": "OLMoE",
+    "openelm": "OpenELM",
+    "orion": "Orion",
+    "pangu-embedded": "Pangu Embedded",
+    "phi2": "Phi-1, Phi-2",
+    "phi3": "Phi-3, Phi-3.5, Phi-4",
+    "phimoe": "Phi-3.5-MoE",
+    "plamo": "PLaMo",
+    "plm": "PLM",
+    "qwen": "Qwen",
+    "qwen2": "Qwen 1.5, 2, 2.5, QwQ",
+    "qwen2moe": "Qwen 1.5 and 2 with experts",
+    "qwen2vl": "text part of Qwen2-VL and Qwen2.5-VL",
+    "qwen3": "Qwen 3, Qwen 3 Embedding and Reranker",
+    "qwen35": "Qwen 3.5",
+    "qwen35moe": "Qwen 3.5 with experts",
+    "qwen3moe": "Qwen 3 with experts",
+    "qwen3next": "Qwen3-Next",
+    "qwen3vl": "text part of Qwen3-VL",
+    "qwen3vlmoe": "text part of Qwen3-VL with experts",
+    "refact": "Refact",
+    "rwkv6": "RWKV 6 Finch",
+    "rwkv6qwen2": "QRWKV 6",
+    "rwkv7": "RWKV 7 Goose",
+    "seed_oss": "Seed-OSS",
+    "smallthinker": "SmallThinker",
+    "smollm3": "SmolLM 3",
+    "stablelm": "StableLM",
+    "starcoder": "StarCoder",
+    "starcoder2": "StarCoder 2",
+    "step35": "Step 3.5 Flash",
+    "t5encoder": "encoder of T5",
+    "xverse": "XVERSE",
+}
+
+
+# What a tape shows: the feature, and what stands in the tape of an architecture that has it.
+FEATURES = {
+    "encoder": r"\A(?!.* out=-1\b)",
+    "experts": r"^route ",
+    "latent": r"attn_v_b\.weight",
+    "windows": r"^attend .* (?:window|chunk)=[1-9]",
+    "state": r"^(?:conv|scan|delta|wkv) ",
+}
+
+
+def features(arch: str) -> str:
+    """What the tape of a tiny model of `arch` shows."""
+    tape = (TAPES / f"invented_{arch}.tape").read_text(encoding="utf-8")
+    flags = {"encoder": re.DOTALL}
+    found = [
+        name for name, sign in FEATURES.items() if re.search(sign, tape, flags.get(name, re.M))
+    ]
+    return ", ".join(found) or "dense"
 
 
 def table() -> str:
@@ -26,13 +185,17 @@ def table() -> str:
     classes: dict[str, list[str]] = {}
     for name, arch in convertible().items():
         classes.setdefault(arch, []).append(name)
-    rows = []
+    rows, sources = [], {}
     for name, record in sorted(recorders().items()):
-        about = (inspect.getmodule(record).__doc__ or "").strip().split("\n\n")[0]
-        about = " ".join(about.split()).replace("|", "\\|")
         made = ", ".join(f"`{one}`" for one in classes.get(name, []))
-        rows.append(f"| `{name}` | {about} | {made} |")
-    return HEAD + "\n".join(rows) + "\n"
+        rows.append(f"| `{name}` | {NAMES[name]} | {features(name)} | {made} |")
+        module = inspect.getmodule(record)
+        sources.setdefault(module.__name__.rpartition(".")[2], (module, []))[1].append(name)
+    listed = []
+    for module, names in (sources[key] for key in sorted(sources)):
+        about = " ".join((module.__doc__ or "").strip().split("\n\n")[0].split())
+        listed.append(f"- {', '.join(f'`{name}`' for name in names)}: {about}")
+    return HEAD + "\n".join(rows) + "\n" + TAIL + "\n" + "\n".join(listed) + "\n"
 
 
 if __name__ == "__main__":

@@ -83,14 +83,15 @@ def attention(
     chunk: int = 0,
     spans: bool = False,
     output: str = "attn_output",
+    gate_act: str = "sigmoid",
 ) -> Value:
     """Grouped-query attention: q, k, v projections, attention, output projection (`output`).
 
     style: how pairs are rotated, "norm" (adjacent floats) or "neox" (the two halves). qk_norm: a norm
     over each head of queries and keys (without a weight: plain), or over their whole rows. rope: the file's own, another, or
     None for no rotation. scale: the file's `attention.scale`, else 1/sqrt(key_dim). slopes: ALiBi.
-    norm_last, temper, relative, chunk, spans: see `Builder.attend`. Where the file has what gates the result,
-    it does.
+    norm_last, temper, relative, chunk, spans: see `Builder.attend`. Where the file has what gates the result
+    (under gate_act, a number for each float or for each head), it does; a norm of it likewise.
     """
     heads = heads_of(b, layer)
     if rope == "file":
@@ -129,8 +130,12 @@ def attention(
         spans=spans,
         **norms,
     )
-    if gate is not None:
-        out = b.gate(gate, out, act="sigmoid")
+    if gate is not None and gate.width != out.width:
+        out = b.head_scale(out, b.activate(gate, gate_act), heads=heads.query)
+    elif gate is not None:
+        out = b.gate(gate, out, act=gate_act)
+    if layer.has("attn_sub_norm.weight"):
+        out = layer.norm(out, "attn_sub_norm")
     return layer.linear(out, output, b.hidden)
 
 
@@ -138,7 +143,8 @@ def _projected(
     b: Builder, layer: Layer, x: Value, heads: Heads
 ) -> tuple[Value, Value, Value, Value | None]:
     """q, k and v of a row, from one fused matrix where the file has it, within the file's clamp; and
-    what gates the result: `attn_gate`, or the second half of each head of `attn_q`.
+    what gates the result: `attn_gate`, for each float or each head, or the second half of each head
+    of `attn_q`.
     """
     widths = (
         heads.query * heads.key_dim,
@@ -147,7 +153,9 @@ def _projected(
     )
     gate = None
     if layer.has("attn_gate.weight"):
-        gate = layer.linear(x, "attn_gate", heads.query * heads.value_dim)
+        wide = heads.query * heads.value_dim
+        shape = b.reader.tensors[layer.name("attn_gate.weight")].shape
+        gate = layer.linear(x, "attn_gate", heads.query if shape[0] == heads.query else wide)
     if layer.has("attn_qkv.weight"):
         q, k, v = fused(layer, x, "attn_qkv", widths)
     elif gate is None and _is_gated(b, layer, widths[0]):
@@ -190,14 +198,14 @@ def deepstack(b: Builder, layer: Layer, x: Value) -> Value:
     return x + b.features(b.hidden * (layer.index + 1), b.hidden)
 
 
-def is_windowed(b: Builder, index: int, period: int) -> bool:
+def is_windowed(b: Builder, index: int, period: int, *, first: bool = False) -> bool:
     """Whether layer `index` sees only a window, by the file's pattern: a flag per layer, or a period
-    whose last layer sees all; `period` where the file has none.
+    whose last layer (first: whose first one) sees all; `period` where the file has none.
     """
     key = "attention.sliding_window_pattern"
     if key in b.keys and not isinstance(b.keys.metadata[b.keys.name(key)], int):
         return b.keys.flags(key, count=b.n_layers)[index]
-    return (index + 1) % b.keys.integer(key, minimum=1, default=period) != 0
+    return (index + (not first)) % b.keys.integer(key, minimum=1, default=period) != 0
 
 
 def fused(layer: Layer, x: Value, suffix: str, widths: tuple[int, ...]) -> list[Value]:
@@ -223,11 +231,19 @@ def alibi(b: Builder, heads: int, *, default: float = 8.0) -> np.ndarray:
 
 
 def gated_ffn(
-    b: Builder, layer: Layer, x: Value, *, act: str, suffix: str = "", width: int = 0
+    b: Builder,
+    layer: Layer,
+    x: Value,
+    *,
+    act: str,
+    suffix: str = "",
+    width: int = 0,
+    limit: float = 0.0,
 ) -> Value:
-    """Feed-forward with a gate: down(act(gate x) * up x); gate and up may be one matrix, `ffn_up`.
-    suffix: what stands after `ffn_gate` in the names of its tensors; width: the file's
-    `feed_forward_length` where it is 0.
+    """Feed-forward with a gate: down(act(gate x) * up x); gate and up may be one matrix, `ffn_up`; a
+    norm `ffn_sub_norm` comes before down where the file has it. suffix: what stands after `ffn_gate`
+    in the names of its tensors; width: the file's `feed_forward_length` where it is 0; limit: see
+    `limited`.
     """
     if suffix:
         width = b.shape(layer.name(f"ffn_down{suffix}.weight"), 2)[1]
@@ -241,7 +257,17 @@ def gated_ffn(
     else:
         gate = layer.linear(x, f"ffn_gate{suffix}", width)
         up = layer.linear(x, f"ffn_up{suffix}", width)
-    return layer.linear(b.gate(gate, up, act=act), f"ffn_down{suffix}", b.hidden)
+    y = limited(b, gate, up, act=act, limit=limit)
+    if layer.has(f"ffn_sub_norm{suffix}.weight"):
+        y = layer.norm(y, f"ffn_sub_norm{suffix}")
+    return layer.linear(y, f"ffn_down{suffix}", b.hidden)
+
+
+def limited(b: Builder, gate: Value, up: Value, *, act: str, limit: float) -> Value:
+    """act(gate) * up, the first below `limit` and the second within it; no limit where it is 0."""
+    if not limit:
+        return b.gate(gate, up, act=act)
+    return b.clamp(b.activate(gate, act), -3e38, limit) * b.clamp(up, -limit, limit)
 
 
 def ffn(b: Builder, layer: Layer, x: Value, *, act: str) -> Value:
@@ -326,10 +352,14 @@ def expert_ffn(
     groups_used: int = 1,
     group_by: str = "best",
     width: int = 0,
+    limit: float = 0.0,
+    shared_limit: float = 0.0,
+    scored: Value | None = None,
 ) -> Value:
     """A feed-forward network of experts, `expert_used_count` of `expert_count` for each row, plus the
     shared experts that the file has. The parameters from `gating` on are those of `Builder.route`;
-    width: of an expert, the file's `expert_feed_forward_length` where it is 0.
+    width: of an expert, the file's `expert_feed_forward_length` where it is 0; limit, shared_limit:
+    see `limited`; scored: the rows that experts are chosen by, x where it is None.
     """
     count = layer.integer("expert_count", minimum=1, maximum=1 << 12)
     default = layer.integer("feed_forward_length", default=0)
@@ -338,7 +368,7 @@ def expert_ffn(
     routes = routed(
         b,
         layer,
-        x,
+        x if scored is None else scored,
         gating=gating,
         normalise=normalise,
         scale=scale,
@@ -347,9 +377,11 @@ def expert_ffn(
         group_by=group_by,
     )
     gate, up = expert_gate_up(layer, x, routes, width, count)
-    down = layer.experts(b.gate(gate, up, act=act), routes, "ffn_down_exps", b.hidden, count=count)
-    y = b.combine(down, routes)
-    return y + shared_ffn(b, layer, x, act=act) if layer.has("ffn_up_shexp.weight") else y
+    y = limited(b, gate, up, act=act, limit=limit)
+    y = b.combine(layer.experts(y, routes, "ffn_down_exps", b.hidden, count=count), routes)
+    if not layer.has("ffn_up_shexp.weight"):
+        return y
+    return y + shared_ffn(b, layer, x, act=act, limit=shared_limit)
 
 
 def routed(b: Builder, layer: Layer, x: Value, **params: Any) -> Value:
@@ -381,9 +413,9 @@ def expert_gate_up(
     )
 
 
-def shared_ffn(b: Builder, layer: Layer, x: Value, *, act: str) -> Value:
+def shared_ffn(b: Builder, layer: Layer, x: Value, *, act: str, limit: float = 0.0) -> Value:
     """The experts that every row uses, times their own gate where the file has one."""
-    y = gated_ffn(b, layer, x, act=act, suffix="_shexp")
+    y = gated_ffn(b, layer, x, act=act, suffix="_shexp", limit=limit)
     if not layer.has("ffn_gate_inp_shexp.weight"):
         return y
     return weighted(b, y, b.activate(layer.linear(x, "ffn_gate_inp_shexp", 1), "sigmoid"))

@@ -47,6 +47,13 @@ SHARED = {
     "attention.key_length_mla": 48,
     "attention.value_length_mla": 32,
     "attention.relative_buckets_count": 32,
+    "wkv.head_size": 16,
+    "time_mix_extra_dim": 16,
+    "time_decay_extra_dim": 8,
+    "attention.decay_lora_rank": 8,
+    "attention.iclr_lora_rank": 8,
+    "attention.value_residual_mix_lora_rank": 8,
+    "attention.gate_lora_rank": 16,
 }
 # What an architecture means by a key that others mean otherwise, or lacks (None).
 OWN: dict[str, dict] = {
@@ -115,6 +122,44 @@ OWN: dict[str, dict] = {
         "rope.dimension_sections": [3, 3, 2],
     },
     "qwen3vlmoe": {"rope.dimension_sections": [3, 3, 2]},
+    "mistral4": {
+        "attention.head_count_kv": 1,
+        "attention.temperature_scale": 0.1,
+        "attention.temperature_length": 16,
+    },
+    "mimo2": {
+        "attention.sliding_window_pattern": [False, True, True, False],
+        "attention.value_length": 16,
+        "attention.value_scale": 0.7,
+    },
+    "step35": {
+        "attention.sliding_window_pattern": [False, True, True, False],
+        "swiglu_clamp_exp": [0.0, 0.0, 0.5, 0.5],
+        "swiglu_clamp_shexp": [0.0, 0.0, 0.5, 0.0],
+    },
+    "laguna": {"attention.head_count": [4, 2, 4, 2], "rope.dimension_count_swa": 32},
+    "nanbeige": {"num_loops": 2},
+    "openelm": {
+        "attention.head_count": [2, 4, 4, 2],
+        "attention.head_count_kv": [1, 2, 1, 2],
+        "feed_forward_length": [32, 64, 96, 64],
+    },
+    "deci": {
+        "attention.head_count": [4, 0, 4, 4],
+        "attention.head_count_kv": [2, 0, 0, 4],
+        "feed_forward_length": [64, 32, 0, 96],
+    },
+    "nomic-bert-moe": {"moe_every_n_layers": 2, "feed_forward_length": 32},
+    "plm": {
+        "attention.head_count_kv": 4,
+        "attention.value_length": 16,
+        "attention.q_lora_rank": None,
+    },
+    "kimi-linear": {"attention.head_count_kv": [0, 0, 0, 1], "kda.head_dim": 32},
+    "rwkv6": {"attention.head_count": 0, "rescale_every_n_layers": 2},
+    "rwkv7": {"attention.head_count": 0},
+    "rwkv6qwen2": {"attention.head_count": 0, "token_shift_count": 1},
+    "arwkv7": {"attention.head_count": 0, "token_shift_count": 1},
     "nemotron_h": {
         "attention.head_count_kv": [0, 2, 0, 0],
         "feed_forward_length": [0, 0, 96, 0],
@@ -145,6 +190,11 @@ def _each(layers: tuple[int, ...], *names: str) -> tuple[str, ...]:
 _ALL, _SPARSE = (0, 1, 2, 3), (1, 2, 3)
 _BIASES = tuple(f"attn_{n}.bias" for n in "qkv")
 _STATE = ("ssm_conv1d.bias", "ssm_norm.weight")
+_GATE = ("time_mix_g1.weight", "time_mix_g2.weight")
+_HEADS = ("time_mix_ln.weight", "time_mix_ln.bias")
+_BONUS = ("time_mix_first.weight", *_HEADS)
+_NORMS = ("token_embd_norm.bias", "output_norm.bias", "output.weight")
+_NORMS += _each(_ALL, "attn_norm.bias", "attn_norm_2.bias")
 
 # Tensors that an architecture looks for before it asks, and has in the tiny model.
 WANTED: dict[str, tuple[str, ...]] = {
@@ -212,6 +262,21 @@ WANTED: dict[str, tuple[str, ...]] = {
     "granitemoe": _each(_ALL, "ffn_up_shexp.weight"),
     "granitehybrid": _each(_ALL, "ffn_up_shexp.weight") + _each((0, 2, 3), *_STATE),
     "falcon-h1": _each(_ALL, "ssm_conv1d.bias", "ffn_norm"),
+    "deepseek": _each(_SPARSE, "ffn_up_shexp.weight"),
+    "mistral4": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias"),
+    "mimo2": _each(_SPARSE, "ffn_gate_inp.weight", "exp_probs_b.bias")
+    + _each((1, 2), "attn_sinks.weight"),
+    "step35": _each(_ALL, "attn_gate.weight", "attn_q_norm.weight")
+    + _each(_SPARSE, "ffn_gate_inp.weight", "ffn_up_shexp.weight", "exp_probs_b.bias"),
+    "laguna": _each(_ALL, "attn_gate.weight")
+    + _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias"),
+    "bitnet": _each(_ALL, "attn_sub_norm.weight", "ffn_sub_norm.weight", "attn_q.scale"),
+    "kimi-linear": _each(_SPARSE, "ffn_up_shexp.weight", "exp_probs_b.bias"),
+    "neo-bert": _each(_ALL, "attn_qkv.weight", "ffn_up.weight"),
+    "nomic-bert-moe": ("token_types.weight", *_each(_ALL, "attn_qkv.weight")),
+    "rwkv6": _each((0, 1, 2), "time_mix_lerp_fused.weight") + _each(_ALL, *_BONUS) + _NORMS,
+    "rwkv7": _each(_ALL, *_GATE, *_HEADS) + _NORMS,
+    "rwkv6qwen2": _each(_ALL, "time_mix_lerp_fused.weight", "time_mix_key.bias"),
     "nemotron_h": _each((0, 3), *_STATE),
     "nemotron_h_moe": _each((0,), *_STATE)
     + _each((3,), "ffn_gate_inp.weight", "ffn_up_shexp.weight", "exp_probs_b.bias"),
@@ -243,6 +308,11 @@ KNOWN = {
     arch: {"blk.3.attn_q.weight": (256, HIDDEN)}
     for arch in ("qwen3next", "qwen35", "qwen35moe")
 }
+# a gate for each head in some layers, for each float in others
+KNOWN["step35"] = {f"blk.{i}.attn_gate.weight": (4, HIDDEN) for i in range(4)}
+KNOWN["laguna"] = {"blk.0.attn_gate.weight": (4, HIDDEN), "blk.1.attn_gate.weight": (2, HIDDEN)}
+KNOWN["kimi-linear"] = {f"blk.{i}.ssm_norm.weight": (32,) for i in range(3)}
+KNOWN["neo-bert"] = {f"blk.{i}.ffn_up.weight": (192, HIDDEN) for i in range(4)}
 
 
 @dataclass

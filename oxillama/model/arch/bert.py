@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from oxillama.model.blocks import alibi, attention, ffn, gated_ffn, heads_of
-from oxillama.model.builder import Builder, Value, architecture
+from oxillama.model.blocks import alibi, attention, ffn, gated_ffn, heads_of, routed
+from oxillama.model.builder import Builder, Layer, Value, architecture
 
 
 @architecture("bert")
@@ -35,6 +35,27 @@ def nomic_bert(b: Builder) -> None:
         x = layer.norm(x + gated_ffn(b, layer, x, act="silu"), "layer_output_norm", kind="layer")
     b.mark_embedding(x)
     b.classify(act="tanh", pooling="cls")
+
+
+@architecture("nomic-bert-moe")
+def nomic_bert_moe(b: Builder) -> None:
+    """The same with experts in every other layer, without a gate (Nussbaum and Duderstadt 2025)."""
+    every = b.keys.integer("moe_every_n_layers", default=0)
+    x = _begin(b, positions=False)
+    for layer in b.layers():
+        x = layer.norm(x + attention(b, layer, x, style="neox"), "attn_output_norm", kind="layer")
+        sparse = every and layer.index % every == 1
+        y = _experts(b, layer, x) if sparse else ffn(b, layer, x, act="gelu_erf")
+        x = layer.norm(x + y, "layer_output_norm", kind="layer")
+    b.mark_embedding(x)
+
+
+def _experts(b: Builder, layer: Layer, x: Value) -> Value:
+    count = b.keys.integer("expert_count", minimum=1, maximum=1 << 12)
+    width = layer.integer("feed_forward_length", minimum=1, maximum=1 << 24)
+    routes = routed(b, layer, x)
+    up = b.activate(layer.experts(x, routes, "ffn_up_exps", width, count=count), "gelu_erf")
+    return b.combine(layer.experts(up, routes, "ffn_down_exps", b.hidden, count=count), routes)
 
 
 @architecture("jina-bert-v3")

@@ -1,33 +1,57 @@
 """DeepSeek V2 (DeepSeek-AI 2024) and V3: multi-head latent attention in its absorbed form, and experts
-beside shared ones.
+beside shared ones; DeepSeekMoE before them.
 """
 
 import dataclasses
 import math
+from collections.abc import Callable
 
-from oxillama.model.blocks import routing_of, sparse_ffn, trunk
+from oxillama.errors import ModelError
+from oxillama.model.blocks import routing_of, sparse_decoder, sparse_ffn, trunk
 from oxillama.model.builder import Builder, Layer, Value, architecture
 from oxillama.model.rope import SCALING, Rope, Scaling
 
 
-@architecture("deepseek2")
+@architecture("deepseek")
+def deepseek(b: Builder) -> Value:
+    """DeepSeekMoE 16B (Dai et al. 2024, section 3): plain attention, the first layers dense."""
+    return sparse_decoder(b, style="norm", **routing_of(b))
+
+
+@architecture("deepseek2", "mistral4")
 def deepseek2(b: Builder) -> Value:
-    """The first layers are dense; sigmoid gating is V3's, whose groups count by their two best."""
+    """The first layers are dense; sigmoid gating is V3's, whose groups count by their two best. Mistral
+    Large 3 and 4 (Mistral AI 2025, 2026) are built so; their queries may grow with their position.
+    """
     routing = routing_of(b)
+    rate = b.keys.number("attention.temperature_scale", default=0.0)
+    span = b.keys.integer("attention.temperature_length", default=0) if rate else 0
+    temper = (rate, span or Scaling.of(b.keys).original, 0) if rate else None
     x = b.embed()
     for layer in trunk(b):
-        x = x + _latent_attention(b, layer, layer.norm(x, "attn_norm"))
+        y = layer.norm(x, "attn_norm")
+        x = x + latent_attention(b, layer, y, rotation=_rotation, temper=temper)
         x = x + sparse_ffn(b, layer, layer.norm(x, "ffn_norm"), **routing)
     return b.logits(x)
 
 
-def _latent_attention(b: Builder, layer: Layer, x: Value) -> Value:
+def latent_attention(
+    b: Builder,
+    layer: Layer,
+    x: Value,
+    *,
+    rotation: Callable[[Builder, int, int], tuple[Rope | None, float]],
+    temper: tuple[float, int, int] | None = None,
+) -> Value:
     """Queries go through each head's key matrix into the latent, results through its value matrix out
     of it, so that a token keeps its latent and one rotated key alone (section 2.1.2, appendix C).
+    rotation: of (builder, floats that are rotated, floats of a key) the rotation and the scale of
+    scores; temper: see `Builder.attend`.
     """
     keys = b.keys
     heads = layer.integer("attention.head_count", minimum=1, maximum=1 << 12)
-    layer.integer("attention.head_count_kv", default=1, minimum=1, maximum=1)
+    if not layer.integer("attention.head_count_kv", default=1, maximum=1):
+        raise ModelError(f"{b.arch}.attention.head_count_kv: found 0, wanted 1")
     latent = keys.integer("attention.kv_lora_rank", minimum=1, maximum=1 << 16)
     turned = keys.integer("rope.dimension_count", minimum=2, maximum=1 << 12)
     plain = keys.integer("attention.key_length_mla", minimum=turned + 1, maximum=1 << 12) - turned
@@ -36,7 +60,7 @@ def _latent_attention(b: Builder, layer: Layer, x: Value) -> Value:
     for key in ("attention.key_length", "attention.value_length"):
         keys.integer(key, default=0)
     rank = keys.integer("attention.q_lora_rank", default=0, maximum=1 << 16)
-    rope, scale = _rotation(b, turned, plain + turned)
+    rope, scale = rotation(b, turned, plain + turned)
     if rank:
         q = layer.norm(layer.linear(x, "attn_q_a", rank), "attn_q_a_norm")
         q = layer.linear(q, "attn_q_b", heads * (plain + turned))
@@ -48,7 +72,9 @@ def _latent_attention(b: Builder, layer: Layer, x: Value) -> Value:
     kept = layer.linear(x, "attn_kv_a_mqa", width, take=slice(0, latent))
     turning = layer.linear(x, "attn_kv_a_mqa", width, take=slice(latent, width))
     k = b.concat(layer.norm(kept, "attn_kv_a_norm"), turning)
-    y = b.attend_latent(q, k, heads=heads, value=latent, rope=rope, style="norm", scale=scale)
+    y = b.attend_latent(
+        q, k, heads=heads, value=latent, rope=rope, style="norm", scale=scale, temper=temper
+    )
     y = layer.stacked(y, "attn_v_b", value, count=heads)
     return layer.linear(y, "attn_output", b.hidden)
 

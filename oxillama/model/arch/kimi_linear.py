@@ -1,0 +1,69 @@
+"""Kimi Linear (Moonshot AI 2025, section 3): three layers of Kimi Delta Attention, whose state decays key
+by key, then one of latent attention without rotation; experts as in DeepSeek V3.
+"""
+
+import numpy as np
+
+from oxillama.model.arch.deepseek import latent_attention
+from oxillama.model.blocks import routing_of, sparse_ffn
+from oxillama.model.builder import Builder, Layer, Value, architecture
+from oxillama.model.rope import Rope
+
+
+@architecture("kimi-linear")
+def kimi_linear(b: Builder) -> Value:
+    """Layers without KV heads are recurrent."""
+    routing = routing_of(b, gating="sigmoid", normalise=True)
+    x = b.embed()
+    for layer in b.layers():
+        y = layer.norm(x, "attn_norm")
+        if layer.integer("attention.head_count_kv", minimum=0):
+            x = x + latent_attention(b, layer, y, rotation=_none)
+        else:
+            x = x + _delta_attention(b, layer, y)
+        x = x + sparse_ffn(b, layer, layer.norm(x, "ffn_norm"), **routing)
+    return b.logits(x)
+
+
+def _none(b: Builder, turned: int, width: int) -> tuple[Rope | None, float]:
+    """No rotation; scores are scaled by the width of a key."""
+    # files say a base that nothing is turned by
+    b.keys.number("rope.freq_base", default=0.0)
+    return None, width**-0.5
+
+
+def _delta_attention(b: Builder, layer: Layer, x: Value) -> Value:
+    """S = (I - beta k k^T) diag(w) S + beta k v^T, y = S^T q / sqrt(width); a norm over each head of the
+    result is gated by a product of low rank (sections 3.1, 3.3).
+    """
+    heads = layer.integer("attention.head_count", minimum=1, maximum=1 << 12)
+    width = b.keys.integer("kda.head_dim", minimum=1, maximum=1 << 12)
+    taps = b.keys.integer("ssm.conv_kernel", minimum=2, maximum=64)
+    inner = heads * width
+
+    def mixed(name: str) -> Value:
+        """A product through its convolution."""
+        full = layer.name(f"ssm_conv1d_{name}.weight")
+        shape = b.reader.tensors[full].shape if b.has(full) else (inner, 1, taps)
+        weight = b.array(full, *((1,) * (len(shape) - 3)), inner, 1, taps).reshape(inner, taps)
+        return b.conv(layer.linear(x, f"attn_{name}", inner), weight, act="silu")
+
+    def low(name: str) -> Value:
+        """A product of low rank."""
+        return layer.linear(layer.linear(x, f"ssm_{name}_a", width), f"ssm_{name}_b", inner)
+
+    q, k, v = (mixed(name) for name in "qkv")
+    # a norm by the root of the mean square leaves a length of sqrt(width)
+    q, k = (b.norm(part, None, heads=heads, eps=b.epsilon() / width) for part in (q, k))
+    k = k * width**-0.5
+    w = b.activate(low("f") + layer.vector("ssm_dt.bias", inner), "softplus")
+    full = layer.name("ssm_a")
+    shape = b.reader.tensors[full].shape if b.has(full) else (heads, 1)
+    rate = b.array(full, *((1,) * (len(shape) - 2)), heads, 1).reshape(heads)
+    w = b.activate(w * np.repeat(rate, width), "exp")
+    beta = b.activate(layer.linear(x, "ssm_beta", heads), "sigmoid")
+    taken = b.head_scale(k, beta, heads=heads)
+    v = b.head_scale(v, beta, heads=heads)
+    y = b.wkv(q, w, k, v, w * k, taken * -1.0, heads=heads, scale=1.0 / width)
+    y = b.gate(low("g"), layer.norm(y, "ssm_norm", heads=heads), act="sigmoid")
+    return layer.linear(y, "attn_output", b.hidden)

@@ -1,0 +1,89 @@
+"""Windowed attention between global layers, and experts chosen by sigmoids: MiMo-V2 (Xiaomi 2025), Step
+3.5 Flash (StepFun 2026) and Laguna (Poolside 2026), by their published code.
+"""
+
+from oxillama.gguf.keys import REQUIRED
+from oxillama.model.blocks import (
+    attention,
+    expert_ffn,
+    gated_ffn,
+    heads_of,
+    is_windowed,
+    rope_dims,
+    routing_of,
+    sparse_ffn,
+    trunk,
+)
+from oxillama.model.builder import Builder, Layer, Value, architecture
+from oxillama.model.rope import Rope
+
+
+@architecture("mimo2")
+def mimo2(b: Builder) -> Value:
+    """Attention sinks, keys wider than values, and results of attention under one scale."""
+    routing = routing_of(b, gating="sigmoid", normalise=True)
+    scale = b.keys.number("attention.value_scale", default=1.0)
+    x = b.embed()
+    for layer in trunk(b):
+        near, rope = _kind(b, layer)
+        y = layer.norm(x, "attn_norm")
+        x = x + attention(b, layer, y, style="neox", rope=rope, window=near) * scale
+        y = layer.norm(x, "ffn_norm")
+        if layer.has("ffn_gate_inp.weight"):
+            x = x + expert_ffn(b, layer, y, act="silu", **routing)
+        else:
+            x = x + gated_ffn(b, layer, y, act="silu")
+    return b.logits(x)
+
+
+@architecture("step35")
+def step35(b: Builder) -> Value:
+    """Half of a head rotates in global layers; each head has a gate; the last layers clamp experts."""
+    routing = routing_of(b, gating="sigmoid")
+    limits = [
+        b.keys.numbers(f"swiglu_clamp_{kind}", count=b.n_layers, default=(0.0,) * b.n_layers)
+        for kind in ("exp", "shexp")
+    ]
+    x = b.embed()
+    for layer in trunk(b):
+        near, rope = _kind(b, layer, full=rope_dims(b, heads_of(b, layer)) // 2)
+        y = layer.norm(x, "attn_norm")
+        qk_norm = "heads" if layer.has("attn_q_norm.weight") else None
+        x = x + attention(b, layer, y, style="neox", qk_norm=qk_norm, rope=rope, window=near)
+        y = layer.norm(x, "ffn_norm")
+        if layer.has("ffn_gate_inp.weight"):
+            limit, shared = (each[layer.index] for each in limits)
+            more = dict(limit=limit, shared_limit=shared)
+            x = x + expert_ffn(b, layer, y, act="silu", **more, **routing)
+        else:
+            x = x + gated_ffn(b, layer, y, act="silu")
+    return b.logits(x)
+
+
+@architecture("laguna")
+def laguna(b: Builder) -> Value:
+    """More heads in some layers than in others; a softplus of each head's, or each float's, gate."""
+    routing = routing_of(b, gating="sigmoid")
+    x = b.embed()
+    for layer in b.layers():
+        near, rope = _kind(b, layer, first=True)
+        y = layer.norm(x, "attn_norm")
+        more = dict(qk_norm="heads", rope=rope, window=near, gate_act="softplus")
+        x = x + attention(b, layer, y, style="neox", **more)
+        x = x + sparse_ffn(b, layer, layer.norm(x, "ffn_norm"), **routing)
+    return b.logits(x)
+
+
+def _kind(b: Builder, layer: Layer, *, full: int = 0, first: bool = False) -> tuple[int, Rope]:
+    """(The window of a layer, 0 for all, its rotation): windowed layers have a base of their own and no
+    scaling. full: floats that rotate in global layers, the file's where it is 0; first: of four
+    layers the first one is global, where the file has no pattern.
+    """
+    keys = b.keys
+    window = keys.integer("attention.sliding_window", default=0 if first else REQUIRED, minimum=0)
+    dims = rope_dims(b, heads_of(b, layer))
+    if not window or not is_windowed(b, layer.index, 4, first=first):
+        return 0, b.rope(full or dims)
+    near = keys.integer("rope.dimension_count_swa", default=dims, minimum=2, maximum=1 << 12)
+    base = keys.number("rope.freq_base", default=10000.0)
+    return window, b.rope(near, base_key="rope.freq_base_swa", base=base, scaled=False)
