@@ -123,7 +123,10 @@ class Graph(Builder):
         r, k, v = (self.product(x, 20), self.product(x, 20), self.product(x, 34))
         w = self.activate(self.product(x, 20), "sigmoid")
         u = self.vector(20).reshape(2, 10) if self.rng.random() < 0.5 else None
-        taken = (k * -0.1, k) if self.rng.random() < 0.5 else ()
+        taken = ()
+        if self.rng.random() < 0.5:
+            away = self.activate(k, "tanh")  # so that less than the state is taken away
+            taken = (away * -0.05, away)
         y = self.wkv(r, w, k, v, *taken, heads=2, u=u, scale=0.5)
         y = self.head_scale(y, r, k, heads=2) if self.rng.random() < 0.5 else y
         return self.product(self.head_scale(y, self.product(x, 2), heads=2), WIDTH)
