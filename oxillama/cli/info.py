@@ -61,8 +61,8 @@ def _summary(reader: GgufReader) -> dict:
     bytes_by_type: Counter = Counter()
     for tensor in reader.tensors.values():
         bytes_by_type[tensor.type_name] += tensor.nbytes
-    if arch == "clip":
-        arch = "clip.vision"
+    # where the keys of a file stand that are not under its architecture's own name
+    prefix = {"clip": "clip.vision"}.get(arch, arch)
     return {
         "file": str(reader.path),
         "gguf_version": reader.version,
@@ -72,12 +72,12 @@ def _summary(reader: GgufReader) -> dict:
         "parameters": sum(int(np.prod(t.shape, dtype=np.int64)) for t in reader.tensors.values()),
         "tensor_bytes": sum(bytes_by_type.values()),
         "bytes_by_type": dict(bytes_by_type.most_common()),
-        "layers": said(f"{arch}.block_count"),
-        "context_length": said(f"{arch}.context_length"),
-        "embedding_length": said(f"{arch}.embedding_length"),
-        "heads": said(f"{arch}.attention.head_count"),
-        "kv_heads": said(f"{arch}.attention.head_count_kv"),
-        **(_of_images(metadata) if arch == "clip.vision" else {}),
+        "layers": said(f"{prefix}.block_count"),
+        "context_length": said(f"{prefix}.context_length"),
+        "embedding_length": said(f"{prefix}.embedding_length"),
+        "heads": said(f"{prefix}.attention.head_count"),
+        "kv_heads": said(f"{prefix}.attention.head_count_kv"),
+        **(_of_images(metadata) if prefix != arch else {}),
         "tokenizer": said("tokenizer.ggml.model"),
         "vocabulary": len(words) if isinstance(words, (tuple, list, np.ndarray)) else None,
         "chat_template": "tokenizer.chat_template" in metadata,

@@ -75,7 +75,7 @@ def _heads(b: Builder) -> int:
 
 def _step_back(b: Builder, x: Value) -> Value:
     """The row before, less the row: what a mix adds a part of."""
-    return b.conv(x, np.tile(np.float32([1, -1]), (x.width, 1)))
+    return b.conv(x, np.tile(np.array([1, -1], np.float32), (x.width, 1)))
 
 
 def _channel_mix(b: Builder, layer: Layer, x: Value, *, gated: bool) -> Value:

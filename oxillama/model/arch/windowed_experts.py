@@ -2,6 +2,8 @@
 3.5 Flash (StepFun 2026) and Laguna (Poolside 2026), by their published code.
 """
 
+from typing import Literal
+
 from oxillama.gguf.keys import REQUIRED
 from oxillama.model.blocks import (
     attention,
@@ -48,13 +50,12 @@ def step35(b: Builder) -> Value:
     for layer in trunk(b):
         near, rope = _kind(b, layer, full=rope_dims(b, heads_of(b, layer)) // 2)
         y = layer.norm(x, "attn_norm")
-        qk_norm = "heads" if layer.has("attn_q_norm.weight") else None
-        x = x + attention(b, layer, y, style="neox", qk_norm=qk_norm, rope=rope, window=near)
+        normed: Literal["heads"] | None = "heads" if layer.has("attn_q_norm.weight") else None
+        x = x + attention(b, layer, y, style="neox", qk_norm=normed, rope=rope, window=near)
         y = layer.norm(x, "ffn_norm")
         if layer.has("ffn_gate_inp.weight"):
             limit, shared = (each[layer.index] for each in limits)
-            more = dict(limit=limit, shared_limit=shared)
-            x = x + expert_ffn(b, layer, y, act="silu", **more, **routing)
+            x = x + expert_ffn(b, layer, y, act="silu", limit=limit, shared_limit=shared, **routing)
         else:
             x = x + gated_ffn(b, layer, y, act="silu")
     return b.logits(x)
@@ -68,8 +69,14 @@ def laguna(b: Builder) -> Value:
     for layer in b.layers():
         near, rope = _kind(b, layer, first=True)
         y = layer.norm(x, "attn_norm")
-        more = dict(qk_norm="heads", rope=rope, window=near, gate_act="softplus")
-        x = x + attention(b, layer, y, style="neox", **more)
+        x = x + attention(
+            *(b, layer, y),
+            style="neox",
+            qk_norm="heads",
+            rope=rope,
+            window=near,
+            gate_act="softplus",
+        )
         x = x + sparse_ffn(b, layer, layer.norm(x, "ffn_norm"), **routing)
     return b.logits(x)
 
