@@ -4,8 +4,8 @@
     tools/measure_ray.py data [--prompts 2000] [--tokens 48] [--rounds 3]
     tools/measure_ray.py routing [--chats 200] [--turns 5] [--at-once 8] [--rounds 2]
 
-`data`: tokens per second of a dataset over two actors of one thread, beside two bare processes with
-a core each; loading is left out of both. `routing`: milliseconds to the first token of chats over
+`data`: tokens per second of a dataset over two actors of one thread, beside two bare processes of
+one thread; loading is left out of both. `routing`: milliseconds to the first token of chats over
 two replicas, by prefix and by Ray Serve's own router, first turns left out. Rounds take turns; prints
 one JSON object of medians.
 """
@@ -51,9 +51,8 @@ def prompt(number: int) -> str:
     return f"Once upon a time {WORDS[number % 3 + 1]} number {number} said"
 
 
-def bare(core: int, numbers: range, tokens: int, ready: Any, go: Any, out: Any) -> None:
-    """A process of its own on one core: its half of the prompts."""
-    os.sched_setaffinity(0, {core})
+def bare(numbers: range, tokens: int, ready: Any, go: Any, out: Any) -> None:
+    """A process of its own with one thread: its half of the prompts."""
     import oxillama
 
     with oxillama.load(num_threads=1) as engine:
@@ -73,11 +72,9 @@ def two_bare(prompts: int, tokens: int) -> float:
     """Tokens per second of two processes together."""
     context = multiprocessing.get_context("spawn")
     ready, go, out = context.Semaphore(0), context.Event(), context.Queue()
-    cores = sorted(os.sched_getaffinity(0))[:2]
     halves = (range(0, prompts, 2), range(1, prompts, 2))
     processes = [
-        context.Process(target=bare, args=(core, half, tokens, ready, go, out))
-        for core, half in zip(cores, halves)
+        context.Process(target=bare, args=(half, tokens, ready, go, out)) for half in halves
     ]
     for each in processes:
         each.start()
