@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ["PYTHONPATH"] = str(ROOT)
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
-MEMORY = 200 << 20
+MEMORY = 300 << 20
 PORT = 18124
 WORDS = (
     "the",

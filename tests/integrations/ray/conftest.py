@@ -10,7 +10,6 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
-MEMORY = 200 << 20  # that Ray sets aside for an engine over the embedded model
 
 # the modules import ray, which the light suite does not need
 collect_ignore_glob = [] if os.environ.get("OXILLAMA_TEST_ALL") else ["test_*.py"]
@@ -30,7 +29,7 @@ def cluster():
     import ray
     from ray.cluster_utils import Cluster
 
-    node = {"num_cpus": 2, "object_store_memory": 80 << 20, "memory": 1 << 30}
+    node = {"num_cpus": 2, "object_store_memory": 80 << 20, "memory": 2 << 30}
     made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     made.add_node(**node)
     ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")

@@ -17,7 +17,7 @@ from oxillama.integrations.ray import (
 )
 from oxillama.integrations.ray.rows import pack, unpack
 
-MEMORY = 200 << 20
+MEMORY = 300 << 20
 NAMES = ("dog", "cat", "fox", "pony", "owl")
 SCHEMA = {"enum": ["red", "blue"]}
 

@@ -16,7 +16,7 @@ from oxillama import ConfigError
 from oxillama.integrations.ray import build_app
 from oxillama.integrations.ray.serving import app
 
-MEMORY = 200 << 20
+MEMORY = 300 << 20
 PORT = 18123
 URL = f"http://127.0.0.1:{PORT}"
 CHATS, TURNS = 200, 5
