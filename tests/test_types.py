@@ -2,14 +2,17 @@
 
 import ast
 import dataclasses
+import inspect
 import sys
 from pathlib import Path
 from subprocess import PIPE, STDOUT, run
 
 import oxillama
+from oxillama.compat.llama_cpp import Llama, LlamaOptions
 from oxillama.engine.arguments import CONFIG_NAMES, OPTION_NAMES
 from oxillama.engine.config import ConfigOptions
 from oxillama.engine.generation import SAMPLING_FIELDS, ChatOptions, GenerateOptions, SamplerFields
+from oxillama.server.settings import ServerConfig, ServerOptions
 
 PACKAGE = Path(oxillama.__file__).parent
 CHECKED = """
@@ -58,6 +61,14 @@ def test_the_types_of_options_name_every_option():
     }
     config = {field.name for field in dataclasses.fields(oxillama.EngineConfig)} - {"model_path"}
     assert names_of(ConfigOptions) == config | set(CONFIG_NAMES)
+
+
+def test_the_types_of_other_options_name_every_option():
+    served = {field.name for field in dataclasses.fields(ServerConfig)}
+    assert names_of(ServerOptions) == served
+    taken = inspect.signature(Llama.__init__).parameters
+    named = {name for name, each in taken.items() if each.kind is each.KEYWORD_ONLY}
+    assert names_of(LlamaOptions) == named
 
 
 def test_a_checker_knows_the_types_and_refuses_what_would_be_refused(tmp_path):

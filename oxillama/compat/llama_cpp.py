@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 
@@ -121,6 +121,36 @@ class LlamaGrammar:
         schema = json.loads(json_schema)
         shut = ClosedSchema(schema) if isinstance(schema, Mapping) else schema
         return cls(Grammar.from_json_schema(shut))
+
+
+class LlamaOptions(TypedDict, total=False):
+    """What `Llama` takes beside the path, as keyword arguments of `Llama.from_pretrained`."""
+
+    n_ctx: int
+    n_batch: int | None
+    n_threads: int | None
+    n_threads_batch: int | None
+    seed: int
+    vocab_only: bool
+    rope_scaling_type: int | None
+    pooling_type: int
+    rope_freq_base: float
+    rope_freq_scale: float
+    yarn_ext_factor: float
+    yarn_attn_factor: float
+    yarn_beta_fast: float
+    yarn_beta_slow: float
+    yarn_orig_ctx: int
+    lora_path: str | os.PathLike[str] | None
+    lora_scale: float
+    logits_all: bool
+    embedding: bool
+    last_n_tokens_size: int
+    chat_format: str | None
+    draft_model: LlamaPromptLookupDecoding | None
+    type_k: int | None
+    type_v: int | None
+    verbose: bool
 
 
 class Llama:
@@ -231,7 +261,9 @@ class Llama:
             self._engine.opened.use_template(_TEMPLATES[chat_format])
 
     @classmethod
-    def from_pretrained(cls, repo_id: str, filename: str | None = None, **options: Any) -> Llama:
+    def from_pretrained(
+        cls, repo_id: str, filename: str | None = None, **options: Unpack[LlamaOptions]
+    ) -> Llama:
         """A model of the Hugging Face hub; filename may be a pattern ("*Q4_K_M.gguf")."""
         return cls(model_path=str(located(f"hf://{repo_id}", file=filename)), **options)
 

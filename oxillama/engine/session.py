@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager
 from operator import index
 from os import PathLike
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from weakref import ref
 
 import numpy as np
@@ -243,17 +243,27 @@ class Session:
         with self.owner.change(self):
             return KvCache.of(self.kv)
 
-    def snapshot(self, **options: Any) -> bytes:
-        """The whole state as bytes, for `engine.restore` of any engine over the same model; options
-        are those of `Snapshots.take`.
-        """
-        return self.owner.saved().take(self, **options)
+    def snapshot(self, *, compress: Literal["zstd"] | None = None, full: bool = False) -> bytes:
+        """The whole state as bytes, for `engine.restore` of any engine over the same model.
+        compress="zstd" stores its pages smaller; full=True binds them to every byte of the model's
+        file.
 
-    def snapshot_to_file(self, path: str | PathLike, **options: Any) -> None:
-        """The same in a file, which holds either what it held before or all of the snapshot,
+        EngineError while a request runs on the session, SnapshotIncompatible for what cannot be
+        saved whole.
+        """
+        return self.owner.saved().take(self, compress=compress, full=full)
+
+    def snapshot_to_file(
+        self,
+        path: str | PathLike,
+        *,
+        compress: Literal["zstd"] | None = None,
+        full: bool = False,
+    ) -> None:
+        """`snapshot` in a file, which holds either what it held before or all of the snapshot,
         whatever fails when.
         """
-        self.owner.saved().save(self, path, **options)
+        self.owner.saved().save(self, path, compress=compress, full=full)
 
     def close(self) -> None:
         """Give the pages back for good; its tokens can still be read."""

@@ -9,7 +9,7 @@ import base64
 import binascii
 import secrets
 import time
-from typing import Any
+from typing import Any, Unpack
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,7 +20,7 @@ from oxillama.server.errors import ApiError, from_engine, shutting_down
 from oxillama.server.logs import Log, annotate, span
 from oxillama.server.routes import Table
 from oxillama.server.schema import check, check_body
-from oxillama.server.settings import ServerConfig
+from oxillama.server.settings import ServerConfig, ServerOptions
 from oxillama.server.state import ServerState
 
 _HEADERS = {
@@ -359,6 +359,6 @@ def _large(call: Call) -> bool:
     return not length.isdecimal() or int(length) > 1 << 16
 
 
-def create_app(config: ServerConfig | None = None, **options: Any) -> App:
+def create_app(config: ServerConfig | None = None, **options: Unpack[ServerOptions]) -> App:
     """The application over a config, or over the options of one."""
     return App(config if config is not None else ServerConfig.of(options))

@@ -13,7 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from typing import Any
+from typing import TextIO
 
 import uvicorn
 
@@ -107,9 +107,9 @@ def uvicorn_config(app: App) -> uvicorn.Config:
     )
 
 
-def serve(config: ServerConfig, **options: Any) -> int:
-    """Serve until a signal ends it; returns the exit code."""
-    log = Log(prompts=config.log_prompts, requests=config.log_requests, **options)
+def serve(config: ServerConfig, *, stream: TextIO | None = None) -> int:
+    """Serve until a signal ends it, with the log on a stream (stderr); returns the exit code."""
+    log = Log(stream, prompts=config.log_prompts, requests=config.log_requests)
     app = App(config, log=log)
     listening = listen(config)
     host, port = listening.getsockname()[:2]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from oxillama.errors import ConfigError
 
@@ -29,6 +29,43 @@ _POSITIVE = {
     "stall_timeout": float,
 }
 _NOT_NEGATIVE = {"port": int, "grace": float, "per_key": int}
+
+
+class ServerOptions(TypedDict, total=False):
+    """The fields of `ServerConfig` as keyword arguments."""
+
+    host: str
+    port: int
+    model: str | Path | None
+    alias: str | None
+    models_dir: str | Path | None
+    max_loaded: int
+    engine: Mapping[str, Any]
+    loras: tuple[tuple[str | Path, float], ...]
+    chat_template: str | None
+    api_keys: tuple[str, ...]
+    force: bool
+    cors_origins: tuple[str, ...]
+    allowed_hosts: tuple[str, ...]
+    header_bytes: int
+    body_bytes: int
+    image_body_bytes: int
+    json_depth: int
+    max_batch_inputs: int
+    header_timeout: float
+    body_timeout: float
+    idle_timeout: float
+    write_timeout: float
+    max_queue: int
+    max_connections: int
+    per_key: int
+    max_responses: int
+    max_sessions: int
+    sessions_dir: str | Path | None
+    grace: float
+    stall_timeout: float
+    log_prompts: bool
+    log_requests: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,17 +16,18 @@ from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Unpack
 
 from oxillama.api import InferenceEngine, load
 from oxillama.durable import write_parts
 from oxillama.engine.config import EngineConfig
-from oxillama.engine.generation import Options, Vocabulary, sampler_of
+from oxillama.engine.generation import GenerateOptions, Options, Vocabulary, sampler_of
 from oxillama.engine.request import Completion, Request, Stream, finished
 from oxillama.engine.session import Session
 from oxillama.engine.speculation import SpecStats
 from oxillama.errors import ConfigError, OxillamaError, SamplingError, SpecSnapshotIncompatible
 from oxillama.gguf import check_apart
+from oxillama.loaded import Prompt
 from oxillama.opening import core_over, open_model
 from oxillama.sampling import Sampler, SamplerConfig
 from oxillama.speculative.background import BackgroundDrafter, ThreadOwner
@@ -109,39 +110,58 @@ class SpeculativeEngine:
         """The drafter's thread, where it drafts in the background."""
         return self._background
 
-    def submit(self, prompt: Any, *, drafting: bool = True, **options: Any) -> Request:
+    def submit(
+        self,
+        prompt: Prompt | None,
+        *,
+        drafting: bool = True,
+        **options: Unpack[GenerateOptions],
+    ) -> Request:
         """Start a generation and return at once; options are those of `InferenceEngine.submit`
         except `n` and `best_of`.
 
         drafting=False generates without the draft.
         """
-        if "speculative" in options:
+        given: dict[str, Any] = {**options}
+        if "speculative" in given:
             raise ConfigError("speculative: found beside a draft, wanted the draft alone")
         count = Options.of(
-            {name: options[name] for name in ("n", "best_of") if name in options}
+            {name: given[name] for name in ("n", "best_of") if name in given}
         ).completions
         if count > 1:
             raise ConfigError(f"n, best_of: found {count} completions beside a draft, wanted 1")
         if self.config.seed is not None and prompt is not None:
-            options.setdefault("seed", self.config.seed)
+            given.setdefault("seed", self.config.seed)
         request = self.target.submit(
             prompt,
             resumable=True,
             speculative=self.candidates if drafting else Candidates(NoCandidates(), adaptive=False),
-            **options,
+            **given,
         )
         assert isinstance(request, Request)  # one completion
         self._accepted += self.stats.accepted
         self._request = request
         return request
 
-    def generate(self, prompt: Any, **options: Any) -> Completion:
+    def generate(
+        self,
+        prompt: Prompt | None,
+        *,
+        drafting: bool = True,
+        **options: Unpack[GenerateOptions],
+    ) -> Completion:
         """The completion of a prompt, text or token ids; None goes on with the session used last."""
-        return finished(self.submit(prompt, **options))
+        return finished(self.submit(prompt, drafting=drafting, **options))
 
-    def stream(self, prompt: Any, **options: Any) -> Stream:
+    def stream(
+        self,
+        prompt: Prompt | None,
+        *,
+        drafting: bool = True,
+        **options: Unpack[GenerateOptions],
+    ) -> Stream:
         """The completion as it comes."""
-        return Stream(self.submit(prompt, **options))
+        return Stream(self.submit(prompt, drafting=drafting, **options))
 
     @property
     def stats(self) -> SpecStats:

@@ -284,9 +284,26 @@ def _reads(kind: ToolCallFormat, text: str) -> bool:
     return not malformed and found == [(_PROBE.name, _PROBE.arguments)]
 
 
-def plan_chat(template: str, prompt: str, bridge: TokenizerBridge, **options: Any) -> ChatPlan:
-    """The plan of a single chat; options are those of `ChatPlanner.plan`."""
-    return ChatPlanner(template, bridge, kept=0).plan(prompt, **options)
+def plan_chat(
+    template: str,
+    prompt: str,
+    bridge: TokenizerBridge,
+    *,
+    tools: Sequence[Any] | None = None,
+    tool_choice: Any = None,
+    tool_format: str | ToolCallFormat | None = None,
+    parallel_tool_calls: bool = True,
+    constraint: Grammar | None = None,
+) -> ChatPlan:
+    """The plan of a single chat; arguments are those of `ChatPlanner.plan`."""
+    return ChatPlanner(template, bridge, kept=0).plan(
+        prompt,
+        tools=tools,
+        tool_choice=tool_choice,
+        tool_format=tool_format,
+        parallel_tool_calls=parallel_tool_calls,
+        constraint=constraint,
+    )
 
 
 def _told(tools: Sequence[Tool]) -> str:

@@ -1219,13 +1219,20 @@ def _header_may_come(text: str) -> bool:
     )
 
 
-def detector_of(format: str | ToolCallFormat, **options: Any) -> ToolCallDetector | HarmonyReader:
-    """What reads replies in a format; options are those of `ToolCallDetector`."""
+def detector_of(
+    format: str | ToolCallFormat,
+    *,
+    names: Collection[str] | None = None,
+    first_index: int = 0,
+    leading: bool = False,
+    parameters: Mapping[str, Mapping[str, Any]] | None = None,
+) -> ToolCallDetector | HarmonyReader:
+    """What reads replies in a format; arguments are those of `ToolCallDetector`."""
     kind = format_of(format)
-    return (
-        HarmonyReader(first_index=options.get("first_index", 0))
-        if kind.style == "harmony"
-        else ToolCallDetector(kind, **options)
+    if kind.style == "harmony":
+        return HarmonyReader(first_index=first_index)
+    return ToolCallDetector(
+        kind, names=names, first_index=first_index, leading=leading, parameters=parameters
     )
 
 

@@ -240,9 +240,23 @@ class ReplyParser:
         return events
 
 
-def parse_reply(text: str, format: str | ToolCallFormat | None = None, **options: Any) -> Reply:
-    """A whole reply in its parts; options are those of `ReplyParser`."""
-    parser = ReplyParser(format, **options)
+def parse_reply(
+    text: str,
+    format: str | ToolCallFormat | None = None,
+    *,
+    reasoning: ReasoningFormat | None = None,
+    reasoning_opened: bool = False,
+    names: Collection[str] | None = None,
+    parameters: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Reply:
+    """A whole reply in its parts; arguments are those of `ReplyParser`."""
+    parser = ReplyParser(
+        format,
+        reasoning=reasoning,
+        reasoning_opened=reasoning_opened,
+        names=names,
+        parameters=parameters,
+    )
     parser.feed(text)
     parser.finish()
     return parser.reply
