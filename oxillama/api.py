@@ -81,7 +81,7 @@ def load(
     A path is a GGUF file, a folder with one, or a Hugging Face folder, which is converted into the
     cache folder once. `owner/name` is a repository of the Hugging Face hub (extra `hub`), `file`
     says which of its files ("*Q4_K_M.gguf"); `ollama:NAME` and `lmstudio:OWNER/NAME` are what those
-    programs have stored (`stores.located`). `progress(done, total)` is told of the bytes of weights
+    programs have stored (`stores.located`). `progress(done, total)` is called with the bytes of weights
     prepared.
     """
     if file is not None:
@@ -193,7 +193,7 @@ class InferenceEngine:
         self, text: str, *, add_special: bool = True, parse_special: bool = True
     ) -> list[int]:
         """Token ids of a text, with the vocabulary's special tokens around it and those spelled in
-        it recognised, unless told otherwise.
+        it recognised, by default.
         """
         return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
 
@@ -634,18 +634,18 @@ class InferenceEngine:
         **config: Unpack[ConfigOptions],
     ) -> InferenceEngine:
         """A new engine, as the one that took the snapshot was configured, whose default session goes
-        on where that one stood, bit for bit.
+        on where that one ended, bit for bit.
 
         model_path: the same model's file (or bytes), None for the embedded one. config: fields of
         `EngineConfig` that shall differ, such as num_threads; processors: see `restore`; loras:
         files of the adapters that the session used.
         ModelFingerprintMismatch for another model, SnapshotIncompatible for the rest.
         """
-        told = EngineSnapshot.inspect(data)
+        saved = EngineSnapshot.inspect(data)
         model = embedded_path() if model_path is None else located(model_path)
-        told.model.verify(model)
+        saved.model.verify(model)
         engine = cls(
-            told.config(model_path=model if isinstance(model, (str, Path)) else None, **config)
+            saved.config(model_path=model if isinstance(model, (str, Path)) else None, **config)
         )
         engine._loaded.open(engine.engine_config, model, progress=progress)
         try:
@@ -679,7 +679,7 @@ class InferenceEngine:
         )
 
     def restore(self, data: bytes | str | Path, *, processors: Sequence[Callable] = ()) -> Session:
-        """A session of your own that stands where the one of a snapshot stood, beside all others,
+        """A session of your own in the state of a snapshot, beside all others,
         which do not notice.
 
         processors: the functions that its generation was given, which no snapshot can hold. When it
@@ -902,7 +902,7 @@ def _single(made: Request | Siblings) -> Request:
 
 
 def _only_one(options: dict[str, Any]) -> None:
-    """Raise ConfigError where more than one completion is asked for of a door that gives pieces."""
+    """Raise ConfigError where more than one completion is asked for of a call that gives pieces."""
     if (
         Options.of(
             {name: options[name] for name in ("n", "best_of") if name in options}

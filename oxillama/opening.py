@@ -62,7 +62,7 @@ def open_model(
     progress: Progress | None = None,
 ) -> Opened:
     """Load the GGUF file at a path, or in bytes, as the config says. `progress(done, total)` is
-    told of the bytes of weights prepared.
+    called with the bytes of weights prepared.
     """
     if tokenizer_json is not None and config.tokenizer_path is not None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The compiled floor: every loop over tiles, tokens, pages, heads, workers, vocabularies and
+"""The compiled layer: every loop over tiles, tokens, pages, heads, workers, vocabularies and
 grammar positions.
 
   a step     threads, batch, step (an op is checked), tape (ops run), linear and elementwise, attention, store, experts, recurrent: the ops;

@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 
 import numpy as np
+from typing_extensions import disjoint_base
 
+@disjoint_base
 class Adapter:
     shapes: list[tuple]
     nbytes: int
@@ -15,6 +17,7 @@ class Adapter:
         entries: Iterable[tuple[int, int, np.ndarray, np.ndarray, float]],
     ) -> None: ...
 
+@disjoint_base
 class AdapterSet:
     adapters: tuple[Adapter, ...]
     width: int

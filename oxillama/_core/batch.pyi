@@ -1,21 +1,25 @@
 """Types of what a step is given."""
 
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
+from typing_extensions import disjoint_base
 
 MAX_ROWS: int
 
+@disjoint_base
 class CancelFlag:
     def set(self) -> None: ...
     def clear(self) -> None: ...
     def __bool__(self) -> bool: ...
 
+@disjoint_base
 class Batch:
     rows: int
     wanted_rows: int
-    def __init__(
-        self,
+    def __new__(
+        cls,
         tokens: Sequence[int] | np.ndarray,
         positions: Sequence[int] | np.ndarray,
         tables: Sequence[Sequence[int] | np.ndarray],
@@ -28,4 +32,4 @@ class Batch:
         slots: Sequence[int] | np.ndarray | None = None,
         adapters: Sequence[object | None] | None = None,
         spans: np.ndarray | None = None,
-    ) -> None: ...
+    ) -> Self: ...

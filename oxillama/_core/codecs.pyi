@@ -1,4 +1,4 @@
-"""Types of the codec doors."""
+"""Types of the codecs."""
 
 import numpy as np
 

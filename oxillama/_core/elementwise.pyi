@@ -1,9 +1,11 @@
 """Types of the embedding table."""
 
 import numpy as np
+from typing_extensions import disjoint_base
 
 OPS: dict[str, type]
 
+@disjoint_base
 class EmbeddingTable:
     format: str
     rows: int

@@ -1,8 +1,10 @@
 """Types of page memory."""
 
 from collections.abc import Sequence
+from typing import Self
 
 import numpy as np
+from typing_extensions import disjoint_base
 
 KV_TYPES: dict[str, int]
 KV_BLOCK: dict[str, int]
@@ -10,6 +12,7 @@ LATENT: int
 
 def available_bytes(proc: str = "/proc", root: str = "/sys/fs/cgroup") -> int | None: ...
 
+@disjoint_base
 class PageMemory:
     page_size: int
     capacity: int
@@ -18,13 +21,13 @@ class PageMemory:
     slot_layers: tuple[tuple[int, ...], ...]
     slot_bytes: int
     slot_capacity: int
-    def __init__(
-        self,
+    def __new__(
+        cls,
         kv_layers: Sequence[tuple[int, int, int]],
         kv_type: str = "f16",
         page_size: int = 16,
         slot_layers: Sequence[Sequence[int]] = (),
-    ) -> None: ...
+    ) -> Self: ...
     @property
     def kv_type(self) -> str: ...
     @property

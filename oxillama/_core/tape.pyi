@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from typing_extensions import disjoint_base
 
 from oxillama._core.batch import Batch as Batch
 from oxillama._core.batch import CancelFlag as CancelFlag
@@ -11,6 +12,7 @@ from oxillama._core.pool import PageMemory as PageMemory
 
 OPS: dict[str, type]
 
+@disjoint_base
 class Program:
     max_rows: int
     num_threads: int

@@ -1,7 +1,10 @@
-"""Types of the workers' doors."""
+"""Types of the workers."""
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Self
+
+from typing_extensions import disjoint_base
 
 MAX_THREADS: int
 
@@ -11,10 +14,12 @@ def physical_cores(cpus: Iterable[int], sysfs: str = "/sys/devices/system/cpu") 
 def default_threads() -> int: ...
 def worker_count(num_threads: int) -> int: ...
 
+@disjoint_base
 class Workers:
     count: int
-    def __init__(self, count: int) -> None: ...
+    def __new__(cls, count: int) -> Self: ...
 
+@disjoint_base
 class Pace:
     most: int
     workers: int

@@ -1,4 +1,4 @@
-"""Types of the row functions' doors."""
+"""Types of the row functions."""
 
 from collections.abc import Sequence
 

@@ -111,7 +111,7 @@ def measure(
     progress: Callable[[str], None] | None = None,
 ) -> dict:
     """Median tokens/s of `runs` runs after one that warms up; generation counts the tokens of all
-    sequences. progress(text) is told of every run that begins, and once of the end with "".
+    sequences. progress(text) is called for every run that begins, and at the end with "".
 
     ContextError for a prompt, or a depth and what is generated there, that the engine's context
     does not hold.

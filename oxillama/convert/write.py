@@ -90,7 +90,7 @@ def convert_folder(
     """Write the GGUF file of a Hugging Face model folder.
 
     type: auto (each matrix in the folder's own numbers), F32, F16, BF16, or a recipe of
-    `quantize_file` such as Q4_K_M. name: `general.name` (default: the folder's). progress is told
+    `quantize_file` such as Q4_K_M. name: `general.name` (default: the folder's). progress is called with
     of tensors done, all of them, and the one at hand. ConvertError, naming the thing, for whatever
     cannot be carried over; nothing is left behind then.
     """

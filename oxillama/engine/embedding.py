@@ -38,7 +38,7 @@ def submit_rows(
     owner: Any = None,
     adapters: Any = None,
 ) -> Request:
-    """Have `sink(first position, rows)` told of float32 (rows, vocabulary), or (rows, hidden), of
+    """Have `sink(first position, rows)` called with float32 (rows, vocabulary), or (rows, hidden), of
     every token in order, a chunk at a time.
 
     The request's result is `value`; it keeps `owner` alive while it runs.

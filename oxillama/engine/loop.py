@@ -218,7 +218,7 @@ class StepLoop:
                     self._tick()
                 except MemoryError as refused:
                     self._survive(refused)
-        except BaseException as error:  # the loop must never end without everybody being told
+        except BaseException as error:  # every request in flight learns of the end
             self._fail(error)
         finally:
             self.abandon()

@@ -5,7 +5,7 @@ The engine's loop appends to a request and tells its listeners; callers read fro
 from an event loop, and wait for nobody else's lock. Nothing is lost between looking and listening:
 a listener is registered first and looks afterwards.
 
-A listener runs in a thread beside the loop: its request waits for it, others do not.
+A listener runs in a worker thread: its request waits for it, others do not.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _likeliest(report: Any) -> str:
 
 
 class Request:
-    """Work that the engine was given; make one with the engine's doors. `result()` waits, iteration
+    """Work that the engine was given; `InferenceEngine.submit` makes one. `result()` waits, iteration
     streams, `cancel()` stops it.
 
     Attributes the loop owns are for reading. `session` is what it runs on.
@@ -252,9 +252,9 @@ class Request:
         self.stopping: str | None = None
         self.priority = 0  # the lower number goes first
         self.timeout: float | None = None  # seconds from submit
-        # the call beside the loop that its next token waits for
+        # the call in a worker thread that its next token waits for
         self.awaited_call: object = None
-        self.pending_calls = 0  # calls of listeners beside the loop that are to come
+        self.pending_calls = 0  # calls of listeners in worker threads that are to come
         self.read: Callable[[Completion], Completion] | None = None  # reads a chat's reply
         # makes a reader of the pieces of a chat's reply
         self.events: Callable[[], Any] | None = None
@@ -266,7 +266,7 @@ class Request:
         self._listeners: tuple[Callable[[], None], ...] = ()
         self._worker_listeners: tuple[
             Callable[[], None], ...
-        ] = ()  # listeners that run beside the loop
+        ] = ()  # listeners that run in worker threads
         self._listener_lock = threading.Lock()  # one call of those at a time
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -278,7 +278,7 @@ class Request:
 
     @property
     def has_callbacks(self) -> bool:
-        """Whether Python functions of its caller run between its tokens, beside the loop."""
+        """Whether Python functions of its caller run between its tokens, in worker threads."""
         return bool(
             self._worker_listeners or (self.session.sampler and self.session.sampler.processors)
         )
@@ -337,7 +337,7 @@ class Request:
         return self._astream()
 
     def listen(self, listener: Callable[[], None], *, in_loop: bool = False) -> None:
-        """Call `listener()` after every piece and at the end, in a thread beside the engine's loop.
+        """Call `listener()` after every piece and at the end, in a worker thread.
 
         The request's next token waits for it, no other request does. What it raises ends the
         request with that error, and it is called no more; what it raises at the end goes to
@@ -371,7 +371,7 @@ class Request:
                 raise
 
     def run_listeners(self) -> None:
-        """The calls of listeners that are owed, in a thread beside the loop."""
+        """The calls of listeners that are owed, in a worker thread."""
         with self._listener_lock:
             while self.pending_calls:
                 self.pending_calls -= 1

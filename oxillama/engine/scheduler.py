@@ -25,7 +25,7 @@ verifies them. Rules:
   number.
 - When pages run out, those who wait give up what they have, then the entry of the last rank its
   own. The first always goes on, so there is no livelock.
-- An entry that is `parked` waits for a function that runs beside the loop: it keeps its pages and
+- An entry that is `parked` waits for a function in a worker thread: it keeps its pages and
   takes no rows.
 - An entry that must be `whole` runs all its rows in one step: alone where they are more than a chunk.
 - Rows of a span (`spans`: those of an image whose rows see each other) run in one step, whatever the
@@ -130,7 +130,7 @@ class ScheduleEntry:
         self.spans: tuple[tuple[int, int], ...] = ()  # (start, end) of rows that are of one step
         self.priority = priority  # the lower number goes first
         self.owner = owner
-        # a function of its caller runs beside the loop, and its next row waits for that
+        # a function of its caller runs in a worker thread, and its next row waits for that
         self.parked = False
         self.draft: Sequence[int] = ()  # tokens that may come next
         # sequences side by side, of `length` and `done` each, that take a row each; 0: one, no such

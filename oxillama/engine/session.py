@@ -272,7 +272,7 @@ class Session:
 
     @contextmanager
     def restored_on_error(self) -> Iterator[None]:
-        """Whatever raises inside leaves the session as it stood before; for whoever has the
+        """Whatever raises inside leaves the session as it was before; for whoever has the
         engine's lock, and evaluates nothing inside.
         """
         length, images = len(self.tokens), self.images

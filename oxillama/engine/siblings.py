@@ -43,11 +43,11 @@ class Siblings:
     sampler stage); one without tokens comes last.
     """
 
-    __slots__ = ("_told", "n", "requests")
+    __slots__ = ("_keep_logprobs", "n", "requests")
 
-    def __init__(self, requests: list[Request], *, n: int, told: bool) -> None:
-        """told: the caller asked for log-probabilities, so they stay in the completions."""
-        self.requests, self.n, self._told = tuple(requests), n, told
+    def __init__(self, requests: list[Request], *, n: int, keep_logprobs: bool) -> None:
+        """keep_logprobs: the caller asked for log-probabilities, so they stay in the completions."""
+        self.requests, self.n, self._keep_logprobs = tuple(requests), n, keep_logprobs
 
     @property
     def session(self) -> Session | None:
@@ -108,7 +108,7 @@ class Siblings:
     def _best(self, done: list[Completion]) -> list[Completion]:
         if len(done) > self.n:
             done = sorted(done, key=_likelihood, reverse=True)[: self.n]
-        return done if self._told else [replace(each, logprobs=()) for each in done]
+        return done if self._keep_logprobs else [replace(each, logprobs=()) for each in done]
 
 
 def _likelihood(done: Completion | Request) -> float:
@@ -134,9 +134,12 @@ def make_siblings(
         raise ConfigError(
             f"n, best_of: found {count} completions of a session, wanted a prompt; `Session.fork` gives sessions to go on with"
         )
-    told = options.logprobs is not None
+    keep_logprobs = options.logprobs is not None
     single = replace(
-        options, n=1, best_of=None, logprobs=options.logprobs if told or count == options.n else 0
+        options,
+        n=1,
+        best_of=None,
+        logprobs=options.logprobs if keep_logprobs or count == options.n else 0,
     )
     first = make_request(core, vocabulary, single, default=default, prompt=prompt)
     seed = first.session.sampler.seed
@@ -151,4 +154,4 @@ def make_siblings(
         for index in range(1, count)
     ]
     first.siblings = tuple(others)
-    return Siblings([first, *others], n=options.n, told=told)
+    return Siblings([first, *others], n=options.n, keep_logprobs=keep_logprobs)

@@ -34,7 +34,7 @@ class RequestTracker:
         vocab_size: int,
         run: Callable[[Callable[[], None]], None],
     ) -> None:
-        """run: runs a function beside the loop."""
+        """run: runs a function in a worker thread."""
         self.whole = False  # all tokens of a request are of one step
         self.in_flight: set[Request] = set()
         self.undrafted: dict[Request, None] = {}

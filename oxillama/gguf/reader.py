@@ -1,7 +1,7 @@
 """Reads GGUF files (versions 2 and 3, little-endian, one file or a set of shards) without copying a
 tensor.
 
-`GgufReader` is the door. Every count, length, offset and type is checked against the bytes that
+`GgufReader` opens a file. Every count, length, offset and type is checked against the bytes that
 remain before anything is made of it, so a hostile file costs no more than its own size.
 `read_shard` parses one file, `_merged` joins a set.
 """

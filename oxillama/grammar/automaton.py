@@ -238,7 +238,7 @@ class Grammar:
     def rebuild(
         cls, description: Mapping[str, Any], *, limits: GrammarLimits | None = None
     ) -> "Grammar":
-        """The grammar that `describe` told of. Raises `GrammarError` for what is no description,
+        """The grammar that `describe` described. Raises `GrammarError` for what is no description,
         and as the maker it names does.
         """
         makers: dict[str, Callable[..., Grammar]] = {

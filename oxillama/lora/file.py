@@ -71,8 +71,8 @@ class LoraFile:
         hasher = blake3(self.architecture.encode())
         for name in sorted(self.pairs):
             pair = self.pairs[name]
-            told = f"\0{name}\0{pair.a.shape}{pair.b.shape}{float(self.scale_of(name)).hex()}\0"
-            hasher.update(told.encode())
+            text = f"\0{name}\0{pair.a.shape}{pair.b.shape}{float(self.scale_of(name)).hex()}\0"
+            hasher.update(text.encode())
             hasher.update(np.ascontiguousarray(pair.a).tobytes())
             hasher.update(np.ascontiguousarray(pair.b).tobytes())
         return hasher.hexdigest()

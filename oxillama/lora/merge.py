@@ -37,8 +37,12 @@ class Merged:
     rounded: tuple[str, ...]
 
     def __str__(self) -> str:
-        told = f"{self.path}: {len(self.changed)} tensors changed"
-        return told if not self.rounded else f"{told}, {len(self.rounded)} of them quantised again"
+        summary = f"{self.path}: {len(self.changed)} tensors changed"
+        return (
+            summary
+            if not self.rounded
+            else f"{summary}, {len(self.rounded)} of them quantised again"
+        )
 
 
 def merge_lora(

@@ -48,7 +48,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "monteclora_config": (None,),
     "ensure_weight_tying": (False,),
 }
-# of training, or told by the tensors themselves
+# of training, or found in the tensors themselves
 _INERT = frozenset(
     [
         "auto_mapping",

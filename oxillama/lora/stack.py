@@ -43,7 +43,7 @@ class Adapters(tuple):
         made.factors = AdapterSet([(lora.factors, scale) for lora, scale in kept]) if kept else None
         return made
 
-    def told(self) -> list[dict[str, Any]]:
+    def describe(self) -> list[dict[str, Any]]:
         """Names, fingerprints and scales, as JSON values."""
         return [
             {"name": lora.name, "fingerprint": lora.fingerprint, "scale": scale}
@@ -249,14 +249,14 @@ class LoraStack:
                 raise ConfigError(f"lora: found {each!r:.80}, wanted a name or (name, scale)")
         return Adapters(pairs)
 
-    def restored(self, told: Any) -> Adapters:
+    def restored(self, described: Any) -> Adapters:
         """The adapters that a snapshot names by fingerprint and scale; LoraError, naming the first,
         for one that is not loaded here.
         """
         with self._lock:
             by_print = {lora.fingerprint: lora for lora in self._loaded.values()}
         pairs = []
-        for each in told:
+        for each in described:
             lora = by_print.get(each["fingerprint"])
             if lora is None:
                 raise LoraError(

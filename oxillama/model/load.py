@@ -48,7 +48,7 @@ PACKED_AT_ONCE = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """What the floors above need to know of a model: sizes and facts, no tensors. hidden_size: floats
+    """What higher layers need to know of a model: sizes and facts, no tensors. hidden_size: floats
     of a row of the embedding.
     """
 
@@ -234,7 +234,7 @@ def load_model(
     """Record, lower and build the Program over weights that are packed, or being packed
     (weights/packing.py).
 
-    progress: told of bytes packed, all of them before this returns; without it a large model
+    progress: called with bytes packed, all of them before this returns; without it a large model
     answers earlier. sidecar: where packed weights are kept for the next load (weights/cache.py):
     "auto" (the cache folder, for models of 256 MiB and more), a folder, or False. rope: see
     `record`; weights and sidecars know nothing of it.

@@ -3,7 +3,7 @@ frequency per pair of floats, and a magnitude.
 
     file's keys --RopeOverrides.over--> keys in force --rope_from_keys--> Rope
                                                       --context_in_force--> tokens that a session
-                                                      holds unless told otherwise
+                                                      holds by default
 
 Sources: Su et al. 2021 (RoFormer, section 3.4.2) for the plain form; Chen et al. 2023 (position
 interpolation, section 3.1) for linear scaling; Peng et al. 2023 (YaRN, sections 3.2 to 3.4) for the
@@ -18,7 +18,7 @@ import math
 import sys
 from dataclasses import dataclass, fields, replace
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -124,19 +124,19 @@ class RopeOverrides:
         self._fit(
             self.rope_scaling or _kind(keys), "the file's own " if self.rope_scaling is None else ""
         )
-        told = {
+        values = {
             f"{SCALING}.{name}": value for name, value in given.items() if name.startswith("yarn_")
         }
         if self.yarn_orig_ctx is not None:
-            told[f"{SCALING}.original_context_length"] = told.pop(f"{SCALING}.yarn_orig_ctx")
+            values[f"{SCALING}.original_context_length"] = values.pop(f"{SCALING}.yarn_orig_ctx")
         if self.rope_freq_base is not None:
-            told[BASE] = self.rope_freq_base
+            values[BASE] = self.rope_freq_base
         if self.rope_scaling is not None:
-            told[f"{SCALING}.type"] = self.rope_scaling
+            values[f"{SCALING}.type"] = self.rope_scaling
         if self.rope_freq_scale is not None:
-            told[f"{SCALING}.factor"] = _factor(self.rope_freq_scale, _own_factor(keys))
+            values[f"{SCALING}.factor"] = _factor(self.rope_freq_scale, _own_factor(keys))
         ruling = Keys(
-            {**keys.metadata, **{keys.name(key): value for key, value in told.items()}},
+            {**keys.metadata, **{keys.name(key): value for key, value in values.items()}},
             keys.arch,
             read=keys.read,
         )
@@ -178,7 +178,7 @@ def _positive(name: str, value: Any, *, or_zero: bool) -> float:
         float(value)
         if isinstance(value, Real)
         and not isinstance(value, bool)
-        and abs(float(value)) <= sys.float_info.max
+        and abs(cast(Any, value)) <= sys.float_info.max
         else math.nan
     )
     if not (or_zero and found == 0 or found > 0 and math.isfinite(1.0 / found)):
@@ -244,7 +244,7 @@ class Scaling(NamedTuple):
 
 
 def context_in_force(own: Keys, ruling: Keys) -> int:
-    """The tokens that a session holds unless told otherwise: the file's `context_length`, or more
+    """The tokens that a session holds by default: the file's `context_length`, or more
     where overrides stretch positions further.
 
     own, ruling: the file's keys, and those under overrides. YaRN by a factor reaches factor times

@@ -4,7 +4,7 @@ config.py: `SamplerConfig`, what is asked for. stages.py: the ordered table of s
 papers, `SamplerStage`. chain.py: from a config to a compiled chain; `SamplerChain` for composing by
 hand. sampler.py: `Sampler`, what the engine uses. distribution.py: what a draw is made from, and
 the law for tokens drawn elsewhere. breakers.py: DRY's breakers from text to tokens. draw.py: one
-draw and its errors. All arithmetic is in `oxillama._core`: sampler and the rooms it names.
+draw and its errors. All arithmetic is in `oxillama._core`: sampler and the modules it names.
 """
 
 from oxillama._core.xorshift import Xorshift64

@@ -41,7 +41,7 @@ class SamplerConfig:
     top_k: int = 40
     top_p: float = 0.9
     min_p: float = 0.0
-    # 1.1, and 1 (off) at temperature 0: greedy is the likeliest token unless told otherwise
+    # 1.1, and 1 (off) at temperature 0: greedy is the likeliest token by default
     repetition_penalty: float | None = None
     repetition_window: int = 64
     frequency_penalty: float = 0.0

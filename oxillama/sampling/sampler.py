@@ -139,7 +139,7 @@ class Sampler:
 
         `mask` is a bitset, (ceil(vocab/32),) uint32, a set bit allowing a token. Raises
         SamplingError for NaN or +inf, and, saying why, when no token is left. The token counts as
-        seen once `accept` is told.
+        seen once `accept` is called.
         """
         raw, row = self._processed(logits)
         token = draw(self._core, row, mask, self._top, self._reasons)

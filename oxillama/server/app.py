@@ -307,7 +307,7 @@ class App:
         return json_response(made, error.status, error.headers)
 
 
-# what programs that send JSON say when they were not told; "" is nothing at all
+# what programs that send JSON send by default; "" is nothing at all
 _UNSAID = ("", "application/x-www-form-urlencoded")
 
 

@@ -436,7 +436,7 @@ def constrain(asked: table.Asked, given: Mapping[str, Any] | None, *, path: str)
 
 
 def variables_of(model: Model, body: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template is told beyond the messages; a variable that it does not read is refused."""
+    """What the template is given besides the messages; a variable that it does not read is refused."""
     talk = model.chat()
     given = dict(body.get("chat_template_kwargs") or {})
     for name in given:

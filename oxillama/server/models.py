@@ -62,7 +62,7 @@ class Model:
             self._most_bytes = max(len(each.encode()) for each in self.bridge.vocabulary.tokens)
 
     def too_long(self, text: str) -> bool:
-        """Whether a text is surely longer than the context, told without encoding it: a byte-level
+        """Whether a text is surely longer than the context, found without encoding it: a byte-level
         vocabulary has no token of more bytes than its longest.
         """
         limit = self._most_bytes * self.engine.context_size

@@ -1,5 +1,5 @@
 """Ollama's routes, for the desktop clients that speak nothing else: lines of JSON, streamed unless
-told otherwise.
+asked otherwise.
 
 `keep_alive` of 0 unloads the model when it is idle; other values are taken and change nothing,
 since models leave by least recent use.

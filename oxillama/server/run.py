@@ -1,5 +1,5 @@
 """The server as a process: it listens before the model is loaded, finishes what runs when it is
-told to end, and exits with 0.
+asked to end, and exits with 0.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def check(value: Any, schema: Schema, path: str) -> None:
 
 
 def _plain_integers(value: list[Any], items: Schema) -> bool:
-    """Whether all members are integers in range, told quickly: prompts of token ids are long."""
+    """Whether all members are integers in range, checked quickly: prompts of token ids are long."""
     return (
         items.keys() == {"type", "minimum", "maximum"}
         and items["type"] == "integer"

@@ -198,7 +198,7 @@ class Sessions:
         return named
 
     def save(self, name: str) -> dict[str, Any]:
-        """Write a session of memory to the folder; what stood there is replaced whole or not at
+        """Write a session of memory to the folder; what was there is replaced whole or not at
         all.
         """
         path = self.path(name)

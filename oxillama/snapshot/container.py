@@ -478,7 +478,7 @@ class Envelope:
 
 @contextmanager
 def typed(kind: Kind, what: str) -> Iterator[None]:
-    """Whatever malformed values raise within, told as the kind's own error about `what`."""
+    """Whatever malformed values raise within, raised as the kind's own error about `what`."""
     try:
         yield
     except kind.refuse:

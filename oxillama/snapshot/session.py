@@ -110,20 +110,20 @@ class EngineSnapshot:
                 {name: each.encoding_name for name, each in saved.sections.items()},
                 saved.length,
             )
-            made.display()  # what cannot be told lacks something
+            made.display()  # what cannot be shown lacks something
             return made
 
     def config(self, **changes: Any) -> EngineConfig:
         """How the engine that took it was configured, with other values for some fields."""
         with typed(KIND, "facts"):
-            told = EngineConfig.from_dict(self.facts["engine"])
+            recorded = EngineConfig.from_dict(self.facts["engine"])
         known = [field.name for field in fields(EngineConfig)]
         for name in changes:
             if name not in known:
                 raise ConfigError(
                     f"{name}: is no field of EngineConfig, wanted one of {', '.join(sorted(known))}"
                 )
-        return replace(told, **changes)
+        return replace(recorded, **changes)
 
     def display(self) -> str:
         """A few lines for people."""
@@ -226,7 +226,7 @@ class Snapshots:
         too, of the rotation what is not the file's.
         """
         memory = self.core.memory
-        told = {
+        recorded = {
             "type": memory.kv_type,
             "page_size": memory.page_size,
             "layers": [list(dims) for dims in memory.kv_layers],
@@ -234,14 +234,14 @@ class Snapshots:
             **self.config.rope().given(),
         }
         if self.core.rope_factors is not None:
-            told["rope_factors"] = self.core.rope_factors
-        return {**told, "layout": PANEL_LAYOUT} if KV_BLOCK[memory.kv_type] > 1 else told
+            recorded["rope_factors"] = self.core.rope_factors
+        return {**recorded, "layout": PANEL_LAYOUT} if KV_BLOCK[memory.kv_type] > 1 else recorded
 
-    def check_pages(self, told: Mapping[str, Any]) -> None:
+    def check_pages(self, recorded: Mapping[str, Any]) -> None:
         """Raise SnapshotIncompatible, by name, for page facts that are not this engine's."""
         mine = self.page_facts()
-        for name in (*mine, *sorted(told.keys() - {*mine, "length"})):
-            found, wanted = told.get(name), mine.get(name)
+        for name in (*mine, *sorted(recorded.keys() - {*mine, "length"})):
+            found, wanted = recorded.get(name), mine.get(name)
             if type(found) is not type(wanted) or found != wanted:
                 raise SnapshotIncompatible(
                     f"kv {name}: the snapshot has {found!r}, this engine {wanted!r}"
@@ -299,19 +299,19 @@ class Snapshots:
             copy = self._shared_pages(session)
         try:
             facts["model"], facts["kv"]["length"] = model.to_dict(), sum(copy.filled)
-            told = dump_facts(facts)
-            if len(told) > _MOST_FACTS:
+            recorded = dump_facts(facts)
+            if len(recorded) > _MOST_FACTS:
                 raise SnapshotIncompatible(
-                    f"facts: take {len(told)} bytes, wanted at most {_MOST_FACTS}"
+                    f"facts: take {len(recorded)} bytes, wanted at most {_MOST_FACTS}"
                 )
-            yield {"facts": told, **sections}, copy
+            yield {"facts": recorded, **sections}, copy
         finally:
             with core.lock:
                 copy.release()
 
     def _frozen(self, session: Session) -> tuple[dict[str, Any], dict[str, Buffer]]:
         """(facts, small sections) of an idle session, under the engine's lock."""
-        if session.adapters and not hasattr(session.adapters, "told"):
+        if session.adapters and not hasattr(session.adapters, "describe"):
             raise SnapshotIncompatible(
                 f"adapters: found {len(session.adapters)} without a fingerprint, wanted those of `engine.loras`"
             )
@@ -322,7 +322,7 @@ class Snapshots:
             "tokenizer": self.tokenizer,
             "vocab": core.program.vocab_size,
             "engine": {**self.config.to_dict(), "context_size": core.context_size},
-            "adapters": session.adapters.told() if session.adapters else [],
+            "adapters": session.adapters.describe() if session.adapters else [],
             "tokens": len(session.tokens),
             "start": session.start,
             "kv": self.page_facts(),
@@ -393,22 +393,22 @@ class Snapshots:
         pool may ever have; nothing has changed then.
         """
         with Envelope.open(KIND, source) as saved:
-            told = EngineSnapshot.of(saved)
-            facts = told.facts
-            self._check_engine(told)
+            recorded = EngineSnapshot.of(saved)
+            facts = recorded.facts
+            self._check_engine(recorded)
             with typed(KIND, "snapshot"):
                 session = self._thawed(saved, facts, processors)
             return self._housed(session, saved, facts["kv"]["length"])
 
-    def _check_engine(self, told: EngineSnapshot) -> None:
+    def _check_engine(self, recorded: EngineSnapshot) -> None:
         """Refuse a snapshot of another model, or of an engine that this one cannot stand in for."""
-        facts = told.facts
-        self.check_model(told.model)
+        facts = recorded.facts
+        self.check_model(recorded.model)
         with typed(KIND, "facts"):
             self.check_pages(facts["kv"])
             self._found_adapters(facts["adapters"])
             # fields that are newer than the snapshot have their defaults
-            mine, theirs = self.config.to_dict(), told.config().to_dict()
+            mine, theirs = self.config.to_dict(), recorded.config().to_dict()
             for name, found, wanted in (
                 ("tokenizer", facts["tokenizer"], self.tokenizer),
                 ("vocabulary", facts["vocab"], self.core.program.vocab_size),
@@ -427,19 +427,19 @@ class Snapshots:
                     f"context_size: the snapshot has {facts['engine']['context_size']}, this engine {self.core.context_size}"
                 )
 
-    def _found_adapters(self, told: Any) -> Any:
+    def _found_adapters(self, recorded: Any) -> Any:
         """The adapters of this engine that a snapshot names; SnapshotIncompatible for one that is not
         loaded.
         """
-        if type(told) is not list:
-            raise SnapshotIncompatible(f"adapters: found {type(told).__name__}, wanted a list")
-        if not told:
+        if type(recorded) is not list:
+            raise SnapshotIncompatible(f"adapters: found {type(recorded).__name__}, wanted a list")
+        if not recorded:
             return ()
         if self._adapters is None:
             raise SnapshotIncompatible(
-                f"adapters: the snapshot has {len(told)}, this engine takes none"
+                f"adapters: the snapshot has {len(recorded)}, this engine takes none"
             )
-        for each in told:
+        for each in recorded:
             if set(each) != {"name", "fingerprint", "scale"} or not all(
                 isinstance(each[key], str) for key in ("name", "fingerprint")
             ):
@@ -447,7 +447,7 @@ class Snapshots:
                     f"adapters: found {each!r:.80}, wanted name, fingerprint and scale"
                 )
         try:
-            return self._adapters(told)
+            return self._adapters(recorded)
         except (LoraError, ConfigError) as error:
             raise SnapshotIncompatible(str(error)) from error
 
@@ -507,32 +507,32 @@ class Snapshots:
         tells of.
         """
         words, vocab = self.vocabulary, self.core.program.vocab_size
-        told, constraint, text, stops = (
+        recorded, constraint, text, stops = (
             facts[name] for name in ("sampler", "constraint", "text", "stops")
         )
-        if told is None and processors:
+        if recorded is None and processors:
             raise SnapshotIncompatible(
                 f"processors: the session had no sampler, restore was given {len(processors)}"
             )
-        if told is not None:
-            if told["processors"] != len(processors):
+        if recorded is not None:
+            if recorded["processors"] != len(processors):
                 raise SnapshotIncompatible(
-                    f"processors: the session had {told['processors']}, restore was given {len(processors)}; "
+                    f"processors: the session had {recorded['processors']}, restore was given {len(processors)}; "
                     "functions cannot be saved and must be given again"
                 )
-            config = SamplerConfig.from_dict(told["config"])
+            config = SamplerConfig.from_dict(recorded["config"])
             session.sampler = sampler_of(
                 config,
                 words,
                 vocab,
-                seed=told["seed"],
+                seed=recorded["seed"],
                 processors=processors,
-                logprobs=told["logprobs"],
+                logprobs=recorded["logprobs"],
             )
             session.sampler.restore(bytes(saved.read("sampler", at_most=_MOST_FACTS)))
-            if session.sampler.seed != told["seed"]:
+            if session.sampler.seed != recorded["seed"]:
                 raise SnapshotIncompatible(
-                    f"sampler: found seed {told['seed']!r} beside a state of seed {session.sampler.seed}"
+                    f"sampler: found seed {recorded['seed']!r} beside a state of seed {session.sampler.seed}"
                 )
         if words is None:
             if constraint is not None or text is not None:
@@ -643,16 +643,18 @@ def _constraint_parts(state: Any) -> tuple[dict[str, Any], bytes]:
     return description, data
 
 
-def _stops(told: Mapping[str, Any]) -> StopText:
-    """A stop filter that stands where the one told of stood."""
-    made = StopText(SamplerConfig(stop=tuple(told["stops"])).stop)
-    if not isinstance(told["tail"], str) or len(told["tail"]) > max(1, *map(len, made.stops), 1):
+def _stops(recorded: Mapping[str, Any]) -> StopText:
+    """A stop filter in the state that was saved."""
+    made = StopText(SamplerConfig(stop=tuple(recorded["stops"])).stop)
+    if not isinstance(recorded["tail"], str) or len(recorded["tail"]) > max(
+        1, *map(len, made.stops), 1
+    ):
         raise SnapshotIncompatible(
-            f"stops: found a tail of {str(told['tail'])[:40]!r}, wanted at most the length of a stop"
+            f"stops: found a tail of {str(recorded['tail'])[:40]!r}, wanted at most the length of a stop"
         )
     made.tail, made.held = (
-        told["tail"],
-        whole(told["held"], 0, "stops held", most=len(told["tail"])),
+        recorded["tail"],
+        whole(recorded["held"], 0, "stops held", most=len(recorded["tail"])),
     )
     return made
 

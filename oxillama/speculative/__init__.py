@@ -5,7 +5,7 @@ docs/speculative.md.
   types         what drafters and the loop say to each other: Draft, DraftRequest, Drafter, Candidates
   request       the candidates of one request
   planner       the candidates of an engine's requests: asks drafters, measures steps
-  threads       drafters of callers run beside the loop
+  threads       drafters of callers run in worker threads
   costs         what steps cost by rows, and what speculation has cost so far
   acceptance    how likely candidates are to be accepted
   registry      what `speculative=` may name; the drafters that requests share

@@ -174,7 +174,7 @@ class ModelDrafter:
         return self._own_sampler is not None
 
     def open(self, session: Session) -> DraftState:
-        """Nothing is run yet; the session that was closed last is gone on with where it stood."""
+        """Nothing is run yet; the session that was closed last goes on where it ended."""
         with self._lock:
             if self._kept is not None and self._kept[0] is session:
                 state, self._kept = self._kept[1], None

@@ -1,5 +1,5 @@
 """`Planner`: candidates for the requests of one engine. It asks each drafter once a step for all
-requests that it drafts for, learns what steps cost, and runs drafters of callers beside the loop.
+requests that it drafts for, learns what steps cost, and runs drafters of callers in worker threads.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def located(
 
     file: which file of a hub repository or folder, as a pattern ("*Q4_K_M.gguf") or a quantisation
     ("Q4_K_M"); without it the only one, else a usual quantisation (`hub.PREFERRED`).
-    progress(done, total, name) is told of the tensors of a conversion. ConfigError where several
+    progress(done, total, name) is called for the tensors of a conversion. ConfigError where several
     files match, GgufNotFound where none does.
     """
     if isinstance(source, os.PathLike):

@@ -41,7 +41,7 @@ def converted_file(
     progress: Callable[[int, int, str], None] | None = None,
 ) -> Path:
     """The GGUF file of a Hugging Face folder: made when it is first asked for, with the folder's
-    own numbers. progress(done, total, name) is told of its tensors.
+    own numbers. progress(done, total, name) is called for its tensors.
     """
     from oxillama.convert import convert_folder
 

@@ -221,7 +221,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         if found is not None and found != ABSENT:
             if 0 <= found < n:
                 special[name] = found
-            # such files exist (a vocabulary was cut): the model runs, and its user is told
+            # such files exist (a vocabulary was cut): the model runs, and its user is warned
             else:
                 warnings.warn(
                     f"tokenizer.ggml.{key}: found {found}, wanted an id below {n}; taken as no such token",

@@ -67,7 +67,7 @@ def _raised(call: ToolCall, error: Exception) -> ToolResult:
 
 
 def failed(call: ToolCall, kind: str, error: str) -> ToolResult:
-    """The result of a call that did not succeed; the model is told why."""
+    """The result of a call that did not succeed; the model reads why."""
     return ToolResult(call, json.dumps({"error": error}, ensure_ascii=False), None, error, kind)
 
 
@@ -258,8 +258,8 @@ def run_until_answer(
     changed.
 
     A reply has `tool_calls` (of `ToolCall`) and `content` or `text`, or is a stream of
-    `ChatEvent`s, of which `on_event` is told. tools: None for the dispatcher's own. on_result is
-    told of each result; what goes wrong in a tool is a result too. Raises RoundsExhausted where the
+    `ChatEvent`s, for each of which `on_event` is called. tools: None for the dispatcher's own. on_result is
+    called with each result; what goes wrong in a tool is a result too. Raises RoundsExhausted where the
     model still calls tools when `max_rounds` replies are used up; those last calls are not run.
     """
     talk = _Talk(messages, dispatcher, max_rounds, on_result)

@@ -685,14 +685,14 @@ def answer_or_calls(
         (each for each in bare_templates(kind) if _may_begin(start, f" {each}", names)), ""
     )
     if clash:
-        told = (
+        shown = (
             clash.replace(NAME, '"name"')
             .replace(WORD, "name")
             .replace(KEYWORD, "key")
             .replace(" ", "")
         )
         raise ConfigError(
-            f"tool_choice: found 'auto' in format {kind.name} beside a constraint whose answers may begin with {told}, as calls do; "
+            f"tool_choice: found 'auto' in format {kind.name} beside a constraint whose answers may begin with {shown}, as calls do; "
             "wanted 'none', 'required' or a constraint that excludes it"
         )
     composer = Composer(token_ids=ids)
@@ -1110,7 +1110,7 @@ class TriggeredState:
 def constraint_of(
     description: Mapping[str, Any], bridge: TokenizerBridge | None = None
 ) -> TriggeredGrammar:
-    """The constraint that a `describe()` of kind "tools" told.
+    """The constraint that a `describe()` of kind "tools" describes.
 
     bridge: where given, its ids of the delimiters must be those described. Raises GrammarError for
     a description that is none, or does not fit the vocabulary.

@@ -121,10 +121,10 @@ class ChatPlanner:
             raise ConfigError(
                 f"parallel_tool_calls: found {parallel_tool_calls!r}, wanted True or False"
             )
-        told = None if tool_format is None else format_of(tool_format)
-        kind = HARMONY if told is None and taught_format(self._template) is HARMONY else None
+        asked = None if tool_format is None else format_of(tool_format)
+        kind = HARMONY if asked is None and taught_format(self._template) is HARMONY else None
         if offered and choice != "none":
-            kind = told or self.format
+            kind = asked or self.format
             if kind is None:
                 raise ConfigError(
                     "tool_format: the chat template teaches none that is known, wanted tool_format or tool_choice='none'"
@@ -143,12 +143,12 @@ class ChatPlanner:
         over = region is not None and closed_by(prompt, region)
         over = over and (constraint is not None or choice in ("required", "named"))
         return self._plan(
-            _told(offered), choice, name, kind, opened, over, parallel_tool_calls, constraint
+            _tools_json(offered), choice, name, kind, opened, over, parallel_tool_calls, constraint
         )
 
     def _made(
         self,
-        told: str,
+        tools_json: str,
         choice: str,
         name: str | None,
         kind: ToolCallFormat | None,
@@ -159,8 +159,8 @@ class ChatPlanner:
     ) -> ChatPlan:
         """A plan, made; its arguments are what plans differ in."""
         if kind is not None and kind.style == "harmony":
-            return self._channelled(told, choice, name, answer)
-        tools, region = tools_of(json.loads(told)), None if over else self.reasoning
+            return self._channelled(tools_json, choice, name, answer)
+        tools, region = tools_of(json.loads(tools_json)), None if over else self.reasoning
         ids = self._ids(kind)
         leading = False
         constraint: Grammar | TriggeredGrammar | None = answer
@@ -194,12 +194,12 @@ class ChatPlanner:
         )
 
     def _channelled(
-        self, told: str, choice: str, name: str | None, answer: Grammar | None
+        self, tools_json: str, choice: str, name: str | None, answer: Grammar | None
     ) -> ChatPlan:
         """A plan in the harmony notation: calls, reasoning and answers have channels of their own,
         so that one grammar holds them all.
         """
-        tools, ids = tools_of(json.loads(told)), self._ids(HARMONY)
+        tools, ids = tools_of(json.loads(tools_json)), self._ids(HARMONY)
         offered = [tool for tool in tools if choice != "none" and name in (None, tool.name)]
         constraint = None
         if offered or answer is not None:
@@ -306,7 +306,7 @@ def plan_chat(
     )
 
 
-def _told(tools: Sequence[Tool]) -> str:
+def _tools_json(tools: Sequence[Tool]) -> str:
     """The tools as JSON text: what plans are kept under. The order of members counts, it is that of
     the arguments.
     """
@@ -323,8 +323,8 @@ def _choice(given: Any, tools: tuple[Tool, ...]) -> tuple[str, str | None]:
     names = [tool.name for tool in tools]
     if given is None:
         return ("auto" if tools else "none"), None
-    told = given.get("function", given) if isinstance(given, Mapping) else {"name": given}
-    name = told.get("name") if isinstance(told, Mapping) else None
+    function = given.get("function", given) if isinstance(given, Mapping) else {"name": given}
+    name = function.get("name") if isinstance(function, Mapping) else None
     if name in names:
         return "named", name
     if given not in CHOICES:

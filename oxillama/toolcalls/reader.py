@@ -1161,7 +1161,7 @@ class ToolCallDetector:
         self._calls = 0
         self._whole = opener  # everything since the block's opening or the last call that was whole
         self._reason = ""
-        self._named = False  # the call's name stood before it
+        self._named = False  # the call's name came before it
         self.place = self._in_block
 
     def _leave(self, *, fresh: bool) -> None:

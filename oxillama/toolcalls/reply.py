@@ -217,12 +217,12 @@ class ReplyParser:
         """What the reply has come to so far; whole after `finish`."""
 
         parts = Parts()
-        told = parts.take(self._events) + parts.finish()
+        events = parts.take(self._events) + parts.finish()
         return Reply(
-            "".join(each.text for each in told),
-            "".join(each.reasoning for each in told),
-            tuple(each.call for each in told if each.call is not None),
-            tuple(each.malformed for each in told if each.malformed is not None),
+            "".join(each.text for each in events),
+            "".join(each.reasoning for each in events),
+            tuple(each.call for each in events if each.call is not None),
+            tuple(each.malformed for each in events if each.malformed is not None),
             "".join(event.raw for event in self._events),
         )
 

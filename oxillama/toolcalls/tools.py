@@ -187,7 +187,7 @@ def arguments_schema(tool: Tool, *, closed: bool = True) -> dict[str, Any]:
 
 
 _TYPES = {"string": str, "boolean": bool, "null": type(None), "object": Mapping, "array": list}
-_MOST = 5  # faults that are told
+_MOST = 5  # faults that are named
 _DEEPEST = 64
 
 

@@ -4,7 +4,7 @@ nobody.
 It waits until the model has run no step for two seconds, then writes 2 MB at a time at the lowest
 priority, stops as soon as a step runs, and goes on after two more idle seconds. A model that is
 closed before, or an interpreter that ends, gives it five seconds, or the time it needs if that can
-be told to be less; what is not done then is given up, nothing stays of it, and for a day it is not
+be set to be less; what is not done then is given up, nothing stays of it, and for a day it is not
 tried again. Whatever fails is logged, nothing is raised.
 """
 

@@ -73,7 +73,7 @@ def _rows_outermost(x: np.ndarray, h: Hyper, width: int) -> np.ndarray:
         return x.transpose(0, 2, 1)
     if x.shape[1:] == (outside, inside) and inside != outside:
         return x
-    raise ValueError(f"{list(x.shape)}, wanted the sizes {h.hidden} and {width}, told apart")
+    raise ValueError(f"{list(x.shape)}, wanted the sizes {h.hidden} and {width}, distinguishable")
 
 
 def _gate_up_either_way(x: np.ndarray, h: Hyper) -> tuple[np.ndarray, np.ndarray]:

@@ -35,7 +35,7 @@ class GrammarWarning(UserWarning):
 @dataclass(frozen=True, slots=True)
 class CompiledSchema:
     """The rules of a schema. deferred: writes the rules that are put off, None where all are
-    written. origin: what `Grammar.describe` tells, None where it cannot be told as a schema.
+    written. origin: what `Grammar.describe` returns, None where that is no schema.
     """
 
     names: Sequence[str]
@@ -112,8 +112,8 @@ class SchemaCompiler:
         )
 
     def _origin(self, schema: Any, strict: bool, closed: bool) -> dict[str, Any] | None:
-        """What `Grammar.describe` tells of a schema; None where resources would have to be told too
-        (then it is told as GBNF).
+        """What `Grammar.describe` returns for a schema; None with resources, which would be part of it
+        (then it returns GBNF).
         """
         if self.resources:
             return None

@@ -1,4 +1,4 @@
-"""A JSON Schema as a set of numbered nodes: references resolved, drafts told apart.
+"""A JSON Schema as a set of numbered nodes: references resolved, drafts distinguished.
 
 Node 0 is the schema `true`. A *literal* is (node, sign): the node must hold, or must not.
 """

@@ -42,10 +42,10 @@ def layer_inputs(b: Builder, x: Value) -> Value | None:
     if not width:
         return None
     total = width * b.n_layers
-    told = b.embed_beside("per_layer_token_embd.weight", scale=math.sqrt(width))
+    stored = b.embed_beside("per_layer_token_embd.weight", scale=math.sqrt(width))
     made = b.linear(x, "per_layer_model_proj", total) * b.hidden**-0.5
     made = b.norm(made, "per_layer_proj_norm", heads=b.n_layers)
-    return (made + told) * 0.5**0.5
+    return (made + stored) * 0.5**0.5
 
 
 def beside_branch(b: Builder, layer: Layer, x: Value, beside: Value) -> Value:
