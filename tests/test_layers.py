@@ -221,3 +221,16 @@ def test_nothing_but_an_architecture_asks_what_the_architecture_is():
                 if isinstance(leaf, ast.Constant) and isinstance(leaf.value, str)
             ]
             assert not (asked and told), f"{path}:{node.lineno}: {ast.unparse(node)}"
+
+
+def test_the_glossary_names_every_class_of_the_engine_and_no_other():
+    text = (ROOT.parent / "docs" / "architecture.md").read_text()
+    listed = text.split("**Classes of the engine**")[1]
+    named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\|([^|]*)\|", listed, re.M))))
+    classes = {
+        node.name
+        for path in (ROOT / "engine").rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    }
+    assert named == classes
