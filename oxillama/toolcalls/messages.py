@@ -1,5 +1,5 @@
 """Messages as a chat template takes them: some write a call's arguments from an object, some from
-JSON text; some call reasoning thinking.
+JSON text; some call reasoning thinking; some read contents as text alone, some as parts alone.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from typing import Any
 from oxillama.errors import TemplateError
 
 _PROBE = "probe_of_arguments"
+_SAID = "probe_of_content"
+# a template that goes through a content part by part
+_PARTS = re.compile(r"\bfor\s+\w+\s+in\s+\w+(?:\.content\b|\[['\"]content['\"]\])")
 
 
 class MessageForm:
-    """How one template wants its messages; which form of arguments it takes is tried once, when the
-    first call comes.
+    """How one template wants its messages; which form of arguments, and of contents, it takes is tried
+    once, when the first one comes for which that matters.
     """
 
-    __slots__ = ("_as_text", "_render", "_thinking")
+    __slots__ = ("_as_text", "_by_parts", "_render", "_takes_parts", "_takes_text", "_thinking")
 
     def __init__(self, source: str, render: Callable[[Sequence[dict]], str]) -> None:
         self._render = render
@@ -28,6 +31,10 @@ class MessageForm:
             and re.search(r"\.thinking\b|\[['\"]thinking['\"]\]", source) is not None
         )
         self._as_text: bool | None = None
+        self._by_parts = _PARTS.search(source) is not None
+        # None: not tried yet; texts are read by whoever does not go through parts
+        self._takes_text: bool | None = None if self._by_parts else True
+        self._takes_parts: bool | None = None
 
     def formed(self, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
         """The messages, with the arguments of calls and what came before an answer as the template
@@ -40,6 +47,8 @@ class MessageForm:
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         made = dict(message)
+        if "content" in made:
+            made["content"] = self._content(made["content"])
         if made.get("tool_calls"):
             made["tool_calls"] = [self._call(call) for call in made["tool_calls"]]
         reasoning = made.get("reasoning_content")
@@ -51,6 +60,28 @@ class MessageForm:
         ):
             made["thinking"] = reasoning
         return made
+
+    def _content(self, content: Any) -> Any:
+        """A content as the template writes it whole: text as one part where it reads parts alone, parts
+        of text as one text where it reads text alone.
+        """
+        if isinstance(content, str):
+            if self._takes_text is None:
+                self._takes_text = self._writes(_SAID) or not self._writes([_part(_SAID)])
+            return content if self._takes_text else [_part(content)]
+        if isinstance(content, list) and content and all(map(_is_text, content)):
+            if self._takes_parts is None:
+                self._takes_parts = self._by_parts and self._writes([_part(_SAID)])
+            return content if self._takes_parts else "".join(part["text"] for part in content)
+        return content
+
+    def _writes(self, content: Any) -> bool:
+        """Whether the template writes the text of a content, and nothing of its form."""
+        try:
+            text = self._render([{"role": "user", "content": content}])
+        except TemplateError:
+            return False
+        return _SAID in text and "'type'" not in text
 
     def _call(self, call: Any) -> Any:
         inside = call.get("function", call) if isinstance(call, Mapping) else None
@@ -88,6 +119,18 @@ class MessageForm:
         return bool(spelled.search(written[True])) and (
             not written[False] or f"'{_PROBE}'" in written[False]
         )
+
+
+def _part(text: str) -> dict[str, str]:
+    return {"type": "text", "text": text}
+
+
+def _is_text(part: Any) -> bool:
+    return (
+        isinstance(part, Mapping)
+        and part.get("type") == "text"
+        and isinstance(part.get("text"), str)
+    )
 
 
 def _arguments(given: Any, as_text: bool) -> Any:
