@@ -135,3 +135,37 @@ def test_recurrent_models_want_a_slot_a_sequence(tmp_path):
     with pytest.raises(ConfigError, match="row 1: position 2 after 0"):
         step([0, 2], slots=[0])
     step([0, 1], slots=[0])
+
+
+def test_features_are_columns_of_rows_that_are_brought():
+    table = EmbeddingTable(np.ones((4, 8), np.float32).reshape(-1).view(np.uint8), "F32", 4, 8)
+    ops = [
+        ("embed", dict(out=0, table=table, scale=1.0)),
+        ("features", dict(out=1, start=8, count=8)),
+    ]
+    more = dict(kv_layers=[], vocab_size=4, hidden_size=8, max_rows=8, num_threads=1)
+    step, memory = Program(ops, [8, 8], **more), PageMemory([])
+    memory.ensure(1)
+    assert step.embed_columns == 16
+    rows = np.arange(48, dtype=np.float32).reshape(3, 16)
+    where = ([0, -1, 2], [0, 1, 2], [[0]], [0] * 3, [])
+    step.run_until(Batch(*where, embeds=rows), memory, 1)
+    assert step.slot(0, 3)[:, :8].tolist() == [[1] * 8, rows[1, :8].tolist(), [1] * 8]
+    assert step.slot(1, 3)[:, :8].tolist() == [[0] * 8, rows[1, 8:].tolist(), [0] * 8]
+    step.run_until(Batch([0, 1, 2], *where[1:]), memory, 1)
+    assert not step.slot(1, 3).any()
+    with pytest.raises(ConfigError, match="embeds: 8 columns, this program's embedding has 16"):
+        step.run_until(Batch(*where, embeds=rows[:, :8].copy()), memory, 1)
+
+
+def test_spans_hold_their_row_and_ascend(model):
+    def spans(first, last):
+        ids = IDS[: len(first)]
+        return run(model, ids, EVERY[: len(first)], spans=np.array([first, last], np.int32))
+
+    with pytest.raises(ConfigError, match="row 1: sees keys 2 to 3, wanted its own position 1"):
+        spans([0, 2], [2, 3])
+    with pytest.raises(ConfigError, match="row 2: sees keys from 0 on after 1, wanted ascending"):
+        spans([0, 1, 0], [1, 3, 3])
+    with pytest.raises(ConfigError, match="spans: found some, wanted none for this program"):
+        spans([0, 0], [2, 2])
