@@ -7,7 +7,7 @@ import numpy as np
 
 from oxillama.gguf import GgufWriter
 
-HIDDEN, HEADS, LAYERS, PATCH = 32, 4, 3, 14
+HIDDEN, HEADS, LAYERS, PATCH, FFN = 32, 4, 3, 14, 64
 _KEYS: dict[str, dict[str, Any]] = {
     "mlp": {},
     "gemma3": {"use_gelu": True, "vision.projector.scale_factor": 2},
@@ -71,10 +71,10 @@ def write_mmproj(
         norm(at + "ln2")
         for part in ("q", "k", "v", "out"):
             linear(f"{at}attn_{part}", HIDDEN, HIDDEN, bias=kind != "pixtral")
-        linear(at + "ffn_up", 64, HIDDEN, bias=kind != "pixtral")
-        linear(at + "ffn_down", HIDDEN, 64, bias=kind != "pixtral")
+        linear(at + "ffn_up", FFN, HIDDEN, bias=kind != "pixtral")
+        linear(at + "ffn_down", HIDDEN, FFN, bias=kind != "pixtral")
         if rms:
-            linear(at + "ffn_gate", 64, HIDDEN, bias=kind != "pixtral")
+            linear(at + "ffn_gate", FFN, HIDDEN, bias=kind != "pixtral")
     if kind == "mlp":
         linear("mm.0", width, HIDDEN)
         linear("mm.2", width, width)
@@ -102,7 +102,7 @@ def write_mmproj(
         "vision.image_size": image,
         "vision.patch_size": PATCH,
         "vision.embedding_length": HIDDEN,
-        "vision.feed_forward_length": 64,
+        "vision.feed_forward_length": FFN,
         "vision.projection_dim": width,
         "vision.block_count": LAYERS,
         "vision.attention.head_count": HEADS,
