@@ -7,7 +7,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+# values are judged, not times: a busy machine is no failure
+settings.register_profile("oxillama", deadline=None)
+settings.load_profile("oxillama")
 # no test writes to its user's folders; those of sidecars say where
 os.environ["OXILLAMA_SIDECAR"] = "0"
 _own = tempfile.TemporaryDirectory(prefix="oxillama-tests-")

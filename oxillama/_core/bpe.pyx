@@ -2,14 +2,15 @@
 """Byte-pair merging over tables that are made straight from a file's bytes: no token or merge becomes a Python object.
 
 `words` finds a token by its text: open addressing, an entry is the upper half of the hash over the id + 1. `pairs` finds what two neighbours
-become: (left, right) to (rank, id). Both are plain arrays, made once per load without the GIL. A text is a list of pieces; within a
-piece the merge of lowest rank comes first, of equal ranks the leftmost (Sennrich et al. 2016), by a heap: n log n for a piece of n bytes.
+become: (left, right) to (rank, id). Both are plain arrays, made once per load without the GIL. A text is cut into pieces (`Splitter`);
+within a piece the merge of lowest rank comes first, of equal ranks the leftmost (Sennrich et al. 2016): by looking at all pairs of a
+short piece, by a heap for a long one, n log n for n bytes. Texts repeat their words: what a short piece became is kept (`Word`).
 """
 import numpy as np
 
 from cpython.list cimport PyList_Append
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, realloc
+from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
 from oxillama.errors import TokenizerError
@@ -64,6 +65,25 @@ cdef extern from *:
 
 cdef enum:
     AHEAD = 16          # merges looked up side by side: a core waits for some ten lines at once
+    WORDS = 1 << 14     # pieces whose ids are kept: 1 MB
+    WORD_BYTES = 22     # of such a piece at most
+    WORD_IDS = 8        # and what it may become
+    SHORT = 32          # bytes of a piece whose pairs are all looked at for each merge
+    LONG_FAILURE = 64   # bytes of an attempt without a match after which states are noted
+
+# A piece and its ids, in a line of the cache. A place holds one piece, the last that came.
+cdef struct Word:
+    uint64_t hashed
+    uint8_t length      # 0: none
+    uint8_t count
+    uint8_t text[WORD_BYTES]
+    int32_t ids[WORD_IDS]
+
+# An expression of `tokenizer.splits` as tables (`tokenizer.automaton`).
+cdef struct Stage:
+    const uint8_t *classes
+    const int32_t *steps
+    int64_t columns
 
 # One merge: its two pieces and their product.
 cdef struct Merge:
@@ -147,6 +167,212 @@ cdef class Strings:
         return found
 
 
+cdef class Desk:
+    """What one call of `BpeTables.encode` works on: the ids and the ends of pieces so far, and the words that calls before it met."""
+    cdef Word *words
+    cdef void *memory
+    cdef int64_t capacity
+    cdef int32_t *ids
+    cdef int64_t count, ids_capacity
+    cdef int64_t *ends
+    cdef int64_t *others
+    cdef int64_t ends_capacity
+    cdef int32_t *trace
+    cdef int64_t trace_capacity
+
+    def __cinit__(self):
+        self.words = <Word *>calloc(WORDS, sizeof(Word))
+        if self.words == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.words)
+        self.release()
+
+    cdef void release(self) noexcept:
+        free(self.memory)
+        free(self.ids)
+        free(self.ends)
+        free(self.others)
+        free(self.trace)
+        self.memory = NULL
+        self.ids = self.trace = NULL
+        self.ends = self.others = NULL
+        self.capacity = self.ids_capacity = self.ends_capacity = self.trace_capacity = 0
+
+    cdef void shrink(self) noexcept:
+        """Gives back what one long text needed."""
+        if self.ids_capacity + 2 * self.ends_capacity + 11 * self.capacity > 1 << 20:
+            self.release()
+
+    cdef bint reserve(self, int64_t n) noexcept nogil:
+        """Room for a piece of n bytes: ids, both neighbours and a heap of 3 n. False where memory is refused."""
+        cdef void *grown
+        n = n if n > 8 * SHORT else 8 * SHORT
+        if n <= self.capacity:
+            return True
+        n += n // 2 + 64
+        n += n & 1              # the heap after the first three arrays is aligned
+        grown = realloc(self.memory, n * (4 + 4 + 4 + 24 + 8))
+        if grown == NULL:
+            return False
+        self.memory, self.capacity = grown, n
+        return True
+
+    cdef bint reserve_ids(self, int64_t n) noexcept nogil:
+        """Room for n more ids."""
+        cdef void *grown
+        cdef int64_t size
+        if self.count + n <= self.ids_capacity:
+            return True
+        size = 2 * (self.count + n) + 256
+        grown = realloc(self.ids, size * sizeof(int32_t))
+        if grown == NULL:
+            return False
+        self.ids, self.ids_capacity = <int32_t *>grown, size
+        return True
+
+    cdef bint reserve_ends(self, int64_t n) noexcept nogil:
+        """Room for n ends of pieces, twice."""
+        cdef void *grown
+        if n <= self.ends_capacity:
+            return True
+        n += n // 2 + 64
+        grown = realloc(self.ends, n * sizeof(int64_t))
+        if grown == NULL:
+            return False
+        self.ends = <int64_t *>grown
+        grown = realloc(self.others, n * sizeof(int64_t))
+        if grown == NULL:
+            return False
+        self.others, self.ends_capacity = <int64_t *>grown, n
+        return True
+
+
+cdef class Splitter:
+    """Cuts a text into pieces by expressions in turn, each applied to the pieces that the one before left: a match is a piece, and so is
+    what lies between two. stages: (class of each code point, steps) of each, as `tokenizer.automaton` makes them; none leave a text whole.
+    """
+    cdef Stage stages[8]
+    cdef int count
+    cdef list held
+
+    def __init__(self, stages):
+        cdef const uint8_t[::1] classes
+        cdef const int32_t[:, ::1] steps
+        self.held = list(stages)
+        if len(self.held) > 8:
+            raise TokenizerError(f"splits: found {len(self.held)} expressions, wanted at most 8")
+        for i, (classes, steps) in enumerate(self.held):
+            if classes.shape[0] != 0x110000 or max(np.asarray(classes)) + 1 >= steps.shape[1] or np.max(steps) >= 2 * steps.shape[0]:
+                raise TokenizerError("splits: tables that do not fit each other")
+            self.stages[i] = Stage(&classes[0], &steps[0, 0], steps.shape[1])
+        self.count = len(self.held)
+
+    def pieces(self, str text not None):
+        """The pieces of a text."""
+        cdef Py_ssize_t n
+        cdef const uint8_t *p = <const uint8_t *>PyUnicode_AsUTF8AndSize(text, &n)
+        cdef Desk desk = Desk()
+        cdef int64_t i, start = 0, count = self.cut(p, n, desk)
+        if count < 0:
+            raise MemoryError
+        found = []
+        for i in range(count):
+            found.append(PyUnicode_DecodeUTF8(<const char *>p + start, desk.ends[i] - start, NULL))
+            start = desk.ends[i]
+        return found
+
+    cdef int64_t cut(self, const uint8_t *p, int64_t n, Desk desk) noexcept nogil:
+        """Writes where the pieces end; returns how many, -1 where memory is refused."""
+        cdef int64_t i, start, count = n > 0, made
+        cdef int64_t *swap
+        cdef int stage
+        if not desk.reserve_ends(n // 8 + 3):
+            return -1
+        desk.ends[0] = n
+        for stage in range(self.count):
+            start, made = 0, 0
+            for i in range(count):
+                made = self._cut(&self.stages[stage], p, start, desk.ends[i], desk, made)
+                if made < 0:
+                    return -1
+                start = desk.ends[i]
+            swap = desk.ends
+            desk.ends, desk.others, count = desk.others, swap, made
+        return count
+
+    cdef int64_t _cut(self, const Stage *stage, const uint8_t *p, int64_t begin, int64_t end, Desk desk, int64_t made) noexcept nogil:
+        """Appends to `others` the ends of the pieces of p[begin:end].
+
+        An attempt that reaches no match notes its states, so that those from later characters end where they would go the same way:
+        the time is linear in the text for expressions that fail after long runs too.
+        """
+        cdef int64_t i = begin, j, last, state, gap = begin, noted = begin, length = 0
+        cdef int32_t step
+        cdef void *grown
+        while i < end:
+            state, j, last = 1, i, -1
+            while True:
+                if j == end:
+                    if stage.steps[(state + 1) * stage.columns - 1] & 1:
+                        last = j
+                    break
+                step = stage.steps[state * stage.columns + stage.classes[_point(p + j, &length)]]
+                if step & 1:
+                    last = j
+                state = step >> 1
+                if state == 0:
+                    break
+                j += length
+                if noted > i and last < 0:
+                    if j < noted and desk.trace[j - begin] == state:
+                        break
+                    desk.trace[j - begin] = <int32_t>state
+            if made + 3 > desk.ends_capacity and not desk.reserve_ends(made + 3):
+                return -1
+            if last > i:
+                if gap < i:
+                    desk.others[made] = i
+                    made += 1
+                desk.others[made] = last
+                made += 1
+                i = gap = last
+                noted = begin
+                continue
+            if j - i > LONG_FAILURE and j > noted:
+                if noted == begin and end - begin >= desk.trace_capacity:
+                    grown = realloc(desk.trace, (end - begin + 1) * sizeof(int32_t))
+                    if grown == NULL:
+                        return -1
+                    desk.trace, desk.trace_capacity = <int32_t *>grown, end - begin + 1
+                if noted == begin:
+                    memset(desk.trace + (i - begin), 0, (j - i + 1) * sizeof(int32_t))
+                noted = j
+            _point(p + i, &length)
+            i += length
+        if gap < end:
+            desk.others[made] = end
+            made += 1
+        return made
+
+
+cdef inline int64_t _point(const uint8_t *p, int64_t *length) noexcept nogil:
+    """The code point at p, where UTF-8 that is right continues."""
+    cdef uint8_t c = p[0]
+    if c < 0x80:
+        length[0] = 1
+        return c
+    if c < 0xE0:
+        length[0] = 2
+        return (c & 0x1F) << 6 | (p[1] & 0x3F)
+    if c < 0xF0:
+        length[0] = 3
+        return (c & 0x0F) << 12 | (p[1] & 0x3F) << 6 | (p[2] & 0x3F)
+    length[0] = 4
+    return (c & 0x07) << 18 | (p[1] & 0x3F) << 12 | (p[2] & 0x3F) << 6 | (p[3] & 0x3F)
+
+
 cdef class BpeTables:
     """The tables of one vocabulary. `alphabet`: how each of the 256 bytes is written in tokens.
 
@@ -160,12 +386,11 @@ cdef class BpeTables:
     cdef int32_t byte_ids[256]
     cdef uint8_t spelled[256][4]
     cdef uint8_t spelled_bytes[256]
-    cdef void *memory
-    cdef int64_t capacity
+    cdef list desks                     # that no call uses now
 
     def __init__(self, Strings tokens not None, Strings merges not None, alphabet):
         cdef int i
-        self.tokens = tokens
+        self.tokens, self.desks = tokens, []
         if len(tokens) >= 1 << 31 or len(merges) >= 1 << 31:
             raise TokenizerError(f"vocabulary: {len(tokens)} tokens and {len(merges)} merges, wanted less than 2^31")
         self.words = np.zeros(_room(2 * len(tokens)), np.uint64)
@@ -183,9 +408,6 @@ cdef class BpeTables:
             self.spelled_bytes[i] = len(text)
             memcpy(&self.spelled[i][0], <const char *>text, len(text))
             self.byte_ids[i] = self.find(text)
-
-    def __dealloc__(self):
-        free(self.memory)
 
     cdef void _add_words(self) noexcept nogil:
         cdef uint64_t mask = self.words.shape[0] - 1, h, at
@@ -283,41 +505,76 @@ cdef class BpeTables:
         """The bytes that no token stands for."""
         return frozenset(i for i in range(256) if self.byte_ids[i] < 0)
 
-    def encode(self, list pieces, bint whole_words):
-        """The ids of pieces of text, bytes of `missing` left out; `whole_words` takes a piece that is a token as it is."""
+    def encode(self, str text not None, Splitter splitter not None, bint whole_words):
+        """The ids of a text, cut by `splitter`, bytes of `missing` left out; `whole_words` takes a piece that is a token as it is.
+
+        Runs without the GIL; texts may be encoded side by side.
+        """
         cdef Py_ssize_t n
-        cdef int64_t i, count
-        cdef const uint8_t *p
-        cdef int32_t *ids
-        cdef list out = []
-        for piece in pieces:
-            p = <const uint8_t *>PyUnicode_AsUTF8AndSize(piece, &n)
-            if n == 0:
-                continue
-            self._reserve(n)
-            ids = <int32_t *>self.memory
-            count = self._whole(p, n, ids) if whole_words else 0
-            if count == 0:
-                n = self._spell(p, n)
-                count = self._merge(n) if n else 0
-            for i in range(count):
-                PyList_Append(out, ids[i])
+        cdef int64_t i
+        cdef const uint8_t *p = <const uint8_t *>PyUnicode_AsUTF8AndSize(text, &n)
+        cdef Desk desk
+        cdef bint done
+        if n >= 1 << 31:
+            raise TokenizerError(f"text: found {n} bytes of UTF-8, wanted less than 2^31")
+        try:
+            desk = self.desks.pop()
+        except IndexError:
+            desk = Desk()
+        with nogil:
+            done = self._encode(p, n, splitter, whole_words, desk)
+        if not done:
+            raise MemoryError
+        out = [desk.ids[i] for i in range(desk.count)]
+        desk.shrink()
+        self.desks.append(desk)
         return out
 
-    cdef int _reserve(self, int64_t n) except -1:
-        """Room for a piece of n bytes: ids, both neighbours and a heap of 3 n."""
-        if n <= self.capacity:
-            return 0
-        n += n // 2 + 64
-        n += n & 1              # the heap after the first three arrays is aligned
-        cdef void *grown = realloc(self.memory, n * (4 + 4 + 4 + 24 + 8))
-        if grown == NULL:
-            raise MemoryError
-        self.memory, self.capacity = grown, n
-        return 0
+    cdef bint _encode(self, const uint8_t *p, int64_t n, Splitter splitter, bint whole_words, Desk desk) noexcept nogil:
+        """False where memory is refused."""
+        cdef int64_t i, start = 0, end, pieces
+        desk.count = 0
+        pieces = splitter.cut(p, n, desk)
+        if pieces < 0:
+            return False
+        for i in range(pieces):
+            end = desk.ends[i]
+            if not self._piece(p + start, end - start, whole_words, desk):
+                return False
+            start = end
+        return True
 
-    cdef int64_t _whole(self, const uint8_t *p, int64_t n, int32_t *ids) noexcept nogil:
-        cdef uint8_t *text = <uint8_t *>self.memory + 12 * self.capacity
+    cdef bint _piece(self, const uint8_t *p, int64_t n, bint whole_words, Desk desk) noexcept nogil:
+        cdef int64_t count
+        cdef uint64_t h
+        cdef Word *word = NULL
+        cdef int32_t *ids
+        if not desk.reserve_ids(n):
+            return False
+        if n <= WORD_BYTES:
+            h = ox_text_hash(p, n) ^ <uint64_t>whole_words
+            word = &desk.words[h >> 40 & (WORDS - 1)]
+            if word.hashed == h and word.length == n and memcmp(&word.text[0], p, n) == 0:
+                memcpy(desk.ids + desk.count, &word.ids[0], word.count * sizeof(int32_t))
+                desk.count += word.count
+                return True
+        if not desk.reserve(n):
+            return False
+        ids = <int32_t *>desk.memory
+        count = self._whole(p, n, desk) if whole_words else 0
+        if count == 0:
+            n = self._spell(p, n, ids)
+            count = _short(self, ids, n, <uint64_t *>(ids + 4 * SHORT)) if n <= SHORT else self._merge(n, desk)
+        memcpy(desk.ids + desk.count, ids, count * sizeof(int32_t))
+        desk.count += count
+        if word != NULL and count <= WORD_IDS:
+            word.hashed, word.length, word.count = h, <uint8_t>n, <uint8_t>count
+            memcpy(&word.text[0], p, n)
+            memcpy(&word.ids[0], ids, count * sizeof(int32_t))
+        return True
+
+    cdef int64_t _whole(self, const uint8_t *p, int64_t n, Desk desk) noexcept nogil:
+        cdef uint8_t *text = <uint8_t *>desk.memory + 12 * desk.capacity
         cdef int64_t i, length = 0, token
         cdef uint64_t h, at
         for i in range(n):
@@ -326,24 +583,23 @@ cdef class BpeTables:
         token = self._find(text, length, &h, &at)
         if token < 0:
             return 0
-        ids[0] = <int32_t>token
+        (<int32_t *>desk.memory)[0] = <int32_t>token
         return 1
 
-    cdef int64_t _spell(self, const uint8_t *p, int64_t n) noexcept nogil:
-        """Writes the tokens of the piece's bytes to the first entries of `memory`; returns how many, bytes without one left out."""
-        cdef int32_t *ids = <int32_t *>self.memory
+    cdef int64_t _spell(self, const uint8_t *p, int64_t n, int32_t *ids) noexcept nogil:
+        """Writes the tokens of the piece's bytes; returns how many, bytes without one left out."""
         cdef int64_t i, count = 0
         for i in range(n):
             ids[count] = self.byte_ids[p[i]]
             count += ids[count] >= 0
         return count
 
-    cdef int64_t _merge(self, int64_t n) noexcept nogil:
-        """Merges the first n (at least one) entries of `memory`; the ids are then its first entries."""
-        cdef int32_t *ids = <int32_t *>self.memory
-        cdef int32_t *after = ids + self.capacity
-        cdef int32_t *before = after + self.capacity
-        cdef uint64_t *heap = <uint64_t *>(before + self.capacity)
+    cdef int64_t _merge(self, int64_t n, Desk desk) noexcept nogil:
+        """Merges the first n (at least one) entries of the desk's memory; the ids are then its first entries."""
+        cdef int32_t *ids = <int32_t *>desk.memory
+        cdef int32_t *after = ids + desk.capacity
+        cdef int32_t *before = after + desk.capacity
+        cdef uint64_t *heap = <uint64_t *>(before + desk.capacity)
         cdef int64_t i, j, size = 0, count
         cdef uint64_t top, found
         for i in range(n):
@@ -380,6 +636,30 @@ cdef class BpeTables:
             count += 1
             i = after[i]
         return count
+
+
+cdef int64_t _short(BpeTables tables, int32_t *ids, int64_t n, uint64_t *pairs) noexcept nogil:
+    """Merges n ids in place by looking at all pairs; returns how many are left."""
+    cdef int64_t i, best
+    for i in range(n - 1):
+        pairs[i] = tables._pair(ids[i], ids[i + 1])
+    while n > 1:
+        best = 0
+        for i in range(1, n - 1):
+            if pairs[i] >> 32 < pairs[best] >> 32:
+                best = i
+        if pairs[best] == OX_NO_PAIR:
+            break
+        ids[best] = <int32_t><uint32_t>pairs[best]
+        n -= 1
+        for i in range(best + 1, n):
+            ids[i] = ids[i + 1]
+            pairs[i - 1] = pairs[i]
+        if best:
+            pairs[best - 1] = tables._pair(ids[best - 1], ids[best])
+        if best < n - 1:
+            pairs[best] = tables._pair(ids[best], ids[best + 1])
+    return n
 
 
 cdef int64_t _push(uint64_t *heap, int64_t size, uint64_t item) noexcept nogil:

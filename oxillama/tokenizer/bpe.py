@@ -1,5 +1,5 @@
-"""Byte-level BPE as `gpt2` vocabularies mean it: the `tokenizers` library cuts a text into words,
-our own tables merge their bytes.
+"""Byte-level BPE as `gpt2` vocabularies mean it: expressions cut a text into words, tables merge
+their bytes, both compiled.
 
 Source: Radford et al. 2019 (GPT-2): every byte is written as one printable character
 (`BYTE_TO_CHAR`), so that no text is unknown.
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import cache, cached_property
 from typing import TypeVar
 
-from tokenizers import Regex, pre_tokenizers
-
-from oxillama._core.bpe import BpeTables, Strings
+from oxillama._core.bpe import BpeTables, Splitter, Strings
 from oxillama.errors import TokenizerError
+from oxillama.tokenizer.automaton import split_tables
 from oxillama.tokenizer.splits import SPLITS, WHOLE_WORDS
 from oxillama.tokenizer.vocabulary import Vocabulary, packed
 
@@ -54,23 +54,30 @@ class BpeEncoder:
             _check_merges(vocabulary.merges)
         self._missing = self._tables.missing() - _CONTROLS
         self._whole_words = vocabulary.pre in WHOLE_WORDS
-        splits = SPLITS.get(vocabulary.pre, SPLITS["default"])
-        self._splits = pre_tokenizers.Sequence(
-            [pre_tokenizers.Split(Regex(split), "isolated") for split in splits]
-        )
+        self._expressions = SPLITS.get(vocabulary.pre, SPLITS["default"])
+
+    @cached_property
+    def splitter(self) -> Splitter:
+        """What cuts a text into words; made when the first text comes."""
+        return splitter_of(self._expressions)
 
     def encode(self, text: str) -> list[int]:
         """The ids of `text`. Control characters that the vocabulary has no token for are left out,
         as in the tokenizers that such vocabularies (Falcon's) come from; any other byte without a
         token raises TokenizerError.
         """
-        check_runs(text)
         if self._missing:
             lost = self._missing.intersection(text.encode())
             if lost:
                 raise TokenizerError(f"vocabulary: no token for byte 0x{min(lost):02X} of the text")
-        pieces = guarded(self._splits.pre_tokenize_str, text)
-        return self._tables.encode([piece for piece, _ in pieces], self._whole_words)
+        return self._tables.encode(text, self.splitter, self._whole_words)
+
+
+@cache
+def splitter_of(expressions: tuple[str, ...]) -> Splitter:
+    """What cuts a text by expressions in turn."""
+    tables = [split_tables(each) for each in expressions]
+    return Splitter([(each.classes, each.steps) for each in tables])
 
 
 def guarded(function: Callable[[str], T], text: str, what: str = "tokenizers") -> T:

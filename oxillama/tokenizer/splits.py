@@ -140,7 +140,7 @@ SPLITS: dict[str, tuple[str, ...]] = {
         "[\r\n]",
         rf"\s?[{_DEEPSEEK_LETTERS}]+",
         r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
-        r"\s+$",
+        r"\s+(?![\s\S])",
         "[一-龥ࠀ-一가-\ud7ff]+",
         r"\p{N}+",
     ),

@@ -233,8 +233,6 @@ def test_one_character_a_hundred_thousand_times_takes_no_longer_than_other_text(
 
 def test_texts_that_cannot_be_encoded_are_refused_by_name():
     bridge = bpe(["h i"], pre="llama-bpe")
-    with pytest.raises(TokenizerError, match="4000001 characters in a row"):
-        bridge.encode(" " * 4_000_001)
     with pytest.raises(TokenizerError, match="surrogate at character 1"):
         bridge.encode("a\ud800")
     with pytest.raises(TokenizerError, match="bytes"):

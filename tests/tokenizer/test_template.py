@@ -41,12 +41,12 @@ def test_hostile_templates_of_the_cases_end_soon_in_little_memory(cases, tmp_pat
     for path in sorted((cases / "bad_gguf").glob("tmpl_*.gguf")):
         source = GgufReader(path).metadata["tokenizer.chat_template"]
         tracemalloc.start()
-        begin = time.perf_counter()
+        begin = time.process_time()
         try:
             assert len(ChatTemplate(source).render(HI)) < 200
         except TemplateError as error:
             assert "\n" not in str(error)
-        assert time.perf_counter() - begin < 2
+        assert time.process_time() - begin < 2
         assert tracemalloc.get_traced_memory()[1] < 64 << 20
         tracemalloc.stop()
 
