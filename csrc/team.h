@@ -64,7 +64,13 @@ static inline void ox_team_init(ox_team *team, const int32_t *cancel) {
     team->cancel = cancel ? cancel : &team->never;
 }
 
-static inline int ox_team_cancelled(const ox_team *team) { return __atomic_load_n(team->cancel, __ATOMIC_RELAXED); }
+static inline int ox_team_cancelled(const ox_team *team) { return __atomic_load_n(__atomic_load_n(&team->cancel, __ATOMIC_RELAXED), __ATOMIC_RELAXED); }
+
+/* From a worker that cannot go on: the step ends as if its caller had cancelled it. */
+static inline void ox_team_break(ox_team *team) {
+    static const int32_t broken = 1;
+    __atomic_store_n(&team->cancel, &broken, __ATOMIC_RELAXED);
+}
 
 /* The index of the next chunk nobody has taken; the caller compares it with its count. Once the caller of the step has cancelled it,
  * that is past every end: the op's result is then worthless, and its workers meet at the next barrier within a chunk's time. */

@@ -63,6 +63,7 @@ _HOMES = {
         "ModelFingerprintMismatch",
         "NotSupported",
         "OxillamaError",
+        "PagingError",
         "PoolError",
         "PositionBeyondEnd",
         "QuantError",
@@ -98,6 +99,9 @@ _HOMES = {
     "oxillama.speculative.lookup": ("LookupDrafter",),
     "oxillama.speculative.snapshot": ("SpecSnapshot",),
     "oxillama.speculative.types": ("Candidates", "Draft", "DraftRequest", "Drafter"),
+    "oxillama.weights.offload": ("Budget", "OffloadPolicy", "PinnedHotSet"),
+    "oxillama.weights.pager": ("LayerPager", "PagingStats"),
+    "oxillama.weights.pressure": ("MemoryPressureProbe", "MemoryUse"),
     "oxillama.tokenizer": ("ChatTemplate", "TextStream", "TokenizerBridge"),
     "oxillama.toolcalls": (
         "ChatEvent",

@@ -69,6 +69,7 @@ from oxillama.errors import ModelFingerprintMismatch as ModelFingerprintMismatch
 from oxillama.errors import NoNextToken as NoNextToken
 from oxillama.errors import NotSupported as NotSupported
 from oxillama.errors import OxillamaError as OxillamaError
+from oxillama.errors import PagingError as PagingError
 from oxillama.errors import PoolError as PoolError
 from oxillama.errors import PositionBeyondEnd as PositionBeyondEnd
 from oxillama.errors import QuantError as QuantError
@@ -128,6 +129,13 @@ from oxillama.toolcalls import run_until_answer as run_until_answer
 from oxillama.toolcalls import run_until_answer_async as run_until_answer_async
 from oxillama.toolcalls import split_reasoning as split_reasoning
 from oxillama.vision.placed import ImagePrompt as ImagePrompt
+from oxillama.weights.offload import Budget as Budget
+from oxillama.weights.offload import OffloadPolicy as OffloadPolicy
+from oxillama.weights.offload import PinnedHotSet as PinnedHotSet
+from oxillama.weights.pager import LayerPager as LayerPager
+from oxillama.weights.pager import PagingStats as PagingStats
+from oxillama.weights.pressure import MemoryPressureProbe as MemoryPressureProbe
+from oxillama.weights.pressure import MemoryUse as MemoryUse
 
 __version__: str
 __all__: list[str]

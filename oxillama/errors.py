@@ -113,6 +113,16 @@ class WeightsDamaged(EngineError):
     """
 
 
+class PagingError(EngineError):
+    """Weights that are paged from a file could not be read: the requests of that step end with this, and
+    later ones try again. `errno` is the system's number, None where the file was changed or cut.
+    """
+
+    def __init__(self, message: str = "", *, errno: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
+
+
 class DamagedWeightsWarning(UserWarning):
     """The same, for results that callers already have."""
 

@@ -87,6 +87,7 @@ def open_model(
             progress=progress,
             sidecar=config.sidecar,
             rope=config.rope(),
+            offload=config.offload,
         )
         try:
             vision = vision_for(config, model)
@@ -182,7 +183,7 @@ def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()
         )
     context = config.context_size or min(known.context_length, rows)
     near = known.rope_near
-    return EngineCore(
+    core = EngineCore(
         model.program,
         model.page_memory(kv_type=kv_type, page_size=config.page_size),
         batch=Batch,
@@ -196,6 +197,9 @@ def core_over(model: Model, config: EngineConfig, *, eog_ids: Iterable[int] = ()
         prefix=prefix,
         encoder=None if known.causal else known.architecture,
     )
+    if model.pager is not None:
+        core.paging = model.pager.stats
+    return core
 
 
 def _replacement_hash(path: str | Path | None, tokenizer_json: str | bytes | None) -> str | None:

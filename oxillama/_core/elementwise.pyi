@@ -1,7 +1,11 @@
 """Types of the embedding table."""
 
+from typing import Self
+
 import numpy as np
 from typing_extensions import disjoint_base
+
+from oxillama._core.pager import Pager
 
 OPS: dict[str, type]
 
@@ -13,4 +17,10 @@ class EmbeddingTable:
     def __init__(
         self, raw: bytes | memoryview | np.ndarray, format: str, rows: int, cols: int
     ) -> None: ...
+    pager: Pager | None
+    name: str
+    @classmethod
+    def paged(
+        cls, pager: Pager, name: str, file: int, offset: int, format: str, rows: int, cols: int
+    ) -> Self: ...
     def row(self, index: int) -> np.ndarray: ...

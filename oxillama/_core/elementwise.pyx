@@ -9,7 +9,9 @@ from libc.string cimport memcpy, memset
 
 from oxillama._core.adapters cimport Adapted, Pair
 from oxillama._core.codecs cimport ox_codec, ox_codec_by_name
+from oxillama._core.batch cimport Batch as Rows
 from oxillama._core.kernels cimport form_index, lanes_table, ox_lanes
+from oxillama._core.pager cimport Pager
 from oxillama._core.step cimport (ACTS, OUTPUT, Common, Op, Plan, Step, act_number, act_row_bytes, ox_fetch, row_of, rows_of)
 from oxillama._core.threads cimport ox_team, ox_team_take
 from oxillama._core.vectors cimport activation, angles
@@ -31,24 +33,43 @@ cdef class EmbeddingTable:
     """
 
     def __init__(self, raw, str format, int rows, int cols):
+        self._shape(format, rows, cols)
+        self.raw = memoryview(raw).cast("B")
+        if <size_t>self.raw.shape[0] != self.row_bytes * <size_t>rows:
+            raise ModelError(f"embedding: {self.raw.shape[0]} bytes, ({rows}, {cols}) of {format} takes {self.row_bytes * rows}")
+
+    @classmethod
+    def paged(cls, Pager pager, str name, int file, int64_t offset, str format, int rows, int cols):
+        """One that stays at `offset` of a pager's file; each step reads the rows it needs."""
+        cdef EmbeddingTable made = cls.__new__(cls)
+        made._shape(format, rows, cols)
+        made.pager, made.name, made.file, made.offset = pager, name, file, offset
+        return made
+
+    cdef int _shape(self, str format, int rows, int cols) except -1:
         cdef const ox_codec *codec = ox_codec_by_name(format.encode())
         if codec == NULL:
             raise ModelError(f"embedding: unknown format {format!r}")
         if rows < 1 or cols < 1 or cols % codec.block:
             raise ModelError(f"embedding: ({rows}, {cols}) of {format}, wanted at least one row and blocks of {codec.block} columns")
-        self.raw = memoryview(raw).cast("B")
         self.format, self.rows, self.cols = format, rows, cols
         self.row_bytes = <size_t>(cols // codec.block) * <size_t>codec.bytes
         self.unpack = codec.unpack
-        if <size_t>self.raw.shape[0] != self.row_bytes * <size_t>rows:
-            raise ModelError(f"embedding: {self.raw.shape[0]} bytes, ({rows}, {cols}) of {format} takes {self.row_bytes * rows}")
+        return 0
 
     def row(self, int index):
         """Row `index` as float32 (cols,)."""
         if index < 0 or index >= self.rows:
             raise ModelError(f"embedding: row {index}, wanted 0 to {self.rows - 1}")
         cdef float[::1] out = np.empty(self.cols, np.float32)
-        self.unpack(&out[0], &self.raw[index * self.row_bytes], self.cols)
+        cdef uint8_t[::1] read
+        cdef int32_t wanted = index
+        if self.pager is None:
+            self.unpack(&out[0], &self.raw[index * self.row_bytes], self.cols)
+        else:
+            read = np.empty(self.row_bytes, np.uint8)
+            (<Pager>self.pager).fetch(self.file, self.offset, self.row_bytes, &wanted, 1, &read[0], self.name)
+            self.unpack(&out[0], &read[0], self.cols)
         return np.asarray(out)
 
 
@@ -58,6 +79,7 @@ ctypedef struct EmbedArgs:
     Common common
     int out
     const uint8_t *raw
+    const uint8_t *fetched    # (rows of the step, row_bytes): what was read for it; NULL: the table is in memory
     size_t row_bytes
     int by_position           # rows of the table are positions, not tokens
     int filler                # the row of a token of -1; BROUGHT: that of the batch; ZEROS
@@ -101,7 +123,7 @@ cdef void embed_part(const void *args, ox_team *team, int ith, int nth) noexcept
         if row < 0:
             row = a.filler
         if row >= 0:
-            a.unpack(out, a.raw + <size_t>row * a.row_bytes, a.columns)
+            a.unpack(out, a.raw + <size_t>row * a.row_bytes if a.fetched == NULL else a.fetched + <size_t>r * a.row_bytes, a.columns)
             if step.adapting and not a.by_position and step.adapted[<int>a.common.domain].rows[r] != NULL:
                 adapt_row(a, step.adapted[<int>a.common.domain].rows[r], row, out, step.low + r * step.low_stride)
             if a.scale != 1.0:
@@ -115,6 +137,9 @@ cdef void embed_part(const void *args, ox_team *team, int ith, int nth) noexcept
 
 cdef class EmbedOp(Op):
     cdef EmbedArgs a
+    cdef EmbeddingTable table
+    cdef uint8_t[::1] fetched
+    cdef int32_t[::1] wanted
 
     def __init__(self, Plan plan, params):
         p = plan.keys(params, "out", "table", scale=1.0, by="token", filler=None)
@@ -139,9 +164,24 @@ cdef class EmbedOp(Op):
             self.adaptable = [("embed", 1, rows.rows, rows.cols, 1)]
         self.a.lanes, self.a.op = lanes_table(plan.isa), plan.index
         self.a.out = plan.writes(p["out"], rows.cols)
-        self.a.raw, self.a.row_bytes, self.a.columns = &rows.raw[0], rows.row_bytes, rows.cols
+        self.a.row_bytes, self.a.columns, self.table = rows.row_bytes, rows.cols, rows
+        self.a.raw, self.a.fetched, self.fetches = NULL, NULL, rows.pager is not None
+        if self.fetches:
+            self.fetched, self.wanted = np.empty(plan.max_rows * rows.row_bytes, np.uint8), np.empty(plan.max_rows, np.int32)
+            self.a.fetched = &self.fetched[0]
+        else:
+            self.a.raw = &rows.raw[0]
         self.a.unpack, self.a.scale = rows.unpack, plan.real(p, "scale", -1e30, 1e30)
         self.begin(plan, &self.a.common, "embed", embed_part, p)
+
+    cdef int fetch(self, Rows batch) except -1:
+        """The rows of a step's tokens; of a table of positions, of those."""
+        cdef int r, row
+        for r in range(batch.rows):
+            row = batch.positions[r] if self.a.by_position else batch.tokens[r]
+            self.wanted[r] = self.a.filler if row < 0 else row
+        return (<Pager>self.table.pager).fetch(self.table.file, self.table.offset, self.table.row_bytes, &self.wanted[0], batch.rows,
+                                               &self.fetched[0], self.table.name)
 
 
 # ---- features --------------------------------------------------------------------------------------------------------

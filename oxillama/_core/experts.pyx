@@ -13,9 +13,10 @@ from oxillama._core.adapters cimport LowRank
 from oxillama._core.kernels cimport lanes_table, pack_panels
 from oxillama._core.lowrank cimport LOW_SCRATCH, LowRankOp, low_rank_part
 from oxillama._core.matmul cimport MatmulArgs, matmul_panels
+from oxillama._core.pager cimport Pager, ox_experts, ox_experts_await, ox_experts_done, ox_experts_plan, ox_pager
 from oxillama._core.panels cimport MatmulSegment, PackedMatrix, Supply
 from oxillama._core.step cimport Common, Op, Plan, Step, act_number, act_row_bytes, row_of, rows_of
-from oxillama._core.threads cimport ox_team, ox_team_take
+from oxillama._core.threads cimport ox_team, ox_team_break, ox_team_take
 from oxillama._core.vectors cimport activation
 
 cdef enum:
@@ -177,6 +178,7 @@ cdef class RouteOp(Op):
         if p["out"] == p["x"]:
             raise plan.fail(f"x and out are both slot {p['x']}")
         a.out = plan.writes(p["out"], 2 * a.used)
+        plan.routed = None
         plan.need_scratch(self, 20 * <size_t>a.experts + 64)
         self.begin(plan, &a.common, "route", route_part, p)
 
@@ -192,6 +194,8 @@ ctypedef struct ExpertsArgs:
     int shared                # 1: every part of a row multiplies the whole row
     int64_t rows, panels, group, x_bytes
     const float *bias         # (experts, n * rows)
+    ox_pager *pager           # NULL: all experts are in memory
+    ox_experts *paged
     LowRankOp low
     size_t order_bytes, gather_bytes   # of a worker's scratch: the sorted parts, the rows of a chunk
 
@@ -238,8 +242,8 @@ cdef Parts sort_parts(const ExpertsArgs *a, const Step *step, int rows, char *sc
 
 
 cdef void run_chunk(const ExpertsArgs *a, const Step *step, const Parts *parts, int i, int first, int m, int64_t p0, int64_t p1, char *scratch,
-                    const LowRank *low) noexcept nogil:
-    """Parts `first` to first + m - 1 of the i-th chosen expert against its panels p0 to p1 - 1."""
+                    const LowRank *low, const uint8_t *slot) noexcept nogil:
+    """Parts `first` to first + m - 1 of the i-th chosen expert against its panels p0 to p1 - 1; slot: where that expert is, NULL: among all."""
     cdef MatmulArgs one = a.matmul
     cdef LowRank mine
     cdef MatmulSegment two[2]
@@ -251,7 +255,9 @@ cdef void run_chunk(const ExpertsArgs *a, const Step *step, const Parts *parts, 
     for j in range(a.n):
         two[j] = a.whole[j]
         two[j].rows, two[j].panels = live, a.whole[j].panels + panel * a.whole[j].panel_bytes
-        if step.unpacked and a.supplies[j].ready < panel + p1 - p0:
+        if slot != NULL:
+            two[j].panels = slot + a.paged.pages[e].part[j].place + p0 * a.whole[j].panel_bytes
+        elif step.unpacked and a.supplies[j].ready < panel + p1 - p0:
             pack_panels(two[j].form, packed, a.supplies[j].source + 16 * panel * a.supplies[j].row_bytes, a.supplies[j].row_bytes, live,
                         one.cols, 0, p1 - p0)
             two[j].panels = packed
@@ -285,20 +291,32 @@ cdef void experts_part(const void *args, ox_team *team, int ith, int nth) noexce
     cdef const LowRank *added = NULL
     cdef Parts parts
     cdef int64_t groups = (a.panels + a.group - 1) // a.group, chunk, before = 0, here, p0
-    cdef int i = 0, first
+    cdef const uint8_t *slot = NULL
+    cdef int at = 0, i, first
     if step.adapting and low_rank_part(&low, &a.low, &a.common, team, ith, nth):
         added = &low
     parts = sort_parts(a, step, rows_of(&a.common), scratch)
+    if a.pager != NULL:
+        ox_experts_plan(a.pager, a.paged, parts.chosen, parts.begins, parts.count)
     chunk = ox_team_take(team)
-    while i < parts.count:
+    while at < parts.count:
+        i = at if a.pager == NULL else a.paged.order[at]
         here = (parts.begins[i + 1] - parts.begins[i] + RANGE - 1) // RANGE * groups
         if chunk >= before + here:
             before += here
-            i += 1
+            at += 1
             continue
         first = parts.begins[i] + <int>((chunk - before) // groups) * RANGE
         p0 = (chunk - before) % groups * a.group
-        run_chunk(a, step, &parts, i, first, min(<int>RANGE, parts.begins[i + 1] - first), p0, min(a.panels, p0 + a.group), scratch + a.order_bytes, added)
+        if a.pager != NULL:
+            slot = ox_experts_await(a.pager, a.paged, parts.chosen[i], team)
+            if slot == NULL:
+                ox_team_break(team)
+                return
+        run_chunk(a, step, &parts, i, first, min(<int>RANGE, parts.begins[i + 1] - first), p0, min(a.panels, p0 + a.group), scratch + a.order_bytes,
+                  added, slot)
+        if a.pager != NULL:
+            ox_experts_done(a.pager, a.paged, parts.chosen[i])
         chunk = ox_team_take(team)
 
 
@@ -340,6 +358,7 @@ cdef class ExpertsOp(Op):
             packed += <size_t>w.segment.panel_bytes
         a.group = max(<int64_t>1, min(a.panels, <int64_t>CHUNK_BYTES // <int64_t>packed))
         m.lanes, m.bias, m.addend = lanes_table(plan.isa), NULL, NULL
+        self._page(plan, weights)
         a.order_bytes = (4 * (3 * <size_t>a.experts + 1 + <size_t>plan.max_rows * a.used) + 63) // 64 * 64
         a.gather_bytes = (RANGE * <size_t>a.x_bytes + 63) // 64 * 64      # packed panels follow, which kernels want at a multiple of 64
         a.low.lanes, a.low.op, a.low.x, a.low.act = m.lanes, plan.index, a.x, act_number(p["act"])
@@ -349,6 +368,25 @@ cdef class ExpertsOp(Op):
         plan.need_scratch(self, a.order_bytes + a.gather_bytes + RANGE * 64 * <size_t>a.group + a.group * packed)
         self.begin(plan, &a.common, "experts", experts_part, p)
         self.held.append(weights)
+
+
+    cdef int _page(self, Plan plan, list weights) except -1:
+        """What is brought from a file while a step runs: all matrices, or none."""
+        cdef ExpertsArgs *a = &self.a
+        cdef PackedMatrix first = weights[0]
+        a.pager = NULL
+        if any((<PackedMatrix>w).pager is not first.pager for w in weights):
+            raise plan.fail("weights: some are paged and some are not, wanted all or none")
+        if first.pager is None:
+            return 0
+        self.paged = (<Pager>first.pager).experts(weights, a.experts, first.paged_slots, (a.panels + a.group - 1) // a.group, RANGE,
+                                                      plan.use(weights))
+        a.pager, a.paged = (<Pager>first.pager).pager, &self.paged.experts
+        if a.routes >= 0:       # the op before that has the same choice reads for this one too
+            if plan.routed is not None and plan.routed_by == a.routes:
+                (<Pager>first.pager).follow(plan.routed, self.paged)
+            plan.routed, plan.routed_by = self.paged, a.routes
+        return 0
 
 
 # ---- expert_bias and combine -----------------------------------------------------------------------------------------

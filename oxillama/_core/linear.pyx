@@ -6,10 +6,11 @@ from oxillama._core.adapters cimport LowRank
 from oxillama._core.kernels cimport form_index, lanes_table, ox_lanes
 from oxillama._core.lowrank cimport LOW_SCRATCH, LowRankOp, low_rank_part
 from oxillama._core.matmul cimport MatmulArgs, matmul_part
+from oxillama._core.pager cimport Pager, ox_paged_op, ox_pager
 from oxillama._core.panels cimport MatmulSegment, PackedMatrix, Supply
 from oxillama._core.step cimport ACTS, OUTPUT, Common, Op, Plan, Step, act_number, row_of, rows_of
 from oxillama._core.threads cimport ox_team
-from oxillama._core.unpacked cimport unpacked_part, unpacked_scratch
+from oxillama._core.unpacked cimport chunk_panels, paged_part, unpacked_part, unpacked_scratch
 from oxillama._core.vectors cimport OX_KV_Q4_0, OX_KV_Q8_0, activation
 
 MAX_SEGMENTS = 64
@@ -21,6 +22,8 @@ ctypedef struct LinearArgs:
     int64_t offset           # first float of the out row
     LowRankOp low
     const Supply **supplies  # of each segment, for steps over weights that are not all packed
+    ox_pager *pager          # NULL: the weights are in memory
+    const ox_paged_op *paged
 
 
 cdef int fill_quantise(Step *step, object isa) except -1:
@@ -48,7 +51,9 @@ cdef void linear_part(const void *args, ox_team *team, int ith, int nth) noexcep
     m.ldout = <int64_t>(step.out_stride if a.out == OUTPUT else step.strides[a.out]) // 4
     if a.addend >= 0:
         m.addend, m.ldadd = <const float *>row_of(step, a.addend, 0), <int64_t>step.strides[a.addend] // 4
-    if step.unpacked:
+    if a.pager != NULL and a.paged.streams:
+        paged_part(&m, a.pager, a.paged, <uint8_t *>step.scratch + <size_t>ith * step.scratch_stride, team)
+    elif step.unpacked:
         unpacked_part(&m, a.supplies, <uint8_t *>step.scratch + <size_t>ith * step.scratch_stride, team, ith, nth)
     else:
         matmul_part(&m, team, ith, nth)
@@ -94,12 +99,25 @@ cdef class MatmulOp(Op):
             self.a.supplies[i] = &(<PackedMatrix>weights[i]).supply
         m.segments, m.n_segments, m.lanes = self.segments, len(weights), lanes_table(plan.isa)
         self.output = self.a.out == OUTPUT
+        self._page(plan, weights)
         self.a.low.lanes, self.a.low.op, self.a.low.x, self.a.low.act = m.lanes, plan.index, self.a.x, act_number(p["act"])
         self.a.low.cols, self.a.low.used, self.a.low.routes = columns, 1, -1
         self.adaptable = [("matmul", 1, w.rows, w.cols, 1) for w in weights]
         plan.need_scratch(self, max(unpacked_scratch(m), <size_t>LOW_SCRATCH))   # address space, touched where weights are not packed yet
         self.begin(plan, &self.a.common, "matmul", linear_part, p)
         self.held.append(weights)
+
+    cdef int _page(self, Plan plan, list weights) except -1:
+        """What is brought from a file while a step runs: all weights, or none."""
+        cdef PackedMatrix first = weights[0]
+        self.a.pager = NULL
+        if any((<PackedMatrix>w).pager is not first.pager for w in weights):
+            raise plan.fail("weights: some are paged and some are not, wanted all or none")
+        if first.pager is None:
+            return 0
+        self.paged = (<Pager>first.pager).linear(weights, chunk_panels(self.a.matmul.cols), self.a.matmul.gate != 0, plan.use(weights))
+        self.a.pager, self.a.paged = (<Pager>first.pager).pager, &self.paged.op
+        return 0
 
     def __dealloc__(self):
         free(self.segments)

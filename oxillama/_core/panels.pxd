@@ -32,6 +32,12 @@ cdef class PackedMatrix:
     cdef readonly str act
     cdef readonly int64_t nbytes
     cdef PanelMemory memory            # the panels' memory, None where they lie in `source`
+    cdef readonly object pager          # what brings its panels while a step runs; None: they are in memory, or packed there
+    cdef readonly str paged_name        # of a paged matrix: its tensor, and where its rows begin
+    cdef readonly int paged_file
+    cdef readonly int64_t paged_offset
+    cdef readonly bint paged_fixed      # stays whatever happens
+    cdef readonly int paged_slots       # experts of its stack that may be in memory
     cdef const uint8_t[::1] source      # what is to be packed, or panels that lay ready; None once packed
     cdef int _shape(self, str format, int64_t rows, int64_t cols) except -1
     cdef int _source(self, object raw, str format, int64_t rows, int64_t cols) except -1

@@ -23,11 +23,32 @@ class PackedMatrix:
     format: str
     act: str
     nbytes: int
+    pager: object
+    paged_name: str
+    paged_file: int
+    paged_offset: int
+    paged_slots: int
+    paged_fixed: bool
     def __init__(
         self, raw: Buffer | np.ndarray, format: str, rows: int, cols: int, num_threads: int = 0
     ) -> None: ...
     @classmethod
     def over(cls, panels: Buffer | np.ndarray, format: str, rows: int, cols: int) -> Self: ...
+    @classmethod
+    def paged(
+        cls,
+        pager: object,
+        name: str,
+        file: int,
+        offset: int,
+        row_bytes: int,
+        format: str,
+        rows: int,
+        cols: int,
+        home: PanelMemory | None = None,
+        slots: int = 0,
+        fixed: bool = False,
+    ) -> Self: ...
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def panels(self) -> np.ndarray: ...
@@ -45,6 +66,7 @@ class Units:
     def pack(self, most: int, *, num_threads: int = 0, flag: CancelFlag | None = None) -> None: ...
     def expect(self) -> None: ...
 
+def packed_bytes(format: str, rows: int, cols: int) -> int: ...
 def reserve_all(
     wanted: Sequence[tuple[Buffer | np.ndarray, str, int, int]],
 ) -> list[PackedMatrix]: ...

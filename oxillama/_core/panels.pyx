@@ -111,6 +111,20 @@ cdef class PackedMatrix:
         made.supply.ready = (rows + 15) // 16
         return made
 
+    @classmethod
+    def paged(cls, pager, str name, int file, int64_t offset, int64_t row_bytes, str format, int64_t rows, int64_t cols, PanelMemory home=None,
+              int slots=0, bint fixed=False):
+        """One whose rows stay at `offset` of a pager's file. home: where its panels stay once they were read; None: they come and go. slots: experts of a
+        stack that may be in memory. fixed: what has come stays, however short memory is."""
+        cdef PackedMatrix made = cls.__new__(cls)
+        made._shape(format, rows, cols)
+        made.supply.row_bytes = row_bytes
+        made.pager, made.paged_name, made.paged_file, made.paged_offset, made.paged_slots = pager, name, file, offset, slots
+        made.paged_fixed = fixed
+        if home is not None:
+            made._place(home)
+        return made
+
     cdef int check_packed(self) except -1:
         if 16 * self.supply.ready < self.rows:
             raise QuantError(f"{self.format}: {16 * self.supply.ready} of {self.rows} rows are packed, wanted all")
@@ -127,6 +141,13 @@ cdef class PackedMatrix:
     def panels(self):
         """The packed bytes, (panels, bytes per panel), read-only."""
         return np.frombuffer(self, np.uint8).reshape(-1, self.segment.panel_bytes)
+
+
+def packed_bytes(str format, int64_t rows, int64_t cols) -> int:
+    """Bytes of a matrix in panels; QuantError for what cannot be packed."""
+    cdef PackedMatrix made = PackedMatrix.__new__(PackedMatrix)
+    made._shape(format, rows, cols)
+    return made.nbytes
 
 
 def reserve_all(list wanted) -> list:

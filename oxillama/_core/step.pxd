@@ -2,6 +2,8 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 from oxillama._core.adapters cimport RowTiles
+from oxillama._core.batch cimport Batch as Rows
+from oxillama._core.pager cimport PagedOp
 from oxillama._core.pool cimport KvLayer
 from oxillama._core.threads cimport ox_team
 from oxillama._core.vectors cimport ox_tile, ox_vec, ox_wide
@@ -103,9 +105,12 @@ cdef class Op:
     cdef readonly list adaptable     # (kind, matrices, rows, columns, parts of a row) of what takes an adapter's factors
     cdef readonly Domain domain
     cdef readonly bint output    # writes the program's output rows
+    cdef readonly PagedOp paged  # weights that come from a file while a step runs, None for an op without
     cdef size_t scratch          # bytes of scratch each worker needs
     cdef list held
+    cdef readonly bint fetches   # has something to read from a file before a step
     cdef int begin(self, Plan plan, Common *common, str name, PartFn part, dict params) except -1
+    cdef int fetch(self, Rows batch) except -1
 
 
 cdef class Plan:
@@ -127,6 +132,10 @@ cdef class Plan:
     cdef readonly list tile_rows # one entry per Tiles
     cdef readonly list reaches   # windows of the attention ops
     cdef readonly object causal  # whether rows see no key after their own; None: no attention yet
+    cdef PagedOp routed          # paged experts of the op before, and the slot of their choice
+    cdef int routed_by
+    cdef dict uses               # how often each list of paged weights was taken so far
+    cdef int use(self, list weights) except -1
     cdef Domain domain           # of the op being built, known after its first read
     cdef bint known
     cdef int need_scratch(self, Op op, size_t nbytes) except -1

@@ -43,6 +43,10 @@ cdef class Op:
         common.domain = plan.domain
         return 0
 
+    cdef int fetch(self, Rows batch) except -1:
+        """Reads what the op needs of a file for a step, before it begins."""
+        return 0
+
 
 cdef class Plan:
     """The state of building: what slots hold before the next op."""
@@ -57,6 +61,7 @@ cdef class Plan:
         self.num_threads = num_threads
         self.isa = isa
         self.content = {}
+        self.uses = {}
         self.tile_rows = []
         self.reaches = []
         self.causal = None
@@ -67,6 +72,12 @@ cdef class Plan:
     cdef int need_scratch(self, Op op, size_t nbytes) except -1:
         op.scratch = max(op.scratch, nbytes)
         return 0
+
+    cdef int use(self, list weights) except -1:
+        """How many ops before this one multiply by the same paged weights."""
+        key = tuple(id(one) for one in weights)
+        self.uses[key] = self.uses.get(key, -1) + 1
+        return self.uses[key]
 
     def start(self, index, op):
         """The next op is number `index`, called `op`."""

@@ -17,6 +17,7 @@ from oxillama._core.attention cimport cut_tiles, done_items_wanted, partial_floa
 from oxillama._core.batch cimport Batch as Rows, CancelFlag as Flag
 from oxillama._core.linear cimport fill_quantise
 from oxillama._core.lowrank cimport LOW_COLUMNS, LOW_ROWS
+from oxillama._core.pager cimport Pager
 from oxillama._core.pool cimport Arena, PageMemory as Pages
 from oxillama._core.step cimport OUTPUT, WANTED_ROWS, Domain, Op, PartFn, Plan, Step, Tiles, WarmFn
 from oxillama._core.threads cimport (
@@ -115,6 +116,9 @@ cdef class Program:
     cdef Workers crew
     cdef Pace pace
     cdef object packing          # None: all weights are packed
+    cdef list paged              # of each op, what of its weights comes from a file while a step runs
+    cdef list fetching           # ops that read something before a step
+    cdef Pager pager             # None: nothing does
     cdef size_t partials_capacity, low_capacity, low_parts_capacity
     cdef readonly list adaptable # of each op, what takes an adapter's factors: (kind, matrices, rows, columns, parts of a row)
     cdef int done_capacity, n_layers
@@ -172,7 +176,7 @@ cdef class Program:
         self.hidden_slot = -1
         plan = Plan(slots, self.kv_layers, self.slot_layers, vocab_size=self.vocab_size, max_rows=self.max_rows, num_threads=self.num_threads, isa=isa)
         plan.step = &self.step_
-        self.ops, self.widths, self.adaptable = [], plan.widths, []
+        self.ops, self.widths, self.adaptable, self.paged, self.fetching, self.pager = [], plan.widths, [], [], [], None
         for i, (name, params) in enumerate(ops):
             plan.start(i, name)
             if name not in OPS:
@@ -182,6 +186,10 @@ cdef class Program:
             op = OPS[name](plan, params)
             self.ops.append(op)
             self.adaptable.append(op.adaptable)
+            self.paged.append(op.paged)
+            if op.fetches:
+                self.fetching.append(op)
+            self.pager = self.pager if op.paged is None else op.paged.pager
         if self.first_output == len(ops):
             self._mark(plan, hidden)
         self.positions, self.sections, self.embed_columns = plan.positions, plan.sections, plan.embed_columns
@@ -486,6 +494,17 @@ cdef class Program:
             self.packing = None
         return 0
 
+    cdef int _take_pages(self, Rows batch, int first, int last) except -1:
+        """Before a step: what it needs of a file, in the order of its ops."""
+        cdef int i
+        cdef Op op
+        for op in self.fetching:
+            op.fetch(batch)
+        if self.pager is not None:
+            self.pager.begin([self.paged[i] for i in range(first, last) if batch.wanted_rows or self.entries[i].domain != WANTED_ROWS])
+            self.usual = False      # its seconds tell of the disk
+        return 0
+
     cdef int _run(self, Rows batch, Pages memory, int last, Flag cancel, int first=0) except -1:
         """Ops first to last - 1 over the batch, on all workers at once."""
         if self.busy:
@@ -497,6 +516,7 @@ cdef class Program:
         cdef Region region
         cdef int workers = self.num_threads
         cdef double start
+        cdef bint taken = False
         region.entries, region.team, region.clock = self.entries, team, self.clock
         region.first, region.last, region.wanted, region.preempted = first, last, batch.wanted_rows, 0
         region.ran = 0
@@ -504,6 +524,8 @@ cdef class Program:
         try:
             self._open(batch, memory)
             self._take_weights(batch.rows, cancel)
+            self._take_pages(batch, first, last)
+            taken = self.pager is not None
             region.paced = region.paced and self.usual
             workers = within_limit(self.pace.workers if region.paced else workers)
             ox_team_init(team, NULL if cancel is None else &cancel.flag)
@@ -516,6 +538,8 @@ cdef class Program:
                 self.packing.end()
             self.step_.unpacked, self.busy = 0, False
             memory.steps -= 1
+            if taken:
+                self.pager.end(first == 0 and last >= self.first_output, ox_team_stopped(team))
         if ox_team_stopped(team):
             raise Cancelled("step: cancelled by its caller")
         return 0

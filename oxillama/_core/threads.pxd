@@ -8,6 +8,7 @@ cdef extern from "team.h" nogil:
     void ox_team_init(ox_team *team, const int32_t *cancel)
     void ox_team_barrier(ox_team *team, int nth)
     int ox_team_take(ox_team *team)
+    void ox_team_break(ox_team *team)
     int ox_team_left(ox_team *team, int run, int size)
     int ox_team_cut(ox_team *team, int run, int size, int least, int most, bint back, int *n)
     enum:

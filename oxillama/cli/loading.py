@@ -13,6 +13,7 @@ from oxillama.cli import images
 from oxillama.cli.parsing import number
 from oxillama.model.rope import KINDS, RopeOverrides
 from oxillama.stores import located
+from oxillama.weights.offload import parse_policy, parse_size
 
 
 def add_model(command: argparse.ArgumentParser, *, sidecar: str = "0") -> None:
@@ -57,6 +58,20 @@ def add_model(command: argparse.ArgumentParser, *, sidecar: str = "0") -> None:
         "0 is nowhere (default: %(default)s)",
     )
     images.add_encoder(command)
+    group = command.add_argument_group("models larger than memory")
+    group.add_argument(
+        "--ram-budget",
+        default=None,
+        metavar="SIZE",
+        help="memory that weights may take, like 6G or 512MiB; the rest is read from the file while the model runs",
+    )
+    group.add_argument(
+        "--offload",
+        default=None,
+        metavar="none|budget|pinned[:...]",
+        help="what stays within --ram-budget: budget is whatever serves best (the default), pinned the parts that are named, "
+        "as in pinned:embeddings,head,layers=4,ahead=2",
+    )
     _add_rope(command)
 
 
@@ -159,6 +174,10 @@ def engine_options(arguments: argparse.Namespace) -> dict:
         kv_type=arguments.kv_type,
         sidecar=False if arguments.sidecar == "0" else arguments.sidecar,
         **images.encoder_options(arguments),
+        offload=parse_policy(
+            arguments.offload,
+            None if arguments.ram_budget is None else parse_size(arguments.ram_budget),
+        ),
         **_rope(arguments),
     )
 

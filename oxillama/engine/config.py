@@ -17,10 +17,11 @@ from oxillama.model.rope import RopeOverrides
 from oxillama.sampling import SamplerConfig
 from oxillama.tokenizer import ChatTemplate
 from oxillama.tokenizer.builtin_templates import template_source
+from oxillama.weights.offload import Budget, OffloadPolicy, PinnedHotSet
 
 # of a machine, not of a conversation
 _LOCAL = (
-    *("model_path", "num_threads", "sidecar", "tokenizer_path"),
+    *("model_path", "num_threads", "offload", "sidecar", "tokenizer_path"),
     *("mmproj", "image_fit", "image_folder", "max_images", "max_image_pixels"),
 )
 
@@ -30,6 +31,7 @@ class ConfigOptions(TypedDict, total=False):
 
     tokenizer_path: str | Path | None
     sidecar: str | Path | Literal[False]
+    offload: OffloadPolicy
     mmproj: str | Path | None
     image_fit: Literal["stretch", "pad"] | None
     image_folder: str | Path | None
@@ -83,7 +85,9 @@ class EngineConfig:
     messages may name image files, None for nowhere; max_images of a prompt, max_image_pixels of one.
     chat_template: how conversations are
     written in place of the file's own template: the text of one (Jinja), or the name of a built-in
-    one ("chatml", "llama3", ...; `tokenizer.builtin_templates`).
+    one ("chatml", "llama3", ...; `tokenizer.builtin_templates`). offload: the memory that
+    weights may take, `Budget` or `PinnedHotSet`, where they need not all be in it; None (the default)
+    keeps all of them there; docs/offload.md.
 
     rope_freq_base to yarn_beta_slow: how positions are rotated, in place of the file's own facts
     (`model.rope.RopeOverrides`, docs/loading.md); None leaves the file's.
@@ -98,6 +102,7 @@ class EngineConfig:
     max_images: int = 32
     max_image_pixels: int = 1 << 25
     chat_template: str | None = None
+    offload: OffloadPolicy = None
     context_size: int | None = None
     num_threads: int | None = None
     sampler: SamplerConfig | None = None
@@ -168,6 +173,10 @@ class EngineConfig:
                     f"chat_template: found {type(self.chat_template).__name__}, wanted the text or the name of a template"
                 )
             ChatTemplate(template_source(self.chat_template)).compiled()  # or what is wrong with it
+        if self.offload is not None and not isinstance(self.offload, (Budget, PinnedHotSet)):
+            raise ConfigError(
+                f"offload: found {self.offload!r}, wanted a Budget, a PinnedHotSet or None"
+            )
         if self.sampler is not None and not isinstance(self.sampler, SamplerConfig):
             raise ConfigError(
                 f"sampler: found {type(self.sampler).__name__}, wanted a SamplerConfig"
@@ -201,7 +210,7 @@ class EngineConfig:
         return cls(**own)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON values but those that are of this machine: paths, threads, sidecars."""
+        """All fields as JSON values but those that are of this machine: paths, threads, memory, sidecars."""
         found = {
             field.name: getattr(self, field.name)
             for field in fields(self)

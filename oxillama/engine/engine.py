@@ -35,6 +35,7 @@ from oxillama.errors import (
     WeightsDamaged,
 )
 from oxillama.vision.placed import images_of, spans_of
+from oxillama.weights.pager import PagingStats
 
 _BUSY = "session: a request is running on it, wanted an idle session"
 
@@ -93,6 +94,8 @@ class EngineCore:
         self.held_by: int | None = None
         # the adapters that new sessions begin with
         self.adapters: Callable[[], Any] = tuple
+        # what was read of weights that are paged: a function that tells, None where none are
+        self.paging: Callable[[], PagingStats] | None = None
         self.snapshots: Any = None  # given by whoever knows the model's file
         self.make_batch = batch
         self._scheduler = allocator.scheduler = Scheduler(
@@ -383,6 +386,7 @@ class EngineCore:
                 pages_cached=prefix.pages_used if prefix else 0,
                 pages_leaked=leaked,
                 page_memory_bytes=self.pool.memory_bytes,
+                **({} if self.paging is None else _paging(self.paging())),
             )
 
     def clear_cache(self) -> None:
@@ -444,3 +448,14 @@ class EngineCore:
 
     def _cancel(self, request: Request) -> None:
         self._loop.stop(request, "cancelled")
+
+
+def _paging(stats: PagingStats) -> dict[str, Any]:
+    """The metrics of paged weights."""
+    return {
+        "weights_resident_bytes": stats.resident_bytes,
+        "weight_pages_read_total": stats.pages_read,
+        "weight_page_hits_total": stats.page_hits,
+        "weight_bytes_read_total": stats.bytes_read,
+        "weight_wait_seconds_total": stats.wait_seconds,
+    }

@@ -13,7 +13,8 @@ Python functions that callers bring (logits processors, listeners, drafters) run
 (`workers`): their request waits for them, others do not.
 
 Errors: what one request does wrong (nothing left to sample, a page pool too small for it) ends that
-request. Where memory is refused, the requests of that step end with the MemoryError, and the loop
+request. Where memory is refused, or paged weights cannot be read, the requests of that step end with
+the MemoryError or PagingError, and the loop
 goes on. Whatever else is raised in the loop fails every request in flight with that cause, and
 every call afterwards raises it.
 """
@@ -37,7 +38,7 @@ from oxillama.engine.scheduler import ScheduleEntry, Scheduler, State
 from oxillama.engine.speculation import RequestCandidates
 from oxillama.engine.tracker import Deadlines, RequestTracker
 from oxillama.engine.workers import Workers
-from oxillama.errors import Cancelled, EngineError, WeightsDamaged
+from oxillama.errors import Cancelled, EngineError, PagingError, WeightsDamaged
 from oxillama.vision.placed import inputs
 
 _CLOSE = object()
@@ -216,7 +217,7 @@ class StepLoop:
                     if not self._commands():
                         return
                     self._tick()
-                except MemoryError as refused:
+                except (MemoryError, PagingError) as refused:
                     self._survive(refused)
         except BaseException as error:  # every request in flight learns of the end
             self._fail(error)
@@ -594,8 +595,8 @@ class StepLoop:
                 self._allocator.release(entry)
                 self.tracker.restart(entry.owner)
 
-    def _survive(self, refused: MemoryError) -> None:
-        """Memory was refused: the requests it was wanted for end of that. They are those of a
+    def _survive(self, refused: MemoryError | PagingError) -> None:
+        """Memory was refused, or weights could not be read: the requests it was wanted for end of that. They are those of a
         command or a plan; before there is a plan, the one that pages are sought for, else everybody
         who runs, or waits where nobody does.
         """
@@ -603,6 +604,8 @@ class StepLoop:
             scheduler, command = self._scheduler, self._command
             asking, plan = scheduler.asking, self._plan
             scheduler.asking, self._plan, self._command = None, [], None
+            if isinstance(refused, PagingError):
+                self._forget(plan)
             if command is not None:
                 self.tracker.end_step(command[1:2], refused)
                 return
@@ -611,6 +614,12 @@ class StepLoop:
             self.tracker.end_step(
                 [each.owner for each in entries or list(scheduler.waiting)], refused
             )
+
+    def _forget(self, plan: Plan) -> None:
+        """A step that was not ended left the recurrent state of its requests undefined."""
+        if getattr(self.memory, "slot_layers", ()):
+            for entry, _ in plan:
+                self._allocator.release(entry)
 
     def _fail(self, error: BaseException) -> None:
         """The loop broke: everybody in flight learns why, and so does whoever comes later."""

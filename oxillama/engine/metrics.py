@@ -30,6 +30,11 @@ _HELP = {
     "pages_cached": "Pages the prefix cache has a share in.",
     "pages_leaked": "Owned pages that nobody knows; always 0.",
     "page_memory_bytes": "Bytes held for pages, free ones included.",
+    "weights_resident_bytes": "Bytes of paged weights in memory; 0 where weights are not paged.",
+    "weight_pages_read_total": "Pages of weights read from the model's file.",
+    "weight_page_hits_total": "Pages of weights that steps asked for and found in memory.",
+    "weight_bytes_read_total": "Bytes of weights read from the model's file.",
+    "weight_wait_seconds_total": "Seconds that workers waited for pages of weights.",
     "queue_seconds": "Time from submit to admission.",
     "first_token_seconds": "Time from submit to the first token.",
     "inter_token_seconds": "Time between tokens of a request.",
@@ -111,6 +116,11 @@ class MetricsSnapshot:
     pages_cached: int = 0
     pages_leaked: int = 0  # owned by nobody who is known: always 0
     page_memory_bytes: int = 0
+    weights_resident_bytes: int = 0
+    weight_pages_read_total: int = 0
+    weight_page_hits_total: int = 0
+    weight_bytes_read_total: int = 0
+    weight_wait_seconds_total: float = 0.0
     queue_seconds: HistogramSnapshot = HistogramSnapshot((0,) * (len(BOUNDS) + 1), 0.0)
     first_token_seconds: HistogramSnapshot = HistogramSnapshot((0,) * (len(BOUNDS) + 1), 0.0)
     inter_token_seconds: HistogramSnapshot = HistogramSnapshot((0,) * (len(BOUNDS) + 1), 0.0)
@@ -166,7 +176,7 @@ class EngineMetrics:
         self.prefill_seconds = self.decode_seconds = 0.0
         self.queue, self.first_token, self.inter_token = Histogram(), Histogram(), Histogram()
 
-    def freeze(self, **gauges: int) -> MetricsSnapshot:
+    def freeze(self, *, weight_wait_seconds_total: float = 0.0, **gauges: int) -> MetricsSnapshot:
         """A snapshot with the gauges that the engine knows."""
         return MetricsSnapshot(
             requests_started_total=self.started,
@@ -187,5 +197,6 @@ class EngineMetrics:
             queue_seconds=self.queue.freeze(),
             first_token_seconds=self.first_token.freeze(),
             inter_token_seconds=self.inter_token.freeze(),
+            weight_wait_seconds_total=weight_wait_seconds_total,
             **gauges,
         )

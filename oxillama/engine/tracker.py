@@ -17,7 +17,7 @@ from oxillama.engine.allocator import PageAllocator
 from oxillama.engine.metrics import EngineMetrics
 from oxillama.engine.request import Request
 from oxillama.engine.scheduler import ScheduleEntry, Scheduler
-from oxillama.errors import EngineError, PoolError
+from oxillama.errors import EngineError, PagingError, PoolError
 from oxillama.vision.placed import spans_of
 
 
@@ -190,10 +190,16 @@ class RequestTracker:
         for request in [each for each in self.in_flight if each.stopping]:
             self.end(request, request.stopping)
 
-    def end_step(self, requests: Iterable[Request], cause: MemoryError) -> None:
-        """End the requests of a step that memory was refused for; each gets an error of its own."""
+    def end_step(self, requests: Iterable[Request], cause: MemoryError | PagingError) -> None:
+        """End the requests of a step that memory was refused for, or whose weights could not be
+        read; each gets an error of its own.
+        """
         for request in requests:
-            own = MemoryError(f"request: memory was refused in its step; {cause}".rstrip("; "))
+            own: MemoryError | PagingError
+            if isinstance(cause, PagingError):
+                own = PagingError(str(cause), errno=cause.errno)
+            else:
+                own = MemoryError(f"request: memory was refused in its step; {cause}".rstrip("; "))
             own.__cause__ = cause
             self.end(request, None, own)
 

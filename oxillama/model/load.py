@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -25,13 +26,16 @@ from oxillama.model import arch as _arch  # noqa: F401  (importing it registers 
 from oxillama.model.accounts import check_keys
 from oxillama.model.builder import Builder, Classifier, recorders
 from oxillama.model.lower import Tape, lower
+from oxillama.model.ops import OUTPUT
 from oxillama.model.pooled import ClassifierHead, RowProgram
 from oxillama.model.reference import Reference
 from oxillama.model.rope import AS_FILED, RopeOverrides, context_in_force
 from oxillama.model.state import LayerState, Slot
 from oxillama.model.tensors import Tensor
 from oxillama.weights.cache import CacheSlot, slot_of
+from oxillama.weights.offload import OffloadPolicy
 from oxillama.weights.packing import Packer, Packing
+from oxillama.weights.pager import LayerPager, PagedUnit, PagedWeight
 from oxillama.weights.panel_file import Key, MappedPanels, Wanted
 from oxillama.weights.verifier import PanelVerifier
 from oxillama.weights.writer import CacheWriter
@@ -92,6 +96,7 @@ class Model:
     rope: what was said in place of the file. packing: what packs the weights while the program
     already runs, None where they were packed before; packer: the thread of it. projection,
     classifier: what is done to a pooled row of the embedding, None where the file has no such head.
+    pager: what brings weights from the file while a step runs, None where all of them are in memory.
     """
 
     config: ModelConfig
@@ -106,6 +111,7 @@ class Model:
     packer: Packer | None = field(default=None, repr=False)
     projection: RowProgram | None = field(default=None, repr=False)
     classifier: ClassifierHead | None = field(default=None, repr=False)
+    pager: LayerPager | None = field(default=None, repr=False)
 
     def pack(self) -> None:
         """Pack what is left of the weights: steps then take what they always will."""
@@ -118,6 +124,8 @@ class Model:
         """
         if self.packer is not None:
             self.packer.cancel()
+        if self.pager is not None:
+            self.pager.close()
         if self.writer is not None:
             self.writer.finish() if keep else self.writer.cancel()
         if self.verifier is not None:
@@ -230,6 +238,7 @@ def load_model(
     progress: Progress | None = None,
     sidecar: str | os.PathLike | Literal[False] = False,
     rope: RopeOverrides = AS_FILED,
+    offload: OffloadPolicy = None,
 ) -> Model:
     """Record, lower and build the Program over weights that are packed, or being packed
     (weights/packing.py).
@@ -237,7 +246,8 @@ def load_model(
     progress: called with bytes packed, all of them before this returns; without it a large model
     answers earlier. sidecar: where packed weights are kept for the next load (weights/cache.py):
     "auto" (the cache folder, for models of 256 MiB and more), a folder, or False. rope: see
-    `record`; weights and sidecars know nothing of it.
+    `record`; weights and sidecars know nothing of it. offload: the memory that weights may take
+    (weights/offload.py); where they do not fit they are paged, and no sidecar is read or written.
     """
     config, tape, classifier = _recorded(reader, rope=rope)
     if not config.causal:
@@ -247,17 +257,36 @@ def load_model(
     for tensor in tensors.values():
         # the look at a norm may have mapped a large page, which holds weights around it
         reader.release(tensor.name)
-    slot = slot_of(
-        reader, sidecar, sum(_rows(reader, tensor).nbytes for tensor in tensors.values())
+    pager = _paged(reader, tape, offload)
+    if pager is not None:
+        sidecar = False
+        if progress is not None:
+            total = sum(matrix.nbytes for matrix in pager.matrices.values())
+            progress(total, total)
+    slot = (
+        None
+        if pager is not None
+        else slot_of(
+            reader, sidecar, sum(_rows(reader, tensor).nbytes for tensor in tensors.values())
+        )
     )
     mapped = None if slot is None else _mapped(slot, tensors, num_threads, progress)
-    weights, packing = (
-        _reserved(reader, tensors, num_threads, progress)
-        if mapped is None
-        else (dict(mapped.matrices), None)
-    )
+    packing: Packing | None = None
+    if pager is not None:
+        weights = dict(pager.matrices)
+    elif mapped is not None:
+        weights = dict(mapped.matrices)
+    else:
+        weights, packing = _reserved(reader, tensors, num_threads, progress)
     program = _program(
-        config, tape, reader, weights, max_rows=max_rows, num_threads=num_threads, packing=packing
+        config,
+        tape,
+        reader,
+        weights,
+        max_rows=max_rows,
+        num_threads=num_threads,
+        packing=packing,
+        pager=pager,
     )
     writer = verifier = None
     if mapped is not None:
@@ -269,7 +298,7 @@ def load_model(
     def over_rows(part: Tape | None) -> RowProgram | None:
         if part is None:
             return None
-        ops = [(op.name, ready(reader, op.params, weights)) for op in part.ops]
+        ops = [(op.name, ready(reader, op.params, weights, pager)) for op in part.ops]
         return RowProgram(part, ops, config.vocab_size, packing)
 
     scores, projection = over_rows(tape.classifier), over_rows(tape.projection)
@@ -287,6 +316,7 @@ def load_model(
         packer,
         projection,
         head,
+        pager,
     )
 
 
@@ -303,6 +333,7 @@ def early_exit(model: Model, depth: int, *, num_threads: int = 0, max_rows: int 
         max_rows=max_rows,
         num_threads=num_threads,
         packing=model.packing,
+        pager=model.pager,
     )
     program.served = model.program.served
     return Model(
@@ -319,8 +350,9 @@ def _program(
     max_rows: int,
     num_threads: int,
     packing: Packing | None,
+    pager: LayerPager | None,
 ) -> Program:
-    ops = [(op.name, ready(reader, op.params, weights)) for op in tape.ops]
+    ops = [(op.name, ready(reader, op.params, weights, pager)) for op in tape.ops]
     return Program(
         ops,
         list(tape.slots),
@@ -340,15 +372,77 @@ def _rows(reader: GgufReader, tensor: Tensor) -> np.ndarray:
     return tensor.blocks(reader).reshape(-1)
 
 
-def ready(reader: GgufReader, params: dict, weights: Mapping[Key, PackedMatrix]) -> dict:
+def ready(
+    reader: GgufReader,
+    params: dict,
+    weights: Mapping[Key, PackedMatrix],
+    pager: LayerPager | None = None,
+) -> dict:
     """An op's parameters as the Program takes them."""
     ready = dict(params)
     if "table" in params:
-        table = params["table"]
-        ready["table"] = EmbeddingTable(_rows(reader, table), table.format, *table.shape)
+        ready["table"] = _table(reader, params["table"], pager)
     if "weights" in params:
         ready["weights"] = [weights[tensor.key] for tensor in params["weights"]]
     return ready
+
+
+def _table(reader: GgufReader, table: Tensor, pager: LayerPager | None) -> EmbeddingTable:
+    """A table whose rows are read one a token: from the mapped file, or as the pager's policy says."""
+    if pager is None:
+        return EmbeddingTable(_rows(reader, table), table.format, *table.shape)
+    if pager.pins_embeddings:
+        made = EmbeddingTable(np.array(_rows(reader, table)), table.format, *table.shape)
+        reader.release(table.name)
+        return made
+    place = _place(reader, table)
+    return EmbeddingTable.paged(
+        pager.core, table.name, place.shard, place.offset, table.format, *table.shape
+    )
+
+
+_LAYER = re.compile(r"blk\.(\d+)\.")
+
+
+def _place(reader: GgufReader, tensor: Tensor) -> PagedWeight:
+    """Where a tensor's rows lie in its file."""
+    info, row_bytes = reader.tensors[tensor.name], tensor.blocks(reader).shape[1]
+    return PagedWeight(
+        tensor.key,
+        tensor.format,
+        *tensor.shape,
+        info.shard,
+        info.offset + tensor.start * row_bytes,
+        row_bytes,
+    )
+
+
+def _paged(reader: GgufReader, tape: Tape, offload: OffloadPolicy) -> LayerPager | None:
+    """What pages the weights within a policy; None where they fit into it, or there is none."""
+    if offload is None:
+        return None
+    units, tables = [], {}
+    for op in tape.all_ops:
+        if "table" in op.params:
+            tables[op.params["table"].key] = _rows(reader, op.params["table"]).nbytes
+        if "weights" not in op.params:
+            continue
+        weights = tuple(_place(reader, tensor) for tensor in op.params["weights"])
+        layer = _LAYER.match(weights[0].key[0])
+        units.append(
+            PagedUnit(
+                weights,
+                op.params["experts"] if op.name == "experts" else 0,
+                None if layer is None else int(layer[1]),
+                op.params.get("out") == OUTPUT,
+                op.params.get("routes") is not None,
+            )
+        )
+    known = {weight.key: weight.nbytes for unit in units for weight in unit.weights}
+    rows = sum(nbytes for key, nbytes in tables.items() if key not in known)
+    if sum(known.values()) + rows <= offload.ram_bytes:
+        return None
+    return LayerPager(reader.shards, units, offload, table_bytes=sum(tables.values()))
 
 
 def _mapped(

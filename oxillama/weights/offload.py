@@ -1,0 +1,129 @@
+"""`OffloadPolicy`: how much memory the weights of a model may take, and what of them stays in it.
+
+None keeps all weights in memory. `Budget` bounds them; `PinnedHotSet` bounds them and says what
+must stay.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from oxillama.errors import ConfigError
+
+Source = Literal["file", "direct", "mmap"]
+SOURCES: tuple[Source, ...] = ("file", "direct", "mmap")
+_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
+
+
+def _whole(name: str, value: object, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(
+            f"offload: {name}: found {value!r}, wanted a whole number of at least {least}"
+        )
+    return value
+
+
+def _source(value: object) -> None:
+    if value not in SOURCES:
+        raise ConfigError(f"offload: source: found {value!r}, wanted one of {', '.join(SOURCES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The weights of a model take at most `ram_bytes` bytes of memory, buffers of reading among
+    them; what does not fit is read from the model's file while a step runs.
+
+    source: how it is read. "file": by the system's calls for files; "direct": by those that pass by
+    the system's file cache, where the file system has them; "mmap": through the mapping of the file.
+    """
+
+    ram_bytes: int
+    source: Source = "file"
+
+    def __post_init__(self) -> None:
+        _whole("ram_bytes", self.ram_bytes, 1)
+        _source(self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedHotSet:
+    """A budget of `ram_bytes` bytes within which some weights stay in memory whatever happens; the
+    rest of it is used as `Budget` does.
+
+    pin_embeddings: the table of token embeddings, which is otherwise read a row a token.
+    pin_output_head: the matrix that makes logits. pin_last_n_layers: all weights of so many layers,
+    the last ones. prefetch_n_ahead: layers for which there is room to be read ahead of the one that
+    is computed. ConfigError when a model is loaded for which `ram_bytes` does not hold all that.
+    """
+
+    ram_bytes: int
+    pin_embeddings: bool = True
+    pin_output_head: bool = True
+    pin_last_n_layers: int = 0
+    prefetch_n_ahead: int = 1
+    source: Source = "file"
+
+    def __post_init__(self) -> None:
+        _whole("ram_bytes", self.ram_bytes, 1)
+        _whole("pin_last_n_layers", self.pin_last_n_layers, 0)
+        _whole("prefetch_n_ahead", self.prefetch_n_ahead, 0)
+        for name in ("pin_embeddings", "pin_output_head"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(
+                    f"offload: {name}: found {getattr(self, name)!r}, wanted True or False"
+                )
+        _source(self.source)
+
+
+OffloadPolicy: TypeAlias = Budget | PinnedHotSet | None
+
+
+def parse_size(text: str) -> int:
+    """Bytes of "6G", "512MiB", "1.5 GB" or "1000000": units are powers of 1024."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        raise ConfigError(f"--ram-budget: found {text!r}, wanted a size like 6G, 512MiB or 1000000")
+    return int(float(found[1]) * (1 << _UNITS[found[2].lower()]))
+
+
+def parse_policy(text: str | None, ram_bytes: int | None) -> OffloadPolicy:
+    """The policy of `--offload` and `--ram-budget`: "none", "budget", or "pinned" with what stays,
+    "pinned:embeddings,head,layers=4,ahead=2"; None for the first says "budget" where there are bytes.
+    """
+    kind, _, rest = (
+        ("none" if ram_bytes is None else "budget", "", "") if text is None else text.partition(":")
+    )
+    if kind not in ("none", "budget", "pinned") or (rest and kind != "pinned"):
+        raise ConfigError(
+            f"--offload: found {text!r}, wanted none, budget, or pinned[:embeddings,head,layers=N,ahead=N]"
+        )
+    if kind == "none":
+        if ram_bytes is not None:
+            raise ConfigError("--offload: found none beside --ram-budget, wanted one of the two")
+        return None
+    if ram_bytes is None:
+        raise ConfigError(f"--offload: found {kind} without --ram-budget, wanted a size like 6G")
+    if kind == "budget":
+        return Budget(ram_bytes)
+    given: dict[str, int] = {"embeddings": 0, "head": 0, "layers": 0, "ahead": 1}
+    for word in rest.split(",") if rest else ("embeddings", "head"):
+        name, equals, number = word.partition("=")
+        if (
+            name not in given
+            or bool(equals) != (name in ("layers", "ahead"))
+            or (equals and not number.isdecimal())
+        ):
+            raise ConfigError(
+                f"--offload: found {word!r}, wanted embeddings, head, layers=N or ahead=N"
+            )
+        given[name] = int(number) if equals else 1
+    return PinnedHotSet(
+        ram_bytes,
+        pin_embeddings=bool(given["embeddings"]),
+        pin_output_head=bool(given["head"]),
+        pin_last_n_layers=given["layers"],
+        prefetch_n_ahead=given["ahead"],
+    )

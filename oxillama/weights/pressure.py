@@ -1,0 +1,117 @@
+"""`MemoryPressureProbe`: how near the system, or the control group this process is in, is to its limit
+of memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from oxillama._core.threads import cgroup_folders
+from oxillama.errors import ConfigError
+
+HIGH, LOW = 0.90, 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes in use of a limit; files in the system's cache are not among them: they yield."""
+
+    used: int
+    limit: int
+
+    @property
+    def share(self) -> float:
+        """Of the limit, 0 to 1."""
+        return self.used / self.limit if self.limit > 0 else 1.0
+
+
+class MemoryPressureProbe:
+    """Looks at the memory in use, where it is tightest: of the system (`/proc/meminfo`), or of a
+    control group around this process (version 2 `memory.max`, version 1 `memory.limit_in_bytes`).
+
+    high: share of the limit from which memory is short; low: share below which it is so no longer.
+    proc, root: where the system shows both.
+    """
+
+    __slots__ = ("_proc", "_root", "_short", "high", "low")
+
+    def __init__(
+        self,
+        *,
+        high: float = HIGH,
+        low: float = LOW,
+        proc: str = "/proc",
+        root: str = "/sys/fs/cgroup",
+    ) -> None:
+        if not 0.0 < low <= high <= 1.0:
+            raise ConfigError(
+                f"watermarks: found low {low} and high {high}, wanted 0 < low <= high <= 1"
+            )
+        self.high, self.low = high, low
+        self._proc, self._root, self._short = proc, root, False
+
+    def read(self) -> MemoryUse | None:
+        """The memory in use of the tightest limit; None where the system shows none."""
+        found = [self._system(), *(self._group(folder) for folder in self._folders())]
+        return max(
+            (one for one in found if one is not None), key=lambda one: one.share, default=None
+        )
+
+    def excess(self) -> int:
+        """Bytes to give back until use is at the lower watermark: from the moment it reaches the
+        upper one until it is below the lower one; else 0.
+        """
+        use = self.read()
+        if use is None:
+            return 0
+        self._short = use.share >= (self.low if self._short else self.high)
+        return max(0, use.used - int(self.low * use.limit)) if self._short else 0
+
+    def allows(self, nbytes: int) -> bool:
+        """Whether so many bytes more stay below the upper watermark, and use is below the lower
+        one.
+        """
+        use = self.read()
+        return use is None or (use.share < self.low and use.used + nbytes < self.high * use.limit)
+
+    def limit(self) -> int | None:
+        """The least of all limits, in bytes; None where the system shows none."""
+        found = [self._system(), *(self._group(folder) for folder in self._folders())]
+        return min((one.limit for one in found if one is not None), default=None)
+
+    def _folders(self) -> list[Path]:
+        return cgroup_folders("memory", f"{self._proc}/self/cgroup", self._root)
+
+    def _system(self) -> MemoryUse | None:
+        try:
+            lines = (Path(self._proc) / "meminfo").read_text().splitlines()
+            sizes = {
+                name: int(rest.split()[0]) << 10
+                for name, _, rest in (line.partition(":") for line in lines)
+            }
+            return MemoryUse(sizes["MemTotal"] - sizes["MemAvailable"], sizes["MemTotal"])
+        except (OSError, ValueError, KeyError, IndexError):
+            return None
+
+    def _group(self, folder: Path) -> MemoryUse | None:
+        for limit, used, total in (
+            ("memory.max", "memory.current", ""),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+        ):
+            try:
+                most, now = int((folder / limit).read_text()), int((folder / used).read_text())
+                if most < 1 << 60:  # version 1 writes a number where there is no limit
+                    return MemoryUse(max(0, now - _cached(folder / "memory.stat", total)), most)
+            except (OSError, ValueError):
+                continue
+        return None
+
+
+def _cached(stat: Path, total: str) -> int:
+    """Bytes of files in a control group's memory."""
+    try:
+        numbers = dict(line.split() for line in stat.read_text().splitlines())
+        return int(numbers[total + "active_file"]) + int(numbers[total + "inactive_file"])
+    except (OSError, ValueError, KeyError):
+        return 0
