@@ -62,7 +62,7 @@ def _summary(reader: GgufReader) -> dict:
     for tensor in reader.tensors.values():
         bytes_by_type[tensor.type_name] += tensor.nbytes
     # where the keys of a file stand that are not under its architecture's own name
-    prefix = {"clip": "clip.vision"}.get(arch, arch)
+    prefix = {"clip": "clip.vision"}.get(str(arch), arch)
     return {
         "file": str(reader.path),
         "gguf_version": reader.version,
