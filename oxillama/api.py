@@ -53,6 +53,7 @@ from oxillama.loaded import Loaded, Prompt
 from oxillama.lora.fit import Lora
 from oxillama.lora.stack import LoraStack, checked_scale
 from oxillama.model.load import ModelConfig
+from oxillama.model.reference import Difference
 from oxillama.opening import Progress
 from oxillama.sampling import SamplerConfig
 from oxillama.snapshot.prefixes import spill, start
@@ -420,7 +421,10 @@ class InferenceEngine:
         say what the text may be and where it stops; a sampler must be `SamplerConfig.greedy(...)`
         with bans, biases and stops alone.
         """
-        return finished(self.submit_beams(prompt, config, session=session, **options))
+        found: list[BeamHypothesis] = finished(
+            self.submit_beams(prompt, config, session=session, **options)
+        )
+        return found
 
     def submit_beams(
         self,
@@ -628,7 +632,7 @@ class InferenceEngine:
         data: bytes | str | Path,
         model_path: Any = None,
         *,
-        processors: Sequence[Callable] = (),
+        processors: Sequence[Callable[..., Any]] = (),
         loras: Iterable[str | Path] = (),
         progress: Progress | None = None,
         **config: Unpack[ConfigOptions],
@@ -663,7 +667,7 @@ class InferenceEngine:
         path: str | Path,
         model_path: Any = None,
         *,
-        processors: Sequence[Callable] = (),
+        processors: Sequence[Callable[..., Any]] = (),
         loras: Iterable[str | Path] = (),
         progress: Progress | None = None,
         **config: Unpack[ConfigOptions],
@@ -678,17 +682,20 @@ class InferenceEngine:
             **config,
         )
 
-    def restore(self, data: bytes | str | Path, *, processors: Sequence[Callable] = ()) -> Session:
+    def restore(
+        self, data: bytes | str | Path, *, processors: Sequence[Callable[..., Any]] = ()
+    ) -> Session:
         """A session of your own in the state of a snapshot, beside all others,
         which do not notice.
 
         processors: the functions that its generation was given, which no snapshot can hold. When it
         is refused (SnapshotIncompatible, ModelFingerprintMismatch, PoolError), nothing has changed.
         """
-        return self._loaded.core.saved().restore(data, processors=processors)
+        session: Session = self._loaded.core.saved().restore(data, processors=processors)
+        return session
 
     def restore_from_file(
-        self, path: str | Path, *, processors: Sequence[Callable] = ()
+        self, path: str | Path, *, processors: Sequence[Callable[..., Any]] = ()
     ) -> Session:
         """`restore` from a file."""
         return self.restore(Path(path), processors=processors)
@@ -856,7 +863,7 @@ class InferenceEngine:
             chunk=min(steps.prefill_chunk, steps.max_batch_tokens),
         )
 
-    def diagnose(self, ids: Sequence[int]) -> Iterator:
+    def diagnose(self, ids: Sequence[int]) -> Iterator[Difference]:
         """Each op of the compiled tape against its numpy meaning (model.reference.Difference), in
         order.
 

@@ -91,7 +91,9 @@ class AsyncEngine:
         **options: Unpack[SingleOptions],
     ) -> list[BeamHypothesis]:
         """The likeliest continuations of a prompt, best first."""
-        return await self.engine.submit_beams(prompt, config, session=session, **options)
+        request = self.engine.submit_beams(prompt, config, session=session, **options)
+        found: list[BeamHypothesis] = await request
+        return found
 
     async def chat(
         self,

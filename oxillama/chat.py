@@ -67,7 +67,7 @@ class EventReader:
     def __init__(self, plan: ChatPlan) -> None:
         self._parser, self._parts = plan.parser(), Parts()
         self._tokens: tuple[int, ...] = ()
-        self._logprobs: tuple = ()
+        self._logprobs: tuple[Any, ...] = ()
 
     def feed(self, piece: Piece) -> list[ChatEvent]:
         """The events that a piece makes certain."""
@@ -144,7 +144,7 @@ class Chat:
             **variables,
         )
 
-    def _rendered(self, messages: Sequence[dict], **variables: Any) -> TemplateText:
+    def _rendered(self, messages: Sequence[dict[str, Any]], **variables: Any) -> TemplateText:
         """What the template makes of messages as they are."""
         bridge = self.vocabulary.bridge
         ends = (("bos_token", bridge.bos_id), ("eos_token", bridge.eos_id))
@@ -153,11 +153,11 @@ class Chat:
 
     def turn(
         self,
-        messages: Sequence[dict],
+        messages: Sequence[dict[str, Any]],
         *,
         tools: Sequence[Any] | None = None,
-        response_format: dict | None = None,
-        template: dict | None = None,
+        response_format: dict[str, Any] | None = None,
+        template: dict[str, Any] | None = None,
         parse_special: bool = False,
         **options: Any,
     ) -> Turn:

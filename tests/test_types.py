@@ -102,6 +102,23 @@ def test_the_package_is_clean():
     assert done.returncode == 0, done.stdout
 
 
+def test_the_public_face_and_the_examples_are_strictly_clean():
+    names = "__init__.pyi api asynchronous loaded chat opening recommended embedded about engine/request "
+    names += "engine/session engine/generation engine/config engine/embedding engine/beam "
+    names += "engine/siblings engine/metrics engine/scheduler engine/arguments"
+    files = [name if "." in name else f"{name}.py" for name in names.split()]
+    examples = sorted(map(str, (PACKAGE.parent / "examples" / "cookbook").glob("*.py")))
+    done = run(
+        [sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports"]
+        + ["--follow-imports=silent", *(str(PACKAGE / name) for name in files), *examples],
+        cwd=PACKAGE.parent,
+        stdout=PIPE,
+        stderr=STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+
+
 def test_the_types_of_compiled_modules_are_those_they_have():
     compiled = sorted(path.stem for path in (PACKAGE / "_core").glob("*.pyx"))
     done = run(

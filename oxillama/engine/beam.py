@@ -202,7 +202,8 @@ class Beam:
             return self.text
         rest, stops = session.text.fork().flush(), session.stops.fork()
         text, stopped = stops.feed(rest.removeprefix(" ") if session.at_start else rest)
-        return self.text + text + ("" if stopped else stops.flush())
+        whole: str = self.text + text + ("" if stopped else stops.flush())
+        return whole
 
 
 class BeamSearch:
@@ -272,7 +273,7 @@ class BeamSearch:
         entry.part, entry.done = 0, entry.done + 1
         for session in self.sessions:
             session.kv.length = entry.done
-        return entry.done == entry.length
+        return bool(entry.done == entry.length)
 
     def feed(self, index: int, row: np.ndarray) -> None:
         """The logits (vocab,) after beam number `index`: remember its best tokens."""
@@ -424,7 +425,7 @@ def likeliest(
 
 
 def _score(total: float, length: int, penalty: float) -> float:
-    return total / float(length) ** penalty
+    return float(total / float(length) ** penalty)
 
 
 def _bits(vocab_size: int, allowed: Sequence[int] | None, bans: Iterable[int]) -> np.ndarray | None:

@@ -251,7 +251,7 @@ class EngineConfig:
             **{field.name: getattr(self, field.name) for field in fields(RopeOverrides)}
         )
 
-    def prefix(self) -> dict | None:
+    def prefix(self) -> dict[str, Any] | None:
         """The limits of the prefix cache, None where there is none."""
         limits = dict(
             min_prefix_len=self.prefix_min_tokens,

@@ -63,7 +63,8 @@ def all_logits(
     def rows(first: int, values: np.ndarray) -> None:
         out[first : first + len(values)] = values
 
-    return finished(submit_rows(core, ids, rows, value=out, owner=owner, adapters=adapters))
+    finished(submit_rows(core, ids, rows, owner=owner, adapters=adapters))
+    return out
 
 
 class PoolingMode(Enum):

@@ -171,7 +171,7 @@ class Options:
     choices: Sequence[str] | None = None
     shown_tokens: Sequence[int] = ()
     speculative: Any = None
-    processors: Sequence[Callable] = ()
+    processors: Sequence[Callable[..., Any]] = ()
     priority: int = 0
     timeout: float | None = None
     lora: Any = None
@@ -367,8 +367,8 @@ class Vocabulary:
         self.special_ids = bridge.special_ids
         self._lock = threading.Lock()
         self._masker: TokenMasker | None = None
-        self._breakers: dict[tuple, list[tuple[int, ...]]] = {}
-        self._grammars: OrderedDict[tuple, Grammar] = OrderedDict()
+        self._breakers: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
+        self._grammars: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
 
     @property
     def masker(self) -> TokenMasker:
@@ -404,7 +404,8 @@ class Vocabulary:
         """The compiled constraint of the options; the last ones are kept."""
         given: Any = options.grammar
         if callable(getattr(given, "state", None)):
-            return given  # compiled: a Grammar, or what makes states as one does
+            made: Grammar = given  # compiled: a Grammar, or what makes states as one does
+            return made
         choices = None if options.choices is None else tuple(options.choices)
         # of a class what it asks for: another one may have its name
         schema = schema_of(options.json_schema)
@@ -564,7 +565,7 @@ def sampler_of(
     vocab_size: int,
     *,
     seed: int | None = None,
-    processors: Sequence[Callable] = (),
+    processors: Sequence[Callable[..., Any]] = (),
     logprobs: int | None = None,
 ) -> Sampler:
     """The sampler that a config means over a vocabulary."""

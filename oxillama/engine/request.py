@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -73,7 +73,7 @@ class Piece:
     text: str
     tokens: tuple[int, ...]
     finish_reason: str | None = None
-    logprobs: tuple = ()
+    logprobs: tuple[Any, ...] = ()
     timings: Timings | None = field(default=None, compare=False)
 
 
@@ -91,15 +91,15 @@ class Completion:
     finish_reason: str
     usage: Usage
     seed: int | None = None
-    logprobs: tuple = ()  # one `Logprobs` per token, where they were asked for
+    logprobs: tuple[Any, ...] = ()  # one `Logprobs` per token, where they were asked for
     # one (log-probability, ids, log-probabilities) per prompt token after the first, where asked
     # for
-    prompt_logprobs: tuple = ()
+    prompt_logprobs: tuple[Any, ...] = ()
     # of a chat: the answer without reasoning and tool calls; `text` is all of it
     content: str | None = None
     reasoning: str = ""  # of a chat: what came before the answer
-    tool_calls: tuple = ()  # of a chat: each a `ToolCall`
-    malformed_calls: tuple = ()  # of a chat: what began as a call and is none
+    tool_calls: tuple[Any, ...] = ()  # of a chat: each a `ToolCall`
+    malformed_calls: tuple[Any, ...] = ()  # of a chat: what began as a call and is none
     # what became of candidates, where the request speculated
     speculation: SpecStats | None = None
     timings: Timings = field(default=Timings(), compare=False)
@@ -243,8 +243,8 @@ class Request:
         self.prompt_tokens = self.cached = self.truncated = self.shifts = self.delivered = 0
         self.generated: list[int] = []
         self.pieces: list[tuple[str, int]] = []  # (text, tokens generated when it came)
-        self.logprobs: list = []
-        self.prompt_logprobs: list = []
+        self.logprobs: list[Any] = []
+        self.prompt_logprobs: list[Any] = []
         self.value: Any = None  # what kinds other than "generate" produce
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
@@ -259,7 +259,7 @@ class Request:
         # makes a reader of the pieces of a chat's reply
         self.events: Callable[[], Any] | None = None
         self.entry: Any = None
-        self.prefix_source: tuple | None = None
+        self.prefix_source: tuple[Any, int] | None = None
         self.submitted_at = self.admitted_at = self.first_at = self.token_at = self.ended_at = 0.0
         self._cancel, self._check_waiter = cancel, check_waiter
         self._done = threading.Event()
@@ -330,7 +330,7 @@ class Request:
     def __iter__(self) -> Iterator[Piece]:
         return Stream(self, owner=False)
 
-    def __await__(self):
+    def __await__(self) -> Generator[Any, None, Any]:
         return self._wait().__await__()
 
     def __aiter__(self) -> AsyncIterator[Piece]:
@@ -599,8 +599,8 @@ class Stream:
         self._ended = False
         self._owner = owner
         self._reader = None if request.events is None else request.events()
-        self._ready: deque = deque()  # events that are not yet given out
-        self._queue: SimpleQueue = SimpleQueue()
+        self._ready: deque[Any] = deque()  # events that are not yet given out
+        self._queue: SimpleQueue[None] = SimpleQueue()
         # knows the queue alone, so that a forgotten stream can go
         self._wake = partial(self._queue.put, None)
         request.listen(self._wake, in_loop=True)
@@ -643,7 +643,8 @@ class Stream:
     @property
     def completion(self) -> Completion:
         """The finished request; waits for its end."""
-        return self.request.result()
+        done: Completion = self.request.result()
+        return done
 
     def __enter__(self) -> Stream:
         return self

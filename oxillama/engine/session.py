@@ -50,7 +50,7 @@ class Owner(Protocol):
     def new_session(self) -> Session:
         """An empty session."""
 
-    def change(self, session: Session) -> AbstractContextManager:
+    def change(self, session: Session) -> AbstractContextManager[None]:
         """The lock under which an idle session may be changed; raises EngineError for a busy one."""
 
     def keep(self, session: Session) -> Session:
@@ -251,11 +251,12 @@ class Session:
         EngineError while a request runs on the session, SnapshotIncompatible for what cannot be
         saved whole.
         """
-        return self.owner.saved().take(self, compress=compress, full=full)
+        data: bytes = self.owner.saved().take(self, compress=compress, full=full)
+        return data
 
     def snapshot_to_file(
         self,
-        path: str | PathLike,
+        path: str | PathLike[str],
         *,
         compress: Literal["zstd"] | None = None,
         full: bool = False,
@@ -318,10 +319,10 @@ class DefaultSession:
     def use(self) -> Session:
         """The default session, which is now the one used last."""
         with self.lock:
-            self.recent = self.get()
-            return self.recent
+            session = self.recent = self.get()
+            return session
 
-    def retaining(self, make: Callable) -> Callable:
+    def retaining(self, make: Callable[..., Any]) -> Callable[..., Any]:
         """`make` of a request, whose session keeps its pages where nobody stores them, until
         another request that was made so takes its place.
         """
@@ -376,7 +377,7 @@ def _stored(core: Owner, tokens: int, options: Any) -> bool:
         if options.max_tokens is None
         else min(core.context_size, tokens + options.max_tokens)
     )
-    return -(-most // core.pool.page_size) <= core.prefix.max_pages
+    return bool(-(-most // core.pool.page_size) <= core.prefix.max_pages)
 
 
 def _index(token: Any) -> int:

@@ -56,7 +56,8 @@ class Siblings:
         """
         if self.n > 1 or not self.done:
             return None
-        return max(self.requests, key=_likelihood).session
+        best: Session = max(self.requests, key=_likelihood).session
+        return best
 
     @property
     def done(self) -> bool:
