@@ -97,7 +97,8 @@ def child(path: str, budget: int, source: str, limit: int, tokens: int, threads:
     engine.generate(prompt, max_tokens=2, temperature=0, ignore_eos=True)
     first = time.perf_counter() - began
     before, began = engine.metrics(), time.perf_counter()
-    engine.generate(prompt, max_tokens=tokens, temperature=0, ignore_eos=True)
+    # drawn, so that tokens differ and choose other experts
+    engine.generate(prompt, max_tokens=tokens, temperature=1.5, seed=1, ignore_eos=True)
     spent, after = time.perf_counter() - began, engine.metrics()
     steps = after.steps_total - before.steps_total
     with open("/proc/self/status") as file:

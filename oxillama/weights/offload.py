@@ -36,12 +36,12 @@ class Budget:
     """The weights of a model take at most `ram_bytes` bytes of memory, buffers of reading among
     them; what does not fit is read from the model's file while a step runs.
 
-    source: how it is read. "file": by the system's calls for files; "direct": by those that pass by
-    the system's file cache, where the file system has them; "mmap": through the mapping of the file.
+    source: how it is read. "direct": past the system's file cache, where the file system has that;
+    "file": through the cache; "mmap": through the mapping of the file.
     """
 
     ram_bytes: int
-    source: Source = "file"
+    source: Source = "direct"
 
     def __post_init__(self) -> None:
         _whole("ram_bytes", self.ram_bytes, 1)
@@ -64,7 +64,7 @@ class PinnedHotSet:
     pin_output_head: bool = True
     pin_last_n_layers: int = 0
     prefetch_n_ahead: int = 1
-    source: Source = "file"
+    source: Source = "direct"
 
     def __post_init__(self) -> None:
         _whole("ram_bytes", self.ram_bytes, 1)
