@@ -128,14 +128,13 @@ def add_generation(command: argparse.ArgumentParser) -> None:
     group = command.add_argument_group("sampling (default: the file's own, else ours)")
     for names, field, kind, text in _NUMBERS:
         own = getattr(default, field)
-        shown = "1.1, and 1 at temperature 0" if field == "repetition_penalty" else own
         group.add_argument(
             *names,
             dest=field,
             type=number(kind),
             default=None,
             metavar="N",
-            help=text if own is None else f"{text} (default: {shown})",
+            help=text if own is None else f"{text} (default: {own})",
         )
     group.add_argument(
         "--dry-sequence-breaker",

@@ -45,7 +45,7 @@ class SamplerFields(TypedDict, total=False):
     top_k: int
     top_p: float
     min_p: float
-    repetition_penalty: float | None
+    repetition_penalty: float
     repetition_window: int
     frequency_penalty: float
     presence_penalty: float
@@ -270,18 +270,10 @@ class Options:
         return max(self.n, self.best_of or 1)
 
     def sampling(self, default: SamplerConfig) -> SamplerConfig:
-        """The sampler's config with the fields and stops of these options.
-
-        A temperature of 0 comes with a repetition penalty of 1, as in `SamplerConfig`, unless one
-        is given here or `default` has one that is not its own default.
-        """
+        """The sampler's config with the fields and stops of these options."""
         config = self.sampler or default
         if self.sampling_fields:
-            changes = dict(self.sampling_fields)
-            penalty = config.repetition_penalty
-            if penalty == SamplerConfig(temperature=config.temperature).repetition_penalty:
-                changes.setdefault("repetition_penalty", None)
-            config = config.replace(**changes)
+            config = config.replace(**dict(self.sampling_fields))
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if stop or self.stop_token_ids:
             config = config.replace(

@@ -41,8 +41,7 @@ class SamplerConfig:
     top_k: int = 40
     top_p: float = 0.9
     min_p: float = 0.0
-    # 1.1, and 1 (off) at temperature 0: greedy is the likeliest token by default
-    repetition_penalty: float | None = None
+    repetition_penalty: float = 1.0
     repetition_window: int = 64
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -74,8 +73,6 @@ class SamplerConfig:
     samplers: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.repetition_penalty is None:
-            object.__setattr__(self, "repetition_penalty", 1.0 if self.temperature == 0 else 1.1)
         for name, (low, high, kind) in _RANGES.items():
             object.__setattr__(self, name, _number(name, getattr(self, name), low, high, kind))
         if self.seed is not None:

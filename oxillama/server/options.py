@@ -262,10 +262,7 @@ def read(
         raise unsupported(by["keep"], "is of use with context_shift alone, wanted both")
     if sampler:
         try:
-            base = default
-            if "temperature" in sampler and "repetition_penalty" not in sampler:
-                sampler["repetition_penalty"] = _penalty(default, sampler["temperature"])
-            options["sampler"] = base.replace(**sampler)
+            options["sampler"] = default.replace(**sampler)
         except ValueError as error:
             wrong = from_engine(error)
             wrong.param = by.get(wrong.param or "", wrong.param)
@@ -279,18 +276,6 @@ def read(
         by[constraints[0]] if constraints else None,
         (*default.stop, *stops),
     )
-
-
-def _penalty(default: SamplerConfig, temperature: float) -> float:
-    """The repetition penalty where a body names a temperature and no penalty: none at 0, as the
-    engine has it, unless the server was started with one of its own.
-    """
-    own = SamplerConfig(temperature=default.temperature).repetition_penalty
-    if default.repetition_penalty != own:
-        own = default.repetition_penalty
-    else:
-        own = SamplerConfig(temperature=temperature).repetition_penalty
-    return 1.0 if own is None else own
 
 
 def _check_tokens(

@@ -22,7 +22,7 @@ def test_defaults():
         c.min_p,
         c.repetition_penalty,
         c.repetition_window,
-    ) == (0.7, 40, 0.9, 0.0, 1.1, 64)
+    ) == (0.7, 40, 0.9, 0.0, 1.0, 64)
     assert (
         c.frequency_penalty,
         c.presence_penalty,
@@ -178,8 +178,11 @@ def test_unknown_fields_raise():
 def test_presets():
     g = SamplerConfig.greedy()
     assert (g.temperature, g.repetition_penalty) == (0.0, 1.0)
-    # greedy is the likeliest token unless told otherwise
-    assert SamplerConfig(temperature=0.0).repetition_penalty == 1.0
+    assert (
+        SamplerConfig().repetition_penalty
+        == SamplerConfig(temperature=0.0).repetition_penalty
+        == 1.0
+    )
     assert SamplerConfig(temperature=0.0, repetition_penalty=1.1).repetition_penalty == 1.1
     m = SamplerConfig.mirostat_v2(3.0, 0.2, seed=5)
     assert (

@@ -90,9 +90,9 @@ def test_minus_one_turns_off_as_it_does_elsewhere():
     assert read({"top_n_sigma": -1}).options == {}
 
 
-def test_a_temperature_of_0_has_no_penalty_unless_one_is_named():
+def test_there_is_no_penalty_unless_one_is_named():
     assert read({"temperature": 0}).options["sampler"].repetition_penalty == 1.0
-    assert read({"temperature": 1}).options["sampler"].repetition_penalty == 1.1
+    assert read({"temperature": 1}).options["sampler"].repetition_penalty == 1.0
     both = read({"temperature": 0, "repeat_penalty": 1.2})
     assert both.options["sampler"].repetition_penalty == 1.2
 

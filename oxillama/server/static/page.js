@@ -6,7 +6,7 @@ const KNOBS = [
   ["top_k", "Top k", 40, 0, 100000, 1],
   ["top_p", "Top p", 0.9, 0, 1, 0.01],
   ["min_p", "Min p", 0, 0, 1, 0.01],
-  ["repetition_penalty", "Repetition penalty", 1.1, 0.01, 100, 0.01],
+  ["repetition_penalty", "Repetition penalty", 1, 0.01, 100, 0.01],
   ["presence_penalty", "Presence penalty", 0, -2, 2, 0.1],
   ["frequency_penalty", "Frequency penalty", 0, -2, 2, 0.1],
   ["max_tokens", "Most tokens", "", 1, 1000000, 1],
