@@ -336,16 +336,17 @@ class Builder:
         *,
         take: slice | None = None,
         bias: bool = True,
+        scale: bool = True,
     ) -> Value:
         """x times the transpose of `name.weight` (rows, x.width), times the one number of `name.scale`
-        and plus `name.bias` where there is one (bias False: another op reads that tensor); `take`
-        uses some of its rows.
+        and plus `name.bias` where there is one (bias or scale False: another op reads that tensor);
+        `take` uses some of its rows.
         """
         weight = self.matrix(name + ".weight", rows, x.width, take=take)
         shift = self.optional_vector(name + ".bias", rows) if bias else None
         if shift is not None and take:
             shift = np.ascontiguousarray(shift[take])
-        factor = self.optional_vector(name + ".scale", 1)
+        factor = self.optional_vector(name + ".scale", 1) if scale else None
         if factor is None:
             return self.record("linear", (x,), width=weight.shape[0], weight=weight, bias=shift)
         y = self.record("linear", (x,), width=weight.shape[0], weight=weight, bias=None)

@@ -7,6 +7,7 @@ tensor is made when its name is asked for with the shape that was wanted.
 import inspect
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -344,16 +345,21 @@ def _shape_of(name: str) -> tuple[int, ...]:
     return next((shape for end, shape in SHAPES.items() if name.endswith(end)), (1,))
 
 
-def shapes(arch: str, metadata: dict) -> tuple[dict[str, tuple[int, ...]], set[str]]:
+@cache
+def shapes(arch: str) -> tuple[dict[str, tuple[int, ...]], set[str]]:
     """(every tensor that `arch` asks for, the keys that it reads), learned from its own errors."""
+    keys, said = metadata(arch), set()
     found = {name: _shape_of(name) for name in WANTED.get(arch, ())}
     found |= KNOWN.get(arch, {})
     while True:
         try:
-            b = Builder(_Nothing(metadata, {"token_embd.weight": (VOCAB, HIDDEN), **found}), arch)
+            b = Builder(_Nothing(keys, {"token_embd.weight": (VOCAB, HIDDEN), **found}), arch)
             recorders()[arch](b)
             return {"token_embd.weight": (VOCAB, HIDDEN), **found}, b.read
         except ModelError as error:
+            if str(error) in said:  # two ops want two things of one tensor
+                raise
+            said.add(str(error))
             name, _, told = str(error).partition(":")
             needs = re.search(r"needs \(([\d, ]+)\)", told)
             if "no such tensor" in told:
@@ -374,7 +380,7 @@ def invent(path: Path, arch: str, *, kind: str = "F32", changed: dict | None = N
     keys by their whole names that say something else than what its tensors are made for.
     """
     keys = metadata(arch)
-    tensors, read = shapes(arch, keys)
+    tensors, read = shapes(arch)
     rng = np.random.default_rng(7)
     with GgufWriter(path, arch) as writer:
         for key, value in (keys | (changed or {})).items():

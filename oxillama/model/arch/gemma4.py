@@ -98,7 +98,7 @@ def _experts(b: Builder, layer: Layer, x: Value) -> Value:
     used = layer.integer("expert_used_count", minimum=1, maximum=count)
     width = layer.integer("expert_feed_forward_length", minimum=1)
     scores = b.norm(x, None) * b.hidden**-0.5 * layer.vector("ffn_gate_inp.scale", b.hidden)
-    scores = b.linear(scores, layer.name("ffn_gate_inp"), count)
+    scores = b.linear(scores, layer.name("ffn_gate_inp"), count, scale=False)
     routes = b.route(scores, used=used, normalise=True)
     y = layer.norm(x, "pre_ffw_norm_2")
     if layer.has("ffn_gate_up_exps.weight"):
