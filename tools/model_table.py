@@ -30,7 +30,7 @@ TAIL = """
 ## LongRoPE: short or long factors
 
 Phi-3, Phi-4 mini, MiniCPM and Phi-3.5-MoE hold two sets of frequency factors (Ding et al. 2024). Which one turns a
-sequence is decided by the tokens that the engine serves to one sequence (`context_length`): the short ones up to the
+sequence is decided by the tokens that the engine serves to one sequence (`context_size`): the short ones up to the
 file's `rope.scaling.original_context_length`, the long ones beyond it. It is decided once, for all sequences.
 
 Other meanings were weighed. transformers looks at the length so far and changes over in the middle of a generation;

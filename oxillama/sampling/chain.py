@@ -31,7 +31,7 @@ def stages_of(config: SamplerConfig) -> tuple[SamplerStage, ...]:
             c.repetition_window != 0
             and (c.repetition_penalty != 1 or c.frequency_penalty != 0 or c.presence_penalty != 0),
             (
-                1.0 if c.repetition_penalty is None else c.repetition_penalty,
+                c.repetition_penalty,
                 c.frequency_penalty,
                 c.presence_penalty,
                 c.repetition_window,

@@ -392,8 +392,9 @@ class Sampler:
         """
         if not self._digest:
             lists = {name: values for name, values in self._lists.items() if name != "bias"}
-            # left out, so that a field that comes later changes no state of before
-            usual = SamplerConfig().to_dict()
+            # left out, so that a field that comes later changes no state of before; the penalty is
+            # the default of those days
+            usual = SamplerConfig(repetition_penalty=1.1).to_dict()
             asked = {
                 name: value
                 for name, value in self.config.to_dict().items()
