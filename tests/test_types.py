@@ -123,6 +123,7 @@ def test_the_types_of_compiled_modules_are_those_they_have():
     compiled = sorted(path.stem for path in (PACKAGE / "_core").glob("*.pyx"))
     done = run(
         [sys.executable, "-m", "mypy.stubtest", "--concise", "--ignore-missing-stub"]
+        + ["--mypy-config-file", str(PACKAGE.parent / "pyproject.toml")]
         + ["--allowlist", str(Path(__file__).with_name("stubtest_allowlist.txt"))]
         + [f"oxillama._core.{name}" for name in compiled],
         cwd=PACKAGE.parent,

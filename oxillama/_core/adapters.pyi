@@ -1,19 +1,20 @@
 """Types of adapters in memory."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from typing_extensions import disjoint_base
 
 @disjoint_base
 class Adapter:
-    shapes: list[tuple]
+    shapes: list[tuple[Any, ...]]
     nbytes: int
     width: int
     columns: int
     def __init__(
         self,
-        shapes: list[tuple],
+        shapes: list[tuple[Any, ...]],
         entries: Iterable[tuple[int, int, np.ndarray, np.ndarray, float]],
     ) -> None: ...
 

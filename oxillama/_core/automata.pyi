@@ -1,5 +1,7 @@
 """Types of the automata tables: see automata.pyx."""
 
+from typing import Any
+
 import numpy as np
 from typing_extensions import disjoint_base
 
@@ -18,7 +20,7 @@ def product(
 def alive(table: np.ndarray, accepts: np.ndarray) -> np.ndarray: ...
 def merged(table: np.ndarray, accepts: np.ndarray) -> tuple[np.ndarray, int]: ...
 def determinise(
-    skips: list, eats: list, members: list, final: int, classes: int, limit: int
+    skips: list[Any], eats: list[Any], members: list[Any], final: int, classes: int, limit: int
 ) -> tuple[np.ndarray, np.ndarray]: ...
 
 @disjoint_base
@@ -31,4 +33,4 @@ class Partition:
 
 @disjoint_base
 class Subsets:
-    def __new__(cls, skips: list, eats: list) -> Subsets: ...
+    def __new__(cls, skips: list[Any], eats: list[Any]) -> Subsets: ...

@@ -1,6 +1,7 @@
 """Types of the emission of rule networks: see emission.pyx."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from typing_extensions import disjoint_base
 
@@ -19,7 +20,7 @@ TAKE: int
 FRESH: int
 
 def utf8_sequences(ranges: Sequence[tuple[int, int]]) -> list[tuple[tuple[int, int], ...]]: ...
-def count_bounds(body: tuple, least: int, most: int) -> set[int]: ...
+def count_bounds(body: tuple[Any, ...], least: int, most: int) -> set[int]: ...
 
 @disjoint_base
 class Emission(Networks):

@@ -1,6 +1,7 @@
 """Types of the pushdown machine: see pushdown.pyx."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from typing_extensions import disjoint_base
 
@@ -16,7 +17,7 @@ class Machine(Dstates):
     serial: int
     def __init__(
         self,
-        rules: list[tuple],
+        rules: list[tuple[Any, ...]],
         *,
         symbols: int = 0,
         names: Sequence[str] | None = None,

@@ -1,6 +1,7 @@
 """Types of the tape."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from typing_extensions import disjoint_base
@@ -21,7 +22,7 @@ class Program:
     usual: bool
     busy: bool
     steps: int
-    adaptable: list[tuple]
+    adaptable: list[tuple[Any, ...]]
     causal: bool
     positions: int
     sections: int
@@ -31,7 +32,7 @@ class Program:
     slot_layers: list[tuple[int, ...]]
     def __init__(
         self,
-        ops: Sequence[tuple[str, dict]],
+        ops: Sequence[tuple[str, dict[str, Any]]],
         slots: Sequence[int],
         *,
         kv_layers: Sequence[tuple[int, int, int]],

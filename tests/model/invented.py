@@ -7,7 +7,6 @@ tensor is made when its name is asked for with the shape that was wanted.
 import inspect
 import re
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -316,6 +315,10 @@ KNOWN["kimi-linear"] = {f"blk.{i}.ssm_norm.weight": (32,) for i in range(3)}
 KNOWN["neo-bert"] = {f"blk.{i}.ffn_up.weight": (192, HIDDEN) for i in range(4)}
 
 
+# what was learned already, by architecture and hyper-parameters
+_LEARNED: dict[tuple[str, str], tuple[dict[str, tuple[int, ...]], set[str]]] = {}
+
+
 @dataclass
 class _Info:
     shape: tuple[int, ...]
@@ -345,17 +348,20 @@ def _shape_of(name: str) -> tuple[int, ...]:
     return next((shape for end, shape in SHAPES.items() if name.endswith(end)), (1,))
 
 
-@cache
 def shapes(arch: str) -> tuple[dict[str, tuple[int, ...]], set[str]]:
     """(every tensor that `arch` asks for, the keys that it reads), learned from its own errors."""
     keys, said = metadata(arch), set()
+    if (arch, repr(keys)) in _LEARNED:
+        return _LEARNED[arch, repr(keys)]
     found = {name: _shape_of(name) for name in WANTED.get(arch, ())}
     found |= KNOWN.get(arch, {})
     while True:
         try:
             b = Builder(_Nothing(keys, {"token_embd.weight": (VOCAB, HIDDEN), **found}), arch)
             recorders()[arch](b)
-            return {"token_embd.weight": (VOCAB, HIDDEN), **found}, b.read
+            learned = {"token_embd.weight": (VOCAB, HIDDEN), **found}, b.read
+            _LEARNED[arch, repr(keys)] = learned
+            return learned
         except ModelError as error:
             if str(error) in said:  # two ops want two things of one tensor
                 raise
