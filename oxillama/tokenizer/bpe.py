@@ -7,18 +7,14 @@ Source: Radford et al. 2019 (GPT-2): every byte is written as one printable char
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, cached_property
-from typing import TypeVar
 
 from oxillama._core.bpe import BpeTables, Splitter, Strings
 from oxillama.errors import TokenizerError
 from oxillama.tokenizer.automaton import split_tables
 from oxillama.tokenizer.splits import SPLITS, WHOLE_WORDS
 from oxillama.tokenizer.vocabulary import Vocabulary, packed
-
-T = TypeVar("T")
 
 
 def _byte_characters() -> dict[int, str]:
@@ -32,7 +28,6 @@ def _byte_characters() -> dict[int, str]:
     }
 
 
-LONGEST_RUN = 4_000_000
 BYTE_TO_CHAR = _byte_characters()
 _CONTROLS = frozenset((*range(0x20), 0x7F))
 CHAR_TO_BYTE = {char: byte for byte, char in BYTE_TO_CHAR.items()}
@@ -78,36 +73,6 @@ def splitter_of(expressions: tuple[str, ...]) -> Splitter:
     """What cuts a text by expressions in turn."""
     tables = [split_tables(each) for each in expressions]
     return Splitter([(each.classes, each.steps) for each in tables])
-
-
-def guarded(function: Callable[[str], T], text: str, what: str = "tokenizers") -> T:
-    """What the `tokenizers` library's function makes of a text; TokenizerError where it fails or
-    panics (a panic of its Rust code is a BaseException that nobody else catches).
-    """
-    try:
-        return function(text)
-    except Exception as error:
-        raise TokenizerError(f"{what}: {_first_line(error)}") from error
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise TokenizerError(f"{what}: panicked: {_first_line(error)}") from None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:300]
-
-
-def check_runs(text: str) -> None:
-    """Refuse a text that the library's regular expressions would give up on: they step back through
-    a run at most ten million times.
-    """
-    if len(text) > LONGEST_RUN:
-        longest = max(found.end() - found.start() for found in re.finditer(r"\s+|\S+", text))
-        if longest > LONGEST_RUN:
-            raise TokenizerError(
-                f"text: {longest} characters in a row all white space or none, wanted at most {LONGEST_RUN}"
-            )
 
 
 def _check_merges(merges: Sequence[str] | Strings) -> None:

@@ -7,14 +7,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from oxillama.errors import TokenizerError
-from oxillama.tokenizer.bpe import BYTE_TO_CHAR, check_runs, guarded
+from oxillama.tokenizer.bpe import BYTE_TO_CHAR
 from oxillama.tokenizer.spm import MARK
 from oxillama.tokenizer.vocabulary import (
     BYTE,
@@ -26,6 +26,10 @@ from oxillama.tokenizer.vocabulary import (
     Vocabulary,
 )
 
+T = TypeVar("T")
+
+# characters; the library steps back through so many at most
+LONGEST_RUN = 4_000_000
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _NAMES = {
     "bos": ("<s>", "<bos>", "<|begin_of_text|>", "<|startoftext|>", "<|begin|>"),
@@ -144,3 +148,33 @@ def _special_ids(metadata: Mapping[str, Any], ids: Mapping[str, int], size: int)
         if isinstance(found, int) and 0 <= found < size:
             special[name] = found
     return special
+
+
+def guarded(function: Callable[[str], T], text: str, what: str = "tokenizers") -> T:
+    """What the `tokenizers` library's function makes of a text; TokenizerError where it fails or
+    panics (a panic of its Rust code is a BaseException that nobody else catches).
+    """
+    try:
+        return function(text)
+    except Exception as error:
+        raise TokenizerError(f"{what}: {_first_line(error)}") from error
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise TokenizerError(f"{what}: panicked: {_first_line(error)}") from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+
+
+def check_runs(text: str) -> None:
+    """Refuse a text that the library's regular expressions would give up on: they step back through
+    a run at most ten million times.
+    """
+    if len(text) > LONGEST_RUN:
+        longest = max(found.end() - found.start() for found in re.finditer(r"\s+|\S+", text))
+        if longest > LONGEST_RUN:
+            raise TokenizerError(
+                f"text: {longest} characters in a row all white space or none, wanted at most {LONGEST_RUN}"
+            )

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from oxillama.errors import TokenizerError
 from oxillama.gguf import GgufReader
 from oxillama.tokenizer import TextStream, TokenizerBridge
-from oxillama.tokenizer.bpe import BYTE_TO_CHAR, guarded
+from oxillama.tokenizer.bpe import BYTE_TO_CHAR
+from oxillama.tokenizer.json_file import guarded
 from oxillama.tokenizer.vocabulary import CONTROL, NORMAL, USER_DEFINED
 
 NAMES = ("deepseek-llm", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2")
