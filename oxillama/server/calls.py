@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,6 +19,9 @@ from oxillama.server import strict_json
 from oxillama.server.errors import ApiError
 from oxillama.server.schema import Schema
 from oxillama.server.state import ServerState
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
 _LARGE = 1 << 16  # bytes of a body that is parsed off the loop
@@ -124,7 +127,7 @@ class Call:
         protocol = self.request.scope.get("state", {}).get("protocol")
         return protocol is not None and protocol.half_closed
 
-    async def offload(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    async def offload(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         """Run a function off the event loop; that of a large body after those of others."""
         if self.large:
             loop = asyncio.get_running_loop()

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from oxillama.errors import OxillamaError
 from oxillama.server.errors import ApiError, shutting_down
@@ -21,6 +21,9 @@ from oxillama.server.models import Model, Registry
 from oxillama.server.sessions import Sessions
 from oxillama.server.settings import ServerConfig
 from oxillama.server.waker import Waker
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _THREADS = 4
 _LOOK = 0.5  # seconds between looks at the engines
@@ -120,7 +123,7 @@ class ServerState:
         await self.models.close()
         self.pool.shutdown(wait=False)
 
-    async def offload(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    async def offload(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
         """Run a function off the event loop."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.pool, partial(function, *args, **options))
