@@ -54,6 +54,7 @@ static inline void ox_expect_pages(const void *start, size_t size) {
 
 /* The number of the next unit that nobody has taken; and whether somebody wants those who take them to stop. */
 static inline int64_t ox_units_take(int64_t *next) { return __atomic_fetch_add(next, 1, __ATOMIC_RELAXED); }
+static inline void ox_flag_put(int32_t *flag, int value) { __atomic_store_n(flag, value, __ATOMIC_RELAXED); }
 static inline int ox_flag_get(const int32_t *flag) { return __atomic_load_n(flag, __ATOMIC_RELAXED); }
 
 /* Asks for ownership of the lines that a pair of panels will write: without it each store waits for the line (8 % of a prompt). */

@@ -43,7 +43,7 @@ enum {
 enum { OX_SOURCE_FILE, OX_SOURCE_DIRECT, OX_SOURCE_MAP };
 enum { OX_EXPERT_ABSENT, OX_EXPERT_COMING, OX_EXPERT_HERE };
 
-typedef void (*ox_pack_fn)(int form, uint8_t *panels, const uint8_t *source, int64_t row_bytes, int64_t rows, int64_t cols, int64_t first,
+typedef int (*ox_pack_fn)(int form, uint8_t *panels, const uint8_t *source, int64_t row_bytes, int64_t rows, int64_t cols, int64_t first,
                            int64_t end);
 
 typedef struct {
@@ -92,8 +92,7 @@ typedef struct ox_experts {
     int experts, slots, active;     /* active: slots in use now */
     int64_t slot_bytes;
     uint8_t *memory;
-    int64_t chunks;                 /* that the parts of one expert take, for every `range` of them */
-    int range;
+    int64_t panels;                 /* of one expert: what a part multiplies */
     struct ox_experts *then;        /* the next op that the same choice is used by */
     int64_t planned, plans;         /* the step that was planned for */
     int count, waiting, sent;       /* experts chosen; those that must be read, and how many readers were told */
@@ -530,7 +529,7 @@ static void ox_experts_choose(ox_pager *p, ox_experts *c, const int32_t *chosen,
         for (int e = 0; e < c->experts; e++) c->used[e] /= 2;
     for (int i = 0; i < count; i++) {
         int e = chosen[i];
-        atomic_store(&c->left[e], (int32_t)((begins[i + 1] - begins[i] + c->range - 1) / c->range * c->chunks));
+        atomic_store(&c->left[e], (int32_t)((begins[i + 1] - begins[i]) * c->panels));
         c->used[e] += 16;
         c->last[e] = p->step;
         if (atomic_load(&c->state[e]) != OX_EXPERT_ABSENT) c->order[here++] = i;
@@ -567,9 +566,9 @@ static const uint8_t *ox_experts_await(ox_pager *p, ox_experts *c, int expert, c
     return c->memory + c->slot_of[expert] * c->slot_bytes;
 }
 
-/* Gives a chunk of an expert back. */
-static void ox_experts_done(ox_pager *p, ox_experts *c, int expert) {
-    if (atomic_fetch_sub(&c->left[expert], 1) == 1) {
+/* So many panels were multiplied by a part of an expert each. */
+static void ox_experts_done(ox_pager *p, ox_experts *c, int expert, int32_t panels) {
+    if (atomic_fetch_sub(&c->left[expert], panels) == panels) {
         pthread_mutex_lock(&p->lock);
         if (c->sent < c->waiting) ox_experts_send(p, c);
         pthread_mutex_unlock(&p->lock);

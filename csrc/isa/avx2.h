@@ -126,6 +126,11 @@ OX_INLINE ox_u8x64 u8_table(const uint8_t *t16)
 OX_INLINE ox_u8x64 u8_lookup(ox_u8x64 table, ox_u8x64 v)
 { return (ox_u8x64){ _mm256_shuffle_epi8(table.a, v.a), _mm256_shuffle_epi8(table.b, v.b) }; }
 
+OX_INLINE ox_i32x16 u8_zip_low(ox_u8x64 low, ox_u8x64 high)
+{ return OX_I2(_mm256_unpacklo_epi8(low.a, high.a), _mm256_unpacklo_epi8(low.b, high.b)); }
+OX_INLINE ox_i32x16 u8_zip_high(ox_u8x64 low, ox_u8x64 high)
+{ return OX_I2(_mm256_unpackhi_epi8(low.a, high.a), _mm256_unpackhi_epi8(low.b, high.b)); }
+
 OX_INLINE ox_i32x16 i32_load_u8(const uint8_t *p)
 { return OX_I2(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)),
         _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))); }
@@ -176,6 +181,7 @@ OX_INLINE ox_bf16x32 ox_widen(__m256i a, __m256i b)
 }
 OX_INLINE ox_bf16x32 bf16_load(const void *p)
 { return ox_widen(_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)p + 1)); }
+OX_INLINE ox_bf16x32 bf16_of(ox_i32x16 pairs) { return ox_widen(pairs.a, pairs.b); }
 OX_INLINE ox_bf16x32 bf16_set1(int32_t pair) { __m256i v = _mm256_set1_epi32(pair); return ox_widen(v, v); }
 OX_INLINE ox_f32x16 f32_dot2(ox_f32x16 c, ox_bf16x32 w, ox_bf16x32 x) { return f32_fma(w.even, x.even, f32_fma(w.odd, x.odd, c)); }
 OX_INLINE void i32_store_i16(void *p, ox_i32x16 x)

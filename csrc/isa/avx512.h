@@ -84,6 +84,9 @@ OX_INLINE ox_u8x64 u8_put(ox_u8x64 a, ox_u8x64 h, int from, int to, int mask)
 OX_INLINE ox_u8x64 u8_table(const uint8_t *t16) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)t16)); }
 OX_INLINE ox_u8x64 u8_lookup(ox_u8x64 table, ox_u8x64 a) { return _mm512_shuffle_epi8(table, a); }
 
+OX_INLINE ox_i32x16 u8_zip_low(ox_u8x64 low, ox_u8x64 high) { return _mm512_unpacklo_epi8(low, high); }
+OX_INLINE ox_i32x16 u8_zip_high(ox_u8x64 low, ox_u8x64 high) { return _mm512_unpackhi_epi8(low, high); }
+
 OX_INLINE ox_i32x16 i32_load_u8(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 OX_INLINE ox_i32x16 i32_load_i8(const int8_t *p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 OX_INLINE ox_i32x16 i32_load_i16(const void *p) { return _mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)p)); }
@@ -105,6 +108,7 @@ OX_INLINE ox_bf16x32 ox_widen(__m512i v)
                          _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32((int)0xffff0000))) };
 }
 OX_INLINE ox_bf16x32 bf16_load(const void *p) { return ox_widen(_mm512_loadu_si512(p)); }
+OX_INLINE ox_bf16x32 bf16_of(ox_i32x16 pairs) { return ox_widen(pairs); }
 OX_INLINE ox_bf16x32 bf16_set1(int32_t pair) { return ox_widen(_mm512_set1_epi32(pair)); }
 OX_INLINE ox_f32x16 f32_dot2(ox_f32x16 c, ox_bf16x32 w, ox_bf16x32 x) { return f32_fma(w.even, x.even, f32_fma(w.odd, x.odd, c)); }
 OX_INLINE void i32_store_i16(void *p, ox_i32x16 a) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtepi32_epi16(a)); }

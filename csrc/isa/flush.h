@@ -21,12 +21,12 @@ OX_INLINE float ox_flushed_fma(float a, float b, float c)
     return zero ? copysignf(0.0f, r) : r;
 }
 
-/* Rows of a panel of pairs (lanes/panel.h) against m rows of x, in plain C. */
-OX_NOINLINE static void flushed_pairs(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *x, int64_t ldx, int64_t cols, int m)
+/* Rows of a panel of pairs (lanes/panel.h) against m rows of x, in plain C; `more`: added to what c holds. */
+OX_NOINLINE static void flushed_pairs(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *x, int64_t ldx, int64_t cols, int m, int more)
 {
     for (int t = 0; t < m; t++)
         for (int r = 0; r < 16; r++) {
-            float acc = 0.0f;
+            float acc = more ? c[t * ldc + r] : 0.0f;
             for (int64_t k = 0; k < (cols + 1) / 2; k++) {
                 uint16_t w[2], v[2];
                 memcpy(w, panel + 64 * k + 4 * r, 4);

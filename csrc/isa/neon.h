@@ -107,6 +107,9 @@ OX_INLINE ox_u8x64 u8_put(ox_u8x64 a, ox_u8x64 h, int from, int to, int mask)
 OX_INLINE ox_u8x64 u8_table(const uint8_t *t16) { OX_U1(vld1q_u8(t16)); }
 OX_INLINE ox_u8x64 u8_lookup(ox_u8x64 table, ox_u8x64 a) { OX_U1(vqtbl1q_u8(table.v[q], a.v[q])); }
 
+OX_INLINE ox_i32x16 u8_zip_low(ox_u8x64 low, ox_u8x64 high) { OX_I1(vreinterpretq_s32_u8(vzip1q_u8(low.v[q], high.v[q]))); }
+OX_INLINE ox_i32x16 u8_zip_high(ox_u8x64 low, ox_u8x64 high) { OX_I1(vreinterpretq_s32_u8(vzip2q_u8(low.v[q], high.v[q]))); }
+
 OX_INLINE ox_i32x16 i32_load_u8(const uint8_t *p)
 {
     uint8x16_t b = vld1q_u8(p);
@@ -158,6 +161,7 @@ OX_INLINE int flush_end(ox_flush was)
 }
 OX_INLINE ox_bf16x32 ox_widen(ox_i32x16 v) { return (ox_bf16x32){ i32_as_f32(i32_shl(v, 16)), i32_as_f32(i32_and(v, i32_set1((int32_t)0xffff0000))) }; }
 OX_INLINE ox_bf16x32 bf16_load(const void *p) { return ox_widen(i32_load((const int32_t *)p)); }
+OX_INLINE ox_bf16x32 bf16_of(ox_i32x16 pairs) { return ox_widen(pairs); }
 OX_INLINE ox_bf16x32 bf16_set1(int32_t pair) { return ox_widen(i32_set1(pair)); }
 OX_INLINE ox_f32x16 f32_dot2(ox_f32x16 c, ox_bf16x32 w, ox_bf16x32 x) { return f32_fma(w.even, x.even, f32_fma(w.odd, x.odd, c)); }
 OX_INLINE void i32_store_i16(void *p, ox_i32x16 a) { OX_QUADS vst1_s16((int16_t *)p + 4 * q, vmovn_s32(a.v[q])); }

@@ -81,6 +81,17 @@ OX_INLINE ox_u8x64 u8_field(ox_u8x64 a, int from, int mask)                 /* b
 OX_INLINE ox_u8x64 u8_put(ox_u8x64 a, ox_u8x64 h, int from, int to, int mask)     /* a | bits of h moved from `from` to `to`, under mask */
 { for (int i = 0; i < 64; i++) a.v[i] |= (uint8_t)((from >= to ? h.v[i] >> (from - to) : h.v[i] << (to - from)) & mask); return a; }
 OX_INLINE ox_u8x64 u8_table(const uint8_t *t16) { ox_u8x64 r; for (int i = 0; i < 64; i++) r.v[i] = t16[i & 15]; return r; }
+OX_INLINE ox_i32x16 u8_zip(ox_u8x64 low, ox_u8x64 high, int from)            /* of each 16 bytes those 8 from `from` on: low and high by turns */
+{
+    ox_i32x16 r;
+    for (int i = 0; i < 16; i++) {
+        const uint8_t *l = low.v + 16 * (i / 4) + from + 2 * (i % 4), *h = high.v + 16 * (i / 4) + from + 2 * (i % 4);
+        r.v[i] = (int32_t)((uint32_t)l[0] | (uint32_t)h[0] << 8 | (uint32_t)l[1] << 16 | (uint32_t)h[1] << 24);
+    }
+    return r;
+}
+OX_INLINE ox_i32x16 u8_zip_low(ox_u8x64 low, ox_u8x64 high) { return u8_zip(low, high, 0); }      /* bytes 0-7 of each 16 */
+OX_INLINE ox_i32x16 u8_zip_high(ox_u8x64 low, ox_u8x64 high) { return u8_zip(low, high, 8); }     /* bytes 8-15 */
 OX_INLINE ox_u8x64 u8_lookup(ox_u8x64 table, ox_u8x64 a) { for (int i = 0; i < 64; i++) a.v[i] = table.v[a.v[i] & 15]; return a; }
 
 OX_INLINE ox_i32x16 i32_load_u8(const uint8_t *p) { ox_i32x16 r; OX_EACH r.v[i] = p[i]; return r; }
@@ -110,6 +121,7 @@ typedef int ox_flush;
 OX_INLINE ox_flush flush_begin(void) { return 0; }
 OX_INLINE int flush_end(ox_flush was) { return was; }
 OX_INLINE ox_bf16x32 bf16_load(const void *p) { ox_bf16x32 r; memcpy(&r, p, 64); return r; }
+OX_INLINE ox_bf16x32 bf16_of(ox_i32x16 pairs) { return bf16_load(&pairs); }
 OX_INLINE ox_bf16x32 bf16_set1(int32_t pair) { ox_bf16x32 r; OX_EACH r.v[i] = (uint32_t)pair; return r; }
 OX_INLINE ox_f32x16 f32_dot2(ox_f32x16 c, ox_bf16x32 w, ox_bf16x32 x)
 {

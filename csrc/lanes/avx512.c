@@ -21,6 +21,7 @@ static void fused_pairs(OX_TILE_ARGS) { tile_BF16(c, ldc, panel, then, x, ldx, c
 #define OX_LANES_NAME "avx512bf16"
 #define OX_LANES_TABLE ox_lanes_avx512bf16
 #include "lanes/pairs.inc"
+#include "lanes/tight.inc"
 #include "lanes/entries.inc"
 
 /* Two pairs of columns a time, numbers of all sizes, many of them where products and sums come to lie about 2^-126. */

@@ -9,6 +9,7 @@ static const ox_gather gathers[FORM_COUNT] = {
 #define OX_PAIRS(name) NULL,
 #define OX_FORM32(name, store, bits, off, side) gather_##name,
 #define OX_FORM256(name, store, bits, off, head, side, unit) gather_##name,
+#define OX_TIGHT(name, plain) NULL,
 #include "lanes/forms.def"
 #undef OX_FLOAT
 #undef OX_PAIRS
@@ -23,17 +24,26 @@ enum {
 };
 
 const ox_form ox_forms[FORM_COUNT] = {
-#define OX_FLOAT(name, bytes) { #name, 1, bytes, FAMILY_FLOAT, ACT_F32, 0, SIDE_NONE, HEAD_NONE },
-#define OX_PAIRS(name) { #name, 1, 2, FAMILY_PAIRS, ACT_BF16, 0, SIDE_NONE, HEAD_NONE },
-#define OX_FORM32(name, store, bits, off, side) { #name, BLOCK_##name, BYTES_##name, FAMILY_32, ACT_Q8_32, store, side, HEAD_NONE },
+#define OX_FLOAT(name, bytes) { #name, 1, bytes, FAMILY_FLOAT, ACT_F32, 0, SIDE_NONE, HEAD_NONE, FORM_##name },
+#define OX_PAIRS(name) { #name, 1, 2, FAMILY_PAIRS, ACT_BF16, 0, SIDE_NONE, HEAD_NONE, FORM_##name },
+#define OX_TIGHT(name, plain) { #name, 1, 2, FAMILY_TIGHT, FORM_##plain == FORM_BF16 ? ACT_BF16 : ACT_F32, 0, SIDE_NONE, HEAD_NONE, FORM_##plain },
+#define OX_FORM32(name, store, bits, off, side) { #name, BLOCK_##name, BYTES_##name, FAMILY_32, ACT_Q8_32, store, side, HEAD_NONE, FORM_##name },
 #define OX_FORM256(name, store, bits, off, head, side, unit) { #name, BLOCK_##name, BYTES_##name, FAMILY_256, ACT_Q8_256, store, side, \
-        head },
+        head, FORM_##name },
 #include "lanes/forms.def"
 #undef OX_FLOAT
 #undef OX_PAIRS
 #undef OX_FORM32
 #undef OX_FORM256
 };
+
+int ox_form_tight(int form, int64_t cols)
+{
+    for (int i = 0; i < FORM_COUNT; i++)
+        if (ox_forms[i].plain == form && i != form && OX_TIGHT_FITS(cols))
+            return i;
+    return -1;
+}
 
 int ox_form_from_name(const char *name)
 {
@@ -55,6 +65,8 @@ int64_t ox_panel_bytes(const ox_form *form, int64_t cols)
         return OX_ROUND64(cols * 16 * form->bytes);
     if (form->family == FAMILY_PAIRS)
         return (cols + 1) / 2 * 64;
+    if (form->family == FAMILY_TIGHT)
+        return TIGHT_HEAD + cols / TIGHT_COLS * TIGHT_UNIT + OX_ROUND64(4 * (OX_TIGHT_ROOM(cols) - TIGHT_FIRST));
     int64_t sides = OX_ROUND64(cols / form->block * OX_SIDE_BYTES(form->side)), codes = cols / 32 * OX_UNIT_BYTES(form->store);
     return sides + codes + (form->family == FAMILY_256 ? cols / 256 * OX_HEAD_BYTES(form->head) : 0);
 }
@@ -62,6 +74,7 @@ int64_t ox_panel_bytes(const ox_form *form, int64_t cols)
 /* Squares of numbers are turned by perfect shuffles: log2(n) rounds of interleaving row i with row i + n/2. */
 typedef uint16_t halves8 __attribute__((vector_size(16)));
 typedef uint32_t words4 __attribute__((vector_size(16)));
+typedef uint8_t bytes16_t __attribute__((vector_size(16)));
 
 static void turn_halves(halves8 *a)
 {
@@ -252,14 +265,136 @@ static void pack_codes(const ox_form *form, ox_gather gather, uint8_t *panel, co
     }
 }
 
-void ox_pack(const ox_form *form, uint8_t *panels, const uint8_t *src, int64_t row_bytes, int64_t rows, int64_t cols, int64_t first,
+/* Eight numbers of a row as bf16; 0 where one of F16 is none, as infinities and NaN are taken to be. */
+static inline int brains(uint16_t *to, const uint8_t *from, int half)
+{
+    memcpy(to, from, 16);
+    if (!half)
+        return 1;
+    halves8 h, size, odd;
+    memcpy(&h, from, 16);
+    size = h & 0x7fff;
+    odd = (halves8)((size - 1) >= 0x7c00 - 1) | (halves8)(size - 1 < 0x400 - 1) | (h & 7);
+    uint64_t some[2];
+    memcpy(some, &odd, 16);
+    h = (h & 0x8000) | (((size >> 3) + ((127 - 15) << 7)) & (halves8)(size != 0));
+    if (some[0] | some[1])
+        for (int i = 0; i < TIGHT_COLS; i++) {
+            const unsigned bits = to[i];
+            const uint32_t wide = ox_f32_to_bits(ox_f16_to_f32((uint16_t)bits));
+            if (wide & 0xffff || (bits & 0x7c00) == 0x7c00)
+                return 0;
+            h[i] = (uint16_t)(wide >> 16);
+        }
+    memcpy(to, &h, 16);
+    return 1;
+}
+
+/* The 16 high bytes that occur most often, in every fourth unit of a panel with many. */
+static int tight_table(uint8_t *table, const uint8_t *src, int64_t row_bytes, int64_t live, int64_t cols, int half)
+{
+    uint32_t count[2][256] = { { 0 } };
+    const int64_t step = cols >= 512 ? 4 * TIGHT_COLS : TIGHT_COLS;
+    int good = 1;
+    for (int64_t r = 0; r < live; r++)
+        for (int64_t c = 0; c < cols; c += step) {
+            uint16_t v[TIGHT_COLS];
+            good &= brains(v, src + r * row_bytes + 2 * c, half);
+            for (int i = 0; i < TIGHT_COLS; i++)
+                count[i & 1][v[i] >> 8]++;
+        }
+    count[0][0] += (uint32_t)(16 - live) * 8;
+    uint8_t used[256];
+    int n = 0;
+    for (int h = 0; h < 256; h++)
+        if (count[0][h] += count[1][h])
+            used[n++] = (uint8_t)h;
+    memset(table, 0, 16);
+    for (int k = 0; k < 16 && k < n; k++) {
+        int best = k;
+        for (int i = k + 1; i < n; i++)
+            if (count[0][used[i]] > count[0][used[best]])
+                best = i;
+        table[k] = used[best];
+        used[best] = used[k];
+    }
+    return good;
+}
+
+static inline uint64_t eight_codes(const uint8_t *code, uint64_t high)
+{
+    uint64_t c = 0;
+    for (int k = 0; k < 64; k += 8)
+        c |= (uint64_t)code[high >> k & 255] << k;
+    return c;
+}
+
+/* One panel; 0 where it cannot be tight. */
+static int pack_tight(uint8_t *panel, const uint8_t *src, int64_t row_bytes, int64_t live, int64_t cols, int half)
+{
+    uint8_t code[256];
+    uint32_t *const head = (uint32_t *)(panel + 16);
+    uint8_t *out = panel + TIGHT_HEAD;
+    uint32_t *const more = (uint32_t *)(out + cols / TIGHT_COLS * TIGHT_UNIT);
+    const int64_t room = OX_TIGHT_ROOM(cols);
+    int64_t found = 0;
+    if (!tight_table(panel, src, row_bytes, live, cols, half))
+        return 0;
+    memset(code, 0x80, sizeof code);
+    for (int k = 15; k >= 0; k--)
+        code[panel[k]] = (uint8_t)k;
+    for (int64_t u = 0; u < cols / TIGHT_COLS; u++, out += TIGHT_UNIT, src += 2 * TIGHT_COLS)
+        for (int64_t q = 0; q < 4; q++) {                   /* four rows, turned so that a vector holds a pair of columns of each */
+            words4 pairs[4];
+            for (int64_t r = 0; r < 4; r++) {
+                memset(pairs + r, 0, 16);
+                if (4 * q + r < live && !brains((uint16_t *)(pairs + r), src + (4 * q + r) * row_bytes, half))
+                    return 0;
+            }
+            turn_words(pairs);
+            uint64_t c[2][2], high[2][2], missed = 0;
+            for (int i = 0; i < 2; i++) {
+                const bytes16_t a = (bytes16_t)pairs[2 * i], b = (bytes16_t)pairs[2 * i + 1];
+                const bytes16_t l = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+                const bytes16_t h = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+                memcpy(out + 64 + 64 * i + 16 * q, &l, 16);
+                memcpy(high[i], &h, 16);
+                for (int k = 0; k < 2; k++)
+                    missed |= c[i][k] = eight_codes(code, high[i][k]);
+            }
+            if (missed & 0x8080808080808080u)
+                for (int k = 0; k < 32; k++) {
+                    uint8_t *const one = (uint8_t *)c + k;
+                    if (!(*one & 0x80))
+                        continue;
+                    if (found + 1 >= room)
+                        return 0;
+                    const uint32_t byte = (uint32_t)(64 * (k / 16) + 16 * q + k % 16);
+                    *(found < TIGHT_FIRST ? head + found : more + found - TIGHT_FIRST) = (uint32_t)u << 15 | byte << 8 | ((const uint8_t *)high)[k];
+                    found++, *one = 0;
+                }
+            for (int k = 0; k < 2; k++) {
+                const uint64_t both = c[0][k] | c[1][k] << 4;
+                memcpy(out + 16 * q + 8 * k, &both, 8);
+            }
+        }
+    for (; found < room; found++)           /* the end; all of it, so that what is written is known */
+        *(found < TIGHT_FIRST ? head + found : more + found - TIGHT_FIRST) = 0xffffffffu;
+    memset(more + room - TIGHT_FIRST, 0, (size_t)(OX_ROUND64(4 * (room - TIGHT_FIRST)) - 4 * (room - TIGHT_FIRST)));
+    return 1;
+}
+
+int ox_pack(const ox_form *form, uint8_t *panels, const uint8_t *src, int64_t row_bytes, int64_t rows, int64_t cols, int64_t first,
         int64_t end)
 {
     int64_t size = ox_panel_bytes(form, cols);
     for (int64_t p = first; p < end; p++) {
         int64_t live = rows - 16 * p < 16 ? rows - 16 * p : 16;
         const uint8_t *from = src + 16 * p * row_bytes;
-        if (form->family == FAMILY_FLOAT && form->bytes == 2)
+        if (form->family == FAMILY_TIGHT) {
+            if (!pack_tight(panels + p * size, from, row_bytes, live, cols, form->plain == FORM_F16))
+                return 0;
+        } else if (form->family == FAMILY_FLOAT && form->bytes == 2)
             pack_float(panels + p * size, from, row_bytes, live, cols, 2);
         else if (form->family == FAMILY_PAIRS)
             pack_pairs(panels + p * size, from, row_bytes, live, cols);
@@ -268,4 +403,5 @@ void ox_pack(const ox_form *form, uint8_t *panels, const uint8_t *src, int64_t r
         else
             pack_codes(form, gathers[form - ox_forms], panels + p * size, from, row_bytes, live, cols);
     }
+    return 1;
 }

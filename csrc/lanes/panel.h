@@ -10,16 +10,31 @@
  *             1 bit    1 vector: bit g = group g
  *             5 = 4 + 1 bits, 6 = 4 + 2 bits, 3 = 2 + 1 bits: the low plane first
  *   head  = integer scales of the 16 rows; dword r = 4 values of row r in the order 0, 2, 1, 3 (so that even and odd bytes make pairs)
+ *
+ * A tight panel (OX_TIGHT) says the same as one of 16-bit floats in three quarters of its bytes: a bf16 number is a byte of sign and high exponent,
+ * of which few are in use, above a byte of low exponent and mantissa.
+ *
+ *   panel = [ head ][ unit ] ... [ unit ][ more exceptions ]
+ *   head  = 128 bytes: a table of 16 high bytes, then the first exceptions
+ *   unit  = 8 columns x 16 rows: 64 bytes of codes into the table (low nibbles columns 0-3, high ones columns 4-7), 64 low bytes of columns 0-3, 64 of
+ *           columns 4-7. Byte 16 q + 8 p + 2 i + e of each belongs to row 4 q + i and to column 2 p + e of the four: a byte-wise interleaving of
+ *           16 low and 16 high bytes gives pairs of columns, row beside row
+ *   exception = dword: unit << 15 | byte of the unit's 128 << 8 | high byte, for a weight whose high byte is not in the table. Ascending by units;
+ *           0xffffffff after the last. A panel with more than there is room for cannot be tight, nor can its matrix.
  */
 #ifndef OX_LANES_PANEL_H
 #define OX_LANES_PANEL_H
 #include "ox.h"
 
-enum { OX_PANEL_LAYOUT = 3 };       /* grows when these bytes change: what keeps panels in a file asks for it */
+enum { OX_PANEL_LAYOUT = 4 };       /* grows when these bytes change: what keeps panels in a file asks for it */
 
 enum { ACT_F32 = 0, ACT_Q8_32 = 1, ACT_Q8_256 = 2, ACT_BF16 = 3, ACT_COUNT = 4 };
 
-enum { FAMILY_FLOAT, FAMILY_PAIRS, FAMILY_32, FAMILY_256 };
+enum { FAMILY_FLOAT, FAMILY_PAIRS, FAMILY_32, FAMILY_256, FAMILY_TIGHT };
+
+enum { TIGHT_HEAD = 128, TIGHT_UNIT = 192, TIGHT_COLS = 8, TIGHT_FIRST = 28 };      /* bytes of a head and a unit, its columns, exceptions in the head */
+#define OX_TIGHT_ROOM(cols) (TIGHT_FIRST + (cols) / 4)          /* exceptions and their end: one weight of 64 */
+#define OX_TIGHT_FITS(cols) ((cols) % TIGHT_COLS == 0 && (cols) >= 64 && (cols) < 1 << 20)
 
 /* Sides: `count` numbers of `size` bytes per row and file block; number k of row r lies at (16 k + r) size. */
 enum {
@@ -65,6 +80,7 @@ enum { ACT256_D = 256, ACT256_SUM16 = 272, ACT256_SUM32 = 304, ACT256_BYTES = 32
 enum {
 #define OX_FLOAT(name, bytes) FORM_##name,
 #define OX_PAIRS(name) FORM_##name,
+#define OX_TIGHT(name, plain) FORM_##name,
 #define OX_FORM32(name, store, bits, off, side) FORM_##name,
 #define OX_FORM256(name, store, bits, off, head, side, unit) FORM_##name,
 #include "lanes/forms.def"
@@ -79,15 +95,18 @@ typedef struct {
     const char *name;      /* the GGUF format */
     int block, bytes;      /* of the file */
     int family, act, store, side, head;
+    int plain;             /* the form that says the same of any weights; its own number unless it is tight */
 } ox_form;
 
 extern const ox_form ox_forms[FORM_COUNT];
 
 int ox_form_from_name(const char *name);                              /* index, or -1 */
+int ox_form_tight(int form, int64_t cols);                            /* the tight form of as many columns, or -1 */
 int64_t ox_act_bytes(int act, int64_t cols);                          /* bytes of an activation row, a multiple of 64 */
 int64_t ox_panel_bytes(const ox_form *form, int64_t cols);            /* a multiple of 64 */
-/* Writes panels [first, end) of a matrix whose file rows start at src, `row_bytes` apart. Rows past the end become zeros. */
-void ox_pack(const ox_form *form, uint8_t *panels, const uint8_t *src, int64_t row_bytes, int64_t rows, int64_t cols, int64_t first,
+/* Writes panels [first, end) of a matrix whose file rows start at src, `row_bytes` apart. Rows past the end become zeros. 0 where one of them
+ * cannot be tight: none of them is to be read then. */
+int ox_pack(const ox_form *form, uint8_t *panels, const uint8_t *src, int64_t row_bytes, int64_t rows, int64_t cols, int64_t first,
         int64_t end);
 
 /* The kernels of one instruction set. Pointers and counts in, nothing out. */

@@ -278,6 +278,7 @@ OX_INLINE void parts_256(ox_parts a, int store, int bits, int off, int head, int
  * nibbles: these stay on tiles.
  * One row left over is cheaper in a tile of its own than in a whole one that overlaps. */
 #define OX_PART_FROM(store, bits) ((store) == 4 && (bits) == 4 ? 12 : 8)
+#define OX_WIDE_FLOAT(name) NULL
 #define OX_WIDE_32(store, bits) (OX_PART_WORDS || (store) != (bits) || ((store) & ((store) - 1)))
 #define OX_WIDE_256(store, bits) (OX_PART_WORDS || (store) != 4 || (bits) != 4)
 #define OX_PARTS_OR_TILES(name, able, from, call)                                                                            \

@@ -59,11 +59,11 @@ typedef struct {
 
 /* Rows of one sequence through the recurrence of up to 16 channels of one head (vec/scan.h); ld* are floats from row to row. */
 typedef struct {
-    int rows, states, live;            /* live: channels */
+    int rows, states, live;            /* live: channels, two blocks of 16 at most */
     int one, per_lane;                 /* one: `a` is one vector for all states; per_lane: dt has a number a channel, else one for all */
-    const float *x, *dt, *b, *c, *a, *d;   /* a: [states or 1][16]; d: [16] or NULL */
+    const float *x, *dt, *b, *c, *a, *d;   /* a: [block][states or 1][16]; d: [block][16] or NULL */
     int64_t ldx, lddt, ldb, ldc, ldy;
-    float *state;                      /* [states][16], read and left */
+    float *state;                      /* [block][states][16], read and left */
     float *y;
 } ox_scan;
 

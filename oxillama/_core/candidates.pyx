@@ -330,8 +330,11 @@ cdef class Workspace:
 
 cdef Workspace borrow(int vocab):
     cdef list free_ones = _pool.get(vocab)
-    if free_ones:
-        return free_ones.pop()
+    if free_ones is not None:
+        try:
+            return free_ones.pop()
+        except IndexError:      # none, or another thread took the last
+            pass
     return Workspace(vocab)
 
 

@@ -50,12 +50,12 @@ cdef int _failed(object error) noexcept:
         return OXILLAMA_OTHER
 
 
-cdef int _fill(object data, void *out, int64_t room, int64_t *count, int64_t unit) except? -100:
+cdef int _fill(object data, void *out, int64_t capacity, int64_t *count, int64_t unit) except? -100:
     """Copies bytes of `unit` bytes an item into `out`, or says how many there are."""
     cdef bytes found = data
     count[0] = len(found) // unit
-    if count[0] > room:
-        text = f"room: found {room}, wanted {count[0]}".encode()
+    if count[0] > capacity:
+        text = f"capacity: found {capacity}, wanted {count[0]}".encode()
         ox_say(text, len(text))
         return OXILLAMA_ROOM
     if len(found):
@@ -141,20 +141,20 @@ cdef void c_model_free(oxillama_model *model) noexcept nogil:
         Py_XDECREF(<PyObject *>model)
 
 
-cdef int c_tokenise(const oxillama_model *model, const char *text, int64_t size, int special, int32_t *tokens, int64_t room,
+cdef int c_tokenise(const oxillama_model *model, const char *text, int64_t size, int special, int32_t *tokens, int64_t capacity,
                     int64_t *count) noexcept nogil:
     with gil:
         try:
             found = (<object><PyObject *>model).tokenise(bytes(calls.view(<uintptr_t>text, size)), special != 0)
-            return _fill(np.asarray(found, np.int32).tobytes(), tokens, room, count, sizeof(int32_t))
+            return _fill(np.asarray(found, np.int32).tobytes(), tokens, capacity, count, sizeof(int32_t))
         except BaseException as error:
             return _failed(error)
 
 
-cdef int c_token_bytes(const oxillama_model *model, int32_t token, char *out, int64_t room, int64_t *count) noexcept nogil:
+cdef int c_token_bytes(const oxillama_model *model, int32_t token, char *out, int64_t capacity, int64_t *count) noexcept nogil:
     with gil:
         try:
-            return _fill((<object><PyObject *>model).token_bytes(token), out, room, count, 1)
+            return _fill((<object><PyObject *>model).token_bytes(token), out, capacity, count, 1)
         except BaseException as error:
             return _failed(error)
 

@@ -1,4 +1,4 @@
-"""The doors to the codecs of `csrc/codecs`: whole arrays of rows, all cores, the GIL released.
+"""The functions over the codecs of `csrc/codecs`: whole arrays of rows, all cores, the GIL released.
 
 `codec_table` lists the formats, `unpack_rows` and `quantise_rows` convert, `first_beyond` finds a number that no block can hold.
 `isa` names an instruction set (None: the active one, `OXILLAMA_ISA` decides), which changes no bit.
@@ -75,7 +75,8 @@ def unpack_rows(const unsigned char[:, ::1] blocks, str name, float[:, ::1] out,
     """Unpack every row of `blocks` (rows, row bytes) into `out` (rows, columns); raises QuantError where the sizes do not fit `name`."""
     cdef Py_ssize_t rows = blocks.shape[0], columns = out.shape[1], row_bytes = blocks.shape[1]
     cdef const ox_codec *codec = _codec(name, columns, row_bytes, isa)
-    cdef int workers = worker_count(num_threads)
+    # a vector's default is found without asking the system, which takes longer than the vector
+    cdef int workers = 1 if num_threads == 0 and rows <= 8 else worker_count(num_threads)
     if out.shape[0] != rows:
         raise QuantError(f"{name}: {rows} rows of blocks, room for {out.shape[0]}")
     if rows == 0:

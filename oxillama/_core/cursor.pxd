@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, uint8_t
 from oxillama._core.pushdown cimport Machine
 
 
-cdef int room(Machine m) except -1
+cdef int begin_operation(Machine m) except -1
 
 
 cdef class Cursor:

@@ -1,4 +1,9 @@
-"""Places in a machine, and the memory that they keep: a cursor survives `collect`, which drops all that no cursor needs."""
+"""Places in a machine, and the memory that they keep: a cursor survives `collect`, which drops all that no cursor needs.
+
+Requests of several threads share a machine, so whatever looks into its tables does so in its critical section. Where an interpreter has a
+GIL that is no code at all; without one it is the same promise: another thread comes in only where Python runs (see `begin_operation`).
+"""
+cimport cython
 from libc.stdint cimport int32_t, uint8_t
 from libc.string cimport memset
 
@@ -54,22 +59,24 @@ cdef class Cursor:
     def __cinit__(self, Machine machine not None, Cursor origin=None):
         self.machine = machine
         self.slot = -1
-        room(machine)
-        reserve(&machine.free_roots, machine.roots.n + 1)    # so that giving a slot back never allocates
-        if machine.free_roots.n:
-            machine.free_roots.n -= 1
-            self.slot = machine.free_roots.data[machine.free_roots.n]
-        else:
-            put(&machine.roots, 0)
-            self.slot = machine.roots.n - 1
-        machine.roots.data[self.slot] = 0
-        self.text = bytearray() if origin is None else bytearray(origin.text)
-        machine.roots.data[self.slot] = origin.config() if origin is not None else machine.start_config()
+        with cython.critical_section(machine):
+            begin_operation(machine)
+            reserve(&machine.free_roots, machine.roots.n + 1)    # so that giving a slot back never allocates
+            if machine.free_roots.n:
+                machine.free_roots.n -= 1
+                self.slot = machine.free_roots.data[machine.free_roots.n]
+            else:
+                put(&machine.roots, 0)
+                self.slot = machine.roots.n - 1
+            machine.roots.data[self.slot] = 0
+            self.text = bytearray() if origin is None else bytearray(origin.text)
+            machine.roots.data[self.slot] = origin.config() if origin is not None else machine.start_config()
 
     def __dealloc__(self):
         if self.slot >= 0 and self.machine is not None:
-            self.machine.roots.data[self.slot] = -1
-            put(&self.machine.free_roots, <int32_t>self.slot)
+            with cython.critical_section(self.machine):
+                self.machine.roots.data[self.slot] = -1
+                put(&self.machine.free_roots, <int32_t>self.slot)
 
     cdef int32_t config(self) noexcept:
         return self.machine.roots.data[self.slot]
@@ -89,24 +96,28 @@ cdef class Cursor:
     @property
     def complete(self):
         """Whether the grammar may end here."""
-        return self.machine.accepts(self.config()) != 0
+        with cython.critical_section(self.machine):
+            return self.machine.accepts(self.config()) != 0
 
     @property
     def finished(self):
         """Whether the grammar may end here and nothing else may follow."""
-        return self.machine.accepts(self.config()) != 0 and seq_len(&self.machine.configs, self.config()) == 1
+        with cython.critical_section(self.machine):
+            return self.machine.accepts(self.config()) != 0 and seq_len(&self.machine.configs, self.config()) == 1
 
     @property
     def dead(self):
         """Whether nothing can follow and nothing has matched."""
-        return self.config() == 0
+        with cython.critical_section(self.machine):
+            return self.config() == 0
 
     @property
     def key(self):
         """(epoch, config), and the text where words must be distinct: equal keys mean equal futures."""
-        if self.machine.distinct:
-            return self.machine.epoch, self.config(), bytes(self.text)
-        return self.machine.epoch, self.config()
+        with cython.critical_section(self.machine):
+            if self.machine.distinct:
+                return self.machine.epoch, self.config(), bytes(self.text)
+            return self.machine.epoch, self.config()
 
     cdef int32_t _walk(self, const uint8_t[::1] data, int symbol, bytearray text) except -1:
         """The config after some bytes (or a token symbol), which are added to `text`: distinct languages read their words there."""
@@ -129,22 +140,25 @@ cdef class Cursor:
     def allows(self, const uint8_t[::1] data, int symbol=-1):
         """Whether these bytes (or the token symbol) may come next."""
         self._check(symbol)
-        room(self.machine)
-        return self._walk(data, symbol, bytearray(self.text)) != 0
+        with cython.critical_section(self.machine):
+            begin_operation(self.machine)
+            return self._walk(data, symbol, bytearray(self.text)) != 0
 
     def advance(self, const uint8_t[::1] data, int symbol=-1):
         """Moves over the bytes (or the token symbol); False, without moving, where they cannot come next."""
         cdef int32_t config
-        cdef bytearray text = bytearray(self.text)
+        cdef bytearray text
         self._check(symbol)
-        room(self.machine)
-        config = self._walk(data, symbol, text)
-        if config == 0:
-            return False
-        self.place(config)
-        if self.machine.distinct:                 # before that, no distinct word can have begun
-            self.text = text
-        return True
+        with cython.critical_section(self.machine):
+            text = bytearray(self.text)
+            begin_operation(self.machine)
+            config = self._walk(data, symbol, text)
+            if config == 0:
+                return False
+            self.place(config)
+            if self.machine.distinct:                 # before that, no distinct word can have begun
+                self.text = text
+            return True
 
     def _check(self, int symbol):
         if symbol >= self.machine.symbols:
@@ -153,9 +167,10 @@ cdef class Cursor:
     def next_bytes(self):
         """The set of bytes that may come next, as a 256-long bytes object of zeros and ones."""
         cdef int32_t *row
-        room(self.machine)
-        row = self.machine.row(self.config())
-        return bytes([1 if row[i] else 0 for i in range(256)])
+        with cython.critical_section(self.machine):
+            begin_operation(self.machine)
+            row = self.machine.row(self.config())
+            return bytes([1 if row[i] else 0 for i in range(256)])
 
     def forced(self, Py_ssize_t limit=4096):
         """The longest run of bytes that every continuation starts with (at most `limit`); empty where the grammar may end."""
@@ -164,30 +179,31 @@ cdef class Cursor:
         cdef Py_ssize_t i
         cdef int byte
         out = bytearray()
-        room(self.machine)
-        config = self.config()
-        while config != 0 and not self.machine.accepts(config) and len(out) < limit:
-            row = self.machine.row(config)
-            byte = -1
-            follow = 0
-            for i in range(self.machine.width):
-                if row[i]:
-                    if byte >= 0 or i >= 256:
-                        byte = -2
-                        break
-                    byte = <int>i
-                    follow = row[i]
-            if byte < 0:
-                break
-            out.append(byte)
-            config = follow
+        with cython.critical_section(self.machine):
+            begin_operation(self.machine)
+            config = self.config()
+            while config != 0 and not self.machine.accepts(config) and len(out) < limit:
+                row = self.machine.row(config)
+                byte = -1
+                follow = 0
+                for i in range(self.machine.width):
+                    if row[i]:
+                        if byte >= 0 or i >= 256:
+                            byte = -2
+                            break
+                        byte = <int>i
+                        follow = row[i]
+                if byte < 0:
+                    break
+                out.append(byte)
+                config = follow
         return bytes(out)
 
 
 # ---------------------------------------------------------------------------------------------- bounded memory
 
 
-cdef int room(Machine m) except -1:
+cdef int begin_operation(Machine m) except -1:
     """Called before each outer operation: waits while another thread writes a rule, and drops what no cursor needs once the tables
     outgrow their bound."""
     while m.writing:
@@ -205,12 +221,13 @@ def collect(Machine m not None):
     """Rebuilds the automaton's tables from the live cursors alone; config ids change, `epoch` tells caches so. Where memory runs out in
     the middle, the next operation on the machine goes on with it."""
     cdef Py_ssize_t i
-    if m.unplaced is None:
-        saved = []
-        for i in range(m.roots.n):
-            saved.append(stored(m, m.roots.data[i]) if m.roots.data[i] > 0 else None)
-        m.unplaced = saved
-    place_all(m)
+    with cython.critical_section(m):
+        if m.unplaced is None:
+            saved = []
+            for i in range(m.roots.n):
+                saved.append(stored(m, m.roots.data[i]) if m.roots.data[i] > 0 else None)
+            m.unplaced = saved
+        place_all(m)
 
 
 cdef int place_all(Machine m) except -1:

@@ -78,7 +78,7 @@ cdef class Dstates(Emission):
         return self.start_of.data[rule]
 
     cdef int _write(self, int32_t rule) except -1:
-        """Gives a deferred rule its network. That runs Python, where another thread may come in: it waits at `room`."""
+        """Gives a deferred rule its network. That runs Python, where another thread may come in: it waits at `begin_operation`."""
         cdef Marks before = self._marks()
         with self.writes():
             try:
@@ -91,7 +91,7 @@ cdef class Dstates(Emission):
 
     @contextlib.contextmanager
     def writes(self):
-        """While rules are written: other threads wait at `room`."""
+        """While rules are written: other threads wait at `begin_operation`."""
         self.writing = True
         try:
             with self.lock:

@@ -1,7 +1,7 @@
 """Ops that work on rows one by one: embedding, angles, norms, quantising, sums, products, activations, taking rows.
 
 Each op is an argument struct, a `_part` every worker of the step calls, and a class that checks parameters and fills the struct.
-`OPS` is this room's share of the tape's dispatch table. With many rows a chunk is some rows; with few, a range of columns.
+`OPS` is this module's share of the tape's dispatch table. With many rows a chunk is some rows; with few, a range of columns.
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.math cimport sqrt

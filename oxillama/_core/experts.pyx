@@ -10,7 +10,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 from oxillama._core.adapters cimport LowRank
-from oxillama._core.kernels cimport lanes_table, pack_panels
+from oxillama._core.kernels cimport form_at, lanes_table, pack_panels, panel_bytes
 from oxillama._core.lowrank cimport LOW_SCRATCH, LowRankOp, low_rank_part
 from oxillama._core.matmul cimport MatmulArgs, matmul_panels
 from oxillama._core.pager cimport Pager, ox_experts, ox_experts_await, ox_experts_done, ox_experts_plan, ox_pager
@@ -21,8 +21,11 @@ from oxillama._core.vectors cimport activation
 
 cdef enum:
     MOST_EXPERTS = 4096
-    RANGE = 48                # parts of one expert that a chunk covers
-    CHUNK_BYTES = 49152       # weights of a chunk, about: a microsecond of memory
+    RANGE = 96                # most parts of one expert that a chunk covers: their rows stay in the second cache
+    TILE = 6                  # rows of a wide tile
+    MANY = 9                  # from so many parts on panels are taken in pairs
+    MANY_PANELS = 16          # and so many a chunk, so that its parts' rows are gathered for more than one pair
+    CHUNK_BYTES = 49152       # weights of a chunk of fewer, about: a microsecond of memory
 
 cdef float MIXER_REACH = 0.02   # twice the jitter that the model was trained with: how far below the best a score counts
 
@@ -192,12 +195,13 @@ ctypedef struct ExpertsArgs:
     const Supply *supplies[2]
     int x, routes, out, experts, used, n
     int shared                # 1: every part of a row multiplies the whole row
-    int64_t rows, panels, group, x_bytes
-    const float *bias         # (experts, n * rows)
+    int64_t rows, panels, x_bytes
+    int64_t few, many         # panels of a chunk, by how many parts there are
     ox_pager *pager           # NULL: all experts are in memory
     ox_experts *paged
     LowRankOp low
-    size_t order_bytes, gather_bytes   # of a worker's scratch: the sorted parts, the rows of a chunk
+    int64_t ldy               # of a chunk's outputs, until they go where they belong
+    size_t order_bytes, gather_bytes, out_bytes   # of a worker's scratch: the sorted parts, the rows of a chunk, its outputs
 
 
 ctypedef struct Parts:
@@ -241,23 +245,42 @@ cdef Parts sort_parts(const ExpertsArgs *a, const Step *step, int rows, char *sc
     return p
 
 
+# How the product of one expert with its parts is cut: `groups` of `group` panels, times `ranges` of `rows` parts.
+ctypedef struct Cut:
+    int64_t group, groups
+    int rows, ranges
+
+
+cdef inline Cut cut_of(const ExpertsArgs *a, int parts) noexcept nogil:
+    cdef Cut cut
+    cut.group = a.many if parts >= MANY else a.few
+    cut.groups = (a.panels + cut.group - 1) // cut.group
+    cut.ranges = (parts + RANGE - 1) // RANGE
+    cut.rows = ((parts + cut.ranges - 1) // cut.ranges + TILE - 1) // TILE * TILE
+    cut.ranges = (parts + cut.rows - 1) // cut.rows
+    return cut
+
+
 cdef void run_chunk(const ExpertsArgs *a, const Step *step, const Parts *parts, int i, int first, int m, int64_t p0, int64_t p1, char *scratch,
                     const LowRank *low, const uint8_t *slot) noexcept nogil:
     """Parts `first` to first + m - 1 of the i-th chosen expert against its panels p0 to p1 - 1; slot: where that expert is, NULL: among all."""
     cdef MatmulArgs one = a.matmul
     cdef LowRank mine
     cdef MatmulSegment two[2]
-    cdef int e = parts.chosen[i], j, t, part
+    cdef int e = parts.chosen[i], j, t, part = parts.order[first]
     cdef int64_t live = min(a.rows, 16 * p1) - 16 * p0, panel = e * a.panels + p0
     cdef uint8_t *x = <uint8_t *>scratch
     cdef float *y = <float *>(x + a.gather_bytes)
-    cdef uint8_t *packed = <uint8_t *>(y + RANGE * 16 * a.group)
+    cdef uint8_t *packed = <uint8_t *>y + a.out_bytes
+    cdef bint scattered = m > 1 and a.routes >= 0       # else the parts' rows lie a row of the step apart
     for j in range(a.n):
         two[j] = a.whole[j]
         two[j].rows, two[j].panels = live, a.whole[j].panels + panel * a.whole[j].panel_bytes
         if slot != NULL:
             two[j].panels = slot + a.paged.pages[e].part[j].place + p0 * a.whole[j].panel_bytes
         elif step.unpacked and a.supplies[j].ready < panel + p1 - p0:
+            two[j].form = form_at(two[j].form).plain        # what any weights can be in
+            two[j].panel_bytes = panel_bytes(form_at(two[j].form), one.cols)
             pack_panels(two[j].form, packed, a.supplies[j].source + 16 * panel * a.supplies[j].row_bytes, a.supplies[j].row_bytes, live,
                         one.cols, 0, p1 - p0)
             two[j].panels = packed
@@ -266,21 +289,21 @@ cdef void run_chunk(const ExpertsArgs *a, const Step *step, const Parts *parts, 
     if low != NULL:
         mine = low[0]
         mine.expert, mine.panel, mine.order, one.low = e, p0, parts.order + first, &mine
-    if m == 1:
-        part = parts.order[first]
-        one.x = <const uint8_t *>row_of(step, a.x, part // a.used) + (0 if a.shared else part % a.used * a.x_bytes)
-        y = <float *>row_of(step, a.out, part // a.used) + part % a.used * a.rows + 16 * p0
-    else:
-        one.x = x
+    if scattered:
         for t in range(m):
             part = parts.order[first + t]
             memcpy(x + t * a.x_bytes, row_of(step, a.x, part // a.used) + (0 if a.shared else part % a.used * a.x_bytes), a.x_bytes)
-    one.ldx, one.out, one.ldout, one.bias = a.x_bytes, y, 16 * a.group, NULL
+        one.x, one.ldx, one.out, one.ldout = x, a.x_bytes, y, a.ldy
+    else:
+        one.x, one.ldx = <const uint8_t *>row_of(step, a.x, part // a.used) + (0 if a.shared else part % a.used * a.x_bytes), step.strides[a.x]
+        one.out = <float *>row_of(step, a.out, part // a.used) + part % a.used * a.rows + 16 * p0
+        one.ldout = <int64_t>step.strides[a.out] // 4
+    one.bias = NULL
     matmul_panels(&one, 0, p1 - p0)
-    if m > 1:
+    if scattered:
         for t in range(m):
             part = parts.order[first + t]
-            memcpy(<float *>row_of(step, a.out, part // a.used) + part % a.used * a.rows + 16 * p0, y + t * 16 * a.group, 4 * live)
+            memcpy(<float *>row_of(step, a.out, part // a.used) + part % a.used * a.rows + 16 * p0, y + t * a.ldy, 4 * live)
 
 
 cdef void experts_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
@@ -290,9 +313,10 @@ cdef void experts_part(const void *args, ox_team *team, int ith, int nth) noexce
     cdef LowRank low
     cdef const LowRank *added = NULL
     cdef Parts parts
-    cdef int64_t groups = (a.panels + a.group - 1) // a.group, chunk, before = 0, here, p0
+    cdef Cut cut
+    cdef int64_t chunk, before = 0, here, p0, p1
     cdef const uint8_t *slot = NULL
-    cdef int at = 0, i, first
+    cdef int at = 0, i, first, m
     if step.adapting and low_rank_part(&low, &a.low, &a.common, team, ith, nth):
         added = &low
     parts = sort_parts(a, step, rows_of(&a.common), scratch)
@@ -301,27 +325,37 @@ cdef void experts_part(const void *args, ox_team *team, int ith, int nth) noexce
     chunk = ox_team_take(team)
     while at < parts.count:
         i = at if a.pager == NULL else a.paged.order[at]
-        here = (parts.begins[i + 1] - parts.begins[i] + RANGE - 1) // RANGE * groups
+        cut = cut_of(a, parts.begins[i + 1] - parts.begins[i])
+        here = cut.ranges * cut.groups
         if chunk >= before + here:
             before += here
             at += 1
             continue
-        first = parts.begins[i] + <int>((chunk - before) // groups) * RANGE
-        p0 = (chunk - before) % groups * a.group
+        first = parts.begins[i] + <int>((chunk - before) // cut.groups) * cut.rows
+        m = min(cut.rows, parts.begins[i + 1] - first)
+        p0 = (chunk - before) % cut.groups * cut.group
+        p1 = min(a.panels, p0 + cut.group)
         if a.pager != NULL:
             slot = ox_experts_await(a.pager, a.paged, parts.chosen[i], team)
             if slot == NULL:
                 ox_team_break(team)
                 return
-        run_chunk(a, step, &parts, i, first, min(<int>RANGE, parts.begins[i + 1] - first), p0, min(a.panels, p0 + a.group), scratch + a.order_bytes,
-                  added, slot)
+        run_chunk(a, step, &parts, i, first, m, p0, p1, scratch + a.order_bytes, added, slot)
         if a.pager != NULL:
-            ox_experts_done(a.pager, a.paged, parts.chosen[i])
+            ox_experts_done(a.pager, a.paged, parts.chosen[i], <int32_t>(m * (p1 - p0)))
         chunk = ox_team_take(team)
+
+
+def _even(panels, most):
+    """Panels of a chunk: of `most` at most, all chunks about as large, pairs where there are two."""
+    groups = -(-panels // most)
+    return min(panels, -(-panels // groups // 2) * 2)
 
 
 cdef class ExpertsOp(Op):
     cdef ExpertsArgs a
+    cdef readonly int parts   # that a row of x has: 1 where every matrix meets the whole row
+    cdef list weights
 
     def __init__(self, Plan plan, params):
         p = plan.keys(params, "x", "act", "weights", "experts", "out", routes=None, used=0, gate=None)
@@ -349,26 +383,36 @@ cdef class ExpertsOp(Op):
         if not a.shared and columns != a.used * m.cols:
             raise plan.fail(f"slot {p['x']} holds {columns} columns, wanted {m.cols}, or {a.used} parts of {m.cols}")
         a.x, a.x_bytes = p["x"], act_row_bytes(act_number(p["act"]), m.cols)
+        self.parts = 1 if a.shared else a.used
         if p["out"] in (p["x"], p["routes"]):
             raise plan.fail(f"out is slot {p['out']}, which it reads")
         a.out = plan.writes(p["out"], a.used * a.rows)
+        self.weights = weights
+        self.look()
         for j in range(a.n):
             w = weights[j]
-            a.whole[j], a.supplies[j] = w.segment, &w.supply
-            packed += <size_t>w.segment.panel_bytes
-        a.group = max(<int64_t>1, min(a.panels, <int64_t>CHUNK_BYTES // <int64_t>packed))
+            a.supplies[j] = &w.supply
+            packed += <size_t>panel_bytes(form_at(form_at(w.segment.form).plain), w.cols)
+        a.few = max(<int64_t>1, min(a.panels, <int64_t>CHUNK_BYTES // <int64_t>packed))
+        a.many = _even(a.panels, MANY_PANELS // a.n)
+        a.ldy = 16 * max(a.few, a.many) + 16                # not a power of two, which the first cache would keep in few of its sets
         m.lanes, m.bias, m.addend = lanes_table(plan.isa), NULL, NULL
         self._page(plan, weights)
         a.order_bytes = (4 * (3 * <size_t>a.experts + 1 + <size_t>plan.max_rows * a.used) + 63) // 64 * 64
         a.gather_bytes = (RANGE * <size_t>a.x_bytes + 63) // 64 * 64      # packed panels follow, which kernels want at a multiple of 64
+        a.out_bytes = 4 * RANGE * <size_t>a.ldy
         a.low.lanes, a.low.op, a.low.x, a.low.act = m.lanes, plan.index, a.x, act_number(p["act"])
         a.low.cols, a.low.x_bytes, a.low.used, a.low.shared, a.low.routes = m.cols, a.x_bytes, a.used, a.shared, a.routes
         self.adaptable = [("experts", a.experts, a.rows, m.cols, a.used) for w in weights]
         plan.need_scratch(self, LOW_SCRATCH)
-        plan.need_scratch(self, a.order_bytes + a.gather_bytes + RANGE * 64 * <size_t>a.group + a.group * packed)
+        plan.need_scratch(self, a.order_bytes + a.gather_bytes + a.out_bytes + max(a.few, a.many) * packed)
         self.begin(plan, &a.common, "experts", experts_part, p)
-        self.held.append(weights)
 
+    cdef int look(self) except -1:
+        cdef int j
+        for j in range(self.a.n):
+            self.a.whole[j] = (<PackedMatrix>self.weights[j]).segment
+        return 0
 
     cdef int _page(self, Plan plan, list weights) except -1:
         """What is brought from a file while a step runs: all matrices, or none."""
@@ -379,8 +423,7 @@ cdef class ExpertsOp(Op):
             raise plan.fail("weights: some are paged and some are not, wanted all or none")
         if first.pager is None:
             return 0
-        self.paged = (<Pager>first.pager).experts(weights, a.experts, first.paged_slots, (a.panels + a.group - 1) // a.group, RANGE,
-                                                      plan.use(weights))
+        self.paged = (<Pager>first.pager).experts(weights, a.experts, first.paged_slots, plan.use(weights))
         a.pager, a.paged = (<Pager>first.pager).pager, &self.paged.experts
         if a.routes >= 0:       # the op before that has the same choice reads for this one too
             if plan.routed is not None and plan.routed_by == a.routes:

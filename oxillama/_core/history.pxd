@@ -9,8 +9,8 @@ cdef struct Memory:
     int64_t generated       # tokens accepted after the prompt
     int32_t *history        # the last `length` tokens
     int64_t length
-    int64_t room
-    int32_t *run            # (room,) scratch of DRY
+    int64_t capacity
+    int32_t *run            # (capacity,) scratch of DRY
     int32_t *slot_token     # open addressing: token -> count within the penalty window; -1 = empty
     int32_t *slot_count
     int64_t slots           # a power of two

@@ -56,23 +56,23 @@ cdef int window_rebuild(Memory *m, int64_t window) except -1:
 
 cdef int grow(Memory *m, int64_t more, int64_t keep) except -1:
     """Makes room for more tokens; of the older ones the last `keep` stay (-1: all)."""
-    cdef int64_t room
-    if m.length + more <= m.room:
+    cdef int64_t capacity
+    if m.length + more <= m.capacity:
         return 0
     if keep >= 0 and m.length > keep:
         memmove(m.history, m.history + (m.length - keep), keep * 4)
         m.length = keep
-    room = 2 * (m.length + more) + 256
-    if room > m.room:
-        history = <int32_t *>realloc(m.history, room * 4)
+    capacity = 2 * (m.length + more) + 256
+    if capacity > m.capacity:
+        history = <int32_t *>realloc(m.history, capacity * 4)
         if history == NULL:
             raise MemoryError("sampler history")
         m.history = history
-        run = <int32_t *>realloc(m.run, room * 4)
+        run = <int32_t *>realloc(m.run, capacity * 4)
         if run == NULL:
             raise MemoryError("sampler history")
         m.run = run
-        m.room = room
+        m.capacity = capacity
     return 0
 
 

@@ -13,6 +13,7 @@ cdef extern from "lanes/panel.h" nogil:
         const char *name
         int block, bytes
         int family, act, store, side, head
+        int plain
     ctypedef struct ox_lanes:
         const char *name
         void (*tile[64])(float *c, int64_t ldc, const uint8_t *panel, const uint8_t *then, const uint8_t *x, int64_t ldx, int64_t cols,
@@ -34,5 +35,6 @@ cdef int act_index(str name) except -1
 cdef const ox_form *form_at(int index) noexcept nogil
 cdef int64_t act_row_bytes(int act, int64_t cols) noexcept nogil
 cdef int64_t panel_bytes(const ox_form *form, int64_t cols) noexcept nogil
-cdef void pack_panels(int form, uint8_t *panels, const uint8_t *src, int64_t row_bytes, int64_t rows, int64_t cols,
+cdef int tight_form(int form, int64_t cols) noexcept nogil
+cdef bint pack_panels(int form, uint8_t *panels, const uint8_t *src, int64_t row_bytes, int64_t rows, int64_t cols,
                       int64_t first, int64_t end) noexcept nogil

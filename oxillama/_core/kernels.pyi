@@ -1,4 +1,6 @@
-"""The one extension that links the lanes of `csrc`: instruction sets, the formats that can be packed, facts about the CPU."""
+"""The one extension that links the lanes of `csrc`: instruction sets, the formats that can be
+packed, facts about the CPU.
+"""
 
 from typing import TypedDict
 

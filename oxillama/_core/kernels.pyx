@@ -1,4 +1,4 @@
-"""The one extension that links the lanes of `csrc`: which instruction sets run here, and their tables for the other compiled rooms.
+"""The one extension that links the lanes of `csrc`: which instruction sets run here, and their tables for the other compiled modules.
 
 `lanes_table(isa)` hands out the kernels of one instruction set (None = the active one, `OXILLAMA_ISA` decides); `cpu_info()` says what
 was found on this machine; `packable_formats()` lists the GGUF formats that `oxillama._core.matmul` can hold in panels.
@@ -32,7 +32,8 @@ cdef extern from "lanes/panel.h" nogil:
     int ox_form_from_name(const char *name)
     int64_t ox_act_bytes(int act, int64_t cols)
     int64_t ox_panel_bytes(const ox_form *form, int64_t cols)
-    void ox_pack(const ox_form *form, uint8_t *panels, const uint8_t *src, int64_t row_bytes, int64_t rows, int64_t cols,
+    int ox_form_tight(int form, int64_t cols)
+    int ox_pack(const ox_form *form, uint8_t *panels, const uint8_t *src, int64_t row_bytes, int64_t rows, int64_t cols,
                  int64_t first, int64_t end)
     const ox_lanes *ox_lanes_table(int index)
     int ox_lanes_best(int isa)
@@ -75,7 +76,8 @@ def lanes_available() -> tuple:
 
 def packable_formats() -> tuple:
     """One (GGUF format, columns per block, bytes per block, activation format) per format that can be packed into panels."""
-    return tuple((ox_forms[i].name.decode(), ox_forms[i].block, ox_forms[i].bytes, ACTS[ox_forms[i].act]) for i in range(FORM_COUNT))
+    return tuple((ox_forms[i].name.decode(), ox_forms[i].block, ox_forms[i].bytes, ACTS[ox_forms[i].act])
+                 for i in range(FORM_COUNT) if ox_forms[i].plain == i)
 
 
 def cpu_info() -> dict:
@@ -134,6 +136,12 @@ cdef int64_t panel_bytes(const ox_form *form, int64_t cols) noexcept nogil:
     return ox_panel_bytes(form, cols)
 
 
-cdef void pack_panels(int form, uint8_t *panels, const uint8_t *src, int64_t row_bytes, int64_t rows, int64_t cols,
+cdef int tight_form(int form, int64_t cols) noexcept nogil:
+    """The form that takes fewer bytes for weights that allow it, -1 where there is none."""
+    return ox_form_tight(form, cols)
+
+
+cdef bint pack_panels(int form, uint8_t *panels, const uint8_t *src, int64_t row_bytes, int64_t rows, int64_t cols,
                       int64_t first, int64_t end) noexcept nogil:
-    ox_pack(&ox_forms[form], panels, src, row_bytes, rows, cols, first, end)
+    """Whether the form could hold them, as any form can that is not tight."""
+    return ox_pack(&ox_forms[form], panels, src, row_bytes, rows, cols, first, end)

@@ -62,6 +62,7 @@ cdef void linear_part(const void *args, ox_team *team, int ith, int nth) noexcep
 cdef class MatmulOp(Op):
     cdef LinearArgs a
     cdef MatmulSegment *segments
+    cdef list weights
     cdef const float[::1] bias
 
     def __init__(self, Plan plan, params):
@@ -94,8 +95,9 @@ cdef class MatmulOp(Op):
         self.a.supplies = <const Supply **>calloc(len(weights), sizeof(Supply *))
         if self.segments == NULL or self.a.supplies == NULL:
             raise MemoryError
+        self.weights = weights
+        self.look()
         for i in range(len(weights)):
-            self.segments[i] = (<PackedMatrix>weights[i]).segment
             self.a.supplies[i] = &(<PackedMatrix>weights[i]).supply
         m.segments, m.n_segments, m.lanes = self.segments, len(weights), lanes_table(plan.isa)
         self.output = self.a.out == OUTPUT
@@ -105,7 +107,12 @@ cdef class MatmulOp(Op):
         self.adaptable = [("matmul", 1, w.rows, w.cols, 1) for w in weights]
         plan.need_scratch(self, max(unpacked_scratch(m), <size_t>LOW_SCRATCH))   # address space, touched where weights are not packed yet
         self.begin(plan, &self.a.common, "matmul", linear_part, p)
-        self.held.append(weights)
+
+    cdef int look(self) except -1:
+        cdef int i
+        for i in range(len(self.weights)):
+            self.segments[i] = (<PackedMatrix>self.weights[i]).segment
+        return 0
 
     cdef int _page(self, Plan plan, list weights) except -1:
         """What is brought from a file while a step runs: all weights, or none."""

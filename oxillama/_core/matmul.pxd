@@ -1,4 +1,4 @@
-"""The matrix product for other compiled rooms: the arguments of one product, and a worker's share of it."""
+"""The matrix product for other compiled modules: the arguments of one product, and a worker's share of it."""
 from libc.stdint cimport int64_t, uint8_t
 
 from oxillama._core.adapters cimport LowRank

@@ -27,8 +27,8 @@ cdef extern from "pager.h" nogil:
         const ox_page *page
     ctypedef struct ox_experts:
         ox_page *pages
-        int experts, slots, active, range, count, queued
-        int64_t slot_bytes, chunks
+        int experts, slots, active, count, queued
+        int64_t slot_bytes, panels
         uint8_t *memory
         ox_experts *then
         int32_t *order
@@ -46,7 +46,7 @@ cdef extern from "pager.h" nogil:
     void ox_pager_done(ox_pager *p, ox_ring_slot *slot)
     void ox_experts_plan(ox_pager *p, ox_experts *c, const int32_t *chosen, const int32_t *begins, int count)
     const uint8_t *ox_experts_await(ox_pager *p, ox_experts *c, int expert, const ox_team *team)
-    void ox_experts_done(ox_pager *p, ox_experts *c, int expert)
+    void ox_experts_done(ox_pager *p, ox_experts *c, int expert, int32_t panels)
 
 
 cdef class PagedOp:

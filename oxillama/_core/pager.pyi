@@ -62,8 +62,6 @@ class Pager:
         matrices: list[PackedMatrix],
         experts: int,
         slots: int,
-        chunks: int,
-        range_: int,
         use: int = 0,
     ) -> PagedOp: ...
     def follow(self, first: PagedOp, then: PagedOp) -> None: ...

@@ -26,7 +26,7 @@ cdef extern from "pager.h" nogil:
         OX_SOURCE_MAP
         OX_PAGER_CHANGED
         OX_PAGER_SHORT
-    ctypedef void (*ox_pack_fn)(int form, uint8_t *panels, const uint8_t *source, int64_t row_bytes, int64_t rows, int64_t cols,
+    ctypedef bint (*ox_pack_fn)(int form, uint8_t *panels, const uint8_t *source, int64_t row_bytes, int64_t rows, int64_t cols,
                                 int64_t first, int64_t end) noexcept
     ctypedef struct Counts "ox_pager_counts":
         int64_t resident_bytes, pages_read, bytes_read, hits, waited_ns
@@ -298,17 +298,17 @@ cdef class Pager:
         self._add(key, made)
         return made
 
-    def experts(self, list matrices, int experts, int slots, int64_t chunks, int range_, int use=0) -> PagedOp:
-        """A cache of `slots` of an op's experts, which work takes `chunks` chunks of for every `range_` parts."""
+    def experts(self, list matrices, int experts, int slots, int use=0) -> PagedOp:
+        """A cache of `slots` of an op's experts."""
         cdef PagedOp made = PagedOp.__new__(PagedOp)
         cdef ox_experts *c = &made.experts
         cdef int64_t panels = len(matrices[0]) // experts, most = 0
         cdef int e
-        key = (use, chunks, range_, tuple(id(one) for one in matrices))
+        key = (use, tuple(id(one) for one in matrices))
         if key in self.made:
             return self.made[key]
         made.pager, made.routed, made.held = self, True, list(matrices)
-        c.experts, c.slots, c.active, c.chunks, c.range = experts, min(slots, experts), min(slots, experts), chunks, range_
+        c.experts, c.slots, c.active, c.panels = experts, min(slots, experts), min(slots, experts), panels
         c.pages = <ox_page *>calloc(experts, sizeof(ox_page))
         c.order, c.misses = <int32_t *>calloc(experts, 4), <int32_t *>calloc(experts, 4)
         c.slot_of, c.holds = <int32_t *>calloc(experts, 4), <int32_t *>calloc(experts, 4)

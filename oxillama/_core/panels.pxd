@@ -1,5 +1,5 @@
-"""Packed weights for other compiled rooms: one matrix in panels, and the memory that many of them share."""
-from libc.stdint cimport int64_t, uint8_t
+"""Packed weights for other compiled modules: one matrix in panels, and the memory that many of them share."""
+from libc.stdint cimport int32_t, int64_t, uint8_t
 
 # Rows of one packed matrix, as the driver sees them.
 cdef struct MatmulSegment:
@@ -14,6 +14,7 @@ cdef struct Supply:
     const uint8_t *source       # its rows in the file's blocks; not to be read once all is packed
     int64_t row_bytes
     int64_t ready               # panels that are packed: the first so many
+    int32_t loose               # 1: some of its panels cannot be tight, as the others were made
 
 
 cdef class PanelMemory:
@@ -31,6 +32,7 @@ cdef class PackedMatrix:
     cdef readonly str format
     cdef readonly str act
     cdef readonly int64_t nbytes
+    cdef int64_t capacity               # bytes that its panels may come to take
     cdef PanelMemory memory            # the panels' memory, None where they lie in `source`
     cdef readonly object pager          # what brings its panels while a step runs; None: they are in memory, or packed there
     cdef readonly str paged_name        # of a paged matrix: its tensor, and where its rows begin
@@ -40,7 +42,8 @@ cdef class PackedMatrix:
     cdef readonly int paged_slots       # experts of its stack that may be in memory
     cdef const uint8_t[::1] source      # what is to be packed, or panels that lay ready; None once packed
     cdef int _shape(self, str format, int64_t rows, int64_t cols) except -1
-    cdef int _source(self, object raw, str format, int64_t rows, int64_t cols) except -1
+    cdef int _lay(self, int form) except -1
+    cdef int _source(self, object raw, str format, int64_t rows, int64_t cols, bint tight) except -1
     cdef int _place(self, PanelMemory memory) except -1
     cdef int check_packed(self) except -1
 
@@ -50,6 +53,7 @@ cdef struct Unit:
     const MatmulSegment *segment
     Supply *supply
     int64_t cols, first, end
+    int matrix                  # its number
     bint mapped
 
 

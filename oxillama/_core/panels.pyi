@@ -30,8 +30,16 @@ class PackedMatrix:
     paged_slots: int
     paged_fixed: bool
     def __init__(
-        self, raw: Buffer | np.ndarray, format: str, rows: int, cols: int, num_threads: int = 0
+        self,
+        raw: Buffer | np.ndarray,
+        format: str,
+        rows: int,
+        cols: int,
+        num_threads: int = 0,
+        tight: bool = True,
     ) -> None: ...
+    @property
+    def form(self) -> str: ...
     @classmethod
     def over(cls, panels: Buffer | np.ndarray, format: str, rows: int, cols: int) -> Self: ...
     @classmethod

@@ -1,6 +1,7 @@
 """Packed weights: GGUF tensors in panels of 16 rows (csrc/lanes/panel.h), all those of a model in one block of memory.
 
-`PackedMatrix` is one matrix. `reserve_all` makes the room for many, one after another in a `PanelMemory`, which asks for 2 MB pages: a token reads
+`PackedMatrix` is one matrix. 16-bit floats are packed tight, in three quarters of their bytes, where they allow it; whether they do is seen while
+they are packed, so that until then a matrix may still be laid in the plain form of its format. `reserve_all` makes the room for many, one after another in a `PanelMemory`, which asks for 2 MB pages: a token reads
 all of it, and small pages would cost a third of the bandwidth. `Units` fill what was reserved, piece by piece, with all workers (`unpacked`
 multiplies what is not there yet), `pack_all` at once; `fault_in` has them bring a mapped file into memory.
 """
@@ -11,7 +12,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 from libc.stdlib cimport calloc, free
 
 from oxillama._core.batch cimport CancelFlag
-from oxillama._core.kernels cimport form_at, form_index, ox_form, pack_panels, panel_bytes
+from oxillama._core.kernels cimport form_at, form_index, ox_form, pack_panels, panel_bytes, tight_form
 from oxillama._core.threads cimport run_once, worker_count
 
 from oxillama._core.kernels import ACTS
@@ -24,6 +25,7 @@ cdef extern from "block.h" nogil:
     void ox_expect_pages(const void *start, size_t size)
     int64_t ox_units_take(int64_t *next)
     int ox_flag_get(const int32_t *flag)
+    void ox_flag_put(int32_t *flag, int value)
 
 cdef enum:
     FAULTED = 16 << 20          # bytes that a worker brings into memory at a time
@@ -48,11 +50,11 @@ cdef class PanelMemory:
         if nbytes > self.nbytes - self.used:
             raise MemoryError(f"{nbytes} bytes of a memory for panels that has {self.nbytes - self.used} left")
         cdef uint8_t *found = self.block + self.used
-        self.used = min(self.nbytes, self.used + room_of(nbytes))
+        self.used = min(self.nbytes, self.used + padded_bytes(nbytes))
         return found
 
 
-cdef int64_t room_of(int64_t nbytes) noexcept nogil:
+cdef int64_t padded_bytes(int64_t nbytes) noexcept nogil:
     return (nbytes + START - 1) // START * START
 
 
@@ -61,12 +63,13 @@ cdef class PackedMatrix:
 
     `raw` holds the GGUF blocks of all rows, row after row; it is only read while packing. `reserve_all` makes the room for many and leaves
     the packing to `Units` or `pack_all`; `PackedMatrix.over` takes panels that lie ready. As a buffer it shows its panels' bytes, read-only.
-    Raises QuantError when `format` cannot be packed or the sizes do not fit it, MemoryError when the panels find no room.
+    tight: fewer bytes are tried where there is such a form; the products are the same. Raises QuantError when `format` cannot be packed or the sizes do
+    not fit it, MemoryError when the panels find no room.
     """
 
-    def __init__(self, raw, str format, int64_t rows, int64_t cols, num_threads=0):
-        self._source(raw, format, rows, cols)
-        self._place(PanelMemory(self.nbytes))
+    def __init__(self, raw, str format, int64_t rows, int64_t cols, num_threads=0, bint tight=True):
+        self._source(raw, format, rows, cols, tight)
+        self._place(PanelMemory(self.capacity))
         pack_all([self], num_threads=num_threads)
 
     cdef int _shape(self, str format, int64_t rows, int64_t cols) except -1:
@@ -76,12 +79,26 @@ cdef class PackedMatrix:
             raise QuantError(f"{format}: ({rows}, {cols}) cannot be packed, wanted at least one row and a multiple of {shape.block} columns")
         if rows > (<int64_t>1 << 40) // cols:
             raise QuantError(f"{format}: ({rows}, {cols}) is more than any matrix holds")
-        self.rows, self.cols, self.format, self.act = rows, cols, format, ACTS[shape.act]
-        self.segment.form, self.segment.rows, self.segment.panel_bytes = form, rows, panel_bytes(shape, cols)
-        self.nbytes = (rows + 15) // 16 * self.segment.panel_bytes
+        if shape.plain != form and tight_form(shape.plain, cols) != form:
+            raise QuantError(f"{format}: no panels of {cols} columns are laid so")
+        self.rows, self.cols, self.format, self.act = rows, cols, form_at(shape.plain).name.decode(), ACTS[shape.act]
+        self._lay(form)
+        self.capacity = self.nbytes
         return 0
 
-    cdef int _source(self, object raw, str format, int64_t rows, int64_t cols) except -1:
+    cdef int _lay(self, int form) except -1:
+        """Panels are to be those of a form; none is packed yet."""
+        self.segment.form, self.segment.rows, self.segment.panel_bytes = form, self.rows, panel_bytes(form_at(form), self.cols)
+        self.nbytes = (self.rows + 15) // 16 * self.segment.panel_bytes
+        self.supply.ready = self.supply.loose = 0
+        return 0
+
+    @property
+    def form(self) -> str:
+        """How its panels are laid: its format's name, or that of the format's tight form."""
+        return form_at(self.segment.form).name.decode()
+
+    cdef int _source(self, object raw, str format, int64_t rows, int64_t cols, bint tight) except -1:
         self._shape(format, rows, cols)
         cdef const ox_form *shape = form_at(self.segment.form)
         cdef const uint8_t[::1] view = memoryview(raw).cast("B")
@@ -89,17 +106,20 @@ cdef class PackedMatrix:
         if view.shape[0] != wanted:
             raise QuantError(f"{format}: ({rows}, {cols}) takes {wanted} bytes, found {view.shape[0]}")
         self.source = view
-        self.supply.source, self.supply.row_bytes, self.supply.ready = &view[0], wanted // rows, 0
+        self.supply.source, self.supply.row_bytes = &view[0], wanted // rows
+        cdef int less = tight_form(self.segment.form, cols) if tight else -1
+        if less >= 0:
+            self._lay(less)
         return 0
 
     cdef int _place(self, PanelMemory memory) except -1:
-        self.segment.panels = memory.take(self.nbytes)
+        self.segment.panels = memory.take(self.capacity)
         self.memory = memory
         return 0
 
     @classmethod
     def over(cls, panels, str format, int64_t rows, int64_t cols):
-        """Over panels that lie ready in `panels`, 64-byte aligned; they are kept alive, never copied."""
+        """Over panels that lie ready in `panels`, 64-byte aligned; they are kept alive, never copied. format: or what `form` says of them."""
         cdef PackedMatrix made = cls.__new__(cls)
         made._shape(format, rows, cols)
         made.source = memoryview(panels).cast("B")
@@ -157,8 +177,8 @@ def reserve_all(list wanted) -> list:
     made = []
     for raw, format, rows, cols in wanted:
         matrix = PackedMatrix.__new__(PackedMatrix)
-        matrix._source(raw, format, rows, cols)
-        total += room_of(matrix.nbytes)
+        matrix._source(raw, format, rows, cols, True)
+        total += padded_bytes(matrix.capacity)
         made.append(matrix)
     memory = PanelMemory(total)
     for matrix in made:
@@ -200,7 +220,7 @@ cdef class Units:
             step = max(1, unit // matrix.segment.panel_bytes)
             for first in range(0, len(matrix), step):
                 one.segment, one.supply, one.cols, one.mapped = &matrix.segment, &matrix.supply, matrix.cols, mapped[i] if mapped else False
-                one.first, one.end = first, min(<int64_t>len(matrix), first + step)
+                one.matrix, one.first, one.end = i, first, min(<int64_t>len(matrix), first + step)
                 one += 1
             self.nbytes += matrix.rows * matrix.supply.row_bytes
 
@@ -213,19 +233,33 @@ cdef class Units:
         return self.next == self.count
 
     def pack(self, int64_t most, *, num_threads=0, CancelFlag flag=None):
-        """Pack units, `most` of them or until `flag` is set; each worker ends the one it has."""
+        """Pack units, `most` of them or until `flag` is set; each worker ends the one it has. Where weights do not allow what was tried, less is packed
+        afterwards than before."""
         cdef int workers = worker_count(num_threads)
         cdef int64_t before = self.next, end = min(self.count, before + most), taken = before, i
+        cdef PackedMatrix matrix
         cdef int64_t *next = &taken         # not what others read: they are to see what is packed
         cdef int32_t never = 0
         cdef const int32_t *stop = &never if flag is None else &flag.flag
         cdef Packing work
         work.units, work.end, work.next, work.stop = self.units, end, next, stop
         run_once(_pack_units, &work, 1 if end <= before + 1 else workers)
-        for i in range(before, min(taken, end)):
+        end = min(taken, end)
+        for i in range(end - 1, -1, -1):            # of a matrix that cannot be tight all units come again, in its plain form, and those after it
+            if i < before and not self.units[i].supply.loose:
+                break
+            if self.units[i].supply.loose:
+                end = i
+        for i in range(end, before):
+            self.done -= bytes_of(self.units + i)
+        for i in range(end, min(taken, self.count)):
+            if self.units[i].supply.loose:
+                matrix = self.matrices[self.units[i].matrix]
+                matrix._lay(form_at(matrix.segment.form).plain)
+        for i in range(before, end):
             self.units[i].supply.ready = self.units[i].end
             self.done += bytes_of(self.units + i)
-        self.next = min(taken, end)
+        self.next = end
         if self.whole:
             for matrix in self.matrices:
                 (<PackedMatrix>matrix).source = None
@@ -263,8 +297,10 @@ cdef void _pack_units(void *args, int ith, int nth) noexcept nogil:
         if i + AHEAD < end:
             _expect(units + i + AHEAD)
         unit = units + i
-        pack_panels(unit.segment.form, <uint8_t *>unit.segment.panels, unit.supply.source, unit.supply.row_bytes, unit.segment.rows, unit.cols,
-                    unit.first, unit.end)
+        if not ox_flag_get(&unit.supply.loose) and not pack_panels(
+                unit.segment.form, <uint8_t *>unit.segment.panels, unit.supply.source, unit.supply.row_bytes, unit.segment.rows, unit.cols,
+                unit.first, unit.end):
+            ox_flag_put(&unit.supply.loose, 1)
         if unit.mapped:             # read once; with it goes what a look at it has mapped of the matrix before
             before = 16 * unit.first * unit.supply.row_bytes
             source, size = unit.supply.source + before, bytes_of(unit)
@@ -275,7 +311,8 @@ cdef void _pack_units(void *args, int ith, int nth) noexcept nogil:
 def pack_all(list matrices, *, num_threads=0):
     """Pack matrices that `reserve_all` made, all of them in one piece of work."""
     units = Units(matrices)
-    units.pack(units.count, num_threads=num_threads)
+    while not units.whole:
+        units.pack(units.count, num_threads=num_threads)
 
 
 ctypedef struct Faulting:

@@ -1,4 +1,4 @@
-"""Page memory for the compiled rooms: where the keys and values of (layer, page) lie."""
+"""Page memory for the compiled modules: where the keys and values of (layer, page) lie."""
 
 
 ctypedef struct KvLayer:

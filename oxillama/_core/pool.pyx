@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
+cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AsString, PyBytes_FromStringAndSize
 from libc.limits cimport INT_MAX
@@ -285,6 +286,7 @@ cdef class PageMemory:
         """Bytes of the pages below `capacity`: what they take once all are written."""
         return self.capacity * self.page_bytes
 
+    @cython.critical_section
     def ensure(self, n_pages: int) -> None:
         """Makes page ids 0 to n_pages - 1 valid, adding slabs as needed; PoolError when memory is refused."""
         cdef long wanted = n_pages
@@ -310,6 +312,7 @@ cdef class PageMemory:
         self.n_slabs += self.extent
         self.capacity = self.n_slabs << self.shift
 
+    @cython.critical_section
     def release(self, keep_pages: int) -> None:
         """Gives memory back: slabs wholly above the first `keep_pages` pages go, pages above them in the last slab read as zero again."""
         cdef long keep
@@ -347,6 +350,7 @@ cdef class PageMemory:
             raise PoolError(f"page: got {page}, wanted 0 to {self.capacity - 1}")
         return 0
 
+    @cython.critical_section
     def ensure_slots(self, n_slots: int) -> None:
         """Makes slot ids 0 to n_slots - 1 valid; PoolError when memory is refused."""
         if not self.slot_layers or n_slots < 0 or n_slots > MAX_SLOTS:

@@ -7,8 +7,6 @@ from typing_extensions import disjoint_base
 
 from oxillama._core.dstates import Dstates
 
-machines: int
-
 @disjoint_base
 class Machine(Dstates):
     removed_states: int

@@ -9,6 +9,8 @@ stacks and positions; cover.pyx proves what a position surely allows, cursor.pyx
 Calls of rules that can match nothing are bypassed statically; a freshly entered rule therefore never returns at once, which is what
 makes every closure finite once left recursion is refused at construction.
 """
+import itertools
+
 from libc.stdint cimport int32_t
 from libc.stdlib cimport calloc, free, malloc, qsort, realloc
 from libc.string cimport memcpy, memset
@@ -41,7 +43,7 @@ cdef int by_first(const void *a, const void *b) noexcept nogil:
     return (x[1] > y[1]) - (x[1] < y[1])
 
 
-machines = 0          # every machine has a number of its own: caches shared by several grammars key by it
+_serials = itertools.count()       # every machine has a number of its own: caches shared by several grammars key by it
 
 
 cdef class Machine(Dstates):
@@ -61,14 +63,12 @@ cdef class Machine(Dstates):
 
     def __init__(self, list rules, *, int symbols=0, names=None, Py_ssize_t max_states=2_000_000, int max_depth=1000,
                  Py_ssize_t max_items=20_000, Py_ssize_t max_configs=1 << 15, deferred=None):
-        global machines
         if self.epoch:
             raise GrammarError("machine: is initialised already")
         self.max_depth, self.max_items, self.max_configs = max_depth, max_items, max_configs
         self.without = {}
         self.build(rules, symbols, names, max_states, deferred)
-        self.serial = machines
-        machines += 1
+        self.serial = next(_serials)
         self._reset()
 
     def __dealloc__(self):

@@ -100,22 +100,22 @@ ctypedef struct ScanArgs:
 
 
 cdef void scan_part(const void *args, ox_team *team, int ith, int nth) noexcept nogil:
+    """A chunk is a pair of blocks: of one head, or of single-channel heads."""
     cdef const ScanArgs *a = <const ScanArgs *>args
     cdef const Step *step = a.common.step
-    cdef int64_t chunk = ox_team_take(team), block, channel, head, per = (a.dim + 15) // 16, group
+    cdef int64_t per = a.blocks if a.dim == 1 else (a.dim + 15) // 16, pairs = (per + 1) // 2      # of a head, or of all such heads
+    cdef int64_t chunks = a.blocks // per * pairs, chunk = ox_team_take(team), block, channel, head, group
     cdef int first
     cdef ox_scan s
-    while chunk < step.sequences * a.blocks:
-        first, block = step.begins[chunk // a.blocks], chunk % a.blocks
+    while chunk < step.sequences * chunks:
+        first, head, block = step.begins[chunk // chunks], chunk % chunks // pairs, 2 * (chunk % pairs)
+        channel = head * a.dim + 16 * block
+        s.live = <int>min(<int64_t>32, (a.channels if a.dim == 1 else (head + 1) * a.dim) - channel)
+        block += head * per
         if a.dim == 1:
-            channel = head = 16 * block
-            s.live = <int>min(<int64_t>16, a.channels - channel)
-        else:
-            head = block // per
-            channel = head * a.dim + 16 * (block % per)
-            s.live = <int>min(<int64_t>16, (head + 1) * a.dim - channel)
+            head = channel
         group = head * a.groups // a.heads
-        s.rows, s.states, s.one, s.per_lane = step.begins[chunk // a.blocks + 1] - first, a.states, a.one, a.dim == 1
+        s.rows, s.states, s.one, s.per_lane = step.begins[chunk // chunks + 1] - first, a.states, a.one, a.dim == 1
         s.x, s.ldx = <const float *>row_of(step, a.x, first) + channel, <int64_t>step.strides[a.x] // 4
         s.dt, s.lddt = <const float *>row_of(step, a.dt, first) + head, <int64_t>step.strides[a.dt] // 4
         s.b, s.ldb = <const float *>row_of(step, a.b, first) + group * a.states, <int64_t>step.strides[a.b] // 4
@@ -125,7 +125,7 @@ cdef void scan_part(const void *args, ox_team *team, int ith, int nth) noexcept 
         s.d = a.d + block * 16 if a.d != NULL else NULL
         s.state = <float *>(step.states[step.state_slots[step.row_table[first]]] + a.state) + block * 16 * a.states
         if step.positions[first] == 0:
-            memset(s.state, 0, 64 * <size_t>a.states)
+            memset(s.state, 0, 64 * <size_t>a.states * (2 if s.live > 16 else 1))
         step.vec.scan(&s)
         chunk = ox_team_take(team)
 

@@ -1,6 +1,6 @@
 """Draws tokens: one request's compiled sampler, and the log-probabilities of raw rows.
 
-The rooms beside it, bottom up: sample.pxd (csrc/sample.h), xorshift (the random stream), candidates (the row and its selections), history
+The modules below it, bottom up: sample.pxd (csrc/sample.h), xorshift (the random stream), candidates (the row and its selections), history
 (what a request has seen), stage.pxd, edits, cuts, stages (the stages and their table), chain (a checked, immutable list of ops). The
 formulas and their papers are listed in `oxillama/sampling/stages.py`, which validates all numbers; nothing allocates or fails while a
 token is drawn.
@@ -9,6 +9,7 @@ import numpy as np
 
 from oxillama.errors import SamplingError
 
+cimport cython
 from libc.math cimport nextafter
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 from libc.string cimport memcpy, memset
@@ -104,7 +105,7 @@ def logprobs(const float[::1] logits not None, int64_t token, int top):
 
 
 cdef class SamplerCore:
-    """One request's sampler: a chain, a random stream, and what was seen so far. Not for use from two threads at once."""
+    """One request's sampler: a chain, a random stream, and what was seen so far. Two threads that use it take turns, in any order."""
 
     def __cinit__(self, Chain chain not None, uint64_t rng):
         self.chain = chain
@@ -131,6 +132,7 @@ cdef class SamplerCore:
         return self.m.generated
 
     @property
+    @cython.critical_section
     def history(self):
         """The newest tokens, as far back as any stage looks: (n,) int32, a copy."""
         out = np.empty(self.m.length, np.int32)
@@ -139,6 +141,7 @@ cdef class SamplerCore:
             memcpy(&view[0], self.m.history, self.m.length * 4)
         return out
 
+    @cython.critical_section
     def accept(self, int64_t token):
         """Adds a drawn token to the history."""
         if not 0 <= token < self.chain.facts.vocab:
@@ -146,6 +149,7 @@ cdef class SamplerCore:
         take(&self.m, <int32_t>token, self.chain.keep, self.chain.window)
         self.m.generated += 1
 
+    @cython.critical_section
     def accept_prompt(self, const int32_t[::1] tokens not None):
         """Adds prompt tokens to the history; all are checked before any is added."""
         cdef Py_ssize_t i
@@ -155,6 +159,7 @@ cdef class SamplerCore:
         for i in range(tokens.shape[0]):
             take(&self.m, tokens[i], self.chain.keep, self.chain.window)
 
+    @cython.critical_section
     def load(self, uint64_t rng, double mu, int64_t generated, const int32_t[::1] history not None):
         """Replaces everything this request remembers."""
         cdef Memory *m = &self.m
@@ -172,12 +177,14 @@ cdef class SamplerCore:
         m.length = history.shape[0]
         window_rebuild(m, self.chain.window)
 
+    @cython.critical_section
     def fork(self):
         """An independent copy that will draw the same tokens."""
         cdef SamplerCore twin = SamplerCore(self.chain, self.m.rng)
         twin.load(self.m.rng, self.m.mu, self.m.generated, self.history)
         return twin
 
+    @cython.critical_section
     def recent(self):
         """The history as far back as the chain promises to look, for `load`: (n,) int32."""
         history = self.history
@@ -246,6 +253,7 @@ cdef class SamplerCore:
             raise SamplingError(f"mask: found {mask.shape[0]} words, wanted {(vocab + 31) // 32} for a vocabulary of {vocab}")
         return 0
 
+    @cython.critical_section
     def sample(self, const float[::1] logits not None, const uint32_t[::1] mask=None, int top=-1):
         """Draws a token from (vocab,) float32 logits; returns its id, -1 for bad logits, or -2 when nothing is left.
 
@@ -271,6 +279,7 @@ cdef class SamplerCore:
         finally:
             give_back(ws)
 
+    @cython.critical_section
     def distribution(self, const float[::1] logits not None, const uint32_t[::1] mask=None):
         """What `sample` would draw from: (ids (n,) int32, their probabilities (n,) float64), or -1 or -2 as `sample` returns them.
 
@@ -299,15 +308,18 @@ cdef class SamplerCore:
         finally:
             give_back(ws)
 
+    @cython.critical_section
     def uniform(self):
         """The next number in [0, 1) of the random stream."""
         return oxs_uniform(&self.m.rng)
 
+    @cython.critical_section
     def settle(self, double share):
         """Tells mirostat that a token was taken whose probability was `share`."""
         if self.chain.mirostat:
             self.m.mu -= self.chain.eta * (-oxs_log(share) / OXS_LN2 - self.chain.tau)
 
+    @cython.critical_section
     def pass_over(self, int64_t token):
         """Leaves stream and mu as `sample` would where the mask allows `token` alone; False, and nothing changed, where only a draw can tell.
 

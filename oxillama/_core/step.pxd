@@ -110,6 +110,7 @@ cdef class Op:
     cdef list held
     cdef readonly bint fetches   # has something to read from a file before a step
     cdef int begin(self, Plan plan, Common *common, str name, PartFn part, dict params) except -1
+    cdef int look(self) except -1
     cdef int fetch(self, Rows batch) except -1
 
 

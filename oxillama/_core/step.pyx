@@ -43,6 +43,10 @@ cdef class Op:
         common.domain = plan.domain
         return 0
 
+    cdef int look(self) except -1:
+        """Sees how its weights lie; while they are packed that may change between steps."""
+        return 0
+
     cdef int fetch(self, Rows batch) except -1:
         """Reads what the op needs of a file for a step, before it begins."""
         return 0

@@ -19,7 +19,7 @@ class Program:
     num_threads: int
     vocab_size: int
     hidden_size: int
-    usual: bool
+    representative: bool
     busy: bool
     steps: int
     adaptable: list[tuple[Any, ...]]
@@ -66,6 +66,7 @@ class Program:
         cancel: CancelFlag | None = None,
     ) -> None: ...
     def slot(self, index: int, rows: int) -> np.ndarray: ...
+    def parts(self, op_index: int) -> int: ...
     def profile(
         self, batch: Batch, memory: PageMemory, *, repeat: int = 1
     ) -> list[tuple[str, float]]: ...

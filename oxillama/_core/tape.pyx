@@ -2,12 +2,13 @@
 
 `Program` turns lowered ops into an array of (part, arguments); `step` runs it over a `Batch` of rows from any number of sequences,
 with keys and values in a `PageMemory`. Every worker walks the whole array: inside an op workers share chunks, between ops they meet
-at the barrier (`csrc/team.h`). Nothing in there allocates or can fail: what a step needs is checked and sized at its door.
+at the barrier (`csrc/team.h`). Nothing in there allocates or can fail: what a step needs is checked and sized before it.
 
 Adding an op: an argument struct, a `_part`, a class that fills the struct (see `elementwise.pyx`), a row in its module's `OPS`.
 """
 import numpy as np
 
+cimport cython
 from libc.stdint cimport int32_t, int64_t
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
@@ -21,7 +22,7 @@ from oxillama._core.pager cimport Pager
 from oxillama._core.pool cimport Arena, PageMemory as Pages
 from oxillama._core.step cimport OUTPUT, WANTED_ROWS, Domain, Op, PartFn, Plan, Step, Tiles, WarmFn
 from oxillama._core.threads cimport (
-    Pace, Workers, ox_add, ox_preemptions, ox_seconds, ox_team, ox_team_barrier, ox_team_init, ox_team_stopped, within_limit,
+    AdaptiveWorkers, Workers, ox_add, ox_preemptions, ox_seconds, ox_team, ox_team_barrier, ox_team_init, ox_team_stopped, within_limit,
     worker_count,
 )
 from oxillama._core.vectors cimport vec_table
@@ -114,7 +115,7 @@ cdef class Program:
     cdef Arena scratch
     cdef ox_team *team
     cdef Workers crew
-    cdef Pace pace
+    cdef AdaptiveWorkers adaptive
     cdef object packing          # None: all weights are packed
     cdef list paged              # of each op, what of its weights comes from a file while a step runs
     cdef list fetching           # ops that read something before a step
@@ -126,7 +127,7 @@ cdef class Program:
     cdef readonly bint busy      # a step is running
     cdef readonly long steps     # begun so far
     cdef public int served       # tokens that a sequence may have, for rotations that depend on it; 0: its last row of a step says it
-    cdef readonly bint usual     # the last step neither ran over unpacked weights nor waited for them: its seconds tell of the next
+    cdef readonly bint representative  # the last step neither ran over unpacked weights nor waited for them: its seconds tell of the next
     cdef object __weakref__
     cdef int[::1] shapes         # (kv_heads, k_dim, v_dim) of each layer
     cdef int32_t *limits         # keys that each row of the step sees
@@ -152,7 +153,7 @@ cdef class Program:
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
                 raise ConfigError(f"{name}: got {value!r}, wanted an int from 1 to {most}")
         self.num_threads = worker_count(num_threads)
-        self.crew, self.pace, self.packing = Workers(self.num_threads), Pace(self.num_threads), packing
+        self.crew, self.adaptive, self.packing = Workers(self.num_threads), AdaptiveWorkers(self.num_threads), packing
         self.max_rows, self.vocab_size, self.hidden_size = max_rows, vocab_size, hidden_size
         self.kv_layers = [tuple(layer) for layer in kv_layers]
         self.slot_layers = [tuple(shape) for shape in slot_layers]
@@ -289,12 +290,12 @@ cdef class Program:
     @property
     def workers(self) -> int:
         """Workers the next short step gets: `num_threads`, or fewer while other programs take cores away."""
-        return self.pace.workers
+        return self.adaptive.workers
 
     def __len__(self):
         return self.n_ops
 
-    # ---- the door of a step ------------------------------------------------------------------------------------------
+    # ---- what begins a step ------------------------------------------------------------------------------------------
 
     cdef int _check_pages(self, Rows batch, Pages memory) except -1:
         """Every page a row reads or writes exists."""
@@ -488,8 +489,13 @@ cdef class Program:
 
     cdef int _take_weights(self, int rows, Flag cancel) except -1:
         """Before a step: its weights are packed, or it runs over them as they are."""
-        found = self.packing.begin(rows, cancel) if self.packing is not None else None
-        self.usual, self.step_.unpacked = found is None, found is True
+        cdef Op op
+        found = None
+        if self.packing is not None:
+            found = self.packing.begin(rows, cancel)
+            for op in self.ops:
+                op.look()
+        self.representative, self.step_.unpacked = found is None, found is True
         if not self.step_.unpacked:
             self.packing = None
         return 0
@@ -502,16 +508,17 @@ cdef class Program:
             op.fetch(batch)
         if self.pager is not None:
             self.pager.begin([self.paged[i] for i in range(first, last) if batch.wanted_rows or self.entries[i].domain != WANTED_ROWS])
-            self.usual = False      # its seconds tell of the disk
+            self.representative = False      # its seconds tell of the disk
         return 0
 
     cdef int _run(self, Rows batch, Pages memory, int last, Flag cancel, int first=0) except -1:
         """Ops first to last - 1 over the batch, on all workers at once."""
-        if self.busy:
-            raise EngineError("step: another thread is in a step of this program")
-        self.busy = True
-        self.steps += 1
-        memory.steps += 1
+        with cython.critical_section(self, memory):
+            if self.busy:
+                raise EngineError("step: another thread is in a step of this program")
+            self.busy = True
+            self.steps += 1
+            memory.steps += 1
         cdef ox_team *team = self.team
         cdef Region region
         cdef int workers = self.num_threads
@@ -526,18 +533,19 @@ cdef class Program:
             self._take_weights(batch.rows, cancel)
             self._take_pages(batch, first, last)
             taken = self.pager is not None
-            region.paced = region.paced and self.usual
-            workers = within_limit(self.pace.workers if region.paced else workers)
+            region.paced = region.paced and self.representative
+            workers = within_limit(self.adaptive.workers if region.paced else workers)
             ox_team_init(team, NULL if cancel is None else &cancel.flag)
             start = ox_seconds()
             self.crew.run(_walk, &region, workers)
             if region.paced:
-                self.pace.note(batch.rows, ox_seconds() - start, region.preempted, 1e-6 * region.ran)
+                self.adaptive.note(batch.rows, ox_seconds() - start, region.preempted, 1e-6 * region.ran)
         finally:
             if self.step_.unpacked:
                 self.packing.end()
-            self.step_.unpacked, self.busy = 0, False
-            memory.steps -= 1
+            with cython.critical_section(self, memory):
+                self.step_.unpacked, self.busy = 0, False
+                memory.steps -= 1
             if taken:
                 self.pager.end(first == 0 and last >= self.first_output, ox_team_stopped(team))
         if ox_team_stopped(team):
@@ -583,6 +591,12 @@ cdef class Program:
         if index == OUTPUT:
             return np.array(np.asarray(self.logits)[:rows])
         return np.array(self._rows(index, rows, self.widths[index]))
+
+    def parts(self, int op_index):
+        """How many parts a row of what an op of experts reads has: 1 where every matrix meets the whole row."""
+        if not 0 <= op_index < self.n_ops or self.ops[op_index].name != "experts":
+            raise ConfigError(f"parts: got op {op_index}, wanted the index of an op of experts")
+        return self.ops[op_index].parts
 
     def profile(self, Rows batch not None, Pages memory not None, *, repeat=1):
         """Runs the batch `repeat` times; returns (op name, median microseconds from barrier to barrier) per op."""

@@ -52,7 +52,7 @@ cdef class Workers:
     cdef int run(self, Work work, void *args, int nth) except -1
 
 
-cdef class Pace:
+cdef class AdaptiveWorkers:
     cdef readonly int most
     cdef readonly int workers
     cdef bint trying

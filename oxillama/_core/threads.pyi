@@ -20,7 +20,7 @@ class Workers:
     def __new__(cls, count: int) -> Self: ...
 
 @disjoint_base
-class Pace:
+class AdaptiveWorkers:
     most: int
     workers: int
     def __init__(self, most: int) -> None: ...

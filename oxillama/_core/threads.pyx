@@ -3,7 +3,7 @@
 `default_threads()` counts the cores this process may use: its CPU affinity, its cgroup's CPU quota, and one worker per physical core;
 `OXILLAMA_NUM_THREADS` says another number. `worker_count(n)` turns a caller's `num_threads` (0 = the default) into a number and refuses what cannot be honoured.
 `Workers` are the threads of a program (csrc/workers.h), started when it is built; `run_once` starts threads for one piece of work.
-`Pace` runs short steps with fewer workers while other programs take cores away: results do not depend on their number.
+`AdaptiveWorkers` runs short steps with fewer workers while other programs take cores away: results do not depend on their number.
 `barrier_seconds` and `op_seconds` measure `csrc/team.h` for the benchmarks and the tests.
 """
 import os
@@ -180,7 +180,7 @@ cdef enum:
     KINDS = 64         # kinds of steps that are told apart
 
 
-cdef class Pace:
+cdef class AdaptiveWorkers:
     """How many workers the next short step gets: all of `most`, or fewer while that is measurably quicker.
 
     When a worker loses its core in the middle of an op all others wait for it, a time slice at a time; with a busy neighbour a step

@@ -7,6 +7,7 @@ letters inside `[a-z]+`). In the plain trie a subtree is taken whole where the m
 position allows any plain text of that length (cover.pyx); if that holds for most of the trie the walk starts from the full plain
 mask and only clears what turns out dead, so the inside of a string costs a copy and not a hundred thousand steps.
 """
+cimport cython
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
@@ -14,7 +15,7 @@ from libc.string cimport memcpy, memset
 import numpy as np
 
 from oxillama._core.cover cimport cover as covers, exact_cover
-from oxillama._core.cursor cimport Cursor, room
+from oxillama._core.cursor cimport Cursor, begin_operation
 from oxillama._core.pushdown cimport Machine
 
 from oxillama._core.cover import plain_step
@@ -302,32 +303,34 @@ cdef class TokenTrie:
         cdef Machine machine = cursor.machine
         if mask.shape[0] != self.words:
             raise GrammarError(f"mask: has {mask.shape[0]} words, the vocabulary of {self.vocab} needs {self.words}")
-        room(machine)
-        config = machine.frozen(cursor.config(), <int32_t>self.longest)
-        if self.words == 0:
-            return
-        memset(&mask[0], 0, self.words * sizeof(uint32_t))
-        if config == 0:
-            return
-        rows = <int32_t **>malloc((self.longest + 2) * sizeof(int32_t *))
-        if rows == NULL:
-            raise MemoryError()
-        machine.spent, machine.budget = 0, STEPS * machine.max_items
-        try:
-            how = self._choose(machine, config) if self.plain.nodes else 0
-            if how:
-                memcpy(&mask[0], self.plain_mask + max(how - 2, 0) * self.words, self.words * sizeof(uint32_t))
-            if how < 2:
-                self._walk(&self.plain, machine, config, rows, &mask[0], True, how == 1)
-            self._walk(&self.rest, machine, config, rows, &mask[0], False, False)
-        finally:
-            machine.budget = 0
-            free(rows)
+        with cython.critical_section(machine):
+            begin_operation(machine)
+            config = machine.frozen(cursor.config(), <int32_t>self.longest)
+            if self.words == 0:
+                return
+            memset(&mask[0], 0, self.words * sizeof(uint32_t))
+            if config == 0:
+                return
+            rows = <int32_t **>malloc((self.longest + 2) * sizeof(int32_t *))
+            if rows == NULL:
+                raise MemoryError()
+            machine.spent, machine.budget = 0, STEPS * machine.max_items
+            try:
+                how = self._choose(machine, config) if self.plain.nodes else 0
+                if how:
+                    memcpy(&mask[0], self.plain_mask + max(how - 2, 0) * self.words, self.words * sizeof(uint32_t))
+                if how < 2:
+                    self._walk(&self.plain, machine, config, rows, &mask[0], True, how == 1)
+                self._walk(&self.rest, machine, config, rows, &mask[0], False, False)
+            finally:
+                machine.budget = 0
+                free(rows)
 
     def position(self, Cursor cursor not None):
         """(epoch, config): equal for cursors to which `fill` gives the same."""
-        room(cursor.machine)
-        return cursor.machine.epoch, cursor.machine.frozen(cursor.config(), <int32_t>self.longest)
+        with cython.critical_section(cursor.machine):
+            begin_operation(cursor.machine)
+            return cursor.machine.epoch, cursor.machine.frozen(cursor.config(), <int32_t>self.longest)
 
     def sizes(self):
         """Tokens and nodes of the two tries, for tests and reports."""

@@ -1,1 +1,1 @@
-"""Types of products over weights that are not packed yet: everything in it is for other compiled modules."""
+"""Types of products over weights that are not packed yet; only other compiled modules use them."""

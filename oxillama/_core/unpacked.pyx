@@ -8,7 +8,7 @@ from libc.stdint cimport int64_t, uint8_t
 from libc.string cimport memcpy
 
 from oxillama._core.adapters cimport LowRank
-from oxillama._core.kernels cimport pack_panels
+from oxillama._core.kernels cimport form_at, pack_panels, panel_bytes
 from oxillama._core.matmul cimport MatmulArgs, matmul_part
 from oxillama._core.pager cimport ox_page, ox_page_data, ox_paged_op, ox_pager, ox_pager_await, ox_pager_done, ox_ring_slot
 from oxillama._core.panels cimport MatmulSegment, Supply
@@ -39,7 +39,7 @@ cdef size_t unpacked_scratch(const MatmulArgs *a) noexcept nogil:
     cdef int64_t most = 0
     cdef int i
     for i in range(a.n_segments):
-        most = max(most, a.segments[i].panel_bytes)
+        most = max(most, panel_bytes(form_at(form_at(a.segments[i].form).plain), a.cols))
     return <size_t>((2 if a.gate else 1) * _step(a) * (most + 16 * <int64_t>sizeof(float)))
 
 
@@ -65,9 +65,8 @@ cdef Chunk _chunk(const MatmulArgs *a, int64_t number) noexcept nogil:
     return c
 
 
-cdef void _multiply(const MatmulArgs *a, const Chunk *c, const uint8_t *const *panels, float *bias, ox_team *alone) noexcept nogil:
-    """A chunk whose panels begin at `panels` (gate's, up's) against all rows of x; `bias` has room for theirs."""
-    cdef MatmulSegment two[2]
+cdef void _multiply(const MatmulArgs *a, const Chunk *c, MatmulSegment *two, float *bias, ox_team *alone) noexcept nogil:
+    """A chunk, whose panels (gate's, up's) begin where `two` says and have its form, against all rows of x; `bias` has room for theirs."""
     cdef MatmulArgs part = a[0]
     cdef LowRank low
     cdef const MatmulSegment *whole
@@ -75,8 +74,7 @@ cdef void _multiply(const MatmulArgs *a, const Chunk *c, const uint8_t *const *p
     cdef int j, n = 2 if a.gate else 1
     for j in range(n):
         whole = a.segments + c.segment + j
-        two[j] = whole[0]
-        two[j].rows, two[j].panels = rows, panels[j]
+        two[j].rows = rows
         if a.bias != NULL:
             memcpy(bias + j * rows, a.bias + c.column + j * whole.rows, rows * sizeof(float))
     if a.addend != NULL:
@@ -92,21 +90,21 @@ cdef void _multiply(const MatmulArgs *a, const Chunk *c, const uint8_t *const *p
 
 cdef void _pack_and_multiply(const MatmulArgs *a, const Supply *const *supplies, int64_t number, uint8_t *scratch, ox_team *alone) noexcept nogil:
     cdef Chunk c = _chunk(a, number)
-    cdef const uint8_t *panels[2]
-    cdef const MatmulSegment *whole
+    cdef MatmulSegment two[2]
     cdef const Supply *supply
     cdef float *bias = <float *>scratch
     cdef int64_t step = _step(a), rows = min(a.segments[c.segment].rows, 16 * c.end) - 16 * c.first
     cdef int j, n = 2 if a.gate else 1
     scratch += n * 16 * step * <int64_t>sizeof(float)
     for j in range(n):
-        whole, supply = a.segments + c.segment + j, supplies[c.segment + j]
-        panels[j] = whole.panels + c.first * whole.panel_bytes
+        two[j], supply = a.segments[c.segment + j], supplies[c.segment + j]
+        two[j].panels += c.first * two[j].panel_bytes
         if c.end > supply.ready:
-            pack_panels(whole.form, scratch, supply.source + 16 * c.first * supply.row_bytes, supply.row_bytes, rows, a.cols, 0, c.end - c.first)
-            panels[j] = scratch
-            scratch += step * whole.panel_bytes
-    _multiply(a, &c, panels, bias, alone)
+            two[j].form = form_at(two[j].form).plain        # what any weights can be in
+            two[j].panels, two[j].panel_bytes = scratch, panel_bytes(form_at(two[j].form), a.cols)
+            pack_panels(two[j].form, scratch, supply.source + 16 * c.first * supply.row_bytes, supply.row_bytes, rows, a.cols, 0, c.end - c.first)
+            scratch += step * two[j].panel_bytes
+    _multiply(a, &c, two, bias, alone)
 
 
 cdef void paged_part(const MatmulArgs *a, ox_pager *pager, const ox_paged_op *paged, uint8_t *scratch, ox_team *team) noexcept nogil:
@@ -115,7 +113,7 @@ cdef void paged_part(const MatmulArgs *a, ox_pager *pager, const ox_paged_op *pa
     cdef Chunk c
     cdef const ox_page *page
     cdef ox_ring_slot *slot
-    cdef const uint8_t *panels[2]
+    cdef MatmulSegment two[2]
     cdef int64_t chunks = 0, chunk
     cdef int i, j, k
     for i in range(1 if a.gate else a.n_segments):
@@ -130,8 +128,9 @@ cdef void paged_part(const MatmulArgs *a, ox_pager *pager, const ox_paged_op *pa
             return
         page = paged.pages + k
         for j in range(page.parts):
-            panels[j] = ox_page_data(slot, page, j) + (c.first - c.number // paged.per * paged.per * _step(a)) * page.part[j].panel_bytes
-        _multiply(a, &c, panels, <float *>scratch, &alone)
+            two[j] = a.segments[c.segment + j]
+            two[j].panels = ox_page_data(slot, page, j) + (c.first - c.number // paged.per * paged.per * _step(a)) * page.part[j].panel_bytes
+        _multiply(a, &c, two, <float *>scratch, &alone)
         ox_pager_done(pager, slot)
         chunk = ox_team_take(team)
 

@@ -1,6 +1,6 @@
-"""The doors to the float tables of `csrc/vec`: which instruction set runs, and each row function over numpy arrays.
+"""The functions over the float tables of `csrc/vec`: which instruction set runs, and each row function over numpy arrays.
 
-`vec_table(isa)` hands the other compiled rooms the table of one instruction set (None = the active one, `OXILLAMA_ISA` decides);
+`vec_table(isa)` hands the other compiled modules the table of one instruction set (None = the active one, `OXILLAMA_ISA` decides);
 `apply(name, x, ...)` runs one row function of one table, for tests that compare instruction sets in one process.
 """
 import numpy as np

@@ -5,6 +5,6 @@ in a file; `identity` says which model file they were made from; `cache` is the 
 files; `writer` writes one, `verifier` compares one with its hashes, both in the background; `idle`
 shows them when the model is at rest.
 
-`offload` says how much memory weights may take; `pager` keeps the rest in the model's file and brings
-it while a step runs; `pressure` tells when the system is short of memory.
+`offload` says how much memory weights may take; `pager` keeps the rest in the model's file and
+brings it while a step runs; `pressure` tells when the system is short of memory.
 """

@@ -29,7 +29,7 @@ from oxillama.weights.panel_file import (
     PIECE,
     Key,
     MappedPanels,
-    Wanted,
+    PanelSpec,
     log,
     names_of,
     open_panels,
@@ -59,8 +59,8 @@ class CacheEntry:
 
 @dataclass(frozen=True, slots=True)
 class CacheSlot:
-    """Where the packed weights of one model are, or would be. automatic: nobody named the folder, so
-    they are kept only where they would be as fast as memory.
+    """Where the packed weights of one model are, or would be. automatic: nobody named the folder,
+    so they are kept only where they would be as fast as memory.
     """
 
     path: Path
@@ -73,7 +73,7 @@ class CacheSlot:
         """The cache that this is a place of."""
         return PackedWeightCache(self.path.parent)
 
-    def open(self, wanted: Mapping[Key, Wanted], *, num_threads: int = 0) -> MappedPanels | None:
+    def open(self, wanted: Mapping[Key, PanelSpec], *, num_threads: int = 0) -> MappedPanels | None:
         """The packed weights, mapped; None where there are none that hold."""
         return open_panels(self.path, self.key, wanted, num_threads=num_threads)
 
@@ -87,10 +87,16 @@ class CacheSlot:
         if failed is not None:
             return failed
         if self.automatic and not large_pages(folder):
-            return "this system has large pages for memory but not for files of this folder, and weights in small pages are read more slowly"
+            return (
+                "this system has large pages for memory but not for files of this folder, and "
+                "weights in small pages are read more slowly"
+            )
         # last: others are removed for what is written, never for what is refused
         if not self.cache.make_room(nbytes):
-            return f"{nbytes} bytes have no room: the limit is {limit_bytes()} bytes, {shutil.disk_usage(folder).free} bytes of the disk are free"
+            return (
+                f"{nbytes} bytes have no room: the limit is {limit_bytes()} bytes, "
+                f"{shutil.disk_usage(folder).free} bytes of the disk are free"
+            )
         return None
 
     # ---- a failure to write, remembered so that not every run spends its last seconds on another
@@ -105,7 +111,10 @@ class CacheSlot:
             note = json.loads(self._note.read_bytes()[: 1 << 16])
             age = time.time() - note["at"]
             if note["key"] == self.key and 0 <= age < RETRY_SECONDS:
-                return f"writing failed {age / 3600:.1f} hours ago ({note['reason']}); `oxillama sidecar write` tries again"
+                return (
+                    f"writing failed {age / 3600:.1f} hours ago ({note['reason']}); `oxillama "
+                    "sidecar write` tries again"
+                )
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             pass
         return None
@@ -229,7 +238,9 @@ def slot_of(reader: GgufReader, setting: str | os.PathLike | bool, nbytes: int) 
 
 
 def large_pages(folder: Path) -> bool:
-    """Whether files of a folder come into memory in pages as large as those that memory itself has."""
+    """Whether files of a folder come into memory in pages as large as those that memory itself
+    has.
+    """
     try:
         with open("/sys/kernel/mm/transparent_hugepage/enabled") as file:
             if "[never]" in file.read():

@@ -7,7 +7,7 @@ import weakref
 from typing import Protocol
 
 
-class Worked(Protocol):
+class StepActivity(Protocol):
     """What shows whether a model is at work: how many steps it has begun, and whether one is
     running.
     """
@@ -26,7 +26,7 @@ class IdleWatch:
 
     __slots__ = ("_program", "_seen", "_since")
 
-    def __init__(self, program: Worked) -> None:
+    def __init__(self, program: StepActivity) -> None:
         self._program = weakref.ref(program)
         self._seen, self._since = -1, time.monotonic()
 

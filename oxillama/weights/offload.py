@@ -91,14 +91,16 @@ def parse_size(text: str) -> int:
 
 def parse_policy(text: str | None, ram_bytes: int | None) -> OffloadPolicy:
     """The policy of `--offload` and `--ram-budget`: "none", "budget", or "pinned" with what stays,
-    "pinned:embeddings,head,layers=4,ahead=2"; None for the first says "budget" where there are bytes.
+    "pinned:embeddings,head,layers=4,ahead=2"; None for the first says "budget" where there are
+    bytes.
     """
     kind, _, rest = (
         ("none" if ram_bytes is None else "budget", "", "") if text is None else text.partition(":")
     )
     if kind not in ("none", "budget", "pinned") or (rest and kind != "pinned"):
         raise ConfigError(
-            f"--offload: found {text!r}, wanted none, budget, or pinned[:embeddings,head,layers=N,ahead=N]"
+            f"--offload: found {text!r}, wanted none, budget, or "
+            "pinned[:embeddings,head,layers=N,ahead=N]"
         )
     if kind == "none":
         if ram_bytes is not None:

@@ -123,7 +123,9 @@ class Packing:
         return not self.whole
 
     def finish(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Pack all that is left; `progress(done, total)` is called with the file's bytes now and then."""
+        """Pack all that is left; `progress(done, total)` is called with the file's bytes now and
+        then.
+        """
         while not self.whole:
             self.some()
             if progress is not None:
@@ -151,8 +153,8 @@ class Packing:
             self._pace = (self._pace + pace) / 2 if self._pace else pace
 
     def _in_time(self, until: float) -> bool:
-        """Whether what is left will be packed by then, as far as can be estimated: memory's speed changes
-        within a load.
+        """Whether what is left will be packed by then, as far as can be estimated: memory's speed
+        changes within a load.
         """
         return self._pace > 0 and time.monotonic() + (self.nbytes - self.done) * self._pace <= until
 

@@ -1,12 +1,13 @@
 """`LayerPager`: the weights of a model that is larger than the memory it may take.
 
-    budget   [ pinned: whole matrices, spread evenly over the tape | experts: slots of each op | ring | buffers ]
-    file     everything else: read, packed and multiplied in the order of the tape, the next pages ahead
+    budget   [ pinned: whole matrices, spread evenly over the tape | experts: slots of each op
+             | ring | buffers ]
+    file     everything else: read, packed and multiplied in the order of the tape, reading ahead
 
 A token reads every dense matrix once, in one order: whatever is evicted is wanted again before
 anything else is, so nothing is gained by evicting. As much as the budget holds is pinned, and the
-rest flows through the ring. Pinned matrices are spread evenly over the tape, so that reading goes on
-while they are computed. Experts are kept by use: the ones used most stay (csrc/pager.h).
+rest flows through the ring. Pinned matrices are spread evenly over the tape, so that reading goes
+on while they are computed. Experts are kept by use: the ones used most stay (csrc/pager.h).
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ class PagedWeight:
 
 @dataclass(frozen=True, slots=True)
 class PagedUnit:
-    """What one op multiplies by: in memory, or not, together. experts: matrices of its stack of which
-    a router chooses, 0 for an op that needs all of it; chosen: False where it needs all of a stack. layer: None outside of all. head: it makes
-    logits.
+    """What one op multiplies by: in memory, or not, together. experts: matrices of its stack of
+    which a router chooses, 0 for an op that needs all of it; chosen: False where it needs all of a
+    stack. layer: None outside of all. head: it makes logits.
     """
 
     weights: tuple[PagedWeight, ...]
@@ -80,8 +81,8 @@ class PagedUnit:
 
 @dataclass(frozen=True, slots=True)
 class PagingStats:
-    """What a pager has done so far. budget_bytes: what it may take; resident_bytes: what of it holds
-    weights now; model_bytes: all weights, packed. pages_read: pages that came from the file;
+    """What a pager has done so far. budget_bytes: what it may take; resident_bytes: what of it
+    holds weights now; model_bytes: all weights, packed. pages_read: pages that came from the file;
     page_hits: pages that were asked for and in memory; bytes_read: of the file; wait_seconds: that
     workers waited for pages; shrunk_bytes: given back to a system that is short of memory.
     """
@@ -97,9 +98,25 @@ class PagingStats:
 
 
 @dataclass(frozen=True, slots=True)
+class PagingSummary:
+    """What a policy makes of a model. weight_bytes: all weights, packed; pinned_bytes: those
+    without a router that stay in memory; streamed_bytes: the others of them, read for each token;
+    experts, expert_slots: matrices of which routers choose, and how many of them have room;
+    read_ahead_bytes: room for what is read ahead.
+    """
+
+    weight_bytes: int
+    pinned_bytes: int
+    streamed_bytes: int
+    experts: int
+    expert_slots: int
+    read_ahead_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """What of a model stays in memory. pinned: units, by number; fixed: those of them that stay even
-    when memory is short; slots: experts of each unit that may be kept, 0 for one without.
+    """What of a model stays in memory. pinned: units, by number; fixed: those of them that stay
+    even when memory is short; slots: experts of each unit that may be kept, 0 for one without.
     """
 
     pinned: frozenset[int]
@@ -110,10 +127,23 @@ class Plan:
     read_bytes: int
     readers: int
 
+    def summary(self, units: Sequence[PagedUnit]) -> PagingSummary:
+        """What the plan comes to, of the units that it was made for."""
+        dense = [unit.nbytes for unit in units if not unit.experts]
+        pinned = sum(units[i].nbytes for i in self.pinned if not units[i].experts)
+        return PagingSummary(
+            sum(unit.nbytes for unit in units),
+            pinned,
+            sum(dense) - pinned,
+            sum(unit.experts for unit in units),
+            sum(self.slots),
+            self.ring_bytes,
+        )
+
 
 def plan_pages(units: Sequence[PagedUnit], policy: Budget | PinnedHotSet, table_bytes: int) -> Plan:
-    """What stays in memory of a model within a policy; ConfigError where its budget is too small for
-    what it asks for. table_bytes: of the embedding.
+    """What stays in memory of a model within a policy; ConfigError where its budget is too small
+    for what it asks for. table_bytes: of the embedding.
     """
     budget = policy.ram_bytes
     page = min(MOST_PAGE, max(LEAST_PAGE, budget // 256))
@@ -162,7 +192,8 @@ def plan_pages(units: Sequence[PagedUnit], policy: Budget | PinnedHotSet, table_
     left -= sum(units[i].nbytes for i in pinned - fixed)
     if left < 0:
         raise ConfigError(
-            f"offload: ram_bytes: found {budget}, wanted at least {budget - left} for this model: {', '.join(wanted)}"
+            f"offload: ram_bytes: found {budget}, wanted at least {budget - left} for this model: "
+            f"{', '.join(wanted)}"
         )
     more = [i for i in routed if i not in fixed]
     total = sum((units[i].experts - slots[i]) * units[i].expert_bytes for i in more)
@@ -214,12 +245,12 @@ def _spread(units: Sequence[PagedUnit], streamed: Sequence[int], room: int) -> s
 
 
 class LayerPager:
-    """Pages the weights of a model between its files and memory. `matrices` are what a `Program` takes
-    for them; they share the pager, and `close` ends it.
+    """Pages the weights of a model between its files and memory. `matrices` are what a `Program`
+    takes for them; they share the pager, and `close` ends it.
 
-    shards: the model's files. units: in the order of the tape. tables: what rows are read of for each
-    token. probe: what tells that the system is short of memory; the pager then gives back what it
-    can, and reads it again later.
+    shards: the model's files. units: in the order of the tape. tables: what rows are read of for
+    each token. probe: what tells that the system is short of memory; the pager then gives back what
+    it can, and reads it again later.
     """
 
     def __init__(
@@ -240,7 +271,8 @@ class LayerPager:
         limit = self.probe.limit()
         if limit is not None and policy.ram_bytes > limit:
             raise ConfigError(
-                f"offload: ram_bytes: found {policy.ram_bytes}, this process may use {limit} bytes of memory"
+                f"offload: ram_bytes: found {policy.ram_bytes}, this process may use {limit} bytes "
+                "of memory"
             )
         pins = isinstance(policy, PinnedHotSet) and policy.pin_embeddings
         self._pinned_table_bytes = table_bytes if pins else 0
@@ -321,7 +353,9 @@ class LayerPager:
 
 
 def _opened(shards: Sequence[Shard]) -> list[tuple[int, str, memoryview]]:
-    """Descriptors of a model's files; ModelError for one that was changed since its header was read."""
+    """Descriptors of a model's files; ModelError for one that was changed since its header was
+    read.
+    """
     made: list[tuple[int, str, memoryview]] = []
     try:
         for shard in shards:

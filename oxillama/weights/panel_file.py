@@ -1,11 +1,12 @@
-"""Packed weights in a file, mapped read-only and shared by processes, so that a model that was loaded
-once need not be packed again.
+"""Packed weights in a file, mapped read-only and shared by processes, so that a model that was
+loaded once need not be packed again.
 
     "OXPANEL3" | u64 length of the JSON | BLAKE3 of the JSON | JSON: key, names, size, sections,
     probe, whole | zeros up to 2 MB | sections, each at 4096 n
 
-key: the identity of the model's files (`identity`). sections: name, first row, rows, format,
-columns, offset, size, BLAKE3 of each matrix. whole: BLAKE3 of every byte of each file of the model.
+key: the identity of the model's files (`identity`). sections: name, first row, rows, form
+of the panels, columns, offset, size, BLAKE3 of each matrix. whole: BLAKE3 of every byte of each
+file of the model.
 
 When it is opened, the header's hash, the file's length, the identity, the place and shape of every
 section and sixteen pages are checked, at a cost that does not grow with the model. `verifier`
@@ -60,7 +61,7 @@ Key = tuple[str, int, int]  # a weight: tensor name, first row, rows
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PanelSpec:
     """One weight that a model needs in panels."""
 
     format: str
@@ -68,7 +69,7 @@ class Wanted:
     columns: int
 
 
-class GivenUp(Exception):
+class WriteAborted(Exception):
     """Raised by a `pause` to end the writing of a file, of which nothing stays."""
 
 
@@ -112,11 +113,11 @@ def path_of(folder: Path, key: Identity) -> Path:
 
 
 # ---- reading
-# -------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def open_panels(
-    path: Path, key: Identity, wanted: Mapping[Key, Wanted], *, num_threads: int = 0
+    path: Path, key: Identity, wanted: Mapping[Key, PanelSpec], *, num_threads: int = 0
 ) -> MappedPanels | None:
     """The weights of a file, mapped and in memory; None where there is none or it does not hold,
     which is logged.
@@ -172,7 +173,9 @@ def names_of(path: str | os.PathLike) -> tuple[str, ...]:
 
 
 def _mapped(path: str | os.PathLike) -> tuple[dict, memoryview, tuple[int, int]]:
-    """The header and the bytes of a file whose length is what it says, with its device and inode."""
+    """The header and the bytes of a file whose length is what it says, with its device and
+    inode.
+    """
     with _opened(path) as file:
         header, status = _header(file), os.fstat(file.fileno())
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -207,26 +210,22 @@ def _header(file: BinaryIO) -> dict:
 
 
 def _matrices(
-    view: memoryview, sections: Sequence[Sequence], wanted: Mapping[Key, Wanted]
+    view: memoryview, sections: Sequence[Sequence], wanted: Mapping[Key, PanelSpec]
 ) -> dict[Key, PackedMatrix]:
     found = {}
-    for name, start, rows, format, columns, offset, size, _ in sections:
+    for name, start, rows, form, columns, offset, size, _ in sections:
         want = wanted.get((name, start, rows))
         if want is None:
             continue
-        if (
-            want != Wanted(format, rows, columns)
-            or offset % _PAGE
-            or offset < 0
-            or size < 0
-            or offset + size > len(view)
-        ):
+        if offset % _PAGE or offset < 0 or size < 0 or offset + size > len(view):
+            raise ValueError(f"{name}: {size} bytes at {offset} of {len(view)}")
+        made = PackedMatrix.over(view[offset : offset + size], form, rows, columns)
+        if want != PanelSpec(made.format, rows, columns):
             raise ValueError(
-                f"{name}: {format} ({rows}, {columns}), wanted {want.format} ({want.rows}, {want.columns})"
+                f"{name}: {form} ({rows}, {columns}), wanted {want.format} ({want.rows}, "
+                f"{want.columns})"
             )
-        found[name, start, rows] = PackedMatrix.over(
-            view[offset : offset + size], format, rows, columns
-        )
+        found[name, start, rows] = made
     if len(found) != len(wanted):
         raise ValueError(f"{len(found)} of {len(wanted)} weights")
     return found
@@ -244,7 +243,7 @@ def _probe(view: memoryview, sections: Sequence[Sequence]) -> str:
 
 
 # ---- writing
-# -------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def write_panels(
@@ -259,8 +258,8 @@ def write_panels(
     it meanwhile.
 
     shards: the model's files, which are hashed. `pause(done, size)` is called before each 2 MB that
-    is written or hashed and may wait, or raise GivenUp, as this does for files that were changed.
-    OSError where the disk refuses.
+    is written or hashed and may wait, or raise WriteAborted, as this does for files that were
+    changed. OSError where the disk refuses.
     """
     names = [str(shard.label) for shard in shards]
     header, places = _laid_out(key, names, matrices)
@@ -277,7 +276,7 @@ def write_panels(
             _write_sections(file.fileno(), header, places, matrices, pause, total)
             _hash_files(header, shards, pause, total)
             if not unchanged(shards):
-                raise GivenUp("the model's file was changed since it was loaded")
+                raise WriteAborted("the model's file was changed since it was loaded")
             with (
                 mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
                 memoryview(mapped) as view,
@@ -302,7 +301,7 @@ def _laid_out(
     position = 0
     for (name, start, rows), matrix in matrices.items():
         sections.append(
-            [name, start, rows, matrix.format, matrix.cols, position, matrix.nbytes, "0" * 64]
+            [name, start, rows, matrix.form, matrix.cols, position, matrix.nbytes, "0" * 64]
         )
         position += -(-matrix.nbytes // _PAGE) * _PAGE
     header = {

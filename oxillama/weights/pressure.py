@@ -1,5 +1,5 @@
-"""`MemoryPressureProbe`: how near the system, or the control group this process is in, is to its limit
-of memory.
+"""`MemoryPressureProbe`: how near the system, or the control group this process is in, is to its
+limit of memory.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from blake3 import blake3
 from oxillama.errors import DamagedWeightsWarning, WeightsDamaged
 from oxillama.gguf.source import Shard, open_without_waiting
 from oxillama.weights.identity import unchanged
-from oxillama.weights.idle import IdleWatch, Worked
+from oxillama.weights.idle import IdleWatch, StepActivity
 from oxillama.weights.panel_file import PIECE, MappedPanels, log
 
 IDLE_SECONDS = 2.0  # without a step, before the model's files are read
@@ -44,13 +44,15 @@ class _Stopped(Exception):
 
 
 class PanelVerifier(threading.Thread):
-    """Verifies one mapped file in the background; `program`, which runs over it, is watched, and not
-    kept alive. shards: the model's files.
+    """Verifies one mapped file in the background; `program`, which runs over it, is watched, and
+    not kept alive. shards: the model's files.
 
     verified: every section holds. damage: what was found that does not.
     """
 
-    def __init__(self, mapped: MappedPanels, program: Worked, shards: Sequence[Shard]) -> None:
+    def __init__(
+        self, mapped: MappedPanels, program: StepActivity, shards: Sequence[Shard]
+    ) -> None:
         super().__init__(name="oxillama verifier", daemon=True)
         self._mapped: MappedPanels | None = mapped
         self._shards: Sequence[Shard] = tuple(shards)
@@ -102,7 +104,7 @@ class PanelVerifier(threading.Thread):
                 self.join()
 
     # ---- in its own thread
-    # ---------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def _verify(self) -> None:
         mapped = self._mapped

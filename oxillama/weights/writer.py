@@ -21,9 +21,9 @@ from pathlib import Path
 
 from oxillama._core.panels import PackedMatrix
 from oxillama.weights.cache import CacheSlot
-from oxillama.weights.idle import IdleWatch, Worked
+from oxillama.weights.idle import IdleWatch, StepActivity
 from oxillama.weights.packing import Packing
-from oxillama.weights.panel_file import PIECE, GivenUp, Key, log, write_panels
+from oxillama.weights.panel_file import PIECE, Key, WriteAborted, log, write_panels
 
 IDLE_SECONDS = 2.0  # without a step, before anything is written
 LAST_SECONDS = 5.0  # for what is left when a model is closed or the interpreter ends
@@ -35,7 +35,7 @@ _writers: set[CacheWriter] = set()
 _stuck: set[Path] = set()  # files whose writer did not leave a disk that hangs
 
 
-class TooSlow(GivenUp):
+class DiskTooSlow(WriteAborted):
     """The disk would have needed more time than there was."""
 
 
@@ -50,7 +50,7 @@ class CacheWriter(threading.Thread):
         self,
         slot: CacheSlot,
         matrices: Mapping[Key, PackedMatrix],
-        program: Worked,
+        program: StepActivity,
         *,
         packing: Packing | None = None,
     ) -> None:
@@ -73,13 +73,13 @@ class CacheWriter(threading.Thread):
         """Thread body."""
         try:
             if self._slot.path in _stuck:
-                raise GivenUp("an earlier try of this process still waits for the disk")
+                raise WriteAborted("an earlier try of this process still waits for the disk")
             self._gently()
             self._wait_until_idle()
             self._write()
-        except (GivenUp, OSError, MemoryError) as error:
+        except (WriteAborted, OSError, MemoryError) as error:
             self.reason = str(error)
-            if isinstance(error, (TooSlow, OSError)):
+            if isinstance(error, (DiskTooSlow, OSError)):
                 self._slot.note_failure(self.reason)
         finally:
             self._matrices, self._packing = {}, None
@@ -116,7 +116,7 @@ class CacheWriter(threading.Thread):
             self.join(seconds)
 
     # ---- in its own thread
-    # ---------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def _gently(self) -> None:
         with suppress(OSError):
@@ -160,7 +160,7 @@ class CacheWriter(threading.Thread):
         while not self._hurry.is_set() and not self._watch.idle(IDLE_SECONDS):
             self._hurry.wait(_POLL)
         if self._cancelled.is_set() and not self._deadline:
-            raise GivenUp("the model was closed")
+            raise WriteAborted("the model was closed")
 
     def _pause(self, written: int, size: int) -> None:
         """Before each piece: wait while the model works, keep to the pace, and give up what cannot
@@ -175,9 +175,9 @@ class CacheWriter(threading.Thread):
         if self._cancelled.is_set():
             raise self._given_up("the model was closed")
 
-    def _given_up(self, reason: str) -> GivenUp:
+    def _given_up(self, reason: str) -> WriteAborted:
         """What to raise when it was cancelled: after a hurry its time was over."""
-        return TooSlow(reason) if self._deadline else GivenUp(reason)
+        return DiskTooSlow(reason) if self._deadline else WriteAborted(reason)
 
     def _in_time(self, written: int, size: int) -> None:
         now = time.monotonic()
@@ -186,7 +186,7 @@ class CacheWriter(threading.Thread):
         if written - before >= 64 << 20:  # enough to tell the disk's speed
             need = (size - written) / (written - before) * (now - began)
         if now + need > self._deadline:
-            raise TooSlow(
+            raise DiskTooSlow(
                 f"{size - written} of {size} bytes were left, which would have taken too long"
             )
 

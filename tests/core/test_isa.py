@@ -33,10 +33,11 @@ def test_an_instruction_set_that_cannot_run_is_refused_by_name(monkeypatch):
 
 def test_a_forced_process_computes_with_it_and_gives_the_same_bits():
     code = (
-        "import numpy as np; from oxillama._core.matmul import matmul; from oxillama._core.panels import PackedMatrix; "
-        "from oxillama._core.kernels import isa_active;"
+        "import numpy as np; from oxillama._core.matmul import matmul; from oxillama._core.panels "
+        "import PackedMatrix; from oxillama._core.kernels import isa_active;"
         "w = PackedMatrix((np.arange(32 * 18) % 60).astype(np.uint8), 'Q4_0', 32, 32);"
-        "print(isa_active(), matmul(w, np.sin(np.arange(96, dtype=np.float32)).reshape(3, 32)).tobytes().hex())"
+        "print(isa_active(), matmul(w, np.sin(np.arange(96, dtype=np.float32)).reshape(3, "
+        "32)).tobytes().hex())"
     )
     said = {}
     for isa in isa_available():

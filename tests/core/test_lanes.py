@@ -141,3 +141,15 @@ def test_a_number_that_is_not_finite_is_seen_in_its_own_row_only():
     found = matmul(w, x)
     assert np.isnan(found[1]).all()
     assert found[0].tobytes() == clean[0].tobytes() and found[2].tobytes() == clean[2].tobytes()
+
+
+@pytest.mark.parametrize("name", ("F32", "F16"))
+def test_floats_of_many_rows_and_an_odd_number_of_columns(name):
+    rng = np.random.default_rng(3)
+    for rows, cols in ((32, 129), (48, 385), (33, 7)):
+        raw, w = make(4, name, 1, 4 if name == "F32" else 2, rows, cols)
+        x = rng.standard_normal((280, cols)).astype(np.float32)
+        law = matmul(w, x, isa="scalar")
+        for isa in fast:
+            for m in (9, 30, 280):
+                assert matmul(w, x[:m], isa=isa).tobytes() == law[:m].tobytes(), (isa, rows, m)

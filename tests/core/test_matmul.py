@@ -1,4 +1,6 @@
-"""Packed matrices and the driver: shapes, segments, gates, bias, workers, and refusals at the door."""
+"""Packed matrices and the driver: shapes, segments, gates, bias, workers, and refusals at the
+door.
+"""
 
 import numpy as np
 import pytest

@@ -195,7 +195,9 @@ def test_rope_store_puts_keys_and_values_where_read_finds_them(kv_type, dtype):
             {
                 "sys/memory/memory.limit_in_bytes": "50\n",
                 "sys/memory/memory.usage_in_bytes": "45\n",
-                "sys/memory/memory.stat": "active_file 1\ninactive_file 1\ntotal_active_file 10\ntotal_inactive_file 20\n",
+                "sys/memory/memory.stat": (
+                    "active_file 1\ninactive_file 1\ntotal_active_file 10\ntotal_inactive_file 20\n"
+                ),
             },
             35,
         ),

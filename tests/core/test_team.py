@@ -63,7 +63,7 @@ def test_barriers_end_whatever_the_number_of_workers(workers):
 
 def paced(most, seconds, steps, *, preempted=lambda workers, step: 0):
     """Workers of each step when a step of n workers takes seconds(n, step)."""
-    pace, used = threads.Pace(most), []
+    pace, used = threads.AdaptiveWorkers(most), []
     for step in range(steps):
         used.append(pace.workers)
         pace.note(1, seconds(pace.workers, step), preempted(pace.workers, step))
@@ -104,7 +104,7 @@ def test_fewer_workers_are_not_kept_when_they_are_no_quicker():
 
 
 def test_a_busy_neighbour_is_seen_through_steps_of_changing_kinds():
-    pace, used = threads.Pace(2), []
+    pace, used = threads.AdaptiveWorkers(2), []
     for step in range(400):
         rows = 1 + step % 8
         used.append(pace.workers)
@@ -118,7 +118,7 @@ def test_a_neighbour_that_only_shows_in_the_time_is_seen():
 
 
 def test_steps_that_change_their_kind_do_not_keep_fewer_workers():
-    pace = threads.Pace(2)
+    pace = threads.AdaptiveWorkers(2)
     for _ in range(40):
         pace.note(1, {1: 1.0, 2: 8.0}[pace.workers], int(pace.workers == 2))
     assert pace.workers == 1
@@ -131,7 +131,7 @@ def starving(steps, busy, *, kinds=1):
     """(workers, seconds) of each step of a machine that has no core for a second worker while
     `busy(step)`: one then has a quarter of its core, two wait for each other a hundred times over.
     """
-    pace, out = threads.Pace(2), []
+    pace, out = threads.AdaptiveWorkers(2), []
     for step in range(steps):
         workers, starved = pace.workers, busy(step)
         due = 0.03 / workers
@@ -187,10 +187,10 @@ def test_more_workers_than_cores_give_the_same_bits():
 )
 def test_users_openmp_settings_neither_stop_nor_change_a_step(settings):
     code = (
-        "import numpy as np; from oxillama._core.tape import Batch; from tests.core.attention_program import program, memory_for;"
-        "p = program(num_threads=2); m, t = memory_for(p, 64);"
-        "p.run_until(Batch(np.arange(40), np.arange(40), [t], np.zeros(40, int), []), m, len(p) - 1);"
-        "print(p.slot(1, 40).tobytes().hex())"
+        "import numpy as np; from oxillama._core.tape import Batch; from "
+        "tests.core.attention_program import program, memory_for;p = program(num_threads=2); m, t "
+        "= memory_for(p, 64);p.run_until(Batch(np.arange(40), np.arange(40), [t], np.zeros(40, "
+        "int), []), m, len(p) - 1);print(p.slot(1, 40).tobytes().hex())"
     )
     plain, changed = (
         subprocess.run(
@@ -240,12 +240,12 @@ def test_a_program_steps_in_a_forked_child_on_threads_of_its_own(workers):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_child_loads_a_model_after_its_parent_did():
     code = (
-        "import multiprocessing, oxillama, warnings; from concurrent.futures import ProcessPoolExecutor\n"
-        "warnings.simplefilter('ignore')\n"
+        "import multiprocessing, oxillama, warnings; from concurrent.futures import "
+        "ProcessPoolExecutor\nwarnings.simplefilter('ignore')\n"
         "def text(_):\n"
         "    with oxillama.load(num_threads=2) as engine:\n"
-        "        return engine.generate('Once', max_tokens=4, sampler=oxillama.SamplerConfig.greedy()).text\n"
-        "here = text(0)\n"
+        "        return engine.generate('Once', max_tokens=4, "
+        "sampler=oxillama.SamplerConfig.greedy()).text\nhere = text(0)\n"
         "with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context('fork')) as pool:\n"
         "    assert list(pool.map(text, range(2))) == [here, here]"
     )
@@ -259,8 +259,8 @@ def test_a_refused_thread_is_an_error_where_the_model_is_loaded():
         "resource.setrlimit(resource.RLIMIT_STACK, (8 << 20, -1))\n"
         "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
         "try:\n    oxillama.load(num_threads=1000)\n"
-        "except oxillama.EngineError as error:\n    assert 'refused one of 999 threads' in str(error), error\n"
-        "else:\n    raise SystemExit(3)\n"
+        "except oxillama.EngineError as error:\n    assert 'refused one of 999 threads' in "
+        "str(error), error\nelse:\n    raise SystemExit(3)\n"
         "with oxillama.load(num_threads=2) as engine:\n    assert engine.num_threads == 2"
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)

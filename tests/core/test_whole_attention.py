@@ -1,5 +1,5 @@
-"""Attention over a whole sequence: every row sees all keys, windows reach to both sides, and a bias by
-distance is added to scores.
+"""Attention over a whole sequence: every row sees all keys, windows reach to both sides, and a bias
+by distance is added to scores.
 """
 
 import numpy as np

@@ -89,7 +89,7 @@ def test_the_first_step_computes_the_same_over_unpacked_weights_and_packs_none(
         done = model.packing.done
         assert np.array_equal(logits(model, IDS[:rows]), logits(packed, IDS[:rows]))
         assert bool(units) == bool(done) and model.packing.done == done < model.packing.nbytes
-        assert not model.program.usual
+        assert not model.program.representative
 
 
 @pytest.mark.parametrize("threads", (1, 2))
@@ -98,7 +98,9 @@ def test_the_second_step_packs_all_that_is_left(path, monkeypatch, threads, chun
     model, packed = unpacked(monkeypatch, path, num_threads=threads), whole(path)
     assert np.array_equal(logits(model, IDS, chunk=chunk), logits(packed, IDS))
     assert (
-        model.packing.whole and model.packing.done == model.packing.nbytes and model.program.usual
+        model.packing.whole
+        and model.packing.done == model.packing.nbytes
+        and model.program.representative
     )
     assert panels(model) == panels(packed)
 
@@ -201,7 +203,7 @@ def test_a_thread_packs_while_nobody_asks(path, monkeypatch):
     model.packer.join(10)
     assert not model.packer.is_alive() and panels(model) == panels(whole(path))
     logits(model, IDS[:1])
-    assert model.program.usual
+    assert model.program.representative
 
 
 def test_nobody_packs_during_a_step_over_unpacked_weights(path, monkeypatch):

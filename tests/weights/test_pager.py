@@ -1,5 +1,5 @@
-"""Models larger than the memory they may take: the same bits, within the budget, and errors that say
-what happened.
+"""Models larger than the memory they may take: the same bits, within the budget, and errors that
+say what happened.
 """
 
 import gc
@@ -436,7 +436,8 @@ def test_an_engine_says_the_same(engine):
     assert made.generate(PROMPT, max_tokens=12, temperature=0).text == wanted
     seen = made.metrics()
     assert seen.weight_pages_read_total > 0 and seen.weight_bytes_read_total > 0
-    assert 0 < seen.weights_resident_bytes <= made._loaded.model.pager.policy.ram_bytes
+    assert seen.weights_budget_bytes == made._loaded.model.pager.policy.ram_bytes
+    assert 0 < seen.weights_resident_bytes <= seen.weights_budget_bytes < seen.weights_packed_bytes
     assert "oxillama_weight_pages_read_total" in seen.to_prometheus()
 
 

@@ -176,7 +176,8 @@ def test_a_pipe_in_the_place_of_a_sidecar_hangs_nobody_and_is_replaced(model, tm
         "import sys\nfrom pathlib import Path\nfrom oxillama.gguf import GgufReader\n"
         "from oxillama.model import load_model\nfrom oxillama.weights import cache, panel_file\n"
         f"path = Path({str(written)!r})\n"
-        "assert not panel_file.verify(path) and panel_file.names_of(path) == () and cache.PackedWeightCache(path.parent).entries() == []\n"
+        "assert not panel_file.verify(path) and panel_file.names_of(path) == () and "
+        "cache.PackedWeightCache(path.parent).entries() == []\n"
         f"load_model(GgufReader({str(model)!r}), sidecar=path.parent).end(keep=True)"
     )
     subprocess.run(
@@ -190,7 +191,10 @@ def test_a_pipe_in_the_place_of_a_sidecar_hangs_nobody_and_is_replaced(model, tm
 
 def test_a_pipe_in_the_place_of_a_temporary_file_hangs_nobody_and_is_removed(tmp_path):
     os.mkfifo(tmp_path / "x.panels.tmp")
-    code = f"from pathlib import Path\nfrom oxillama.weights import cache\ncache.PackedWeightCache(Path({str(tmp_path)!r})).clear()"
+    code = (
+        "from pathlib import Path\nfrom oxillama.weights import cache\n"
+        f"cache.PackedWeightCache(Path({str(tmp_path)!r})).clear()"
+    )
     subprocess.run(
         [sys.executable, "-c", code],
         check=True,
@@ -214,7 +218,7 @@ def test_a_sidecar_whose_header_is_longer_than_a_page_holds(tmp_path, files, sec
     assert panel_file.write_panels(path, key, matrices)
     assert 48 + int.from_bytes(path.read_bytes()[8:16], "little") > 4096
     found = panel_file.open_panels(
-        path, key, dict.fromkeys(matrices, panel_file.Wanted("Q4_0", 16, 64)), num_threads=1
+        path, key, dict.fromkeys(matrices, panel_file.PanelSpec("Q4_0", 16, 64)), num_threads=1
     )
     assert {name: bytes(matrix) for name, matrix in found.matrices.items()} == {
         name: bytes(matrix) for name, matrix in matrices.items()
@@ -307,10 +311,10 @@ def test_an_interpreter_that_ends_at_once_has_written_its_sidecar(model, tmp_pat
 
 def test_a_writing_that_is_given_up_leaves_nothing(tmp_path):
     def pause(written, size):
-        raise panel_file.GivenUp("no time")
+        raise panel_file.WriteAborted("no time")
 
     matrix = PackedMatrix(np.zeros(16 * 34, np.uint8), "Q8_0", 16, 32)
-    with pytest.raises(panel_file.GivenUp):
+    with pytest.raises(panel_file.WriteAborted):
         panel_file.write_panels(
             tmp_path / "s" / "a.panels", {}, {("w", 0, 16): matrix}, pause=pause
         )

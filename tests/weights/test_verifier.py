@@ -1,5 +1,5 @@
-"""Mapped packed weights are compared with their hashes soon after they are trusted, and those who used
-damaged ones hear of it.
+"""Mapped packed weights are compared with their hashes soon after they are trusted, and those who
+used damaged ones hear of it.
 """
 
 import json
@@ -149,7 +149,9 @@ def test_whole_weights_are_verified_at_once_when_nothing_runs_and_slowly_while_s
 
 @pytest.fixture
 def mapped(tmp_path):
-    """(a model's files, its packed weights mapped); the hash of the whole file is of other bytes."""
+    """(a model's files, its packed weights mapped); the hash of the whole file is of other
+    bytes.
+    """
     file = tmp_path / "x.gguf"
     file.write_bytes(bytes(range(256)) * 40_000)
     shards = open_source(file)
@@ -157,7 +159,7 @@ def mapped(tmp_path):
     matrices = {("w", 0, 16): panel_file.PackedMatrix(raw, "Q8_0", 16, 32)}
     path, key = tmp_path / "x.panels", identity_of(shards)
     assert panel_file.write_panels(path, key, matrices, shards=shards)
-    wanted = {("w", 0, 16): panel_file.Wanted("Q8_0", 16, 32)}
+    wanted = {("w", 0, 16): panel_file.PanelSpec("Q8_0", 16, 32)}
     return shards, panel_file.open_panels(path, key, wanted, num_threads=1)
 
 
@@ -165,7 +167,9 @@ def mapped(tmp_path):
 def test_the_models_file_is_compared_with_its_hash_when_the_model_is_idle(
     mapped, monkeypatch, whole
 ):
-    """For a file system that shows no change: identities are equal, bytes between samples are not."""
+    """For a file system that shows no change: identities are equal, bytes between samples are
+    not.
+    """
     shards, found = mapped
     if not whole:
         status = shards[0].status

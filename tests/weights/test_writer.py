@@ -74,7 +74,7 @@ class Program:
 def held(place, weights):
     """The bytes of each matrix, from the sidecar."""
     found = panel_file.open_panels(
-        place.path, place.key, {key: panel_file.Wanted("F32", key[2], 256) for key in weights}
+        place.path, place.key, {key: panel_file.PanelSpec("F32", key[2], 256) for key in weights}
     )
     return None if found is None else {key: bytes(it) for key, it in found.matrices.items()}
 
@@ -149,7 +149,7 @@ def test_a_slow_disk_is_told_by_its_first_pieces(place, weights, monkeypatch):
     monkeypatch.setattr(writer.time, "monotonic", lambda: float(next(clock)))
     writing._in_time(0, 1 << 40)
     writing._in_time(32 << 20, 1 << 40)
-    with pytest.raises(panel_file.GivenUp):
+    with pytest.raises(panel_file.WriteAborted):
         writing._in_time(64 << 20, 1 << 40)
 
 
@@ -244,7 +244,7 @@ def test_a_damaged_one_is_written_over(place, weights):
 
 
 # ---- other processes
-# -----------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -263,7 +263,8 @@ model = load_model(GgufReader(sys.argv[1]), sidecar=sys.argv[2])
 memory = model.page_memory()
 memory.ensure(1)
 ids = np.arange(8, dtype=np.int32)
-print(np.array(model.program.step(Batch(ids, ids, [np.zeros(1, np.int32)], np.zeros(8, np.int32), ids), memory)).tobytes().hex(),
+batch = Batch(ids, ids, [np.zeros(1, np.int32)], np.zeros(8, np.int32), ids)
+print(np.array(model.program.step(batch, memory)).tobytes().hex(),
       model.writer is None)
 """
 
@@ -364,7 +365,7 @@ def test_a_forked_child_leaves_the_writing_to_its_parent(place, weights):
 
 
 # ---- the default
-# ---------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_library_writes_nothing_to_the_disk_unless_it_is_asked_to(model, tmp_path, monkeypatch):
@@ -380,7 +381,7 @@ def test_a_library_writes_nothing_to_the_disk_unless_it_is_asked_to(model, tmp_p
     assert len(list((tmp_path / "asked").iterdir())) == 1
 
 
-def test_a_large_model_is_kept_in_the_cache_folder_where_that_is_asked_for_and_loads_from_it_with_the_same_bits(
+def test_a_large_model_loads_from_the_cache_folder_with_the_same_bits_where_that_is_asked_for(
     model, tmp_path, monkeypatch
 ):
     home = tmp_path / "cache"
@@ -576,7 +577,7 @@ def test_it_is_tried_again_after(model, tmp_path, monkeypatch, after):
         patch.setattr(writer, "BYTES_A_SECOND", 1)
         patch.setattr(writer, "LAST_SECONDS", 0.0)
         patch.setattr(
-            CacheWriter, "_in_time", lambda *_: (_ for _ in ()).throw(writer.TooSlow("x"))
+            CacheWriter, "_in_time", lambda *_: (_ for _ in ()).throw(writer.DiskTooSlow("x"))
         )
         with oxillama.load(model, sidecar=folder):
             pass

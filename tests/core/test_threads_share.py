@@ -1,0 +1,79 @@
+"""Compiled objects that threads share: nothing in them depends on a GIL."""
+
+import importlib
+import pkgutil
+import random
+import sys
+import sysconfig
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+import oxillama._core
+from oxillama._core.sampler import logprobs
+from oxillama.grammar import Grammar, GrammarLimits, TokenMasker
+
+THREADS = 6
+GRAMMAR = r"""
+root ::= "[" item ("," item){0,9} "]"
+item ::= [a-z]{1,12} | "\"" [^"\\]* "\"" | root | [0-9]+ ("." [0-9]{1,3})?
+"""
+PIECES = [bytes([i]) for i in range(32, 127)] + [b"ab", b'","', b"]]", b"[[", b"0.5", "é".encode()]
+# so few that the machine is emptied again and again while the others walk
+LIMITS = GrammarLimits(max_configs=64)
+
+
+def walk(masker, grammar, seed):
+    """The masks of a random walk with forks, as bytes."""
+    rng, seen = random.Random(seed), []
+    states = [masker.state(grammar)]
+    for _ in range(120):
+        state = rng.choice(states)
+        mask = state.mask()
+        seen.append(mask.tobytes())
+        ids = [i for i in range(len(PIECES)) if mask[i >> 5] >> (i & 31) & 1]
+        if ids:
+            masker.advance(state, rng.choice(ids))
+        if rng.random() < 0.2:
+            states.append(state.fork())
+        if len(states) > 5:
+            del states[rng.randrange(len(states))]
+    return seen
+
+
+def together(work):
+    """work(i) of every thread, all begun at once."""
+    gate = threading.Barrier(THREADS)
+
+    def one(number):
+        gate.wait()
+        return work(number)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(one, range(THREADS)))
+
+
+def masker():
+    return TokenMasker(PIECES, eog_ids={0}, cache_bytes=0)
+
+
+def test_threads_that_share_a_grammar_get_the_masks_of_one_alone():
+    alone = [walk(masker(), Grammar.parse(GRAMMAR, limits=LIMITS), seed) for seed in range(THREADS)]
+    shared, grammar = masker(), Grammar.parse(GRAMMAR, limits=LIMITS)
+    assert together(lambda seed: walk(shared, grammar, seed)) == alone
+
+
+def test_threads_that_share_scratch_memory_get_the_numbers_of_one_alone():
+    rows = np.random.default_rng(3).normal(size=(THREADS, 600)).astype(np.float32)
+    alone = [logprobs(row, 7, 5) for row in rows]
+    assert together(lambda i: [logprobs(rows[i], 7, 5) for _ in range(200)]) == [
+        [each] * 200 for each in alone
+    ]
+
+
+def test_no_module_needs_a_gil():
+    for found in pkgutil.iter_modules(oxillama._core.__path__):
+        importlib.import_module(f"oxillama._core.{found.name}")
+    free = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
+    assert getattr(sys, "_is_gil_enabled", lambda: True)() is not free
