@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from oxillama.convert.safetensors import Stored
+from oxillama.convert.safetensors import StoredTensor
 from oxillama.errors import ConvertError
 
 if TYPE_CHECKING:
@@ -27,11 +27,20 @@ class Hyper:
     """A config.json's values, asked for by any of the names that they have had."""
 
     def __init__(
-        self, config: Mapping[str, Any], label: str, folder: ModelFolder | None = None
+        self,
+        config: Mapping[str, Any],
+        label: str,
+        folder: ModelFolder | None = None,
+        layer: int | None = None,
     ) -> None:
         self.config = config
         self.label = label
         self.folder = folder  # None where there is a configuration alone
+        self.layer = layer  # of the tensor that a rule changes
+
+    def at(self, layer: int | None) -> Hyper:
+        """The same values, asked for a tensor of this layer."""
+        return Hyper(self.config, self.label, self.folder, layer)
 
     def get(self, *names: str, default: Any = None) -> Any:
         """The first of the names that is there and not null."""
@@ -87,7 +96,8 @@ class Hyper:
         value = self.config.get(name)
         if value is not None and value not in wanted:
             raise ConvertError(
-                f"{self.label}: {name}: found {value!r:.80}, wanted {' or '.join(map(repr, wanted))}"
+                f"{self.label}: {name}: found {value!r:.80}, wanted "
+                f"{' or '.join(map(repr, wanted))}"
             )
 
     @property
@@ -95,11 +105,13 @@ class Hyper:
         kinds = self.config.get("layers_block_type")
         if self.config.get("num_hidden_layers") is None and isinstance(kinds, list):
             return len(kinds)
-        return self.integer("n_layers", "num_hidden_layers", "n_layer", "num_layers")
+        return self.integer(
+            "n_layers", "num_hidden_layers", "n_layer", "num_layers", "num_transformer_layers"
+        )
 
     @property
     def hidden(self) -> int:
-        return self.integer("hidden_size", "n_embd", "d_model", "dim")
+        return self.integer("hidden_size", "n_embd", "d_model", "model_dim", "dim")
 
     @property
     def heads(self) -> int:
@@ -178,11 +190,13 @@ class Rule:
 
     change: array -> array, or as many arrays as there are targets. It must not compute where the
     numbers may be bfloat16 bits; `values` says that it does, and it is then given float32.
+    part: the place of this tensor among those that are stacked into one target.
     """
 
     targets: tuple[str, ...]
     change: Change | None = None
     values: bool = False
+    part: int | None = None
 
 
 def compiled(pattern: str) -> re.Pattern[str]:
@@ -203,9 +217,10 @@ class Family:
     extra: Callable[[Hyper], dict[str, np.ndarray]] = lambda hyper: {}
     # names that carry nothing the model needs (buffers that transformers saved in older versions)
     dropped: tuple[str, ...] = ()
-    # what its files say of a vocabulary that folders hold alike: pieces of a unigram model ("t5" in the
-    # file; else they are merged by score), or Gemma 4's merges over SentencePiece's alphabet
-    vocabulary: Literal["unigram", "gemma4"] | None = None
+    # what its files say of a vocabulary that folders hold alike: pieces of a unigram model ("t5" in
+    # the file; else they are merged by score), Gemma 4's merges over SentencePiece's alphabet, or
+    # RWKV's
+    vocabulary: Literal["unigram", "gemma4", "rwkv"] | None = None
     add_space_prefix: bool | None = None
     # add_space_prefix is what tokenizer_config.json says under add_prefix_space
     prefix_setting: bool = False
@@ -256,7 +271,7 @@ def family(*classes: str, arch: str, rules: Mapping[str, str | Rule], **more: An
     return register
 
 
-def floats(tensor: Stored) -> np.ndarray:
+def floats(tensor: StoredTensor) -> np.ndarray:
     """A tensor's numbers as float32, exactly where float32 holds them."""
     if tensor.dtype == "BF16":
         return (tensor.data.astype(np.uint32) << 16).view(np.float32)

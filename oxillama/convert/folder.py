@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from oxillama.convert.safetensors import Stored, read_safetensors
+from oxillama.convert.safetensors import StoredTensor, read_safetensors
 from oxillama.errors import ConvertError
 
 INDEX = "model.safetensors.index.json"
@@ -91,9 +91,9 @@ class ModelFolder:
         return names[0]
 
     @cached_property
-    def tensors(self) -> dict[str, Stored]:
+    def tensors(self) -> dict[str, StoredTensor]:
         """Every tensor by name, in the order of the files."""
-        found: dict[str, Stored] = {}
+        found: dict[str, StoredTensor] = {}
         for path in self._shards():
             if not path.is_file():
                 raise ConvertError(f"{path}: missing, {INDEX} names it")
@@ -118,8 +118,9 @@ class ModelFolder:
         if not files:
             pickled = [one.name for one in self.path.iterdir() if one.suffix in _PICKLED]
             raise ConvertError(
-                f"{self.path}: found {pickled[0] + ' (pickled, could run code)' if pickled else 'no weights'}, "
-                "wanted safetensors files"
+                f"{self.path}: found "
+                f"{pickled[0] + ' (pickled, could run code)' if pickled else 'no weights'}, wanted "
+                "safetensors files"
             )
         if len(files) > 1:
             raise ConvertError(f"{self.path}: {len(files)} safetensors files without {INDEX}")

@@ -20,7 +20,10 @@ def sizes(h: Hyper, k: Keys) -> None:
     k.u32("block_count", h.layers)
     k.u32(
         "context_length",
-        h.integer("max_position_embeddings", "n_ctx", "n_positions", "max_seq_len", "seq_length"),
+        h.integer(
+            *("max_position_embeddings", "n_ctx", "n_positions", "max_seq_len", "seq_length"),
+            "model_max_length",
+        ),
     )
     k.u32("embedding_length", h.hidden)
     width = h.integer("intermediate_size", "n_inner", "ffn_hidden_size", default=None)
@@ -87,7 +90,7 @@ def experts(h: Hyper, k: Keys) -> None:
     count = h.integer("num_local_experts", "num_experts", "n_routed_experts", default=None)
     if count:
         k.u32("expert_count", count)
-        used = h.get("num_experts_per_tok", "moe_topk", "top_k_experts")
+        used = h.get("num_experts_per_tok", "num_experts_per_token", "moe_topk", "top_k_experts")
         if isinstance(used, int):
             k.u32("expert_used_count", used)
     if h.get("n_group") is not None:
@@ -99,6 +102,7 @@ def experts(h: Hyper, k: Keys) -> None:
         "scoring_func",
         "score_func",
         "moe_router_activation",
+        "moe_router_activation_func",
         "expert_selection_fn",
     )
     if scoring is not None:
@@ -172,7 +176,9 @@ def longrope(h: Hyper) -> dict[str, np.ndarray]:
 
 
 def no_window(h: Hyper, arch: str) -> None:
-    """ConvertError for a window within the context: files of these families have no place for it."""
+    """ConvertError for a window within the context: files of these families have no place for
+    it.
+    """
     window = h.integer("sliding_window", default=None)
     if window is not None and window < h.integer("max_position_embeddings"):
         raise ConvertError(

@@ -1,4 +1,5 @@
-"""Reads safetensors files: a header that is checked whole, then tensors as views of the mapped file.
+"""Reads safetensors files: a header that is checked whole, then tensors as views of the mapped
+file.
 
 Layout (https://github.com/huggingface/safetensors#format): eight bytes with the header's length, a
 JSON object of name -> {dtype, shape, data_offsets}, then the bytes of all tensors.
@@ -33,15 +34,17 @@ DTYPES: dict[str, np.dtype] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensor:
     """A tensor as a file holds it: `data` in the file's own numbers (bfloat16 as uint16 bits)."""
 
     dtype: str  # a key of DTYPES
     data: np.ndarray
 
 
-def read_safetensors(path: Path) -> dict[str, Stored]:
-    """Every tensor of one file by name; ConvertError where the header does not describe the bytes."""
+def read_safetensors(path: Path) -> dict[str, StoredTensor]:
+    """Every tensor of one file by name; ConvertError where the header does not describe the
+    bytes.
+    """
     try:
         with path.open("rb") as file:
             size = path.stat().st_size
@@ -49,7 +52,8 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
             length = struct.unpack("<Q", head)[0] if len(head) == 8 else -1
             if not 0 < length <= min(MAX_HEADER, size - 8):
                 raise ConvertError(
-                    f"{path}: header of {length} bytes in a file of {size}, wanted a safetensors file"
+                    f"{path}: header of {length} bytes in a file of {size}, wanted a safetensors "
+                    "file"
                 )
             header = _object(path, file.read(length))
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -88,7 +92,7 @@ def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62
 
 
-def _tensor(label: str, about: object, mapped: mmap.mmap, start: int, size: int) -> Stored:
+def _tensor(label: str, about: object, mapped: mmap.mmap, start: int, size: int) -> StoredTensor:
     if not isinstance(about, dict) or set(about) != {"dtype", "shape", "data_offsets"}:
         raise ConvertError(f"{label}: found {about!r:.80}, wanted dtype, shape and data_offsets")
     dtype, shape, offsets = about["dtype"], about["shape"], about["data_offsets"]
@@ -110,4 +114,4 @@ def _tensor(label: str, about: object, mapped: mmap.mmap, start: int, size: int)
             f"wanted {nbytes} for {dtype} of shape {shape}"
         )
     data = np.frombuffer(mapped, item, count, start + begin)
-    return Stored(dtype, data.reshape(shape))
+    return StoredTensor(dtype, data.reshape(shape))

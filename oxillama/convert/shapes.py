@@ -12,7 +12,9 @@ from oxillama.convert.family import Hyper
 
 
 def paired(x: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of heads whose rotation turns (i, i + d/2), reordered for one that turns (2i, 2i + 1)."""
+    """Rows of heads whose rotation turns (i, i + d/2), reordered for one that turns (2i, 2i +
+    1).
+    """
     half = x.shape[0] // heads // 2
     return x.reshape(heads, 2, half, *x.shape[1:]).swapaxes(1, 2).reshape(x.shape)
 
@@ -98,7 +100,9 @@ def experts_transposed(x: np.ndarray, h: Hyper) -> np.ndarray:
 
 
 def delta_projections(x: np.ndarray, h: Hyper) -> tuple[np.ndarray, np.ndarray]:
-    """Qwen3-Next: rows of (key head, [q, k, its values, its gates]) as q k v side by side, and z."""
+    """Qwen3-Next: rows of (key head, [q, k, its values, its gates]) as q k v side by side, and
+    z.
+    """
     groups, keys = h.integer("linear_num_key_heads"), h.integer("linear_key_head_dim")
     per = h.integer("linear_num_value_heads") // groups
     values = per * h.integer("linear_value_head_dim")

@@ -6,6 +6,7 @@ taken where it is there, as its scores and types are exact.
 
 from __future__ import annotations
 
+import ast
 from base64 import b64decode
 from typing import Any
 
@@ -36,6 +37,8 @@ _RENDERED = frozenset(
 )
 _GPT2 = SPLITS["gpt-2"]
 
+# what RWKV's folders call their vocabulary, a token a line
+_WORLD = "rwkv_vocab_v20230424.txt"
 _MODELS = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
 KeyValues = dict[str, tuple[Any, str]]
@@ -44,6 +47,8 @@ KeyValues = dict[str, tuple[Any, str]]
 def vocabulary_keys(folder: ModelFolder, family: Family, hyper: Hyper) -> KeyValues:
     """Every key of the vocabulary with its GGUF type; empty where the folder has none."""
     settings = folder.json("tokenizer_config.json")
+    if family.vocabulary == "rwkv":
+        return _world(folder, settings, hyper.integer("vocab_size", default=1 << 16))
     size = hyper.integer("vocab_size")
     from_json = (folder.path / "tokenizer.json").is_file()
     files = [name for name in _MODELS if (folder.path / name).is_file()]
@@ -65,6 +70,46 @@ def vocabulary_keys(folder: ModelFolder, family: Family, hyper: Hyper) -> KeyVal
     template = _template(folder, settings)
     if template is not None:
         keys["tokenizer.chat_template"] = template, "string"
+    return keys
+
+
+def _world(folder: ModelFolder, settings: dict, size: int) -> KeyValues:
+    """RWKV's vocabulary: lines of a number, a Python literal and its bytes; empty without the file.
+
+    Token 0 begins and ends texts and has no line. Two line breaks end a turn (token 261).
+    """
+    path = folder.path / _WORLD
+    if not path.is_file():
+        return {}
+    tokens, kinds = ["<s>"], [CONTROL]
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            _, literal = line.split(" ", 1)
+            literal, length = literal.rsplit(" ", 1)
+            token = ast.literal_eval(literal)
+            held = token.encode() if isinstance(token, str) else bytes(token)
+            if len(held) != int(length):
+                raise ValueError(length)
+        except (ValueError, SyntaxError, TypeError) as error:
+            raise ConvertError(
+                f"{path}: line {number}: found {line!r:.60}, "
+                "wanted a number, a literal and its bytes"
+            ) from error
+        tokens.append(repr(held)[2:-1])
+        kinds.append(NORMAL)
+    if len(tokens) > size:
+        raise ConvertError(f"{path}: {len(tokens)} tokens, config.json says {size}")
+    kinds += [UNUSED] * (size - len(tokens))
+    tokens += [f"[PAD{at}]" for at in range(len(tokens), size)]
+    keys = _ggml(
+        model=("rwkv", "string"),
+        tokens=(tokens, "array[string]"),
+        token_type=(kinds, "array[int32]"),
+        bos_token_id=(0, "uint32"),
+        eos_token_id=(0, "uint32"),
+        eot_token_id=(261, "uint32"),
+    )
+    keys["tokenizer.chat_template"] = _template(folder, settings) or "rwkv-world", "string"
     return keys
 
 
@@ -400,7 +445,8 @@ def _split(label: str, tokenizer: dict) -> str:
     normalizers = _parts(tokenizer.get("normalizer"), "normalizers")
     if any(one.get("type") not in ("NFC",) for one in normalizers):
         raise ConvertError(
-            f"{label}: normalizer: found {normalizers!r:.120}, GGUF byte-level vocabularies have none"
+            f"{label}: normalizer: found {normalizers!r:.120}, GGUF byte-level vocabularies have "
+            "none"
         )
     expressions: list[str] = []
     for one in _parts(tokenizer.get("pre_tokenizer"), "pretokenizers"):

@@ -21,7 +21,7 @@ import numpy as np
 from oxillama.convert import families  # noqa: F401  (registers them)
 from oxillama.convert.family import FAMILIES, Family, Hyper, Keys, Rule, compiled, floats
 from oxillama.convert.folder import ModelFolder
-from oxillama.convert.safetensors import Stored
+from oxillama.convert.safetensors import StoredTensor
 from oxillama.convert.vocabulary import KeyValues, vocabulary_keys
 from oxillama.errors import ConvertError
 from oxillama.gguf import GgufWriter
@@ -33,7 +33,8 @@ _FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "MXFP4": 38}
 # matrices that are float32 in every file
 _KEPT = re.compile(
     r"(_norm(_\d)?\.weight|ffn_gate_inp(_shexp)?\.weight|position_embd\.weight|token_types\.weight|"
-    r"ssm_conv1d\.weight|shortconv\.conv\.weight|altup_(correct|predict)_coef\.weight)\Z"
+    r"ssm_conv1d(_[qkv])?\.weight|shortconv\.conv\.weight|altup_(correct|predict)_coef\.weight|"
+    r"time_mix_(first|lerp_fused|(decay_)?w[12])\.weight)\Z"
 )
 # tensors of encoders of pictures and sound, which go into files of their own
 _OTHER_PARTS = re.compile(
@@ -90,9 +91,9 @@ def convert_folder(
     """Write the GGUF file of a Hugging Face model folder.
 
     type: auto (each matrix in the folder's own numbers), F32, F16, BF16, or a recipe of
-    `quantize_file` such as Q4_K_M. name: `general.name` (default: the folder's). progress is called with
-    of tensors done, all of them, and the one at hand. ConvertError, naming the thing, for whatever
-    cannot be carried over; nothing is left behind then.
+    `quantize_file` such as Q4_K_M. name: `general.name` (default: the folder's). progress is called
+    with of tensors done, all of them, and the one at hand. ConvertError, naming the thing, for
+    whatever cannot be carried over; nothing is left behind then.
     """
     folder = ModelFolder(source)
     wanted = type.upper()
@@ -170,7 +171,7 @@ def _plan(
     """Every tensor of the new file, in the order of the folder's."""
     gathered = _Gathered(folder, family)
     packed = _Packed(folder, family)
-    stacks: dict[str, dict[int, Stored]] = {}
+    stacks: dict[str, dict[int, StoredTensor]] = {}
     order: list[str] = []
     made: dict[str, str] = {}
     singles: dict[str, list[_Planned]] = {}
@@ -194,10 +195,11 @@ def _plan(
         found = family.rule_of(name)
         if found is None:
             raise ConvertError(
-                f"{folder.path}: {original} {list(tensor.data.shape)}: {family.arch} has no place for it"
+                f"{folder.path}: {original} {list(tensor.data.shape)}: {family.arch} has no place "
+                "for it"
             )
         rule, at = found
-        layer, expert = at.get("b"), at.get("e")
+        layer, expert = at.get("b"), at.get("e", rule.part)
         if layer is not None and int(layer) >= hyper.layers:
             left_out.append(original)  # layers that predict further tokens
             continue
@@ -219,7 +221,8 @@ def _plan(
                 )
             made[target] = original
         order.append(targets[0])
-        singles[targets[0]] = _single(original, tensor, rule, targets, hyper, wanted)
+        inside = hyper if layer is None else hyper.at(int(layer))
+        singles[targets[0]] = _single(original, tensor, rule, targets, inside, wanted)
     for target in order:
         if target in singles:
             yield from singles[target]
@@ -228,7 +231,7 @@ def _plan(
     yield from packed.planned()
     for target, array in family.extra(hyper).items():
         kind = _type_of(target, array.shape, "F32", wanted)
-        make = lambda array=array, kind=kind: _as_type(Stored("F32", array), kind)  # noqa: E731
+        make = lambda array=array, kind=kind: _as_type(StoredTensor("F32", array), kind)  # noqa: E731
         yield _Planned(target, array.shape, kind, make)
     gathered.write(hyper.layers, keys)
 
@@ -241,7 +244,7 @@ class _Gathered:
         self.patterns = [(compiled(name), key) for name, key in family.gathered.items()]
         self.found: dict[str, dict[int, float]] = {key: {} for key in family.gathered.values()}
 
-    def takes(self, original: str, name: str, tensor: Stored) -> bool:
+    def takes(self, original: str, name: str, tensor: StoredTensor) -> bool:
         for pattern, key in self.patterns:
             if match := pattern.match(name):
                 if tensor.data.size != 1 or tensor.dtype not in (*FLOATS, "F64"):
@@ -274,9 +277,9 @@ class _Packed:
     def __init__(self, folder: ModelFolder, family: Family) -> None:
         self.folder = folder
         self.patterns = [(compiled(name), targets) for name, targets in family.packed.items()]
-        self.found: dict[tuple[str, ...], dict[str, Stored]] = {}
+        self.found: dict[tuple[str, ...], dict[str, StoredTensor]] = {}
 
-    def takes(self, original: str, name: str, tensor: Stored) -> bool:
+    def takes(self, original: str, name: str, tensor: StoredTensor) -> bool:
         part = next((one for one in ("_blocks", "_scales") if name.endswith(one)), None)
         if part is None:
             return False
@@ -335,7 +338,7 @@ def _filled(target: str, places: Mapping[str, str | None]) -> str:
 
 def _single(
     original: str,
-    tensor: Stored,
+    tensor: StoredTensor,
     rule: Rule,
     targets: tuple[str, ...],
     hyper: Hyper,
@@ -361,19 +364,21 @@ def _single(
 
         def make(number: int = number, kind: str = kind) -> np.ndarray:
             dtype, part = parts()[number]
-            return _as_type(Stored(dtype, part), kind)
+            return _as_type(StoredTensor(dtype, part), kind)
 
         planned.append(_Planned(target, part.shape, kind, make))
     return planned
 
 
-def _stack(folder: ModelFolder, target: str, experts: dict[int, Stored], wanted: str) -> _Planned:
+def _stack(
+    folder: ModelFolder, target: str, experts: dict[int, StoredTensor], wanted: str
+) -> _Planned:
     shapes = {one.data.shape for one in experts.values()}
     dtypes = {one.dtype for one in experts.values()}
     if sorted(experts) != list(range(len(experts))) or len(shapes) != 1 or len(dtypes) != 1:
         raise ConvertError(
-            f"{folder.path}: {target}: experts {sorted(experts)[:8]} of shapes {sorted(shapes)[:2]}, "
-            "wanted all of them, of one shape and type"
+            f"{folder.path}: {target}: experts {sorted(experts)[:8]} of shapes "
+            f"{sorted(shapes)[:2]}, wanted all of them, of one shape and type"
         )
     shape = (len(experts), *shapes.pop())
     kind = _type_of(target, shape, dtypes.pop(), wanted)
@@ -393,7 +398,7 @@ def _type_of(name: str, shape: tuple[int, ...], dtype: str, wanted: str) -> str:
     return dtype if dtype in FLOATS else "F32"
 
 
-def _as_type(tensor: Stored, kind: str) -> np.ndarray:
+def _as_type(tensor: StoredTensor, kind: str) -> np.ndarray:
     """A tensor's numbers in a float type; bfloat16 as its bits, rounded to nearest even."""
     if tensor.dtype == kind:
         return tensor.data

@@ -3,9 +3,11 @@ tiny folder (golden/NAME.json), and the laws by which numbers are rearranged.
 
 golden/NAME.json: `config` and `folder` are what a folder of `save_pretrained` holds, `keys` and
 `tensors` what its file says. A tensor is [name, shape, layers, experts]: `{b}` stands for each of
-the layers, `{e}` for each of the experts. `types` names the tensors that are not float32.
+the layers, `{e}` for each of the experts. `types` names the tensors that are not float32; `values`
+is the SHA-256 of all names and numbers, in the order of the names, where they need no rounding.
 """
 
+import hashlib
 import json
 import math
 import struct
@@ -17,6 +19,7 @@ import pytest
 from oxillama.convert import convert_folder
 from oxillama.errors import ConvertError
 from oxillama.gguf import GgufReader
+from oxillama.tokenizer import TokenizerBridge
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.json"))
@@ -112,10 +115,16 @@ def test_keys_names_and_shapes_are_the_reference_files(name, tmp_path):
     )
     other = {key: info.type_name for key, info in reader.tensors.items()}
     assert sorted(key for key, kind in other.items() if kind != "F32") == golden.get("types", [])
+    if "values" in golden:
+        digest = hashlib.sha256()
+        for key in sorted(reader.tensors):
+            digest.update(key.encode())
+            digest.update(bytes(reader.data(key)))
+        assert digest.hexdigest() == golden["values"]
 
 
 def test_the_goldens_are_all_there():
-    assert len(NAMES) >= 50
+    assert len(NAMES) >= 80
     assert {"apertus", "gemma4_moe", "gpt_oss_mxfp4", "nemotron_h_moe", "t5_encoder"} <= set(NAMES)
 
 
@@ -333,6 +342,35 @@ def test_norms_of_each_head_of_a_stablelm_are_stacked(tmp_path):
     assert reader.metadata["stablelm.use_parallel_residual"] is True
 
 
+def test_three_values_of_bitnet_are_its_rounding(tmp_path):
+    tensors, values = converted("bitnet", tmp_path)
+    x = tensors["model.layers.0.mlp.up_proj.weight"].astype(np.float64)
+    scale = np.abs(x).mean()
+    wanted = np.clip(np.round(x / scale), -1, 1) * scale
+    assert np.abs(values("blk.0.ffn_up.weight") - wanted).max() <= 3e-7 * scale
+
+
+WORLD = ["1 '\\x00' 1", "2 'é' 2", "3 b'\\xff' 1", "4 ' a' 2"]
+
+
+def test_the_vocabulary_of_rwkv_is_its_own(tmp_path):
+    folder_of(golden_of("rwkv6"), tmp_path / "model")
+    world = tmp_path / "model" / "rwkv_vocab_v20230424.txt"
+    world.write_text("\n".join(WORLD) + "\n", encoding="utf-8")
+    made = convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32")
+    keys = GgufReader(made.path).metadata
+    tokens = list(keys["tokenizer.ggml.tokens"])
+    assert keys["tokenizer.ggml.model"] == "rwkv" and len(tokens) == 80
+    assert tokens[:6] == ["<s>", "\\x00", "\\xc3\\xa9", "\\xff", " a", "[PAD5]"]
+    assert list(keys["tokenizer.ggml.token_type"][:6]) == [3, 1, 1, 1, 1, 5]
+    assert [keys[f"tokenizer.ggml.{end}_token_id"] for end in ("bos", "eos", "eot")] == [0, 0, 261]
+    with pytest.warns(UserWarning, match="eot_token_id"):
+        assert TokenizerBridge.from_gguf(made.path).encode("é a") == [2, 4]
+    world.write_text("1 'é' 1\n", encoding="utf-8")
+    with pytest.raises(ConvertError, match="line 1"):
+        convert_folder(tmp_path / "model", tmp_path / "made.gguf", "F32")
+
+
 # ---- what is refused -----------------------------------------------------------------------------
 
 
@@ -351,10 +389,14 @@ def test_norms_of_each_head_of_a_stablelm_are_stacked(tmp_path):
         ("granitemoehybrid", {"layer_types": ["mamba", "conv", "mamba", "mamba"]}, "conv"),
         ("laguna", {"gating": False}, "gating"),
         ("ministral3", {"sliding_window": 16}, "sliding_window"),
-        ("ministral3", {"model_type": "mistral4"}, "mistral4"),
+        ("ministral3", {"model_type": "mistral5"}, "mistral5"),
         ("modernbert", {"classifier_pooling": "max"}, "classifier_pooling"),
         ("nemotron_h", {"hybrid_override_pattern": "M*"}, "hybrid_override_pattern"),
-        ("nomic_bert", {"moe_every_n_layers": 2}, "moe_every_n_layers"),
+        ("nomic_bert_moe", {"activation_function": "swiglu"}, "activation_function"),
+        ("mimo2", {"swa_head_dim": 8}, "swa_head_dim"),
+        ("openelm", {"num_kv_heads": [1]}, "num_kv_heads"),
+        ("deci", {"block_configs": [{}]}, "block_configs"),
+        ("step35", {"partial_rotary_factors": [1.0, 1.0]}, "partial_rotary_factors"),
         ("phimoe", {"rope_parameters": {"rope_type": "longrope", "long_factor": [1.0]}}, "factor"),
         ("t5_encoder", {"relative_attention_max_distance": 64}, "relative_attention_max_distance"),
         ("xlm_rerank", {"id2label": {"0": 1}}, "id2label"),

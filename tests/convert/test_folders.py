@@ -79,7 +79,9 @@ def test_hyper_parameters_of_every_known_configuration_are_the_reference_files(c
 
 
 def sentences(path, reader, place):
-    """A folder with a case's configuration, its pooling and dense modules, no tensors of its own."""
+    """A folder with a case's configuration, its pooling and dense modules, no tensors of its
+    own.
+    """
     place.mkdir(parents=True)
     (place / "config.json").write_bytes(path.read_bytes())
     modules = []
@@ -106,7 +108,8 @@ def sentences(path, reader, place):
     return ModelFolder(place)
 
 
-# ---- folders that are refused ---------------------------------------------------------------------
+# ---- folders that are refused
+# ---------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -125,7 +125,9 @@ def test_pieces_of_xlm_roberta_move_by_one(tmp_path):
 
 def test_a_unigram_json_gives_scores_and_its_map(tmp_path):
     tokenizer = {
-        "normalizer": {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"x").decode()},
+        "normalizer": {
+            "type": "Precompiled", "precompiled_charsmap": base64.b64encode(b"x").decode(),
+        },
         "pre_tokenizer": {"type": "Metaspace", "prepend_scheme": "always"},
         "post_processor": {
             "type": "TemplateProcessing",
@@ -153,7 +155,9 @@ def test_gemma4_has_merges_bytes_and_rendered_tokens(tmp_path):
         "added_tokens": [special(1, "<bos>"), special(2, "<|channel>")],
         "model": {
             "type": "BPE", "byte_fallback": True, "merges": [["a", "b"]],
-            "vocab": {"<pad>": 0, "<bos>": 1, "<|channel>": 2, "<0x41>": 3, "a": 4, "b": 5, "ab": 6},
+            "vocab": {
+                "<pad>": 0, "<bos>": 1, "<|channel>": 2, "<0x41>": 3, "a": 4, "b": 5, "ab": 6,
+            },
         },
     }  # fmt: skip
     settings = {"bos_token": "<bos>", "pad_token": "<pad>"}

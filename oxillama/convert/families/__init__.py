@@ -1,9 +1,32 @@
 """The families that can be converted; importing this package registers all of them.
 
-`dense` decoders like Llama, `gemma`, `experts` mixtures, `recurrent` state-space and hybrid models, `older`
-decoders with fused projections.
+`dense` decoders like Llama, `gemma`, `experts` mixtures, `recurrent` state-space and `hybrid`
+models, `rwkv`, `older` decoders with fused projections, `encoders`; `single` and `routed`: decoders
+and mixtures whose names or layers are their own.
 """
 
-from oxillama.convert.families import dense, encoders, experts, gemma, hybrid, older, recurrent
+from oxillama.convert.families import (
+    dense,
+    encoders,
+    experts,
+    gemma,
+    hybrid,
+    older,
+    recurrent,
+    routed,
+    rwkv,
+    single,
+)
 
-__all__ = ["dense", "encoders", "experts", "gemma", "hybrid", "older", "recurrent"]
+__all__ = [
+    "dense",
+    "encoders",
+    "experts",
+    "gemma",
+    "hybrid",
+    "older",
+    "recurrent",
+    "routed",
+    "rwkv",
+    "single",
+]

@@ -101,8 +101,13 @@ def llama(h: Hyper, k: Keys) -> None:
     llama_keys(h, k)
 
 
-@family("InternLM3ForCausalLM", arch="llama", rules=LLAMA, prefix_setting=True,
-        special=lambda h, ids: {"eos": ids["<|im_end|>"]} if "<|im_end|>" in ids else {})  # fmt: skip
+@family(
+    "InternLM3ForCausalLM",
+    arch="llama",
+    rules=LLAMA,
+    prefix_setting=True,
+    special=lambda h, ids: {"eos": ids["<|im_end|>"]} if "<|im_end|>" in ids else {},
+)
 def internlm3(h: Hyper, k: Keys) -> None:
     """A Llama with biases on request. Dynamic NTK belongs to contexts beyond the trained one."""
     h.must_be("hidden_act", "silu")
@@ -123,23 +128,6 @@ def arcee(h: Hyper, k: Keys) -> None:
     h.must_be("hidden_act", "relu2")
     llama_keys(h, k)
     pooling(h, k)
-
-
-@family("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration", arch="mistral3", rules=LLAMA,
-        extra=llama3_factors, dropped=BUFFERS, prefix_setting=True)  # fmt: skip
-def mistral3(h: Hyper, k: Keys) -> None:
-    """Mistral Small 3 and Ministral 3 (the text part): queries of Ministral grow with the position,
-    1 + beta * log(1 + position // original context).
-    """
-    h.must_be("hidden_act", "silu")
-    h.must_be("model_type", "mistral", "ministral3")
-    no_window(h, "mistral3")
-    llama_keys(h, k)
-    if h.get("model_type") == "ministral3":
-        rope = Hyper(h.rope(), f"{h.label}: rope_parameters")
-        rope.must_be("rope_type", "yarn")
-        k.f32("rope.scaling.yarn_log_multiplier", rope.number("mscale_all_dim"))
-        k.f32("attention.temperature_scale", rope.number("llama_4_scaling_beta"))
 
 
 @family("BaichuanForCausalLM", "BaiChuanForCausalLM", arch="baichuan", dropped=BUFFERS, rules={
@@ -169,7 +157,9 @@ APERTUS: dict[str, str | Rule] = {
             for name in ("alpha_n", "alpha_p", "beta", "eps")
         })  # fmt: skip
 def apertus(h: Hyper, k: Keys) -> None:
-    """xIELU (Huang and Schlag 2024): four numbers a layer, as they were trained (before softplus)."""
+    """xIELU (Huang and Schlag 2024): four numbers a layer, as they were trained (before
+    softplus).
+    """
     h.must_be("hidden_act", "xielu")
     h.must_be("attention_bias", False)
     llama_keys(h, k)
@@ -430,7 +420,8 @@ def exaone4(h: Hyper, k: Keys) -> None:
         windowed = [(i + 1) % period != 0 for i in range(h.layers)]
     else:
         raise ConvertError(
-            f"{h.label}: sliding_window_pattern: found {period!r}, wanted which layers have a window"
+            f"{h.label}: sliding_window_pattern: found {period!r}, wanted which layers have a "
+            "window"
         )
     k.flags("attention.sliding_window_pattern", windowed)
 
@@ -475,7 +466,9 @@ def glm4(h: Hyper, k: Keys) -> None:
     "add_bos": False,
     **{
         key: ids[text]
-        for key, text in (("eos?", "<|endoftext|>"), ("eot?", "<|user|>"), ("unknown?", "<|endoftext|>"))
+        for key, text in (
+            ("eos?", "<|endoftext|>"), ("eot?", "<|user|>"), ("unknown?", "<|endoftext|>"),
+        )
         if text in ids
     },
 })  # fmt: skip

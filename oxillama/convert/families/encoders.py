@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from oxillama.convert.families.dense import PLAIN, bare
-from oxillama.convert.family import Hyper, Keys, Rule, family
+from oxillama.convert.family import Family, Hyper, Keys, Rule, family
 from oxillama.convert.keys import common, epsilons, pooling, rotation
 from oxillama.errors import ConvertError
 
@@ -142,7 +142,59 @@ def roberta(h: Hyper, k: Keys) -> None:
     _label_keys(h, k)
 
 
-@family("NomicBertModel", arch="nomic-bert", dropped=HEADS, rules={
+def _experts_apart(x: np.ndarray, h: Hyper) -> np.ndarray:
+    """One matrix of all experts' rows as (experts, width, hidden)."""
+    return x.reshape(h.integer("num_experts"), h.integer("n_inner"), h.hidden)
+
+
+def _experts_turned(x: np.ndarray, h: Hyper) -> np.ndarray:
+    return _experts_apart(x, h).transpose(0, 2, 1)
+
+
+_NOMIC = "encoder.layers.{b}."
+
+
+def _nomic_moe(h: Hyper) -> Family | None:
+    """The family of a configuration with experts in every so many layers."""
+    if not h.get("moe_every_n_layers"):
+        return None
+    rules: dict[str, str | Rule] = {
+        **{name: to for name, to in BERT.items() if name.startswith("embeddings.")},
+        "emb_ln.{w}": "token_embd_norm.{w}",
+        _NOMIC + "attn.Wqkv.{w}": "blk.{b}.attn_qkv.{w}",
+        _NOMIC + "attn.out_proj.{w}": "blk.{b}.attn_output.{w}",
+        _NOMIC + "norm1.{w}": "blk.{b}.attn_output_norm.{w}",
+        _NOMIC + "norm2.{w}": "blk.{b}.layer_output_norm.{w}",
+        _NOMIC + "mlp.fc1.{w}": "blk.{b}.ffn_up.{w}",
+        _NOMIC + "mlp.fc2.{w}": "blk.{b}.ffn_down.{w}",
+        _NOMIC + "mlp.router.layer.weight": "blk.{b}.ffn_gate_inp.weight",
+        _NOMIC + "mlp.experts.mlp.w1": Rule(("blk.{b}.ffn_up_exps.weight",), _experts_apart),
+        _NOMIC + "mlp.experts.mlp.w2": Rule(("blk.{b}.ffn_down_exps.weight",), _experts_turned),
+    }
+    # the bias that all experts share is left out of other files too
+    dropped = (*HEADS, _NOMIC + "mlp.experts.bias")
+    return Family("nomic-bert-moe", rules, nomic_bert_moe, dropped=dropped, vocabulary="unigram")
+
+
+def nomic_bert_moe(h: Hyper, k: Keys) -> None:
+    """nomic-embed-text-v2 (Nussbaum and Duderstadt 2025): trained on 512 tokens."""
+    for name, value in (
+        ("activation_function", "gelu"), ("causal", False), ("prenorm", False),
+        ("qkv_proj_bias", True), ("mlp_fc1_bias", True), ("mlp_fc2_bias", True),
+        ("rotary_emb_fraction", 1.0), ("rotary_emb_interleaved", False),
+        ("rotary_emb_scale_base", None), ("max_trained_positions", 2048),
+    ):  # fmt: skip
+        h.must_be(name, value)
+    h.must_be("n_positions", 2048, 8192)
+    _sizes(h, k, 512 if h.integer("n_positions") == 2048 else 2048)
+    rotation(h, k)
+    k.u32("expert_count", h.integer("num_experts"))
+    k.u32("moe_every_n_layers", h.integer("moe_every_n_layers"))
+    k.u32("expert_used_count", h.integer("moe_top_k"))
+    _types(h, k)
+
+
+@family("NomicBertModel", arch="nomic-bert", dropped=HEADS, variant=_nomic_moe, rules={
     **{name: to for name, to in BERT.items() if name.startswith("embeddings.")},
     "emb_ln.{w}": "token_embd_norm.{w}",
     "encoder.layers.{b}.attn.Wqkv.weight": "blk.{b}.attn_qkv.weight",
@@ -159,7 +211,7 @@ def nomic_bert(h: Hyper, k: Keys) -> None:
         ("activation_function", "swiglu"), ("causal", False), ("prenorm", False),
         ("qkv_proj_bias", False), ("mlp_fc1_bias", False), ("mlp_fc2_bias", False),
         ("rotary_emb_fraction", 1.0), ("rotary_emb_interleaved", False),
-        ("moe_every_n_layers", 0), ("hidden_act", "silu"),
+        ("hidden_act", "silu"),
     ):  # fmt: skip
         h.must_be(name, value)
     h.must_be("rotary_emb_scale_base", None)
@@ -171,6 +223,55 @@ def nomic_bert(h: Hyper, k: Keys) -> None:
         k.u32("attention.key_length", h.head_dim)
         k.u32("attention.value_length", h.head_dim)
     _types(h, k)
+
+
+_NEO = "transformer_encoder.{b}."
+
+
+@family("NeoBERT", "NeoBERTLMHead", arch="neo-bert", prefixes=("model.",), rules={
+    "encoder.weight": "token_embd.weight",
+    "layer_norm.weight": "enc.output_norm.weight",
+    _NEO + "attention_norm.weight": "blk.{b}.attn_norm.weight",
+    _NEO + "ffn_norm.weight": "blk.{b}.ffn_norm.weight",
+    _NEO + "qkv.weight": "blk.{b}.attn_qkv.weight",
+    _NEO + "wo.weight": "blk.{b}.attn_output.weight",
+    _NEO + "ffn.w12.weight": "blk.{b}.ffn_up.weight",
+    _NEO + "ffn.w3.weight": "blk.{b}.ffn_down.weight",
+}, dropped=("decoder.{w}", "freqs_cis"))  # fmt: skip
+def neo_bert(h: Hyper, k: Keys) -> None:
+    """NeoBERT (Le Breton et al. 2025): a gate and its rows take two thirds of the width each."""
+    _sizes(h, k, h.integer("max_length", "max_position_embeddings"))
+    k.u32("feed_forward_length", int(2 * h.integer("intermediate_size") / 3))
+    k.f32("rope.freq_base", 10000.0)
+    k.text("rope.scaling.type", "none")
+    k.f32("attention.layer_norm_rms_epsilon", h.number("norm_eps", default=1e-6))
+    k.u32("pooling_type", 2)
+    _types(h, k)
+
+
+_JINA = "encoder.layer.{b}."
+
+
+@family("JinaBertModel", "JinaBertForMaskedLM", arch="jina-bert-v2", dropped=HEADS,
+        prefixes=("bert.",), rules={
+            **{name: to for name, to in BERT.items() if "position" not in name},
+            _JINA + "attention.self.layer_norm_q.{w}": "blk.{b}.attn_q_norm.{w}",
+            _JINA + "attention.self.layer_norm_k.{w}": "blk.{b}.attn_k_norm.{w}",
+            _JINA + "layer_norm_1.{w}": "blk.{b}.attn_norm_2.{w}",
+            _JINA + "layer_norm_2.{w}": "blk.{b}.layer_output_norm.{w}",
+            _JINA + "mlp.layernorm.{w}": "blk.{b}.layer_output_norm.{w}",
+            _JINA + "mlp.gated_layers.{w}": "blk.{b}.ffn_up.{w}",
+            _JINA + "mlp.up_gated_layer.{w}": "blk.{b}.ffn_up.{w}",
+            _JINA + "mlp.gated_layers_w.{w}": "blk.{b}.ffn_gate.{w}",
+            _JINA + "mlp.gated_layers_v.{w}": "blk.{b}.ffn_up.{w}",
+            _JINA + "mlp.wo.{w}": "blk.{b}.ffn_down.{w}",
+            _JINA + "mlp.down_layer.{w}": "blk.{b}.ffn_down.{w}",
+        })  # fmt: skip
+def jina_bert_v2(h: Hyper, k: Keys) -> None:
+    """jina-embeddings-v2 (Guenther et al. 2023): ALiBi to both sides, gated units."""
+    h.must_be("position_embedding_type", "alibi")
+    _sizes(h, k, h.integer("max_position_embeddings"))
+    k.found["tokenizer.ggml.token_type_count"] = h.integer("type_vocab_size", default=2), "uint32"
 
 
 def _global_period(h: Hyper) -> int | None:

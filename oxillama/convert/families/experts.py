@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from oxillama.convert.families.dense import (
+    BUFFERS,
     HEADS,
     LAYER,
     LLAMA,
@@ -14,12 +15,13 @@ from oxillama.convert.families.dense import (
     llama_keys,
 )
 from oxillama.convert.families.older import phi3_keys
-from oxillama.convert.family import Hyper, Keys, Rule, family
+from oxillama.convert.family import Family, Hyper, Keys, Rule, family
 from oxillama.convert.keys import (
     SIGMOID,
     common,
     llama3_factors,
     longrope,
+    no_window,
     partial_rotation,
     stretched_base,
     windows,
@@ -241,6 +243,33 @@ def deepseek2(h: Hyper, k: Keys) -> None:
         k.f32("rope.scaling.yarn_log_multiplier", 0.1 * log)
 
 
+_FUSED = "model.layers.{b}.mlp.experts.gate_up_proj"
+# its files hold gate and up of experts as one matrix each
+MISTRAL4 = Family("mistral4", {**DEEPSEEK, _FUSED: "blk.{b}.ffn_gate_up_exps.weight"}, deepseek2)
+
+
+def _mistral4(h: Hyper) -> Family | None:
+    """The family of Mistral 4, whose folders are of the same class."""
+    return MISTRAL4 if h.get("model_type") == "mistral4" else None
+
+
+@family("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration", arch="mistral3", rules=LLAMA,
+        extra=llama3_factors, dropped=BUFFERS, prefix_setting=True, variant=_mistral4)  # fmt: skip
+def mistral3(h: Hyper, k: Keys) -> None:
+    """Mistral Small 3 and Ministral 3 (the text part): queries of Ministral grow with the position,
+    1 + beta * log(1 + position // original context).
+    """
+    h.must_be("hidden_act", "silu")
+    h.must_be("model_type", "mistral", "ministral3")
+    no_window(h, "mistral3")
+    llama_keys(h, k)
+    if h.get("model_type") == "ministral3":
+        rope = Hyper(h.rope(), f"{h.label}: rope_parameters")
+        rope.must_be("rope_type", "yarn")
+        k.f32("rope.scaling.yarn_log_multiplier", rope.number("mscale_all_dim"))
+        k.f32("attention.temperature_scale", rope.number("llama_4_scaling_beta"))
+
+
 @family("MiniMaxM2ForCausalLM", arch="minimax-m2", rules={
     **PLAIN,
     "model.layers.{b}.block_sparse_moe.gate.weight": "blk.{b}.ffn_gate_inp.weight",
@@ -402,7 +431,9 @@ def phimoe(h: Hyper, k: Keys) -> None:
     "model.layers.{b}.mlp.moe_statics.e_score_correction_bias": "blk.{b}.exp_probs_b.bias",
 }, dropped=tuple(
     f"model.mtp_{part}.{{b}}{rest}"
-    for part, rest in (("emb_norm", ".weight"), ("hidden_norm", ".weight"), ("linear_proj", ".weight"))
+    for part, rest in (
+        ("emb_norm", ".weight"), ("hidden_norm", ".weight"), ("linear_proj", ".weight"),
+    )
 ))  # fmt: skip
 def ernie4_5_moe(h: Hyper, k: Keys) -> None:
     """Routed layers from the first to the last of a range, which the file says as its beginning."""

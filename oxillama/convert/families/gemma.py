@@ -236,7 +236,8 @@ def _proportional(h: Hyper) -> dict[str, np.ndarray]:
 
 
 @family("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", arch="gemma4", extra=_proportional,
-        vocabulary="gemma4", add_space_prefix=False, special=lambda h, ids: {"add_bos": True}, rules={
+        vocabulary="gemma4", add_space_prefix=False, special=lambda h, ids: {"add_bos": True},
+        rules={
             **NORMS_AROUND,
             **LAYER_INPUTS,
             "model.layers.{b}.layer_scalar": "blk.{b}.layer_output_scale.weight",

@@ -1,0 +1,307 @@
+"""Mixtures of experts of one lab each: DeepSeek V1, Ling, Arctic, SmallThinker, MiMo V2, Step 3.5,
+Kimi Linear.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from oxillama.convert.families.dense import EXPERTS_W, LLAMA, PLAIN
+from oxillama.convert.families.experts import ROUTED, SHARED
+from oxillama.convert.family import Hyper, Keys, Rule, family
+from oxillama.convert.keys import (
+    SIGMOID,
+    SOFTMAX,
+    common,
+    partial_rotation,
+)
+from oxillama.convert.shapes import (
+    latent_keys_values,
+    negative_exponential,
+    paired,
+    plus_one,
+)
+from oxillama.errors import ConvertError
+
+
+@family("DeepseekForCausalLM", arch="deepseek", rules={**LLAMA, **ROUTED, **SHARED})
+def deepseek(h: Hyper, k: Keys) -> None:
+    """DeepSeekMoE (Dai et al. 2024): experts beside some that every token passes."""
+    common(h, k)
+    k.u32("rope.dimension_count", h.head_dim)
+    k.text("rope.scaling.type", "none")
+    k.u32("leading_dense_block_count", h.integer("first_k_dense_replace"))
+    k.u32("vocab_size", h.integer("vocab_size"))
+    k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
+    k.f32("expert_weights_scale", 1.0)
+    k.u32("expert_shared_count", h.integer("n_shared_experts"))
+
+
+def _bailing_qkv(x: np.ndarray, h: Hyper) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """All q, all k, all v; q and k paired."""
+    q, k = h.heads * h.head_dim, h.kv_heads * h.head_dim
+    return paired(x[:q], h.heads), paired(x[q : q + k], h.kv_heads), x[q + k :]
+
+
+def _unit_columns(x: np.ndarray, h: Hyper) -> np.ndarray:
+    """The head with columns of length one, where the configuration says so (computes)."""
+    if not h.flag("norm_head"):
+        return x
+    return x / (np.linalg.norm(x, axis=0, keepdims=True) + np.float32(1e-7))
+
+
+BAILING: dict[str, str | Rule] = {
+    **ROUTED,
+    **SHARED,
+    **{name: to for name, to in PLAIN.items() if "self_attn" not in name},
+    "model.word_embeddings.weight": "token_embd.weight",
+    "model.layers.{b}.attention.dense.{w}": "blk.{b}.attn_output.{w}",
+}
+
+
+@family("BailingMoeForCausalLM", arch="bailingmoe", rules={
+    **BAILING,
+    "lm_head.weight": Rule(("output.weight",), _unit_columns, values=True),
+    "model.layers.{b}.attention.query_key_value.weight": Rule(
+        ("blk.{b}.attn_q.weight", "blk.{b}.attn_k.weight", "blk.{b}.attn_v.weight"), _bailing_qkv
+    ),
+})  # fmt: skip
+def bailingmoe(h: Hyper, k: Keys) -> None:
+    """Ling (Ling Team 2025)."""
+    common(h, k)
+    k.u32("rope.dimension_count", h.head_dim)
+    _bailing(h, k, 1.0)
+
+
+def _bailing(h: Hyper, k: Keys, scale: float) -> None:
+    k.u32("leading_dense_block_count", h.integer("first_k_dense_replace"))
+    k.u32("vocab_size", h.integer("vocab_size"))
+    k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
+    k.f32("expert_weights_scale", scale)
+    k.u32("expert_shared_count", h.integer("num_shared_experts"))
+    k.flag("expert_weights_norm", h.flag("norm_topk_prob"))
+
+
+@family("BailingMoeV2ForCausalLM", arch="bailingmoe2", rules={
+    **BAILING,
+    "model.layers.{b}.attention.query_key_value.{w}": "blk.{b}.attn_qkv.{w}",
+    "model.layers.{b}.attention.query_layernorm.weight": "blk.{b}.attn_q_norm.weight",
+    "model.layers.{b}.attention.key_layernorm.weight": "blk.{b}.attn_k_norm.weight",
+    "model.layers.{b}.mlp.gate.expert_bias": "blk.{b}.exp_probs_b.bias",
+})  # fmt: skip
+def bailingmoe2(h: Hyper, k: Keys) -> None:
+    """Ling 2: sigmoid scores in groups; half of a head turns unless the configuration says else."""
+    common(h, k)
+    share = h.rope().get("partial_rotary_factor", 0.5)
+    k.u32("rope.dimension_count", int(h.head_dim * share))
+    _bailing(h, k, h.number("routed_scaling_factor"))
+    width = h.integer("moe_intermediate_size") * h.integer("num_shared_experts")
+    k.u32(
+        "expert_shared_feed_forward_length",
+        h.integer("moe_shared_expert_intermediate_size", default=width),
+    )
+
+
+@family("ArcticForCausalLM", arch="arctic", rules={
+    **LLAMA,
+    **EXPERTS_W,
+    "model.layers.{b}.residual_layernorm.weight": "blk.{b}.ffn_norm.weight",
+    "model.layers.{b}.post_attention_layernorm.weight": "blk.{b}.ffn_norm_exps.weight",
+    "model.layers.{b}.residual_mlp.w1.weight": "blk.{b}.ffn_gate.weight",
+    "model.layers.{b}.residual_mlp.w2.weight": "blk.{b}.ffn_down.weight",
+    "model.layers.{b}.residual_mlp.w3.weight": "blk.{b}.ffn_up.weight",
+})  # fmt: skip
+def arctic(h: Hyper, k: Keys) -> None:
+    """Arctic (Snowflake 2024): a dense network with experts beside it."""
+    common(h, k)
+    k.u32("vocab_size", h.integer("vocab_size"))
+    k.u32("rope.dimension_count", h.hidden // h.heads)
+
+
+@family("SmallThinkerForCausalLM", arch="smallthinker", rules={
+    **PLAIN,
+    "model.layers.{b}.block_sparse_moe.primary_router.weight": "blk.{b}.ffn_gate_inp.weight",
+    **{
+        f"model.layers.{{b}}.block_sparse_moe.experts.{{e}}.{part}.weight":
+            f"blk.{{b}}.ffn_{part}_exps.weight"
+        for part in ("gate", "up", "down")
+    },
+})  # fmt: skip
+def smallthinker(h: Hyper, k: Keys) -> None:
+    """SmallThinker (Song et al. 2025): the router reads what attention reads."""
+    common(h, k)
+    width = h.integer("moe_ffn_hidden_size")
+    k.u32("expert_count", h.integer("moe_num_primary_experts"))
+    k.u32("expert_used_count", h.integer("moe_num_active_primary_experts"))
+    k.u32("expert_feed_forward_length", width)
+    k.u32("feed_forward_length", width)
+    softmax = h.flag("moe_primary_router_apply_softmax")
+    k.u32("expert_gating_func", SOFTMAX if softmax else SIGMOID)
+    if any(h.get("sliding_window_layout", default=[])) and h.get("sliding_window_size"):
+        k.u32("attention.sliding_window", h.integer("sliding_window_size"))
+
+
+@family("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", arch="mimo2", rules={
+    **PLAIN,
+    **ROUTED,
+    "model.layers.{b}.self_attn.qkv_proj.weight": "blk.{b}.attn_qkv.weight",
+    "model.layers.{b}.self_attn.attention_sink_bias": "blk.{b}.attn_sinks.weight",
+})  # fmt: skip
+def mimo2(h: Hyper, k: Keys) -> None:
+    """MiMo V2 (Xiaomi 2025): windowed layers have heads and a base of their own. The layers that
+    predict further tokens are left out.
+    """
+    h.must_be("topk_method", "noaux_tc")
+    for name in ("head_dim", "num_attention_heads", "v_head_dim"):
+        h.must_be(f"swa_{name}", h.get(name))
+    common(h, k)
+    pattern = h.get("hybrid_layer_pattern")
+    if not isinstance(pattern, list) or len(pattern) != h.layers or set(pattern) - {0, 1}:
+        raise ConvertError(
+            f"{h.label}: hybrid_layer_pattern: found {pattern!r:.80}, wanted 0 or 1 for each layer"
+        )
+    heads = h.kv_heads, h.integer("swa_num_key_value_heads")
+    k.integers("attention.head_count_kv", [heads[one] for one in pattern])
+    k.u32("attention.sliding_window", h.integer("sliding_window"))
+    k.integers("attention.sliding_window_pattern", pattern)
+    k.u32("attention.value_length", h.integer("v_head_dim"))
+    k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
+    k.u32("rope.dimension_count", partial_rotation(h))
+    k.f32("attention.layer_norm_rms_epsilon", h.number("layernorm_epsilon", default=1e-5))
+    if h.get("swa_rope_theta") is not None:
+        k.f32("rope.freq_base_swa", h.number("swa_rope_theta"))
+    if h.get("attention_value_scale") is not None:
+        k.f32("attention.value_scale", h.number("attention_value_scale"))
+
+
+STEP: dict[str, str | Rule] = {
+    **PLAIN,
+    **{
+        name.replace("{w}", "weight"): Rule((to.replace("{w}", "weight"),), plus_one, values=True)
+        for name, to in PLAIN.items()
+        if isinstance(to, str) and "norm" in name
+    },
+    "model.layers.{b}.self_attn.g_proj.weight": "blk.{b}.attn_gate.weight",
+    "model.layers.{b}.moe.gate.weight": "blk.{b}.ffn_gate_inp.weight",
+    "model.layers.{b}.moe.router_bias": "blk.{b}.exp_probs_b.bias",
+    **{
+        f"model.layers.{{b}}.moe.{part}_proj.weight": f"blk.{{b}}.ffn_{part}_exps.weight"
+        for part in ("gate", "up", "down")
+    },
+    **{
+        f"model.layers.{{b}}.share_expert.{part}_proj.weight": f"blk.{{b}}.ffn_{part}_shexp.weight"
+        for part in ("gate", "up", "down")
+    },
+}
+
+
+def _clamps(h: Hyper, k: Keys, name: str, key: str) -> None:
+    """Limits of gates by layer, 0 for none."""
+    values = h.get(name)
+    if values is None:
+        return
+    made = [0.0 if one is None else float(one) for one in values][: h.layers]
+    k.floats(key, made + [0.0] * (h.layers - len(made)))
+
+
+@family("Step3p5ForCausalLM", arch="step35", rules=STEP)
+def step35(h: Hyper, k: Keys) -> None:
+    """Step 3.5 Flash (StepFun 2026). The layers that predict further tokens are left out."""
+    theta = h.get("rope_theta")
+    if isinstance(theta, list):  # by layer: a global one, then windowed ones
+        bases = {"rope_theta": theta[0], "rope_local_base_freq": theta[1]}
+        common(Hyper({**h.config, **bases}, h.label, h.folder), k)
+    else:
+        common(h, k)
+    kinds = (h.strings("layer_types", h.layers)) or ["full_attention"] * h.layers
+    shares = h.get("partial_rotary_factors", default=[])[: h.layers]
+    windowed = [kind == "sliding_attention" for kind in kinds]
+    if shares != [1.0 if one else 0.5 for one in windowed]:
+        raise ConvertError(
+            f"{h.label}: partial_rotary_factors: found {shares!r:.80}, wanted 1 in windowed "
+            "layers, 0.5 in others"
+        )
+    other = Hyper(
+        h.get("attention_other_setting", default={}), f"{h.label}: attention_other_setting"
+    )
+    heads = h.heads, other.integer("num_attention_heads", default=h.heads)
+    groups = h.integer("num_attention_groups")
+    kv = groups, other.integer("num_attention_groups", default=groups)
+    k.integers("attention.head_count", [heads[one] for one in windowed])
+    k.integers("attention.head_count_kv", [kv[one] for one in windowed])
+    k.u32("attention.sliding_window", h.integer("sliding_window"))
+    k.flags("attention.sliding_window_pattern", windowed)
+    k.u32("attention.value_length", h.head_dim)
+    k.u32("expert_count", h.integer("moe_num_experts"))
+    k.u32("expert_used_count", h.integer("moe_top_k"))
+    k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
+    k.u32("expert_shared_feed_forward_length", h.integer("share_expert_dim"))
+    if h.get("moe_router_scaling_factor") is not None:
+        k.f32("expert_weights_scale", h.number("moe_router_scaling_factor"))
+    if h.get("norm_expert_weight") is not None:
+        k.flag("expert_weights_norm", h.flag("norm_expert_weight"))
+    listed = [int(one) for one in str(h.get("moe_layers_enum", default="")).split(",") if one]
+    k.u32("leading_dense_block_count", min(listed, default=0))
+    k.u32("moe_every_n_layers", h.integer("moe_every_n_layer", default=1))
+    k.f32("attention.layer_norm_rms_epsilon", h.number("rms_norm_eps", default=1e-5))
+    _clamps(h, k, "swiglu_limits", "swiglu_clamp_exp")
+    _clamps(h, k, "swiglu_limits_shared", "swiglu_clamp_shexp")
+
+
+def _convolution(x: np.ndarray, h: Hyper) -> np.ndarray:
+    """(channels, taps) or (channels, 1, taps) as (1, channels, 1, taps)."""
+    return x.reshape(1, x.shape[0], 1, x.shape[-1])
+
+
+_KDA = "model.layers.{b}.self_attn."
+_MOE = "model.layers.{b}.block_sparse_moe."
+
+
+@family("KimiLinearForCausalLM", "KimiLinearModel", arch="kimi-linear", rules={
+    **PLAIN,
+    **EXPERTS_W,
+    **{
+        f"{_MOE}shared_experts.{part}_proj.weight": f"blk.{{b}}.ffn_{part}_shexp.weight"
+        for part in ("gate", "up", "down")
+    },
+    _MOE + "gate.e_score_correction_bias": "blk.{b}.exp_probs_b.bias",
+    **{f"{_KDA}{part}_conv1d.weight": Rule((f"blk.{{b}}.ssm_conv1d_{part}.weight",), _convolution)
+       for part in "qkv"},
+    _KDA + "A_log": Rule(("blk.{b}.ssm_a",), negative_exponential, values=True),
+    _KDA + "dt_bias": "blk.{b}.ssm_dt.bias",
+    _KDA + "o_norm.weight": "blk.{b}.ssm_norm.weight",
+    _KDA + "b_proj.weight": "blk.{b}.ssm_beta.weight",
+    **{f"{_KDA}{part}_proj.weight": f"blk.{{b}}.ssm_{part}.weight"
+       for part in ("f_a", "f_b", "g_a", "g_b")},
+    _KDA + "q_a_proj.weight": "blk.{b}.attn_q_a.weight",
+    _KDA + "q_a_layernorm.weight": "blk.{b}.attn_q_a_norm.weight",
+    _KDA + "q_b_proj.weight": "blk.{b}.attn_q_b.weight",
+    _KDA + "kv_a_proj_with_mqa.weight": "blk.{b}.attn_kv_a_mqa.weight",
+    _KDA + "kv_a_layernorm.weight": "blk.{b}.attn_kv_a_norm.weight",
+    _KDA + "kv_b_proj.weight": Rule(
+        ("blk.{b}.attn_k_b.weight", "blk.{b}.attn_v_b.weight"), latent_keys_values
+    ),
+})  # fmt: skip
+def kimi_linear(h: Hyper, k: Keys) -> None:
+    """Kimi Linear (Moonshot AI 2025): delta attention, and latent attention every few layers,
+    numbered from 1.
+    """
+    common(h, k)
+    linear = Hyper(h.get("linear_attn_config", default={}), f"{h.label}: linear_attn_config")
+    full = linear.get("full_attn_layers", default=[])
+    turned, latent = h.integer("qk_rope_head_dim"), h.integer("kv_lora_rank")
+    k.u32("vocab_size", h.integer("vocab_size"))
+    k.integers("attention.head_count_kv", [int(i + 1 in full) for i in range(h.layers)])
+    k.u32("ssm.conv_kernel", linear.integer("short_conv_kernel_size"))
+    k.u32("kda.head_dim", linear.integer("head_dim"))
+    if h.get("q_lora_rank") is not None:
+        k.u32("attention.q_lora_rank", h.integer("q_lora_rank"))
+    k.u32("attention.kv_lora_rank", latent)
+    k.u32("rope.dimension_count", turned)
+    k.u32("attention.key_length", latent + turned)
+    k.u32("attention.key_length_mla", h.integer("qk_nope_head_dim") + turned)
+    k.u32("attention.value_length_mla", h.integer("v_head_dim"))
+    k.u32("expert_feed_forward_length", h.integer("moe_intermediate_size"))
+    k.u32("expert_shared_count", h.integer("num_shared_experts"))
+    k.u32("leading_dense_block_count", h.integer("first_k_dense_replace"))
+    k.f32("expert_weights_scale", h.number("routed_scaling_factor"))
