@@ -41,7 +41,8 @@ class ModelFingerprint:
 
     head, tail: of the first and the last `probe_size` bytes. directory: of all before the tensors
     (None where it was not reached, in the `found` of a mismatch). full: of every byte, None unless
-    asked for. sampled: of samples over the whole file, None in fingerprints of releases before them.
+    asked for. sampled: of samples over the whole file, None in fingerprints of releases before
+    them.
     """
 
     file_size: int

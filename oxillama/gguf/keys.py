@@ -44,7 +44,8 @@ def checked_architecture(name: Any) -> str:
     """`name` itself; raises ModelError unless it is a plain name of `a-z 0-9 _ . -`."""
     if not isinstance(name, str) or not _ARCHITECTURE.fullmatch(name) or ".." in name:
         raise ModelError(
-            f"general.architecture: found {_shown(name)}, wanted a name of a-z, 0-9, '_', '.' and '-'"
+            f"general.architecture: found {_shown(name)}, wanted a name of a-z, 0-9, '_', '.' and "
+            "'-'"
         )
     return name
 
@@ -137,7 +138,9 @@ class Keys:
         maximum: int = _INT32_MAX,
         default: Any = REQUIRED,
     ) -> tuple[int, ...]:
-        """An array of `count` (any number where it is None) integers from `minimum` to `maximum`."""
+        """An array of `count` (any number where it is None) integers from `minimum` to
+        `maximum`.
+        """
         if self._absent(key, default, _array_of("integers", count)):
             return default
         return tuple(

@@ -3,11 +3,12 @@ place of a tensor.
 
 A GGUF file is, little-endian throughout:
 
-    "GGUF" | u32 version | u64 tensor count | u64 key count | keys | tensor infos | padding | tensor
-    data
+    "GGUF" | u32 version | u64 tensor count | u64 key count | keys | tensor infos | padding
+    | tensor data
 
     key          string name, u32 kind, value
-    tensor info  string name, u32 dims, u64 dims[], innermost first, u32 type, u64 offset into the data
+    tensor info  string name, u32 dims, u64 dims[], innermost first, u32 type,
+                 u64 offset into the data
     string       u64 length, UTF-8 bytes
     array        u32 kind of the items, u64 count, items
 

@@ -119,7 +119,8 @@ def read_shard(shard: Shard) -> _Parsed:
         raise GgufError(f"{shard.label}: starts with {magic!r}, wanted {MAGIC!r}: not a GGUF file")
     if len(shard.buffer) < HEADER_BYTES:
         raise GgufError(
-            f"{shard.label}: {len(shard.buffer)} bytes, the header alone needs {HEADER_BYTES}: truncated"
+            f"{shard.label}: {len(shard.buffer)} bytes, the header alone needs {HEADER_BYTES}: "
+            "truncated"
         )
     cursor.position = 4
     version = cursor.u32("version")
@@ -137,7 +138,8 @@ def read_shard(shard: Shard) -> _Parsed:
     ):
         if count > min(limit, remain // least):
             raise GgufError(
-                f"{shard.label}: header counts {count} {what}, at most {min(limit, remain // least)} fit"
+                f"{shard.label}: header counts {count} {what}, at most "
+                f"{min(limit, remain // least)} fit"
             )
     spans, values, kinds = _read_keys(cursor, shard, key_count)
     # an array is not among the values: its kind stands in for it and is refused as no integer
@@ -184,7 +186,8 @@ def _read_infos(cursor: Cursor, count: int, alignment: int) -> dict[str, TensorI
             raise GgufError(f"{cursor.label}: tensor {info.name} appears twice")
         if info.offset % alignment:
             raise GgufError(
-                f"{cursor.label}: tensor {info.name}: offset {info.offset}, wanted a multiple of {alignment}"
+                f"{cursor.label}: tensor {info.name}: offset {info.offset}, wanted a multiple of "
+                f"{alignment}"
             )
         relative[info.name] = info
     start = aligned(cursor.position, alignment)
@@ -193,11 +196,13 @@ def _read_infos(cursor: Cursor, count: int, alignment: int) -> dict[str, TensorI
     for info in sorted(relative.values(), key=lambda one: one.offset):
         if info.offset + info.nbytes > room:
             raise GgufError(
-                f"{cursor.label}: tensor {info.name}: bytes {info.offset} to {info.offset + info.nbytes} of the data, the file holds {room}"
+                f"{cursor.label}: tensor {info.name}: bytes {info.offset} to "
+                f"{info.offset + info.nbytes} of the data, the file holds {room}"
             )
         if info.offset < free:
             raise GgufError(
-                f"{cursor.label}: tensor {info.name}: offset {info.offset} overlaps {before}, which ends at {free}"
+                f"{cursor.label}: tensor {info.name}: offset {info.offset} overlaps {before}, "
+                f"which ends at {free}"
             )
         _check_gap(
             cursor, relative.get(before), start + aligned(free, alignment), start + info.offset
@@ -216,7 +221,8 @@ def _check_gap(cursor: Cursor, before: TensorInfo | None, start: int, end: int) 
         what = (
             "before the first tensor"
             if before is None
-            else f"after tensor {before.name}, which takes {before.nbytes} as {before.type_name} {before.shape}"
+            else f"after tensor {before.name}, which takes {before.nbytes} as {before.type_name} "
+            f"{before.shape}"
         )
         raise GgufError(f"{cursor.label}: {end - start} bytes of no tensor {what}, wanted zeros")
 
@@ -288,7 +294,8 @@ def _merged(
     total = values.get("split.tensors.count", len(tensors))
     if total != len(tensors):
         raise GgufError(
-            f"{shards[0].label}: split.tensors.count is {total}, the {len(shards)} files hold {len(tensors)}"
+            f"{shards[0].label}: split.tensors.count is {total}, the {len(shards)} files hold "
+            f"{len(tensors)}"
         )
     return parsed, Metadata(spans, values), kinds, tensors
 
@@ -415,7 +422,10 @@ class GgufReader:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<GgufReader {self._label()}: version {self.version}, {len(self.metadata)} keys, {len(self.tensors)} tensors>"
+        return (
+            f"<GgufReader {self._label()}: version {self.version}, {len(self.metadata)} keys, "
+            f"{len(self.tensors)} tensors>"
+        )
 
     def _label(self) -> str:
         return "bytes" if self.path is None else self.path.name

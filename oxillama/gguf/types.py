@@ -39,10 +39,13 @@ class TensorType:
         return prod(shape) // self.columns * self.block_bytes
 
     def shape_of_bytes(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape in values of a uint8 array of `shape`, whose last axis is the bytes of a row."""
+        """The shape in values of a uint8 array of `shape`, whose last axis is the bytes of a
+        row.
+        """
         if not len(shape) or shape[-1] % self.block_bytes:
             raise GgufError(
-                f"uint8 shape {tuple(shape)}, {self.name} needs rows of a multiple of {self.block_bytes} bytes"
+                f"uint8 shape {tuple(shape)}, {self.name} needs rows of a multiple of "
+                f"{self.block_bytes} bytes"
             )
         return (*shape[:-1], shape[-1] // self.block_bytes * self.columns)
 
@@ -118,7 +121,8 @@ def type_by_id(number: int) -> TensorType:
             else f"unknown tensor type {number}"
         )
         raise GgufError(
-            f"{which}, wanted one of the {len(TENSOR_TYPES)} known types (0 to {TENSOR_TYPES[-1].id})"
+            f"{which}, wanted one of the {len(TENSOR_TYPES)} known types (0 to "
+            f"{TENSOR_TYPES[-1].id})"
         )
     return found
 

@@ -266,7 +266,8 @@ def infer_kind(value: Any, what: str) -> str:
     if isinstance(value, (list, tuple)):
         return _infer_items(value, what)
     raise GgufError(
-        f"{what}: a {type(value).__name__} has no kind, wanted bool, int, float, str, a list of one or a numpy array"
+        f"{what}: a {type(value).__name__} has no kind, wanted bool, int, float, str, a list of "
+        "one or a numpy array"
     )
 
 
@@ -301,7 +302,8 @@ def _dtype_id(dtype: np.dtype, what: str) -> int:
     found = _DTYPE_IDS.get(dtype.newbyteorder("<"))
     if found is None:
         raise GgufError(
-            f"{what}: numpy {dtype} has no kind, wanted an 8 to 64 bit integer, float32, float64 or bool"
+            f"{what}: numpy {dtype} has no kind, wanted an 8 to 64 bit integer, float32, float64 "
+            "or bool"
         )
     return found
 

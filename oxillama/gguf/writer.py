@@ -186,7 +186,8 @@ class GgufWriter:
         ]
         if missing:
             raise GgufError(
-                f"tensor {missing[0]}: declared but never written ({len(missing)} of {len(self._infos)})"
+                f"tensor {missing[0]}: declared but never written ({len(missing)} of "
+                f"{len(self._infos)})"
             )
         try:
             self._begin()
@@ -275,7 +276,8 @@ def _checked_path(path: str | os.PathLike[str], part: bool) -> Path:
     names = shard_names(path.name) or ()
     if len(names) > 1 and not part:
         raise GgufError(
-            f"{path}: the name of one file of {len(names)}, wanted that of a whole one: it could not be opened"
+            f"{path}: the name of one file of {len(names)}, wanted that of a whole one: it could "
+            "not be opened"
         )
     return path
 
@@ -297,7 +299,8 @@ def _array(name: str, data: Any) -> np.ndarray:
         return np.frombuffer(data, np.uint8)
     except (TypeError, ValueError, BufferError):
         raise GgufError(
-            f"tensor {name}: a {type(data).__name__}, wanted a numpy array or a contiguous bytes-like object"
+            f"tensor {name}: a {type(data).__name__}, wanted a numpy array or a contiguous "
+            "bytes-like object"
         ) from None
 
 
@@ -310,13 +313,15 @@ def _stored(
     if array.dtype != np.uint8:
         if kind.dtype is None or array.dtype.newbyteorder("<") != kind.dtype:
             raise GgufError(
-                f"tensor {name}: numpy {array.dtype}, {kind.name} is stored from {kind.dtype or 'its blocks as uint8'}"
+                f"tensor {name}: numpy {array.dtype}, {kind.name} is stored from "
+                f"{kind.dtype or 'its blocks as uint8'}"
             )
         if array.ndim != 1 and array.shape != shape:
             raise GgufError(f"tensor {name}: data of shape {array.shape}, declared {shape}")
         array = array.astype(kind.dtype, copy=False)
     if array.nbytes != nbytes:
         raise GgufError(
-            f"tensor {name}: data of {array.nbytes} bytes, {kind.name} of shape {shape} needs {nbytes}"
+            f"tensor {name}: data of {array.nbytes} bytes, {kind.name} of shape {shape} needs "
+            f"{nbytes}"
         )
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -1,5 +1,5 @@
-"""Every hyper-parameter of a file is accounted for, as its tensors are: read, neutral, inert, or refused
-by name.
+"""Every hyper-parameter of a file is accounted for, as its tensors are: read, neutral, inert, or
+refused by name.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What several architectures share: attention over a paged cache, feed-forward networks, dense and of
-experts, and the selective state space.
+"""What several architectures share: attention over a paged cache, feed-forward networks, dense and
+of experts, and the selective state space.
 
 A parameter stands here only when two architectures need it; what one needs alone stays in its own
 file. Tensors that a file may have or not (biases, sinks, fused projections) are found by name.
@@ -48,7 +48,8 @@ def heads_of(b: Builder, layer: Layer) -> Heads:
         default, rest = divmod(b.hidden, query)
         if rest:
             raise ModelError(
-                f"{b.arch}.attention.head_count: found {query}, wanted a divisor of embedding_length {b.hidden}"
+                f"{b.arch}.attention.head_count: found {query}, wanted a divisor of "
+                f"embedding_length {b.hidden}"
             )
     key_dim = b.keys.integer("attention.key_length", default=default, minimum=1, maximum=1 << 12)
     value_dim = b.keys.integer(
@@ -87,11 +88,12 @@ def attention(
 ) -> Value:
     """Grouped-query attention: q, k, v projections, attention, output projection (`output`).
 
-    style: how pairs are rotated, "norm" (adjacent floats) or "neox" (the two halves). qk_norm: a norm
-    over each head of queries and keys (without a weight: plain), or over their whole rows. rope: the file's own, another, or
-    None for no rotation. scale: the file's `attention.scale`, else 1/sqrt(key_dim). slopes: ALiBi.
-    norm_last, temper, relative, chunk, spans: see `Builder.attend`. Where the file has what gates the result
-    (under gate_act, a number for each float or for each head), it does; a norm of it likewise.
+    style: how pairs are rotated, "norm" (adjacent floats) or "neox" (the two halves). qk_norm: a
+    norm over each head of queries and keys (without a weight: plain), or over their whole rows.
+    rope: the file's own, another, or None for no rotation. scale: the file's `attention.scale`,
+    else 1/sqrt(key_dim). slopes: ALiBi. norm_last, temper, relative, chunk, spans: see
+    `Builder.attend`. Where the file has what gates the result (under gate_act, a number for each
+    float or for each head), it does; a norm of it likewise.
     """
     heads = heads_of(b, layer)
     if rope == "file":
@@ -142,9 +144,9 @@ def attention(
 def _projected(
     b: Builder, layer: Layer, x: Value, heads: Heads
 ) -> tuple[Value, Value, Value, Value | None]:
-    """q, k and v of a row, from one fused matrix where the file has it, within the file's clamp; and
-    what gates the result: `attn_gate`, for each float or each head, or the second half of each head
-    of `attn_q`.
+    """q, k and v of a row, from one fused matrix where the file has it, within the file's clamp;
+    and what gates the result: `attn_gate`, for each float or each head, or the second half of each
+    head of `attn_q`.
     """
     widths = (
         heads.query * heads.key_dim,
@@ -189,8 +191,9 @@ def sections_of(b: Builder, *, mixed: bool) -> list[int]:
 
 
 def deepstack(b: Builder, layer: Layer, x: Value) -> Value:
-    """x plus the features of images that belong after this layer: the file's `n_deepstack_layers` first
-    layers have some, which stand beside those in place of the embedding (Meng et al. 2024, DeepStack).
+    """x plus the features of images that belong after this layer: the file's `n_deepstack_layers`
+    first layers have some, which stand beside those in place of the embedding (Meng et al. 2024,
+    DeepStack).
     """
     count = b.keys.integer("n_deepstack_layers", default=0, minimum=0, maximum=b.n_layers)
     if layer.index >= count:
@@ -199,11 +202,15 @@ def deepstack(b: Builder, layer: Layer, x: Value) -> Value:
 
 
 def is_windowed(b: Builder, index: int, period: int, *, first: bool = False) -> bool:
-    """Whether layer `index` sees only a window, by the file's pattern: a flag per layer, or a period
-    whose last layer (first: whose first one) sees all; `period` where the file has none.
+    """Whether layer `index` sees only a window, by the file's pattern: a flag per layer (0 and 1 in
+    some files), or a period whose last layer (first: whose first one) sees all; `period` where the
+    file has none.
     """
     key = "attention.sliding_window_pattern"
-    if key in b.keys and not isinstance(b.keys.metadata[b.keys.name(key)], int):
+    held = b.keys.metadata.get(b.keys.name(key), 0)
+    if not isinstance(held, int):
+        if len(held) and all(type(one) in (int, np.int32) for one in held):
+            return b.keys.integers(key, count=b.n_layers, minimum=0, maximum=1)[index] == 1
         return b.keys.flags(key, count=b.n_layers)[index]
     return (index + (not first)) % b.keys.integer(key, minimum=1, default=period) != 0
 
@@ -240,10 +247,10 @@ def gated_ffn(
     width: int = 0,
     limit: float = 0.0,
 ) -> Value:
-    """Feed-forward with a gate: down(act(gate x) * up x); gate and up may be one matrix, `ffn_up`; a
-    norm `ffn_sub_norm` comes before down where the file has it. suffix: what stands after `ffn_gate`
-    in the names of its tensors; width: the file's `feed_forward_length` where it is 0; limit: see
-    `limited`.
+    """Feed-forward with a gate: down(act(gate x) * up x); gate and up may be one matrix, `ffn_up`;
+    a norm `ffn_sub_norm` comes before down where the file has it. suffix: what stands after
+    `ffn_gate` in the names of its tensors; width: the file's `feed_forward_length` where it is 0;
+    limit: see `limited`.
     """
     if suffix:
         width = b.shape(layer.name(f"ffn_down{suffix}.weight"), 2)[1]
@@ -326,8 +333,8 @@ def sparse_decoder(
     sections: list[int] | None = None,
     **routing: Any,
 ) -> Value:
-    """Llama's decoder with `sparse_ffn` in place of its feed-forward network; routing: parameters of
-    `expert_ffn`.
+    """Llama's decoder with `sparse_ffn` in place of its feed-forward network; routing: parameters
+    of `expert_ffn`.
     """
     x = b.embed()
     for layer in trunk(b):
@@ -356,8 +363,9 @@ def expert_ffn(
     shared_limit: float = 0.0,
     scored: Value | None = None,
 ) -> Value:
-    """A feed-forward network of experts, `expert_used_count` of `expert_count` for each row, plus the
-    shared experts that the file has. The parameters from `gating` on are those of `Builder.route`;
+    """A feed-forward network of experts, `expert_used_count` of `expert_count` for each row, plus
+    the shared experts that the file has. The parameters from `gating` on are those of
+    `Builder.route`;
     width: of an expert, the file's `expert_feed_forward_length` where it is 0; limit, shared_limit:
     see `limited`; scored: the rows that experts are chosen by, x where it is None.
     """
@@ -406,7 +414,11 @@ def _selection_bias(b: Builder, layer: Layer, count: int) -> np.ndarray | None:
 def expert_gate_up(
     layer: Layer, x: Value, routes: Value, width: int, count: int
 ) -> tuple[Value, Value]:
-    """The two products of a gated network of experts."""
+    """The two products of a gated network of experts, whose matrices some files hold as one."""
+    if layer.has("ffn_gate_up_exps.weight"):
+        used = routes.width // 2
+        both = layer.experts(x, routes, "ffn_gate_up_exps", 2 * width, count=count)
+        return both.columns(0, width, heads=used), both.columns(width, 2 * width, heads=used)
     return (
         layer.experts(x, routes, "ffn_gate_exps", width, count=count),
         layer.experts(x, routes, "ffn_up_exps", width, count=count),
@@ -427,7 +439,9 @@ def weighted(b: Builder, x: Value, weight: Value) -> Value:
 
 
 def selective_state_space(b: Builder, layer: Layer, x: Value, *, norms: bool = False) -> Value:
-    """The mixer of Mamba (Gu and Dao 2023, section 3.4). norms: dt, B and C are normalised (Jamba)."""
+    """The mixer of Mamba (Gu and Dao 2023, section 3.4). norms: dt, B and C are normalised
+    (Jamba).
+    """
     keys = b.keys
     inner = keys.integer("ssm.inner_size", minimum=1, maximum=1 << 20)
     states = keys.integer("ssm.state_size", minimum=1, maximum=1 << 12)
@@ -461,9 +475,9 @@ def selective_state_space(b: Builder, layer: Layer, x: Value, *, norms: bool = F
 
 
 def grouped_state_space(b: Builder, layer: Layer, x: Value) -> Value:
-    """The mixer of Mamba 2 (Dao and Gu 2024, section 7): x, B and C go through the convolution; where
-    the file has `ssm_norm`, a norm over each group of the gated result comes before the output
-    projection.
+    """The mixer of Mamba 2 (Dao and Gu 2024, section 7): x, B and C go through the convolution;
+    where the file has `ssm_norm`, a norm over each group of the gated result comes before the
+    output projection.
     """
     keys = b.keys
     inner = keys.integer("ssm.inner_size", minimum=1, maximum=1 << 20)

@@ -84,7 +84,8 @@ class Value:
         part = self.width // heads
         if self.width % heads or not 0 <= start < stop <= part:
             raise ModelError(
-                f"columns: found {start} to {stop} of {heads} parts of {self.width}, wanted them within {part}"
+                f"columns: found {start} to {stop} of {heads} parts of {self.width}, wanted them "
+                f"within {part}"
             )
         return self.builder.record(
             "columns", (self,), width=heads * (stop - start), start=start, stop=stop, heads=heads
@@ -157,7 +158,7 @@ class Builder:
         self.vocab_size = self._matrix_rows("token_embd.weight")
 
     # ---- tensors
-    # -------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def has(self, name: str) -> bool:
         """Whether the file has a tensor of this full name."""
@@ -188,7 +189,9 @@ class Builder:
         return shape[0]
 
     def stack(self, name: str, count: int, rows: int, columns: int) -> Tensor:
-        """`count` matrices (rows, columns) of one tensor (count, rows, columns), left in its blocks."""
+        """`count` matrices (rows, columns) of one tensor (count, rows, columns), left in its
+        blocks.
+        """
         info = self._info(name)
         if tuple(info.shape) != (count, rows, columns):
             raise ModelError(
@@ -196,7 +199,8 @@ class Builder:
             )
         if rows % 16:
             raise ModelError(
-                f"{name}: file has matrices of {rows} rows, wanted a multiple of 16 for a stack of {count}"
+                f"{name}: file has matrices of {rows} rows, wanted a multiple of 16 for a stack of "
+                f"{count}"
             )
         return Tensor(name, info.type_name, (count * rows, columns))
 
@@ -234,7 +238,7 @@ class Builder:
         return [name for name in self.reader.tensors if name not in self.used]
 
     # ---- ops
-    # -----------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def record(
         self, op: str, inputs: Sequence[Value], *, width: int, stateful: bool = False, **params: Any
@@ -268,12 +272,14 @@ class Builder:
         return self.record("embed", (), width=self.hidden, table=table, scale=1.0, by="position")
 
     def features(self, start: int, count: int) -> Value:
-        """`count` columns, from `start` on, of the rows that a batch brings; zeros in rows of tokens."""
+        """`count` columns, from `start` on, of the rows that a batch brings; zeros in rows of
+        tokens.
+        """
         return self.op("features", start=start, count=count)
 
     def embed_beside(self, name: str, *, scale: float = 1.0) -> Value:
-        """The token's row of a table (vocabulary, any width) beside the embedding, times `scale`; row 0
-        where a batch brings an embedding row in place of a token.
+        """The token's row of a table (vocabulary, any width) beside the embedding, times `scale`;
+        row 0 where a batch brings an embedding row in place of a token.
         """
         rows, width = self.shape(name, 2)
         if rows < self.vocab_size:
@@ -282,8 +288,8 @@ class Builder:
         return self.record("embed", (), width=width, table=table, scale=float(scale), filler=0)
 
     def epsilon(self, kind: str = "rms") -> float:
-        """The epsilon that the file gives for norms of this kind, or the one of the other kind where
-        it gives that alone.
+        """The epsilon that the file gives for norms of this kind, or the one of the other kind
+        where it gives that alone.
         """
         rms, layer = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
         key, other = (rms, layer) if kind == "rms" else (layer, rms)
@@ -300,8 +306,8 @@ class Builder:
         heads: int = 1,
         eps: float | None = None,
     ) -> Value:
-        """Normalise each of `heads` parts of a row ("rms", or "layer" less the mean) and multiply by
-        `name.weight` (and add `name.bias` where there is one); no weight where name is None. A
+        """Normalise each of `heads` parts of a row ("rms", or "layer" less the mean) and multiply
+        by `name.weight` (and add `name.bias` where there is one); no weight where name is None. A
         weight is of a part, or of the whole row: (heads, part) in the file, or one vector.
         """
         weight = bias = None
@@ -338,9 +344,9 @@ class Builder:
         bias: bool = True,
         scale: bool = True,
     ) -> Value:
-        """x times the transpose of `name.weight` (rows, x.width), times the one number of `name.scale`
-        and plus `name.bias` where there is one (bias or scale False: another op reads that tensor);
-        `take` uses some of its rows.
+        """x times the transpose of `name.weight` (rows, x.width), times the one number of
+        `name.scale` and plus `name.bias` where there is one (bias or scale False: another op reads
+        that tensor); `take` uses some of its rows.
         """
         weight = self.matrix(name + ".weight", rows, x.width, take=take)
         shift = self.optional_vector(name + ".bias", rows) if bias else None
@@ -354,8 +360,8 @@ class Builder:
         return y if shift is None else y + shift
 
     def stacked(self, x: Value, name: str, rows: int, *, count: int) -> Value:
-        """Part k of a row times matrix k of the stack `name.weight` (count, rows, part): a linear of
-        its own for each head.
+        """Part k of a row times matrix k of the stack `name.weight` (count, rows, part): a linear
+        of its own for each head.
         """
         weight = self.stack(name + ".weight", count, rows, x.width // count)
         return self.record(
@@ -398,7 +404,8 @@ class Builder:
         columns = self.shape(name + ".weight", 3)[2]
         if x.width not in (columns, used * columns):
             raise ModelError(
-                f"{name}.weight: file has {columns} columns, {self.arch} needs {x.width} or a part of {used}"
+                f"{name}.weight: file has {columns} columns, {self.arch} needs {x.width} or a part "
+                f"of {used}"
             )
         weight = self.stack(name + ".weight", count, rows, columns)
         made = self.record(
@@ -497,7 +504,9 @@ class Builder:
         tiled: bool,
         scale: float,
     ) -> Value:
-        """Linear attention under the gated delta rule; shapes and parameters are those of the op."""
+        """Linear attention under the gated delta rule; shapes and parameters are those of the
+        op.
+        """
         blocks = -(-v.width // heads // 16)
         state = self.keeps(Slot((heads * blocks, q.width // key_heads, 16)))
         more: dict[str, Any] = dict(key_heads=key_heads, tiled=tiled, scale=float(scale))
@@ -516,15 +525,17 @@ class Builder:
         u: np.ndarray | None = None,
         scale: float = 1.0,
     ) -> Value:
-        """Linear attention whose state decays key by key; shapes and parameters are those of the op."""
+        """Linear attention whose state decays key by key; shapes and parameters are those of the
+        op.
+        """
         state = self.keeps(Slot((heads * -(-v.width // heads // 16), k.width // heads, 16)))
         inputs = (r, w, k, v) if a is None or b is None else (r, w, k, v, a, b)
         params: dict[str, Any] = dict(heads=heads, u=u, scale=float(scale), state=state)
         return self.record("wkv", inputs, width=v.width, stateful=True, **params)
 
     def head_scale(self, x: Value, p: Value, q: Value | None = None, *, heads: int) -> Value:
-        """Each head of x times the dot product of that head of p and q; without q p has one number a
-        head.
+        """Each head of x times the dot product of that head of p and q; without q p has one number
+        a head.
         """
         inputs = (x, p) if q is None else (x, p, q)
         return self.record("head_scale", inputs, width=x.width, heads=heads)
@@ -568,7 +579,8 @@ class Builder:
             return made
         if len(sections) != dims // 2 or min(sections) < 0:
             raise ModelError(
-                f"{self.arch}.rope.dimension_sections: found {len(sections)} pairs, wanted {dims // 2}"
+                f"{self.arch}.rope.dimension_sections: found {len(sections)} pairs, wanted "
+                f"{dims // 2}"
             )
         return replace(made, sections=np.asarray(sections, np.int32))
 
@@ -605,8 +617,8 @@ class Builder:
         distance is less, of either side where attention is not causal; 0 for all. rope_start: the
         float of each head where rotation begins. norm_last: the norms come after it. temper: (rate,
         span, offset) of the growth of queries with their position (the op `rope_store` draws it).
-        chunk: rows see the keys from its last multiple on. spans: where attention is not causal, rows see
-        the keys of the spans that the batch brings alone.
+        chunk: rows see the keys from its last multiple on. spans: where attention is not causal,
+        rows see the keys of the spans that the batch brings alone.
         """
         if self.causal is None:
             self.causal = self.keys.flag("attention.causal", default=True)
@@ -659,13 +671,15 @@ class Builder:
         q_norm: np.ndarray | None = None,
         eps: float = 0.0,
     ) -> Value:
-        """Causal attention of q over what an earlier attention stored; layer: its number among those
-        that keep pages (`len(b.pages) - 1` after it). The other parameters are those of `attend`.
+        """Causal attention of q over what an earlier attention stored; layer: its number among
+        those that keep pages (`len(b.pages) - 1` after it). The other parameters are those of
+        `attend`.
         """
         state = self.pages[layer]
         if state != Pages(heads.kv, heads.key_dim, heads.value_dim, window):
             raise ModelError(
-                f"{self.arch}: layer {layer} keeps {state}, an attention to it needs {heads} and a window of {window}"
+                f"{self.arch}: layer {layer} keeps {state}, an attention to it needs {heads} and a "
+                f"window of {window}"
             )
         return self.record(
             "attention",
@@ -738,7 +752,9 @@ class Builder:
         self.causal = False
 
     def dense_head(self, *names: str) -> None:
-        """Note the dense layers of these names that the file has, over a pooled row of the embedding."""
+        """Note the dense layers of these names that the file has, over a pooled row of the
+        embedding.
+        """
         names = tuple(name for name in names if self.has(f"{name}.weight"))
         if not names:
             return
@@ -753,9 +769,9 @@ class Builder:
         self.projection = head
 
     def classify(self, *, act: str, pooling: Literal["cls", "mean", "last"]) -> None:
-        """Note the classifier that the file has (none: nothing happens): `cls` (dense, then act) and
-        `cls.norm` where it has them, `cls.output` with a row for each label, over a pooled row of the
-        embedding. Of the two labels yes and no the scores are probabilities.
+        """Note the classifier that the file has (none: nothing happens): `cls` (dense, then act)
+        and `cls.norm` where it has them, `cls.output` with a row for each label, over a pooled row
+        of the embedding. Of the two labels yes and no the scores are probabilities.
         """
         if not self.has("cls.output.weight"):
             return
@@ -763,7 +779,8 @@ class Builder:
         labels = self.keys.texts("classifier.output_labels", default=())
         if labels and len(labels) != rows:
             raise ModelError(
-                f"{self.arch}.classifier.output_labels: found {len(labels)}, wanted {rows}, the rows of cls.output.weight"
+                f"{self.arch}.classifier.output_labels: found {len(labels)}, wanted {rows}, the "
+                "rows of cls.output.weight"
             )
         head = _Head(self)
         x = head.embed()

@@ -57,7 +57,7 @@ class ImageBuilder(Builder):
         self.image = self.keys.integer("image_size", minimum=self.patch, maximum=1 << 14)
         # patches along a side of what becomes one feature, where images have any size
         self.merge = self.keys.integer("spatial_merge_size", default=2, minimum=1, maximum=16)
-        self.group, self.parts = 1, 1
+        self.group, self.parts, self.by_channel = 1, 1, False
 
     def fail(self, key: str, found: Any, wanted: str) -> NoReturn:
         """Raise ModelError for a value of a key."""
@@ -130,11 +130,12 @@ class ImageBuilder(Builder):
         style: str = "neox",
         spans: bool = False,
     ) -> Value:
-        """A layer of a transformer whose norms come first; a feed-forward network with a gate where
-        the file has one.
+        """A layer of a transformer whose norms come first; a feed-forward network with a gate, and
+        what both halves add scaled (`ls1`, `ls2`), where the file has that.
         """
         y = layer.norm(x, "ln1", kind=kind)
-        x = x + attention(self, layer, y, style=style, rope=rope, spans=spans, output="attn_out")
+        y = attention(self, layer, y, style=style, rope=rope, spans=spans, output="attn_out")
+        x = x + self._scaled(layer, "ls1.weight", y)
         y = layer.norm(x, "ln2", kind=kind)
         up, down = "ffn_up", "ffn_down"
         if self.shape(layer.name(up + ".weight"), 2)[1] != self.hidden:
@@ -145,7 +146,12 @@ class ImageBuilder(Builder):
             raised = self.gate(layer.linear(y, "ffn_gate", width), raised, act=act)
         else:
             raised = self.activate(raised, act)
-        return x + layer.linear(raised, down, self.hidden)
+        return x + self._scaled(layer, "ls2.weight", layer.linear(raised, down, self.hidden))
+
+    def _scaled(self, layer: Layer, name: str, x: Value) -> Value:
+        """x times a vector of the layer, where there is one (Touvron et al. 2021, section 2)."""
+        scale = layer.optional_vector(name, self.hidden)
+        return x if scale is None else x * scale
 
     def activation(self, gelu: str = "gelu_tanh") -> str:
         """What the file says of its activation; gelu: which one `clip.use_gelu` means."""
@@ -156,8 +162,8 @@ class ImageBuilder(Builder):
         return gelu if uses_gelu else "gelu_quick"
 
     def axial_rope(self, style: str = "halves") -> Rope:
-        """The rotation by row and by column of a patch (Wang et al. 2024, Qwen2-VL, section 2.1): the
-        first half of the pairs of a head by its row, the second by its column.
+        """The rotation by row and by column of a patch (Wang et al. 2024, Qwen2-VL, section 2.1):
+        the first half of the pairs of a head by its row, the second by its column.
 
         halves: both with the same frequencies; "alternating": with every other one (Agrawal et al.
         2024, Pixtral 12B, section 2.2).
@@ -165,7 +171,8 @@ class ImageBuilder(Builder):
         head = self.hidden // self.keys.integer("attention.head_count", minimum=1)
         if head % 4:
             raise ModelError(
-                f"clip.vision.attention.head_count: found heads of {head}, {self.kind} needs a multiple of 4"
+                f"clip.vision.attention.head_count: found heads of {head}, {self.kind} needs a "
+                "multiple of 4"
             )
         base, quarter = self.keys.number("rope.freq_base", default=10000.0), head // 4
         if style == "halves":
@@ -177,9 +184,12 @@ class ImageBuilder(Builder):
         sections = np.repeat(np.arange(2, dtype=np.int32), quarter)
         return Rope(head, both.astype(np.float32), 1.0, sections=sections)
 
-    def projector(self, group: int, parts: int = 1) -> tuple[ImageBuilder, list[Value]]:
+    def projector(
+        self, group: int, parts: int = 1, *, by_channel: bool = False
+    ) -> tuple[ImageBuilder, list[Value]]:
         """The builder of the projector, and its rows: for each of `parts` of what was marked as the
-        embedding, those of `group` patches side by side.
+        embedding, those of `group` patches side by side; or all first numbers of them, all second
+        ones and so on (by_channel).
         """
         if self.embedding is None:
             raise ModelError(
@@ -188,6 +198,6 @@ class ImageBuilder(Builder):
         head = ImageBuilder.__new__(ImageBuilder)
         vars(head).update(vars(self))
         head.nodes, head.pages, head.slots, head.embedding = [], [], [], None
-        self.group, self.parts, self.projection = group, parts, head
+        self.group, self.parts, self.by_channel, self.projection = group, parts, by_channel, head
         width = group * self.embedding.width // parts
         return head, [head.features(i * width, width) for i in range(parts)]

@@ -1,11 +1,13 @@
-"""Image encoders: from an mmproj file (`general.architecture` clip) to what turns patches of an image
-into rows that a language model takes in place of embeddings.
+"""Image encoders: from an mmproj file (`general.architecture` clip) to what turns patches of an
+image into rows that a language model takes in place of embeddings.
 
-    ImageRows --encoder tape--> a row a patch --groups--> neighbours side by side --projector tape--> features
+    ImageRows --encoder tape--> a row a patch --groups--> neighbours side by side --projector
+    tape--> features
 
-An encoder is recorded as a language model is, by a function of its own for each `clip.projector_type`
-(`encoders/`), but over patches, which a batch brings as its embedding rows. What joins neighbouring
-patches lies between two tapes: the rows of the second are groups of rows of the first.
+An encoder is recorded as a language model is, by a function of its own for each
+`clip.projector_type` (`encoders/`), but over patches, which a batch brings as its embedding rows.
+What joins neighbouring patches lies between two tapes: the rows of the second are groups of rows of
+the first.
 """
 
 from __future__ import annotations
@@ -39,10 +41,10 @@ _PAGE = 16
 class ImageRows:
     """One image (or tile of one) as an encoder takes it.
 
-    patches: float32 (rows, columns), zeros in the row of a class token; tokens: int32 (rows,), -1, or
-    0 for the class token; groups: (features, group), which rows make a feature, in the order in which
-    features leave; rope: int32 (2, rows), row and column of a patch; spans: int32 (2, rows), first
-    row of a patch's window and the one after its last.
+    patches: float32 (rows, columns), zeros in the row of a class token; tokens: int32 (rows,), -1,
+    or 0 for the class token; groups: (features, group), which rows make a feature, in the order in
+    which features leave; rope: int32 (2, rows), row and column of a patch; spans: int32 (2, rows),
+    first row of a patch's window and the one after its last.
     """
 
     patches: np.ndarray
@@ -56,8 +58,8 @@ class ImageRows:
 class ImageEncoder:
     """A loaded encoder; safe to call from any thread, one image at a time.
 
-    width: floats of a feature. kind: `clip.projector_type`. parts: graphs' results side by side in a
-    row of the encoder.
+    width: floats of a feature. kind: `clip.projector_type`. parts: graphs' results side by side in
+    a row of the encoder.
     """
 
     kind: str
@@ -72,6 +74,7 @@ class ImageEncoder:
     image: int
     group: int
     parts: int
+    by_channel: bool
     columns: int
     spanned: bool
     _programs: tuple[Program, Program] = field(repr=False)
@@ -107,7 +110,8 @@ class ImageEncoder:
     def _grouped(self, rows: np.ndarray, groups: np.ndarray) -> np.ndarray:
         """Rows of the projector: for each part, the patches of a group side by side."""
         joined = rows[groups].reshape(*groups.shape, self.parts, -1)
-        return np.ascontiguousarray(joined.transpose(0, 2, 1, 3)).reshape(len(groups), -1)
+        order = (0, 2, 3, 1) if self.by_channel else (0, 2, 1, 3)
+        return np.ascontiguousarray(joined.transpose(order)).reshape(len(groups), -1)
 
     def diagnose(self, image: ImageRows) -> Iterator[Difference]:
         """Each op of both compiled tapes against its numpy meaning, over the rows of an image."""
@@ -204,18 +208,27 @@ def load_encoder(
     if found != "clip":
         raise ModelError(f"general.architecture: found {found!r}, wanted 'clip', an mmproj file")
     root = Keys(reader.metadata, "clip")
-    for key in ("has_audio_encoder", "has_text_encoder"):
-        if root.flag(key, default=False):
-            raise ModelError(f"clip.{key}: found True, wanted False: images alone are encoded")
+    kind = root.text("projector_type", default="mlp")
+    sound = root.flag("has_audio_encoder", default=False)
+    if sound and kind not in _WITH_SOUND:
+        raise ModelError(
+            "clip.has_audio_encoder: found True, wanted False: images alone are encoded"
+        )
+    if root.flag("has_text_encoder", default=False):
+        raise ModelError(
+            "clip.has_text_encoder: found True, wanted False: images alone are encoded"
+        )
     if not root.flag("has_vision_encoder", default=True):
         raise ModelError("clip.has_vision_encoder: found False, wanted True")
-    kind = root.text("projector_type", default="mlp")
     if kind not in encoders():
         raise ModelError(
             f"clip.projector_type: found {kind!r}, wanted one of {', '.join(sorted(encoders()))}"
         )
     body = ImageBuilder(reader, kind)
     body.read |= {f"clip.{key}" for key in _SAID}
+    if sound:
+        body.read |= {key for key in reader.metadata if key.startswith("clip.audio.")}
+        body.used |= {name for name in reader.tensors if name.startswith(("a.", "mm.a."))}
     encoders()[kind](body)
     head = body.projection
     if not isinstance(head, ImageBuilder) or head.embedding is None or body.embedding is None:
@@ -255,6 +268,7 @@ def load_encoder(
         body.image,
         body.group,
         body.parts,
+        body.by_channel,
         max(_columns(tapes[0]), 1),
         any(op.params.get("spans") for op in tapes[0].ops),
         (programs[0], programs[1]),
@@ -269,6 +283,8 @@ def _columns(tape: Tape) -> int:
     )
 
 
+# Files of these kinds hold an encoder of sound beside that of images, which takes no part.
+_WITH_SOUND = ("qwen2.5o",)
 # What is said of the file, or of the pictures before they are patches (`oxillama/vision`).
 _SAID = (
     *("has_text_encoder", "has_vision_encoder", "has_audio_encoder", "has_llava_projector"),
@@ -277,6 +293,7 @@ _SAID = (
     *("vision.image_mean", "vision.image_std", "vision.preproc_image_size"),
     *("vision.image_grid_pinpoints", "vision.mm_patch_merge_type", "vision.image_crop_resolution"),
     *("vision.image_aspect_ratio", "vision.image_min_pixels", "vision.image_max_pixels"),
+    *("vision.preproc_min_tiles", "vision.preproc_max_tiles"),
     *("vision.spatial_merge_size", "vision.attention.layer_norm_epsilon"),
 )
 
@@ -289,10 +306,19 @@ def _program(
     max_rows: int,
     num_threads: int,
 ) -> Program:
+    # An image is one step, so keys and values of a layer are read before the next one's are
+    # written: all layers share the pages of one.
+    kinds = list(dict.fromkeys(state.dims for state in b.pages))
+    ops = []
+    for op in tape.ops:
+        params = ready(b.reader, op.params, weights)
+        if "layer" in params:
+            params["layer"] = kinds.index(b.pages[params["layer"]].dims)
+        ops.append((op.name, params))
     return Program(
-        [(op.name, ready(b.reader, op.params, weights)) for op in tape.ops],
+        ops,
         list(tape.slots),
-        kv_layers=[state.dims for state in b.pages],
+        kv_layers=kinds,
         hidden=tape.embedding,
         vocab_size=1,
         hidden_size=tape.width,

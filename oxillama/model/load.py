@@ -1,4 +1,4 @@
-"""Ties the room together: an open GGUF file becomes a `Model`, which is a Program and what the
+"""Puts a model together: an open GGUF file becomes a `Model`, which is a Program and what the
 engine must know of it.
 """
 
@@ -33,10 +33,16 @@ from oxillama.model.rope import AS_FILED, RopeOverrides, context_in_force
 from oxillama.model.state import LayerState, Slot
 from oxillama.model.tensors import Tensor
 from oxillama.weights.cache import CacheSlot, slot_of
-from oxillama.weights.offload import OffloadPolicy
+from oxillama.weights.offload import Budget, OffloadPolicy, PinnedHotSet
 from oxillama.weights.packing import Packer, Packing
-from oxillama.weights.pager import LayerPager, PagedUnit, PagedWeight
-from oxillama.weights.panel_file import Key, MappedPanels, Wanted
+from oxillama.weights.pager import (
+    LayerPager,
+    PagedUnit,
+    PagedWeight,
+    PagingSummary,
+    plan_pages,
+)
+from oxillama.weights.panel_file import Key, MappedPanels, PanelSpec
 from oxillama.weights.verifier import PanelVerifier
 from oxillama.weights.writer import CacheWriter
 
@@ -96,7 +102,8 @@ class Model:
     rope: what was said in place of the file. packing: what packs the weights while the program
     already runs, None where they were packed before; packer: the thread of it. projection,
     classifier: what is done to a pooled row of the embedding, None where the file has no such head.
-    pager: what brings weights from the file while a step runs, None where all of them are in memory.
+    pager: what brings weights from the file while a step runs, None where all of them are in
+    memory.
     """
 
     config: ModelConfig
@@ -169,9 +176,15 @@ def _recorded(
         raise ModelError(
             f"general.architecture: found {name!r}, wanted the name of an architecture"
         )
+    if name in NOT_GENERATING:
+        raise ModelError(
+            f"general.architecture: found {name!r}, which {NOT_GENERATING[name]}, wanted a model "
+            "that predicts the next token, or an encoder"
+        )
     if name not in recorders():
         raise ModelError(
-            f"general.architecture: found {name!r}{_nearest(name)}, wanted one of {', '.join(architectures())}"
+            f"general.architecture: found {name!r}{_nearest(name)}, wanted one of "
+            f"{', '.join(architectures())}"
         )
     b = Builder(reader, name, depth=depth, rope=rope)
     own = Keys(reader.metadata, name, read=b.read)
@@ -217,6 +230,18 @@ def _recorded(
         tape,
         b.classifier,
     )
+
+
+# Architectures of files that hold no next-token model or encoder of texts, and what they do.
+_FILLS = "fills in masked tokens step by step (diffusion)"
+_DRAFTS = "drafts for another model and has no use alone"
+_SPEAKS = "makes sound"
+NOT_GENERATING = {
+    **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _FILLS),
+    **dict.fromkeys(("dflash", "eagle3", "gemma4-assistant"), _DRAFTS),
+    **dict.fromkeys(("wavtokenizer-dec", "pockettts", "qwen3tts"), _SPEAKS),
+    "clip": "encodes pictures or sound for another model (mmproj)",
+}
 
 
 def act_width(act: str, columns: int) -> int:
@@ -388,7 +413,9 @@ def ready(
 
 
 def _table(reader: GgufReader, table: Tensor, pager: LayerPager | None) -> EmbeddingTable:
-    """A table whose rows are read one a token: from the mapped file, or as the pager's policy says."""
+    """A table whose rows are read one a token: from the mapped file, or as the pager's policy
+    says.
+    """
     if pager is None:
         return EmbeddingTable(_rows(reader, table), table.format, *table.shape)
     if pager.pins_embeddings:
@@ -421,6 +448,23 @@ def _paged(reader: GgufReader, tape: Tape, offload: OffloadPolicy) -> LayerPager
     """What pages the weights within a policy; None where they fit into it, or there is none."""
     if offload is None:
         return None
+    units, table_bytes, total = _units(reader, tape)
+    if total <= offload.ram_bytes:
+        return None
+    return LayerPager(reader.shards, units, offload, table_bytes=table_bytes)
+
+
+def paging_of(reader: GgufReader, policy: Budget | PinnedHotSet) -> PagingSummary | None:
+    """What a policy makes of a model, without loading it; None where the model fits."""
+    _, tape, _ = _recorded(reader)
+    units, table_bytes, total = _units(reader, tape)
+    if total <= policy.ram_bytes:
+        return None
+    return plan_pages(units, policy, table_bytes).summary(units)
+
+
+def _units(reader: GgufReader, tape: Tape) -> tuple[list[PagedUnit], int, int]:
+    """(what each op multiplies by, in the order of the tape; bytes of tables; bytes of all)."""
     units, tables = [], {}
     for op in tape.all_ops:
         if "table" in op.params:
@@ -440,9 +484,7 @@ def _paged(reader: GgufReader, tape: Tape, offload: OffloadPolicy) -> LayerPager
         )
     known = {weight.key: weight.nbytes for unit in units for weight in unit.weights}
     rows = sum(nbytes for key, nbytes in tables.items() if key not in known)
-    if sum(known.values()) + rows <= offload.ram_bytes:
-        return None
-    return LayerPager(reader.shards, units, offload, table_bytes=sum(tables.values()))
+    return units, sum(tables.values()), sum(known.values()) + rows
 
 
 def _mapped(
@@ -450,7 +492,7 @@ def _mapped(
 ) -> MappedPanels | None:
     """Every weight from the cache; None where it has none that hold."""
     mapped = slot.open(
-        {key: Wanted(tensor.format, *tensor.shape) for key, tensor in tensors.items()},
+        {key: PanelSpec(tensor.format, *tensor.shape) for key, tensor in tensors.items()},
         num_threads=num_threads,
     )
     if mapped is not None and progress is not None:
@@ -494,6 +536,7 @@ def act_of(weight_format: str) -> str:
     """The activation format that a weight format is multiplied with."""
     if weight_format not in _ACTS:
         raise ModelError(
-            f"weight format {weight_format}: no kernel multiplies it, wanted one of {', '.join(sorted(_ACTS))}"
+            f"weight format {weight_format}: no kernel multiplies it, wanted one of "
+            f"{', '.join(sorted(_ACTS))}"
         )
     return _ACTS[weight_format]

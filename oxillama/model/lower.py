@@ -1,8 +1,8 @@
 """Turns what an architecture recorded into the tape that runs: fuses, cuts to the wanted rows, and
 assigns slots.
 
-A recorded op of the catalogue is emitted as it is; a few nodes have a rule of their own, each short,
-and every fusion shows in `Tape.dump()`:
+A recorded op of the catalogue is emitted as it is; a few nodes have a rule of their own, each
+short, and every fusion shows in `Tape.dump()`:
 
 - a residual add followed by a norm becomes the norm's `add`; a norm quantises straight into its
   readers' activation formats;
@@ -41,8 +41,9 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Tape:
-    """The lowered model: ops in order, and the width of each slot in float32s. embedding: the slot of
-    the rows that embeddings are made of, before the first op that writes the output; None: no such.
+    """The lowered model: ops in order, and the width of each slot in float32s. embedding: the slot
+    of the rows that embeddings are made of, before the first op that writes the output; None: no
+    such.
     width: floats of such a row.
     projection, classifier: what is done to a pooled row of the embedding, None for models without.
     """
@@ -171,7 +172,9 @@ class _Lowering:
         return True
 
     def waits(self, index: int) -> bool:
-        """Whether a node is emitted by the only one that reads it, side by side with its siblings."""
+        """Whether a node is emitted by the only one that reads it, side by side with its
+        siblings.
+        """
         if index in self.pinned or len(self.readers[index]) != 1:
             return False
         node, reader = self.nodes[index], self.nodes[self.readers[index][0]]
@@ -444,7 +447,9 @@ class _Lowering:
         self.emit("mul", x=act, y=y, out=out)
 
     def _siblings(self, products: list[int], op: str = "linear") -> bool:
-        """Whether these are unread products of one value whose weights share an activation format."""
+        """Whether these are unread products of one value whose weights share an activation
+        format.
+        """
         nodes = [self.nodes[index] for index in products]
         return (
             all(

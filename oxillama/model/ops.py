@@ -39,8 +39,8 @@ class Frame:
     """The state of the reference interpreter: one sequence, its rows in this step, and what earlier
     steps stored.
 
-    rope: positions (sections, rows) that rotate; visible: keys each row sees; embeds: rows that take
-    the place of the embedding where a token is -1; all None where positions and tokens say it.
+    rope: positions (sections, rows) that rotate; visible: keys each row sees; embeds: rows that
+    take the place of the embedding where a token is -1; all None where positions and tokens say it.
     """
 
     tokens: np.ndarray
@@ -62,8 +62,8 @@ class Frame:
 class Op:
     """The base of every op of the tape; a subclass is entered in `OPS` under its `name`.
 
-    reads, writes: the parameters that hold slot numbers (`acts` holds one per format); state: whether
-    its layer keeps something of every token, so that it must run over all rows.
+    reads, writes: the parameters that hold slot numbers (`acts` holds one per format); state:
+    whether its layer keeps something of every token, so that it must run over all rows.
     """
 
     name: ClassVar[str]
@@ -215,7 +215,9 @@ class Embed(Op, name="embed"):
 
 
 class Features(Op, name="features"):
-    """`count` columns, from `start` on, of the rows that a batch brings; zeros in rows of tokens."""
+    """`count` columns, from `start` on, of the rows that a batch brings; zeros in rows of
+    tokens.
+    """
 
     reads = ()
     rows = Rows.ALL
@@ -343,9 +345,9 @@ class RopeStore(Op, name="rope_store"):
     """Norm and rotation of the heads of q and k, which lie side by side with v, and the store of k
     and v; where values are a view of the keys there is no v.
 
-    norm_last: the norm comes after the rotation. keep: False where the layer attends to what another
-    one stored, and there is q alone. temper: (rate, span, offset), by which q grows with its position
-    by 1 + rate log(1 + floor((position + offset) / span)).
+    norm_last: the norm comes after the rotation. keep: False where the layer attends to what
+    another one stored, and there is q alone. temper: (rate, span, offset), by which q grows with
+    its position by 1 + rate log(1 + floor((position + offset) / span)).
     """
 
     reads = ("x", "rope")
@@ -417,7 +419,8 @@ class RopeStore(Op, name="rope_store"):
 
 class Attend(Op, name="attend"):
     """Softmax attention of the q part of a slot over the keys each row sees; `slopes` add a bias by
-    distance to each head's scores (ALiBi), `sinks` a score without a value. window: keys a row sees;
+    distance to each head's scores (ALiBi), `sinks` a score without a value. window: keys a row
+    sees;
     chunk: it sees those from the last multiple of `chunk` on.
 
     causal False: a row sees all keys of its sequence, and a window reaches as far ahead as back.
@@ -503,8 +506,8 @@ class TakeRows(Op, name="take_rows"):
 
 
 class Copy(Op, name="copy"):
-    """`count` columns for each of `heads`, from `first` on every `step` columns of a slot, to `offset`
-    on every `stride` columns of another, whose other columns stay.
+    """`count` columns for each of `heads`, from `first` on every `step` columns of a slot, to
+    `offset` on every `stride` columns of another, whose other columns stay.
     """
 
     @staticmethod
@@ -530,9 +533,9 @@ class Copy(Op, name="copy"):
 class Route(Op, name="route"):
     """The experts of each row from their scores x: [ids | weights], `used` of each, best first.
 
-    gating: "softmax" and "sigmoid" of all scores, "chosen" and "chosen_sigmoid": those of the chosen
-    ones alone, or "mixer": for each choice, the softmax of those experts not chosen before whose
-    score is near the best (SparseMixer: Liu et al. 2024, GRIN, section 2.1). bias
+    gating: "softmax" and "sigmoid" of all scores, "chosen" and "chosen_sigmoid": those of the
+    chosen ones alone, or "mixer": for each choice, the softmax of those experts not chosen before
+    whose score is near the best (SparseMixer: Liu et al. 2024, GRIN, section 2.1). bias
     takes part in the choice, not in the weights. Of `groups` only the `groups_used` best are chosen
     from, a group counting as its best expert, or as the sum of its "two" best (DeepSeek-AI 2024,
     DeepSeek-V3, section 2.1.2).
@@ -598,8 +601,8 @@ def _softmax(x: np.ndarray) -> np.ndarray:
 
 
 def chosen(f: Frame, routes: Any, count: int, rows: int) -> np.ndarray:
-    """The matrix of a stack that each part of each row goes to, (rows, parts); without a route part k
-    goes to matrix k.
+    """The matrix of a stack that each part of each row goes to, (rows, parts); without a route part
+    k goes to matrix k.
     """
     if routes is None:
         return np.tile(np.arange(count), (rows, 1))
@@ -655,8 +658,8 @@ class Combine(Op, name="combine"):
 
 
 class Conv(Op, name="conv"):
-    """A causal convolution of each channel with its own taps (channels, taps), the last one on the row
-    itself, then an activation; the taps - 1 rows before a step are state `state`.
+    """A causal convolution of each channel with its own taps (channels, taps), the last one on the
+    row itself, then an activation; the taps - 1 rows before a step are state `state`.
     """
 
     state = True
@@ -755,8 +758,8 @@ class Delta(Op, name="delta"):
 
 class Wkv(Op, name="wkv"):
     """Linear attention whose state decays key by key: S = diag(w) S + k v^T + b (a^T S), y = scale
-    S^T r, for each head; with `u` (heads, keys) y = scale (S_before + diag(u) k v^T)^T r. Peng et al.
-    2024 (Eagle and Finch, section 4.2), 2025 (RWKV-7, section 4.1).
+    S^T r, for each head; with `u` (heads, keys) y = scale (S_before + diag(u) k v^T)^T r. Peng et
+    al. 2024 (Eagle and Finch, section 4.2), 2025 (RWKV-7, section 4.1).
 
     r, w, k, a, b (rows, heads * keys), v (rows, heads * values); w is the decay itself, 0 to 1.
     Without a and b nothing is taken away.
@@ -792,8 +795,8 @@ class Wkv(Op, name="wkv"):
 
 
 class HeadScale(Op, name="head_scale"):
-    """x times one number for each of `heads` parts of its rows: the dot product of p and q there, or
-    the number that p has there without a q.
+    """x times one number for each of `heads` parts of its rows: the dot product of p and q there,
+    or the number that p has there without a q.
     """
 
     reads = ("x", "p", "q")

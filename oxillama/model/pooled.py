@@ -1,5 +1,5 @@
-"""What is done to a pooled row of the embedding: the dense layers of an embedder and the classifier of a
-reranker, as small programs of their own.
+"""What is done to a pooled row of the embedding: the dense layers of an embedder and the classifier
+of a reranker, as small programs of their own.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ frequency per pair of floats, and a magnitude.
 Sources: Su et al. 2021 (RoFormer, section 3.4.2) for the plain form; Chen et al. 2023 (position
 interpolation, section 3.1) for linear scaling; Peng et al. 2023 (YaRN, sections 3.2 to 3.4) for the
 interpolation between frequencies and the attention factor; Llama 3.1's per-frequency factors come
-ready as a tensor, and stay whatever else is said; so do those of LongRoPE (Ding et al. 2024), one for
-short sequences and one for long ones.
+ready as a tensor, and stay whatever else is said; so do those of LongRoPE (Ding et al. 2024), one
+for short sequences and one for long ones.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ class RopeOverrides:
         fast, slow = _betas(ruling)
         if fast <= slow and given.keys() & {"yarn_beta_fast", "yarn_beta_slow"}:
             raise ConfigError(
-                f"yarn_beta_fast: found {fast:g} beside a yarn_beta_slow of {slow:g}, wanted more than that"
+                f"yarn_beta_fast: found {fast:g} beside a yarn_beta_slow of {slow:g}, wanted more "
+                "than that"
             )
         return ruling
 
@@ -158,10 +159,13 @@ class RopeOverrides:
                 )
 
     def _fit(self, kind: str, whose: str) -> None:
-        """Raise ConfigError for what a kind of scaling does not know; whose: of whom the kind is."""
+        """Raise ConfigError for what a kind of scaling does not know; whose: of whom the kind
+        is.
+        """
         if kind == "none" and self.rope_freq_scale not in (None, 1.0):
             raise ConfigError(
-                f"rope_freq_scale: found {self.rope_freq_scale} beside {whose}rope_scaling 'none', wanted 'linear' or 'yarn'"
+                f"rope_freq_scale: found {self.rope_freq_scale} beside {whose}rope_scaling 'none', "
+                "wanted 'linear' or 'yarn'"
             )
         for name, value in self.given().items():
             if name.startswith("yarn_") and kind != "yarn":
@@ -183,7 +187,8 @@ def _positive(name: str, value: Any, *, or_zero: bool) -> float:
     )
     if not (or_zero and found == 0 or found > 0 and math.isfinite(1.0 / found)):
         raise ConfigError(
-            f"{name}: found {value!r}, wanted a finite number {'of 0 or more' if or_zero else 'above 0'}"
+            f"{name}: found {value!r}, wanted a finite number "
+            f"{'of 0 or more' if or_zero else 'above 0'}"
         )
     return found
 
@@ -259,7 +264,8 @@ def context_in_force(own: Keys, ruling: Keys) -> int:
     )
     if not reach <= _MOST_CONTEXT:
         raise ModelError(
-            f"rope_freq_scale: found {1.0 / now.factor}, which makes a context of {reach:.3g} tokens, wanted at most {_MOST_CONTEXT}"
+            f"rope_freq_scale: found {1.0 / now.factor}, which makes a context of {reach:.3g} "
+            f"tokens, wanted at most {_MOST_CONTEXT}"
         )
     return max(context, round(reach))
 
@@ -303,16 +309,19 @@ def rope_from_keys(
             inv_freq = inv_freq * _dynamic(keys, scaling, dims)
         elif scaling.kind != "longrope" or far is None:
             raise ModelError(
-                f"{keys.arch}.rope.scaling.type: found {scaling.kind!r}, wanted 'none', 'linear', 'yarn', 'dynamic' or, with its factors, 'longrope'"
+                f"{keys.arch}.rope.scaling.type: found {scaling.kind!r}, wanted 'none', 'linear', "
+                "'yarn', 'dynamic' or, with its factors, 'longrope'"
             )
         if far is not None and scaling.kind in ("yarn", "dynamic"):
             raise ModelError(
-                f"{keys.arch}.rope.scaling.type: found {scaling.kind!r} beside the factors of longrope, wanted 'longrope'"
+                f"{keys.arch}.rope.scaling.type: found {scaling.kind!r} beside the factors of "
+                "longrope, wanted 'longrope'"
             )
         magnitude *= keys.number("rope.scaling.attn_factor", default=1.0, minimum=0.0)
     if not (inv_freq <= np.finfo(np.float32).max).all():
         raise ModelError(
-            f"{keys.arch}.rope: found a frequency of {inv_freq.max():.3g} under its base and scaling, wanted one that float32 holds"
+            f"{keys.arch}.rope: found a frequency of {inv_freq.max():.3g} under its base and "
+            "scaling, wanted one that float32 holds"
         )
     made = Rope(dims, inv_freq.astype(np.float32), float(magnitude))
     if far is None or not scaled:
@@ -324,8 +333,8 @@ def rope_from_keys(
 def _dynamic(keys: Keys, scaling: Scaling, dims: int) -> np.ndarray:
     """What dynamic NTK scaling multiplies frequencies by. Its base grows with the length of a
     sequence beyond the original context; here with the file's context, so that a token's keys stay
-    what they are as the sequence grows: base * (factor * context / original - (factor - 1)) ^ (dims /
-    (dims - 2)).
+    what they are as the sequence grows: base * (factor * context / original - (factor - 1)) ^ (dims
+    / (dims - 2)).
     """
     context = keys.integer("context_length", minimum=1, maximum=_MOST_CONTEXT)
     if context <= scaling.original or dims < 4:

@@ -1,5 +1,5 @@
-"""What a layer keeps of the tokens before: data that ops record, and memory, prefix tree, preemption,
-speculation and snapshots ask.
+"""What a layer keeps of the tokens before: data that ops record, and memory, prefix tree,
+preemption, speculation and snapshots ask.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from oxillama._core.pool import LATENT
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """A key and a value a token and KV head, in pages; `window` tokens are looked back at, 0 = all."""
+    """A key and a value a token and KV head, in pages; `window` tokens are looked back at, 0 =
+    all.
+    """
 
     heads: int
     key: int

@@ -1,4 +1,6 @@
-"""Weights as the file holds them: rows of a tensor, or a stack of matrices, still in their blocks."""
+"""Weights as the file holds them: rows of a tensor, or a stack of matrices, still in their
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from oxillama.gguf import GgufReader
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """Rows `start:start + shape[0]` of a tensor; `shape` is (rows, columns). The matrices of a stack
-    follow one another: rows are those of all of them, as the kernels of a convolution are rows of
-    all their numbers. turned: the transpose of the tensor, which must be of plain floats.
+    """Rows `start:start + shape[0]` of a tensor; `shape` is (rows, columns). The matrices of a
+    stack follow one another: rows are those of all of them, as the kernels of a convolution are
+    rows of all their numbers. turned: the transpose of the tensor, which must be of plain floats.
     """
 
     name: str

@@ -94,7 +94,10 @@ class Conversion:
             for row in rows
         ]
         mebi = 1 << 20
-        total = f"{self.bytes_before / mebi:,.2f} MiB -> {self.bytes_after / mebi:,.2f} MiB, {self.bits:.2f} bits per number"
+        total = (
+            f"{self.bytes_before / mebi:,.2f} MiB -> {self.bytes_after / mebi:,.2f} MiB, "
+            f"{self.bits:.2f} bits per number"
+        )
         return "\n".join(
             (
                 *lines,
@@ -112,24 +115,28 @@ class Conversion:
         if again:
             kinds = ", ".join(sorted(set(again)))
             found.append(
-                f"{len(again)} tensors are quantised a second time (from {kinds}): the errors of both add up"
+                f"{len(again)} tensors are quantised a second time (from {kinds}): the errors of "
+                "both add up"
             )
         short = [plan for plan in self.tensors if plan.reason == "fallback"]
         if short:
             kinds = ", ".join(sorted({plan.target for plan in short}))
             found.append(
-                f"{len(short)} tensors have rows that fill no blocks of the recipe's format: {kinds} instead"
+                f"{len(short)} tensors have rows that fill no blocks of the recipe's format: "
+                f"{kinds} instead"
             )
         if self.weighed:
             able = [plan for plan in changed if plan.target not in _WEIGHTLESS]
             found.append(
-                f"importances for {sum(plan.importance for plan in able)} of the {len(able)} tensors that they could help"
+                f"importances for {sum(plan.importance for plan in able)} of the {len(able)} "
+                "tensors that they could help"
             )
         else:
             coarse = sorted({plan.target for plan in changed if plan.target in _COARSE})
             if coarse:
                 found.append(
-                    f"{', '.join(coarse)} without importances, which llama.cpp would refuse (`oxillama imatrix` collects them)"
+                    f"{', '.join(coarse)} without importances, which llama.cpp would refuse "
+                    "(`oxillama imatrix` collects them)"
                 )
         return tuple(found)
 
@@ -246,7 +253,8 @@ def _plan(
         info.name in importances for info in reader.tensors.values()
     ):
         raise QuantError(
-            f"imatrix: none of its {len(importances)} tensors is in the file: it was made for another model"
+            f"imatrix: none of its {len(importances)} tensors is in the file: it was made for "
+            "another model"
         )
     return tuple(plans)
 
@@ -267,7 +275,10 @@ def _target(
         if regex.search(info.name):
             met.add(pattern)
             if info.shape[-1] % format_named(target).columns:
-                wanted = f"override {pattern!r} to {target} needs a multiple of {format_named(target).columns}"
+                wanted = (
+                    f"override {pattern!r} to {target} needs a multiple of "
+                    f"{format_named(target).columns}"
+                )
                 raise QuantError(f"{info.name}: rows of {info.shape[-1]} columns, {wanted}")
             return target, "override"
     if chosen.base == "F32":
@@ -284,7 +295,8 @@ def _patterns(overrides: Mapping[str, str]) -> list[tuple[str, re.Pattern[str], 
     for pattern, target in overrides.items():
         if not pattern:
             raise QuantError(
-                f"override {pattern!r} to {target}: an empty pattern, wanted a regular expression ('.' meets every name)"
+                f"override {pattern!r} to {target}: an empty pattern, wanted a regular expression "
+                "('.' meets every name)"
             )
         try:
             compiled.append((pattern, re.compile(pattern), format_named(target).name))
@@ -334,7 +346,8 @@ def _matrices(values: np.ndarray, info: TensorInfo) -> np.ndarray:
         raise QuantError(f"imatrix: {info.name}: no array of numbers, wanted one") from None
     if flat.size not in (columns, columns * matrices):
         raise QuantError(
-            f"{info.name}: imatrix has {flat.size} values, wanted {columns} or {columns} for each of {matrices} matrices"
+            f"{info.name}: imatrix has {flat.size} values, wanted {columns} or {columns} for each "
+            f"of {matrices} matrices"
         )
     return flat.reshape(-1, columns)
 

@@ -4,7 +4,8 @@ An importance is the mean, over the tokens of a sample, of the square of the inp
 column. Two kinds of file carry them: GGUF files with `NAME.in_sum2` (sums of squares) and
 `NAME.counts` (tokens summed) for every tensor NAME, and the older `.dat` files, little-endian:
 
-    int32 entries, then per entry: int32 length, name, int32 calls, int32 values, float32[values]   (mean * calls, or the mean itself at 0 calls)
+    int32 entries, then per entry: int32 length, name, int32 calls, int32 values, float32[values]
+    (mean * calls, or the mean itself at 0 calls);
     and, where the file goes on: int32 chunks, int32 length, name of the sample
 
 Both are read by `read_imatrix`; `write_imatrix` writes the first.
@@ -65,7 +66,8 @@ def _modern(reader: GgufReader, label: str) -> dict[str, np.ndarray]:
             or len(info.shape) not in (1, 2)
         ):
             raise QuantError(
-                f"{label}: {name}: {info.type_name} {info.shape}, wanted F32 (matrices, columns) and F32 {tensor}{_COUNTS}"
+                f"{label}: {name}: {info.type_name} {info.shape}, wanted F32 (matrices, columns) "
+                f"and F32 {tensor}{_COUNTS}"
             )
         sums = reader.data(name).view(np.float32).reshape(-1, info.shape[-1])
         tokens = reader.data(counts.name).view(np.float32).reshape(-1, 1)
@@ -90,7 +92,8 @@ def _legacy(data: bytes, label: str) -> dict[str, np.ndarray]:
         nonlocal position
         if count < 0 or count > len(data) - position:
             raise QuantError(
-                f"{label}: {what} of {count} bytes at {position}, the file ends at {len(data)}: no imatrix, or truncated"
+                f"{label}: {what} of {count} bytes at {position}, the file ends at {len(data)}: no "
+                "imatrix, or truncated"
             )
         position += count
         return data[position - count : position]
@@ -117,7 +120,10 @@ def _legacy(data: bytes, label: str) -> dict[str, np.ndarray]:
         calls, count = integer(f"calls of {name}"), integer(f"value count of {name}")
         if count < 1 or calls < 0 or name in found:
             raise QuantError(
-                f"{label}: {name}: {'appears twice' if name in found else f'{count} values, {calls} calls, wanted 1 and 0 at least'}"
+                f"{label}: {name}: appears twice"
+                if name in found
+                else f"{label}: {name}: found {count} values and {calls} calls, wanted at least 1 "
+                "and 0"
             )
         sums = np.frombuffer(take(4 * count, f"values of {name}"), "<f4").astype(np.float32)
         checked(sums, f"{label}: {name}")
@@ -177,7 +183,8 @@ def write_imatrix(
         length = len(name.encode(errors="surrogatepass"))
         if length > _WRITTEN_NAME:
             raise QuantError(
-                f"{name}: a name of {length} bytes, wanted at most {_WRITTEN_NAME} to write its importances"
+                f"{name}: a name of {length} bytes, wanted at most {_WRITTEN_NAME} to write its "
+                "importances"
             )
     with GgufWriter(path, "imatrix") as writer:
         writer.add("general.type", "imatrix")
@@ -193,7 +200,8 @@ def write_imatrix(
             tokens = np.asarray(counts.get(name, ()), np.float32).reshape(-1, 1)
             if rows.ndim != 2 or len(tokens) != len(rows):
                 raise QuantError(
-                    f"{name}: {tokens.size} counts for sums of shape {rows.shape}, wanted one count per matrix"
+                    f"{name}: {tokens.size} counts for sums of shape {rows.shape}, wanted one "
+                    "count per matrix"
                 )
             writer.add_tensor(name + _SUMS, checked(rows, name, "sum"))
             writer.add_tensor(name + _COUNTS, checked(tokens, name, "count"))

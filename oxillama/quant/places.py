@@ -37,9 +37,12 @@ def places(reader: GgufReader, has_imatrix: bool) -> list[tuple[TensorInfo, Plac
     key_heads = heads if key_heads is None else key_heads
     experts = _first(keys, "expert_count") or 0
     model: dict[str, Any] = {
-        "grouping": heads // key_heads if key_heads else 0, "experts": experts, "has_imatrix": has_imatrix,
-        "tied": "output.weight" not in reader.tensors, "large": _is_large(keys.arch, layers, heads, key_heads),
-    }  # fmt: skip
+        "grouping": heads // key_heads if key_heads else 0,
+        "experts": experts,
+        "has_imatrix": has_imatrix,
+        "tied": "output.weight" not in reader.tensors,
+        "large": _is_large(keys.arch, layers, heads, key_heads),
+    }
     values = sum("attn_v" in roles_of(name) for name in numbers)
     met: Counter[str] = Counter()
     found = {}

@@ -89,7 +89,9 @@ def _below(layer: int) -> Condition:
 
 
 def _grouped(place: Place) -> bool:
-    """Few value heads serve many queries: their matrix is small, and each error in it counts often."""
+    """Few value heads serve many queries: their matrix is small, and each error in it counts
+    often.
+    """
     return place.grouping >= 4
 
 
@@ -120,7 +122,9 @@ _ATTENTION_OUT_OF_EXPERTS = (*_ATTENTION_OF_EXPERTS, Rule("attn_output", "Q5_K",
 def _tiny(
     file_type: int, base: str, better: str, embedding: str, attn_output: str | None
 ) -> Recipe:
-    """Recipes of about two bits and less: `better` for the values and the first layers' way down."""
+    """Recipes of about two bits and less: `better` for the values and the first layers' way
+    down.
+    """
     rules: tuple[Rule, ...] = (
         Rule("attn_v", "Q4_K", _grouped_or_experts),
         Rule("attn_v", better),
@@ -361,7 +365,8 @@ def recipe_name(name: str) -> str:
     found = _NUMBERS.get(found, _ALIASES.get(found, found))
     if found not in RECIPES:
         raise QuantError(
-            f"unknown recipe {name!r}, wanted one of {', '.join((*RECIPES, *_ALIASES))}, or a file type's number"
+            f"unknown recipe {name!r}, wanted one of {', '.join((*RECIPES, *_ALIASES))}, or a file "
+            "type's number"
         )
     return found
 

@@ -167,7 +167,8 @@ def _importances(imatrix: Any, columns: int) -> np.ndarray:
     bad = np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))
     if len(bad):
         raise QuantError(
-            f"quantize: imatrix[{bad[0]}] is {weights[bad[0]]:g}, wanted a finite number of at least 0"
+            f"quantize: imatrix[{bad[0]}] is {weights[bad[0]]:g}, wanted a finite number of at "
+            "least 0"
         )
     top = float(weights.max())
     return weights / np.float32(top) if top > 0 else weights  # so that sums of squares stay finite

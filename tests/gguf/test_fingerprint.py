@@ -138,7 +138,9 @@ def test_what_is_no_model_raises(tmp_path, model):
 
 
 def test_an_edit_anywhere_in_the_middle_is_another_model(tmp_path):
-    """Size, both ends and directory are equal: samples tell, as two fine-tunes of one base differ."""
+    """Size, both ends and directory are equal: samples tell, as two fine-tunes of one base
+    differ.
+    """
     rng, path = np.random.default_rng(0), tmp_path / "a.gguf"
     with GgufWriter(path, "llama") as writer:
         for i in range(5):

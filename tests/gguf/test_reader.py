@@ -369,8 +369,8 @@ def test_gaps_of_zeros_are_padding():
 
 
 def test_mutants_of_every_case_raise_typed_errors_only(cases):
-    """Whatever is changed in a header: reading, and asking for any key as any kind, ends in a value or
-    in an error of this package.
+    """Whatever is changed in a header: reading, and asking for any key as any kind, ends in a value
+    or in an error of this package.
     """
     rng = random.Random(5)
     files = [path.read_bytes() for path in sorted((cases / "bad_gguf").glob("*.gguf"))]

@@ -1,20 +1,19 @@
 """A tiny model of any architecture: what it asks for while it records is what the file has.
 
-`invent(path, arch)` records over a reader that has no file: keys answer with small numbers, and every
-tensor is made when its name is asked for with the shape that was wanted.
+`invent(path, arch)` records over a reader that has no file: keys answer with small numbers, and
+every tensor is made when its name is asked for with the shape that was wanted.
 """
 
 import inspect
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from oxillama import quant
-from oxillama.errors import ModelError
 from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.model.builder import Builder, recorders
+from oxillama.model.tensors import Tensor
 
 VOCAB, HIDDEN = 80, 64
 # Small numbers for the keys that architectures share; what is not here is absent from the file.
@@ -80,6 +79,16 @@ OWN: dict[str, dict] = {
     "olmo2": {"attention.sliding_window_pattern": [True, False, True, True]},
     "qwen2vl": {"rope.dimension_sections": [2, 3, 3, 0]},
     "qwen3vl": {"rope.dimension_sections": [3, 3, 2, 0]},
+    "paddleocr": {
+        "rope.dimension_sections": [2, 3, 3, 0],
+        "attention.key_length": 16,
+        "attention.value_length": 16,
+    },
+    "plamo3": {
+        "attention.sliding_window_pattern": 2,
+        "rope.freq_base_swa": 5000.0,
+        "rope.dimension_count": 32,
+    },
     "gemma2": {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0},
     "gemma4": {
         "attention.sliding_window_pattern": [True, False, True, False],
@@ -204,6 +213,7 @@ WANTED: dict[str, tuple[str, ...]] = {
         *(f"blk.{i}.ssm_{n}.bias" for i in (0, 2, 3) for n in ("conv1d", "dt")),
         *(f"blk.{i}.ffn_gate_inp.weight" for i in (1, 3)),
     ),
+    "plamo3": _each(_ALL, "attn_qkv.weight", "post_attention_norm", "post_ffw_norm"),
     "bloom": ("blk.1.attn_qkv.weight", "blk.1.attn_qkv.bias", "token_embd_norm.bias"),
     "mpt": ("position_embd.weight", "blk.1.attn_q_norm.weight", "blk.2.attn_norm.bias"),
     "command-r": ("blk.1.attn_q_norm.weight", "blk.2.attn_q_norm.weight"),
@@ -296,6 +306,8 @@ SHAPES = {
     "ffn_up_exps.weight": (4, 32, HIDDEN),
     "ffn_down_exps.weight": (4, HIDDEN, 32),
     "token_types.weight": (2, HIDDEN),
+    "cls.weight": (HIDDEN, HIDDEN),
+    "cls.norm.weight": (HIDDEN,),
     "cls.output.weight": (3, HIDDEN),
     "dense_2.weight": (96, HIDDEN),
     "dense_3.weight": (HIDDEN, 96),
@@ -312,7 +324,8 @@ KNOWN = {
 KNOWN["step35"] = {f"blk.{i}.attn_gate.weight": (4, HIDDEN) for i in range(4)}
 KNOWN["laguna"] = {"blk.0.attn_gate.weight": (4, HIDDEN), "blk.1.attn_gate.weight": (2, HIDDEN)}
 KNOWN["kimi-linear"] = {f"blk.{i}.ssm_norm.weight": (32,) for i in range(3)}
-KNOWN["neo-bert"] = {f"blk.{i}.ffn_up.weight": (192, HIDDEN) for i in range(4)}
+for arch in ("neo-bert", "plamo3"):  # gate and up in one
+    KNOWN[arch] = {f"blk.{i}.ffn_up.weight": (192, HIDDEN) for i in range(4)}
 
 
 # what was learned already, by architecture and hyper-parameters
@@ -336,8 +349,52 @@ class _Nothing:
         return np.ones(int(np.prod(self.tensors[name].shape)), np.float32).view(np.uint8)
 
 
+class _Learner(Builder):
+    """Records over `_Nothing`, and gives each tensor that is asked for the shape wanted of it."""
+
+    reader: _Nothing
+
+    def __init__(self, reader: _Nothing, arch: str) -> None:
+        # the tensors whose shape this recording said already
+        self.told: set[str] = set()
+        # whether it asked for a tensor or a shape that the reader did not have
+        self.new = False
+        super().__init__(reader, arch)
+
+    def _info(self, name: str) -> _Info:
+        if name not in self.reader.tensors:
+            self.reader.tensors[name] = _Info(_shape_of(name))
+            self.new = True
+        return super()._info(name)
+
+    def _ask(self, name: str, shape: tuple[int, ...]) -> None:
+        info = self._info(name)
+        if info.shape != shape and name not in self.told:
+            info.shape = shape
+            self.new = True
+        self.told.add(name)
+
+    def stack(self, name: str, count: int, rows: int, columns: int) -> Tensor:
+        self._ask(name, (count, rows, columns))
+        return super().stack(name, count, rows, columns)
+
+    def array(self, name: str, *shape: int) -> np.ndarray:
+        self._ask(name, shape)
+        return super().array(name, *shape)
+
+    def matrix(self, name: str, rows: int, columns: int, *, take: slice | None = None) -> Tensor:
+        self._ask(name, (rows, columns))
+        return super().matrix(name, rows, columns, take=take)
+
+    def vector(self, name: str, size: int) -> np.ndarray:
+        self._ask(name, (size,))
+        return super().vector(name, size)
+
+
 def metadata(arch: str) -> dict:
-    """The hyper-parameters of the tiny model of `arch`: shared ones, less those it does not read."""
+    """The hyper-parameters of the tiny model of `arch`: shared ones, less those it does not
+    read.
+    """
     keys = SHARED | OWN.get(arch, {})
     keys = {f"{arch}.{key}": value for key, value in keys.items() if value is not None}
     return {"general.architecture": arch, **ROOT.get(arch, {}), **keys}
@@ -349,35 +406,28 @@ def _shape_of(name: str) -> tuple[int, ...]:
 
 
 def shapes(arch: str) -> tuple[dict[str, tuple[int, ...]], set[str]]:
-    """(every tensor that `arch` asks for, the keys that it reads), learned from its own errors."""
-    keys, said = metadata(arch), set()
+    """(every tensor that `arch` asks for, the keys that it reads), learned by recording it over and
+    over until it asks for nothing new.
+    """
+    keys = metadata(arch)
     if (arch, repr(keys)) in _LEARNED:
         return _LEARNED[arch, repr(keys)]
-    found = {name: _shape_of(name) for name in WANTED.get(arch, ())}
-    found |= KNOWN.get(arch, {})
+    first = {"token_embd.weight": (VOCAB, HIDDEN)}
+    first |= {name: _shape_of(name) for name in WANTED.get(arch, ())} | KNOWN.get(arch, {})
+    reader = _Nothing(keys, first)
     while True:
-        try:
-            b = Builder(_Nothing(keys, {"token_embd.weight": (VOCAB, HIDDEN), **found}), arch)
-            recorders()[arch](b)
-            learned = {"token_embd.weight": (VOCAB, HIDDEN), **found}, b.read
-            _LEARNED[arch, repr(keys)] = learned
-            return learned
-        except ModelError as error:
-            if str(error) in said:  # two ops want two things of one tensor
-                raise
-            said.add(str(error))
-            name, _, told = str(error).partition(":")
-            needs = re.search(r"needs \(([\d, ]+)\)", told)
-            if "no such tensor" in told:
-                found[name] = _shape_of(name)
-            elif needs is not None and name in found:
-                found[name] = tuple(int(size) for size in needs[1].split(",") if size.strip())
-            else:
-                raise
+        b = _Learner(reader, arch)
+        recorders()[arch](b)
+        if not b.new:
+            found = {name: info.shape for name, info in reader.tensors.items()}
+            _LEARNED[arch, repr(keys)] = found, b.read
+            return _LEARNED[arch, repr(keys)]
 
 
 def generates(arch: str) -> bool:
-    """Whether `arch` has logits of a next token: the recorders of encoders are typed to return None."""
+    """Whether `arch` has logits of a next token: the recorders of encoders are typed to return
+    None.
+    """
     return inspect.signature(recorders()[arch]).return_annotation not in (None, "None")
 
 

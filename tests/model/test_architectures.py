@@ -1,4 +1,6 @@
-"""Every registered architecture, on a tiny model invented from what it asks for: no list by hand."""
+"""Every registered architecture, on a tiny model invented from what it asks for: no list by
+hand.
+"""
 
 import json
 from pathlib import Path
@@ -7,8 +9,8 @@ import numpy as np
 import pytest
 
 from oxillama._core.tape import Batch
-from oxillama.errors import ContextError
-from oxillama.gguf import GgufReader
+from oxillama.errors import ContextError, ModelError
+from oxillama.gguf import GgufReader, GgufWriter
 from oxillama.model import architectures, load, load_model
 from oxillama.model.arch import llama4
 from oxillama.model.load import record
@@ -185,3 +187,34 @@ def test_chunks_of_attention_and_growing_queries_agree_with_their_meaning(tmp_pa
     # what chunks hide is hidden: the row that begins one does not see the chunk before it
     ends = [op.params for op in model.tape.ops if op.name == "attend"]
     assert [params.get("chunk", 0) for params in ends] == [24, 24, 24, 0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gate_and_up_of_experts_may_be_one_matrix(kind, tmp_path):
+    reader = invent(tmp_path / "two.gguf", "qwen3moe", kind=kind)
+    with GgufWriter(tmp_path / "one.gguf", "qwen3moe") as writer:
+        for key, value in reader.metadata.items():
+            if key != "general.architecture":
+                writer.add(key, value)
+        for name, info in reader.tensors.items():
+            rows = np.asarray(reader.data(name))
+            if "ffn_up_exps" in name:
+                continue
+            shape = tuple(info.shape)
+            if "ffn_gate_exps" in name:
+                other = np.asarray(reader.data(name.replace("gate", "up")))
+                both = (one.reshape(*shape[:2], -1) for one in (rows, other))
+                rows, shape = np.concatenate([*both], axis=1), (shape[0], 2 * shape[1], shape[2])
+                name = name.replace("gate", "gate_up")
+            rows = np.ascontiguousarray(rows).view(np.uint8).reshape(int(np.prod(shape[:-1])), -1)
+            writer.add_tensor(name, rows, type_name=info.type_name, shape=shape)
+    whole = logits(load_model(reader), IDS)
+    assert np.array_equal(whole, logits(load_model(GgufReader(tmp_path / "one.gguf")), IDS))
+
+
+def test_what_does_not_generate_is_refused_with_what_it_does(tmp_path):
+    with GgufWriter(tmp_path / "m.gguf", "llada") as writer:
+        writer.add("llada.block_count", 1)
+    with pytest.raises(ModelError, match="'llada', which fills in masked tokens"):
+        record(GgufReader(tmp_path / "m.gguf"))
+    assert not set(load.NOT_GENERATING) & set(architectures())

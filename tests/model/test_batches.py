@@ -1,4 +1,6 @@
-"""What a batch may bring beside tokens and pages: embedding rows, rope positions, visible limits."""
+"""What a batch may bring beside tokens and pages: embedding rows, rope positions, visible
+limits.
+"""
 
 import numpy as np
 import pytest

@@ -1,4 +1,6 @@
-"""Random graphs: what the recorded nodes mean one by one is what the lowered, compiled tape computes."""
+"""Random graphs: what the recorded nodes mean one by one is what the lowered, compiled tape
+computes.
+"""
 
 import numpy as np
 import pytest

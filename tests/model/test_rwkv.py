@@ -1,5 +1,5 @@
-"""RWKV 6 and 7 by the formulas of their papers, a token at a time in float64, and what their files may
-leave out.
+"""RWKV 6 and 7 by the formulas of their papers, a token at a time in float64, and what their files
+may leave out.
 """
 
 import numpy as np

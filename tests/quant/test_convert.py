@@ -52,17 +52,24 @@ def test_each_tensor_is_what_quantize_makes_of_its_rows(model, tmp_path):
     found = stored(done.path)
     assert list(found) == list(TENSORS)
     wanted = {
-        "token_embd.weight": "Q4_K", "blk.0.attn_norm.weight": "F32", "blk.0.attn_v.weight": "Q6_K", "blk.0.ffn_up_exps.weight": "Q4_K",
-        "blk.0.ffn_gate_inp.weight": "F32", "blk.1.ffn_down.weight": "Q5_0", "output.weight": "Q6_K",
-    }  # fmt: skip
+        "token_embd.weight": "Q4_K",
+        "blk.0.attn_norm.weight": "F32",
+        "blk.0.attn_v.weight": "Q6_K",
+        "blk.0.ffn_up_exps.weight": "Q4_K",
+        "blk.0.ffn_gate_inp.weight": "F32",
+        "blk.1.ffn_down.weight": "Q5_0",
+        "output.weight": "Q6_K",
+    }
     assert {name: kind for name, (kind, _, _) in found.items()} == wanted
     for plan in done.tensors:
         kind, shape, data = found[plan.name]
         assert (plan.target, plan.shape, plan.bytes_after) == (kind, shape, len(data))
         assert data == quantize(TENSORS[plan.name].astype(np.float32), kind).tobytes(), plan.name
     assert {plan.name: plan.reason for plan in done.tensors if plan.reason != "recipe"} == {
-        "blk.0.attn_norm.weight": "kept", "blk.0.ffn_gate_inp.weight": "kept", "blk.1.ffn_down.weight": "fallback",
-    }  # fmt: skip
+        "blk.0.attn_norm.weight": "kept",
+        "blk.0.ffn_gate_inp.weight": "kept",
+        "blk.1.ffn_down.weight": "fallback",
+    }
 
 
 def test_keys_are_copied_with_their_kinds_and_the_new_ones_set(model, tmp_path):
@@ -124,18 +131,21 @@ def test_overrides_decide_and_the_first_match_wins(model, tmp_path):
         ({"nothing": "Q8_0"}, "override 'nothing': meets no tensor's name"),
         (
             {"attn_norm": "Q8_0"},
-            "override 'attn_norm': meets no tensor that it could change: blk.0.attn_norm.weight never changes",
+            "override 'attn_norm': meets no tensor that it could change: blk.0.attn_norm.weight "
+            "never changes",
         ),
         (
             {"blk": "Q8_0", "attn": "Q6_K"},
-            "override 'attn': meets no tensor that it could change: blk.0.attn_v.weight is decided by 'blk' before it",
+            "override 'attn': meets no tensor that it could change: blk.0.attn_v.weight is decided "
+            "by 'blk' before it",
         ),
         ({"(": "Q8_0"}, "override '(': no regular expression"),
         ({"": "Q8_0"}, "override '' to Q8_0: an empty pattern"),
         ({"output": "Q9"}, "override 'output': unknown format 'Q9'"),
         (
             {"ffn_down": "Q4_K"},
-            "blk.1.ffn_down.weight: rows of 96 columns, override 'ffn_down' to Q4_K needs a multiple of 256",
+            "blk.1.ffn_down.weight: rows of 96 columns, override 'ffn_down' to Q4_K needs a "
+            "multiple of 256",
         ),
     ],
 )
@@ -280,9 +290,9 @@ def test_what_a_user_may_not_expect_is_said(model, tmp_path):
     (note,) = quantize_file(
         model, None, "IQ2_XXS", dry_run=True, overrides={"ffn_down": "F32"}
     ).notes
-    assert (
-        note
-        == "IQ2_XXS without importances, which llama.cpp would refuse (`oxillama imatrix` collects them)"
+    assert note == (
+        "IQ2_XXS without importances, which llama.cpp would refuse (`oxillama imatrix` "
+        "collects them)"
     )
 
 

@@ -72,8 +72,8 @@ def test_a_truncated_older_file_is_refused(tmp_path, cut):
     "entries, why",
     [
         ([("one", 1, [1]), ("one", 1, [1])], "one: appears twice"),
-        ([("one", 1, [])], "one: 0 values, 1 calls, wanted 1 and 0 at least"),
-        ([("one", -7, [4])], "one: 1 values, -7 calls, wanted 1 and 0 at least"),
+        ([("one", 1, [])], "one: found 0 values and 1 calls, wanted at least 1 and 0"),
+        ([("one", -7, [4])], "one: found 1 values and -7 calls, wanted at least 1 and 0"),
         ([("one", 1, [4])], r"a.dat: ends at 39, its last field at 31"),
         ([("one", 1, [1, np.nan])], r"one: importance \(1,\) is nan"),
         ([("one", 1, [-1, 1])], r"one: importance \(0,\) is -1"),
@@ -179,9 +179,12 @@ def test_a_path_where_nothing_can_be_written_is_said_and_one_where_it_can_left_a
 def test_only_whole_finite_sums_are_written(tmp_path):
     path = tmp_path / "a.gguf"
     for sums, counts in [
-        ({"a": np.float32([1, np.inf])}, {"a": 1}), ({"a": np.float32([1, -1])}, {"a": 1}), ({"a": np.float32([1, 1])}, {"a": -1}),
-        ({"a": np.ones((2, 4))}, {"a": [1, 2, 3]}), ({"a": np.ones(4)}, {}),
-    ]:  # fmt: skip
+        ({"a": np.float32([1, np.inf])}, {"a": 1}),
+        ({"a": np.float32([1, -1])}, {"a": 1}),
+        ({"a": np.float32([1, 1])}, {"a": -1}),
+        ({"a": np.ones((2, 4))}, {"a": [1, 2, 3]}),
+        ({"a": np.ones(4)}, {}),
+    ]:
         with pytest.raises(QuantError, match="^a: "):
             write_imatrix(path, sums, counts)
         assert not list(tmp_path.iterdir())

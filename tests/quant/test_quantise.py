@@ -18,9 +18,22 @@ SLACK = 1.02
 # Largest rms error of a block as a part of its largest number: what a plain grid over -max..max
 # reaches.
 COARSEST = {
-    "Q8_0": 0.004, "Q8_1": 0.004, "Q8_K": 0.004, "Q6_K": 0.03, "Q5_0": 0.06, "Q5_1": 0.06, "Q5_K": 0.06, "Q4_0": 0.12, "Q4_1": 0.12,
-    "Q4_K": 0.12, "IQ4_NL": 0.13, "IQ4_XS": 0.13, "MXFP4": 0.2, "Q3_K": 0.25, "Q2_K": 0.5,
-}  # fmt: skip
+    "Q8_0": 0.004,
+    "Q8_1": 0.004,
+    "Q8_K": 0.004,
+    "Q6_K": 0.03,
+    "Q5_0": 0.06,
+    "Q5_1": 0.06,
+    "Q5_K": 0.06,
+    "Q4_0": 0.12,
+    "Q4_1": 0.12,
+    "Q4_K": 0.12,
+    "IQ4_NL": 0.13,
+    "IQ4_XS": 0.13,
+    "MXFP4": 0.2,
+    "Q3_K": 0.25,
+    "Q2_K": 0.5,
+}
 
 # The largest integer that d is multiplied by, a scale's times a code's.
 LARGEST = {
@@ -54,11 +67,18 @@ def test_no_worse_than_ggml(cases, name):
 
 
 LADDERS = (
-    ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0"), ("Q1_0", "Q2_0", "Q4_0", "Q5_0", "Q8_0"), ("Q4_1", "Q5_1", "Q8_0"),
-    ("IQ1_S", "IQ3_XXS", "IQ4_XS", "Q5_K"), ("IQ1_M", "IQ3_S"), ("IQ2_XXS", "IQ3_XXS"), ("IQ2_XS", "IQ3_S", "IQ4_XS"), ("IQ2_S", "IQ3_S"),
+    ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "Q8_0"),
+    ("Q1_0", "Q2_0", "Q4_0", "Q5_0", "Q8_0"),
+    ("Q4_1", "Q5_1", "Q8_0"),
+    ("IQ1_S", "IQ3_XXS", "IQ4_XS", "Q5_K"),
+    ("IQ1_M", "IQ3_S"),
+    ("IQ2_XXS", "IQ3_XXS"),
+    ("IQ2_XS", "IQ3_S", "IQ4_XS"),
+    ("IQ2_S", "IQ3_S"),
     # IQ2 has no zero, so on sparse rows IQ1 can be nearer
-    ("TQ1_0", "IQ3_XXS"), ("TQ2_0", "Q3_K", "IQ4_NL"),
-)  # fmt: skip
+    ("TQ1_0", "IQ3_XXS"),
+    ("TQ2_0", "Q3_K", "IQ4_NL"),
+)
 SAMPLES = {
     "heavy tails": lambda rng: rng.standard_t(2.5, (6, 1024)).clip(-500, 500),
     "sparse": lambda rng: rng.standard_normal((6, 1024)) * (rng.random((6, 1024)) < 0.1),
@@ -188,10 +208,15 @@ def test_short_floats_round_to_the_nearest(name, step):
 def test_numbers_that_a_format_can_say_are_said_exactly(name):
     rng = np.random.default_rng(15)
     levels = {
-        "F32": rng.standard_normal(8).astype(np.float32), "Q8_0": np.arange(-127, 128), "TQ1_0": [-1, 0, 1], "TQ2_0": [-1, 0, 1],
-        "Q1_0": [-1, 1], "Q2_0": [-1, 0, 1, 2], "Q4_0": np.arange(-8, 8),
+        "F32": rng.standard_normal(8).astype(np.float32),
+        "Q8_0": np.arange(-127, 128),
+        "TQ1_0": [-1, 0, 1],
+        "TQ2_0": [-1, 0, 1],
+        "Q1_0": [-1, 1],
+        "Q2_0": [-1, 0, 1, 2],
+        "Q4_0": np.arange(-8, 8),
         "IQ4_NL": [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113],
-    }[name]  # fmt: skip
+    }[name]
     x = rng.choice(np.float32(levels), (4, 256)) * np.float32(0.125)
     x[:, ::16] = np.float32(levels)[0] * np.float32(0.125)  # every block has its extreme
     assert np.array_equal(trip(x, name), x)

@@ -1,4 +1,6 @@
-"""Recipes give each tensor of a model the format that users of GGUF files expect under that name."""
+"""Recipes give each tensor of a model the format that users of GGUF files expect under that
+name.
+"""
 
 import pytest
 from gguf import LlamaFileType
@@ -18,11 +20,17 @@ from oxillama.quant.recipes import (
 )
 
 LAYERS = 32
-KEPT = """time_mix_first time_mix_lerp_fused time_mix_w0 time_mix_w1 time_mix_w2 time_mix_v0 time_mix_v1 time_mix_v2 time_mix_a0 time_mix_a1
-    time_mix_a2 time_mix_g1 time_mix_g2 time_mix_decay_w1 time_mix_decay_w2 indexer.k_proj indexer.q_proj ffn_gate_tid2eid rel_pos
-    patch_embd patch_merger position_embd shortconv.conv altup_router laurel_l"""
-CHANGED = """time_mix_key time_mix_receptance time_mix_value time_mix_gate time_mix_output time_mix_g0 time_mix_decay channel_mix_key
-    indexer.attn_k indexer.proj ffn_gate_inp_shexp shortconv.in_proj ssm_in cross_attn_rel"""
+KEPT = """
+    time_mix_first time_mix_lerp_fused time_mix_w0 time_mix_w1 time_mix_w2 time_mix_v0 time_mix_v1
+    time_mix_v2 time_mix_a0 time_mix_a1 time_mix_a2 time_mix_g1 time_mix_g2 time_mix_decay_w1
+    time_mix_decay_w2 indexer.k_proj indexer.q_proj ffn_gate_tid2eid rel_pos patch_embd patch_merger
+    position_embd shortconv.conv altup_router laurel_l
+"""
+CHANGED = """
+    time_mix_key time_mix_receptance time_mix_value time_mix_gate time_mix_output time_mix_g0
+    time_mix_decay channel_mix_key indexer.attn_k indexer.proj ffn_gate_inp_shexp shortconv.in_proj
+    ssm_in cross_attn_rel
+"""
 
 
 def place(layer=10, before=None, grouping=1, experts=0, has_imatrix=False, tied=False, large=False):
@@ -62,8 +70,11 @@ def test_file_types_are_those_of_the_gguf_package():
 
 
 def test_every_name_that_users_of_gguf_files_know_is_a_recipe():
-    known = """F32 F16 BF16 COPY Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q2_K_S Q3_K Q3_K_S Q3_K_M Q3_K_L Q4_K Q4_K_S Q4_K_M Q5_K Q5_K_S Q5_K_M Q6_K
-        IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ2_M IQ3_XXS IQ3_XS IQ3_S IQ3_M IQ4_NL IQ4_XS TQ1_0 TQ2_0 MXFP4_MOE NVFP4 Q1_0 Q2_0"""
+    known = """
+    F32 F16 BF16 COPY Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q2_K_S Q3_K Q3_K_S Q3_K_M Q3_K_L Q4_K Q4_K_S
+    Q4_K_M Q5_K Q5_K_S Q5_K_M Q6_K IQ1_S IQ1_M IQ2_XXS IQ2_XS IQ2_S IQ2_M IQ3_XXS IQ3_XS IQ3_S IQ3_M
+    IQ4_NL IQ4_XS TQ1_0 TQ2_0 MXFP4_MOE NVFP4 Q1_0 Q2_0
+    """
     for name in known.split():
         assert recipe_named(name)
 

@@ -1,5 +1,5 @@
-"""AFMoE (Arcee AI 2025, Trinity, by its code in transformers, `models/afmoe`): gated attention, norms
-before and after each branch, windowed layers that rotate and global ones that do not.
+"""AFMoE (Arcee AI 2025, Trinity, by its code in transformers, `models/afmoe`): gated attention,
+norms before and after each branch, windowed layers that rotate and global ones that do not.
 """
 
 import math

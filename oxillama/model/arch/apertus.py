@@ -1,5 +1,5 @@
-"""Apertus (Swiss AI Initiative 2025, technical report): Llama with half-split rope, a norm over heads of
-queries and keys, and xIELU (Huang and Schlag 2025) in place of a gate.
+"""Apertus (Swiss AI Initiative 2025, technical report): Llama with half-split rope, a norm over
+heads of queries and keys, and xIELU (Huang and Schlag 2025) in place of a gate.
 """
 
 import math
@@ -23,8 +23,8 @@ def apertus(b: Builder) -> Value:
 
 
 def _xielu(b: Builder, layer: Layer, x: Value) -> Value:
-    """beta x, plus p x^2 above 0 or n (exp(x) - 1 - x) below, where p = softplus(alpha_p) and n = beta +
-    softplus(alpha_n) (section 3).
+    """beta x, plus p x^2 above 0 or n (exp(x) - 1 - x) below, where p = softplus(alpha_p) and n =
+    beta + softplus(alpha_n) (section 3).
     """
     alpha_n, alpha_p, beta, eps = (
         _number(b, layer, f"xielu.{name}") for name in ("alpha_n", "alpha_p", "beta", "eps")

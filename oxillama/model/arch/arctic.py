@@ -1,5 +1,5 @@
-"""Arctic (Snowflake 2024, "Snowflake Arctic Cookbook"): a dense model, and experts beside each layer that
-read what went into it.
+"""Arctic (Snowflake 2024, "Snowflake Arctic Cookbook"): a dense model, and experts beside each
+layer that read what went into it.
 """
 
 from oxillama.model.blocks import attention, expert_ffn, gated_ffn

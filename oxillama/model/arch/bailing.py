@@ -1,5 +1,5 @@
-"""Ling and Ring (Inclusion AI 2025): Ling-lite and -plus ("Every FLOP Counts", section 2), and Ling 2
-by its published code (modeling_bailing_moe_v2).
+"""Ling and Ring (Inclusion AI 2025): Ling-lite and -plus ("Every FLOP Counts", section 2), and Ling
+2 by its published code (modeling_bailing_moe_v2).
 """
 
 from oxillama.model.blocks import routing_of, sparse_decoder

@@ -12,8 +12,8 @@ from oxillama.model.builder import Builder, Layer, Value, architecture
 
 @architecture("bert")
 def bert(b: Builder) -> None:
-    """Learned positions. A file's positions begin at its first token: the rows that RoBERTa keeps for
-    padding are cut off.
+    """Learned positions. A file's positions begin at its first token: the rows that RoBERTa keeps
+    for padding are cut off.
     """
     x = _begin(b)
     for layer in b.layers():
@@ -60,7 +60,9 @@ def _experts(b: Builder, layer: Layer, x: Value) -> Value:
 
 @architecture("jina-bert-v3")
 def jina_bert_v3(b: Builder) -> None:
-    """XLM-RoBERTa with rotated positions (Sturua et al. 2024); its adapters are merged or left out."""
+    """XLM-RoBERTa with rotated positions (Sturua et al. 2024); its adapters are merged or left
+    out.
+    """
     x = _begin(b, positions=False)
     for layer in b.layers():
         x = layer.norm(x + attention(b, layer, x, style="neox"), "attn_output_norm", kind="layer")
@@ -114,8 +116,8 @@ def _begin(b: Builder, *, positions: bool = True) -> Value:
 
 
 def _alibi(b: Builder, heads: int, length: int) -> np.ndarray:
-    """What each head adds by distance, (heads, 2 length - 1): its slope times the distance, negative
-    on both sides (Press et al. 2021, section 3).
+    """What each head adds by distance, (heads, 2 length - 1): its slope times the distance,
+    negative on both sides (Press et al. 2021, section 3).
     """
     distance = np.abs(np.arange(1 - length, length))
     return (-alibi(b, heads, default=_ALIBI)[:, None] * distance).astype(np.float32)

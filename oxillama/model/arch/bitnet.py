@@ -1,5 +1,5 @@
-"""BitNet b1.58 (Ma et al. 2024; Wang et al. 2023, BitNet, section 2): weights of three values under one
-scale a matrix, and a norm before the last product of each branch.
+"""BitNet b1.58 (Ma et al. 2024; Wang et al. 2023, BitNet, section 2): weights of three values under
+one scale a matrix, and a norm before the last product of each branch.
 """
 
 from oxillama.model.blocks import attention, gated_ffn
@@ -8,8 +8,8 @@ from oxillama.model.builder import Builder, Value, architecture
 
 @architecture("bitnet")
 def bitnet(b: Builder) -> Value:
-    """Scales and inner norms are found by name. Activations are rounded as everywhere, not to the one
-    scale a row that training used.
+    """Scales and inner norms are found by name. Activations are rounded as everywhere, not to the
+    one scale a row that training used.
     """
     x = b.embed()
     for layer in b.layers():

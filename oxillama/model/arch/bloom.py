@@ -1,5 +1,5 @@
-"""BLOOM (BigScience 2022), MPT (MosaicML 2023), Refact and Jais (Sengupta et al. 2023): ALiBi in place
-of rotation.
+"""BLOOM (BigScience 2022), MPT (MosaicML 2023), Refact and Jais (Sengupta et al. 2023): ALiBi in
+place of rotation.
 """
 
 from oxillama.model.blocks import HeadNorm, attention, ffn, gated_ffn, heads_of
@@ -19,8 +19,8 @@ def bloom(b: Builder) -> Value:
 
 @architecture("mpt")
 def mpt(b: Builder) -> Value:
-    """ALiBi where the file gives its largest bias, learned positions where it has their table; a norm
-    over whole rows of queries and keys where it has one.
+    """ALiBi where the file gives its largest bias, learned positions where it has their table; a
+    norm over whole rows of queries and keys where it has one.
     """
     slopes = b.keys.number("attention.max_alibi_bias", default=0.0, minimum=0.0) > 0
     x = b.embed()
@@ -54,8 +54,8 @@ def refact(b: Builder) -> Value:
 
 @architecture("jais")
 def jais(b: Builder) -> Value:
-    """Scores are scaled by 1 / head size (maximal update parametrisation, section 3.2); the converter
-    has put the scales of embedding and logits into the weights.
+    """Scores are scaled by 1 / head size (maximal update parametrisation, section 3.2); the
+    converter has put the scales of embedding and logits into the weights.
     """
     x = b.embed()
     for layer in b.layers():

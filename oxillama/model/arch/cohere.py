@@ -1,5 +1,5 @@
-"""Command R (Cohere 2024) and Command R7B: one layer norm for both branches, which run side by side,
-and scaled logits.
+"""Command R (Cohere 2024) and Command R7B: one layer norm for both branches, which run side by
+side, and scaled logits.
 """
 
 from oxillama.model.blocks import HeadNorm, attention, gated_ffn, heads_of, is_windowed, rope_dims

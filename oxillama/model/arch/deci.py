@@ -1,5 +1,5 @@
-"""Llama Nemotron (NVIDIA 2025, "Llama-Nemotron", section 2) and DeciLM: Llama after a search that took
-attention or feed-forward networks out of some layers, or put one matrix in place of attention.
+"""Llama Nemotron (NVIDIA 2025, "Llama-Nemotron", section 2) and DeciLM: Llama after a search that
+took attention or feed-forward networks out of some layers, or put one matrix in place of attention.
 """
 
 from oxillama.model.blocks import attention, gated_ffn

@@ -1,5 +1,5 @@
-"""DeepSeek V2 (DeepSeek-AI 2024) and V3: multi-head latent attention in its absorbed form, and experts
-beside shared ones; DeepSeekMoE before them.
+"""DeepSeek V2 (DeepSeek-AI 2024) and V3: multi-head latent attention in its absorbed form, and
+experts beside shared ones; DeepSeekMoE before them.
 """
 
 import dataclasses
@@ -20,8 +20,9 @@ def deepseek(b: Builder) -> Value:
 
 @architecture("deepseek2", "mistral4")
 def deepseek2(b: Builder) -> Value:
-    """The first layers are dense; sigmoid gating is V3's, whose groups count by their two best. Mistral
-    Large 3 and 4 (Mistral AI 2025, 2026) are built so; their queries may grow with their position.
+    """The first layers are dense; sigmoid gating is V3's, whose groups count by their two best.
+    Mistral Large 3 and 4 (Mistral AI 2025, 2026) are built so; their queries may grow with their
+    position.
     """
     routing = routing_of(b)
     rate = b.keys.number("attention.temperature_scale", default=0.0)
@@ -43,8 +44,9 @@ def latent_attention(
     rotation: Callable[[Builder, int, int], tuple[Rope | None, float]],
     temper: tuple[float, int, int] | None = None,
 ) -> Value:
-    """Queries go through each head's key matrix into the latent, results through its value matrix out
-    of it, so that a token keeps its latent and one rotated key alone (section 2.1.2, appendix C).
+    """Queries go through each head's key matrix into the latent, results through its value matrix
+    out of it, so that a token keeps its latent and one rotated key alone (section 2.1.2, appendix
+    C).
     rotation: of (builder, floats that are rotated, floats of a key) the rotation and the scale of
     scores; temper: see `Builder.attend`.
     """

@@ -1,4 +1,6 @@
-"""dots.llm1 (rednote-hilab 2025, section 2.1): attention as in Qwen 3, experts chosen as in DeepSeek V3."""
+"""dots.llm1 (rednote-hilab 2025, section 2.1): attention as in Qwen 3, experts chosen as in
+DeepSeek V3.
+"""
 
 from oxillama.model.blocks import routing_of, sparse_decoder
 from oxillama.model.builder import Builder, Value, architecture

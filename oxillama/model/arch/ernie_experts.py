@@ -1,5 +1,5 @@
-"""ERNIE 4.5 with experts (Baidu 2025, "ERNIE 4.5 Technical Report", section 2): a bias per expert takes
-part in the choice, from the softmax over all of them.
+"""ERNIE 4.5 with experts (Baidu 2025, "ERNIE 4.5 Technical Report", section 2): a bias per expert
+takes part in the choice, from the softmax over all of them.
 """
 
 from oxillama.model.blocks import attention, expert_ffn, gated_ffn, routing_of, trunk

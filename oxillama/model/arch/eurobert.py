@@ -1,5 +1,5 @@
-"""Llama's blocks with attention in both directions: EuroBERT (Boizard et al. 2025), NeoBERT (Le Breton
-et al. 2025), and the text embedders that NVIDIA makes of Llama (Babakhin et al. 2025).
+"""Llama's blocks with attention in both directions: EuroBERT (Boizard et al. 2025), NeoBERT (Le
+Breton et al. 2025), and the text embedders that NVIDIA makes of Llama (Babakhin et al. 2025).
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""EXAONE with experts (LG AI Research 2025, "K-EXAONE Technical Report", by its code in transformers,
-`models/exaone_moe`): windowed layers that rotate, global ones that do not; experts as in DeepSeek V3.
+"""EXAONE with experts (LG AI Research 2025, "K-EXAONE Technical Report", by its code in
+transformers, `models/exaone_moe`): windowed layers that rotate, global ones that do not; experts as
+in DeepSeek V3.
 """
 
 from oxillama.model.blocks import (

@@ -1,4 +1,6 @@
-"""Falcon-H1 (TII 2025, section 2): attention and Mamba 2 side by side in every layer, on one norm."""
+"""Falcon-H1 (TII 2025, section 2): attention and Mamba 2 side by side in every layer, on one
+norm.
+"""
 
 from oxillama.model.blocks import attention, gated_ffn, grouped_state_space
 from oxillama.model.builder import Builder, Value, architecture

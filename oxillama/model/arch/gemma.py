@@ -1,5 +1,5 @@
-"""Gemma (Google 2024), Gemma 2 (2024) and Gemma 3 (2025): the embedding is scaled by the root of its
-width, norm weights in the file already include the one that Gemma adds.
+"""Gemma (Google 2024), Gemma 2 (2024) and Gemma 3 (2025): the embedding is scaled by the root of
+its width, norm weights in the file already include the one that Gemma adds.
 """
 
 import math

@@ -1,6 +1,6 @@
-"""Gemma 3n (Google 2025, published code, modeling_gemma3n.py): four streams of which one runs through the
-layers (AltUp, Baykal et al. 2023), a low-rank branch beside attention (LAuReL, Menghani et al. 2024),
-a vector for each token and layer, and sparse gates.
+"""Gemma 3n (Google 2025, published code, modeling_gemma3n.py): four streams of which one runs
+through the layers (AltUp, Baykal et al. 2023), a low-rank branch beside attention (LAuReL, Menghani
+et al. 2024), a vector for each token and layer, and sparse gates.
 """
 
 import math
@@ -118,7 +118,9 @@ def _attention(b: Builder, layer: Layer, x: Value, *, near: bool, source: int | 
 
 
 def _feed_forward(b: Builder, layer: Layer, x: Value) -> Value:
-    """A gate counts from its row's mean plus so many deviations on (the file's number, -inf: always)."""
+    """A gate counts from its row's mean plus so many deviations on (the file's number, -inf:
+    always).
+    """
     width = layer.integer("feed_forward_length", minimum=1, maximum=1 << 24)
     gate = layer.linear(x, "ffn_gate", width)
     limit = _sparsity(b, layer.index)

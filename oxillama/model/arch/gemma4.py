@@ -1,12 +1,12 @@
-"""Gemma 4 (Google 2026, published code, modeling_gemma4.py): Gemma 3 with heads of two sizes, a vector
-for each token and layer beside the embedding, and experts beside the feed-forward network where the
-file has them.
+"""Gemma 4 (Google 2026, published code, modeling_gemma4.py): Gemma 3 with heads of two sizes, a
+vector for each token and layer beside the embedding, and experts beside the feed-forward network
+where the file has them.
 """
 
 import math
 from typing import Any
 
-from oxillama.model.blocks import gated_ffn
+from oxillama.model.blocks import expert_gate_up, gated_ffn
 from oxillama.model.builder import Builder, Heads, Layer, Value, architecture
 
 
@@ -57,8 +57,8 @@ def beside_branch(b: Builder, layer: Layer, x: Value, beside: Value) -> Value:
 
 
 def _attention(b: Builder, layer: Layer, x: Value, *, near: bool, source: int | None) -> Value:
-    """Scores are not scaled; values have a norm without a weight, and are the keys before theirs where
-    the file has no matrix for them. source: which attention's keys and values are read.
+    """Scores are not scaled; values have a norm without a weight, and are the keys before theirs
+    where the file has no matrix for them. source: which attention's keys and values are read.
     """
     keys, suffix = b.keys, "_swa" if near else ""
     dim = keys.integer(f"attention.key_length{suffix}", minimum=1, maximum=1 << 12)
@@ -93,7 +93,9 @@ def _feed_forward(b: Builder, layer: Layer, x: Value) -> Value:
 
 
 def _experts(b: Builder, layer: Layer, x: Value) -> Value:
-    """The router has a norm of its own; an expert's output has a scale, which goes into its weight."""
+    """The router has a norm of its own; an expert's output has a scale, which goes into its
+    weight.
+    """
     count = layer.integer("expert_count", minimum=1, maximum=1 << 12)
     used = layer.integer("expert_used_count", minimum=1, maximum=count)
     width = layer.integer("expert_feed_forward_length", minimum=1)
@@ -101,13 +103,7 @@ def _experts(b: Builder, layer: Layer, x: Value) -> Value:
     scores = b.linear(scores, layer.name("ffn_gate_inp"), count, scale=False)
     routes = b.route(scores, used=used, normalise=True)
     y = layer.norm(x, "pre_ffw_norm_2")
-    if layer.has("ffn_gate_up_exps.weight"):
-        both = layer.experts(y, routes, "ffn_gate_up_exps", 2 * width, count=count)
-        gate = both.columns(0, width, heads=used)
-        up = both.columns(width, 2 * width, heads=used)
-    else:
-        gate = layer.experts(y, routes, "ffn_gate_exps", width, count=count)
-        up = layer.experts(y, routes, "ffn_up_exps", width, count=count)
+    gate, up = expert_gate_up(layer, y, routes, width, count)
     y = b.gate(gate, up, act="gelu_tanh")
     y = layer.experts(y, routes, "ffn_down_exps", b.hidden, count=count)
     if layer.has("ffn_down_exps.scale"):

@@ -1,5 +1,5 @@
-"""EmbeddingGemma (Google 2025): Gemma 3 with attention in both directions, and two dense layers over
-the embedding.
+"""EmbeddingGemma (Google 2025): Gemma 3 with attention in both directions, and two dense layers
+over the embedding.
 """
 
 from __future__ import annotations

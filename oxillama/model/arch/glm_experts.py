@@ -8,8 +8,8 @@ from oxillama.model.builder import Builder, Value, architecture
 
 @architecture("glm4moe")
 def glm4moe(b: Builder) -> Value:
-    """GLM 4.5 norms the heads of queries and keys, its Air version does not: by tensor. A file of the
-    vision model says which of a token's positions turns which pair.
+    """GLM 4.5 norms the heads of queries and keys, its Air version does not: by tensor. A file of
+    the vision model says which of a token's positions turns which pair.
     """
     sections = sections_of(b, mixed=False) if "rope.dimension_sections" in b.keys else None
     return sparse_decoder(

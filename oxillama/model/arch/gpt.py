@@ -1,5 +1,6 @@
 """GPT-2 (Radford et al. 2019) and what has its shape: StarCoder (BigCode 2023) with learned
-positions; GPT-NeoX (Black et al. 2022), StarCoder 2 (BigCode 2024), CodeShell and Phi-2 with rotation.
+positions; GPT-NeoX (Black et al. 2022), StarCoder 2 (BigCode 2024), CodeShell and Phi-2 with
+rotation.
 """
 
 from oxillama.model.blocks import attention, ffn

@@ -1,5 +1,5 @@
-"""gpt-oss (OpenAI 2025, model card, section 2): attention sinks, windows in every other layer, experts
-with biases whose gates are clamped.
+"""gpt-oss (OpenAI 2025, model card, section 2): attention sinks, windows in every other layer,
+experts with biases whose gates are clamped.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
-"""Granite 3 with experts and Granite 4 (IBM 2024, 2025), and Bamba (IBM et al. 2024), which is filed
-under Granite 4's name: scaled embeddings, residuals, scores and logits; in the hybrids Mamba 2 where a
-layer has no KV heads.
+"""Granite 3 with experts and Granite 4 (IBM 2024, 2025), and Bamba (IBM et al. 2024), which is
+filed under Granite 4's name: scaled embeddings, residuals, scores and logits; in the hybrids Mamba
+2 where a layer has no KV heads.
 """
 
 from oxillama.model.blocks import (

@@ -1,5 +1,5 @@
-"""Kimi Linear (Moonshot AI 2025, section 3): three layers of Kimi Delta Attention, whose state decays key
-by key, then one of latent attention without rotation; experts as in DeepSeek V3.
+"""Kimi Linear (Moonshot AI 2025, section 3): three layers of Kimi Delta Attention, whose state
+decays key by key, then one of latent attention without rotation; experts as in DeepSeek V3.
 """
 
 import numpy as np
@@ -33,8 +33,8 @@ def _none(b: Builder, turned: int, width: int) -> tuple[Rope | None, float]:
 
 
 def _delta_attention(b: Builder, layer: Layer, x: Value) -> Value:
-    """S = (I - beta k k^T) diag(w) S + beta k v^T, y = S^T q / sqrt(width); a norm over each head of the
-    result is gated by a product of low rank (sections 3.1, 3.3).
+    """S = (I - beta k k^T) diag(w) S + beta k v^T, y = S^T q / sqrt(width); a norm over each head
+    of the result is gated by a product of low rank (sections 3.1, 3.3).
     """
     heads = layer.integer("attention.head_count", minimum=1, maximum=1 << 12)
     width = b.keys.integer("kda.head_dim", minimum=1, maximum=1 << 12)

@@ -1,6 +1,6 @@
-"""Llama (Touvron et al. 2023) and what is built alike: Mistral, SmolLM, TinyLlama, CodeLlama, InternLM 3,
-Llama 3 with its frequency factors; with experts in place of its feed-forward network, Mixtral (Jiang
-et al. 2024).
+"""Llama (Touvron et al. 2023) and what is built alike: Mistral, SmolLM, TinyLlama, CodeLlama,
+InternLM 3, Llama 3 with its frequency factors; with experts in place of its feed-forward network,
+Mixtral (Jiang et al. 2024).
 """
 
 from oxillama.model.blocks import attention, expert_ffn, ffn, gated_ffn, heads_of, rope_dims
@@ -52,8 +52,8 @@ def smollm3(b: Builder) -> Value:
 
 @architecture("baichuan")
 def baichuan(b: Builder) -> Value:
-    """Baichuan 2 (Yang et al. 2023, table 2): the 13B model, alone of 40 layers, has ALiBi in place of
-    rotation, which no key says.
+    """Baichuan 2 (Yang et al. 2023, table 2): the 13B model, alone of 40 layers, has ALiBi in place
+    of rotation, which no key says.
     """
     large = b.n_layers == 40
     x = b.embed()

@@ -1,5 +1,5 @@
-"""Llama 4 (Meta 2025, by its code in transformers, `models/llama4`): attention within chunks, every few
-layers over everything and without rotation; an expert's weight scales what it reads.
+"""Llama 4 (Meta 2025, by its code in transformers, `models/llama4`): attention within chunks, every
+few layers over everything and without rotation; an expert's weight scales what it reads.
 """
 
 from oxillama.model.blocks import (
@@ -16,8 +16,8 @@ from oxillama.model.blocks import (
 )
 from oxillama.model.builder import Builder, Layer, Value, architecture
 
-# The published models' attention_chunk_size, and floor_scale and attn_scale of the queries of global
-# layers, which no key of the file says.
+# The published models' attention_chunk_size, and floor_scale and attn_scale of the queries of
+# global layers, which no key of the file says.
 _CHUNK = 8192
 _SPAN, _GROWTH = 8192, 0.1
 # The model of 128 experts is the one that does not norm queries and keys.
@@ -26,7 +26,9 @@ _EXPERTS_UNNORMED = 128
 
 @architecture("llama4")
 def llama4(b: Builder) -> Value:
-    """A file with a sliding window of 0 is of a model that rotates and sees everything everywhere."""
+    """A file with a sliding window of 0 is of a model that rotates and sees everything
+    everywhere.
+    """
     keys = b.keys
     plain = keys.integer("attention.sliding_window", default=_CHUNK) == 0
     step = keys.integer("interleave_moe_layer_step", default=0)

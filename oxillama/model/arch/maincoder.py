@@ -1,5 +1,5 @@
-"""Maincoder (Maincode 2025, published code, modeling_maincoder.py): Llama with a norm of queries and keys
-after their rotation.
+"""Maincoder (Maincode 2025, published code, modeling_maincoder.py): Llama with a norm of queries
+and keys after their rotation.
 """
 
 from oxillama.model.blocks import attention, gated_ffn

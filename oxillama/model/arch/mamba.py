@@ -1,5 +1,5 @@
-"""Mamba (Gu and Dao 2023) and Mamba 2 (Dao and Gu 2024): no attention, the past of a layer is a state of
-fixed size.
+"""Mamba (Gu and Dao 2023) and Mamba 2 (Dao and Gu 2024): no attention, the past of a layer is a
+state of fixed size.
 """
 
 from oxillama.model.blocks import grouped_state_space, selective_state_space

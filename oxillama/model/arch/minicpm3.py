@@ -1,5 +1,6 @@
-"""Multi-head latent attention whose keys and values are unfolded for each head: MiniCPM 3 4B (OpenBMB 2024,
-published code, modeling_minicpm.py), under MiniCPM's scales, and PLM (Deng et al. 2025, section 2).
+"""Multi-head latent attention whose keys and values are unfolded for each head: MiniCPM 3 4B
+(OpenBMB 2024, published code, modeling_minicpm.py), under MiniCPM's scales, and PLM (Deng et al.
+2025, section 2).
 """
 
 import math
@@ -10,8 +11,8 @@ from oxillama.model.builder import Builder, Heads, Layer, Value, architecture
 
 @architecture("minicpm3")
 def minicpm3(b: Builder) -> Value:
-    """Its scales are in no key: 12 for the embedding, 1.4 / sqrt(layers) for branches, 256 / hidden for
-    logits.
+    """Its scales are in no key: 12 for the embedding, 1.4 / sqrt(layers) for branches, 256 / hidden
+    for logits.
     """
     share = 1.4 / math.sqrt(b.n_layers)
     x = b.embed(scale=12.0)
@@ -32,7 +33,9 @@ def plm(b: Builder) -> Value:
 
 
 def _attention(b: Builder, layer: Layer, x: Value, *, style: str) -> Value:
-    """The last floats of a head's key are rotated, one key for all heads (DeepSeek-V2, section 2.1)."""
+    """The last floats of a head's key are rotated, one key for all heads (DeepSeek-V2, section
+    2.1).
+    """
     keys = b.keys
     count = layer.integer("attention.head_count", minimum=1, maximum=1 << 12)
     layer.integer("attention.head_count_kv", default=count, minimum=count, maximum=count)

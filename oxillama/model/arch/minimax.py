@@ -1,5 +1,5 @@
-"""MiniMax-M2 (MiniMax 2025, by its code in transformers, `models/minimax_m2`): norms over whole rows of
-queries and keys, partial rotation, experts chosen by biased sigmoids.
+"""MiniMax-M2 (MiniMax 2025, by its code in transformers, `models/minimax_m2`): norms over whole
+rows of queries and keys, partial rotation, experts chosen by biased sigmoids.
 """
 
 from oxillama.model.blocks import routing_of, sparse_decoder

@@ -1,5 +1,5 @@
-"""ModernBERT (Warner et al. 2024): norms before each branch, windows between global layers, two rope
-bases, fused and gated projections.
+"""ModernBERT (Warner et al. 2024): norms before each branch, windows between global layers, two
+rope bases, fused and gated projections.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Nanbeige 4 (Nanbeige 2025, published code, modeling_nanbeige.py): Llama whose layers may run several
-times over, each time with keys and values of their own.
+"""Nanbeige 4 (Nanbeige 2025, published code, modeling_nanbeige.py): Llama whose layers may run
+several times over, each time with keys and values of their own.
 """
 
 from oxillama.model.blocks import attention, gated_ffn

@@ -1,5 +1,5 @@
-"""Nemotron-4 and Minitron (NVIDIA 2024), Jais 2 (2025): layer norms, and a squared ReLU without a gate
-(So et al. 2021, Primer).
+"""Nemotron-4 and Minitron (NVIDIA 2024), Jais 2 (2025): layer norms, and a squared ReLU without a
+gate (So et al. 2021, Primer).
 """
 
 from oxillama.model.blocks import attention, ffn

@@ -10,7 +10,9 @@ from oxillama.model.builder import Builder, Layer, Value, architecture
 
 @architecture("nemotron_h", "nemotron_h_moe")
 def nemotron_h(b: Builder) -> Value:
-    """A layer with KV heads is attention; one with a feed-forward length, or a router, a network."""
+    """A layer with KV heads is attention; one with a feed-forward length, or a router, a
+    network.
+    """
     routing = routing_of(b, gating="sigmoid", normalise=True)
     for name in ("freq_base", "dimension_count"):
         b.keys.number(f"rope.{name}", default=0.0)  # nothing is rotated

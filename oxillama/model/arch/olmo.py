@@ -19,8 +19,8 @@ def olmo(b: Builder) -> Value:
 
 @architecture("olmo2")
 def olmo2(b: Builder) -> Value:
-    """Nothing is normalised before a branch; norms come after each, and over whole rows of queries and
-    keys. With windows (OLMo 3) only global layers take the file's rope scaling.
+    """Nothing is normalised before a branch; norms come after each, and over whole rows of queries
+    and keys. With windows (OLMo 3) only global layers take the file's rope scaling.
     """
     window = b.keys.integer("attention.sliding_window", default=0)
     base = b.keys.number("rope.freq_base", default=10000.0)

@@ -1,5 +1,5 @@
-"""OLMoE (Muennighoff et al. 2024, section 2): experts under the plain weights of a softmax, norms over
-whole rows of queries and keys.
+"""OLMoE (Muennighoff et al. 2024, section 2): experts under the plain weights of a softmax, norms
+over whole rows of queries and keys.
 """
 
 from oxillama.model.blocks import routing_of, sparse_decoder

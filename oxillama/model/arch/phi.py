@@ -1,5 +1,5 @@
-"""Phi-3 and Phi-4 mini (Microsoft 2024, technical report): Llama with one matrix for q, k and v, one for
-gate and up, and LongRoPE (Ding et al. 2024) where the file has its factors.
+"""Phi-3 and Phi-4 mini (Microsoft 2024, technical report): Llama with one matrix for q, k and v,
+one for gate and up, and LongRoPE (Ding et al. 2024) where the file has its factors.
 """
 
 from oxillama.model.blocks import attention, gated_ffn

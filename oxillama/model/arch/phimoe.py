@@ -1,5 +1,5 @@
-"""Phi-3.5-MoE (Microsoft 2024; GRIN: Liu et al. 2024, section 2.1): layer norms and biases around experts
-that SparseMixer chooses, LongRoPE.
+"""Phi-3.5-MoE (Microsoft 2024; GRIN: Liu et al. 2024, section 2.1): layer norms and biases around
+experts that SparseMixer chooses, LongRoPE.
 """
 
 from oxillama.model.blocks import attention, expert_ffn, routing_of

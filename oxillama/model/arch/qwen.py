@@ -11,7 +11,9 @@ from oxillama.model.builder import Builder, Value, architecture
 
 @architecture("qwen")
 def qwen(b: Builder) -> Value:
-    """Qwen (Bai et al. 2023): one matrix for q, k and v; the file's width counts gate and up together."""
+    """Qwen (Bai et al. 2023): one matrix for q, k and v; the file's width counts gate and up
+    together.
+    """
     width = b.keys.integer("feed_forward_length", minimum=2, maximum=1 << 24) // 2
     x = b.embed()
     for layer in b.layers():
@@ -24,7 +26,9 @@ def qwen(b: Builder) -> Value:
 
 @architecture("qwen2", "pangu-embedded")
 def qwen2(b: Builder) -> Value:
-    """The biases are in the file and are found by name; openPangu (Huawei 2025) has the same shape."""
+    """The biases are in the file and are found by name; openPangu (Huawei 2025) has the same
+    shape.
+    """
     return _qwen(b, qk_norm=None)
 
 
@@ -37,16 +41,18 @@ def qwen3(b: Builder) -> Value:
     return _qwen(b, qk_norm="heads")
 
 
-@architecture("qwen2vl")
+@architecture("qwen2vl", "paddleocr")
 def qwen2vl(b: Builder) -> Value:
-    """Sections follow one another (Wang et al. 2024, section 2.1)."""
+    """Sections follow one another (Wang et al. 2024, section 2.1); the text part of PaddleOCR-VL
+    (Cui et al. 2025) is alike.
+    """
     return _qwen(b, qk_norm=None, sections=sections_of(b, mixed=False))
 
 
 @architecture("qwen3vl")
 def qwen3vl(b: Builder) -> Value:
-    """Sections alternate (Qwen3-VL, published code, modeling_qwen3_vl.py), and features of images are
-    added after the first layers.
+    """Sections alternate (Qwen3-VL, published code, modeling_qwen3_vl.py), and features of images
+    are added after the first layers.
     """
     return _qwen(b, qk_norm="heads", sections=sections_of(b, mixed=True))
 

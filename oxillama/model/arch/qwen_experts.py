@@ -20,7 +20,9 @@ def qwen3moe(b: Builder) -> Value:
 
 @architecture("qwen3vlmoe")
 def qwen3vlmoe(b: Builder) -> Value:
-    """Three positions a token turn the pairs of a head in turns (Qwen3-VL Technical Report 2025)."""
+    """Three positions a token turn the pairs of a head in turns (Qwen3-VL Technical Report
+    2025).
+    """
     sections = sections_of(b, mixed=True)
     return sparse_decoder(
         b, style="neox", qk_norm="heads", sections=sections, **routing_of(b, normalise=True)

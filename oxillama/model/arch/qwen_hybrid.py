@@ -1,5 +1,6 @@
-"""Qwen3-Next (Alibaba 2025) and Qwen 3.5 (2026): three layers of gated delta networks (Yang et al. 2024),
-then one of gated attention, by their code in transformers (`models/qwen3_next`, `models/qwen3_5`).
+"""Qwen3-Next (Alibaba 2025) and Qwen 3.5 (2026): three layers of gated delta networks (Yang et al.
+2024), then one of gated attention, by their code in transformers (`models/qwen3_next`,
+`models/qwen3_5`).
 """
 
 from collections.abc import Callable
@@ -51,7 +52,9 @@ def _hybrid(
     sections: list[int] | None,
     **params: Any,
 ) -> Value:
-    """Which layers are recurrent the file says by flags, or by the interval of those that are not."""
+    """Which layers are recurrent the file says by flags, or by the interval of those that are
+    not.
+    """
     keys = b.keys
     every = keys.integer("full_attention_interval", minimum=1, default=4)
     recurrent = keys.flags(
@@ -74,8 +77,8 @@ def _hybrid(
 
 
 def _delta_net(b: Builder, layer: Layer, x: Value, tiled: bool) -> Value:
-    """q, k and v go through the convolution; q and k have length 1 then; a norm over each head of the
-    result is gated by a projection of its own (Gated Delta Networks, section 3.3).
+    """q, k and v go through the convolution; q and k have length 1 then; a norm over each head of
+    the result is gated by a projection of its own (Gated Delta Networks, section 3.3).
     """
     keys = b.keys
     inner = keys.integer("ssm.inner_size", minimum=1, maximum=1 << 20)

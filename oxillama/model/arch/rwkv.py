@@ -1,6 +1,6 @@
-"""RWKV 6, Finch (Peng et al. 2024, "Eagle and Finch"), and 7, Goose (Peng et al. 2025): no attention,
-each layer mixes a row with the one before it and keeps a state of fixed size. With the feed-forward
-network of Qwen 2: QRWKV 6 (Recursal 2024) and ARWKV (Yueyu et al. 2025).
+"""RWKV 6, Finch (Peng et al. 2024, "Eagle and Finch"), and 7, Goose (Peng et al. 2025): no
+attention, each layer mixes a row with the one before it and keeps a state of fixed size. With the
+feed-forward network of Qwen 2: QRWKV 6 (Recursal 2024) and ARWKV (Yueyu et al. 2025).
 """
 
 import numpy as np
@@ -40,7 +40,9 @@ def rwkv7(b: Builder) -> Value:
 
 @architecture("rwkv6qwen2")
 def rwkv6qwen2(b: Builder) -> Value:
-    """Finch in place of the attention of Qwen 2, with fewer heads of keys and values than of queries."""
+    """Finch in place of the attention of Qwen 2, with fewer heads of keys and values than of
+    queries.
+    """
     x = _begin(b, shifts=1)
     for layer in b.layers():
         x = x + _finch(b, layer, layer.norm(x, "attn_norm"))
@@ -94,9 +96,9 @@ def _channel_mix(b: Builder, layer: Layer, x: Value, *, gated: bool) -> Value:
 
 
 def _finch(b: Builder, layer: Layer, x: Value) -> Value:
-    """Shares of the row before that depend on the rows themselves (section 4.1), and a decay for each
-    key and row (4.2). Without a bonus for the row itself (`time_mix_first`) the state with it in is
-    read, there is no norm over heads, and keys weigh as much as is forgotten.
+    """Shares of the row before that depend on the rows themselves (section 4.1), and a decay for
+    each key and row (4.2). Without a bonus for the row itself (`time_mix_first`) the state with it
+    in is read, there is no norm over heads, and keys weigh as much as is forgotten.
     """
     heads, hidden = _heads(b), b.hidden
     plain = not layer.has("time_mix_first.weight")

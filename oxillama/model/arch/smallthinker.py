@@ -1,5 +1,5 @@
-"""SmallThinker (Song et al. 2025, section 2): experts under ReLU gates, chosen before attention, so that
-they can be fetched meanwhile; of four layers the first sees everything and does not rotate.
+"""SmallThinker (Song et al. 2025, section 2): experts under ReLU gates, chosen before attention, so
+that they can be fetched meanwhile; of four layers the first sees everything and does not rotate.
 """
 
 from oxillama.model.blocks import (

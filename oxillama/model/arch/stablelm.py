@@ -8,8 +8,8 @@ from oxillama.model.builder import Builder, Value, architecture
 
 @architecture("stablelm", "orion")
 def stablelm(b: Builder) -> Value:
-    """Without a norm of its own (12B) the feed-forward network reads what attention reads; that model
-    also has a norm for each head of queries and keys.
+    """Without a norm of its own (12B) the feed-forward network reads what attention reads; that
+    model also has a norm for each head of queries and keys.
     """
     b.keys.flag("use_parallel_residual", default=False)  # the tensors say it
     x = b.embed()

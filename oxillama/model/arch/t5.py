@@ -43,7 +43,9 @@ def t5_encoder(b: Builder) -> None:
 
 
 def _relative(b: Builder, name: str, heads: int) -> np.ndarray:
-    """The bias of each head for each distance key - query from -128 to 128, float32 (heads, 257)."""
+    """The bias of each head for each distance key - query from -128 to 128, float32 (heads,
+    257).
+    """
     buckets = b.keys.integer("attention.relative_buckets_count", minimum=4, maximum=1 << 12)
     bias = b.array(name, buckets, heads)
     distances = np.arange(-_FURTHEST, _FURTHEST + 1)

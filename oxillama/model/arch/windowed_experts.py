@@ -1,5 +1,5 @@
-"""Windowed attention between global layers, and experts chosen by sigmoids: MiMo-V2 (Xiaomi 2025), Step
-3.5 Flash (StepFun 2026) and Laguna (Poolside 2026), by their published code.
+"""Windowed attention between global layers, and experts chosen by sigmoids: MiMo-V2 (Xiaomi 2025),
+Step 3.5 Flash (StepFun 2026) and Laguna (Poolside 2026), by their published code.
 """
 
 from typing import Literal
@@ -40,8 +40,11 @@ def mimo2(b: Builder) -> Value:
 
 @architecture("step35")
 def step35(b: Builder) -> Value:
-    """Half of a head rotates in global layers; each head has a gate; the last layers clamp experts."""
+    """Half of a head rotates in global layers; each head has a gate; the last layers clamp
+    experts.
+    """
     routing = routing_of(b, gating="sigmoid")
+    b.keys.integer("moe_every_n_layers", default=1, minimum=1, maximum=1)
     limits = [
         b.keys.numbers(f"swiglu_clamp_{kind}", count=b.n_layers, default=(0.0,) * b.n_layers)
         for kind in ("exp", "shexp")
@@ -52,18 +55,21 @@ def step35(b: Builder) -> Value:
         y = layer.norm(x, "attn_norm")
         normed: Literal["heads"] | None = "heads" if layer.has("attn_q_norm.weight") else None
         x = x + attention(b, layer, y, style="neox", qk_norm=normed, rope=rope, window=near)
-        y = layer.norm(x, "ffn_norm")
-        if layer.has("ffn_gate_inp.weight"):
-            limit, shared = (each[layer.index] for each in limits)
-            x = x + expert_ffn(b, layer, y, act="silu", limit=limit, shared_limit=shared, **routing)
-        else:
-            x = x + gated_ffn(b, layer, y, act="silu")
+        limit, shared = (each[layer.index] for each in limits)
+        x = x + sparse_ffn(
+            *(b, layer, layer.norm(x, "ffn_norm")),
+            limit=limit,
+            shared_limit=shared,
+            **routing,
+        )
     return b.logits(x)
 
 
 @architecture("laguna")
 def laguna(b: Builder) -> Value:
-    """More heads in some layers than in others; a softplus of each head's, or each float's, gate."""
+    """More heads in some layers than in others; a softplus of each head's, or each float's,
+    gate.
+    """
     routing = routing_of(b, gating="sigmoid")
     x = b.embed()
     for layer in b.layers():
@@ -82,9 +88,9 @@ def laguna(b: Builder) -> Value:
 
 
 def _kind(b: Builder, layer: Layer, *, full: int = 0, first: bool = False) -> tuple[int, Rope]:
-    """(The window of a layer, 0 for all, its rotation): windowed layers have a base of their own and no
-    scaling. full: floats that rotate in global layers, the file's where it is 0; first: of four
-    layers the first one is global, where the file has no pattern.
+    """(The window of a layer, 0 for all, its rotation): windowed layers have a base of their own
+    and no scaling. full: floats that rotate in global layers, the file's where it is 0; first: of
+    four layers the first one is global, where the file has no pattern.
     """
     keys = b.keys
     window = keys.integer("attention.sliding_window", default=0 if first else REQUIRED, minimum=0)

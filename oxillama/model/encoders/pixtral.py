@@ -1,17 +1,29 @@
-"""Pixtral (Agrawal et al. 2024): Llama's block over patches, rotated by row and column."""
+"""Pixtral (Agrawal et al. 2024) and Mistral Small 3.1: Llama's block over patches, rotated by row
+and column.
+"""
 
 from oxillama.model.image_builder import ImageBuilder, encoder
 
 
 @encoder("pixtral")
 def pixtral(b: ImageBuilder) -> None:
-    """A row of the file, `v.token_embd.img_break`, follows every row of patches but the last."""
+    """A row of the file, `v.token_embd.img_break`, follows every row of features but the last. With
+    `mm.patch_merger` squares of patches become one first, channel by channel.
+    """
+    merges = b.has("mm.patch_merger.weight")
     x = b.norm(b.patches(), "v.pre_ln", kind="rms")
     rope = b.axial_rope("alternating")
     for layer in b.blocks():
         x = b.block(layer, x, kind="rms", act=b.activation(), rope=rope, style="norm")
+    if merges:
+        x = b.norm(x, "mm.input_norm", kind="rms")
     b.mark_embedding(x)
-    p, (y,) = b.projector(1)
+    side = b.keys.integer("spatial_merge_size", default=1, minimum=1, maximum=16)
+    if side > 1 and not merges:
+        b.fail("clip.vision.spatial_merge_size", side, "1 of a file without mm.patch_merger.weight")
+    p, (y,) = b.projector(side * side, by_channel=True)
+    if merges:
+        y = p.linear(y, "mm.patch_merger", b.hidden)
     y = p.activate(p.linear(y, "mm.1", p.shape("mm.1.weight", 2)[0]), "gelu_erf")
     y = p.linear(y, "mm.2", p.shape("mm.2.weight", 2)[0])
     p.mark_embedding(y)

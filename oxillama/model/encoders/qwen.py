@@ -1,5 +1,5 @@
-"""The encoders of Qwen2-VL (Wang et al. 2024), Qwen2.5-VL (Bai et al. 2025) and Qwen3-VL (Qwen 2025):
-images of any size, squares of 2 x 2 patches become a feature.
+"""The encoders of Qwen2-VL (Wang et al. 2024), Qwen2.5-VL (Bai et al. 2025) and Qwen3-VL (Qwen
+2025): images of any size, squares of 2 x 2 patches become a feature.
 """
 
 from oxillama.errors import ModelError
@@ -23,9 +23,11 @@ def qwen2vl(b: ImageBuilder) -> None:
     p.mark_embedding(_merged(p, y, "mm.0", "mm.2"))
 
 
-@encoder("qwen2.5vl_merger")
+@encoder("qwen2.5vl_merger", "qwen2.5o")
 def qwen25vl(b: ImageBuilder) -> None:
-    """RMS norms, gates, and attention within windows in all but every `n_wa_pattern`-th layer."""
+    """RMS norms, gates, and attention within windows in all but every `n_wa_pattern`-th layer. That
+    of Qwen2.5-Omni is the same, in a file with an encoder of sound.
+    """
     every = b.keys.integer("n_wa_pattern", minimum=0, maximum=b.n_layers)
     b.keys.integer("window_size", default=112, minimum=b.merge * b.patch)
     x, rope = b.patches(), b.axial_rope()
@@ -39,14 +41,15 @@ def qwen25vl(b: ImageBuilder) -> None:
 
 @encoder("qwen3vl_merger")
 def qwen3vl(b: ImageBuilder) -> None:
-    """Learned positions on a grid, which the batch brings interpolated; what some layers leave becomes
-    features of its own, which the language model adds after its first layers (deepstack).
+    """Learned positions on a grid, which the batch brings interpolated; what some layers leave
+    becomes features of its own, which the language model adds after its first layers (deepstack).
     """
     deep = b.keys.flags("is_deepstack_layers", count=b.n_layers)
     grid = b.shape("v.position_embd.weight", 2)
     if grid[1] != b.hidden or round(grid[0] ** 0.5) ** 2 != grid[0]:
         raise ModelError(
-            f"v.position_embd.weight: file has {grid}, {b.kind} needs a square number of rows of {b.hidden}"
+            f"v.position_embd.weight: file has {grid}, {b.kind} needs a square number of rows of "
+            f"{b.hidden}"
         )
     x, rope = b.patches() + b.features(b.columns, b.hidden), b.axial_rope()
     kept = []

@@ -1,0 +1,22 @@
+"""InternVL 2.5 and 3 (Chen et al. 2024; Zhu et al. 2025): a transformer with layer scale, squares
+of patches side by side under a norm and two layers.
+"""
+
+from oxillama.model.image_builder import ImageBuilder, encoder
+
+
+@encoder("internvl")
+def internvl(b: ImageBuilder) -> None:
+    """The class token stands first, as in transformers."""
+    x = b.patches() + b.class_row() + b.position_embed("v.position_embd.weight")
+    for layer in b.blocks():
+        x = b.block(layer, x, kind="layer", act=b.activation("gelu_erf"))
+    if b.has("v.post_ln.weight"):
+        x = b.norm(x, "v.post_ln", kind="layer")
+    b.mark_embedding(x)
+    scale = b.keys.integer("projector.scale_factor", default=2, minimum=1, maximum=b.side)
+    p, (y,) = b.projector(scale * scale)
+    first, second = "mm.model.mlp.1", "mm.model.mlp.3"
+    y = p.norm(y, "mm.model.mlp.0", kind="layer", eps=1e-5)
+    y = p.activate(p.linear(y, first, p.shape(first + ".weight", 2)[0]), "gelu_erf")
+    p.mark_embedding(p.linear(y, second, p.shape(second + ".weight", 2)[0]))
