@@ -107,7 +107,8 @@ class Chat:
         source = metadata.get(TEMPLATE_KEY)
         if not isinstance(source, str):
             raise TemplateError(
-                f"{TEMPLATE_KEY}: the file has none, wanted one to chat with, or chat_template= (its text, or a name such as 'chatml')"
+                f"{TEMPLATE_KEY}: the file has none, wanted one to chat with, or chat_template= "
+                "(its text, or a name such as 'chatml')"
             )
         self.template, self.vocabulary = ChatTemplate(source), vocabulary
         self.images = images
@@ -135,7 +136,8 @@ class Chat:
         for at, message in enumerate(messages):
             if not isinstance(message, Mapping):
                 raise ConfigError(
-                    f"messages[{at}]: found {type(message).__name__}, wanted a message: a dict of role and content"
+                    f"messages[{at}]: found {type(message).__name__}, wanted a message: a dict of "
+                    "role and content"
                 )
         return self._rendered(
             self._form.formed(messages),
@@ -175,7 +177,8 @@ class Chat:
             isinstance(name, str) and name not in _GIVEN for name in template or ()
         ):
             raise ConfigError(
-                f"template: found {template!r:.80}, wanted a dict of further variables, none of them {' or '.join(_GIVEN)}"
+                f"template: found {template!r:.80}, wanted a dict of further variables, none of "
+                f"them {' or '.join(_GIVEN)}"
             )
         tools = (
             [
@@ -225,5 +228,7 @@ def _planned(response_format: Mapping[str, Any] | None, asked: Mapping[str, Any]
     formed = response_constraint(response_format)
     beside = [name for name in _CONSTRAINTS if formed and asked.get(name) is not None]
     if beside:
-        raise ConfigError(f"{beside[0]}: found beside response_format, wanted one constraint")
+        raise ConfigError(
+            f"{beside[0]}: found together with response_format, wanted one constraint"
+        )
     return Options.of({**asked, **formed})

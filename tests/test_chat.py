@@ -29,7 +29,9 @@ def engine():
     [dict(json_schema={}), dict(regex="x+"), dict(choices=["x"]), dict(grammar='root ::= "x"')],
 )
 def test_a_constraint_beside_a_response_format_is_refused(engine, beside):
-    with pytest.raises(ConfigError, match=f"^{next(iter(beside))}: found beside response_format"):
+    with pytest.raises(
+        ConfigError, match=f"^{next(iter(beside))}: found together with response_format"
+    ):
         engine.chat(TALK, response_format=FORMAT, max_tokens=1, **beside)
 
 
@@ -97,7 +99,8 @@ def test_an_option_that_is_none_is_named(engine):
     [
         (
             dict(template={"tools": []}),
-            "template: found {'tools': \\[\\]}, wanted a dict of further variables, none of them messages or tools",
+            "template: found {'tools': \\[\\]}, wanted a dict of further variables, none of them "
+            "messages or tools",
         ),
         (dict(template=5), "template: found 5"),
         (dict(template={5: 1}), "template: found {5: 1}"),

@@ -239,8 +239,8 @@ def _without(ranges: Ranges) -> Ranges:
 
 
 class _Program:
-    """ops: ("char", set, 0), ("not", set, 0), ("either", (), other), ("go", (), to), ("end", (), 0);
-    an op is followed by the next, "either" by the next first and then by `other`.
+    """ops: ("char", set, 0), ("not", set, 0), ("either", (), other), ("go", (), to), ("end", (),
+    0); an op is followed by the next, "either" by the next first and then by `other`.
     """
 
     def __init__(self) -> None:
@@ -312,7 +312,9 @@ def _classes(sets: list[Ranges]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _steps(ops: list[tuple[str, Ranges, int]], members: dict[Ranges, np.ndarray]) -> np.ndarray:
-    """The automaton's table. A state is the threads that have taken the last character, in order."""
+    """The automaton's table. A state is the threads that have taken the last character, in
+    order.
+    """
     inside = {ranges: row.tolist() for ranges, row in members.items()}
     asked = [ranges for ranges in inside if ("not", ranges, 0) in ops]
     count = len(next(iter(inside.values())))

@@ -42,7 +42,8 @@ class BpeEncoder:
     def __init__(self, vocabulary: Vocabulary, *, allow_unknown_pre: bool = False) -> None:
         if vocabulary.pre not in SPLITS and not allow_unknown_pre:
             raise TokenizerError(
-                f"tokenizer.ggml.pre: found {vocabulary.pre!r}, wanted one of {', '.join(sorted(SPLITS))}"
+                f"tokenizer.ggml.pre: found {vocabulary.pre!r}, wanted one of "
+                f"{', '.join(sorted(SPLITS))}"
             )
         self._tables = BpeTables(packed(vocabulary.tokens), packed(vocabulary.merges), BYTE_TO_CHAR)
         if self._tables.odd:
@@ -84,5 +85,6 @@ def _check_merges(merges: Sequence[str] | Strings) -> None:
         middle = merge.find(" ", 1)
         if middle < 0 or middle == len(merge) - 1:
             raise TokenizerError(
-                f"tokenizer.ggml.merges: merge {index} is {merge[:40]!r}, wanted two pieces with a space between"
+                f"tokenizer.ggml.merges: merge {index} is {merge[:40]!r}, wanted two pieces with a "
+                "space between"
             )

@@ -71,7 +71,8 @@ class TokenizerBridge:
         encoder = _ENCODERS.get(vocabulary.model)
         if encoder is None:
             raise TokenizerError(
-                f"tokenizer.ggml.model: found {vocabulary.model!r}, wanted one of gpt2, {', '.join(_ENCODERS)}"
+                f"tokenizer.ggml.model: found {vocabulary.model!r}, wanted one of gpt2, "
+                f"{', '.join(_ENCODERS)}"
             )
         return cls(vocabulary, encoder(vocabulary))
 
@@ -190,17 +191,18 @@ class TokenizerBridge:
         return ids
 
     def encode_pair(self, first: str, second: str) -> list[int]:
-        """The ids of two texts that a cross-encoder reads as one: what the file says begins and ends
-        a text, around the first and after the second, a separator between them where the file has
-        one more. Control tokens spelled in the texts are text. TokenizerError where nothing would
-        stand between the two.
+        """The ids of two texts that a cross-encoder reads as one: what the file says begins and
+        ends a text, around the first and after the second, a separator between them where the file
+        has one more. Control tokens spelled in the texts are text. TokenizerError where nothing
+        would stand between the two.
         """
         v = self.vocabulary
         end = [v.special["sep"]] * v.add_sep + [v.special["eos"]] * v.add_eos
         between = end + [v.special["sep"]] * v.sep_between
         if not between:
             raise TokenizerError(
-                "pair: the file says nothing that stands between two texts, wanted tokenizer.ggml.add_eos_token or add_sep_token"
+                "pair: the file says nothing that stands between two texts, wanted "
+                "tokenizer.ggml.add_eos_token or add_sep_token"
             )
         ids = [
             self.encode(text, add_special=False, parse_special=False) for text in (first, second)

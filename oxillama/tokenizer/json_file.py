@@ -176,5 +176,6 @@ def check_runs(text: str) -> None:
         longest = max(found.end() - found.start() for found in re.finditer(r"\s+|\S+", text))
         if longest > LONGEST_RUN:
             raise TokenizerError(
-                f"text: {longest} characters in a row all white space or none, wanted at most {LONGEST_RUN}"
+                f"text: {longest} characters in a row all white space or none, wanted at most "
+                f"{LONGEST_RUN}"
             )

@@ -243,8 +243,8 @@ def holds_message(value: Any, *, known: tuple[type, ...] = (), most: int = 1 << 
     """
     waiting = [value]
     for _ in range(most):
-        if not waiting:
-            return False
+        if not waiting or len(waiting) > most:
+            break
         one = waiting.pop()
         if isinstance(one, TemplateText):
             return True
@@ -256,7 +256,7 @@ def holds_message(value: Any, *, known: tuple[type, ...] = (), most: int = 1 << 
             waiting += one
         else:
             return True
-    return True
+    return bool(waiting)
 
 
 def percent_formatted(text: str, values: Any) -> str:

@@ -159,12 +159,16 @@ _METHODS: dict[type, frozenset[str]] = {
         }
     ),
     bytes: frozenset({"count", "decode", "endswith", "find", "hex", "startswith"}),
-    dict: frozenset({"copy", "get", "items", "keys", "values"}),
-    list: frozenset({"copy", "count", "index"}),
+    dict: frozenset({"copy", "get", "items", "keys", "pop", "setdefault", "update", "values"}),
+    list: frozenset({"append", "copy", "count", "extend", "index", "insert", "pop"}),
     tuple: frozenset({"count", "index"}),
     float: frozenset({"is_integer"}),
     int: frozenset({"bit_length"}),
 }
+# Those that change what they belong to: a template's own lists and dicts, and the copies that it is
+# given of everything else. A subclass may be somebody's own object and is left alone.
+_CHANGING = frozenset({"append", "extend", "insert", "pop", "setdefault", "update"})
+_PER_ITEM = 128  # bytes that a further element of a list or dict takes at most
 
 
 def _pieces(text: Any, separator: Any) -> int:
@@ -253,6 +257,8 @@ def _weight(value: Any, most: int) -> tuple[int, int, int]:
     elements = size = deepest = 0
     waiting = [(value, 0)]
     while waiting and elements <= most:
+        if len(waiting) > most:  # of a value that holds itself, ever more would wait
+            return elements + len(waiting), size, deepest
         one, depth = waiting.pop()
         elements += 1
         deepest = max(deepest, depth)
@@ -398,7 +404,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return False
         for kind, names in _METHODS.items():
             if isinstance(obj, kind):
-                return attr in names
+                return attr in names and (attr not in _CHANGING or type(obj) is kind)
         return super().is_safe_attribute(obj, attr, value)
 
     def wrap_str_format(self, value: Any) -> None:
@@ -477,6 +483,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise TemplateError(
                 f"chat template: {type(owner).__name__}.{name} is not allowed in templates"
             )
+        if name in _CHANGING:
+            return self._change(function, name, args, kwargs)
         if not isinstance(owner, (str, bytes)):
             for value in args:
                 self.measured(value)
@@ -496,6 +504,18 @@ class Sandbox(ImmutableSandboxedEnvironment):
             function = getattr(owner, name)
         made = function(*args, **kwargs)
         return self.keep(from_outside(made) if isinstance(owner, bytes) else made)
+
+    def _change(self, change: Any, name: str, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """A method that changes a list or dict, what it adds counted before."""
+        if name in ("extend", "update") and args:
+            given = args[0].items() if isinstance(args[0], Mapping) else args[0]
+            added = list(self.rounds(given))
+            if name == "extend" and isinstance(args[0], Mapping):
+                added = [key for key, _ in added]
+            args = (added, *args[1:])
+        count = len(kwargs) + (len(args[0]) if name in ("extend", "update") and args else 1)
+        self.charge(made=_PER_ITEM * count)
+        return change(*args, **kwargs)
 
     def joined(self, *parts: Any) -> str:
         """What the ~ operator makes."""
@@ -548,7 +568,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
             else re.search(r"\{[^{}]*\{", text.replace("{{", ""))
         ):
             raise TemplateError(
-                f"chat template: the format {text[:40]!r} has a field wider than {MAX_WIDTH} or of a width not written in it"
+                f"chat template: the format {text[:40]!r} has a field wider than {MAX_WIDTH} or of "
+                "a width not written in it"
             )
         values = (*args, *kwargs.values())
         self.measured(values)
@@ -563,6 +584,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
         @wraps(function)  # takes Jinja's marks on the function along
         def counted(*args: Any, **kwargs: Any) -> Any:
             self.charge()
+            if name == "tojson" and isinstance(args[0], Iterator):
+                args = (list(args[0]), *args[1:])
             for value in args:
                 if isinstance(value, (list, tuple, Mapping)) and name not in _SHALLOW:
                     self.measured(value)

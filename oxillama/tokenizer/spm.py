@@ -73,7 +73,8 @@ class SpmEncoder:
             pieces = merge.split(" ")
             if len(pieces) != 2 or not all(pieces):
                 raise TokenizerError(
-                    f"tokenizer.ggml.merges: merge {rank} is {merge[:40]!r}, wanted two pieces with a space between"
+                    f"tokenizer.ggml.merges: merge {rank} is {merge[:40]!r}, wanted two pieces "
+                    "with a space between"
                 )
             if pieces[0] in self._ids and pieces[1] in self._ids and "".join(pieces) in self._ids:
                 ranks.setdefault(merge, rank)

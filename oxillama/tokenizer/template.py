@@ -5,6 +5,7 @@ with the file; it runs in a `sandbox`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import CodeType
 from typing import Any
 
 import jinja2
@@ -14,6 +15,9 @@ from oxillama.tokenizer.provenance import TemplateText, concat, marks_of, plain
 from oxillama.tokenizer.sandbox import Sandbox, from_outside
 
 MAX_SOURCE = 1 << 17  # characters of a template
+# What sources were compiled to, whoever renders them: compiling costs a hundred renders.
+_CODE: dict[str, CodeType] = {}
+_KEPT = 32
 # Roles that templates may spell control tokens with, as in "<|" + role + "|>"; any other is text.
 ROLES = frozenset(
     {
@@ -42,12 +46,18 @@ class ChatTemplate:
                 raise TemplateError(
                     f"chat template: {len(self.source)} characters, wanted at most {MAX_SOURCE}"
                 )
+            environment = self._environment
             try:
-                self._template = self._environment.from_string(self.source)
+                code = _CODE.get(self.source) or environment.compile(self.source)
             except jinja2.TemplateSyntaxError as error:
                 raise TemplateError(
                     f"chat template: line {error.lineno}: {_line(error.message)}"
                 ) from error
+            if len(_CODE) >= _KEPT:
+                _CODE.clear()
+            _CODE[self.source] = code
+            made = environment.make_globals(None)
+            self._template = jinja2.Template.from_code(environment, code, made)
         return self._template
 
     def render(

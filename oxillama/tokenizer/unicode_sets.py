@@ -1,5 +1,5 @@
-"""Sets of characters by name, as regular expressions have them: the categories of Unicode that words
-are cut by, white space, and the Han script. Made by tools/make_unicode_sets.py.
+"""Sets of characters by name, as regular expressions have them: the categories of Unicode that
+words are cut by, white space, and the Han script. Made by tools/make_unicode_sets.py.
 """
 
 from __future__ import annotations

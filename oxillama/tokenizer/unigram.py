@@ -128,7 +128,8 @@ class CharacterMap:
         size = struct.unpack_from("<I", table)[0] if len(table) >= 4 else 0
         if size < 4 or size % 4 or size + 4 >= len(table):
             raise TokenizerError(
-                f"tokenizer.ggml.precompiled_charsmap: {len(table)} bytes with an array of {size}, wanted room for both its parts"
+                f"tokenizer.ggml.precompiled_charsmap: {len(table)} bytes with an array of {size}, "
+                "wanted room for both its parts"
             )
         self._array = struct.unpack_from(f"<{size // 4}I", table, 4)
         self._replacements = table[4 + size :]

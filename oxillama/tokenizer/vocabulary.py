@@ -209,7 +209,8 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     scores = _array(metadata, "scores", n, np.float32)
     if scores is not None and not np.isfinite(scores).all():
         raise TokenizerError(
-            f"tokenizer.ggml.scores: token {np.flatnonzero(~np.isfinite(scores))[0]} has no finite score"
+            f"tokenizer.ggml.scores: token {np.flatnonzero(~np.isfinite(scores))[0]} has no finite "
+            "score"
         )
     merges = _strings(metadata, "merges") if "tokenizer.ggml.merges" in metadata else ()
     if model in _MERGED and not len(merges):
@@ -224,7 +225,8 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
             # such files exist (a vocabulary was cut): the model runs, and its user is warned
             else:
                 warnings.warn(
-                    f"tokenizer.ggml.{key}: found {found}, wanted an id below {n}; taken as no such token",
+                    f"tokenizer.ggml.{key}: found {found}, wanted an id below {n}; taken as no "
+                    "such token",
                     stacklevel=4,
                 )
     ids, added = _DEFAULTS.get(model, ({}, frozenset({"bos"} if pre in _ADD_BOS else ())))

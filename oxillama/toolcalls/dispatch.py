@@ -258,11 +258,12 @@ def run_until_answer(
     changed.
 
     A reply has `tool_calls` (of `ToolCall`) and `content` or `text`, or is a stream of
-    `ChatEvent`s, for each of which `on_event` is called. tools: None for the dispatcher's own. on_result is
-    called with each result; what goes wrong in a tool is a result too. Raises RoundsExhausted where the
-    model still calls tools when `max_rounds` replies are used up; those last calls are not run.
+    `ChatEvent`s, for each of which `on_event` is called. tools: None for the dispatcher's own.
+    on_result is called with each result; what goes wrong in a tool is a result too. Raises
+    RoundsExhausted where the model still calls tools when `max_rounds` replies are used up; those
+    last calls are not run.
     """
-    talk = _Talk(messages, dispatcher, max_rounds, on_result)
+    talk = _Conversation(messages, dispatcher, max_rounds, on_result)
     tools = dispatcher.tools if tools is None else tools
     while True:
         reply = chat(talk.asked(), tools=tools)
@@ -292,7 +293,7 @@ async def run_until_answer_async(
     The calls of one reply run side by side (in threads, where a tool is an ordinary function);
     their results keep the order of the calls.
     """
-    talk = _Talk(messages, dispatcher, max_rounds, on_result)
+    talk = _Conversation(messages, dispatcher, max_rounds, on_result)
     tools = dispatcher.tools if tools is None else tools
     while True:
         reply = chat(talk.asked(), tools=tools)
@@ -323,7 +324,7 @@ def _streamed(event: Any, reply: Any, on_event: Callable[[Any], None] | None) ->
     return reply if done is None else done
 
 
-class _Talk:
+class _Conversation:
     """The conversation as it grows."""
 
     def __init__(
@@ -337,7 +338,8 @@ class _Talk:
             raise ConfigError(f"max_rounds: found {most!r}, wanted an integer of 1 or more")
         if not callable(getattr(dispatcher, "dispatch", None)):
             raise ConfigError(
-                f"dispatcher: found {type(dispatcher).__name__}, wanted something with dispatch(call)"
+                f"dispatcher: found {type(dispatcher).__name__}, wanted something with "
+                "dispatch(call)"
             )
         self.messages: list[dict[str, Any]] = [dict(message) for message in messages]
         self.results: list[ToolResult] = []
@@ -358,7 +360,8 @@ class _Talk:
         if calls and self.rounds == self.most:
             names = ", ".join(dict.fromkeys(call.name for call in calls))
             error = RoundsExhausted(
-                f"max_rounds: the model still calls {names} in reply {self.rounds}, wanted an answer by then"
+                f"max_rounds: the model still calls {names} in reply {self.rounds}, wanted an "
+                "answer by then"
             )
             error.answer = self.answer(reply)
             raise error

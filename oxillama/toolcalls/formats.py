@@ -1,26 +1,55 @@
 """How models spell tool calls: one `ToolCallFormat` per family, found by name or in a chat
 template's source.
 
-llama3    <|python_tag|>{"name": ..., "parameters": ...}, or the bare object as the whole reply; several separated by ";"
-qwen      <tool_call>\\n{"name": ..., "arguments": ...}\\n</tool_call>, once per call
-hermes    the same
-mistral   [TOOL_CALLS][{"name": ..., "arguments": ...}, ...]; read also as mistral-args
-mistral-args   [TOOL_CALLS]name[ARGS]{...}, once per call; read also as mistral
-pythonic  [f(a=1, b="x"), g()] as the whole reply
-command-r   <|START_ACTION|>[{"tool_name": ..., "parameters": ...}, ...]<|END_ACTION|>
-granite   <|tool_call|>[{"name": ..., "arguments": ...}, ...]
-deepseek  (V3, R1) each call as function<｜tool▁sep｜>name, a fence of json around {...}; deepseek-3.1: name<｜tool▁sep｜>{...}
-function-tag   <function=name>{...}</function>, once per call (Llama 3.1 by its card, Functionary 3.1)
-harmony   (gpt-oss) messages on channels, a call to functions.name on commentary; the whole reply is in that notation
-kimi-k2   <|tool_call_begin|>functions.NAME:NUMBER<|tool_call_argument_begin|>{...}<|tool_call_end|>, calls in one section
-apriel    <tool_calls>[{"name": ..., "arguments": ...}, ...]</tool_calls>
-nemotron  <TOOLCALL>[{"name": ..., "arguments": ...}, ...]</TOOLCALL>
-qwen-coder   <tool_call><function=NAME><parameter=KEY>value</parameter>...</function></tool_call>, values on lines of their own
-seed-oss  the same in <seed:tool_call>, values inline
-glm       (4.5 and later) <tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value>...</tool_call>
-minimax-m2   <minimax:tool_call><invoke name="NAME"><parameter name="KEY">value</parameter>...</invoke>...</minimax:tool_call>
-minimax-m3   <tool_call><invoke name="NAME"><KEY>value</KEY>...</invoke>...</tool_call>, ]<]minimax[>[ before every tag
-custom    an opening and a closing text of your own around objects or arrays of objects: `Custom(open, close)`
+llama3        <|python_tag|>{"name": ..., "parameters": ...}, or the bare object as the whole reply;
+              several separated by ";"
+qwen          <tool_call>\\n{"name": ..., "arguments": ...}\\n</tool_call>, once per call
+hermes        the same
+mistral       [TOOL_CALLS][{"name": ..., "arguments": ...}, ...]; read also as mistral-args
+mistral-args  [TOOL_CALLS]name[ARGS]{...}, once per call; read also as mistral
+pythonic      [f(a=1, b="x"), g()] as the whole reply
+command-r     <|START_ACTION|>[{"tool_name": ..., "parameters": ...}, ...]<|END_ACTION|>
+granite       <|tool_call|>[{"name": ..., "arguments": ...}, ...]
+deepseek      (V3, R1) each call as function<｜tool▁sep｜>name, a fence of json
+              around {...}
+deepseek-3.1  each call as name<｜tool▁sep｜>{...}
+function-tag  <function=name>{...}</function>, once per call (Llama 3.1 by its card,
+              Functionary 3.1)
+harmony       (gpt-oss) messages on channels, a call to functions.name on commentary; the whole
+              reply is in that notation
+kimi-k2       <|tool_call_begin|>functions.NAME:NUMBER<|tool_call_argument_begin|>{...}
+              <|tool_call_end|>, calls in one section
+apriel        <tool_calls>[{"name": ..., "arguments": ...}, ...]</tool_calls>
+nemotron      <TOOLCALL>[{"name": ..., "arguments": ...}, ...]</TOOLCALL>
+qwen-coder    <tool_call><function=NAME><parameter=KEY>value</parameter>...</function></tool_call>,
+              values on lines of their own
+seed-oss      the same in <seed:tool_call>, values inline
+glm           (4.5 and later) <tool_call>NAME<arg_key>KEY</arg_key><arg_value>value</arg_value>...
+              </tool_call>
+minimax-m2    <minimax:tool_call><invoke name="NAME"><parameter name="KEY">value</parameter>...
+              </invoke>...</minimax:tool_call>
+minimax-m1    <tool_calls>\\n{"name": ..., "arguments": ...}\\n...</tool_calls>, an object a line
+minimax-m3    <tool_call><invoke name="NAME"><KEY>value</KEY>...</invoke>...</tool_call>,
+              ]<]minimax[>[ before every tag
+dsml          (DeepSeek V3.2) <｜DSML｜function_calls><｜DSML｜invoke name="NAME">
+              <｜DSML｜parameter name="KEY" string="true|false">value</｜DSML｜parameter>...
+              </｜DSML｜invoke>...</｜DSML｜function_calls>; what is no string is JSON
+dsml-4        (DeepSeek V4) the same in <｜DSML｜tool_calls>
+hy3           <tool_calls:opensource><tool_call:opensource>NAME<tool_sep:opensource>
+              <arg_key:opensource>KEY</arg_key:opensource><arg_value:opensource>value
+              </arg_value:opensource>...</tool_call:opensource>...</tool_calls:opensource>
+minicpm5      <function name="NAME"><param name="KEY">value</param>...</function>, a value that
+              begins with <![CDATA[ ends with ]]>
+lfm2          <|tool_call_start|>[f(a=1, b="x"), g()]<|tool_call_end|>
+gemma4        <|tool_call>call:NAME{KEY:<|"|>text<|"|>,KEY:3,KEY:[...]}<tool_call|>, once per call:
+              keys stand bare, texts between <|"|> as they are
+apertus       <|tools_prefix|>[{"NAME": {...}}, ...]<|tools_suffix|>
+gigachat      (3.1) <|function_call|>{"name": ..., "arguments": ...}
+gigachat-3    the same in a message to "function call"
+solar         <|tool_calls|><|tool_call:begin|>ID<|tool_call:name|>NAME<|tool_call:args|>{...}
+              <|tool_call:end|>, once per call
+custom        an opening and a closing text of your own around objects or arrays of objects:
+              `Custom(open, close)`
 """
 
 from __future__ import annotations
@@ -32,10 +61,12 @@ from oxillama.errors import ConfigError
 
 ARGS = "[ARGS]"
 CALL_ID = "[CALL_ID]"
-# In `middle`: a number. In `value_tail`: the value's key.
-DIGITS, KEY = "\x04", "\x05"
-_MINIMAX = "]<]minimax[>["
-_MARK = re.compile(rf"<[|｜][^|｜<>]+[|｜]>|{re.escape(_MINIMAX)}")
+# In `middle`: a number. In `value_tail`: the value's key. In `key_tail`: "true" before a text,
+# "false" before JSON. In `lead`: an identifier that the model makes up.
+DIGITS, KEY, STRING, IDENTIFIER = "\x04", "\x05", "\x06", "\x07"
+CDATA = ("<![CDATA[", "]]>")
+_MINIMAX, _DSML = "]<]minimax[>[", "｜DSML｜"
+_MARK = re.compile(rf"<[|｜][^|｜<>]+[|｜]>|<\|[^|<>]+>|<[^|<>]+\|>|{re.escape(_MINIMAX)}|{_DSML}")
 _HARMONY_MARKS = (
     "<|start|>",
     "<|channel|>",
@@ -55,12 +86,15 @@ class ToolCallFormat:
     calls without an opening text. style: what stands between: "object" (one JSON object per block),
     "array" (a JSON array of them), "named" (name, [ARGS], arguments), "python", "headed" (lead,
     name, middle, arguments, tail; without a lead one call per block), "tags" (lead, name, middle,
-    arguments as tags, tail) or "harmony". header: a named call is read whatever the style. name_key,
-    arguments_keys: members of a call object; grammars write the first of the keys.
+    arguments as tags, tail) or "harmony". header: a named call is read whatever the style.
+    name_key, arguments_keys: members of a call object; grammars write the first of the keys.
+    Without a name_key the one key of an object is the name and its value the arguments. together:
+    the calls of a reply share one block. quote: of style "headed", what stands around a text
+    inside the arguments, which are no JSON then: keys stand bare, texts as they are.
 
     Of style "tags", an argument is key_lead, key, key_tail, value_lead, value, value_tail; lines:
-    values stand on lines of their own; together: the calls of a reply share one block. A text is
-    written as it is, any other value as JSON.
+    values stand on lines of their own; cdata: a value may stand in a section of character data. A
+    text is written as it is, any other value as JSON.
     """
 
     name: str
@@ -80,6 +114,8 @@ class ToolCallFormat:
     value_tail: str = ""
     lines: bool = False
     together: bool = False
+    cdata: bool = False
+    quote: str = ""
 
     @property
     def inner(self) -> str:
@@ -94,7 +130,7 @@ class ToolCallFormat:
         """The texts around and inside calls that a vocabulary may have as tokens."""
         if self.style == "harmony":
             return _HARMONY_MARKS
-        inside = _MARK.findall(self.open + self.lead + self.middle + self.tail)
+        inside = marks_in(self.open + self.lead + self.middle + self.tail + self.quote)
         tags = (self.lead, self.tail, self.key_lead, self.key_tail, self.value_lead)
         if self.style == "tags":
             inside += [*map(str.strip, tags), *((self.value_tail,) * (KEY not in self.value_tail))]
@@ -112,16 +148,27 @@ class ToolCallFormat:
             raise ConfigError("tool call format: open: found '', wanted the text that opens a call")
         if self.open.strip() != self.open or self.close.strip() != self.close:
             raise ConfigError(
-                f"tool call format: found {self.open!r} and {self.close!r}, wanted texts without spaces around them"
+                f"tool call format: found {self.open!r} and {self.close!r}, wanted texts without "
+                "spaces around them"
             )
         if self.open and self.open == self.close:
             raise ConfigError(
                 f"tool call format: open and close are both {self.open!r}, wanted different texts"
             )
+        if self.quote and self.style != "headed":
+            raise ConfigError(
+                f"tool call format: quote: found {self.quote!r} in style {self.style!r}, wanted ''"
+            )
         if not self.arguments_keys or self.name_key in self.arguments_keys:
             raise ConfigError(
-                f"tool call format: keys {self.name_key!r} and {self.arguments_keys!r} found, wanted different ones"
+                f"tool call format: keys {self.name_key!r} and {self.arguments_keys!r} found, "
+                "wanted different ones"
             )
+
+
+def marks_in(text: str) -> list[str]:
+    """The texts in a text that vocabularies usually have as control tokens, in their order."""
+    return _MARK.findall(text)
 
 
 LLAMA3 = ToolCallFormat(
@@ -226,6 +273,75 @@ MINIMAX_M3 = replace(
     key_tail=">",
     value_tail=f"{_MINIMAX}</{KEY}>",
 )
+MINIMAX_M1 = ToolCallFormat(
+    name="minimax-m1", open="<tool_calls>", close="</tool_calls>", together=True
+)
+DSML = ToolCallFormat(
+    name="dsml",
+    open=f"<{_DSML}function_calls>",
+    close=f"</{_DSML}function_calls>",
+    style="tags",
+    lead=f'<{_DSML}invoke name="',
+    middle='">',
+    tail=f"</{_DSML}invoke>",
+    key_lead=f'<{_DSML}parameter name="',
+    key_tail=f'" string="{STRING}">',
+    value_tail=f"</{_DSML}parameter>",
+    together=True,
+)
+DSML_4 = replace(DSML, name="dsml-4", open=f"<{_DSML}tool_calls>", close=f"</{_DSML}tool_calls>")
+HY3 = ToolCallFormat(
+    name="hy3",
+    open="<tool_calls:opensource>",
+    close="</tool_calls:opensource>",
+    style="tags",
+    lead="<tool_call:opensource>",
+    middle="<tool_sep:opensource>",
+    tail="</tool_call:opensource>",
+    key_lead="<arg_key:opensource>",
+    key_tail="</arg_key:opensource>",
+    value_lead="<arg_value:opensource>",
+    value_tail="</arg_value:opensource>",
+    together=True,
+)
+MINICPM5 = ToolCallFormat(
+    name="minicpm5",
+    open='<function name="',
+    close="</function>",
+    style="tags",
+    middle='">',
+    key_lead='<param name="',
+    key_tail='">',
+    value_tail="</param>",
+    cdata=True,
+)
+LFM2 = ToolCallFormat(
+    name="lfm2", open="<|tool_call_start|>", close="<|tool_call_end|>", style="python"
+)
+GEMMA4 = ToolCallFormat(
+    name="gemma4",
+    open="<|tool_call>call:",
+    close="<tool_call|>",
+    style="headed",
+    quote='<|"|>',
+)
+APERTUS = ToolCallFormat(
+    name="apertus",
+    open="<|tools_prefix|>",
+    close="<|tools_suffix|>",
+    style="array",
+    name_key="",
+)
+GIGACHAT = ToolCallFormat(name="gigachat", open="<|function_call|>")
+GIGACHAT_3 = ToolCallFormat(name="gigachat-3", open="<|message_sep|>\n\nfunction call<|role_sep|>")
+SOLAR = ToolCallFormat(
+    name="solar",
+    open="<|tool_calls|>",
+    style="headed",
+    lead=f"<|tool_call:begin|>{IDENTIFIER}<|tool_call:name|>",
+    middle="<|tool_call:args|>",
+    tail="<|tool_call:end|>",
+)
 HARMONY = ToolCallFormat(name="harmony", open="<|channel|>", style="harmony")
 
 FORMATS = {
@@ -233,7 +349,8 @@ FORMATS = {
     for each in (
         *(LLAMA3, QWEN, HERMES, MISTRAL, MISTRAL_ARGS, PYTHONIC, COMMAND_R, GRANITE),
         *(DEEPSEEK, DEEPSEEK_31, FUNCTION_TAG, HARMONY, KIMI, APRIEL, NEMOTRON),
-        *(QWEN_CODER, SEED, GLM, MINIMAX_M2, MINIMAX_M3),
+        *(QWEN_CODER, SEED, GLM, MINIMAX_M1, MINIMAX_M2, MINIMAX_M3, DSML, DSML_4, HY3, MINICPM5),
+        *(LFM2, GEMMA4, APERTUS, GIGACHAT, GIGACHAT_3, SOLAR),
     )
 }
 
@@ -267,22 +384,47 @@ def format_of(format: str | ToolCallFormat) -> ToolCallFormat:
         return format
     if format not in FORMATS:
         raise ConfigError(
-            f"tool call format: found {format!r}, wanted a ToolCallFormat or one of {', '.join(FORMATS)}"
+            f"tool call format: found {format!r}, wanted a ToolCallFormat or one of "
+            f"{', '.join(FORMATS)}"
         )
     return FORMATS[format]
+
+
+def spelled_out(template: str) -> str:
+    """A template's source with the suffix that it puts into its marks by `format` (Hy3)."""
+    suffix = ":opensource"
+    return template.replace("{}", suffix) if f"'{suffix}'" in template else template
+
+
+def _block_name(format: ToolCallFormat) -> str:
+    """What a template that puts a block's opening together says at the end of it."""
+    return f"{format.open.rpartition(_DSML)[2]}"
 
 
 def taught_format(template: str) -> ToolCallFormat | None:
     """The format that a chat template's source speaks of, None where it speaks of none that is
     known here.
     """
+    template = spelled_out(template)
     if HARMONY.open in template and "<|message|>" in template and "functions." in template:
         return HARMONY
     if _MINIMAX in template:
         return MINIMAX_M3 if "<invoke name=" in template else None
-    for each in (MINIMAX_M2, SEED):
+    if _DSML in template:
+        return next((each for each in (DSML, DSML_4) if _block_name(each) in template), None)
+    for each in (MINIMAX_M2, SEED, GEMMA4, APERTUS, GIGACHAT):
         if each.open in template:
             return each
+    if "<|tool_call:args|>" in template:
+        return SOLAR if SOLAR.open in template else None
+    if "<|role_sep|>" in template and "<|message_sep|>" in template:
+        return GIGACHAT_3 if "function call" in template else None
+    if "<tool_sep:opensource>" in template:
+        return HY3
+    if '<param name="' in template:
+        return MINICPM5 if MINICPM5.open in template else None
+    if LFM2.open in template or ("List of tools: [" in template and "<|im_start|>" in template):
+        return LFM2
     if "<|tool_call_argument_begin|>" in template or "tool_declare<|im_middle|>" in template:
         return KIMI
     if "<arg_key>" in template:
@@ -294,6 +436,8 @@ def taught_format(template: str) -> ToolCallFormat | None:
     for each in (APRIEL, NEMOTRON):
         if f"{each.open}[" in template:
             return each
+    if re.search(rf"{MINIMAX_M1.open}(\n|\\n)\{{", template):
+        return MINIMAX_M1
     if QWEN.open in template:
         hermes = re.search(r"function calling AI model|pydantic model json schema", template)
         return HERMES if hermes else QWEN

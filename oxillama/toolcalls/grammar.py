@@ -1,6 +1,5 @@
 """Grammars of replies: calls that follow their tools' schemas, beside an answer or after reasoning.
 
-Composer             rules of several grammars in one, delimiters that are tokens
 ToolCallGrammar      one or several calls: the whole reply, for tool_choice "required" or a name
 ReplyGrammar         a whole reply in the harmony notation
 with_reasoning       a grammar after a free reasoning region
@@ -30,30 +29,22 @@ import numpy as np
 from oxillama.errors import ConfigError, GrammarError
 from oxillama.grammar import Grammar, GrammarLimits, GrammarState, JsonSchemaCompiler, TokenMasker
 from oxillama.grammar.automaton import read_saved
-from oxillama.grammar.gbnf import OPEN, OTHER
-from oxillama.grammar.nodes import (
-    ANY,
-    CHOICE,
-    CLASS,
-    FRESH,
-    NETWORK,
-    NEVER,
-    REGISTER,
-    REPEAT,
-    RULE,
-    SEQUENCE,
-    SYMBOL,
-    choice,
-    literal,
-    merge,
-    repeat,
-    seq,
-    subtract,
-)
+from oxillama.grammar.nodes import ANY, CLASS, choice, literal, repeat, seq, subtract
 from oxillama.grammar.schema.spelling import whitespace
 from oxillama.tokenizer import TokenizerBridge
+from oxillama.toolcalls.composer import Composer
 from oxillama.toolcalls.events import Text
-from oxillama.toolcalls.formats import ARGS, DIGITS, KEY, ToolCallFormat, format_of
+from oxillama.toolcalls.formats import (
+    ARGS,
+    CDATA,
+    DIGITS,
+    IDENTIFIER,
+    KEY,
+    STRING,
+    ToolCallFormat,
+    format_of,
+)
+from oxillama.toolcalls.quoted import quoted_arguments
 from oxillama.toolcalls.reader import (
     _FUNCTIONS,
     _NEXT,
@@ -66,7 +57,6 @@ from oxillama.toolcalls.reader import (
     SPACE,
     WORD,
     bare_templates,
-    partial,
     search,
     types_of,
 )
@@ -74,140 +64,6 @@ from oxillama.toolcalls.reasoning import THINK, ReasoningFormat, ReasoningSplitt
 from oxillama.toolcalls.tools import Tool, arguments_schema, tools_of
 
 SPACES = whitespace()  # bounded, so that a model cannot stay in them
-
-
-class Composer:
-    """Collects rules, the root first; `token_ids` gives the ids of delimiters that are control
-    tokens, which have no text.
-    """
-
-    def __init__(self, *, token_ids: Mapping[str, int] | None = None) -> None:
-        self.names: list[str] = ["root"]
-        self.rules: list[tuple] = [NEVER]
-        self.tokens: list[int | str] = []
-        self.token_ids = dict(token_ids or {})
-
-    def delimiter(self, text: str) -> tuple:
-        """The node of a delimiter: its token where it is a control token, else its text; nothing
-        for an empty one.
-        """
-        if text in self.token_ids:
-            return self._symbol(self.token_ids[text])
-        return literal(text)
-
-    def spelled(self, text: str) -> tuple:
-        """The node of a text in which delimiters stand."""
-        if not self.token_ids:
-            return literal(text)
-        marks = sorted(self.token_ids, key=len, reverse=True)
-        return seq(
-            *(
-                self.delimiter(part)
-                for part in re.split(f"({'|'.join(map(re.escape, marks))})", text)
-                if part
-            )
-        )
-
-    def until(self, text: str) -> tuple:
-        """The node of any text that ends with a delimiter, part of it."""
-        return (
-            seq(self.any_text(), self.delimiter(text))
-            if text in self.token_ids
-            else text_until(text)
-        )
-
-    def until_spelled(self, text: str) -> tuple:
-        """The node of any text that ends with a text in which delimiters may stand; a text with
-        tokens in it ends at the first of them.
-        """
-        if any(mark in text for mark in self.token_ids):
-            return seq(self.any_text(), self.spelled(text))
-        return text_until(text)
-
-    def _symbol(self, token: int | str) -> tuple:
-        if token not in self.tokens:
-            self.tokens.append(token)
-        symbol = OTHER + 1 + self.tokens.index(token)
-        return (SYMBOL, ((symbol, symbol),))
-
-    def any_text(self) -> tuple:
-        """The node of any text."""
-        return repeat((CLASS, ANY))
-
-    def rule(self, name: str, node: tuple) -> tuple:
-        """A rule of its own; returns the node that refers to it."""
-        self.names.append(f"{name}-{len(self.rules)}")
-        self.rules.append(node)
-        return (RULE, len(self.rules) - 1)
-
-    def include(self, grammar: Grammar, name: str) -> tuple:
-        """All rules of a grammar; returns the node of its root."""
-        shift = len(self.rules)
-        for number, (old, body) in enumerate(zip(grammar.names, grammar.rules)):
-            self.names.append(f"{name}-{number}-{old}")
-            self.rules.append(self._moved(body, shift, grammar.tokens))
-        return (RULE, shift)
-
-    def _moved(self, node: tuple, shift: int, tokens: tuple) -> tuple:
-        kind = node[0]
-        if kind == RULE:
-            return (RULE, node[1] + shift)
-        if kind in (SEQUENCE, CHOICE):
-            return (kind, tuple(self._moved(part, shift, tokens) for part in node[1]))
-        if kind in (REPEAT, REGISTER, FRESH):
-            return (kind, self._moved(node[1], shift, tokens), *node[2:])
-        if kind == NETWORK:
-            return (
-                NETWORK,
-                node[1],
-                tuple(
-                    (
-                        accept,
-                        tuple((self._moved(part, shift, tokens), target) for part, target in edges),
-                    )
-                    for accept, edges in node[2]
-                ),
-            )
-        if kind == SYMBOL:
-            if node[1][-1][1] == OPEN:
-                symbol = self._symbol(tokens[node[1][-1][0] - 1 - OTHER - 1])[1][0][0]
-                return (SYMBOL, ((OTHER, symbol - 1), (symbol + 1, OPEN)))
-            return self._symbol(tokens[node[1][0][0] - OTHER - 1])
-        return node
-
-    def grammar(self, root: tuple, *, limits: GrammarLimits | None = None) -> Grammar:
-        """The grammar whose root is this node."""
-        self.rules[0] = root
-        return Grammar(
-            self.names,
-            self.rules,
-            tokens=self.tokens,
-            limits=limits or GrammarLimits(max_repetition=1 << 30),
-        )
-
-
-def text_until(delimiter: str) -> tuple:
-    """The node of any text that ends where the delimiter, part of it, first ends."""
-    if not delimiter:
-        raise GrammarError("delimiter: found '', wanted a text")
-    states = []
-    for at in range(len(delimiter)):
-        known = delimiter[:at]
-        edges: dict[int, list[str]] = {}
-        for char in sorted(set(delimiter)):
-            longer = known + char
-            target = len(longer) if delimiter.startswith(longer) else partial(longer, delimiter)
-            edges.setdefault(target, []).append(char)
-        rest = subtract(ANY, merge((ord(char), ord(char)) for char in delimiter))
-        nodes = [
-            ((CLASS, merge((ord(char), ord(char)) for char in chars)), target)
-            for target, chars in edges.items()
-        ]
-        states.append((False, (*nodes, ((CLASS, rest), 0))))
-    states.append((True, ()))
-    return (NETWORK, 0, tuple(states))
-
-
 _BOUNDS_OF_TEXT = {"pattern", "format", "allOf", "not"}
 _ANNOTATIONS = {
     "title",
@@ -244,7 +100,8 @@ def ToolCallGrammar(
     kind, tools = format_of(format), tools_of(tools)
     if name is not None and name not in [tool.name for tool in tools]:
         raise ConfigError(
-            f"tool_choice: found {name!r}, wanted one of {', '.join(tool.name for tool in tools) or 'no tools'}"
+            f"tool_choice: found {name!r}, wanted one of "
+            f"{', '.join(tool.name for tool in tools) or 'no tools'}"
         )
     chosen = [tool for tool in tools if name in (None, tool.name)]
     if not chosen:
@@ -346,21 +203,21 @@ def with_reasoning(
     """
     composer = Composer(token_ids=token_ids)
     answer = composer.include(grammar, "answer")
-    region = composer.rule("reasoning", seq(composer.until(format.close), SPACES))
+    region = composer.rule("reasoning", seq(composer.until_spelled(format.close), SPACES))
     root = (
         seq(region, answer)
         if opened
-        else choice(seq(SPACES, composer.delimiter(format.open), region, answer), answer)
+        else choice(seq(SPACES, composer.spelled(format.open), region, answer), answer)
     )
     return composer.grammar(root, limits=limits or grammar.limits)
 
 
 def _reply(composer: Composer, kind: ToolCallFormat, call: tuple, parallel: bool) -> tuple:
     """The blocks of a reply around its calls."""
-    open, close = composer.delimiter(kind.open), composer.delimiter(kind.close)
+    open, close = composer.spelled(kind.open), composer.spelled(kind.close)
     more = repeat(seq(literal(","), SPACES, call)) if parallel else literal("")
     if kind.style == "python":
-        return seq(literal("["), SPACES, call, more, literal("]"))
+        return seq(open, literal("["), SPACES, call, more, literal("]"), close)
     if kind.style == "array":
         return seq(
             open,
@@ -379,7 +236,7 @@ def _reply(composer: Composer, kind: ToolCallFormat, call: tuple, parallel: bool
     if kind.style == "headed":
         block = seq(open, call, close)
         return seq(block, repeat(seq(SPACES, block))) if parallel else block
-    if kind.style == "tags" and kind.together:
+    if kind.together:
         calls = seq(call, repeat(seq(SPACES, call))) if parallel else call
         return seq(open, SPACES, calls, SPACES, close)
     if kind.style == "named":
@@ -425,7 +282,20 @@ def _object_call(
     strict: bool,
     limits: GrammarLimits | None,
 ) -> tuple:
-    """{"name": "f", "arguments": {...}}, or with whatever keys the format has."""
+    """{"name": "f", "arguments": {...}}, or with whatever keys the format has; {"f": {...}} where
+    the name is the key.
+    """
+    if not kind.name_key:
+        return seq(
+            literal("{"),
+            SPACES,
+            literal(json.dumps(tool.name)),
+            literal(":"),
+            SPACES,
+            _arguments(composer, tool, closed, strict, limits),
+            SPACES,
+            literal("}"),
+        )
     key, arguments = (
         json.dumps(kind.name_key, ensure_ascii=False),
         json.dumps(kind.arguments_keys[0], ensure_ascii=False),
@@ -477,14 +347,29 @@ def _headed_call(
     limits: GrammarLimits | None,
 ) -> tuple:
     """The lead, name, the middle, {...}, the tail."""
-    arguments = _arguments(composer, tool, closed, strict, limits)
+    if kind.quote:
+        properties, required = _keywords(tool)
+        arguments = quoted_arguments(
+            composer, kind.quote, tool, properties, required, strict, limits
+        )
+    else:
+        arguments = _arguments(composer, tool, closed, strict, limits)
     return seq(
-        composer.spelled(kind.lead),
+        _lead(composer, kind),
         literal(tool.name),
         _middle(composer, kind),
         arguments,
         composer.spelled(kind.tail),
     )
+
+
+def _lead(composer: Composer, kind: ToolCallFormat) -> tuple:
+    """What stands before a name, with an identifier where the format has one."""
+    before, identifier, after = kind.lead.partition(IDENTIFIER)
+    if not identifier:
+        return composer.spelled(kind.lead)
+    chars = (CLASS, ((ord("0"), ord("9")), (ord("a"), ord("z"))))
+    return seq(composer.spelled(before), repeat(chars, 10, 10), composer.spelled(after))
 
 
 def _middle(composer: Composer, kind: ToolCallFormat) -> tuple:
@@ -504,17 +389,36 @@ def _tag_call(
     strict: bool,
     limits: GrammarLimits | None,
 ) -> tuple:
-    """The lead, name, the middle, the arguments as tags in the order of the properties, the tail."""
+    """The lead, name, the middle, the arguments as tags in the order of the properties, the
+    tail.
+    """
     properties, required = _keywords(tool)
     arguments = []
     for key in properties:
-        tail = kind.value_tail.replace(KEY, key)
-        line = literal("\n") if kind.lines else literal("")
-        ending = ("\n" if kind.lines else "") + tail
-        value = _bare_value(composer, tool, key, ending, strict, limits)
+        line = "\n" if kind.lines else ""
+        end = line + kind.value_tail.replace(KEY, key)
         lead = seq(SPACES, composer.spelled(kind.key_lead), literal(key))
-        between = seq(composer.spelled(kind.key_tail), SPACES if kind.value_lead else literal(""))
-        pair = seq(lead, between, composer.spelled(kind.value_lead), line, value)
+        schema = properties[key]
+        texts, others = _texts_and_others(schema)
+        values = []
+        for said, found in (("true", texts), ("false", others)):
+            if not found:
+                continue
+            between = seq(
+                composer.spelled(kind.key_tail.replace(STRING, said)),
+                SPACES if kind.value_lead else literal(""),
+                composer.spelled(kind.value_lead),
+                literal(line),
+            )
+            apart = STRING in kind.key_tail
+            if said == "true":
+                listed = _listed(schema, apart)
+                value = _text(composer, tool, key, end, strict, listed, cdata=kind.cdata)
+                values.append(seq(between, value))
+            elif apart or not texts:
+                value = _other(composer, tool, key, texts, strict, limits)
+                values.append(seq(between, value, composer.spelled(end)))
+        pair = seq(lead, choice(*values))
         arguments.append(pair if key in required else repeat(pair, 0, 1))
     return seq(
         composer.spelled(kind.lead),
@@ -526,44 +430,76 @@ def _tag_call(
     )
 
 
-def _bare_value(
+_OTHERS = ("number", "boolean", "null", "object", "array")
+
+
+def _texts_and_others(schema: Any) -> tuple[bool, bool]:
+    """(whether a schema allows texts, whether anything else)."""
+    kinds = types_of(schema)
+    return "string" in kinds or not kinds, kinds != {"string"}
+
+
+def _listed(schema: Any, texts_alone: bool) -> list[str] | None:
+    """The values that a schema lists, as they are written bare; None where it lists none."""
+    given: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
+    listed = given["enum"] if isinstance(given.get("enum"), list) else None
+    listed = [given["const"]] if "const" in given else listed
+    if listed is None:
+        return None
+    return [
+        each if isinstance(each, str) else json.dumps(each, ensure_ascii=False)
+        for each in listed
+        if isinstance(each, str) or not texts_alone
+    ]
+
+
+def _text(
     composer: Composer,
     tool: Tool,
     key: str,
     end: str,
     strict: bool,
+    listed: list[str] | None,
+    *,
+    cdata: bool,
+) -> tuple:
+    """The node of one argument that is written as it is, and of its end."""
+    if listed is not None:
+        return seq(choice(*map(literal, listed)), composer.spelled(end))
+    schema = tool.parameters["properties"][key]
+    given: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
+    bounded = sorted(_BOUNDS_OF_TEXT & given.keys())
+    if bounded and strict:
+        raise GrammarError(
+            f"tool {tool.name}: schema /properties/{key}/{bounded[0]}: cannot be enforced over "
+            "a text in tags"
+        )
+    least, most = given.get("minLength", 0), given.get("maxLength")
+    # of bounded length: without the character that its end begins with
+    other = (CLASS, subtract(ANY, ((ord(end[0]), ord(end[0])),)))
+    if least or most is not None:
+        return seq(repeat(other, least, most), composer.spelled(end))
+    if not cdata:
+        return composer.until_spelled(end)
+    section = seq(literal(CDATA[0]), composer.until_spelled(CDATA[1] + end))
+    return choice(section, composer.spelled(end), seq(other, composer.until_spelled(end)))
+
+
+def _other(
+    composer: Composer,
+    tool: Tool,
+    key: str,
+    texts: bool,
+    strict: bool,
     limits: GrammarLimits | None,
 ) -> tuple:
-    """The node of one argument's value and of its end: a text as it is, anything else as JSON."""
-    schema = tool.parameters["properties"][key]
-    kinds = types_of(schema)
-    texts = "string" in kinds or not kinds
-    given: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {}
-    listed = given["enum"] if isinstance(given.get("enum"), list) else None
-    listed = [given["const"]] if "const" in given else listed
-    if listed is not None and texts:
-        words = [
-            each if isinstance(each, str) else json.dumps(each, ensure_ascii=False)
-            for each in listed
-        ]
-        return seq(choice(*map(literal, words)), composer.spelled(end))
-    if texts:
-        bounded = sorted(_BOUNDS_OF_TEXT & given.keys())
-        if bounded and strict:
-            raise GrammarError(
-                f"tool {tool.name}: schema /properties/{key}/{bounded[0]}: cannot be enforced over a text in tags"
-            )
-        least, most = given.get("minLength", 0), given.get("maxLength")
-        if not least and most is None:
-            return composer.until_spelled(end)
-        # of bounded length: without the character that its end begins with
-        chars = subtract(ANY, ((ord(end[0]), ord(end[0])),))
-        return seq(repeat((CLASS, chars), least, most), composer.spelled(end))
+    """The node of one argument that is written as JSON; texts: they are written otherwise."""
     base = "urn:oxillama:tool"
     place = {"$ref": f"{base}#/properties/{key.replace('~', '~0').replace('/', '~1')}"}
     resources = {base: {**tool.parameters, "$id": base}}
-    compiled = _compiled(tool, place, strict, limits, resources)
-    return seq(composer.include(compiled, f"value-{_plain(key)}"), composer.spelled(end))
+    schema: Any = {"allOf": [place, {"type": list(_OTHERS)}]} if texts else place
+    compiled = _compiled(tool, schema, strict, limits, resources)
+    return composer.include(compiled, f"value-{_plain(key)}")
 
 
 def _keywords(tool: Tool) -> tuple[dict[str, Any], list[str]]:
@@ -575,7 +511,8 @@ def _keywords(tool: Tool) -> tuple[dict[str, Any], list[str]]:
     for keyword in schema:
         if keyword not in known:
             raise GrammarError(
-                f"tool {tool.name}: schema /{keyword}: cannot be enforced over keyword arguments, wanted properties and required"
+                f"tool {tool.name}: schema /{keyword}: cannot be enforced over keyword arguments, "
+                "wanted properties and required"
             )
     properties, required = dict(schema.get("properties") or {}), list(schema.get("required") or ())
     for key in required:
@@ -692,8 +629,9 @@ def answer_or_calls(
             .replace(" ", "")
         )
         raise ConfigError(
-            f"tool_choice: found 'auto' in format {kind.name} beside a constraint whose answers may begin with {shown}, as calls do; "
-            "wanted 'none', 'required' or a constraint that excludes it"
+            f"tool_choice: found 'auto' in format {kind.name} beside a constraint whose answers "
+            f"may begin with {shown}, as calls do; wanted 'none', 'required' or a constraint that "
+            "excludes it"
         )
     composer = Composer(token_ids=ids)
     root = choice(composer.include(answer, "answer"), composer.include(calls, "calls"))
@@ -777,7 +715,8 @@ class TriggeredGrammar:
         self.format, self.tools = format_of(format), tools_of(tools)
         if self.format.style == "harmony":
             raise ConfigError(
-                "tool call format harmony: has no free text, wanted the grammar of a whole reply (ReplyGrammar)"
+                "tool call format harmony: has no free text, wanted the grammar of a whole reply "
+                "(ReplyGrammar)"
             )
         self.parallel, self.closed, self.strict, self.limits = (
             bool(parallel),
@@ -789,6 +728,7 @@ class TriggeredGrammar:
         several = parallel and (
             self.format.style == "array"
             or (self.format.style == "headed" and bool(self.format.lead))
+            or self.format.style == "python"
             or self.format.together
             or (not self.format.close and self.format.style != "named")
         )
@@ -802,6 +742,11 @@ class TriggeredGrammar:
             limits=limits,
         )
         self.token_ids = dict(token_ids or {})
+        # Delimiters that are control tokens, which have no bytes of their own.
+        self._spelled = {token: text.encode() for text, token in self.token_ids.items()}
+        self._marks = {text.encode(): token for text, token in self.token_ids.items()}
+        marks = sorted(self._marks, key=len, reverse=True)
+        self._parts = re.compile(b"(" + b"|".join(map(re.escape, marks)) + b")") if marks else None
         self.names = frozenset(tool.name for tool in self.tools)
         # Bytes are searched as Latin-1, where every byte is a character, so that delimiters may be
         # cut anywhere.
@@ -852,6 +797,15 @@ class TriggeredGrammar:
     def symbol(self, token: int | None) -> int:
         """Every token is one that the grammar may name; its states decide."""
         return 1
+
+    def spelled(self, data: bytes, token: int | None) -> bytes:
+        """What a token says outside of calls: its bytes, or the delimiter that it is."""
+        return data if token is None else self._spelled.get(token, data)
+
+    def parts(self, data: bytes) -> list[tuple[bytes, int | None]]:
+        """Bytes cut into what is text and what is a delimiter, with the token that it is."""
+        pieces = [data] if self._parts is None else self._parts.split(data)
+        return [(piece, self._marks.get(piece)) for piece in pieces if piece]
 
     def candidates(self, masker: TokenMasker) -> list[int]:
         """Tokens that might open a call: those with the last byte of an opening in them."""
@@ -936,24 +890,16 @@ class TriggeredState:
         """Consumes bytes (with a token's id, where delimiters are tokens); False where a call they
         are in, or open, does not allow them.
         """
-        if self.region is not None and not self.region.over:
-            data = self._after_region(data, token)
-            if not data and not self.region.over:
-                return True
-        opener = self.grammar.format.open
-        if token is not None and self.call is None and self.grammar.token_ids.get(opener) == token:
-            return self._open(b"", token)
         if self.call is None:
+            data = self.grammar.spelled(data, token)
+            if self.region is not None and not self.region.over:
+                data = self._after_region(data)
+                if not data and not self.region.over:
+                    return True
             return token not in self.grammar.banned and self._free(data)
         if data:
             return self._through(data)
-        if token is None:
-            return True
-        if self.call.grammar.symbol(token) <= 0 or not self.call.allows_token(b"", token):
-            return False
-        self.call.advance(b"", token)
-        self._close_if_over()
-        return True
+        return token is None or self._token(token)
 
     def advance(self, data: bytes, token: int | None = None) -> None:
         """The same; raises GrammarError where it is not allowed, and the state must not be used any
@@ -961,7 +907,8 @@ class TriggeredState:
         """
         if not self.try_advance(data, token):
             raise GrammarError(
-                f"tool call: {bytes(data[:40])!r} is not allowed here, wanted a call of {', '.join(sorted(self.grammar.names))}"
+                f"tool call: {bytes(data[:40])!r} is not allowed here, wanted a call of "
+                f"{', '.join(sorted(self.grammar.names))}"
             )
 
     def mask(self) -> np.ndarray | None:
@@ -1041,15 +988,11 @@ class TriggeredState:
             raise GrammarError(f"tool call state: malformed ({error})") from None
         return state
 
-    def _after_region(self, data: bytes, token: int | None) -> bytes:
+    def _after_region(self, data: bytes) -> bytes:
         """Feeds a region; returns what is no part of it."""
-        kind, region = self.grammar.reasoning, self.region
-        if kind is None or region is None:
+        if self.region is None:
             return data
-        for text in (kind.open, kind.close):
-            if token is not None and self.grammar.token_ids.get(text) == token:
-                data = text.encode()
-        events = region.feed(data.decode("latin-1"))
+        events = self.region.feed(data.decode("latin-1"))
         return "".join(event.raw for event in events if isinstance(event, Text)).encode("latin-1")
 
     def _free(self, data: bytes) -> bool:
@@ -1066,7 +1009,7 @@ class TriggeredState:
             )
             if opening is not None and opening.start == 0:
                 self.tail = b""
-                return self._open(text.encode("latin-1"), None)
+                return self._open(text.encode("latin-1"))
             if not sure:
                 break
             self.fresh = self.fresh and not text[:sure].strip()
@@ -1074,13 +1017,25 @@ class TriggeredState:
         self.tail = text.encode("latin-1")
         return True
 
-    def _open(self, data: bytes, token: int | None) -> bool:
-        """A call begins with these bytes."""
+    def _open(self, data: bytes) -> bool:
+        """A call begins with these bytes, in which delimiters may be tokens."""
         self.call = self.grammar.calls.state(self.masker)
         self.tail = b""
-        if token is None:
-            return self._through(data)
-        self.call.advance(b"", token)
+        parts = self.grammar.parts(data)
+        for at, (piece, token) in enumerate(parts):
+            if self.call is None:
+                return self._free(b"".join(rest for rest, _ in parts[at:]))
+            if not (self._through(piece) if token is None else self._token(token)):
+                return False
+        return True
+
+    def _token(self, token: int) -> bool:
+        """A delimiter that is a token, in a call."""
+        call = self.call
+        if call is None or call.grammar.symbol(token) <= 0 or not call.allows_token(b"", token):
+            return False
+        call.advance(b"", token)
+        self._close_if_over()
         return True
 
     def _through(self, data: bytes) -> bool:
@@ -1151,7 +1106,8 @@ def constraint_of(
     for text, token in ids.items():
         if bridge is not None and bridge.token_to_id(text) != token:
             raise GrammarError(
-                f"constraint: {text} was token {token}, this vocabulary has {bridge.token_to_id(text)}"
+                f"constraint: {text} was token {token}, this vocabulary has "
+                f"{bridge.token_to_id(text)}"
             )
     return made
 

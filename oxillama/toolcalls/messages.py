@@ -18,8 +18,8 @@ _PARTS = re.compile(r"\bfor\s+\w+\s+in\s+\w+(?:\.content\b|\[['\"]content['\"]\]
 
 
 class MessageForm:
-    """How one template wants its messages; which form of arguments, and of contents, it takes is tried
-    once, when the first one comes for which that matters.
+    """How one template wants its messages; which form of arguments, and of contents, it takes is
+    tried once, when the first one comes for which that matters.
     """
 
     __slots__ = ("_as_text", "_by_parts", "_render", "_takes_parts", "_takes_text", "_thinking")
@@ -62,8 +62,8 @@ class MessageForm:
         return made
 
     def _content(self, content: Any) -> Any:
-        """A content as the template writes it whole: text as one part where it reads parts alone, parts
-        of text as one text where it reads text alone.
+        """A content as the template writes it whole: text as one part where it reads parts alone,
+        parts of text as one text where it reads text alone.
         """
         if isinstance(content, str):
             if self._takes_text is None:

@@ -127,7 +127,8 @@ class ChatPlanner:
             kind = asked or self.format
             if kind is None:
                 raise ConfigError(
-                    "tool_format: the chat template teaches none that is known, wanted tool_format or tool_choice='none'"
+                    "tool_format: the chat template teaches none that is known, wanted tool_format "
+                    "or tool_choice='none'"
                 )
         if (
             constraint is not None
@@ -135,7 +136,8 @@ class ChatPlanner:
             and (kind is not None or self.reasoning is not None)
         ):
             raise ConfigError(
-                f"grammar: found {type(constraint).__name__} in a chat with tools or reasoning, wanted a Grammar"
+                f"grammar: found {type(constraint).__name__} in a chat with tools or reasoning, "
+                "wanted a Grammar"
             )
         region = self.reasoning
         opened = region is not None and opened_by(prompt, region)
@@ -213,7 +215,7 @@ class ChatPlanner:
         region = self.reasoning
         texts = (
             *(kind.marks if kind is not None else ()),
-            *((region.open, region.close) if region is not None else ()),
+            *(region.marks if region is not None else ()),
         )
         found = {text: self.bridge.token_to_id(text) for text in texts}
         return {
@@ -246,6 +248,7 @@ def _proven_by_source(kind: ToolCallFormat) -> bool:
     return bool(kind.bare) or kind.style == "harmony"
 
 
+_ENDS: dict[str, Any] = {"bos_token": "", "eos_token": ""}
 _PROBE = ToolCall("probe_tool", {"probe_key": "probe value"})
 
 
@@ -258,15 +261,17 @@ def _written_call(template: str) -> str | None:
     ).listed()
     asked: list[dict[str, Any]] = [{"role": "user", "content": "probe question"}]
     answered = {"role": "tool", "tool_call_id": _PROBE.id, "name": _PROBE.name, "content": "b"}
+    rendered = ChatTemplate(template)
     for arguments in (_PROBE.arguments, _PROBE.arguments_text):
         call = _PROBE.message()
         call["function"]["arguments"] = arguments
         talk = [*asked, {"role": "assistant", "content": "", "tool_calls": [call]}]
         for messages in ([*talk, answered], talk):
             try:
-                rendered = ChatTemplate(template)
-                before = rendered.render(asked, tools=[tool]).plain
-                text = rendered.render(messages, tools=[tool], add_generation_prompt=False).plain
+                before = rendered.render(asked, tools=[tool], **_ENDS).plain
+                text = rendered.render(
+                    messages, tools=[tool], add_generation_prompt=False, **_ENDS
+                ).plain
             except TemplateError:
                 continue
             start = len(commonprefix([before, text]))
@@ -329,7 +334,8 @@ def _choice(given: Any, tools: tuple[Tool, ...]) -> tuple[str, str | None]:
         return "named", name
     if given not in CHOICES:
         raise ConfigError(
-            f"tool_choice: found {given if name is None else name!r}, wanted one of {', '.join((*CHOICES, *names))}"
+            f"tool_choice: found {given if name is None else name!r}, wanted one of "
+            f"{', '.join((*CHOICES, *names))}"
         )
     if given == "required" and not tools:
         raise ConfigError("tool_choice: found 'required' without tools, wanted at least one")

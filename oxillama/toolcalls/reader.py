@@ -1,7 +1,7 @@
 """Reads tool calls in a reply while it streams, and loses nothing of it.
 
 opening       where calls begin in a growing text, and how much of its end may become a beginning
-JsonCall, PythonCall, TagCall   one call in one notation, as it streams
+JsonCall, PythonCall, TagCall, QuotedCall   one call in one notation, as it streams
 ToolCallDetector   a reply with calls in it: text -> events
 HarmonyReader      a reply made of messages on channels (gpt-oss)
 
@@ -35,9 +35,12 @@ from oxillama.toolcalls.events import (
 from oxillama.toolcalls.formats import (
     ARGS,
     CALL_ID,
+    CDATA,
     DIGITS,
     HARMONY,
+    IDENTIFIER,
     KEY,
+    STRING,
     ToolCallFormat,
     format_of,
 )
@@ -97,6 +100,8 @@ def _pattern(template: str) -> Pattern:
             whole, part = rf"(?P<name>{title}){whole}", rf"(?:\Z|{title}(?:\Z|{part}))"
         elif char == DIGITS:
             whole, part = rf"\d{{1,9}}{whole}", rf"(?:\Z|\d{{1,9}}(?:\Z|{part}))"
+        elif char == IDENTIFIER:
+            whole, part = rf"[\w\-]{{1,64}}{whole}", rf"(?:\Z|[\w\-]{{1,64}}(?:\Z|{part}))"
         elif char == KEYWORD:
             whole, part = rf"{word}{whole}", rf"(?:\Z|{word}(?:\Z|{part}))"
         else:
@@ -345,13 +350,16 @@ class JsonCall:
             self._value_begun(at)
         else:
             raise Malformed(
-                f"found {self.raw[at]!r} after {self.raw[max(0, at - 20) : at]!r}, wanted {_WANTED[self._expect]}"
+                f"found {self.raw[at]!r} after {self.raw[max(0, at - 20) : at]!r}, wanted "
+                f"{_WANTED[self._expect]}"
             )
 
     def _ended(self, end: int) -> None:
         """A string or a bracket ends in the outermost object."""
         if self._expect == "key":
             self._key, self._expect = _json(self.raw[self._from : end]), "colon"
+            if not self.format.name_key and self.name is None:
+                self._name_found(self._key, end)
         else:
             self._value_ended(end)
 
@@ -385,7 +393,8 @@ class JsonCall:
             raise Malformed(f"found {char!r}, wanted {_WANTED[self._expect]}")
 
     def _value_begun(self, at: int) -> None:
-        if self._arguments is None and self._key in self.format.arguments_keys:
+        keys = self.format.arguments_keys if self.format.name_key else (self.name,)
+        if self._arguments is None and self._key in keys:
             self._arguments, self._plain = (at, None), self.raw[at] == "{"
 
     def _value_ended(self, end: int) -> None:
@@ -393,10 +402,12 @@ class JsonCall:
         if self._arguments == (self._from, None):
             self._arguments = (self._from, end)
         elif self._key == self.format.name_key and self.name is None:
-            name = _json(self.raw[self._from : end])
-            if not isinstance(name, str) or not name:
-                raise Malformed(f"{self._key}: found {str(name)[:40]!r}, wanted a name")
-            self.name, self._named = name, end
+            self._name_found(_json(self.raw[self._from : end]), end)
+
+    def _name_found(self, name: Any, end: int) -> None:
+        if not isinstance(name, str) or not name:
+            raise Malformed(f"{self._key}: found {str(name)[:40]!r}, wanted a name")
+        self.name, self._named = name, end
 
     def stream(self) -> None:
         """Gives out what is ready: the beginning once the name is known, then the arguments as they
@@ -445,11 +456,13 @@ class JsonCall:
         """The object is whole: it is read as JSON, or is no call."""
         value = _json(self.raw)
         if self.name is None:
-            raise Malformed(f"found no {self.format.name_key!r}, wanted the name of the tool")
+            wanted = f"no {self.format.name_key!r}" if self.format.name_key else "no key"
+            raise Malformed(f"found {wanted}, wanted the name of the tool")
+        if not self._whole and not self.format.name_key and len(value) > 1:
+            raise Malformed(f"found {len(value)} keys, wanted the name of the tool alone")
+        keys = self.format.arguments_keys if self.format.name_key else (self.name,)
         arguments = (
-            value
-            if self._whole
-            else next((value[key] for key in value if key in self.format.arguments_keys), None)
+            value if self._whole else next((value[key] for key in value if key in keys), None)
         )
         if not self._plain:
             if isinstance(arguments, str):
@@ -699,7 +712,8 @@ def _dict(text: str, at: int, depth: int) -> tuple[dict, int]:
         at = _skip(text, at)
         if not isinstance(key, str) or key in members or text[at : at + 1] != ":":
             raise Malformed(
-                f"found {text[at : at + 20]!r} after key {key!r}, wanted ':' after a text that stands once"
+                f"found {text[at : at + 20]!r} after key {key!r}, wanted ':' after a text that "
+                "stands once"
             )
         members[key], at = _value(text, _skip(text, at + 1), depth + 1)
         at = _comma(text, at, "}")
@@ -737,8 +751,8 @@ def _string(text: str, at: int) -> tuple[str, int]:
 
 
 class TagCall:
-    """One call in tags, from behind its name to its end; `prefix` (what stands before, and the name)
-    belongs to its beginning, `schema` is that of the tool's parameters.
+    """One call in tags, from behind its name to its end; `prefix` (what stands before, and the
+    name) belongs to its beginning, `schema` is that of the tool's parameters.
 
     `feed` leaves what may be the beginning of a tag unread, to be given again.
     """
@@ -758,6 +772,8 @@ class TagCall:
         self._arguments: dict[str, Any] = {}
         self._key: str | None = None
         self._value: list[str] | None = None  # pieces of the value that is being read
+        self._string: bool | None = None  # whether the call says that the value is a text
+        self._begun = self._cdata = False  # of the value
 
     def feed(self, text: str) -> int:
         """Reads what belongs to the call; returns how many characters. Raises `Malformed`, having
@@ -803,20 +819,28 @@ class TagCall:
         if not rest.startswith(kind.key_lead):
             raise Malformed(f"found other text, wanted {kind.key_lead} or {ends}")
         start = at + len(kind.key_lead)
-        end = text.find(kind.key_tail, start)
+        before, said, after = kind.key_tail.partition(STRING)
+        end = text.find(before, start)
         if end < 0 or end - start > _LONGEST:
             if len(text) - start > _LONGEST:
-                raise Malformed(
-                    f"a key is longer than {_LONGEST} characters, wanted {kind.key_tail}"
-                )
+                raise Malformed(f"a key is longer than {_LONGEST} characters, wanted {before}")
             return None
+        over = end + len(before)
+        if said:
+            spelled = {f"true{after}": True, f"false{after}": False}
+            found = next((each for each in spelled if text.startswith(each, over)), None)
+            if found is None:
+                if any(each.startswith(text[over:]) for each in spelled):
+                    return None
+                raise Malformed(f"found other text after {before}, wanted true{after}")
+            self._string, over = spelled[found], over + len(found)
         key = text[start:end].strip()
         if not key or key in self._arguments:
             raise Malformed(f"key {key[:40]!r}: {'stands twice' if key else 'is empty'}")
-        self._key = key
+        self._key, self._begun, self._cdata = key, False, False
         if not kind.value_lead:
             self._value = []
-        return end + len(kind.key_tail) - at
+        return over - at
 
     def _before_value(self, text: str, at: int) -> int | None:
         lead = self.format.value_lead
@@ -831,7 +855,15 @@ class TagCall:
 
     def _in_value(self, text: str, at: int, value: list[str]) -> int | None:
         key = self._key or ""
+        if self.format.cdata and not self._begun:
+            start = text[at : at + len(CDATA[0])]
+            if start != CDATA[0] and CDATA[0].startswith(start):
+                return None
+            self._begun, self._cdata = True, start == CDATA[0]
+            if self._cdata:
+                return len(start)
         tail = self.format.value_tail.replace(KEY, key)
+        tail = CDATA[1] + tail if self._cdata else tail
         end = text.find(tail, at)
         if end < 0:
             sure = len(text) - partial(text[max(at, len(text) - len(tail)) :], tail)
@@ -843,7 +875,10 @@ class TagCall:
             written = written.removeprefix("\n").removesuffix("\n")
         schemas = self._schema.get("properties")
         schema = schemas.get(key) if isinstance(schemas, Mapping) else None
-        self._arguments[key] = read_value(written, schema)
+        if self._string is None:
+            self._arguments[key] = read_value(written, schema)
+        else:
+            self._arguments[key] = written if self._string else _json(written.strip())
         self._key = self._value = None
         return end + len(tail) - at
 
@@ -857,7 +892,121 @@ class TagCall:
         self.events.append(CallFinished("", self.index, call))
 
 
-_Call = JsonCall | PythonCall | TagCall
+class QuotedCall:
+    """One call whose arguments are an object with bare keys, texts between the format's quotes;
+    `prefix` (what stands before, and the name) belongs to its beginning.
+    """
+
+    def __init__(self, format: ToolCallFormat, index: int, name: str, prefix: str) -> None:
+        self.index, self.name, self._quote = index, name, format.quote
+        self.events: list[Event] = [CallStarted(prefix, index, call_id(index), name)]
+        self.raw, self.done = "", False
+        self._given = 0
+        self._stack: list[str] = []
+        self._text = False  # inside a text
+        self._from = 0  # where the last quote ends
+
+    def feed(self, text: str) -> int:
+        """Reads what belongs to the call; returns how many characters. Raises `Malformed`, having
+        read to where it shows.
+        """
+        return read(self, text)
+
+    def stream(self) -> None:
+        """Gives out the arguments read so far."""
+        if self._given < len(self.raw):
+            self.events.append(CallArguments(self.raw[self._given :], self.index, ""))
+            self._given = len(self.raw)
+
+    def rest(self) -> str:
+        """What was read and not given out: nothing."""
+        return ""
+
+    def character(self, char: str, at: int) -> None:
+        """Takes one character, from the opening bracket of the arguments to the one that closes
+        them.
+        """
+        start = at + 1 - len(self._quote)
+        if start >= self._from and self.raw.startswith(self._quote, start):
+            self._text, self._from = not self._text, at + 1
+        elif self._text:
+            return
+        elif char in "{[":
+            self._stack.append(char)
+        elif char in "}]":
+            if self._stack[-1] != _CLOSES[char]:
+                raise Malformed(f"found {char!r}, wanted what closes {self._stack[-1]!r}")
+            self._stack.pop()
+            self.done = not self._stack
+
+    def finish(self) -> None:
+        """The call is whole: its arguments are read, or it is no call."""
+        arguments, _ = self._object(0, 0)
+        call = ToolCall(self.name, arguments, call_id(self.index))
+        try:
+            call.arguments_text.encode()
+        except UnicodeEncodeError:
+            raise Malformed("a text holds half a surrogate pair") from None
+        self.events.append(CallArguments("", self.index, call.arguments_text))
+        self.events.append(CallFinished("", self.index, call))
+
+    def _value(self, at: int, depth: int) -> tuple[Any, int]:
+        """(the value at a place, where it ends)."""
+        if depth > _DEEPEST:
+            raise Malformed(f"brackets are nested deeper than {_DEEPEST}")
+        if self.raw.startswith(self._quote, at):
+            return self._quoted(at)
+        if self.raw[at] == "{":
+            return self._object(at, depth)
+        if self.raw[at] == "[":
+            return self._array(at, depth)
+        match = _BARE.match(self.raw, at)
+        word = match.group() if match else ""
+        if word in _WORDS:
+            return _WORDS[word], at + len(word)
+        if not word or not _JSON_NUMBER.fullmatch(word):
+            raise Malformed(f"found {self.raw[at : at + 20]!r}, wanted a value")
+        return _json(word), at + len(word)
+
+    def _quoted(self, at: int) -> tuple[str, int]:
+        start = at + len(self._quote)
+        end = self.raw.index(self._quote, start)
+        return self.raw[start:end], end + len(self._quote)
+
+    def _object(self, at: int, depth: int) -> tuple[dict[str, Any], int]:
+        members: dict[str, Any] = {}
+        at = _skip(self.raw, at + 1)
+        while self.raw[at] != "}":
+            quoted = self.raw.startswith(self._quote, at)
+            if quoted:
+                key, at = self._quoted(at)
+            else:
+                match = _BARE.match(self.raw, at)
+                key = match.group().rstrip() if match else ""
+                at += len(key)
+            at = _skip(self.raw, at)
+            if not (key or quoted) or key in members or self.raw[at] != ":":
+                raise Malformed(
+                    f"found {self.raw[at : at + 20]!r} after key {key[:40]!r}, wanted ':' after a "
+                    "key that stands once"
+                )
+            members[key], at = self._value(_skip(self.raw, at + 1), depth + 1)
+            at = _comma(self.raw, at, "}")
+        return members, at + 1
+
+    def _array(self, at: int, depth: int) -> tuple[list[Any], int]:
+        items: list[Any] = []
+        at = _skip(self.raw, at + 1)
+        while self.raw[at] != "]":
+            item, at = self._value(at, depth + 1)
+            items.append(item)
+            at = _comma(self.raw, at, "]")
+        return items, at + 1
+
+
+_BARE = re.compile(r"[^\s,:{}\[\]<>\"]+(?:[ ]+[^\s,:{}\[\]<>\"]+)*")
+_JSON_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_Call = JsonCall | PythonCall | TagCall | QuotedCall
 _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "string": lambda value: isinstance(value, str),
@@ -941,7 +1090,8 @@ class ToolCallDetector:
         self.index = first_index
         if self.format.style == "harmony":
             raise ConfigError(
-                "tool call format harmony: is read by HarmonyReader, the whole reply is in that notation"
+                "tool call format harmony: is read by HarmonyReader, the whole reply is in that "
+                "notation"
             )
         self._parameters = {} if parameters is None else dict(parameters)
         self._templates = bare_templates(self.format)
@@ -974,7 +1124,7 @@ class ToolCallDetector:
         return joined(out)
 
     # ---- the five places
-    # -----------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def _in_text(self, out: list[Event]) -> bool:
         opening, sure = search(
@@ -994,7 +1144,7 @@ class ToolCallDetector:
         if opening.kind == "delimiter":
             opener = taken(self, opening.end)
             out.append(Markup(opener))
-            self._enter(opener, self.format.close)
+            self._enter(opener, self.format.close, python=self.format.style == "python")
         elif opening.kind == "inner":
             self._enter("", "")
         else:
@@ -1029,7 +1179,7 @@ class ToolCallDetector:
         if self._head is not None:
             return self._next_headed(out)
         begins = self._array or not self._calls or self._close or self._separated
-        if char == "{" and begins and not self._python:
+        if char == "{" and begins and (not self._python or self.format.open):
             self._begin(JsonCall(self.format, self.index, prefix=taken(self, lead)))
         elif char == "[" and not self._array and not self._calls:
             self._array = True
@@ -1075,6 +1225,9 @@ class ToolCallDetector:
             schema = self._parameters.get(match["name"])
             prefix = taken(self, end)
             self._begin(TagCall(self.format, self.index, match["name"], prefix, schema))
+        elif match is not None and self.format.quote:
+            prefix = taken(self, match.end() - 1)
+            self._begin(QuotedCall(self.format, self.index, match["name"], prefix))
         elif match is not None:
             self._tail = tail_pattern(self.format) if self.format.tail else None
             self._begin(
@@ -1088,7 +1241,8 @@ class ToolCallDetector:
             self._leave_inner(out)
         else:
             middle = self.format.middle.replace(DIGITS, "0")
-            reason = f"found no call, wanted {self.format.lead}name{middle}"
+            lead = self.format.lead.replace(IDENTIFIER, "id")
+            reason = f"found no call, wanted {lead}name{middle}"
             # without a block, what looked like the beginning of a call is given out at once
             inner = "" if self._whole else taken(self, len(self.format.inner))
             self._give_up(out, inner, reason)

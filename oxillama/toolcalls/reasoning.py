@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from oxillama.errors import ConfigError
 from oxillama.tokenizer.provenance import marks_of
 from oxillama.toolcalls.events import Event, Markup, Reasoning, Text, joined
+from oxillama.toolcalls.formats import marks_in, spelled_out
 from oxillama.toolcalls.reader import SPACE, partial
 
 
@@ -25,8 +26,14 @@ class ReasoningFormat:
     def __post_init__(self) -> None:
         if not self.open or not self.close or self.open[0] in SPACE:
             raise ConfigError(
-                f"reasoning format: found {self.open!r} and {self.close!r}, wanted two texts that do not begin with a space"
+                f"reasoning format: found {self.open!r} and {self.close!r}, wanted two texts that "
+                "do not begin with a space"
             )
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The texts around regions, whole and in part, that a vocabulary may have as tokens."""
+        return (self.open, self.close, *marks_in(self.open + self.close))
 
 
 THINK = ReasoningFormat("<think>", "</think>")
@@ -38,12 +45,16 @@ REASONING_FORMATS = (
     ReasoningFormat("<reasoning>", "</reasoning>"),
     ReasoningFormat("<thought>", "</thought>"),
     ReasoningFormat("<seed:think>", "</seed:think>"),
+    ReasoningFormat("<think:opensource>", "</think:opensource>"),
+    ReasoningFormat("<|channel>thought", "<channel|>"),
+    ReasoningFormat("<|inner_prefix|>", "<|inner_suffix|>"),
 )
 
 
 def detect_reasoning(template: str) -> ReasoningFormat | None:
     """The regions that a chat template's source knows of, None where it knows none."""
-    return next((each for each in REASONING_FORMATS if each.close in template), None)
+    source = spelled_out(template)
+    return next((each for each in REASONING_FORMATS if each.close in source), None)
 
 
 def opened_by(prompt: str, format: ReasoningFormat = THINK) -> bool:
@@ -105,7 +116,9 @@ class ReasoningSplitter:
 
     @property
     def held(self) -> str:
-        """The end of the text that may be the beginning of a delimiter, or white space before it."""
+        """The end of the text that may be the beginning of a delimiter, or white space before
+        it.
+        """
         return "".join(self._lead) + self._held
 
     @property
@@ -120,7 +133,8 @@ class ReasoningSplitter:
         """A splitter that stands at a place and holds back the end of a text."""
         if place not in ("before", "opened", "inside", "after") or not isinstance(held, str):
             raise ConfigError(
-                f"reasoning: found {place!r} and {type(held).__name__}, wanted 'before', 'opened', 'inside' or 'after' and a text"
+                f"reasoning: found {place!r} and {type(held).__name__}, wanted 'before', 'opened', "
+                "'inside' or 'after' and a text"
             )
         made = cls(format)
         made._place, made._held = place, held
@@ -140,7 +154,9 @@ class ReasoningSplitter:
         return joined([kind(self._take(len(self._held)))])
 
     def _before(self, out: list[Event]) -> None:
-        """At the beginning: the text that opens a region, though the prompt has opened it already."""
+        """At the beginning: the text that opens a region, though the prompt has opened it
+        already.
+        """
         if self._held.startswith(self.format.open):
             self._with_lead()
             end = self._held.index(self.format.open) + len(self.format.open)
@@ -171,7 +187,9 @@ class ReasoningSplitter:
 def split_reasoning(
     text: str, format: ReasoningFormat = THINK, *, opened: bool = False
 ) -> tuple[str, str]:
-    """(the reasoning, the answer) of a whole reply, each as it is written, without the delimiters."""
+    """(the reasoning, the answer) of a whole reply, each as it is written, without the
+    delimiters.
+    """
     splitter = ReasoningSplitter(format, opened=opened)
     events = splitter.feed(text) + splitter.finish()
     reasoning = "".join(event.raw for event in events if isinstance(event, Reasoning))

@@ -103,7 +103,8 @@ def tool_from_function(function: Callable, *, name: str | None = None) -> Tool:
             parameter.POSITIONAL_ONLY,
         ):
             raise ConfigError(
-                f"tool {name}: parameter {parameter} cannot be named in a call, wanted named parameters"
+                f"tool {name}: parameter {parameter} cannot be named in a call, wanted named "
+                "parameters"
             )
         hint = hints.get(parameter.name, Any)
         default = (
@@ -233,7 +234,8 @@ def _own(value: Any, schema: Mapping[str, Any], where: str) -> list[str]:
         return [f"{where}: found {_shown(value)}, wanted {' or '.join(kinds)}"]
     if "enum" in schema and not any(_same(value, each) for each in schema["enum"]):
         return [
-            f"{where}: found {_shown(value)}, wanted one of {', '.join(map(_shown, schema['enum']))}"
+            f"{where}: found {_shown(value)}, wanted one of "
+            f"{', '.join(map(_shown, schema['enum']))}"
         ]
     if "const" in schema and not _same(value, schema["const"]):
         return [f"{where}: found {_shown(value)}, wanted {_shown(schema['const'])}"]

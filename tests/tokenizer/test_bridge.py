@@ -1,4 +1,6 @@
-"""Vocabularies: the ids others give, every byte accounted for, and hostile files refused by name."""
+"""Vocabularies: the ids others give, every byte accounted for, and hostile files refused by
+name.
+"""
 
 import json
 import time

@@ -285,7 +285,8 @@ def test_what_a_template_writes_around_text_stays_its_own():
         "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|im_end|>' }}{% endfor %}",
         "{% for m in messages %}{{ '<|{}|>{}<|im_end|>'.format(m.role, m.content) }}{% endfor %}",
         "{% for m in messages %}{{ '<|%s|>%s<|im_end|>' % (m.role, m.content) }}{% endfor %}",
-        "{% for m in messages %}{{ '<|' ~ m['role'] ~ '|>' ~ m.content | trim }}<|im_end|>{% endfor %}",
+        "{% for m in messages %}{{ '<|' ~ m['role'] ~ '|>' ~ m.content | trim }}<|im_end|>{% "
+        "endfor %}",
     ):
         ids = bridge.encode(ChatTemplate(source).render(talk))
         assert ids == [user, *bridge.encode("hi", add_special=False), end]

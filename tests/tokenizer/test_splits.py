@@ -1,5 +1,5 @@
-"""Words of byte-level vocabularies: our automata cut every text as a backtracking search by the same
-expressions does (the `tokenizers` library's).
+"""Words of byte-level vocabularies: our automata cut every text as a backtracking search by the
+same expressions does (the `tokenizers` library's).
 """
 
 import random

@@ -57,15 +57,25 @@ def test_hostile_templates_of_the_cases_end_soon_in_little_memory(cases, tmp_pat
         "{{ ''.__class__.__mro__ }}",
         "{{ messages.__init__.__globals__ }}",
         "{{ raise_exception.__globals__.os }}",
-        "{{ messages.append(1) }}",
+        "{{ messages.clear() }}",
+        "{{ messages[0].clear() }}",
+        "{{ own.append(1) }}",
+        "{% set l = [1] %}{% for i in l %}{{ l.append(i) }}{% endfor %}",
+        "{% set l = [1] %}{% for i in range(60) %}{{ l.extend(l) }}{% endfor %}",
+        "{% set l = [] %}{% for i in range(9) %}{{ l.extend(range(99999)) }}{% endfor %}",
+        "{% set l = [1] * 99999 %}{{ l.append(l) }}{{ l.extend([l] * 9999) }}{{ l }}",
+        "{% set ns = namespace() %}{% set ns.l = [ns] * 99999 %}{{ ns.l }}",
+        "{% set ns = namespace() %}{% set ns.l = [ns] * 99999 %}{{ '%s' % (ns.l,) }}",
+        "{% set d = {} %}{{ d.update(a=d) }}{{ d | tojson }}",
+        "{{ [].pop() }}",
         "{{ 'A' * 10 ** 10 }}",
         "{{ 10 ** 10 ** 10 }}",
         "{{ 'a'.center(10 ** 9) }}",
         "{{ [1] | slice(3 * 10 ** 7) | list }}",
         "{{ (10).to_bytes(10 ** 9) }}",
         "{{ ('a ' * 5000000) | title }}",
-        "{% set ns = namespace(s='AB') %}{% for i in range(60) %}{% set s %}{{ ns.s }}{{ ns.s }}{% endset %}"
-        "{% set ns.s = s %}{% endfor %}{{ ns.s }}",
+        "{% set ns = namespace(s='AB') %}{% for i in range(60) %}{% set s %}{{ ns.s }}{{ ns.s }}{% "
+        "endset %}{% set ns.s = s %}{% endfor %}{{ ns.s }}",
         "{{ ([[[1] * 99] * 99] * 20) | tojson(separators=('x' * 100000, 'y')) }}",
         "{{ 1.5 | round(10 ** 9, 'ceil') }}",
         "{{ dict.fromkeys(range(99999), 1) }}",
@@ -73,16 +83,20 @@ def test_hostile_templates_of_the_cases_end_soon_in_little_memory(cases, tmp_pat
         "{{ 'a' | replace('a', 'b' * 30000000) | replace('b', 'c' * 9) }}",
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
         "{% macro m(n) %}{{ m(n) }}{{ m(n) }}{% endmacro %}{{ m(1) }}",
-        "{% set ns = namespace(s='AB') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s }}",
-        "{% set ns = namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l = ns.l + ns.l %}{% endfor %}{{ ns.l }}",
+        "{% set ns = namespace(s='AB') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% "
+        "endfor %}{{ ns.s }}",
+        "{% set ns = namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l = ns.l + ns.l %}{% "
+        "endfor %}{{ ns.l }}",
         "{{ [1] | batch(10 ** 10, 0) | list }}",
         "{{ '%0999999999d' % 1 }}",
         "{{ '{:>999999999}'.format(1) }}",
         "{{ 'x' | indent(10 ** 9) }}",
         "{{ messages | tojson(indent=10 ** 9) }}",
-        "{% set ns = namespace(s=[]) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% endfor %}{{ ns.s }}",
+        "{% set ns = namespace(s=[]) %}{% for i in range(60) %}{% set ns.s = [ns.s, ns.s] %}{% "
+        "endfor %}{{ ns.s }}",
         "{% set ns = namespace(s=[], t=[]) %}"
-        "{% for i in range(60) %}{% set ns.s = ns.s + [ns.s] %}{% set ns.t = ns.t + [ns.t] %}{% endfor %}{{ ns.s == ns.t }}",
+        "{% for i in range(60) %}{% set ns.s = ns.s + [ns.s] %}{% set ns.t = ns.t + [ns.t] %}{% "
+        "endfor %}{{ ns.s == ns.t }}",
         "{% set s = 'a' * 100000 %}{% for i in range(90000) %}{% set t = s[1:] %}{% endfor %}",
         "{{ ('a,' * 3000000).split(',') }}",
         "{{ ('a' * 1000).translate({97: 'b' * 100000}) }}",
@@ -101,14 +115,45 @@ def test_hostile_templates_of_the_cases_end_soon_in_little_memory(cases, tmp_pat
 def test_what_a_template_may_not_do_is_a_template_error(source):
     begin = time.process_time()
     with pytest.raises(TemplateError):
-        ChatTemplate(source).render(HI)
+        ChatTemplate(source).render(HI, own=Own())
     assert time.process_time() - begin < 2
+
+
+class Own(list):
+    """Somebody's own list."""
+
+
+def test_a_template_may_change_its_own_lists_and_copies_and_nothing_else():
+    source = (
+        "{% set l = [1] %}{% set d = {'a': 1} %}{{ l.append(2) }}{{ l.extend([3, 4]) }}"
+        "{{ l.insert(0, 0) }}{{ l.pop() }},{{ l.pop(0) }},{{ l }},{{ d.update({'b': 2}, c=3) }}"
+        "{{ d.update([('e', 5)]) }}{{ d.setdefault('d', 4) }},{{ d.pop('a') }},{{ d }}"
+        "{{ messages.append(1) }}{{ messages[0].update(content='x') }}{{ tools[0].pop('name') }}"
+        "{{ given.append(1) }},{{ messages | length }}"
+    )
+    messages, tools, given = [{"role": "user", "content": "a"}], [{"name": "f"}], []
+    wanted = "None" * 3 + "4,0,[1, 2, 3]," + "None" * 2 + "4,1,{'b': 2, 'c': 3, 'e': 5, 'd': 4}"
+    for _ in range(2):
+        text = ChatTemplate(source).render(messages, tools=tools, given=given)
+        assert text.plain == wanted + "NoneNonefNone,2"
+    assert (messages, tools, given) == ([{"role": "user", "content": "a"}], [{"name": "f"}], [])
+
+
+def test_what_is_put_into_a_list_stays_a_messages_text():
+    source = "{% set l = [] %}{% set _ = l.append(messages[0].content) %}{{ l.pop() }}!"
+    assert ChatTemplate(source).render(HI).marks == bytes([1] * len(HI[0]["content"])) + b"\0"
+
+
+def test_json_of_what_a_filter_gives_out_lazily_is_that_of_a_list():
+    source = "{{ tools | map(attribute='name') | tojson }}"
+    assert ChatTemplate(source).render(HI, tools=[{"name": "f"}]).plain == '["f"]'
 
 
 def test_templates_are_set_up_as_their_authors_expect():
     assert (
         ChatTemplate(
-            "{% for m in messages %}\n  {% if loop.first %}\nA{% endif %}\n{{ m.role }}\n{% endfor %}"
+            "{% for m in messages %}\n  {% if loop.first %}\nA{% endif %}\n{{ m.role }}\n{% endfor "
+            "%}"
         ).render(HI)
         == "Auser\n"
     )
@@ -154,7 +199,10 @@ def test_templates_are_set_up_as_their_authors_expect():
 
 
 def test_a_long_conversation_has_a_budget_of_its_own_length():
-    source = "{% for m in messages %}{% if 'x' in m.content %}{{ m.content | trim | replace('a', 'b') ~ '\n' }}{% endif %}{% endfor %}"
+    source = (
+        "{% for m in messages %}{% if 'x' in m.content %}{{ m.content | trim | replace('a', 'b') ~ "
+        "'\n' }}{% endif %}{% endfor %}"
+    )
     messages = [{"role": "user", "content": "xa" * 10000}] * 500
     assert len(ChatTemplate(source).render(messages)) == 500 * 20001
 

@@ -15,7 +15,9 @@ TOOLS = [
 CALLS = {
     "qwen": '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
     "llama3": '{"name": "add", "parameters": {"a": 1}}',
-    "mistral": '[TOOL_CALLS][{"name": "now", "arguments": {}}, {"name": "add", "arguments": {"a": 2}}]',
+    "mistral": (
+        '[TOOL_CALLS][{"name": "now", "arguments": {}}, {"name": "add", "arguments": {"a": 2}}]'
+    ),
     "mistral-args": "[TOOL_CALLS]now[ARGS]{}",
     "pythonic": "[add(a=3)]",
 }

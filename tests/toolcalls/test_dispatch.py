@@ -92,9 +92,9 @@ def test_a_call_reaches_its_function_with_the_types_of_its_hints():
         }
         and result.ok
     )
-    assert (
-        result.content
-        == '{"place": {"city": "Ulm", "near": [{"city": "Au", "near": null}]}, "days": 1, "unit": "F", "tags": ["a"]}'
+    assert result.content == (
+        '{"place": {"city": "Ulm", "near": [{"city": "Au", "near": null}]}, "days": 1, "unit": '
+        '"F", "tags": ["a"]}'
     )
     assert result.message() == {
         "role": "tool",
@@ -164,7 +164,7 @@ def test_what_a_function_raises_is_its_result():
         dispatcher.register(echo, name="say")
 
 
-def test_doors_refuse_what_is_no_tool():
+def test_what_is_no_tool_is_refused():
     for wrong in (3, {}, lambda *args: 0, Tool):
         with pytest.raises(ConfigError):
             ToolDispatcher([wrong]) if callable(wrong) and wrong is not Tool else tool_of(
@@ -219,7 +219,7 @@ def test_faults_are_found_exactly_where_the_standard_finds_them(value, schema):
 
 
 # ---- rounds
-# ----------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def scripted(*replies):
@@ -397,7 +397,10 @@ def test_published_templates_take_the_messages_of_rounds(cases, name):
     assert '"a": 1' in text and "3" in text
 
 
-HISTORY = "{% for m in messages %}{{ m.role }}{% for c in m.tool_calls or [] %}<{{ ARGUMENTS }}>{% endfor %}{% endfor %}"
+HISTORY = (
+    "{% for m in messages %}{{ m.role }}{% for c in m.tool_calls or [] %}<{{ ARGUMENTS }}>{% "
+    "endfor %}{% endfor %}"
+)
 
 
 @pytest.mark.parametrize("given", [{"a": "é"}, '{"a": "é"}'])

@@ -13,8 +13,8 @@ from oxillama import SamplerConfig, ToolDispatcher, run_until_answer
 from oxillama.chat import Chat
 
 TEMPLATE = (
-    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
-    "{% endfor %}"
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ "
+    "c.function | tojson }}</tool_call>{% endfor %}{% endfor %}"
 )
 SCHEMA = {
     "type": "object",

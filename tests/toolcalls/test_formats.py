@@ -44,6 +44,26 @@ def test_templates_of_published_models_tell_their_format(cases, name):
         ("within <tool_call></tool_call> tags: <tool_calls>[{}]</tool_calls>", "apriel"),
         ("use <TOOLCALL>[{}]</TOOLCALL>", "nemotron"),
         ("{{ messages }}", None),
+        ("{% set d = '｜DSML｜' %}{{ '</' + d + 'function_calls>' }}", "dsml"),
+        ("{% set d = '｜DSML｜' %}{{ '</' + d + 'tool_calls>' }}", "dsml-4"),
+        ("{% set d = '｜DSML｜' %}{{ '</' + d + 'other>' }}", None),
+        ("{% set s = ':opensource' %}{{ '<tool_sep{}>'.format(s) }}", "hy3"),
+        ("{{ '<tool_sep{}>'.format(suffix) }}", None),
+        ('<function name="f"><param name="k">v</param></function>', "minicpm5"),
+        ('<param name="k">v</param>', None),
+        ("{{ '<|im_start|>system\nList of tools: [' }}", "lfm2"),
+        ("{{ 'List of tools: <|tool_list_start|>[' }}", None),
+        ("{{ '<|tool_call_start|>[' }}", "lfm2"),
+        ("{{ '<|tool_call>call:' + name + '{' }}", "gemma4"),
+        ("{{ '<|tools_prefix|>' }}", "apertus"),
+        ("{{ role + '<|role_sep|>' + text + '<|message_sep|><|function_call|>' }}", "gigachat"),
+        ("{{ 'function call<|role_sep|>' + text + '<|message_sep|>' }}", "gigachat-3"),
+        ("{{ '<|role_sep|>' + text + '<|message_sep|>' }}", None),
+        ("{{ '<|tool_calls|>' + name + '<|tool_call:args|>' }}", "solar"),
+        ("{{ 'in <tool_calls></tool_calls>:\\n<tool_calls>\\n{\"name\": <name>}' }}", "minimax-m1"),
+        ("<|open|>call tool=<|sep|>", None),
+        ("<atem:function_calls><atem:invoke name='f'>", None),
+        (">>>name", None),
     ],
 )
 def test_small_templates_tell_their_format(source, name):
@@ -55,11 +75,13 @@ def test_small_templates_tell_their_format(source, name):
     ("spelled", "name"),
     [
         (
-            '<tool_calls>[{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}}]</tool_calls>',
+            '<tool_calls>[{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson '
+            "}}}]</tool_calls>",
             "apriel",
         ),
         (
-            '<tool_call>{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}}</tool_call>',
+            '<tool_call>{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson '
+            "}}}</tool_call>",
             "qwen",
         ),
         (
@@ -76,7 +98,8 @@ def test_small_templates_tell_their_format(source, name):
 )
 def test_what_a_template_writes_for_a_call_counts_whatever_it_speaks_of(spelled, name):
     source = (
-        "{# <tool_call> #}{% for m in messages %}{% if m.tool_calls %}{% set c = m.tool_calls[0].function %}"
+        "{# <tool_call> #}{% for m in messages %}{% if m.tool_calls %}{% set c = "
+        "m.tool_calls[0].function %}"
         "<|im_start|>assistant\n" + spelled + "{% else %}<|im_start|>{{ m.role }}\n{{ m.content }}"
         "{% endif %}<|im_end|>\n{% endfor %}"
     )

@@ -21,7 +21,7 @@ from oxillama.toolcalls import (
     TriggeredGrammar,
     detect_calls,
 )
-from oxillama.toolcalls.formats import DIGITS
+from oxillama.toolcalls.formats import DIGITS, IDENTIFIER
 
 WEATHER = {
     "type": "object",
@@ -44,36 +44,134 @@ SCHEMAS = {
 }
 ALPHABET = [bytes([byte]) for byte in b'"}])>,: ab019-.\n\\{[(tf<;=TFN'] + ["é".encode()]
 SPELLED = {
-    "qwen": '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
-    "llama3": '<|python_tag|>{"name": "weather", "parameters": {"city": "Ulm", "days": 3}}; {"name": "now", "parameters": {}}',
-    "mistral": '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}, {"name": "now", "arguments": {}}]',
+    "qwen": (
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    ),
+    "llama3": (
+        '<|python_tag|>{"name": "weather", "parameters": {"city": "Ulm", "days": 3}}; {"name": '
+        '"now", "parameters": {}}'
+    ),
+    "mistral": (
+        '[TOOL_CALLS][{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}, {"name": '
+        '"now", "arguments": {}}]'
+    ),
     "mistral-args": '[TOOL_CALLS]weather[ARGS]{"city": "Ulm", "days": 3}[TOOL_CALLS]now[ARGS]{}',
     "pythonic": '[weather(city="Ulm", days=3, units=None, where=[1, true]), now()]',
-    "command-r": '<|START_ACTION|>[\n{"tool_name": "weather", "parameters": {"city": "Ulm", "days": 3}}, '
-    '{"tool_name": "now", "parameters": {}}\n]<|END_ACTION|>',
-    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
-    '{"city": "Ulm", "days": 3}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜>'
-    "<｜tool▁calls▁end｜>",
-    "deepseek-3.1": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Ulm", "days": 3}<｜tool▁call▁end｜>'
-    "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-    "function-tag": '<function=weather>{"city": "Ulm", "days": 3}</function>\n<function=now>{}</function>',
-    "granite": '<|tool_call|>[{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}, {"name": "now", "arguments": {}}]',
-    "kimi-k2": '<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{"city": "Ulm", "days": 3}'
-    "<|tool_call_end|><|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
-    "apriel": '<tool_calls>[{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}, {"name": "now", "arguments": {}}]</tool_calls>',
-    "nemotron": '<TOOLCALL>[{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}, {"name": "now", "arguments": {}}]</TOOLCALL>',
-    "qwen-coder": "<tool_call>\n<function=weather>\n<parameter=city>\nUlm\n</parameter>\n<parameter=days>\n3\n</parameter>\n"
-    "</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n</tool_call>",
-    "seed-oss": "<seed:tool_call>\n<function=weather>\n<parameter=city>Ulm</parameter>\n<parameter=days>3</parameter>\n"
-    "</function>\n<function=now>\n</function>\n</seed:tool_call>",
-    "glm": "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Ulm</arg_value>\n<arg_key>days</arg_key>\n"
-    "<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
-    "minimax-m2": '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Ulm</parameter>\n'
-    '<parameter name="days">3</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n</minimax:tool_call>',
-    "minimax-m3": ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="weather">]<]minimax[>[<city>Ulm]<]minimax[>[</city>'
-    ']<]minimax[>[<days>3]<]minimax[>[</days>]<]minimax[>[</invoke>\n]<]minimax[>[<invoke name="now">]<]minimax[>[</invoke>\n'
-    "]<]minimax[>[</tool_call>",
+    "command-r": (
+        '<|START_ACTION|>[\n{"tool_name": "weather", "parameters": {"city": "Ulm", "days": 3}}, '
+        '{"tool_name": "now", "parameters": {}}\n]<|END_ACTION|>'
+    ),
+    "deepseek": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
+        "```json\n"
+        '{"city": "Ulm", "days": 3}\n```<｜tool▁call▁end｜>\n'
+        "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n"
+        "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    "deepseek-3.1": (
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Ulm", "days": '
+        "3}<｜tool▁call▁end｜>"
+        "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    "function-tag": (
+        '<function=weather>{"city": "Ulm", "days": 3}</function>\n<function=now>{}</function>'
+    ),
+    "granite": (
+        '<|tool_call|>[{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}, {"name": '
+        '"now", "arguments": {}}]'
+    ),
+    "kimi-k2": (
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0"
+        '<|tool_call_argument_begin|>{"city": "Ulm", "days": 3}'
+        "<|tool_call_end|><|tool_call_begin|>functions.now:1"
+        "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"
+    ),
+    "apriel": (
+        '<tool_calls>[{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}, {"name": '
+        '"now", "arguments": {}}]</tool_calls>'
+    ),
+    "nemotron": (
+        '<TOOLCALL>[{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}, {"name": "now", '
+        '"arguments": {}}]</TOOLCALL>'
+    ),
+    "qwen-coder": (
+        "<tool_call>\n<function=weather>\n<parameter=city>\nUlm\n</parameter>\n<parameter=days>\n"
+        "3\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=now>\n</function>\n"
+        "</tool_call>"
+    ),
+    "seed-oss": (
+        "<seed:tool_call>\n<function=weather>\n<parameter=city>Ulm</parameter>\n"
+        "<parameter=days>3</parameter>\n</function>\n<function=now>\n</function>\n</seed:tool_call>"
+    ),
+    "glm": (
+        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Ulm</arg_value>\n"
+        "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n<tool_call>now\n"
+        "</tool_call>"
+    ),
+    "minimax-m2": (
+        '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Ulm</parameter>\n'
+        '<parameter name="days">3</parameter>\n</invoke>\n<invoke name="now">\n</invoke>\n'
+        "</minimax:tool_call>"
+    ),
+    "minimax-m3": (
+        "]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke "
+        'name="weather">]<]minimax[>[<city>Ulm]<]minimax[>[</city>]<]minimax[>[<days>3'
+        "]<]minimax[>[</days>]<]minimax[>[</invoke>\n"
+        ']<]minimax[>[<invoke name="now">]<]minimax[>[</invoke>\n'
+        "]<]minimax[>[</tool_call>"
+    ),
+    "minimax-m1": (
+        '<tool_calls>\n{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}\n{"name": '
+        '"now", "arguments": {}}\n</tool_calls>'
+    ),
+    "dsml": (
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n'
+        '<｜DSML｜parameter name="city" string="true">Ulm</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+        '</｜DSML｜invoke>\n<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n'
+        "</｜DSML｜function_calls>"
+    ),
+    "dsml-4": (
+        '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="weather">\n'
+        '<｜DSML｜parameter name="city" string="true">Ulm</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n'
+        '</｜DSML｜invoke>\n<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>'
+    ),
+    "hy3": (
+        "<tool_calls:opensource>\n<tool_call:opensource>weather<tool_sep:opensource>\n"
+        "<arg_key:opensource>city</arg_key:opensource>\n"
+        "<arg_value:opensource>Ulm</arg_value:opensource>\n"
+        "<arg_key:opensource>days</arg_key:opensource>\n"
+        "<arg_value:opensource>3</arg_value:opensource>\n</tool_call:opensource>\n"
+        "<tool_call:opensource>now<tool_sep:opensource>\n</tool_call:opensource>\n"
+        "</tool_calls:opensource>"
+    ),
+    "minicpm5": (
+        '<function name="weather"><param name="city">Ulm</param><param name="days">3</param>'
+        '</function>\n<function name="now"></function>'
+    ),
+    "lfm2": '<|tool_call_start|>[weather(city="Ulm", days=3), now()]<|tool_call_end|>',
+    "gemma4": (
+        '<|tool_call>call:weather{city:<|"|>Ulm<|"|>,days:3,units:<|"|>°F<|"|>,where:[1,true]}'
+        "<tool_call|><|tool_call>call:now{}<tool_call|>"
+    ),
+    "apertus": (
+        '<|tools_prefix|>[{"weather": {"city": "Ulm", "days": 3}}, {"now": {}}]<|tools_suffix|>'
+    ),
+    "gigachat": (
+        '<|function_call|>{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}; {"name": '
+        '"now", "arguments": {}}'
+    ),
+    "gigachat-3": (
+        '<|message_sep|>\n\nfunction call<|role_sep|>\n{"name": "weather", "arguments": {"city": '
+        '"Ulm", "days": 3}}; {"name": "now", "arguments": {}}'
+    ),
+    "solar": (
+        "<|tool_calls|><|tool_call:begin|>a1b2c4d5e6<|tool_call:name|>weather<|tool_call:args|>"
+        '{"city": "Ulm", "days": 3}<|tool_call:end|><|tool_call:begin|>aaaaaaaaaa'
+        "<|tool_call:name|>now<|tool_call:args|>{}<|tool_call:end|>"
+    ),
 }
 BLOCKS = sorted(set(FORMATS) - {"harmony"})  # the others: calls in text
 GRAMMARS = {name: ToolCallGrammar(name, TOOLS) for name in BLOCKS}
@@ -135,14 +233,17 @@ def test_a_named_tool_is_the_only_one_and_without_parallel_one_call_is_all(forma
         format, TOOLS, name="weather"
     ).matches(SPELLED[format])
     kind = FORMATS[format]
-    call = {"pythonic": "[now()]", "mistral-args": "[TOOL_CALLS]now[ARGS]{}"}.get(format)
+    call = {"mistral-args": "[TOOL_CALLS]now[ARGS]{}"}.get(format)
+    if kind.style == "python":
+        call = f"{kind.open}[now()]{kind.close}"
     if kind.style == "headed":
-        middle = kind.middle.replace(DIGITS, "0")
-        call = f"{kind.open}{kind.lead}now{middle}{{}}{kind.tail}{kind.close}"
+        middle, lead = kind.middle.replace(DIGITS, "0"), kind.lead.replace(IDENTIFIER, "a" * 10)
+        call = f"{kind.open}{lead}now{middle}{{}}{kind.tail}{kind.close}"
     if kind.style == "tags":
         call = f"{kind.open}{kind.lead}now{kind.middle}{kind.tail}{kind.close}"
     if call is None:
-        call = json.dumps({kind.name_key: "now", kind.arguments_keys[0]: {}})
+        call = {kind.name_key: "now", kind.arguments_keys[0]: {}}
+        call = json.dumps(call if kind.name_key else {"now": {}})
         call = f"{kind.open}{f'[{call}]' if kind.style == 'array' else call}{kind.close}"
     assert now.matches(call) and ToolCallGrammar(format, TOOLS, parallel=False).matches(call)
 
@@ -157,7 +258,8 @@ def test_pythonic_calls_have_what_is_required_in_any_choice_of_the_rest(given_ke
             "required": ["b", "d"],
         },
     }
-    text = f"[f({', '.join(f'{key}={json.dumps(value)}' for key, value in sorted(given_keys.items()))})]"
+    keywords = ", ".join(f"{key}={json.dumps(value)}" for key, value in sorted(given_keys.items()))
+    text = f"[f({keywords})]"
     assert ToolCallGrammar("pythonic", [tool]).matches(text) == ({"b", "d"} <= given_keys.keys())
 
 
@@ -171,7 +273,7 @@ def test_delimiters_that_are_control_tokens_are_tokens_in_the_grammar():
     )
 
 
-def test_doors_name_what_cannot_be_had():
+def test_errors_name_what_cannot_be_had():
     with pytest.raises(ConfigError, match="tool_choice: found 'fly', wanted one of weather, now"):
         ToolCallGrammar("qwen", TOOLS, name="fly")
     with pytest.raises(ConfigError, match="found none"):
@@ -187,7 +289,7 @@ def test_doors_name_what_cannot_be_had():
 
 
 # ---- triggered
-# -----------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 PIECES = [
     b"",
@@ -333,6 +435,141 @@ def test_an_opening_that_is_a_control_token_begins_the_constraint():
     for token in (6, 2, 5):
         with pytest.raises(GrammarError):
             masker.advance(state.fork(), token)
+
+
+def test_an_opening_in_which_control_tokens_stand_begins_the_constraint():
+    tokens = [
+        b"",
+        b"<",
+        b"</",
+        b"",
+        b"tool_calls>",
+        b'invoke name="now">',
+        b"invoke>",
+        b"no",
+        b"\n",
+    ]
+    masker = TokenMasker(tokens, control_ids=[0, 3], eog_ids=[0])
+    grammar = TriggeredGrammar("dsml-4", TOOLS, token_ids={"｜DSML｜": 3})
+    state = grammar.state(masker)
+    for token in (7, 1, 3, 7, 1, 3, 4):  # a beginning that becomes none, then one
+        masker.advance(state, token)
+    assert state.inside
+    saved = TriggeredGrammar("dsml-4", TOOLS, token_ids={"｜DSML｜": 3})
+    state = type(state).restore(state.serialise(), grammar=saved, masker=masker)
+    with pytest.raises(GrammarError):
+        masker.advance(state.fork(), 7)
+    for token in (8, 1, 3, 5, 8, 2, 3, 6, 2, 3, 4):
+        masker.advance(state, token)
+    assert not state.inside and state.is_complete()
+    with pytest.raises(GrammarError):  # a call without its block
+        for token in (1, 3, 5):
+            masker.advance(state, token)
+
+
+def test_quotes_that_are_control_tokens_stand_around_texts_alone():
+    ids = {"<|tool_call>": 5, "<tool_call|>": 6, '<|"|>': 7}
+    grammar = ToolCallGrammar("gemma4", TOOLS, token_ids=ids)
+    assert grammar.matches([5, b"call:weather{city:", 7, b"Ulm", 7, b",days:3}", 6])
+    assert not grammar.matches([5, b'call:weather{city:<|"|>Ulm<|"|>,days:3}', 6])
+    assert not grammar.matches(
+        [5, b"call:weather{city:", 7, b"Ulm", 7, b",days:", 7, b"3", 7, b"}", 6]
+    )
+
+
+def test_a_call_may_begin_where_a_region_might_have():
+    masker = TokenMasker([b"", b"", b"now", b"{}", b"a", b""], control_ids=[0, 1, 5], eog_ids=[0])
+    ids = {"[TOOL_CALLS]": 1, "[ARGS]": 5}
+    grammar = TriggeredGrammar("mistral-args", TOOLS, reasoning=THINK, token_ids=ids)
+    state = grammar.state(masker)
+    masker.advance(state, 1)
+    assert state.inside
+    with pytest.raises(GrammarError):
+        masker.advance(state, 4)
+
+
+QUOTED = {
+    "name": "f",
+    "parameters": {
+        "properties": {
+            "b": {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": 2},
+            "a": {
+                "type": "object",
+                "properties": {"y": {"$ref": "#/$defs/tree"}, "x": {"type": ["number", "null"]}},
+                "required": ["x"],
+            },
+            "c": {},
+        },
+        "$defs": {
+            "tree": {
+                "anyOf": [
+                    {"type": "array", "items": {"$ref": "#/$defs/tree"}},
+                    {"const": {"k": ["v", 1]}},
+                ]
+            }
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("written", "fits"),
+    [
+        ("{}", True),
+        ('{a:{x:1,y:[[],{k:[<|"|>v<|"|>,1]}]},b:[<|"|>s, "t<|"|>]}', True),
+        ("{a:{x:null}}", True),
+        ('{c:{any:[1,true,{k:<|"|>{<|"|>}]}}', True),
+        ("{a:{}}", False),
+        ("{b:[]}", False),
+        ('{b:[<|"|>1<|"|>,<|"|>2<|"|>,<|"|>3<|"|>]}', False),
+        ("{a:{x:1,z:2}}", False),
+        ('{"a":{x:1}}', False),
+        ("{c:1,c:2}", False),
+    ],
+)
+def test_arguments_with_quotes_of_their_own_follow_their_schema(written, fits):
+    text = f"<|tool_call>call:f{written}<tool_call|>"
+    assert ToolCallGrammar("gemma4", [QUOTED]).matches(text) == fits
+    assert bool(detect_calls(text, "gemma4")[2]) == ('"a"' in written or "c:1,c" in written)
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"type": "string", "pattern": "a+"}, "'pattern' cannot be enforced"),
+        ({"type": "array", "prefixItems": []}, "'prefixItems' cannot be enforced"),
+        ({"oneOf": [{"type": "string"}, {"type": "string"}]}, "wanted anyOf"),
+        ({"$ref": "#/$defs/none"}, "leads nowhere"),
+        ({"type": "object", "properties": {"a b": {}}}, "'a b' cannot stand bare"),
+        ({"minLength": 2}, "'minLength', wanted a type"),
+        (False, "wanted a schema with values"),
+    ],
+)
+def test_what_cannot_be_enforced_over_quoted_arguments_is_refused(schema, message):
+    tool = {"name": "f", "parameters": {"properties": {"k": schema}}}
+    with pytest.raises(GrammarError, match=message):
+        ToolCallGrammar("gemma4", [tool])
+
+
+def test_attributes_say_whether_a_value_is_a_text():
+    either = {"properties": {"k": {"type": ["string", "integer"]}}, "required": ["k"]}
+    grammar = ToolCallGrammar("dsml-4", [{"name": "f", "parameters": either}])
+    for said, value, fits in (
+        ("true", "7", True),
+        ("false", "7", True),
+        ("false", '"7"', False),
+        ("false", "seven", False),
+        ("other", "7", False),
+    ):
+        text = (
+            '<｜DSML｜tool_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="k" '
+            f'string="{said}">{value}</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool_calls>'
+        )
+        assert grammar.matches(text) == fits
+        if fits:
+            assert detect_calls(text, "dsml-4")[1][0].arguments == {
+                "k": "7" if said == "true" else 7
+            }
 
 
 def test_a_custom_format_is_constrained_between_its_own_delimiters():

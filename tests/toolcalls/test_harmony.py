@@ -1,4 +1,6 @@
-"""The harmony notation: replies of messages on channels, held to one grammar and read without loss."""
+"""The harmony notation: replies of messages on channels, held to one grammar and read without
+loss.
+"""
 
 import json
 from random import Random

@@ -80,6 +80,30 @@ def test_control_tokens_that_are_delimiters_are_shown_and_others_are_not():
     )
 
 
+def test_delimiters_that_hold_control_tokens_are_shown_by_their_tokens():
+    gemma = "{{ '<|channel>thought' }}{{ '<channel|>' }}{{ '<|tool_call>call:' }}"
+    marks = ("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", '<|"|>')
+    plan = plan_chat(gemma, "", Words(*marks), tools=TOOLS)
+    assert plan.shown == {mark: 256 + number for number, mark in enumerate(marks)}
+    state = plan.constraint.state()
+    for data, token in (
+        (b"", 256),
+        (b"thought\n<|tool_call>call:no{", None),
+        (b"", 257),
+        (b"Yes.", None),
+        (b"", 258),
+        (b"call:add{a:1}", None),
+    ):
+        state.advance(data, token)
+    assert state.inside
+    assert not state.fork().try_advance(b"x")
+    state.advance(b"", 259)
+    assert not state.inside
+    reply = plan.read("<|channel>thought\nhm\n<channel|>Yes.<|tool_call>call:add{a:1}<tool_call|>")
+    assert (reply.reasoning, reply.content) == ("hm", "Yes.")
+    assert [call.arguments for call in reply.tool_calls] == [{"a": 1}]
+
+
 @pytest.mark.parametrize(
     "options, message",
     [

@@ -1,4 +1,6 @@
-"""The laws of the detector: nothing is lost, pieces do not matter, calls come out as they went in."""
+"""The laws of the detector: nothing is lost, pieces do not matter, calls come out as they went
+in.
+"""
 
 import json
 
@@ -19,7 +21,7 @@ from oxillama.toolcalls import (
     detect_calls,
 )
 from oxillama.toolcalls.events import joined
-from oxillama.toolcalls.formats import DIGITS, KEY
+from oxillama.toolcalls.formats import DIGITS, IDENTIFIER, KEY, STRING
 from oxillama.toolcalls.reader import read_value
 
 FEW = settings(max_examples=60, deadline=None)
@@ -105,26 +107,42 @@ def split(text, cuts):
     return [text[a:b] for a, b in zip(at, at[1:])]
 
 
+def quoted(value, inner=False):
+    """A value as Gemma 4 writes it."""
+    if isinstance(value, str):
+        return f'<|"|>{value}<|"|>'
+    if isinstance(value, dict):
+        keys = [(quoted(key) if inner else key, item) for key, item in value.items()]
+        return "{" + ",".join(f"{key}:{quoted(item, True)}" for key, item in keys) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(quoted(item, True) for item in value) + "]"
+    return json.dumps(value)
+
+
 def spell(format, found):
     """The calls as a model of the format writes them."""
-    if format == "pythonic":
+    kind = FORMATS[format]
+    if kind.style == "python":
         return (
-            "["
+            kind.open
+            + "["
             + ", ".join(
                 f"{name}({', '.join(f'{key}={value!r}' for key, value in args.items())})"
                 for name, args in found
             )
             + "]"
+            + kind.close
         )
     if format == "mistral-args":
         return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(args)}" for name, args in found)
-    kind = FORMATS[format]
     if kind.style == "tags":
         line = "\n" if kind.lines else ""
         spelled = [
             f"{kind.lead}{name}{kind.middle}"
             + "".join(
-                f"{kind.key_lead}{key}{kind.key_tail}{kind.value_lead}{line}"
+                f"{kind.key_lead}{key}"
+                f"{kind.key_tail.replace(STRING, 'true' if isinstance(value, str) else 'false')}"
+                f"{kind.value_lead}{line}"
                 f"{value if isinstance(value, str) else json.dumps(value)}{line}"
                 f"{kind.value_tail.replace(KEY, key)}\n"
                 for key, value in args.items()
@@ -136,17 +154,19 @@ def spell(format, found):
             return f"{kind.open}\n" + "\n".join(spelled) + f"\n{kind.close}"
         return "\n".join(f"{kind.open}{each}\n{kind.close}" for each in spelled)
     if kind.style == "headed":
-        middle = kind.middle.replace(DIGITS, "3")
-        spelled = [
-            f"{kind.lead}{name}{middle}{json.dumps(args)}{kind.tail}" for name, args in found
-        ]
+        middle, lead = kind.middle.replace(DIGITS, "3"), kind.lead.replace(IDENTIFIER, "a1b2c3d4e5")
+        written = quoted if kind.quote else json.dumps
+        spelled = [f"{lead}{name}{middle}{written(args)}{kind.tail}" for name, args in found]
         return (
             kind.open + "\n".join(spelled) + kind.close
             if kind.lead
             else "\n".join(f"{kind.open}{each}{kind.close}" for each in spelled)
         )
     objects = [
-        json.dumps({kind.name_key: name, kind.arguments_keys[0]: args}, ensure_ascii=False)
+        json.dumps(
+            {kind.name_key: name, kind.arguments_keys[0]: args} if kind.name_key else {name: args},
+            ensure_ascii=False,
+        )
         for name, args in found
     ]
     if kind.style == "array":
@@ -281,6 +301,51 @@ def test_arguments_stream_as_they_come():
         ("pythonic", "[f(a=x)]", "[f(a=x)", ""),
         ("pythonic", "[f(a=1, a=2)", "[f(a=1, a=2)", ""),
         ("pythonic", "[f(a=1, b", "[f(a=1, b", ""),
+        (
+            "dsml",
+            '<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="a" '
+            'string="no">1</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>x',
+            '<｜DSML｜function_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="a" '
+            'string="no">1</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜function_calls>',
+            "x",
+        ),
+        (
+            "dsml-4",
+            '<｜DSML｜tool_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="a" '
+            'string="false">one</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool_calls>x',
+            '<｜DSML｜tool_calls><｜DSML｜invoke name="f"><｜DSML｜parameter name="a" '
+            'string="false">one</｜DSML｜parameter></｜DSML｜invoke></｜DSML｜tool_calls>',
+            "x",
+        ),
+        (
+            "gemma4",
+            "<|tool_call>call:f{a:one}<tool_call|>x",
+            "<|tool_call>call:f{a:one}",
+            "x",
+        ),
+        (
+            "gemma4",
+            '<|tool_call>call:f{a:[<|"|>]<|"|>}<tool_call|>x',
+            '<|tool_call>call:f{a:[<|"|>]<|"|>}<tool_call|>',
+            "x",
+        ),
+        ("gemma4", "<|tool_call>call:f{a:1,a:2}", "<|tool_call>call:f{a:1,a:2}", ""),
+        ("gemma4", '<|tool_call>call:f{a:<|"|>b', '<|tool_call>call:f{a:<|"|>b', ""),
+        ("lfm2", "<|tool_call_start|>[f(a=x)]", "<|tool_call_start|>[f(a=x)", ""),
+        (
+            "apertus",
+            '<|tools_prefix|>[{"f": {}, "g": {}}]<|tools_suffix|>x',
+            '<|tools_prefix|>[{"f": {}, "g": {}}',
+            "x",
+        ),
+        ("apertus", '<|tools_prefix|>[{"f": 1}]', '<|tools_prefix|>[{"f": 1}', ""),
+        (
+            "minicpm5",
+            '<function name="f"><param name="a"><![CDATA[x</param></function>',
+            '<function name="f"><param name="a"><![CDATA[x</param></function>',
+            "",
+        ),
+        ("solar", "<|tool_calls|>no call", "<|tool_calls|>", "no call"),
     ],
 )
 def test_a_malformed_call_keeps_its_raw_text(format, text, raw, after):
@@ -309,7 +374,8 @@ def test_a_malformed_call_keeps_its_raw_text(format, text, raw, after):
         ),
         (
             "llama3",
-            '\n{"type": "function", "name": "f", "parameters": {"a": 1}}\n{"name": "g", "arguments": {}}',
+            '\n{"type": "function", "name": "f", "parameters": {"a": 1}}\n{"name": "g", '
+            '"arguments": {}}',
             [("f", {"a": 1}), ("g", {})],
         ),
         (
@@ -325,7 +391,8 @@ def test_a_malformed_call_keeps_its_raw_text(format, text, raw, after):
         ("pythonic", r'[f(a="\ud83d\ude00\/\x41\q")]', [("f", {"a": "😀/A\\q"})]),
         (
             "command-r",
-            '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"a": 1}}]<|END_ACTION|>',
+            '<|START_ACTION|>[{"tool_call_id": "0", "tool_name": "f", "parameters": {"a": '
+            "1}}]<|END_ACTION|>",
             [("f", {"a": 1})],
         ),
     ],
@@ -371,7 +438,7 @@ def test_the_end_makes_a_detector_new_but_for_the_number_of_the_next_call():
         assert [event.call.id for event in found] == [f"call{number:05d}"]
 
 
-def test_doors_refuse_what_is_no_text_or_format():
+def test_what_is_no_text_or_format_is_refused():
     with pytest.raises(ConfigError, match="bytes, wanted str"):
         ToolCallDetector("qwen").feed(b"x")
     with pytest.raises(ConfigError, match="'zephyr', wanted a ToolCallFormat or one of"):
@@ -389,18 +456,76 @@ WRITTEN = {
     "<parameter=b>7</parameter>\n</function>\n</seed:tool_call>",
     "glm": "Sure.\n<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>x < 1\n  y</arg_value>\n"
     "<arg_key>b</arg_key>\n<arg_value>7</arg_value>\n</tool_call>",
-    "minimax-m2": 'Sure.\n<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">x < 1\n  y</parameter>\n'
-    '<parameter name="b">7</parameter>\n</invoke>\n</minimax:tool_call>',
-    "minimax-m3": 'Sure.\n]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="f">]<]minimax[>[<a>x < 1\n  y'
-    "]<]minimax[>[</a>]<]minimax[>[<b>7]<]minimax[>[</b>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
-    "kimi-k2": "Sure.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:12<|tool_call_argument_begin|>"
-    '{"a": "x < 1\\n  y", "b": 7}<|tool_call_end|><|tool_calls_section_end|>',
-    "apriel": 'Sure.\n<tool_calls>[{"name": "f", "arguments": {"a": "x < 1\\n  y", "b": 7}, "id": "1"}]</tool_calls>',
-    "nemotron": 'Sure.<TOOLCALL>[{"name": "f", "arguments": {"a": "x < 1\\n  y", "b": 7}}]</TOOLCALL>',
+    "minimax-m2": (
+        'Sure.\n<minimax:tool_call>\n<invoke name="f">\n<parameter name="a">x < 1\n  '
+        'y</parameter>\n<parameter name="b">7</parameter>\n</invoke>\n</minimax:tool_call>'
+    ),
+    "minimax-m3": (
+        'Sure.\n]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="f">]<]minimax[>[<a>x < 1\n  y'
+        "]<]minimax[>[</a>]<]minimax[>[<b>7]<]minimax[>[</b>]<]minimax[>[</invoke>\n"
+        "]<]minimax[>[</tool_call>"
+    ),
+    "kimi-k2": (
+        "Sure.<|tool_calls_section_begin|><|tool_call_begin|>functions.f:12<|tool_call_argument_begin|>"
+        '{"a": "x < 1\\n  y", "b": 7}<|tool_call_end|><|tool_calls_section_end|>'
+    ),
+    "apriel": (
+        'Sure.\n<tool_calls>[{"name": "f", "arguments": {"a": "x < 1\\n  y", "b": 7}, "id": '
+        '"1"}]</tool_calls>'
+    ),
+    "nemotron": (
+        'Sure.<TOOLCALL>[{"name": "f", "arguments": {"a": "x < 1\\n  y", "b": 7}}]</TOOLCALL>'
+    ),
     "llama3": 'Sure.<|python_tag|>f.call(a="x < 1\\n  y", b=7)',
     # without the marker that opens the block
-    "deepseek": 'Sure.<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": "x < 1\\n  y", "b": 7}\n```<｜tool▁call▁end｜>',
-    "deepseek-3.1": 'Sure.<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": "x < 1\\n  y", "b": 7}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "deepseek": (
+        'Sure.<｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": "x < 1\\n  y", "b": 7}\n'
+        "```<｜tool▁call▁end｜>"
+    ),
+    "deepseek-3.1": (
+        'Sure.<｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": "x < 1\\n  y", "b": '
+        "7}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    "dsml": (
+        'Sure.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n'
+        '<｜DSML｜parameter name="a" string="true">x < 1\n  y</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="b" string="false">7</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>"
+    ),
+    "dsml-4": (
+        'Sure.\n\n<｜DSML｜tool_calls>\n<｜DSML｜invoke name="f">\n'
+        '<｜DSML｜parameter name="a" string="true">x < 1\n  y</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="b" string="false"> 7 </｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜tool_calls>"
+    ),
+    "hy3": (
+        "Sure.<tool_calls:opensource>\n<tool_call:opensource>f<tool_sep:opensource>\n"
+        "<arg_key:opensource>a</arg_key:opensource>\n"
+        "<arg_value:opensource>x < 1\n  y</arg_value:opensource>\n"
+        "<arg_key:opensource>b</arg_key:opensource>\n"
+        "<arg_value:opensource>7</arg_value:opensource>\n"
+        "</tool_call:opensource>\n</tool_calls:opensource>"
+    ),
+    "minicpm5": (
+        'Sure.\n<function name="f"><param name="a"><![CDATA[x < 1\n  y]]></param>'
+        '<param name="b">7</param></function>'
+    ),
+    "lfm2": 'Sure.<|tool_call_start|>[f(a="x < 1\\n  y", b=7)]<|tool_call_end|>',
+    "gemma4": 'Sure.<|tool_call>call:f{a:<|"|>x < 1\n  y<|"|>,b:7}<tool_call|>',
+    "apertus": 'Sure.<|tools_prefix|>[{"f": {"a": "x < 1\\n  y", "b": 7}}]<|tools_suffix|>',
+    "minimax-m1": (
+        'Sure.\n<tool_calls>\n{"name": "f", "arguments": {"a": "x < 1\\n  y", "b": 7}}\n'
+        "</tool_calls>"
+    ),
+    "gigachat": 'Sure.<|function_call|>{"name": "f", "arguments": {"a": "x < 1\\n  y", "b": 7}}',
+    "gigachat-3": (
+        "Sure.<|message_sep|>\n\nfunction call<|role_sep|>\n"
+        '{"name": "f", "arguments": {"a": "x < 1\\n  y", "b": 7}}'
+    ),
+    "solar": (
+        "Sure.<|tool_calls|><|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>f<|tool_call:args|>"
+        '{"a": "x < 1\\n  y", "b": 7}<|tool_call:end|>'
+    ),
 }
 PARAMETERS = {"f": {"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}}}
 

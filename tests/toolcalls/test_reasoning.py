@@ -102,6 +102,36 @@ def test_templates_and_prompts_tell_of_regions(cases):
     assert detect_reasoning((folder / "Qwen-Qwen2.5-7B-Instruct.jinja").read_text()) is None
 
 
+@pytest.mark.parametrize(
+    ("source", "open"),
+    [
+        ("{{ '<|channel>thought\n' + m.reasoning + '<channel|>' }}", "<|channel>thought"),
+        ("{{ '<|inner_prefix|>' + m.thoughts + '<|inner_suffix|>' }}", "<|inner_prefix|>"),
+        ("{% set s = ':opensource' %}{{ '</think{}>'.format(s) }}", "<think:opensource>"),
+        ("{{ '</think{}>'.format(s) }}", None),
+    ],
+)
+def test_small_templates_tell_of_regions(source, open):
+    found = detect_reasoning(source)
+    assert (found.open if found else None) == open
+
+
+def test_a_region_whose_opening_holds_a_token_and_a_word_is_split_off():
+    kind = detect_reasoning("{{ '<|channel>thought\n' }}{{ '<channel|>' }}")
+    reply = parse_reply(
+        "<|channel>thought\nIt rains.\n<channel|>No.<|tool_call>call:f{}<tool_call|>",
+        "gemma4",
+        reasoning=kind,
+    )
+    assert (reply.reasoning, reply.content) == ("It rains.", "No.")
+    assert [call.name for call in reply.tool_calls] == ["f"]
+    grammar = with_reasoning(
+        Grammar.from_choices(["yes"]), kind, token_ids={"<|channel>": 4, "<channel|>": 5}
+    )
+    assert grammar.matches([4, b"thought\nhm", 5, b"yes"]) and grammar.matches([b"yes"])
+    assert not grammar.matches([4, b"final", 5, b"yes"])
+
+
 def test_a_prompt_that_ends_inside_a_region_has_opened_it():
     assert (
         opened_by("<|im_start|>assistant\n<think>\n")
@@ -149,7 +179,10 @@ def test_a_grammar_inside_keeps_its_own_tokens_and_recursion():
 
 
 def test_a_reply_has_its_reasoning_its_content_and_its_calls():
-    text = '<think>\nI call <tool_call>\n</think>\n\nSure.\n<tool_call>\n{"name": "f", "arguments": {"é": [1]}}\n</tool_call>'
+    text = (
+        '<think>\nI call <tool_call>\n</think>\n\nSure.\n<tool_call>\n{"name": "f", "arguments": '
+        '{"é": [1]}}\n</tool_call>'
+    )
     text += "\n<tool_call>x</tool_call>"
     for size in (1, 7, 1000):
         parser, events = ReplyParser("qwen", reasoning=THINK, names=["f"]), []
@@ -186,7 +219,7 @@ def test_without_formats_a_reply_is_its_text():
     )
 
 
-def test_doors_refuse_what_is_no_format_or_text():
+def test_what_is_no_format_or_text_is_refused():
     with pytest.raises(ConfigError):
         ReasoningFormat("", "x")
     with pytest.raises(ConfigError, match="int, wanted str"):

@@ -99,7 +99,8 @@ def test_a_state_goes_on_in_another_process():
     state.advance(b'<think>a</think>\n<tool_call>{"name": "add", "argum')
     script = (
         "import sys, json; from oxillama.toolcalls import restore_state\n"
-        "told = json.load(sys.stdin); state = restore_state(told['about'], told['state'].encode())\n"
+        "told = json.load(sys.stdin); state = restore_state(told['about'], "
+        "told['state'].encode())\n"
         'state.advance(b\'ents": {"a": 1}}</tool_call> ok\'); print(state.serialise().decode())'
     )
     told = json.dumps({"about": state.describe(), "state": state.serialise().decode()})

@@ -1,23 +1,21 @@
-"""The README's conversation with tools runs as it stands."""
+"""The conversation with tools in docs/chat.md runs as it stands."""
 
 import re
 from pathlib import Path
 
 import oxillama
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "chat.md"
 
 
 def test_the_conversation_with_tools_runs_as_it_stands(capsys):
     (block,) = (
         each
-        for each in re.findall(
-            r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL
-        )
+        for each in re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
         if "ToolDispatcher" in each
     )
     names = {"oxillama": oxillama}
-    exec(compile(block, str(README), "exec"), names)
+    exec(compile(block, str(PAGE), "exec"), names)
     out = capsys.readouterr().out
     (result,) = names["answer"].results
     assert (
