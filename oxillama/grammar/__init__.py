@@ -1,7 +1,7 @@
 """Constrained decoding: grammars, positions in them, and which tokens may come next.
 
 nodes        the tree every notation is turned into
-gbnf         reads and writes GBNF text; left_recursion: turns rules that begin with themselves into loops
+gbnf         reads and writes GBNF text; left_recursion: rewrites left-recursive rules as loops
 regex        ECMA regular expressions (regex_reader: their text) -> nodes and automata
 regular      finite automata over code points: intersection, complement, difference
 schema       JSON Schema -> rules of a grammar

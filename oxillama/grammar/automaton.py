@@ -130,7 +130,8 @@ class Grammar:
                 raise
             line, column = places[number]
             raise GrammarError(
-                f"grammar: line {line}, column {column}: left recursion through rule {self.names[number]!r}"
+                f"grammar: line {line}, column {column}: left recursion through rule "
+                f"{self.names[number]!r}"
             ) from None
 
     @classmethod
@@ -141,7 +142,8 @@ class Grammar:
         limits = limits or GrammarLimits()
         if isinstance(source, str) and len(source) > limits.max_source:
             raise GrammarError(
-                f"grammar: {len(source)} characters long, at most {limits.max_source} wanted (max_source)"
+                f"grammar: {len(source)} characters long, at most {limits.max_source} wanted "
+                "(max_source)"
             )
         parsed = gbnf.parse(
             source, max_repetition=limits.max_repetition, max_nesting=limits.max_nesting
@@ -257,11 +259,13 @@ class Grammar:
         # "closed" came later: grammars described before are without it
         if not kind or options.keys() - ({"closed"} if wanted else set()) != wanted:
             raise GrammarError(
-                f"grammar: {str(description)[:80]} found, a description (gbnf, regex, choices or schema) wanted"
+                f"grammar: {str(description)[:80]} found, a description (gbnf, regex, choices or "
+                "schema) wanted"
             )
         if not isinstance(description[kind], list if kind == "choices" else str):
             raise GrammarError(
-                f"grammar: {kind}: {type(description[kind]).__name__} found, {'a list' if kind == 'choices' else 'text'} wanted"
+                f"grammar: {kind}: {type(description[kind]).__name__} found, "
+                f"{'a list' if kind == 'choices' else 'text'} wanted"
             )
         return makers[kind](description[kind], limits=limits, **options)
 
@@ -350,7 +354,8 @@ class Grammar:
     def _refuse_depth(self):
         if self._machine.too_deep:
             raise GrammarError(
-                f"grammar: the text nests deeper than {self.limits.max_depth} open rules (max_depth)"
+                f"grammar: the text nests deeper than {self.limits.max_depth} open rules "
+                "(max_depth)"
             )
 
     def __repr__(self):
@@ -427,7 +432,8 @@ class GrammarState:
         """
         if self.masker is None:
             raise GrammarError(
-                "grammar state: has no vocabulary, make it with TokenMasker.state or Grammar.state(masker)"
+                "grammar state: has no vocabulary, make it with TokenMasker.state or "
+                "Grammar.state(masker)"
             )
         return self.masker.mask(self)
 
@@ -511,7 +517,10 @@ class GrammarState:
         return state
 
     def __repr__(self):
-        return f"<GrammarState after {len(self._history)} bytes{', complete' if self.is_complete() else ''}>"
+        return (
+            f"<GrammarState after {len(self._history)} "
+            f"bytes{', complete' if self.is_complete() else ''}>"
+        )
 
 
 def read_saved(data: bytes, what: str, version: int) -> dict[str, Any]:

@@ -119,7 +119,8 @@ class _Reader:
         number = self.number(match.group())
         if number in self.bodies:
             raise self.fail(
-                f"rule {match.group()!r} is defined twice (first in line {self.place(self.places[number])[0]})",
+                f"rule {match.group()!r} is defined twice (first in line "
+                f"{self.place(self.places[number])[0]})",
                 start,
             )
         self.places[number] = start
@@ -186,8 +187,8 @@ class _Reader:
             self.skip(True)
             if not self.text.startswith(")", self.at):
                 raise self.fail(
-                    f"')' is expected, found {self.found()} (the group opens at line {self.place(start)[0]},"
-                    f" column {self.place(start)[1]})"
+                    f"')' is expected, found {self.found()} (the group opens at line "
+                    f"{self.place(start)[0]}, column {self.place(start)[1]})"
                 )
             self.at += 1
             return body
@@ -219,7 +220,8 @@ class _Reader:
         self.at += 1
         if max(least, most) > self.max_repetition:
             raise self.fail(
-                f"repetition {self.text[start : self.at]} is above {self.max_repetition} (max_repetition)",
+                f"repetition {self.text[start : self.at]} is above {self.max_repetition} "
+                "(max_repetition)",
                 start,
             )
         if most != -1 and most < least:
@@ -488,7 +490,8 @@ def expanded(node: tuple) -> tuple:
                 todo.append(key)
                 if len(ids) > MAX_EXPANDED:
                     raise GrammarError(
-                        f"grammar: as GBNF this needs more than {MAX_EXPANDED} rules for one register"
+                        f"grammar: as GBNF this needs more than {MAX_EXPANDED} rules for one "
+                        "register"
                     )
             found.append((seq(*plain), ids[key]))
         done = accept and count >= least and set(needed) <= members

@@ -32,7 +32,8 @@ class JsonSchemaCompiler:
         )
 
     def compile(self, schema: Any, strict: bool = True) -> Grammar:
-        """The grammar of a schema: JSON text, a dict or bool, a Pydantic model, dataclass or TypedDict.
+        """The grammar of a schema: JSON text, a dict or bool, a Pydantic model, dataclass or
+        TypedDict.
 
         Raises `GrammarError` with JSON pointer and keyword for what is malformed or cannot be
         enforced, and for schemas that nothing satisfies. With strict=False what cannot be enforced

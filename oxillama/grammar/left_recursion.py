@@ -132,7 +132,9 @@ def _begins(node: tuple, nullable: list[bool]) -> set[int]:
 
 
 def _groups(begins: list[set[int]]) -> list[list[int]]:
-    """The groups of rules that begin with each other (strongly connected components with a cycle)."""
+    """The groups of rules that begin with each other (strongly connected components with a
+    cycle).
+    """
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []

@@ -166,7 +166,8 @@ class TokenMasker:
         if token in self.eog_ids:
             if not state.is_complete():
                 raise GrammarError(
-                    f"grammar: token {token} ends generation, but the text so far is not a whole match"
+                    f"grammar: token {token} ends generation, but the text so far is not a whole "
+                    "match"
                 )
             return
         if token in self.control_ids and state.grammar.symbol(token) <= 0:

@@ -10,8 +10,10 @@ machine):
   (REPEAT, node, least, most)       most -1: no upper bound
   (RULE, index)                     another rule
   (SYMBOL, ((low, high), ...))      one token out of ranges of token symbols, numbered from 256
-  (NETWORK, start, ((accept, ((node, target), ...)), ...))   a finite automaton whose edges are nodes
-  (REGISTER, node, least, most, members)   the node under a register: a count, a set of members and a
+  (NETWORK, start, ((accept, ((node, target), ...)), ...))
+                                    a finite automaton whose edges are nodes
+  (REGISTER, node, least, most, members)
+                                    the node under a register: a count, a set of members and a
                                     set of words that its TAKE and FRESH parts read and change
   (TAKE, member, spans)             matches nothing; goes on where the register allows it
   (FRESH, node, without)            the node, but none of the words that the register holds

@@ -84,7 +84,8 @@ class Dfa:
         last = least if most is None else most
         if last > MAX_STATES:
             raise GrammarError(
-                f"regular: a length of {last} together with other constraints needs more than {MAX_STATES} states"
+                f"regular: a length of {last} together with other constraints needs more than "
+                f"{MAX_STATES} states"
             )
         moves = [[i + 1] for i in range(last)] + [[last if most is None else -1]]
         return cls([ANY], moves, [i >= least for i in range(last + 1)])
@@ -234,7 +235,8 @@ class Dfa:
             ]
         if (most + 1) * self.moves.size > MAX_COUNTING:
             raise GrammarError(
-                f"regular: lengths up to {most} over {count} states need more than {MAX_COUNTING} steps"
+                f"regular: lengths up to {most} over {count} states need more than {MAX_COUNTING} "
+                "steps"
             )
         steps = np.where(self.moves < 0, count, self.moves)
         now = np.append(self.accepts != 0, False)

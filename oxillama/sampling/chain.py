@@ -98,7 +98,8 @@ def breaker_ids(
     ids = [b for b in config.dry_sequence_breakers if isinstance(b, tuple)]
     if given is None and len(ids) < len(config.dry_sequence_breakers):
         raise ConfigError(
-            "dry_sequence_breakers: found text and no dry_breakers, wanted token ids (see breaker_sequences) or ()"
+            "dry_sequence_breakers: found text and no dry_breakers, wanted token ids (see "
+            "breaker_sequences) or ()"
         )
     return tuple(dict.fromkeys((*ids, *(token_sequence("dry_breakers", b) for b in given or ()))))
 
@@ -114,7 +115,8 @@ def compile_stages(stages: Sequence[SamplerStage], vocab_size: int, **lists: Any
             )
     if any(stage.name == "mirostat" for stage in stages[:-1]):
         raise ConfigError(
-            "chain: found 'mirostat' before other stages, wanted it last (it steers by what is drawn)"
+            "chain: found 'mirostat' before other stages, wanted it last (it steers by what is "
+            "drawn)"
         )
     ops: list[tuple] = [("bias", 0, 0, 0, 0), ("mask", 0, 0, 0, 0)]
     for stage in stages:

@@ -127,7 +127,8 @@ class SamplerConfig:
         unknown = sorted(set(changes) - {f.name for f in fields(self)})
         if unknown:
             raise ConfigError(
-                f"SamplerConfig: found unknown field {unknown[0]!r}, wanted one of {[f.name for f in fields(self)]}"
+                f"SamplerConfig: found unknown field {unknown[0]!r}, wanted one of "
+                f"{[f.name for f in fields(self)]}"
             )
         return replace(self, **changes)
 
@@ -263,7 +264,8 @@ def _stops(values: Any) -> tuple[str, ...]:
 def _breakers(values: Any) -> tuple[str | bytes | tuple[int, ...], ...]:
     if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
         raise ConfigError(
-            f"dry_sequence_breakers: found {values!r}, wanted a list of strings, bytes or lists of token ids"
+            f"dry_sequence_breakers: found {values!r}, wanted a list of strings, bytes or lists of "
+            "token ids"
         )
     out = []
     for value in values:
@@ -271,7 +273,8 @@ def _breakers(values: Any) -> tuple[str | bytes | tuple[int, ...], ...]:
             value = token_sequence("dry_sequence_breakers", value)
         if not value:
             raise ConfigError(
-                "dry_sequence_breakers: found an empty breaker, wanted at least one character or token"
+                "dry_sequence_breakers: found an empty breaker, wanted at least one character or "
+                "token"
             )
         out.append(value)
     return tuple(out)

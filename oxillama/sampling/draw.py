@@ -64,7 +64,8 @@ def token_array(name: str, ids: Sequence[int] | np.ndarray, vocab_size: int) -> 
     bad = (array < 0) | (array >= vocab_size)
     if bad.any():
         raise SamplingError(
-            f"{name}: found token {array[bad][0]}, wanted ids below the vocabulary size {vocab_size}"
+            f"{name}: found token {array[bad][0]}, wanted ids below the vocabulary size "
+            f"{vocab_size}"
         )
     return np.ascontiguousarray(array, dtype=np.int32)
 

@@ -109,7 +109,8 @@ class Sampler:
             raise ConfigError(f"vocab_size: found {vocab_size!r}, wanted an integer in [1, 2^28)")
         if logprobs is not None and not 0 <= logprobs <= vocab_size:
             raise ConfigError(
-                f"logprobs: found {logprobs!r}, wanted None or 0 to the vocabulary size {vocab_size}"
+                f"logprobs: found {logprobs!r}, wanted None or 0 to the vocabulary size "
+                f"{vocab_size}"
             )
         self.config = config
         self.vocab_size = int(vocab_size)
@@ -141,7 +142,9 @@ class Sampler:
         SamplingError for NaN or +inf, and, saying why, when no token is left. The token counts as
         seen once `accept` is called.
         """
-        raw, row = self._processed(logits)
+        raw = row = np.ascontiguousarray(logits, dtype=np.float32)
+        if self.processors:
+            raw, row = self._processed(logits)
         token = draw(self._core, row, mask, self._top, self._reasons)
         if self._top >= 0:
             own, ids, values = logprobs(raw, token, self._top)
@@ -261,7 +264,8 @@ class Sampler:
         tokens = token_array("set_history", ids, self.vocab_size)
         if not 0 <= generated <= len(tokens):
             raise SamplingError(
-                f"set_history: found generated {generated}, wanted 0 to {len(tokens)}, the number of tokens"
+                f"set_history: found generated {generated}, wanted 0 to {len(tokens)}, the number "
+                "of tokens"
             )
         keep = self._core.chain.keep
         self._core.load(
@@ -354,7 +358,8 @@ class Sampler:
         """
         if len(state) < _STATE.size + 4 or state[:4] != _MAGIC:
             raise SamplingError(
-                f"sampler state: found {bytes(state[:4])!r} and {len(state)} bytes, wanted {_MAGIC!r} and at least {_STATE.size + 4}"
+                f"sampler state: found {bytes(state[:4])!r} and {len(state)} bytes, wanted "
+                f"{_MAGIC!r} and at least {_STATE.size + 4}"
             )
         if zlib.crc32(state[:-4]) != struct.unpack("<I", state[-4:])[0]:
             raise SamplingError(

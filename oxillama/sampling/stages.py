@@ -43,7 +43,8 @@ STAGES: tuple[StageInfo, ...] = (
             ("presence", 0.0, -INF, INF),
             ("window", 64, -1, 2**31 - 1),
         ),
-        "For each distinct token of the window: l <- l/repetition if l > 0 else l*repetition; then l <- l - count*frequency - presence.",
+        "For each distinct token of the window: l <- l/repetition if l > 0 else l*repetition; then "
+        "l <- l - count*frequency - presence.",
         "Keskar et al. 2019, CTRL, section 4.1; OpenAI API, frequency and presence penalties",
     ),
     StageInfo(
@@ -54,9 +55,10 @@ STAGES: tuple[StageInfo, ...] = (
             ("allowed_length", 2, 1, 2**31 - 1),
             ("last_n", -1, -1, 2**31 - 1),
         ),
-        "A token that would extend a repeat of the newest n >= allowed_length tokens loses multiplier * base^(n - allowed_length); "
-        "a match never reaches past a sequence breaker.",
-        "p-e-w, DRY (text-generation-webui pull request 5677); linear-time matching by Z values, Gusfield 1997, section 1.3",
+        "A token that would extend a repeat of the newest n >= allowed_length tokens loses "
+        "multiplier * base^(n - allowed_length); a match never reaches past a sequence breaker.",
+        "p-e-w, DRY (text-generation-webui pull request 5677); linear-time matching by Z values, "
+        "Gusfield 1997, section 1.3",
     ),
     StageInfo(
         "mask",
@@ -112,20 +114,22 @@ STAGES: tuple[StageInfo, ...] = (
     StageInfo(
         "xtc",
         (("probability", None, 0, 1), ("threshold", 0.1, 0, 1)),
-        "With the given probability: of the tokens with p >= threshold, removes all but the least likely; special tokens stay.",
+        "With the given probability: of the tokens with p >= threshold, removes all but the least "
+        "likely; special tokens stay.",
         "p-e-w, Exclude Top Choices (text-generation-webui pull request 6335)",
     ),
     StageInfo(
         "temperature",
         (("t", None, 0, INF), ("range", 0.0, 0, INF), ("exponent", 1.0, 0, INF)),
-        "l <- l / t; with a range, t moves from t - range to t + range with (entropy / log candidates)^exponent. 0 keeps the largest.",
+        "l <- l / t; with a range, t moves from t - range to t + range with (entropy / log "
+        "candidates)^exponent. 0 keeps the largest.",
         "Ackley et al. 1985; dynamic: kalomaze, entropy sampling",
     ),
     StageInfo(
         "mirostat",
         (("version", None, 1, 2), ("tau", 5.0, 0, INF), ("eta", 0.1, 0, INF)),
-        "Cuts at a surprise of mu bits (version 2) or at the k that a Zipf fit of the head gives (version 1); "
-        "after the draw mu <- mu - eta * (surprise - tau), from 2 tau.",
+        "Cuts at a surprise of mu bits (version 2) or at the k that a Zipf fit of the head gives "
+        "(version 1); after the draw mu <- mu - eta * (surprise - tau), from 2 tau.",
         "Basu et al. 2021, Mirostat, algorithms 1 and 2",
     ),
 )
@@ -156,7 +160,8 @@ class SamplerStage:
         if self.function is not None:
             if not callable(self.function) or not self.name or self.name in ROWS:
                 raise ConfigError(
-                    f"stage {self.name!r}: found {self.function!r}, wanted a callable under a name of its own"
+                    f"stage {self.name!r}: found {self.function!r}, wanted a callable under a name "
+                    "of its own"
                 )
             return
         row = ROWS.get(self.name)
@@ -164,7 +169,8 @@ class SamplerStage:
             raise ConfigError(f"stage: found {self.name!r}, wanted one of {list(NAMES)}")
         if len(self.values) != len(row.parameters):
             raise ConfigError(
-                f"stage {self.name}: found {len(self.values)} numbers, wanted {[p[0] for p in row.parameters]}"
+                f"stage {self.name}: found {len(self.values)} numbers, wanted "
+                f"{[p[0] for p in row.parameters]}"
             )
         for (name, _, low, high), value in zip(row.parameters, self.values):
             if (
@@ -174,7 +180,8 @@ class SamplerStage:
                 or not low <= value <= high
             ):
                 raise ConfigError(
-                    f"stage {self.name}: {name}: found {value!r}, wanted a finite number in [{low}, {high}]"
+                    f"stage {self.name}: {name}: found {value!r}, wanted a finite number in "
+                    f"[{low}, {high}]"
                 )
             if isinstance(low, int) and high == 2**31 - 1 and int(value) != value:
                 raise ConfigError(f"stage {self.name}: {name}: found {value!r}, wanted an integer")
@@ -183,7 +190,9 @@ class SamplerStage:
 
     @classmethod
     def of(cls, name: str, /, **numbers: float) -> "SamplerStage":
-        """A built-in stage by name, its numbers by keyword; those with a default may be left out."""
+        """A built-in stage by name, its numbers by keyword; those with a default may be left
+        out.
+        """
         row = ROWS.get(name)
         if row is None:
             raise ConfigError(f"stage: found {name!r}, wanted one of {list(NAMES)}")

@@ -29,14 +29,17 @@ long calls_seen(void) { return calls; }
 
 static int refused(void *caller) {
     Dl_info info;
-    if (left < 0 || !dladdr(caller, &info) || !info.dli_fname || !strstr(info.dli_fname, "oxillama/_core/"))
+    if (left < 0 || !dladdr(caller, &info) || !info.dli_fname)
+        return 0;
+    if (!strstr(info.dli_fname, "oxillama/_core/"))
         return 0;
     calls++;
     return once ? calls == left + 1 : calls > left;
 }
-void *malloc(size_t n) { return refused(__builtin_return_address(0)) ? NULL : __libc_malloc(n); }
-void *calloc(size_t n, size_t m) { return refused(__builtin_return_address(0)) ? NULL : __libc_calloc(n, m); }
-void *realloc(void *p, size_t n) { return refused(__builtin_return_address(0)) ? NULL : __libc_realloc(p, n); }
+#define UNLESS_REFUSED(call) (refused(__builtin_return_address(0)) ? NULL : (call))
+void *malloc(size_t n) { return UNLESS_REFUSED(__libc_malloc(n)); }
+void *calloc(size_t n, size_t m) { return UNLESS_REFUSED(__libc_calloc(n, m)); }
+void *realloc(void *p, size_t n) { return UNLESS_REFUSED(__libc_realloc(p, n)); }
 """
 
 CHILD = r"""
@@ -46,9 +49,10 @@ from oxillama.grammar import Grammar, JsonSchemaCompiler, TokenMasker
 
 shim = ctypes.CDLL(sys.argv[1])
 PIECES = [bytes([b]) for b in range(32, 127)] + [b'","', b'": ', b"abc", b"xyz", None]
-SCHEMA = {"type": "object", "properties": {"name": {"type": "string", "pattern": "^[a-z]+$", "maxLength": 600},
-          "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}},
-          "required": ["name"], "additionalProperties": {"type": "integer"}}
+SCHEMA = {"type": "object", "properties": {
+    "name": {"type": "string", "pattern": "^[a-z]+$", "maxLength": 600},
+    "tags": {"type": "array", "items": {"type": "string"}, "uniqueItems": True}},
+    "required": ["name"], "additionalProperties": {"type": "integer"}}
 TEXT = b'{"tags": ["a", "b"], "name": "abc", "z": 1'
 
 

@@ -78,7 +78,8 @@ def test_rules_that_begin_with_themselves_have_their_language(seed):
 
 def test_arithmetic_written_with_left_recursion():
     grammar = Grammar.parse(
-        'root ::= root "+" term | term\nterm ::= term "*" value | value\nvalue ::= [0-9]+ | "(" root ")"'
+        'root ::= root "+" term | term\nterm ::= term "*" value | value\nvalue ::= [0-9]+ | "(" '
+        'root ")"'
     )
     for text in ("1", "1+2*3", "(1+2)*3+4", "((7))"):
         assert grammar.matches(text)

@@ -36,7 +36,8 @@ MADE = {
 OTHER = """
 import hashlib, json, sys
 from oxillama.grammar import GrammarState, TokenMasker
-masker = TokenMasker([bytes.fromhex(p) for p in json.loads(sys.argv[1])], eog_ids=[int(sys.argv[2])])
+pieces = [bytes.fromhex(p) for p in json.loads(sys.argv[1])]
+masker = TokenMasker(pieces, eog_ids=[int(sys.argv[2])])
 out = []
 for line in sys.stdin:
     state = GrammarState.restore(bytes.fromhex(line), masker=masker)

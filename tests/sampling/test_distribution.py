@@ -100,7 +100,9 @@ def test_the_distribution_is_what_a_draw_is_made_from(config):
 def judged(
     p: np.ndarray, q: np.ndarray, draws: int, config: SamplerConfig, seed: int
 ) -> np.ndarray:
-    """Counts of tokens that come out when candidates from softmax(q) are judged against logits p."""
+    """Counts of tokens that come out when candidates from softmax(q) are judged against logits
+    p.
+    """
     target, draft = Sampler(config, len(p), seed=seed), Sampler(config, len(p), seed=seed + 1)
     counts, other = np.zeros(len(p)), draft.distribution(q)
     for _ in range(draws):

@@ -1,5 +1,5 @@
-"""The random stream is xorshift64 from SplitMix64 of its seed, bit for bit, and can be continued from
-its raw state.
+"""The random stream is xorshift64 from SplitMix64 of its seed, bit for bit, and can be continued
+from its raw state.
 """
 
 import numpy as np

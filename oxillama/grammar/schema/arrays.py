@@ -37,7 +37,9 @@ def may_be_empty(facts: Facts) -> bool:
 
 
 def item_at(facts: Facts, index: int, *more) -> frozenset | None:
-    """What the item at an index must satisfy, with further literals; None where there can be none."""
+    """What the item at an index must satisfy, with further literals; None where there can be
+    none.
+    """
     out = {prefix[index] if index < len(prefix) else rest for prefix, rest in facts.arrays} | set(
         more
     )
@@ -163,7 +165,9 @@ def steps(em, facts: Facts, index: int, counts, caps, head: int):
 
 
 def distinct(em, facts: Facts, comma: tuple) -> tuple:
-    """Arrays without repetition: a register holds the listed values used, or the scalars written."""
+    """Arrays without repetition: a register holds the listed values used, or the scalars
+    written.
+    """
     if facts.contains:
         raise GrammarError("together with 'contains'")
     head = max((len(prefix) for prefix, _ in facts.arrays), default=0)

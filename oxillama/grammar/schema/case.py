@@ -1,7 +1,7 @@
 """One case of a schema: what must hold of a value all at once, without any logic left in it.
 
-`schema/facts.py` gathers it, `schema/emit.py` writes it. An *action* adds something to a case; it may
-turn out contradictory (`dead`).
+`schema/facts.py` gathers it, `schema/emit.py` writes it. An *action* adds something to a case; it
+may turn out contradictory (`dead`).
 """
 
 from collections.abc import Callable

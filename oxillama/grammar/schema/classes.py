@@ -1,5 +1,6 @@
 """The JSON Schema of a Python class: Pydantic's own for its models; of a dataclass or TypedDict the
-fields as properties, those without a default (or not marked as such) required, nothing else allowed.
+fields as properties, those without a default (or not marked as such) required, nothing else
+allowed.
 """
 
 import dataclasses
@@ -42,8 +43,8 @@ BOUNDS = {
 
 
 def class_schema(cls: type) -> dict:
-    """The schema of a dataclass or TypedDict and of all those it mentions. Raises `GrammarError` for a
-    type that has no JSON form.
+    """The schema of a dataclass or TypedDict and of all those it mentions. Raises `GrammarError`
+    for a type that has no JSON form.
     """
     definitions: dict[str, dict] = {}
     root = _schema(cls, definitions, cls.__name__)

@@ -112,8 +112,8 @@ class SchemaCompiler:
         )
 
     def _origin(self, schema: Any, strict: bool, closed: bool) -> dict[str, Any] | None:
-        """What `Grammar.describe` returns for a schema; None with resources, which would be part of it
-        (then it returns GBNF).
+        """What `Grammar.describe` returns for a schema; None with resources, which would be part of
+        it (then it returns GBNF).
         """
         if self.resources:
             return None

@@ -146,7 +146,8 @@ class Document:
             schema, pointer, base, draft = todo.pop()
             if not isinstance(schema, (dict, bool)):
                 raise GrammarError(
-                    f"schema {pointer or '/'}: {kind_of(schema)} found, an object or a boolean wanted"
+                    f"schema {pointer or '/'}: {kind_of(schema)} found, an object or a boolean "
+                    "wanted"
                 )
             if isinstance(schema, bool):
                 continue
@@ -238,7 +239,8 @@ class Document:
             for keyword, value in schema.items():
                 if keyword in WELL_FORMED and not WELL_FORMED[keyword](value):
                     raise GrammarError(
-                        f"schema {self.pointers[node] or '/'}: keyword {keyword!r}: malformed value {str(value)[:80]!r}"
+                        f"schema {self.pointers[node] or '/'}: keyword {keyword!r}: malformed "
+                        f"value {str(value)[:80]!r}"
                     )
         self.effective[node] = schema
         return schema

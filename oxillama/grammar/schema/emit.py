@@ -386,7 +386,8 @@ class Emitter:
         self.automaton_states += len(dfa.moves)
         if self.automaton_states > MAX_AUTOMATA:
             raise GrammarError(
-                f"the schema's patterns, formats and names need more than {MAX_AUTOMATA} states together"
+                f"the schema's patterns, formats and names need more than {MAX_AUTOMATA} states "
+                "together"
             )
         return rule(self.number(("language", len(self.languages) - 1)))
 

@@ -41,7 +41,8 @@ class Expander:
         if known is None:
             if literals in self.working:
                 raise GrammarError(
-                    f"schema {self.where(next(iter(literals))[0])}: depends on itself without consuming anything"
+                    f"schema {self.where(next(iter(literals))[0])}: depends on itself without "
+                    "consuming anything"
                 )
             self.working.add(literals)
             try:
@@ -72,7 +73,8 @@ class Expander:
             self.steps += 1
             if self.steps > self.most_steps:
                 raise GrammarError(
-                    f"schema {self.where(min(literals)[0])}: takes more than {MAX_STEPS} steps to split into cases"
+                    f"schema {self.where(min(literals)[0])}: takes more than {MAX_STEPS} steps to "
+                    "split into cases"
                 )
             self._settle(facts)
             if facts.dead:
@@ -97,7 +99,8 @@ class Expander:
                 out.append(facts)
                 if len(out) > MAX_CASES:
                     raise GrammarError(
-                        f"schema {self.where(min(literals)[0])}: expands to more than {MAX_CASES} cases"
+                        f"schema {self.where(min(literals)[0])}: expands to more than {MAX_CASES} "
+                        "cases"
                     )
                 continue
             (scope, branches), facts.splits = facts.splits[0], facts.splits[1:]
@@ -256,7 +259,8 @@ class Expander:
                 self.refuse(self.where(node), keyword, str(error))
             except (TypeError, ValueError, AttributeError):
                 raise GrammarError(
-                    f"schema {self.where(node)}: keyword {keyword!r}: malformed value {str(value)[:80]!r}"
+                    f"schema {self.where(node)}: keyword {keyword!r}: malformed value "
+                    f"{str(value)[:80]!r}"
                 ) from None
 
     def literal(self, schema, sign: bool = True):

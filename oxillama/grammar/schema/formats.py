@@ -13,7 +13,10 @@ import functools
 from oxillama.grammar.regex import parse_regex
 from oxillama.grammar.regular import Dfa
 
-DAYS = r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|1\d|2[0-8]))"
+DAYS = (
+    r"(?:(?:0[13578]|1[02])-(?:0[1-9]|[12]\d|3[01])"
+    r"|(?:0[469]|11)-(?:0[1-9]|[12]\d|30)|02-(?:0[1-9]|1\d|2[0-8]))"
+)
 LEAP_YEAR = r"(?:\d\d(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
 DATE = rf"(?:\d{{4}}-{DAYS}|{LEAP_YEAR}-02-29)"
 TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,12})?(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
@@ -69,7 +72,10 @@ def _references(more: str) -> tuple[str, str]:
     """RFC 3986's URI and relative reference, unreserved characters widened by `more`."""
     free = "A-Za-z0-9._~" + more
     pchar = rf"(?:[{free}!$&'()*+,;=:@-]|{ESCAPED})"
-    host = rf"(?:\[(?:{IPV6}|[vV][0-9A-Fa-f]+\.[A-Za-z0-9._~!$&'()*+,;=:-]+)\]|(?:[{free}!$&'()*+,;=-]|{ESCAPED})*)"
+    host = (
+        rf"(?:\[(?:{IPV6}|[vV][0-9A-Fa-f]+\.[A-Za-z0-9._~!$&'()*+,;=:-]+)\]"
+        rf"|(?:[{free}!$&'()*+,;=-]|{ESCAPED})*)"
+    )
     authority = rf"(?:(?:[{free}!$&'()*+,;=:-]|{ESCAPED})*@)?{host}(?::\d*)?"
     tail = rf"(?:\?(?:{pchar}|[/?])*)?(?:#(?:{pchar}|[/?])*)?"
     rooted = rf"//{authority}(?:/{pchar}*)*|/(?:{pchar}+(?:/{pchar}*)*)?"

@@ -24,8 +24,8 @@ def negate(ex, node: int, schema: dict) -> list[list[Action]]:
         handler = NEGATE.get(keyword)
         if handler is None:
             raise GrammarError(
-                f"schema {ex.where(node)}: keyword {keyword!r} cannot be enforced under 'not' (or in an 'else',"
-                " or to tell the branches of a 'oneOf' apart)"
+                f"schema {ex.where(node)}: keyword {keyword!r} cannot be enforced under 'not' (or "
+                f"in an 'else', or to tell the branches of a 'oneOf' apart)"
             )
         out.extend(handler(ex, node, schema, value))
     return out
@@ -168,7 +168,8 @@ def _no_objects(ex, node, schema, value):
         return []
     if schema.get("unevaluatedProperties", True) is not True:
         raise GrammarError(
-            f"schema {ex.where(node)}: keyword 'unevaluatedProperties' cannot be enforced under 'not'"
+            f"schema {ex.where(node)}: keyword 'unevaluatedProperties' cannot be enforced under "
+            "'not'"
         )
     out = []
     for name, sub in schema.get("properties", {}).items():

@@ -124,7 +124,8 @@ def ordered(em, named, rest: Rest, least: int, most: int | None, loose) -> tuple
         cap, least = 1, min(least, 1)
     if (len(named) + 2) * (cap + 1) > MAX_NETWORK:
         raise GrammarError(
-            f"schema {em.where}: keyword 'minProperties': counting needs more than {MAX_NETWORK} states"
+            f"schema {em.where}: keyword 'minProperties': counting needs more than {MAX_NETWORK} "
+            "states"
         )
     ids: dict[tuple[int, int], int] = {(0, 0): 0}
     todo, out = [(0, 0)], []

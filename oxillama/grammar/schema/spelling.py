@@ -93,7 +93,9 @@ def escape_compact(ranges: Ranges) -> tuple:
 
 @functools.lru_cache(maxsize=1024)
 def escape_any(ranges: Ranges) -> tuple:
-    """One character out of ranges as a short escape, or (controls and all beyond ASCII) as \\uXXXX."""
+    """One character out of ranges as a short escape, or (controls and all beyond ASCII) as
+    \\uXXXX.
+    """
     short = [
         cls(text[1])
         for code, text in SHORT.items()
@@ -121,7 +123,9 @@ def _coded(ranges: Ranges) -> tuple:
 
 @functools.cache
 def whitespace() -> tuple:
-    """llama.cpp's convention: no space, one space, or one or two line breaks with an indentation."""
+    """llama.cpp's convention: no space, one space, or one or two line breaks with an
+    indentation.
+    """
     return choice(
         EMPTY, literal(" "), seq(repeat(literal("\n"), 1, 2), repeat(cls(" ", "\t"), 0, 20))
     )
@@ -180,7 +184,9 @@ class Spelling:
         self.space = space
 
     def text(self, value: str) -> tuple:
-        """A string literal, quotes included; lone surrogates cannot be written and match nothing."""
+        """A string literal, quotes included; lone surrogates cannot be written and match
+        nothing.
+        """
         if not self.flexible:
             try:
                 return literal(json.dumps(value, ensure_ascii=False))
